@@ -1,0 +1,118 @@
+"""What can be asked of a scope. Commands carry their own ids, so asking again after a lost reply is asking once."""
+
+from datetime import datetime
+
+import msgspec
+
+from forewarn.core.event import Cause, EventType
+from forewarn.core.fleet import Policy, ScopeKind, Vm
+
+
+class _Operation(msgspec.Struct, frozen=True, kw_only=True):
+    """Something done to one VM. `not_before` may give more notice than the type asks, never less."""
+
+    vm: str
+    event_id: str
+    not_before: datetime | None = None
+
+
+class Restart(_Operation, frozen=True):
+    """A user restarts a VM; one that does not run is started, and nobody needs to be told."""
+
+
+class Redeploy(_Operation, frozen=True):
+    """A user moves a VM to another host."""
+
+
+class Delete(_Operation, frozen=True):
+    """A user deletes a VM."""
+
+
+class Evict(_Operation, frozen=True):
+    """The platform takes a spot VM's place back."""
+
+
+class _HostOperation(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that befalls a host, and so the scope's VMs on it: one event per update domain, ids made from `operation_id`."""
+
+    host: str
+    operation_id: str
+
+
+class Maintain(_HostOperation, frozen=True, kw_only=True):
+    type: EventType
+    cause: Cause = Cause.MAINTENANCE
+    duration_seconds: int | None = None
+    description: str | None = None
+    not_before: datetime | None = None
+
+
+class Degrade(_HostOperation, frozen=True, kw_only=True):
+    """The hardware is expected to fail: move away within days."""
+
+    not_before: datetime | None = None
+
+
+class Fail(_HostOperation, frozen=True):
+    """The hardware has failed: the one command whose events start at once."""
+
+
+class Approve(msgspec.Struct, frozen=True, kw_only=True):
+    """A VM of the scope says go ahead, to all of these events or to none. `vm` empty: an operator says it, and that suffices."""
+
+    event_ids: tuple[str, ...]
+    vm: str = ""
+
+
+class Cancel(msgspec.Struct, frozen=True, kw_only=True):
+    event_id: str
+
+
+class Complete(msgspec.Struct, frozen=True, kw_only=True):
+    """An operator says that what the event announced is done."""
+
+    event_id: str
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker wants to carry an impact out, or to go on doing so."""
+
+    event_id: str
+    vm: str
+    worker: str
+
+
+class Finish(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker tells how the try ended: `problem` empty for done. `host` is where the VM is now, if it moved."""
+
+    event_id: str
+    vm: str
+    worker: str
+    tries: int
+    problem: str = ""
+    host: str = ""
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """A VM of the scope polled."""
+
+
+class Tick(msgspec.Struct, frozen=True):
+    """Time has passed."""
+
+
+class Enrol(msgspec.Struct, frozen=True, kw_only=True):
+    """The scope's members and choices shall be these."""
+
+    kind: ScopeKind
+    policy: Policy
+    vms: tuple[Vm, ...]
+
+
+class Retire(msgspec.Struct, frozen=True):
+    """The scope shall be no more."""
+
+
+Operation = Restart | Redeploy | Delete | Evict
+HostOperation = Maintain | Degrade | Fail
+Command = Operation | HostOperation | Approve | Cancel | Complete | Claim | Finish | Seen | Tick | Enrol | Retire

@@ -1,0 +1,149 @@
+"""A scope while it is being decided on: the few moves that every rule is made of. The scope it began with is never touched."""
+
+from collections.abc import Callable
+from datetime import datetime
+
+from msgspec.structs import replace
+
+from forewarn.core.change import Change, What
+from forewarn.core.event import Ended, Event, EventType, How, Impact, ImpactState, Status
+from forewarn.core.fleet import Power, Scope, Vm
+from forewarn.core.timing import Timing
+
+ENDED_MAX = 100
+
+ENDED_AS = {How.COMPLETED: What.COMPLETED, How.CANCELED: What.CANCELED, How.FAILED: What.FAILED}
+
+
+class Draft:
+    """The scope as it will be, and what became true on the way."""
+
+    def __init__(self, scope: Scope, now: datetime, timing: Timing) -> None:
+        self.scope = scope
+        self.now = now
+        self.timing = timing
+        self.changes: list[Change] = []
+        self.is_gone = False
+
+    def tell(self, what: What, *, event_id: str = "", vm: str = "", detail: str = "") -> None:
+        self.changes.append(Change(what=what, event_id=event_id, vm=vm, detail=detail))
+
+    def knows(self, event_id: str) -> bool:
+        """Whether this event or silent operation exists or did so recently: asked twice is asked once."""
+        scope = self.scope
+        return (
+            scope.event(event_id) is not None
+            or any(impact.event_id == event_id for impact in scope.impacts)
+            or any(ended.id == event_id for ended in scope.ended)
+        )
+
+    def put_vm(self, vm: Vm) -> None:
+        self.scope = replace(self.scope, vms=tuple(vm if old.name == vm.name else old for old in self.scope.vms))
+
+    def put_event(self, event: Event) -> None:
+        self.scope = replace(self.scope, events=tuple(event if old.id == event.id else old for old in self.scope.events))
+
+    def put_impact(self, impact: Impact) -> None:
+        self.scope = replace(
+            self.scope,
+            impacts=tuple(
+                impact if (old.event_id, old.vm) == (impact.event_id, impact.vm) else old for old in self.scope.impacts
+            ),
+        )
+
+    def schedule(self, event: Event) -> None:
+        self.scope = replace(self.scope, events=(*self.scope.events, event))
+        self.tell(What.SCHEDULED, event_id=event.id, detail=f"{event.type} of {', '.join(event.resources)}")
+
+    def start(self, event: Event) -> None:
+        self.put_event(replace(event, status=Status.STARTED, started_at=self.now))
+        self.tell(What.STARTED, event_id=event.id)
+        for vm in event.resources:
+            self.add_impact(Impact(event_id=event.id, vm=vm, type=event.type, cause=event.cause, due_at=self.now))
+
+    def add_impact(self, impact: Impact) -> None:
+        self.scope = replace(self.scope, impacts=(*self.scope.impacts, impact))
+
+    def finish(self, impact: Impact, host: str = "") -> None:
+        """The impact is done: record it and what it did to the VM, and end the event if it was the last one."""
+        self.put_impact(replace(impact, state=ImpactState.DONE, claimed_by="", detail=""))
+        self.tell(What.IMPACTED, event_id=impact.event_id, vm=impact.vm)
+        vm = self.scope.vm(impact.vm)
+        if vm is not None:
+            self._take_effect(impact.type, vm, host)
+        self.end_if_over(impact.event_id)
+
+    def fail(self, impact: Impact, problem: str) -> None:
+        self.put_impact(replace(impact, state=ImpactState.FAILED, claimed_by="", detail=problem))
+        self.end_if_over(impact.event_id)
+
+    def end_if_over(self, event_id: str) -> None:
+        mine = [impact for impact in self.scope.impacts if impact.event_id == event_id]
+        if mine and all(impact.is_over for impact in mine):
+            has_failed = any(impact.state is ImpactState.FAILED for impact in mine)
+            self.end(event_id, How.FAILED if has_failed else How.COMPLETED)
+
+    def end(self, event_id: str, how: How) -> None:
+        """Take the event, or the silent operation, out; remember for a while how it ended."""
+        scope = self.scope
+        self.scope = replace(
+            scope,
+            events=tuple(event for event in scope.events if event.id != event_id),
+            impacts=tuple(impact for impact in scope.impacts if impact.event_id != event_id),
+            ended=(*scope.ended, Ended(id=event_id, how=how, at=self.now))[-ENDED_MAX:],
+        )
+        self.tell(ENDED_AS[how], event_id=event_id)
+
+    def leave(self, vm: Vm) -> None:
+        """The VM is no longer of this scope: nothing here is about it any more."""
+        self.scope = replace(self.scope, vms=tuple(old for old in self.scope.vms if old.name != vm.name))
+        self.tell(What.LEFT, vm=vm.name)
+        self.excuse(vm.name, lambda event: True)
+
+    def excuse(self, vm: str, applies: Callable[[Event], bool]) -> None:
+        """Take the VM out of the events that no longer concern it; an event that concerns nobody ends."""
+        for event in self.scope.events:
+            if vm not in event.resources or not applies(event):
+                continue
+            rest = tuple(name for name in event.resources if name != vm)
+            if not rest:
+                self.end(event.id, How.CANCELED if event.status is Status.SCHEDULED else How.COMPLETED)
+                continue
+            self.put_event(replace(event, resources=rest))
+            self._drop_impact(event.id, vm)
+            if event.status is Status.STARTED:
+                self.end_if_over(event.id)
+        for impact in self.scope.impacts:
+            if impact.vm == vm and self.scope.event(impact.event_id) is None and self.scope.vm(vm) is None:
+                self.end(impact.event_id, How.COMPLETED)
+
+    def move(self, vm: Vm, host: str) -> None:
+        """The VM is on another host: what awaits the old host no longer awaits the VM."""
+        self.tell(What.MOVED, vm=vm.name, detail=f"{vm.host or 'nowhere'} to {host}")
+        self.excuse(vm.name, lambda event: event.host == vm.host != "" and event.status is Status.SCHEDULED)
+
+    def deallocate(self, vm: Vm) -> None:
+        """The VM has given up its place: only its deletion can still befall it."""
+        self.excuse(vm.name, lambda event: event.status is Status.SCHEDULED and event.type is not EventType.TERMINATE)
+
+    def _take_effect(self, type_: EventType, vm: Vm, host: str) -> None:
+        if type_ is EventType.TERMINATE:
+            self.leave(vm)
+            return
+        after = replace(vm, host=host or vm.host, power=POWER_AFTER.get(type_, vm.power))
+        self.put_vm(after)
+        if after.host != vm.host:
+            self.move(vm, after.host)
+        if after.power is Power.DEALLOCATED is not vm.power:
+            self.deallocate(vm)
+
+    def _drop_impact(self, event_id: str, vm: str) -> None:
+        kept = tuple(impact for impact in self.scope.impacts if (impact.event_id, impact.vm) != (event_id, vm))
+        self.scope = replace(self.scope, impacts=kept)
+
+
+POWER_AFTER = {
+    EventType.REBOOT: Power.RUNNING,
+    EventType.REDEPLOY: Power.RUNNING,
+    EventType.PREEMPT: Power.DEALLOCATED,
+}

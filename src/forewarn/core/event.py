@@ -1,0 +1,131 @@
+"""What a VM is told (Event) and what is done to it (Impact), as values. No rules here: those are in `machine.py`."""
+
+from datetime import datetime
+from enum import StrEnum
+
+import msgspec
+
+
+class EventType(StrEnum):
+    FREEZE = "Freeze"
+    REBOOT = "Reboot"
+    REDEPLOY = "Redeploy"
+    PREEMPT = "Preempt"
+    TERMINATE = "Terminate"
+
+
+class Status(StrEnum):
+    SCHEDULED = "Scheduled"
+    STARTED = "Started"
+
+
+class Source(StrEnum):
+    PLATFORM = "Platform"
+    USER = "User"
+
+
+class Cause(StrEnum):
+    """Why the event exists. It settles the description that a VM reads (protocol 2.5) and how the platform acts."""
+
+    MAINTENANCE = "maintenance"
+    INFRASTRUCTURE = "infrastructure"
+    LIVE_MIGRATION = "live-migration"
+    DEGRADED = "degraded-hardware"
+    FAILED = "failed-hardware"
+    EVICTION = "eviction"
+    RESTART = "user-restart"
+    REDEPLOY = "user-redeploy"
+    DELETION = "user-delete"
+
+
+DESCRIPTION = {
+    Cause.MAINTENANCE: "Host server is undergoing maintenance.",
+    Cause.INFRASTRUCTURE: "Host Server infrastructure is undergoing maintenance.",
+    Cause.LIVE_MIGRATION: "Virtual machine is being paused because of a memory-preserving Live Migration operation.",
+    Cause.DEGRADED: "Host server is undergoing an emergency repair.",
+    Cause.FAILED: "Virtual machine has encountered a failure.",
+    Cause.EVICTION: "",
+    Cause.RESTART: "Virtual machine is going to be restarted as requested by authorized user.",
+    Cause.REDEPLOY: "Virtual machine is going to be redeployed as requested by authorized user.",
+    Cause.DELETION: "Virtual machine is going to be deleted as requested by authorized user.",
+}
+
+MAINTENANCE_CAUSES = (Cause.MAINTENANCE, Cause.INFRASTRUCTURE, Cause.LIVE_MIGRATION)
+
+UNKNOWN_SECONDS = -1
+DURATION_SECONDS = {
+    EventType.FREEZE: 9,
+    EventType.REBOOT: UNKNOWN_SECONDS,
+    EventType.REDEPLOY: UNKNOWN_SECONDS,
+    EventType.PREEMPT: UNKNOWN_SECONDS,
+    EventType.TERMINATE: UNKNOWN_SECONDS,
+}
+
+
+class ImpactState(StrEnum):
+    WAITING = "waiting"
+    CLAIMED = "claimed"
+    DONE = "done"
+    FAILED = "failed"
+
+
+class Impact(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One thing done to one VM: the work behind a Started event, or behind an operation that nobody needed to be told of.
+
+    `event_id` names the event, or for a silent operation the operation itself. A claim is `claimed_by` until `due_at`;
+    for a waiting impact `due_at` is when it may be tried (again). `tries` tells one claim from the next.
+    """
+
+    event_id: str
+    vm: str
+    type: EventType
+    cause: Cause
+    due_at: datetime
+    state: ImpactState = ImpactState.WAITING
+    claimed_by: str = ""
+    tries: int = 0
+    failures: int = 0
+    detail: str = ""
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in (ImpactState.DONE, ImpactState.FAILED)
+
+
+class Event(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the VMs of a scope see. Its resources are of one scope and one update domain.
+
+    `host` is the host whose maintenance it is; empty where the event is about the VM itself.
+    """
+
+    id: str
+    type: EventType
+    status: Status
+    source: Source
+    cause: Cause
+    resources: tuple[str, ...]
+    update_domain: int
+    not_before: datetime
+    duration_seconds: int
+    description: str
+    created_at: datetime
+    host: str = ""
+    started_at: datetime | None = None
+    approvals: tuple[str, ...] = ()
+    is_approved: bool = False
+
+
+class How(StrEnum):
+    """How an event ended."""
+
+    COMPLETED = "completed"
+    CANCELED = "canceled"
+    FAILED = "failed"
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """An event that left the document. Kept for a while, because a guest's approval may arrive after the end."""
+
+    id: str
+    how: How
+    at: datetime

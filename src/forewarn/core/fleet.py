@@ -1,0 +1,106 @@
+"""Who is told: VMs, the scopes they are in, and what each scope's owner chose. A scope is one document and one record."""
+
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+import msgspec
+
+from forewarn.core.event import Ended, Event, EventType, Impact
+from forewarn.core.timing import NOTICE
+
+
+class ScopeKind(StrEnum):
+    VM = "vm"
+    CLOUD_SERVICE = "cloud-service"
+    AVAILABILITY_SET = "availability-set"
+    SCALE_SET = "scale-set"
+
+
+class Approval(StrEnum):
+    """Whose word starts an event early: any VM of the scope, more than half of its running VMs, or every one of them."""
+
+    ANY = "any"
+    QUORUM = "quorum"
+    ALL = "all"
+
+
+class AutoApprove(StrEnum):
+    """What needs nobody's word, as Azure's scheduledEventsPolicy names it."""
+
+    USER_RESTART = "user-restart"
+    USER_REDEPLOY = "user-redeploy"
+    ALL_INSTANCES_DOWN = "all-instances-down"
+
+
+class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
+    approval: Approval = Approval.ANY
+    auto_approve: tuple[AutoApprove, ...] = (AutoApprove.ALL_INSTANCES_DOWN,)
+    terminate_notice: timedelta | None = NOTICE[EventType.TERMINATE]
+    couple_terminates: bool = False
+    user_operations_max: int = 100
+
+
+class Power(StrEnum):
+    """Whether a VM runs. A stopped one keeps its place on its host; a deallocated one has given it up."""
+
+    RUNNING = "running"
+    STOPPED = "stopped"
+    DEALLOCATED = "deallocated"
+
+
+class Instance(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What `/metadata/instance` tells a VM about itself, beyond what the rules need. Free text, none of it required."""
+
+    computer_name: str = ""
+    location: str = ""
+    zone: str = ""
+    size: str = ""
+    os_type: str = "Linux"
+    priority: str = ""
+    mac: str = ""
+    public_address: str = ""
+    subnet: str = ""
+    resource_group: str = ""
+    subscription: str = ""
+    publisher: str = ""
+    offer: str = ""
+    sku: str = ""
+    version: str = ""
+    user_data: str = ""
+    tags: tuple[tuple[str, str], ...] = ()
+
+
+NOTHING_TOLD = Instance()
+
+
+class Vm(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One virtual machine. Its name is its entry in Resources and its name in `/metadata/instance`, not its hostname."""
+
+    name: str
+    address: str = ""
+    update_domain: int = 0
+    host: str = ""
+    power: Power = Power.RUNNING
+    id: str = ""
+    fault_domain: int = 0
+    instance: Instance = NOTHING_TOLD
+
+
+class Scope(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A delivery group: all its VMs see one document. Events stand in the order in which they were made."""
+
+    name: str
+    kind: ScopeKind = ScopeKind.VM
+    policy: Policy = Policy()
+    vms: tuple[Vm, ...] = ()
+    events: tuple[Event, ...] = ()
+    impacts: tuple[Impact, ...] = ()
+    ended: tuple[Ended, ...] = ()
+    incarnation: int = 1
+    seen_at: datetime | None = None
+
+    def vm(self, name: str) -> Vm | None:
+        return next((vm for vm in self.vms if vm.name == name), None)
+
+    def event(self, event_id: str) -> Event | None:
+        return next((event for event in self.events if event.id == event_id), None)

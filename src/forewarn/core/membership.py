@@ -1,0 +1,70 @@
+"""Membership: who is in a scope. A VM that stays keeps its events; one that leaves takes nobody else's with it."""
+
+from msgspec.structs import replace
+
+from forewarn.core import command as ask
+from forewarn.core.change import What
+from forewarn.core.draft import Draft
+from forewarn.core.fleet import Power, Scope, Vm
+from forewarn.errors import (
+    Invalid,
+    ScopeBusy,
+    VmBusy,
+)
+
+
+def enrol(draft: Draft, command: ask.Enrol) -> None:
+    before = {vm.name: vm for vm in draft.scope.vms}
+    after = {vm.name: vm for vm in command.vms}
+    if len(after) != len(command.vms):
+        raise Invalid(f"a VM stands twice in {draft.scope.name}", scope=draft.scope.name)
+    if draft.scope.events and draft.scope.kind is not command.kind:
+        raise ScopeBusy(
+            f"{draft.scope.name} cannot become a {command.kind} while {draft.scope.events[0].id} is pending;"
+            " cancel or complete it first",
+            scope=draft.scope.name,
+            event=draft.scope.events[0].id,
+        )
+    for vm in command.vms:
+        refuse_new_domain(draft.scope, before.get(vm.name), vm)
+    for name, vm in before.items():
+        if name not in after:
+            draft.leave(vm)
+    if before and (draft.scope.kind, draft.scope.policy) != (command.kind, command.policy):
+        draft.tell(What.AMENDED)
+    draft.scope = replace(draft.scope, kind=command.kind, policy=command.policy, vms=command.vms)
+    for vm in command.vms:
+        welcome(draft, before.get(vm.name), vm)
+
+
+def welcome(draft: Draft, old: Vm | None, vm: Vm) -> None:
+    """Tell what is new about a member, and let go of what no longer concerns it."""
+    if old is None:
+        draft.tell(What.JOINED, vm=vm.name)
+    elif old.host != vm.host:
+        draft.move(old, vm.host)
+    elif old != vm:
+        draft.tell(What.AMENDED, vm=vm.name)
+    if vm.power is Power.DEALLOCATED:
+        draft.deallocate(vm)
+
+
+def retire(draft: Draft, command: ask.Retire) -> None:
+    for vm in draft.scope.vms:
+        draft.leave(vm)
+    draft.tell(What.RETIRED)
+    draft.is_gone = True
+
+
+def refuse_new_domain(scope: Scope, old: Vm | None, new: Vm) -> None:
+    """An event's VMs are of one update domain; so a VM keeps its domain while something is pending for it."""
+    if old is None or old.update_domain == new.update_domain:
+        return
+    pending = [event.id for event in scope.events if new.name in event.resources]
+    pending += [impact.event_id for impact in scope.impacts if impact.vm == new.name]
+    if pending:
+        raise VmBusy(
+            f"{new.name} cannot change its update domain while {pending[0]} is pending; cancel or complete it first",
+            vm=new.name,
+            event=pending[0],
+        )

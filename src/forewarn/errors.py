@@ -1,0 +1,116 @@
+"""One tree of problems. A problem is expected and is answered; a bug is an assert.
+
+    Problem
+    ├── Invalid             what came cannot be read: bad field, bad file, bad option
+    ├── NotFound
+    │   ├── UnknownScope  UnknownVm  UnknownHost  UnknownEvent
+    │   └── EventEnded      it existed, and is over
+    ├── Forbidden           the caller may not
+    ├── Refused             well-formed, but the rules say no
+    │   ├── AlreadyPending  TooManyOperations  NoticeTooShort
+    │   └── WrongStatus  ScopeBusy  VmBusy  VmDown
+    ├── ImpactFailed        the platform could not do it
+    └── Unavailable         try again later
+        ├── Conflict        somebody else wrote first (settled inside the engine)
+        ├── StoreLost       the store does not answer; the write may or may not have happened
+        └── StoreUnusable   the store is damaged, read-only, full, or from the future
+
+HTTP statuses live in `web/problems.py` and exit codes in `cli/`, nowhere else. Standard library only: the guest uses it too.
+"""
+
+from typing import ClassVar
+
+
+class Problem(Exception):
+    """Something expected went wrong. `code` is for machines and never changes; the message is for a person."""
+
+    code: ClassVar[str] = "problem"
+
+    def __init__(self, message: str, **facts: object) -> None:
+        super().__init__(message)
+        self.message = message
+        self.facts = facts
+
+
+class Invalid(Problem):
+    code = "invalid"
+
+
+class NotFound(Problem):
+    code = "not_found"
+
+
+class UnknownScope(NotFound):
+    code = "unknown_scope"
+
+
+class UnknownVm(NotFound):
+    code = "unknown_vm"
+
+
+class UnknownHost(NotFound):
+    code = "unknown_host"
+
+
+class UnknownEvent(NotFound):
+    code = "unknown_event"
+
+
+class EventEnded(NotFound):
+    code = "event_ended"
+
+
+class Forbidden(Problem):
+    code = "forbidden"
+
+
+class Refused(Problem):
+    code = "refused"
+
+
+class AlreadyPending(Refused):
+    code = "already_pending"
+
+
+class TooManyOperations(Refused):
+    code = "too_many_operations"
+
+
+class NoticeTooShort(Refused):
+    code = "notice_too_short"
+
+
+class WrongStatus(Refused):
+    code = "wrong_status"
+
+
+class ScopeBusy(Refused):
+    code = "scope_busy"
+
+
+class VmBusy(Refused):
+    code = "vm_busy"
+
+
+class VmDown(Refused):
+    code = "vm_down"
+
+
+class ImpactFailed(Problem):
+    code = "impact_failed"
+
+
+class Unavailable(Problem):
+    code = "unavailable"
+
+
+class Conflict(Unavailable):
+    code = "conflict"
+
+
+class StoreLost(Unavailable):
+    code = "store_lost"
+
+
+class StoreUnusable(Unavailable):
+    code = "store_unusable"

@@ -1,0 +1,1 @@
+"""Carrying an impact out."""

@@ -1,0 +1,1 @@
+"""Keys, bytes and revisions. The store knows no events and imports no rules."""

@@ -1,0 +1,75 @@
+"""The Store contract. Every store passes `tests/conformance/store.py`; what it checks is written here in words.
+
+A store holds records: a key (text), a value (bytes) and the revision at which it was last written. Revisions are
+positive integers of the whole store that only grow; each commit takes one new revision and gives it to all it writes.
+
+load(prefix)    Every live record whose key starts with the prefix, as of one moment, and the revision of that moment.
+                A key that was deleted is not there.
+commit(writes, notes)
+                All of the writes and notes, or nothing. A write names the revision its writer read: 0 says "there is no
+                such record". If any of them is no longer true, Conflict, and nothing is written. A value of None
+                deletes. When commit returns, the change survives a crash of the process and of the machine (a store
+                that lives in memory survives neither, and says so). If it raises StoreLost, nobody knows whether the
+                change happened: load and look. Notes are appended to the history in the order given. At most
+                WRITES_MAX writes, none of them twice to one key.
+watch(after)    Every record that changed after a revision, deletions included, in the order of revisions, and then each
+                further change as it happens, from this and from any other process, until it is closed. A record that
+                changed several times may be told once, as it is last. A batch is never empty and its revision never falls.
+history(after, limit)
+                The notes after the given number, oldest first. It reads only; it settles nothing.
+close()         Lets go of everything. What is under way is finished or raises StoreLost.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+WRITES_MAX = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What a key holds, or held until it was deleted at this revision (value None)."""
+
+    key: str
+    value: bytes | None
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Records as of one moment. A watch after this revision misses nothing."""
+
+    revision: int
+    records: tuple[Record, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Put this value under the key (None: delete it), if its revision is still the one that was read (0: absent)."""
+
+    key: str
+    value: bytes | None
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One line of history and its number."""
+
+    number: int
+    body: bytes
+
+
+class Store(Protocol):
+    """Three verbs that settle everything, one that reads the history, and an end."""
+
+    async def load(self, prefix: str = "") -> Snapshot: ...
+
+    async def commit(self, writes: Sequence[Write], notes: Sequence[bytes] = ()) -> int: ...
+
+    def watch(self, after: int) -> AsyncIterator[Snapshot]: ...
+
+    async def history(self, after: int = 0, limit: int = 1000) -> tuple[Note, ...]: ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,1 @@
+"""HTTP: what a VM may call and what an operator may call."""

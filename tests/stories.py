@@ -1,0 +1,144 @@
+"""Stories: anything that anybody might ask of a scope, chosen by small numbers, so that a failing story shrinks well."""
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import NamedTuple, TypeVar
+
+from forewarn.core import command as ask
+from forewarn.core.event import EventType
+from forewarn.core.fleet import Approval, AutoApprove, Policy, Power, Scope, ScopeKind, Vm
+from tests.builders import NOON, guid
+
+T = TypeVar("T")
+
+NAMES = ("a", "b", "c", "d")
+HOSTS = ("h1", "h2")
+WORKERS = ("w1", "w2")
+SPANS = tuple(timedelta(seconds=seconds) for seconds in (0, 1, 7, 30, 300, 960))
+
+
+class Move(NamedTuple):
+    """What happens (`kind`), and the choices in it. Any numbers make a story."""
+
+    kind: int
+    first: int
+    second: int
+    third: int
+
+
+def pick(choices: Sequence[T], number: int) -> T:
+    return choices[number % len(choices)]
+
+
+def span_of(move: Move) -> timedelta:
+    return pick(SPANS, move.third)
+
+
+def policy_of(number: int) -> Policy:
+    return Policy(
+        approval=pick(tuple(Approval), number),
+        auto_approve=tuple(choice for bit, choice in enumerate(AutoApprove) if number >> bit & 1),
+        terminate_notice=pick((timedelta(minutes=5), None, timedelta(minutes=15)), number),
+        couple_terminates=bool(number & 2),
+        user_operations_max=1 + number % 3,
+    )
+
+
+def members_of(number: int) -> tuple[Vm, ...]:
+    """Some of the four VMs, here and there; the same number, the same members."""
+    chosen = [name for bit, name in enumerate(NAMES) if number >> bit & 1] or ["a"]
+    powers = (Power.RUNNING, Power.RUNNING, Power.STOPPED, Power.RUNNING, Power.DEALLOCATED)
+    return tuple(
+        Vm(
+            name=name,
+            update_domain=(number + 2 * place) % 3,
+            host=pick(HOSTS, number // 3 + place),
+            power=pick(powers, number // 7),
+        )
+        for place, name in enumerate(chosen)
+    )
+
+
+def scope_of_number(number: int) -> Scope:
+    return Scope(
+        name="web",
+        kind=pick(tuple(ScopeKind), number),
+        policy=policy_of(number // 3),
+        vms=members_of(15 if number % 2 else number),
+        seen_at=NOON if number % 3 else None,
+    )
+
+
+def command_of(move: Move, scope: Scope) -> ask.Command:
+    return pick(MOVES, move.kind)(move, scope)
+
+
+def _operation(kind: type[ask.Operation]) -> Callable[[Move, Scope], ask.Command]:
+    def build(move: Move, scope: Scope) -> ask.Command:
+        later = pick((None, None, None, NOON + timedelta(hours=1), NOON + timedelta(minutes=1)), move.third)
+        return kind(vm=pick(NAMES, move.first), event_id=guid(1 + move.second % 6), not_before=later)
+
+    return build
+
+
+def _id(move: Move, scope: Scope) -> str:
+    """Mostly an id that exists, sometimes one that does not."""
+    known = [event.id for event in scope.events] + [impact.event_id for impact in scope.impacts]
+    return pick([*known, *known, guid(99)], move.first)
+
+
+def _host_operation(kind: type[ask.HostOperation]) -> Callable[[Move, Scope], ask.Command]:
+    def build(move: Move, scope: Scope) -> ask.Command:
+        host, operation_id = pick(HOSTS, move.first), guid(10 + move.second % 4)
+        if kind is ask.Maintain:
+            return ask.Maintain(host=host, operation_id=operation_id, type=pick(tuple(EventType)[:4], move.third))
+        return kind(host=host, operation_id=operation_id)  # type: ignore[call-arg]
+
+    return build
+
+
+def _claim(move: Move, scope: Scope) -> ask.Command:
+    impacts = [(impact.event_id, impact.vm) for impact in scope.impacts] or [(guid(1), "a")]
+    event_id, vm = pick(impacts, move.first)
+    return ask.Claim(event_id=event_id, vm=vm, worker=pick(WORKERS, move.second))
+
+
+def _finish(move: Move, scope: Scope) -> ask.Command:
+    claimed = [impact for impact in scope.impacts if impact.claimed_by]
+    if not claimed:
+        return ask.Tick()
+    impact = pick(claimed, move.first)
+    return ask.Finish(
+        event_id=impact.event_id,
+        vm=impact.vm,
+        worker=impact.claimed_by,
+        tries=impact.tries - (move.third == 5),
+        problem=pick(("", "", "broken"), move.second),
+        host=pick(("", "", "h1", "h3"), move.third),
+    )
+
+
+MOVES: tuple[Callable[[Move, Scope], ask.Command], ...] = (
+    lambda move, scope: ask.Tick(),
+    _operation(ask.Restart),
+    _operation(ask.Redeploy),
+    _operation(ask.Delete),
+    _operation(ask.Evict),
+    _host_operation(ask.Maintain),
+    _host_operation(ask.Maintain),
+    _host_operation(ask.Degrade),
+    _host_operation(ask.Fail),
+    lambda move, scope: ask.Approve(event_ids=(_id(move, scope),), vm=pick((*NAMES, ""), move.second)),
+    lambda move, scope: ask.Approve(event_ids=(_id(move, scope),), vm=pick(NAMES, move.second)),
+    lambda move, scope: ask.Cancel(event_id=_id(move, scope)),
+    lambda move, scope: ask.Complete(event_id=_id(move, scope)),
+    _claim,
+    _claim,
+    _finish,
+    _finish,
+    lambda move, scope: ask.Seen(),
+    lambda move, scope: ask.Enrol(
+        kind=pick(tuple(ScopeKind), move.first), policy=policy_of(move.second), vms=members_of(move.third * 8 + move.first)
+    ),
+    lambda move, scope: ask.Retire() if move.first == 31 else ask.Tick(),
+)

@@ -1,0 +1,341 @@
+"""Approval, start, impact and end."""
+
+from datetime import timedelta
+
+import pytest
+
+from forewarn import errors
+from forewarn.core import command as ask
+from forewarn.core.event import EventType, How, ImpactState
+from forewarn.core.fleet import Approval, Power, ScopeKind
+from forewarn.core.machine import next_deadline, next_impact_at
+from forewarn.core.progress import FAILURES_MAX, TRIES_MAX
+from tests.builders import (
+    MINUTE,
+    NOON,
+    OPERATION,
+    SECOND,
+    STANDARD,
+    approve,
+    carry_out,
+    claim,
+    finish,
+    guid,
+    maintain,
+    outcome_of,
+    restart,
+    run,
+    scope_of,
+    statuses,
+    vm,
+)
+
+
+def test_an_event_starts_at_not_before_and_not_a_second_earlier() -> None:
+    """NotBefore is a promise to the guest: early is a broken promise."""
+    scope = run(scope_of(), restart())
+
+    assert statuses(run(scope, ask.Tick(), at=NOON + 15 * MINUTE - SECOND)) == ["Reboot Scheduled web-0"]
+    assert statuses(run(scope, ask.Tick(), at=NOON + 15 * MINUTE)) == ["Reboot Started web-0"]
+
+
+def test_the_next_deadline_is_the_nearest_not_before() -> None:
+    scope = run(scope_of(), restart(), ask.Evict(vm="web-1", event_id=guid(2)))
+
+    assert next_deadline(scope) == NOON + 30 * SECOND
+    assert next_deadline(scope_of()) is None
+
+
+def test_any_vm_of_the_scope_may_approve_for_all() -> None:
+    """As on Azure: a peer's word covers every resource of the event."""
+    scope = run(scope_of(), restart(), approve("web-1"))
+
+    assert statuses(scope) == ["Reboot Started web-0"]
+    assert scope.events[0].approvals == ("web-1",)
+
+
+def test_approving_twice_is_approving_once() -> None:
+    scope = run(scope_of(approval=Approval.ALL), restart(), approve("web-1"))
+
+    assert outcome_of(scope, approve("web-1")).changes == ()
+    assert run(scope, approve("web-1")) == scope
+
+
+def test_approving_what_is_started_or_over_is_fine_and_changes_nothing() -> None:
+    """Guests race with completion and retry on errors; a late word is no error."""
+    started = run(scope_of(), restart(), approve("web-0"))
+    over = carry_out(started)
+
+    assert run(started, approve("web-1")) == started
+    assert run(over, approve("web-1")) == over
+
+
+def test_approval_is_all_or_nothing() -> None:
+    scope = run(scope_of(), restart())
+
+    with pytest.raises(errors.UnknownEvent, match="nothing was approved"):
+        run(scope, approve("web-0", 1, 99))
+    assert statuses(scope) == ["Reboot Scheduled web-0"]
+
+
+def test_a_stranger_may_not_approve() -> None:
+    with pytest.raises(errors.Forbidden):
+        run(scope_of(), restart(), approve("db-0"))
+
+
+def test_approval_by_all_waits_for_every_running_vm() -> None:
+    members = (vm("a"), vm("b", domain=1), vm("c", domain=2), vm("d", domain=3, power=Power.STOPPED))
+    scope = run(scope_of(*members, approval=Approval.ALL), restart("a"), approve("a"), approve("b"))
+
+    assert statuses(scope) == ["Reboot Scheduled a"]
+    assert statuses(run(scope, approve("c"))) == ["Reboot Started a"]
+
+
+def test_approval_by_quorum_waits_for_more_than_half() -> None:
+    members = tuple(vm(name, domain=number) for number, name in enumerate("abcd"))
+    scope = run(scope_of(*members, approval=Approval.QUORUM), restart("a"), approve("a"), approve("b"))
+
+    assert statuses(scope) == ["Reboot Scheduled a"]
+    assert statuses(run(scope, approve("c"))) == ["Reboot Started a"]
+
+
+def test_a_vm_that_leaves_no_longer_holds_up_an_approval_by_all() -> None:
+    scope = run(scope_of(approval=Approval.ALL), restart(), approve("web-0"))
+
+    rest = run(scope, ask.Enrol(kind=scope.kind, policy=scope.policy, vms=scope.vms[:1]))
+
+    assert statuses(rest) == ["Reboot Started web-0"]
+
+
+def test_an_operators_word_suffices_under_any_policy() -> None:
+    scope = run(scope_of(approval=Approval.ALL), restart(), ask.Approve(event_ids=(guid(1),)))
+
+    assert statuses(scope) == ["Reboot Started web-0"]
+
+
+def test_an_approval_is_not_visible_to_the_guests() -> None:
+    scope = run(scope_of(approval=Approval.ALL), restart())
+
+    assert run(scope, approve("web-0")).incarnation == scope.incarnation == 2
+
+
+def test_a_platform_event_waits_while_another_update_domain_is_under_impact() -> None:
+    """A set with one replica per domain never loses two at once."""
+    both = run(scope_of(), maintain("host-a"), maintain("host-b"))
+    at = NOON + 15 * MINUTE
+
+    first = run(both, ask.Tick(), at=at)
+
+    assert sorted(statuses(first)) == ["Freeze Scheduled web-1", "Freeze Started web-0"] or sorted(statuses(first)) == [
+        "Freeze Scheduled web-0",
+        "Freeze Started web-1",
+    ]
+    assert next_deadline(first) is None
+    assert [status.split()[1] for status in statuses(carry_out(first, at=at + MINUTE))] == ["Started"]
+
+
+def test_a_platform_event_of_the_same_domain_does_not_wait() -> None:
+    members = (vm("a"), vm("b", host="host-b"))
+    scope = run(scope_of(*members), maintain("host-a"), maintain("host-b", operation_id=guid(5)))
+
+    assert [status.split()[1] for status in statuses(run(scope, ask.Tick(), at=NOON + 15 * MINUTE))] == ["Started"] * 2
+
+
+def test_a_platform_event_waits_for_a_silent_restart_in_another_domain_too() -> None:
+    scope = run(scope_of(is_enabled=False), maintain("host-a"), at=NOON)
+    scope = run(scope, restart("web-1", 2), ask.Tick(), at=NOON + 15 * MINUTE)
+
+    assert statuses(scope) == ["Freeze Scheduled web-0"]
+
+
+def test_a_users_operation_waits_for_no_domain() -> None:
+    scope = run(scope_of(), restart("web-0", 1), restart("web-1", 2), approve("web-0", 1, 2))
+
+    assert statuses(scope) == ["Reboot Started web-0", "Reboot Started web-1"]
+
+
+def test_coupled_deletions_go_together_or_not_at_all() -> None:
+    """As Azure documents for scale sets: one approved deletion waits for the others (protocol 6.4)."""
+    two = (ask.Delete(vm="web-0", event_id=guid(1)), ask.Delete(vm="web-1", event_id=guid(2)))
+    scope = run(scope_of(couple_terminates=True), *two, approve("web-0", 1))
+
+    assert [status.split()[1] for status in statuses(scope)] == ["Scheduled", "Scheduled"]
+    assert [status.split()[1] for status in statuses(run(scope, approve("web-1", 2)))] == ["Started", "Started"]
+    assert [status.split()[1] for status in statuses(run(scope, ask.Tick(), at=NOON + 5 * MINUTE))] == ["Started", "Started"]
+    alone = run(scope_of(), *two, approve("web-0", 1))
+    assert [status.split()[1] for status in statuses(alone)] == ["Started", "Scheduled"]
+
+
+def test_the_last_impact_completes_the_event() -> None:
+    scope = run(scope_of(vm("a"), vm("b")), maintain(), ask.Tick())
+    event_id = scope.events[0].id
+    scope = run(scope, ask.Tick(), at=NOON + 15 * MINUTE)
+    for name in "ab":
+        assert statuses(scope) == ["Freeze Started a,b"]
+        told = ask.Claim(event_id=event_id, vm=name, worker="w1")
+        done = ask.Finish(event_id=event_id, vm=name, worker="w1", tries=1)
+        scope = run(scope, told, done, at=NOON + 15 * MINUTE)
+
+    assert scope.events == ()
+    assert [(ended.id, ended.how) for ended in scope.ended] == [(event_id, How.COMPLETED)]
+
+
+def test_a_claim_belongs_to_one_worker_until_it_lapses() -> None:
+    scope = run(scope_of(), restart(), approve("web-0"), claim(worker="w1"))
+
+    assert run(scope, claim(worker="w2")) == scope
+    later = NOON + STANDARD.claim
+    assert run(scope, claim(worker="w2"), at=later - SECOND) == scope
+    assert run(scope, claim(worker="w2"), at=later).impacts[0].claimed_by == "w2"
+
+
+def test_a_renewed_claim_does_not_lapse() -> None:
+    scope = run(scope_of(), restart(), approve("web-0"), claim())
+    scope = run(scope, claim(), at=NOON + 10 * SECOND)
+
+    assert next_impact_at(scope) == NOON + 10 * SECOND + STANDARD.claim
+    assert run(scope, claim(worker="w2"), at=NOON + STANDARD.claim) == scope
+
+
+def test_a_worker_that_lost_its_claim_tells_us_nothing() -> None:
+    scope = run(scope_of(), restart(), approve("web-0"), claim(worker="w1"))
+    scope = run(scope, claim(worker="w2"), at=NOON + STANDARD.claim)
+
+    assert run(scope, finish(worker="w1", tries=1)) == scope
+    assert run(scope, finish(worker="w2", tries=1)) == scope
+    assert run(scope, finish(worker="w2", tries=2)).events == ()
+
+
+def test_a_failed_impact_is_tried_again_later_and_then_given_up() -> None:
+    scope = run(scope_of(), restart(), approve("web-0"))
+    at, waits = NOON, []
+    for number in range(1, FAILURES_MAX + 1):
+        scope = run(scope, claim(), finish(tries=number, problem="no power"), at=at)
+        due = next_impact_at(scope)
+        if due is not None:
+            waits.append((due - at).total_seconds())
+            assert scope.impacts[0].state is ImpactState.WAITING
+            assert run(scope, claim(), at=due - SECOND) == scope
+            at = due
+
+    assert waits == [5, 10]
+    assert scope.events == ()
+    assert scope.ended[-1].how is How.FAILED
+
+
+def test_an_impact_that_nobody_ever_finishes_is_given_up() -> None:
+    scope, at = run(scope_of(), restart(), approve("web-0")), NOON
+    for number in range(TRIES_MAX):
+        scope, at = run(scope, claim(worker=f"w{number}"), at=at), at + STANDARD.claim
+    assert scope.impacts[0].tries == TRIES_MAX
+
+    scope = run(scope, claim(worker="last"), at=at)
+
+    assert (scope.events, scope.ended[-1].how) == ((), How.FAILED)
+
+
+def test_redeploy_changes_the_vms_host() -> None:
+    scope = run(scope_of(), ask.Redeploy(vm="web-0", event_id=guid(1)), approve("web-0"))
+
+    assert carry_out(scope, host="host-z").vms[0].host == "host-z"
+
+
+def test_a_vm_that_moved_away_is_excused_from_its_old_hosts_maintenance() -> None:
+    """Redeploying early is what a guest does about degraded hardware; then there is nothing left to warn of."""
+    scope = run(scope_of(vm("a"), vm("b")), ask.Degrade(host="host-a", operation_id=OPERATION))
+    scope = run(scope, ask.Redeploy(vm="a", event_id=guid(1)), approve("a"))
+
+    assert statuses(carry_out(scope, host="host-z")) == ["Redeploy Scheduled b"]
+
+
+def test_preempt_deallocates_and_excuses_from_everything_but_deletion() -> None:
+    scope = run(scope_of(), restart(), ask.Delete(vm="web-0", event_id=guid(2)), ask.Evict(vm="web-0", event_id=guid(3)))
+    at = NOON + 30 * SECOND
+
+    scope = carry_out(run(scope, ask.Tick(), at=at), at=at)
+
+    assert scope.vms[0].power is Power.DEALLOCATED
+    assert statuses(scope) == ["Terminate Scheduled web-0"]
+
+
+def test_terminate_removes_the_vm_from_the_fleet() -> None:
+    scope = run(scope_of(), ask.Delete(vm="web-0", event_id=guid(1)), approve("web-0"))
+
+    scope = carry_out(scope)
+
+    assert [member.name for member in scope.vms] == ["web-1"]
+    assert [(ended.id, ended.how) for ended in scope.ended] == [(guid(1), How.COMPLETED)]
+
+
+def test_a_standalone_vm_takes_its_scope_with_it() -> None:
+    alone = scope_of(vm("web-0"), kind=ScopeKind.VM, terminate_notice=None)
+    scope = run(alone, ask.Delete(vm="web-0", event_id=guid(1)), claim())
+
+    assert outcome_of(scope, finish()).is_gone
+
+
+def test_cancel_takes_a_scheduled_event_back() -> None:
+    scope = run(scope_of(), restart(), ask.Cancel(event_id=guid(1)))
+
+    assert (scope.events, scope.incarnation) == ((), 3)
+    assert run(scope, ask.Cancel(event_id=guid(1))) == scope
+
+
+def test_a_started_event_cannot_be_canceled_and_a_scheduled_one_not_completed() -> None:
+    with pytest.raises(errors.WrongStatus):
+        run(scope_of(), restart(), approve("web-0"), ask.Cancel(event_id=guid(1)))
+    with pytest.raises(errors.WrongStatus):
+        run(scope_of(), restart(), ask.Complete(event_id=guid(1)))
+
+
+def test_an_operator_can_complete_a_started_event_whatever_the_driver_does() -> None:
+    scope = run(scope_of(), ask.Delete(vm="web-0", event_id=guid(1)), approve("web-0"), claim())
+
+    scope = run(scope, ask.Complete(event_id=guid(1)))
+
+    assert (scope.events, scope.impacts, [member.name for member in scope.vms]) == ((), (), ["web-1"])
+    assert run(scope, finish()) == scope
+
+
+def test_a_completed_event_cannot_be_canceled_any_more() -> None:
+    over = carry_out(run(scope_of(), restart(), approve("web-0")))
+
+    with pytest.raises(errors.EventEnded, match="has completed"):
+        run(over, ask.Cancel(event_id=guid(1)))
+
+
+def test_polling_enables_and_is_stored_once_an_hour() -> None:
+    scope = scope_of(is_enabled=False)
+    outcome = outcome_of(scope, ask.Seen())
+
+    assert [change.what for change in outcome.changes] == ["enabled"]
+    assert run(outcome.scope, ask.Seen(), at=NOON + timedelta(minutes=59)) == outcome.scope
+    refreshed = outcome_of(outcome.scope, ask.Seen(), at=NOON + timedelta(hours=1))
+    assert (refreshed.scope.seen_at, refreshed.changes) == (NOON + timedelta(hours=1), ())
+
+
+def test_a_scope_lapses_when_nobody_polled_for_a_day() -> None:
+    """A poll up to an hour after the stored one may not be known, so the lapse is counted generously, never short."""
+    scope = run(scope_of(is_enabled=False), ask.Seen())
+
+    assert run(scope, restart(), at=NOON + timedelta(hours=24, minutes=59)).events != ()
+    assert run(scope, restart(), at=NOON + timedelta(hours=25)).events == ()
+
+
+@pytest.mark.parametrize("command", [ask.Cancel(event_id=guid(9)), ask.Complete(event_id=guid(9)), approve("web-0", 9)])
+def test_an_unknown_event_is_named(command: ask.Command) -> None:
+    with pytest.raises(errors.UnknownEvent, match=guid(9)):
+        run(scope_of(), command)
+
+
+def test_claiming_or_finishing_what_is_not_there_changes_nothing() -> None:
+    scope = scope_of()
+
+    assert run(scope, claim(9), finish(9)) == scope
+
+
+def test_freeze_and_reboot_leave_the_vm_where_it_is() -> None:
+    for type_ in (EventType.FREEZE, EventType.REBOOT):
+        scope = run(scope_of(), maintain(type_=type_))
+        after = carry_out(run(scope, ask.Tick(), at=NOON + 15 * MINUTE), at=NOON + 15 * MINUTE)
+        assert after.vms == scope.vms
