@@ -1,0 +1,86 @@
+"""The time: real, or moved by hand. Everything above the rules asks one of these two, and nothing else reads a clock."""
+
+import asyncio
+import heapq
+from collections.abc import Awaitable
+from datetime import UTC, datetime, timedelta
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
+
+TURNS_PER_STEP = 100
+
+
+class Clock(Protocol):
+    """Now, and waiting for later."""
+
+    def now(self) -> datetime: ...
+
+    async def sleep_until(self, moment: datetime) -> None: ...
+
+
+class RealClock:
+    """The machine's own clock."""
+
+    NAP_SECONDS_MAX = 60.0
+
+    def now(self) -> datetime:
+        return datetime.now(UTC)
+
+    async def sleep_until(self, moment: datetime) -> None:
+        """Naps at most a minute at a time, so that a clock that is set while we sleep is noticed."""
+        while (left := (moment - self.now()).total_seconds()) > 0:  # ends when the moment has come
+            await asyncio.sleep(min(left, self.NAP_SECONDS_MAX))
+
+
+class VirtualClock:
+    """A clock that stands still until it is told to advance. Sleepers wake in the order of their moments."""
+
+    def __init__(self, now: datetime) -> None:
+        self._now = now
+        self._count = 0
+        self._sleepers: list[tuple[datetime, int, asyncio.Future[None]]] = []
+
+    def now(self) -> datetime:
+        return self._now
+
+    async def sleep_until(self, moment: datetime) -> None:
+        if moment <= self._now:
+            return
+        waker = asyncio.get_running_loop().create_future()
+        self._count += 1
+        heapq.heappush(self._sleepers, (moment, self._count, waker))
+        await waker
+
+    async def advance(self, span: timedelta) -> None:
+        """Let the time pass, moment by moment, so that what wakes at one moment is done before the next one comes."""
+        end = self._now + span
+        await self._let_others_run()  # who is about to sleep shall be asleep
+        while self._sleepers and self._sleepers[0][0] <= end:  # ends: each turn takes a sleeper away, and time only grows
+            moment, _, waker = heapq.heappop(self._sleepers)
+            if waker.done():
+                continue
+            self._now = max(self._now, moment)
+            waker.set_result(None)
+            await self._let_others_run()
+        self._now = end
+        await self._let_others_run()
+
+    async def _let_others_run(self) -> None:
+        for _ in range(TURNS_PER_STEP):
+            await asyncio.sleep(0)
+
+
+async def within(clock: Clock, limit: timedelta, work: Awaitable[T]) -> T:
+    """The work's result, or TimeoutError when the limit has passed on this clock; the work is then cancelled."""
+    task = asyncio.ensure_future(work)
+    alarm = asyncio.ensure_future(clock.sleep_until(clock.now() + limit))
+    try:
+        await asyncio.wait({task, alarm}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise TimeoutError(f"not done within {limit}")
+    finally:
+        alarm.cancel()
+        if task.cancel():  # it may not heed us, so nobody waits for it; what it still says is not wanted
+            task.add_done_callback(lambda late: late.cancelled() or late.exception())

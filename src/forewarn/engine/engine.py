@@ -1,0 +1,178 @@
+"""The one way to change anything: command, decide, commit if nobody was faster, publish. Lost the race? All over again."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from weakref import WeakValueDictionary
+
+from forewarn.core.change import What
+from forewarn.core.command import Command, Enrol, Seen
+from forewarn.core.fleet import Scope
+from forewarn.core.machine import Outcome, decide
+from forewarn.core.progress import is_enabled
+from forewarn.core.timing import Timing
+from forewarn.engine.board import Board, Place
+from forewarn.engine.clock import Clock
+from forewarn.errors import Conflict, Problem, StoreLost, Unavailable
+from forewarn.store.base import WRITES_MAX, Record, Store, Write
+from forewarn.wire import note, record
+
+log = logging.getLogger("forewarn")
+
+SCOPE_KEY = "scope/{}/"
+"""The closing slash keeps `web` from being a prefix of `web-2`: reading one scope again reads one record."""
+FLEET_KEY = "fleet"
+TRIES_MAX = 10
+SEEN_SECONDS_MAX = 2.0
+SEEN_AGAIN_SECONDS = 5.0
+
+
+LEVEL = {
+    What.CLAIMED: logging.DEBUG,
+    What.JOINED: logging.DEBUG,
+    What.LEFT: logging.DEBUG,
+    What.AMENDED: logging.DEBUG,
+    What.IMPACT_FAILED: logging.WARNING,
+    What.FAILED: logging.ERROR,
+}
+"""How loudly a change is told in the log; a whole fleet may join at once. The history has them all."""
+
+
+class Engine:
+    """Holds the board true to the store. Any number of engines may work on one store; revisions settle who was first."""
+
+    def __init__(self, store: Store, clock: Clock, timing: Timing) -> None:
+        self.store = store
+        self.clock = clock
+        self.timing = timing
+        self.board = Board(timing.seen_interval.total_seconds())
+        self.listeners: list[Callable[[note.Note], None]] = []
+        self.is_ready = False
+        self.fleet_record = Record(FLEET_KEY, None, 0)
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._background: dict[str, asyncio.Task[None]] = {}
+
+    async def load(self) -> None:
+        """Show all that the store holds and no more. Also the way back after the store was lost."""
+        snapshot = await self.store.load()
+        held = {found.key for found in snapshot.records}
+        for name in [name for name in self.board.scopes if SCOPE_KEY.format(name) not in held]:
+            self.board.withdraw(name, snapshot.revision)
+        for found in snapshot.records:
+            self.learn(found)
+        self.board.caught_up(snapshot.revision)
+
+    def learn(self, found: Record) -> None:
+        """Show a record as it stands in the store, unless something newer is shown already."""
+        if found.key == FLEET_KEY:
+            if found.revision > self.fleet_record.revision:
+                self.fleet_record = found
+                self.board.declared_hosts = record.decode_hosts(found.value).names if found.value is not None else ()
+            return
+        kind, _, name = found.key.rstrip("/").partition("/")
+        if kind != "scope" or not self.board.is_news(name, found.revision):
+            return
+        if found.value is None:
+            self.board.withdraw(name, found.revision)
+        else:
+            self.board.publish(record.decode_scope(found.value), found.revision)
+
+    async def submit(self, scope: str, command: Command, by: str) -> Outcome:
+        """Do what is asked, durably, or raise the Problem that says why not. What it returns has been committed and published."""
+        lock = self._locks.get(scope)
+        if lock is None:
+            lock = self._locks[scope] = asyncio.Lock()
+        async with lock:
+            for _ in range(TRIES_MAX):
+                before, revision = self._read(scope, command)
+                outcome = decide(before, command, self.clock.now(), self.timing)
+                if outcome.scope == before and not outcome.is_gone:
+                    return outcome
+                try:
+                    await self.commit([(outcome, revision)], by)
+                except (Conflict, StoreLost):
+                    await self._read_again(SCOPE_KEY.format(scope))
+                    continue
+                return outcome
+        raise Unavailable(f"{scope} is being changed by too many at once; try again", scope=scope)
+
+    async def submit_all(self, asked: Sequence[tuple[str, Command]], by: str, lock: Write) -> None:
+        """Several scopes in one commit, together with a record that nobody else may have changed meanwhile."""
+        for _ in range(TRIES_MAX):
+            present = [(scope, command) for scope, command in asked if scope in self.board.scopes or isinstance(command, Enrol)]
+            read = [(*self._read(scope, command), command) for scope, command in present]
+            now = self.clock.now()
+            try:
+                outcomes = [(decide(before, command, now, self.timing), revision) for before, revision, command in read]
+                return await self.commit(outcomes, by, lock)
+            except (Conflict, StoreLost):
+                for scope, _ in asked:
+                    await self._read_again(SCOPE_KEY.format(scope))
+                await self._read_again(lock.key)
+                if self.fleet_record.revision != lock.revision:
+                    break
+        raise Unavailable("the fleet was changed by somebody else meanwhile; apply it again")
+
+    async def commit(self, outcomes: Sequence[tuple[Outcome, int]], by: str, *extra: Write) -> None:
+        """One commit of one or more scopes with their notes, each as it was read at its revision; then all see it."""
+        assert len(outcomes) + len(extra) <= WRITES_MAX
+        now = self.clock.now()
+        writes = [
+            Write(SCOPE_KEY.format(outcome.scope.name), None if outcome.is_gone else record.encode_scope(outcome.scope), revision)
+            for outcome, revision in outcomes
+        ]
+        notes = [note.Note(now, by, outcome.scope.name, change) for outcome, _ in outcomes for change in outcome.changes]
+        revision = await self.store.commit([*writes, *extra], [note.encode(one) for one in notes])
+        for write in extra:
+            self.learn(Record(write.key, write.value, revision))
+        for outcome, _ in outcomes:
+            if outcome.is_gone:
+                self.board.withdraw(outcome.scope.name, revision)
+            else:
+                self.board.publish(outcome.scope, revision)
+        for one in notes:
+            log.log(LEVEL.get(one.change.what, logging.INFO), str(one.change.what), extra={"facts": facts_of(one)})
+            for listener in self.listeners:
+                listener(one)
+
+    async def seen(self, place: Place) -> None:
+        """Record that somebody polls, so that the scope is enabled. The first time it is awaited, a refresh is not.
+
+        A store that does not answer never keeps a poll from its document: it is tried again with a later poll.
+        """
+        name = place.scope.name
+        task = self._background.get(name)
+        if task is None:
+            task = self._background[name] = asyncio.create_task(self._see(place))
+            task.add_done_callback(lambda _: self._background.pop(name, None))
+        if not is_enabled(place.scope, self.clock.now(), self.timing):
+            await asyncio.shield(task)
+
+    async def close(self) -> None:
+        for task in list(self._background.values()):
+            task.cancel()
+        await self.store.close()
+
+    async def _see(self, place: Place) -> None:
+        try:
+            async with asyncio.timeout(SEEN_SECONDS_MAX):
+                await self.submit(place.scope.name, Seen(), by="poll")
+        except (Problem, TimeoutError) as problem:
+            place.fresh_until = self.clock.now().timestamp() + SEEN_AGAIN_SECONDS
+            log.warning("poll not recorded", extra={"facts": {"scope": place.scope.name, "problem": str(problem)}})
+
+    def _read(self, scope: str, command: Command) -> tuple[Scope, int]:
+        if isinstance(command, Enrol) and scope not in self.board.scopes:
+            return Scope(name=scope), 0
+        place = self.board.place(scope)
+        return place.scope, place.revision
+
+    async def _read_again(self, key: str) -> None:
+        snapshot = await self.store.load(key)
+        self.learn(next((one for one in snapshot.records if one.key == key), Record(key, None, snapshot.revision)))
+
+
+def facts_of(one: note.Note) -> dict[str, str]:
+    """A note's facts, the empty ones left out."""
+    facts = {"scope": one.scope, "event": one.change.event_id, "vm": one.change.vm, "detail": one.change.detail, "by": one.by}
+    return {name: value for name, value in facts.items() if value}

@@ -1,0 +1,248 @@
+"""The few loops: wake at deadlines, carry impacts out, follow the store. Each turn's trouble is logged and tried again."""
+
+import asyncio
+import heapq
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from datetime import datetime, timedelta
+
+from forewarn.core.command import Claim, Finish, Tick
+from forewarn.core.event import Impact
+from forewarn.core.fleet import Scope
+from forewarn.core.machine import due_impacts, next_deadline, next_impact_at
+from forewarn.core.progress import impact_of
+from forewarn.engine.board import Place
+from forewarn.engine.clock import within
+from forewarn.engine.engine import Engine
+from forewarn.errors import NotFound, Problem, Unavailable
+from forewarn.platform.base import Done, Order, Platform
+
+log = logging.getLogger("forewarn")
+
+AT_ONCE_MAX = 32
+AGAIN = timedelta(seconds=1)
+FINISH_TRIES_MAX = 60
+PROBLEM_LENGTH_MAX = 500
+
+
+class Loops:
+    """One server's part in the work. `worker` names it in claims and must be new at every start."""
+
+    def __init__(
+        self, engine: Engine, platform: Platform, *, worker: str, impacts_max: int = 256, impact_limit: timedelta
+    ) -> None:
+        self._engine = engine
+        self._platform = platform
+        self._worker = worker
+        self._impacts_max = impacts_max
+        self._impact_limit = impact_limit
+        self._alarms: list[tuple[datetime, str]] = []
+        self._wake_at: dict[str, datetime] = {}
+        self._changed = asyncio.Event()
+        self._in_hand: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._queue: dict[str, None] = {}
+        engine.board.followers.append(self.notice)
+        for place in engine.board.scopes.values():
+            self.notice(place)
+
+    async def run(self) -> None:
+        """Work until cancelled. What is in hand is then dropped: claims lapse by themselves, and whoever comes next goes on."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._keep_deadlines())
+                group.create_task(self._follow())
+        finally:
+            self._queue.clear()
+            tasks = list(self._in_hand.values())
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def notice(self, place: Place) -> None:
+        """A scope has changed: know anew when it needs us."""
+        scope = place.scope
+        wake = min((moment for moment in (next_deadline(scope), self._next_impact(scope)) if moment), default=None)
+        if wake is None:
+            self._wake_at.pop(scope.name, None)
+        elif self._wake_at.get(scope.name) != wake:
+            self._set_alarm(scope.name, wake)
+
+    def _next_impact(self, scope: Scope) -> datetime | None:
+        if not scope.impacts:
+            return None
+        return next_impact_at(scope)
+
+    def _set_alarm(self, name: str, wake: datetime) -> None:
+        self._wake_at[name] = wake
+        heapq.heappush(self._alarms, (wake, name))
+        if self._alarms[0] == (wake, name):
+            self._changed.set()
+
+    async def _keep_deadlines(self) -> None:
+        clock = self._engine.clock
+        while True:  # ends when cancelled
+            names = self._due_names()
+            while names:
+                batch, names = names[:AT_ONCE_MAX], names[AT_ONCE_MAX:]
+                await asyncio.gather(*(self._attend(name) for name in batch))
+            self._changed.clear()
+            if self._alarms and self._alarms[0][0] <= clock.now():
+                continue
+            await self._sleep_until(self._alarms[0][0] if self._alarms else None)
+
+    async def _sleep_until(self, moment: datetime | None) -> None:
+        """Until the moment comes or something changes."""
+        waits: list[asyncio.Task[object]] = [asyncio.ensure_future(self._changed.wait())]
+        if moment is not None:
+            waits.append(asyncio.ensure_future(self._engine.clock.sleep_until(moment)))
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in waits:
+                one.cancel()
+
+    def _due_names(self) -> list[str]:
+        now, names = self._engine.clock.now(), []
+        while self._alarms and self._alarms[0][0] <= now:
+            moment, name = heapq.heappop(self._alarms)
+            if self._wake_at.get(name) == moment:  # else the alarm was set anew since
+                del self._wake_at[name]
+                names.append(name)
+        return names
+
+    async def _attend(self, name: str) -> None:
+        place = self._engine.board.scopes.get(name)
+        if place is None:
+            return
+        now = self._engine.clock.now()
+        deadline = next_deadline(place.scope)
+        try:
+            if deadline is not None and deadline <= now:
+                await self._engine.submit(name, Tick(), by="clock")
+        except Problem as problem:
+            log.warning("tick failed", extra={"facts": {"scope": name, "problem": problem.message}})
+            self._set_alarm(name, now + AGAIN)
+            return
+        if due_impacts(place.scope, now):
+            self._queue[name] = None
+            self._dispatch()
+        if name not in self._wake_at:
+            self._watch_later(place)
+
+    def _watch_later(self, place: Place) -> None:
+        """Set the next alarm for what is not due yet; what is due is in hand or in the queue, and looked at again in a while."""
+        now = self._engine.clock.now()
+        moments = [moment for moment in (next_deadline(place.scope), next_impact_at(place.scope)) if moment is not None]
+        if moments:
+            self._set_alarm(place.scope.name, max(min(moments), now + AGAIN))
+
+    def _dispatch(self) -> None:
+        """Hand out due impacts, as many as may be carried out at once; the rest keeps its place in the queue."""
+        while self._queue and len(self._in_hand) < self._impacts_max:
+            name = next(iter(self._queue))
+            place = self._engine.board.scopes.get(name)
+            due = due_impacts(place.scope, self._engine.clock.now()) if place else ()
+            fresh = [impact for impact in due if (impact.event_id, impact.vm) not in self._in_hand]
+            room = self._impacts_max - len(self._in_hand)
+            for impact in fresh[:room]:
+                self._take(name, impact)
+            if len(fresh) <= room:
+                del self._queue[name]
+
+    def _take(self, scope: str, impact: Impact) -> None:
+        key = (impact.event_id, impact.vm)
+        task = self._in_hand[key] = asyncio.create_task(self._carry_out(scope, impact))
+
+        def let_go(done: asyncio.Task[None]) -> None:
+            del self._in_hand[key]
+            if not done.cancelled():
+                self._dispatch()
+
+        task.add_done_callback(let_go)
+
+    async def _carry_out(self, scope: str, impact: Impact) -> None:
+        """Claim it, do it while renewing the claim, tell how it ended."""
+        claim = Claim(event_id=impact.event_id, vm=impact.vm, worker=self._worker)
+        try:
+            outcome = await self._engine.submit(scope, claim, by=self._worker)
+        except Problem as problem:
+            log.warning("claim failed", extra={"facts": {"scope": scope, "vm": impact.vm, "problem": problem.message}})
+            return
+        mine = self._claimed(outcome.scope, claim)
+        vm = outcome.scope.vm(impact.vm)
+        if mine is None or vm is None:
+            return
+        order = Order(mine.event_id, scope, vm, mine.type, mine.cause, mine.tries)
+        work = asyncio.ensure_future(self._try(order))
+        renewal = asyncio.ensure_future(self._renew(scope, claim, work))
+        try:
+            finish = await work
+        except asyncio.CancelledError:
+            if renewal.done():  # the claim was lost: whoever took it over tells how it ends
+                return
+            raise
+        finally:
+            work.cancel()
+            renewal.cancel()
+        await self._tell(scope, finish)
+
+    async def _try(self, order: Order) -> Finish:
+        problem, done = "", Done()
+        try:
+            done = await within(self._engine.clock, self._impact_limit, self._platform.carry_out(order))
+        except Exception as raised:  # whatever a driver raises is a failed try, never a broken loop
+            problem = (str(raised) or type(raised).__name__)[:PROBLEM_LENGTH_MAX]
+        return Finish(
+            event_id=order.event_id, vm=order.vm.name, worker=self._worker, tries=order.tries, problem=problem, host=done.host
+        )
+
+    async def _renew(self, scope: str, claim: Claim, work: asyncio.Future[Finish]) -> None:
+        """Keep the claim while the work goes on; give the work up when the claim is lost."""
+        clock = self._engine.clock
+        while not work.done():
+            await clock.sleep_until(clock.now() + self._engine.timing.claim / 3)
+            with suppress(Problem):
+                outcome = await self._engine.submit(scope, claim, by=self._worker)
+                if self._claimed(outcome.scope, claim) is None:
+                    work.cancel()
+                    return
+
+    def _claimed(self, scope: Scope, claim: Claim) -> Impact | None:
+        impact = impact_of(scope, claim.event_id, claim.vm)
+        return impact if impact is not None and impact.claimed_by == claim.worker else None
+
+    async def _tell(self, scope: str, finish: Finish) -> None:
+        """What was done must not be forgotten, or it would be done again: a store that is lost is tried for a while."""
+        clock = self._engine.clock
+        for _ in range(FINISH_TRIES_MAX):
+            try:
+                await self._engine.submit(scope, finish, by=self._worker)
+                return
+            except Unavailable as problem:
+                log.warning("finish failed", extra={"facts": {"scope": scope, "vm": finish.vm, "problem": problem.message}})
+            except NotFound:
+                return  # the scope is no more, and nobody waits for this
+            await clock.sleep_until(clock.now() + AGAIN)
+
+    async def _follow(self) -> None:
+        """Show what other servers commit. When the store is lost, read everything again as soon as it is back."""
+        engine = self._engine
+        while True:  # ends when cancelled
+            engine.is_ready = True
+            await self._attempt("follow", self._watch)
+            engine.is_ready = False
+            await engine.clock.sleep_until(engine.clock.now() + AGAIN)
+            await self._attempt("reload", engine.load)
+
+    async def _watch(self) -> None:
+        async for batch in self._engine.store.watch(self._engine.board.revision):
+            for found in batch.records:
+                self._engine.learn(found)
+            self._engine.board.caught_up(batch.revision)
+
+    async def _attempt(self, what: str, turn: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await turn()
+        except Problem as problem:
+            log.warning("store trouble", extra={"facts": {"while": what, "problem": problem.message}})

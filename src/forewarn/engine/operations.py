@@ -1,0 +1,205 @@
+"""What operators ask, in their words: VMs, hosts, events, the fleet. Finds the scopes concerned, makes ids, submits commands."""
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from forewarn.core import command as ask
+from forewarn.core.event import Cause, Event, EventType
+from forewarn.core.fleet import Scope, Vm
+from forewarn.core.machine import decide
+from forewarn.core.operation import event_id_of
+from forewarn.engine.engine import FLEET_KEY, Engine
+from forewarn.errors import EventEnded, UnknownEvent
+from forewarn.store.base import WRITES_MAX, Write
+from forewarn.wire.fleet import Fleet
+from forewarn.wire.record import Hosts, decode_hosts, encode_hosts
+
+
+class Told(NamedTuple):
+    """An event and the scope it stands in, or stood in."""
+
+    scope: Scope
+    event: Event
+
+
+class Difference(NamedTuple):
+    """What applying a fleet changes: names of scopes, and names of VMs that come and go."""
+
+    added: tuple[str, ...]
+    changed: tuple[str, ...]
+    removed: tuple[str, ...]
+    vms_joined: tuple[str, ...]
+    vms_left: tuple[str, ...]
+
+
+class Operations:
+    """Everything that the control API and the command line can do. `make_id` gives a new GUID each time."""
+
+    def __init__(self, engine: Engine, make_id: Callable[[], str]) -> None:
+        self._engine = engine
+        self._make_id = make_id
+
+    async def restart(self, vm: str, *, by: str, not_before: datetime | None = None) -> Told | None:
+        return await self._operate(ask.Restart, vm, by, not_before)
+
+    async def redeploy(self, vm: str, *, by: str, not_before: datetime | None = None) -> Told | None:
+        return await self._operate(ask.Redeploy, vm, by, not_before)
+
+    async def evict(self, vm: str, *, by: str, not_before: datetime | None = None) -> Told | None:
+        return await self._operate(ask.Evict, vm, by, not_before)
+
+    async def delete(self, vm: str, *, by: str, not_before: datetime | None = None) -> Told | None:
+        return await self._operate(ask.Delete, vm, by, not_before)
+
+    async def maintain(
+        self,
+        host: str,
+        *,
+        type: EventType,
+        by: str,
+        cause: Cause = Cause.MAINTENANCE,
+        duration_seconds: int | None = None,
+        description: str | None = None,
+        not_before: datetime | None = None,
+    ) -> list[Told]:
+        """Announce maintenance to every VM on the host, one event per scope and update domain."""
+        command = ask.Maintain(
+            host=host,
+            operation_id=self._make_id(),
+            type=type,
+            cause=cause,
+            duration_seconds=duration_seconds,
+            description=description,
+            not_before=not_before,
+        )
+        return await self._befall(command, by)
+
+    async def degrade(self, host: str, *, by: str, not_before: datetime | None = None) -> list[Told]:
+        return await self._befall(ask.Degrade(host=host, operation_id=self._make_id(), not_before=not_before), by)
+
+    async def fail(self, host: str, *, by: str) -> list[Told]:
+        return await self._befall(ask.Fail(host=host, operation_id=self._make_id()), by)
+
+    async def approve(self, event_id: str, *, by: str, vm: str = "") -> Told:
+        """An operator's word suffices; with `vm` it is that VM's word, and counts as the scope's policy says."""
+        told = self.find_event(event_id)
+        outcome = await self._engine.submit(told.scope.name, ask.Approve(event_ids=(told.event.id,), vm=vm), by)
+        return Told(outcome.scope, outcome.scope.event(told.event.id) or told.event)
+
+    async def cancel(self, event_id: str, *, by: str) -> Told:
+        """Take a Scheduled event back. Gives the event as it last was."""
+        told = self.find_event(event_id)
+        outcome = await self._engine.submit(told.scope.name, ask.Cancel(event_id=told.event.id), by)
+        return Told(outcome.scope, told.event)
+
+    async def complete(self, event_id: str, *, by: str) -> Told:
+        """End a Started event: what it announced is done. Gives the event as it last was."""
+        told = self.find_event(event_id)
+        outcome = await self._engine.submit(told.scope.name, ask.Complete(event_id=told.event.id), by)
+        return Told(outcome.scope, told.event)
+
+    def find_event(self, event_id: str) -> Told:
+        """A live event by its id, in any case of letters."""
+        wanted = event_id.upper()
+        board = self._engine.board
+        place = board.events.get(wanted)
+        event = place.scope.event(wanted) if place else None
+        if place is not None and event is not None:
+            return Told(place.scope, event)
+        past = board.ended.get(wanted)
+        for ended in past.scope.ended if past else ():
+            if ended.id == wanted:
+                raise EventEnded(f"event {wanted} has {ended.how} at {ended.at.isoformat()}", event=wanted, how=ended.how)
+        raise UnknownEvent(f"there is no event {event_id!r}", event=event_id)
+
+    def fleet(self) -> Fleet:
+        """The fleet as it is now, in the form of a fleet file."""
+        places = sorted(self._engine.board.scopes.values(), key=lambda place: place.scope.name)
+        return Fleet(
+            scopes=tuple(definition(place.scope) for place in places),
+            hosts=self._engine.board.declared_hosts,
+        )
+
+    def applied_digest(self) -> str:
+        """The digest of the fleet file that was applied last; empty if none ever was."""
+        value = self._engine.fleet_record.value
+        return decode_hosts(value).digest if value is not None else ""
+
+    async def apply(self, fleet: Fleet, *, by: str, dry_run: bool = False, digest: str | None = None) -> Difference:
+        """Make the fleet so. All of it is checked before any of it is done; `dry_run` stops there.
+
+        Large fleets take several commits. Each also writes the fleet record, so two who change the fleet at once cannot
+        mix: the later one is told to try again.
+        """
+        asked = self._asked(fleet)
+        difference = self._difference(fleet, [name for name, _ in asked])
+        hosts = encode_hosts(Hosts(names=fleet.hosts, digest=self.applied_digest() if digest is None else digest))
+        if dry_run or (not asked and hosts == self._engine.fleet_record.value):
+            return difference
+        size = WRITES_MAX - 1
+        for first in range(0, max(len(asked), 1), size):
+            lock = Write(FLEET_KEY, hosts, self._engine.fleet_record.revision)
+            await self._engine.submit_all(asked[first : first + size], by, lock)
+        return difference
+
+    def _asked(self, fleet: Fleet) -> list[tuple[str, ask.Command]]:
+        """What must be asked of each scope that changes, those first that VMs leave, so that no VM is ever in two."""
+        engine, now = self._engine, self._engine.clock.now()
+        wanted = {scope.name for scope in fleet.scopes}
+        asked: list[tuple[str, ask.Command]] = [
+            (name, ask.Retire()) for name in sorted(engine.board.scopes) if name not in wanted
+        ]
+        for scope in sorted(fleet.scopes, key=lambda scope: not self._loses_vms(scope)):
+            place = engine.board.scopes.get(scope.name)
+            command = ask.Enrol(kind=scope.kind, policy=scope.policy, vms=scope.vms)
+            before = place.scope if place else Scope(name=scope.name)
+            if decide(before, command, now, engine.timing).scope != before or place is None:
+                asked.append((scope.name, command))
+        return asked
+
+    def _loses_vms(self, wanted: Scope) -> bool:
+        place = self._engine.board.scopes.get(wanted.name)
+        return place is not None and bool(names(place.scope.vms) - names(wanted.vms))
+
+    def _difference(self, fleet: Fleet, touched: Sequence[str]) -> Difference:
+        board = self._engine.board
+        wanted = {scope.name for scope in fleet.scopes}
+        coming = names(vm for scope in fleet.scopes for vm in scope.vms)
+        return Difference(
+            added=tuple(sorted(name for name in touched if name not in board.scopes)),
+            changed=tuple(sorted(name for name in touched if name in board.scopes and name in wanted)),
+            removed=tuple(sorted(name for name in touched if name not in wanted)),
+            vms_joined=tuple(sorted(coming - board.vms.keys())),
+            vms_left=tuple(sorted(board.vms.keys() - coming)),
+        )
+
+    async def _operate(self, kind: type[ask.Operation], vm: str, by: str, not_before: datetime | None) -> Told | None:
+        place, _ = self._engine.board.find_vm(vm)
+        command = kind(vm=vm, event_id=self._make_id(), not_before=not_before)
+        outcome = await self._engine.submit(place.scope.name, command, by)
+        event = outcome.scope.event(command.event_id)
+        return None if event is None else Told(outcome.scope, event)
+
+    async def _befall(self, command: ask.HostOperation, by: str) -> list[Told]:
+        """All scopes of a host, or none if one of them refuses: the rules are asked of every one before the first commit."""
+        engine = self._engine
+        places = engine.board.places_on(command.host)
+        for place in places:
+            decide(place.scope, command, engine.clock.now(), engine.timing)
+        told = []
+        for place in places:
+            outcome = await engine.submit(place.scope.name, command, by)
+            domains = sorted({vm.update_domain for vm in outcome.scope.vms})
+            ids = [event_id_of(command.operation_id, outcome.scope.name, domain) for domain in domains]
+            told += [Told(outcome.scope, event) for event in map(outcome.scope.event, ids) if event is not None]
+        return told
+
+
+def definition(scope: Scope) -> Scope:
+    """A scope as its owner defined it, without what has happened to it."""
+    return Scope(name=scope.name, kind=scope.kind, policy=scope.policy, vms=scope.vms)
+
+
+def names(vms: Iterable[Vm]) -> set[str]:
+    return {vm.name for vm in vms}

@@ -1,0 +1,32 @@
+"""What carries impacts out: one verb. A driver is handed an order and either does it or raises; it never writes to the store."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from forewarn.core.event import Cause, EventType
+from forewarn.core.fleet import Vm
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Do this to that VM. The same order may come again (another `tries`) if nobody knows whether the first was done."""
+
+    event_id: str
+    scope: str
+    vm: Vm
+    type: EventType
+    cause: Cause
+    tries: int
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """It is done. `host` is where the VM is now; empty if it did not move."""
+
+    host: str = ""
+
+
+class Platform(Protocol):
+    """A way to act on VMs. Whatever it raises is a failed try; it may be cancelled when it takes too long."""
+
+    async def carry_out(self, order: Order) -> Done: ...

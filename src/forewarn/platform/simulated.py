@@ -1,0 +1,48 @@
+"""A platform that acts on nothing: it takes its time, moves VMs on paper, and fails where it is told to."""
+
+from collections.abc import Callable, Collection, Mapping
+from datetime import datetime, timedelta
+from typing import Protocol
+
+from forewarn.core.event import Cause, EventType
+from forewarn.errors import ImpactFailed
+from forewarn.platform.base import Done, Order
+
+
+class Sleeper(Protocol):
+    """The part of a clock that is needed here."""
+
+    def now(self) -> datetime: ...
+
+    async def sleep_until(self, moment: datetime) -> None: ...
+
+
+class SimulatedPlatform:
+    """Takes a time per type. `hosts` tells which hosts there are to move to; impacts of the `failing` VMs fail."""
+
+    def __init__(
+        self,
+        clock: Sleeper,
+        *,
+        durations: Mapping[EventType, timedelta],
+        hosts: Callable[[], Collection[str]],
+        failing: Collection[str] = (),
+    ) -> None:
+        self._clock = clock
+        self._durations = durations
+        self._hosts = hosts
+        self.failing = set(failing)
+
+    async def carry_out(self, order: Order) -> Done:
+        await self._clock.sleep_until(self._clock.now() + self._durations[order.type])
+        if order.vm.name in self.failing:
+            raise ImpactFailed(f"the simulated platform was told to fail for {order.vm.name}", vm=order.vm.name)
+        moves = order.type is EventType.REDEPLOY or order.cause is Cause.FAILED
+        return Done(host=another_host(order.vm.host, self._hosts()) if moves else "")
+
+
+def another_host(host: str, hosts: Collection[str]) -> str:
+    """The next host by name, round and round; empty if there is no other."""
+    others = sorted(name for name in hosts if name != host)
+    later = [name for name in others if name > host]
+    return (later or others or [""])[0]

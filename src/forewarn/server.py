@@ -1,0 +1,161 @@
+"""The parts put together, by hand: store, engine, loops, two listeners. Started in that order, stopped in the other."""
+
+import asyncio
+import gc
+import hashlib
+import logging
+import resource
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+from forewarn.config import Address, Config, NotBeforeFormat
+from forewarn.core.event import EventType
+from forewarn.core.timing import Timing
+from forewarn.engine.clock import Clock, RealClock
+from forewarn.engine.engine import Engine
+from forewarn.engine.loops import Loops
+from forewarn.engine.operations import Operations
+from forewarn.errors import Invalid
+from forewarn.log import set_up_log
+from forewarn.platform.simulated import SimulatedPlatform
+from forewarn.store.url import open_store
+from forewarn.web import control
+from forewarn.web.connection import Guard, Limits
+from forewarn.web.listener import SERVER_CONTROL, SERVER_METADATA, Listener
+from forewarn.web.metadata import Metadata
+from forewarn.web.poll import Polls
+from forewarn.web.problems import control_body
+from forewarn.web.settings import Settings
+from forewarn.wire import fleet
+from forewarn.wire.note import Note
+
+log = logging.getLogger("forewarn")
+
+
+class Addresses(NamedTuple):
+    """Where the two listeners really stand."""
+
+    metadata: Address
+    control: Address
+
+
+async def serve(
+    config: Config, on_ready: Callable[[Addresses], None], on_change: Callable[[Note], None] = lambda note: None
+) -> None:
+    """Run the service until cancelled; then answer what is in flight, and let go of everything."""
+    set_up_log(config.log_format, config.log_level)
+    allow_many_connections()
+    clock = RealClock()
+    async with opened(config, clock) as engine:
+        engine.listeners.append(on_change)
+        operations = Operations(engine, make_id)
+        await apply_fleet_file(operations, config.fleet)
+        await engine_at_work(config, clock, engine, operations, on_ready)
+
+
+@asynccontextmanager
+async def opened(config: Config, clock: Clock) -> AsyncIterator[Engine]:
+    """An engine that shows all that its store holds."""
+    engine = Engine(await open_store(config.store), clock, Timing.at_rate(config.rate))
+    try:
+        await engine.load()
+        yield engine
+    finally:
+        await engine.close()
+
+
+async def engine_at_work(
+    config: Config, clock: Clock, engine: Engine, operations: Operations, on_ready: Callable[[Addresses], None]
+) -> None:
+    durations = {**engine.timing.duration, **{EventType(name): span for name, span in config.simulate_duration}}
+    platform = SimulatedPlatform(clock, durations=durations, hosts=engine.board.host_names, failing=config.simulate_failure)
+    limit = timedelta(seconds=config.impact_seconds_max)
+    loops = Loops(engine, platform, worker=f"server-{uuid.uuid4()}", impacts_max=config.impacts_max, impact_limit=limit)
+    metadata, operators = listeners(config, engine, operations)
+    tidy_memory()
+    work = asyncio.create_task(loops.run())
+    try:
+        await metadata.start()
+        await operators.start()
+        on_ready(Addresses(metadata.address, operators.address))
+        ends = [work, asyncio.ensure_future(metadata.wait()), asyncio.ensure_future(operators.wait())]
+        done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        for one in done:
+            one.result()
+    finally:
+        await asyncio.gather(metadata.stop(), operators.stop())
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+
+
+def listeners(config: Config, engine: Engine, operations: Operations) -> tuple[Listener, Listener]:
+    """The VMs' door and the operators' door: two sockets, two applications, nothing in common but the engine."""
+    settings = Settings(
+        identify=frozenset(config.identify),
+        proxy_key=read_key(config.proxy_key_file),
+        wait_seconds_max=config.wait_seconds_max,
+        requests_per_second=config.requests_per_second,
+        first_call_delay_seconds=config.first_call_delay_seconds,
+        iso_not_before=config.not_before_format is NotBeforeFormat.DOCUMENTED,
+        legacy_path=config.legacy_path,
+        lenient_versions=config.lenient_versions,
+    )
+    limits = Limits(
+        idle_seconds=config.idle_seconds,
+        stall_seconds=config.header_seconds,
+        connections_per_address_max=config.connections_per_address_max,
+    )
+    metadata = Metadata(engine, settings)
+    polls = Polls(engine, settings, limits)
+    app = control.app(operations, engine, host=config.control.host)
+    guard = Guard(Limits(body_bytes_max=control.FLEET_BYTES_MAX), control_body)
+    return (
+        Listener(metadata, config.metadata, polls, server_name=SERVER_METADATA, on_stop=metadata.stop),
+        Listener(app, config.control, guard, server_name=SERVER_CONTROL),
+    )
+
+
+async def apply_fleet_file(operations: Operations, path: Path | None) -> None:
+    """Make the fleet as the file says, unless it is the file that was applied last: what happened since then stands."""
+    if path is None:
+        return
+    text = read_file(path, "fleet file")
+    digest = hashlib.sha256(text).hexdigest()
+    if digest == operations.applied_digest():
+        return
+    difference = await operations.apply(fleet.parse(text, str(path)), by="fleet file", digest=digest)
+    facts = {"file": path.name, "added": len(difference.added), "changed": len(difference.changed)}
+    log.info("fleet applied", extra={"facts": {**facts, "removed": len(difference.removed)}})
+
+
+def read_key(path: Path | None) -> bytes:
+    return b"" if path is None else read_file(path, "proxy key file").strip()
+
+
+def read_file(path: Path, what: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise Invalid(f"the {what} {path} cannot be read: {error.strerror or error}", file=str(path)) from error
+
+
+def make_id() -> str:
+    """A new EventId: upper case, as on the wire."""
+    return str(uuid.uuid4()).upper()
+
+
+def allow_many_connections() -> None:
+    """Every VM may hold a connection open, so take as many file descriptors as the system lets us have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def tidy_memory() -> None:
+    """The fleet lives as long as we do: keep the garbage collector from looking at all of it again and again."""
+    gc.collect()
+    gc.freeze()

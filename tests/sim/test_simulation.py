@@ -1,0 +1,101 @@
+"""The whole engine under seeds: fifty fixed worlds, and planted faults that must be found."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+
+import pytest
+
+from forewarn.engine.clock import VirtualClock
+from forewarn.store.base import Record, Write
+from forewarn.store.memory import MemoryStore
+from tests.builders import NOON
+from tests.rules import Broken
+from tests.sim.world import Manners, World
+
+SEEDS = 50
+SEEDS_TO_FIND_A_FAULT = 20
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_the_rules_hold_in_every_world(seed: int) -> None:
+    """Refused commits, lost replies, conflicts, restarts, failing and hanging drivers: nothing acknowledged is lost."""
+    world = World(seed)
+
+    asyncio.run(world.run())
+
+    assert len(world.witness.transcript) > 20
+
+
+def test_the_same_seed_tells_the_same_story() -> None:
+    """A finding can be looked at again."""
+    stories = []
+    for _ in range(2):
+        world = World(7)
+        asyncio.run(world.run())
+        stories.append(world.witness.transcript)
+
+    assert stories[0] == stories[1]
+
+
+class CarelessStore(MemoryStore):
+    """Planted fault: takes any write, whatever revision its writer had read."""
+
+    async def commit(self, writes: Sequence[Write], notes: Sequence[bytes] = ()) -> int:
+        self._revision += 1
+        for write in writes:
+            self._records.pop(write.key, None)
+            self._records[write.key] = Record(write.key, write.value, self._revision)
+        self._ring()
+        return self._revision
+
+
+class ForgetfulStore(MemoryStore):
+    """Planted fault: says yes to every seventh commit and does nothing."""
+
+    calls = 0
+
+    async def commit(self, writes: Sequence[Write], notes: Sequence[bytes] = ()) -> int:
+        self.calls += 1
+        if self.calls % 7 == 0:
+            return self._revision + 1
+        return await super().commit(writes, notes)
+
+
+class HastyClock(VirtualClock):
+    """Planted fault: this server believes that it is later than it is."""
+
+    def __init__(self, true: VirtualClock) -> None:
+        super().__init__(NOON)
+        self._true = true
+
+    def now(self) -> datetime:
+        return self._true.now() + timedelta(minutes=10)
+
+    async def sleep_until(self, moment: datetime) -> None:
+        await self._true.sleep_until(moment - timedelta(minutes=10))
+
+
+def hunt(worlds: Callable[[int], World]) -> None:
+    """Live in one world after the other until something is found."""
+    for seed in range(SEEDS_TO_FIND_A_FAULT):
+        asyncio.run(worlds(seed).run())
+
+
+@pytest.mark.parametrize("planted", [CarelessStore, ForgetfulStore])
+def test_a_store_that_breaks_its_promise_is_found(planted: type[MemoryStore]) -> None:
+    """A check that cannot fail is a defect; these show that it can."""
+    with pytest.raises(Broken):
+        hunt(lambda seed: World(seed, store=planted()))
+
+
+def test_a_server_whose_clock_is_ahead_is_found_to_start_early() -> None:
+    """NotBefore is judged by the true time, not by the server's own."""
+
+    def hasty(seed: int) -> World:
+        world = World(seed, manners=Manners(0, 0, 0, 0, 0, 0))
+        world.server_clock = HastyClock(world.clock)
+        return world
+
+    with pytest.raises(Broken, match="NotBefore"):
+        hunt(hasty)

@@ -1,0 +1,366 @@
+"""A small world under one seed: two servers, one flaky store, a driver that fails and hangs, guests and operators.
+
+Real engines, loops and boards; only the clock, the store's manners and the platform are made here. Every commit is checked
+against the rules at the moment it happens; every page that a server shows is compared with what any server showed before.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from forewarn.core import command as ask
+from forewarn.core.event import Cause, EventType, Status
+from forewarn.core.fleet import Approval, AutoApprove, Policy, Scope, ScopeKind, Vm
+from forewarn.core.timing import Timing
+from forewarn.engine.clock import VirtualClock
+from forewarn.engine.engine import Engine
+from forewarn.engine.loops import Loops
+from forewarn.engine.operations import Operations, Told
+from forewarn.errors import ImpactFailed, Problem, StoreLost
+from forewarn.platform.base import Done, Order
+from forewarn.store.base import Note, Snapshot, Store, Write
+from forewarn.store.memory import MemoryStore
+from forewarn.wire.fleet import Fleet
+from forewarn.wire.record import decode_scope
+from tests.builders import NOON
+from tests.rules import Broken, check_domains, check_state, check_step, must, pages
+
+STEPS = 60
+HOSTS = ("h1", "h2", "h3")
+IMPACT_LIMIT = timedelta(minutes=5)
+SPANS = tuple(timedelta(seconds=seconds) for seconds in (0, 1, 5, 20, 60, 300, 900, 3600))
+
+
+@dataclass
+class Manners:
+    """How often things go wrong, each between 0 and 1. All 0: a fine day."""
+
+    refused: float = 0.05
+    lost_reply: float = 0.05
+    slow: float = 0.3
+    broken_watch: float = 0.02
+    failed_impact: float = 0.15
+    hung_impact: float = 0.05
+
+
+@dataclass
+class Witness:
+    """Sees every commit in order, whoever made it, and checks it on the spot."""
+
+    now: Callable[[], datetime]
+    scopes: dict[str, Scope] = field(default_factory=dict)
+    shown: dict[tuple[str, int, int], tuple[bytes, ...]] = field(default_factory=dict)
+    lives: dict[str, int] = field(default_factory=dict)
+    ended: set[str] = field(default_factory=set)
+    transcript: list[str] = field(default_factory=list)
+    broken: Broken | None = None
+
+    def must(self, holds: object, rule: str, *facts: object) -> None:
+        """As `rules.must`, and remembered: whoever called may swallow what is raised."""
+        with self.remembering():
+            must(holds, rule, *facts)
+
+    @contextmanager
+    def remembering(self) -> Iterator[None]:
+        try:
+            yield
+        except Broken as broken:
+            self.broken = self.broken or broken
+            raise
+
+    def committed(self, writes: Sequence[Write]) -> None:
+        for write in writes:
+            if not write.key.startswith("scope/"):
+                continue
+            name = write.key.split("/")[1]
+            before = self.scopes.pop(name, None)
+            if write.value is None:
+                self.lives[name] = self.lives.get(name, 0) + 1
+                self.ended |= {event.id for event in before.events} if before else set()
+                self.transcript.append(f"{self.now():%H:%M:%S} {name} gone")
+                continue
+            after = self.scopes[name] = decode_scope(write.value)
+            with self.remembering():
+                self._check(before or Scope(name=name, kind=after.kind), after)
+
+    def _check(self, before: Scope, after: Scope) -> None:
+        check_step(before, after, self.now())
+        check_state(after, self.now())
+        check_domains(before, after)
+        gone = {event.id for event in before.events} - {event.id for event in after.events}
+        must(gone <= {ended.id for ended in after.ended}, "what left the document is remembered", gone)
+        self.ended |= gone | {ended.id for ended in after.ended}
+        events = ", ".join(f"{event.type} {event.status} {event.resources}" for event in after.events)
+        self.transcript.append(f"{self.now():%H:%M:%S} {after.name} #{after.incarnation} {events}")
+
+    def reads(self, scope: Scope) -> None:
+        """A guest reads a page: the same incarnation must always be the same bytes, on any server."""
+        key = (scope.name, self.lives.get(scope.name, 0), scope.incarnation)
+        found = pages(scope)
+        must(self.shown.setdefault(key, found) == found, "same incarnation, same bytes on every server", key)
+
+    def knows(self, event_id: str) -> bool:
+        live = any(scope.event(event_id) for scope in self.scopes.values())
+        return live or event_id in self.ended
+
+
+class FlakyStore:
+    """One server's way to the store that all share: slow, refusing, losing replies, breaking watches."""
+
+    def __init__(self, inner: Store, chance: random.Random, manners: Manners, witness: Witness) -> None:
+        self._inner, self._chance, self._manners, self._witness = inner, chance, manners, witness
+
+    async def load(self, prefix: str = "") -> Snapshot:
+        await self._dawdle()
+        if self._chance.random() < self._manners.refused:
+            raise StoreLost("load refused")
+        return await self._inner.load(prefix)
+
+    async def commit(self, writes: Sequence[Write], notes: Sequence[bytes] = ()) -> int:
+        await self._dawdle()
+        if self._chance.random() < self._manners.refused:
+            raise StoreLost("commit refused")
+        revision = await self._inner.commit(writes, notes)
+        self._witness.committed(writes)
+        if self._chance.random() < self._manners.lost_reply:
+            raise StoreLost("reply lost")
+        await self._dawdle()
+        return revision
+
+    async def watch(self, after: int) -> AsyncIterator[Snapshot]:
+        async for batch in self._inner.watch(after):
+            await self._dawdle()
+            if self._chance.random() < self._manners.broken_watch:
+                raise StoreLost("watch broken")
+            yield batch
+
+    async def history(self, after: int = 0, limit: int = 1000) -> tuple[Note, ...]:
+        return await self._inner.history(after, limit)
+
+    async def close(self) -> None:
+        """The shared store stays open for the others."""
+
+    async def _dawdle(self) -> None:
+        if self._chance.random() < self._manners.slow:
+            for _ in range(self._chance.randint(1, 5)):
+                await asyncio.sleep(0)
+
+
+class FlakyPlatform:
+    """Takes a random time, and fails or hangs now and then. Checks that what it is told to do was announced."""
+
+    def __init__(self, clock: VirtualClock, chance: random.Random, manners: Manners, witness: Witness) -> None:
+        self._clock, self._chance, self._manners, self._witness = clock, chance, manners, witness
+
+    async def carry_out(self, order: Order) -> Done:
+        scope = self._witness.scopes.get(order.scope)
+        event = scope.event(order.event_id) if scope else None
+        self._witness.must(event is None or event.status is Status.STARTED, "no impact before Started", order)
+        luck = self._chance.random()
+        if luck < self._manners.hung_impact:
+            await self._clock.sleep_until(self._clock.now() + timedelta(days=1))
+        await self._clock.sleep_until(self._clock.now() + timedelta(seconds=self._chance.randint(0, 90)))
+        if luck > 1 - self._manners.failed_impact:
+            raise ImpactFailed("bad luck")
+        moves = order.type is EventType.REDEPLOY or order.cause is Cause.FAILED
+        return Done(host=self._chance.choice(HOSTS) if moves else "")
+
+
+class Server:
+    """One process: an engine with its loops, until it is killed."""
+
+    def __init__(self, world: "World", number: int) -> None:
+        self.engine = Engine(world.flaky(), world.server_clock, world.timing)
+        self.operations = Operations(self.engine, world.make_id)
+        self._world = world
+        self._number = number
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        for _ in range(100):
+            with suppress(StoreLost):
+                await self.engine.load()
+                break
+        platform = FlakyPlatform(self._world.clock, self._world.chance, self._world.manners, self._world.witness)
+        worker = f"server-{self._number}-{self._world.chance.randint(0, 10**6)}"
+        loops = Loops(self.engine, platform, worker=worker, impacts_max=3, impact_limit=IMPACT_LIMIT)
+        self._task = asyncio.create_task(loops.run())
+
+    async def kill(self) -> None:
+        """Nothing is said goodbye to. (A crash of a loop is a finding, not part of the story.)"""
+        assert self._task is not None
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    def check_alive(self) -> None:
+        if self._task is not None and self._task.done() and not self._task.cancelled():
+            self._task.result()
+
+
+class World:
+    """Everything under one seed. `run` tells a story of STEPS steps, then lets the dust settle and looks what is left."""
+
+    def __init__(self, seed: int, *, store: MemoryStore | None = None, manners: Manners | None = None) -> None:
+        self.chance = random.Random(seed)
+        self.manners = manners or Manners()
+        self.clock = VirtualClock(NOON)
+        self.server_clock = self.clock
+        self.timing = Timing()
+        self.witness = Witness(self.clock.now)
+        self.store = store or MemoryStore()
+        self.servers: list[Server] = []
+        self.acknowledged: list[str] = []
+
+    def flaky(self) -> FlakyStore:
+        return FlakyStore(self.store, self.chance, self.manners, self.witness)
+
+    def make_id(self) -> str:
+        return f"{self.chance.getrandbits(32):08X}-0000-4000-8000-{self.chance.getrandbits(48):012X}"
+
+    async def run(self) -> None:
+        await self._open()
+        for _ in range(STEPS):
+            await self._step()
+            self._check()
+        await self._settle_down()
+        for server in self.servers:
+            await server.kill()
+
+    async def _open(self) -> None:
+        for number in range(2):
+            server = Server(self, number)
+            await server.start()
+            self.servers.append(server)
+        await self._trying(lambda: self.servers[0].operations.apply(self._fleet(), by="sim"))
+        await self.clock.advance(timedelta(seconds=5))
+
+    async def _step(self) -> None:
+        deeds: list[Callable[[], Awaitable[object]]] = [
+            self._pass_time,
+            self._pass_time,
+            self._poll,
+            self._poll,
+            self._approve,
+            self._approve,
+            self._operate_vm,
+            self._operate_vm,
+            self._operate_host,
+            self._operate_event,
+            self._restart_server,
+            self._change_fleet,
+            self._crowd,
+        ]
+        weights = [6, 6, 4, 4, 4, 4, 4, 4, 4, 2, 1, 1, 3]
+        await self._trying(self.chance.choices(deeds, weights)[0])
+
+    async def _trying(self, deed: Callable[[], Awaitable[object]]) -> None:
+        """Do it; a Problem is an answer. What was acknowledged is written down."""
+        with suppress(Problem):
+            answer = await deed()
+            told = answer if isinstance(answer, list) else [answer]
+            self.acknowledged += [one.event.id for one in told if isinstance(one, Told)]
+
+    def _server(self) -> Server:
+        return self.chance.choice(self.servers)
+
+    def _vm(self) -> str:
+        return self.chance.choice([f"{scope}-{number}" for scope in ("web", "db", "one") for number in range(3)])
+
+    async def _pass_time(self) -> None:
+        await self.clock.advance(self.chance.choice(SPANS))
+
+    async def _poll(self) -> None:
+        server = self._server()
+        place, _ = server.engine.board.find_vm(self._vm())
+        await server.engine.seen(place)
+
+    async def _approve(self) -> None:
+        server, name = self._server(), self._vm()
+        place, _ = server.engine.board.find_vm(name)
+        ids = tuple(event.id for event in place.scope.events)[:2]
+        if ids:
+            await server.engine.submit(place.scope.name, ask.Approve(event_ids=ids, vm=name), by=name)
+
+    async def _operate_vm(self) -> object:
+        desk = self._server().operations
+        deed = self.chance.choice([desk.restart, desk.restart, desk.redeploy, desk.evict, desk.delete])
+        return await deed(self._vm(), by="sim")
+
+    async def _operate_host(self) -> object:
+        desk, host = self._server().operations, self.chance.choice(HOSTS)
+        luck = self.chance.randint(0, 9)
+        if luck == 0:
+            return await desk.fail(host, by="sim")
+        if luck == 1:
+            return await desk.degrade(host, by="sim")
+        type_ = self.chance.choice([EventType.FREEZE, EventType.REBOOT, EventType.REDEPLOY])
+        return await desk.maintain(host, type=type_, by="sim")
+
+    async def _operate_event(self) -> None:
+        server = self._server()
+        events = sorted(server.engine.board.events)
+        if events:
+            desk = server.operations
+            deed = self.chance.choice([desk.cancel, desk.complete, desk.approve])
+            await deed(self.chance.choice(events), by="sim")
+
+    async def _crowd(self) -> None:
+        """Several at once, on both servers, so that commits collide."""
+        deeds = [self._approve, self._operate_vm, self._operate_host, self._poll, self._approve]
+        await asyncio.gather(*(self._trying(self.chance.choice(deeds)) for _ in range(4)))
+
+    async def _restart_server(self) -> None:
+        number = self.chance.randrange(len(self.servers))
+        await self.servers[number].kill()
+        if self.chance.random() < 0.5:
+            await self.clock.advance(self.chance.choice(SPANS))
+        self.servers[number] = Server(self, number)
+        await self.servers[number].start()
+
+    async def _change_fleet(self) -> None:
+        await self._server().operations.apply(self._fleet(), by="sim")
+
+    def _fleet(self) -> Fleet:
+        """Three scopes of up to three VMs; some come, some go, some move."""
+        return Fleet(scopes=tuple(self._scope(name) for name in ("web", "db", "one")), hosts=HOSTS)
+
+    def _scope(self, name: str) -> Scope:
+        count = 1 if name == "one" else self.chance.choice([2, 3, 3, 3])
+        vms = tuple(
+            Vm(name=f"{name}-{number}", update_domain=number % 2, host=self.chance.choice(HOSTS), address="")
+            for number in range(count)
+        )
+        policy = Policy(
+            approval=self.chance.choice(list(Approval)),
+            auto_approve=tuple(choice for choice in AutoApprove if self.chance.random() < 0.3),
+            couple_terminates=self.chance.random() < 0.3,
+            user_operations_max=2,
+        )
+        kind = ScopeKind.VM if name == "one" else ScopeKind.SCALE_SET
+        return Scope(name=name, kind=kind, policy=policy, vms=vms)
+
+    def _check(self) -> None:
+        if self.witness.broken is not None:
+            raise self.witness.broken
+        for server in self.servers:
+            server.check_alive()
+            for place in server.engine.board.scopes.values():
+                self.witness.reads(place.scope)
+        for event_id in self.acknowledged:
+            must(self.witness.knows(event_id), "what was acknowledged is not lost", event_id)
+
+    async def _settle_down(self) -> None:
+        """The weather clears. Then everything that was begun must end, and both servers must show the same."""
+        self.manners.__dict__.update(vars(Manners(0, 0, 0, 0, 0, 0)))
+        for _ in range(60):
+            await self.clock.advance(timedelta(hours=4))
+        self._check()
+        for name, scope in self.witness.scopes.items():
+            must(not scope.impacts, "every impact comes to an end", scope)
+            must(not scope.events, "every event comes to an end", scope)
+            for server in self.servers:
+                shown = server.engine.board.scopes.get(name)
+                must(shown is not None and shown.scope == scope, "every server shows what is stored", name)

@@ -1,0 +1,177 @@
+"""What polls read: who is found where, what is shown, who is woken."""
+
+import asyncio
+
+import pytest
+from msgspec.structs import replace
+
+from forewarn.core.fleet import Scope
+from forewarn.engine.board import Board, Place, wait_for_change
+from forewarn.errors import UnknownHost, UnknownScope, UnknownVm
+from tests.builders import NOON, guid, restart, run, scope_of, vm
+
+
+def board_with(*scopes: Scope) -> Board:
+    board = Board(seen_interval_seconds=3600)
+    for scope in scopes:
+        board.publish(scope, 1)
+    return board
+
+
+WEB = replace(scope_of(vm("web-0", address="10.0.0.1", id=guid(1)), vm("web-1", domain=1, host="host-b")), name="web")
+DB = replace(scope_of(vm("db-0", address="10.0.0.2")), name="db")
+
+
+def test_a_vm_is_found_by_name_address_id_and_host() -> None:
+    board = board_with(WEB, DB)
+
+    assert board.find_vm("web-0") == (board.scopes["web"], WEB.vms[0])
+    assert board.addresses == {"10.0.0.1": "web-0", "10.0.0.2": "db-0"}
+    assert board.ids == {guid(1): "web-0"}
+    assert [place.scope.name for place in board.places_on("host-a")] == ["db", "web"]
+
+
+def test_what_is_unknown_is_named() -> None:
+    board = board_with(WEB)
+
+    with pytest.raises(UnknownVm, match="'web-7'"):
+        board.find_vm("web-7")
+    with pytest.raises(UnknownScope, match="'db'"):
+        board.place("db")
+    with pytest.raises(UnknownHost, match="'host-z'"):
+        board.places_on("host-z")
+
+
+def test_a_declared_host_without_vms_is_known() -> None:
+    board = board_with(WEB)
+    board.declared_hosts = ("host-z",)
+
+    assert board.places_on("host-z") == []
+    assert board.host_names() == ["host-a", "host-b", "host-z"]
+
+
+def test_older_news_changes_nothing() -> None:
+    """A watch may tell late what we committed ourselves."""
+    board = board_with(WEB)
+    newer = run(WEB, restart())
+    assert board.publish(newer, 3)
+
+    assert not board.publish(WEB, 2)
+    assert not board.publish(WEB, 3)
+    assert board.scopes["web"].scope == newer
+
+
+def test_a_scope_that_is_gone_does_not_come_back_by_older_news() -> None:
+    board = board_with(WEB)
+    board.withdraw("web", 5)
+
+    assert not board.publish(WEB, 4)
+    assert (board.scopes, board.vms, board.addresses, board.hosts) == ({}, {}, {}, {})
+    assert board.publish(WEB, 6)
+    board.withdraw("web", 7)
+    board.caught_up(7)
+    assert board._gone == {}
+
+
+def test_a_vm_that_changes_scopes_is_found_in_the_new_one_whichever_news_comes_first() -> None:
+    """Another server's commits may be told in either order; the VM must never see its old scope's document again."""
+    without = replace(WEB, vms=WEB.vms[1:])
+    with_it = replace(DB, vms=(*DB.vms, WEB.vms[0]))
+    for order in ((without, with_it), (with_it, without)):
+        board = board_with(WEB, DB)
+        for scope in order:
+            board.publish(scope, 2)
+
+        assert board.find_vm("web-0")[0].scope.name == "db"
+        assert board.addresses["10.0.0.1"] == "web-0"
+
+
+def test_a_new_address_replaces_the_old_one() -> None:
+    board = board_with(WEB)
+    board.publish(replace(WEB, vms=(replace(WEB.vms[0], address="10.0.0.9"), WEB.vms[1])), 2)
+
+    assert board.addresses == {"10.0.0.9": "web-0"}
+
+
+def test_addresses_may_be_exchanged() -> None:
+    a, b = vm("a", address="10.0.0.1"), vm("b", address="10.0.0.2")
+    board = board_with(scope_of(a, b))
+    board.publish(scope_of(replace(a, address="10.0.0.2"), replace(b, address="10.0.0.1")), 2)
+
+    assert board.addresses == {"10.0.0.1": "b", "10.0.0.2": "a"}
+
+
+def test_pages_last_until_the_visible_document_changes() -> None:
+    board = board_with(WEB)
+    place = board.scopes["web"]
+    place.pages["2020-07-01"] = b"page"
+
+    board.publish(replace(WEB, seen_at=NOON), 2)
+    assert place.pages == {"2020-07-01": b"page"}
+    board.publish(run(WEB, restart()), 3)
+    assert place.pages == {}
+
+
+def test_events_are_found_while_they_live_and_for_a_while_after() -> None:
+    board = board_with(WEB)
+    board.publish(run(WEB, restart()), 2)
+    assert (set(board.events), set(board.ended)) == ({guid(1)}, set())
+
+    board.withdraw("web", 3)
+    assert (board.events, board.ended) == ({}, {})
+
+
+async def waiting(place: Place, seconds: float = 30) -> "asyncio.Task[bool]":
+    task = asyncio.create_task(wait_for_change(place, place.scope.incarnation, seconds))
+    await asyncio.sleep(0)
+    return task
+
+
+def test_a_change_wakes_all_who_wait_and_only_there() -> None:
+    async def story() -> None:
+        board = board_with(WEB, DB)
+        here = [await waiting(board.scopes["web"]) for _ in range(3)]
+        there = await waiting(board.scopes["db"])
+        board.publish(run(WEB, restart()), 2)
+        await asyncio.gather(*here)
+
+        assert board.scopes["web"].waiters is None
+        assert not there.done()
+        there.cancel()
+
+    asyncio.run(story())
+
+
+def test_an_invisible_change_wakes_nobody() -> None:
+    async def story() -> None:
+        board = board_with(WEB)
+        task = await waiting(board.scopes["web"])
+        board.publish(replace(WEB, seen_at=NOON), 2)
+        await asyncio.sleep(0)
+
+        assert not task.done()
+        task.cancel()
+
+    asyncio.run(story())
+
+
+def test_an_abandoned_wait_leaves_nothing_behind() -> None:
+    async def story() -> None:
+        board = board_with(WEB)
+        task = await waiting(board.scopes["web"])
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+        assert board.scopes["web"].waiters is None
+
+    asyncio.run(story())
+
+
+def test_a_wait_ends_when_its_time_is_up_or_the_document_is_new_already() -> None:
+    async def story() -> None:
+        place = board_with(WEB).scopes["web"]
+        await wait_for_change(place, 1, 0.01)
+        await wait_for_change(place, 99, 30)
+        assert place.waiters is None
+
+    asyncio.run(story())

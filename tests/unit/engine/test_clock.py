@@ -1,0 +1,90 @@
+"""Time that is told."""
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+from forewarn.engine.clock import RealClock, VirtualClock, within
+from tests.builders import MINUTE, NOON, SECOND
+
+
+def test_sleepers_wake_in_the_order_of_their_moments_each_at_its_own() -> None:
+    async def story() -> list[str]:
+        clock, told = VirtualClock(NOON), []
+
+        async def sleeper(name: str, span: timedelta) -> None:
+            await clock.sleep_until(clock.now() + span)
+            told.append(f"{name} {clock.now():%H:%M}")
+
+        tasks = [asyncio.create_task(sleeper(name, n * MINUTE)) for name, n in (("late", 9), ("soon", 1), ("mid", 5))]
+        await asyncio.sleep(0)
+        await clock.advance(5 * MINUTE)
+        assert clock.now() == NOON + 5 * MINUTE
+        await clock.advance(5 * MINUTE)
+        await asyncio.gather(*tasks)
+        return told
+
+    assert asyncio.run(story()) == ["soon 12:01", "mid 12:05", "late 12:09"]
+
+
+def test_who_sleeps_again_while_time_passes_wakes_again_in_the_same_passage() -> None:
+    """A day of maintenance in one call: each tick may set the next."""
+
+    async def story() -> int:
+        clock, count = VirtualClock(NOON), 0
+
+        async def ticker() -> None:
+            nonlocal count
+            for _ in range(10):
+                await clock.sleep_until(clock.now() + MINUTE)
+                count += 1
+
+        task = asyncio.create_task(ticker())
+        await asyncio.sleep(0)
+        await clock.advance(timedelta(hours=1))
+        await task
+        return count
+
+    assert asyncio.run(story()) == 10
+
+
+def test_a_moment_that_has_passed_needs_no_sleep() -> None:
+    asyncio.run(VirtualClock(NOON).sleep_until(NOON))
+    asyncio.run(RealClock().sleep_until(NOON))
+
+
+def test_work_that_takes_too_long_on_this_clock_is_ended() -> None:
+    async def story() -> None:
+        clock = VirtualClock(NOON)
+        task = asyncio.create_task(within(clock, MINUTE, clock.sleep_until(NOON + 2 * MINUTE)))
+        await asyncio.sleep(0)
+        await clock.advance(MINUTE - SECOND)
+        assert not task.done()
+        await clock.advance(SECOND)
+        with pytest.raises(TimeoutError, match="0:01:00"):
+            await task
+
+    asyncio.run(story())
+
+
+def test_work_that_is_done_in_time_gives_its_result_or_its_error() -> None:
+    async def fine() -> str:
+        return "fine"
+
+    async def broken() -> str:
+        raise ValueError("broken")
+
+    clock = VirtualClock(NOON)
+    assert asyncio.run(within(clock, MINUTE, fine())) == "fine"
+    with pytest.raises(ValueError, match="broken"):
+        asyncio.run(within(clock, MINUTE, broken()))
+
+
+def test_the_real_clock_is_aware_and_sleeps() -> None:
+    clock = RealClock()
+    before = clock.now()
+    asyncio.run(clock.sleep_until(before + timedelta(milliseconds=5)))
+
+    assert before.utcoffset() == timedelta(0)
+    assert clock.now() >= before + timedelta(milliseconds=5)

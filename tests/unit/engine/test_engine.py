@@ -1,0 +1,481 @@
+"""Submitting: durable, idempotent, never the wrong winner."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
+
+import pytest
+
+from forewarn.core import command as ask
+from forewarn.core.change import Change, What
+from forewarn.core.event import EventType, Status
+from forewarn.core.fleet import Approval, Policy, Scope, ScopeKind
+from forewarn.core.timing import DURATION, Timing
+from forewarn.engine.clock import VirtualClock
+from forewarn.engine.engine import Engine
+from forewarn.engine.loops import Loops
+from forewarn.engine.operations import Operations
+from forewarn.errors import (
+    AlreadyPending,
+    EventEnded,
+    StoreLost,
+    Unavailable,
+    UnknownEvent,
+    UnknownHost,
+    UnknownScope,
+    UnknownVm,
+)
+from forewarn.platform.base import Done, Order
+from forewarn.platform.simulated import SimulatedPlatform
+from forewarn.store.base import Snapshot, Write
+from forewarn.store.memory import MemoryStore
+from forewarn.wire import note
+from forewarn.wire.fleet import Fleet
+from tests.builders import MINUTE, NOON, guid, restart, vm
+
+FLEET = Fleet(
+    scopes=(
+        Scope(
+            name="web",
+            kind=ScopeKind.AVAILABILITY_SET,
+            vms=(vm("web-0", address="10.0.0.1"), vm("web-1", domain=1, host="host-b", address="10.0.0.2")),
+        ),
+        Scope(name="db", kind=ScopeKind.VM, vms=(vm("db", address="10.0.0.3"),)),
+    ),
+    hosts=("host-a", "host-b", "host-c"),
+)
+
+
+class World:
+    """A store and a clock; `engine()` is another server on the same store."""
+
+    def __init__(self, store: MemoryStore | None = None) -> None:
+        self.store = store or MemoryStore()
+        self.clock = VirtualClock(NOON)
+        self.count = 0
+
+    def make_id(self) -> str:
+        self.count += 1
+        return guid(self.count)
+
+    async def engine(self) -> Engine:
+        engine = Engine(self.store, self.clock, Timing())
+        await engine.load()
+        return engine
+
+    async def desk(self) -> Operations:
+        """A server with the fleet, its first scope polled."""
+        engine = await self.engine()
+        desk = Operations(engine, self.make_id)
+        await desk.apply(FLEET, by="test")
+        await engine.seen(engine.board.scopes["web"])
+        return desk
+
+
+def live(story: Callable[[World], Awaitable[None]], store: MemoryStore | None = None) -> None:
+    async def run() -> None:
+        await story(World(store))
+
+    asyncio.run(run())
+
+
+def test_what_is_submitted_is_stored_with_its_notes_in_one_commit() -> None:
+    async def story(world: World) -> None:
+        desk = await world.desk()
+        before = len(await world.store.history())
+        told = await desk.restart("web-0", by="ann")
+
+        assert told is not None
+        (line,) = (await world.store.history())[before:]
+        assert note.decode(line.body) == note.Note(
+            NOON, "ann", "web", Change(what=What.SCHEDULED, event_id=told.event.id, detail="Reboot of web-0")
+        )
+        other = await world.engine()
+        assert other.board.scopes["web"].scope.events == (told.event,)
+
+    live(story)
+
+
+def test_a_command_that_changes_nothing_writes_nothing() -> None:
+    """Approving again is a 200 and no commit."""
+
+    async def story(world: World) -> None:
+        desk = await world.desk()
+        told = await desk.restart("web-0", by="ann")
+        assert told is not None
+        await desk.approve(told.event.id, by="ann", vm="web-1")
+        revision = (await world.store.load()).revision
+        await desk.approve(told.event.id, by="ann", vm="web-1")
+
+        assert (await world.store.load()).revision == revision
+
+    live(story)
+
+
+def test_two_servers_that_approve_at_once_lose_neither_word() -> None:
+    """The one that comes second reads again and decides again."""
+
+    async def story(world: World) -> None:
+        desk = await world.desk()
+        one, two = await world.engine(), await world.engine()
+        told = await desk.restart("web-0", by="ann")
+        assert told is not None
+        for engine in (one, two):
+            await engine.load()
+        scope = FLEET.scopes[0]
+        policy = Policy(approval=Approval.ALL)
+        await one.submit("web", ask.Enrol(kind=scope.kind, policy=policy, vms=scope.vms), by="ann")
+        results = await asyncio.gather(
+            one.submit("web", ask.Approve(event_ids=(told.event.id,), vm="web-0"), by="web-0"),
+            two.submit("web", ask.Approve(event_ids=(told.event.id,), vm="web-1"), by="web-1"),
+        )
+
+        stored = (await world.engine()).board.scopes["web"].scope
+        assert set(stored.events[0].approvals) == {"web-0", "web-1"}
+        assert stored.events[0].status is Status.STARTED
+        assert len(results) == 2
+
+    live(story)
+
+
+class LosesReplies(MemoryStore):
+    """Every commit happens, and every other reply is lost."""
+
+    calls = 0
+
+    async def commit(self, writes: Sequence[Write], notes: Sequence[bytes] = ()) -> int:
+        revision = await super().commit(writes, notes)
+        self.calls += 1
+        if self.calls % 2 == 0:
+            raise StoreLost("reply lost")
+        return revision
+
+
+def test_a_lost_reply_is_found_out_and_nothing_is_done_twice() -> None:
+    async def story(world: World) -> None:
+        desk = await world.desk()
+        first = await desk.restart("web-0", by="ann")
+        second = await desk.restart("web-1", by="ann")
+
+        assert first is not None
+        assert second is not None
+        scope = (await world.engine()).board.scopes["web"].scope
+        assert [event.resources for event in scope.events] == [("web-0",), ("web-1",)]
+
+    live(story, LosesReplies())
+
+
+class AlwaysContested(MemoryStore):
+    """Somebody else is always faster."""
+
+    is_contested = False
+
+    async def commit(self, writes: Sequence[Write], notes: Sequence[bytes] = ()) -> int:
+        if self.is_contested:
+            for write in writes:
+                record = self._records[write.key]
+                await super().commit([Write(write.key, record.value, record.revision)])
+        return await super().commit(writes, notes)
+
+
+def test_a_race_that_is_lost_again_and_again_is_given_up() -> None:
+    async def story(world: World) -> None:
+        desk = await world.desk()
+        assert isinstance(world.store, AlwaysContested)
+        world.store.is_contested = True
+
+        with pytest.raises(Unavailable, match="web is being changed by too many at once"):
+            await desk.restart("web-0", by="ann")
+
+    live(story, AlwaysContested())
+
+
+class Deaf(MemoryStore):
+    """Answers nothing but what it was asked before it went deaf."""
+
+    is_deaf = False
+
+    async def commit(self, writes: Sequence[Write], notes: Sequence[bytes] = ()) -> int:
+        if self.is_deaf:
+            raise StoreLost("no answer")
+        return await super().commit(writes, notes)
+
+    async def load(self, prefix: str = "") -> Snapshot:
+        if self.is_deaf:
+            raise StoreLost("no answer")
+        return await super().load(prefix)
+
+
+def test_a_poll_is_answered_while_the_store_is_lost_and_recorded_later() -> None:
+    """The document in memory is still right; the guest must not be kept from it."""
+
+    async def story(world: World) -> None:
+        desk = await world.desk()
+        engine = desk._engine
+        assert isinstance(world.store, Deaf)
+        place = engine.board.scopes["db"]
+        world.store.is_deaf = True
+        await engine.seen(place)
+        assert place.scope.seen_at is None
+        assert place.fresh_until == (NOON + timedelta(seconds=5)).timestamp()
+
+        world.store.is_deaf = False
+        await engine.seen(place)
+        assert place.scope.seen_at == NOON
+
+    live(story, Deaf())
+
+
+def test_the_first_poll_is_recorded_before_it_is_answered() -> None:
+    """Whoever restarts a VM right after its first poll must find it enabled."""
+
+    async def story(world: World) -> None:
+        desk = await world.desk()
+        assert await desk.restart("web-0", by="ann") is not None
+        assert await desk.restart("db", by="ann") is None
+
+    live(story)
+
+
+def test_a_refused_fleet_changes_nothing() -> None:
+    async def story(world: World) -> None:
+        desk = await world.desk()
+        await desk.restart("web-0", by="ann")
+        revision = (await world.store.load()).revision
+        web = FLEET.scopes[0]
+        moved = Scope(name="web", kind=web.kind, vms=(vm("web-0", domain=4), web.vms[1]))
+
+        with pytest.raises(Exception, match="cannot change its update domain"):
+            await desk.apply(Fleet(scopes=(moved, Scope(name="new", kind=ScopeKind.SCALE_SET)), hosts=()), by="ann")
+        assert (await world.store.load()).revision == revision
+
+    live(story)
+
+
+def test_applying_a_fleet_tells_the_difference_and_a_dry_run_does_nothing() -> None:
+    async def story(world: World) -> None:
+        desk = await world.desk()
+        web = FLEET.scopes[0]
+        wanted = Fleet(scopes=(Scope(name="web", kind=web.kind, vms=(web.vms[0], vm("web-9"))),), hosts=("host-a",))
+        planned = await desk.apply(wanted, by="ann", dry_run=True)
+
+        assert planned == ((), ("web",), ("db",), ("web-9",), ("db", "web-1"))
+        assert desk.fleet() != wanted
+        assert await desk.apply(wanted, by="ann") == planned
+        assert desk.fleet() == wanted
+        assert await desk.apply(wanted, by="ann") == ((), (), (), (), ())
+
+    live(story)
+
+
+def test_a_vm_changes_scopes_without_ever_being_in_two() -> None:
+    async def story(world: World) -> None:
+        desk = await world.desk()
+        web, db = FLEET.scopes
+        bigger = Scope(name="db", kind=ScopeKind.SCALE_SET, vms=(*db.vms, web.vms[0]))
+        smaller = Scope(name="web", kind=web.kind, vms=web.vms[1:])
+        await desk.apply(Fleet(scopes=(bigger, smaller), hosts=FLEET.hosts), by="ann")
+
+        fresh = await world.engine()
+        assert fresh.board.find_vm("web-0")[0].scope.name == "db"
+        assert fresh.board.addresses["10.0.0.1"] == "web-0"
+
+    live(story)
+
+
+def test_a_large_fleet_takes_several_commits() -> None:
+    async def story(world: World) -> None:
+        engine = await world.engine()
+        desk = Operations(engine, world.make_id)
+        many = tuple(Scope(name=f"s{number}", kind=ScopeKind.VM, vms=(vm(f"v{number}"),)) for number in range(250))
+        await desk.apply(Fleet(scopes=many, hosts=()), by="ann", digest="d1")
+
+        assert len((await world.store.load("scope/")).records) == 250
+        assert (await world.store.load()).revision == 3
+        assert Operations(await world.engine(), world.make_id).applied_digest() == "d1"
+
+    live(story)
+
+
+def test_two_who_change_the_fleet_at_once_do_not_mix() -> None:
+    async def story(world: World) -> None:
+        desk = await world.desk()
+        other = Operations(await world.engine(), world.make_id)
+        await desk.apply(Fleet(scopes=FLEET.scopes[:1], hosts=()), by="ann")
+
+        with pytest.raises(Unavailable, match="changed by somebody else"):
+            await other.apply(Fleet(scopes=FLEET.scopes[1:], hosts=()), by="bob")
+
+    live(story)
+
+
+def test_maintenance_of_a_host_is_one_event_for_each_scope() -> None:
+    async def story(world: World) -> None:
+        desk = await world.desk()
+        told = await desk.maintain("host-a", type=EventType.REBOOT, by="ann")
+
+        assert [(one.scope.name, one.event.resources) for one in told] == [("db", ("db",)), ("web", ("web-0",))]
+        with pytest.raises(AlreadyPending):
+            await desk.maintain("host-a", type=EventType.REBOOT, by="ann")
+        assert await desk.maintain("host-c", type=EventType.REBOOT, by="ann") == []
+
+    live(story)
+
+
+def test_what_is_unknown_or_over_is_told_apart() -> None:
+    async def story(world: World) -> None:
+        desk = await world.desk()
+        told = await desk.restart("web-0", by="ann")
+        assert told is not None
+        await desk.cancel(told.event.id.lower(), by="ann")
+
+        with pytest.raises(EventEnded, match="has canceled"):
+            desk.find_event(told.event.id)
+        with pytest.raises(UnknownEvent):
+            desk.find_event(guid(999))
+        with pytest.raises(UnknownVm):
+            await desk.restart("nobody", by="ann")
+        with pytest.raises(UnknownHost):
+            await desk.fail("nowhere", by="ann")
+        with pytest.raises(UnknownScope):
+            await desk._engine.submit("nothing", restart(), by="ann")
+
+    live(story)
+
+
+class Crew:
+    """Loops at work on an engine, under the world's clock."""
+
+    def __init__(self, engine: Engine, clock: VirtualClock, *, failing: tuple[str, ...] = (), worker: str = "w1") -> None:
+        platform = SimulatedPlatform(clock, durations=DURATION, hosts=engine.board.host_names, failing=failing)
+        loops = Loops(engine, platform, worker=worker, impact_limit=timedelta(hours=1))
+        self.task = asyncio.create_task(loops.run())
+
+    async def leave(self) -> None:
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+
+def test_an_event_that_nobody_approves_runs_its_whole_course_by_itself() -> None:
+    async def story(world: World) -> None:
+        desk = await world.desk()
+        crew = Crew(desk._engine, world.clock)
+        await desk.redeploy("web-0", by="ann")
+        seen = []
+        for minutes in (9, 1, 9, 2):
+            await world.clock.advance(minutes * MINUTE)
+            scope = desk._engine.board.scopes["web"].scope
+            seen.append((scope.incarnation, [str(event.status) for event in scope.events], scope.vms[0].host))
+        await crew.leave()
+
+        assert seen == [
+            (2, ["Scheduled"], "host-a"),
+            (3, ["Started"], "host-a"),
+            (3, ["Started"], "host-a"),
+            (4, [], "host-b"),
+        ]
+
+    live(story)
+
+
+def test_a_server_that_dies_loses_its_claim_and_another_carries_on() -> None:
+    async def story(world: World) -> None:
+        desk = await world.desk()
+        first = Crew(desk._engine, world.clock, worker="dies")
+        await desk.redeploy("web-0", by="ann")
+        await world.clock.advance(11 * MINUTE)
+        assert desk._engine.board.scopes["web"].scope.impacts[0].claimed_by == "dies"
+        await first.leave()
+
+        heir = await world.engine()
+        second = Crew(heir, world.clock, worker="heir")
+        await world.clock.advance(MINUTE)
+        impact = heir.board.scopes["web"].scope.impacts[0]
+        assert (impact.claimed_by, impact.tries) == ("heir", 2)
+        await world.clock.advance(11 * MINUTE)
+        await second.leave()
+        assert heir.board.scopes["web"].scope.events == ()
+
+    live(story)
+
+
+def test_two_servers_share_the_work_and_do_it_once() -> None:
+    class Counting:
+        """Counts how often it is called for each VM."""
+
+        def __init__(self) -> None:
+            self.calls: list[str] = []
+
+        async def carry_out(self, order: Order) -> Done:
+            self.calls.append(order.vm.name)
+            return Done()
+
+    async def story(world: World) -> None:
+        desk = await world.desk()
+        platform = Counting()
+        engines = [desk._engine, await world.engine()]
+        crews = [
+            asyncio.create_task(Loops(engine, platform, worker=f"w{number}", impact_limit=MINUTE).run())
+            for number, engine in enumerate(engines)
+        ]
+        await desk.restart("web-0", by="ann")
+        await desk.restart("web-1", by="ann")
+        await world.clock.advance(20 * MINUTE)
+        for crew in crews:
+            crew.cancel()
+        await asyncio.gather(*crews, return_exceptions=True)
+
+        assert sorted(platform.calls) == ["web-0", "web-1"]
+        assert engines[0].board.scopes["web"].scope == engines[1].board.scopes["web"].scope
+
+    live(story)
+
+
+def test_a_driver_that_fails_is_tried_three_times_and_then_the_event_ends_as_failed() -> None:
+    async def story(world: World) -> None:
+        desk = await world.desk()
+        crew = Crew(desk._engine, world.clock, failing=("web-0",))
+        await desk.restart("web-0", by="ann")
+        await world.clock.advance(timedelta(hours=2))
+        await crew.leave()
+
+        scope = desk._engine.board.scopes["web"].scope
+        assert (scope.events, scope.ended[-1].how) == ((), "failed")
+        lines = [note.decode(one.body).change for one in await world.store.history()]
+        assert [str(change.what) for change in lines].count("impact-failed") == 3
+
+    live(story)
+
+
+def test_no_more_impacts_at_once_than_allowed() -> None:
+    class Busy:
+        """Knows how many it is doing at once."""
+
+        now_busy, most = 0, 0
+
+        def __init__(self, clock: VirtualClock) -> None:
+            self.clock = clock
+
+        async def carry_out(self, order: Order) -> Done:
+            self.now_busy += 1
+            self.most = max(self.most, self.now_busy)
+            await self.clock.sleep_until(self.clock.now() + MINUTE)
+            self.now_busy -= 1
+            return Done()
+
+    async def story(world: World) -> None:
+        desk = await world.desk()
+        many = tuple(Scope(name=f"s{number}", kind=ScopeKind.VM, vms=(vm(f"v{number}"),)) for number in range(10))
+        await desk.apply(Fleet(scopes=many, hosts=()), by="ann")
+        platform = Busy(world.clock)
+        loops = Loops(desk._engine, platform, worker="w", impacts_max=3, impact_limit=timedelta(hours=1))
+        task = asyncio.create_task(loops.run())
+        await desk.maintain("host-a", type=EventType.FREEZE, by="ann")
+        await world.clock.advance(timedelta(minutes=30))
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+        assert platform.most == 3
+        assert desk._engine.board.events == {}
+
+    live(story)

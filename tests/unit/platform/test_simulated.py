@@ -1,0 +1,53 @@
+"""The platform that acts on nothing."""
+
+import asyncio
+
+import pytest
+
+from forewarn.core.event import Cause, EventType
+from forewarn.core.timing import DURATION
+from forewarn.engine.clock import VirtualClock
+from forewarn.errors import ImpactFailed
+from forewarn.platform.base import Done, Order
+from forewarn.platform.simulated import SimulatedPlatform, another_host
+from tests.builders import NOON, SECOND, guid, vm
+
+
+def order(type_: EventType, cause: Cause = Cause.MAINTENANCE) -> Order:
+    return Order(guid(1), "web", vm("web-0"), type_, cause, tries=1)
+
+
+def carried_out(what: Order, *failing: str) -> Done:
+    async def story() -> Done:
+        clock = VirtualClock(NOON)
+        platform = SimulatedPlatform(clock, durations=DURATION, hosts=lambda: ["host-a", "host-b"], failing=failing)
+        task = asyncio.create_task(platform.carry_out(what))
+        await asyncio.sleep(0)
+        await clock.advance(DURATION[what.type] - SECOND)
+        assert not task.done()
+        await clock.advance(SECOND)
+        return await task
+
+    return asyncio.run(story())
+
+
+@pytest.mark.parametrize("type_", list(EventType))
+def test_every_type_takes_its_time(type_: EventType) -> None:
+    carried_out(order(type_))
+
+
+def test_a_redeploy_and_a_failed_host_move_the_vm_and_nothing_else_does() -> None:
+    assert carried_out(order(EventType.REDEPLOY)) == Done(host="host-b")
+    assert carried_out(order(EventType.REBOOT, Cause.FAILED)) == Done(host="host-b")
+    assert carried_out(order(EventType.REBOOT)) == Done()
+
+
+def test_it_fails_for_the_vms_it_was_told_to() -> None:
+    with pytest.raises(ImpactFailed, match="web-0"):
+        carried_out(order(EventType.FREEZE), "web-0")
+
+
+def test_the_next_host_is_taken_round_and_round() -> None:
+    assert another_host("b", ["a", "b", "c"]) == "c"
+    assert another_host("c", ["a", "b", "c"]) == "a"
+    assert another_host("a", ["a"]) == ""
