@@ -1,0 +1,46 @@
+# Everything a person types here. Each target sets up what it needs and says what it is doing; a second run is quick.
+.PHONY: demo test check bench sim clean
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+# A seed of one's own: make sim FIRST=1000 SEEDS=5000
+FIRST ?= 50
+SEEDS ?= 500
+
+demo: $(READY)
+	@exec $(BIN)/forewarn demo
+
+test: check
+	@echo "== tests"
+	@$(BIN)/pytest
+
+check: $(READY)
+	@echo "== lint, types, import contracts"
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo > $(VENV)/imports.log || { cat $(VENV)/imports.log; exit 1; }
+
+bench: $(READY)
+	@sh tools/need.sh nginx=nginx-light wrk=wrk
+	@echo "== speed, as ratios against nginx (about three minutes)"
+	@$(BIN)/python -m tests.bench
+
+sim: $(READY)
+	@echo "== $(SEEDS) simulated worlds from seed $(FIRST)"
+	@$(BIN)/python -m tests.sim --first $(FIRST) --seeds $(SEEDS) 2> $(VENV)/sim.log || { tail -50 $(VENV)/sim.log; exit 1; }
+
+# The virtual environment, by exact versions. Made again when what it is made from changes.
+$(READY): pyproject.toml constraints.txt
+	@echo "== setting up $(VENV) (first time: a minute or two)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "forewarn needs Python 3.11 or newer; try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { sh tools/need.sh ensurepip=python3-venv && $(PYTHON) -m venv $(VENV); }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[server,test]' > $(VENV)/install.log 2>&1 || { cat $(VENV)/install.log; exit 1; }
+	@touch $(READY)
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .import_linter_cache .hypothesis .pytest_cache src/*.egg-info
+	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,5 @@
+"""`python -m forewarn`: the command line."""
+
+from forewarn.cli.main import main
+
+main()

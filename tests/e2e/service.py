@@ -1,0 +1,116 @@
+"""A real server process on free ports, for end-to-end tests."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+READY = re.compile(r"metadata (http://\S+?), control (http://\S+)")
+START_SECONDS_MAX = 60
+STOP_SECONDS_MAX = 20
+
+FLEET = """
+scopes:
+  - name: web
+    kind: availability-set
+    vms:
+      - {name: web-0, address: 127.0.0.1, update_domain: 0, host: host-a}
+      - {name: web-1, address: 127.0.0.2, update_domain: 1, host: host-b}
+  - name: db
+    kind: vm
+    vms:
+      - {name: db, address: 127.0.0.3, host: host-a}
+"""
+
+
+class Service:
+    """One `forewarn serve`. Give it a folder; files in it survive a kill."""
+
+    def __init__(self, folder: Path, *flags: str, fleet: str = FLEET) -> None:
+        (folder / "fleet.yaml").write_text(fleet)
+        self.folder = folder
+        self.flags = flags
+        self.process: subprocess.Popen[str] | None = None
+        self.metadata = self.control = ""
+
+    def start(self) -> "Service":
+        ports = ("--metadata", "127.0.0.1:0", "--control", "127.0.0.1:0")
+        store = () if "--store" in self.flags else ("--store", f"sqlite:///{self.folder}/forewarn.db")
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("FOREWARN_")}
+        with (self.folder / "log.txt").open("a") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "forewarn", "serve", "--fleet", "fleet.yaml", *ports, *store, *self.flags],
+                cwd=self.folder,
+                env=environ,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        found = READY.search(line)
+        assert found, f"not ready: {line!r} {(self.folder / 'log.txt').read_text()}"
+        self.metadata, self.control = found.groups()
+        return self
+
+    def kill(self) -> None:
+        """As a power cut would."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> int:
+        return self._end(signal.SIGTERM)
+
+    def _end(self, number: int) -> int:
+        process, self.process = self.process, None
+        if process is None:
+            return 0
+        process.send_signal(number)
+        code = process.wait(STOP_SECONDS_MAX)
+        assert process.stdout is not None
+        process.stdout.close()
+        return code
+
+    def poll(self, *, vm: str = "web-0", version: str = "2020-07-01") -> dict[str, Any]:
+        """The document as the VM sees it, by `/as/{vm}`."""
+        url = f"{self.metadata}/as/{vm}/metadata/scheduledevents?api-version={version}"
+        answer: dict[str, Any] = json.loads(call("GET", url, headers={"Metadata": "true"})[1])
+        return answer
+
+    def approve(self, *event_ids: str, vm: str = "web-0") -> int:
+        url = f"{self.metadata}/as/{vm}/metadata/scheduledevents?api-version=2020-07-01"
+        body = json.dumps({"StartRequests": [{"EventId": event_id} for event_id in event_ids]}).encode()
+        return call("POST", url, body, headers={"Metadata": "true"})[0]
+
+    def ask(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
+        """A call of the control API."""
+        sent = None if body is None else json.dumps(body).encode()
+        status, answer = call(method, f"{self.control}/api/v1{path}", sent, headers={"Content-Type": "application/json"})
+        return status, json.loads(answer) if answer else None
+
+
+def call(method: str, url: str, body: bytes | None = None, *, headers: dict[str, str]) -> tuple[int, bytes]:
+    request = urllib.request.Request(url, body, headers, method=method)
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=30) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read()
+
+
+@contextmanager
+def running(folder: Path, *flags: str, fleet: str = FLEET) -> Iterator[Service]:
+    service = Service(folder, "--identify", "path", *flags, fleet=fleet).start()
+    try:
+        yield service
+    finally:
+        service.kill()

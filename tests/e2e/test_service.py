@@ -1,0 +1,110 @@
+"""The whole service as real processes: the walk of an event, death and resurrection, two servers on one store."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tests.e2e.service import FLEET, Service, running
+
+T = TypeVar("T")
+PATIENCE_SECONDS = 60
+
+
+def eventually(look: Callable[[], T], is_right: Callable[[T], bool]) -> T:
+    """What is seen when it is right at last; fails when it never is."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:  # ends at the deadline
+        seen = look()
+        if is_right(seen):
+            return seen
+        assert time.monotonic() < deadline, f"never came: {seen}"
+        time.sleep(0.05)
+
+
+def statuses(document: dict[str, Any]) -> list[str]:
+    return [event["EventStatus"] for event in document["Events"]]
+
+
+def test_a_vm_is_told_answers_and_comes_back(tmp_path: Path) -> None:
+    """The promise of the product, over real sockets."""
+    with running(tmp_path, "--simulate-duration", "Reboot=1s") as service:
+        assert service.poll() == {"DocumentIncarnation": 1, "Events": []}
+        status, answer = service.ask("POST", "/vms/web-0/restart")
+        event = answer["event"]
+        told = service.poll(vm="web-1")
+
+        assert (status, event["status"], statuses(told)) == (202, "Scheduled", ["Scheduled"])
+        assert told["Events"][0]["EventId"] == event["id"]
+        assert service.approve(event["id"].lower(), vm="web-1") == 200
+        started = service.poll()
+        assert (statuses(started), started["Events"][0]["NotBefore"]) == (["Started"], "")
+        over = eventually(service.poll, lambda seen: not seen["Events"])
+        assert over["DocumentIncarnation"] == 4
+        assert service.stop() == 0
+
+
+def test_an_event_that_nobody_approves_starts_at_not_before_and_not_earlier(tmp_path: Path) -> None:
+    with running(tmp_path, "--rate", "300") as service:
+        service.poll()
+        _, answer = service.ask("POST", "/vms/web-0/restart")
+        due = time.mktime(time.strptime(answer["event"]["not_before"], "%Y-%m-%dT%H:%M:%SZ")) - time.timezone
+        eventually(service.poll, lambda seen: statuses(seen) == ["Started"])
+
+        assert time.time() >= due
+
+
+def test_a_server_that_is_killed_and_started_again_goes_on_where_it_was(tmp_path: Path) -> None:
+    """Events keep id, NotBefore and incarnation; what was acknowledged is there."""
+    with running(tmp_path) as service:
+        service.poll()
+        service.ask("POST", "/vms/web-0/restart")
+        service.ask("POST", "/hosts/host-b/maintain", {"type": "Freeze"})
+        before = service.poll()
+        service.kill()
+        service.start()
+
+        assert service.poll() == before
+        assert before["DocumentIncarnation"] == 3
+
+
+def test_an_impact_whose_server_was_killed_is_taken_over_and_finished(tmp_path: Path) -> None:
+    with running(tmp_path, "--simulate-duration", "Reboot=2s") as service:
+        service.poll()
+        _, answer = service.ask("POST", "/vms/web-0/restart")
+        service.approve(answer["event"]["id"])
+        path = f"/events/{answer['event']['id']}"
+        eventually(lambda: service.ask("GET", path)[1]["impacts"], lambda impacts: impacts[0]["state"] == "claimed")
+        service.kill()
+        service.start()
+
+        eventually(service.poll, lambda seen: not seen["Events"])
+
+
+def test_the_same_fleet_file_at_the_next_start_does_not_undo_what_happened(tmp_path: Path) -> None:
+    with running(tmp_path, "--simulate-duration", "Terminate=10ms") as service:
+        status, answer = service.ask("POST", "/vms/web-1/delete")
+        assert (status, answer) == (202, {"event": None})  # nobody polls, so it runs at once
+        eventually(lambda: service.ask("GET", "/vms/web-1")[0], lambda code: code == 404)
+        service.stop()
+        service.start()
+        assert service.ask("GET", "/vms/web-1")[0] == 404
+
+        service.stop()
+        (tmp_path / "fleet.yaml").write_text(FLEET + "# edited\n")
+        service.start()
+        assert service.ask("GET", "/vms/web-1")[0] == 200
+
+
+def test_two_servers_on_one_file_show_the_same_document(tmp_path: Path) -> None:
+    """No leader: what one is told, the other shows, and a word to either counts."""
+    with running(tmp_path) as one:
+        two = Service(tmp_path, "--identify", "path").start()
+        try:
+            one.poll()
+            _, answer = one.ask("POST", "/vms/web-0/restart")
+            eventually(two.poll, lambda seen: statuses(seen) == ["Scheduled"])
+            assert two.approve(answer["event"]["id"], vm="web-1") == 200
+            eventually(one.poll, lambda seen: statuses(seen) == ["Started"])
+        finally:
+            two.kill()
