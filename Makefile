@@ -14,6 +14,7 @@ demo: $(READY)
 	@exec $(BIN)/forewarn demo
 
 test: check
+	@sh tools/need.sh curl=curl
 	@echo "== tests"
 	@$(BIN)/pytest
 

@@ -186,7 +186,10 @@ def not_before_of(draft: Draft, asked: datetime | None, notice: timedelta, type_
         return whole_second_after(draft.now + notice)
     if asked.tzinfo is None:
         raise Invalid(f"not_before needs a time zone, as in {asked.isoformat()}Z; got {asked.isoformat()}")
-    asked = asked.astimezone(UTC)
+    try:
+        asked = asked.astimezone(UTC)
+    except OverflowError as error:  # at either end of the calendar
+        raise Invalid(f"not_before is at most {NOT_BEFORE_MAX.days} days ahead; got {asked.isoformat()}") from error
     if asked < draft.now + notice:
         raise NoticeTooShort(
             f"not_before is {asked - draft.now} away; this {type_} needs a notice of {notice}",

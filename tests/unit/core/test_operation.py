@@ -1,6 +1,6 @@
 """What operations make: notice, refusal, silence."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 
@@ -124,6 +124,13 @@ def test_an_operator_may_not_give_less_notice_by_even_a_second() -> None:
 def test_a_time_that_is_absurdly_far_ahead_is_refused() -> None:
     with pytest.raises(errors.Invalid, match="at most 366 days ahead"):
         run(scope_of(), restart(not_before=NOON + timedelta(days=367)))
+
+
+@pytest.mark.parametrize("absurd", ["0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-23:59", "2026-03-05T00:00:00"])
+def test_a_time_that_is_no_time_is_refused(absurd: str) -> None:
+    """The ends of the calendar, and a time without a zone: `decide` raises nothing but a Problem."""
+    with pytest.raises(errors.Invalid, match="not_before"):
+        run(scope_of(), restart(not_before=datetime.fromisoformat(absurd)))
 
 
 def test_a_rate_shortens_every_notice() -> None:

@@ -1,0 +1,33 @@
+"""`forewarn event`: what VMs are being told."""
+
+from typing import Annotated
+
+import typer
+
+from forewarn.cli.client import connect
+from forewarn.cli.noun import noun
+from forewarn.cli.output import Json, show_events
+
+Id = Annotated[str, typer.Argument(metavar="EVENT", help="The event's id, in any case of letters.")]
+Vm = Annotated[str | None, typer.Option(help="Say it in the name of this VM; the scope's policy decides whether that suffices.")]
+COLUMNS = ("id", "type", "status", "scope", "resources", "not_before", "source", "cause")
+
+app = noun("event", "Events, what VMs are being told: list, show, approve, cancel, complete.", COLUMNS)
+
+
+@app.command()
+def approve(context: typer.Context, event: Id, *, vm: Vm = None, as_json: Json = False) -> None:
+    """Let a Scheduled event start before its time."""
+    show_events(connect(context).post("events", event, "approve", said={"vm": vm}), as_json=as_json)
+
+
+@app.command()
+def cancel(context: typer.Context, event: Id, *, as_json: Json = False) -> None:
+    """Take a Scheduled event back."""
+    show_events(connect(context).post("events", event, "cancel"), done="canceled", as_json=as_json)
+
+
+@app.command()
+def complete(context: typer.Context, event: Id, *, as_json: Json = False) -> None:
+    """Say that what a Started event announced is done."""
+    show_events(connect(context).post("events", event, "complete"), done="completed", as_json=as_json)

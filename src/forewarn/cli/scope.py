@@ -1,0 +1,7 @@
+"""`forewarn scope`: the delivery groups."""
+
+from forewarn.cli.noun import noun
+
+COLUMNS = ("name", "kind", "vms", "events", "incarnation", "is_enabled", "seen_at")
+
+app = noun("scope", "Scopes, the groups of VMs that share one document: list, show.", COLUMNS)

@@ -1,0 +1,104 @@
+"""`forewarn serve` and `forewarn demo`. The server's parts are imported when needed: the rest of the CLI does without."""
+
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from forewarn.cli.usage import needs_server_parts
+from forewarn.config import Address, ClientConfig, Config, Resolved
+
+if TYPE_CHECKING:
+    from forewarn.server import Addresses
+    from forewarn.wire.note import Note
+
+POLL = "/metadata/scheduledevents?api-version=2020-07-01"
+SHOWN = {
+    "enabled": "a VM polls: from now on it is told before anything is done to it",
+    "ordered": "{vm}: {detail} at once, since nobody polls",
+    "scheduled": "Scheduled: {detail}",
+    "approved": "approved by {detail}",
+    "started": "Started",
+    "impacted": "{vm} is through it",
+    "impact-failed": "{vm}: {detail}",
+    "moved": "{vm} has moved from {detail}",
+    "left": "{vm} has left the fleet",
+    "completed": "Completed",
+    "canceled": "Canceled",
+    "failed": "Failed",
+}
+"""The changes that the demo tells of, in words."""
+
+
+def serve(found: Resolved[Config]) -> None:
+    """Run the service until it is told to stop (SIGTERM or Ctrl-C)."""
+
+    def ready(at: "Addresses") -> None:
+        typer.echo(f"forewarn is ready: metadata http://{at.metadata}, control http://{at.control}")
+
+    _run("serve", found.config, ready, lambda note: None)
+
+
+def demo(found: Resolved[Config]) -> None:
+    """Run a small fleet at a readable pace, and say what to try. Takes the flags of `serve`."""
+    _run("demo", found.config, lambda at: typer.echo(invitation(at.metadata, at.control, found.config.rate)), tell)
+
+
+def invitation(metadata: Address, control: Address, rate: float) -> str:
+    """What is running, and three lines that work when pasted into another terminal in the same folder."""
+    poll = f"curl -s -H Metadata:true 'http://{metadata}{POLL}'"
+    where = "" if f"http://{control}" == ClientConfig.control_url else f"FOREWARN_CONTROL=http://{control} "
+    return f"""forewarn is ready: metadata http://{metadata}, control http://{control}
+A 15-minute notice takes {900 / rate:g} seconds here. In another terminal, from this folder:
+
+1. Be a VM and ask what awaits you (this machine is web-0):
+   {poll}
+2. Be an operator and restart it, then poll again:
+   {where}{program()} vm restart web-0
+3. Be the VM and say go ahead:
+   {poll} | sed 's/.*\\("EventId":"[^"]*"\\).*/{{"StartRequests":[{{\\1}}]}}/' | {poll} -d @-
+
+What happens is told here; Ctrl-C ends it.
+"""
+
+
+def tell(note: "Note") -> None:
+    """A line for a change, as it happens."""
+    change = note.change
+    words = SHOWN.get(change.what)
+    if words is not None:
+        event = f"  ({change.event_id[:8]})" if change.event_id else ""
+        typer.echo(f"{note.at:%H:%M:%S}  {note.scope:10}  {words.format(vm=change.vm, detail=change.detail)}{event}")
+
+
+def program() -> str:
+    """This command as a person would type it here."""
+    typed = Path(sys.argv[0])
+    if shutil.which(typed.name) == str(typed.absolute()):
+        return typed.name
+    here = typed.absolute()
+    return str(here.relative_to(Path.cwd())) if here.is_relative_to(Path.cwd()) else str(here)
+
+
+def _run(command: str, config: Config, on_ready: "Callable[[Addresses], None]", on_change: "Callable[[Note], None]") -> None:
+    with needs_server_parts(command):
+        import asyncio
+
+        import uvloop
+
+        from forewarn.server import serve as run
+
+    async def until_stopped() -> None:
+        work = asyncio.ensure_future(run(config, on_ready, on_change))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, work.cancel)
+        with suppress(asyncio.CancelledError):
+            await work
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(until_stopped())

@@ -1,0 +1,43 @@
+"""What every command shares: exit codes, and how a command line that makes no sense is answered."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+
+import typer
+
+from forewarn.errors import NotFound, Problem, Unavailable
+
+
+class Exit(IntEnum):
+    """What the exit code says. `docs/cli.md` promises these."""
+
+    DONE = 0
+    REFUSED = 1
+    USAGE = 2
+    NOT_FOUND = 3
+    UNREACHABLE = 4
+    INTERRUPTED = 130
+
+
+class Usage(typer.TyperException):
+    """The command line, a variable or the config file says what cannot be."""
+
+    exit_code = Exit.USAGE
+
+
+def exit_of(problem: Problem) -> Exit:
+    if isinstance(problem, NotFound):
+        return Exit.NOT_FOUND
+    return Exit.UNREACHABLE if isinstance(problem, Unavailable) else Exit.REFUSED
+
+
+@contextmanager
+def needs_server_parts(command: str) -> Iterator[None]:
+    """Imports that only the server's extra brings. Without it the rest of the CLI works, and this says what is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("forewarn"):
+            raise
+        raise Problem(f"`forewarn {command}` needs {error.name}; pip install 'forewarn[server]' brings it") from error

@@ -1,0 +1,84 @@
+"""A store that lives in memory: for tests, the lab and the demo. It survives neither a crash nor a restart."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+from forewarn.errors import StoreLost
+from forewarn.store.base import Note, Record, Snapshot, Write
+from forewarn.store.check import check_revision, check_writes
+
+
+class MemoryStore:
+    """The contract of `base.py` on a dict. No verb waits in the middle, so each one is a moment."""
+
+    def __init__(self) -> None:
+        self._revision = 0
+        # Live records and tombstones. A write moves its key to the end, so the order of the dict is the order of revisions.
+        self._records: dict[str, Record] = {}
+        self._notes: list[Note] = []
+        self._bell = asyncio.Event()
+        self._is_closed = False
+
+    async def load(self, prefix: str = "") -> Snapshot:
+        self._check_open()
+        found = (record for key, record in self._records.items() if record.value is not None and key.startswith(prefix))
+        return Snapshot(self._revision, tuple(sorted(found, key=lambda record: record.key)))
+
+    async def commit(self, writes: Sequence[Write], notes: Sequence[bytes] = ()) -> int:
+        self._check_open()
+        check_writes(writes)
+        for write in writes:
+            check_revision(write, self._found(write.key))
+        self._revision += 1
+        for write in writes:
+            self._apply(write)
+        self._notes.extend(Note(number, body) for number, body in enumerate(notes, start=len(self._notes) + 1))
+        self._ring()
+        return self._revision
+
+    async def watch(self, after: int) -> AsyncIterator[Snapshot]:
+        while not self._is_closed:  # close() ends it
+            bell = self._bell  # taken before the look, so that no change falls between the look and the wait
+            records = self._changed(after)
+            if not records:
+                await bell.wait()
+                continue
+            after = records[-1].revision
+            yield Snapshot(after, records)
+
+    async def history(self, after: int = 0, limit: int = 1000) -> tuple[Note, ...]:
+        self._check_open()
+        start = max(after, 0)  # note n stands at place n - 1
+        return tuple(self._notes[start : start + max(limit, 0)])
+
+    async def close(self) -> None:
+        self._is_closed = True
+        self._ring()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise StoreLost("The store in memory is closed; expected an open one")
+
+    def _found(self, key: str) -> int:
+        record = self._records.get(key)
+        return record.revision if record and record.value is not None else 0
+
+    def _apply(self, write: Write) -> None:
+        if write.value is None and write.revision == 0:
+            return  # deleting what is not there: already true
+        self._records.pop(write.key, None)
+        self._records[write.key] = Record(write.key, write.value, self._revision)
+
+    def _changed(self, after: int) -> tuple[Record, ...]:
+        """From the newest back to the first that is old enough: the work is what changed, not what is held."""
+        newest_first = []
+        for record in reversed(self._records.values()):
+            if record.revision <= after:
+                break
+            newest_first.append(record)
+        return tuple(reversed(newest_first))
+
+    def _ring(self) -> None:
+        """Wakes every watch that waits now; those that come later wait for the next bell."""
+        self._bell.set()
+        self._bell = asyncio.Event()

@@ -1,0 +1,272 @@
+"""A store in one SQLite file: the embedded default. Any number of processes of one machine may share the file.
+
+What lives here: the file, its recognition, and the translation of every SQLite error. A file that is not plainly ours
+and whole is refused before a byte of it is written.
+"""
+
+import asyncio
+import os
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Concatenate, ParamSpec, Self, TypeVar
+
+from forewarn.errors import Problem, StoreLost, StoreUnusable
+from forewarn.store.base import Note, Record, Snapshot, Write
+from forewarn.store.check import check_revision, check_writes
+
+APPLICATION_ID = 0x466F7265  # "Fore", in the file's header: this database is ours
+SCHEMA_NUMBER = 1
+BUSY_SECONDS = 5.0
+POLL_SECONDS = 0.1  # how late another process's commit is seen: 250 ms is promised, and a look costs some 0.2 ms
+
+# A deleted record stays as a row without a value, so that a watch in another process learns of it.
+SCHEMA = (
+    "CREATE TABLE counter (revision INTEGER NOT NULL)",
+    "INSERT INTO counter VALUES (0)",
+    "CREATE TABLE record (key TEXT PRIMARY KEY NOT NULL, value BLOB, revision INTEGER NOT NULL)",
+    "CREATE INDEX record_revision ON record (revision)",
+    "CREATE TABLE note (number INTEGER PRIMARY KEY, body BLOB NOT NULL)",
+    f"PRAGMA application_id = {APPLICATION_ID}",
+    f"PRAGMA user_version = {SCHEMA_NUMBER}",
+)
+
+# SQLite's primary code: the problem, what was found and what is expected. Any other code is a StoreLost in SQLite's own words.
+MEANING: dict[int, tuple[type[Problem], str]] = {
+    sqlite3.SQLITE_BUSY: (StoreLost, "another writer holds it; expected a turn before the wait ran out"),
+    sqlite3.SQLITE_CORRUPT: (StoreUnusable, "the file is damaged; expected a whole database: restore it from a copy"),
+    sqlite3.SQLITE_FULL: (StoreUnusable, "the disk is full and nothing was written; expected free space"),
+    sqlite3.SQLITE_IOERR: (StoreLost, "the disk fails, or has no space for the log's index; expected one that can be written"),
+    sqlite3.SQLITE_NOTADB: (StoreUnusable, "the file is not an SQLite database; expected a Forewarn store, or no file"),
+    sqlite3.SQLITE_READONLY: (StoreUnusable, "the file is read-only; expected a file and folder that this user may write"),
+    sqlite3.SQLITE_CANTOPEN: (StoreUnusable, "the file cannot be opened; expected a file and folder that this user may write"),
+}
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class SqliteStore:
+    """The contract of `base.py` on a file. Commits and reads have a lane each, so a commit that waits delays no reader."""
+
+    def __init__(self, writing: "_Lane", reading: "_Lane") -> None:
+        self._writing = writing
+        self._reading = reading
+        self._bell = asyncio.Event()
+
+    @classmethod
+    async def open(cls, path: str, *, busy_seconds: float = BUSY_SECONDS) -> Self:
+        """Opens the file, makes it if there is none, and refuses what is damaged, foreign, newer or not writable."""
+        path = os.path.realpath(path)
+        writing = await _Lane.open(_prepare, path, busy_seconds)
+        try:
+            reading = await _Lane.open(_connect, path, busy_seconds)
+        except BaseException:
+            await writing.close()
+            raise
+        return cls(writing, reading)
+
+    async def load(self, prefix: str = "") -> Snapshot:
+        return await self._reading.run(_load, prefix)
+
+    async def commit(self, writes: Sequence[Write], notes: Sequence[bytes] = ()) -> int:
+        check_writes(writes)
+        revision = await self._writing.run(_commit, tuple(writes), tuple(notes))
+        self._ring()
+        return revision
+
+    async def watch(self, after: int) -> AsyncIterator[Snapshot]:
+        while not self._reading.is_closed:  # close() ends it
+            bell = self._bell  # taken before the look, so that no change falls between the look and the wait
+            records = await self._reading.run(_changed, after)
+            if not records:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(POLL_SECONDS):
+                        await bell.wait()
+                continue
+            after = records[-1].revision
+            yield Snapshot(after, records)
+
+    async def history(self, after: int = 0, limit: int = 1000) -> tuple[Note, ...]:
+        return await self._reading.run(_history, after, limit)
+
+    async def close(self) -> None:
+        await self._reading.close()
+        await self._writing.close()  # the last one out brings the write-ahead log into the file
+        self._ring()
+
+    def _ring(self) -> None:
+        """Wakes every watch that waits now; those that come later wait for the next bell."""
+        self._bell.set()
+        self._bell = asyncio.Event()
+
+
+class _Lane:
+    """One connection and the one thread it lives in: the event loop never waits for the disk."""
+
+    def __init__(self, path: str, thread: ThreadPoolExecutor, connection: sqlite3.Connection) -> None:
+        self.is_closed = False
+        self._path = path
+        self._thread = thread
+        self._connection = connection
+        self._file = os.stat(path)
+
+    @classmethod
+    async def open(cls, opening: Callable[[str, float], sqlite3.Connection], path: str, busy_seconds: float) -> Self:
+        thread = ThreadPoolExecutor(1, thread_name_prefix="forewarn-sqlite")
+        try:
+            with _problems_of(path):
+                connection = await asyncio.get_running_loop().run_in_executor(thread, opening, path, busy_seconds)
+        except BaseException:
+            thread.shutdown(wait=False)
+            raise
+        return cls(path, thread, connection)
+
+    async def run(self, work: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        if self.is_closed:
+            raise StoreLost(f"{self._path}: the store is closed; expected an open one")
+        self._check_file()
+        with _problems_of(self._path):
+            call = partial(work, self._connection, *args, **kwargs)
+            return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+
+    async def close(self) -> None:
+        """What is under way is finished first: the thread takes its work in order."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._connection.close)
+        self._thread.shutdown(wait=False)
+
+    def _check_file(self) -> None:
+        """SQLite goes on writing to a file that was deleted or replaced, and what it writes is lost."""
+        with suppress(OSError):
+            if os.path.samestat(os.stat(self._path), self._file):
+                return
+        raise StoreUnusable(f"{self._path}: the file was removed or replaced; expected the one that was opened: start again")
+
+
+def _load(connection: sqlite3.Connection, prefix: str) -> Snapshot:
+    with connection:
+        connection.execute("BEGIN")
+        ((revision,),) = connection.execute("SELECT revision FROM counter").fetchall()
+        # No text in UTF-8 holds the byte FF, so this is the first thing after every key with the prefix.
+        ceiling = prefix.encode() + b"\xff"
+        rows = connection.execute(
+            "SELECT key, value, revision FROM record WHERE key >= ? AND key < CAST(? AS TEXT) AND value IS NOT NULL ORDER BY key",
+            (prefix, ceiling),
+        ).fetchall()
+    return Snapshot(revision, tuple(Record(*row) for row in rows))
+
+
+def _commit(connection: sqlite3.Connection, writes: tuple[Write, ...], notes: tuple[bytes, ...]) -> int:
+    with connection:
+        connection.execute("BEGIN IMMEDIATE")
+        for write in writes:
+            check_revision(write, _found(connection, write.key))
+        connection.execute("UPDATE counter SET revision = revision + 1")
+        ((revision,),) = connection.execute("SELECT revision FROM counter").fetchall()
+        connection.executemany(
+            "INSERT INTO record (key, value, revision) VALUES (?, ?, ?)"
+            " ON CONFLICT (key) DO UPDATE SET value = excluded.value, revision = excluded.revision",
+            # Deleting what is not there is already true, and leaves no row.
+            [(write.key, write.value, revision) for write in writes if write.value is not None or write.revision != 0],
+        )
+        connection.executemany("INSERT INTO note (body) VALUES (?)", [(body,) for body in notes])
+    return int(revision)
+
+
+def _found(connection: sqlite3.Connection, key: str) -> int:
+    rows = connection.execute("SELECT revision FROM record WHERE key = ? AND value IS NOT NULL", (key,)).fetchall()
+    return int(rows[0][0]) if rows else 0
+
+
+def _changed(connection: sqlite3.Connection, after: int) -> tuple[Record, ...]:
+    rows = connection.execute("SELECT key, value, revision FROM record WHERE revision > ? ORDER BY revision", (after,))
+    return tuple(Record(*row) for row in rows.fetchall())
+
+
+def _history(connection: sqlite3.Connection, after: int, limit: int) -> tuple[Note, ...]:
+    rows = connection.execute("SELECT number, body FROM note WHERE number > ? ORDER BY number LIMIT ?", (after, max(limit, 0)))
+    return tuple(Note(*row) for row in rows.fetchall())
+
+
+def _prepare(path: str, busy_seconds: float) -> sqlite3.Connection:
+    """The file, recognised, whole and ready to be written."""
+    _check_path(path)
+    connection = _connect(path, busy_seconds)
+    try:
+        connection.execute("PRAGMA synchronous = FULL")  # a commit is on the disk when it returns
+        with connection:
+            connection.execute("BEGIN IMMEDIATE")
+            if not _is_ours(connection, path):
+                for statement in SCHEMA:
+                    connection.execute(statement)
+        _check_whole(connection, path)
+        connection.execute("PRAGMA journal_mode = WAL")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _connect(path: str, busy_seconds: float) -> sqlite3.Connection:
+    return sqlite3.connect(Path(path).as_uri(), uri=True, timeout=busy_seconds, isolation_level=None)
+
+
+def _check_path(path: str) -> None:
+    """SQLite opens what it may only read without a word, and its word for the rest is one for all. So we look ourselves."""
+    folder = os.path.dirname(path)
+    if not os.path.isdir(folder):
+        raise StoreUnusable(f"{path}: there is no folder {folder}; expected one that this user may write")
+    if not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
+        raise StoreUnusable(f"{path}: the folder {folder} is read-only; expected one that this user may write")
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise StoreUnusable(f"{path}: it is a folder or a device; expected a file")
+    if os.path.exists(path) and not os.access(path, os.R_OK | os.W_OK, effective_ids=True):
+        raise StoreUnusable(f"{path}: the file is read-only, or not even that; expected one that this user may read and write")
+
+
+def _is_ours(connection: sqlite3.Connection, path: str) -> bool:
+    """False for a database with nothing in it yet. What belongs to somebody else, or to a newer Forewarn, is refused."""
+    ((application_id,),) = connection.execute("PRAGMA application_id").fetchall()
+    ((number,),) = connection.execute("PRAGMA user_version").fetchall()
+    if application_id == APPLICATION_ID:
+        if number > SCHEMA_NUMBER:
+            raise StoreUnusable(
+                f"{path}: the file is of schema {number}, from a newer Forewarn; expected schema {SCHEMA_NUMBER} or older",
+                found=number,
+                expected=SCHEMA_NUMBER,
+            )
+        return True
+    ((tables,),) = connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
+    if application_id or number or tables:
+        raise StoreUnusable(
+            f"{path}: the file is another program's database (application id {application_id:#x}, {tables} tables and indexes);"
+            f" expected a Forewarn store ({APPLICATION_ID:#x}), or no file",
+            found=application_id,
+            expected=APPLICATION_ID,
+        )
+    return False
+
+
+def _check_whole(connection: sqlite3.Connection, path: str) -> None:
+    """Damage is found when the server starts and a person is there, not in the night when the page is needed."""
+    ((finding,),) = connection.execute("PRAGMA quick_check(1)").fetchall()
+    if finding != "ok":
+        raise StoreUnusable(f"{path}: {MEANING[sqlite3.SQLITE_CORRUPT][1]} ({' '.join(finding.split())})")
+
+
+@contextmanager
+def _problems_of(path: str) -> Iterator[None]:
+    """SQLite's errors end here."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        if not hasattr(error, "sqlite_errorcode"):
+            raise  # not SQLite's: a bug in how we call it
+        kind, meaning = MEANING.get(error.sqlite_errorcode & 0xFF, (StoreLost, f"SQLite says {error}; expected an answer"))
+        raise kind(f"{path}: {meaning}", sqlite=error.sqlite_errorname) from error

@@ -1,0 +1,307 @@
+"""What an operator may call, on a listener of its own. Requests become words of `Operations`; what is shown is in `views.py`.
+
+No rules and no statuses of problems here: the rules are in `core/`, the statuses in `problems.py`.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+
+import msgspec
+from litestar import Controller, Litestar, Response, get, post, put
+from litestar.di import NamedDependency, Provide
+from litestar.handlers import HTTPRouteHandler
+from litestar.openapi.config import OpenAPIConfig
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.openapi.plugins import JsonRenderPlugin
+from litestar.openapi.spec import OpenAPIMediaType, OpenAPIType, Operation, RequestBody, Schema
+from litestar.params import FromPath, JSONBody, QueryParameter, RawBody
+from litestar.status_codes import HTTP_200_OK, HTTP_202_ACCEPTED
+
+from forewarn import __version__, errors
+from forewarn.core.event import Cause, EventType
+from forewarn.engine.engine import Engine
+from forewarn.engine.operations import Operations, Told
+from forewarn.errors import Forbidden, Invalid, Problem, Unavailable
+from forewarn.web import views
+from forewarn.web.door import door
+from forewarn.web.problems import CONTROL_HANDLERS, BodyTooLarge, status_of
+from forewarn.wire.fleet import SCHEMA, dump, parse
+
+OPERATOR = "operator"
+BODY_BYTES_MAX = 64 * 1024
+FLEET_BYTES_MAX = 64 * 1024 * 1024
+LIST_MAX = 10_000
+
+Limit = Annotated[int, QueryParameter(ge=1, le=LIST_MAX, description="At most so many; `total` tells how many there are.")]
+DryRun = Annotated[bool, QueryParameter(description="Only tell the difference.")]
+Engines = NamedDependency[Engine]
+Desk = NamedDependency[Operations]
+
+
+class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A body that says nothing, for a request whose address says it all."""
+
+
+class Notice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """When it may happen at the earliest: later than the notice asks, never sooner."""
+
+    not_before: datetime | None = None
+
+
+class Approver(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whose word it is: that of a VM counts as the scope's policy says, an operator's suffices."""
+
+    vm: str = ""
+
+
+class Maintenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is to be done to the VMs of a host, and why."""
+
+    type: Literal["Freeze", "Reboot", "Redeploy"]
+    cause: Literal["maintenance", "infrastructure", "live-migration"] = "maintenance"
+    duration_seconds: int | None = None
+    not_before: datetime | None = None
+    description: str | None = None
+
+
+NOTHING, NO_NOTICE, AN_OPERATOR = Nothing(), Notice(), Approver()
+
+
+def app(operations: Operations, engine: Engine, *, host: str = "127.0.0.1") -> Litestar:
+    """The application of the control listener. `host` is the name it is bound to; loopback names are always good."""
+    return Litestar(
+        route_handlers=[landing, healthz, readyz, Fleets, Scopes, Vms, Hosts, Events],
+        dependencies={
+            "operations": Provide(lambda: operations, sync_to_thread=False),
+            "engine": Provide(lambda: engine, sync_to_thread=False),
+        },
+        before_request=door(host),
+        exception_handlers=CONTROL_HANDLERS,
+        request_max_body_size=BODY_BYTES_MAX,
+        openapi_config=OpenAPIConfig(
+            title="Forewarn control API",
+            version=__version__,
+            description="What an operator may ask of the service that gives VMs notice.",
+            path="/api",
+            render_plugins=[JsonRenderPlugin()],
+            use_handler_docstrings=True,
+        ),
+        logging_config=None,
+    )
+
+
+def _utc(said: datetime | None) -> datetime | None:
+    """The moment in UTC; one without a time zone is left for the rules to refuse."""
+    try:
+        return said.astimezone(UTC) if said is not None and said.tzinfo is not None else said
+    except OverflowError as error:
+        raise Invalid(f"not_before is {said}; expected a moment of the years 1 to 9999 in UTC", field="not_before") from error
+
+
+def _answers(*problems: type[Problem]) -> dict[int, ResponseSpec]:
+    """The documented error answers: these, and those that every request may get."""
+    codes: dict[int, list[str]] = {}
+    every: tuple[type[Problem], ...] = (Invalid, Forbidden, Unavailable, errors.StoreLost, errors.StoreUnusable)
+    for problem in problems + every:
+        codes.setdefault(status_of(problem), []).append(problem.code)
+    return {
+        status: ResponseSpec(views.ErrorAnswer, generate_examples=False, description=", ".join(names))
+        for status, names in codes.items()
+    }
+
+
+ANY = _answers()
+OF_VM = _answers(
+    errors.UnknownVm, errors.AlreadyPending, errors.TooManyOperations, errors.NoticeTooShort, errors.VmDown, BodyTooLarge
+)
+OF_HOST = _answers(errors.UnknownHost, errors.NoticeTooShort, BodyTooLarge)
+OF_EVENT = _answers(errors.UnknownEvent, errors.EventEnded, errors.WrongStatus, BodyTooLarge)
+
+
+@dataclass
+class _BodyOptional(Operation):
+    """Litestar describes every body as required; these may be left out."""
+
+    def __post_init__(self) -> None:
+        assert isinstance(self.request_body, RequestBody)
+        self.request_body.required = False
+
+
+@dataclass
+class _BodyFleet(Operation):
+    """The fleet file is read by its own parser, so its place in the description is written by hand."""
+
+    def __post_init__(self) -> None:
+        said = Schema(type=OpenAPIType.OBJECT, description="A fleet file; its schema is at /api/v1/fleet/schema.")
+        kinds = ("application/json", "application/yaml")
+        self.request_body = RequestBody(content={kind: OpenAPIMediaType(schema=said) for kind in kinds}, required=True)
+
+
+@get("/", tags=["Service"])
+async def landing() -> views.Landing:
+    """Tells where the API, its description and the health checks are."""
+    return views.Landing()
+
+
+@get("/healthz", tags=["Service"])
+async def healthz() -> views.Health:
+    """Answers as long as the process does."""
+    return views.Health("ok")
+
+
+@get("/readyz", tags=["Service"], responses=ANY)
+async def readyz(engine: Engines) -> views.Health:
+    """Answers once the store has been read and is being followed."""
+    if not engine.is_ready:
+        raise Unavailable("the store is not being followed yet; try again")
+    return views.Health("ready")
+
+
+class Fleets(Controller):
+    path = "/api/v1/fleet"
+    tags = ("Fleet",)
+
+    @get("/", responses=ANY)
+    async def read(self, operations: Desk) -> Response[dict[str, Any]]:
+        """The fleet as it is now, as JSON that PUT takes back."""
+        return Response(await asyncio.to_thread(dump, operations.fleet()))
+
+    @put(
+        "/",
+        request_max_body_size=FLEET_BYTES_MAX,
+        operation_class=_BodyFleet,
+        responses=_answers(errors.VmBusy, errors.ScopeBusy, BodyTooLarge),
+    )
+    async def apply(self, body: RawBody, operations: Desk, *, dry_run: DryRun = False) -> views.DifferenceView:
+        """Adds, changes and removes until the fleet is what the YAML or JSON says; with `dry_run` only tells the difference."""
+        fleet = await asyncio.to_thread(parse, body, "body")
+        return views.difference(await operations.apply(fleet, by=OPERATOR, dry_run=dry_run), dry_run=dry_run)
+
+    @get("/schema", responses=ANY)
+    async def schema(self) -> Response[dict[str, Any]]:
+        """What a fleet file may say."""
+        return Response(SCHEMA)
+
+
+class Scopes(Controller):
+    path = "/api/v1/scopes"
+    tags = ("Scopes",)
+
+    @get("/", responses=ANY)
+    async def list_scopes(self, engine: Engines, limit: Limit = 1000) -> views.Scopes:
+        """All scopes, by name."""
+        return views.scopes(engine, limit)
+
+    @get("/{name:str}", responses=_answers(errors.UnknownScope))
+    async def show_scope(self, name: FromPath[str], engine: Engines) -> views.ScopeView:
+        """A scope, its policy, its VMs and the ids of its events."""
+        return views.scope(engine, engine.board.place(name))
+
+
+def _operation(verb: str, operate: Callable[..., Awaitable[Told | None]], sentence: str) -> HTTPRouteHandler:
+    @post(
+        f"/{{vm:str}}/{verb}",
+        operation_id=f"{verb}_vm",
+        status_code=HTTP_202_ACCEPTED,
+        description=f"{sentence} The event is null when nobody polls, so nobody is told: it is being done at once.",
+        operation_class=_BodyOptional,
+        responses=OF_VM,
+    )
+    async def handler(
+        self: Controller, vm: FromPath[str], operations: Desk, data: JSONBody[Notice] = NO_NOTICE
+    ) -> views.EventAnswer:
+        return views.event_answer(await operate(operations, vm, by=OPERATOR, not_before=_utc(data.not_before)))
+
+    return handler
+
+
+class Vms(Controller):
+    path = "/api/v1/vms"
+    tags = ("VMs",)
+
+    @get("/", responses=ANY)
+    async def list_vms(self, engine: Engines, limit: Limit = 1000) -> views.Vms:
+        """All VMs, by name."""
+        return views.vms(engine.board, limit)
+
+    @get("/{vm:str}", responses=_answers(errors.UnknownVm))
+    async def show_vm(self, vm: FromPath[str], engine: Engines) -> views.VmView:
+        """A VM, where it is, and the ids of the events that name it."""
+        return views.vm(*engine.board.find_vm(vm))
+
+    restart = _operation("restart", Operations.restart, "Restarts the VM on its host, as a user's wish.")
+    redeploy = _operation("redeploy", Operations.redeploy, "Moves the VM to another host, as a user's wish.")
+    evict = _operation("evict", Operations.evict, "Takes the place of a spot VM back.")
+    delete = _operation("delete", Operations.delete, "Deletes the VM, as a user's wish; it leaves the fleet.")
+
+
+class Hosts(Controller):
+    path = "/api/v1/hosts"
+    tags = ("Hosts",)
+
+    @get("/", responses=ANY)
+    async def list_hosts(self, engine: Engines, limit: Limit = 1000) -> views.Hosts:
+        """All hosts that have VMs or are named in the fleet file, by name."""
+        return views.hosts(engine.board, limit)
+
+    @get("/{host:str}", responses=_answers(errors.UnknownHost))
+    async def show_host(self, host: FromPath[str], engine: Engines) -> views.HostView:
+        """A host, its VMs, and the ids of the events that name any of them."""
+        return views.host(engine.board, host)
+
+    @post("/{host:str}/maintain", status_code=HTTP_202_ACCEPTED, responses=OF_HOST)
+    async def maintain(self, host: FromPath[str], data: JSONBody[Maintenance], operations: Desk) -> views.EventsAnswer:
+        """Announces maintenance to every VM on the host: one event for each scope and update domain."""
+        told = await operations.maintain(
+            host,
+            by=OPERATOR,
+            type=EventType(data.type),
+            cause=Cause(data.cause),
+            duration_seconds=data.duration_seconds,
+            description=data.description,
+            not_before=_utc(data.not_before),
+        )
+        return views.events_answer(told)
+
+    @post("/{host:str}/degrade", status_code=HTTP_202_ACCEPTED, operation_class=_BodyOptional, responses=OF_HOST)
+    async def degrade(self, host: FromPath[str], operations: Desk, data: JSONBody[Notice] = NO_NOTICE) -> views.EventsAnswer:
+        """Tells every VM on the host that its hardware is expected to fail and that it will be moved within days."""
+        return views.events_answer(await operations.degrade(host, by=OPERATOR, not_before=_utc(data.not_before)))
+
+    @post("/{host:str}/fail", status_code=HTTP_202_ACCEPTED, operation_class=_BodyOptional, responses=OF_HOST)
+    async def fail(self, host: FromPath[str], operations: Desk, data: JSONBody[Nothing] = NOTHING) -> views.EventsAnswer:
+        """Starts over every VM on the host at once: the one operation that gives no notice."""
+        return views.events_answer(await operations.fail(host, by=OPERATOR))
+
+
+class Events(Controller):
+    path = "/api/v1/events"
+    tags = ("Events",)
+
+    @get("/", responses=ANY)
+    async def list_events(self, engine: Engines, limit: Limit = 1000) -> views.Events:
+        """All events that stand in a document, the oldest first."""
+        return views.events(engine.board, limit)
+
+    @get("/{event:str}", responses=_answers(errors.UnknownEvent, errors.EventEnded))
+    async def show_event(self, event: FromPath[str], operations: Desk) -> views.EventView:
+        """An event that stands in a document; its id in any case of letters."""
+        return views.event(operations.find_event(event))
+
+    @post("/{event:str}/approve", status_code=HTTP_200_OK, operation_class=_BodyOptional, responses=OF_EVENT)
+    async def approve(self, event: FromPath[str], operations: Desk, data: JSONBody[Approver] = AN_OPERATOR) -> views.EventAnswer:
+        """Lets a Scheduled event start before its NotBefore; approving again changes nothing."""
+        return views.event_answer(await operations.approve(event, by=OPERATOR, vm=data.vm))
+
+    @post("/{event:str}/cancel", status_code=HTTP_200_OK, operation_class=_BodyOptional, responses=OF_EVENT)
+    async def cancel(self, event: FromPath[str], operations: Desk, data: JSONBody[Nothing] = NOTHING) -> views.EventAnswer:
+        """Takes a Scheduled event back. The answer shows it as it last was."""
+        return views.event_answer(await operations.cancel(event, by=OPERATOR))
+
+    @post("/{event:str}/complete", status_code=HTTP_200_OK, operation_class=_BodyOptional, responses=OF_EVENT)
+    async def complete(self, event: FromPath[str], operations: Desk, data: JSONBody[Nothing] = NOTHING) -> views.EventAnswer:
+        """Says that what a Started event announced is done. The answer shows it as it last was."""
+        return views.event_answer(await operations.complete(event, by=OPERATOR))

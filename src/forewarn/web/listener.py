@@ -1,0 +1,161 @@
+"""One listening socket: uvicorn's server inside our own event loop, started and stopped by us. It touches no signals."""
+
+import asyncio
+import errno
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, cast
+
+import uvicorn
+from uvicorn.server import ServerState
+
+from forewarn import __version__
+from forewarn.config import Address
+from forewarn.errors import Invalid, Problem, Unavailable
+from forewarn.web.connection import Guard
+
+BACKLOG = 4096
+SERVER_METADATA = f"Forewarn-IMDS/{__version__}"
+"""Some clients look for IMDS in this header before they trust the endpoint."""
+SERVER_CONTROL = f"Forewarn/{__version__}"
+ABORT_SECONDS_MAX = 1.0
+
+Application = Callable[..., Any]
+
+
+class Listener:
+    """An application on an address. `address` tells the real port once it is started."""
+
+    def __init__(
+        self,
+        application: Application,
+        address: Address,
+        guard: Guard,
+        *,
+        server_name: str,
+        on_stop: Callable[[], None] | None = None,
+        stop_seconds_max: float = 10.0,
+    ) -> None:
+        self.address = address
+        self._on_stop = on_stop
+        self._stop_seconds_max = stop_seconds_max
+        self._server = _Server(_config(application, guard, server_name), guard)
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def state(self) -> ServerState:
+        """The connections and tasks that there are."""
+        return self._server.server_state
+
+    async def start(self) -> None:
+        """Listen. Returns when the first connection could be made; raises Invalid or Unavailable if the address cannot be had."""
+        listening = _bind(self.address)
+        self.address = Address(*listening.getsockname()[:2])
+        self._task = asyncio.create_task(self._server.run_in_loop(listening))
+        is_ready = asyncio.create_task(self._server.is_ready.wait())
+        await asyncio.wait({self._task, is_ready}, return_when=asyncio.FIRST_COMPLETED)
+        is_ready.cancel()
+        if self._task.done():
+            self._task.result()
+
+    async def stop(self) -> None:
+        """Take no more connections, answer what is in flight, and close. What takes too long is cut off."""
+        task, self._task = self._task, None
+        if task is None:
+            return
+        if self._on_stop:
+            self._on_stop()
+        self._server.is_stopping.set()
+        done, _ = await asyncio.wait({task}, timeout=self._stop_seconds_max)
+        if not done:
+            await self._abort(task)
+        await task
+
+    async def wait(self) -> None:
+        """Until it ends: when it is stopped, or by what broke it."""
+        if self._task is not None:
+            await asyncio.shield(self._task)
+
+    async def _abort(self, task: asyncio.Task[None]) -> None:
+        for connection in list(self.state.connections):
+            cast("Any", connection).transport.abort()
+        await asyncio.wait({task}, timeout=ABORT_SECONDS_MAX)
+        self._server.force_exit = True
+        for running in list(self.state.tasks):
+            running.cancel()
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn's server with a beginning that is told, an end that is asked for, and a guard that ticks."""
+
+    def __init__(self, config: uvicorn.Config, guard: Guard) -> None:
+        super().__init__(config)
+        self.is_ready = asyncio.Event()
+        self.is_stopping = asyncio.Event()
+        self._guard = guard
+
+    async def run_in_loop(self, listening: socket.socket) -> None:
+        """`serve` without its signal handlers."""
+        await self._serve([listening])
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._tick()  # the first connection finds a Date line
+        await super().startup(sockets)
+        self.is_ready.set()
+
+    async def main_loop(self) -> None:
+        while not self.is_stopping.is_set():  # ends when we are stopped
+            await self._tick()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.is_stopping.wait(), 1.0)
+
+    async def _tick(self) -> None:
+        await self.on_tick(0)
+        self._guard.tick(self.server_state, asyncio.get_running_loop().time())
+
+
+def _config(application: Application, guard: Guard, server_name: str) -> uvicorn.Config:
+    return uvicorn.Config(
+        application,
+        http=cast("Any", guard.connect),
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        loop="none",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        proxy_headers=False,  # would take a caller's word for its own address
+        server_header=False,
+        headers=[("server", server_name)],
+        backlog=BACKLOG,
+    )
+
+
+def _bind(address: Address) -> socket.socket:
+    try:
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError, OverflowError) as error:
+        raise Invalid(f"cannot listen on {address}: no such address or name", address=str(address)) from error
+    family, kind, protocol, _, where = found[0]
+    listening = socket.socket(family, kind, protocol)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(where)
+        listening.listen(BACKLOG)
+    except (OSError, OverflowError) as error:
+        listening.close()
+        raise _bind_problem(address, error) from error
+    return listening
+
+
+def _bind_problem(address: Address, error: Exception) -> Problem:
+    why = getattr(error, "errno", None)
+    if why == errno.EADDRINUSE:
+        return Unavailable(f"cannot listen on {address}: another program does already", address=str(address))
+    if why in (errno.EACCES, errno.EPERM):
+        return Invalid(f"cannot listen on {address}: not permitted; ports below 1024 need a privilege", address=str(address))
+    if why == errno.EADDRNOTAVAIL:
+        return Invalid(f"cannot listen on {address}: {address.host} is no address of this machine", address=str(address))
+    return Invalid(f"cannot listen on {address}: {getattr(error, 'strerror', None) or error}", address=str(address))

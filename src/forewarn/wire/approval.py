@@ -1,0 +1,37 @@
+"""The POST body: which events may start. JSON, whatever the Content-Type says: most clients send another one."""
+
+from typing import Annotated
+
+import msgspec
+
+from forewarn.errors import Invalid
+
+EVENT_ID_LENGTH_MAX = 64
+ENTRIES_MAX = 1000
+SHAPE = '{"StartRequests":[{"EventId":"<id>"}]}'
+
+
+class _Start(msgspec.Struct):
+    EventId: Annotated[str, msgspec.Meta(min_length=1, max_length=EVENT_ID_LENGTH_MAX)]
+
+
+class _Request(msgspec.Struct):
+    """Members that are not named here, DocumentIncarnation among them, are not looked at."""
+
+    StartRequests: Annotated[list[_Start], msgspec.Meta(min_length=1, max_length=ENTRIES_MAX)]
+
+
+_decoder = msgspec.json.Decoder(_Request)
+
+
+def parse(body: bytes) -> tuple[str, ...]:
+    """The event ids asked for, in upper case, each once, in the order given."""
+    try:
+        request = _decoder.decode(body.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise Invalid(f"Bad request. Expected {SHAPE} in UTF-8; byte {error.start} is not UTF-8", expected=SHAPE) from error
+    except RecursionError as error:
+        raise Invalid(f"Bad request. Expected {SHAPE}; got JSON that is nested too deeply", expected=SHAPE) from error
+    except msgspec.DecodeError as error:
+        raise Invalid(f"Bad request. Expected {SHAPE}; {error}", expected=SHAPE) from error
+    return tuple(dict.fromkeys(start.EventId.upper() for start in request.StartRequests))

@@ -1,0 +1,56 @@
+"""A scope's page: the bytes that its VMs read in one api-version. Same incarnation and version, same bytes."""
+
+from email.utils import format_datetime
+
+import msgspec
+
+from forewarn.core.event import Event, Status
+from forewarn.core.fleet import Scope, ScopeKind
+from forewarn.wire.versions import Version
+
+ISO_VERSION_MAX = "2017-11-01"
+"""The last version whose documents printed NotBefore in ISO 8601; the wire never did (protocol 2.3)."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+def body(scope: Scope, version: Version, *, iso_not_before: bool = False) -> bytes:
+    """Compact JSON in wire order. Events of a type that the version does not know are not shown."""
+    prefix = "_" if version.prefixes_names and scope.kind is not ScopeKind.CLOUD_SERVICE else ""
+    is_iso = iso_not_before and version.name <= ISO_VERSION_MAX
+    events = [_entry(event, version, prefix=prefix, is_iso=is_iso) for event in scope.events if event.type in version.types]
+    return _encode({"DocumentIncarnation": scope.incarnation, "Events": events})
+
+
+def etag(scope: Scope) -> str:
+    return f'"{scope.incarnation}"'
+
+
+def matches(if_none_match: str, incarnation: int) -> bool:
+    """Whether the caller has this document already. Quoted, bare and weak tags all count: clients send back what they like."""
+    tags = [tag.strip() for tag in if_none_match.split(",")]
+    return "*" in tags or str(incarnation) in [tag.removeprefix("W/").strip('"') for tag in tags]
+
+
+def _entry(event: Event, version: Version, *, prefix: str, is_iso: bool) -> dict[str, object]:
+    members = {
+        "EventId": event.id,
+        "EventStatus": event.status,
+        "EventType": event.type,
+        "ResourceType": "VirtualMachine",
+        "Resources": [prefix + name for name in event.resources],
+        "NotBefore": _not_before(event, is_iso=is_iso),
+        "Description": event.description,
+        "EventSource": event.source,
+        "DurationInSeconds": event.duration_seconds,
+    }
+    return {field: members[field] for field in version.fields}
+
+
+def _not_before(event: Event, *, is_iso: bool) -> str:
+    """Always a string: published samples call string methods on it. `format_datetime` speaks English in every locale."""
+    if event.status is Status.STARTED:
+        return ""
+    if is_iso:
+        return event.not_before.replace(tzinfo=None).isoformat(timespec="seconds") + "Z"
+    return format_datetime(event.not_before, usegmt=True)

@@ -1,0 +1,195 @@
+"""`/metadata/instance` and `/metadata/versions`: what a VM may read about itself, and how a path walks through it."""
+
+import base64
+import uuid
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+import msgspec
+
+from forewarn.core.fleet import Scope, ScopeKind, Vm
+from forewarn.errors import Invalid, NotFound
+from forewarn.wire.versions import INSTANCE_VERSIONS
+
+Node = str | Mapping[str, "Node"] | Sequence["Node"]
+
+JSON = "application/json; charset=utf-8"
+TEXT = "text/plain; charset=utf-8"
+
+_NAMESPACE = uuid.UUID("5e7c1d0a-3f0b-5d6e-9a51-0f0e5ca1ab1e")
+"""Ids that nobody declared are made from names in this namespace, so that every server gives the same one."""
+
+_FIRST = INSTANCE_VERSIONS[0]
+_SINCE: Mapping[str, str] = MappingProxyType(
+    {
+        "azEnvironment": "2018-10-01",
+        "evictionPolicy": "2020-12-01",
+        "location": _FIRST,
+        "name": _FIRST,
+        "offer": _FIRST,
+        "osProfile": "2020-07-15",
+        "osType": _FIRST,
+        "placementGroupId": "2017-08-01",
+        "platformFaultDomain": _FIRST,
+        "platformUpdateDomain": _FIRST,
+        "priority": "2020-12-01",
+        "provider": "2018-10-01",
+        "publisher": _FIRST,
+        "resourceGroupName": "2017-08-01",
+        "resourceId": "2019-03-11",
+        "sku": _FIRST,
+        "storageProfile": "2019-06-01",
+        "subscriptionId": "2017-08-01",
+        "tags": "2017-08-01",
+        "tagsList": "2019-06-04",
+        "userData": "2021-01-01",
+        "version": _FIRST,
+        "virtualMachineScaleSet": "2021-03-01",
+        "vmId": _FIRST,
+        "vmScaleSetName": "2017-12-01",
+        "vmSize": _FIRST,
+        "zone": "2017-12-01",
+    }
+)
+"""The first version of each member (protocol 8.1), in wire order. What the documents date 2017-04-02 is told from the first
+version on: they do not say what that one held, and an empty answer would help nobody."""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    content_type: str
+    body: bytes
+
+
+def tree(scope: Scope, vm: Vm, version: str) -> dict[str, Node]:
+    """All that a VM may read in one version. Every leaf is a string, and what nobody declared is `""`."""
+    compute = _compute(scope, vm)
+    return {
+        "compute": {member: compute[member] for member, since in _SINCE.items() if since <= version},
+        "network": _network(vm),
+    }
+
+
+def walk(tree: Node, path: Sequence[str], format: str) -> Answer:
+    """The part of a tree at a path, as JSON or as text. Text of a leaf is the bare value: a client compares it with Resources."""
+    if format not in ("json", "text"):
+        raise Invalid(f"Bad request. format is {format!r}; expected json or text", format=format)
+    node = tree
+    for segment in path:
+        children = {name.lower(): child for name, child in _children(node).items()}
+        if segment.lower() not in children:
+            raise NotFound(f"Not found. There is no {segment!r} at this path", segment=segment, path="/".join(path))
+        node = children[segment.lower()]
+    if format == "json":
+        if isinstance(node, str):
+            raise Invalid("Bad request. A single value is given only with format=text", format=format, path="/".join(path))
+        return Answer(JSON, msgspec.json.encode(node))
+    if isinstance(node, str):
+        return Answer(TEXT, node.encode())
+    names = (name if isinstance(child, str) else f"{name}/" for name, child in _children(node).items())
+    return Answer(TEXT, "\n".join(names).encode())
+
+
+def versions_body() -> bytes:
+    return msgspec.json.encode({"apiVersions": INSTANCE_VERSIONS})
+
+
+def _children(node: Node) -> Mapping[str, Node]:
+    if isinstance(node, str):
+        return {}
+    if isinstance(node, Mapping):
+        return node
+    return {str(index): child for index, child in enumerate(node)}
+
+
+def _compute(scope: Scope, vm: Vm) -> dict[str, Node]:
+    told = vm.instance
+    scale_set = scope.name if scope.kind is ScopeKind.SCALE_SET else ""
+    return {
+        "azEnvironment": "AzurePublicCloud",
+        "evictionPolicy": "Deallocate" if told.priority == "Spot" else "",
+        "location": told.location,
+        "name": vm.name,
+        "offer": told.offer,
+        "osProfile": {"computerName": told.computer_name or vm.name},
+        "osType": told.os_type,
+        "placementGroupId": str(uuid.uuid5(_NAMESPACE, f"scope/{scale_set}")) if scale_set else "",
+        "platformFaultDomain": str(vm.fault_domain),
+        "platformUpdateDomain": str(vm.update_domain),
+        "priority": told.priority,
+        "provider": "Microsoft.Compute",
+        "publisher": told.publisher,
+        "resourceGroupName": told.resource_group,
+        "resourceId": _resource_id(vm, _vm_resource(vm.name, scale_set)),
+        "sku": told.sku,
+        "storageProfile": _storage(vm),
+        "subscriptionId": told.subscription,
+        "tags": ";".join(f"{name}:{value}" for name, value in told.tags),
+        "tagsList": [{"name": name, "value": value} for name, value in told.tags],
+        "userData": base64.b64encode(told.user_data.encode()).decode(),
+        "version": told.version,
+        "virtualMachineScaleSet": {"id": _resource_id(vm, f"virtualMachineScaleSets/{scale_set}") if scale_set else ""},
+        "vmId": vm.id or str(uuid.uuid5(_NAMESPACE, f"vm/{vm.name}")),
+        "vmScaleSetName": scale_set,
+        "vmSize": told.size,
+        "zone": told.zone,
+    }
+
+
+def _vm_resource(name: str, scale_set: str) -> str:
+    """A VM of a uniform scale set, `web_7`, is number 7 below the scale set; any other stands for itself."""
+    number = name.removeprefix(f"{scale_set}_")
+    if scale_set and number != name and number.isdecimal():
+        return f"virtualMachineScaleSets/{scale_set}/virtualMachines/{number}"
+    return f"virtualMachines/{name}"
+
+
+def _resource_id(vm: Vm, resource: str) -> str:
+    told = vm.instance
+    if not (told.subscription and told.resource_group):
+        return ""
+    return f"/subscriptions/{told.subscription}/resourceGroups/{told.resource_group}/providers/Microsoft.Compute/{resource}"
+
+
+def _storage(vm: Vm) -> Node:
+    """The shape that clients look for. Forewarn knows the image but no disks."""
+    told = vm.instance
+    return {
+        "dataDisks": [],
+        "imageReference": {
+            "id": "",
+            "offer": told.offer,
+            "publisher": told.publisher,
+            "sku": told.sku,
+            "version": told.version,
+        },
+        "osDisk": {
+            "caching": "",
+            "createOption": "",
+            "diffDiskSettings": {"option": ""},
+            "diskSizeGB": "",
+            "encryptionSettings": {"enabled": "false"},
+            "image": {"uri": ""},
+            "managedDisk": {"id": "", "storageAccountType": ""},
+            "name": "",
+            "osType": told.os_type,
+            "vhd": {"uri": ""},
+            "writeAcceleratorEnabled": "false",
+        },
+        "resourceDisk": {"size": ""},
+    }
+
+
+def _network(vm: Vm) -> Node:
+    told = vm.instance
+    is_ipv6 = ":" in vm.address
+    is_ipv4 = bool(vm.address) and not is_ipv6
+    subnet, _, prefix = told.subnet.partition("/")
+    interface: Node = {
+        "ipv4": {
+            "ipAddress": [{"privateIpAddress": vm.address, "publicIpAddress": told.public_address}] if is_ipv4 else [],
+            "subnet": [{"address": subnet, "prefix": prefix}] if is_ipv4 else [],
+        },
+        "ipv6": {"ipAddress": [{"privateIpAddress": vm.address}] if is_ipv6 else []},
+        "macAddress": told.mac.replace(":", "").replace("-", "").upper(),
+    }
+    return {"interface": [interface]}

@@ -1,0 +1,222 @@
+"""A metadata listener on a real socket, in a loop and a thread of its own, and a raw client that sees every byte."""
+
+import asyncio
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import uvloop
+
+from forewarn.config import Address, Identify
+from forewarn.core.command import Command, Enrol, Restart
+from forewarn.core.fleet import Policy, Scope, ScopeKind, Vm
+from forewarn.core.timing import Timing
+from forewarn.engine.clock import Clock, RealClock
+from forewarn.engine.engine import Engine
+from forewarn.store.memory import MemoryStore
+from forewarn.web.connection import Limits
+from forewarn.web.listener import SERVER_METADATA, Listener
+from forewarn.web.metadata import Message, Metadata, Receive, Send
+from forewarn.web.poll import Polls
+from forewarn.web.settings import Settings
+
+T = TypeVar("T")
+
+EVENT_ID = "602D9444-D2CD-49C7-8624-8643E7171297"
+VERSION = "2020-07-01"
+POLL = f"GET /metadata/scheduledevents?api-version={VERSION} HTTP/1.1\r\nHost: h\r\nMetadata: true\r\n\r\n".encode()
+ANSWER_SECONDS_MAX = 10.0
+SENT_BYTES_MAX = 200_000_000
+
+
+class World:
+    """`web-0` calls from 127.0.0.1; `web-1` is in the same scope, `db-0` in another. `called`: what reached the application."""
+
+    def __init__(self, settings: Settings | None = None, limits: Limits | None = None, clock: Clock | None = None) -> None:
+        self.engine = Engine(MemoryStore(), clock or RealClock(), Timing())
+        self.settings = settings or Settings(identify={Identify.ADDRESS, Identify.PATH})
+        self.application = Metadata(self.engine, self.settings)
+        self.polls = Polls(self.engine, self.settings, limits or Limits())
+        self.called: list[str] = []
+        self.listener = Listener(
+            self._application,
+            Address("127.0.0.1", 0),
+            self.polls,
+            server_name=SERVER_METADATA,
+            on_stop=self.application.stop,
+            stop_seconds_max=2.0,
+        )
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self.enrol("web", Vm(name="web-0", address="127.0.0.1", id="id-web-0"), Vm(name="web-1", update_domain=1))
+        self.enrol("db", Vm(name="db-0"))
+        self.run(self.listener.start())
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+        self.run(self.engine.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def stop(self) -> None:
+        self.run(self.listener.stop())
+
+    async def _application(self, scope: Message, receive: Receive, send: Send) -> None:
+        self.called.append(f"{scope['method']} {scope['path']}")
+        await self.application(scope, receive, send)
+
+    @property
+    def port(self) -> int:
+        return self.listener.address.port
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(ANSWER_SECONDS_MAX)
+
+    def submit(self, command: Command, scope: str = "web") -> None:
+        self.run(self.engine.submit(scope, command, by="test"))
+
+    def enrol(self, name: str, *vms: Vm) -> None:
+        self.submit(Enrol(kind=ScopeKind.AVAILABILITY_SET, policy=Policy(), vms=vms), name)
+
+    def restart(self, vm: str = "web-0", event_id: str = EVENT_ID) -> None:
+        self.submit(Restart(vm=vm, event_id=event_id))
+
+    def pass_time(self, span: timedelta) -> None:
+        """Let the listener's guard believe that so much time has passed."""
+
+        async def tick() -> None:
+            self.polls.tick(self.listener.state, asyncio.get_running_loop().time() + span.total_seconds())
+
+        self.run(tick())
+
+    def until(self, is_true: Callable[[], bool]) -> None:
+        """Until the server has noticed."""
+        deadline = time.monotonic() + ANSWER_SECONDS_MAX
+        while not is_true():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    def scope(self, name: str = "web") -> Scope:
+        return self.engine.board.scopes[name].scope
+
+    def connect(self) -> "Client":
+        return Client(self.port)
+
+    def ask(self, request: bytes) -> "Answer":
+        """One request on a connection of its own."""
+        with self.connect() as client:
+            client.send(request)
+            return client.answer()
+
+
+class Answer:
+    """An answer as it came: `raw` is every byte of it."""
+
+    def __init__(self, head: bytes, body: bytes) -> None:
+        self.raw = head + body
+        self.body = body
+        first, *rest = head.decode().split("\r\n")
+        self.status = int(first.split(" ")[1])
+        self.headers = dict(line.split(": ", 1) for line in rest if line)
+
+    @property
+    def undated(self) -> bytes:
+        return re.sub(rb"date: [^\r]+", b"date: -", self.raw)
+
+
+class Client:
+    """A socket. Nothing is added, nothing is taken away."""
+
+    def __init__(self, port: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=ANSWER_SECONDS_MAX)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._buffer = b""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._socket.close()
+
+    def send(self, data: bytes) -> None:
+        self._socket.sendall(data)
+
+    def finish_sending(self) -> None:
+        self._socket.shutdown(socket.SHUT_WR)
+
+    def answer(self, *, has_body: bool = True) -> Answer:
+        while b"\r\n\r\n" not in self._buffer:
+            self._more()
+        head, _, self._buffer = self._buffer.partition(b"\r\n\r\n")
+        answer = Answer(head + b"\r\n\r\n", b"")
+        length = int(answer.headers.get("content-length", "0")) if has_body and answer.status not in (100, 304) else 0
+        while len(self._buffer) < length:
+            self._more()
+        body, self._buffer = self._buffer[:length], self._buffer[length:]
+        return Answer(head + b"\r\n\r\n", body)
+
+    def rest(self) -> bytes:
+        """All that comes until the server closes."""
+        while True:  # ends when the server closes, or with a timeout
+            try:
+                piece = self._socket.recv(65536)
+            except ConnectionResetError:
+                piece = b""
+            if not piece:
+                return self._buffer
+            self._buffer += piece
+
+    def send_until_stuck(self, data: bytes) -> int:
+        """Send again and again, reading nothing, until nothing more is taken; how much was."""
+        self._socket.settimeout(0.5)
+        sent = 0
+        try:
+            while sent < SENT_BYTES_MAX:
+                sent += self._socket.send(data)
+        except TimeoutError:
+            return sent
+        finally:
+            self._socket.settimeout(ANSWER_SECONDS_MAX)
+        raise AssertionError(f"the server took {sent} bytes")
+
+    def is_open(self) -> bool:
+        """Whether the server would take more. What came before is read and thrown away."""
+        try:
+            while self._socket.recv(1 << 20):
+                pass
+        except ConnectionResetError:
+            return False
+        except TimeoutError:
+            return True
+        return False
+
+    def is_silent(self, span: timedelta) -> bool:
+        """Whether nothing comes for so long, and the connection stays open."""
+        self._socket.settimeout(span.total_seconds())
+        try:
+            self._more()
+        except TimeoutError:
+            return True
+        finally:
+            self._socket.settimeout(ANSWER_SECONDS_MAX)
+        return False
+
+    def _more(self) -> None:
+        piece = self._socket.recv(65536)
+        if not piece:
+            raise EOFError(f"the server closed after {self._buffer!r}")
+        self._buffer += piece

@@ -1,0 +1,195 @@
+"""What published clients do, request by request, against a real server: they must work unchanged."""
+
+import hmac
+import http.client
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+
+import pytest
+
+from forewarn.config import Identify
+from forewarn.core.event import Status
+from forewarn.web.settings import Settings
+from tests.e2e.metadata_world import EVENT_ID, World
+
+ALL_VERSIONS = ["2017-03-01", "2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01"]
+PROXIES = urllib.request.ProxyHandler({})
+"""The protocol supports no proxies, and clients are told to go around them."""
+
+
+def events_url(world: World, version: str = "2020-07-01", prefix: str = "") -> str:
+    return f"{world.url}{prefix}/metadata/scheduledevents?api-version={version}"
+
+
+def call(url: str, data: bytes | None = None, **headers: str) -> tuple[int, bytes]:
+    request = urllib.request.Request(url, data, {name.replace("_", "-"): value for name, value in headers.items()})
+    try:
+        with urllib.request.build_opener(PROXIES).open(request) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read()
+
+
+def read(world: World, version: str = "2020-07-01", prefix: str = "") -> Any:
+    status, body = call(events_url(world, version, prefix), Metadata="true")
+    assert status == 200
+    return json.loads(body)
+
+
+def start_requests(document: Any, **more: object) -> bytes:
+    return json.dumps({"StartRequests": [{"EventId": event["EventId"]} for event in document["Events"]], **more}).encode()
+
+
+def is_started(world: World) -> bool:
+    return [event.status for event in world.scope().events] == [Status.STARTED]
+
+
+@pytest.mark.parametrize("version", ALL_VERSIONS)
+def test_the_python_sample_reads_every_member_it_names(version: str) -> None:
+    """It calls string methods on NotBefore and compares names with Resources."""
+    with World() as world:
+        read(world)
+        world.restart()
+        lines = []
+        for event in read(world, version)["Events"]:
+            not_before = event["NotBefore"].replace(" ", "_")
+            assert (event["EventId"], event["EventStatus"], event["ResourceType"]) == (EVENT_ID, "Scheduled", "VirtualMachine")
+            if "web-0" in [name.removeprefix("_") for name in event["Resources"]]:
+                lines.append(f"+ Scheduled Event. This host is scheduled for {event['EventType']} not before {not_before}")
+        assert len(lines) == 1
+        assert lines[0].endswith("_GMT")
+
+
+@pytest.mark.parametrize("version", ALL_VERSIONS)
+def test_approving_every_outstanding_event_starts_it(version: str) -> None:
+    with World() as world:
+        read(world)
+        world.restart()
+        assert call(events_url(world, version), start_requests(read(world, version)), Metadata="true") == (200, b"")
+        assert is_started(world)
+        assert read(world, version)["Events"][0]["NotBefore"] == ""
+
+
+@pytest.mark.parametrize("incarnation", ["2", 2, "5", 99, None])
+def test_an_incarnation_in_an_approval_is_accepted_and_not_looked_at(incarnation: object) -> None:
+    """The curl samples send it as text, PowerShell as a number, the later documents not at all."""
+    with World() as world:
+        read(world)
+        world.restart()
+        body = start_requests(read(world), DocumentIncarnation=incarnation)
+        assert call(events_url(world), body, Metadata="true")[0] == 200
+        assert is_started(world)
+
+
+@pytest.mark.parametrize("content_type", ["application/x-www-form-urlencoded", "text/plain", "application/json", None])
+def test_an_approval_is_json_whatever_its_content_type_says(content_type: str | None) -> None:
+    """curl and PowerShell say form, others text, JSON, or nothing."""
+    with World() as world:
+        read(world)
+        world.restart()
+        connection = http.client.HTTPConnection("127.0.0.1", world.port)
+        headers = {"Metadata": "true"} | ({"Content-Type": content_type} if content_type else {})
+        connection.request("POST", "/metadata/scheduledevents?api-version=2020-07-01", start_requests(read(world)), headers)
+        answer = connection.getresponse()
+        assert (answer.status, answer.read()) == (200, b"")
+        connection.close()
+        assert is_started(world)
+
+
+def test_the_first_version_can_be_approved_without_the_metadata_header() -> None:
+    """As the published C# and Python samples of that time do."""
+    with World() as world:
+        read(world)
+        world.restart()
+        url = events_url(world, "2017-03-01")
+        assert call(url, start_requests(read(world, "2017-03-01"), DocumentIncarnation=2)) == (200, b"")
+        assert is_started(world)
+
+
+def test_a_later_version_cannot() -> None:
+    with World() as world:
+        read(world)
+        world.restart()
+        status, body = call(events_url(world, "2017-08-01"), start_requests(read(world)))
+        assert (status, json.loads(body)) == (400, {"error": "Bad request. Required metadata header not specified"})
+        assert not is_started(world)
+
+
+def test_a_cluster_agent_reads_with_one_version_and_approves_with_another() -> None:
+    """It knows its own name from the instance, and parses any answer that is not empty."""
+    with World() as world:
+        read(world)
+        world.restart()
+        _, instance = call(f"{world.url}/metadata/instance?api-version=2021-12-13", Metadata="true")
+        me = json.loads(instance)["compute"]["name"]
+        document = read(world, "2020-07-01")
+        assert document["Events"][0]["Resources"] == [me]
+        _, told = call(events_url(world, "2019-08-01"), start_requests(document), Metadata="true")
+        assert not told or json.loads(told)
+        assert is_started(world)
+
+
+def test_a_watcher_in_a_shell_compares_its_name_as_it_is() -> None:
+    with World() as world:
+        url = f"{world.url}/metadata/instance/compute/name?api-version=2021-02-01&format=text"
+        assert call(url, Metadata="true") == (200, b"web-0")
+
+
+def test_an_etag_client_is_told_only_of_changes() -> None:
+    """Microsoft's Node sample starts with 0 and sends back what it got, with POST as well."""
+    with World() as world:
+        seen, tag = [], "0"
+        connection = http.client.HTTPConnection("127.0.0.1", world.port)
+        for step in range(4):
+            headers = {"Metadata": "true", "If-None-Match": tag}
+            connection.request("GET", "/metadata/scheduledevents?api-version=2020-07-01", headers=headers)
+            answer = connection.getresponse()
+            body, tag = answer.read(), answer.headers["etag"]
+            seen.append(json.loads(body)["DocumentIncarnation"] if answer.status == 200 else answer.status)
+            if step == 1:
+                world.restart()
+        connection.close()
+        assert seen == [1, 304, 2, 304]
+        body = start_requests(read(world))
+        assert call(events_url(world), body, Metadata="true", If_None_Match=tag)[0] == 200
+
+
+def test_a_client_that_asks_which_versions_there_are_finds_out() -> None:
+    """Several do so by calling without one."""
+    with World() as world:
+        status, body = call(f"{world.url}/metadata/scheduledevents", Metadata="true")
+        assert status == 400
+        assert json.loads(body)["newest-versions"] == ["2020-07-01", "2019-08-01", "2019-04-01"]
+        status, body = call(f"{world.url}/metadata/instance", Metadata="true")
+        assert (status, json.loads(body)["newest-versions"][0]) == (400, "2025-04-07")
+
+
+def test_any_vm_of_a_scope_approves_for_all_and_another_scope_does_not() -> None:
+    with World() as world:
+        read(world)
+        world.restart()
+        body = start_requests(read(world))
+        assert call(events_url(world, prefix="/as/db-0"), body, Metadata="true")[0] == 400
+        assert not is_started(world)
+        assert call(events_url(world, prefix="/as/web-1"), body, Metadata="true")[0] == 200
+        assert is_started(world)
+
+
+def test_a_proxy_asks_for_the_vms_behind_it() -> None:
+    """As OpenStack's metadata proxy does: with an id, a signature, and X-Forwarded-For."""
+    key = b"a shared secret"
+    with World(Settings(identify={Identify.PROXY}, proxy_key=key)) as world:
+        signature = hmac.digest(key, b"id-web-0", "sha256").hex()
+        for said, status in ((signature, 200), ("0" * 64, 403)):
+            headers = {"Metadata": "true", "X_Instance_ID": "id-web-0", "X_Instance_ID_Signature": said}
+            assert call(events_url(world), None, **headers, X_Forwarded_For="10.0.0.1")[0] == status
+        assert call(events_url(world), Metadata="true")[0] == 403
+
+
+def test_a_request_that_was_passed_on_is_refused() -> None:
+    with World() as world:
+        status, body = call(events_url(world), Metadata="true", X_Forwarded_For="10.0.0.1")
+        assert (status, list(json.loads(body))) == (400, ["error"])

@@ -1,0 +1,318 @@
+"""HTTP as it is spoken on the wire: raw bytes against a real server."""
+
+import json
+import logging
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+
+from forewarn.web.connection import Limits
+from forewarn.web.settings import Settings
+from tests.e2e.metadata_world import EVENT_ID, POLL, World
+
+MOMENT = timedelta(seconds=0.1)
+APPROVAL = json.dumps({"StartRequests": [{"EventId": EVENT_ID}]}).encode()
+APPROVE = b"POST /metadata/scheduledevents?api-version=2020-07-01 HTTP/1.1\r\nHost: h\r\nMetadata: true\r\n"
+WAIT = POLL.replace(b"Host: h", b'Host: h\r\nPrefer: wait=60\r\nIf-None-Match: "1"')
+
+
+def approval(*lines: bytes, body: bytes = APPROVAL) -> bytes:
+    return b"".join([APPROVE, *(line + b"\r\n" for line in lines), b"Content-Length: %d\r\n\r\n" % len(body), body])
+
+
+def test_a_connection_is_kept_for_as_many_requests_as_the_client_likes() -> None:
+    with World() as world, world.connect() as client:
+        for _ in range(5):
+            client.send(POLL)
+            answer = client.answer()
+            assert answer.status == 200
+            assert "connection" not in answer.headers
+
+
+def test_requests_sent_at_once_are_answered_in_their_order() -> None:
+    """Quick and careful ones alike: the third must not overtake the second."""
+    versions = POLL.replace(b"scheduledevents?api-version=2020-07-01", b"versions")
+    with World() as world, world.connect() as client:
+        world.ask(POLL)
+        world.restart()
+        client.send(POLL + versions + POLL + approval() + POLL + POLL.replace(b"GET", b"HEAD") + versions)
+        bodies = [client.answer(has_body=number != 5).body[:12] for number in range(7)]
+        first, second = b'{"DocumentIn', b'{"apiVersion'
+        assert bodies == [first, second, first, b"", first, b"", second]
+
+
+def test_a_poll_behind_a_waiting_one_waits_for_its_turn() -> None:
+    with World() as world, world.connect() as client:
+        client.send(WAIT)
+        assert client.is_silent(MOMENT)
+        client.send(POLL)
+        assert client.is_silent(MOMENT)
+        world.restart()
+        assert "preference-applied" in client.answer().headers
+        assert "preference-applied" not in client.answer().headers
+
+
+def test_a_request_may_be_cut_in_two_anywhere() -> None:
+    with World() as world, world.connect() as client:
+        for at in range(1, len(POLL)):
+            client.send(POLL[:at])
+            time.sleep(0.002)
+            client.send(POLL[at:])
+            assert client.answer().status == 200
+
+
+def test_a_request_may_come_byte_by_byte() -> None:
+    with World() as world, world.connect() as client:
+        world.ask(POLL)
+        world.restart()
+        for byte in approval(b"Content-Type: application/json"):
+            client.send(bytes([byte]))
+            time.sleep(0.001)
+        assert client.answer().status == 200
+        assert world.scope().events[0].approvals == ("web-0",)
+
+
+def test_http_1_0_is_closed_after_the_answer() -> None:
+    with World() as world:
+        for _ in range(3):
+            with world.connect() as client:
+                client.send(b"GET /metadata/scheduledevents?api-version=2020-07-01 HTTP/1.0\r\nMetadata: true\r\n\r\n")
+                answer = client.answer()
+                assert (answer.status, answer.headers["connection"]) == (200, "close")
+                assert client.rest() == b""
+
+
+def test_http_1_0_is_kept_where_the_client_asks_for_it() -> None:
+    request = POLL.replace(b"HTTP/1.1", b"HTTP/1.0").replace(b"Host: h", b"Host: h\r\nConnection: Keep-Alive")
+    with World() as world, world.connect() as client:
+        for _ in range(3):
+            client.send(request)
+            answer = client.answer()
+            assert (answer.status, answer.headers["connection"]) == (200, "keep-alive")
+
+
+@pytest.mark.parametrize("path", [b"/metadata/scheduledevents?api-version=2020-07-01", b"/metadata/versions", b"/nothing"])
+def test_a_client_that_wants_to_close_is_told_that_we_do(path: bytes) -> None:
+    """A client written for Node breaks otherwise."""
+    request = b"GET " + path + b" HTTP/1.1\r\nHost: h\r\nMetadata: true\r\nConnection: close\r\n\r\n"
+    with World() as world:
+        for _ in range(3):
+            with world.connect() as client:
+                client.send(request)
+                assert client.answer().headers["connection"] == "close"
+                assert client.rest() == b""
+
+
+def test_head_tells_the_length_and_sends_no_body() -> None:
+    with World() as world, world.connect() as client:
+        client.send(POLL.replace(b"GET", b"HEAD") + POLL)
+        head = client.answer(has_body=False)
+        assert head.headers["content-length"] == "37"
+        assert client.answer().headers["content-length"] == "37"
+
+
+@pytest.mark.parametrize("method", [b"OPTIONS", b"PUT", b"DELETE", b"PATCH"])
+def test_other_methods_are_refused_with_those_that_are_allowed(method: bytes) -> None:
+    with World() as world, world.connect() as client:
+        client.send(POLL.replace(b"GET", method))
+        answer = client.answer()
+        assert (answer.status, answer.headers["allow"]) == (405, "GET, POST, HEAD")
+        assert list(json.loads(answer.body)) == ["error"]
+        client.send(POLL)
+        assert client.answer().status == 200
+
+
+def test_a_client_that_asks_before_it_sends_its_body_is_told_to_go_on() -> None:
+    """Old .NET does so with every POST."""
+    with World() as world, world.connect() as client:
+        world.ask(POLL)
+        world.restart()
+        client.send(APPROVE + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(APPROVAL))
+        assert client.answer().status == 100
+        client.send(APPROVAL)
+        assert client.answer().status == 200
+
+
+def test_a_body_that_would_be_too_large_is_refused_before_it_is_sent() -> None:
+    with World() as world, world.connect() as client:
+        client.send(APPROVE + b"Expect: 100-continue\r\nContent-Length: 70000\r\n\r\n")
+        answer = client.answer()
+        assert (answer.status, answer.headers["connection"]) == (413, "close")
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [b"GET /metadata HTTP/1.1\r\nHost: h\r\nA: " + b"a" * 200_000 + b"\r\n\r\n", approval(body=b" " * 200_000)],
+    ids=["head", "body"],
+)
+def test_a_client_that_sends_too_much_can_still_read_why(request_: bytes) -> None:
+    """Closing at once would reset the connection and destroy the answer."""
+    with World() as world, world.connect() as client:
+        client.send(request_)
+        answer = client.answer()
+        assert answer.status in (413, 431)
+        assert list(json.loads(answer.body)) == ["error"]
+        assert client.rest() == b""
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"HELLO\r\n\r\n",
+        b"GET / HTTP/1.1\nHost: h\n\n",
+        b"GET / HTTP/1.1\r\nHost : h\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: h\r\nA: \x00\r\n\r\n",
+        b"GET /\xff HTTP/1.1\r\nHost: h\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: x\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+        b"CONNECT a:80 HTTP/1.1\r\nHost: h\r\n\r\n",
+        b"\x00" * 1000,
+    ],
+)
+def test_what_is_not_http_is_refused_and_logged_nowhere(garbage: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever can connect could fill the log."""
+    caplog.set_level(logging.DEBUG, logger="uvicorn")
+    with World() as world, world.connect() as client:
+        caplog.clear()
+        client.send(garbage)
+        answer = client.answer()
+        assert (answer.status, answer.headers["connection"]) == (400, "close")
+        assert list(json.loads(answer.body)) == ["error"]
+        assert client.rest() == b""
+        assert world.ask(POLL).status == 200
+        assert [record.getMessage() for record in caplog.records if record.name.startswith("uvicorn")] == []
+
+
+@pytest.mark.parametrize("version", [b"HTTP/2.0", b"HTTP/0.9"])
+def test_another_version_of_http_is_refused(version: bytes) -> None:
+    with World() as world:
+        assert world.ask(POLL.replace(b"HTTP/1.1", version)).status == 505
+
+
+def test_garbage_behind_a_request_does_not_spoil_its_answer() -> None:
+    with World() as world, world.connect() as client:
+        client.send(WAIT)
+        assert client.is_silent(MOMENT)
+        client.send(b"GARBAGE\r\n\r\n")
+        assert client.is_silent(MOMENT)
+        world.restart()
+        answer = client.answer()
+        assert (answer.status, answer.headers["connection"]) == (200, "close")
+        assert client.rest() == b""
+
+
+def test_a_broken_body_is_refused() -> None:
+    with World() as world, world.connect() as client:
+        client.send(APPROVE + b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n")
+        assert client.is_silent(MOMENT)
+        client.send(b"nonsense\r\n")
+        assert client.answer().status == 400
+        assert client.rest() == b""
+
+
+def test_an_offer_of_another_protocol_is_ignored_and_the_connection_kept() -> None:
+    """Java's client offers HTTP/2 like this with every request."""
+    offer = POLL.replace(b"Host: h", b"Host: h\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEA")
+    with World() as world, world.connect() as client:
+        client.send(offer + offer)
+        assert [client.answer().status for _ in range(2)] == [200, 200]
+        client.send(POLL)
+        assert client.answer().status == 200
+
+
+def test_a_target_may_be_a_whole_url() -> None:
+    with World() as world:
+        assert world.ask(POLL.replace(b"/metadata", b"http://169.254.169.254/metadata")).status == 200
+
+
+def test_a_client_that_has_said_all_still_gets_its_answers() -> None:
+    """As when a request is piped into a socket."""
+    with World() as world:
+        for _ in range(3):
+            with world.connect() as client:
+                client.send(POLL + POLL.replace(b"GET", b"PUT"))
+                client.finish_sending()
+                assert [client.answer().status for _ in range(2)] == [200, 405]
+                assert client.rest() == b""
+
+
+def test_a_client_that_leaves_while_it_waits_is_forgotten_at_once() -> None:
+    with World() as world:
+        with world.connect() as client:
+            client.send(WAIT)
+            world.until(lambda: world.engine.board.scopes["web"].waiters is not None)
+        world.until(lambda: world.engine.board.scopes["web"].waiters is None)
+        world.until(lambda: not world.listener.state.tasks)
+
+
+def test_a_request_that_arrives_too_slowly_is_dropped() -> None:
+    with World(limits=Limits(stall_seconds=1)) as world, world.connect() as client:
+        client.send(POLL[:20])
+        assert client.answer().status == 408
+
+
+def test_an_idle_connection_is_closed() -> None:
+    with World(limits=Limits(idle_seconds=1)) as world, world.connect() as client:
+        client.send(POLL)
+        client.answer()
+        assert client.rest() == b""
+
+
+def test_a_poll_that_waits_in_vain_is_told_so_at_the_end() -> None:
+    with World(Settings(wait_seconds_max=1)) as world, world.connect() as client:
+        client.send(WAIT)
+        answer = client.answer()
+        assert (answer.status, answer.headers["preference-applied"]) == (304, "wait=1")
+
+
+def test_the_first_call_can_be_answered_late() -> None:
+    """As on Azure, where it takes up to two minutes: a client must survive it."""
+    with World(Settings(first_call_delay_seconds=0.5)) as world, world.connect() as client:
+        client.send(POLL)
+        assert client.is_silent(timedelta(seconds=0.3))
+        assert client.answer().status == 200
+        began = time.monotonic()
+        client.send(POLL)
+        client.answer()
+        assert time.monotonic() - began < 0.5
+
+
+def test_stopping_answers_what_is_in_flight() -> None:
+    with World() as world, world.connect() as waiting, world.connect() as sending, world.connect() as idle:
+        waiting.send(WAIT)
+        sending.send(approval()[:-10])
+        idle.send(POLL)
+        idle.answer()
+        world.until(lambda: len(world.listener.state.tasks) == 2)
+        stopping = threading.Thread(target=world.stop)
+        stopping.start()
+        assert waiting.answer().status == 304
+        assert waiting.rest() == b""
+        assert idle.rest() == b""
+        sending.send(approval()[-10:])
+        answer = sending.answer()
+        assert (answer.status, answer.headers["connection"]) == (400, "close")
+        stopping.join()
+
+
+def test_stopping_does_not_wait_for_ever_for_a_client_that_does_not_go_on() -> None:
+    with World() as world, world.connect() as client:
+        client.send(approval()[:-10])
+        world.until(lambda: len(world.listener.state.tasks) == 1)
+        world.stop()
+        assert client.rest() == b""
+
+
+def test_a_client_that_leaves_with_more_requests_in_the_queue_is_forgotten_too() -> None:
+    with World() as world:
+        with world.connect() as client:
+            client.send(WAIT + WAIT + WAIT)
+            world.until(lambda: world.engine.board.scopes["web"].waiters is not None)
+        world.until(lambda: world.engine.board.scopes["web"].waiters is None)
+        world.until(lambda: not world.listener.state.tasks)

@@ -1,0 +1,226 @@
+"""The quick way: the same bytes as the careful way, only where it is sound, and right at once when something changes."""
+
+from datetime import timedelta
+
+import pytest
+
+from forewarn.config import Identify
+from forewarn.core.fleet import Vm
+from forewarn.engine.clock import VirtualClock
+from forewarn.web import poll
+from forewarn.web.settings import Settings
+from forewarn.wire.versions import VERSIONS
+from tests.builders import NOON
+from tests.e2e.metadata_world import POLL, World
+
+CAREFULLY = b"Prefer: respond-async\r\n"
+"""A header that changes nothing but the way."""
+
+
+def request(path: str = "/metadata/scheduledevents", version: str = "2020-07-01", *lines: str) -> bytes:
+    head = [f"GET {path}?api-version={version} HTTP/1.1", "Host: h", "Metadata: true", *lines, "\r\n"]
+    return "\r\n".join(head).encode()
+
+
+def carefully(poll: bytes) -> bytes:
+    return poll.replace(b"Host: h\r\n", b"Host: h\r\n" + CAREFULLY)
+
+
+REQUESTS = [
+    *(request(version=version.name) for version in VERSIONS),
+    request("/METADATA/ScheduledEvents/"),
+    request("/as/web-1/metadata/scheduledevents"),
+    request("/as/db-0/metadata/scheduledevents"),
+    request("/metadata/scheduledevents", "2020-07-01", 'If-None-Match: "2"'),
+    request("/metadata/scheduledevents", "2020-07-01", 'If-None-Match: W/"1", "2"', "Connection: close"),
+    request("/metadata/scheduledevents", "2020-07-01", 'If-None-Match: "1"'),
+    request("/metadata/scheduledevents", "2020-07-01", "Connection: close"),
+    request("/metadata/scheduledevents", "2020-07-01", "Connection: keep-alive", "User-Agent: curl/8"),
+    request().replace(b"HTTP/1.1", b"HTTP/1.0"),
+    request("/metadata/scheduledevents", "2017-03-01").replace(b"Metadata: true\r\n", b""),
+]
+
+
+@pytest.mark.parametrize("asked", REQUESTS, ids=range(len(REQUESTS)))
+def test_the_quick_and_the_careful_way_give_the_same_bytes(asked: bytes) -> None:
+    """A client must not be able to tell them apart: the same headers in the same order, the same body, the same end."""
+    with World() as world:
+        world.ask(request("/as/db-0/metadata/scheduledevents"))
+        world.ask(POLL)
+        world.restart()
+        world.called.clear()
+        with world.connect() as client:
+            client.send(carefully(asked))
+            careful = client.answer()
+        assert len(world.called) == 1
+        for _ in range(3):  # parsed, remembered on the same kind of connection, and again
+            assert world.ask(asked).undated == careful.undated
+        assert len(world.called) == 1
+        assert asked in world.polls.plans
+
+
+def test_a_poll_that_must_be_recorded_goes_the_careful_way() -> None:
+    """The scope is enabled by a commit; the quick way writes nothing."""
+    with World() as world, world.connect() as client:
+        for _ in range(3):
+            client.send(POLL)
+            client.answer()
+        assert world.called == ["GET /metadata/scheduledevents"]
+        assert world.scope().seen_at is not None
+
+
+def test_a_clock_that_leaps_is_noticed_by_the_next_poll() -> None:
+    """In the lab a day passes between two polls; the second must enable the scope again."""
+    clock = VirtualClock(NOON)
+    with World(clock=clock) as world, world.connect() as client:
+        for _ in range(2):
+            client.send(POLL)
+            client.answer()
+        world.run(clock.advance(timedelta(days=2)))
+        client.send(POLL)
+        client.answer()
+        assert len(world.called) == 2
+        assert world.scope().seen_at == NOON + timedelta(days=2)
+
+
+def test_a_change_is_seen_by_the_next_poll() -> None:
+    with World() as world, world.connect() as client:
+        for _ in range(3):
+            client.send(POLL)
+            assert b'"DocumentIncarnation":1' in client.answer().body
+        world.restart()
+        client.send(POLL)
+        assert b'"DocumentIncarnation":2' in client.answer().body
+
+
+def test_a_vm_that_moved_or_left_is_answered_as_what_it_is_now() -> None:
+    """What is remembered of a request says nothing of who sent it."""
+    with World() as world, world.connect() as client:
+        for _ in range(3):
+            client.send(POLL)
+            client.answer()
+        world.enrol("web", Vm(name="web-1"))
+        client.send(POLL)
+        assert client.answer().status == 403
+        world.enrol("web", Vm(name="web-1"), Vm(name="web-2", address="127.0.0.1"))
+        client.send(POLL)
+        assert client.answer().status == 200
+
+
+def test_a_page_is_made_once_for_all_vms_of_a_scope() -> None:
+    with World() as world:
+        for vm in ("web-0", "web-1", "web-0"):
+            world.ask(request(f"/as/{vm}/metadata/scheduledevents"))
+        assert list(world.engine.board.scopes["web"].pages) == ["2020-07-01"]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        POLL.replace(b"GET", b"HEAD"),
+        POLL.replace(b"GET", b"OPTIONS"),
+        POLL.replace(b"2020-07-01", b"2020-07-02"),
+        POLL.replace(b"Metadata: true", b"Metadata: no"),
+        POLL.replace(b"Metadata: true", b"Metadata: true\r\nX-Forwarded-For: 10.0.0.1"),
+        POLL.replace(b"Metadata: true", b"Metadata: true\r\nPrefer: wait=1"),
+        POLL.replace(b"Metadata: true", b"Metadata: true\r\nExpect: something"),
+        POLL.replace(b"Metadata: true", b"Metadata: true\r\nContent-Length: 0"),
+        POLL.replace(b"Metadata: true", b"Metadata: true\r\nX-Instance-ID: web-0"),
+        POLL.replace(b"Metadata: true", b"Metadata: true\r\nConnection: upgrade\r\nUpgrade: h2c"),
+        POLL.replace(b"Metadata: true", b"Metadata: true\r\nIf-None-Match: *"),
+        POLL.replace(b"HTTP/1.1", b"HTTP/1.0").replace(b"Host: h", b"Connection: keep-alive"),
+        POLL.replace(b"scheduledevents", b"scheduled%65vents"),
+        POLL.replace(b"/metadata", b"http://h/metadata"),
+        POLL.replace(b"/metadata", b"/as/web-9/metadata"),
+        POLL.replace(b"scheduledevents", b"versions"),
+        POLL.replace(b"?", b"?a=1&a=1&"),
+    ],
+)
+def test_anything_unusual_goes_the_careful_way_and_is_not_remembered(asked: bytes) -> None:
+    with World() as world:
+        world.ask(POLL)
+        world.called.clear()
+        for _ in range(2):
+            with world.connect() as client:
+                client.send(asked)
+                client.answer(has_body=not asked.startswith(b"HEAD"))
+        assert len(world.called) == 2
+        assert asked not in world.polls.plans
+
+
+def test_only_a_request_that_came_whole_and_alone_is_remembered() -> None:
+    """Half a request, or one and a half, would mean something else the next time."""
+    with World() as world, world.connect() as client:
+        client.send(POLL)
+        client.answer()
+        client.send(POLL + POLL)
+        client.answer()
+        client.answer()
+        client.send(POLL + b"GET ")
+        client.answer()
+        client.send(POLL[4:])
+        client.answer()
+        assert world.polls.plans == {}
+        client.send(POLL)
+        client.answer()
+        assert list(world.polls.plans) == [POLL]
+
+
+def test_known_bytes_within_a_body_are_a_body() -> None:
+    """A POST whose body is the very text of a poll gets one answer, to the POST."""
+    with World() as world, world.connect() as client:
+        for _ in range(2):
+            client.send(POLL)
+            client.answer()
+        assert POLL in world.polls.plans
+        post = b"POST /metadata/scheduledevents?api-version=2020-07-01 HTTP/1.1\r\nHost: h\r\nMetadata: true\r\n"
+        client.send(post + b"Content-Length: %d\r\n\r\n" % len(POLL))
+        assert client.is_silent(timedelta(seconds=0.1))
+        client.send(POLL)
+        assert client.answer().status == 400
+        client.send(POLL)
+        assert client.answer().status == 200
+        assert client.is_silent(timedelta(seconds=0.1))
+
+
+def test_known_bytes_wait_for_the_answer_that_is_owed_before_them() -> None:
+    with World() as world, world.connect() as client:
+        for _ in range(2):
+            client.send(POLL)
+            client.answer()
+        client.send(POLL.replace(b"Host: h", b'Host: h\r\nPrefer: wait=60\r\nIf-None-Match: "1"'))
+        client.send(POLL)
+        assert client.is_silent(timedelta(seconds=0.1))
+        world.restart()
+        first, second = client.answer(), client.answer()
+        assert "preference-applied" in first.headers
+        assert "preference-applied" not in second.headers
+        assert first.body == second.body
+
+
+def test_large_requests_are_not_remembered() -> None:
+    with World() as world:
+        large = POLL.replace(b"Host: h", b"Host: h\r\nA: " + b"a" * poll.REQUEST_BYTES_MAX)
+        for _ in range(3):
+            assert world.ask(large).status == 200
+        assert world.polls.plans == {}
+
+
+def test_when_requests_are_counted_each_one_is_seen() -> None:
+    settings = Settings(requests_per_second=5)
+    with World(settings) as world, world.connect() as client:
+        for _ in range(6):
+            client.send(POLL)
+        assert [client.answer().status for _ in range(6)] == [200] * 5 + [429]
+
+
+def test_where_addresses_do_not_count_a_known_address_is_nobody() -> None:
+    with World(Settings(identify={Identify.PATH})) as world:
+        assert [world.ask(POLL).status for _ in range(2)] == [403, 403]
+        assert world.polls.plans == {}
+
+
+def test_where_paths_do_not_count_they_lead_nowhere() -> None:
+    with World(Settings(identify={Identify.ADDRESS})) as world:
+        asked = request("/as/web-1/metadata/scheduledevents")
+        assert [world.ask(asked).status for _ in range(2)] == [404, 404]

@@ -1,0 +1,33 @@
+"""The page of the command line names everything that there is to type."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from typer.main import get_command
+
+from forewarn.cli.main import app
+from forewarn.cli.usage import Exit
+
+PAGE = (Path(__file__).parents[3] / "docs" / "cli.md").read_text()
+
+
+def commands(group: Any, before: str = "forewarn") -> Iterator[str]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, f"{before} {name}")
+        else:
+            yield f"{before} {name}"
+
+
+def test_every_command_stands_in_the_page() -> None:
+    """A command that is not documented is one that nobody finds."""
+    found = list(commands(get_command(app)))
+
+    assert len(found) == 26
+    assert [name for name in found if f"| `{name}" not in PAGE] == []
+
+
+def test_every_exit_code_stands_in_the_page() -> None:
+    """Scripts are written against these."""
+    assert [code for code in Exit if f"\n| {code} |" not in PAGE] == []

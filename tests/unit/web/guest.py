@@ -1,0 +1,116 @@
+"""A VM without a socket: what is sent to the application for it, and what it is told."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from forewarn.core.command import Enrol, Restart
+from forewarn.core.fleet import Policy, ScopeKind, Vm
+from forewarn.core.timing import Timing
+from forewarn.engine.board import Place
+from forewarn.engine.clock import VirtualClock
+from forewarn.engine.engine import Engine
+from forewarn.errors import StoreLost
+from forewarn.store.memory import MemoryStore
+from forewarn.web.metadata import Message, Metadata
+from forewarn.web.settings import Settings
+from tests.builders import NOON
+
+EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
+TRUE = (b"metadata", b"true")
+EVENT_ID = "602D9444-D2CD-49C7-8624-8643E7171297"
+BY_ADDRESS = Settings()
+WEB_0, WEB_1 = Vm(name="web-0", address="10.0.0.1"), Vm(name="web-1", address="10.0.0.2")
+
+
+class LostStore(MemoryStore):
+    """A store that stops answering."""
+
+    is_lost = False
+
+    async def commit(self, writes: Any, notes: Any = ()) -> int:
+        if self.is_lost:
+            raise StoreLost("the store does not answer")
+        return await super().commit(writes, notes)
+
+
+class Guest:
+    """`web-0` at 10.0.0.1 with `web-1` in scope `web`; and what is sent to the application for it."""
+
+    def __init__(self, settings: Settings = BY_ADDRESS) -> None:
+        self.store = LostStore()
+        self.clock = VirtualClock(NOON)
+        self.engine = Engine(self.store, self.clock, Timing())
+        self.application = Metadata(self.engine, settings)
+        self.is_gone = asyncio.Event()
+
+    async def enrol(self, scope: str, *vms: Vm) -> None:
+        await self.engine.submit(scope, Enrol(kind=ScopeKind.AVAILABILITY_SET, policy=Policy(), vms=vms), by="test")
+
+    async def restart(self, vm: str = "web-0", scope: str = "web") -> None:
+        await self.engine.submit(scope, Restart(vm=vm, event_id=EVENT_ID), by="test")
+
+    @property
+    def place(self) -> Place:
+        return self.engine.board.scopes["web"]
+
+    async def call(
+        self,
+        target: str = EVENTS,
+        *headers: tuple[bytes, bytes],
+        method: str = "GET",
+        body: bytes = b"",
+        address: str = "10.0.0.1",
+    ) -> "Told":
+        path, _, query = target.partition("?")
+        scope: Message = {
+            "type": "http",
+            "method": method,
+            "path": path,
+            "query_string": query.encode(),
+            "headers": list(headers),
+            "client": (address, 1234),
+        }
+        sent: list[Message] = []
+        pieces = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> Message:
+            if pieces:
+                return pieces.pop()
+            await self.is_gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        await self.application(scope, receive, send)
+        return Told(sent)
+
+
+class Told:
+    def __init__(self, sent: list[Message]) -> None:
+        self.is_nothing = not sent
+        self.status = sent[0]["status"] if sent else 0
+        self.headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]} if sent else {}
+        self.body = sent[1]["body"] if sent else b""
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+def run(story: Callable[[Guest], Awaitable[None]], settings: Settings = BY_ADDRESS) -> None:
+    """Run a story with a guest whose scope is enrolled."""
+
+    async def whole() -> None:
+        guest = Guest(settings)
+        await guest.enrol("web", WEB_0, WEB_1)
+        await story(guest)
+
+    asyncio.run(whole())
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)

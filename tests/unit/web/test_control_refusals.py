@@ -1,0 +1,229 @@
+"""What the control API refuses: everything malformed gets a 4xx in the one form there is, and changes nothing."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forewarn.errors import Problem
+from forewarn.web.problems import status_of
+from tests.unit.web.control_world import FLEET, World, story
+
+DOCS = Path(__file__).parents[3] / "docs"
+RESTART, MAINTAIN = "/api/v1/vms/web-0/restart", "/api/v1/hosts/host-a/maintain"
+FLEET_BYTES_MAX = 64 * 1024 * 1024
+
+
+def refusal(method: str, path: str, **more: Any) -> tuple[int, str, str]:
+    """Status, code and message; the world it was asked of has not changed."""
+    found: list[tuple[int, str, str]] = []
+
+    async def tell(world: World) -> None:
+        found.append(await world.refused(method, path, **more))
+
+    story(tell)
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        (RESTART, b'{"when": 1}', "body: Object contains unknown field `when`"),
+        (RESTART, b'{"not_before": 0}', "body.not_before: Expected `datetime | null`, got `int`"),
+        (RESTART, b'{"not_before": "soon"}', "body.not_before: Invalid RFC3339 encoded datetime"),
+        (RESTART, b"[]", "body: Expected `object`, got `array`"),
+        (RESTART, b"null", "body: Expected `object`, got `null`"),
+        (RESTART, b"{", "body: Input data was truncated"),
+        (RESTART, b"\xff", "body: JSON is malformed: invalid character (byte 0)"),
+        (RESTART, b"not_before=2030-01-31T13:00:00Z", "body: JSON is malformed: invalid character (byte 4)"),
+        (RESTART, b'{"not_before":' * 4000, "body.not_before: Expected `datetime | null`, got `object`"),
+        (MAINTAIN, b"", "body: Object missing required field `type`"),
+        (MAINTAIN, b'{"type": "Freez"}', "body.type: Invalid enum value 'Freez'; expected one of Freeze, Reboot, Redeploy"),
+        (MAINTAIN, b'{"type": "Preempt"}', "body.type: Invalid enum value 'Preempt'; expected one of Freeze, Reboot, Redeploy"),
+        (MAINTAIN, b'{"type": "Freeze", "duration_seconds": "9"}', "body.duration_seconds: Expected `int | null`, got `str`"),
+        (MAINTAIN, b'{"type": "Freeze", "duration_seconds": 1.5}', "body.duration_seconds: Expected `int | null`, got `float`"),
+        (MAINTAIN, b'{"type": "Freeze", "description": 5}', "body.description: Expected `str | null`, got `int`"),
+        ("/api/v1/hosts/host-a/fail", b'{"not_before": null}', "body: Object contains unknown field `not_before`"),
+        ("/api/v1/events/X/cancel", b'{"vm": "web-0"}', "body: Object contains unknown field `vm`"),
+    ],
+)
+def test_a_body_that_does_not_fit_is_refused_by_field(path: str, body: bytes, message: str) -> None:
+    """A member that is ignored is an operator's wish that is ignored."""
+    assert refusal("POST", path, content=body) == (400, "invalid", message)
+
+
+@pytest.mark.parametrize(
+    "not_before", ["2030-01-31T13:00:00", "0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-23:59", "2031-06-01T00:00:00Z"]
+)
+def test_a_moment_that_cannot_be_is_refused(not_before: str) -> None:
+    """Without a time zone, before all time, after it, or further away than anybody can mean."""
+    status, code, message = refusal("POST", RESTART, json={"not_before": not_before})
+
+    assert (status, code) in ((400, "invalid"), (409, "notice_too_short")), message
+
+
+@pytest.mark.parametrize(
+    ("said", "part"),
+    [
+        ({"duration_seconds": -2}, "duration_seconds is -1 (unknown) to"),
+        ({"duration_seconds": 10**30}, "duration_seconds is -1 (unknown) to"),
+        ({"description": "x" * 10_000}, "a description has at most"),
+    ],
+)
+def test_maintenance_outside_its_limits_is_refused(said: dict[str, Any], part: str) -> None:
+    """Everything has a limit, and the message names it."""
+    status, code, message = refusal("POST", MAINTAIN, json={"type": "Freeze"} | said)
+
+    assert (status, code) == (400, "invalid")
+    assert part in message
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("dryrun=true", "unknown query parameter 'dryrun'; known here: dry_run"),
+        ("dry_run=true&dry_run=false", "query parameter 'dry_run' stands twice; expected it once"),
+        ("limit=5", "unknown query parameter 'limit'; known here: dry_run"),
+        ("dry_run=maybe", "dry_run: Expected `bool`, got `str`"),
+    ],
+)
+def test_a_misspelt_dry_run_never_changes_the_fleet(query: str, message: str) -> None:
+    """The one parameter whose being ignored would delete a fleet."""
+    assert refusal("PUT", f"/api/v1/fleet?{query}", content=b"scopes: []") == (400, "invalid", message)
+
+
+@pytest.mark.parametrize("limit", ["0", "-1", "10001", "many", ""])
+def test_a_limit_outside_its_limits_is_refused(limit: str) -> None:
+    """Nothing is unlimited."""
+    status, code, message = refusal("GET", f"/api/v1/vms?limit={limit}")
+
+    assert (status, code) == (400, "invalid")
+    assert message.startswith("limit: ")
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"", "body:1: expected a mapping with scopes, hosts, got nothing"),
+        (b"scopes: [", "body:1: expected YAML or JSON, got what cannot be read"),
+        (b"scopes:\n- name: a\n  kind: pool\n", "body:3: scopes[0].kind: expected one of"),
+        (b'{"scopes": [], "hots": []}', "body:1: hots: unknown member; did you mean 'hosts'?"),
+        (b"\xff", "body:1: expected UTF-8, got the byte 0xff"),
+        (b"scopes: " + b"[" * 100_000, "body:1: "),
+    ],
+)
+def test_a_fleet_that_cannot_be_read_is_refused_by_line_and_field(body: bytes, message: str) -> None:
+    """Half of a fleet is worse than none."""
+    status, code, said = refusal("PUT", "/api/v1/fleet", content=body)
+
+    assert (status, code) == (400, "invalid")
+    assert said.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "code"),
+    [
+        ("GET", "/api/v1/scopes/nope", "unknown_scope"),
+        ("GET", "/api/v1/vms/nope", "unknown_vm"),
+        ("POST", "/api/v1/vms/nope/restart", "unknown_vm"),
+        ("GET", "/api/v1/hosts/nope", "unknown_host"),
+        ("POST", "/api/v1/hosts/nope/fail", "unknown_host"),
+        ("GET", "/api/v1/events/nope", "unknown_event"),
+        ("POST", "/api/v1/events/00000000-0000-4000-8000-00000000FFFF/approve", "unknown_event"),
+        ("GET", "/api/v1/vms/web-0%2F..%2Fweb-1", "not_found"),
+        ("GET", "/api/v2/vms", "not_found"),
+        ("GET", "/%00", "not_found"),
+    ],
+)
+def test_what_is_not_there_is_told_in_the_one_form_of_errors(method: str, path: str, code: str) -> None:
+    """A script reads the code; it must not need to know whose 404 it is."""
+    assert refusal(method, path)[:2] == (404, code)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allow"), [("DELETE", "/api/v1/vms", "GET"), ("GET", RESTART, "POST"), ("POST", "/healthz", "GET")]
+)
+def test_a_verb_that_is_not_known_here_is_told_which_are(method: str, path: str, allow: str) -> None:
+    """405 without Allow would be half an answer (RFC 9110, 15.5.6)."""
+
+    async def tell(world: World) -> None:
+        response = await world.ask(method, path)
+
+        assert (response.status_code, response.json()["error"]) == (405, "method_not_allowed")
+        assert allow in response.headers["allow"].split(", ")
+
+    story(tell)
+
+
+def test_a_body_of_one_byte_too_many_is_refused() -> None:
+    """64 KiB for what is asked, 64 MiB for a fleet; nobody fills our memory."""
+    body = b'{"not_before": null' + b" " * (64 * 1024)
+
+    assert refusal("POST", RESTART, content=body[: 64 * 1024] + b"}") == (
+        413, "body_too_large", "the body is larger than the 65536 bytes accepted here",
+    )  # fmt: skip
+    assert refusal("PUT", "/api/v1/fleet", content=FLEET + b" " * (FLEET_BYTES_MAX + 1 - len(FLEET)))[:2] == (
+        413,
+        "body_too_large",
+    )
+
+
+def test_a_body_that_just_fits_is_accepted() -> None:
+    """A limit that is off by one refuses what it promises to take."""
+
+    async def tell(world: World) -> None:
+        body = b'{"not_before": null' + b" " * (64 * 1024 - 20) + b"}"
+        assert len(body) == 64 * 1024
+        assert (await world.ask("POST", RESTART, content=body)).status_code == 202
+
+    story(tell)
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "192.0.2.1:8081", "[::1", ""])
+def test_a_name_that_is_not_ours_is_refused(host: str) -> None:
+    """A page whose name was rebound to 127.0.0.1 still says its own name in Host."""
+    assert refusal("GET", "/api/v1/vms", headers={"host": host})[:2] == (403, "forbidden")
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:8081", "127.0.0.1", "127.0.0.2:1", "[::1]:8081", "LOCALHOST"])
+def test_every_loopback_name_is_ours(host: str) -> None:
+    """People forward ports and type what they are used to."""
+
+    async def tell(world: World) -> None:
+        assert (await world.ask("GET", "/api/v1/vms", headers={"host": host})).status_code == 200
+
+    story(tell)
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:9999", "https://127.0.0.1:80819"])
+def test_another_sites_page_may_not_change_anything(origin: str) -> None:
+    """A browser sends simple requests across sites without asking; Origin tells whose page it was."""
+    assert refusal("POST", RESTART, headers={"origin": origin})[:2] == (403, "forbidden")
+    assert refusal("PUT", "/api/v1/fleet", content=FLEET, headers={"origin": origin})[:2] == (403, "forbidden")
+
+
+def test_our_own_page_may() -> None:
+    """The console will be served from here."""
+
+    async def tell(world: World) -> None:
+        assert (await world.ask("POST", RESTART, headers={"origin": "http://127.0.0.1:8081"})).status_code == 202
+
+    story(tell)
+
+
+def test_every_code_of_an_error_stands_in_the_page_with_its_status() -> None:
+    """A code that is not documented is one that nobody can handle."""
+    rows = [line for line in (DOCS / "control.md").read_text().splitlines() if line.startswith("| `")]
+
+    for problem in tree(Problem):
+        if problem.__module__ == "forewarn.errors":
+            assert any(f"`{problem.code}`" in row.split("|")[1] and f" {status_of(problem)} " in row for row in rows), (
+                problem.code
+            )
+
+
+def tree(kind: type[Problem]) -> Iterator[type[Problem]]:
+    yield kind
+    for child in kind.__subclasses__():
+        yield from tree(child)

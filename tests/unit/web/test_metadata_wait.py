@@ -1,0 +1,82 @@
+"""Polls that wait for a change."""
+
+import asyncio
+
+from forewarn.core.command import Retire
+from forewarn.core.fleet import Vm
+from tests.unit.web.guest import EVENTS, TRUE, WEB_0, WEB_1, Guest, run, settle
+
+WAITING = (TRUE, (b"if-none-match", b'"1"'), (b"prefer", b"wait=30"))
+
+
+def test_a_poll_that_waits_is_answered_when_the_document_changes() -> None:
+    async def story(guest: Guest) -> None:
+        await guest.call(EVENTS, TRUE)
+        waiting = asyncio.create_task(guest.call(EVENTS, *WAITING))
+        await settle()
+        assert not waiting.done()
+        await guest.restart()
+        told = await waiting
+        assert (told.status, told.json["DocumentIncarnation"]) == (200, 2)
+        assert (told.headers["etag"], told.headers["preference-applied"]) == ('"2"', "wait=30")
+        assert guest.place.waiters is None
+
+    run(story)
+
+
+def test_a_poll_that_does_not_have_the_document_does_not_wait() -> None:
+    async def story(guest: Guest) -> None:
+        told = await guest.call(EVENTS, TRUE, (b"if-none-match", b'"9"'), (b"prefer", b"wait=30"))
+        assert told.status == 200
+        assert "preference-applied" not in told.headers
+        assert (await guest.call(EVENTS, TRUE, (b"prefer", b"wait=30"))).status == 200
+
+    run(story)
+
+
+def test_a_client_that_leaves_ends_its_wait_and_leaves_nothing_behind() -> None:
+    async def story(guest: Guest) -> None:
+        waiting = asyncio.create_task(guest.call(EVENTS, *WAITING))
+        await settle()
+        assert len(guest.place.waiters or ()) == 1
+        guest.is_gone.set()
+        assert (await waiting).is_nothing
+        assert guest.place.waiters is None
+
+    run(story)
+
+
+def test_stopping_ends_all_waits_and_lets_no_other_begin() -> None:
+    async def story(guest: Guest) -> None:
+        waits = [asyncio.create_task(guest.call(EVENTS, *WAITING)) for _ in range(50)]
+        await settle()
+        guest.application.stop()
+        assert {told.status for told in await asyncio.gather(*waits)} == {304}
+        assert (await guest.call(EVENTS, *WAITING)).status == 304
+
+    run(story)
+
+
+def test_a_vm_that_leaves_the_fleet_while_it_waits_is_forbidden() -> None:
+    async def story(guest: Guest) -> None:
+        waiting = asyncio.create_task(guest.call(EVENTS, *WAITING))
+        await settle()
+        await guest.engine.submit("web", Retire(), by="test")
+        assert (await waiting).status == 403
+
+    run(story)
+
+
+def test_a_vm_that_moves_while_it_waits_gets_the_document_of_its_new_scope() -> None:
+    async def story(guest: Guest) -> None:
+        await guest.enrol("other", Vm(name="other-0", address="10.0.2.1"))
+        await guest.call(EVENTS, TRUE, address="10.0.2.1")
+        await guest.restart("other-0", "other")
+        waiting = asyncio.create_task(guest.call(EVENTS, *WAITING))
+        await settle()
+        await guest.enrol("other", Vm(name="other-0", address="10.0.2.1"), WEB_0)
+        await guest.enrol("web", WEB_1)
+        told = await waiting
+        assert (told.status, told.json["Events"][0]["Resources"]) == (200, ["other-0"])
+
+    run(story)

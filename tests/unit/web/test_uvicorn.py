@@ -1,0 +1,125 @@
+"""What we rely on in uvicorn and httptools beyond their promised interfaces. If one of these fails, read `web/poll.py` again."""
+
+import inspect
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+
+import httptools
+import pytest
+import uvicorn
+from uvicorn.protocols.http import httptools_impl
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+REPOSITORY = Path(__file__).parents[3]
+LIFE = ["connection_made", "connection_lost", "data_received", "eof_received", "pause_writing", "resume_writing", "shutdown"]
+PARSING = ["on_message_begin", "on_url", "on_header", "on_headers_complete", "on_body", "on_message_complete"]
+ANSWERING = ["on_response_complete", "_start_asgi_task"]
+
+
+class Recorder:
+    """A parser's callbacks, in their order."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def on_message_begin(self) -> None:
+        self.seen.append("begin")
+
+    def on_headers_complete(self) -> None:
+        self.seen.append("head")
+
+    def on_message_complete(self) -> None:
+        self.seen.append("end")
+
+
+class Refusing(Recorder):
+    def on_headers_complete(self) -> None:
+        raise KeyError("ours")
+
+
+def test_uvicorn_is_the_version_that_the_connection_was_written_for() -> None:
+    """Its protocol class is not a promised interface, so the version is exact; raising it means reading it again."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    assert "uvicorn==0.54.0" in project["project"]["optional-dependencies"]["server"]
+    assert version("uvicorn") == "0.54.0"
+
+
+@pytest.mark.parametrize("name", LIFE + PARSING + ANSWERING)
+def test_the_protocol_has_the_methods_that_we_override_or_call(name: str) -> None:
+    """A renamed method would leave a limit unenforced without any error."""
+    assert callable(getattr(HttpToolsProtocol, name))
+
+
+def test_the_protocol_is_made_from_the_arguments_that_we_pass_on() -> None:
+    assert list(inspect.signature(HttpToolsProtocol.__init__).parameters) == [
+        "self",
+        "config",
+        "server_state",
+        "app_state",
+        "_loop",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("holder", "names"),
+    [
+        (HttpToolsProtocol, "parser transport flow client pipeline cycle headers url expect_100_continue server_state scope"),
+        (RequestResponseCycle, "keep_alive disconnected response_started response_complete message_event default_headers body"),
+        (FlowControl, "read_paused write_paused"),
+        (ServerState, "connections tasks total_requests default_headers"),
+        (uvicorn.Server, "should_exit force_exit server_state config"),
+    ],
+)
+def test_the_objects_have_the_attributes_that_we_read_and_set(holder: type, names: str) -> None:
+    """Setting an attribute that nobody reads any more would be silent too."""
+    source = inspect.getsource(holder)
+    assert [name for name in names.split() if f"self.{name}" not in source] == []
+
+
+def test_the_server_runs_by_the_steps_that_we_replace() -> None:
+    """We replace `main_loop`, wrap `startup` and leave out the signal handlers by calling `_serve`."""
+    steps = inspect.getsource(uvicorn.Server._serve)
+    assert "await self.startup(sockets=sockets)" in steps
+    assert "await self.main_loop()" in steps
+    assert "await self.shutdown(sockets=sockets)" in steps
+    assert "signal" not in steps
+
+
+def test_uvicorn_writes_headers_as_our_ready_bytes_do() -> None:
+    """Lower-case names, a colon and a space; the quick and the careful way must give the same bytes."""
+    assert 'content.extend([name, b": ", value, b"\\r\\n"])' in inspect.getsource(RequestResponseCycle.send)
+    assert httptools_impl.STATUS_LINE[200] == b"HTTP/1.1 200 OK\r\n"
+    assert httptools_impl.STATUS_LINE[304] == b"HTTP/1.1 304 Not Modified\r\n"
+
+
+def test_the_parser_tells_where_a_request_begins_and_ends() -> None:
+    """What is remembered of a request stands on this: one begin, one end, and nothing after it."""
+    recorder = Recorder()
+    parser = httptools.HttpRequestParser(recorder)
+    parser.feed_data(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+    assert recorder.seen == ["begin", "head", "end"]
+    parser.feed_data(b"G")
+    assert recorder.seen == ["begin", "head", "end", "begin"]
+
+
+def test_the_parser_hands_out_what_a_callback_raised() -> None:
+    """Limits are raised inside callbacks, and bugs must not pass for bad requests."""
+    parser = httptools.HttpRequestParser(Refusing())
+    with pytest.raises(httptools.HttpParserCallbackError) as raised:
+        parser.feed_data(b"GET / HTTP/1.1\r\n\r\n")
+    assert isinstance(raised.value.__context__, KeyError)
+
+
+def test_the_parser_stops_at_an_upgrade_and_goes_on_after_it() -> None:
+    """An offer of HTTP/2 must not cost a Java client its connection."""
+    recorder = Recorder()
+    parser = httptools.HttpRequestParser(recorder)
+    offer = b"GET / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+    with pytest.raises(httptools.HttpParserUpgrade) as raised:
+        parser.feed_data(offer + b"GET / HTTP/1.1\r\n\r\n")
+    assert raised.value.args == (len(offer),)
+    parser.feed_data(b"GET / HTTP/1.1\r\n\r\n")
+    assert recorder.seen == ["begin", "head", "end", "begin", "head", "end"]
