@@ -1,5 +1,6 @@
 """What operators ask, in their words: VMs, hosts, events, the fleet. Finds the scopes concerned, makes ids, submits commands."""
 
+import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import NamedTuple
@@ -14,6 +15,9 @@ from forewarn.errors import EventEnded, UnknownEvent
 from forewarn.store.base import WRITES_MAX, Write
 from forewarn.wire.fleet import Fleet
 from forewarn.wire.record import Hosts, decode_hosts, encode_hosts
+
+POLLS_PASS_EVERY = 200
+"""How many scopes of a new fleet are looked at before polls get their turn."""
 
 
 class Told(NamedTuple):
@@ -123,8 +127,11 @@ class Operations:
 
     def applied_digest(self) -> str:
         """The digest of the fleet file that was applied last; empty if none ever was."""
+        return self._applied().digest
+
+    def _applied(self) -> Hosts:
         value = self._engine.fleet_record.value
-        return decode_hosts(value).digest if value is not None else ""
+        return Hosts() if value is None else decode_hosts(value)
 
     async def apply(self, fleet: Fleet, *, by: str, dry_run: bool = False, digest: str | None = None) -> Difference:
         """Make the fleet so. All of it is checked before any of it is done; `dry_run` stops there.
@@ -132,25 +139,29 @@ class Operations:
         Large fleets take several commits. Each also writes the fleet record, so two who change the fleet at once cannot
         mix: the later one is told to try again.
         """
-        asked = self._asked(fleet)
+        asked = await self._asked(fleet)
         difference = self._difference(fleet, [name for name, _ in asked])
-        hosts = encode_hosts(Hosts(names=fleet.hosts, digest=self.applied_digest() if digest is None else digest))
-        if dry_run or (not asked and hosts == self._engine.fleet_record.value):
+        known = self._applied()
+        hosts = Hosts(names=fleet.hosts, digest=known.digest if digest is None else digest)
+        if dry_run or (not asked and hosts == known):
             return difference
         size = WRITES_MAX - 1
         for first in range(0, max(len(asked), 1), size):
-            lock = Write(FLEET_KEY, hosts, self._engine.fleet_record.revision)
+            lock = Write(FLEET_KEY, encode_hosts(hosts), self._engine.fleet_record.revision)
             await self._engine.submit_all(asked[first : first + size], by, lock)
+            await asyncio.sleep(0)
         return difference
 
-    def _asked(self, fleet: Fleet) -> list[tuple[str, ask.Command]]:
+    async def _asked(self, fleet: Fleet) -> list[tuple[str, ask.Command]]:
         """What must be asked of each scope that changes, those first that VMs leave, so that no VM is ever in two."""
         engine, now = self._engine, self._engine.clock.now()
         wanted = {scope.name for scope in fleet.scopes}
         asked: list[tuple[str, ask.Command]] = [
             (name, ask.Retire()) for name in sorted(engine.board.scopes) if name not in wanted
         ]
-        for scope in sorted(fleet.scopes, key=lambda scope: not self._loses_vms(scope)):
+        for number, scope in enumerate(sorted(fleet.scopes, key=lambda scope: not self._loses_vms(scope))):
+            if number % POLLS_PASS_EVERY == 0:
+                await asyncio.sleep(0)
             place = engine.board.scopes.get(scope.name)
             command = ask.Enrol(kind=scope.kind, policy=scope.policy, vms=scope.vms)
             before = place.scope if place else Scope(name=scope.name)
