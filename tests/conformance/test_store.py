@@ -238,13 +238,14 @@ async def test_what_is_under_way_when_the_store_is_closed_is_finished_or_lost(st
 async def test_a_watch_tells_what_changed_after_its_revision_and_nothing_older(store: Store) -> None:
     """A server loads, then watches from there: between the two nothing is missed and nothing is told twice."""
     old = await store.commit([Write("old", b"1", 0), Write("doomed", b"1", 0)])
-    await store.commit([Write("a", b"1", 0)])
+    await store.commit([Write("z", b"1", 0)])
     last = await store.commit([Write("b", b"1", 0), Write("doomed", None, old)])
 
     told = await told_until(store.watch(old), last)
 
-    assert [(record.key, record.value) for record in told if record.revision < last] == [("a", b"1")]
+    assert [(record.key, record.value) for record in told if record.revision < last] == [("z", b"1")]
     assert {(record.key, record.value) for record in told if record.revision == last} == {("b", b"1"), ("doomed", None)}
+    assert told[0].key == "z"
 
 
 @on_every_store

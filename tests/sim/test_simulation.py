@@ -1,14 +1,17 @@
 """The whole engine under seeds: fifty fixed worlds, and planted faults that must be found."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
 import pytest
 
+from forewarn.core.change import What
 from forewarn.engine.clock import VirtualClock
 from forewarn.store.base import Record, Write
 from forewarn.store.memory import MemoryStore
+from forewarn.wire import note
 from tests.builders import NOON
 from tests.rules import Broken
 from tests.sim.world import Manners, World
@@ -25,6 +28,22 @@ def test_the_rules_hold_in_every_world(seed: int) -> None:
     asyncio.run(world.run())
 
     assert len(world.witness.transcript) > 20
+
+
+def test_the_worlds_are_lively_enough_to_find_something() -> None:
+    """A simulation in which nothing happens proves nothing: every kind of change occurs, takeovers included."""
+    seen, taken_over = set(), 0
+    for seed in range(8):
+        world = World(seed)
+        asyncio.run(world.run())
+        changes = [note.decode(line.body).change for line in asyncio.run(world.store.history(limit=10**6))]
+        seen |= {change.what for change in changes}
+        claims = Counter((change.event_id, change.vm) for change in changes if change.what is What.CLAIMED)
+        failures = Counter((change.event_id, change.vm) for change in changes if change.what is What.IMPACT_FAILED)
+        taken_over += sum(claims[key] > failures[key] + 1 for key in claims)
+
+    assert set(What) - seen == {What.RETIRED}
+    assert taken_over >= 3
 
 
 def test_the_same_seed_tells_the_same_story() -> None:

@@ -6,7 +6,7 @@ against the rules at the moment it happens; every page that a server shows is co
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -130,7 +130,7 @@ class FlakyStore:
         await self._dawdle()
         return revision
 
-    async def watch(self, after: int) -> AsyncIterator[Snapshot]:
+    async def watch(self, after: int) -> AsyncGenerator[Snapshot, None]:
         async for batch in self._inner.watch(after):
             await self._dawdle()
             if self._chance.random() < self._manners.broken_watch:

@@ -4,7 +4,7 @@ import asyncio
 import heapq
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from datetime import datetime, timedelta
 
 from forewarn.core.command import Claim, Finish, Tick
@@ -236,10 +236,11 @@ class Loops:
             await self._attempt("reload", engine.load)
 
     async def _watch(self) -> None:
-        async for batch in self._engine.store.watch(self._engine.board.revision):
-            for found in batch.records:
-                self._engine.learn(found)
-            self._engine.board.caught_up(batch.revision)
+        async with aclosing(self._engine.store.watch(self._engine.board.revision)) as batches:
+            async for batch in batches:
+                for found in batch.records:
+                    self._engine.learn(found)
+                self._engine.board.caught_up(batch.revision)
 
     async def _attempt(self, what: str, turn: Callable[[], Awaitable[None]]) -> None:
         try:

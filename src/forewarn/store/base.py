@@ -1,4 +1,4 @@
-"""The Store contract. Every store passes `tests/conformance/store.py`; what it checks is written here in words.
+"""The Store contract. Every store passes `tests/conformance/test_store.py`; what it checks is written here in words.
 
 A store holds records: a key (text), a value (bytes) and the revision at which it was last written. Revisions are
 positive integers of the whole store that only grow; each commit takes one new revision and gives it to all it writes.
@@ -10,17 +10,19 @@ commit(writes, notes)
                 such record". If any of them is no longer true, Conflict, and nothing is written. A value of None
                 deletes. When commit returns, the change survives a crash of the process and of the machine (a store
                 that lives in memory survives neither, and says so). If it raises StoreLost, nobody knows whether the
-                change happened: load and look. Notes are appended to the history in the order given. At most
-                WRITES_MAX writes, none of them twice to one key.
+                change happened: load and look. Notes are appended to the history in the order given. More than
+                WRITES_MAX writes, or two to one key, are Invalid. Deleting what is not there changes nothing.
 watch(after)    Every record that changed after a revision, deletions included, in the order of revisions, and then each
                 further change as it happens, from this and from any other process, until it is closed. A record that
-                changed several times may be told once, as it is last. A batch is never empty and its revision never falls.
+                changed several times may be told once, as it is last. The writes of one commit come in one batch. A batch
+                is never empty and its revision never falls.
 history(after, limit)
                 The notes after the given number, oldest first. It reads only; it settles nothing.
-close()         Lets go of everything. What is under way is finished or raises StoreLost.
+close()         Lets go of everything. What is under way is finished or raises StoreLost, watches end, and all that is asked
+                later raises StoreLost. Closing twice is closing once.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -68,7 +70,7 @@ class Store(Protocol):
 
     async def commit(self, writes: Sequence[Write], notes: Sequence[bytes] = ()) -> int: ...
 
-    def watch(self, after: int) -> AsyncIterator[Snapshot]: ...
+    def watch(self, after: int) -> AsyncGenerator[Snapshot, None]: ...
 
     async def history(self, after: int = 0, limit: int = 1000) -> tuple[Note, ...]: ...
 

@@ -1,11 +1,14 @@
 """A store that lives in memory: for tests, the lab and the demo. It survives neither a crash nor a restart."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 from forewarn.errors import StoreLost
 from forewarn.store.base import Note, Record, Snapshot, Write
 from forewarn.store.check import check_revision, check_writes
+
+NOTES_MAX = 100_000
+"""How much history is kept for certain: memory is not a place for all of it."""
 
 
 class MemoryStore:
@@ -32,11 +35,14 @@ class MemoryStore:
         self._revision += 1
         for write in writes:
             self._apply(write)
-        self._notes.extend(Note(number, body) for number, body in enumerate(notes, start=len(self._notes) + 1))
+        last = self._notes[-1].number if self._notes else 0
+        self._notes.extend(Note(number, body) for number, body in enumerate(notes, start=last + 1))
+        if len(self._notes) > 2 * NOTES_MAX:
+            del self._notes[:-NOTES_MAX]
         self._ring()
         return self._revision
 
-    async def watch(self, after: int) -> AsyncIterator[Snapshot]:
+    async def watch(self, after: int) -> AsyncGenerator[Snapshot, None]:
         while not self._is_closed:  # close() ends it
             bell = self._bell  # taken before the look, so that no change falls between the look and the wait
             records = self._changed(after)
@@ -48,7 +54,7 @@ class MemoryStore:
 
     async def history(self, after: int = 0, limit: int = 1000) -> tuple[Note, ...]:
         self._check_open()
-        start = max(after, 0)  # note n stands at place n - 1
+        start = max(after - (self._notes[0].number - 1 if self._notes else 0), 0)  # numbers have no gaps
         return tuple(self._notes[start : start + max(limit, 0)])
 
     async def close(self) -> None:

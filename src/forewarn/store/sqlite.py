@@ -7,11 +7,9 @@ and whole is refused before a byte of it is written.
 import asyncio
 import os
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import partial
-from pathlib import Path
 from typing import Concatenate, ParamSpec, Self, TypeVar
 
 from forewarn.errors import Problem, StoreLost, StoreUnusable
@@ -37,12 +35,12 @@ SCHEMA = (
 # SQLite's primary code: the problem, what was found and what is expected. Any other code is a StoreLost in SQLite's own words.
 MEANING: dict[int, tuple[type[Problem], str]] = {
     sqlite3.SQLITE_BUSY: (StoreLost, "another writer holds it; expected a turn before the wait ran out"),
+    sqlite3.SQLITE_CANTOPEN: (StoreUnusable, "the file cannot be opened; expected a file and folder that this user may write"),
     sqlite3.SQLITE_CORRUPT: (StoreUnusable, "the file is damaged; expected a whole database: restore it from a copy"),
     sqlite3.SQLITE_FULL: (StoreUnusable, "the disk is full and nothing was written; expected free space"),
     sqlite3.SQLITE_IOERR: (StoreLost, "the disk fails, or has no space for the log's index; expected one that can be written"),
     sqlite3.SQLITE_NOTADB: (StoreUnusable, "the file is not an SQLite database; expected a Forewarn store, or no file"),
     sqlite3.SQLITE_READONLY: (StoreUnusable, "the file is read-only; expected a file and folder that this user may write"),
-    sqlite3.SQLITE_CANTOPEN: (StoreUnusable, "the file cannot be opened; expected a file and folder that this user may write"),
 }
 
 P = ParamSpec("P")
@@ -78,7 +76,7 @@ class SqliteStore:
         self._ring()
         return revision
 
-    async def watch(self, after: int) -> AsyncIterator[Snapshot]:
+    async def watch(self, after: int) -> AsyncGenerator[Snapshot, None]:
         while not self._reading.is_closed:  # close() ends it
             bell = self._bell  # taken before the look, so that no change falls between the look and the wait
             records = await self._reading.run(_changed, after)
@@ -126,12 +124,14 @@ class _Lane:
         return cls(path, thread, connection)
 
     async def run(self, work: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        def worked() -> T:
+            self._check_file()
+            return work(self._connection, *args, **kwargs)
+
         if self.is_closed:
             raise StoreLost(f"{self._path}: the store is closed; expected an open one")
-        self._check_file()
         with _problems_of(self._path):
-            call = partial(work, self._connection, *args, **kwargs)
-            return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+            return await asyncio.get_running_loop().run_in_executor(self._thread, worked)
 
     async def close(self) -> None:
         """What is under way is finished first: the thread takes its work in order."""
@@ -214,7 +214,7 @@ def _prepare(path: str, busy_seconds: float) -> sqlite3.Connection:
 
 
 def _connect(path: str, busy_seconds: float) -> sqlite3.Connection:
-    return sqlite3.connect(Path(path).as_uri(), uri=True, timeout=busy_seconds, isolation_level=None)
+    return sqlite3.connect(path, timeout=busy_seconds, isolation_level=None)
 
 
 def _check_path(path: str) -> None:

@@ -16,6 +16,7 @@ from forewarn.store.base import Note, Record, Write
 from forewarn.store.sqlite import APPLICATION_ID, SqliteStore, _prepare
 
 NOBODY = 65534
+STORY_SECONDS_MAX = 20
 Story = Callable[[SqliteStore], Awaitable[None]]
 
 
@@ -23,7 +24,8 @@ def on_file(path: Path, story: Story, busy_seconds: float = 5.0) -> None:
     async def told() -> None:
         store = await SqliteStore.open(str(path), busy_seconds=busy_seconds)
         try:
-            await story(store)
+            async with asyncio.timeout(STORY_SECONDS_MAX):
+                await story(store)
         finally:
             await store.close()
 
@@ -300,7 +302,8 @@ def test_a_writer_that_holds_the_file_too_long_makes_the_commit_lost_and_the_sto
             assert len((await store.load()).records) == 40
             assert not committing.done()
             with pytest.raises(StoreLost, match="another writer holds it"):
-                await committing
+                async with asyncio.timeout(4):
+                    await committing
             stuck.execute("ROLLBACK")
         assert await store.commit([Write("a", b"2", 0)], [b"made"]) == 41
         assert (await store.load("a")).records == (Record("a", b"2", 41),)
