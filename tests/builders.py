@@ -57,8 +57,8 @@ def maintain(host: str = "host-a", type_: EventType = EventType.FREEZE, **more: 
     return replace(ask.Maintain(host=host, operation_id=OPERATION, type=type_), **more)
 
 
-def claim(number: int = 1, vm: str = "web-0", worker: str = "w1") -> ask.Claim:
-    return ask.Claim(event_id=guid(number), vm=vm, worker=worker)
+def claim(number: int = 1, vm: str = "web-0", worker: str = "w1", tries: int = 0) -> ask.Claim:
+    return ask.Claim(event_id=guid(number), vm=vm, worker=worker, tries=tries)
 
 
 def finish(number: int = 1, vm: str = "web-0", worker: str = "w1", tries: int = 1, **more: object) -> ask.Finish:

@@ -3,9 +3,8 @@
 from datetime import datetime
 
 from forewarn.core import command as ask
-from forewarn.core.event import Cause, Event, Source, Status
+from forewarn.core.event import Cause, Event, EventType, Source, Status
 from forewarn.core.fleet import Approval, AutoApprove, Power, Scope
-from forewarn.core.machine import domains_under_impact, is_held, is_ready
 from forewarn.wire.document import body
 from forewarn.wire.versions import VERSIONS
 
@@ -30,6 +29,7 @@ def without_incarnation(page: bytes) -> bytes:
 def check_step(before: Scope, after: Scope, now: datetime) -> None:
     """The rules about one step from one committed scope to the next."""
     _check_starts(before, after, now)
+    check_claims(before, after, now)
     old = {event.id: event for event in before.events}
     for event in after.events:
         if event.id in old:
@@ -72,7 +72,8 @@ def has_consent(scope: Scope, event: Event) -> bool:
         return True
     running = [vm.name for vm in scope.vms if vm.power is Power.RUNNING]
     if not running:
-        return AutoApprove.ALL_INSTANCES_DOWN in policy.auto_approve or bool(event.approvals)
+        all_down = AutoApprove.ALL_INSTANCES_DOWN in policy.auto_approve and not event.is_timed
+        return all_down or bool(event.approvals)
     agreed = [name for name in running if name in event.approvals]
     return {
         Approval.ANY: bool(event.approvals),
@@ -96,10 +97,48 @@ def check_state(scope: Scope, now: datetime) -> None:
         must({impact.vm for impact in impacts} == wanted, "an impact for each resource of what is Started", event, impacts)
         is_open = any(not impact.is_over for impact in impacts)
         must(event.status is Status.SCHEDULED or is_open, "an event ends with its last impact", event)
-    left = [event for event in scope.events if is_ready(scope, event, now) and not is_held(event, domains_under_impact(scope))]
-    must(not left, "nothing is left that is due and may start", left)
+    must(not left_behind(scope, now), "nothing is left that is due and may start", left_behind(scope, now))
     must(len({event.id for event in scope.events}) == len(scope.events), "ids are unique")
-    must(len(scope.ended) <= 100, "memory of what ended is limited")
+    must(len(scope.ended) <= 1000, "memory of what ended is limited")
+    _check_seconds(scope)
+
+
+def _check_seconds(scope: Scope) -> None:
+    """Nobody is told the same thing twice."""
+    told = [(name, event.type, event.source, event.cause) for event in scope.events for name in event.resources]
+    must(len(set(told)) == len(told), "the same thing twice to one VM is refused", told)
+
+
+def left_behind(scope: Scope, now: datetime) -> list[Event]:
+    """What should have started by now. Written apart from the machine on purpose, in the words of the design."""
+    vms = {vm.name: vm for vm in scope.vms}
+    started = [event for event in scope.events if event.status is Status.STARTED]
+    silent = [impact.vm for impact in scope.impacts if scope.event(impact.event_id) is None]
+    busy = {event.update_domain for event in started} | {vms[name].update_domain for name in silent}
+    due = [event for event in scope.events if event.status is Status.SCHEDULED and had_its_notice(scope, event, now)]
+    platform = sorted((event for event in due if event.source is Source.PLATFORM), key=lambda event: (event.not_before, event.id))
+    first = [event for event in platform[:1] if busy <= {event.update_domain}]
+    return [event for event in due if event.source is Source.USER] + first
+
+
+def had_its_notice(scope: Scope, event: Event, now: datetime) -> bool:
+    if now >= event.not_before:
+        return True
+    all_down = all(vm.power is not Power.RUNNING for vm in scope.vms) and not event.is_timed
+    is_waived = event.is_approved or (all_down and AutoApprove.ALL_INSTANCES_DOWN in scope.policy.auto_approve)
+    if not is_waived or not (scope.policy.couple_terminates and event.type is EventType.TERMINATE):
+        return is_waived
+    others = [other for other in scope.events if other.type is EventType.TERMINATE and other.status is Status.SCHEDULED]
+    return all_down or all(other.is_approved or now >= other.not_before for other in others)
+
+
+def check_claims(before: Scope, after: Scope, now: datetime) -> None:
+    """A claim belongs to one worker and one try until it lapses."""
+    held = {(impact.event_id, impact.vm): impact for impact in before.impacts if impact.claimed_by}
+    for impact in after.impacts:
+        was = held.get((impact.event_id, impact.vm))
+        if was is not None and impact.claimed_by and (impact.claimed_by, impact.tries) != (was.claimed_by, was.tries):
+            must(was.due_at <= now, "a claim changes hands only when it has lapsed", was, impact, now)
 
 
 def check_domains(before: Scope, after: Scope) -> None:
@@ -123,8 +162,12 @@ def keeps_members_events(before: Scope, command: ask.Command, after: Scope) -> N
     """A change of members loses no event of a VM that stays where and as it was."""
     if not isinstance(command, ask.Enrol):
         return
-    old = {vm.name: (vm.host, vm.power) for vm in before.vms}
-    stayed = {vm.name for vm in after.vms if old.get(vm.name) == (vm.host, vm.power)}
+    check_members(before, after)
+
+
+def check_members(before: Scope, after: Scope) -> None:
+    old = {vm.name: vm.host for vm in before.vms}
+    stayed = {vm.name for vm in after.vms if old.get(vm.name) == vm.host}
     left = {event.id for event in after.events}
     for event in before.events:
         must(event.id in left or not stayed.intersection(event.resources), "who stays keeps its events", event, stayed)

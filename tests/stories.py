@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import NamedTuple, TypeVar
 
 from forewarn.core import command as ask
-from forewarn.core.event import EventType
+from forewarn.core.event import Cause, EventType
 from forewarn.core.fleet import Approval, AutoApprove, Policy, Power, Scope, ScopeKind, Vm
 from tests.builders import NOON, guid
 
@@ -53,7 +53,7 @@ def members_of(number: int) -> tuple[Vm, ...]:
             name=name,
             update_domain=(number + 2 * place) % 3,
             host=pick(HOSTS, number // 3 + place),
-            power=pick(powers, number // 7),
+            power=pick(powers, number // 7 + (place if number % 2 else 0)),
         )
         for place, name in enumerate(chosen)
     )
@@ -91,7 +91,15 @@ def _host_operation(kind: type[ask.HostOperation]) -> Callable[[Move, Scope], as
     def build(move: Move, scope: Scope) -> ask.Command:
         host, operation_id = pick(HOSTS, move.first), guid(10 + move.second % 4)
         if kind is ask.Maintain:
-            return ask.Maintain(host=host, operation_id=operation_id, type=pick(tuple(EventType)[:4], move.third))
+            return ask.Maintain(
+                host=host,
+                operation_id=operation_id,
+                type=pick(tuple(EventType)[:4], move.third),
+                cause=pick((Cause.MAINTENANCE, Cause.MAINTENANCE, Cause.LIVE_MIGRATION), move.third),
+                duration_seconds=pick((None, 0, 30, -1), move.first // 2),
+                description=pick((None, "Kernel.", ""), move.second),
+                not_before=pick((None, None, NOON + timedelta(hours=2)), move.first // 3),
+            )
         return kind(host=host, operation_id=operation_id)  # type: ignore[call-arg]
 
     return build
@@ -100,7 +108,8 @@ def _host_operation(kind: type[ask.HostOperation]) -> Callable[[Move, Scope], as
 def _claim(move: Move, scope: Scope) -> ask.Command:
     impacts = [(impact.event_id, impact.vm) for impact in scope.impacts] or [(guid(1), "a")]
     event_id, vm = pick(impacts, move.first)
-    return ask.Claim(event_id=event_id, vm=vm, worker=pick(WORKERS, move.second))
+    tries = next((impact.tries for impact in scope.impacts if (impact.event_id, impact.vm) == (event_id, vm)), 0)
+    return ask.Claim(event_id=event_id, vm=vm, worker=pick(WORKERS, move.second), tries=pick((0, 0, tries), move.third))
 
 
 def _finish(move: Move, scope: Scope) -> ask.Command:
@@ -129,7 +138,9 @@ MOVES: tuple[Callable[[Move, Scope], ask.Command], ...] = (
     _host_operation(ask.Degrade),
     _host_operation(ask.Fail),
     lambda move, scope: ask.Approve(event_ids=(_id(move, scope),), vm=pick((*NAMES, ""), move.second)),
-    lambda move, scope: ask.Approve(event_ids=(_id(move, scope),), vm=pick(NAMES, move.second)),
+    lambda move, scope: ask.Approve(
+        event_ids=(_id(move, scope), *(event.id for event in scope.events[:2])), vm=pick(NAMES, move.second)
+    ),
     lambda move, scope: ask.Cancel(event_id=_id(move, scope)),
     lambda move, scope: ask.Complete(event_id=_id(move, scope)),
     _claim,

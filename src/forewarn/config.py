@@ -142,7 +142,7 @@ FILE = Kind(lambda text: Path(_text(text)), "the path of a file")
 STORE = Kind(_store, "memory, sqlite:///relative.db or sqlite:////absolute/path.db")
 ADDRESS, CONTROL = Kind(_address, "HOST:PORT"), Kind(_loopback, "HOST:PORT")
 METADATA_DEFAULT, CONTROL_DEFAULT = Address("127.0.0.1", 8080), Address("127.0.0.1", 8081)
-RATE = _number(0, 100_000, is_above=True)
+RATE = _number(0.001, 100_000)
 SIMULATED = Kind(_simulated, f"TYPE=DURATION such as Freeze=30s (types {', '.join(EVENT_TYPES)}; units ms, s, m, h; at most 24h)")
 
 

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from forewarn.engine.clock import Clock, RealClock
 from forewarn.engine.engine import Engine
 from forewarn.engine.loops import Loops
 from forewarn.engine.operations import Operations
-from forewarn.errors import Invalid
+from forewarn.errors import Invalid, Unavailable
 from forewarn.log import set_up_log
 from forewarn.platform.simulated import SimulatedPlatform
 from forewarn.store.url import open_store
@@ -34,6 +35,8 @@ from forewarn.wire import fleet
 from forewarn.wire.note import Note
 
 log = logging.getLogger("forewarn")
+
+APPLY_TRIES_MAX = 10
 
 
 class Addresses(NamedTuple):
@@ -72,7 +75,13 @@ async def engine_at_work(
     config: Config, clock: Clock, engine: Engine, operations: Operations, on_ready: Callable[[Addresses], None]
 ) -> None:
     durations = {**engine.timing.duration, **{EventType(name): span for name, span in config.simulate_duration}}
-    platform = SimulatedPlatform(clock, durations=durations, hosts=engine.board.host_names, failing=config.simulate_failure)
+    board = engine.board
+    platform = SimulatedPlatform(
+        clock,
+        durations=durations,
+        hosts=lambda: chain(board.hosts, board.declared_hosts),
+        failing=config.simulate_failure,
+    )
     limit = timedelta(seconds=config.impact_seconds_max)
     loops = Loops(engine, platform, worker=f"server-{uuid.uuid4()}", impacts_max=config.impacts_max, impact_limit=limit)
     metadata, operators = listeners(config, engine, operations)
@@ -87,7 +96,7 @@ async def engine_at_work(
         for one in done:
             one.result()
     finally:
-        await asyncio.gather(metadata.stop(), operators.stop())
+        await asyncio.gather(metadata.stop(), operators.stop(), return_exceptions=True)
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
 
@@ -125,9 +134,18 @@ async def apply_fleet_file(operations: Operations, path: Path | None) -> None:
         return
     text = read_file(path, "fleet file")
     digest = hashlib.sha256(text).hexdigest()
-    if digest == operations.applied_digest():
-        return
-    difference = await operations.apply(fleet.parse(text, str(path)), by="fleet file", digest=digest)
+    wanted = fleet.parse(text, str(path))
+    for turn in range(APPLY_TRIES_MAX):
+        if digest == operations.applied_digest():
+            return  # as before, or by another server that was started with us
+        try:
+            difference = await operations.apply(wanted, by="fleet file", digest=digest)
+            break
+        except Unavailable:
+            if turn == APPLY_TRIES_MAX - 1:
+                raise
+            await asyncio.sleep(1)
+            await operations.reload()
     facts = {"file": path.name, "added": len(difference.added), "changed": len(difference.changed)}
     log.info("fleet applied", extra={"facts": {**facts, "removed": len(difference.removed)}})
 

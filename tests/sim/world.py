@@ -5,6 +5,7 @@ against the rules at the moment it happens; every page that a server shows is co
 """
 
 import asyncio
+import logging
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -12,9 +13,12 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from forewarn.core import command as ask
+from forewarn.core.change import What
 from forewarn.core.event import Cause, EventType, Status
 from forewarn.core.fleet import Approval, AutoApprove, Policy, Scope, ScopeKind, Vm
+from forewarn.core.progress import is_enabled
 from forewarn.core.timing import Timing
+from forewarn.engine.board import Board, Place, wait_for_change
 from forewarn.engine.clock import VirtualClock
 from forewarn.engine.engine import Engine
 from forewarn.engine.loops import Loops
@@ -23,10 +27,13 @@ from forewarn.errors import ImpactFailed, Problem, StoreLost
 from forewarn.platform.base import Done, Order
 from forewarn.store.base import Note, Snapshot, Store, Write
 from forewarn.store.memory import MemoryStore
+from forewarn.web.page import body_of, page
+from forewarn.wire import note
 from forewarn.wire.fleet import Fleet
 from forewarn.wire.record import decode_scope
+from forewarn.wire.versions import VERSIONS
 from tests.builders import NOON
-from tests.rules import Broken, check_domains, check_state, check_step, must, pages
+from tests.rules import Broken, check_domains, check_members, check_state, check_step, must, pages
 
 STEPS = 60
 HOSTS = ("h1", "h2", "h3")
@@ -56,6 +63,8 @@ class Witness:
     lives: dict[str, int] = field(default_factory=dict)
     ended: set[str] = field(default_factory=set)
     transcript: list[str] = field(default_factory=list)
+    begun: set[tuple[str, str, int]] = field(default_factory=set)
+    done: set[tuple[str, str]] = field(default_factory=set)
     broken: Broken | None = None
 
     def must(self, holds: object, rule: str, *facts: object) -> None:
@@ -71,7 +80,12 @@ class Witness:
             self.broken = self.broken or broken
             raise
 
-    def committed(self, writes: Sequence[Write]) -> None:
+    def committed(self, writes: Sequence[Write], notes: Sequence[bytes]) -> None:
+        told = [note.decode(one) for one in notes]
+        for one in told:
+            if one.change.what is What.IMPACTED and one.by.startswith("server-"):
+                self.must((one.change.event_id, one.change.vm) in self.done, "what is told as done was done", one)
+        is_fleet = any(one.by == "fleet" for one in told)
         for write in writes:
             if not write.key.startswith("scope/"):
                 continue
@@ -85,6 +99,8 @@ class Witness:
             after = self.scopes[name] = decode_scope(write.value)
             with self.remembering():
                 self._check(before or Scope(name=name, kind=after.kind), after)
+                if is_fleet and before is not None:
+                    check_members(before, after)
 
     def _check(self, before: Scope, after: Scope) -> None:
         check_step(before, after, self.now())
@@ -96,15 +112,23 @@ class Witness:
         events = ", ".join(f"{event.type} {event.status} {event.resources}" for event in after.events)
         self.transcript.append(f"{self.now():%H:%M:%S} {after.name} #{after.incarnation} {events}")
 
-    def reads(self, scope: Scope) -> None:
-        """A guest reads a page: the same incarnation must always be the same bytes, on any server."""
+    def reads(self, place: Place) -> None:
+        """A guest reads a page, as polls do: the same incarnation must always be the same bytes, on any server."""
+        scope = place.scope
         key = (scope.name, self.lives.get(scope.name, 0), scope.incarnation)
-        found = pages(scope)
+        found = tuple(body_of(page(place, version, iso_not_before=False)) for version in VERSIONS)
+        must(found == pages(scope), "a page shows the scope as it is", key)
         must(self.shown.setdefault(key, found) == found, "same incarnation, same bytes on every server", key)
 
     def knows(self, event_id: str) -> bool:
         live = any(scope.event(event_id) for scope in self.scopes.values())
-        return live or event_id in self.ended
+        silent = any(impact.event_id == event_id for scope in self.scopes.values() for impact in scope.impacts)
+        return live or silent or event_id in self.ended
+
+    def has_word(self, event_id: str, vm: str) -> bool:
+        """Whether an approval is on record, or the event has moved on anyway."""
+        events = [scope.event(event_id) for scope in self.scopes.values()]
+        return all(event is None or event.status is Status.STARTED or vm in event.approvals for event in events)
 
 
 class FlakyStore:
@@ -124,7 +148,7 @@ class FlakyStore:
         if self._chance.random() < self._manners.refused:
             raise StoreLost("commit refused")
         revision = await self._inner.commit(writes, notes)
-        self._witness.committed(writes)
+        self._witness.committed(writes, notes)
         if self._chance.random() < self._manners.lost_reply:
             raise StoreLost("reply lost")
         await self._dawdle()
@@ -159,12 +183,16 @@ class FlakyPlatform:
         scope = self._witness.scopes.get(order.scope)
         event = scope.event(order.event_id) if scope else None
         self._witness.must(event is None or event.status is Status.STARTED, "no impact before Started", order)
+        one_try = (order.event_id, order.vm.name, order.tries)
+        self._witness.must(one_try not in self._witness.begun, "one try is one call", order)
+        self._witness.begun.add(one_try)
         luck = self._chance.random()
         if luck < self._manners.hung_impact:
             await self._clock.sleep_until(self._clock.now() + timedelta(days=1))
         await self._clock.sleep_until(self._clock.now() + timedelta(seconds=self._chance.randint(0, 90)))
         if luck > 1 - self._manners.failed_impact:
             raise ImpactFailed("bad luck")
+        self._witness.done.add((order.event_id, order.vm.name))
         moves = order.type is EventType.REDEPLOY or order.cause is Cause.FAILED
         return Done(host=self._chance.choice(HOSTS) if moves else "")
 
@@ -200,6 +228,18 @@ class Server:
             self._task.result()
 
 
+class Alarm(logging.Handler):
+    """A bug that a loop survived, and logged, is a finding too."""
+
+    def __init__(self, witness: Witness) -> None:
+        super().__init__(logging.ERROR)
+        self._witness = witness
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and self._witness.broken is None:
+            self._witness.broken = Broken(f"{record.getMessage()}: {record.exc_info[1]!r}")
+
+
 class World:
     """Everything under one seed. `run` tells a story of STEPS steps, then lets the dust settle and looks what is left."""
 
@@ -213,28 +253,42 @@ class World:
         self.store = store or MemoryStore()
         self.servers: list[Server] = []
         self.acknowledged: list[str] = []
+        self.waits: list[tuple[Place, int, asyncio.Task[bool]]] = []
+        self.last_id = ""
 
     def flaky(self) -> FlakyStore:
         return FlakyStore(self.store, self.chance, self.manners, self.witness)
 
     def make_id(self) -> str:
-        return f"{self.chance.getrandbits(32):08X}-0000-4000-8000-{self.chance.getrandbits(48):012X}"
+        self.last_id = f"{self.chance.getrandbits(32):08X}-0000-4000-8000-{self.chance.getrandbits(48):012X}"
+        return self.last_id
 
     async def run(self) -> None:
+        alarm = Alarm(self.witness)
+        logging.getLogger("forewarn").addHandler(alarm)
+        try:
+            await self._run()
+        finally:
+            logging.getLogger("forewarn").removeHandler(alarm)
+
+    async def _run(self) -> None:
         await self._open()
         for _ in range(STEPS):
             await self._step()
+            await self.clock.advance(timedelta(0))  # who was woken gets up
             self._check()
         await self._settle_down()
         for server in self.servers:
             await server.kill()
+        for _, _, task in self.waits:
+            task.cancel()
 
     async def _open(self) -> None:
         for number in range(2):
             server = Server(self, number)
             await server.start()
             self.servers.append(server)
-        await self._trying(lambda: self.servers[0].operations.apply(self._fleet(), by="sim"))
+        await self._trying(lambda: self.servers[0].operations.apply(self._fleet(), by="fleet"))
         await self.clock.advance(timedelta(seconds=5))
 
     async def _step(self) -> None:
@@ -252,8 +306,9 @@ class World:
             self._restart_server,
             self._change_fleet,
             self._crowd,
+            self._wait,
         ]
-        weights = [6, 6, 4, 4, 4, 4, 4, 4, 4, 2, 1, 1, 3]
+        weights = [6, 6, 4, 4, 4, 4, 4, 4, 4, 2, 1, 1, 3, 2]
         await self._trying(self.chance.choices(deeds, weights)[0])
 
     async def _trying(self, deed: Callable[[], Awaitable[object]]) -> None:
@@ -283,11 +338,24 @@ class World:
         ids = tuple(event.id for event in place.scope.events)[:2]
         if ids:
             await server.engine.submit(place.scope.name, ask.Approve(event_ids=ids, vm=name), by=name)
+            for event_id in ids:
+                self.witness.must(self.witness.has_word(event_id, name), "a word that was taken is kept", event_id, name)
 
     async def _operate_vm(self) -> object:
-        desk = self._server().operations
+        desk, mine = Operations(self._server().engine, self.make_id), ""
         deed = self.chance.choice([desk.restart, desk.restart, desk.redeploy, desk.evict, desk.delete])
-        return await deed(self._vm(), by="sim")
+        task = asyncio.ensure_future(deed(self._vm(), by="sim"))
+        await asyncio.sleep(0)  # now its id is made
+        mine = self.last_id
+        told = await task
+        self.witness.must(told is not None or self.witness.knows(mine), "a silent operation is not forgotten", mine)
+        return told
+
+    async def _wait(self) -> None:
+        """A guest waits for a change instead of polling."""
+        place, _ = self._server().engine.board.find_vm(self._vm())
+        incarnation = place.scope.incarnation
+        self.waits.append((place, incarnation, asyncio.create_task(wait_for_change(place, incarnation, 3600))))
 
     async def _operate_host(self) -> object:
         desk, host = self._server().operations, self.chance.choice(HOSTS)
@@ -321,7 +389,7 @@ class World:
         await self.servers[number].start()
 
     async def _change_fleet(self) -> None:
-        await self._server().operations.apply(self._fleet(), by="sim")
+        await self._server().operations.apply(self._fleet(), by="fleet")
 
     def _fleet(self) -> Fleet:
         """Three scopes of up to three VMs; some come, some go, some move."""
@@ -347,10 +415,23 @@ class World:
             raise self.witness.broken
         for server in self.servers:
             server.check_alive()
-            for place in server.engine.board.scopes.values():
-                self.witness.reads(place.scope)
+            self._check_board(server.engine.board)
+        for place, incarnation, task in self.waits:
+            is_news = place.scope.incarnation != incarnation
+            must(task.done() or not is_news, "who waits is woken by a change", place.scope.name, incarnation)
         for event_id in self.acknowledged:
             must(self.witness.knows(event_id), "what was acknowledged is not lost", event_id)
+
+    def _check_board(self, board: Board) -> None:
+        fresh = Board(seen_interval_seconds=3600)
+        for place in board.scopes.values():
+            self.witness.reads(place)
+            fresh.publish(place.scope, place.revision)
+        for index in ("vms", "addresses", "ids", "hosts", "events", "ended"):
+            one, other = getattr(board, index), getattr(fresh, index)
+            must(one.keys() == other.keys(), "what is found is what is there", index, set(one) ^ set(other))
+        for name, found in board.vms.items():
+            must(board.scopes.get(found.scope.name) is found and found.scope.vm(name), "a VM is found where it is", name)
 
     async def _settle_down(self) -> None:
         """The weather clears. Then everything that was begun must end, and both servers must show the same."""
@@ -358,7 +439,12 @@ class World:
         for _ in range(60):
             await self.clock.advance(timedelta(hours=4))
         self._check()
+        for server in self.servers:
+            for place in list(server.engine.board.scopes.values()):
+                await server.engine.seen(place)
+        await self.clock.advance(timedelta(seconds=1))
         for name, scope in self.witness.scopes.items():
+            must(is_enabled(scope, self.clock.now(), self.timing), "who polls is enabled", scope)
             must(not scope.impacts, "every impact comes to an end", scope)
             must(not scope.events, "every event comes to an end", scope)
             for server in self.servers:

@@ -75,11 +75,12 @@ class Complete(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker wants to carry an impact out, or to go on doing so."""
+    """A worker wants to carry an impact out (`tries` 0), or to go on with the try that it claimed."""
 
     event_id: str
     vm: str
     worker: str
+    tries: int = 0
 
 
 class Finish(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +103,7 @@ class Tick(msgspec.Struct, frozen=True):
 
 
 class Enrol(msgspec.Struct, frozen=True, kw_only=True):
-    """The scope's members and choices shall be these."""
+    """The scope's members and choices shall be these. Whether a VM runs is not chosen here: who stays, stays as it is."""
 
     kind: ScopeKind
     policy: Policy

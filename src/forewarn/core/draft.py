@@ -1,16 +1,18 @@
 """A scope while it is being decided on: the few moves that every rule is made of. The scope it began with is never touched."""
 
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from msgspec.structs import replace
 
 from forewarn.core.change import Change, What
-from forewarn.core.event import Ended, Event, EventType, How, Impact, ImpactState, Status
+from forewarn.core.event import Cause, Ended, Event, EventType, How, Impact, ImpactState, Status
 from forewarn.core.fleet import Power, Scope, Vm
 from forewarn.core.timing import Timing
 
-ENDED_MAX = 100
+ENDED_MIN, ENDED_MAX = 100, 1000
+ENDED_FOR = timedelta(hours=1)
+"""What ended is remembered for an hour, at most a thousand and at least the last hundred: guests' words may come late."""
 
 ENDED_AS = {How.COMPLETED: What.COMPLETED, How.CANCELED: What.CANCELED, How.FAILED: What.FAILED}
 
@@ -70,7 +72,7 @@ class Draft:
         self.tell(What.IMPACTED, event_id=impact.event_id, vm=impact.vm)
         vm = self.scope.vm(impact.vm)
         if vm is not None:
-            self._take_effect(impact.type, vm, host)
+            self._take_effect(impact, vm, host)
         self.end_if_over(impact.event_id)
 
     def fail(self, impact: Impact, problem: str) -> None:
@@ -90,15 +92,20 @@ class Draft:
             scope,
             events=tuple(event for event in scope.events if event.id != event_id),
             impacts=tuple(impact for impact in scope.impacts if impact.event_id != event_id),
-            ended=(*scope.ended, Ended(id=event_id, how=how, at=self.now))[-ENDED_MAX:],
+            ended=self._remembered((*scope.ended, Ended(id=event_id, how=how, at=self.now))),
         )
         self.tell(ENDED_AS[how], event_id=event_id)
+
+    def _remembered(self, ended: tuple[Ended, ...]) -> tuple[Ended, ...]:
+        old = max(len(ended) - ENDED_MIN, 0)
+        return tuple(one for one in ended[:old] if one.at > self.now - ENDED_FOR)[ENDED_MIN - ENDED_MAX :] + ended[old:]
 
     def leave(self, vm: Vm) -> None:
         """The VM is no longer of this scope: nothing here is about it any more."""
         self.scope = replace(self.scope, vms=tuple(old for old in self.scope.vms if old.name != vm.name))
         self.tell(What.LEFT, vm=vm.name)
         self.excuse(vm.name, lambda event: True)
+        self.drop_silent(vm.name)
 
     def excuse(self, vm: str, applies: Callable[[Event], bool]) -> None:
         """Take the VM out of the events that no longer concern it; an event that concerns nobody ends."""
@@ -113,9 +120,12 @@ class Draft:
             self._drop_impact(event.id, vm)
             if event.status is Status.STARTED:
                 self.end_if_over(event.id)
+
+    def drop_silent(self, vm: str, *, but: EventType | None = None) -> None:
+        """What was to be done to the VM without an event is not done any more."""
         for impact in self.scope.impacts:
-            if impact.vm == vm and self.scope.event(impact.event_id) is None and self.scope.vm(vm) is None:
-                self.end(impact.event_id, How.COMPLETED)
+            if impact.vm == vm and impact.type is not but and self.scope.event(impact.event_id) is None:
+                self.end(impact.event_id, How.COMPLETED if impact.is_over else How.CANCELED)
 
     def move(self, vm: Vm, host: str) -> None:
         """The VM is on another host: what awaits the old host no longer awaits the VM."""
@@ -123,14 +133,15 @@ class Draft:
         self.excuse(vm.name, lambda event: event.host == vm.host != "" and event.status is Status.SCHEDULED)
 
     def deallocate(self, vm: Vm) -> None:
-        """The VM has given up its place: only its deletion can still befall it."""
-        self.excuse(vm.name, lambda event: event.status is Status.SCHEDULED and event.type is not EventType.TERMINATE)
+        """The VM has given up its place: only its deletion can still befall it. What is under way for it is over."""
+        self.excuse(vm.name, lambda event: event.type not in (EventType.TERMINATE, EventType.PREEMPT))
+        self.drop_silent(vm.name, but=EventType.TERMINATE)
 
-    def _take_effect(self, type_: EventType, vm: Vm, host: str) -> None:
-        if type_ is EventType.TERMINATE:
+    def _take_effect(self, impact: Impact, vm: Vm, host: str) -> None:
+        if impact.type is EventType.TERMINATE:
             self.leave(vm)
             return
-        after = replace(vm, host=host or vm.host, power=POWER_AFTER.get(type_, vm.power))
+        after = replace(vm, host=host or vm.host, power=POWER_AFTER.get(impact.cause, vm.power))
         self.put_vm(after)
         if after.host != vm.host:
             self.move(vm, after.host)
@@ -142,8 +153,5 @@ class Draft:
         self.scope = replace(self.scope, impacts=kept)
 
 
-POWER_AFTER = {
-    EventType.REBOOT: Power.RUNNING,
-    EventType.REDEPLOY: Power.RUNNING,
-    EventType.PREEMPT: Power.DEALLOCATED,
-}
+POWER_AFTER = {Cause.RESTART: Power.RUNNING, Cause.REDEPLOY: Power.RUNNING, Cause.EVICTION: Power.DEALLOCATED}
+"""A user's restart starts a VM that did not run; maintenance leaves it as it was."""

@@ -95,7 +95,8 @@ class Impact(msgspec.Struct, frozen=True, omit_defaults=True):
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the VMs of a scope see. Its resources are of one scope and one update domain.
 
-    `host` is the host whose maintenance it is; empty where the event is about the VM itself.
+    `host` is the host whose maintenance it is; empty where the event is about the VM itself. `is_timed`: somebody chose the
+    time, so nothing but a guest's or an operator's own word brings it forward.
     """
 
     id: str
@@ -113,6 +114,7 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     started_at: datetime | None = None
     approvals: tuple[str, ...] = ()
     is_approved: bool = False
+    is_timed: bool = False
 
 
 class How(StrEnum):

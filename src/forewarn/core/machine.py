@@ -92,10 +92,9 @@ def visible(scope: Scope) -> tuple[object, ...]:
 
 
 def next_deadline(scope: Scope) -> datetime | None:
-    """When to tick: the nearest NotBefore. What waits for another update domain has none; its turn comes with that one's end."""
-    under_impact = domains_under_impact(scope)
-    waiting = (event for event in scope.events if event.status is Status.SCHEDULED)
-    return min((event.not_before for event in waiting if not is_held(event, under_impact)), default=None)
+    """When to tick: the nearest NotBefore of what is not held; the turn of the rest comes with the end of what holds it."""
+    waiting = [event for event in scope.events if event.status is Status.SCHEDULED]
+    return min((event.not_before for event in not_held(scope, waiting)), default=None)
 
 
 def next_impact_at(scope: Scope) -> datetime | None:
@@ -114,18 +113,33 @@ def settle(draft: Draft) -> None:
         if event.status is Status.SCHEDULED and not event.is_approved and is_agreed(draft.scope, event):
             draft.put_event(replace(event, is_approved=True))
     ready = [event for event in draft.scope.events if is_ready(draft.scope, event, draft.now)]
-    under_impact = domains_under_impact(draft.scope)
-    for event in sorted(ready, key=lambda event: (event.not_before, event.id)):
-        if not is_held(event, under_impact):
-            draft.start(event)
-            under_impact.add(event.update_domain)
+    for event in not_held(draft.scope, ready):
+        draft.start(event)
+
+
+def not_held(scope: Scope, events: list[Event]) -> list[Event]:
+    """Those that can start together, in the order of their NotBefore.
+
+    A platform event is held while another update domain of its scope is under impact; and behind one that is held, so that
+    a domain that is always busy does not keep the others waiting for ever. A user's operation is never held.
+    """
+    under_impact = domains_under_impact(scope)
+    free, is_held = [], False
+    for event in sorted(events, key=lambda event: (event.not_before, event.id)):
+        if event.source is Source.PLATFORM:
+            is_held = is_held or bool(under_impact - {event.update_domain})
+            if is_held:
+                continue
+        free.append(event)
+        under_impact.add(event.update_domain)
+    return free
 
 
 def is_ready(scope: Scope, event: Event, now: datetime) -> bool:
     """Whether its VMs have had their notice or waived it, or are all down and cannot be asked."""
     if event.status is not Status.SCHEDULED:
         return False
-    is_waived = event.is_approved or nobody_runs(scope)
+    is_waived = event.is_approved or (nobody_runs(scope) and not event.is_timed)
     return event.not_before <= now or (is_waived and not is_coupled(scope, event, now))
 
 
@@ -147,11 +161,6 @@ def nobody_runs(scope: Scope) -> bool:
     if AutoApprove.ALL_INSTANCES_DOWN not in scope.policy.auto_approve:
         return False
     return all(vm.power is not Power.RUNNING for vm in scope.vms)
-
-
-def is_held(event: Event, under_impact: set[int]) -> bool:
-    """Whether a platform event must wait because another update domain of its scope is under impact."""
-    return event.source is Source.PLATFORM and any(domain != event.update_domain for domain in under_impact)
 
 
 def domains_under_impact(scope: Scope) -> set[int]:

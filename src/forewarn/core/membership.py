@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from forewarn.core import command as ask
 from forewarn.core.change import What
 from forewarn.core.draft import Draft
-from forewarn.core.fleet import Power, Scope, Vm
+from forewarn.core.fleet import Scope, Vm
 from forewarn.errors import (
     Invalid,
     ScopeBusy,
@@ -15,8 +15,9 @@ from forewarn.errors import (
 
 def enrol(draft: Draft, command: ask.Enrol) -> None:
     before = {vm.name: vm for vm in draft.scope.vms}
-    after = {vm.name: vm for vm in command.vms}
-    if len(after) != len(command.vms):
+    vms = tuple(replace(vm, power=before[vm.name].power) if vm.name in before else vm for vm in command.vms)
+    after = {vm.name for vm in vms}
+    if len(after) != len(vms):
         raise Invalid(f"a VM stands twice in {draft.scope.name}", scope=draft.scope.name)
     if draft.scope.events and draft.scope.kind is not command.kind:
         raise ScopeBusy(
@@ -25,15 +26,15 @@ def enrol(draft: Draft, command: ask.Enrol) -> None:
             scope=draft.scope.name,
             event=draft.scope.events[0].id,
         )
-    for vm in command.vms:
+    for vm in vms:
         refuse_new_domain(draft.scope, before.get(vm.name), vm)
     for name, vm in before.items():
         if name not in after:
             draft.leave(vm)
     if before and (draft.scope.kind, draft.scope.policy) != (command.kind, command.policy):
         draft.tell(What.AMENDED)
-    draft.scope = replace(draft.scope, kind=command.kind, policy=command.policy, vms=command.vms)
-    for vm in command.vms:
+    draft.scope = replace(draft.scope, kind=command.kind, policy=command.policy, vms=vms)
+    for vm in vms:
         welcome(draft, before.get(vm.name), vm)
 
 
@@ -45,8 +46,6 @@ def welcome(draft: Draft, old: Vm | None, vm: Vm) -> None:
         draft.move(old, vm.host)
     elif old != vm:
         draft.tell(What.AMENDED, vm=vm.name)
-    if vm.power is Power.DEALLOCATED:
-        draft.deallocate(vm)
 
 
 def retire(draft: Draft, command: ask.Retire) -> None:

@@ -75,8 +75,8 @@ def operate(draft: Draft, command: ask.Operation, type_: EventType, cause: Cause
             user_operations_max=scope.policy.user_operations_max,
         )
     not_before = not_before_of(draft, command.not_before, notice or timedelta(0), type_)
-    event = announce(draft, command.event_id, type_, cause, [vm], not_before)
-    if AUTO_APPROVED.get(type_) in scope.policy.auto_approve:
+    event = announce(draft, command.event_id, type_, cause, [vm], not_before, is_timed=command.not_before is not None)
+    if AUTO_APPROVED.get(type_) in scope.policy.auto_approve and not event.is_timed:
         progress.approve_by(draft, event, "policy")
 
 
@@ -92,7 +92,8 @@ def evict(draft: Draft, command: ask.Evict) -> None:
     refuse_second(draft.scope, vm.name, EventType.PREEMPT, Source.PLATFORM)
     notice = draft.timing.notice[EventType.PREEMPT]
     not_before = not_before_of(draft, command.not_before, notice, EventType.PREEMPT)
-    announce(draft, command.event_id, EventType.PREEMPT, Cause.EVICTION, [vm], not_before)
+    is_timed = command.not_before is not None
+    announce(draft, command.event_id, EventType.PREEMPT, Cause.EVICTION, [vm], not_before, is_timed=is_timed)
 
 
 # --- what befalls a host
@@ -110,7 +111,8 @@ def maintain(draft: Draft, command: ask.Maintain) -> None:
         raise Invalid(f"a description has at most {DESCRIPTION_LENGTH_MAX} characters, not {len(command.description or '')}")
     not_before = not_before_of(draft, command.not_before, draft.timing.notice[command.type], command.type)
     for event_id, vms in by_domain(draft, command, command.type, command.cause):
-        event = announce(draft, event_id, command.type, command.cause, vms, not_before, host=command.host)
+        is_timed = command.not_before is not None
+        event = announce(draft, event_id, command.type, command.cause, vms, not_before, host=command.host, is_timed=is_timed)
         text = DESCRIPTION[command.cause] if command.description is None else command.description
         draft.put_event(replace(event, description=text, duration_seconds=seconds))
 
@@ -118,7 +120,8 @@ def maintain(draft: Draft, command: ask.Maintain) -> None:
 def degrade(draft: Draft, command: ask.Degrade) -> None:
     not_before = not_before_of(draft, command.not_before, draft.timing.degraded_notice, EventType.REDEPLOY)
     for event_id, vms in by_domain(draft, command, EventType.REDEPLOY, Cause.DEGRADED):
-        announce(draft, event_id, EventType.REDEPLOY, Cause.DEGRADED, vms, not_before, host=command.host)
+        is_timed = command.not_before is not None
+        announce(draft, event_id, EventType.REDEPLOY, Cause.DEGRADED, vms, not_before, host=command.host, is_timed=is_timed)
 
 
 def fail(draft: Draft, command: ask.Fail) -> None:
@@ -127,17 +130,29 @@ def fail(draft: Draft, command: ask.Fail) -> None:
 
 
 def by_domain(draft: Draft, command: ask.HostOperation, type_: EventType, cause: Cause) -> list[tuple[str, list[Vm]]]:
-    """The VMs that the scope has on the host, an id and a list for each update domain."""
+    """The scope's VMs on the host that have not been told of this yet, an id and a list for each update domain.
+
+    Who has been told is passed over, so that what was done half can be asked again; if nobody is left, it is refused.
+    """
     domains: dict[int, list[Vm]] = {}
+    told: list[AlreadyPending] = []
+    is_repeated = False
     for vm in draft.scope.vms:
-        if vm.host == command.host and vm.power is not Power.DEALLOCATED:
-            domains.setdefault(vm.update_domain, []).append(vm)
-    found = [(event_id_of(command.operation_id, draft.scope.name, domain), domains[domain]) for domain in sorted(domains)]
-    fresh = [(event_id, vms) for event_id, vms in found if not draft.knows(event_id)]
-    for _, vms in fresh:
-        for vm in vms:
+        if vm.host != command.host or vm.power is Power.DEALLOCATED:
+            continue
+        event_id = event_id_of(command.operation_id, draft.scope.name, vm.update_domain)
+        if draft.knows(event_id):
+            is_repeated = True
+            continue
+        try:
             refuse_second(draft.scope, vm.name, type_, Source.PLATFORM, cause)
-    return fresh
+        except AlreadyPending as refusal:
+            told.append(refusal)
+        else:
+            domains.setdefault(vm.update_domain, []).append(vm)
+    if told and not domains and not is_repeated:
+        raise told[0]
+    return [(event_id_of(command.operation_id, draft.scope.name, domain), domains[domain]) for domain in sorted(domains)]
 
 
 def event_id_of(operation_id: str, scope: str, update_domain: int) -> str:
@@ -157,6 +172,7 @@ def announce(
     not_before: datetime,
     *,
     host: str = "",
+    is_timed: bool = False,
 ) -> Event:
     """A new Scheduled event, with what its type and cause say by themselves."""
     event = Event(
@@ -172,6 +188,7 @@ def announce(
         description=DESCRIPTION[cause],
         created_at=draft.now,
         host=host,
+        is_timed=is_timed,
     )
     draft.schedule(event)
     return event
@@ -192,7 +209,8 @@ def not_before_of(draft: Draft, asked: datetime | None, notice: timedelta, type_
         raise Invalid(f"not_before is at most {NOT_BEFORE_MAX.days} days ahead; got {asked.isoformat()}") from error
     if asked < draft.now + notice:
         raise NoticeTooShort(
-            f"not_before is {asked - draft.now} away; this {type_} needs a notice of {notice}",
+            f"not_before is {asked:%Y-%m-%dT%H:%M:%SZ}; this {type_} needs a notice of {notice},"
+            f" so {whole_second_after(draft.now + notice):%Y-%m-%dT%H:%M:%SZ} at the earliest",
             not_before=asked,
             notice_min_seconds=notice.total_seconds(),
         )

@@ -74,8 +74,9 @@ def claim(draft: Draft, command: ask.Claim) -> None:
     if impact is None or impact.is_over:
         return
     until = draft.now + draft.timing.claim
-    if impact.state is ImpactState.CLAIMED and impact.claimed_by == command.worker:
-        draft.put_impact(replace(impact, due_at=until))
+    if command.tries:
+        if (impact.claimed_by, impact.tries) == (command.worker, command.tries):
+            draft.put_impact(replace(impact, due_at=until))
     elif impact.due_at > draft.now:
         return
     elif impact.tries >= TRIES_MAX:

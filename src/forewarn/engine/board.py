@@ -66,11 +66,13 @@ class Board:
     def withdraw(self, name: str, revision: int) -> bool:
         """Take a scope away that was deleted at a revision."""
         place = self.scopes.get(name)
-        if place is None or not self.is_news(name, revision):
+        if not self.is_news(name, revision):
+            return False
+        self._gone[name] = revision  # also where nothing is shown: what is older may still be on its way
+        if place is None:
             return False
         old, place.scope, place.revision = place.scope, Scope(name=name), revision
         del self.scopes[name]
-        self._gone[name] = revision
         self._index(place, old, place.scope)
         wake(place)
         for follower in self.followers:

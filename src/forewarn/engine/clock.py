@@ -39,6 +39,7 @@ class VirtualClock:
     def __init__(self, now: datetime) -> None:
         self._now = now
         self._count = 0
+        self._advancing = asyncio.Lock()
         self._sleepers: list[tuple[datetime, int, asyncio.Future[None]]] = []
 
     def now(self) -> datetime:
@@ -54,17 +55,18 @@ class VirtualClock:
 
     async def advance(self, span: timedelta) -> None:
         """Let the time pass, moment by moment, so that what wakes at one moment is done before the next one comes."""
-        end = self._now + span
-        await self._let_others_run()  # who is about to sleep shall be asleep
-        while self._sleepers and self._sleepers[0][0] <= end:  # ends: each turn takes a sleeper away, and time only grows
-            moment, _, waker = heapq.heappop(self._sleepers)
-            if waker.done():
-                continue
-            self._now = max(self._now, moment)
-            waker.set_result(None)
+        async with self._advancing:  # two at once add up
+            await self._let_others_run()  # who is about to sleep shall be asleep
+            end = self._now + span
+            while self._sleepers and self._sleepers[0][0] <= end:  # ends: each turn takes a sleeper away, and time only grows
+                moment, _, waker = heapq.heappop(self._sleepers)
+                if waker.done():
+                    continue
+                self._now = max(self._now, moment)
+                waker.set_result(None)
+                await self._let_others_run()
+            self._now = end
             await self._let_others_run()
-        self._now = end
-        await self._let_others_run()
 
     async def _let_others_run(self) -> None:
         for _ in range(TURNS_PER_STEP):

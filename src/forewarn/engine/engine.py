@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from weakref import WeakValueDictionary
 
 from forewarn.core.change import What
@@ -13,6 +14,7 @@ from forewarn.core.progress import is_enabled
 from forewarn.core.timing import Timing
 from forewarn.engine.board import Board, Place
 from forewarn.engine.clock import Clock
+from forewarn.engine.trouble import Trouble
 from forewarn.errors import Conflict, Problem, StoreLost, Unavailable
 from forewarn.store.base import WRITES_MAX, Record, Store, Write
 from forewarn.wire import note, record
@@ -47,6 +49,7 @@ class Engine:
         self.timing = timing
         self.board = Board(timing.seen_interval.total_seconds())
         self.listeners: list[Callable[[note.Note], None]] = []
+        self.trouble = Trouble(clock)
         self.is_ready = False
         self.fleet_record = Record(FLEET_KEY, None, 0)
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -84,8 +87,7 @@ class Engine:
             lock = self._locks[scope] = asyncio.Lock()
         async with lock:
             for _ in range(TRIES_MAX):
-                before, revision = self._read(scope, command)
-                outcome = decide(before, command, self.clock.now(), self.timing)
+                before, revision, outcome = await self._decide(scope, command)
                 if outcome.scope == before and not outcome.is_gone:
                     return outcome
                 try:
@@ -96,8 +98,24 @@ class Engine:
                 return outcome
         raise Unavailable(f"{scope} is being changed by too many at once; try again", scope=scope)
 
-    async def submit_all(self, asked: Sequence[tuple[str, Command]], by: str, lock: Write) -> None:
-        """Several scopes in one commit, together with a record that nobody else may have changed meanwhile."""
+    async def _decide(self, scope: str, command: Command) -> tuple[Scope, int, Outcome]:
+        """Decide on what is shown. A refusal is believed only if the store shows the same: another server may know more."""
+        try:
+            before, revision = self._read(scope, command)
+            return before, revision, decide(before, command, self.clock.now(), self.timing)
+        except Problem:
+            known = self.board.scopes.get(scope)
+            shown = known.revision if known else 0
+            with suppress(Unavailable):
+                await self._read_again(SCOPE_KEY.format(scope))
+            known = self.board.scopes.get(scope)
+            if (known.revision if known else 0) == shown:
+                raise
+        before, revision = self._read(scope, command)
+        return before, revision, decide(before, command, self.clock.now(), self.timing)
+
+    async def submit_all(self, asked: Sequence[tuple[str, Command]], by: str, lock: Write) -> int:
+        """Several scopes in one commit, together with a record that nobody else may have changed meanwhile; its new revision."""
         for _ in range(TRIES_MAX):
             present = [(scope, command) for scope, command in asked if scope in self.board.scopes or isinstance(command, Enrol)]
             read = [(*self._read(scope, command), command) for scope, command in present]
@@ -109,11 +127,16 @@ class Engine:
                 for scope, _ in asked:
                     await self._read_again(SCOPE_KEY.format(scope))
                 await self._read_again(lock.key)
-                if self.fleet_record.revision != lock.revision:
+                if self.fleet_revision != lock.revision:
                     break
         raise Unavailable("the fleet was changed by somebody else meanwhile; apply it again")
 
-    async def commit(self, outcomes: Sequence[tuple[Outcome, int]], by: str, *extra: Write) -> None:
+    @property
+    def fleet_revision(self) -> int:
+        """The revision of the fleet record as a write must name it: 0 where there is none."""
+        return self.fleet_record.revision if self.fleet_record.value is not None else 0
+
+    async def commit(self, outcomes: Sequence[tuple[Outcome, int]], by: str, *extra: Write) -> int:
         """One commit of one or more scopes with their notes, each as it was read at its revision; then all see it."""
         assert len(outcomes) + len(extra) <= WRITES_MAX
         now = self.clock.now()
@@ -132,8 +155,16 @@ class Engine:
                 self.board.publish(outcome.scope, revision)
         for one in notes:
             log.log(LEVEL.get(one.change.what, logging.INFO), str(one.change.what), extra={"facts": facts_of(one)})
-            for listener in self.listeners:
+            self._tell(one)
+        return revision
+
+    def _tell(self, one: note.Note) -> None:
+        """Whoever listens hears of it; a listener that breaks undoes nothing."""
+        for listener in self.listeners:
+            try:
                 listener(one)
+            except Exception as broken:  # a handler that is not ours
+                self.trouble.tell("listener failed", problem=repr(broken))
 
     async def seen(self, place: Place) -> None:
         """Record that somebody polls, so that the scope is enabled. The first time it is awaited, a refresh is not.
@@ -159,7 +190,7 @@ class Engine:
                 await self.submit(place.scope.name, Seen(), by="poll")
         except (Problem, TimeoutError) as problem:
             place.fresh_until = self.clock.now().timestamp() + SEEN_AGAIN_SECONDS
-            log.warning("poll not recorded", extra={"facts": {"scope": place.scope.name, "problem": str(problem)}})
+            self.trouble.tell("poll not recorded", scope=place.scope.name, problem=str(problem) or "the store is slow")
 
     def _read(self, scope: str, command: Command) -> tuple[Scope, int]:
         if isinstance(command, Enrol) and scope not in self.board.scopes:

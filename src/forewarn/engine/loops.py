@@ -4,8 +4,10 @@ import asyncio
 import heapq
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from datetime import datetime, timedelta
+
+from msgspec.structs import replace
 
 from forewarn.core.command import Claim, Finish, Tick
 from forewarn.core.event import Impact
@@ -15,15 +17,17 @@ from forewarn.core.progress import impact_of
 from forewarn.engine.board import Place
 from forewarn.engine.clock import within
 from forewarn.engine.engine import Engine
-from forewarn.errors import NotFound, Problem, Unavailable
-from forewarn.platform.base import Done, Order, Platform
+from forewarn.errors import NotFound, Problem, StoreUnusable, Unavailable
+from forewarn.platform.base import Order, Platform
+from forewarn.store.base import Record
 
 log = logging.getLogger("forewarn")
 
 AT_ONCE_MAX = 32
 AGAIN = timedelta(seconds=1)
-FINISH_TRIES_MAX = 60
+AGAIN_MAX = timedelta(seconds=30)
 PROBLEM_LENGTH_MAX = 500
+ALARMS_SPARE = 64
 
 
 class Loops:
@@ -75,7 +79,11 @@ class Loops:
 
     def _set_alarm(self, name: str, wake: datetime) -> None:
         self._wake_at[name] = wake
-        heapq.heappush(self._alarms, (wake, name))
+        if len(self._alarms) > 2 * len(self._wake_at) + ALARMS_SPARE:  # most were set anew since, some for a day far off
+            self._alarms = [(moment, other) for other, moment in self._wake_at.items()]
+            heapq.heapify(self._alarms)
+        else:
+            heapq.heappush(self._alarms, (wake, name))
         if self._alarms[0] == (wake, name):
             self._changed.set()
 
@@ -121,8 +129,12 @@ class Loops:
             if deadline is not None and deadline <= now:
                 await self._engine.submit(name, Tick(), by="clock")
         except Problem as problem:
-            log.warning("tick failed", extra={"facts": {"scope": name, "problem": problem.message}})
+            self._engine.trouble.tell("tick failed", scope=name, problem=problem.message)
             self._set_alarm(name, now + AGAIN)
+            return
+        except Exception:  # a bug that this one scope meets must not stop the others
+            log.exception("tick broken", extra={"facts": {"scope": name}})
+            self._set_alarm(name, now + AGAIN_MAX)
             return
         if due_impacts(place.scope, now):
             self._queue[name] = None
@@ -167,7 +179,7 @@ class Loops:
         try:
             outcome = await self._engine.submit(scope, claim, by=self._worker)
         except Problem as problem:
-            log.warning("claim failed", extra={"facts": {"scope": scope, "vm": impact.vm, "problem": problem.message}})
+            self._engine.trouble.tell("claim failed", scope=scope, vm=impact.vm, problem=problem.message)
             return
         mine = self._claimed(outcome.scope, claim)
         vm = outcome.scope.vm(impact.vm)
@@ -175,7 +187,7 @@ class Loops:
             return
         order = Order(mine.event_id, scope, vm, mine.type, mine.cause, mine.tries)
         work = asyncio.ensure_future(self._try(order))
-        renewal = asyncio.ensure_future(self._renew(scope, claim, work))
+        renewal = asyncio.ensure_future(self._renew(scope, replace(claim, tries=mine.tries), work))
         try:
             finish = await work
         except asyncio.CancelledError:
@@ -188,42 +200,57 @@ class Loops:
         await self._tell(scope, finish)
 
     async def _try(self, order: Order) -> Finish:
-        problem, done = "", Done()
+        finish = Finish(event_id=order.event_id, vm=order.vm.name, worker=self._worker, tries=order.tries)
         try:
             done = await within(self._engine.clock, self._impact_limit, self._platform.carry_out(order))
+            return replace(finish, host=done.host)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return replace(finish, problem="the driver gave up by itself")
         except Exception as raised:  # whatever a driver raises is a failed try, never a broken loop
-            problem = (str(raised) or type(raised).__name__)[:PROBLEM_LENGTH_MAX]
-        return Finish(
-            event_id=order.event_id, vm=order.vm.name, worker=self._worker, tries=order.tries, problem=problem, host=done.host
-        )
+            return replace(finish, problem=(str(raised) or type(raised).__name__)[:PROBLEM_LENGTH_MAX])
 
     async def _renew(self, scope: str, claim: Claim, work: asyncio.Future[Finish]) -> None:
-        """Keep the claim while the work goes on; give the work up when the claim is lost."""
+        """Keep the claim while the work goes on; give the work up when the claim is known to be lost.
+
+        While the store does not answer, the work goes on: nobody who shares that store can take it over, and a VM is better
+        served by an impact that ends than by one that is broken off. Who is cut off alone finds out when it is back.
+        """
         clock = self._engine.clock
         while not work.done():
             await clock.sleep_until(clock.now() + self._engine.timing.claim / 3)
-            with suppress(Problem):
+            try:
                 outcome = await self._engine.submit(scope, claim, by=self._worker)
-                if self._claimed(outcome.scope, claim) is None:
-                    work.cancel()
-                    return
+            except NotFound:
+                is_lost = True
+            except Problem:
+                is_lost = False
+            else:
+                is_lost = self._claimed(outcome.scope, claim) is None
+            if is_lost:
+                work.cancel()
+                return
 
     def _claimed(self, scope: Scope, claim: Claim) -> Impact | None:
         impact = impact_of(scope, claim.event_id, claim.vm)
-        return impact if impact is not None and impact.claimed_by == claim.worker else None
+        is_mine = impact is not None and impact.claimed_by == claim.worker and claim.tries in (0, impact.tries)
+        return impact if is_mine else None
 
     async def _tell(self, scope: str, finish: Finish) -> None:
-        """What was done must not be forgotten, or it would be done again: a store that is lost is tried for a while."""
-        clock = self._engine.clock
-        for _ in range(FINISH_TRIES_MAX):
+        """What was done must not be forgotten, or it would be done again: a store that is lost is tried until it is back."""
+        clock, pause = self._engine.clock, AGAIN
+        while True:  # ends when it is told, when nobody waits for it, or when cancelled
             try:
                 await self._engine.submit(scope, finish, by=self._worker)
                 return
             except Unavailable as problem:
-                log.warning("finish failed", extra={"facts": {"scope": scope, "vm": finish.vm, "problem": problem.message}})
+                self._engine.trouble.tell("finish failed", scope=scope, vm=finish.vm, problem=problem.message)
             except NotFound:
                 return  # the scope is no more, and nobody waits for this
-            await clock.sleep_until(clock.now() + AGAIN)
+            await clock.sleep_until(clock.now() + pause)
+            pause = min(2 * pause, AGAIN_MAX)
 
     async def _follow(self) -> None:
         """Show what other servers commit. When the store is lost, read everything again as soon as it is back."""
@@ -231,19 +258,29 @@ class Loops:
         while True:  # ends when cancelled
             engine.is_ready = True
             await self._attempt("follow", self._watch)
-            engine.is_ready = False
-            await engine.clock.sleep_until(engine.clock.now() + AGAIN)
-            await self._attempt("reload", engine.load)
+            engine.is_ready, is_back = False, False
+            while not is_back:  # ends when the store answers
+                await engine.clock.sleep_until(engine.clock.now() + AGAIN)
+                is_back = await self._attempt("reload", engine.load)
 
     async def _watch(self) -> None:
         async with aclosing(self._engine.store.watch(self._engine.board.revision)) as batches:
             async for batch in batches:
                 for found in batch.records:
-                    self._engine.learn(found)
+                    self._learn(found)
                 self._engine.board.caught_up(batch.revision)
 
-    async def _attempt(self, what: str, turn: Callable[[], Awaitable[None]]) -> None:
+    def _learn(self, found: Record) -> None:
+        """One record that we cannot read (a newer server's, say) keeps nobody from the others."""
+        try:
+            self._engine.learn(found)
+        except StoreUnusable as problem:
+            self._engine.trouble.tell("record not understood", key=found.key, problem=problem.message)
+
+    async def _attempt(self, what: str, turn: Callable[[], Awaitable[None]]) -> bool:
         try:
             await turn()
         except Problem as problem:
-            log.warning("store trouble", extra={"facts": {"while": what, "problem": problem.message}})
+            self._engine.trouble.tell("store trouble", during=what, problem=problem.message)
+            return False
+        return True

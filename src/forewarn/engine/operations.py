@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from forewarn.core import command as ask
-from forewarn.core.event import Cause, Event, EventType
+from forewarn.core.event import Cause, Event, EventType, How
 from forewarn.core.fleet import Scope, Vm
 from forewarn.core.machine import decide
 from forewarn.core.operation import event_id_of
@@ -43,6 +43,7 @@ class Operations:
     def __init__(self, engine: Engine, make_id: Callable[[], str]) -> None:
         self._engine = engine
         self._make_id = make_id
+        self._applying = asyncio.Lock()
 
     async def restart(self, vm: str, *, by: str, not_before: datetime | None = None) -> Told | None:
         return await self._operate(ask.Restart, vm, by, not_before)
@@ -91,16 +92,22 @@ class Operations:
         outcome = await self._engine.submit(told.scope.name, ask.Approve(event_ids=(told.event.id,), vm=vm), by)
         return Told(outcome.scope, outcome.scope.event(told.event.id) or told.event)
 
-    async def cancel(self, event_id: str, *, by: str) -> Told:
-        """Take a Scheduled event back. Gives the event as it last was."""
-        told = self.find_event(event_id)
-        outcome = await self._engine.submit(told.scope.name, ask.Cancel(event_id=told.event.id), by)
-        return Told(outcome.scope, told.event)
+    async def cancel(self, event_id: str, *, by: str) -> Told | None:
+        """Take a Scheduled event back. Gives the event as it last was; None if it was canceled before."""
+        return await self._end(ask.Cancel(event_id=event_id.upper()), How.CANCELED, by)
 
-    async def complete(self, event_id: str, *, by: str) -> Told:
-        """End a Started event: what it announced is done. Gives the event as it last was."""
-        told = self.find_event(event_id)
-        outcome = await self._engine.submit(told.scope.name, ask.Complete(event_id=told.event.id), by)
+    async def complete(self, event_id: str, *, by: str) -> Told | None:
+        """End a Started event: what it announced is done. Gives the event as it last was; None if it was completed before."""
+        return await self._end(ask.Complete(event_id=event_id.upper()), How.COMPLETED, by)
+
+    async def _end(self, command: ask.Cancel | ask.Complete, how: How, by: str) -> Told | None:
+        try:
+            told = self.find_event(command.event_id)
+        except EventEnded as ended:
+            if ended.facts["how"] is how:
+                return None
+            raise
+        outcome = await self._engine.submit(told.scope.name, command, by)
         return Told(outcome.scope, told.event)
 
     def find_event(self, event_id: str) -> Told:
@@ -125,6 +132,10 @@ class Operations:
             hosts=self._engine.board.declared_hosts,
         )
 
+    async def reload(self) -> None:
+        """Look at the store again: somebody else may have changed the fleet."""
+        await self._engine.load()
+
     def applied_digest(self) -> str:
         """The digest of the fleet file that was applied last; empty if none ever was."""
         return self._applied().digest
@@ -136,19 +147,27 @@ class Operations:
     async def apply(self, fleet: Fleet, *, by: str, dry_run: bool = False, digest: str | None = None) -> Difference:
         """Make the fleet so. All of it is checked before any of it is done; `dry_run` stops there.
 
-        Large fleets take several commits. Each also writes the fleet record, so two who change the fleet at once cannot
-        mix: the later one is told to try again.
+        Large fleets take several commits. Each also writes the fleet record at the revision that the one before gave it, so
+        two who change the fleet at once cannot mix: the later one is told to try again. The digest of the file comes with the
+        last commit, so a file that was applied in part is applied again.
         """
+        async with self._applying:
+            return await self._apply(fleet, by, dry_run, digest)
+
+    async def _apply(self, fleet: Fleet, by: str, dry_run: bool, digest: str | None) -> Difference:  # noqa: FBT001
+        revision = self._engine.fleet_revision
         asked = await self._asked(fleet)
         difference = self._difference(fleet, [name for name, _ in asked])
         known = self._applied()
-        hosts = Hosts(names=fleet.hosts, digest=known.digest if digest is None else digest)
-        if dry_run or (not asked and hosts == known):
+        whole = Hosts(names=fleet.hosts, digest=known.digest if digest is None else digest)
+        if dry_run or (not asked and whole == known):
             return difference
         size = WRITES_MAX - 1
         for first in range(0, max(len(asked), 1), size):
-            lock = Write(FLEET_KEY, encode_hosts(hosts), self._engine.fleet_record.revision)
-            await self._engine.submit_all(asked[first : first + size], by, lock)
+            is_last = first + size >= len(asked)
+            hosts = whole if is_last else Hosts(names=fleet.hosts, digest=known.digest)
+            lock = Write(FLEET_KEY, encode_hosts(hosts), revision)
+            revision = await self._engine.submit_all(asked[first : first + size], by, lock)
             await asyncio.sleep(0)
         return difference
 

@@ -1,6 +1,6 @@
 """A platform that acts on nothing: it takes its time, moves VMs on paper, and fails where it is told to."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Protocol
 
@@ -25,7 +25,7 @@ class SimulatedPlatform:
         clock: Sleeper,
         *,
         durations: Mapping[EventType, timedelta],
-        hosts: Callable[[], Collection[str]],
+        hosts: Callable[[], Iterable[str]],
         failing: Collection[str] = (),
     ) -> None:
         self._clock = clock
@@ -41,8 +41,7 @@ class SimulatedPlatform:
         return Done(host=another_host(order.vm.host, self._hosts()) if moves else "")
 
 
-def another_host(host: str, hosts: Collection[str]) -> str:
+def another_host(host: str, hosts: Iterable[str]) -> str:
     """The next host by name, round and round; empty if there is no other."""
-    others = sorted(name for name in hosts if name != host)
-    later = [name for name in others if name > host]
-    return (later or others or [""])[0]
+    others = [name for name in hosts if name != host]
+    return min((name for name in others if name > host), default=min(others, default=""))

@@ -117,7 +117,7 @@ def test_an_operator_may_give_more_notice() -> None:
 
 
 def test_an_operator_may_not_give_less_notice_by_even_a_second() -> None:
-    with pytest.raises(errors.NoticeTooShort, match="0:14:59 away; this Reboot needs a notice of 0:15:00"):
+    with pytest.raises(errors.NoticeTooShort, match=r"12:14:59Z; this Reboot needs .* 0:15:00, so 2026-03-04T12:15:00Z at"):
         run(scope_of(), restart(not_before=NOON + 15 * MINUTE - SECOND))
 
 
@@ -196,6 +196,29 @@ def test_an_operation_with_a_time_of_its_own_waits_for_it_even_where_nobody_poll
     scope = run(scope_of(is_enabled=False), restart(not_before=NOON + timedelta(hours=1)))
 
     assert statuses(scope) == ["Reboot Scheduled web-0"]
+
+
+def test_a_time_of_ones_own_is_kept_whatever_the_policy_approves_by_itself() -> None:
+    """Restart it tomorrow does not mean now."""
+    tomorrow = NOON + timedelta(days=1)
+    automatic = scope_of(auto_approve=(AutoApprove.USER_RESTART,))
+    down = scope_of(vm("web-0", power=Power.STOPPED))
+
+    assert statuses(run(automatic, restart(not_before=tomorrow))) == ["Reboot Scheduled web-0"]
+    assert statuses(run(down, restart(not_before=tomorrow))) == ["Reboot Scheduled web-0"]
+    assert statuses(run(down, maintain(not_before=tomorrow))) == ["Freeze Scheduled web-0"]
+
+
+def test_what_was_announced_to_half_a_host_can_be_asked_again_for_the_rest() -> None:
+    """A VM that came later, or a scope that was missed when the store was lost, is told; who knows is not told twice."""
+    scope = run(scope_of(vm("a")), ask.Degrade(host="host-a", operation_id=OPERATION))
+    scope = run(scope, ask.Enrol(kind=scope.kind, policy=scope.policy, vms=(vm("a"), vm("b"))))
+
+    again = run(scope, ask.Degrade(host="host-a", operation_id=guid(77)))
+
+    assert statuses(again) == ["Redeploy Scheduled a", "Redeploy Scheduled b"]
+    with pytest.raises(errors.AlreadyPending):
+        run(again, ask.Degrade(host="host-a", operation_id=guid(78)))
 
 
 def test_platform_maintenance_is_announced_even_where_nobody_polls() -> None:

@@ -191,10 +191,19 @@ def test_a_claim_belongs_to_one_worker_until_it_lapses() -> None:
 
 def test_a_renewed_claim_does_not_lapse() -> None:
     scope = run(scope_of(), restart(), approve("web-0"), claim())
-    scope = run(scope, claim(), at=NOON + 10 * SECOND)
+    scope = run(scope, claim(tries=1), at=NOON + 10 * SECOND)
 
     assert next_impact_at(scope) == NOON + 10 * SECOND + STANDARD.claim
     assert run(scope, claim(worker="w2"), at=NOON + STANDARD.claim) == scope
+
+
+def test_a_worker_that_comes_back_to_its_own_lapsed_claim_begins_a_new_try() -> None:
+    """Else a driver that never ends would be called for ever, and never given up."""
+    scope = run(scope_of(), restart(), approve("web-0"), claim())
+    scope = run(scope, claim(), at=NOON + STANDARD.claim)
+
+    assert scope.impacts[0].tries == 2
+    assert run(scope, claim(tries=1), at=NOON + STANDARD.claim) == scope
 
 
 def test_a_worker_that_lost_its_claim_tells_us_nothing() -> None:
@@ -256,6 +265,53 @@ def test_preempt_deallocates_and_excuses_from_everything_but_deletion() -> None:
 
     assert scope.vms[0].power is Power.DEALLOCATED
     assert statuses(scope) == ["Terminate Scheduled web-0"]
+
+
+def test_an_evicted_vm_does_not_come_back_when_its_reboot_ends() -> None:
+    """Whatever was under way for it ends with the eviction."""
+    scope = run(scope_of(), restart(), ask.Evict(vm="web-0", event_id=guid(3)), approve("web-0", 1, 3))
+    assert statuses(scope) == ["Reboot Started web-0", "Preempt Started web-0"]
+
+    scope = run(scope, claim(1), claim(3), finish(3), finish(1))
+
+    assert (scope.vms[0].power, scope.events, scope.impacts) == (Power.DEALLOCATED, (), ())
+
+
+def test_maintenance_does_not_start_a_vm_that_was_stopped() -> None:
+    stopped = scope_of(vm("web-0", power=Power.STOPPED), vm("web-1", domain=1, host="host-b"))
+    scope = run(stopped, maintain(type_=EventType.REBOOT))
+
+    scope = carry_out(run(scope, ask.Tick(), at=NOON + 15 * MINUTE), at=NOON + 15 * MINUTE)
+
+    assert scope.vms[0].power is Power.STOPPED
+
+
+def test_what_ended_is_remembered_for_an_hour_even_if_it_is_much() -> None:
+    """A guest's word about any of them may still be on its way."""
+    names = [f"v{number}" for number in range(150)]
+    scope = scope_of(*(vm(name) for name in names), user_operations_max=1000)
+    for number, name in enumerate(names):
+        scope = run(scope, restart(name, number + 1), ask.Cancel(event_id=guid(number + 1)))
+
+    assert run(scope, approve("v0", 1, 150)) == scope
+    later = NOON + timedelta(hours=2)
+    scope = run(scope, restart("v0", 500), ask.Cancel(event_id=guid(500)), at=later)
+    assert len(scope.ended) == 100
+
+
+def test_a_busy_domain_does_not_keep_another_waiting_for_ever() -> None:
+    """Behind a platform event that is held, later ones wait their turn, also those of the busy domain."""
+    members = (vm("a"), vm("b", domain=1, host="host-b"), vm("c", host="host-c"))
+    scope = run(scope_of(*members), maintain("host-a"))
+    scope = run(scope, maintain("host-b", operation_id=guid(5)), at=NOON + MINUTE)
+    scope = run(scope, maintain("host-c", operation_id=guid(6)), at=NOON + 2 * MINUTE)
+    at = NOON + 20 * MINUTE
+
+    scope = run(run(scope, ask.Tick(), at=NOON + 15 * MINUTE), ask.Tick(), at=at)
+    assert statuses(scope) == ["Freeze Started a", "Freeze Scheduled b", "Freeze Scheduled c"]
+    assert next_deadline(scope) is None
+    scope = carry_out(scope, at=at)
+    assert statuses(scope) == ["Freeze Started b", "Freeze Scheduled c"]
 
 
 def test_terminate_removes_the_vm_from_the_fleet() -> None:
