@@ -1,0 +1,290 @@
+"""Bad days: stores that go away, drivers that misbehave, two who do the same at once. Nothing is lost, doubled or mixed."""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import timedelta
+
+import pytest
+
+from forewarn.core import command as ask
+from forewarn.core.event import EventType
+from forewarn.core.fleet import Scope, ScopeKind
+from forewarn.engine.loops import ALARMS_SPARE, Loops
+from forewarn.engine.operations import Operations
+from forewarn.errors import StoreLost, StoreUnusable, Unavailable, UnknownEvent
+from forewarn.platform.base import Done, Order
+from forewarn.store.base import Write
+from forewarn.store.memory import MemoryStore
+from forewarn.wire import note
+from forewarn.wire.fleet import Fleet
+from tests.builders import MINUTE, NOON, guid, vm
+from tests.unit.engine.test_engine import FLEET, Deaf, World, live
+
+
+def many(prefix: str, count: int) -> Fleet:
+    """Standalone VMs, each in a scope of the prefix; the VMs have the same names under any prefix."""
+    scopes = tuple(Scope(name=f"{prefix}{number}", kind=ScopeKind.SCALE_SET, vms=(vm(f"v{number}"),)) for number in range(count))
+    return Fleet(scopes=scopes, hosts=())
+
+
+class FailsAt(MemoryStore):
+    """Goes away at the given commit, once."""
+
+    calls, fails_at = 0, 0
+
+    async def commit(self, writes: Sequence[Write], notes: Sequence[bytes] = ()) -> int:
+        self.calls += 1
+        if self.calls == self.fails_at:
+            raise StoreUnusable("the disk is full")
+        return await super().commit(writes, notes)
+
+
+def test_a_fleet_file_that_was_applied_in_part_is_not_taken_for_applied() -> None:
+    """Else its other VMs would be strangers for ever."""
+
+    async def story(world: World) -> None:
+        assert isinstance(world.store, FailsAt)
+        desk = Operations(await world.engine(), world.make_id)
+        world.store.fails_at = 2
+        with pytest.raises(StoreUnusable):
+            await desk.apply(many("s", 250), by="fleet file", digest="d1")
+
+        again = Operations(await world.engine(), world.make_id)
+        assert again.applied_digest() == ""
+        await again.apply(many("s", 250), by="fleet file", digest="d1")
+        assert (len(again.fleet().scopes), again.applied_digest()) == (250, "d1")
+
+    live(story, FailsAt())
+
+
+class Slow(MemoryStore):
+    """Lets others have a turn before every commit."""
+
+    async def commit(self, writes: Sequence[Write], notes: Sequence[bytes] = ()) -> int:
+        for _ in range(3):
+            await asyncio.sleep(0)
+        return await super().commit(writes, notes)
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_two_large_fleets_at_once_do_not_mix(servers: int) -> None:
+    """On one server they take turns; on two the later one is told to try again. No VM is ever in two scopes."""
+
+    async def story(world: World) -> None:
+        first = Operations(await world.engine(), world.make_id)
+        second = first if servers == 1 else Operations(await world.engine(), world.make_id)
+        results = await asyncio.gather(
+            first.apply(many("a", 250), by="ann"), second.apply(many("b", 250), by="bob"), return_exceptions=True
+        )
+        assert all(not isinstance(result, BaseException) or isinstance(result, Unavailable) for result in results)
+        if servers == 2:
+            assert any(isinstance(result, Unavailable) for result in results)
+
+        scopes = Operations(await world.engine(), world.make_id).fleet().scopes
+        members = [member.name for scope in scopes for member in scope.vms]
+        assert len(members) == len(set(members))
+
+    live(story, Slow())
+
+
+class Driver:
+    """Counts its calls, and does what it is told."""
+
+    def __init__(self, world: World, deed: str = "done") -> None:
+        self.world, self.deed, self.tries = world, deed, list[int]()
+
+    async def carry_out(self, order: Order) -> Done:
+        self.tries.append(order.tries)
+        if self.deed == "none":
+            return None  # type: ignore[return-value]
+        if self.deed == "cancel":
+            raise asyncio.CancelledError
+        await self.world.clock.sleep_until(self.world.clock.now() + MINUTE)
+        return Done()
+
+
+async def at_work(desk: Operations, driver: Driver) -> "asyncio.Task[None]":
+    loops = Loops(desk._engine, driver, worker="w1", impact_limit=timedelta(hours=1))
+    task = asyncio.create_task(loops.run())
+    await asyncio.sleep(0)
+    return task
+
+
+async def ended(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def test_what_was_done_while_the_store_was_away_is_not_done_again() -> None:
+    async def story(world: World) -> None:
+        assert isinstance(world.store, Deaf)
+        desk = await world.desk()
+        driver = Driver(world)
+        task = await at_work(desk, driver)
+        told = await desk.restart("web-0", by="ann")
+        assert told is not None
+        await desk.approve(told.event.id, by="ann")
+        await world.clock.advance(30 * timedelta(seconds=1))
+        world.store.is_deaf = True
+        await world.clock.advance(10 * MINUTE)
+        world.store.is_deaf = False
+        await world.clock.advance(2 * MINUTE)
+        await ended(task)
+
+        assert driver.tries == [1]
+        assert desk._engine.board.events == {}
+
+    live(story, Deaf())
+
+
+@pytest.mark.parametrize("deed", ["none", "cancel"])
+def test_a_driver_that_breaks_its_promise_is_a_failed_try(deed: str) -> None:
+    async def story(world: World) -> None:
+        desk = await world.desk()
+        driver = Driver(world, deed)
+        task = await at_work(desk, driver)
+        await desk.restart("web-0", by="ann")
+        await world.clock.advance(timedelta(hours=1))
+        await ended(task)
+
+        assert driver.tries == [1, 2, 3]
+        assert desk._engine.board.scopes["web"].scope.ended[-1].how == "failed"
+
+    live(story)
+
+
+def test_the_driver_is_stopped_when_its_scope_is_retired() -> None:
+    async def story(world: World) -> None:
+        desk = await world.desk()
+        driver = Driver(world)
+        loops = Loops(desk._engine, driver, worker="w1", impact_limit=timedelta(hours=1))
+        task = asyncio.create_task(loops.run())
+        told = await desk.restart("web-0", by="ann")
+        assert told is not None
+        await desk.approve(told.event.id, by="ann")
+        await world.clock.advance(timedelta(seconds=1))
+        assert len(loops._in_hand) == 1
+        await desk.apply(Fleet(scopes=FLEET.scopes[1:], hosts=()), by="ann")
+        await world.clock.advance(timedelta(seconds=6))
+
+        assert loops._in_hand == {}
+        await ended(task)
+
+    live(story)
+
+
+def test_a_refusal_is_checked_against_the_store_before_it_is_believed() -> None:
+    """A guest may approve at one server what another has just announced."""
+
+    async def story(world: World) -> None:
+        desk = await world.desk()
+        other = await world.engine()
+        told = await desk.restart("web-0", by="ann")
+        assert told is not None
+
+        await other.submit("web", ask.Approve(event_ids=(told.event.id,), vm="web-1"), by="web-1")
+        assert other.board.scopes["web"].scope.events[0].approvals == ("web-1",)
+        with pytest.raises(UnknownEvent):
+            await other.submit("web", ask.Approve(event_ids=(guid(99),), vm="web-1"), by="web-1")
+
+    live(story)
+
+
+def test_a_listener_that_breaks_undoes_nothing() -> None:
+    async def story(world: World) -> None:
+        desk = await world.desk()
+
+        def broken(one: note.Note) -> None:
+            raise BrokenPipeError
+
+        desk._engine.listeners.append(broken)
+        assert await desk.restart("web-0", by="ann") is not None
+
+    live(story)
+
+
+def test_one_record_that_cannot_be_read_keeps_nobody_from_the_others() -> None:
+    """Another server may be newer than we are."""
+
+    async def story(world: World) -> None:
+        desk = await world.desk()
+        other = await world.engine()
+        task = asyncio.create_task(Loops(other, Driver(world), worker="w2", impact_limit=MINUTE).run())
+        await world.store.commit([Write("scope/strange/", b'{"format":99,"value":{}}', 0)])
+        await desk.restart("web-0", by="ann")
+        await world.clock.advance(timedelta(seconds=1))
+
+        assert len(other.board.scopes["web"].scope.events) == 1
+        await ended(task)
+
+    live(story)
+
+
+def test_alarms_that_were_set_anew_do_not_pile_up() -> None:
+    async def story(world: World) -> None:
+        desk = await world.desk()
+        loops = Loops(desk._engine, Driver(world), worker="w1", impact_limit=MINUTE)
+        for _ in range(3 * ALARMS_SPARE):
+            told = await desk.maintain("host-b", type=EventType.FREEZE, by="ann", not_before=NOON + timedelta(days=300))
+            await desk.cancel(told[0].event.id, by="ann")
+
+        assert len(loops._alarms) <= ALARMS_SPARE + 3
+
+    live(story)
+
+
+def test_the_same_trouble_again_is_counted_and_not_repeated(caplog: pytest.LogCaptureFixture) -> None:
+    async def story(world: World) -> None:
+        engine = await world.engine()
+        for _ in range(50):
+            engine.trouble.tell("tick failed", problem="no answer")
+        await world.clock.advance(MINUTE)
+        engine.trouble.tell("tick failed", problem="no answer")
+
+    live(story)
+
+    assert [record.__dict__["facts"] for record in caplog.records] == [
+        {"problem": "no answer"},
+        {"problem": "no answer", "and_before": 49},
+    ]
+
+
+def test_canceling_again_is_canceling_once() -> None:
+    async def story(world: World) -> None:
+        desk = await world.desk()
+        told = await desk.restart("web-0", by="ann")
+        assert told is not None
+        assert await desk.cancel(told.event.id, by="ann") is not None
+        assert await desk.cancel(told.event.id, by="ann") is None
+        with pytest.raises(Exception, match="has canceled"):
+            await desk.complete(told.event.id, by="ann")
+
+    live(story)
+
+
+def test_a_server_whose_store_is_lost_is_not_ready_until_it_is_back() -> None:
+    class Breaks(Deaf):
+        """Its watch breaks while it is deaf."""
+
+        async def watch(self, after: int):  # type: ignore[no-untyped-def]
+            async for batch in super().watch(after):
+                if self.is_deaf:
+                    raise StoreLost("no answer")
+                yield batch
+
+    async def story(world: World) -> None:
+        assert isinstance(world.store, Breaks)
+        desk = await world.desk()
+        task = await at_work(desk, Driver(world))
+        await world.clock.advance(timedelta(seconds=1))
+        assert desk._engine.is_ready
+        world.store.is_deaf = True
+        await MemoryStore.commit(world.store, [Write("x", b"", 0)])
+        await world.clock.advance(timedelta(seconds=10))
+        assert not desk._engine.is_ready
+        world.store.is_deaf = False
+        await world.clock.advance(timedelta(seconds=2))
+        assert desk._engine.is_ready
+        await ended(task)
+
+    live(story, Breaks())
