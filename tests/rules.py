@@ -63,6 +63,10 @@ def _check_starts(before: Scope, after: Scope, now: datetime) -> None:
         had_consent = was is not None and was.is_approved
         may = event.cause is Cause.FAILED or event.not_before <= now or had_consent or has_consent(after, event)
         must(may, "nothing starts before NotBefore without consent", event, now)
+        if after.policy.couple_terminates and event.type is EventType.TERMINATE and event.not_before > now:
+            left = [other for other in after.events if other.type is EventType.TERMINATE and other.status is Status.SCHEDULED]
+            waits = [other for other in left if not other.is_approved and other.not_before > now and not is_all_down(after)]
+            must(not waits, "coupled deletions go together", event, waits)
 
 
 def has_consent(scope: Scope, event: Event) -> bool:
@@ -132,6 +136,12 @@ def had_its_notice(scope: Scope, event: Event, now: datetime) -> bool:
     return all_down or all(other.is_approved or now >= other.not_before for other in others)
 
 
+def is_all_down(scope: Scope) -> bool:
+    """All instances are down, and the policy lets events pass then."""
+    is_allowed = AutoApprove.ALL_INSTANCES_DOWN in scope.policy.auto_approve
+    return is_allowed and all(vm.power is not Power.RUNNING for vm in scope.vms)
+
+
 def check_claims(before: Scope, after: Scope, now: datetime) -> None:
     """A claim belongs to one worker and one try until it lapses."""
     held = {(impact.event_id, impact.vm): impact for impact in before.impacts if impact.claimed_by}
@@ -156,6 +166,15 @@ def check_domains(before: Scope, after: Scope) -> None:
                 and not (other.source is Source.USER and other.id not in old)
             ]
             must(not others, "one update domain per platform impact", event, others)
+            silent = [
+                impact
+                for impact in after.impacts
+                if impact in before.impacts
+                and after.event(impact.event_id) is None
+                and (vm := after.vm(impact.vm)) is not None
+                and vm.update_domain != event.update_domain
+            ]
+            must(not silent, "silent operations hold platform events of other domains", event, silent)
 
 
 def keeps_members_events(before: Scope, command: ask.Command, after: Scope) -> None:
