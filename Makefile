@@ -14,7 +14,7 @@ demo: $(READY)
 	@exec $(BIN)/forewarn demo
 
 test: check
-	@sh tools/need.sh curl=curl
+	@sh tools/need.sh curl=curl haproxy=haproxy openssl=openssl systemd-analyze=systemd
 	@echo "== tests"
 	@$(BIN)/pytest
 

@@ -1,0 +1,112 @@
+"""Where the endpoint is, and the bytes by which DHCP tells it."""
+
+import pytest
+
+from forewarn.client import discover
+from forewarn.client.discovery import dhcp_endpoint, dhcp_request
+from forewarn.errors import Invalid
+
+TRANSACTION = bytes.fromhex("01020304")
+CARD = bytes.fromhex("000d3a46e876")
+USUAL = "http://169.254.169.254"
+
+
+def offer(*options: bytes, operation: int = 2, transaction: bytes = TRANSACTION, card: bytes = CARD) -> bytes:
+    """A DHCPOFFER with these options."""
+    head = bytes((operation, 1, 6, 0)) + transaction + bytes(20) + card
+    return head.ljust(236, b"\0") + bytes.fromhex("63825363") + b"".join(options)
+
+
+ENDPOINT = bytes((245, 4, 168, 63, 129, 16))
+END = b"\xff"
+
+
+def never() -> str:
+    raise AssertionError("DHCP was asked")
+
+
+def test_the_endpoint_that_is_given_comes_first() -> None:
+    assert (
+        discover({"SCHEDULEDEVENTSIP": "10.0.0.1"}, endpoint="http://127.0.0.1:8080", ask_dhcp=never) == "http://127.0.0.1:8080"
+    )
+
+
+@pytest.mark.parametrize(
+    ("told", "url"),
+    [
+        ("168.63.129.16", "http://168.63.129.16"),
+        (" 168.63.129.16 ", "http://168.63.129.16"),
+        ("127.0.0.1:8080", "http://127.0.0.1:8080"),
+        ("fd00::1", "http://[fd00::1]"),
+        ("[fd00::1]:81", "http://[fd00::1]:81"),
+        ("http://127.0.0.1:8080/as/web-0", "http://127.0.0.1:8080/as/web-0"),
+    ],
+)
+def test_the_variable_of_the_published_samples_comes_second(told: str, url: str) -> None:
+    """It holds an address; a port or a whole URL serves a lab."""
+    assert discover({"SCHEDULEDEVENTSIP": told}, ask_dhcp=never) == url
+
+
+def test_dhcp_comes_third_and_only_if_it_may_be_asked() -> None:
+    assert discover({}, ask_dhcp=lambda: "168.63.129.16") == "http://168.63.129.16"
+    assert discover({}) == USUAL
+
+
+def test_the_usual_address_comes_last() -> None:
+    assert discover({"SCHEDULEDEVENTSIP": ""}, ask_dhcp=lambda: "") == USUAL
+
+
+@pytest.mark.parametrize("told", ["not an address", "https://host", "1.2.3.4:port", "host\r\n.x"])
+def test_a_variable_that_makes_no_sense_is_named(told: str) -> None:
+    """Silently asking somewhere else would hide the mistake."""
+    with pytest.raises(Invalid, match="SCHEDULEDEVENTSIP"):
+        discover({"SCHEDULEDEVENTSIP": told})
+
+
+def test_the_request_is_the_244_bytes_of_the_published_sample() -> None:
+    """Head of a BOOTREQUEST, transaction at 4, hardware address at 28, cookie at 236, message type DISCOVER, end."""
+    request = dhcp_request(TRANSACTION, CARD)
+
+    assert len(request) == 244
+    assert request[:12] == bytes.fromhex("01010600 01020304 00000000")
+    assert request[28:34] == CARD
+    assert request[236:] == bytes.fromhex("63825363 350101 ff")
+    assert set(request[12:28] + request[34:236]) == {0}
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [
+        offer(ENDPOINT, END),
+        offer(ENDPOINT),
+        offer(b"\x35\x01\x02", b"\0\0\0", b"\x03\x04\x0a\x00\x00\x01", ENDPOINT, END),
+        offer(ENDPOINT, END) + bytes(60),
+    ],
+)
+def test_option_245_is_the_endpoint(packet: bytes) -> None:
+    """Padding has no length, which the published sample overlooks."""
+    assert dhcp_endpoint(packet, TRANSACTION, CARD) == "168.63.129.16"
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [
+        b"",
+        b"\x02",
+        offer(),
+        offer(END, ENDPOINT),
+        offer(b"\x35\x01\x02", END),
+        offer(b"\xf5"),
+        offer(b"\xf5\x04\xa8\x3f\x81"),
+        offer(b"\xf5\x03\xa8\x3f\x81", END),
+        offer(b"\xf5\x08" + bytes(8), END),
+        offer(b"\xf5\x08" + bytes(4)),
+        offer(b"\x03\xff" + ENDPOINT),
+        offer(ENDPOINT, operation=1),
+        offer(ENDPOINT, transaction=bytes(4)),
+        offer(ENDPOINT, card=bytes(6)),
+        offer(ENDPOINT).replace(bytes.fromhex("63825363"), bytes(4)),
+    ],
+)
+def test_a_packet_for_somebody_else_or_without_the_option_tells_nothing(packet: bytes) -> None:
+    assert dhcp_endpoint(packet, TRANSACTION, CARD) == ""
