@@ -1,5 +1,5 @@
 # Everything a person types here. Each target sets up what it needs and says what it is doing; a second run is quick.
-.PHONY: demo test check bench sim clean
+.PHONY: demo test check agent bench sim clean
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
@@ -24,6 +24,10 @@ check: $(READY)
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo > $(VENV)/imports.log || { cat $(VENV)/imports.log; exit 1; }
+
+agent: $(READY)
+	@echo "== building the agent as one file"
+	@$(BIN)/python tools/make_agent.py
 
 bench: $(READY)
 	@sh tools/need.sh nginx=nginx-light wrk=wrk

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from forewarn import __version__
-from forewarn.cli import config, event, fleet, host, scope, serve, vm
+from forewarn.cli import agent, config, event, fleet, host, scope, serve, vm
 from forewarn.cli.client import Asked
 from forewarn.cli.usage import Exit, exit_of
 from forewarn.errors import Problem
@@ -17,6 +17,7 @@ from forewarn.errors import Problem
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 app.command("demo")(config.with_options(serve.demo, config.DEMO))
 app.command("serve")(config.with_options(serve.serve))
+app.command("agent", context_settings=agent.PASS_ON)(agent.agent)
 app.command("config")(config.with_options(config.show))
 for noun in (fleet, scope, vm, host, event):
     app.add_typer(noun.app, name=noun.__name__.rpartition(".")[2])

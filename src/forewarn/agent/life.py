@@ -1,0 +1,179 @@
+"""One life of the agent: its parts opened in order and closed in reverse, signals, and what systemd is told.
+
+Signal handlers only put their number into a queue: the main thread takes it from there, so no handler ever meets a lock.
+"""
+
+import logging
+import os
+import queue
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from forewarn.agent import view
+from forewarn.agent.agent import Agent
+from forewarn.agent.applications import Applications
+from forewarn.agent.journal import Journal
+from forewarn.agent.notify import Notifier, Pulse
+from forewarn.agent.once import Once
+from forewarn.agent.settings import Settings, load
+from forewarn.client import Client, Clock, discover
+from forewarn.client.dialogue import TIMEOUT_SECONDS
+from forewarn.client.pace import RETRY_AFTER_SECONDS_MAX
+from forewarn.errors import Invalid
+
+log = logging.getLogger("forewarn.agent")
+
+SLACK_SECONDS = 30.0
+STATUS_SECONDS = 10.0
+ENDED = 0
+"""In the queue of signals: the agent has ended by itself."""
+RELOAD = getattr(signal, "SIGHUP", None)
+STOP = (signal.SIGTERM, signal.SIGINT)
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What the command line says. `endpoint` "" leaves it to the file."""
+
+    config: Path
+    endpoint: str = ""
+    is_dry_run: bool = False
+    is_once: bool = False
+
+
+class Life:
+    def __init__(self, orders: Orders, environ: Mapping[str, str], notifier: Notifier) -> None:
+        self._orders = orders
+        self._environ = environ
+        self._notifier = notifier
+        self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._stop = threading.Event()
+        self._settings_problem = ""
+        self._bug: Exception | None = None
+
+    def run(self) -> None:
+        """Until a signal ends it. From the main thread. A Problem is raised where the agent cannot even begin."""
+        with ExitStack() as parts:
+            self._listen_to_signals(parts)
+            settings = self._load()
+            self._client = Client(settings.endpoint, api_version=settings.api_version)
+            parts.callback(self._client.close)
+            journal = self._journal(settings, parts)
+            path = None if self._orders.is_dry_run else settings.socket
+            self._applications = None if path is None else Applications(path, self._status)
+            once = self._once(journal) if self._orders.is_once else None
+            self._agent = Agent(
+                settings, once or self._client, journal, applications=self._applications, is_dry_run=self._orders.is_dry_run
+            )
+            self._quiet_seconds_max = settings.wait_seconds + settings.poll_seconds + TIMEOUT_SECONDS + SLACK_SECONDS
+            self._open_doors(settings, parts)
+            self._live(settings)
+        if self._bug is not None:
+            raise self._bug
+        if once is not None and once.problem is not None:
+            raise once.problem
+
+    def _load(self) -> Settings:
+        """The file, and where the endpoint is after all."""
+        settings = load(self._orders.config)
+        return replace(settings, endpoint=discover(self._environ, endpoint=self._orders.endpoint or settings.endpoint))
+
+    def _journal(self, settings: Settings, parts: ExitStack) -> Journal:
+        """A dry run leaves the real one alone, which an agent at work may be using."""
+        path = settings.journal
+        if self._orders.is_dry_run:
+            path = Path(parts.enter_context(tempfile.TemporaryDirectory(prefix="forewarn-agent-")), "journal")
+        journal = Journal.open(path)
+        parts.callback(journal.close)
+        return journal
+
+    def _once(self, journal: Journal) -> Once:
+        return Once(self._client, journal, lambda: self._agent.status().handlings, self._stop.set)
+
+    def _open_doors(self, settings: Settings, parts: ExitStack) -> None:
+        if self._applications is not None:
+            self._applications.open()
+            parts.callback(self._applications.close)
+        if settings.listen and not self._orders.is_dry_run:
+            from forewarn.agent.port import Port  # whoever has no port needs no memory for one
+
+            port = Port(settings.listen, self._view)
+            parts.callback(port.close)
+            log.info("the port is open", extra={"facts": {"listen": port.address}})
+
+    def _listen_to_signals(self, parts: ExitStack) -> None:
+        for number in (*STOP, *(() if RELOAD is None else (RELOAD,))):
+            parts.callback(signal.signal, number, signal.signal(number, lambda told, _: self._signals.put(told)))
+
+    def _live(self, settings: Settings) -> None:
+        working = threading.Thread(target=self._work, name="forewarn-agent", daemon=True)
+        working.start()
+        log.info("the agent is ready", extra={"facts": {"endpoint": settings.endpoint, "rules": len(settings.rules)}})
+        self._notifier.ready("watching")
+        still_seconds_max = (
+            settings.wait_seconds + settings.poll_seconds + TIMEOUT_SECONDS + RETRY_AFTER_SECONDS_MAX + SLACK_SECONDS
+        )
+        pulse = Pulse(still_seconds_max, time.monotonic())
+        while (told := self._next_signal()) not in (*STOP, ENDED):  # ends with a signal, or with the agent
+            if told is not None:
+                self._reload()
+            seen = self._view()
+            if pulse.is_there((seen.status.last_contact, seen.status.problems), time.monotonic()):
+                self._notifier.feed()
+            self._notifier.status(view.words(seen))
+        self._notifier.stopping("ending what is under way")
+        self._stop.set()
+        self._client.close()
+        working.join()
+        log.info("the agent has ended")
+
+    def _next_signal(self) -> int | None:
+        """None when it is time to feed the watchdog."""
+        try:
+            return self._signals.get(timeout=min(self._notifier.feed_seconds or STATUS_SECONDS, STATUS_SECONDS))
+        except queue.Empty:
+            return None
+
+    def _work(self) -> None:
+        try:
+            self._agent.run(self._stop)
+        except Exception as bug:  # around a loop: the main thread raises it again
+            self._bug = bug
+        finally:
+            self._signals.put(ENDED)
+
+    def _reload(self) -> None:
+        self._notifier.reloading()
+        try:
+            settings = self._load()
+        except Invalid as problem:
+            self._settings_problem = problem.message
+            log.error("the file is refused; the old rules stay", extra={"facts": {"problem": problem.message}})
+        else:
+            self._settings_problem = ""
+            self._agent.reload(settings)
+        self._notifier.ready(view.words(self._view()))
+
+    def _view(self) -> view.View:
+        return view.View(
+            status=self._agent.status(),
+            counts=self._agent.counts(),
+            now=Clock().now(),
+            quiet_seconds_max=self._quiet_seconds_max,
+            applications=self._applications.names() if self._applications else (),
+            settings_problem=self._settings_problem,
+        )
+
+    def _status(self) -> Mapping[str, object]:
+        return view.plain(self._view())
+
+
+def live(orders: Orders) -> None:
+    """In this process."""
+    Life(orders, os.environ, Notifier(os.environ, pid=os.getpid())).run()

@@ -1,0 +1,137 @@
+"""How far the handling of one event has come: a pure fold of the journal's lines, and the fewest lines that say the same."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from enum import StrEnum
+
+from forewarn.agent.step import Phase
+from forewarn.client import Event
+
+Facts = Mapping[str, object]
+Place = tuple[Phase, int]
+"""A step of a rule: its phase, and which it is there."""
+
+
+class What(StrEnum):
+    """What a line says. Written before what it announces is acted on (begun, approving), or as soon as it is known."""
+
+    SEEN = "seen"
+    BEGUN = "begun"
+    STEP_BEGUN = "step-begun"
+    STEP_DONE = "step-done"
+    STEP_FAILED = "step-failed"
+    STEP_CUT = "step-cut"
+    ENDED = "ended"
+    LATE = "late"
+    APPROVING = "approving"
+    APPROVED = "approved"
+    FINISHED = "finished"
+
+
+SHORT = (What.STEP_FAILED, What.STEP_CUT)
+MARKS = (What.LATE, What.APPROVING, What.APPROVED, What.FINISHED)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What is known of one event. `steps` has the last word on each, `took` the seconds of those that were done.
+
+    A phase in `stopped` was ended by the failure of a step.
+    """
+
+    event: Event
+    rule: str
+    begun: frozenset[Phase] = frozenset()
+    ended: frozenset[Phase] = frozenset()
+    stopped: frozenset[Phase] = frozenset()
+    steps: Mapping[Place, What] = field(default_factory=dict)
+    took: Mapping[Place, float] = field(default_factory=dict)
+    marks: frozenset[What] = frozenset()
+
+    def is_settled(self, phase: Phase, index: int) -> bool:
+        """Whether a step is behind us. One that was begun and has no end is in doubt, and is run again."""
+        return self.steps.get((phase, index), What.STEP_BEGUN) is not What.STEP_BEGUN
+
+    def fell_short(self, phase: Phase, index: int) -> bool:
+        return self.steps.get((phase, index)) in SHORT
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether all is done that an approval waits for."""
+        return Phase.PREPARE in self.ended and Phase.PREPARE not in self.stopped
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left to do, ever: it is over, and what was begun here has been recovered from."""
+        return What.FINISHED in self.marks and (not self.begun or Phase.RECOVER in self.ended)
+
+
+def fold(progress: Progress | None, what: What, facts: Facts) -> Progress:
+    """What is known after one more line. Said again changes nothing. ValueError for a line that cannot be understood."""
+    if what is What.SEEN:
+        event, rule = event_of(facts.get("event")), _text(facts, "rule")
+        return Progress(event, rule) if progress is None else replace(progress, event=event)
+    if progress is None:
+        raise ValueError(f"{what} about an event that was never seen")
+    if what in MARKS:
+        return replace(progress, marks=progress.marks | {what})
+    phase = Phase(_text(facts, "phase"))
+    if what is What.BEGUN:
+        return replace(progress, begun=progress.begun | {phase})
+    if what is What.ENDED:
+        stopped = progress.stopped | ({phase} if facts.get("is_stopped") is True else frozenset())
+        return replace(progress, ended=progress.ended | {phase}, stopped=stopped)
+    index = facts.get("index")
+    if not isinstance(index, int):
+        raise ValueError(f"index is {index!r}; expected a whole number")
+    seconds = facts.get("seconds")
+    took = {(phase, index): float(seconds)} if isinstance(seconds, int | float) else {}
+    return replace(progress, steps={**progress.steps, (phase, index): what}, took={**progress.took, **took})
+
+
+def lines_of(progress: Progress) -> Iterator[tuple[What, Facts]]:
+    """The fewest lines that fold to this."""
+    yield What.SEEN, {"event": plain(progress.event), "rule": progress.rule}
+    for phase in sorted(progress.begun):
+        yield What.BEGUN, {"phase": phase}
+    for (phase, index), what in sorted(progress.steps.items()):
+        seconds = {"seconds": progress.took[phase, index]} if (phase, index) in progress.took else {}
+        yield what, {"phase": phase, "index": index, **seconds}
+    for phase in sorted(progress.ended):
+        yield What.ENDED, {"phase": phase, "is_stopped": phase in progress.stopped}
+    for what in sorted(progress.marks):
+        yield what, {}
+
+
+def plain(event: Event) -> dict[str, object]:
+    """An event as `seen` has it, for JSON."""
+    return {**asdict(event), "not_before": event.not_before and event.not_before.isoformat()}
+
+
+def event_of(said: object) -> Event:
+    if not isinstance(said, dict):
+        raise ValueError("the event is no object")
+    try:
+        moment = said["not_before"]
+        return Event(
+            id=str(said["id"]),
+            type=str(said["type"]),
+            status=str(said["status"]),
+            source=str(said["source"]),
+            resources=tuple(str(name) for name in said["resources"]),
+            resource_type=str(said["resource_type"]),
+            not_before=None if moment is None else datetime.fromisoformat(moment),
+            duration_seconds=int(said["duration_seconds"]),
+            description=str(said["description"]),
+            extra=dict(said["extra"]),
+        )
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"the event cannot be understood: {error!r}") from error
+
+
+def _text(facts: Facts, name: str) -> str:
+    value = facts.get(name)
+    if not isinstance(value, str):
+        raise ValueError(f"{name} is {value!r}; expected text")
+    return value

@@ -1,0 +1,129 @@
+"""The agent as a real process: as a module of this installation, or as the zipapp with nothing around it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from forewarn.agent.applications import ask_status
+
+T = TypeVar("T")
+ROOT = Path(__file__).parents[2]
+PATIENCE_SECONDS = 60
+MODULE = (sys.executable, "-m", "forewarn.agent")
+RULE = """
+[[rule]]
+name = "all"
+concerns = "any"
+approve = "when-prepared"
+"""
+
+
+def zipapp(folder: Path) -> tuple[str, ...]:
+    """The command that runs the one file under a Python without anything installed."""
+    target = folder / "forewarn-agent.pyz"
+    subprocess.run([sys.executable, ROOT / "tools" / "make_agent.py", target], check=True, capture_output=True, timeout=60)
+    return (sys.executable, "-I", "-S", str(target))
+
+
+def eventually(look: Callable[[], T], is_right: Callable[[T], bool] = bool) -> T:
+    """What is seen when it is right at last; fails when it never is."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:  # ends at the deadline
+        seen = look()
+        if is_right(seen):
+            return seen
+        assert time.monotonic() < deadline, f"never came: {seen}"
+        time.sleep(0.03)
+
+
+class AgentProcess:
+    """One agent in a folder. Its steps write `phase type` into a diary there. Files survive a kill."""
+
+    def __init__(self, folder: Path, endpoint: str, *, command: Sequence[str] = MODULE, environ: Mapping[str, str] | None = None):
+        folder.mkdir(exist_ok=True)
+        self.folder = folder
+        self.command = tuple(command)
+        self.environ = dict(os.environ if environ is None else environ)
+        self.endpoint = endpoint
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def config(self) -> Path:
+        return self.folder / "agent.toml"
+
+    def configure(self, rule: str = RULE, *, name: str = "", more: str = "") -> None:
+        """A file with this rule, to which three steps are added."""
+        diary = self.folder / "diary"
+        steps = [
+            f"{phase} = [{{run = ['/bin/sh', '-c', 'echo {phase} $EVENT_TYPE >> {diary}']}}]"
+            for phase in ("prepare", "start", "recover")
+        ]
+        top = f"endpoint = '{self.endpoint}'\nname = '{name}'\njournal = '{self.folder}/journal'\nsocket = '{self.socket}'\n"
+        self.config.write_text("\n".join([top, more, rule, *steps, ""]))
+
+    @property
+    def socket(self) -> Path:
+        return self.folder / "s"
+
+    def start(self, *options: str) -> "AgentProcess":
+        """Until it says that it is ready."""
+        begun = self.log().count("the agent is ready")
+        with (self.folder / "log").open("a") as log:
+            self.process = subprocess.Popen(
+                [*self.command, "run", "--config", str(self.config), *options], env=self.environ, stderr=log, cwd=self.folder
+            )
+        eventually(
+            lambda: self.log().count("the agent is ready") > begun or self.process is None or self.process.poll() is not None
+        )
+        assert self.process.poll() is None, self.log()
+        return self
+
+    def run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        """One command, to its end."""
+        return subprocess.run(
+            [*self.command, *arguments], env=self.environ, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+        )
+
+    def send(self, number: int) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """Its exit code."""
+        process, self.process = self.process, None
+        if process is None:
+            return 0
+        process.send_signal(number)
+        return process.wait(PATIENCE_SECONDS)
+
+    def log(self) -> str:
+        path = self.folder / "log"
+        return path.read_text() if path.exists() else ""
+
+    def diary(self) -> list[str]:
+        path = self.folder / "diary"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def journal(self) -> list[str]:
+        """What each line of the journal says."""
+        return [json.loads(line)["what"] for line in (self.folder / "journal").read_text().splitlines()]
+
+    def status(self) -> dict[str, object]:
+        return ask_status(self.socket)
+
+
+@contextmanager
+def agent_of(folder: Path, endpoint: str, **options: object) -> Iterator[AgentProcess]:
+    """An agent that is over when this is."""
+    agent = AgentProcess(folder, endpoint, **options)  # type: ignore[arg-type]
+    try:
+        yield agent
+    finally:
+        agent.end(signal.SIGKILL)

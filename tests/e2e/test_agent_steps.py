@@ -1,0 +1,309 @@
+"""Each kind of step at its real work: real processes, HAProxy from Debian, an API server over TLS, systemd where it runs."""
+
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forewarn.agent.step import Occasion, Phase, StepFailed, StepTimedOut
+from forewarn.agent.steps import KINDS, make
+from forewarn.client import Event
+from tests.e2e.api_server import ApiServer, Pod, certify, serving
+from tests.e2e.balancer import balancing
+from tests.unit.agent.steps.build import Server, occasion_until, script
+
+EVENT = Event(id="E1", type="Reboot", status="Scheduled", source="Platform", resources=("web-0",), duration_seconds=9)
+
+
+def run(kind: str, spec: object, phase: str = "prepare", *, seconds: float = 20, event: Event = EVENT) -> float:
+    """Run the step, and say how long it took."""
+    begun = time.monotonic()
+    make(kind, spec, kind).run(Occasion(event, Phase(phase), "web-0", begun + seconds))
+    return time.monotonic() - begun
+
+
+def test_every_kind_of_step_is_tried_here() -> None:
+    """A kind that nobody has seen at work is a promise without a witness."""
+    text = Path(__file__).read_text()
+
+    assert [kind for kind in KINDS if f'run("{kind}"' not in text] == []
+
+
+def test_run_ends_a_command_with_all_its_children_at_the_limit(tmp_path: Path) -> None:
+    """However deep they are nested, and whatever they do about TERM."""
+    deep = "import signal, subprocess, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    leaf = deep + f"open({str(tmp_path / 'leaf')!r}, 'w').write(str(__import__('os').getpid())); time.sleep(600)"
+    tree = deep + f"subprocess.Popen([sys.executable, '-c', {leaf!r}]); time.sleep(600)"
+    step = make("run", {"command": [sys.executable, "-c", tree], "grace_seconds": 0.5}, "W")
+    with pytest.raises(StepTimedOut):
+        step.run(occasion_until(tmp_path / "leaf"))
+
+    leaf_stat = Path(f"/proc/{(tmp_path / 'leaf').read_text()}/stat")
+    assert not leaf_stat.exists() or leaf_stat.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_run_lets_a_command_work_for_as_long_as_it_has() -> None:
+    """And is back as soon as it is done."""
+    assert 0.5 <= run("run", {"command": "sleep 0.5", "shell": True}) < 10
+
+
+def test_haproxy_drains_a_server_and_waits_for_its_last_session(tmp_path: Path) -> None:
+    """New sessions go elsewhere, the one that is there is finished, and recover brings the server back."""
+    with balancing(tmp_path) as balancer:
+        first, second = balancer.session(), balancer.session()
+        closer = threading.Timer(1, first.close)
+        closer.start()
+        spec = {"socket": balancer.path, "servers": ["web/{resource}"]}
+        took = run("haproxy", spec)
+
+        assert balancer.state("web-0") == "DRAIN"
+        assert took >= 0.9
+        with balancer.session() as third:
+            run("haproxy", spec)
+            third.sendall(b"y")
+            assert third.recv(1) == b"y"
+        run("haproxy", {"socket": f"127.0.0.1:{balancer.admin}", "servers": ["web/web-0"]}, "recover")
+
+        assert balancer.state("web-0") == "no check"
+        closer.join()
+        second.close()
+
+
+def test_haproxy_tells_of_sessions_that_outlast_the_limit_and_of_what_it_refuses(tmp_path: Path) -> None:
+    """Each with the words of the balancer."""
+    with balancing(tmp_path) as balancer, balancer.session(), balancer.session():
+        with pytest.raises(StepTimedOut, match=r"sessions remain: {'web/web-0': 1}"):
+            run("haproxy", {"socket": balancer.path, "servers": ["web/web-0"]}, seconds=2)
+        with pytest.raises(StepFailed, match="HAProxy does not drain web/web-9: No such server"):
+            run("haproxy", {"socket": balancer.path, "servers": ["web/web-9"]})
+        with pytest.raises(StepFailed, match=r"HAProxy does not drain nil/web-0: No such (backend|server)"):
+            run("haproxy", {"socket": balancer.path, "servers": ["nil/web-0"]})
+        with pytest.raises(StepFailed, match=r"HAProxy does not drain web/web-0: (Permission denied|Unknown command)"):
+            run("haproxy", {"socket": str(tmp_path / "user.sock"), "servers": ["web/web-0"]})
+
+
+def kubernetes(api: ApiServer, folder: Path, **more: Any) -> dict[str, Any]:
+    return {"node": "n1", "server": api.url, "token_file": str(folder / "token"), "ca_file": str(folder / "ca.crt"), **more}
+
+
+def test_kubernetes_cordons_evicts_as_the_budget_allows_and_uncordons(tmp_path: Path) -> None:
+    """Two pods of a budget of one leave one after the other; what belongs to the node stays on it."""
+    pods = (
+        Pod("a", budget="web"),
+        Pod("b", budget="web"),
+        Pod("daemon", owner="DaemonSet"),
+        Pod("static", is_mirror=True),
+        Pod("done", phase="Succeeded"),
+        Pod("elsewhere", node="n2"),
+    )
+    with serving(tmp_path, *pods, budgets={"web": 1}) as api:
+        api.conflicts_left = 1
+        run("kubernetes", kubernetes(api, tmp_path))
+
+        assert api.node["spec"] == {"unschedulable": True}
+        assert api.node["metadata"]["annotations"] == {"forewarn/cordoned-for": "E1"}
+        assert [(name, status) for name, status, _ in api.evictions if status == 201] == [("a", 201), ("b", 201)]
+        assert ("b", 429) in [(name, status) for name, status, _ in api.evictions]
+        assert all(pod.gone_at is None for pod in pods[2:])
+        run("kubernetes", kubernetes(api, tmp_path), "recover")
+
+        assert (api.node["spec"], api.node["metadata"]["annotations"]) == ({}, {})
+
+
+def test_kubernetes_gives_a_pod_no_more_grace_than_there_is_time(tmp_path: Path) -> None:
+    """A pod that would take five minutes must end before the node does; one that needs less is not given more."""
+    with serving(tmp_path, Pod("slow", grace_seconds=300, ends_after_seconds=300), Pod("quick", grace_seconds=2)) as api:
+        run("kubernetes", kubernetes(api, tmp_path), seconds=6)
+        graces = {name: grace for name, _, grace in api.evictions}
+
+    assert graces["quick"] == 2
+    assert 1 <= graces["slow"] <= 4
+
+
+def test_kubernetes_tells_which_pods_do_not_end(tmp_path: Path) -> None:
+    """A kubelet that is lost does not end them, whatever the grace."""
+    with serving(tmp_path, Pod("stuck", gone_at=float("inf"))) as api:
+        with pytest.raises(StepTimedOut, match=r"still on the node: default/stuck \(ending\)"):
+            run("kubernetes", kubernetes(api, tmp_path), seconds=2)
+
+        assert api.evictions == []
+
+
+def test_kubernetes_tells_which_budget_held_which_pod_at_the_limit(tmp_path: Path) -> None:
+    """And never forces it: that decision is a person's."""
+    with serving(tmp_path, Pod("a", budget="none"), budgets={"none": 0}) as api:
+        with pytest.raises(StepTimedOut, match=r"default/a \(held back: Cannot evict pod .* disruption budget"):
+            run("kubernetes", kubernetes(api, tmp_path), seconds=3)
+
+        assert api.pods["a"].gone_at is None
+        assert len(api.evictions) >= 2
+
+
+def test_kubernetes_leaves_a_node_cordoned_that_a_person_cordoned(tmp_path: Path) -> None:
+    """Only what the agent did is undone."""
+    with serving(tmp_path) as api:
+        api.node["spec"] = {"unschedulable": True}
+        run("kubernetes", kubernetes(api, tmp_path))
+        run("kubernetes", kubernetes(api, tmp_path), "recover")
+
+        assert (api.node["spec"], api.node["metadata"].get("annotations")) == ({"unschedulable": True}, None)
+
+
+def test_kubernetes_keeps_a_node_cordoned_until_the_last_of_two_events_is_over(tmp_path: Path) -> None:
+    """One event's recovery must not fill the node again for the other's impact."""
+    other = Event(id="e2", type="Redeploy", status="Scheduled", resources=("web-0",))
+    with serving(tmp_path) as api:
+        both = [threading.Thread(target=run, args=("kubernetes", kubernetes(api, tmp_path)), kwargs={"event": event})
+                for event in (EVENT, other)]  # fmt: skip
+        for thread in both:
+            thread.start()
+        for thread in both:
+            thread.join()
+        run("kubernetes", kubernetes(api, tmp_path), "recover")
+
+        assert api.node["metadata"]["annotations"] == {"forewarn/cordoned-for": "E2"}
+        assert api.node["spec"] == {"unschedulable": True}
+        run("kubernetes", kubernetes(api, tmp_path), "recover", event=other)
+
+        assert api.node["spec"] == {}
+
+
+def test_kubernetes_trusts_only_the_authority_that_it_was_given(tmp_path: Path) -> None:
+    """The token goes to nobody else. A wrong token is refused by the server, and told."""
+    (tmp_path / "other").mkdir()
+    certify(tmp_path / "other")
+    with serving(tmp_path) as api:
+        with pytest.raises(StepTimedOut, match="certificate verify failed"):
+            run("kubernetes", kubernetes(api, tmp_path, ca_file=str(tmp_path / "other" / "ca.crt")), seconds=2)
+        (tmp_path / "token").write_text("stolen")
+        with pytest.raises(StepFailed, match="status 401: Unauthorized"):
+            run("kubernetes", kubernetes(api, tmp_path))
+
+
+def test_http_calls_by_verified_https_and_by_plain_http(tmp_path: Path) -> None:
+    """A webhook on an internal authority, and one on this machine."""
+    with serving(tmp_path) as api:
+        spec = {"url": f"{api.url}/api/v1/nodes/n1", "headers": {"Authorization": "Bearer let-me-in"}}
+        run("http", {**spec, "ca_file": str(tmp_path / "ca.crt")})
+        with pytest.raises(StepTimedOut, match="certificate verify failed"):
+            run("http", spec, seconds=2)
+    with Server(503, 202).running() as server:
+        run("http", {"url": server.url, "shape": "cloudevents", "expect": [202]})
+
+    assert [json.loads(body)["id"] for _, _, _, body in server.asked] == ["E1/prepare/web-0"] * 2
+
+
+def test_systemd_stops_units_in_order_and_starts_them_in_the_reverse(tmp_path: Path) -> None:
+    """By the systemctl that is first on the PATH."""
+    script(tmp_path / "systemctl", f'echo "$1 $3" >> {tmp_path}/asked')
+    code = (
+        "from tests.unit.agent.steps.build import occasion; from forewarn.agent.steps import make;"
+        "[make('systemd', ['a', 'b'], 'W').run(occasion(phase)) for phase in ('prepare', 'recover')]"
+    )
+    environ = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    subprocess.run([sys.executable, "-c", code], env=environ, cwd=Path(__file__).parents[2], check=True)
+
+    assert (tmp_path / "asked").read_text() == "stop a\nstop b\nstart b\nstart a\n"
+
+
+def is_systemd_running() -> bool:
+    systemctl = shutil.which("systemctl")
+    if systemctl is None or os.geteuid() != 0:
+        return False
+    said = subprocess.run([systemctl, "is-system-running"], check=False, capture_output=True, text=True).stdout.strip()
+    return said in ("running", "degraded", "starting", "initializing")
+
+
+def test_systemd_stops_and_starts_a_real_unit() -> None:
+    """Where there is a real one, with a unit that lives only for this test."""
+    if not is_systemd_running():
+        pytest.skip("systemd does not run here")
+    unit = f"forewarn-test-{os.getpid()}.service"
+    path = Path("/run/systemd/system") / unit
+    path.write_text("[Service]\nExecStart=/bin/sleep 600\n")
+    try:
+        subprocess.run(["systemctl", "daemon-reload"], check=True)
+        subprocess.run(["systemctl", "start", unit], check=True)
+        run("systemd", [unit])
+        assert subprocess.run(["systemctl", "is-active", "--quiet", unit], check=False).returncode != 0
+        run("systemd", [unit], "recover")
+        assert subprocess.run(["systemctl", "is-active", "--quiet", unit], check=False).returncode == 0
+        run("signal", {"send": "TERM", "unit": unit, "until_exit": True})
+    finally:
+        subprocess.run(["systemctl", "stop", unit], check=False)
+        path.unlink()
+        subprocess.run(["systemctl", "daemon-reload"], check=True)
+
+
+def test_signal_makes_a_process_write_its_checkpoint_and_then_end(tmp_path: Path) -> None:
+    """The use that the founding documents name first: checkpoint and restore."""
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.write_text("old")
+    program = (
+        "import os, signal, sys, time\n"
+        "def save(*_):\n"
+        "    time.sleep(0.5)\n"
+        f"    open({str(checkpoint)!r} + '.new', 'w').write('new')\n"
+        f"    os.replace({str(checkpoint)!r} + '.new', {str(checkpoint)!r})\n"
+        "signal.signal(signal.SIGUSR1, save)\n"
+        "print('ready', flush=True)\n"
+        "while True: time.sleep(0.1)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as worker:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == b"ready\n"
+        (tmp_path / "pid").write_text(str(worker.pid))
+        took = run("signal", {"send": "USR1", "pid_file": str(tmp_path / "pid"), "until_file": str(checkpoint)})
+
+        assert (checkpoint.read_text(), took >= 0.5) == ("new", True)
+        run("signal", {"send": "TERM", "pid_file": str(tmp_path / "pid"), "until_exit": True})
+        assert worker.wait(5) == -15
+
+
+def test_file_is_never_seen_half_written_while_it_comes_and_goes(tmp_path: Path) -> None:
+    """A probe looks at it all the time."""
+    path = tmp_path / "ready"
+    path.write_text("healthy" * 1000)
+    seen: set[int] = set()
+    is_over = threading.Event()
+
+    def probe() -> None:
+        while not is_over.wait(0.0005):  # ends with the test
+            try:
+                seen.add(len(path.read_text()))
+            except FileNotFoundError:
+                seen.add(-1)
+
+    prober = threading.Thread(target=probe)
+    prober.start()
+    for _ in range(50):
+        run("file", str(path))
+        run("file", str(path), "recover")
+        time.sleep(0.002)
+    is_over.set()
+    prober.join()
+
+    assert seen <= {-1, 7000}
+    assert path.read_text() == "healthy" * 1000
+
+
+def test_log_and_wall_and_hooks_do_their_part(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The small ones, with the real commands of this machine."""
+    (tmp_path / "prepare.d").mkdir()
+    script(tmp_path / "prepare.d" / "10-note", f'echo "$EVENT_TYPE $EVENT_RESOURCES" > {tmp_path}/noted')
+    with caplog.at_level(logging.INFO):
+        run("log", "{event_type} is coming")
+    run("log", {"text": "{event_type} is coming", "to": "syslog"})
+    run("wall", "{event_type} is coming")
+    run("hooks", str(tmp_path))
+
+    assert caplog.messages == ["Reboot is coming"]
+    assert (tmp_path / "noted").read_text() == "Reboot web-0\n"

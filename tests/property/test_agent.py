@@ -1,0 +1,231 @@
+"""The agent under any story: what must always hold, holds."""
+
+import re
+import tempfile
+from collections import Counter
+from datetime import UTC
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forewarn.agent.budget import MINIMUM_SECONDS, Budget
+from forewarn.agent.handling import Handling, Here, NoApplications
+from forewarn.agent.journal import Journal
+from forewarn.agent.progress import Progress, What, event_of, fold, lines_of, plain
+from forewarn.agent.rule import Approve, OnFailure, PlannedStep, Rule
+from forewarn.agent.settings import Settings, parse
+from forewarn.agent.step import Occasion, Phase, StepFailed
+from forewarn.agent.tally import Tally
+from forewarn.client import Event
+from forewarn.errors import Invalid
+from tests.unit.agent.agent_world import Hands, reboot, started
+from tests.unit.agent.test_settings import FULL, made
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner, max_size=3), max_leaves=5
+)
+events = st.builds(
+    Event,
+    id=st.text(min_size=1),
+    type=st.text(min_size=1),
+    status=st.sampled_from(["Scheduled", "Started", "Other"]),
+    source=st.text(),
+    resources=st.lists(st.text(), max_size=3).map(tuple),
+    not_before=st.none() | st.datetimes(timezones=st.just(UTC)),
+    duration_seconds=st.integers(-1, 10**6),
+    description=st.text(),
+    extra=st.dictionaries(st.text(), json_values, max_size=3),
+)
+phases = st.sampled_from(Phase)
+steps = st.sampled_from([What.STEP_BEGUN, What.STEP_DONE, What.STEP_FAILED, What.STEP_CUT])
+lines: st.SearchStrategy[tuple[What, dict[str, object]]] = st.one_of(
+    st.tuples(st.sampled_from([What.LATE, What.APPROVING, What.APPROVED, What.FINISHED]), st.just({})),
+    st.tuples(st.just(What.BEGUN), st.fixed_dictionaries({"phase": phases})),
+    st.tuples(st.just(What.ENDED), st.fixed_dictionaries({"phase": phases, "is_stopped": st.booleans()})),
+    st.tuples(steps, st.fixed_dictionaries({"phase": phases, "index": st.integers(0, 3), "seconds": st.floats(0, 900)})),
+    st.tuples(st.just(What.SEEN), st.fixed_dictionaries({"event": events.map(plain), "rule": st.just("another")})),
+)
+
+
+@given(weights=st.lists(st.floats(0.01, 1000), min_size=1, max_size=20), seconds=st.floats(0, 1000), takes=st.floats(0, 1))
+def test_steps_never_take_longer_than_there_is_and_only_the_last_are_cut(
+    weights: list[float], seconds: float, takes: float
+) -> None:
+    """Whatever the weights, and however quick the steps: in time, and cut from the end."""
+    budget, now, given_seconds = Budget.until(seconds, 0.0), 0.0, []
+    for index in range(len(weights)):
+        given_seconds.append(budget.seconds_for(weights[index:], None, now))
+        now += given_seconds[-1] * takes
+
+    assert budget.deadline is not None
+    assert now <= budget.deadline + 1e-6
+    cut = [one == 0.0 for one in given_seconds]
+    assert cut == sorted(cut), "after one that is cut, all are"
+    assert all(one >= MINIMUM_SECONDS for one in given_seconds if one)
+
+
+@given(event=events)
+def test_an_event_comes_back_from_the_journal_as_it_was(event: Event) -> None:
+    """With what is new to us in it: a step of the next life gets what the first would have got."""
+    assert event_of(plain(event)) == event
+
+
+@settings(deadline=None)
+@given(event=events, story=st.lists(lines, max_size=20))
+def test_writing_the_journal_anew_changes_nothing_that_it_says(event: Event, story: list[tuple[What, dict[str, object]]]) -> None:
+    """The fewest lines that say the same say the same."""
+    progress = Progress(event, "rule")
+    for what, facts in story:
+        progress = fold(progress, what, facts)
+        assert fold(progress, what, facts) == progress, "said again it changes nothing"
+
+    again = None
+    for what, said in lines_of(progress):
+        again = fold(again, what, said)
+    assert again == progress
+
+
+@settings(deadline=None, max_examples=50)
+@given(story=st.lists(lines, min_size=1, max_size=10), part=st.floats(0, 1))
+def test_a_journal_torn_anywhere_says_what_it_said_at_some_moment(
+    story: list[tuple[What, dict[str, object]]], part: float
+) -> None:
+    """A power cut leaves a beginning of the file. No half line is believed, and no whole one is lost."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "journal")
+        journal = Journal.open(path)
+        moments = [dict(journal.progress)]
+        journal.see(reboot(), "rule")
+        for what, facts in story:
+            moments.append(dict(journal.progress))
+            journal.write("E1", what, **facts)
+        moments.append(dict(journal.progress))
+        journal.close()
+        text = path.read_bytes()
+        path.write_bytes(text[: int(len(text) * part)])
+
+        again = Journal.open(path)
+        again.close()
+
+        assert again.progress in moments
+        assert not list(Path(folder).glob("*.damaged-*"))
+
+
+class Died(BaseException):
+    """As kill -9 looks from inside."""
+
+
+class Mortal(Journal):
+    """Dies right after its nth write, as an agent that is killed there."""
+
+    writes_left = -1
+
+    def write(self, key: str, what: What, **facts: object) -> None:
+        super().write(key, what, **facts)
+        self.writes_left -= 1
+        if self.writes_left == 0:
+            raise Died
+
+
+class Step:
+    """Counts in `runs`; fails as often as `failures` says."""
+
+    def __init__(self, name: str, runs: Counter[str], *, is_failing: bool) -> None:
+        self.name, self.runs, self.is_failing = name, runs, is_failing
+
+    def describe(self) -> str:
+        return self.name
+
+    def run(self, occasion: Occasion) -> None:
+        self.runs[self.name] += 1
+        if self.is_failing:
+            raise StepFailed("no luck")
+
+
+class Lives:
+    """Lives of one agent with one event, each ended by a crash."""
+
+    def __init__(self, path: Path, *, failing: frozenset[str], on_failure: OnFailure, hold: bool) -> None:
+        self.path = path
+        self.runs: Counter[str] = Counter()
+        planned = {phase: tuple(self.step(f"{phase}{n}", failing, on_failure) for n in range(2)) for phase in Phase}
+        self.rule = Rule("r", approve=Approve.WHEN_PREPARED, hold=hold, **planned)  # type: ignore[arg-type]
+
+    def step(self, name: str, failing: frozenset[str], on_failure: OnFailure) -> PlannedStep:
+        return PlannedStep(Step(name, self.runs, is_failing=name in failing), on_failure=on_failure)
+
+    def live(self, news: str, writes: int) -> Progress:
+        """One life: it is told the news, works, and dies after so many writes."""
+        clock = Hands().clock()
+        journal = Mortal.open(self.path, clock=clock)
+        journal.writes_left = writes
+        done = {place for place, what in self.steps(journal).items() if what is not What.STEP_BEGUN}
+        before = {name: self.runs[name] for name in self.runs}
+        handling = Handling(self.rule, reboot(), Here("web-0", journal, NoApplications(), clock, Tally()))
+        try:
+            if news == "over":
+                handling.finish()
+            else:
+                handling.read(started(reboot()) if news == "started" else reboot())
+            handling.work()
+        except Died:
+            pass
+        finally:
+            journal.close()
+        for phase, index in done:
+            assert self.runs[f"{phase}{index}"] == before[f"{phase}{index}"], "what has an end is never run again"
+        progress = journal.progress.get("E1", Progress(reboot(), "r"))
+        assert not (handling.wants_approval and (self.rule.hold or not progress.is_prepared))
+        return progress
+
+    def steps(self, journal: Journal) -> dict[tuple[Phase, int], What]:
+        return dict(journal.progress["E1"].steps) if "E1" in journal.progress else {}
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    told=st.integers(0, 4),
+    begun=st.integers(0, 4),
+    crashes=st.lists(st.integers(1, 6), max_size=12),
+    failing=st.frozensets(st.sampled_from([f"{phase}{n}" for phase in Phase for n in range(2)])),
+    on_failure=st.sampled_from(OnFailure),
+    hold=st.booleans(),
+)
+def test_whenever_the_agent_is_killed_it_ends_where_it_would_have_ended(
+    told: int, begun: int, crashes: list[int], failing: frozenset[str], on_failure: OnFailure, hold: bool
+) -> None:
+    """Some lives while the event is Scheduled, some while it is Started, then it is over: recover is done, once."""
+    with tempfile.TemporaryDirectory() as folder:
+        lives = Lives(Path(folder, "journal"), failing=failing, on_failure=on_failure, hold=hold)
+        deaths = [*crashes, *[-1] * 20]
+        for _ in range(told):
+            lives.live("scheduled", deaths.pop(0))
+        for _ in range(begun):
+            lives.live("started", deaths.pop(0))
+        progress = Progress(reboot(), "r")
+        while not progress.is_done:  # ends: after the last crash nothing kills it
+            progress = lives.live("over", deaths.pop(0))
+
+        assert (Phase.RECOVER in progress.ended) == bool(progress.begun)
+        before = lives.runs.copy()
+        lives.live("over", -1)
+        assert lives.runs == before, "what is done stays done"
+        if progress.begun and not failing:
+            assert lives.runs["recover0"] >= 1
+            assert lives.runs["recover1"] >= 1
+
+
+@settings(deadline=None)
+@given(
+    text=st.text()
+    | st.tuples(st.integers(0, len(FULL)), st.text(max_size=5)).map(lambda at: FULL[: at[0]] + at[1] + FULL[at[0] :])
+)
+def test_any_text_is_settings_or_is_refused_with_a_line(text: str) -> None:
+    """A file that was edited in a hurry never breaks the agent that reloads it."""
+    try:
+        outcome = parse(text, "agent.toml", make=made)
+    except Invalid as problem:
+        assert re.match(r"agent.toml:\d+: ", problem.message), problem.message  # noqa: PT017 - either end is right
+    else:
+        assert isinstance(outcome, Settings)

@@ -1,0 +1,62 @@
+"""The health file."""
+
+from pathlib import Path
+
+import pytest
+
+from forewarn.agent.step import StepFailed
+from forewarn.agent.steps import make
+from tests.unit.agent.steps.build import occasion
+
+
+def test_a_health_file_goes_before_the_event_and_comes_back_as_it_was(tmp_path: Path) -> None:
+    """Content and mode are somebody else's business."""
+    path = tmp_path / "ready"
+    path.write_text("as it was")
+    path.chmod(0o640)
+    made = make("file", str(path), "W")
+    made.run(occasion("prepare"))
+    made.run(occasion("start"))
+
+    assert not path.exists()
+    made.run(occasion("recover"))
+    made.run(occasion("recover"))
+
+    assert path.read_text() == "as it was"
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_health_file_that_the_reboot_swept_away_is_made_anew(tmp_path: Path) -> None:
+    """/run does not survive what the event was about."""
+    make("file", {"path": str(tmp_path / "ready"), "content": "ok\n"}, "W").run(occasion("recover"))
+
+    assert (tmp_path / "ready").read_text() == "ok\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["ready"]
+
+
+def test_a_drain_file_is_there_for_the_event_and_gone_after_it(tmp_path: Path) -> None:
+    """The other way round, for balancers that look for a file that says no."""
+    made = make("file", {"path": str(tmp_path / "drain"), "in_prepare": "present", "content": "x"}, "W")
+    made.run(occasion("prepare"))
+    made.run(occasion("prepare"))
+
+    assert (tmp_path / "drain").read_text() == "x"
+    made.run(occasion("recover"))
+    made.run(occasion("recover"))
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_not_there_is_a_failure_of_the_step(tmp_path: Path) -> None:
+    """And what is there already is left as it is."""
+    with pytest.raises(StepFailed, match="ready cannot be made present: No such file or directory"):
+        make("file", str(tmp_path / "no" / "ready"), "W").run(occasion("recover"))
+
+
+def test_a_directory_is_never_moved(tmp_path: Path) -> None:
+    """A path that is one word too short must not take the whole site away."""
+    with pytest.raises(StepFailed, match="cannot be made absent: it is a directory"):
+        make("file", str(tmp_path), "W").run(occasion())
+
+    assert tmp_path.is_dir()

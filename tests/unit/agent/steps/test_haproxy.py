@@ -1,0 +1,93 @@
+"""HAProxy's runtime socket, played by a few lines. The real one is in e2e."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from forewarn.agent.step import StepFailed, StepTimedOut
+from forewarn.agent.steps import make
+from tests.unit.agent.steps.build import occasion, reboot
+
+HEAD = "# pxname,svname,qcur,qmax,scur,\n"
+
+
+@contextmanager
+def haproxy(*answers: str) -> Iterator[tuple[str, list[str]]]:
+    """Answers one command a connection, and keeps it."""
+    asked: list[str] = []
+
+    def serve() -> None:
+        for answer in answers:
+            connection, _ = listener.accept()
+            with connection:
+                asked.append(connection.recv(4096).decode().strip())
+                connection.sendall(answer.encode())
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}", asked
+
+
+def test_a_server_is_drained_and_its_sessions_are_waited_for() -> None:
+    """The last request of a session is answered before the machine goes."""
+    with haproxy("\n", HEAD + "web,a,0,0,2,\n", HEAD + "web,a,0,0,0,\nweb,b,0,0,7,\n") as (address, asked):
+        make("haproxy", {"socket": address, "servers": ["web/a"]}, "W").run(occasion())
+
+    assert asked == ["set server web/a state drain", "show stat -1 4 -1", "show stat -1 4 -1"]
+
+
+def test_a_server_is_ready_again_in_recover() -> None:
+    """Without a wait: sessions come by themselves."""
+    with haproxy("\n") as (address, asked):
+        make("haproxy", {"socket": address, "servers": ["web/a"]}, "W").run(occasion("recover"))
+
+    assert asked == ["set server web/a state ready"]
+
+
+def test_an_agent_beside_the_balancer_drains_every_vm_that_the_event_names() -> None:
+    """2017-03-01 writes names with an underscore before them."""
+    with haproxy("\n", "\n") as (address, asked):
+        spec = {"socket": address, "servers": ["web/{resource}"], "wait": False}
+        make("haproxy", spec, "W").run(occasion(event=reboot(resources=("_web-0", "web-1"))))
+
+    assert asked == ["set server web/web-0 state drain", "set server web/web-1 state drain"]
+
+
+def test_a_resource_whose_name_is_a_command_is_not_sent() -> None:
+    """A semicolon begins the next command in HAProxy's socket."""
+    evil = reboot(resources=("a;disable frontend f",))
+    with haproxy() as (address, asked), pytest.raises(StepFailed, match="cannot be the name of a server"):
+        make("haproxy", {"socket": address, "servers": ["web/{resource}"]}, "W").run(occasion(event=evil))
+
+    assert asked == []
+
+
+@pytest.mark.parametrize("answer", ["No such server.\n\n", "Permission denied\n\n", "Unknown command: 'set'\n"])
+def test_what_haproxy_says_to_a_change_is_a_refusal(answer: str) -> None:
+    """It has no exit codes: where it agrees, it is silent."""
+    with haproxy(answer) as (address, _), pytest.raises(StepFailed, match=f"HAProxy does not drain web/a: {answer.strip()}"):
+        make("haproxy", {"socket": address, "servers": ["web/a"]}, "W").run(occasion())
+
+
+def test_sessions_that_do_not_end_are_told_at_the_limit() -> None:
+    """How many, and where."""
+    busy = HEAD + "web,a,0,0,2,\n"
+    with haproxy("\n", *[busy] * 20) as (address, _), pytest.raises(StepTimedOut, match=r"sessions remain: {'web/a': 2}"):
+        make("haproxy", {"socket": address, "servers": ["web/a"]}, "W").run(occasion(seconds=1.5))
+
+
+def test_a_table_without_the_server_is_no_proof_that_it_has_no_sessions() -> None:
+    """Silence is not zero."""
+    with haproxy("\n", HEAD) as (address, _), pytest.raises(StepFailed, match="does not tell the sessions of web/a"):
+        make("haproxy", {"socket": address, "servers": ["web/a"]}, "W").run(occasion())
+
+
+def test_nobody_at_the_socket_is_a_failure() -> None:
+    """By path or by port."""
+    for address in ("/no/such.sock", "127.0.0.1:1"):
+        with pytest.raises(StepFailed, match=f"HAProxy at {address} does not answer"):
+            make("haproxy", {"socket": address, "servers": ["web/a"]}, "W").run(occasion())

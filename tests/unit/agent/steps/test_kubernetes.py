@@ -1,0 +1,99 @@
+"""Whose cordon it is, which pods leave, and where the API server is. Drains against a whole API server are in e2e."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forewarn.agent.step import StepFailed, StepTimedOut
+from forewarn.agent.steps import make
+from forewarn.agent.steps.cluster import Cluster
+from forewarn.agent.steps.kubernetes import ANNOTATION, cordon_patch
+from tests.unit.agent.steps.build import Server, occasion
+
+
+def node(*, cordoned: bool = False, reasons: str = "") -> dict[str, Any]:
+    return {
+        "metadata": {"resourceVersion": "7", "annotations": {ANNOTATION: reasons} if reasons else {"other": "x"}},
+        "spec": {"unschedulable": True} if cordoned else {},
+    }
+
+
+def patch(reasons: str | None, *, cordoned: bool | None) -> dict[str, Any]:
+    return {"metadata": {"resourceVersion": "7", "annotations": {ANNOTATION: reasons}}, "spec": {"unschedulable": cordoned}}
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [
+        (node(), patch("E1", cordoned=True)),
+        (node(cordoned=True), None),
+        (node(cordoned=True, reasons="E1"), None),
+        (node(cordoned=True, reasons="E0"), patch("E0 E1", cordoned=True)),
+        ({"metadata": {"resourceVersion": "7"}}, patch("E1", cordoned=True)),
+    ],
+)
+def test_a_node_is_cordoned_once_and_for_each_event_that_needs_it(
+    before: dict[str, Any], expected: dict[str, Any] | None
+) -> None:
+    """A node that a person cordoned gets no mark of ours: it is not ours to uncordon."""
+    assert cordon_patch(before, "E1", is_ours=True) == expected
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [
+        (node(cordoned=True, reasons="E1"), patch(None, cordoned=None)),
+        (node(cordoned=True, reasons="E0 E1"), patch("E0", cordoned=True)),
+        (node(cordoned=True, reasons="E0"), None),
+        (node(cordoned=True), None),
+        (node(), None),
+    ],
+)
+def test_a_node_is_uncordoned_by_the_last_event_that_it_was_cordoned_for(
+    before: dict[str, Any], expected: dict[str, Any] | None
+) -> None:
+    """Another event that is still pending keeps it, and so does a person."""
+    assert cordon_patch(before, "E1", is_ours=False) == expected
+
+
+def test_in_a_pod_the_service_account_says_it_all(tmp_path: Path) -> None:
+    """Server from the environment, token and authority from the mounted folder."""
+    environ = {"KUBERNETES_SERVICE_HOST": "::1", "KUBERNETES_SERVICE_PORT": "1", "NODE_NAME": "n1"}
+    (tmp_path / "token").write_text("t")
+    cluster = Cluster(account=tmp_path, environ=environ)
+
+    assert cluster.node_name() == "n1"
+    with pytest.raises(
+        StepTimedOut,
+        match=r"API server at https://\[::1\]:1 does not answer: the authorities in .*ca.crt cannot be read: No such file",
+    ):
+        cluster.get("/x", occasion(seconds=1))
+    (tmp_path / "token").unlink()
+    with pytest.raises(StepFailed, match=r"the token in .* cannot be read"):
+        cluster.get("/x", occasion())
+
+
+def test_outside_a_pod_what_is_missing_is_named() -> None:
+    """With the words that help."""
+    with pytest.raises(StepFailed, match="give `server`, or run in a pod"):
+        Cluster(node="n", environ={}).get("/x", occasion())
+    with pytest.raises(StepFailed, match="give `node`, or NODE_NAME"):
+        Cluster(server="http://x", environ={}).pods(occasion())
+
+
+def test_what_the_api_server_refuses_is_told_in_its_words() -> None:
+    """Missing rights are the usual reason, and do not pass by themselves."""
+    with Server(403).running() as server, pytest.raises(StepFailed, match="status 403: answer 403"):
+        make("kubernetes", {"node": "n", "server": server.url}, "W").run(occasion())
+
+    assert [(method, path) for method, path, _, _ in server.asked] == [("GET", "/api/v1/nodes/n")]
+
+
+@pytest.mark.parametrize("status", [503, 429])
+def test_an_api_server_in_trouble_is_asked_again_until_the_limit(status: int) -> None:
+    """Control planes are restarted by the same maintenance."""
+    with Server(status).running() as server, pytest.raises(StepTimedOut, match=f"status {status}"):
+        make("kubernetes", {"node": "n", "server": server.url}, "W").run(occasion(seconds=2.5))
+
+    assert len(server.asked) >= 2

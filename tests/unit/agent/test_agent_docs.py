@@ -1,0 +1,92 @@
+"""The agent's page: every configuration in it is one that the agent takes, and every key and option stands there."""
+
+import re
+import subprocess
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from forewarn.agent import settings
+from forewarn.agent.__main__ import main
+from forewarn.agent.applications import Applications
+from forewarn.agent.step import Phase
+from forewarn.client import Event
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "agent.md").read_text()
+BLOCKS = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+(PROGRAM,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+USES = (
+    *("Checkpoint and restore", "Connection draining", "Primary failover"),
+    *("Removal from a load balancer", "Event logging", "Graceful shutdown"),
+)
+
+
+@pytest.mark.parametrize("text", BLOCKS, ids=map(str, range(len(BLOCKS))))
+def test_every_configuration_in_the_page_is_taken(text: str) -> None:
+    """Whoever copies one must not be the first to try it."""
+    assert settings.parse(text, "docs/agent.md").rules
+
+
+@pytest.mark.parametrize("use", USES)
+def test_each_of_the_six_uses_has_a_configuration(use: str) -> None:
+    """They are what the founding documents promise."""
+    part = PAGE.partition(f"\n### {use}\n")[2]
+
+    assert "```toml" in re.split(r"\n##", part)[0]
+
+
+@pytest.mark.parametrize("key", sorted({*settings.TOP, *settings.RULE, *settings.STEP}))
+def test_every_key_of_the_file_stands_in_the_page(key: str) -> None:
+    """A key that is not documented is one that nobody finds."""
+    assert f"\n| `{key}` |" in PAGE
+
+
+@pytest.mark.parametrize("command", ["run", "status", "check"])
+def test_every_option_of_a_command_stands_in_the_page(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The line in the page is the reference; --help only repeats it."""
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    options = set(re.findall(r"--[a-z-]+", capsys.readouterr().out)) - {"--help"}
+    line = next(line for line in PAGE.splitlines() if line.startswith(f"| `forewarn agent {command}"))
+
+    assert options == set(re.findall(r"--[a-z-]+", line))
+
+
+def test_the_program_in_the_page_takes_part() -> None:
+    """It asks for more time, does its work, says ready, and is told when all is over."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "socket")
+        source = PROGRAM.replace("/run/forewarn-agent/socket", str(path))
+        is_flushing, may_go_on, is_warm = threading.Event(), threading.Event(), threading.Event()
+
+        def flush() -> None:
+            is_flushing.set()
+            may_go_on.wait(20)
+
+        applications = Applications(path, dict)
+        applications.open()
+        event = Event("E1", "Reboot", "Scheduled")
+        applications.begin(event, Phase.PREPARE, time.monotonic() + 900)
+        program = threading.Thread(target=exec, args=(source, {"flush_everything": flush, "warm_up_the_cache": is_warm.set}))
+        program.start()
+
+        assert is_flushing.wait(20)
+        assert not applications.all_ready("E1")
+        may_go_on.set()
+        assert any(applications.all_ready("E1") or is_warm.wait(0.01) for _ in range(2000))
+        applications.begin(event, Phase.RECOVER, time.monotonic() + 300)
+        assert is_warm.wait(20)
+        applications.close()
+        program.join(20)
+
+
+def test_the_unit_for_systemd_is_understood_by_systemd() -> None:
+    """A key that systemd does not know is ignored by it, with a line that nobody reads. Needs Debian's package systemd."""
+    unit = ROOT / "deploy" / "forewarn-agent.service"
+    found = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, timeout=60, check=False)
+
+    assert (found.returncode, found.stdout, found.stderr) == (0, "", "")

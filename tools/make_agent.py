@@ -1,0 +1,37 @@
+"""Builds the agent as one file that needs nothing but Python: `python tools/make_agent.py [dist/forewarn-agent.pyz]`.
+
+Only what runs inside a VM is in it. The same sources give the same bytes: names in order, one date, one mode.
+"""
+
+import sys
+import zipfile
+from pathlib import Path
+
+SOURCE = Path(__file__).parents[1] / "src"
+PARTS = ("__init__.py", "errors.py", "client", "agent")
+FIRST_LINE = b"#!/usr/bin/env python3\n"
+START = 'import sys\n\nfrom forewarn.agent.__main__ import main\n\nif __name__ == "__main__":\n    sys.exit(main())\n'
+DATE = (1980, 1, 1, 0, 0, 0)
+"""The first that a zip file can say."""
+
+
+def build(target: Path, source: Path = SOURCE) -> None:
+    roots = [source / "forewarn" / part for part in PARTS]
+    files = [file for root in roots for file in ([root] if root.is_file() else root.rglob("*.py"))]
+    contents = {file.relative_to(source).as_posix(): file.read_bytes() for file in files}
+    contents["__main__.py"] = START.encode()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.open("wb") as output:
+        output.write(FIRST_LINE)
+        with zipfile.ZipFile(output, "w") as archive:
+            for name in sorted(contents):
+                member = zipfile.ZipInfo(name, DATE)
+                member.create_system, member.external_attr = 3, 0o644 << 16
+                archive.writestr(member, contents[name], zipfile.ZIP_DEFLATED, 9)
+    target.chmod(0o755)
+
+
+if __name__ == "__main__":
+    path = Path(sys.argv[1] if len(sys.argv) > 1 else "dist/forewarn-agent.pyz")
+    build(path)
+    print(f"{path}: {path.stat().st_size:,} bytes; try: {path} --help")
