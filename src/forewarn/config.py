@@ -85,15 +85,15 @@ def _text(text: str) -> str:
     return text
 
 
-def _number(least: float, most: float, *, as_type: type[int] | type[float] = float, is_above: bool = False) -> Kind:
+def _number(least: float, most: float, *, as_type: type[int] | type[float] = float) -> Kind:
     def parse(text: str) -> int | float:
         number = as_type(text)
-        if not least <= number <= most or (is_above and number == least):
+        if not least <= number <= most:
             raise ValueError
         return number
 
     noun = "a number" if as_type is float else "a whole number"
-    return Kind(parse, f"{noun} above {least:g} and at most {most:.0f}" if is_above else f"{noun} from {least:g} to {most:.0f}")
+    return Kind(parse, f"{noun} from {least:g} to {most:.0f}")
 
 
 def _choice(choices: type[StrEnum]) -> Kind:

@@ -5,12 +5,13 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import uvloop
+from uvicorn.server import ServerState
 
 from forewarn.config import Address, Identify
 from forewarn.core.command import Command, Enrol, Restart
@@ -35,23 +36,35 @@ SENT_BYTES_MAX = 200_000_000
 
 
 class World:
-    """`web-0` calls from 127.0.0.1; `web-1` is in the same scope, `db-0` in another. `called`: what reached the application."""
+    """`web-0` calls from 127.0.0.1; `web-1` is in the same scope, `db-0` in another. `called`: what reached the application.
 
-    def __init__(self, settings: Settings | None = None, limits: Limits | None = None, clock: Clock | None = None) -> None:
+    Whatever the event loop finds broken fails the test in the end.
+    """
+
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        limits: Limits | None = None,
+        clock: Clock | None = None,
+        application: Callable[[Message, Receive, Send], Awaitable[None]] | None = None,
+    ) -> None:
         self.engine = Engine(MemoryStore(), clock or RealClock(), Timing())
         self.settings = settings or Settings(identify={Identify.ADDRESS, Identify.PATH})
-        self.application = Metadata(self.engine, self.settings)
-        self.polls = Polls(self.engine, self.settings, limits or Limits())
+        self.metadata = Metadata(self.engine, self.settings)
+        self.application = application or self.metadata
+        self.polls = AheadPolls(self.engine, self.settings, limits or Limits())
         self.called: list[str] = []
         self.listener = Listener(
             self._application,
             Address("127.0.0.1", 0),
             self.polls,
             server_name=SERVER_METADATA,
-            on_stop=self.application.stop,
+            on_stop=self.metadata.stop,
             stop_seconds_max=2.0,
         )
+        self.broken: list[dict[str, Any]] = []
         self._loop = uvloop.new_event_loop()
+        self._loop.set_exception_handler(lambda _, broken: self.broken.append(broken))
         self._thread = threading.Thread(target=self._loop.run_forever)
 
     def __enter__(self) -> Self:
@@ -67,6 +80,7 @@ class World:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+        assert self.broken == []
 
     def stop(self) -> None:
         self.run(self.listener.stop())
@@ -96,10 +110,11 @@ class World:
         self.submit(Restart(vm=vm, event_id=event_id))
 
     def pass_time(self, span: timedelta) -> None:
-        """Let the listener's guard believe that so much time has passed."""
+        """From now on it is so much later than it is, to the guard of the connections."""
 
         async def tick() -> None:
-            self.polls.tick(self.listener.state, asyncio.get_running_loop().time() + span.total_seconds())
+            self.polls.ahead_seconds = span.total_seconds()
+            self.polls.tick(self.listener.state, asyncio.get_running_loop().time())
 
         self.run(tick())
 
@@ -121,6 +136,15 @@ class World:
         with self.connect() as client:
             client.send(request)
             return client.answer()
+
+
+class AheadPolls(Polls):
+    """Polls whose time can be ahead of the real one."""
+
+    ahead_seconds = 0.0
+
+    def tick(self, state: ServerState, now: float) -> None:
+        super().tick(state, now + self.ahead_seconds)
 
 
 class Answer:
@@ -192,6 +216,16 @@ class Client:
         finally:
             self._socket.settimeout(ANSWER_SECONDS_MAX)
         raise AssertionError(f"the server took {sent} bytes")
+
+    def take(self, size: int) -> int:
+        """Read so much and throw it away; how much came before the server closed."""
+        taken = 0
+        while taken < size:
+            piece = self._socket.recv(size - taken)
+            if not piece:
+                break
+            taken += len(piece)
+        return taken
 
     def is_open(self) -> bool:
         """Whether the server would take more. What came before is read and thrown away."""

@@ -155,7 +155,7 @@ def test_what_is_refused_is_one_line_and_an_exit_code(
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("--rate", "0"), 2, r"rate \(from --rate\): expected a number above 0 and at most 100000, got '0'"),
+        (("--rate", "0"), 2, r"rate \(from --rate\): expected a number from 0.001 to 100000, got '0'"),
         (
             ("--control", "0.0.0.0:0"),
             2,

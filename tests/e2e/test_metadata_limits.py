@@ -1,13 +1,20 @@
 """The limits of a connection. Time passes because the test says so."""
 
+import time
 from datetime import timedelta
 
 import pytest
 
-from forewarn.web.connection import Limits
-from tests.e2e.metadata_world import POLL, Client, World
+from forewarn.core.command import Maintain
+from forewarn.core.event import EventType
+from forewarn.core.fleet import Vm
+from forewarn.web.connection import Connection, Limits
+from forewarn.web.metadata import Message, Receive, Send
+from forewarn.web.poll import PollConnection
+from tests.e2e.metadata_world import EVENT_ID, POLL, Client, World
 
 APPROVE = b"POST /metadata/scheduledevents?api-version=2020-07-01 HTTP/1.1\r\nHost: h\r\nMetadata: true\r\n"
+LARGE_BYTES = 50_000_000
 IDLE = timedelta(seconds=76)
 STALL = timedelta(seconds=11)
 
@@ -32,14 +39,33 @@ def test_an_idle_connection_is_closed_without_a_word() -> None:
         assert used.rest() == b""
 
 
-def test_a_connection_on_which_only_known_polls_came_is_closed_when_idle() -> None:
+def test_a_connection_on_which_only_known_polls_came_is_closed_when_idle_and_not_before() -> None:
     with World() as world, world.connect() as client:
         warm(world, client)
         with world.connect() as quick:
-            quick.send(POLL)
-            quick.answer()
-            world.pass_time(2 * IDLE)
+            for seconds in (0, 60, 120):
+                world.pass_time(timedelta(seconds=seconds))
+                quick.send(POLL)
+                assert quick.answer().status == 200
+            world.pass_time(timedelta(seconds=120) + IDLE)
             assert quick.rest() == b""
+
+
+def test_a_client_that_sends_known_polls_and_reads_nothing_is_held_back_and_then_dropped() -> None:
+    """One poll at a time, so that nothing but the quick way is ever taken."""
+    with World() as world, world.connect() as client:
+        vms = tuple(Vm(name=f"{number:0100}", host="host-a") for number in range(500))
+        world.enrol("web", Vm(name="web-0", address="127.0.0.1"), *vms)
+        world.submit(Maintain(host="host-a", operation_id=EVENT_ID, type=EventType.FREEZE))
+        warm(world, client)
+        with world.connect() as quick:
+            for _ in range(200):
+                quick.send(POLL)
+                time.sleep(0.001)
+            [connection] = [one for one in world.listener.state.connections if isinstance(one, PollConnection)]
+            assert 0 < connection.unsent_bytes < 200_000
+            world.pass_time(STALL)
+            assert not quick.is_open()
 
 
 @pytest.mark.parametrize("begun", [b"G", POLL[:-2], APPROVE + b"Content-Length: 10\r\n\r\n123"])
@@ -52,6 +78,7 @@ def test_a_request_that_does_not_arrive_in_time_is_dropped(begun: bytes) -> None
         answer = client.answer()
         assert (answer.status, answer.headers["connection"]) == (408, "close")
         assert client.rest() == b""
+        world.until(lambda: not world.listener.state.tasks)
 
 
 def test_one_more_byte_now_and_then_buys_no_time() -> None:
@@ -86,6 +113,32 @@ def test_a_client_that_does_not_take_its_answers_is_held_back_and_then_dropped()
         world.pass_time(STALL)
         assert world.ask(POLL).status == 200
         assert not client.is_open()
+
+
+async def large(scope: Message, receive: Receive, send: Send) -> None:
+    """Answers more than all buffers on the way can hold."""
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % LARGE_BYTES)]})
+    await send({"type": "http.response.body", "body": b"a" * LARGE_BYTES})
+
+
+def test_a_client_that_takes_a_large_answer_slowly_gets_it_whole() -> None:
+    """As an operator behind a slow line does; what counts is that something is taken."""
+    with World(application=large) as world, world.connect() as client:
+        client.send(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+        for turn in range(1, 5):
+            assert client.take(8_000_000) == 8_000_000
+            world.pass_time(turn * STALL)
+        assert client.take(LARGE_BYTES - 32_000_000) == LARGE_BYTES - 32_000_000
+
+
+def test_a_client_that_takes_no_more_of_a_large_answer_is_dropped() -> None:
+    with World(application=large) as world, world.connect() as client:
+        client.send(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+        assert client.take(8_000_000) == 8_000_000
+        for turn in range(1, 4):
+            world.pass_time(turn * STALL)
+        assert not client.is_open()
+        world.until(lambda: not world.listener.state.tasks)
 
 
 def test_connections_of_one_address_have_a_limit() -> None:
@@ -142,6 +195,14 @@ def test_a_body_in_chunks_has_the_same_limit() -> None:
             assert world.ask(APPROVE + b"Transfer-Encoding: chunked\r\n\r\n" + chunk * chunks + b"0\r\n\r\n").status == status
 
 
+def test_a_body_in_chunks_is_refused_though_nobody_reads_it() -> None:
+    """The limit is the connection's own, whatever the application does."""
+    chunk = b"1f4\r\n" + b" " * 500 + b"\r\n"
+    with World(limits=Limits(body_bytes_max=1000)) as world:
+        for chunks, status in ((2, 400), (3, 413)):
+            assert world.ask(APPROVE + b"Transfer-Encoding: chunked\r\n\r\n" + chunk * chunks + b"0\r\n\r\n").status == status
+
+
 def test_trailers_without_end_are_refused() -> None:
     """They belong to no body and to no head, and are still memory."""
     trailers = b"".join(b"T%d: %s\r\n" % (number, b"t" * 1000) for number in range(600))
@@ -151,11 +212,15 @@ def test_trailers_without_end_are_refused() -> None:
 
 def test_thousands_of_requests_at_once_are_all_answered_in_their_order() -> None:
     """They are taken in as fast as they are answered, never all at once."""
-    numbers = range(3000)
-    with World() as world, world.connect() as client:
+
+    async def application(scope: Message, receive: Receive, send: Send) -> None:
+        queued.extend(len(one.pipeline) for one in world.listener.state.connections if isinstance(one, Connection))
+        await world.metadata(scope, receive, send)
+
+    numbers, queued = range(3000), [0]
+    with World(application=application) as world, world.connect() as client:
         client.send(b"".join(b"GET /%d HTTP/1.1\r\nHost: h\r\n\r\n" % number for number in numbers) + POLL)
         assert [client.answer().status for _ in numbers] == [404] * 3000
         assert client.answer().status == 200
-        assert [call for call in world.called if call != "GET /metadata/scheduledevents"] == [
-            f"GET /{number}" for number in numbers
-        ]
+        assert world.called[:3000] == [f"GET /{number}" for number in numbers]
+        assert max(queued) < 200

@@ -1,6 +1,9 @@
 """The quick way: the same bytes as the careful way, only where it is sound, and right at once when something changes."""
 
+import random
+import time
 from datetime import timedelta
+from itertools import pairwise
 
 import pytest
 
@@ -183,6 +186,20 @@ def test_known_bytes_within_a_body_are_a_body() -> None:
         assert client.is_silent(timedelta(seconds=0.1))
 
 
+def test_known_bytes_within_a_body_that_nobody_waits_for_are_a_body_too() -> None:
+    """The answer is out before the body is in; the connection is not at rest for all that."""
+    with World() as world, world.connect() as client:
+        for _ in range(2):
+            client.send(POLL)
+            client.answer()
+        client.send(b"POST /nothing HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % len(POLL))
+        assert client.answer().status == 404
+        client.send(POLL)
+        assert client.is_silent(timedelta(seconds=0.1))
+        client.send(POLL)
+        assert client.answer().status == 200
+
+
 def test_known_bytes_wait_for_the_answer_that_is_owed_before_them() -> None:
     with World() as world, world.connect() as client:
         for _ in range(2):
@@ -224,3 +241,33 @@ def test_where_paths_do_not_count_they_lead_nowhere() -> None:
     with World(Settings(identify={Identify.ADDRESS})) as world:
         asked = request("/as/web-1/metadata/scheduledevents")
         assert [world.ask(asked).status for _ in range(2)] == [404, 404]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_requests_in_any_order_and_cut_anywhere_get_the_answers_that_each_would_get_alone(seed: int) -> None:
+    """What is remembered, parsed and given to the application must never be mistaken for one another."""
+    chance = random.Random(seed)
+    kinds = [
+        POLL,
+        POLL,
+        carefully(POLL),
+        request("/as/web-1/metadata/scheduledevents", "2019-08-01"),
+        request("/metadata/scheduledevents", "2020-07-01", 'If-None-Match: "2"'),
+        request("/metadata/scheduledevents", "2020-07-01", 'If-None-Match: "1"'),
+        request("/nothing"),
+        POLL.replace(b"GET", b"PUT"),
+        POLL.replace(b"GET", b"POST").replace(b"Host: h", b"Host: h\r\nContent-Length: %d" % len(POLL)) + POLL,
+        b"POST /nothing HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(POLL), POLL),
+    ]
+    with World() as world, world.connect() as client:
+        world.ask(POLL)
+        world.restart()
+        alone = {kind: world.ask(kind).undated for kind in kinds}
+        for _ in range(20):
+            asked = chance.choices(kinds, k=chance.randint(1, 12))
+            stream = b"".join(asked)
+            cuts = sorted({0, len(stream), *chance.choices(range(len(stream)), k=chance.randint(0, 8))})
+            for start, end in pairwise(cuts):
+                client.send(stream[start:end])
+                time.sleep(chance.choice((0, 0.001)))
+            assert [client.answer().undated for _ in asked] == [alone[kind] for kind in asked]

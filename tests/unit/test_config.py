@@ -97,10 +97,10 @@ def test_values_are_read_into_what_they_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"rate": "0"}, "rate (from --rate): expected a number above 0 and at most 100000, got '0'"),
-        ({"rate": "100001"}, "rate (from --rate): expected a number above 0 and at most 100000, got '100001'"),
-        ({"rate": "nan"}, "rate (from --rate): expected a number above 0 and at most 100000, got 'nan'"),
-        ({"rate": "fast"}, "rate (from --rate): expected a number above 0 and at most 100000, got 'fast'"),
+        ({"rate": "0"}, "rate (from --rate): expected a number from 0.001 to 100000, got '0'"),
+        ({"rate": "100001"}, "rate (from --rate): expected a number from 0.001 to 100000, got '100001'"),
+        ({"rate": "nan"}, "rate (from --rate): expected a number from 0.001 to 100000, got 'nan'"),
+        ({"rate": "fast"}, "rate (from --rate): expected a number from 0.001 to 100000, got 'fast'"),
         ({"impacts_max": "1.5"}, "impacts_max (from --impacts-max): expected a whole number from 1 to 100000, got '1.5'"),
         ({"impacts_max": "0"}, "impacts_max (from --impacts-max): expected a whole number from 1 to 100000, got '0'"),
         ({"metadata": "8080"}, "metadata (from --metadata): expected HOST:PORT, got '8080'"),
@@ -133,9 +133,9 @@ def test_a_wrong_value_is_refused_with_its_origin_and_what_was_expected(
 def test_a_wrong_value_of_a_wrong_type_in_the_file_is_refused(tmp_path: Path) -> None:
     """TOML has dates and tables; an option has neither."""
     assert refusal(tmp_path, "rate = {a = 1}") == (
-        "rate (from rate in DIR/forewarn.toml): expected a number above 0 and at most 100000, got {'a': 1}"
+        "rate (from rate in DIR/forewarn.toml): expected a number from 0.001 to 100000, got {'a': 1}"
     )
-    assert refusal(tmp_path, "rate = true").endswith("expected a number above 0 and at most 100000, got True")
+    assert refusal(tmp_path, "rate = true").endswith("expected a number from 0.001 to 100000, got True")
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:8081", "192.0.2.1:8081", "example.org:8081", "[::]:8081"])

@@ -42,9 +42,9 @@ def identify(request: Request, board: Board, settings: Settings) -> Caller:
 
 def plain(address: str) -> str:
     """An address as the fleet file writes it: IPv4 as IPv4 though it came over an IPv6 socket, and without an interface."""
-    if address.startswith(_MAPPED) and "." in address:
-        return address.removeprefix(_MAPPED)
-    return address.partition("%")[0]
+    if ":" not in address:
+        return address
+    return address.removeprefix(_MAPPED) if "." in address else address.partition("%")[0]
 
 
 def _vouched_for(request: Request, board: Board, key: bytes) -> str:

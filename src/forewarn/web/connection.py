@@ -8,6 +8,7 @@ import asyncio
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, cast
 
 from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrade
@@ -20,6 +21,7 @@ from forewarn.web.callers import plain
 from forewarn.web.page import CONTENT_TYPE, content_length, lines
 from forewarn.web.problems import BodyTooLarge, HeadTooLarge, TooManyConnections, TooSlow, WrongHttpVersion, status_of
 
+TICK_SECONDS = 1.0
 SLICE_BYTES = 4096
 """What arrives is parsed in slices, so that a client that pipelines is held back after a few hundred requests, not thousands."""
 REST_BYTES_MAX = 1 << 20
@@ -56,14 +58,14 @@ class Guard:
         self.counts: dict[str, int] = {}
         self.idle_at = self.stall_at = math.inf
 
-    def connect(self, **given: Any) -> asyncio.Protocol:
-        """The protocol of a new connection; `given` is what uvicorn gives to its own."""
-        return Connection(self, **given)
+    def connector(self, **given: Any) -> Callable[[], asyncio.Protocol]:
+        """What makes the protocol of a new connection; `given` is what uvicorn gives to its own."""
+        return partial(Connection, self, **given)
 
     def tick(self, state: ServerState, now: float) -> None:
-        """Once a second. `now` is the time of the event loop."""
-        self.idle_at = now + self.limits.idle_seconds
-        self.stall_at = now + self.limits.stall_seconds
+        """Once a second, by the time of the event loop. A time is given until the next tick and then in full, never less."""
+        self.idle_at = now + TICK_SECONDS + self.limits.idle_seconds
+        self.stall_at = now + TICK_SECONDS + self.limits.stall_seconds
         connections = cast("set[Timed]", state.connections)
         for connection in [one for one in connections if one.due_at <= now]:
             connection.time_out()
@@ -137,7 +139,7 @@ class Connection(HttpToolsProtocol):
             except HttpParserUpgrade as upgrade:  # an offer of HTTP/2, as Java's client makes it: answered in HTTP/1.1
                 at += upgrade.args[0]
             except HttpParserError as error:
-                return self.refuse(_problem_of(error))
+                return self.refuse(problem_of(error))
             if self.is_within:
                 self.size += len(piece)
                 problem = self._too_large()
@@ -217,16 +219,14 @@ class Connection(HttpToolsProtocol):
             return
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
-        else:
-            self.settle()
+        self.settle()
 
     def pause_writing(self) -> None:
-        """The client does not take its answers: read no more from it, and give it so long."""
+        """The client does not take its answers: nothing more is parsed, and it has so long."""
         super().pause_writing()
         self.is_idle = False
         self.unsent = self.transport.get_write_buffer_size()
         self.due_at = self.guard.stall_at
-        self.flow.pause_reading()
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -236,12 +236,14 @@ class Connection(HttpToolsProtocol):
         """Something has ended: say what may come next and until when, and go on with what has arrived meanwhile."""
         if self.is_refused or self.flow.write_paused:
             return
-        if self.is_answering:
+        self.is_idle = not self.is_within and not self.is_answering
+        if self.is_idle:
+            self.due_at = self.guard.idle_at
+        else:
             self.due_at = self.guard.stall_at if self.is_within else math.inf  # the application's time is its own
+        if self.pipeline:
             return
-        self.is_idle = not self.is_within
-        self.due_at = self.guard.stall_at if self.is_within else self.guard.idle_at
-        if self.rest:
+        if self.rest:  # perhaps the body that the application waits for
             rest, self.rest = self.rest, b""
             self._parse(rest)
         if not self.rest and not self.transport.is_closing():
@@ -284,12 +286,12 @@ class Connection(HttpToolsProtocol):
         self.transport.write(STATUS_LINE[status_of(problem)] + lines(headers) + b"\r\n" + body)
 
 
-def _problem_of(error: HttpParserError) -> Problem:
+def problem_of(error: HttpParserError) -> Problem:
     """What stands behind a parser's error. A bug of ours that it met on the way is let out."""
     cause = error.__context__ if isinstance(error, HttpParserCallbackError) else error
     if isinstance(cause, Problem):
         return cause
-    if cause is None or isinstance(cause, HttpParserError | UnicodeError):
+    if cause is None or isinstance(cause, HttpParserError):
         return Invalid(f"Bad request. This is not HTTP: {cause or error}")
     raise cause
 

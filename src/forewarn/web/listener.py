@@ -13,7 +13,7 @@ from uvicorn.server import ServerState
 from forewarn import __version__
 from forewarn.config import Address
 from forewarn.errors import Invalid, Problem, Unavailable
-from forewarn.web.connection import Guard
+from forewarn.web.connection import TICK_SECONDS, Guard
 
 BACKLOG = 4096
 SERVER_METADATA = f"Forewarn-IMDS/{__version__}"
@@ -40,7 +40,7 @@ class Listener:
         self.address = address
         self._on_stop = on_stop
         self._stop_seconds_max = stop_seconds_max
-        self._server = _Server(_config(application, guard, server_name), guard)
+        self._server = _Server(_config(application, server_name), guard)
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -87,7 +87,7 @@ class Listener:
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn's server with a beginning that is told, an end that is asked for, and a guard that ticks."""
+    """Uvicorn's server with connections of our own, a beginning that is told, and an end that is asked for."""
 
     def __init__(self, config: uvicorn.Config, guard: Guard) -> None:
         super().__init__(config)
@@ -100,25 +100,29 @@ class _Server(uvicorn.Server):
         await self._serve([listening])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Uvicorn's, without a lifespan, and with connections made by the guard."""
         await self._tick()  # the first connection finds a Date line
-        await super().startup(sockets)
+        connector = self._guard.connector(config=self.config, server_state=self.server_state, app_state={})
+        loop = asyncio.get_running_loop()
+        self.servers = [await loop.create_server(connector, sock=one, backlog=BACKLOG) for one in sockets or ()]
+        self.started = True
         self.is_ready.set()
 
     async def main_loop(self) -> None:
         while not self.is_stopping.is_set():  # ends when we are stopped
             await self._tick()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self.is_stopping.wait(), 1.0)
+                await asyncio.wait_for(self.is_stopping.wait(), TICK_SECONDS)
 
     async def _tick(self) -> None:
         await self.on_tick(0)
         self._guard.tick(self.server_state, asyncio.get_running_loop().time())
 
 
-def _config(application: Application, guard: Guard, server_name: str) -> uvicorn.Config:
+def _config(application: Application, server_name: str) -> uvicorn.Config:
     return uvicorn.Config(
         application,
-        http=cast("Any", guard.connect),
+        http="httptools",
         ws="none",
         lifespan="off",
         interface="asgi3",
@@ -129,7 +133,6 @@ def _config(application: Application, guard: Guard, server_name: str) -> uvicorn
         proxy_headers=False,  # would take a caller's word for its own address
         server_header=False,
         headers=[("server", server_name)],
-        backlog=BACKLOG,
     )
 
 

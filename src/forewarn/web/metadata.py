@@ -158,7 +158,6 @@ class Metadata:
         body = await _body(receive)
         if body is None:
             return None
-        caller = self._identify(request)  # again: it may have moved while its body came
         command = Approve(event_ids=approval.parse(body), vm=caller.vm)
         await self._engine.submit(caller.place.scope.name, command, by=f"vm {caller.vm}")
         return Reply(200, (content_length(b""),))

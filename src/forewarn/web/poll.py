@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from uvicorn.server import ServerState
@@ -63,8 +63,8 @@ class Polls(Guard):
         self._clock = engine.clock
         self._settings = settings
 
-    def connect(self, **given: Any) -> asyncio.Protocol:
-        return PollConnection(self, given["server_state"], partial(FullConnection, self, **given))
+    def connector(self, **given: Any) -> Callable[[], asyncio.Protocol]:
+        return partial(PollConnection, self, given["server_state"].connections, partial(FullConnection, self, **given))
 
     def tick(self, state: ServerState, now: float) -> None:
         common = lines(state.default_headers)
@@ -109,6 +109,7 @@ class Polls(Guard):
         return Plan(vm, version, known, is_last)
 
     def learn(self, data: bytes, plan: Plan) -> None:
+        """Remember what came between two rests of a connection, if it is one request: then it has one blank line, at its end."""
         if len(data) > REQUEST_BYTES_MAX or data.find(BLANK_LINE) != len(data) - len(BLANK_LINE):
             return
         if len(self.plans) >= PLANS_MAX:
@@ -119,40 +120,40 @@ class Polls(Guard):
 class PollConnection(asyncio.Protocol):
     """A connection on which nothing but known polls has come yet: always between two requests, with nothing in flight."""
 
-    __slots__ = ("_become_full", "_polls", "_state", "_transport", "address", "due_at")
+    __slots__ = ("_connections", "_full", "_polls", "_transport", "address", "due_at")
 
-    def __init__(self, polls: Polls, state: ServerState, become_full: Callable[[], "FullConnection"]) -> None:
+    def __init__(self, polls: Polls, connections: set[Any], full: Callable[[], "FullConnection"]) -> None:
         self._polls = polls
-        self._state = state
-        self._become_full = become_full
+        self._connections = connections
+        self._full = full
         self.due_at = polls.idle_at
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         peer = transport.get_extra_info("peername")
         self.address = callers.plain(peer[0]) if peer else ""
         self._transport = transport
-        cast("set[Any]", self._state.connections).add(self)
+        self._connections.add(self)
         if not self._polls.admit(self.address):
-            self._hand_over()
+            self._become_full()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        cast("set[Any]", self._state.connections).discard(self)
+        self._connections.discard(self)
         self._polls.release(self.address)
 
     def data_received(self, data: bytes) -> None:
         plan = self._polls.plans.get(data)
         answer = None if plan is None else self._polls.answer(plan, self.address)
         if plan is None or answer is None:
-            self._hand_over().data_received(data)
+            self._become_full().data_received(data)
             return
         self.due_at = self._polls.idle_at
         self._transport.write(answer)
         if plan.is_last:
             self._transport.close()
 
-    def _hand_over(self) -> "FullConnection":
+    def _become_full(self) -> "FullConnection":
         self.connection_lost(None)
-        full = self._become_full()
+        full = self._full()
         self._transport.set_protocol(full)
         full.connection_made(self._transport)
         return full
@@ -165,8 +166,12 @@ class PollConnection(asyncio.Protocol):
         self.due_at = self._polls.idle_at
         self._transport.resume_reading()
 
+    @property
+    def unsent_bytes(self) -> int:
+        return self._transport.get_write_buffer_size()
+
     def time_out(self) -> None:
-        if self._transport.get_write_buffer_size() or self._transport.is_closing():
+        if self.unsent_bytes or self._transport.is_closing():
             self._transport.abort()
         else:
             self._transport.close()
@@ -177,25 +182,20 @@ class PollConnection(asyncio.Protocol):
 
 
 class FullConnection(Connection):
-    """A VM's connection that speaks HTTP. `plan` is that of the latest request, if it was answered here.
-
-    `begun` counts the requests that began in the bytes that came last.
-    """
+    """A VM's connection that speaks HTTP. `plan` is that of the latest request, if it was answered here."""
 
     def __init__(self, polls: Polls, **given: Any) -> None:
         super().__init__(polls, **given)
         self.polls = polls
         self.plan: Plan | None = None
-        self.begun = 0
 
     def data_received(self, data: bytes) -> None:
         was_idle = self.is_idle
         plan = self.polls.plans.get(data)
         if was_idle and plan is not None and self._answer(plan):
             return
-        self.begun = 0
         super().data_received(data)
-        if was_idle and self.begun == 1 and self.is_idle and self.plan is not None:
+        if was_idle and self.is_idle and self.plan is not None:
             self.polls.learn(data, self.plan)
 
     def _answer(self, plan: Plan) -> bool:
@@ -207,10 +207,6 @@ class FullConnection(Connection):
         if plan.is_last:
             self.transport.close()
         return True
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self.begun += 1
 
     def begin(self) -> None:
         self.plan = None

@@ -57,12 +57,14 @@ class Guest:
 
     async def call(
         self,
-        target: str = EVENTS,
+        target: str,
         *headers: tuple[bytes, bytes],
         method: str = "GET",
         body: bytes = b"",
         address: str = "10.0.0.1",
+        meanwhile: Callable[[], Awaitable[None]] | None = None,
     ) -> "Told":
+        """What the application answers. `meanwhile` happens while it waits for the body."""
         path, _, query = target.partition("?")
         scope: Message = {
             "type": "http",
@@ -77,6 +79,8 @@ class Guest:
 
         async def receive() -> Message:
             if pieces:
+                if meanwhile:
+                    await meanwhile()
                 return pieces.pop()
             await self.is_gone.wait()
             return {"type": "http.disconnect"}

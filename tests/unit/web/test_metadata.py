@@ -9,7 +9,7 @@ from forewarn.core.command import Cancel
 from forewarn.core.fleet import Vm
 from forewarn.web.settings import Settings
 from tests.builders import NOON
-from tests.unit.web.guest import EVENT_ID, EVENTS, TRUE, Guest, run, settle
+from tests.unit.web.guest import EVENT_ID, EVENTS, TRUE, WEB_1, Guest, run, settle
 
 APPROVAL = json.dumps({"StartRequests": [{"EventId": EVENT_ID}]}).encode()
 
@@ -214,6 +214,19 @@ def test_a_vm_cannot_approve_an_event_of_another_scope() -> None:
         await guest.call(EVENTS, TRUE)
         await guest.restart()
         assert (await guest.call(EVENTS, TRUE, method="POST", body=APPROVAL, address="10.0.1.1")).status == 400
+        assert guest.place.scope.events[0].approvals == ()
+
+    run(story)
+
+
+def test_a_vm_that_leaves_the_fleet_while_its_approval_arrives_approves_nothing() -> None:
+    async def story(guest: Guest) -> None:
+        async def leave() -> None:
+            await guest.enrol("web", WEB_1)
+
+        await guest.call(EVENTS, TRUE)
+        await guest.restart("web-1")
+        assert (await guest.call(EVENTS, TRUE, method="POST", body=APPROVAL, meanwhile=leave)).status == 403
         assert guest.place.scope.events[0].approvals == ()
 
     run(story)

@@ -75,6 +75,7 @@ def test_a_header_that_changes_the_answer_makes_a_poll_unusual(name: bytes) -> N
         b"/metadata/versions?api-version=2020-07-01",
         b"/metadata/latest/scheduledevents",
         b"/metadata/scheduled%65vents?api-version=2020-07-01",
+        b"/as/web%2D0" + URL,
         b"http://h" + URL,
         b"*",
     ],

@@ -1,0 +1,193 @@
+"""Speed as ratios in one run: our server and nginx take turns on the same core, and the median of several rounds counts.
+
+`python -m tests.bench [--write docs/benchmarks.md] [--rounds N] [--seconds N]`. Exits 1 where a goal is missed.
+"""
+
+import argparse
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.bench import wait
+from tests.bench.load import CLOSING, MANY, PATHS, QUERY, Measured, Target, measure, nginx, ours, raise_limits, run_apart
+
+VMS = 100_000
+EVENTS = f"/metadata/scheduledevents?{QUERY}"
+
+OURS, OURS_PATH, OURS_NEW = "Forewarn", f"Forewarn, {PATHS:,} VMs by path", "Forewarn, new connection"
+FILE, MEMORY, MEMORY_PATH, MEMORY_NEW = "nginx, file", "nginx, memory", f"nginx, memory, {PATHS:,} paths", "nginx, new connection"
+
+
+class Goal(NamedTuple):
+    """`value` of one subject divided by that of another, round by round. `is_least`: whether more is better."""
+
+    name: str
+    subject: str
+    against: str
+    value: Callable[[Measured], float]
+    bound: float
+    is_least: bool
+
+    def ratio(self, rounds: dict[str, list[Measured]]) -> float:
+        pairs = zip(rounds[self.subject], rounds[self.against], strict=True)
+        return statistics.median(self.value(one) / self.value(other) for one, other in pairs)
+
+    def is_met(self, ratio: float) -> bool:
+        return ratio >= self.bound if self.is_least else ratio <= self.bound
+
+
+def rate(one: Measured) -> float:
+    return one.polls_per_second
+
+
+def p99(one: Measured) -> float:
+    return one.p99_milliseconds
+
+
+GOALS = [
+    Goal("polls against nginx from a file", OURS, FILE, rate, 1.5, is_least=True),
+    Goal("polls against nginx from memory", OURS, MEMORY, rate, 0.9, is_least=True),
+    Goal("polls by path against nginx from memory", OURS_PATH, MEMORY_PATH, rate, 0.8, is_least=True),
+    Goal("new connections against nginx", OURS_NEW, MEMORY_NEW, rate, 0.9, is_least=True),
+    Goal("p99 against nginx from memory", OURS, MEMORY, p99, 2.0, is_least=False),
+    Goal("p99 of new connections against nginx", OURS_NEW, MEMORY_NEW, p99, 2.0, is_least=False),
+]
+CHANGE_RATIO_MAX = 1.5
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--seconds", type=int, default=1, help="how long wrk polls each subject in a round")
+    parser.add_argument("--write", type=Path, help="write the report to this file too")
+    arguments = parser.parse_args()
+    raise_limits()
+    os.sched_setaffinity(0, {1} if (os.cpu_count() or 1) > 1 else {0})
+    say(f"{VMS:,} VMs; {arguments.rounds} rounds of {arguments.seconds} s each")
+    with ours(vms=VMS) as server, nginx() as other:
+        rounds = take_turns(server.target, other, arguments.rounds, arguments.seconds)
+        waited = wait.measure(server)
+        alone = server.ready["filled"] / VMS
+    with ours(vms=VMS, vms_per_scope=5) as server:
+        together = server.ready["filled"] / VMS
+    change = run_apart("tests.bench.change")
+    ratios = [(goal, goal.ratio(rounds)) for goal in GOALS]
+    report = "\n".join(
+        [
+            *table_of_rounds(rounds),
+            "",
+            *table_of_goals(ratios, change["ratio"]),
+            "",
+            *table_of_costs(alone, together, change, waited),
+        ]
+    )
+    print(report)
+    if arguments.write:
+        arguments.write.write_text(page(report))
+    missed = [goal.name for goal, ratio in ratios if not goal.is_met(ratio)]
+    missed += ["a change in a large fleet"] if change["ratio"] > CHANGE_RATIO_MAX else []
+    if missed:
+        say(f"missed: {'; '.join(missed)}")
+    return 1 if missed else 0
+
+
+def take_turns(us: Target, them: Target, rounds: int, seconds: int) -> dict[str, list[Measured]]:
+    """Each round measures every subject once, ours right after the one it is compared with."""
+    subjects: dict[str, Callable[[], Measured]] = {
+        FILE: lambda: measure(them, "/file", seconds),
+        OURS: lambda: measure(us, EVENTS, seconds),
+        MEMORY: lambda: measure(them, EVENTS, seconds),
+        OURS_PATH: lambda: measure(us, EVENTS, seconds, MANY),
+        MEMORY_PATH: lambda: measure(them, EVENTS, seconds, MANY),
+        OURS_NEW: lambda: measure(us, EVENTS, seconds, CLOSING),
+        MEMORY_NEW: lambda: measure(them, EVENTS, seconds, CLOSING),
+    }
+    measured: dict[str, list[Measured]] = {name: [] for name in subjects}
+    for number in range(rounds):
+        say(f"round {number + 1} of {rounds}")
+        for name, subject in subjects.items():
+            measured[name].append(subject())
+    return measured
+
+
+def table_of_rounds(rounds: dict[str, list[Measured]]) -> list[str]:
+    rows = [
+        [
+            name,
+            *(
+                f"{statistics.median(column):,.{digits}f}"
+                for column, digits in zip(zip(*taken, strict=True), (0, 2, 1), strict=True)
+            ),
+        ]
+        for name, taken in rounds.items()
+    ]
+    return table(["", "polls/s", "p99 ms", "CPU µs per poll"], rows)
+
+
+def table_of_goals(ratios: list[tuple[Goal, float]], change: float) -> list[str]:
+    rows = [
+        [goal.name, f"{ratio:.2f}", f"{'≥' if goal.is_least else '≤'} {goal.bound:g}", "yes" if goal.is_met(ratio) else "NO"]
+        for goal, ratio in ratios
+    ]
+    met = "yes" if change <= CHANGE_RATIO_MAX else "NO"
+    rows.append([f"cost of a change: {VMS:,} VMs against 10", f"{change:.2f}", f"≤ {CHANGE_RATIO_MAX:g}", met])
+    return table(["ratio", "measured", "goal", "met"], rows)
+
+
+def table_of_costs(alone: float, together: float, change: dict[str, float], waited: wait.Waited) -> list[str]:
+    rows = [
+        ["memory per VM on the board, scopes of one", f"{alone:,.0f} bytes"],
+        ["memory per VM on the board, scopes of five", f"{together:,.0f} bytes"],
+        [f"one change, decided, committed and published, among {VMS:,} VMs", f"{change['large'] * 1e6:,.0f} µs"],
+        [f"memory per waiting connection, of {wait.WAITERS:,}", f"{waited.bytes_each:,.0f} bytes"],
+        ["from the change to the first of them answered", f"{waited.first_milliseconds:,.0f} ms"],
+        ["from the change to the last of them answered", f"{waited.last_milliseconds:,.0f} ms"],
+    ]
+    return table(["cost", ""], rows)
+
+
+def table(head: list[str], rows: list[list[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
+    lines = [head, [("-" * width if column == 0 else "-" * (width - 1) + ":") for column, width in enumerate(widths)], *rows]
+    return [
+        "| "
+        + " | ".join(cell.ljust(width) if column == 0 else cell.rjust(width) for column, (cell, width) in enumerate(pairs))
+        + " |"
+        for pairs in (list(zip(line, widths, strict=True)) for line in lines)
+    ]
+
+
+def page(report: str) -> str:
+    version = subprocess.run(["nginx", "-v"], check=True, capture_output=True, text=True).stderr.strip()
+    machine = (
+        f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}, {version}"
+    )
+    return PAGE.format(
+        day=f"{datetime.now(UTC):%Y-%m-%d}", machine=machine, report=report, vms=VMS, paths=PATHS, waiters=wait.WAITERS
+    )
+
+
+PAGE = """# Benchmarks
+
+Written by `make bench` with `--write docs/benchmarks.md` on {day} ({machine}).
+
+Our server and nginx take turns on one core, wrk polls from another over 64 kept connections; each number is the median of several
+rounds, and each ratio is the median of the ratios within a round. Absolute numbers depend on the machine; the ratios should not.
+The board holds {vms:,} registered VMs. wrk calls from 127.0.0.1, which is one of them, or by path as {paths:,} different ones.
+nginx serves the same document from a file and, with `return 200`, from memory. A new connection means one per poll, then closed;
+there wrk itself is near its limit, so compare the CPU column too: it is the server's own part.
+
+{report}
+
+The waiting connections are {waiters:,} clients with `Prefer: wait` for one scope, all woken by one change.
+"""
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,87 @@
+"""Our side of the bench, as a process of its own: a metadata listener over a fleet that fills the board.
+
+It says one JSON line when it listens, and one whenever it is told `rss`; `change` makes it change the caller's document. The end
+of its input ends it.
+"""
+
+import argparse
+import asyncio
+import gc
+import json
+import os
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import uvloop
+
+from forewarn.config import Address, Identify
+from forewarn.core.command import Enrol, Restart
+from forewarn.core.fleet import Policy, Scope, ScopeKind, Vm
+from forewarn.core.timing import Timing
+from forewarn.engine.clock import RealClock
+from forewarn.engine.engine import Engine
+from forewarn.store.memory import MemoryStore
+from forewarn.web.connection import Limits
+from forewarn.web.listener import SERVER_METADATA, Listener
+from forewarn.web.metadata import Metadata
+from forewarn.web.poll import Polls
+from forewarn.web.settings import Settings
+
+CONNECTIONS_MAX = 20_000
+CALLER = Vm(name="caller", address="127.0.0.1")
+EVENT_ID = "602D9444-D2CD-49C7-8624-8643E7171297"
+
+
+def rss_bytes() -> int:
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def fill(engine: Engine, *, vms: int, vms_per_scope: int) -> None:
+    """Show the fleet on the board directly. Every scope was polled a moment ago."""
+    now = datetime.now(UTC)
+    for first in range(0, vms, vms_per_scope):
+        members = tuple(
+            Vm(name=f"vm-{number}", address=f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}", host=f"host-{number % 1000}")
+            for number in range(first, first + vms_per_scope)
+        )
+        engine.board.publish(Scope(name=f"scope-{first}", vms=members, seen_at=now), first + 1)
+
+
+async def serve(arguments: argparse.Namespace) -> None:
+    engine = Engine(MemoryStore(), RealClock(), Timing())
+    before = rss_bytes()
+    fill(engine, vms=arguments.vms, vms_per_scope=arguments.vms_per_scope)
+    filled = rss_bytes() - before
+    await engine.submit("callers", Enrol(kind=ScopeKind.VM, policy=Policy(), vms=(CALLER,)), by="bench")
+    await engine.seen(engine.board.scopes["callers"])
+    settings = Settings(identify={Identify.ADDRESS, Identify.PATH}, wait_seconds_max=600)
+    application = Metadata(engine, settings)
+    polls = Polls(engine, settings, Limits(connections_per_address_max=CONNECTIONS_MAX))
+    listener = Listener(application, Address("127.0.0.1", 0), polls, server_name=SERVER_METADATA, on_stop=application.stop)
+    await listener.start()
+    gc.freeze()  # the fleet is no garbage, and is not looked through for any
+    tell(port=listener.address.port, filled=filled)
+    loop = asyncio.get_running_loop()
+    while line := await loop.run_in_executor(None, sys.stdin.readline):  # ends with the input
+        if line == "rss\n":
+            tell(rss=rss_bytes(), waiting=len(engine.board.scopes["callers"].waiters or ()))
+        else:
+            await engine.submit("callers", Restart(vm=CALLER.name, event_id=EVENT_ID), by="bench")
+    await listener.stop()
+
+
+def tell(**facts: int) -> None:
+    print(json.dumps(facts), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--vms", type=int, required=True)
+    parser.add_argument("--vms-per-scope", type=int, default=1)
+    uvloop.run(serve(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()
