@@ -31,7 +31,7 @@ agent: $(READY)
 
 bench: $(READY)
 	@sh tools/need.sh nginx=nginx-light wrk=wrk
-	@echo "== speed, as ratios against nginx (about three minutes)"
+	@echo "== speed, as ratios against nginx, and what the agent costs (about five minutes)"
 	@$(BIN)/python -m tests.bench
 
 sim: $(READY)
