@@ -20,7 +20,7 @@ from forewarn.engine.clock import Clock, RealClock
 from forewarn.engine.engine import Engine
 from forewarn.engine.loops import Loops
 from forewarn.engine.operations import Operations
-from forewarn.errors import Invalid, Unavailable
+from forewarn.errors import Invalid, StoreUnusable, Unavailable
 from forewarn.log import set_up_log
 from forewarn.platform.simulated import SimulatedPlatform
 from forewarn.store.url import open_store
@@ -76,6 +76,9 @@ async def engine_at_work(
 ) -> None:
     durations = {**engine.timing.duration, **{EventType(name): span for name, span in config.simulate_duration}}
     board = engine.board
+    for name in config.simulate_failure:
+        if name not in board.vms:
+            log.warning("no VM to fail", extra={"facts": {"option": "simulate_failure", "vm": name}})
     platform = SimulatedPlatform(
         clock,
         durations=durations,
@@ -141,6 +144,8 @@ async def apply_fleet_file(operations: Operations, path: Path | None) -> None:
         try:
             difference = await operations.apply(wanted, by="fleet file", digest=digest)
             break
+        except StoreUnusable:
+            raise
         except Unavailable:
             if turn == APPLY_TRIES_MAX - 1:
                 raise

@@ -65,7 +65,7 @@ def test_a_vm_is_told_and_answers_and_the_operator_sees_it(tmp_path: Path) -> No
         soon(lambda: b'"Events":[]' in poll(service))
         ended = service.forewarn("event", "show", found[1])
         assert (ended.returncode, ended.stdout) == (3, "")
-        assert f"event {found[1]} has completed at " in ended.stderr
+        assert f"event {found[1]} is over: completed at " in ended.stderr
 
 
 def test_a_host_is_maintained_and_its_event_canceled_or_completed(tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
 """The whole service as real processes: the walk of an event, death and resurrection, two servers on one store."""
 
+import json
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tests.e2e.service import FLEET, Service, running
+from tests.e2e.service import FLEET, Service, call, running
 
 T = TypeVar("T")
 PATIENCE_SECONDS = 60
@@ -108,3 +110,26 @@ def test_two_servers_on_one_file_show_the_same_document(tmp_path: Path) -> None:
             eventually(one.poll, lambda seen: statuses(seen) == ["Started"])
         finally:
             two.kill()
+
+
+def test_a_client_that_hangs_up_in_the_middle_of_its_body_leaves_no_trace(tmp_path: Path) -> None:
+    """No traceback reaches a person because somebody pressed Ctrl-C."""
+    with running(tmp_path) as service:
+        host, _, port = service.control.removeprefix("http://").partition(":")
+        for path in ("PUT /api/v1/fleet", "POST /api/v1/vms/web-0/restart"):
+            with socket.create_connection((host, int(port)), timeout=10) as connection:
+                connection.sendall(f"{path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: 500\r\n\r\n{{".encode())
+                time.sleep(0.3)
+        time.sleep(0.3)
+
+        assert service.ask("GET", "/vms/web-0")[0] == 200
+        assert "Traceback" not in (tmp_path / "log.txt").read_text()
+
+
+def test_every_unknown_path_of_the_control_listener_is_answered_in_its_own_form(tmp_path: Path) -> None:
+    with running(tmp_path) as service:
+        for path in ("/api/docs", "/api/v2", "/api", "/nothing"):
+            status, body = call("GET", service.control + path, headers={})
+            assert (status, json.loads(body)["error"]) == (404, "not_found")
+        status, body = call("GET", f"{service.control}/api/openapi.json", headers={})
+        assert (status, json.loads(body)["info"]["title"]) == (200, "Forewarn control API")

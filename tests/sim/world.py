@@ -98,7 +98,7 @@ class Witness:
                 continue
             after = self.scopes[name] = decode_scope(write.value)
             with self.remembering():
-                self._check(before or Scope(name=name, kind=after.kind), after)
+                self._check(before or Scope(name=name, kind=after.kind, incarnation=after.incarnation), after)
                 if is_fleet and before is not None:
                     check_members(before, after)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 POLL = "/metadata/scheduledevents?api-version=2020-07-01"
 SHOWN = {
     "enabled": "a VM polls: from now on it is told before anything is done to it",
-    "ordered": "{vm}: {detail} at once, since nobody polls",
+    "ordered": "{vm}: {detail} at once, without notice",
     "scheduled": "Scheduled: {detail}",
     "approved": "approved by {detail}",
     "started": "Started",

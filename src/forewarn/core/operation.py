@@ -109,6 +109,8 @@ def maintain(draft: Draft, command: ask.Maintain) -> None:
         raise Invalid(f"duration_seconds is -1 (unknown) to {DURATION_SECONDS_MAX}, not {seconds}", duration_seconds=seconds)
     if len(command.description or "") > DESCRIPTION_LENGTH_MAX:
         raise Invalid(f"a description has at most {DESCRIPTION_LENGTH_MAX} characters, not {len(command.description or '')}")
+    if not (command.description or "").isprintable():
+        raise Invalid("a description is one line of printable text; it has control characters", description=command.description)
     not_before = not_before_of(draft, command.not_before, draft.timing.notice[command.type], command.type)
     for event_id, vms in by_domain(draft, command, command.type, command.cause):
         is_timed = command.not_before is not None

@@ -129,7 +129,7 @@ def live_event(scope: Scope, event_id: str, wanted: How) -> Event | None:
         if ended.id == event_id and ended.how is wanted:
             return None
         if ended.id == event_id:
-            raise EventEnded(f"{event_id} has {ended.how} at {ended.at.isoformat()}", event=event_id, how=ended.how)
+            raise EventEnded(f"{event_id} is over: {ended.how} at {ended.at.isoformat()}", event=event_id, how=ended.how)
     raise UnknownEvent(f"there is no event {event_id} in {scope.name}", event=event_id, scope=scope.name)
 
 

@@ -121,7 +121,7 @@ class Operations:
         past = board.ended.get(wanted)
         for ended in past.scope.ended if past else ():
             if ended.id == wanted:
-                raise EventEnded(f"event {wanted} has {ended.how} at {ended.at.isoformat()}", event=wanted, how=ended.how)
+                raise EventEnded(f"event {wanted} is over: {ended.how} at {ended.at.isoformat()}", event=wanted, how=ended.how)
         raise UnknownEvent(f"there is no event {event_id!r}", event=event_id)
 
     def fleet(self) -> Fleet:
@@ -159,13 +159,14 @@ class Operations:
         asked = await self._asked(fleet)
         difference = self._difference(fleet, [name for name, _ in asked])
         known = self._applied()
-        whole = Hosts(names=fleet.hosts, digest=known.digest if digest is None else digest)
+        floor = self._incarnation_floor(fleet, known.incarnation_floor)
+        whole = Hosts(fleet.hosts, known.digest if digest is None else digest, floor)
         if dry_run or (not asked and whole == known):
             return difference
         size = WRITES_MAX - 1
         for first in range(0, max(len(asked), 1), size):
             is_last = first + size >= len(asked)
-            hosts = whole if is_last else Hosts(names=fleet.hosts, digest=known.digest)
+            hosts = whole if is_last else Hosts(fleet.hosts, known.digest, floor)
             lock = Write(FLEET_KEY, encode_hosts(hosts), revision)
             revision = await self._engine.submit_all(asked[first : first + size], by, lock)
             await asyncio.sleep(0)
@@ -182,11 +183,18 @@ class Operations:
             if number % POLLS_PASS_EVERY == 0:
                 await asyncio.sleep(0)
             place = engine.board.scopes.get(scope.name)
-            command = ask.Enrol(kind=scope.kind, policy=scope.policy, vms=scope.vms)
+            first = 1 if place else self._applied().incarnation_floor + 1
+            command = ask.Enrol(kind=scope.kind, policy=scope.policy, vms=scope.vms, first_incarnation=first)
             before = place.scope if place else Scope(name=scope.name)
             if decide(before, command, now, engine.timing).scope != before or place is None:
                 asked.append((scope.name, command))
         return asked
+
+    def _incarnation_floor(self, fleet: Fleet, known: int) -> int:
+        """The highest number that any scope that is gone has shown: one that comes later, or comes back, starts above it."""
+        wanted = {scope.name for scope in fleet.scopes}
+        places = self._engine.board.scopes.items()
+        return max([known, *(place.scope.incarnation for name, place in places if name not in wanted)])
 
     def _loses_vms(self, wanted: Scope) -> bool:
         place = self._engine.board.scopes.get(wanted.name)

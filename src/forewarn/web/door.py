@@ -7,12 +7,12 @@ from urllib.parse import urlsplit
 
 import msgspec
 from litestar import Request
-from litestar.exceptions.http_exceptions import RequestEntityTooLarge
+from litestar.exceptions.http_exceptions import InternalServerException, RequestEntityTooLarge
 from litestar.handlers import HTTPRouteHandler
 
 from forewarn.config import is_loopback
 from forewarn.errors import Forbidden, Invalid
-from forewarn.web.problems import BodyTooLarge
+from forewarn.web.problems import BodyTooLarge, ClientGone
 
 QUERY_NAMES = frozenset({"limit", "dry_run"})
 
@@ -30,6 +30,8 @@ def door(host: str) -> Callable[[Request[Any, Any, Any]], Awaitable[None]]:
         except RequestEntityTooLarge as error:
             most = handler.resolve_request_max_body_size()
             raise BodyTooLarge(f"the body is larger than the {most} bytes accepted here", size_max=most) from error
+        except InternalServerException as error:  # the client left before the end of its body
+            raise ClientGone("the connection ended before the body did") from error
         if handler.parsed_data_field is not None:
             _refuse_body(body, handler.parsed_data_field.annotation)
 

@@ -43,6 +43,10 @@ class TooSlow(Problem):
     code = "request_timeout"
 
 
+class ClientGone(Invalid):
+    code = "client_gone"
+
+
 class BodyTooLarge(Problem):
     code = "body_too_large"
 

@@ -13,10 +13,11 @@ T = TypeVar("T")
 
 
 class Hosts(msgspec.Struct, frozen=True):
-    """The hosts that the fleet declares, and the digest of the fleet file applied last."""
+    """The hosts that the fleet declares, the digest of the fleet file applied last, the number that new scopes start above."""
 
     names: tuple[str, ...] = ()
     digest: str = ""
+    incarnation_floor: int = 0
 
 
 class _Stamp(msgspec.Struct):

@@ -284,6 +284,7 @@ def test_the_same_maintenance_twice_is_refused_but_failure_is_not() -> None:
         maintain(duration_seconds=-2),
         maintain(duration_seconds=86_401),
         maintain(description="x" * 501),
+        maintain(description="a\x1b[2Jb"),
     ],
 )
 def test_maintenance_that_makes_no_sense_is_refused(bad: ask.Maintain) -> None:

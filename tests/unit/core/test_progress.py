@@ -356,7 +356,7 @@ def test_an_operator_can_complete_a_started_event_whatever_the_driver_does() -> 
 def test_a_completed_event_cannot_be_canceled_any_more() -> None:
     over = carry_out(run(scope_of(), restart(), approve("web-0")))
 
-    with pytest.raises(errors.EventEnded, match="has completed"):
+    with pytest.raises(errors.EventEnded, match="is over: completed at"):
         run(over, ask.Cancel(event_id=guid(1)))
 
 

@@ -249,6 +249,22 @@ def test_the_same_trouble_again_is_counted_and_not_repeated(caplog: pytest.LogCa
     ]
 
 
+def test_a_scope_that_left_the_fleet_and_comes_back_never_shows_an_old_number_again() -> None:
+    """The same number means the same bytes, also over the scope's end."""
+
+    async def story(world: World) -> None:
+        desk = await world.desk()
+        await desk.restart("web-0", by="ann")
+        assert desk._engine.board.scopes["web"].scope.incarnation == 2
+        await desk.apply(Fleet(scopes=(), hosts=()), by="ann")
+        again = Operations(await world.engine(), world.make_id)
+        await again.apply(FLEET, by="ann")
+
+        assert again._engine.board.scopes["web"].scope.incarnation == 3
+
+    live(story)
+
+
 def test_canceling_again_is_canceling_once() -> None:
     async def story(world: World) -> None:
         desk = await world.desk()
@@ -256,7 +272,7 @@ def test_canceling_again_is_canceling_once() -> None:
         assert told is not None
         assert await desk.cancel(told.event.id, by="ann") is not None
         assert await desk.cancel(told.event.id, by="ann") is None
-        with pytest.raises(Exception, match="has canceled"):
+        with pytest.raises(Exception, match="is over: canceled at"):
             await desk.complete(told.event.id, by="ann")
 
     live(story)

@@ -329,7 +329,7 @@ def test_what_is_unknown_or_over_is_told_apart() -> None:
         assert told is not None
         await desk.cancel(told.event.id.lower(), by="ann")
 
-        with pytest.raises(EventEnded, match="has canceled"):
+        with pytest.raises(EventEnded, match="is over: canceled at"):
             desk.find_event(told.event.id)
         with pytest.raises(UnknownEvent):
             desk.find_event(guid(999))

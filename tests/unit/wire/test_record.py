@@ -98,7 +98,10 @@ def test_hosts_come_back_from_their_record() -> None:
     """Declared hosts outlive the fleet file, and the digest tells whether the file was applied already."""
     hosts = Hosts(names=("host-a", "host-b"), digest="9f86d081")
 
-    assert json.loads(encode_hosts(hosts)) == {"format": 1, "value": {"names": ["host-a", "host-b"], "digest": "9f86d081"}}
+    assert json.loads(encode_hosts(hosts)) == {
+        "format": 1,
+        "value": {"names": ["host-a", "host-b"], "digest": "9f86d081", "incarnation_floor": 0},
+    }
     assert decode_hosts(encode_hosts(hosts)) == hosts
 
 
