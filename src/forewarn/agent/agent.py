@@ -1,7 +1,7 @@
 """The agent: watches, gives each event that a rule is for to a Handling, and approves.
 
-Threads: the caller's watches; one approves; one works for each handling that has something to do, WORKING_MAX of them at once and
-the rest in the order of NotBefore. A handling that only waits for news has no thread.
+Threads: the caller's watches; one approves; one keeps the lease, if there is one; one works for each handling that has something
+to do, WORKING_MAX of them at once and the rest in the order of NotBefore. A handling that only waits for news has no thread.
 """
 
 import logging
@@ -14,7 +14,8 @@ from typing import Protocol
 from forewarn.agent.approval import Approver
 from forewarn.agent.handling import Applications, Handling, HandlingStatus, Here, NoApplications, lead
 from forewarn.agent.journal import Journal, JournalLost
-from forewarn.agent.lease import Lease
+from forewarn.agent.lease import Keeper, Lease
+from forewarn.agent.once import Once
 from forewarn.agent.progress import What
 from forewarn.agent.rule import Rule, first_match
 from forewarn.agent.settings import Settings
@@ -23,6 +24,7 @@ from forewarn.agent.tally import Tally
 from forewarn.client import Change, Clock, Document, EndpointProblem, Event, Kind, Watcher
 from forewarn.client.client import Stop
 from forewarn.client.pace import PERIOD_SECONDS, pause_seconds
+from forewarn.client.watch import LOOKS_MIN
 
 log = logging.getLogger("forewarn.agent")
 
@@ -83,10 +85,13 @@ class Agent:
         self._client = client
         self._is_dry_run = is_dry_run
         self._again_seconds = again_seconds
-        self._here = Here(settings.name, journal, applications or NoApplications(), clock, Tally())
+        self._is_once = isinstance(client, Once)
+        self._here = Here(settings.name, journal, applications or NoApplications(), clock, Tally(), is_patient=not self._is_once)
         self._handlings: dict[str, Handling] = {}
         self._working: dict[str, threading.Thread] = {}
         self._approved: set[str] = set()
+        self._odd: set[str] = set()
+        self._last: Change | None = None
         self._turn = threading.RLock()
         self._wake = threading.Event()
         self._contact = Contact(self._here)
@@ -98,7 +103,7 @@ class Agent:
         if stop.is_set():
             return
         known = [] if self._is_dry_run else self._resume()
-        watcher = Lookout(known, approved=self._approved, on_look=self._look)
+        watcher = Lookout(known, approved=self._approved, on_look=self._look, looks_min=1 if self._is_once else LOOKS_MIN)
         approving = threading.Thread(target=self._keep_approving, args=(stop, watcher), name="forewarn-approve", daemon=True)
         approving.start()
         more_seconds = self._settings.poll_seconds - PERIOD_SECONDS
@@ -116,7 +121,10 @@ class Agent:
             self._end(approving)
 
     def reload(self, settings: Settings) -> None:
-        """Rules for the events that appear from now on; those in hand keep theirs. The rest of the file needs a new start."""
+        """Rules for the events that appear from now on; those in hand keep theirs, but are held if it now holds them or is gone.
+
+        The rest of the file needs a new start.
+        """
         same = {"rules", "hooks"}
         old, self._settings = self._settings, replace(self._settings, rules=settings.rules, hooks=settings.hooks)
         names = [one.name for one in fields(settings) if one.name not in same]
@@ -165,36 +173,51 @@ class Agent:
                 continue
             rule = rules.get(progress.rule)
             if rule is None:
-                log.warning("the rule of an event in hand is gone", extra={"facts": {"event": key, "rule": progress.rule}})
+                facts = {"event": key, "rule": progress.rule, "so": "it is held, and recover has no steps"}
+                log.warning("the rule of an event in hand is gone", extra={"facts": facts})
             self._handlings[key] = Handling(rule or Rule(progress.rule, hold=True), progress.event, self._here)
         self._pump()
         return [one.event for one in self._here.journal.progress.values() if What.FINISHED not in one.marks]
 
-    def _look(self, document: Document, *, is_first: bool) -> None:
-        """A document came that we understood. The first one shows again what an earlier life left."""
+    def _look(self, document: Document, changes: list[Change]) -> None:
+        """A document came that we understood. What an earlier life left is no news, and is read when it is first shown again."""
         self._contact.made(document)
-        if not is_first:
-            return
+        self._last = changes[-1] if changes else None
         with self._turn:
-            for event in document.events:
-                if event.key in self._handlings:
-                    self._handlings[event.key].read(event)
-        self._pump()
+            left = [event for event in document.events if self._is_left(event)]
+            for event in left:
+                self._handlings[event.key].read(event)
+        if left:
+            self._pump()
+
+    def _is_left(self, event: Event) -> bool:
+        handling = self._handlings.get(event.key)
+        return handling is not None and not handling.is_shown
 
     def _take(self, change: Change) -> None:
         event = change.event
         handling = self._handlings.get(event.key)
         log.info("news of an event", extra={"facts": {"news": change.kind, "event": event.key, "type": event.type}})
-        if change.kind is Kind.APPEARED and handling is None:
-            self._appeared(event)
+        if handling is None and (change.kind is Kind.APPEARED or event.key in self._odd):
+            self._odd.discard(event.key)
+            if change.kind not in (Kind.FINISHED, Kind.CANCELED):
+                self._appeared(event)
         elif handling is not None and change.kind in (Kind.FINISHED, Kind.CANCELED):
             handling.finish()
         elif handling is not None:
             handling.read(event)
-        self._pump()
+        if change is self._last:
+            self._pump()
 
     def _appeared(self, event: Event) -> None:
-        """One that is over and recovered from, shown again by an endpoint that lags, has nothing to do and is dropped at once."""
+        """One that is over and recovered from, shown again by an endpoint that lags, has nothing to do and is dropped at once.
+
+        One with a status that is new to us waits until it has one that we know.
+        """
+        if not (event.is_scheduled or event.is_started):
+            self._odd.add(event.key)
+            log.warning("the status of an event is unknown", extra={"facts": {"event": event.key, "status": event.status}})
+            return
         lead_seconds = lead(event, self._here.clock.now())
         rule = first_match(self._settings.rules, event, name=self._here.name, lead_seconds=lead_seconds)
         self._here.tally.add("events", matched="no" if rule is None else "yes")
@@ -239,11 +262,20 @@ class Agent:
                 del self._working[handling.event.key]
             self._pump()
 
+    def _keep_lease(self, stop: threading.Event) -> Keeper | None:
+        if self._settings.lease is None:
+            return None
+        monotonic = self._here.clock.monotonic
+        lease = Lease(self._settings.lease, self._here.name, monotonic=monotonic)
+        keeper = Keeper(lease, monotonic=monotonic, on_word=self._wake.set)
+        threading.Thread(target=keeper.keep, args=(stop,), name="forewarn-lease", daemon=True).start()
+        return keeper
+
     def _keep_approving(self, stop: threading.Event, watcher: Watcher) -> None:
-        lease_path = self._settings.lease
-        clock = self._here.clock
-        lease = None if lease_path is None else Lease(lease_path, self._here.name, monotonic=clock.monotonic)
-        approver = Approver(self._here, self._client.approve, lease=lease, approved=self._approved)
+        lease = self._keep_lease(stop)
+        approver = Approver(
+            self._here, self._client.approve, lease=lease, approved=self._approved, rules=lambda: self._settings.rules
+        )
         is_waiting = False
         while not stop.is_set():  # ends with the agent
             self._wake.wait(self._again_seconds if is_waiting else IDLE_SECONDS)
@@ -255,6 +287,8 @@ class Agent:
             except Exception as problem:
                 self._turn_failed(problem)
                 is_waiting = True
+        if lease is not None:
+            lease.wake()
 
     def _turn_failed(self, problem: Exception) -> None:
         """The disk is full, or we have a bug: said once, and tried again. Nothing was done that is not in the journal."""
@@ -307,13 +341,13 @@ class Contact:
 class Lookout(Watcher):
     """A watcher that also says that it looked."""
 
-    def __init__(self, known: list[Event], *, approved: set[str], on_look: Callable[..., None]) -> None:
-        super().__init__(known, approved=approved)
+    def __init__(
+        self, known: list[Event], *, approved: set[str], looks_min: int, on_look: Callable[[Document, list[Change]], None]
+    ) -> None:
+        super().__init__(known, approved=approved, looks_min=looks_min)
         self._on_look = on_look
-        self._is_first = True
 
     def update(self, document: Document, now: datetime) -> list[Change]:
         changes = super().update(document, now)
-        is_first, self._is_first = self._is_first, False
-        self._on_look(document, is_first=is_first)
+        self._on_look(document, changes)
         return changes

@@ -14,7 +14,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -52,20 +52,26 @@ class Caller:
 
 
 class Applications:
-    """The socket and who is on it. `begin` and `all_ready` may be called from any thread, between `open` and `close`."""
+    """The socket and who is on it. `begin` and `all_ready` may be called from any thread, between `open` and `close`.
 
-    def __init__(self, path: Path, status: Status, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+    `resumed` are the keys of events that an earlier life was preparing for.
+    """
+
+    def __init__(
+        self, path: Path, status: Status, *, resumed: Iterable[str] = (), monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
         self._path = path
         self._status = status
         self._monotonic = monotonic
         self._turn = threading.Lock()
-        self._gathering = Gathering()
+        self._resumed = frozenset(resumed)
         self._callers: set[Caller] = set()
         self._is_closed = False
 
     def open(self) -> None:
         """First. Unavailable if another agent has the socket, or it cannot be made; then there is nothing to close."""
         self._listener = _listen(self._path)
+        self._gathering = Gathering(resumed=self._resumed, since=self._monotonic())
         self._inode = self._path.stat().st_ino
         self._bell, self._ear = socket.socketpair()
         self._selector = selectors.DefaultSelector()
@@ -129,7 +135,7 @@ class Applications:
         has_strangers = any(not caller.name for caller in self._callers)
         for key, _ in self._selector.select(LOOK_SECONDS if has_strangers else None):
             if key.data is not None:
-                self._attend(key.data)
+                self._bear(key.data)
             elif key.fileobj is self._listener:
                 self._accept()
             else:
@@ -162,6 +168,14 @@ class Applications:
         caller.connection.close()
         if caller.name:
             log.info("an application has gone", extra={"facts": {"application": caller.name}})
+
+    def _bear(self, caller: Caller) -> None:
+        """What breaks with one caller costs only that one its place."""
+        try:
+            self._attend(caller)
+        except Exception:
+            log.exception("an application could not be answered", extra={"facts": {"application": caller.name}})
+            self._dismiss(caller)
 
     def _attend(self, caller: Caller) -> None:
         try:

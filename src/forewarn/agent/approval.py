@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from forewarn.agent.handling import Handling, Here
-from forewarn.agent.lease import Lease
+from forewarn.agent.lease import Leadership
 from forewarn.agent.progress import What
-from forewarn.agent.rule import Approve, Leader, is_first, is_quiet
+from forewarn.agent.rule import Approve, Leader, Rule, is_first, is_quiet
 from forewarn.client import Document, EndpointProblem
 from forewarn.client.pace import pause_seconds
 
@@ -25,28 +25,51 @@ class Failed:
 
 
 class Approver:
-    """`send` approves one event id. `approved` gets the key of each event before it is sent: it may run at once then."""
+    """`send` approves one event id. `approved` gets the key of each event before it is sent: it may run at once then.
 
-    def __init__(self, here: Here, send: Callable[[str], None], *, lease: Lease | None, approved: set[str]) -> None:
+    `rules` are those of now: an event keeps the rule that it began with, but what that rule may no longer do is not done.
+    """
+
+    def __init__(
+        self,
+        here: Here,
+        send: Callable[[str], None],
+        *,
+        lease: Leadership | None,
+        approved: set[str],
+        rules: Callable[[], Iterable[Rule]],
+    ) -> None:
         self._here = here
         self._send = send
         self._lease = lease
         self._approved = approved
+        self._rules = rules
         self._failed: dict[str, Failed] = {}
 
     def turn(self, handlings: Iterable[Handling], document: Document | None) -> bool:
         """Approve what may be; whether to come back for more soon. `document` is None while none can be trusted."""
         known = list(handlings)
+        may = {rule.name for rule in self._rules() if rule.may_approve}
+        problems: list[Exception] = []
         for handling in known:
-            if handling.wants_approval and self._is_time(handling) and self._may(handling, document):
-                self._approve(handling)
+            try:
+                if handling.wants_approval and self._is_time(handling) and handling.rule.name in may:
+                    self._approve_if_it_may(handling, document)
+            except Exception as problem:  # around a loop: trouble with one event is none of the others
+                problems.append(problem)
         self._failed = {one.event.key: self._failed[one.event.key] for one in known if one.event.key in self._failed}
         is_leading = self._keep_lease(known)
+        if problems:
+            raise problems[0]
         return is_leading or any(one.wants_approval for one in known)
 
     def _is_time(self, handling: Handling) -> bool:
         failed = self._failed.get(handling.event.key)
         return failed is None or self._here.clock.monotonic() >= failed.again_at
+
+    def _approve_if_it_may(self, handling: Handling, document: Document | None) -> None:
+        if self._may(handling, document):
+            self._approve(handling)
 
     def _may(self, handling: Handling, document: Document | None) -> bool:
         rule = handling.rule
@@ -59,10 +82,13 @@ class Approver:
         return self._lease is not None and self._lease.hold()
 
     def _keep_lease(self, handlings: Iterable[Handling]) -> bool:
-        """The lease is ours until all that we approved by it is over, for as long as we can renew it."""
+        """The lease is ours until all that we approved by it is over, for as long as we can renew it.
+
+        What was sent may have arrived, whatever became of the answer.
+        """
         if self._lease is None:
             return False
-        if any(needs_lease(one) and one.status().is_approved and not one.is_done for one in handlings):
+        if any(needs_lease(one) and may_be_approved(one) and not one.is_done for one in handlings):
             return self._lease.hold()
         if not any(needs_lease(one) and one.wants_approval for one in handlings):
             self._lease.release()
@@ -86,6 +112,11 @@ class Approver:
         here.journal.write(event.key, What.APPROVED)
         here.tally.add("approvals", result="sent")
         log.info("approved", extra={"facts": {"event": event.key, "type": event.type, "rule": handling.rule.name}})
+
+
+def may_be_approved(handling: Handling) -> bool:
+    progress = handling.progress
+    return progress is not None and What.APPROVING in progress.marks
 
 
 def needs_lease(handling: Handling) -> bool:

@@ -8,7 +8,7 @@ stop, and the rest is left. A step that the agent's own end cut short has no end
 import logging
 import threading
 from collections.abc import MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Protocol
 
@@ -49,7 +49,10 @@ class NoApplications:
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """What the handlings of one agent share. `took` is how long each step took last, by rule, phase and place."""
+    """What the handlings of one agent share. `took` is how long each step took last, by rule, phase and place.
+
+    One that `is_patient` will be there when other events end, so recover can wait for that.
+    """
 
     name: str
     journal: Journal
@@ -57,6 +60,15 @@ class Here:
     clock: Clock
     tally: Tally
     took: MutableMapping[tuple[str, Phase, int], float] = field(default_factory=dict)
+    is_patient: bool = True
+
+    def is_taken(self, key: str) -> bool:
+        """Whether another event that hits this VM has begun here and is not over: what it took away must stay away."""
+        others = (one for other, one in self.journal.progress.items() if other != key)
+        return any(
+            one.begun and What.FINISHED not in one.marks and replace(one.event, resources=one.resources).concerns(self.name)
+            for one in others
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +97,7 @@ class Handling:
         self._budget = Budget()
         self._is_over = False
         self._ended = threading.Event()
+        self._told: set[Phase] = set()
         self._phase: Phase | None = None
         self._step = ""
         self._unwritten: tuple[What, dict[str, object]] | None = None
@@ -130,6 +143,11 @@ class Handling:
         self._ended.wait(seconds)
 
     @property
+    def is_shown(self) -> bool:
+        """Whether a document has shown the event in this life."""
+        return self._deadline is not None
+
+    @property
     def has_work(self) -> bool:
         progress = self.progress
         return not self._ended.is_set() and (progress is None or self._is_news(progress) or self._due(progress) is not None)
@@ -145,7 +163,7 @@ class Handling:
 
         Only an event that a document showed in this life is approved.
         """
-        if self._deadline is None or self._is_over or self.event.is_started or self._ended.is_set():
+        if self._deadline is None or self._is_over or not self.event.is_scheduled or self._ended.is_set():
             return False
         progress = self.progress or Progress(self.event, self.rule.name)
         if not self.rule.may_approve or What.APPROVED in progress.marks:
@@ -195,13 +213,24 @@ class Handling:
         return progress.event != self.event or self._is_over != (What.FINISHED in progress.marks)
 
     def _due(self, progress: Progress) -> Phase | None:
-        """The phase to run now. Recover is due once, after anything was begun here."""
+        """The phase to run now. Recover is due once, after anything was begun here. A status that is new to us is left alone."""
         if self._is_over:
-            return None if progress.is_done else Phase.RECOVER
-        if self._deadline is None:
+            return None if progress.is_done or self._must_wait(progress) else Phase.RECOVER
+        if self._deadline is None or not (self.event.is_started or self.event.is_scheduled):
             return None
         phase = Phase.START if self.event.is_started else Phase.PREPARE
         return None if phase in progress.ended else phase
+
+    def _must_wait(self, progress: Progress) -> bool:
+        """Whether recover would bring back what another event of this VM has just taken away."""
+        is_own = self._whole(Phase.RECOVER, progress).concerns(self._here.name)
+        return self._here.is_patient and is_own and bool(progress.begun) and self._here.is_taken(self.event.key)
+
+    def _whole(self, phase: Phase, progress: Progress | None) -> Event:
+        """The event as a phase is run for it: recover is for all the names that it had at first."""
+        if phase is not Phase.RECOVER or progress is None:
+            return self.event
+        return replace(self.event, resources=progress.resources)
 
     def _is_overtaken(self, phase: Phase) -> bool:
         return phase is not Phase.RECOVER and (self._is_over or (phase is Phase.PREPARE and self.event.is_started))
@@ -217,9 +246,11 @@ class Handling:
                 self._interrupt.set()
         try:
             self._here.journal.write(self.event.key, What.BEGUN, phase=phase)
-            if self.rule.applications:
+            if self.rule.applications and phase not in self._told:
                 limit = self._here.clock.monotonic() + LIMIT_SECONDS
-                self._here.applications.begin(self.event, phase, self._limits(phase).deadline or limit)
+                event = self._whole(phase, self.progress)
+                self._here.applications.begin(event, phase, self._limits(phase).deadline or limit)
+                self._told.add(phase)
             is_stopped = not self._run_steps(phase)
             if phase is Phase.PREPARE and self.rule.applications and not is_stopped:
                 self._await_applications()
@@ -240,7 +271,7 @@ class Handling:
                 return True
             progress = self.progress
             assert progress is not None, "begun is in the journal"
-            if not progress.is_settled(phase, index):
+            if not progress.is_settled(phase, index, one.step.describe()):
                 self._warn_if_late(phase, index)
                 self._run_step(phase, index, planned[index:])
                 progress = self.progress
@@ -258,7 +289,8 @@ class Handling:
         self._step = step.describe()
         here.journal.write(key, What.STEP_BEGUN, phase=phase, index=index, step=self._step)
         self._say("the step has begun", phase=phase, step=self._step, seconds=round(seconds, 1))
-        occasion = Occasion(self.event, phase, here.name, began + seconds, self._interrupt, here.clock.monotonic)
+        event = self._whole(phase, self.progress)
+        occasion = Occasion(event, phase, here.name, began + seconds, self._interrupt, here.clock.monotonic)
         try:
             step.run(occasion)
         except Exception as error:
@@ -273,7 +305,7 @@ class Handling:
 
     def _end_step(self, what: What, phase: Phase, index: int, **facts: object) -> None:
         step = self.rule.steps(phase)[index].step.describe()
-        self._unwritten = (what, {"phase": phase, "index": index, **facts})
+        self._unwritten = (what, {"phase": phase, "index": index, "step": step, **facts})
         self._write_end()
         self._here.tally.add("steps", phase=phase, result=what.removeprefix("step-"))
         level = logging.INFO if what is What.STEP_DONE else logging.WARNING

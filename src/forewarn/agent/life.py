@@ -22,15 +22,17 @@ from forewarn.agent.journal import Journal
 from forewarn.agent.notify import Notifier, Pulse
 from forewarn.agent.once import Once
 from forewarn.agent.settings import Settings, load
+from forewarn.agent.step import Phase
 from forewarn.client import Client, Clock, discover
 from forewarn.client.dialogue import TIMEOUT_SECONDS
 from forewarn.client.pace import RETRY_AFTER_SECONDS_MAX
-from forewarn.errors import Invalid
+from forewarn.errors import Problem
 
 log = logging.getLogger("forewarn.agent")
 
 SLACK_SECONDS = 30.0
 STATUS_SECONDS = 10.0
+PROBLEM_LENGTH_MAX = 1000
 ENDED = 0
 """In the queue of signals: the agent has ended by itself."""
 RELOAD = getattr(signal, "SIGHUP", None)
@@ -66,7 +68,7 @@ class Life:
             parts.callback(self._client.close)
             journal = self._journal(settings, parts)
             path = None if self._orders.is_dry_run else settings.socket
-            self._applications = None if path is None else Applications(path, self._status)
+            self._applications = None if path is None else Applications(path, self._status, resumed=_in_prepare(journal))
             once = self._once(journal) if self._orders.is_once else None
             self._agent = Agent(
                 settings, once or self._client, journal, applications=self._applications, is_dry_run=self._orders.is_dry_run
@@ -94,7 +96,13 @@ class Life:
         return journal
 
     def _once(self, journal: Journal) -> Once:
-        return Once(self._client, journal, lambda: self._agent.status().handlings, self._stop.set)
+        return Once(
+            self._client,
+            journal,
+            handlings=lambda: self._agent.status().handlings,
+            journal_problems=lambda: self._agent.counts()["forewarn_agent_journal_problems_total"],
+            give_up=self._stop.set,
+        )
 
     def _open_doors(self, settings: Settings, parts: ExitStack) -> None:
         if self._applications is not None:
@@ -152,9 +160,10 @@ class Life:
         self._notifier.reloading()
         try:
             settings = self._load()
-        except Invalid as problem:
-            self._settings_problem = problem.message
-            log.error("the file is refused; the old rules stay", extra={"facts": {"problem": problem.message}})
+        except Exception as problem:  # a file that we cannot even refuse well is no reason to end either
+            words = problem.message if isinstance(problem, Problem) else f"{type(problem).__name__}: {problem}"
+            self._settings_problem = f"{words:.{PROBLEM_LENGTH_MAX}}"
+            log.error("the file is refused; the old rules stay", extra={"facts": {"problem": self._settings_problem}})
         else:
             self._settings_problem = ""
             self._agent.reload(settings)
@@ -172,6 +181,11 @@ class Life:
 
     def _status(self) -> Mapping[str, object]:
         return view.plain(self._view())
+
+
+def _in_prepare(journal: Journal) -> frozenset[str]:
+    """The events that an earlier life was preparing for: programs may have been asking for time."""
+    return frozenset(key for key, one in journal.progress.items() if Phase.PREPARE not in one.ended)
 
 
 def live(orders: Orders) -> None:

@@ -42,7 +42,7 @@ class Notifier:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as speaking:
             speaking.settimeout(1.0)
             speaking.connect(self._address)
-            speaking.send("\n".join(lines).encode())
+            speaking.send("\n".join(lines).encode(errors="replace"))
 
 
 class Pulse:

@@ -8,6 +8,7 @@ from forewarn.agent.journal import Journal
 from forewarn.agent.step import Phase
 from forewarn.client import Change, Client, Clock, EndpointProblem, Watcher
 from forewarn.client.client import Stop
+from forewarn.errors import Problem, Unavailable
 
 APPROVAL_SECONDS_MAX = 5.0
 """A leader's turn, or a quiet scope, may never come."""
@@ -15,15 +16,22 @@ LOOK_SECONDS = 0.05
 
 
 class Once:
-    """`problem` is why there was nothing to show."""
+    """`problem` is why there was nothing to show, or nothing can be done."""
 
     def __init__(
-        self, client: Client, journal: Journal, handlings: Callable[[], tuple[HandlingStatus, ...]], give_up: Callable[[], None]
+        self,
+        client: Client,
+        journal: Journal,
+        *,
+        handlings: Callable[[], tuple[HandlingStatus, ...]],
+        journal_problems: Callable[[], int],
+        give_up: Callable[[], None],
     ) -> None:
-        self.problem: EndpointProblem | None = None
+        self.problem: Problem | None = None
         self._client = client
         self._journal = journal
         self._handlings = handlings
+        self._journal_problems = journal_problems
         self._give_up = give_up
 
     def name(self) -> str:
@@ -58,6 +66,9 @@ class Once:
         shown = {event.key for event in document.events}
         since = time.monotonic()
         while not stop.is_set():  # ends when nothing is left to do but wait, or with the agent
+            if self._journal_problems():  # the agent would try again for ever
+                self.problem = Unavailable("the journal cannot be written, so not all that is due was done; the log says why")
+                return
             handlings = self._handlings()
             if any(one.event.key not in shown or self._is_busy(one) for one in handlings):
                 since = time.monotonic()

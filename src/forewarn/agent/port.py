@@ -79,10 +79,14 @@ class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         super().__init__(address, Caller)
 
     def process_request(self, request: socket.socket | tuple[bytes, socket.socket], client_address: object) -> None:
-        if self._places.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
+        if not self._places.acquire(blocking=False):
             self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread could be had, so none gives the place back
+            self._places.release()
+            raise
 
     def process_request_thread(self, request: socket.socket | tuple[bytes, socket.socket], client_address: object) -> None:
         try:
@@ -125,7 +129,7 @@ class Caller(socketserver.BaseRequestHandler):
         return head.partition(b"\n")[0].decode("latin-1").strip()
 
     def _write(self, said: Answer, *, has_body: bool) -> None:
-        body = said.body.encode()
+        body = said.body.encode(errors="replace")
         head = f"HTTP/1.1 {said.status} {REASONS[said.status]}\r\nContent-Type: {said.content_type}\r\n"
         head += f"Content-Length: {len(body)}\r\nCache-Control: no-store\r\nConnection: close\r\n"
         allow = "Allow: GET, HEAD\r\n" if said.status == 405 else ""

@@ -37,7 +37,8 @@ MARKS = (What.LATE, What.APPROVING, What.APPROVED, What.FINISHED)
 class Progress:
     """What is known of one event. `steps` has the last word on each, `took` the seconds of those that were done.
 
-    A phase in `stopped` was ended by the failure of a step.
+    A phase in `stopped` was ended by the failure of a step. `resources` are those of the first time: an event loses names on its
+    way, and recover is for all. `names` is what each step was called: the file may be another one in the next life.
     """
 
     event: Event
@@ -48,9 +49,13 @@ class Progress:
     steps: Mapping[Place, What] = field(default_factory=dict)
     took: Mapping[Place, float] = field(default_factory=dict)
     marks: frozenset[What] = frozenset()
+    resources: tuple[str, ...] = ()
+    names: Mapping[Place, str] = field(default_factory=dict)
 
-    def is_settled(self, phase: Phase, index: int) -> bool:
-        """Whether a step is behind us. One that was begun and has no end is in doubt, and is run again."""
+    def is_settled(self, phase: Phase, index: int, name: str) -> bool:
+        """Whether the step of this name is behind us. One that was begun and has no end is in doubt, and is run again."""
+        if self.names.get((phase, index), name) != name:
+            return False
         return self.steps.get((phase, index), What.STEP_BEGUN) is not What.STEP_BEGUN
 
     def fell_short(self, phase: Phase, index: int) -> bool:
@@ -71,7 +76,9 @@ def fold(progress: Progress | None, what: What, facts: Facts) -> Progress:
     """What is known after one more line. Said again changes nothing. ValueError for a line that cannot be understood."""
     if what is What.SEEN:
         event, rule = event_of(facts.get("event")), _text(facts, "rule")
-        return Progress(event, rule) if progress is None else replace(progress, event=event)
+        if progress is not None:
+            return replace(progress, event=event)
+        return Progress(event, rule, resources=_resources(facts, event))
     if progress is None:
         raise ValueError(f"{what} about an event that was never seen")
     if what in MARKS:
@@ -87,17 +94,24 @@ def fold(progress: Progress | None, what: What, facts: Facts) -> Progress:
         raise ValueError(f"index is {index!r}; expected a whole number")
     seconds = facts.get("seconds")
     took = {(phase, index): float(seconds)} if isinstance(seconds, int | float) else {}
-    return replace(progress, steps={**progress.steps, (phase, index): what}, took={**progress.took, **took})
+    name = facts.get("step")
+    return replace(
+        progress,
+        steps={**progress.steps, (phase, index): what},
+        took={**progress.took, **took},
+        names={**progress.names, (phase, index): name} if isinstance(name, str) else progress.names,
+    )
 
 
 def lines_of(progress: Progress) -> Iterator[tuple[What, Facts]]:
     """The fewest lines that fold to this."""
-    yield What.SEEN, {"event": plain(progress.event), "rule": progress.rule}
+    yield What.SEEN, {"event": plain(progress.event), "rule": progress.rule, "resources": list(progress.resources)}
     for phase in sorted(progress.begun):
         yield What.BEGUN, {"phase": phase}
     for (phase, index), what in sorted(progress.steps.items()):
         seconds = {"seconds": progress.took[phase, index]} if (phase, index) in progress.took else {}
-        yield what, {"phase": phase, "index": index, **seconds}
+        name = {"step": progress.names[phase, index]} if (phase, index) in progress.names else {}
+        yield what, {"phase": phase, "index": index, **name, **seconds}
     for phase in sorted(progress.ended):
         yield What.ENDED, {"phase": phase, "is_stopped": phase in progress.stopped}
     for what in sorted(progress.marks):
@@ -128,6 +142,14 @@ def event_of(said: object) -> Event:
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"the event cannot be understood: {error!r}") from error
+
+
+def _resources(facts: Facts, event: Event) -> tuple[str, ...]:
+    """A journal that was written anew tells them beside the event."""
+    said = facts.get("resources", event.resources)
+    if not isinstance(said, list | tuple):
+        raise ValueError(f"resources is {said!r}; expected a list")
+    return tuple(str(name) for name in said)
 
 
 def _text(facts: Facts, name: str) -> str:

@@ -77,11 +77,22 @@ def load(path: Path, *, make: Make = steps.make) -> Settings:
 def parse(text: str, source: str, *, make: Make = steps.make) -> Settings:
     """The settings that a text says. `source` is what a problem calls the text."""
     try:
-        values = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        return _settings(_values(text, source), text, source, make)
+    except (ValueError, OverflowError, RecursionError) as error:
+        message = f"{source}:1: expected numbers and nesting within reason: {error!r:.200}"
+        raise Invalid(message, file=source, line=1) from error
+
+
+def _values(text: str, source: str) -> dict[str, object]:
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
         found = re.search(r"at line (\d+)", str(error))
         line = int(found[1]) if found else text.count("\n") + 1
         raise Invalid(f"{source}:{line}: expected TOML: {error}", file=source, line=line) from error
+
+
+def _settings(values: dict[str, object], text: str, source: str, make: Make) -> Settings:
     top = Table(values, (), text=text, source=source)
     top.refuse_unknown(TOP)
     lease, hooks = top.path("lease"), top.path("hooks")
@@ -149,7 +160,7 @@ class Table:
 
     def number(self, name: str, default: float, *, least: float, most: float) -> float:
         value = self.values.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value) or not least <= value <= most:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
             self.refuse(name, f"a number from {least:g} to {most:g}")
         return value
 

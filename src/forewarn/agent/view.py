@@ -1,11 +1,12 @@
 """What can be seen of a running agent from outside: for `status`, for the port, and for systemd. Pure."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from forewarn import __version__
 from forewarn.agent.agent import Status
+from forewarn.agent.gathering import cut
 from forewarn.agent.handling import HandlingStatus
 from forewarn.agent.progress import plain as plain_event
 from forewarn.agent.step import Phase
@@ -98,8 +99,13 @@ def metrics(view: View) -> str:
         if name.partition("{")[0] != family:
             family = name.partition("{")[0]
             text.append(f"# TYPE {family} {'counter' if family.endswith('_total') else 'gauge'}")
-        text.append(f"{name} {value:g}")
+        text.append(f"{name} {_number(value)}")
     return "\n".join(text) + "\n"
+
+
+def _number(value: float) -> str:
+    """Not rounded: a counter that stands still for a while and then jumps tells nothing."""
+    return str(int(value)) if value == int(value) else repr(value)
 
 
 def _gauges(view: View) -> dict[str, float]:
@@ -122,7 +128,7 @@ def _gauges(view: View) -> dict[str, float]:
 def _plain(one: HandlingStatus) -> dict[str, object]:
     left = None if one.event.is_started else one.seconds_left
     return {
-        "event": plain_event(one.event),
+        "event": plain_event(replace(one.event, description=cut(one.event.description))),
         "rule": one.rule,
         "doing": one.phase or _waiting(one),
         "step": one.step,

@@ -23,7 +23,9 @@ def _operation(verb: str, sentence: str) -> None:
         as_json: Json = False,
     ) -> None:
         answer = connect(context).post("vms", vm, verb, said={"not_before": not_before})
-        show_events(answer, f"{verb} of {vm} is being done at once, without notice: nobody polls, or none is wanted", as_json=as_json)
+        show_events(
+            answer, f"{verb} of {vm} is being done at once, without notice: nobody polls, or none is wanted", as_json=as_json
+        )
 
 
 _operation("restart", "Restart a VM on its host, after notice.")

@@ -6,13 +6,15 @@ What is new to us (types, statuses, members) is kept as it came.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from forewarn.client import moment
 from forewarn.client.problem import BadAnswer, BadDocument, brief
 
+DEPTH_MAX = 64
+EVENTS_MAX = 1000
 UNKNOWN_SECONDS = -1
 UNKNOWN_INCARNATION = 0
 """No endpoint serves it (protocol 2.6), so it stands for "it did not say"."""
@@ -46,6 +48,10 @@ class Event:
         return self.id.upper()
 
     @property
+    def is_scheduled(self) -> bool:
+        return self.status.lower() == "scheduled"
+
+    @property
     def is_started(self) -> bool:
         return self.status.lower() == "started"
 
@@ -75,8 +81,12 @@ def read_document(body: bytes, *, etag: str = "", content_type: str = "") -> Doc
         said = read_json(body, content_type)
     except BadAnswer as problem:
         raise BadDocument(problem.message) from problem
+    if not _is_shallow(said):
+        raise BadDocument(f"the document is nested deeper than {DEPTH_MAX}; expected a list of Events")
     if not isinstance(said, dict) or not isinstance(said.get("Events"), list):
         raise BadDocument(f"the answer is {brief(said)}; expected a document with a list of Events")
+    if len(said["Events"]) > EVENTS_MAX:
+        raise BadDocument(f"the document has {len(said['Events'])} events; expected at most {EVENTS_MAX}")
     try:
         incarnation = _whole(said, "DocumentIncarnation", UNKNOWN_INCARNATION)
         events = tuple(_event(entry) for entry in said["Events"])
@@ -91,6 +101,22 @@ def read_json(body: bytes, content_type: str = "") -> object:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
         raise BadAnswer(f"the answer is no JSON (Content-Type {content_type or 'not given'}): {brief(body)}") from error
+
+
+def _is_shallow(said: object) -> bool:
+    """Whether it can be copied, compared and written down by functions that call themselves."""
+    level = [said]
+    for _ in range(DEPTH_MAX):
+        level = [inner for one in level for inner in _inner(one)]
+        if not level:
+            return True
+    return False
+
+
+def _inner(one: object) -> Iterable[object]:
+    if isinstance(one, dict):
+        return one.values()
+    return one if isinstance(one, list) else ()
 
 
 def _event(entry: object) -> Event:

@@ -15,8 +15,8 @@ from forewarn.client.watch import Change, Watcher
 PERIOD_SECONDS = 1.0
 PAUSE_SECONDS_MAX = 10.0
 """Short, because a spot VM has only 30 seconds from its notice to its end."""
-RETRY_AFTER_SECONDS_MAX = 60.0
-"""An endpoint that asks to be left alone longer than this would leave its guest blind."""
+RETRY_AFTER_SECONDS_MAX = 10.0
+"""An endpoint that asks to be left alone longer than this would leave its guest blind, for more than a Preempt's notice."""
 WAIT_SECONDS = 30.0
 
 

@@ -16,6 +16,7 @@ that ran between two looks is told as canceled too: nothing on the wire tells th
 lags, or from a counter that began again (a new store, 24 hours without a poll), and only more looks can tell. From such a
 document events that appear or start are told at once, because that is urgent and true of either; what it lacks or shows
 otherwise is believed when LOOKS_MIN documents in a row were like that. So no reset is missed, and no stale page ends an event.
+Nor does the first page of a new life: while there is none to compare it with, one that lacks a known event is doubted too.
 """
 
 from collections.abc import Container, Iterable, Iterator
@@ -50,7 +51,8 @@ class Change:
 class Watcher:
     """Remembers what was told. `known` are events told in an earlier life; `approved` holds keys of events, and may grow."""
 
-    def __init__(self, known: Iterable[Event] = (), *, approved: Container[str] = ()) -> None:
+    def __init__(self, known: Iterable[Event] = (), *, approved: Container[str] = (), looks_min: int = LOOKS_MIN) -> None:
+        self._looks_min = looks_min
         self._live = {event.key: event for event in known}
         self._over: dict[str, None] = {}
         self._approved = approved
@@ -80,13 +82,18 @@ class Watcher:
         return changes
 
     def _believe(self, document: Document) -> bool:
-        last = self._believed
-        if last is not None and document.incarnation <= last.incarnation and not _is_same(document, last):
+        if self._is_doubtful(document):
             self._doubts += 1
-            if self._doubts < LOOKS_MIN:
+            if self._doubts < self._looks_min:
                 return False
         self._believed, self._doubts = document, 0
         return True
+
+    def _is_doubtful(self, document: Document) -> bool:
+        last = self._believed
+        if last is None:
+            return not self._live.keys() <= _by_key(document).keys()
+        return document.incarnation <= last.incarnation and not _is_same(document, last)
 
     def _news(self, event: Event, *, is_believed: bool) -> Iterator[Kind]:
         if event.key in self._over:

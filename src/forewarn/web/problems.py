@@ -116,16 +116,27 @@ def _answer_http(request: Request[Any, Any, Any], error: HTTPException) -> Respo
     if error.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return _answer_bug(request, error)
     code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
-    told = {"error": Invalid.code if code == "bad_request" else code, "message": _detail(error), "facts": {}}
+    told = {"error": Invalid.code if code == "bad_request" else code, "message": _detail(request, error), "facts": {}}
     body = msgspec.json.encode(told)
     return Response(body, status_code=error.status_code, media_type=MediaType.JSON, headers=error.headers)
 
 
-def _detail(error: HTTPException) -> str:
-    """Litestar keeps which field is wrong, and why, in `extra`."""
+def _detail(request: Request[Any, Any, Any], error: HTTPException) -> str:
+    """What came and what was expected. Litestar keeps which field is wrong, and why, in `extra`."""
+    path = request.url.path
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        return f"there is nothing at {path}; /api/openapi.json tells what there is"
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        allowed = {name.lower(): value for name, value in (error.headers or {}).items()}.get("allow", "another method")
+        return f"{request.method} is not for {path}; expected {allowed}"
     wrong = [one for one in error.extra or () if isinstance(one, dict)]
-    fields = "; ".join(f"{one.get('key', 'body')}: {one.get('message', 'does not fit')}" for one in wrong)
-    return fields or error.detail
+    return "; ".join(_wrong(request, one) for one in wrong) or error.detail
+
+
+def _wrong(request: Request[Any, Any, Any], wrong: dict[str, Any]) -> str:
+    key, message = str(wrong.get("key", "body")), str(wrong.get("message", "does not fit"))
+    value = request.query_params.get(key)
+    return f"{key}: {message}" if value is None else f"{key}: {message.partition(', got ')[0]}, got {value!r}"
 
 
 def _answer_bug(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:

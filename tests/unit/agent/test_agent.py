@@ -210,7 +210,7 @@ def test_after_the_reboot_the_next_life_recovers_once(world: World) -> None:
     world.handling(world.rule(), reboot()).work()
     for _ in range(2):
         world.again()
-        run(agent_of(world, Scripted(world.hands, shows(9), settled(world, "recover")), world.rule()))
+        run(agent_of(world, Scripted(world.hands, *[shows(9)] * 3, settled(world, "recover")), world.rule()))
 
     assert world.diary == ["prepare", "recover"]
 
@@ -264,12 +264,14 @@ def test_new_rules_are_for_events_that_appear_afterwards(world: World) -> None:
         lambda: agent.reload(Settings(rules=(new,))),
         shows(2, reboot(), reboot("E2")),
         settled(world, "prepare", "E2"),
-        shows(3, reboot("E2")),
+        shows(3),
         settled(world, "recover"),
+        settled(world, "recover", "E2"),
     )
     run(agent)
 
-    assert world.diary == ["prepare", "new prepare", "old recover"]
+    assert world.diary[:2] == ["prepare", "new prepare"]
+    assert sorted(world.diary[2:]) == ["new recover", "old recover"]
     assert agent.status().rules == ("new",)
 
 
@@ -403,3 +405,67 @@ def test_a_clock_that_jumps_back_and_forth_ends_nothing(world: World) -> None:
     run(agent_of(world, Scripted(world.hands, *scenes), world.rule()))
 
     assert world.diary == ["prepare", "start"]
+
+
+def test_an_event_with_an_unknown_status_is_left_alone_until_it_has_one_that_we_know(world: World) -> None:
+    """Completed may mean that all is over."""
+    client = Scripted(world.hands)
+    client.scenes = (
+        shows(1, reboot(status="Completed")),
+        lambda: assert_(not client.has_approved.wait(0.05) and world.diary == []),
+        shows(2, reboot()),
+        wrote(world, What.APPROVED),
+    )
+    run(agent_of(world, client, world.rule()))
+
+    assert world.diary == ["prepare"]
+
+
+def test_an_empty_answer_at_the_start_of_a_life_recovers_nothing_and_the_event_goes_on(world: World) -> None:
+    """The event was there all along."""
+    world.handling(world.rule(), reboot()).work()
+    world.again()
+    client = Scripted(world.hands, shows(0), shows(2, reboot()), wrote(world, What.APPROVED))
+    run(agent_of(world, client, world.rule()))
+
+    assert world.diary == ["prepare"]
+
+
+def test_recover_waits_while_another_event_of_this_vm_is_in_hand(world: World) -> None:
+    """It would bring back what the other has taken away. When that is over too, both are recovered from."""
+    scenes = (
+        shows(1, reboot("E1"), reboot("E2")),
+        settled(world, "prepare", "E1"),
+        settled(world, "prepare", "E2"),
+        shows(2, reboot("E2")),
+        wrote(world, What.FINISHED, "E1"),
+        lambda: assert_("recover" not in world.diary),
+        shows(3, started(reboot("E2"))),
+        settled(world, "start", "E2"),
+        lambda: assert_("recover" not in world.diary),
+        shows(4),
+        settled(world, "recover", "E1"),
+        settled(world, "recover", "E2"),
+    )
+    run(agent_of(world, Scripted(world.hands, *scenes), world.rule(approve=Approve.NEVER)))
+
+    assert world.diary == ["prepare", "prepare", "start", "recover", "recover"]
+
+
+def test_a_rule_that_now_holds_also_holds_what_is_in_hand(world: World) -> None:
+    """The file is edited and read again while the event is being prepared."""
+    client = Scripted(world.hands)
+    go_on = threading.Event()
+    rule = world.rule(prepare=(world.step("slow", lambda occasion: assert_(go_on.wait(PATIENCE_SECONDS))),))
+    agent = agent_of(world, client, rule)
+    client.scenes = (
+        shows(1, reboot()),
+        ran(world, "slow"),
+        lambda: agent.reload(Settings(rules=(replace(rule, hold=True),))),
+        go_on.set,
+        settled(world, "prepare"),
+        lambda: assert_(not client.has_approved.wait(0.05)),
+    )
+    run(agent)
+
+    assert client.approvals == []

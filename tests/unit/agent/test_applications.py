@@ -7,6 +7,7 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -221,7 +222,7 @@ def test_a_program_that_does_not_read_loses_its_place_and_nobody_waits_for_it(pa
         deaf.ask(register="deaf")
         other.ask(register="other")
         event = Event("E1", "Reboot", "Scheduled", description="x" * 100_000)
-        for _ in range(20):
+        for _ in range(300):  # lines of 4 KiB: the system takes some, and 256 KiB wait
             applications.begin(event, Phase.PREPARE, 1810.0)
             told = other.hear()
             assert told is not None
@@ -329,3 +330,46 @@ def test_another_agents_socket_is_left_when_this_one_ends(path: Path, time: Time
 def test_on_windows_the_socket_is_refused_with_a_reason() -> None:
     with pytest.raises(Invalid, match="Windows has no such sockets"):
         _need_unix(Path("agent.socket"), platform="win32")
+
+
+def test_a_program_is_told_of_an_event_with_a_long_description(path: Path, applications: Applications) -> None:
+    """It was sent away untold, and the event approved without it."""
+    with Program(path) as program:
+        program.ask(register="db")
+        applications.begin(replace(REBOOT, description="x" * 300_000), Phase.PREPARE, 1810.0)
+        said = program.hear()
+
+        assert said is not None
+        assert said["phase"] == "prepare"
+        assert not applications.all_ready("E1")
+
+
+def test_a_bug_with_one_caller_costs_only_that_one_its_place(path: Path, time: Time) -> None:
+    """The others are answered at once, and the same bug is not met again and again."""
+
+    def broken() -> dict[str, object]:
+        raise RuntimeError("bug")
+
+    applications = Applications(path, broken, monotonic=time)
+    applications.open()
+    try:
+        with Program(path) as good, Program(path) as bad:
+            assert good.ask(register="db") == {"registered": "db"}
+            assert bad.ask(status=True) is None
+            assert good.ask(register="db") == {"registered": "db"}
+            assert applications.names() == ("db",)
+    finally:
+        applications.close()
+
+
+def test_after_a_restart_an_event_waits_for_programs_to_register_again(path: Path, time: Time) -> None:
+    """The program had asked for more time when the agent was killed."""
+    applications = Applications(path, dict, resumed=("E1",), monotonic=time)
+    applications.open()
+    try:
+        applications.begin(REBOOT, Phase.PREPARE, 1810.0)
+        assert not applications.all_ready("E1")
+        time.now += 30
+        assert applications.all_ready("E1")
+    finally:
+        applications.close()

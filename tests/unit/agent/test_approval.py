@@ -9,8 +9,8 @@ from forewarn.agent.approval import Approver
 from forewarn.agent.handling import Handling
 from forewarn.agent.lease import Lease
 from forewarn.agent.progress import What
-from forewarn.agent.rule import Approve, Leader
-from forewarn.client import NoAnswer, TryLater
+from forewarn.agent.rule import Approve, Leader, Rule
+from forewarn.client import Event, NoAnswer, TryLater
 from tests.unit.agent.agent_world import World, reboot, shows, started
 
 
@@ -30,9 +30,10 @@ class Desk:
         self.arrived: list[tuple[str, float]] = []
         self.known: list[frozenset[What]] = []
         self.approved: set[str] = set()
+        self.rules = [world.rule()]
 
     def approver(self, lease: Lease | None = None) -> Approver:
-        return Approver(self.world.here(), self.send, lease=lease, approved=self.approved)
+        return Approver(self.world.here(), self.send, lease=lease, approved=self.approved, rules=lambda: self.rules)
 
     def send(self, event_id: str) -> None:
         self.arrived.append((event_id, self.world.hands.monotonic - 1000))
@@ -74,10 +75,10 @@ def test_an_approval_that_fails_is_sent_again_later_and_later(world: World) -> N
 
 def test_an_endpoint_that_asks_for_a_pause_gets_it(world: World) -> None:
     """Retry-After."""
-    desk = Desk(world, TryLater("too many", status=429, retry_after_seconds=20))
+    desk = Desk(world, TryLater("too many", status=429, retry_after_seconds=9))
     turns(world, desk.approver(), prepared(world), seconds=30)
 
-    assert [at for _, at in desk.arrived] == [0, 20]
+    assert [at for _, at in desk.arrived] == [0, 9]
 
 
 @pytest.mark.parametrize("news", ["started", "over"])
@@ -132,3 +133,43 @@ def test_a_lease_is_kept_until_what_was_approved_by_it_is_over(world: World) -> 
     handling.work()
     assert not approver.turn([], shows(3))
     assert other.hold()
+
+
+def test_a_lease_is_kept_when_the_answer_to_the_approval_was_lost(world: World) -> None:
+    """It may have been accepted: while we wait to send it again, and when the event has started, nobody else may lead."""
+    desk, path = Desk(world, *[NoAnswer("lost")] * 9), world.folder / "lease"
+    clock = world.hands.clock()
+    approver = desk.approver(Lease(path, "web-0", monotonic=clock.monotonic))
+    other = Lease(path, "web-1", monotonic=clock.monotonic)
+    handling = prepared(world, approve=Approve.WHEN_PREPARED_AND_LEADER, leader=Leader.LEASE)
+    for second in range(40):
+        if second == 20:
+            handling.read(started(reboot()))
+        assert approver.turn([handling], shows(1))
+        assert not other.hold()
+        world.hands.pass_(1)
+
+
+@pytest.mark.parametrize("now", [[Rule("all", approve=Approve.AT_ONCE, hold=True)], [Rule("all")], []])
+def test_an_event_in_hand_is_held_when_its_rule_now_says_so_or_is_gone(world: World, now: list[Rule]) -> None:
+    """Somebody edits the file in haste, to stop just this."""
+    desk = Desk(world)
+    desk.rules = now
+    turns(world, desk.approver(), prepared(world), seconds=3)
+
+    assert desk.arrived == []
+
+
+def test_trouble_with_one_event_does_not_keep_the_others_from_being_approved(world: World) -> None:
+    """It is told when all have had their turn."""
+
+    class Broken(Handling):
+        @property
+        def wants_approval(self) -> bool:
+            raise ZeroDivisionError
+
+    desk = Desk(world)
+    with pytest.raises(ZeroDivisionError):
+        desk.approver().turn([Broken(world.rule(), Event("E0", "", ""), world.here()), prepared(world)], shows(1))
+
+    assert [key for key, _ in desk.arrived] == ["E1"]

@@ -1,8 +1,11 @@
 """Whom the agent waits for. Time is told, so nothing here waits."""
 
+import json
+
 import pytest
 
-from forewarn.agent.gathering import CALLS_MAX, EXTENSIONS_MAX, Gathering
+from forewarn.agent.applications import QUEUE_BYTES_MAX
+from forewarn.agent.gathering import CALLS_MAX, EXTENSIONS_MAX, Call, Gathering, told
 from forewarn.agent.step import Phase
 from forewarn.client import Event
 from forewarn.errors import Invalid, NotFound, Refused
@@ -149,3 +152,59 @@ def test_calls_have_a_limit() -> None:
         gathering.begin(event, Phase.PREPARE, deadline=900, programs=(), now=0)
 
     assert len(gathering.calls) == CALLS_MAX
+
+
+def test_a_number_beyond_all_bounds_is_five_minutes_too() -> None:
+    """Python's whole numbers have no end, and its others do."""
+    assert called("db").answer("db", {"more": "e1", "seconds": 10**400}, 0) == {"more": "e1", "seconds": 300}
+
+
+def test_an_event_that_is_resumed_waits_for_programs_to_come_back() -> None:
+    """The agent's restart cut their connections: that nobody is there does not say that nobody needs time."""
+    gathering = Gathering(resumed={REBOOT.key}, since=100)
+    gathering.begin(REBOOT, Phase.PREPARE, deadline=900, programs=(), now=101)
+
+    assert not gathering.all_ready("e1", 129.9)
+    assert gathering.all_ready("e1", 130)
+
+
+def test_a_program_that_came_back_is_waited_for_as_any_other() -> None:
+    gathering = Gathering(resumed={REBOOT.key}, since=100)
+    gathering.begin(REBOOT, Phase.PREPARE, deadline=900, programs=(), now=101)
+    list(gathering.join("db", 110))
+    gathering.answer("db", {"more": "e1", "seconds": 60}, 110)
+
+    assert not gathering.all_ready("e1", 169)
+    assert gathering.all_ready("e1", 170)
+
+
+def test_an_event_that_is_resumed_does_not_wait_past_its_deadline() -> None:
+    gathering = Gathering(resumed={REBOOT.key}, since=100)
+    gathering.begin(REBOOT, Phase.PREPARE, deadline=105, programs=(), now=101)
+
+    assert gathering.all_ready("e1", 105)
+
+
+def test_an_event_that_is_new_waits_for_nobody_who_may_come() -> None:
+    gathering = Gathering(resumed={"E2"}, since=100)
+    gathering.begin(REBOOT, Phase.PREPARE, deadline=900, programs=(), now=101)
+
+    assert gathering.all_ready("e1", 101)
+
+
+def test_long_texts_are_cut_so_that_everybody_can_be_told() -> None:
+    """Who is sent more than fits loses its place, and is not even told why."""
+    long = "\x01" * 300_000
+    event = Event(long, long, long, long, resources=(long, *(f"web-{number}" for number in range(100_000))), description=long)
+    line = json.dumps(told(Call(event, Phase.PREPARE, 900), 0), default=str)
+
+    assert len(line) < QUEUE_BYTES_MAX
+
+
+def test_text_that_is_not_long_is_told_as_it_is() -> None:
+    event = Event("e1", "Reboot", "Scheduled", resources=("web-0", "web-1"), description="ä" * 2048)
+    said = told(Call(event, Phase.PREPARE, 900), 0)["event"]
+
+    assert isinstance(said, dict)
+    assert said["description"] == event.description
+    assert said["resources"] == ["web-0", "web-1"]

@@ -467,3 +467,59 @@ def test_the_status_tells_the_phase_and_the_step_under_way(world: World) -> None
     assert (status.phase, status.step, status.rule, status.seconds_left) == ("prepare", "drain", "all", 800)
     assert (status.is_prepared, status.is_approved, status.is_held) == (False, False, False)
     assert (handling[0].status().phase, handling[0].status().is_prepared) == ("", True)
+
+
+def test_an_event_with_an_unknown_status_is_neither_prepared_nor_approved(world: World) -> None:
+    handling = world.handling(world.rule(approve=Approve.AT_ONCE), reboot(status="Completed"))
+    handling.work()
+
+    assert world.diary == []
+    assert not handling.wants_approval
+    assert not handling.has_work
+
+
+def test_recover_is_for_all_the_names_that_the_event_had_at_first(world: World) -> None:
+    """Our own name goes first, and our own server must come back. In the next life too."""
+    step = world.step("back")
+    rule = world.rule(recover=(step,))
+    world.handling(rule, reboot(resources=("web-0", "web-1"))).work()
+    world.handling(rule, started(reboot(resources=("web-0",)))).work()
+    world.again()
+    handling = world.handling(rule, started(reboot(resources=())))
+    handling.work()
+
+    assert isinstance(step.step, Noted)
+    assert [occasion.event.resources for occasion in step.step.occasions] == [("web-0", "web-1")]
+
+
+def test_a_step_that_the_file_did_not_have_before_is_run(world: World) -> None:
+    """The file was edited between two lives: what is done is known by its name as well as by its place."""
+    with pytest.raises(Died):
+        world.handling(world.rule(prepare=(world.step("a"), world.step("b", die))), reboot()).work()
+    world.again()
+    world.again()
+    world.handling(world.rule(prepare=(world.step("checkpoint"), world.step("a"))), reboot()).work()
+
+    assert world.diary == ["a", "b", "checkpoint", "a"]
+
+
+def test_applications_are_told_once_however_often_the_disk_is_full(world: World) -> None:
+    """A program is no place to hear of our disk."""
+    failures = [JournalLost("full")] * 3
+
+    class Flaky(Journal):
+        def write(self, key: str, what: What, **facts: object) -> None:
+            if what is What.STEP_BEGUN and failures:
+                raise failures.pop()
+            super().write(key, what, **facts)
+
+    world.journal.close()
+    world.journal = Flaky.open(world.folder / "journal")
+    applications = Slow(world, looks=0)
+    handling = world.handling(world.rule(), reboot(), world.here(applications))
+    for _ in range(3):
+        with pytest.raises(JournalLost):
+            handling.work()
+    handling.work()
+
+    assert [phase for phase, _ in applications.told] == ["prepare"]

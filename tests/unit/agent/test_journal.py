@@ -54,8 +54,8 @@ def test_what_was_written_is_there_in_the_next_life(path: Path) -> None:
     progress = second.progress["E1"]
     assert progress.event == reboot()
     assert progress.rule == "drain"
-    assert progress.is_settled(Phase.PREPARE, 0)
-    assert not progress.is_settled(Phase.PREPARE, 1), "begun and without an end: in doubt"
+    assert progress.is_settled(Phase.PREPARE, 0, "")
+    assert not progress.is_settled(Phase.PREPARE, 1, ""), "begun and without an end: in doubt"
     assert progress.took == {(Phase.PREPARE, 0): 1.5}
     assert What.APPROVING in progress.marks
     assert What.APPROVED not in progress.marks
@@ -255,4 +255,4 @@ def test_an_event_seen_differently_keeps_its_rule_and_its_progress(path: Path) -
     progress = journal.progress["E1"]
     assert progress.event.is_started
     assert progress.rule == "drain"
-    assert progress.is_settled(Phase.PREPARE, 0)
+    assert progress.is_settled(Phase.PREPARE, 0, "")

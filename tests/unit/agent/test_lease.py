@@ -1,12 +1,14 @@
 """One leader among many, by a file that all of them see."""
 
 import os
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from forewarn.agent.lease import SECONDS, Lease
-from tests.unit.agent.agent_world import Hands
+from forewarn.agent.lease import SECONDS, WORD_SECONDS_MAX, Keeper, Lease
+from tests.unit.agent.agent_world import PATIENCE_SECONDS, Hands
 
 
 class Storage:
@@ -134,3 +136,74 @@ def test_a_released_lease_is_free_at_once(storage: Storage) -> None:
 def test_without_storage_nobody_leads(tmp_path: Path) -> None:
     """A share that is not mounted means: do not approve."""
     assert not Lease(tmp_path / "missing" / "lease", "web-0", monotonic=lambda: 0.0).hold()
+
+
+class Hanging:
+    """A lease that is ours, on storage that answers only while it is `well`."""
+
+    def __init__(self) -> None:
+        self.well = threading.Event()
+        self.asked = threading.Event()
+        self.released = threading.Event()
+
+    def hold(self) -> bool:
+        self.asked.set()
+        return self.well.wait(PATIENCE_SECONDS)
+
+    def release(self) -> None:
+        self.released.set()
+
+
+class Kept:
+    """A keeper at work. `word` is set when it has a new one."""
+
+    def __init__(self) -> None:
+        self.hands, self.lease, self.word, self.stop = Hands(), Hanging(), threading.Event(), threading.Event()
+        self.keeper = Keeper(self.lease, monotonic=lambda: self.hands.monotonic, on_word=self.word.set)
+        self.thread = threading.Thread(target=self.keeper.keep, args=(self.stop,), daemon=True)
+        self.thread.start()
+
+
+@pytest.fixture
+def kept() -> Iterator[Kept]:
+    kept = Kept()
+    yield kept
+    kept.lease.well.set()
+    kept.stop.set()
+    kept.keeper.wake()
+    kept.thread.join(PATIENCE_SECONDS)
+    assert not kept.thread.is_alive()
+
+
+def test_storage_that_hangs_is_waited_for_by_nobody_but_the_keeper(kept: Kept) -> None:
+    """We do not lead until it has answered; then we do."""
+    assert not kept.keeper.hold()
+    assert kept.lease.asked.wait(PATIENCE_SECONDS)
+    assert not kept.keeper.hold()
+
+    kept.lease.well.set()
+    assert kept.word.wait(PATIENCE_SECONDS)
+    assert kept.keeper.hold()
+
+
+def test_the_keepers_word_is_true_for_seconds_only(kept: Kept) -> None:
+    """When the storage hangs later, the others may take the lease over without our knowing."""
+    kept.lease.well.set()
+    kept.keeper.hold()
+    assert kept.word.wait(PATIENCE_SECONDS)
+    kept.lease.well.clear()
+    kept.lease.asked.clear()
+    assert kept.lease.asked.wait(PATIENCE_SECONDS), "it renews by itself"
+    kept.hands.pass_(WORD_SECONDS_MAX)
+
+    assert not kept.keeper.hold()
+
+
+def test_what_is_released_while_the_storage_hangs_is_released_when_it_is_well(kept: Kept) -> None:
+    """And is not ours in between."""
+    kept.keeper.hold()
+    assert kept.lease.asked.wait(PATIENCE_SECONDS)
+    kept.keeper.release()
+    kept.lease.well.set()
+
+    assert kept.lease.released.wait(PATIENCE_SECONDS)

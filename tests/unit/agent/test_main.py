@@ -1,10 +1,19 @@
 """The agent's own command line: what it refuses, in one line and with which exit code."""
 
+import threading
 from pathlib import Path
+from typing import NoReturn, cast
 
 import pytest
 
+from forewarn.agent import applications, life
 from forewarn.agent.__main__ import main
+from forewarn.agent.journal import Journal
+from forewarn.agent.notify import Notifier
+from forewarn.agent.once import Once
+from forewarn.client import Client, Document, Watcher
+from forewarn.errors import Unavailable
+from tests.unit.agent.view_of import REBOOT, handling, view_of
 
 RULE = '[[rule]]\nname = "all"\napprove = "when-prepared"\nprepare = [{log = "x"}]\n'
 
@@ -60,3 +69,61 @@ def test_a_command_line_that_makes_no_sense_is_one_line_and_exit_code_2(
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert said.startswith("forewarn-agent")
+
+
+def test_a_status_with_half_a_character_is_printed_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(applications, "ask_status", lambda path: {"name": "web\ud800"})
+
+    assert main(["status"]) == 0
+    assert capsys.readouterr().out.startswith("web?, forewarn agent")
+
+
+@pytest.mark.parametrize("problem", [RecursionError("too deep"), OverflowError("int too large"), Unavailable("no disk")])
+def test_whatever_is_wrong_with_a_new_file_the_old_rules_stay(
+    problem: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A slip of the pen must not end the agent before an event."""
+
+    def refuse(path: Path) -> NoReturn:
+        raise problem
+
+    monkeypatch.setattr(life, "load", refuse)
+    one = life.Life(life.Orders(Path("x")), {}, Notifier({}, pid=7))
+    monkeypatch.setattr(one, "_view", view_of)
+    one._reload()
+
+    assert [record.getMessage() for record in caplog.records] == ["the file is refused; the old rules stay"]
+    assert str(problem) in one._settings_problem
+
+
+def test_once_ends_when_the_journal_cannot_be_written(tmp_path: Path) -> None:
+    """The agent tries again for ever; who asked once waits for an answer."""
+    journal = Journal.open(tmp_path / "journal")
+    give_up = threading.Event()
+    client = cast("Client", Shown(Document(1, (REBOOT,))))
+    once = Once(client, journal, handlings=lambda: (handling(),), journal_problems=lambda: 1, give_up=give_up.set)
+    changes = once.watch(stop=give_up, on_problem=print, wait_seconds=0, watcher=Watcher(), sleep=None)
+    seen = [change.event for change in changes]
+    journal.close()
+
+    assert seen == [REBOOT]
+    assert isinstance(once.problem, Unavailable)
+
+
+class Shown:
+    """A client that has one document."""
+
+    def __init__(self, document: Document) -> None:
+        self._document = document
+
+    def document(self) -> Document:
+        return self._document
+
+
+def test_the_unit_never_gives_up() -> None:
+    """A disk or an address that comes late must not leave the VM without its agent."""
+    unit = Path(__file__).parents[3] / "deploy" / "forewarn-agent.service"
+
+    assert "\nStartLimitIntervalSec=0\n" in unit.read_text().partition("[Service]")[0]

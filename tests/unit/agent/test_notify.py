@@ -79,3 +79,11 @@ def test_a_loop_that_stands_still_too_long_has_no_pulse() -> None:
     assert pulse.is_there("a", 150)
     assert not pulse.is_there("a", 151)
     assert pulse.is_there("b", 152)
+
+
+def test_text_that_cannot_be_encoded_is_said_all_the_same(systemd: tuple[socket.socket, dict[str, str]]) -> None:
+    """JSON may hold half a character; the words with it must not end the agent."""
+    listening, environ = systemd
+    Notifier(environ, pid=7).status("web-0: Re\ud800boot")
+
+    assert listening.recv(1000) == b"STATUS=web-0: Re?boot"

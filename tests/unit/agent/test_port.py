@@ -1,6 +1,7 @@
 """The local port, over real sockets."""
 
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -112,3 +113,23 @@ def test_callers_beyond_the_limit_are_sent_away_and_the_others_are_served() -> N
 def test_a_port_that_is_taken_is_said_in_one_line() -> None:
     with listening() as (host, number), pytest.raises(Unavailable, match=f"listen is {host}:{number}, which cannot be had"):
         Port(f"{host}:{number}", view_of)
+
+
+def test_a_place_is_given_back_when_no_thread_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the port would be closed for good after a while without memory."""
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with listening() as address:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", start)
+            for _ in range(CALLERS_MAX):
+                assert get(address, "/healthz") == ""
+
+        assert get(address, "/healthz").startswith("HTTP/1.1 200")
+
+
+def test_a_reason_that_cannot_be_encoded_is_answered_all_the_same() -> None:
+    with listening(lambda: view_of(heard_seconds=None, last_problem="\ud800 is odd")) as address:
+        assert get(address, "/readyz").endswith("\r\n\r\n? is odd\n")

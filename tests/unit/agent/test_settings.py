@@ -185,3 +185,20 @@ def test_a_file_is_loaded(tmp_path: Path) -> None:
     path.write_text(FULL)
 
     assert load(path, make=made) == parse(FULL, str(path), make=made)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "poll_seconds = " + "9" * 400,
+        "poll_seconds = " + "9" * 5000,
+        "poll_seconds = 0x" + "f" * 5000,
+        "rule = [" + "[" * 400 + "]" * 400 + "]",
+        '[[rule]]\nname = "r"\nprepare = [{log = "x", weight = ' + "9" * 400 + "}]",
+        '[[rule]]\nname = "r"\nprepare = [{http = {url = "http://127.0.0.1/", body = "' + "[" * 100_000 + '"}}]',
+    ],
+)
+def test_numbers_and_nesting_beyond_reason_are_refused(text: str) -> None:
+    """A file that is wrong is refused, never the end of the agent."""
+    with pytest.raises(Invalid, match=r"agent.toml:\d+: "):
+        parse(text, "agent.toml")

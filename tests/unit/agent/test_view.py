@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -103,3 +104,17 @@ def test_one_line_for_systemd_tells_how_far_an_event_is(is_prepared: bool, is_ap
     seen = view_of(handling(is_prepared=is_prepared, is_approved=is_approved))
 
     assert words(seen) == f"web-0: Reboot {expected}"
+
+
+@pytest.mark.parametrize("count", [0, 999_999, 1_000_001, 12_345_678])
+def test_a_counter_is_never_rounded(count: int) -> None:
+    """A rate is made of differences."""
+    text = metrics(replace(view_of(), counts={"forewarn_agent_late_total": count}))
+
+    assert f"\nforewarn_agent_late_total {count}\n" in text
+
+
+def test_a_status_with_a_long_description_still_fits() -> None:
+    said = plain(view_of(handling(replace(REBOOT, description="x" * 300_000))))
+
+    assert len(json.dumps(said)) < 10_000

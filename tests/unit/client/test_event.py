@@ -174,3 +174,17 @@ def test_what_is_no_json_is_refused_and_shown(body: bytes) -> None:
     with pytest.raises(BadDocument, match=r"no JSON \(Content-Type text/html\)") as caught:
         read_document(body, content_type="text/html")
     assert len(caught.value.message) < 200
+
+
+def test_a_document_nested_too_deep_is_refused() -> None:
+    """What it can be written down with has a limit, and would fail for all events at once."""
+    deep: object = 0
+    for _ in range(700):
+        deep = [deep]
+    with pytest.raises(BadDocument, match="nested deeper"):
+        read_event(Odd=deep)
+
+
+def test_a_document_of_too_many_events_is_refused() -> None:
+    with pytest.raises(BadDocument, match="1001 events"):
+        read({"DocumentIncarnation": 1, "Events": [None] * 1001})

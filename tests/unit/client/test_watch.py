@@ -205,7 +205,20 @@ def test_what_was_told_in_an_earlier_life_is_not_told_again() -> None:
     """An agent that comes back after the reboot goes on from its journal."""
     watcher = Watcher([reboot("E1"), started("E2")])
 
-    assert tell(watcher, page(9, started("E1"), reboot("E3"))) == [("finished", "E2"), ("started", "E1"), ("appeared", "E3")]
+    assert tell(watcher, page(9, started("E1"), reboot("E3"))) == [("started", "E1"), ("appeared", "E3")]
+    assert watcher.is_in_doubt
+    assert tell(watcher, *[page(9, started("E1"), reboot("E3"))] * 2) == [("finished", "E2")]
+
+
+def test_one_empty_body_at_the_start_of_a_life_ends_nothing() -> None:
+    """There is no document yet to compare it with, only what is remembered."""
+    watcher = Watcher([reboot("E1")])
+
+    assert tell(watcher, replace(page(0), etag=""), page(2, reboot("E1")), page(3, started("E1"))) == [("started", "E1")]
+
+
+def test_who_looks_only_once_believes_what_it_sees() -> None:
+    assert tell(Watcher([started("E1")], looks_min=1), page(9)) == [("finished", "E1")]
 
 
 def test_a_watch_for_years_does_not_grow() -> None:

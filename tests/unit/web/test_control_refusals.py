@@ -85,7 +85,7 @@ def test_maintenance_outside_its_limits_is_refused(said: dict[str, Any], part: s
         ("dryrun=true", "unknown query parameter 'dryrun'; known here: dry_run"),
         ("dry_run=true&dry_run=false", "query parameter 'dry_run' stands twice; expected it once"),
         ("limit=5", "unknown query parameter 'limit'; known here: dry_run"),
-        ("dry_run=maybe", "dry_run: Expected `bool`, got `str`"),
+        ("dry_run=maybe", "dry_run: Expected `bool`, got 'maybe'"),
     ],
 )
 def test_a_misspelt_dry_run_never_changes_the_fleet(query: str, message: str) -> None:

@@ -62,7 +62,10 @@ class Cluster:
     def ask(
         self, occasion: Occasion, method: str, path: str, body: bytes | None = None, content_type: str = ""
     ) -> tuple[int, object]:
-        """The status, and what was said: an object for 2xx, a message for the rest. 5xx and silence are tried again."""
+        """The status, and what was said: an object for 2xx, a message for the rest. 5xx and silence are tried again.
+
+        A POST, which is an eviction, is not, if there is an answer: 429 and 5xx may be about this one pod, and others wait.
+        """
         call = web.Call(method, self._server() + path, self._headers(content_type), body, self._ca_file())
         while True:  # ends with an answer that stays, or at the limit: `pause` raises there
             try:
@@ -71,7 +74,7 @@ class Cluster:
                 pause(occasion, AGAIN_SECONDS, f"the API server at {self._server()} does not answer: {problem}")
                 continue
             said = _read(answer.body)
-            if answer.status < 500 and (answer.status != 429 or method == "POST"):  # to an eviction, 429 is a budget's answer
+            if method == "POST" or (answer.status < 500 and answer.status != 429):
                 return answer.status, said if answer.status < 300 else _message(said)
             pause(occasion, AGAIN_SECONDS, f"{method} {path}: status {answer.status}: {_message(said)}")
 

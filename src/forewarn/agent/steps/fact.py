@@ -18,6 +18,8 @@ NAMES = (
     *("event_duration", "event_description", "event_phase", "event_deadline_seconds", "event_vm"),
 )
 NOT_BEFORE = "%a, %d %b %Y %H:%M:%S GMT"
+FACT_BYTES_MAX = 4096  # Linux runs no command with 128 KiB in one variable
+RESOURCES_BYTES_MAX = 64 * 1024
 NUMBERS = ("event_duration", "event_deadline_seconds")
 
 _PLACE = re.compile(r"\{(event_[a-z_]*)\}")
@@ -25,7 +27,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 
 def facts(occasion: Occasion) -> dict[str, str]:
-    """NotBefore is as the endpoint writes it, empty for now; Resources are joined by spaces."""
+    """NotBefore is as the endpoint writes it, empty for now; Resources are joined by spaces. What is too long is cut."""
     event = occasion.event
     said = {
         "event_id": event.id,
@@ -41,7 +43,14 @@ def facts(occasion: Occasion) -> dict[str, str]:
         "event_deadline_seconds": str(int(occasion.seconds_left)),
         "event_vm": occasion.name,
     }
-    return {name: value.encode("utf-8", "replace").decode().replace("\0", "") for name, value in said.items()}
+    return {name: _cut(name, value.replace("\0", "").encode("utf-8", "replace")) for name, value in said.items()}
+
+
+def _cut(name: str, value: bytes) -> str:
+    """Resources have more room, and are cut between two names: half a name may be another VM's."""
+    if name != "event_resources":
+        return value[:FACT_BYTES_MAX].decode("utf-8", "ignore")
+    return (value if len(value) <= RESOURCES_BYTES_MAX else value[:RESOURCES_BYTES_MAX].rpartition(b" ")[0]).decode()
 
 
 def environment(occasion: Occasion) -> dict[str, str]:

@@ -15,7 +15,11 @@ STATES = ("absent", "present")
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file taken away is kept beside its place and put back as it was; if that is lost too, it is made anew with `content`."""
+    """Recover undoes what prepare did, and nothing else: marks beside the file tell what that was.
+
+    A file taken away is kept there and put back as it was. One that was absent before has a mark, and stays absent. Where there
+    is neither, a reboot has swept them away, and the file is made anew with `content`. One that we put there is marked as made.
+    """
 
     path: Path
     in_prepare: str = "absent"
@@ -37,20 +41,34 @@ class File:
     def _take(self) -> None:
         if self.path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a directory")
-        with contextlib.suppress(FileNotFoundError):
-            if self.in_prepare == "present":
-                self.path.unlink()
-            else:
-                os.replace(self.path, self._beside("kept"))
+        if self.in_prepare == "present":
+            if self._beside("made").exists():
+                self.path.unlink(missing_ok=True)
+                self._beside("made").unlink(missing_ok=True)
+            return
+        try:
+            os.replace(self.path, self._beside("kept"))
+            self._beside("absent").unlink(missing_ok=True)
+        except FileNotFoundError:
+            if not self._beside("kept").exists():
+                with contextlib.suppress(OSError):  # where no mark can be put, no file will be either
+                    self._beside("absent").touch()
 
     def _put(self) -> None:
         """In one move: a probe never sees half a file."""
         if self.path.exists():
+            if self.in_prepare == "absent":  # somebody was faster, and what we kept is old
+                self._beside("kept").unlink(missing_ok=True)
+                self._beside("absent").unlink(missing_ok=True)
             return
         if self.in_prepare == "absent":
             with contextlib.suppress(FileNotFoundError):
                 os.replace(self._beside("kept"), self.path)
                 return
+            if self._beside("absent").exists():  # it stays: this may be run again
+                return
+        else:
+            self._beside("made").touch()
         new = self._beside("new")
         new.write_text(self.content, encoding="utf-8")
         os.replace(new, self.path)

@@ -7,19 +7,20 @@ from dataclasses import dataclass
 
 from forewarn.agent.step import Occasion, Phase, StepFailed, StepTimedOut
 from forewarn.agent.steps.spec import Spec, only_on_unix
-from forewarn.agent.steps.wait import until, within
+from forewarn.agent.steps.wait import together, until, within
 
 MEMBERS = ("socket", "servers", "wait")
 ANSWER_BYTES_MAX = 16 * 1024 * 1024
 TALK_SECONDS = 5.0
 LOOK_SECONDS = 0.25
 EACH = "{resource}"
+OWN = "{vm}"
 SERVER = re.compile(r"[\w.:-]+/[\w.:-]+", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Haproxy:
-    """`web/{resource}` stands for every VM that the event names: for an agent that runs beside the balancer."""
+    """`web/{vm}` is our own VM; `web/{resource}` stands for every VM that the event names: for an agent beside the balancer."""
 
     address: str
     servers: tuple[str, ...]
@@ -29,14 +30,32 @@ class Haproxy:
         return f"drain {' '.join(self.servers)} in HAProxy at {self.address}, or in recover make it ready"
 
     def run(self, occasion: Occasion) -> None:
-        servers = self._servers(occasion)
+        """A server that HAProxy does not know must not keep the others from their drain: all are tried, then all is told."""
         state = "ready" if occasion.phase is Phase.RECOVER else "drain"
-        for server in servers:
-            said = self._ask(f"set server {server} state {state}", occasion).strip()
-            if said:  # HAProxy says nothing where it agrees
-                raise StepFailed(f"HAProxy does not {state} {server}: {said[:300]}")
-        if state == "ready" or not self.is_waiting:
-            return
+        failures: list[StepFailed] = []
+        changed: list[str] = []
+        for server in self._servers(occasion):
+            try:
+                self._set(server, state, occasion)
+                changed.append(server)
+            except StepFailed as failure:
+                failures.append(failure)
+        if changed and state == "drain" and self.is_waiting:
+            try:
+                self._wait(tuple(changed), occasion)
+            except StepFailed as failure:
+                failures.append(failure)
+        if failures:
+            raise together(failures)
+
+    def _set(self, server: str, state: str, occasion: Occasion) -> None:
+        if not SERVER.fullmatch(server):
+            raise StepFailed(f"{server[:60]!r} cannot be the name of a server in HAProxy")
+        said = self._ask(f"set server {server} state {state}", occasion).strip()
+        if said:  # HAProxy says nothing where it agrees
+            raise StepFailed(f"HAProxy does not {state} {server}: {said[:300]}")
+
+    def _wait(self, servers: tuple[str, ...], occasion: Occasion) -> None:
         busy: dict[str, int] = {}
 
         def is_empty() -> bool:
@@ -48,11 +67,9 @@ class Haproxy:
 
     def _servers(self, occasion: Occasion) -> tuple[str, ...]:
         names = [name.removeprefix("_") for name in occasion.event.resources]
-        servers = [server.replace(EACH, name) for server in self.servers for name in (names if EACH in server else [""])]
-        for server in servers:
-            if not SERVER.fullmatch(server):
-                raise StepFailed(f"{server[:60]!r} cannot be the name of a server in HAProxy")
-        return tuple(servers)
+        own = [server.replace(OWN, occasion.name.removeprefix("_")) for server in self.servers]
+        servers = [server.replace(EACH, name) for server in own for name in (names if EACH in server else [""])]
+        return tuple(dict.fromkeys(servers))
 
     def _ask(self, command: str, occasion: Occasion) -> str:
         try:
@@ -109,6 +126,6 @@ def make(value: object, where: str) -> Haproxy:
     elif not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise spec.refused("socket", "the path of a socket, or host:port")
     servers = spec.texts("servers", expected="a list of backend/server")
-    if not all(SERVER.fullmatch(server.replace(EACH, "x")) for server in servers):
-        raise spec.refused("servers", f"a list of backend/server, or backend/{EACH}")
+    if not all(SERVER.fullmatch(server.replace(EACH, "x").replace(OWN, "x")) for server in servers):
+        raise spec.refused("servers", f"a list of backend/server, backend/{OWN} or backend/{EACH}")
     return Haproxy(address, servers, spec.is_set("wait", default=True))

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from forewarn.agent.step import Occasion, StepFailed
 from forewarn.agent.steps import fact, web
@@ -39,7 +39,9 @@ class Http:
     ca_file: str = ""
 
     def describe(self) -> str:
-        return f"{self.method} {self.url}"
+        """Without path and query: in the URL of a web hook they are the secret."""
+        split = urlsplit(self.url)
+        return f"{self.method} {split.scheme}://{split.netloc}"
 
     def run(self, occasion: Occasion) -> None:
         seconds = FIRST_PAUSE_SECONDS
@@ -47,7 +49,7 @@ class Http:
             problem = self._attempt(occasion)
             if not problem:
                 return
-            pause(occasion, seconds, f"{self.method} {self.url}: {problem}")
+            pause(occasion, seconds, f"{self.describe()}: {problem}")
             seconds = min(seconds * 2, PAUSE_SECONDS_MAX)
 
     def _attempt(self, occasion: Occasion) -> str:
@@ -61,7 +63,7 @@ class Http:
         said = fact.in_line(answer.body.decode("utf-8", "replace")).strip()
         refusal = f"status {answer.status}" + (f": {said}" if said else "")
         if answer.status not in web.AGAIN:
-            raise StepFailed(f"{self.method} {self.url}: {refusal}", status=answer.status)
+            raise StepFailed(f"{self.describe()}: {refusal}", status=answer.status)
         return refusal
 
     def _call(self, occasion: Occasion) -> web.Call:

@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from forewarn.agent.step import Occasion, StepFailed, StepTimedOut
 from forewarn.agent.steps.fact import environment
-from forewarn.agent.steps.wait import LOOK_SECONDS
+from forewarn.agent.steps.wait import LOOK_SECONDS, together
 
 OUTPUT_BYTES_MAX = 4096
 GRACE_SECONDS = 2.0
@@ -21,7 +22,7 @@ SETTLE_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What to run. `grace_seconds` lie between TERM and KILL for one that is ended."""
+    """What to run. `grace_seconds` lie between TERM and KILL for one that is ended; KILL falls at the limit, not after it."""
 
     words: tuple[str, ...]
     directory: str | None = None
@@ -40,13 +41,14 @@ def run(command: Command, occasion: Occasion) -> str:
     """
     if occasion.seconds_left <= 0:
         raise StepTimedOut(f"{command.name} was not run: no time was left")
+    grace_seconds = min(command.grace_seconds, occasion.seconds_left / 2)  # the work has at least half of the time
     process = _start(command, occasion)
     said = bytearray()
     listener = threading.Thread(target=_listen, args=(process, said), name="forewarn-step-output", daemon=True)
     listener.start()
-    code = _wait(process, occasion)
+    code = _wait(process, replace(occasion, deadline=occasion.deadline - grace_seconds))
     if code is None:
-        _end(process, command.grace_seconds)
+        _end(process, grace_seconds)
     listener.join(SETTLE_SECONDS)  # a child in the background may hold the pipe open for ever
     last_words = bytes(said).decode("utf-8", "replace").strip()
     if code != 0:
@@ -67,8 +69,7 @@ def run_each(commands: Sequence[Command], occasion: Occasion) -> None:
         except StepFailed as failure:
             failures.append(failure)
     if failures:
-        kind = StepTimedOut if all(isinstance(failure, StepTimedOut) for failure in failures) else StepFailed
-        raise kind("; ".join(failure.message for failure in failures))
+        raise together(failures)
 
 
 def find(name: str) -> str:
@@ -119,13 +120,25 @@ def _end(process: "subprocess.Popen[bytes]", grace_seconds: float) -> None:
     else:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGTERM)
-            for _ in range(int(grace_seconds / LOOK_SECONDS)):
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(LOOK_SECONDS)
-                os.killpg(process.pid, 0)  # raises when the group is empty
+            while grace_seconds > 0:  # ends with the grace, or when the group is empty: the last line raises then
+                _look(process, min(LOOK_SECONDS, grace_seconds))
+                grace_seconds -= LOOK_SECONDS
+                os.killpg(process.pid, 0)
             os.killpg(process.pid, signal.SIGKILL)
+            for _ in range(10):  # the kernel may need a moment to end them all
+                _look(process, SETTLE_SECONDS / 10)
+                os.killpg(process.pid, 0)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(SETTLE_SECONDS)  # not even KILL ends what hangs in a lost disk
+
+
+def _look(process: "subprocess.Popen[bytes]", seconds: float) -> None:
+    """Until the group's first process ends. Where it has ended already, the others still have their time."""
+    if process.poll() is not None:
+        time.sleep(seconds)
+        return
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(seconds)
 
 
 def _failure(command: Command, code: int | None, occasion: Occasion, last_words: str) -> StepFailed:

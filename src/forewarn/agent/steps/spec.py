@@ -41,9 +41,12 @@ class Spec:
         return tuple(value)
 
     def pairs(self, name: str, *, expected: str) -> dict[str, str]:
+        """No environment can hold a name with "=" in it, nor can a header."""
         value = self._given.get(name, {})
         if not isinstance(value, dict) or not all(isinstance(part, str) and "\0" not in part for part in value.values()):
             raise self.refused(name, expected)
+        if not all(key and not {"=", "\0"} & set(key) for key in value):
+            raise self.refused(name, f"{expected}, the names without '='")
         return dict(value)
 
     def choice(self, name: str, choices: Sequence[str], default: str) -> str:

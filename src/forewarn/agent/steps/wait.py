@@ -1,7 +1,7 @@
 """Waiting within a step's time: in small parts, until done, out of time, or the agent must end."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from forewarn.agent.step import Occasion, StepFailed, StepTimedOut
@@ -24,6 +24,12 @@ def pause(occasion: Occasion, seconds: float, waiting_for: str) -> None:
         raise StepFailed(f"the agent has to end: {waiting_for}")
     if occasion.seconds_left <= 0:
         raise StepTimedOut(f"time is up: {waiting_for}")
+
+
+def together(failures: Sequence[StepFailed]) -> StepFailed:
+    """Several failures told as one, each only once. It is one of time only if all of them are."""
+    kind = StepTimedOut if all(isinstance(failure, StepTimedOut) for failure in failures) else StepFailed
+    return kind("; ".join(dict.fromkeys(failure.message for failure in failures)))
 
 
 def within(occasion: Occasion, seconds: float, work: Callable[[], T]) -> T:

@@ -57,3 +57,12 @@ def test_a_fact_in_json_stays_inside_its_quotes() -> None:
 def test_a_fact_in_a_line_stays_in_its_line() -> None:
     """A description must not forge a line of the log, nor talk to a terminal."""
     assert fact.in_line("a\r\nroot logged in\x1b[2J\u2028b") == "a root logged in [2J b"
+
+
+def test_a_fact_is_cut_to_what_an_environment_can_hold() -> None:
+    """Whole characters, and whole names: half a name may be another VM's."""
+    said = fact.facts(occasion(event=reboot(description="x" + "é" * 70_000, resources=("web-10",) * 20_000)))
+
+    assert said["event_description"] == "x" + "é" * 2047
+    assert set(said["event_resources"].split(" ")) == {"web-10"}
+    assert 65_000 < len(said["event_resources"]) <= 65_536

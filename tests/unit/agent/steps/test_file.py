@@ -60,3 +60,44 @@ def test_a_directory_is_never_moved(tmp_path: Path) -> None:
         make("file", str(tmp_path), "W").run(occasion())
 
     assert tmp_path.is_dir()
+
+
+def test_a_health_file_that_an_operator_had_removed_stays_removed(tmp_path: Path) -> None:
+    """Recover undoes what prepare did, and prepare found nothing to take away."""
+    path = tmp_path / "ready"
+    made = make("file", str(path), "W")
+    for phase in ("prepare", "start", "recover", "recover"):
+        made.run(occasion(phase))
+
+    assert not path.exists()
+    path.write_text("back")
+    made.run(occasion("prepare"))
+    assert not path.exists()
+    made.run(occasion("recover"))
+
+    assert path.read_text() == "back"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_was_kept_is_dropped_where_somebody_put_the_file_back_by_hand(tmp_path: Path) -> None:
+    """Else the old one would come back after the next event."""
+    path = tmp_path / "ready"
+    path.write_text("old")
+    made = make("file", str(path), "W")
+    made.run(occasion("prepare"))
+    path.write_text("by hand")
+    made.run(occasion("recover"))
+
+    assert path.read_text() == "by hand"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_drain_file_that_an_operator_had_put_there_stays_there(tmp_path: Path) -> None:
+    """The machine was out of the balancer before the event, and for another reason."""
+    path = tmp_path / "drain"
+    path.write_text("by hand")
+    made = make("file", {"path": str(path), "in_prepare": "present"}, "W")
+    made.run(occasion("prepare"))
+    made.run(occasion("recover"))
+
+    assert path.read_text() == "by hand"

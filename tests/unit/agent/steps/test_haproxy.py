@@ -91,3 +91,37 @@ def test_nobody_at_the_socket_is_a_failure() -> None:
     for address in ("/no/such.sock", "127.0.0.1:1"):
         with pytest.raises(StepFailed, match=f"HAProxy at {address} does not answer"):
             make("haproxy", {"socket": address, "servers": ["web/a"]}, "W").run(occasion())
+
+
+@pytest.mark.parametrize(("phase", "state"), [("prepare", "drain"), ("recover", "ready")])
+def test_a_server_that_haproxy_does_not_know_does_not_keep_the_others_from_their_turn(phase: str, state: str) -> None:
+    """An event names databases too. All are tried, and then all that failed are told."""
+    unknown = "No such server.\n\n"
+    with haproxy(unknown, "\n", unknown) as (address, asked):
+        made = make("haproxy", {"socket": address, "servers": ["web/{resource}"], "wait": False}, "W")
+        with pytest.raises(StepFailed) as failure:
+            made.run(occasion(phase, event=reboot(resources=("a", "b", "c"))))
+
+    assert asked == [f"set server web/{name} state {state}" for name in "abc"]
+    assert failure.value.message == (
+        f"HAProxy does not {state} web/a: No such server.; HAProxy does not {state} web/c: No such server."
+    )
+
+
+def test_the_sessions_of_those_that_drain_are_waited_for_though_another_failed() -> None:
+    """The rule may go on after a failure, and then these sessions are cut."""
+    busy, idle = HEAD + "web,b,0,0,2,\n", HEAD + "web,b,0,0,0,\n"
+    with haproxy("No such server.\n\n", "\n", busy, idle) as (address, asked), pytest.raises(StepFailed, match="web/a"):
+        make("haproxy", {"socket": address, "servers": ["web/a", "web/b"]}, "W").run(occasion())
+
+    assert asked[2:] == ["show stat -1 4 -1", "show stat -1 4 -1"]
+
+
+@pytest.mark.parametrize("resources", [("web-1", "web-2"), ("web-0", "web-1"), ()])
+def test_our_own_vm_is_one_server_whomever_else_the_event_names(resources: tuple[str, ...]) -> None:
+    """An agent on web-0 that drains web-1 too would make it ready while it is still down."""
+    with haproxy("\n") as (address, asked):
+        spec = {"socket": address, "servers": ["web/{vm}"]}
+        make("haproxy", spec, "W").run(occasion("recover", event=reboot(resources=resources)))
+
+    assert asked == ["set server web/web-0 state ready"]

@@ -178,3 +178,14 @@ def test_a_proxy_in_the_environment_is_used_only_where_it_is_wanted(by_proxy: bo
 
     assert (done.returncode, done.stderr) == (0, b"")
     assert server.asked[0][1] == asked
+
+
+def test_the_path_of_a_url_is_never_told() -> None:
+    """In the URL of a web hook it is the secret, and descriptions and failures go to logs and status pages."""
+    with Server(403).running() as server:
+        made = make("http", f"{server.url}/services/T0/secret?key=secret", "W")
+        with pytest.raises(StepFailed) as failure:
+            made.run(occasion())
+
+    assert made.describe() == f"GET {server.url}"
+    assert failure.value.message == f"GET {server.url}: status 403: answer 403"

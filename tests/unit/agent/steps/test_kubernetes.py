@@ -1,5 +1,10 @@
 """Whose cordon it is, which pods leave, and where the API server is. Drains against a whole API server are in e2e."""
 
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -97,3 +102,52 @@ def test_an_api_server_in_trouble_is_asked_again_until_the_limit(status: int) ->
         make("kubernetes", {"node": "n", "server": server.url}, "W").run(occasion(seconds=2.5))
 
     assert len(server.asked) >= 2
+
+
+def test_a_pod_whose_eviction_is_answered_with_500_does_not_keep_the_others_from_theirs() -> None:
+    """Two budgets on one pod are answered so for ever. It is told at the limit, and asked again until then."""
+    with api_server() as (url, evicted):
+        made = make("kubernetes", {"node": "n", "server": url}, "W")
+        with pytest.raises(StepTimedOut, match=r"still on the node: d/a \(held back: status 500: two budgets\)$"):
+            made.run(occasion(seconds=2.5))
+
+    assert evicted[:3] == ["a", "b", "a"]
+
+
+@contextmanager
+def api_server() -> Iterator[tuple[str, list[str]]]:
+    """Two pods: `a` is never evicted, `b` at once."""
+    evicted: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def answer(self, status: int, said: object) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            body = json.dumps(said).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def do_GET(self) -> None:
+            left = [name for name in "ab" if name == "a" or name not in evicted]
+            items = [{"metadata": {"namespace": "d", "name": name, "uid": name}} for name in left]
+            self.answer(200, node() if "/nodes/" in self.path else {"items": items})
+
+        def do_PATCH(self) -> None:
+            self.answer(200, {})
+
+        def do_POST(self) -> None:
+            evicted.append(self.path.split("/")[-2])
+            self.answer(500 if evicted[-1] == "a" else 201, {"message": "two budgets"})
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}", evicted
+        finally:
+            server.shutdown()
+            thread.join()

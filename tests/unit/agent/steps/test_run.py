@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from forewarn.agent.step import StepFailed, StepTimedOut
 from forewarn.agent.steps import make
 from forewarn.agent.steps.process import OUTPUT_BYTES_MAX, Command, run, run_each
-from tests.unit.agent.steps.build import occasion, occasion_until, script
+from tests.unit.agent.steps.build import occasion, occasion_until, reboot, script
 
 
 def shell(text: str, **more: object) -> dict[str, object]:
@@ -139,8 +140,32 @@ def test_no_further_command_is_begun_when_the_agent_has_to_end(tmp_path: Path) -
     assert not (tmp_path / "done").exists()
 
 
+def test_the_children_of_a_shell_that_died_at_once_still_have_their_grace(tmp_path: Path) -> None:
+    """The shell does not tidy up; the database that it started does."""
+    tidy = f"trap 'sleep 0.4; echo tidied > {tmp_path}/tidied; exit' TERM"
+    child = script(tmp_path / "tidy", tidy, f"echo $$ > {tmp_path}/child", "while :; do sleep 0.05; done")
+    with pytest.raises(StepTimedOut):
+        make("run", shell(f"{child} & wait", grace_seconds=20), "W").run(occasion_until(tmp_path / "child"))
+
+    assert (tmp_path / "tidied").read_text() == "tidied\n"
+
+
+def test_what_does_not_hear_term_is_over_at_the_limit_and_not_a_grace_later() -> None:
+    """The limit is what is left before the event: what runs past it takes the time of the approval."""
+    begun = time.monotonic()
+    with pytest.raises(StepTimedOut):
+        make("run", shell("trap '' TERM; while :; do sleep 0.05; done", grace_seconds=20), "W").run(occasion(seconds=1))
+
+    assert 0.9 < time.monotonic() - begun < 3
+
+
+def test_a_description_of_any_length_does_not_keep_a_command_from_being_run() -> None:
+    """Linux refuses a variable of 128 KiB, and with it every command of the rule."""
+    make("run", ["true"], "W").run(occasion(event=reboot(description="x" * 140_000)))
+
+
 def is_running(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
     except OSError:
         return False

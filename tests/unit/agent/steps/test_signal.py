@@ -1,5 +1,6 @@
 """Signals to real processes."""
 
+import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -78,7 +79,7 @@ def test_a_process_that_does_not_end_is_told_at_the_limit(tmp_path: Path) -> Non
         make("signal", checkpoint(tmp_path, until_exit=True), "W").run(occasion(seconds=0.3))
 
 
-@pytest.mark.parametrize("text", ["", "0", "1", "-1", "-5", "12 13", "abc", "٣"])
+@pytest.mark.parametrize("text", ["", "0", "1", "-1", "-5", "12 13", "abc", "٣", "9" * 32])
 def test_a_number_that_means_more_than_one_process_is_never_signalled(tmp_path: Path, text: str) -> None:
     """kill(-1) is everybody, kill(0) is ourselves."""
     (tmp_path / "pid").write_text(text)
@@ -109,3 +110,20 @@ def test_a_unit_that_is_not_running_has_no_process(tmp_path: Path) -> None:
     spec = {"send": "USR1", "unit": "x", "systemctl": script(tmp_path / "systemctl", "echo 0")}
     with pytest.raises(StepFailed, match="x names no process: '0'"):
         make("signal", spec, "W").run(occasion())
+
+
+def test_a_pid_file_that_is_a_pipe_or_a_device_is_refused_at_once(tmp_path: Path) -> None:
+    """To read from it might never end, and the agent with it."""
+    os.mkfifo(tmp_path / "pid")
+    for path in (str(tmp_path / "pid"), "/dev/zero"):
+        with pytest.raises(StepFailed, match=f"{path} cannot be read: it is not a regular file") as failure:
+            make("signal", {"send": "USR1", "pid_file": path}, "W").run(occasion(seconds=5))
+
+        assert not isinstance(failure.value, StepTimedOut)
+
+
+def test_a_pid_file_that_is_too_long_is_refused_and_not_read_in_part(tmp_path: Path) -> None:
+    """What stands first in it may be another process. The number here is beyond those that Linux gives."""
+    (tmp_path / "pid").write_text("5000000" + " " * 40 + "3")
+    with pytest.raises(StepFailed, match="pid cannot be read: it has more than 32 bytes"):
+        make("signal", checkpoint(tmp_path), "W").run(occasion())
