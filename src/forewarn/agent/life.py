@@ -10,7 +10,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -158,14 +158,8 @@ class Life:
 
     def _reload(self) -> None:
         self._notifier.reloading()
-        try:
-            settings = self._load()
-        except Exception as problem:  # a file that we cannot even refuse well is no reason to end either
-            words = problem.message if isinstance(problem, Problem) else f"{type(problem).__name__}: {problem}"
-            self._settings_problem = f"{words:.{PROBLEM_LENGTH_MAX}}"
-            log.error("the file is refused; the old rules stay", extra={"facts": {"problem": self._settings_problem}})
-        else:
-            self._settings_problem = ""
+        settings, self._settings_problem = read_again(self._load)
+        if settings is not None:
             self._agent.reload(settings)
         self._notifier.ready(view.words(self._view()))
 
@@ -191,3 +185,13 @@ def _in_prepare(journal: Journal) -> frozenset[str]:
 def live(orders: Orders) -> None:
     """In this process."""
     Life(orders, os.environ, Notifier(os.environ, pid=os.getpid())).run()
+
+
+def read_again(read: Callable[[], Settings]) -> tuple[Settings | None, str]:
+    """The settings as they are now, or what is wrong with them. Whatever it is, it is no reason to end."""
+    try:
+        return read(), ""
+    except Exception as problem:  # also a file that we cannot even refuse well
+        words = problem.message if isinstance(problem, Problem) else f"{type(problem).__name__}: {problem}"
+        log.error("the file is refused; the old rules stay", extra={"facts": {"problem": words[:PROBLEM_LENGTH_MAX]}})
+        return None, words[:PROBLEM_LENGTH_MAX]

@@ -1,19 +1,19 @@
 """The agent's own command line: what it refuses, in one line and with which exit code."""
 
+import socket
 import threading
 from pathlib import Path
 from typing import NoReturn, cast
 
 import pytest
 
-from forewarn.agent import applications, life
 from forewarn.agent.__main__ import main
 from forewarn.agent.journal import Journal
-from forewarn.agent.notify import Notifier
+from forewarn.agent.life import read_again
 from forewarn.agent.once import Once
 from forewarn.client import Client, Document, Watcher
 from forewarn.errors import Unavailable
-from tests.unit.agent.view_of import REBOOT, handling, view_of
+from tests.unit.agent.view_of import REBOOT, handling
 
 RULE = '[[rule]]\nname = "all"\napprove = "when-prepared"\nprepare = [{log = "x"}]\n'
 
@@ -71,31 +71,39 @@ def test_a_command_line_that_makes_no_sense_is_one_line_and_exit_code_2(
     assert said.startswith("forewarn-agent")
 
 
-def test_a_status_with_half_a_character_is_printed_all_the_same(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(applications, "ask_status", lambda path: {"name": "web\ud800"})
+def test_a_status_with_half_a_character_is_printed_all_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What an endpoint said may be no text that can be printed."""
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        answering = threading.Thread(target=answer_once, args=(listening, b'{"status": {"name": "web\\ud800"}}\n'))
+        answering.start()
+        assert main(["status", "--socket", str(path)]) == 0
+        answering.join()
 
-    assert main(["status"]) == 0
     assert capsys.readouterr().out.startswith("web?, forewarn agent")
 
 
+def answer_once(listening: socket.socket, answer: bytes) -> None:
+    connection, _ = listening.accept()
+    with connection:
+        connection.recv(100)
+        connection.sendall(answer)
+
+
 @pytest.mark.parametrize("problem", [RecursionError("too deep"), OverflowError("int too large"), Unavailable("no disk")])
-def test_whatever_is_wrong_with_a_new_file_the_old_rules_stay(
-    problem: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_whatever_is_wrong_with_a_new_file_the_old_rules_stay(problem: Exception, caplog: pytest.LogCaptureFixture) -> None:
     """A slip of the pen must not end the agent before an event."""
 
-    def refuse(path: Path) -> NoReturn:
+    def refuse() -> NoReturn:
         raise problem
 
-    monkeypatch.setattr(life, "load", refuse)
-    one = life.Life(life.Orders(Path("x")), {}, Notifier({}, pid=7))
-    monkeypatch.setattr(one, "_view", view_of)
-    one._reload()
+    settings, words = read_again(refuse)
 
+    assert settings is None
+    assert str(problem) in words
     assert [record.getMessage() for record in caplog.records] == ["the file is refused; the old rules stay"]
-    assert str(problem) in one._settings_problem
 
 
 def test_once_ends_when_the_journal_cannot_be_written(tmp_path: Path) -> None:
