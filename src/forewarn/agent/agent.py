@@ -15,7 +15,6 @@ from forewarn.agent.approval import Approver
 from forewarn.agent.handling import Applications, Handling, HandlingStatus, Here, NoApplications, lead
 from forewarn.agent.journal import Journal, JournalLost
 from forewarn.agent.lease import Keeper, Lease
-from forewarn.agent.once import Once
 from forewarn.agent.progress import What
 from forewarn.agent.rule import Rule, first_match
 from forewarn.agent.settings import Settings
@@ -68,7 +67,10 @@ class Status:
 
 
 class Agent:
-    """One agent of one VM, run once. `reload`, `status` and `counts` may be called from any thread at any time."""
+    """One agent of one VM, run once. `reload`, `status` and `counts` may be called from any thread at any time.
+
+    `is_once`: there is one look only, so what it shows is believed and nothing waits for a later one.
+    """
 
     def __init__(
         self,
@@ -79,14 +81,15 @@ class Agent:
         applications: Applications | None = None,
         clock: Clock = CLOCK,
         is_dry_run: bool = False,
+        is_once: bool = False,
         again_seconds: float = AGAIN_SECONDS,
     ) -> None:
         self._settings = settings
         self._client = client
         self._is_dry_run = is_dry_run
         self._again_seconds = again_seconds
-        self._is_once = isinstance(client, Once)
-        self._here = Here(settings.name, journal, applications or NoApplications(), clock, Tally(), is_patient=not self._is_once)
+        self._is_once = is_once
+        self._here = Here(settings.name, journal, applications or NoApplications(), clock, Tally(), is_patient=not is_once)
         self._handlings: dict[str, Handling] = {}
         self._working: dict[str, threading.Thread] = {}
         self._approved: set[str] = set()

@@ -71,7 +71,12 @@ class Life:
             self._applications = None if path is None else Applications(path, self._status, resumed=_in_prepare(journal))
             once = self._once(journal) if self._orders.is_once else None
             self._agent = Agent(
-                settings, once or self._client, journal, applications=self._applications, is_dry_run=self._orders.is_dry_run
+                settings,
+                once or self._client,
+                journal,
+                applications=self._applications,
+                is_dry_run=self._orders.is_dry_run,
+                is_once=self._orders.is_once,
             )
             self._quiet_seconds_max = settings.wait_seconds + settings.poll_seconds + TIMEOUT_SECONDS + SLACK_SECONDS
             self._open_doors(settings, parts)

@@ -66,16 +66,11 @@ class Loops:
     def notice(self, place: Place) -> None:
         """A scope has changed: know anew when it needs us."""
         scope = place.scope
-        wake = min((moment for moment in (next_deadline(scope), self._next_impact(scope)) if moment), default=None)
+        wake = next_moment(scope)
         if wake is None:
             self._wake_at.pop(scope.name, None)
         elif self._wake_at.get(scope.name) != wake:
             self._set_alarm(scope.name, wake)
-
-    def _next_impact(self, scope: Scope) -> datetime | None:
-        if not scope.impacts:
-            return None
-        return next_impact_at(scope)
 
     def _set_alarm(self, name: str, wake: datetime) -> None:
         self._wake_at[name] = wake
@@ -144,10 +139,9 @@ class Loops:
 
     def _watch_later(self, place: Place) -> None:
         """Set the next alarm for what is not due yet; what is due is in hand or in the queue, and looked at again in a while."""
-        now = self._engine.clock.now()
-        moments = [moment for moment in (next_deadline(place.scope), next_impact_at(place.scope)) if moment is not None]
-        if moments:
-            self._set_alarm(place.scope.name, max(min(moments), now + AGAIN))
+        moment = next_moment(place.scope)
+        if moment is not None:
+            self._set_alarm(place.scope.name, max(moment, self._engine.clock.now() + AGAIN))
 
     def _dispatch(self) -> None:
         """Hand out due impacts, as many as may be carried out at once; the rest keeps its place in the queue."""
@@ -284,3 +278,8 @@ class Loops:
             self._engine.trouble.tell("store trouble", during=what, problem=problem.message)
             return False
         return True
+
+
+def next_moment(scope: Scope) -> datetime | None:
+    """When the scope needs somebody: to tick, or to carry an impact out."""
+    return min((moment for moment in (next_deadline(scope), next_impact_at(scope)) if moment is not None), default=None)
