@@ -1,6 +1,6 @@
 """The limits of a connection. Time passes because the test says so."""
 
-import time
+import asyncio
 from datetime import timedelta
 
 import pytest
@@ -61,7 +61,7 @@ def test_a_client_that_sends_known_polls_and_reads_nothing_is_held_back_and_then
         with world.connect() as quick:
             for _ in range(200):
                 quick.send(POLL)
-                time.sleep(0.001)
+                world.run(asyncio.sleep(0.001))  # the server has had its turn before the next one is sent
             [connection] = [one for one in world.listener.state.connections if isinstance(one, PollConnection)]
             assert 0 < connection.unsent_bytes < 200_000
             world.pass_time(STALL)
