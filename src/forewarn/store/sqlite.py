@@ -7,6 +7,7 @@ and whole is refused before a byte of it is written.
 import asyncio
 import os
 import sqlite3
+import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -206,11 +207,24 @@ def _prepare(path: str, busy_seconds: float) -> sqlite3.Connection:
                 for statement in SCHEMA:
                     connection.execute(statement)
         _check_whole(connection, path)
-        connection.execute("PRAGMA journal_mode = WAL")
+        _log_ahead(connection, busy_seconds)
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _log_ahead(connection: sqlite3.Connection, busy_seconds: float) -> None:
+    """Where two open a new file at once, SQLite refuses one of them this change at once, whatever wait it was given."""
+    until = time.monotonic() + busy_seconds
+    while True:  # until it is done, or the wait has run out
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                raise
+            time.sleep(0.005)
 
 
 def _connect(path: str, busy_seconds: float) -> sqlite3.Connection:
