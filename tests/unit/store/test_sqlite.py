@@ -8,12 +8,13 @@ import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
 from forewarn.errors import StoreLost, StoreUnusable
 from forewarn.store.base import Note, Record, Write
-from forewarn.store.sqlite import APPLICATION_ID, SqliteStore, _prepare
+from forewarn.store.sqlite import APPLICATION_ID, SCHEMA, SqliteStore, _log_ahead, _prepare
 
 NOBODY = 65534
 STORY_SECONDS_MAX = 20
@@ -289,6 +290,18 @@ def test_a_file_of_another_users_is_refused(public_folder: Path) -> None:
 
     with an_ordinary_user(), pytest.raises(StoreUnusable, match="expected one that this user may read and write"):
         on_file(path, nothing)
+
+
+def test_the_write_ahead_log_waits_for_another_who_writes_while_the_file_is_made(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
+        for statement in SCHEMA:
+            other.execute(statement)
+        other.execute("BEGIN IMMEDIATE")
+        Timer(0.2, other.execute, ["COMMIT"]).start()
+        with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            _log_ahead(connection, 20)
+            assert connection.execute("PRAGMA journal_mode").fetchall() == [("wal",)]
 
 
 def test_a_writer_that_holds_the_file_too_long_makes_the_commit_lost_and_the_store_goes_on(tmp_path: Path) -> None:
