@@ -35,7 +35,9 @@ def check_step(before: Scope, after: Scope, now: datetime) -> None:
         if event.id in old:
             was = old[event.id]
             must(not (was.status is Status.STARTED and event.status is Status.SCHEDULED), "statuses only move on", was, event)
-            must(was.not_before == event.not_before, "NotBefore never moves", was, event)
+            must(was.not_before <= event.not_before, "NotBefore only moves away", was, event)
+            is_held = event.status is Status.SCHEDULED and event.type is not EventType.TERMINATE
+            must(was.not_before == event.not_before or is_held, "only what is not begun, and no deletion, is put off", was, event)
             must(set(event.resources) <= set(was.resources), "Resources only shrink", was, event)
             must(set(was.approvals) <= set(event.approvals), "no approval is taken back", was, event)
             must(was.is_approved <= event.is_approved, "consent stands", was, event)

@@ -142,6 +142,9 @@ MOVES: tuple[Callable[[Move, Scope], ask.Command], ...] = (
         event_ids=(_id(move, scope), *(event.id for event in scope.events[:2])), vm=pick(NAMES, move.second)
     ),
     lambda move, scope: ask.Cancel(event_id=_id(move, scope)),
+    lambda move, scope: ask.Extend(
+        event_id=_id(move, scope), not_before=NOON + timedelta(minutes=7 * move.second, seconds=move.third)
+    ),
     lambda move, scope: ask.Complete(event_id=_id(move, scope)),
     _claim,
     _claim,

@@ -6,12 +6,12 @@ import hashlib
 import logging
 import resource
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from forewarn.config import Address, Config, NotBeforeFormat
 from forewarn.core.event import EventType
@@ -22,9 +22,10 @@ from forewarn.engine.loops import Loops
 from forewarn.engine.operations import Operations
 from forewarn.errors import Invalid, StoreUnusable, Unavailable
 from forewarn.log import set_up_log
+from forewarn.platform.base import Platform
 from forewarn.platform.simulated import SimulatedPlatform
+from forewarn.store.base import Store
 from forewarn.store.url import open_store
-from forewarn.web import control
 from forewarn.web.connection import Guard, Limits
 from forewarn.web.listener import SERVER_CONTROL, SERVER_METADATA, Listener
 from forewarn.web.metadata import Metadata
@@ -46,24 +47,37 @@ class Addresses(NamedTuple):
     control: Address
 
 
+class Service(NamedTuple):
+    """The parts at work, but for the doors: nobody can call them yet."""
+
+    engine: Engine
+    operations: Operations
+    settings: Settings
+
+
 async def serve(
     config: Config, on_ready: Callable[[Addresses], None], on_change: Callable[[Note], None] = lambda note: None
 ) -> None:
     """Run the service until cancelled; then answer what is in flight, and let go of everything."""
     set_up_log(config.log_format, config.log_level)
     allow_many_connections()
-    clock = RealClock()
-    async with opened(config, clock) as engine:
+    clock, timing = RealClock(), Timing.at_rate(config.rate)
+    async with opened(await open_store(config.store), clock, timing) as engine:
         engine.listeners.append(on_change)
         operations = Operations(engine, make_id)
         await apply_fleet_file(operations, config.fleet)
-        await engine_at_work(config, clock, engine, operations, on_ready)
+        tidy_memory()
+        async with at_work(config, engine, make_platform(config, clock, engine)) as work:
+            service = Service(engine, operations, settings(config))
+            async with listening(*listeners(config, service)) as (metadata, operators):
+                on_ready(Addresses(metadata.address, operators.address))
+                await first_end(work, metadata.wait(), operators.wait())
 
 
 @asynccontextmanager
-async def opened(config: Config, clock: Clock) -> AsyncIterator[Engine]:
+async def opened(store: Store, clock: Clock, timing: Timing) -> AsyncIterator[Engine]:
     """An engine that shows all that its store holds."""
-    engine = Engine(await open_store(config.store), clock, Timing.at_rate(config.rate))
+    engine = Engine(store, clock, timing)
     try:
         await engine.load()
         yield engine
@@ -71,42 +85,54 @@ async def opened(config: Config, clock: Clock) -> AsyncIterator[Engine]:
         await engine.close()
 
 
-async def engine_at_work(
-    config: Config, clock: Clock, engine: Engine, operations: Operations, on_ready: Callable[[Addresses], None]
-) -> None:
+@asynccontextmanager
+async def at_work(config: Config, engine: Engine, platform: Platform) -> AsyncIterator[asyncio.Task[None]]:
+    """Within this the loops run, in the task that is given: whoever waits for it learns if they break."""
+    limit = timedelta(seconds=config.impact_seconds_max)
+    loops = Loops(engine, platform, worker=f"server-{uuid.uuid4()}", impacts_max=config.impacts_max, impact_limit=limit)
+    work = asyncio.create_task(loops.run())
+    try:
+        yield work
+    finally:
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+
+
+def make_platform(config: Config, clock: Clock, engine: Engine) -> Platform:
+    """What carries the impacts out."""
     durations = {**engine.timing.duration, **{EventType(name): span for name, span in config.simulate_duration}}
     board = engine.board
     for name in config.simulate_failure:
         if name not in board.vms:
             log.warning("no VM to fail", extra={"facts": {"option": "simulate_failure", "vm": name}})
-    platform = SimulatedPlatform(
+    return SimulatedPlatform(
         clock,
         durations=durations,
         hosts=lambda: chain(board.hosts, board.declared_hosts),
         failing=config.simulate_failure,
     )
-    limit = timedelta(seconds=config.impact_seconds_max)
-    loops = Loops(engine, platform, worker=f"server-{uuid.uuid4()}", impacts_max=config.impacts_max, impact_limit=limit)
-    metadata, operators = listeners(config, engine, operations)
-    tidy_memory()
-    work = asyncio.create_task(loops.run())
+
+
+@asynccontextmanager
+async def listening(*doors: Listener) -> AsyncIterator[tuple[Listener, ...]]:
+    """Within this the doors are open."""
     try:
-        await metadata.start()
-        await operators.start()
-        on_ready(Addresses(metadata.address, operators.address))
-        ends = [work, asyncio.ensure_future(metadata.wait()), asyncio.ensure_future(operators.wait())]
-        done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        for one in done:
-            one.result()
+        for door in doors:
+            await door.start()
+        yield doors
     finally:
-        await asyncio.gather(metadata.stop(), operators.stop(), return_exceptions=True)
-        work.cancel()
-        await asyncio.gather(work, return_exceptions=True)
+        await asyncio.gather(*(door.stop() for door in doors), return_exceptions=True)
 
 
-def listeners(config: Config, engine: Engine, operations: Operations) -> tuple[Listener, Listener]:
-    """The VMs' door and the operators' door: two sockets, two applications, nothing in common but the engine."""
-    settings = Settings(
+async def first_end(*works: Awaitable[None]) -> None:
+    """Until the first of them ends; what broke it is raised."""
+    done, _ = await asyncio.wait([asyncio.ensure_future(work) for work in works], return_when=asyncio.FIRST_COMPLETED)
+    for one in done:
+        one.result()
+
+
+def settings(config: Config) -> Settings:
+    return Settings(
         identify=frozenset(config.identify),
         proxy_key=read_key(config.proxy_key_file),
         wait_seconds_max=config.wait_seconds_max,
@@ -116,19 +142,30 @@ def listeners(config: Config, engine: Engine, operations: Operations) -> tuple[L
         legacy_path=config.legacy_path,
         lenient_versions=config.lenient_versions,
     )
+
+
+def listeners(config: Config, service: Service) -> tuple[Listener, Listener]:
+    """The VMs' door and the operators' door: two sockets, two applications, nothing in common but the engine."""
     limits = Limits(
         idle_seconds=config.idle_seconds,
         stall_seconds=config.header_seconds,
         connections_per_address_max=config.connections_per_address_max,
     )
-    metadata = Metadata(engine, settings)
-    polls = Polls(engine, settings, limits)
-    app = control.app(operations, engine, host=config.control.host)
-    guard = Guard(Limits(body_bytes_max=control.FLEET_BYTES_MAX), control_body)
+    metadata = Metadata(service.engine, service.settings)
+    polls = Polls(service.engine, service.settings, limits)
     return (
         Listener(metadata, config.metadata, polls, server_name=SERVER_METADATA, on_stop=metadata.stop),
-        Listener(app, config.control, guard, server_name=SERVER_CONTROL),
+        operators_door(service, config.control),
     )
+
+
+def operators_door(service: Service, address: Address, more: Sequence[Any] = ()) -> Listener:
+    """The control listener, with `more` routes. Its framework is imported here: it takes longer than all the rest."""
+    from forewarn.web import control
+
+    app = control.app(service.operations, service.engine, host=address.host, more=more)
+    guard = Guard(Limits(body_bytes_max=control.FLEET_BYTES_MAX), control_body)
+    return Listener(app, address, guard, server_name=SERVER_CONTROL)
 
 
 async def apply_fleet_file(operations: Operations, path: Path | None) -> None:

@@ -10,9 +10,10 @@ from forewarn.cli.output import Json, show_events
 
 Id = Annotated[str, typer.Argument(metavar="EVENT", help="The event's id, in any case of letters.")]
 Vm = Annotated[str | None, typer.Option(help="Say it in the name of this VM; the scope's policy decides whether that suffices.")]
+NotBefore = Annotated[str, typer.Option(help="The new earliest moment, such as 2030-01-31T12:00:00Z.")]
 COLUMNS = ("id", "type", "status", "scope", "resources", "not_before", "source", "cause")
 
-app = noun("event", "Events, what VMs are being told: list, show, approve, cancel, complete.", COLUMNS)
+app = noun("event", "Events, what VMs are being told: list, show, approve, cancel, extend, complete.", COLUMNS)
 
 
 @app.command()
@@ -25,6 +26,12 @@ def approve(context: typer.Context, event: Id, *, vm: Vm = None, as_json: Json =
 def cancel(context: typer.Context, event: Id, *, as_json: Json = False) -> None:
     """Take a Scheduled event back."""
     show_events(connect(context).post("events", event, "cancel"), done="canceled", as_json=as_json)
+
+
+@app.command()
+def extend(context: typer.Context, event: Id, *, not_before: NotBefore, as_json: Json = False) -> None:
+    """Put a Scheduled event off: more notice, never less."""
+    show_events(connect(context).post("events", event, "extend", said={"not_before": not_before}), as_json=as_json)
 
 
 @app.command()

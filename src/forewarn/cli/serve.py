@@ -23,6 +23,7 @@ SHOWN = {
     "ordered": "{vm}: {detail} at once, without notice",
     "scheduled": "Scheduled: {detail}",
     "approved": "approved by {detail}",
+    "extended": "put off {detail}",
     "started": "Started",
     "impacted": "{vm} is through it",
     "impact-failed": "{vm}: {detail}",

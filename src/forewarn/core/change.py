@@ -14,6 +14,7 @@ class What(StrEnum):
     CLAIMED = "claimed"
     IMPACTED = "impacted"
     IMPACT_FAILED = "impact-failed"
+    EXTENDED = "extended"
     COMPLETED = "completed"
     CANCELED = "canceled"
     FAILED = "failed"

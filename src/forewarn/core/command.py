@@ -68,6 +68,13 @@ class Cancel(msgspec.Struct, frozen=True, kw_only=True):
     event_id: str
 
 
+class Extend(msgspec.Struct, frozen=True, kw_only=True):
+    """A Scheduled event shall happen later than was said."""
+
+    event_id: str
+    not_before: datetime
+
+
 class Complete(msgspec.Struct, frozen=True, kw_only=True):
     """An operator says that what the event announced is done."""
 
@@ -84,7 +91,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Finish(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker tells how the try ended: `problem` empty for done. `host` is where the VM is now, if it moved."""
+    """A worker tells how the try ended: `problem` empty for done. `host` is where the VM is now, if it moved; `detail` is for
+    the history alone."""
 
     event_id: str
     vm: str
@@ -92,6 +100,7 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True):
     tries: int
     problem: str = ""
     host: str = ""
+    detail: str = ""
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -120,4 +129,4 @@ class Retire(msgspec.Struct, frozen=True):
 
 Operation = Restart | Redeploy | Delete | Evict
 HostOperation = Maintain | Degrade | Fail
-Command = Operation | HostOperation | Approve | Cancel | Complete | Claim | Finish | Seen | Tick | Enrol | Retire
+Command = Operation | HostOperation | Approve | Cancel | Extend | Complete | Claim | Finish | Seen | Tick | Enrol | Retire

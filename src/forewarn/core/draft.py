@@ -66,10 +66,10 @@ class Draft:
     def add_impact(self, impact: Impact) -> None:
         self.scope = replace(self.scope, impacts=(*self.scope.impacts, impact))
 
-    def finish(self, impact: Impact, host: str = "") -> None:
+    def finish(self, impact: Impact, host: str = "", detail: str = "") -> None:
         """The impact is done: record it and what it did to the VM, and end the event if it was the last one."""
         self.put_impact(replace(impact, state=ImpactState.DONE, claimed_by="", detail=""))
-        self.tell(What.IMPACTED, event_id=impact.event_id, vm=impact.vm)
+        self.tell(What.IMPACTED, event_id=impact.event_id, vm=impact.vm, detail=detail)
         vm = self.scope.vm(impact.vm)
         if vm is not None:
             self._take_effect(impact, vm, host)

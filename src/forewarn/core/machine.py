@@ -44,6 +44,7 @@ RULES: dict[type[ask.Command], Callable[[Draft, Any], None]] = {
     ask.Fail: operation.fail,
     ask.Approve: progress.approve,
     ask.Cancel: progress.cancel,
+    ask.Extend: operation.extend,
     ask.Complete: progress.complete,
     ask.Claim: progress.claim,
     ask.Finish: progress.finish,

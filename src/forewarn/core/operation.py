@@ -26,9 +26,12 @@ from forewarn.errors import (
     AlreadyPending,
     Invalid,
     NoticeTooShort,
+    Refused,
     TooManyOperations,
+    UnknownEvent,
     UnknownVm,
     VmDown,
+    WrongStatus,
 )
 
 NOT_BEFORE_MAX = timedelta(days=366)
@@ -129,6 +132,22 @@ def degrade(draft: Draft, command: ask.Degrade) -> None:
 def fail(draft: Draft, command: ask.Fail) -> None:
     for event_id, vms in by_domain(draft, command, EventType.REBOOT, Cause.FAILED):
         draft.start(announce(draft, event_id, EventType.REBOOT, Cause.FAILED, vms, draft.now, host=command.host))
+
+
+def extend(draft: Draft, command: ask.Extend) -> None:
+    """More notice, never less. A deletion is not put off: its owner was promised that it would not be (protocol 6.4)."""
+    event = draft.scope.event(command.event_id)
+    if event is None:
+        raise UnknownEvent(f"there is no event {command.event_id} in {draft.scope.name}", event=command.event_id)
+    if event.status is not Status.SCHEDULED:
+        raise WrongStatus(f"{event.id} is {event.status}; only a Scheduled event can be extended", event=event.id)
+    if event.type is EventType.TERMINATE:
+        raise Refused(f"{event.id} is a Terminate; expected an event of another type: a deletion is not put off", event=event.id)
+    notice_now = max(event.not_before - draft.now, timedelta(0))
+    not_before = not_before_of(draft, command.not_before, notice_now, event.type)
+    if not_before != event.not_before:
+        draft.put_event(replace(event, not_before=not_before, is_timed=True))
+        draft.tell(What.EXTENDED, event_id=event.id, detail=f"to {not_before:%Y-%m-%dT%H:%M:%SZ}")
 
 
 def by_domain(draft: Draft, command: ask.HostOperation, type_: EventType, cause: Cause) -> list[tuple[str, list[Vm]]]:

@@ -95,10 +95,11 @@ def finish(draft: Draft, command: ask.Finish) -> None:
     if (impact.claimed_by, impact.tries) != (command.worker, command.tries):
         return
     if not command.problem:
-        draft.finish(impact, command.host)
+        draft.finish(impact, command.host, command.detail)
         return
     failed = replace(impact, failures=impact.failures + 1)
-    draft.tell(What.IMPACT_FAILED, event_id=impact.event_id, vm=impact.vm, detail=command.problem)
+    told = "\n".join(filter(None, (command.problem, command.detail)))
+    draft.tell(What.IMPACT_FAILED, event_id=impact.event_id, vm=impact.vm, detail=told)
     if failed.failures >= FAILURES_MAX:
         draft.fail(failed, command.problem)
         return

@@ -34,9 +34,13 @@ class RealClock:
 
 
 class VirtualClock:
-    """A clock that stands still until it is told to advance. Sleepers wake in the order of their moments."""
+    """A clock of one's own: it stands still until it is told to advance, to jump, or to run. Sleepers wake in their order."""
+
+    STRIDE_SECONDS = 0.02
+    """How often a running clock moves."""
 
     def __init__(self, now: datetime) -> None:
+        self.is_running = False
         self._now = now
         self._count = 0
         self._advancing = asyncio.Lock()
@@ -67,6 +71,23 @@ class VirtualClock:
                 await self._let_others_run()
             self._now = end
             await self._let_others_run()
+
+    async def jump(self, moment: datetime) -> None:
+        """Be at a later moment at once, as a machine that was asleep: all that was due meanwhile is due now."""
+        async with self._advancing:
+            assert moment >= self._now
+            self._now = moment
+        await self.advance(timedelta(0))
+
+    async def run(self) -> None:
+        """Follow the real time while `is_running`, until cancelled."""
+        loop = asyncio.get_running_loop()
+        before = loop.time()
+        while True:  # ends when cancelled
+            await asyncio.sleep(self.STRIDE_SECONDS)
+            before, passed = loop.time(), loop.time() - before
+            if self.is_running:
+                await self.advance(timedelta(seconds=passed))
 
     async def _let_others_run(self) -> None:
         for _ in range(TURNS_PER_STEP):

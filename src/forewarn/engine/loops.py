@@ -10,14 +10,14 @@ from datetime import datetime, timedelta
 from msgspec.structs import replace
 
 from forewarn.core.command import Claim, Finish, Tick
-from forewarn.core.event import Impact
+from forewarn.core.event import UNKNOWN_SECONDS, Impact
 from forewarn.core.fleet import Scope
 from forewarn.core.machine import due_impacts, next_deadline, next_impact_at
 from forewarn.core.progress import impact_of
 from forewarn.engine.board import Place
 from forewarn.engine.clock import within
 from forewarn.engine.engine import Engine
-from forewarn.errors import NotFound, Problem, StoreUnusable, Unavailable
+from forewarn.errors import ImpactFailed, NotFound, Problem, StoreUnusable, Unavailable
 from forewarn.platform.base import Order, Platform
 from forewarn.store.base import Record
 
@@ -27,6 +27,7 @@ AT_ONCE_MAX = 32
 AGAIN = timedelta(seconds=1)
 AGAIN_MAX = timedelta(seconds=30)
 PROBLEM_LENGTH_MAX = 500
+DETAIL_LENGTH_MAX = 4000
 ALARMS_SPARE = 64
 
 
@@ -179,7 +180,9 @@ class Loops:
         vm = outcome.scope.vm(impact.vm)
         if mine is None or vm is None:
             return
-        order = Order(mine.event_id, scope, vm, mine.type, mine.cause, mine.tries)
+        event = outcome.scope.event(mine.event_id)
+        duration = UNKNOWN_SECONDS if event is None else event.duration_seconds
+        order = Order(mine.event_id, scope, vm, mine.type, mine.cause, mine.tries, duration)
         work = asyncio.ensure_future(self._try(order))
         renewal = asyncio.ensure_future(self._renew(scope, replace(claim, tries=mine.tries), work))
         try:
@@ -197,14 +200,16 @@ class Loops:
         finish = Finish(event_id=order.event_id, vm=order.vm.name, worker=self._worker, tries=order.tries)
         try:
             done = await within(self._engine.clock, self._impact_limit, self._platform.carry_out(order))
-            return replace(finish, host=done.host)
+            return replace(finish, host=done.host, detail=done.detail[:DETAIL_LENGTH_MAX])
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
             return replace(finish, problem="the driver gave up by itself")
         except Exception as raised:  # whatever a driver raises is a failed try, never a broken loop
-            return replace(finish, problem=(str(raised) or type(raised).__name__)[:PROBLEM_LENGTH_MAX])
+            output = str(raised.facts.get("output", "")) if isinstance(raised, ImpactFailed) else ""
+            problem = (str(raised) or type(raised).__name__)[:PROBLEM_LENGTH_MAX]
+            return replace(finish, problem=problem, detail=output[:DETAIL_LENGTH_MAX])
 
     async def _renew(self, scope: str, claim: Claim, work: asyncio.Future[Finish]) -> None:
         """Keep the claim while the work goes on; give the work up when the claim is known to be lost.

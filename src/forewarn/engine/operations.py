@@ -96,6 +96,12 @@ class Operations:
         """Take a Scheduled event back. Gives the event as it last was; None if it was canceled before."""
         return await self._end(ask.Cancel(event_id=event_id.upper()), How.CANCELED, by)
 
+    async def extend(self, event_id: str, *, by: str, not_before: datetime) -> Told:
+        """Put a Scheduled event off to a later NotBefore."""
+        told = self.find_event(event_id)
+        outcome = await self._engine.submit(told.scope.name, ask.Extend(event_id=told.event.id, not_before=not_before), by)
+        return Told(outcome.scope, outcome.scope.event(told.event.id) or told.event)
+
     async def complete(self, event_id: str, *, by: str) -> Told | None:
         """End a Started event: what it announced is done. Gives the event as it last was; None if it was completed before."""
         return await self._end(ask.Complete(event_id=event_id.upper()), How.COMPLETED, by)

@@ -4,7 +4,7 @@ No rules and no statuses of problems here: the rules are in `core/`, the statuse
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
@@ -19,6 +19,7 @@ from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import OpenAPIMediaType, OpenAPIType, Operation, RequestBody, Schema
 from litestar.params import FromPath, JSONBody, QueryParameter, RawBody
 from litestar.status_codes import HTTP_200_OK, HTTP_202_ACCEPTED
+from litestar.types import ControllerRouterHandler
 
 from forewarn import __version__, errors
 from forewarn.core.event import Cause, EventType
@@ -27,7 +28,8 @@ from forewarn.engine.operations import Operations, Told
 from forewarn.errors import Forbidden, Invalid, Problem, Unavailable
 from forewarn.web import views
 from forewarn.web.door import door
-from forewarn.web.problems import CONTROL_HANDLERS, BodyTooLarge, status_of
+from forewarn.web.problems import BodyTooLarge, status_of
+from forewarn.web.refusal import CONTROL_HANDLERS
 from forewarn.wire.fleet import SCHEMA, dump, parse
 
 OPERATOR = "operator"
@@ -51,6 +53,12 @@ class Notice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     not_before: datetime | None = None
 
 
+class Extension(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """When it may happen at the earliest from now on."""
+
+    not_before: datetime
+
+
 class Approver(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whose word it is: that of a VM counts as the scope's policy says, an operator's suffices."""
 
@@ -70,10 +78,15 @@ class Maintenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 NOTHING, NO_NOTICE, AN_OPERATOR = Nothing(), Notice(), Approver()
 
 
-def app(operations: Operations, engine: Engine, *, host: str = "127.0.0.1") -> Litestar:
-    """The application of the control listener. `host` is the name it is bound to; loopback names are always good."""
+def app(
+    operations: Operations, engine: Engine, *, host: str = "127.0.0.1", more: Sequence[ControllerRouterHandler] = ()
+) -> Litestar:
+    """The application of the control listener. `host` is the name it is bound to; loopback names are always good.
+
+    `more` are the routes of whoever has more to offer here: the lab's clock, say.
+    """
     return Litestar(
-        route_handlers=[landing, healthz, readyz, Fleets, Scopes, Vms, Hosts, Events],
+        route_handlers=[landing, healthz, readyz, Fleets, Scopes, Vms, Hosts, Events, *more],
         dependencies={
             "operations": Provide(lambda: operations, sync_to_thread=False),
             "engine": Provide(lambda: engine, sync_to_thread=False),
@@ -300,6 +313,19 @@ class Events(Controller):
     async def cancel(self, event: FromPath[str], operations: Desk, data: JSONBody[Nothing] = NOTHING) -> views.EventAnswer:
         """Takes a Scheduled event back. The answer shows it as it last was."""
         return views.event_answer(await operations.cancel(event, by=OPERATOR))
+
+    @post(
+        "/{event:str}/extend",
+        status_code=HTTP_200_OK,
+        responses=_answers(
+            errors.UnknownEvent, errors.EventEnded, errors.WrongStatus, errors.NoticeTooShort, errors.Refused, BodyTooLarge
+        ),
+    )
+    async def extend(self, event: FromPath[str], data: JSONBody[Extension], operations: Desk) -> views.EventAnswer:
+        """Puts a Scheduled event off: more notice, never less. A Terminate is not put off."""
+        not_before = _utc(data.not_before)
+        assert not_before is not None
+        return views.event_answer(await operations.extend(event, by=OPERATOR, not_before=not_before))
 
     @post("/{event:str}/complete", status_code=HTTP_200_OK, operation_class=_BodyOptional, responses=OF_EVENT)
     async def complete(self, event: FromPath[str], operations: Desk, data: JSONBody[Nothing] = NOTHING) -> views.EventAnswer:

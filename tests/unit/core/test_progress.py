@@ -353,6 +353,38 @@ def test_an_operator_can_complete_a_started_event_whatever_the_driver_does() -> 
     assert run(scope, finish()) == scope
 
 
+def extend(hours: float, number: int = 1) -> ask.Extend:
+    return ask.Extend(event_id=guid(number), not_before=NOON + timedelta(hours=hours))
+
+
+def test_an_event_that_is_extended_starts_later_and_the_document_says_so() -> None:
+    before = run(scope_of(), restart())
+    outcome = outcome_of(before, extend(2))
+    scope = outcome.scope
+
+    assert [change.what for change in outcome.changes] == ["extended"]
+    assert (scope.incarnation, scope.events[0].not_before) == (before.incarnation + 1, NOON + 120 * MINUTE)
+    assert statuses(run(scope, ask.Tick(), at=NOON + 120 * MINUTE - SECOND)) == ["Reboot Scheduled web-0"]
+    assert statuses(run(scope, ask.Tick(), at=NOON + 120 * MINUTE)) == ["Reboot Started web-0"]
+
+
+def test_an_event_is_given_more_notice_never_less() -> None:
+    scope = run(scope_of(), restart())
+
+    assert run(scope, extend(0.25)) == scope
+    with pytest.raises(errors.NoticeTooShort, match="at the earliest"):
+        run(scope, extend(0.24))
+
+
+def test_what_has_started_is_unknown_or_is_a_deletion_cannot_be_extended() -> None:
+    with pytest.raises(errors.WrongStatus, match="only a Scheduled event can be extended"):
+        run(scope_of(), restart(), approve("web-0"), extend(2))
+    with pytest.raises(errors.UnknownEvent, match="there is no event"):
+        run(scope_of(), restart(), extend(2, number=9))
+    with pytest.raises(errors.Refused, match="a deletion is not put off"):
+        run(scope_of(), ask.Delete(vm="web-0", event_id=guid(1)), extend(2))
+
+
 def test_a_completed_event_cannot_be_canceled_any_more() -> None:
     over = carry_out(run(scope_of(), restart(), approve("web-0")))
 
