@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from forewarn.core.event import Cause, EventType
+from forewarn.core.event import UNKNOWN_SECONDS, Cause, EventType
 from forewarn.core.fleet import Vm
 
 
@@ -17,16 +17,22 @@ class Order:
     type: EventType
     cause: Cause
     tries: int
+    duration_seconds: int = UNKNOWN_SECONDS
+    """As the VM was told."""
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """It is done. `host` is where the VM is now; empty if it did not move."""
+    """It is done. `host` is where the VM is now; empty if it did not move. `detail` is for the history."""
 
     host: str = ""
+    detail: str = ""
 
 
 class Platform(Protocol):
-    """A way to act on VMs. Whatever it raises is a failed try; it may be cancelled when it takes too long."""
+    """A way to act on VMs. Whatever it raises is a failed try; it may be cancelled when it takes too long.
+
+    An ImpactFailed may hold the fact `output`: what was said on the way, for the history.
+    """
 
     async def carry_out(self, order: Order) -> Done: ...

@@ -29,12 +29,12 @@ class SimulatedPlatform:
         failing: Collection[str] = (),
     ) -> None:
         self._clock = clock
-        self._durations = durations
+        self.durations = durations
         self._hosts = hosts
         self.failing = set(failing)
 
     async def carry_out(self, order: Order) -> Done:
-        await self._clock.sleep_until(self._clock.now() + self._durations[order.type])
+        await self._clock.sleep_until(self._clock.now() + self.durations[order.type])
         if order.vm.name in self.failing:
             raise ImpactFailed(f"the simulated platform was told to fail for {order.vm.name}", vm=order.vm.name)
         moves = order.type is EventType.REDEPLOY or order.cause is Cause.FAILED

@@ -1,0 +1,31 @@
+"""Which platform carries impacts out, where it is not the simulated one."""
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
+
+from forewarn.config import Config, PlatformName
+from forewarn.errors import Invalid
+from forewarn.platform.base import Platform
+from forewarn.platform.exec import ExecPlatform
+from forewarn.platform.simulated import Sleeper
+
+
+def real_platform(
+    config: Config, clock: Sleeper, *, hosts: Callable[[], Iterable[str]], environ: Mapping[str, str]
+) -> Platform | None:
+    """The platform that acts on VMs; None if none was asked for."""
+    if config.platform is PlatformName.EXEC:
+        return ExecPlatform(config.exec_command, seconds_max=config.exec_seconds_max, environ=environ)
+    if config.platform is PlatformName.LIBVIRT:
+        return libvirt_platform(config, clock, hosts)
+    return None
+
+
+def libvirt_platform(config: Config, clock: Sleeper, hosts: Callable[[], Iterable[str]]) -> Platform:
+    try:
+        from forewarn.platform.libvirt import LibvirtPlatform
+        from forewarn.platform.libvirt_host import Libvirts
+    except ModuleNotFoundError as error:
+        raise Invalid(f"the libvirt platform needs {error.name}; pip install 'forewarn[libvirt]' brings it") from error
+    libvirts = Libvirts(config.libvirt_uri, call_seconds_max=config.libvirt_call_seconds_max)
+    return LibvirtPlatform(libvirts, clock, hosts=hosts, grace=timedelta(seconds=config.libvirt_grace_seconds))

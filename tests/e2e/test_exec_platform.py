@@ -1,0 +1,200 @@
+"""The operator's own commands, as real processes."""
+
+import asyncio
+import os
+import shlex
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from forewarn.config_platform import ExecCommand
+from forewarn.core.change import What
+from forewarn.core.event import Cause, EventType
+from forewarn.core.fleet import Vm
+from forewarn.errors import ImpactFailed, Invalid
+from forewarn.platform.base import Done, Order
+from forewarn.platform.exec import OUTPUT_BYTES_MAX, ExecPlatform
+from tests.builders import guid
+from tests.e2e.cli_service import forewarn, soon
+from tests.e2e.notes import changes_in
+from tests.e2e.service import running
+
+VM = Vm(name="web-0", host="host-a", address="10.0.0.10", id=guid(5).lower())
+REBOOT = Order(guid(1), "web", VM, EventType.REBOOT, Cause.RESTART, tries=2, duration_seconds=-1)
+
+
+def platform(*words: str, type_: str = "Reboot", seconds_max: float = 30.0, **environ: str) -> ExecPlatform:
+    command = ExecCommand(type_, words)
+    return ExecPlatform([command], seconds_max=seconds_max, environ={"PATH": os.environ["PATH"]} | environ, grace_seconds=0.5)
+
+
+def shell(script: str, **more: float) -> ExecPlatform:
+    return platform("sh", "-c", script, **more)  # type: ignore[arg-type]
+
+
+def carried_out(made: ExecPlatform, order: Order = REBOOT) -> Done:
+    return asyncio.run(made.carry_out(order))
+
+
+def is_running(pid: int) -> bool:
+    """Whether the process is there and not a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
+    except OSError:
+        return False
+
+
+def number_in(file: Path) -> int:
+    soon(lambda: file.exists() and file.read_text().endswith("\n"))
+    return int(file.read_text())
+
+
+def test_a_command_is_told_by_its_words() -> None:
+    done = carried_out(platform("echo", "{vm}", "at {host}", "{event_type} {cause} {tries}", "awk {print $1} ${HOME}"))
+
+    assert done == Done(detail="web-0 at host-a Reboot user-restart 2 awk {print $1} ${HOME}")
+
+
+def test_a_command_is_told_by_its_environment_and_gets_no_secret_of_ours() -> None:
+    done = carried_out(platform("env", FOREWARN_STORE="sqlite:///secret.db", LANG="C.UTF-8"))
+
+    told = dict(line.partition("=")[::2] for line in done.detail.splitlines() if line.startswith("FOREWARN_"))
+    assert told == {
+        "FOREWARN_EVENT_ID": guid(1),
+        "FOREWARN_EVENT_TYPE": "Reboot",
+        "FOREWARN_CAUSE": "user-restart",
+        "FOREWARN_TRIES": "2",
+        "FOREWARN_DURATION_SECONDS": "-1",
+        "FOREWARN_SCOPE": "web",
+        "FOREWARN_VM": "web-0",
+        "FOREWARN_VM_ID": guid(5).lower(),
+        "FOREWARN_ADDRESS": "10.0.0.10",
+        "FOREWARN_HOST": "host-a",
+    }
+    assert "LANG=C.UTF-8" in done.detail
+
+
+def test_no_shell_reads_the_words() -> None:
+    assert carried_out(platform("echo", "$HOME; {vm} > `id`")).detail == "$HOME; web-0 > `id`"
+
+
+def test_the_star_stands_for_every_type_without_a_command_of_its_own() -> None:
+    commands = [ExecCommand("*", ("echo", "any")), ExecCommand("Freeze", ("echo", "freeze"))]
+    made = ExecPlatform(commands, seconds_max=30, environ=os.environ)
+
+    assert carried_out(made).detail == "any"
+    assert carried_out(made, Order(guid(1), "web", VM, EventType.FREEZE, Cause.MAINTENANCE, 1)).detail == "freeze"
+
+
+def test_a_type_without_a_command_fails_with_a_clear_message() -> None:
+    with pytest.raises(ImpactFailed, match="there is no command for Reboot; exec_command can give one"):
+        carried_out(platform("true", type_="Freeze"))
+
+
+def test_a_line_tells_the_new_host() -> None:
+    assert carried_out(shell("echo moving; echo host=host-b; echo done")).host == "host-b"
+    assert carried_out(shell("echo 'host=../etc'")).host == ""
+
+
+def test_an_exit_code_other_than_zero_is_a_failure_and_the_output_tells_why() -> None:
+    with pytest.raises(ImpactFailed, match=r"sh exited with 3$") as raised:
+        carried_out(shell("echo out; echo why >&2; exit 3"))
+    assert raised.value.facts["output"] == "out\nwhy"
+
+
+def test_an_end_by_a_signal_is_a_failure() -> None:
+    with pytest.raises(ImpactFailed, match=f"sh was ended by signal {int(signal.SIGSEGV)}"):
+        carried_out(shell("kill -SEGV $$"))
+
+
+def test_a_command_that_hangs_is_ended_at_its_limit_with_all_that_it_started(tmp_path: Path) -> None:
+    """Even where parent and grandchild do not want to hear of it."""
+    child = f"(trap '' TERM; exec sleep 600) & echo $! > {tmp_path}/child"
+    script = f"trap '' TERM; echo $$ > {tmp_path}/parent; {child}; echo going; wait"
+
+    with pytest.raises(ImpactFailed, match=r"was not done within 0.5 seconds, and was ended") as raised:
+        carried_out(shell(script, seconds_max=0.5))
+
+    assert raised.value.facts["output"] == "going"
+    soon(lambda: not is_running(number_in(tmp_path / "parent")) and not is_running(number_in(tmp_path / "child")))
+
+
+def test_what_a_command_leaves_behind_is_ended_and_not_waited_for(tmp_path: Path) -> None:
+    """It holds the pipe open: whoever reads to the end of that would wait ten minutes."""
+    done = carried_out(shell(f"sleep 600 & echo $! > {tmp_path}/child; echo done"))
+
+    assert done.detail == "done"
+    soon(lambda: not is_running(number_in(tmp_path / "child")))
+
+
+def test_what_writes_for_ever_is_not_read_for_ever(tmp_path: Path) -> None:
+    """Not even where it has left the command's group, and cannot be ended with it."""
+    done = carried_out(shell(f"setsid sh -c 'echo $$ > {tmp_path}/child; exec yes' & sleep 0.2"))
+
+    assert done.detail.startswith("y\n")
+    soon(lambda: not is_running(number_in(tmp_path / "child")))
+
+
+def test_a_flood_of_output_costs_no_memory_and_its_end_is_kept() -> None:
+    done = carried_out(shell("head -c 50000000 /dev/zero | tr '\\0' x; echo; echo the end"))
+
+    assert done.detail.endswith("x\nthe end")
+    assert len(done.detail) < OUTPUT_BYTES_MAX
+
+
+def test_output_that_is_no_text_is_no_trouble() -> None:
+    assert carried_out(shell(r"printf '\377\376\000ok'")).detail == "\N{REPLACEMENT CHARACTER}" * 2 + "\0ok"
+
+
+def test_a_command_that_is_cancelled_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+    async def story() -> None:
+        work = asyncio.create_task(shell(f"sleep 600 & echo $! > {tmp_path}/child; wait").carry_out(REBOOT))
+        while not (tmp_path / "child").exists():
+            await asyncio.sleep(0.01)
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+
+    asyncio.run(story())
+
+    soon(lambda: not is_running(number_in(tmp_path / "child")))
+
+
+def test_no_descriptor_is_left_open() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        carried_out(platform("true"))
+
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+@pytest.mark.parametrize("program", ["/nowhere/reset-vm", "/etc/passwd", "reset-vm-nowhere"])
+def test_a_command_that_cannot_be_run_is_refused_at_the_start(program: str) -> None:
+    with pytest.raises(Invalid, match="not found or not executable"):
+        platform(program)
+
+
+def test_the_service_refuses_to_start_without_any_command() -> None:
+    told = forewarn("serve", "--platform", "exec", "--store", "memory", "--metadata", "127.0.0.1:0", "--control", "127.0.0.1:0")
+
+    assert told.returncode == 1
+    assert told.stderr.startswith("forewarn: the exec platform has no command; exec_command gives it one")
+
+
+def test_a_restart_runs_the_command_and_a_failure_is_tried_again_and_then_recorded(tmp_path: Path) -> None:
+    """Through a real service: each try is noted with its output, and the event leaves the document as failed."""
+    script = tmp_path / "reset-vm"
+    script.write_text(f"#!{sys.executable}\nimport sys\nprint('reset', *sys.argv[1:])\nsys.exit(sys.argv[1] == 'db')\n")
+    script.chmod(0o755)
+    flags = ("--platform", "exec", "--exec-command", f"*={shlex.quote(str(script))} {{vm}} {{tries}}")
+    with running(tmp_path, *flags) as service:
+        assert service.ask("POST", "/vms/web-0/restart")[0] == 202
+        assert service.ask("POST", "/vms/db/restart")[0] == 202
+        soon(lambda: What.FAILED in [change.what for change in changes_in(tmp_path, "db")])
+        soon(lambda: What.COMPLETED in [change.what for change in changes_in(tmp_path, "web")])
+
+    assert [change.detail for change in changes_in(tmp_path, "web") if change.what is What.IMPACTED] == ["reset web-0 1"]
+    failures = [change.detail for change in changes_in(tmp_path, "db") if change.what is What.IMPACT_FAILED]
+    assert failures == [f"{script} exited with 1\nreset db {tries}" for tries in (1, 2, 3)]

@@ -1,0 +1,112 @@
+"""The service and `forewarn fleet sync` with libvirt's own test driver, as real processes."""
+
+import json
+import socket
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from forewarn.core.change import What
+from tests.e2e.cli_service import forewarn, soon
+from tests.e2e.notes import changes_in
+from tests.e2e.service import Service, running
+from tests.unit.platform.libvirt_world import NODE, domain_xml
+
+FLEET = "scopes: [{name: test, vms: [{name: test, host: host-a}]}, {name: lost, vms: [{name: lost, host: host-a}]}]\n"
+NOWHERE = "qemu+unix:///system?socket=/nowhere/{host}"
+WEB = "<f:vm xmlns:f='urn:forewarn:vm:1' scope='web' kind='availability-set' update-domain='{}'/>"
+
+
+def uri_of(folder: Path, *domains: str) -> str:
+    """A host with these domains, all running."""
+    (folder / "node.xml").write_text(NODE.format("".join(domains)))
+    return f"test://{folder}/node.xml"
+
+
+def sync(service: Service, *arguments: str) -> str:
+    told = forewarn("fleet", "sync", "libvirt", *arguments, FOREWARN_CONTROL=service.control)
+    assert told.returncode == 0, told.stderr
+    return told.stdout
+
+
+def test_a_restart_reaches_the_domain_and_one_that_libvirt_does_not_know_has_failed(tmp_path: Path) -> None:
+    flags = ("--platform", "libvirt", "--libvirt-uri", "test:///default", "--libvirt-grace-seconds", "0")
+    with running(tmp_path, *flags, fleet=FLEET) as service:
+        assert service.ask("POST", "/vms/test/restart")[0] == 202
+        assert service.ask("POST", "/vms/lost/restart")[0] == 202
+        soon(lambda: What.COMPLETED in [change.what for change in changes_in(tmp_path, "test")])
+        soon(lambda: What.FAILED in [change.what for change in changes_in(tmp_path, "lost")])
+
+    done = [change.detail for change in changes_in(tmp_path, "test") if change.what is What.IMPACTED]
+    assert done == ["the guest did not reboot within 0 seconds: reset"]
+    failures = [change.detail for change in changes_in(tmp_path, "lost") if change.what is What.IMPACT_FAILED]
+    assert failures == ["libvirt knows no domain lost on any host of the fleet"] * 3
+
+
+def test_a_libvirt_that_nobody_answers_at_is_a_failed_impact_and_not_a_failed_service(tmp_path: Path) -> None:
+    with running(tmp_path, "--platform", "libvirt", "--libvirt-uri", NOWHERE, fleet=FLEET) as service:
+        assert service.ask("POST", "/vms/test/restart")[0] == 202
+        soon(lambda: What.IMPACT_FAILED in [change.what for change in changes_in(tmp_path, "test")])
+        assert service.poll(vm="lost")["Events"] == []
+        assert service.stop() == 0
+
+
+def test_a_libvirtd_that_hangs_keeps_neither_the_polls_nor_the_end_of_the_service_waiting(tmp_path: Path) -> None:
+    """It takes the connection and never says a word."""
+    with TemporaryDirectory(prefix="fw-") as short, socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(f"{short}/s")
+        silent.listen()
+        uri = f"qemu+unix:///system?socket={short}/s"
+        flags = ("--platform", "libvirt", "--libvirt-uri", uri, "--libvirt-call-seconds-max", "1")
+        with running(tmp_path, *flags, fleet=FLEET) as service:
+            assert service.ask("POST", "/vms/test/restart")[0] == 202
+            assert service.poll(vm="lost")["Events"] == []
+            soon(lambda: What.IMPACT_FAILED in [change.what for change in changes_in(tmp_path, "test")])
+            assert service.stop() == 0
+
+    told = [change.detail for change in changes_in(tmp_path, "test") if change.what is What.IMPACT_FAILED]
+    assert told[0] == "libvirt of host-a did not answer within 1 seconds"
+
+
+def test_a_sync_tells_what_would_change_and_then_makes_it_so(tmp_path: Path) -> None:
+    uri = uri_of(tmp_path, domain_xml("web-0", 1, WEB.format(0)), domain_xml("web-1", 2, WEB.format(1)), domain_xml("test", 3))
+    with running(tmp_path, "--store", "memory", fleet=FLEET) as service:
+        told = sync(service, "--uri", f"host-a={uri}")
+        assert told.splitlines() == [
+            "added: web",
+            "changed: test",
+            "removed: lost",
+            "vms joined: web-0, web-1",
+            "vms left: lost",
+            "nothing was changed: this was a dry run",
+        ]
+        assert sync(service, "--uri", f"host-a={uri}", "--apply").splitlines() == told.splitlines()[:-1]
+        assert sync(service, "--uri", f"host-a={uri}", "--apply") == "the fleet is so already\n"
+
+        fleet = service.ask("GET", "/fleet")[1]
+    assert [scope["name"] for scope in fleet["scopes"]] == ["test", "web"]
+    (web,) = [scope for scope in fleet["scopes"] if scope["name"] == "web"]
+    assert web["kind"] == "availability-set"
+    assert [(vm["name"], vm["host"], vm.get("update_domain", 0)) for vm in web["vms"]] == [
+        ("web-0", "host-a", 0),
+        ("web-1", "host-a", 1),
+    ]
+    assert web["vms"][0]["instance"] == {"mac": "52:54:00:00:00:01"}
+    assert web["vms"][0]["address"].startswith("192.168.122.")
+    assert fleet["hosts"] == ["host-a"]
+
+
+def test_with_a_pattern_every_host_of_the_fleet_is_asked(tmp_path: Path) -> None:
+    (tmp_path / "host-a.xml").write_text(NODE.format(domain_xml("test", 1)))
+    with running(tmp_path, "--store", "memory", fleet=FLEET) as service:
+        told = json.loads(sync(service, "--uri", f"test://{tmp_path}/{{host}}.xml", "--json"))
+
+    assert told["vms_left"] == ["lost"]
+
+
+def test_a_sync_with_a_libvirt_that_does_not_answer_changes_nothing(tmp_path: Path) -> None:
+    with running(tmp_path, "--store", "memory", fleet=FLEET) as service:
+        told = forewarn("fleet", "sync", "libvirt", "--uri", f"host-a={NOWHERE}", "--apply", FOREWARN_CONTROL=service.control)
+
+    assert told.returncode == 1
+    assert told.stderr.startswith("forewarn: libvirt of host-a: Failed to connect socket")
+    assert len(told.stderr.splitlines()) == 1

@@ -1,0 +1,148 @@
+"""Two hosts with libvirt's own test driver: the real library, domains that run nowhere, and a clock that makes nobody wait."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import libvirt
+
+from forewarn.config_platform import HostUri
+from forewarn.core.event import Cause, EventType
+from forewarn.core.fleet import Vm
+from forewarn.platform.base import Done, Order
+from forewarn.platform.libvirt import LibvirtPlatform
+from forewarn.platform.libvirt_host import Libvirts, prepare
+from tests.builders import NOON, guid
+
+DOMAIN = """
+<domain type='test'>
+  <name>{name}</name><uuid>{uuid}</uuid><memory>65536</memory><vcpu>1</vcpu><os><type>hvm</type></os>
+  <metadata>{metadata}</metadata>
+  <devices><interface type='network'><mac address='{mac}'/><source network='default'/></interface></devices>
+</domain>
+"""
+NODE = """
+<node><network><name>default</name>
+  <ip address='192.168.122.1' prefix='24'><dhcp><range start='192.168.122.128' end='192.168.122.253'/></dhcp></ip>
+</network>{}</node>
+"""
+"""The driver makes leases up, and breaks down over a network that has no addresses."""
+HOSTS = ("host-a", "host-b")
+URIS = tuple(HostUri(host, f"test:///{host}") for host in HOSTS)
+RUNNING, PAUSED, OFF = libvirt.VIR_DOMAIN_RUNNING, libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_SHUTOFF
+
+
+class Hasty:
+    """Whoever sleeps wakes at once, and it is then."""
+
+    def __init__(self) -> None:
+        self.moment = NOON
+        self.slept: list[timedelta] = []
+
+    def now(self) -> datetime:
+        return self.moment
+
+    async def sleep_until(self, moment: datetime) -> None:
+        self.slept.append(moment - self.moment)
+        self.moment = max(self.moment, moment)
+        await asyncio.sleep(0)
+
+
+def domain_xml(name: str = "web-0", number: int = 1, metadata: str = "") -> str:
+    return DOMAIN.format(name=name, uuid=guid(number).lower(), mac=f"52:54:00:00:00:{number:02x}", metadata=metadata)
+
+
+class LibvirtWorld:
+    """`web-0` runs on host-a; host-b is empty."""
+
+    def __init__(self, folder: Path, hosts: Sequence[str] = HOSTS) -> None:
+        prepare()
+        (folder / "node.xml").write_text(NODE.format(""))
+        self.clock = Hasty()
+        self.connections = {f"test:///{host}": libvirt.open(f"test://{folder}/node.xml") for host in hosts}
+        self.hosts = list(hosts)
+        self.web = self.on("host-a").defineXML(domain_xml())
+        self.web.create()
+
+    def on(self, host: str) -> Any:
+        return self.connections[f"test:///{host}"]
+
+    def names_on(self, host: str) -> list[str]:
+        return sorted(domain.name() for domain in self.on(host).listAllDomains())
+
+    def state(self, host: str = "host-a") -> int:
+        return int(self.on(host).lookupByName("web-0").state()[0])
+
+    def connect(self, uri: str) -> Any:
+        return self.connections[uri]
+
+    def platform(
+        self, connect: Any = None, *, grace: float = 0, call_seconds_max: float = 30, clock: Any = None
+    ) -> LibvirtPlatform:
+        libvirts = Libvirts(URIS, call_seconds_max=call_seconds_max, connect=connect or self.connect)
+        return LibvirtPlatform(libvirts, clock or self.clock, hosts=lambda: self.hosts, grace=timedelta(seconds=grace))
+
+    def carry_out(self, what: Order, **more: Any) -> Done:
+        return asyncio.run(self.platform(**more).carry_out(what))
+
+
+def order(
+    type_: EventType,
+    cause: Cause = Cause.MAINTENANCE,
+    *,
+    tries: int = 1,
+    seconds: int = -1,
+    name: str = "web-0",
+    host: str = "host-a",
+    vm_id: str = "",
+) -> Order:
+    return Order(guid(1), "web", Vm(name=name, host=host, id=vm_id), type_, cause, tries, seconds)
+
+
+def refusal(number: int) -> libvirt.libvirtError:
+    """What libvirt raises, with its own number for the reason."""
+    error = libvirt.libvirtError("no")
+    error.err = (number, 0, "no", 2, None, None, None, 0, 0)
+    return error
+
+
+class Guest:
+    """A domain of the test driver with manners of its own: each of `ways` stands in for a verb. Verbs are written down."""
+
+    def __init__(self, handle: Any, host: "Host", ways: dict[str, Callable[[Any], Any]]) -> None:
+        self._handle, self._host, self._ways = handle, host, ways
+
+    def __getattr__(self, verb: str) -> Any:
+        def call(*arguments: Any) -> Any:
+            self._host.told.append(verb)
+            self._host.arguments[verb] = arguments
+            way = self._ways.get(verb)
+            return getattr(self._handle, verb)(*arguments) if way is None else way(self._handle)
+
+        return call
+
+
+class Host:
+    """A connection whose domains are such guests. `listeners` hold who listens for reboots."""
+
+    def __init__(self, connection: Any, **ways: Callable[[Any], Any]) -> None:
+        self._connection, self._ways = connection, ways
+        self.told: list[str] = []
+        self.arguments: dict[str, tuple[Any, ...]] = {}
+        self.listeners: list[Callable[..., None]] = []
+
+    def __getattr__(self, verb: str) -> Any:
+        return getattr(self._connection, verb)
+
+    def lookupByName(self, name: str) -> Guest:
+        return Guest(self._connection.lookupByName(name), self, {"connect": lambda handle: self, **self._ways})
+
+    def domainEventRegisterAny(self, domain: Any, what: int, listener: Callable[..., None], more: Any) -> int:
+        assert what == libvirt.VIR_DOMAIN_EVENT_ID_REBOOT
+        self.listeners.append(listener)
+        return 1
+
+    def domainEventDeregisterAny(self, number: int) -> None:
+        self.listeners.clear()

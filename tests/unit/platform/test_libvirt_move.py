@@ -1,0 +1,116 @@
+"""The libvirt platform on libvirt's own test driver: a VM moves. That driver cannot migrate, so most moves stop it."""
+
+from pathlib import Path
+from typing import Any
+
+import libvirt
+import pytest
+
+from forewarn.core.event import Cause, EventType
+from forewarn.errors import ImpactFailed
+from forewarn.platform.base import Done
+from tests.builders import guid
+from tests.unit.platform.libvirt_world import OFF, RUNNING, Host, LibvirtWorld, order, refusal
+
+REDEPLOY = order(EventType.REDEPLOY, Cause.REDEPLOY)
+AGAIN = order(EventType.REDEPLOY, Cause.REDEPLOY, tries=2)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> LibvirtWorld:
+    return LibvirtWorld(tmp_path)
+
+
+def test_where_no_live_migration_is_possible_the_vm_is_stopped_here_and_started_there(world: LibvirtWorld) -> None:
+    done = world.carry_out(REDEPLOY)
+
+    assert done == Done(host="host-b", detail="the guest shut down by itself; moved to host-b")
+    assert world.names_on("host-a") == []
+    assert world.state("host-b") == RUNNING
+    assert world.on("host-b").lookupByName("web-0").UUIDString() == guid(1).lower()
+
+
+def test_a_failed_host_moves_its_vms_too(world: LibvirtWorld) -> None:
+    assert world.carry_out(order(EventType.REBOOT, Cause.FAILED)).host == "host-b"
+
+
+def test_a_live_migration_takes_the_definition_along(world: LibvirtWorld) -> None:
+    host = Host(world.on("host-a"), migrate3=lambda handle: handle)
+
+    done = world.carry_out(REDEPLOY, connect=lambda uri: host if uri.endswith("host-a") else world.connect(uri))
+
+    assert done == Done(host="host-b", detail="migrated live to host-b")
+    to, _, flags = host.arguments["migrate3"]
+    assert to is world.on("host-b")
+    assert flags == libvirt.VIR_MIGRATE_LIVE | libvirt.VIR_MIGRATE_PERSIST_DEST | libvirt.VIR_MIGRATE_UNDEFINE_SOURCE
+    assert "shutdown" not in host.told
+
+
+def test_a_migration_that_breaks_off_is_a_failed_try_and_the_vm_is_not_stopped(world: LibvirtWorld) -> None:
+    def break_off(handle: Any) -> None:
+        raise refusal(libvirt.VIR_ERR_OPERATION_FAILED)
+
+    host = Host(world.on("host-a"), migrate3=break_off)
+
+    with pytest.raises(ImpactFailed, match="libvirt of host-a: no"):
+        world.carry_out(REDEPLOY, connect=lambda uri: host if uri.endswith("host-a") else world.connect(uri))
+    assert world.state() == RUNNING
+
+
+def test_with_one_host_only_the_vm_is_stopped_and_started_where_it_is(tmp_path: Path) -> None:
+    world = LibvirtWorld(tmp_path, ["host-a"])
+
+    done = world.carry_out(REDEPLOY)
+
+    assert done == Done(detail="the guest shut down by itself; started again: there is no other host")
+    assert world.state() == RUNNING
+
+
+def test_a_try_after_a_crash_between_stop_and_start_goes_on(world: LibvirtWorld) -> None:
+    world.on("host-b").defineXML(world.web.XMLDesc())
+    world.web.destroy()
+
+    assert world.carry_out(AGAIN).host == "host-b"
+    assert world.names_on("host-a") == []
+    assert world.state("host-b") == RUNNING
+
+
+def test_a_try_after_a_crash_that_left_the_vm_running_there_does_not_start_it_twice(world: LibvirtWorld) -> None:
+    """Two copies on one disk destroy it."""
+    world.on("host-b").defineXML(world.web.XMLDesc()).create()
+    world.web.destroy()
+
+    assert world.carry_out(AGAIN) == Done(host="host-b", detail="it runs on host-b")
+    assert world.names_on("host-a") == []
+
+
+def test_a_vm_that_does_not_start_there_is_started_here_again(world: LibvirtWorld) -> None:
+    class Full(Host):
+        def defineXML(self, xml: str) -> Any:
+            return Guests(self._connection.defineXML(xml))
+
+    class Guests:
+        def __init__(self, handle: Any) -> None:
+            self.handle = handle
+
+        def create(self) -> None:
+            raise refusal(libvirt.VIR_ERR_OPERATION_FAILED)
+
+        def __getattr__(self, verb: str) -> Any:
+            return getattr(self.handle, verb)
+
+    full = Full(world.on("host-b"))
+
+    with pytest.raises(ImpactFailed, match="libvirt of host-b: no"):
+        world.carry_out(REDEPLOY, connect=lambda uri: full if uri.endswith("host-b") else world.connect(uri))
+    assert world.state() == RUNNING
+    assert world.names_on("host-b") == []
+
+
+def test_maintenance_moves_a_vm_that_does_not_run_and_does_not_start_it(world: LibvirtWorld) -> None:
+    world.web.destroy()
+
+    done = world.carry_out(order(EventType.REDEPLOY))
+
+    assert done.host == "host-b"
+    assert world.state("host-b") == OFF

@@ -1,0 +1,43 @@
+"""The page of the platforms says what is so."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from forewarn.config import Config, resolve
+from forewarn.config_platform import PLACEHOLDERS
+from forewarn.core.event import Cause, EventType
+from forewarn.core.fleet import ScopeKind
+from forewarn.wire.domain import NAMESPACE, parse
+
+PAGE = (Path(__file__).parents[3] / "docs" / "platforms.md").read_text()
+EXAMPLES = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+
+
+def test_every_word_that_a_command_may_be_told_stands_in_the_page() -> None:
+    rows = re.findall(r"^\| `\{(\w+)\}` \| `(\w+)` \|", PAGE, re.MULTILINE)
+
+    assert rows == [(name, f"FOREWARN_{name.upper()}") for name in PLACEHOLDERS]
+    assert [cause for cause in Cause if f"`{cause}`" not in PAGE] == []
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_every_example_is_taken_by_the_service(example: str) -> None:
+    assert resolve(Config, flags=tomllib.loads(example), environ={}, file=None)
+
+
+def test_the_examples_of_other_systems_have_a_command_for_every_type() -> None:
+    complete = [example for example in EXAMPLES if all(f'"{type_}=' in example for type_ in EventType)]
+
+    assert len(complete) == 3
+
+
+def test_the_metadata_of_the_page_are_read() -> None:
+    (sample,) = re.findall(r"```xml\n(.*?)```", PAGE, re.DOTALL)
+
+    told = parse(f"<domain><name>web-1</name>{sample}</domain>", host="", is_active=True, leases={})
+
+    assert (told.scope, told.kind, told.update_domain, told.fault_domain) == ("web", ScopeKind.AVAILABILITY_SET, 1, 0)
+    assert NAMESPACE in sample
