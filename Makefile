@@ -1,22 +1,32 @@
 # Everything a person types here. Each target sets up what it needs and says what it is doing; a second run is quick.
-.PHONY: demo test check agent bench sim clean
+.PHONY: install demo test test-vm check agent bench sim clean
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+LIBVIRT := $(VENV)/.libvirt
 # A seed of one's own: make sim FIRST=1000 SEEDS=5000
 FIRST ?= 50
 SEEDS ?= 500
 
+install: $(READY)
+
 demo: $(READY)
 	@exec $(BIN)/forewarn demo
 
-test: check
-	@sh tools/need.sh curl=curl haproxy=haproxy openssl=openssl systemd-analyze=systemd
+test: check $(LIBVIRT)
+	@sh tools/need.sh curl=curl haproxy=haproxy openssl=openssl systemd-analyze=systemd ip=iproute2 nft=nftables promtool=prometheus \
+		jq=jq node=nodejs go=golang-go mono=mono-runtime \
+		"mcs=mono-mcs libmono-system-net-http4.0-cil libmono-system-runtime-serialization4.0-cil"
 	@echo "== tests"
 	@$(BIN)/pytest
+
+test-vm: $(LIBVIRT)
+	@sh tools/need.sh libvirtd=libvirt-daemon-system qemu-system-x86_64=qemu-system-x86
+	@echo "== tests on real virtual machines, in a libvirt of their own (as root; about two minutes)"
+	@$(BIN)/pytest -n 0 -v tests/vm
 
 check: $(READY)
 	@echo "== lint, types, import contracts"
@@ -45,6 +55,14 @@ $(READY): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { sh tools/need.sh ensurepip=python3-venv && $(PYTHON) -m venv $(VENV); }
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[server,test]' > $(VENV)/install.log 2>&1 || { cat $(VENV)/install.log; exit 1; }
 	@touch $(READY)
+
+# libvirt's library comes as source: it is built against the headers of the machine's own libvirt. Only the tests need it here.
+$(LIBVIRT): $(READY)
+	@sh tools/need.sh gcc=gcc pkg-config=pkg-config
+	@pkg-config --exists libvirt || sh tools/need.sh libvirt-headers=libvirt-dev
+	@$(BIN)/python -c 'import pathlib, sys, sysconfig; sys.exit(not pathlib.Path(sysconfig.get_path("include"), "Python.h").exists())' || sh tools/need.sh python-headers=python3-dev
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[libvirt]' > $(VENV)/libvirt.log 2>&1 || { cat $(VENV)/libvirt.log; exit 1; }
+	@touch $(LIBVIRT)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .import_linter_cache .hypothesis .pytest_cache src/*.egg-info

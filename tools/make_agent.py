@@ -8,7 +8,7 @@ import zipfile
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src"
-PARTS = ("__init__.py", "errors.py", "client", "agent")
+PARTS = ("__init__.py", "errors.py", "notify.py", "client", "agent")
 FIRST_LINE = b"#!/usr/bin/env python3\n"
 START = 'import sys\n\nfrom forewarn.agent.__main__ import main\n\nif __name__ == "__main__":\n    sys.exit(main())\n'
 DATE = (1980, 1, 1, 0, 0, 0)

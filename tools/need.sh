@@ -11,4 +11,5 @@ if [ "$(id -u)" != 0 ] || ! command -v apt-get > /dev/null 2>&1; then
 fi
 echo "== installing$missing"
 export DEBIAN_FRONTEND=noninteractive
-apt-get install -y -qq $missing > /dev/null 2>&1 || { apt-get update -qq && apt-get install -y -qq $missing > /dev/null; }
+apt-get install -y -qq --no-install-recommends $missing > /dev/null 2>&1 ||
+    { apt-get update -qq && apt-get install -y -qq --no-install-recommends $missing > /dev/null; }

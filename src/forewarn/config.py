@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar, get_args, get_type_hints
 from urllib.parse import urlsplit
 
+from forewarn.config_platform import EVENT_TYPES, ExecCommand, HostUri, exec_command, host_uri
 from forewarn.errors import Invalid
 
 C = TypeVar("C")
 DEFAULT = "default"
 FILE_NAME, FILE_VARIABLE, FILE_BYTES_MAX = "forewarn.toml", "FOREWARN_CONFIG", 1 << 20
-EVENT_TYPES = ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate")
 UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 SIMULATED_MAX = timedelta(hours=24)
+WEBHOOK_CHANGES = ("ordered", "scheduled", "extended", "started", "impact-failed", "completed", "canceled", "failed")
 YES_NO = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 
@@ -37,6 +38,14 @@ class Identify(StrEnum):
 class NotBeforeFormat(StrEnum):
     CAPTURED = "captured"
     DOCUMENTED = "documented"
+
+
+class PlatformName(StrEnum):
+    """What carries impacts out."""
+
+    SIMULATED = "simulated"
+    EXEC = "exec"
+    LIBVIRT = "libvirt"
 
 
 class LogFormat(StrEnum):
@@ -114,19 +123,18 @@ def _address(text: str) -> Address:
     return Address(split.hostname, split.port)
 
 
-def _loopback(text: str) -> Address:
-    address = _address(text)
-    if not is_loopback(address.host):
-        raise Invalid("the control API has no tokens yet, whoever reaches it may do anything; a loopback address is accepted")
-    return address
+def _webhook(text: str) -> str:
+    split = urlsplit(_text(text))
+    is_more = split.port == 0 or split.fragment or "@" in split.netloc or " " in text or not text.isascii()
+    if split.scheme not in ("http", "https") or not split.hostname or is_more:
+        raise ValueError
+    return text
 
 
 def _url(text: str) -> str:
-    split = urlsplit(_text(text))
-    is_more = split.port == 0 or split.query or split.fragment or "@" in split.netloc or " " in text
-    if split.scheme not in ("http", "https") or not split.hostname or is_more:
+    if urlsplit(text).query:
         raise ValueError
-    return text.rstrip("/")
+    return _webhook(text).rstrip("/")
 
 
 def _simulated(text: str) -> tuple[str, timedelta]:
@@ -140,9 +148,11 @@ def _simulated(text: str) -> tuple[str, timedelta]:
 SWITCH = Kind(lambda text: YES_NO[text.lower()], "true or false")
 FILE = Kind(lambda text: Path(_text(text)), "the path of a file")
 STORE = Kind(_store, "memory, sqlite:///relative.db or sqlite:////absolute/path.db")
-ADDRESS, CONTROL = Kind(_address, "HOST:PORT"), Kind(_loopback, "HOST:PORT")
+ADDRESS = Kind(_address, "HOST:PORT")
 METADATA_DEFAULT, CONTROL_DEFAULT = Address("127.0.0.1", 8080), Address("127.0.0.1", 8081)
 RATE = _number(0.001, 100_000)
+EXEC = Kind(exec_command, f"TYPE=COMMAND such as Reboot='/usr/sbin/qm reboot {{vm}}' (types {', '.join(EVENT_TYPES)}, or *)")
+URI = Kind(host_uri, "a libvirt URI, which may hold {host}, or HOST=URI")
 SIMULATED = Kind(_simulated, f"TYPE=DURATION such as Freeze=30s (types {', '.join(EVENT_TYPES)}; units ms, s, m, h; at most 24h)")
 
 
@@ -156,8 +166,12 @@ class Config:
     store: Annotated[str, Option("Service", STORE,
         "Where scopes and events are kept; `memory` forgets all at the end.")] = "sqlite:///forewarn.db"
     metadata: Annotated[Address, Option("Service", ADDRESS, "Where VMs poll and approve; port 0: a free one.")] = METADATA_DEFAULT
-    control: Annotated[Address, Option("Service", CONTROL, "Where operators and the CLI call; loopback only.",
+    control: Annotated[Address, Option("Service", ADDRESS, "Where operators and the CLI call; beyond loopback only with tokens.",
         variable="FOREWARN_CONTROL_LISTEN")] = CONTROL_DEFAULT
+    control_certificate_file: Annotated[Path | None, Option("Service", FILE,
+        "File with the certificate chain, PEM: the control API then speaks TLS only. Read again when it changes.")] = None
+    control_key_file: Annotated[Path | None, Option("Service", FILE,
+        "File with the certificate's key, PEM, not encrypted.")] = None
     rate: Annotated[float, Option("Service", RATE,
         "Divides every notice, duration and lapse: at 60 a 15-minute notice takes 15 seconds. The clock stays true.")] = 1.0
     identify: Annotated[tuple[Identify, ...], Option("Callers", _choice(Identify),
@@ -183,10 +197,34 @@ class Config:
     impacts_max: Annotated[int, Option("Impacts", _number(1, 100_000, as_type=int), "Impacts that a server does at once.")] = 256
     impact_seconds_max: Annotated[float, Option("Impacts", _number(1, 86_400),
         "A driver's call that takes longer counts as failed.")] = 3600.0
+    platform: Annotated[PlatformName, Option("Impacts", _choice(PlatformName),
+        "What carries impacts out: nothing (it only takes its time), commands of your own, or libvirt.")] = PlatformName.SIMULATED
+    exec_command: Annotated[tuple[ExecCommand, ...], Option("Impacts", EXEC,
+        "What the exec platform runs for a type, without a shell; `*` stands for every type without a command of its own.",
+        is_repeatable=True)] = ()
+    exec_seconds_max: Annotated[float, Option("Impacts", _number(0.1, 86_400),
+        "A command that runs longer is ended, with all that it started, and has failed.")] = 600.0
+    libvirt_uri: Annotated[tuple[HostUri, ...], Option("Impacts", URI,
+        "Where libvirt answers: one URI for every host, such as `qemu+ssh://{host}/system`, or one for each host.",
+        is_repeatable=True)] = (HostUri("", "qemu:///system"),)
+    libvirt_grace_seconds: Annotated[float, Option("Impacts", _number(0, 3600),
+        "How long a guest may take to shut down or reboot by itself before it is made to.")] = 120.0
+    libvirt_call_seconds_max: Annotated[float, Option("Impacts", _number(0.1, 3600),
+        "A call of libvirt that takes longer has failed.")] = 30.0
     simulate_duration: Annotated[tuple[tuple[str, timedelta], ...], Option("Impacts", SIMULATED,
         "How long the simulated platform takes for a type, to the letter: no rate touches it.", is_repeatable=True)] = ()
     simulate_failure: Annotated[tuple[str, ...], Option("Impacts", Kind(_text, "the name of a VM"),
         "A VM whose impacts fail on the simulated platform.", is_repeatable=True)] = ()
+    history_days: Annotated[float, Option("History", _number(0, 36_500), "How long the history is kept; 0: for ever.")] = 90.0
+    history_notes_max: Annotated[int, Option("History", _number(0, 1_000_000_000, as_type=int),
+        "How many notes of history are kept at most; 0: any number.")] = 1_000_000
+    webhook: Annotated[tuple[str, ...], Option("History", Kind(_webhook, "http://HOST/PATH or https://HOST/PATH"),
+        "Who is told of changes, as signed CloudEvents.", is_repeatable=True)] = ()
+    webhook_changes: Annotated[tuple[str, ...], Option("History", Kind(_text, "the name of a change, such as started"),
+        "Which changes webhooks are told of.", is_repeatable=True)] = WEBHOOK_CHANGES
+    webhook_secret_file: Annotated[Path | None, Option("History", FILE,
+        "File with the secret that webhooks are signed with, `whsec_…` or text, one a line; `--webhook` needs it.")] = None
+    webhook_seconds_max: Annotated[float, Option("History", _number(0.1, 60), "A webhook that takes longer has failed.")] = 10.0
     log_format: Annotated[LogFormat, Option("Log", _choice(LogFormat), "How log lines are written.")] = LogFormat.HUMAN
     log_level: Annotated[LogLevel, Option("Log", _choice(LogLevel), "The least level that is written.")] = LogLevel.INFO
     # fmt: on
@@ -200,6 +238,9 @@ class ClientConfig:
     control_url: Annotated[str, Option("Client", Kind(_url, "http://HOST:PORT"), "Where the service's control API is.",
         variable="FOREWARN_CONTROL")] = "http://127.0.0.1:8081"
     token: Annotated[str, Option("Client", Kind(_text, "a token"), "Sent as a bearer token.", is_secret=True)] = ""
+    ca_file: Annotated[Path | None, Option("Client", FILE,
+        "File with the certificates, PEM, that the service's own is checked against, instead of the system's.",
+        variable="FOREWARN_CA")] = None
     # fmt: on
 
 
@@ -235,6 +276,11 @@ def resolve(
     config = kind(**values)
     if isinstance(config, Config) and Identify.PROXY in config.identify and config.proxy_key_file is None:
         raise Invalid(f"identify (from {origins['identify']}): proxy needs proxy_key_file, which is not given", option="identify")
+    if isinstance(config, Config) and config.webhook and config.webhook_secret_file is None:
+        raise Invalid(f"webhook (from {origins['webhook']}): needs webhook_secret_file, which is not given", option="webhook")
+    if isinstance(config, Config) and (config.control_certificate_file is None) != (config.control_key_file is None):
+        missing = "control_certificate_file" if config.control_certificate_file is None else "control_key_file"
+        raise Invalid(f"{missing} is not given; TLS needs both a certificate and its key", option=missing)
     return Resolved(config, origins, path)
 
 

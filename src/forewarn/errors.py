@@ -3,12 +3,14 @@
     Problem
     ├── Invalid             what came cannot be read: bad field, bad file, bad option
     ├── NotFound
-    │   ├── UnknownScope  UnknownVm  UnknownHost  UnknownEvent
+    │   ├── UnknownScope  UnknownVm  UnknownHost  UnknownEvent  UnknownToken  UnknownCampaign
     │   └── EventEnded      it existed, and is over
+    ├── Unauthorized        nobody knows who the caller is
     ├── Forbidden           the caller may not
     ├── Refused             well-formed, but the rules say no
     │   ├── AlreadyPending  TooManyOperations  NoticeTooShort
-    │   └── WrongStatus  ScopeBusy  VmBusy  VmDown
+    │   ├── WrongStatus  ScopeBusy  VmBusy  VmDown
+    │   └── TooManyCampaigns  CampaignOver  OverBudget
     ├── ImpactFailed        the platform could not do it
     └── Unavailable         try again later
         ├── Conflict        somebody else wrote first (settled inside the engine)
@@ -56,8 +58,20 @@ class UnknownEvent(NotFound):
     code = "unknown_event"
 
 
+class UnknownToken(NotFound):
+    code = "unknown_token"
+
+
+class UnknownCampaign(NotFound):
+    code = "unknown_campaign"
+
+
 class EventEnded(NotFound):
     code = "event_ended"
+
+
+class Unauthorized(Problem):
+    code = "unauthorized"
 
 
 class Forbidden(Problem):
@@ -94,6 +108,18 @@ class VmBusy(Refused):
 
 class VmDown(Refused):
     code = "vm_down"
+
+
+class TooManyCampaigns(Refused):
+    code = "too_many_campaigns"
+
+
+class CampaignOver(Refused):
+    code = "campaign_over"
+
+
+class OverBudget(Refused):
+    code = "over_budget"
 
 
 class ImpactFailed(Problem):

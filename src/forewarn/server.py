@@ -4,25 +4,30 @@ import asyncio
 import gc
 import hashlib
 import logging
+import os
+import random
 import resource
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from forewarn.config import Address, Config, NotBeforeFormat
+from forewarn.config import Address, Config, NotBeforeFormat, is_loopback
 from forewarn.core.event import EventType
 from forewarn.core.timing import Timing
 from forewarn.engine.clock import Clock, RealClock
 from forewarn.engine.engine import Engine
+from forewarn.engine.keeping import kept
 from forewarn.engine.loops import Loops
 from forewarn.engine.operations import Operations
 from forewarn.errors import Invalid, StoreUnusable, Unavailable
 from forewarn.log import set_up_log
+from forewarn.notify import Notifier
 from forewarn.platform.base import Platform
+from forewarn.platform.choice import real_platform
 from forewarn.platform.simulated import SimulatedPlatform
 from forewarn.store.base import Store
 from forewarn.store.url import open_store
@@ -32,7 +37,9 @@ from forewarn.web.metadata import Metadata
 from forewarn.web.poll import Polls
 from forewarn.web.problems import control_body
 from forewarn.web.settings import Settings
+from forewarn.web.tls import Certificate
 from forewarn.wire import fleet
+from forewarn.wire.cloudevent import parse_secrets
 from forewarn.wire.note import Note
 
 log = logging.getLogger("forewarn")
@@ -62,16 +69,47 @@ async def serve(
     set_up_log(config.log_format, config.log_level)
     allow_many_connections()
     clock, timing = RealClock(), Timing.at_rate(config.rate)
+    certificate = read_certificate(config)
     async with opened(await open_store(config.store), clock, timing) as engine:
+        refuse_open_door(engine, config.control, config.store)
+        if not is_loopback(config.control.host) and certificate is None:
+            log.warning("tokens can be read on the way: no TLS", extra={"facts": {"control": str(config.control)}})
         engine.listeners.append(on_change)
         operations = Operations(engine, make_id)
         await apply_fleet_file(operations, config.fleet)
         tidy_memory()
-        async with at_work(config, engine, make_platform(config, clock, engine)) as work:
+        worker = f"server-{uuid.uuid4()}"
+        async with (
+            at_work(config, engine, make_platform(config, clock, engine), worker) as work,
+            kept(
+                config, engine, worker=worker, secrets=webhook_secrets(config), make_id=make_id, chance=random.random
+            ) as history,
+        ):
             service = Service(engine, operations, settings(config))
-            async with listening(*listeners(config, service)) as (metadata, operators):
+            async with listening(*listeners(config, service, certificate)) as (metadata, operators):
                 on_ready(Addresses(metadata.address, operators.address))
-                await first_end(work, metadata.wait(), operators.wait())
+                async with told_to_systemd(f"metadata {metadata.address}, control {operators.address}"):
+                    await first_end(work, history, metadata.wait(), operators.wait())
+
+
+@asynccontextmanager
+async def told_to_systemd(words: str) -> AsyncIterator[None]:
+    """Within this systemd knows that we are ready, and that our event loop turns: it is that loop which feeds the watchdog."""
+    notifier = Notifier(os.environ, pid=os.getpid())
+    notifier.ready(words)
+
+    async def feed(pause_seconds: float) -> None:
+        while True:  # ends when cancelled
+            notifier.feed()
+            await asyncio.sleep(pause_seconds)
+
+    feeding = asyncio.create_task(feed(notifier.feed_seconds)) if notifier.feed_seconds else None
+    try:
+        yield
+    finally:
+        notifier.stopping("answering what is in flight")
+        if feeding is not None:
+            feeding.cancel()
 
 
 @asynccontextmanager
@@ -86,10 +124,10 @@ async def opened(store: Store, clock: Clock, timing: Timing) -> AsyncIterator[En
 
 
 @asynccontextmanager
-async def at_work(config: Config, engine: Engine, platform: Platform) -> AsyncIterator[asyncio.Task[None]]:
+async def at_work(config: Config, engine: Engine, platform: Platform, worker: str) -> AsyncIterator[asyncio.Task[None]]:
     """Within this the loops run, in the task that is given: whoever waits for it learns if they break."""
     limit = timedelta(seconds=config.impact_seconds_max)
-    loops = Loops(engine, platform, worker=f"server-{uuid.uuid4()}", impacts_max=config.impacts_max, impact_limit=limit)
+    loops = Loops(engine, platform, worker=worker, impacts_max=config.impacts_max, impact_limit=limit)
     work = asyncio.create_task(loops.run())
     try:
         yield work
@@ -100,17 +138,19 @@ async def at_work(config: Config, engine: Engine, platform: Platform) -> AsyncIt
 
 def make_platform(config: Config, clock: Clock, engine: Engine) -> Platform:
     """What carries the impacts out."""
-    durations = {**engine.timing.duration, **{EventType(name): span for name, span in config.simulate_duration}}
     board = engine.board
+
+    def hosts() -> Iterator[str]:
+        return chain(board.hosts, board.declared_hosts)
+
+    real = real_platform(config, clock, hosts=hosts, environ=os.environ)
+    if real is not None:
+        return real
+    durations = {**engine.timing.duration, **{EventType(name): span for name, span in config.simulate_duration}}
     for name in config.simulate_failure:
         if name not in board.vms:
             log.warning("no VM to fail", extra={"facts": {"option": "simulate_failure", "vm": name}})
-    return SimulatedPlatform(
-        clock,
-        durations=durations,
-        hosts=lambda: chain(board.hosts, board.declared_hosts),
-        failing=config.simulate_failure,
-    )
+    return SimulatedPlatform(clock, durations=durations, hosts=hosts, failing=config.simulate_failure)
 
 
 @asynccontextmanager
@@ -144,28 +184,50 @@ def settings(config: Config) -> Settings:
     )
 
 
-def listeners(config: Config, service: Service) -> tuple[Listener, Listener]:
+def listeners(config: Config, service: Service, certificate: Certificate | None) -> tuple[Listener, Listener]:
     """The VMs' door and the operators' door: two sockets, two applications, nothing in common but the engine."""
     limits = Limits(
         idle_seconds=config.idle_seconds,
         stall_seconds=config.header_seconds,
         connections_per_address_max=config.connections_per_address_max,
     )
+    from forewarn.web import metrics
+
     metadata = Metadata(service.engine, service.settings)
     polls = Polls(service.engine, service.settings, limits)
     return (
         Listener(metadata, config.metadata, polls, server_name=SERVER_METADATA, on_stop=metadata.stop),
-        operators_door(service, config.control),
+        operators_door(service, config.control, [metrics.route(service.engine, metadata, polls)], certificate),
     )
 
 
-def operators_door(service: Service, address: Address, more: Sequence[Any] = ()) -> Listener:
+def operators_door(
+    service: Service, address: Address, more: Sequence[Any] = (), certificate: Certificate | None = None
+) -> Listener:
     """The control listener, with `more` routes. Its framework is imported here: it takes longer than all the rest."""
     from forewarn.web import control
 
+    refuse_open_door(service.engine, address)
     app = control.app(service.operations, service.engine, host=address.host, more=more)
     guard = Guard(Limits(body_bytes_max=control.FLEET_BYTES_MAX), control_body)
-    return Listener(app, address, guard, server_name=SERVER_CONTROL)
+    end_streams = service.engine.tail.stop
+    return Listener(app, address, guard, server_name=SERVER_CONTROL, on_stop=end_streams, certificate=certificate)
+
+
+def refuse_open_door(engine: Engine, address: Address, store: str = "URL") -> None:
+    """Beyond loopback nobody is let in without a token, so there must be one."""
+    if engine.tokens or is_loopback(address.host):
+        return
+    make = f"make a token first: forewarn token create NAME --role admin --store {store}"
+    way = "a store that outlives the process: one in memory has no tokens" if store == "memory" else make
+    why = "there are no tokens, so whoever reaches it could do anything"
+    raise Invalid(f"control is {address}: {why}; expected a loopback address, or {way}", option="control")
+
+
+def read_certificate(config: Config) -> Certificate | None:
+    if config.control_certificate_file is None or config.control_key_file is None:
+        return None
+    return Certificate(config.control_certificate_file, config.control_key_file)
 
 
 async def apply_fleet_file(operations: Operations, path: Path | None) -> None:
@@ -190,6 +252,11 @@ async def apply_fleet_file(operations: Operations, path: Path | None) -> None:
             await operations.reload()
     facts = {"file": path.name, "added": len(difference.added), "changed": len(difference.changed)}
     log.info("fleet applied", extra={"facts": {**facts, "removed": len(difference.removed)}})
+
+
+def webhook_secrets(config: Config) -> tuple[bytes, ...]:
+    path = config.webhook_secret_file
+    return () if path is None else parse_secrets(read_file(path, "webhook secret file"), str(path))
 
 
 def read_key(path: Path | None) -> bytes:

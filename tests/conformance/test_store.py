@@ -182,34 +182,6 @@ async def test_of_many_commits_at_once_to_one_record_exactly_one_wins(store: Sto
 
 
 @on_every_store
-async def test_notes_keep_the_order_in_which_they_were_given(store: Store) -> None:
-    """Scheduled, Approved, Started: out of order the story of an event is a lie."""
-    await store.commit([Write("a", b"1", 0)], [b"3", b"1"])
-    await store.commit([], [b"2", b"", b"1"])
-
-    notes = await store.history()
-    assert [note.body for note in notes] == [b"3", b"1", b"2", b"", b"1"]
-    numbers = [note.number for note in notes]
-    assert numbers == sorted(set(numbers))
-    assert numbers[0] > 0
-
-
-@on_every_store
-async def test_history_goes_on_after_a_number_and_stops_at_the_limit(store: Store) -> None:
-    """A reader pages through by the number of the last note it has, and misses none."""
-    await store.commit([], [b"%d" % number for number in range(7)])
-    read: list[bytes] = []
-    after = 0
-    while page := await store.history(after, limit=3):  # ends with the history
-        assert len(page) <= 3
-        read.extend(note.body for note in page)
-        after = page[-1].number
-
-    assert read == [b"0", b"1", b"2", b"3", b"4", b"5", b"6"]
-    assert await store.history(limit=0) == ()
-
-
-@on_every_store
 async def test_a_closed_store_answers_that_it_is_lost(store: Store) -> None:
     """A request that comes while the server stops is told to try again elsewhere. Closing twice is closing once."""
     await store.close()
@@ -219,8 +191,12 @@ async def test_a_closed_store_answers_that_it_is_lost(store: Store) -> None:
         await store.load()
     with pytest.raises(StoreLost):
         await store.commit([Write("a", b"1", 0)])
-    with pytest.raises(StoreLost):
-        await store.history()
+    for asked in (store.history, store.latest):
+        with pytest.raises(StoreLost):
+            await asked()
+    for let_go in (store.trim, store.forget):
+        with pytest.raises(StoreLost):
+            await let_go(1)
 
 
 @on_every_store

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from forewarn.errors import Conflict
+from forewarn.errors import Conflict, StoreLost
 from forewarn.store.base import Record, Store, Write
 from tests.conformance.stores import STORES, STORY_SECONDS_MAX, Opening
 
@@ -29,7 +29,9 @@ class StoreAndModel(RuleBasedStateMachine):
         self.live: dict[str, Record] = {}
         self.last: dict[str, Record] = {}
         self.notes: list[bytes] = []
+        self.trimmed = 0
         self.revision = 0
+        self.forgotten = 0
 
     def teardown(self) -> None:
         self.runner.run(self.open_things.aclose())
@@ -57,6 +59,20 @@ class StoreAndModel(RuleBasedStateMachine):
         with pytest.raises(Conflict):
             self.runner.run(self.store.commit([*writes[:place], stale, *writes[place + 1 :]], [b"never"]))
 
+    @rule(before=st.integers(min_value=0, max_value=40), limit=st.integers(min_value=0, max_value=5))
+    def trim(self, before: int, limit: int) -> None:
+        count = max(min(before - 1 - self.trimmed, limit, len(self.notes) - self.trimmed - 1), 0)
+        assert self.runner.run(self.store.trim(before, limit)) == count
+        self.trimmed += count
+
+    @rule(revision=st.integers(min_value=0, max_value=30))
+    def forget(self, revision: int) -> None:
+        dead = [one for one in self.last.values() if one.value is None and one.revision <= revision]
+        assert self.runner.run(self.store.forget(revision)) == len(dead)
+        for one in dead:
+            del self.last[one.key]
+            self.forgotten = max(self.forgotten, one.revision)
+
     @invariant()
     def loads_are_the_model(self) -> None:
         for prefix in ("", "scope/", "scope/a", "t"):
@@ -68,15 +84,20 @@ class StoreAndModel(RuleBasedStateMachine):
     def watches_are_the_model(self) -> None:
         for after in (0, self.revision // 2, self.revision - 1):
             expected = {record for record in self.last.values() if record.revision > after}
-            if expected:
+            if after < self.forgotten:
+                with pytest.raises(StoreLost):
+                    self.runner.run(self.first_batch(after))
+            elif expected:
                 told = self.runner.run(self.first_batch(after))
                 assert set(told) == expected
                 assert [record.revision for record in told] == sorted(record.revision for record in told)
 
     @invariant()
     def the_history_is_the_model(self) -> None:
-        assert [note.body for note in self.runner.run(self.store.history())] == self.notes
-        assert [note.body for note in self.runner.run(self.store.history(limit=3))] == self.notes[:3]
+        kept = list(enumerate(self.notes, start=1))[self.trimmed :]
+        assert [(note.number, note.body) for note in self.runner.run(self.store.history())] == kept
+        assert [(note.number, note.body) for note in self.runner.run(self.store.history(limit=3))] == kept[:3]
+        assert [(note.number, note.body) for note in self.runner.run(self.store.latest(limit=3))] == kept[::-1][:3]
 
     def found(self, key: str) -> int:
         return self.live[key].revision if key in self.live else 0

@@ -13,7 +13,7 @@ from urllib.request import Request, urlopen
 
 ROOT = Path(__file__).parents[2]
 FOREWARN = str(Path(sys.executable).with_name("forewarn"))
-READY = re.compile(r"forewarn is ready: metadata (http://\S+), control (http://\S+)\n")
+READY = re.compile(r"forewarn is ready: metadata (http://\S+), control (https?://\S+)\n")
 SECONDS_MAX = 30
 FLEET = """
 scopes:
@@ -57,9 +57,9 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 @contextmanager
-def running(folder: Path, *arguments: str, program: str = FOREWARN) -> Iterator[Service]:
+def running(folder: Path, *arguments: str, program: str = FOREWARN, control: str = "127.0.0.1:0") -> Iterator[Service]:
     """A service on free ports, in a folder of its own. It is ended with the block, if it has not ended by itself."""
-    command = [program, *arguments, "--metadata", "127.0.0.1:0", "--control", "127.0.0.1:0"]
+    command = [program, *arguments, "--metadata", "127.0.0.1:0", "--control", control]
     with subprocess.Popen(
         command, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:

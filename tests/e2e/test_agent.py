@@ -339,7 +339,7 @@ def test_the_zipapp_is_the_same_each_time_and_holds_only_what_a_guest_needs(tmp_
     names = zipfile.ZipFile(one).namelist()
 
     assert one.read_bytes() == other.read_bytes()
-    assert {name.split("/")[1] for name in names if "/" in name} == {"__init__.py", "errors.py", "client", "agent"}
+    assert {name.split("/")[1] for name in names if "/" in name} == {"__init__.py", "errors.py", "notify.py", "client", "agent"}
 
 
 def fetch(url: str) -> tuple[int, str]:

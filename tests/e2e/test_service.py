@@ -128,7 +128,7 @@ def test_a_client_that_hangs_up_in_the_middle_of_its_body_leaves_no_trace(tmp_pa
 
 def test_every_unknown_path_of_the_control_listener_is_answered_in_its_own_form(tmp_path: Path) -> None:
     with running(tmp_path) as service:
-        for path in ("/api/docs", "/api/v2", "/api", "/nothing"):
+        for path in ("/api/docs/more", "/api/openapi.json/more", "/api/v2", "/api", "/nothing"):
             status, body = call("GET", service.control + path, headers={})
             assert (status, json.loads(body)["error"]) == (404, "not_found")
         status, body = call("GET", f"{service.control}/api/openapi.json", headers={})

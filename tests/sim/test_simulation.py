@@ -42,7 +42,8 @@ def test_the_worlds_are_lively_enough_to_find_something() -> None:
         failures = Counter((change.event_id, change.vm) for change in changes if change.what is What.IMPACT_FAILED)
         taken_over += sum(claims[key] > failures[key] + 1 for key in claims)
 
-    assert set(What) - seen == {What.RETIRED}
+    elsewhere = {What.CAMPAIGN, What.TOKEN_CREATED, What.TOKEN_REVOKED}
+    assert set(What) - seen == {What.RETIRED} | elsewhere
     assert taken_over >= 3
 
 
@@ -108,13 +109,13 @@ def test_a_store_that_breaks_its_promise_is_found(planted: type[MemoryStore]) ->
         hunt(lambda seed: World(seed, store=planted()))
 
 
-def test_a_server_whose_clock_is_ahead_is_found_to_start_early() -> None:
-    """NotBefore is judged by the true time, not by the server's own."""
+def test_a_server_whose_clock_is_ahead_is_found_out() -> None:
+    """NotBefore and claims are judged by the true time, not by the server's own."""
 
     def hasty(seed: int) -> World:
         world = World(seed, manners=Manners(0, 0, 0, 0, 0, 0))
         world.server_clock = HastyClock(world.clock)
         return world
 
-    with pytest.raises(Broken, match="NotBefore"):
+    with pytest.raises(Broken, match=r"NotBefore|only when it has lapsed"):
         hunt(hasty)

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Seque
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 
 from forewarn.core import command as ask
 from forewarn.core.change import What
@@ -163,6 +164,15 @@ class FlakyStore:
 
     async def history(self, after: int = 0, limit: int = 1000) -> tuple[Note, ...]:
         return await self._inner.history(after, limit)
+
+    async def latest(self, before: int | None = None, limit: int = 1000) -> tuple[Note, ...]:
+        return await self._inner.latest(before, limit)
+
+    async def trim(self, before: int, limit: int = 1000) -> int:
+        return await self._inner.trim(before, limit)
+
+    async def forget(self, revision: int, limit: int = 1000) -> int:
+        return await self._inner.forget(revision, limit)
 
     async def close(self) -> None:
         """The shared store stays open for the others."""
@@ -372,7 +382,10 @@ class World:
         events = sorted(server.engine.board.events)
         if events:
             desk = server.operations
-            deed = self.chance.choice([desk.cancel, desk.complete, desk.approve])
+            later = self.clock.now() + timedelta(minutes=self.chance.randrange(1, 40))
+            deeds: list[Callable[..., Awaitable[Told | None]]]
+            deeds = [desk.cancel, desk.complete, desk.approve, partial(desk.extend, not_before=later)]
+            deed = self.chance.choice(deeds)
             await deed(self.chance.choice(events), by="sim")
 
     async def _crowd(self) -> None:

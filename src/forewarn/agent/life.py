@@ -19,7 +19,6 @@ from forewarn.agent import view
 from forewarn.agent.agent import Agent
 from forewarn.agent.applications import Applications
 from forewarn.agent.journal import Journal
-from forewarn.agent.notify import Notifier, Pulse
 from forewarn.agent.once import Once
 from forewarn.agent.settings import Settings, load
 from forewarn.agent.step import Phase
@@ -27,6 +26,7 @@ from forewarn.client import Client, Clock, discover
 from forewarn.client.dialogue import TIMEOUT_SECONDS
 from forewarn.client.pace import RETRY_AFTER_SECONDS_MAX
 from forewarn.errors import Problem
+from forewarn.notify import Notifier, Pulse
 
 log = logging.getLogger("forewarn.agent")
 

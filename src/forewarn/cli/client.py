@@ -2,8 +2,11 @@
 
 import json
 import os
+import ssl
 from collections.abc import Iterator, Mapping
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from contextlib import contextmanager
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
@@ -16,6 +19,8 @@ from forewarn.errors import Invalid, Problem, Unavailable
 
 TIMEOUT_SECONDS = 60
 ANSWER_BYTES_MAX = 256 * 1024 * 1024
+LINE_BYTES_MAX = 1024 * 1024
+PAGE_MAX = 1000
 
 
 class Asked(NamedTuple):
@@ -30,34 +35,75 @@ class Client:
 
     def __init__(self, config: ClientConfig) -> None:
         self._url = config.control_url
+        self._ca_file = config.ca_file
         self._headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {config.token}"} if config.token else {})
 
     def get(self, *path: str, query: str = "") -> Any:
         return self._ask("GET", path, query=query)
 
+    def list(self, kind: str, limit: int, query: str = "") -> Any:
+        """The list of a kind, at most so many, as one answer: page by page as far as its cursors lead."""
+        answer = self.get(kind, query=f"limit={min(limit, PAGE_MAX)}{query}")
+        page = answer
+        while page.get("next") and len(answer[kind]) < limit:  # ends: every page but the last holds something
+            more = min(limit - len(answer[kind]), PAGE_MAX)
+            page = self.get(kind, query=f"limit={more}&cursor={page['next']}{query}")
+            answer[kind] += page[kind]
+            answer["next"] = page["next"]
+            if not page[kind]:
+                break
+        return answer
+
     def post(self, *path: str, said: Mapping[str, object] | None = None) -> Any:
         told = {name: value for name, value in (said or {}).items() if value is not None}
         return self._ask("POST", path, json.dumps(told).encode() if told else b"")
 
+    def delete(self, *path: str) -> Any:
+        return self._ask("DELETE", path)
+
     def put(self, *path: str, body: bytes, query: str = "") -> Any:
         return self._ask("PUT", path, body, query=query)
 
+    def lines(self, *path: str, query: str = "") -> Iterator[bytes]:
+        """An answer that goes on and on, line by line, until the service ends it. One that falls silent is given up."""
+        with self._asked("GET", path, query=query) as response:
+            if response.status != HTTPStatus.OK:
+                self._read(response.status, response.read(ANSWER_BYTES_MAX))
+            while line := response.readline(LINE_BYTES_MAX):
+                yield line
+
     def _ask(self, method: str, path: tuple[str, ...], body: bytes = b"", *, query: str = "") -> Any:
+        with self._asked(method, path, body, query=query) as response:
+            answer = response.read(ANSWER_BYTES_MAX)
+        return self._read(response.status, answer)
+
+    @contextmanager
+    def _asked(self, method: str, path: tuple[str, ...], body: bytes = b"", *, query: str = "") -> Iterator[HTTPResponse]:
+        """Within this the answer can be read; whatever goes wrong with it becomes a Problem."""
         split = urlsplit(self._url)
         assert split.hostname
-        kind = HTTPSConnection if split.scheme == "https" else HTTPConnection
-        connection = kind(split.hostname, split.port, timeout=TIMEOUT_SECONDS)
+        connection = HTTPConnection(split.hostname, split.port, timeout=TIMEOUT_SECONDS)
+        if split.scheme == "https":
+            connection = HTTPSConnection(split.hostname, split.port, timeout=TIMEOUT_SECONDS, context=self._context())
+        headers = self._headers | ({"Content-Type": "application/json"} if method == "POST" and body else {})
         target = "/".join([f"{split.path}/api/v1", *(quote(part, safe="") for part in path)])
         try:
-            connection.request(method, target + (f"?{query}" if query else ""), body or None, self._headers)
-            response = connection.getresponse()
-            answer = response.read(ANSWER_BYTES_MAX)
+            connection.request(method, target + (f"?{query}" if query else ""), body or None, headers)
+            yield connection.getresponse()
+        except ssl.SSLCertVerificationError as error:
+            why = f"{error.verify_message}; FOREWARN_CA names a file with the certificates to check it against"
+            raise Unavailable(f"the certificate of {self._url} is not to be trusted: {why}") from error
         except (OSError, HTTPException) as error:
             why = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise Unavailable(f"no service answers at {self._url}: {why}; FOREWARN_CONTROL tells where it is") from error
         finally:
             connection.close()
-        return self._read(response.status, answer)
+
+    def _context(self) -> ssl.SSLContext:
+        try:
+            return ssl.create_default_context(cafile=self._ca_file)
+        except (OSError, ssl.SSLError) as error:
+            raise Usage(f"ca_file: {self._ca_file} has no certificates that can be read: {error.strerror or error}") from error
 
     def _read(self, status: int, answer: bytes) -> Any:
         try:

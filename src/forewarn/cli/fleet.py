@@ -1,20 +1,32 @@
 """`forewarn fleet`: the fleet as a file."""
 
 import sys
+from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from forewarn.cli.client import connect
+from forewarn.cli.client import Asked, connect
+from forewarn.cli.config import resolved
 from forewarn.cli.output import Json, show_json, show_list
 from forewarn.cli.usage import needs_server_parts
+from forewarn.config import Config
 from forewarn.errors import Invalid
 
-app = typer.Typer(help="The fleet: show, export, apply, check, schema.", no_args_is_help=True)
+app = typer.Typer(help="The fleet: show, export, apply, sync, check, schema.", no_args_is_help=True)
+
+
+class Source(StrEnum):
+    LIBVIRT = "libvirt"
+
 
 File = Annotated[str, typer.Argument(metavar="FILE", help="A fleet file, YAML or JSON; - is standard input.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only tell what would change.")]
+From = Annotated[Source, typer.Argument(metavar="SOURCE", help="What tells of the VMs: libvirt.")]
+Uri = Annotated[list[str] | None, typer.Option("--uri", metavar="URI", help="As libvirt_uri, several times if needed.")]
+Apply = Annotated[bool, typer.Option("--apply", help="Make it so.")]
 COLUMNS = ("scope", "kind", "name", "update_domain", "host", "address")
 BLANK = {"update_domain": 0, "host": "", "address": ""}
 FILE_BYTES_MAX = 64 * 1024 * 1024
@@ -45,6 +57,22 @@ def export(context: typer.Context) -> None:
 def apply(context: typer.Context, file: File, *, dry_run: DryRun = False, as_json: Json = False) -> None:
     """Make the fleet what the file says."""
     answer = connect(context).put("fleet", body=_read(file), query="dry_run=true" if dry_run else "")
+    _show_difference(answer, dry_run=dry_run, as_json=as_json)
+
+
+@app.command()
+def sync(context: typer.Context, source: From, *, uri: Uri = None, is_apply: Apply = False, as_json: Json = False) -> None:
+    """Bring the fleet in line with what libvirt tells; without --apply, only tell what would change."""
+    with needs_server_parts(f"fleet sync {source}"):
+        from forewarn.cli.sync import fleet_from_libvirt
+    service, asked = connect(context), context.find_object(Asked) or Asked()
+    config = resolved(Config, asked.file, {"libvirt_uri": uri or None}).config
+    body = fleet_from_libvirt(service.get("fleet"), config)
+    answer = service.put("fleet", body=body, query="" if is_apply else "dry_run=true")
+    _show_difference(answer, dry_run=not is_apply, as_json=as_json)
+
+
+def _show_difference(answer: Mapping[str, Any], *, dry_run: bool, as_json: bool) -> None:
     if as_json:
         show_json(answer)
         return

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from forewarn import __version__
-from forewarn.cli import agent, config, event, fleet, host, scope, serve, vm
+from forewarn.cli import agent, campaign, config, conform, event, fleet, history, host, lab, scope, serve, token, vm, watch
 from forewarn.cli.client import Asked
 from forewarn.cli.usage import Exit, exit_of
 from forewarn.errors import Problem
@@ -19,7 +19,10 @@ app.command("demo")(config.with_options(serve.demo, config.DEMO))
 app.command("serve")(config.with_options(serve.serve))
 app.command("agent", context_settings=agent.PASS_ON)(agent.agent)
 app.command("config")(config.with_options(config.show))
-for noun in (fleet, scope, vm, host, event):
+app.command("conform")(conform.conform)
+app.command("history")(history.history)
+app.command("watch")(watch.watch)
+for noun in (fleet, scope, vm, host, event, campaign, token, lab):
     app.add_typer(noun.app, name=noun.__name__.rpartition(".")[2])
 
 

@@ -8,7 +8,7 @@ import typer
 from forewarn.cli.client import connect
 from forewarn.cli.output import Json, show_list, show_one
 
-Limit = Annotated[int, typer.Option(help="At most so many.", min=1, max=10_000)]
+Limit = Annotated[int, typer.Option(help="At most so many.", min=1, max=1_000_000)]
 NotBefore = Annotated[
     str | None, typer.Option(help="The earliest moment, such as 2030-01-31T12:00:00Z; later than the notice asks, never sooner.")
 ]
@@ -21,7 +21,7 @@ def noun(name: str, help_: str, columns: Sequence[str]) -> typer.Typer:
 
     @app.command("list", help=f"All {kind} and what there is to know in a line.")
     def list_all(context: typer.Context, *, limit: Limit = 1000, as_json: Json = False) -> None:
-        show_list(connect(context).get(kind, query=f"limit={limit}"), kind, columns, as_json=as_json)
+        show_list(connect(context).list(kind, limit), kind, columns, as_json=as_json)
 
     @app.command("show", help=f"One {name} and all there is to know.")
     def show(

@@ -66,7 +66,7 @@ def _show_rows(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def _text(value: object) -> str:
-    """A value in words. What a terminal would obey instead of showing it is replaced."""
+    """A value in words."""
     if isinstance(value, Mapping):
         return "; ".join(f"{name.replace('_', ' ')} {_text(member)}" for name, member in value.items())
     if isinstance(value, list):
@@ -77,4 +77,9 @@ def _text(value: object) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:g}"
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in str(value))
+    return plain(str(value))
+
+
+def plain(text: str) -> str:
+    """What a terminal would obey instead of showing it is replaced."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)

@@ -3,14 +3,15 @@
 import shutil
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from forewarn.cli.usage import needs_server_parts
+from forewarn.cli.watch import SHOWN, sentence
 from forewarn.config import Address, ClientConfig, Config, Resolved
 
 if TYPE_CHECKING:
@@ -18,29 +19,14 @@ if TYPE_CHECKING:
     from forewarn.wire.note import Note
 
 POLL = "/metadata/scheduledevents?api-version=2020-07-01"
-SHOWN = {
-    "enabled": "a VM polls: from now on it is told before anything is done to it",
-    "ordered": "{vm}: {detail} at once, without notice",
-    "scheduled": "Scheduled: {detail}",
-    "approved": "approved by {detail}",
-    "extended": "put off {detail}",
-    "started": "Started",
-    "impacted": "{vm} is through it",
-    "impact-failed": "{vm}: {detail}",
-    "moved": "{vm} has moved from {detail}",
-    "left": "{vm} has left the fleet",
-    "completed": "Completed",
-    "canceled": "Canceled",
-    "failed": "Failed",
-}
-"""The changes that the demo tells of, in words."""
 
 
 def serve(found: Resolved[Config]) -> None:
     """Run the service until it is told to stop (SIGTERM or Ctrl-C)."""
 
     def ready(at: "Addresses") -> None:
-        typer.echo(f"forewarn is ready: metadata http://{at.metadata}, control http://{at.control}")
+        scheme = "https" if found.config.control_certificate_file else "http"
+        typer.echo(f"forewarn is ready: metadata http://{at.metadata}, control {scheme}://{at.control}")
 
     _run("serve", found.config, ready, lambda note: None)
 
@@ -71,10 +57,9 @@ What happens is told here; Ctrl-C ends it.
 def tell(note: "Note") -> None:
     """A line for a change, as it happens."""
     change = note.change
-    words = SHOWN.get(change.what)
-    if words is not None:
-        event = f"  ({change.event_id[:8]})" if change.event_id else ""
-        typer.echo(f"{note.at:%H:%M:%S}  {note.scope:10}  {words.format(vm=change.vm, detail=change.detail)}{event}")
+    if change.what in SHOWN:
+        at, event = f"{note.at:%H:%M:%S}", change.event_id
+        typer.echo(sentence(at=at, scope=note.scope, what=change.what, vm=change.vm, detail=change.detail, event=event))
 
 
 def program() -> str:
@@ -88,18 +73,23 @@ def program() -> str:
 
 def _run(command: str, config: Config, on_ready: "Callable[[Addresses], None]", on_change: "Callable[[Note], None]") -> None:
     with needs_server_parts(command):
-        import asyncio
-
-        import uvloop
-
         from forewarn.server import serve as run
 
+        run_until_stopped(lambda: run(config, on_ready, on_change))
+
+
+def run_until_stopped(work: "Callable[[], Coroutine[Any, Any, None]]") -> None:
+    """Run it in a fast event loop until it ends, or until SIGTERM or Ctrl-C cancels it."""
+    import asyncio
+
+    import uvloop
+
     async def until_stopped() -> None:
-        work = asyncio.ensure_future(run(config, on_ready, on_change))
+        task = asyncio.ensure_future(work())
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, work.cancel)
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
         with suppress(asyncio.CancelledError):
-            await work
+            await task
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(until_stopped())

@@ -34,10 +34,11 @@ def exit_of(problem: Problem) -> Exit:
 
 @contextmanager
 def needs_server_parts(command: str) -> Iterator[None]:
-    """Imports that only the server's extra brings. Without it the rest of the CLI works, and this says what is missing."""
+    """Imports that only an extra brings. Without it the rest of the CLI works, and this says what is missing."""
     try:
         yield
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("forewarn"):
             raise
-        raise Problem(f"`forewarn {command}` needs {error.name}; pip install 'forewarn[server]' brings it") from error
+        extra = "libvirt" if error.name == "libvirt" else "server"
+        raise Problem(f"`forewarn {command}` needs {error.name}; pip install 'forewarn[{extra}]' brings it") from error

@@ -1,8 +1,11 @@
 """What became true. Changes go into the history and to whoever listens; the rules never read them back."""
 
+from datetime import datetime
 from enum import StrEnum
 
 import msgspec
+
+from forewarn.core.event import Cause, EventType
 
 
 class What(StrEnum):
@@ -24,12 +27,27 @@ class What(StrEnum):
     MOVED = "moved"
     AMENDED = "amended"
     RETIRED = "retired"
+    CAMPAIGN = "campaign"
+    """Something became true of a campaign; the detail tells which and what."""
+    TOKEN_CREATED = "token-created"  # noqa: S105
+    TOKEN_REVOKED = "token-revoked"  # noqa: S105
 
 
 class Change(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One thing that became true of an event, of a VM, or of the scope itself."""
+    """One thing that became true of an event, of a VM, or of the scope itself.
+
+    The rules tell the first four members; the rest is what it concerns, and is filled in by `concern.py`. `host` is where it
+    happens, `host_before` where a VM that moved was. `not_before` and `description` are told when they are new.
+    """
 
     what: What
     event_id: str = ""
     vm: str = ""
     detail: str = ""
+    type: EventType | None = None
+    cause: Cause | None = None
+    resources: tuple[str, ...] = ()
+    host: str = ""
+    host_before: str = ""
+    not_before: datetime | None = None
+    description: str = ""

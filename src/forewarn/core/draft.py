@@ -14,6 +14,7 @@ ENDED_MIN, ENDED_MAX = 100, 1000
 ENDED_FOR = timedelta(hours=1)
 """What ended is remembered for an hour, at most a thousand and at least the last hundred: guests' words may come late."""
 
+WHY_LENGTH_MAX = 4000
 ENDED_AS = {How.COMPLETED: What.COMPLETED, How.CANCELED: What.CANCELED, How.FAILED: What.FAILED}
 
 
@@ -57,9 +58,9 @@ class Draft:
         self.scope = replace(self.scope, events=(*self.scope.events, event))
         self.tell(What.SCHEDULED, event_id=event.id, detail=f"{event.type} of {', '.join(event.resources)}")
 
-    def start(self, event: Event) -> None:
+    def start(self, event: Event, why: str) -> None:
         self.put_event(replace(event, status=Status.STARTED, started_at=self.now))
-        self.tell(What.STARTED, event_id=event.id)
+        self.tell(What.STARTED, event_id=event.id, detail=why)
         for vm in event.resources:
             self.add_impact(Impact(event_id=event.id, vm=vm, type=event.type, cause=event.cause, due_at=self.now))
 
@@ -82,10 +83,10 @@ class Draft:
     def end_if_over(self, event_id: str) -> None:
         mine = [impact for impact in self.scope.impacts if impact.event_id == event_id]
         if mine and all(impact.is_over for impact in mine):
-            has_failed = any(impact.state is ImpactState.FAILED for impact in mine)
-            self.end(event_id, How.FAILED if has_failed else How.COMPLETED)
+            failed = [f"{impact.vm}: {impact.detail}" for impact in mine if impact.state is ImpactState.FAILED]
+            self.end(event_id, How.FAILED if failed else How.COMPLETED, "; ".join(failed)[:WHY_LENGTH_MAX])
 
-    def end(self, event_id: str, how: How) -> None:
+    def end(self, event_id: str, how: How, why: str = "") -> None:
         """Take the event, or the silent operation, out; remember for a while how it ended."""
         scope = self.scope
         self.scope = replace(
@@ -94,7 +95,7 @@ class Draft:
             impacts=tuple(impact for impact in scope.impacts if impact.event_id != event_id),
             ended=self._remembered((*scope.ended, Ended(id=event_id, how=how, at=self.now))),
         )
-        self.tell(ENDED_AS[how], event_id=event_id)
+        self.tell(ENDED_AS[how], event_id=event_id, detail=why)
 
     def _remembered(self, ended: tuple[Ended, ...]) -> tuple[Ended, ...]:
         old = max(len(ended) - ENDED_MIN, 0)
@@ -104,38 +105,41 @@ class Draft:
         """The VM is no longer of this scope: nothing here is about it any more."""
         self.scope = replace(self.scope, vms=tuple(old for old in self.scope.vms if old.name != vm.name))
         self.tell(What.LEFT, vm=vm.name)
-        self.excuse(vm.name, lambda event: True)
-        self.drop_silent(vm.name)
+        why = f"{vm.name} has left"
+        self.excuse(vm.name, why, lambda event: True)
+        self.drop_silent(vm.name, why)
 
-    def excuse(self, vm: str, applies: Callable[[Event], bool]) -> None:
+    def excuse(self, vm: str, why: str, applies: Callable[[Event], bool]) -> None:
         """Take the VM out of the events that no longer concern it; an event that concerns nobody ends."""
         for event in self.scope.events:
             if vm not in event.resources or not applies(event):
                 continue
             rest = tuple(name for name in event.resources if name != vm)
             if not rest:
-                self.end(event.id, How.CANCELED if event.status is Status.SCHEDULED else How.COMPLETED)
+                self.end(event.id, How.CANCELED if event.status is Status.SCHEDULED else How.COMPLETED, why)
                 continue
             self.put_event(replace(event, resources=rest))
             self._drop_impact(event.id, vm)
             if event.status is Status.STARTED:
                 self.end_if_over(event.id)
 
-    def drop_silent(self, vm: str, *, but: EventType | None = None) -> None:
+    def drop_silent(self, vm: str, why: str, *, but: EventType | None = None) -> None:
         """What was to be done to the VM without an event is not done any more."""
         for impact in self.scope.impacts:
             if impact.vm == vm and impact.type is not but and self.scope.event(impact.event_id) is None:
-                self.end(impact.event_id, How.COMPLETED if impact.is_over else How.CANCELED)
+                self.end(impact.event_id, How.COMPLETED if impact.is_over else How.CANCELED, why)
 
     def move(self, vm: Vm, host: str) -> None:
         """The VM is on another host: what awaits the old host no longer awaits the VM."""
         self.tell(What.MOVED, vm=vm.name, detail=f"{vm.host or 'nowhere'} to {host}")
-        self.excuse(vm.name, lambda event: event.host == vm.host != "" and event.status is Status.SCHEDULED)
+        why = f"{vm.name} has moved to {host}"
+        self.excuse(vm.name, why, lambda event: event.host == vm.host != "" and event.status is Status.SCHEDULED)
 
     def deallocate(self, vm: Vm) -> None:
         """The VM has given up its place: only its deletion can still befall it. What is under way for it is over."""
-        self.excuse(vm.name, lambda event: event.type not in (EventType.TERMINATE, EventType.PREEMPT))
-        self.drop_silent(vm.name, but=EventType.TERMINATE)
+        why = f"{vm.name} has given up its place"
+        self.excuse(vm.name, why, lambda event: event.type not in (EventType.TERMINATE, EventType.PREEMPT))
+        self.drop_silent(vm.name, why, but=EventType.TERMINATE)
 
     def _take_effect(self, impact: Impact, vm: Vm, host: str) -> None:
         if impact.type is EventType.TERMINATE:

@@ -32,12 +32,27 @@ class AutoApprove(StrEnum):
     ALL_INSTANCES_DOWN = "all-instances-down"
 
 
+class Budget(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How many VMs of a scope may be unavailable at once: a number, or a part of a hundred of them."""
+
+    number: int
+    is_percent: bool = False
+
+    def of(self, size: int) -> int:
+        """For a scope of so many VMs. A part is rounded down, but one VM may always be down: else nothing could ever be done."""
+        return max(size * self.number // 100, 1) if self.is_percent else self.number
+
+    def __str__(self) -> str:
+        return f"{self.number}%" if self.is_percent else str(self.number)
+
+
 class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
     approval: Approval = Approval.ANY
     auto_approve: tuple[AutoApprove, ...] = (AutoApprove.ALL_INSTANCES_DOWN,)
     terminate_notice: timedelta | None = NOTICE[EventType.TERMINATE]
     couple_terminates: bool = False
     user_operations_max: int = 100
+    max_unavailable: Budget | None = None
 
 
 class Power(StrEnum):

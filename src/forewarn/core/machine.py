@@ -29,6 +29,7 @@ from msgspec.structs import replace
 from forewarn.core import command as ask
 from forewarn.core import membership, operation, progress
 from forewarn.core.change import Change
+from forewarn.core.concern import with_concerns
 from forewarn.core.draft import Draft
 from forewarn.core.event import Event, EventType, Impact, Source, Status
 from forewarn.core.fleet import Approval, AutoApprove, Power, Scope, ScopeKind
@@ -72,7 +73,7 @@ def decide(scope: Scope, command: ask.Command, now: datetime, timing: Timing) ->
         draft.is_gone = True  # a standalone VM is its scope
     if visible(draft.scope) != visible(scope):
         draft.scope = replace(draft.scope, incarnation=scope.incarnation + 1)
-    return Outcome(scope=draft.scope, changes=tuple(draft.changes), is_gone=draft.is_gone)
+    return Outcome(scope=draft.scope, changes=with_concerns(draft.changes, scope, draft.scope), is_gone=draft.is_gone)
 
 
 def visible(scope: Scope) -> tuple[object, ...]:
@@ -115,7 +116,7 @@ def settle(draft: Draft) -> None:
             draft.put_event(replace(event, is_approved=True))
     ready = [event for event in draft.scope.events if is_ready(draft.scope, event, draft.now)]
     for event in not_held(draft.scope, ready):
-        draft.start(event)
+        draft.start(event, why_ready(event, draft.now))
 
 
 def not_held(scope: Scope, events: list[Event]) -> list[Event]:
@@ -142,6 +143,12 @@ def is_ready(scope: Scope, event: Event, now: datetime) -> bool:
         return False
     is_waived = event.is_approved or (nobody_runs(scope) and not event.is_timed)
     return event.not_before <= now or (is_waived and not is_coupled(scope, event, now))
+
+
+def why_ready(event: Event, now: datetime) -> str:
+    if event.not_before <= now:
+        return "NotBefore has come"
+    return f"approved by {', '.join(event.approvals)}" if event.is_approved else "all instances are down"
 
 
 def is_agreed(scope: Scope, event: Event) -> bool:

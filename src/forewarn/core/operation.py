@@ -131,7 +131,8 @@ def degrade(draft: Draft, command: ask.Degrade) -> None:
 
 def fail(draft: Draft, command: ask.Fail) -> None:
     for event_id, vms in by_domain(draft, command, EventType.REBOOT, Cause.FAILED):
-        draft.start(announce(draft, event_id, EventType.REBOOT, Cause.FAILED, vms, draft.now, host=command.host))
+        event = announce(draft, event_id, EventType.REBOOT, Cause.FAILED, vms, draft.now, host=command.host)
+        draft.start(event, f"{command.host} has failed")
 
 
 def extend(draft: Draft, command: ask.Extend) -> None:

@@ -32,7 +32,7 @@ class Board:
     """All scopes and the ways to find them: by name, VM, address, host and event."""
 
     def __init__(self, seen_interval_seconds: float) -> None:
-        self._seen_interval_seconds = seen_interval_seconds
+        self.seen_interval_seconds = seen_interval_seconds
         self.revision = 0
         self.scopes: dict[str, Place] = {}
         self.vms: dict[str, Place] = {}
@@ -55,7 +55,7 @@ class Board:
         old, place.scope, place.revision = place.scope, scope, revision
         self._index(place, old, scope)
         if scope.seen_at is not None:
-            place.fresh_until = scope.seen_at.timestamp() + self._seen_interval_seconds
+            place.fresh_until = scope.seen_at.timestamp() + self.seen_interval_seconds
         if scope.incarnation != old.incarnation:
             place.pages = {}
             wake(place)

@@ -2,13 +2,14 @@
 
 import asyncio
 import heapq
-from collections.abc import Awaitable
+import types
+from collections.abc import Awaitable, Generator
 from datetime import UTC, datetime, timedelta
 from typing import Protocol, TypeVar
 
 T = TypeVar("T")
 
-TURNS_PER_STEP = 100
+TURNS_PER_STEP = 50
 
 
 class Clock(Protocol):
@@ -60,7 +61,7 @@ class VirtualClock:
     async def advance(self, span: timedelta) -> None:
         """Let the time pass, moment by moment, so that what wakes at one moment is done before the next one comes."""
         async with self._advancing:  # two at once add up
-            await self._let_others_run()  # who is about to sleep shall be asleep
+            await _let_others_run()  # who is about to sleep shall be asleep
             end = self._now + span
             while self._sleepers and self._sleepers[0][0] <= end:  # ends: each turn takes a sleeper away, and time only grows
                 moment, _, waker = heapq.heappop(self._sleepers)
@@ -68,9 +69,9 @@ class VirtualClock:
                     continue
                 self._now = max(self._now, moment)
                 waker.set_result(None)
-                await self._let_others_run()
+                await _let_others_run()
             self._now = end
-            await self._let_others_run()
+            await _let_others_run()
 
     async def jump(self, moment: datetime) -> None:
         """Be at a later moment at once, as a machine that was asleep: all that was due meanwhile is due now."""
@@ -89,9 +90,12 @@ class VirtualClock:
             if self.is_running:
                 await self.advance(timedelta(seconds=passed))
 
-    async def _let_others_run(self) -> None:
-        for _ in range(TURNS_PER_STEP):
-            await asyncio.sleep(0)
+
+@types.coroutine
+def _let_others_run() -> Generator[None, None, None]:
+    """So many turns of the event loop; a bare yield is a turn, and cheaper than `asyncio.sleep(0)`."""
+    for _ in range(TURNS_PER_STEP):
+        yield
 
 
 async def within(clock: Clock, limit: timedelta, work: Awaitable[T]) -> T:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from weakref import WeakValueDictionary
 
-from forewarn.core.change import What
+from forewarn.core.change import Change, What
 from forewarn.core.command import Command, Enrol, Seen
 from forewarn.core.fleet import Scope
 from forewarn.core.machine import Outcome, decide
@@ -14,6 +14,10 @@ from forewarn.core.progress import is_enabled
 from forewarn.core.timing import Timing
 from forewarn.engine.board import Board, Place
 from forewarn.engine.clock import Clock
+from forewarn.engine.shelf import KINDS, Shelf
+from forewarn.engine.tail import Tail
+from forewarn.engine.tally import Tally
+from forewarn.engine.tokens import Tokens
 from forewarn.engine.trouble import Trouble
 from forewarn.errors import Conflict, Problem, StoreLost, Unavailable
 from forewarn.store.base import WRITES_MAX, Record, Store, Write
@@ -48,12 +52,21 @@ class Engine:
         self.clock = clock
         self.timing = timing
         self.board = Board(timing.seen_interval.total_seconds())
-        self.listeners: list[Callable[[note.Note], None]] = []
+        self.tally = Tally(self.board)
+        self.listeners: list[Callable[[note.Note], None]] = [self.tally.hear]
         self.trouble = Trouble(clock)
+        self.tail = Tail(store)
+        self.shelf = Shelf()
+        self.tokens = Tokens(clock, self.commit_record)
         self.is_ready = False
         self.fleet_record = Record(FLEET_KEY, None, 0)
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._background: dict[str, asyncio.Task[None]] = {}
+
+    def retime(self, timing: Timing) -> None:
+        """Work with other times from now on; what is announced keeps its NotBefore."""
+        self.timing = timing
+        self.board.seen_interval_seconds = timing.seen_interval.total_seconds()
 
     async def load(self) -> None:
         """Show all that the store holds and no more. Also the way back after the store was lost."""
@@ -61,9 +74,11 @@ class Engine:
         held = {found.key for found in snapshot.records}
         for name in [name for name in self.board.scopes if SCOPE_KEY.format(name) not in held]:
             self.board.withdraw(name, snapshot.revision)
+        self.tokens.keep_only(held, snapshot.revision)
         for found in snapshot.records:
             self.learn(found)
         self.board.caught_up(snapshot.revision)
+        self.tally.know()
 
     def learn(self, found: Record) -> None:
         """Show a record as it stands in the store, unless something newer is shown already."""
@@ -73,12 +88,18 @@ class Engine:
                 self.board.declared_hosts = record.decode_hosts(found.value).names if found.value is not None else ()
             return
         kind, _, name = found.key.rstrip("/").partition("/")
+        if kind == "token":
+            self.tokens.learn(found)
+        elif kind in KINDS:
+            self.shelf.learn(found)
         if kind != "scope" or not self.board.is_news(name, found.revision):
             return
         if found.value is None:
             self.board.withdraw(name, found.revision)
         else:
-            self.board.publish(record.decode_scope(found.value), found.revision)
+            scope = record.decode_scope(found.value)
+            self.tally.compare(scope, self.clock.now())
+            self.board.publish(scope, found.revision)
 
     async def submit(self, scope: str, command: Command, by: str) -> Outcome:
         """Do what is asked, durably, or raise the Problem that says why not. What it returns has been committed and published."""
@@ -92,7 +113,8 @@ class Engine:
                     return outcome
                 try:
                     await self.commit([(outcome, revision)], by)
-                except (Conflict, StoreLost):
+                except (Conflict, StoreLost) as lost:
+                    self.tally.conflicts += isinstance(lost, Conflict)
                     await self._read_again(SCOPE_KEY.format(scope))
                     continue
                 return outcome
@@ -123,7 +145,8 @@ class Engine:
             try:
                 outcomes = [(decide(before, command, now, self.timing), revision) for before, revision, command in read]
                 return await self.commit(outcomes, by, lock)
-            except (Conflict, StoreLost):
+            except (Conflict, StoreLost) as lost:
+                self.tally.conflicts += isinstance(lost, Conflict)
                 for scope, _ in asked:
                     await self._read_again(SCOPE_KEY.format(scope))
                 await self._read_again(lock.key)
@@ -136,8 +159,10 @@ class Engine:
         """The revision of the fleet record as a write must name it: 0 where there is none."""
         return self.fleet_record.revision if self.fleet_record.value is not None else 0
 
-    async def commit(self, outcomes: Sequence[tuple[Outcome, int]], by: str, *extra: Write) -> int:
-        """One commit of one or more scopes with their notes, each as it was read at its revision; then all see it."""
+    async def commit(
+        self, outcomes: Sequence[tuple[Outcome, int]], by: str, *extra: Write, changes: Sequence[Change] = ()
+    ) -> int:
+        """One commit of scopes, and of other records with their changes, each as it was read at its revision; then all see it."""
         assert len(outcomes) + len(extra) <= WRITES_MAX
         now = self.clock.now()
         writes = [
@@ -145,7 +170,11 @@ class Engine:
             for outcome, revision in outcomes
         ]
         notes = [note.Note(now, by, outcome.scope.name, change) for outcome, _ in outcomes for change in outcome.changes]
+        notes += [note.Note(now, by, "", change) for change in changes]
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         revision = await self.store.commit([*writes, *extra], [note.encode(one) for one in notes])
+        self.tally.store.add(loop.time() - began)
         for write in extra:
             self.learn(Record(write.key, write.value, revision))
         for outcome, _ in outcomes:
@@ -156,7 +185,12 @@ class Engine:
         for one in notes:
             log.log(LEVEL.get(one.change.what, logging.INFO), str(one.change.what), extra={"facts": facts_of(one)})
             self._tell(one)
+        self.tail.ring()
         return revision
+
+    async def commit_record(self, write: Write, change: Change, by: str) -> int:
+        """A record that is no scope's, with the note of what became true by it."""
+        return await self.commit([], by, write, changes=(change,))
 
     def _tell(self, one: note.Note) -> None:
         """Whoever listens hears of it; a listener that breaks undoes nothing."""

@@ -17,6 +17,7 @@ from forewarn.core.progress import impact_of
 from forewarn.engine.board import Place
 from forewarn.engine.clock import within
 from forewarn.engine.engine import Engine
+from forewarn.engine.rounds import Rounds
 from forewarn.errors import ImpactFailed, NotFound, Problem, StoreUnusable, Unavailable
 from forewarn.platform.base import Order, Platform
 from forewarn.store.base import Record
@@ -57,6 +58,7 @@ class Loops:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._keep_deadlines())
                 group.create_task(self._follow())
+                group.create_task(Rounds(self._engine, self._worker).run())
         finally:
             self._queue.clear()
             tasks = list(self._in_hand.values())
@@ -268,6 +270,7 @@ class Loops:
                 for found in batch.records:
                     self._learn(found)
                 self._engine.board.caught_up(batch.revision)
+                self._engine.tail.ring()
 
     def _learn(self, found: Record) -> None:
         """One record that we cannot read (a newer server's, say) keeps nobody from the others."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from datetime import datetime
 from typing import NamedTuple
 
@@ -44,6 +45,12 @@ class Operations:
         self._engine = engine
         self._make_id = make_id
         self._applying = asyncio.Lock()
+
+    def repeating(self, operation_id: str) -> "Operations":
+        """For one operation whose id is known beforehand: asked again, it is the same operation."""
+        again = copy(self)
+        again._make_id = lambda: operation_id
+        return again
 
     async def restart(self, vm: str, *, by: str, not_before: datetime | None = None) -> Told | None:
         return await self._operate(ask.Restart, vm, by, not_before)

@@ -1,4 +1,4 @@
-"""The Store contract. Every store passes `tests/conformance/test_store.py`; what it checks is written here in words.
+"""The Store contract. Every store passes `tests/conformance/`; what it checks is written here in words.
 
 A store holds records: a key (text), a value (bytes) and the revision at which it was last written. Revisions are
 positive integers of the whole store that only grow; each commit takes one new revision and gives it to all it writes.
@@ -15,9 +15,19 @@ commit(writes, notes)
 watch(after)    Every record that changed after a revision, deletions included, in the order of revisions, and then each
                 further change as it happens, from this and from any other process, until it is closed. A record that
                 changed several times may be told once, as it is last. The writes of one commit come in one batch. A batch
-                is never empty and its revision never falls.
+                is never empty and its revision never falls. Where deletions after the revision have been forgotten, StoreLost:
+                whoever was away so long loads and looks.
 history(after, limit)
-                The notes after the given number, oldest first. It reads only; it settles nothing.
+                The notes after the given number, oldest first. The first note ever has number 1 and each further one the next
+                number; so a hole at the beginning says how many were trimmed.
+latest(before, limit)
+                The notes before the given number (None: all), newest first. Both read only; they settle nothing.
+trim(before, limit)
+                Takes away the oldest notes whose numbers are below the given one, at most so many, and tells how many it took.
+                The newest note of all is never taken, so that numbers go on where they were. Records are not touched.
+forget(revision, limit)
+                Lets go of what is remembered of records that were deleted up to this revision, the oldest first and at most so
+                many, and tells how many. Live records are not touched. A watch from before the last one is StoreLost then.
 close()         Lets go of everything. What is under way is finished or raises StoreLost, watches end, and all that is asked
                 later raises StoreLost. Closing twice is closing once.
 """
@@ -64,7 +74,7 @@ class Note:
 
 
 class Store(Protocol):
-    """Three verbs that settle everything, one that reads the history, and an end."""
+    """Three verbs that settle everything, two that read the history, two that let go of what is old, and an end."""
 
     async def load(self, prefix: str = "") -> Snapshot: ...
 
@@ -73,5 +83,11 @@ class Store(Protocol):
     def watch(self, after: int) -> AsyncGenerator[Snapshot, None]: ...
 
     async def history(self, after: int = 0, limit: int = 1000) -> tuple[Note, ...]: ...
+
+    async def latest(self, before: int | None = None, limit: int = 1000) -> tuple[Note, ...]: ...
+
+    async def trim(self, before: int, limit: int = 1000) -> int: ...
+
+    async def forget(self, revision: int, limit: int = 1000) -> int: ...
 
     async def close(self) -> None: ...

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from forewarn.errors import Conflict, Invalid
+from forewarn.errors import Conflict, Invalid, StoreLost
 from forewarn.store.base import WRITES_MAX, Write
 
 
@@ -25,4 +25,14 @@ def check_revision(write: Write, found: int) -> None:
             key=write.key,
             found=found,
             expected=write.revision,
+        )
+
+
+def check_watch(after: int, forgotten: int) -> None:
+    """A watch must not miss a deletion: where it could, whoever watches loads everything again."""
+    if after < forgotten:
+        raise StoreLost(
+            f"What was deleted up to revision {forgotten} is forgotten; a watch after {after} would miss some: load again",
+            after=after,
+            forgotten=forgotten,
         )

@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from itertools import islice
 
 from forewarn.errors import StoreLost
 from forewarn.store.base import Note, Record, Snapshot, Write
-from forewarn.store.check import check_revision, check_writes
+from forewarn.store.check import check_revision, check_watch, check_writes
 
 NOTES_MAX = 100_000
 """How much history is kept for certain: memory is not a place for all of it."""
@@ -18,6 +19,7 @@ class MemoryStore:
         self._revision = 0
         # Live records and tombstones. A write moves its key to the end, so the order of the dict is the order of revisions.
         self._records: dict[str, Record] = {}
+        self._forgotten = 0
         self._notes: list[Note] = []
         self._bell = asyncio.Event()
         self._is_closed = False
@@ -45,6 +47,7 @@ class MemoryStore:
     async def watch(self, after: int) -> AsyncGenerator[Snapshot, None]:
         while not self._is_closed:  # close() ends it
             bell = self._bell  # taken before the look, so that no change falls between the look and the wait
+            check_watch(after, self._forgotten)
             records = self._changed(after)
             if not records:
                 await bell.wait()
@@ -54,8 +57,28 @@ class MemoryStore:
 
     async def history(self, after: int = 0, limit: int = 1000) -> tuple[Note, ...]:
         self._check_open()
-        start = max(after - (self._notes[0].number - 1 if self._notes else 0), 0)  # numbers have no gaps
+        start = self._place(after + 1)
         return tuple(self._notes[start : start + max(limit, 0)])
+
+    async def latest(self, before: int | None = None, limit: int = 1000) -> tuple[Note, ...]:
+        self._check_open()
+        end = len(self._notes) if before is None else self._place(before)
+        return tuple(reversed(self._notes[max(end - max(limit, 0), 0) : end]))
+
+    async def trim(self, before: int, limit: int = 1000) -> int:
+        self._check_open()
+        count = max(min(self._place(before), limit, len(self._notes) - 1), 0)
+        del self._notes[:count]
+        return count
+
+    async def forget(self, revision: int, limit: int = 1000) -> int:
+        self._check_open()
+        dead = (one for one in self._records.values() if one.value is None and one.revision <= revision)
+        found = tuple(islice(dead, max(limit, 0)))  # in the order of revisions, as the records are
+        for one in found:
+            del self._records[one.key]
+            self._forgotten = one.revision
+        return len(found)
 
     async def close(self) -> None:
         self._is_closed = True
@@ -64,6 +87,10 @@ class MemoryStore:
     def _check_open(self) -> None:
         if self._is_closed:
             raise StoreLost("The store in memory is closed; expected an open one")
+
+    def _place(self, number: int) -> int:
+        """Where the note of this number stands, or would stand: numbers have no gaps."""
+        return min(max(number - self._notes[0].number, 0), len(self._notes)) if self._notes else 0
 
     def _found(self, key: str) -> int:
         record = self._records.get(key)

@@ -7,6 +7,7 @@ and whole is refused before a byte of it is written.
 import asyncio
 import os
 import sqlite3
+import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,23 +16,25 @@ from typing import Concatenate, ParamSpec, Self, TypeVar
 
 from forewarn.errors import Problem, StoreLost, StoreUnusable
 from forewarn.store.base import Note, Record, Snapshot, Write
-from forewarn.store.check import check_revision, check_writes
+from forewarn.store.check import check_revision, check_watch, check_writes
 
 APPLICATION_ID = 0x466F7265  # "Fore", in the file's header: this database is ours
-SCHEMA_NUMBER = 1
+SCHEMA_NUMBER = 2
 BUSY_SECONDS = 5.0
 POLL_SECONDS = 0.1  # how late another process's commit is seen: 250 ms is promised, and a look costs some 0.2 ms
 
 # A deleted record stays as a row without a value, so that a watch in another process learns of it.
 SCHEMA = (
-    "CREATE TABLE counter (revision INTEGER NOT NULL)",
-    "INSERT INTO counter VALUES (0)",
+    "CREATE TABLE counter (revision INTEGER NOT NULL, forgotten INTEGER NOT NULL DEFAULT 0)",
+    "INSERT INTO counter (revision) VALUES (0)",
     "CREATE TABLE record (key TEXT PRIMARY KEY NOT NULL, value BLOB, revision INTEGER NOT NULL)",
     "CREATE INDEX record_revision ON record (revision)",
     "CREATE TABLE note (number INTEGER PRIMARY KEY, body BLOB NOT NULL)",
     f"PRAGMA application_id = {APPLICATION_ID}",
     f"PRAGMA user_version = {SCHEMA_NUMBER}",
 )
+UPGRADES = {1: ("ALTER TABLE counter ADD COLUMN forgotten INTEGER NOT NULL DEFAULT 0", "PRAGMA user_version = 2")}
+"""What makes an older file one of the next schema. A server of the older kind that has it open can go on."""
 
 # SQLite's primary code: the problem, what was found and what is expected. Any other code is a StoreLost in SQLite's own words.
 MEANING: dict[int, tuple[type[Problem], str]] = {
@@ -91,6 +94,15 @@ class SqliteStore:
 
     async def history(self, after: int = 0, limit: int = 1000) -> tuple[Note, ...]:
         return await self._reading.run(_history, after, limit)
+
+    async def latest(self, before: int | None = None, limit: int = 1000) -> tuple[Note, ...]:
+        return await self._reading.run(_latest, before, limit)
+
+    async def trim(self, before: int, limit: int = 1000) -> int:
+        return await self._writing.run(_trim, before, limit)
+
+    async def forget(self, revision: int, limit: int = 1000) -> int:
+        return await self._writing.run(_forget, revision, limit)
 
     async def close(self) -> None:
         await self._reading.close()
@@ -186,13 +198,45 @@ def _found(connection: sqlite3.Connection, key: str) -> int:
 
 
 def _changed(connection: sqlite3.Connection, after: int) -> tuple[Record, ...]:
-    rows = connection.execute("SELECT key, value, revision FROM record WHERE revision > ? ORDER BY revision", (after,))
-    return tuple(Record(*row) for row in rows.fetchall())
+    rows = connection.execute("SELECT key, value, revision FROM record WHERE revision > ? ORDER BY revision", (after,)).fetchall()
+    # Asked afterwards: what was forgotten between the two is known as well.
+    ((forgotten,),) = connection.execute("SELECT forgotten FROM counter").fetchall()
+    check_watch(after, forgotten)
+    return tuple(Record(*row) for row in rows)
 
 
 def _history(connection: sqlite3.Connection, after: int, limit: int) -> tuple[Note, ...]:
     rows = connection.execute("SELECT number, body FROM note WHERE number > ? ORDER BY number LIMIT ?", (after, max(limit, 0)))
     return tuple(Note(*row) for row in rows.fetchall())
+
+
+def _latest(connection: sqlite3.Connection, before: int | None, limit: int) -> tuple[Note, ...]:
+    rows = connection.execute(
+        "SELECT number, body FROM note WHERE number < ? ORDER BY number DESC LIMIT ?",
+        (sys.maxsize if before is None else before, max(limit, 0)),
+    )
+    return tuple(Note(*row) for row in rows.fetchall())
+
+
+def _trim(connection: sqlite3.Connection, before: int, limit: int) -> int:
+    """The newest note stays: SQLite gives the next one its number plus one, and would begin at 1 again without it."""
+    return connection.execute(
+        "DELETE FROM note WHERE number IN (SELECT number FROM note WHERE number < min(?, (SELECT max(number) FROM note))"
+        " ORDER BY number LIMIT ?)",
+        (before, max(limit, 0)),
+    ).rowcount
+
+
+def _forget(connection: sqlite3.Connection, revision: int, limit: int) -> int:
+    with connection:
+        connection.execute("BEGIN IMMEDIATE")
+        dead = connection.execute(
+            "SELECT key, revision FROM record WHERE revision <= ? AND value IS NULL ORDER BY revision LIMIT ?",
+            (revision, max(limit, 0)),
+        ).fetchall()
+        connection.executemany("DELETE FROM record WHERE key = ?", [(key,) for key, _ in dead])
+        connection.executemany("UPDATE counter SET forgotten = max(forgotten, ?)", [(last,) for _, last in dead[-1:]])
+    return len(dead)
 
 
 def _prepare(path: str, busy_seconds: float) -> sqlite3.Connection:
@@ -203,9 +247,10 @@ def _prepare(path: str, busy_seconds: float) -> sqlite3.Connection:
         connection.execute("PRAGMA synchronous = FULL")  # a commit is on the disk when it returns
         with connection:
             connection.execute("BEGIN IMMEDIATE")
-            if not _is_ours(connection, path):
-                for statement in SCHEMA:
-                    connection.execute(statement)
+            number = _schema_number(connection, path)
+            statements = SCHEMA if number == 0 else UPGRADES.get(number, ())
+            for statement in statements:
+                connection.execute(statement)
         _check_whole(connection, path)
         _log_ahead(connection, busy_seconds)
     except BaseException:
@@ -244,8 +289,8 @@ def _check_path(path: str) -> None:
         raise StoreUnusable(f"{path}: the file is read-only, or not even that; expected one that this user may read and write")
 
 
-def _is_ours(connection: sqlite3.Connection, path: str) -> bool:
-    """False for a database with nothing in it yet. What belongs to somebody else, or to a newer Forewarn, is refused."""
+def _schema_number(connection: sqlite3.Connection, path: str) -> int:
+    """0 for a database with nothing in it yet. What belongs to somebody else, or to a newer Forewarn, is refused."""
     ((application_id,),) = connection.execute("PRAGMA application_id").fetchall()
     ((number,),) = connection.execute("PRAGMA user_version").fetchall()
     if application_id == APPLICATION_ID:
@@ -255,7 +300,7 @@ def _is_ours(connection: sqlite3.Connection, path: str) -> bool:
                 found=number,
                 expected=SCHEMA_NUMBER,
             )
-        return True
+        return int(number)
     ((tables,),) = connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
     if application_id or number or tables:
         raise StoreUnusable(
@@ -264,7 +309,7 @@ def _is_ours(connection: sqlite3.Connection, path: str) -> bool:
             found=application_id,
             expected=APPLICATION_ID,
         )
-    return False
+    return 0
 
 
 def _check_whole(connection: sqlite3.Connection, path: str) -> None:

@@ -278,7 +278,10 @@ class Connection(HttpToolsProtocol):
             return  # the sweep closes
         if not (is_own and self.cycle.response_started):
             self._write(problem)
-        self.transport.write_eof()  # not closed: that could destroy the answer while the client is still sending
+        if self.transport.can_write_eof():
+            self.transport.write_eof()  # not closed: that could destroy the answer while the client is still sending
+        else:
+            self.transport.close()  # TLS has no half-closed connections
 
     def _write(self, problem: Problem) -> None:
         body = self.guard.body_of(problem)

@@ -4,43 +4,54 @@ No rules and no statuses of problems here: the rules are in `core/`, the statuse
 """
 
 import asyncio
+import secrets
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 import msgspec
-from litestar import Controller, Litestar, Response, get, post, put
+from litestar import Controller, Request, Response, get, post, put
 from litestar.di import NamedDependency, Provide
 from litestar.handlers import HTTPRouteHandler
-from litestar.openapi.config import OpenAPIConfig
-from litestar.openapi.datastructures import ResponseSpec
-from litestar.openapi.plugins import JsonRenderPlugin
-from litestar.openapi.spec import OpenAPIMediaType, OpenAPIType, Operation, RequestBody, Schema
 from litestar.params import FromPath, JSONBody, QueryParameter, RawBody
 from litestar.status_codes import HTTP_200_OK, HTTP_202_ACCEPTED
 from litestar.types import ControllerRouterHandler
 
-from forewarn import __version__, errors
+from forewarn import errors
+from forewarn.config import is_loopback
 from forewarn.core.event import Cause, EventType
+from forewarn.core.token import Role
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations, Told
-from forewarn.errors import Forbidden, Invalid, Problem, Unavailable
+from forewarn.errors import Invalid, Unavailable
 from forewarn.web import views
-from forewarn.web.door import door
-from forewarn.web.problems import BodyTooLarge, status_of
+from forewarn.web.answers import ANY as ANY
+from forewarn.web.answers import answers as answers
+from forewarn.web.application import Application
+from forewarn.web.campaigns import Campaigns
+from forewarn.web.description import BodyFleet, BodyOptional, describe
+from forewarn.web.door import OPEN, door
+from forewarn.web.history import Histories
+from forewarn.web.idempotency import Answers
+from forewarn.web.porter import DELAY_SECONDS, Caller, Porter
+from forewarn.web.problems import BodyTooLarge
+from forewarn.web.reference import docs
 from forewarn.web.refusal import CONTROL_HANDLERS
+from forewarn.web.stream import Streams
+from forewarn.web.token import Tokens
 from forewarn.wire.fleet import SCHEMA, dump, parse
 
-OPERATOR = "operator"
 BODY_BYTES_MAX = 64 * 1024
+SECRET_BYTES = 32
 FLEET_BYTES_MAX = 64 * 1024 * 1024
 LIST_MAX = 10_000
 
 Limit = Annotated[int, QueryParameter(ge=1, le=LIST_MAX, description="At most so many; `total` tells how many there are.")]
+Cursor = Annotated[str | None, QueryParameter(description="The `next` of the answer before, for what comes after it.")]
 DryRun = Annotated[bool, QueryParameter(description="Only tell the difference.")]
 Engines = NamedDependency[Engine]
 Desk = NamedDependency[Operations]
+Asker = NamedDependency[Caller]
 
 
 class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -79,29 +90,57 @@ NOTHING, NO_NOTICE, AN_OPERATOR = Nothing(), Notice(), Approver()
 
 
 def app(
-    operations: Operations, engine: Engine, *, host: str = "127.0.0.1", more: Sequence[ControllerRouterHandler] = ()
-) -> Litestar:
+    operations: Operations,
+    engine: Engine,
+    *,
+    host: str = "127.0.0.1",
+    more: Sequence[ControllerRouterHandler] = (),
+    delay_seconds: float = DELAY_SECONDS,
+    make_secret: Callable[[], str] = lambda: secrets.token_hex(SECRET_BYTES),
+) -> Application:
     """The application of the control listener. `host` is the name it is bound to; loopback names are always good.
 
-    `more` are the routes of whoever has more to offer here: the lab's clock, say.
+    `more` are the routes of whoever has more to offer here: the lab's clock, say. A bad token is answered `delay_seconds` late.
     """
-    return Litestar(
-        route_handlers=[landing, healthz, readyz, Fleets, Scopes, Vms, Hosts, Events, *more],
+    answers = Answers(engine)
+    porter = Porter(engine.tokens, is_loopback=is_loopback(host), delay_seconds=delay_seconds)
+
+    def asker(request: Request[Any, Any, Any]) -> Caller:
+        found: Caller = request.scope["state"]["caller"]
+        return found
+
+    def desk(request: Request[Any, Any, Any]) -> Operations:
+        slot = request.scope["state"].get("slot")
+        return operations.repeating(slot.operation_id) if slot else operations
+
+    return Application(
+        answers,
+        route_handlers=[
+            landing,
+            healthz,
+            readyz,
+            docs,
+            Fleets,
+            Scopes,
+            Vms,
+            Hosts,
+            Events,
+            Tokens,
+            Histories,
+            Streams,
+            Campaigns,
+            *more,
+        ],
         dependencies={
-            "operations": Provide(lambda: operations, sync_to_thread=False),
+            "operations": Provide(desk, sync_to_thread=False),
             "engine": Provide(lambda: engine, sync_to_thread=False),
+            "caller": Provide(asker, sync_to_thread=False),
+            "make_secret": Provide(lambda: make_secret, sync_to_thread=False),
         },
-        before_request=door(host),
+        before_request=door(porter, answers, host),
         exception_handlers=CONTROL_HANDLERS,
         request_max_body_size=BODY_BYTES_MAX,
-        openapi_config=OpenAPIConfig(
-            title="Forewarn control API",
-            version=__version__,
-            description="What an operator may ask of the service that gives VMs notice.",
-            path="/api/openapi.json",
-            render_plugins=[JsonRenderPlugin(path="/")],
-            use_handler_docstrings=True,
-        ),
+        openapi_config=describe(),
         logging_config=None,
     )
 
@@ -114,58 +153,26 @@ def _utc(said: datetime | None) -> datetime | None:
         raise Invalid(f"not_before is {said}; expected a moment of the years 1 to 9999 in UTC", field="not_before") from error
 
 
-def _answers(*problems: type[Problem]) -> dict[int, ResponseSpec]:
-    """The documented error answers: these, and those that every request may get."""
-    codes: dict[int, list[str]] = {}
-    every: tuple[type[Problem], ...] = (Invalid, Forbidden, Unavailable, errors.StoreLost, errors.StoreUnusable)
-    for problem in problems + every:
-        codes.setdefault(status_of(problem), []).append(problem.code)
-    return {
-        status: ResponseSpec(views.ErrorAnswer, generate_examples=False, description=", ".join(names))
-        for status, names in codes.items()
-    }
-
-
-ANY = _answers()
-OF_VM = _answers(
+OF_VM = answers(
     errors.UnknownVm, errors.AlreadyPending, errors.TooManyOperations, errors.NoticeTooShort, errors.VmDown, BodyTooLarge
 )
-OF_HOST = _answers(errors.UnknownHost, errors.NoticeTooShort, BodyTooLarge)
-OF_EVENT = _answers(errors.UnknownEvent, errors.EventEnded, errors.WrongStatus, BodyTooLarge)
+OF_HOST = answers(errors.UnknownHost, errors.AlreadyPending, errors.NoticeTooShort, BodyTooLarge)
+OF_EVENT = answers(errors.UnknownEvent, errors.EventEnded, errors.WrongStatus, BodyTooLarge)
 
 
-@dataclass
-class _BodyOptional(Operation):
-    """Litestar describes every body as required; these may be left out."""
-
-    def __post_init__(self) -> None:
-        assert isinstance(self.request_body, RequestBody)
-        self.request_body.required = False
-
-
-@dataclass
-class _BodyFleet(Operation):
-    """The fleet file is read by its own parser, so its place in the description is written by hand."""
-
-    def __post_init__(self) -> None:
-        said = Schema(type=OpenAPIType.OBJECT, description="A fleet file; its schema is at /api/v1/fleet/schema.")
-        kinds = ("application/json", "application/yaml")
-        self.request_body = RequestBody(content={kind: OpenAPIMediaType(schema=said) for kind in kinds}, required=True)
-
-
-@get("/", tags=["Service"])
+@get("/", tags=["Service"], opt={OPEN: True})
 async def landing() -> views.Landing:
     """Tells where the API, its description and the health checks are."""
     return views.Landing()
 
 
-@get("/healthz", tags=["Service"])
+@get("/healthz", tags=["Service"], opt={OPEN: True})
 async def healthz() -> views.Health:
     """Answers as long as the process does."""
     return views.Health("ok")
 
 
-@get("/readyz", tags=["Service"], responses=ANY)
+@get("/readyz", tags=["Service"], responses=ANY, opt={OPEN: True})
 async def readyz(engine: Engines) -> views.Health:
     """Answers once the store has been read and is being followed."""
     if not engine.is_ready:
@@ -185,13 +192,15 @@ class Fleets(Controller):
     @put(
         "/",
         request_max_body_size=FLEET_BYTES_MAX,
-        operation_class=_BodyFleet,
-        responses=_answers(errors.VmBusy, errors.ScopeBusy, BodyTooLarge),
+        operation_class=BodyFleet,
+        responses=answers(errors.VmBusy, errors.ScopeBusy, BodyTooLarge),
     )
-    async def apply(self, body: RawBody, operations: Desk, *, dry_run: DryRun = False) -> views.DifferenceView:
-        """Adds, changes and removes until the fleet is what the YAML or JSON says; with `dry_run` only tells the difference."""
+    async def apply(self, body: RawBody, operations: Desk, caller: Asker, *, dry_run: DryRun = False) -> views.DifferenceView:
+        """Makes the fleet what the YAML or JSON says; this is an admin's. With `dry_run` only tells the difference."""
+        if not dry_run:
+            caller.must_be(Role.ADMIN)
         fleet = await asyncio.to_thread(parse, body, "body")
-        return views.difference(await operations.apply(fleet, by=OPERATOR, dry_run=dry_run), dry_run=dry_run)
+        return views.difference(await operations.apply(fleet, by=caller.name, dry_run=dry_run), dry_run=dry_run)
 
     @get("/schema", responses=ANY)
     async def schema(self) -> Response[dict[str, Any]]:
@@ -204,11 +213,11 @@ class Scopes(Controller):
     tags = ("Scopes",)
 
     @get("/", responses=ANY)
-    async def list_scopes(self, engine: Engines, limit: Limit = 1000) -> views.Scopes:
+    async def list_scopes(self, engine: Engines, limit: Limit = 1000, cursor: Cursor = None) -> views.Scopes:
         """All scopes, by name."""
-        return views.scopes(engine, limit)
+        return views.scopes(engine, limit, cursor)
 
-    @get("/{name:str}", responses=_answers(errors.UnknownScope))
+    @get("/{name:str}", responses=answers(errors.UnknownScope))
     async def show_scope(self, name: FromPath[str], engine: Engines) -> views.ScopeView:
         """A scope, its policy, its VMs and the ids of its events."""
         return views.scope(engine, engine.board.place(name))
@@ -220,13 +229,13 @@ def _operation(verb: str, operate: Callable[..., Awaitable[Told | None]], senten
         operation_id=f"{verb}_vm",
         status_code=HTTP_202_ACCEPTED,
         description=f"{sentence} The event is null when it is done at once, without notice: nobody polls, or none is wanted.",
-        operation_class=_BodyOptional,
+        operation_class=BodyOptional,
         responses=OF_VM,
     )
     async def handler(
-        self: Controller, vm: FromPath[str], operations: Desk, data: JSONBody[Notice] = NO_NOTICE
+        self: Controller, vm: FromPath[str], operations: Desk, caller: Asker, data: JSONBody[Notice] = NO_NOTICE
     ) -> views.EventAnswer:
-        return views.event_answer(await operate(operations, vm, by=OPERATOR, not_before=_utc(data.not_before)))
+        return views.event_answer(await operate(operations, vm, by=caller.name, not_before=_utc(data.not_before)))
 
     return handler
 
@@ -236,11 +245,11 @@ class Vms(Controller):
     tags = ("VMs",)
 
     @get("/", responses=ANY)
-    async def list_vms(self, engine: Engines, limit: Limit = 1000) -> views.Vms:
+    async def list_vms(self, engine: Engines, limit: Limit = 1000, cursor: Cursor = None) -> views.Vms:
         """All VMs, by name."""
-        return views.vms(engine.board, limit)
+        return views.vms(engine.board, limit, cursor)
 
-    @get("/{vm:str}", responses=_answers(errors.UnknownVm))
+    @get("/{vm:str}", responses=answers(errors.UnknownVm))
     async def show_vm(self, vm: FromPath[str], engine: Engines) -> views.VmView:
         """A VM, where it is, and the ids of the events that name it."""
         return views.vm(*engine.board.find_vm(vm))
@@ -256,21 +265,23 @@ class Hosts(Controller):
     tags = ("Hosts",)
 
     @get("/", responses=ANY)
-    async def list_hosts(self, engine: Engines, limit: Limit = 1000) -> views.Hosts:
+    async def list_hosts(self, engine: Engines, limit: Limit = 1000, cursor: Cursor = None) -> views.Hosts:
         """All hosts that have VMs or are named in the fleet file, by name."""
-        return views.hosts(engine.board, limit)
+        return views.hosts(engine.board, limit, cursor)
 
-    @get("/{host:str}", responses=_answers(errors.UnknownHost))
+    @get("/{host:str}", responses=answers(errors.UnknownHost))
     async def show_host(self, host: FromPath[str], engine: Engines) -> views.HostView:
         """A host, its VMs, and the ids of the events that name any of them."""
         return views.host(engine.board, host)
 
     @post("/{host:str}/maintain", status_code=HTTP_202_ACCEPTED, responses=OF_HOST)
-    async def maintain(self, host: FromPath[str], data: JSONBody[Maintenance], operations: Desk) -> views.EventsAnswer:
+    async def maintain(
+        self, host: FromPath[str], data: JSONBody[Maintenance], operations: Desk, caller: Asker
+    ) -> views.EventsAnswer:
         """Announces maintenance to every VM on the host: one event for each scope and update domain."""
         told = await operations.maintain(
             host,
-            by=OPERATOR,
+            by=caller.name,
             type=EventType(data.type),
             cause=Cause(data.cause),
             duration_seconds=data.duration_seconds,
@@ -279,15 +290,19 @@ class Hosts(Controller):
         )
         return views.events_answer(told)
 
-    @post("/{host:str}/degrade", status_code=HTTP_202_ACCEPTED, operation_class=_BodyOptional, responses=OF_HOST)
-    async def degrade(self, host: FromPath[str], operations: Desk, data: JSONBody[Notice] = NO_NOTICE) -> views.EventsAnswer:
+    @post("/{host:str}/degrade", status_code=HTTP_202_ACCEPTED, operation_class=BodyOptional, responses=OF_HOST)
+    async def degrade(
+        self, host: FromPath[str], operations: Desk, caller: Asker, data: JSONBody[Notice] = NO_NOTICE
+    ) -> views.EventsAnswer:
         """Tells every VM on the host that its hardware is expected to fail and that it will be moved within days."""
-        return views.events_answer(await operations.degrade(host, by=OPERATOR, not_before=_utc(data.not_before)))
+        return views.events_answer(await operations.degrade(host, by=caller.name, not_before=_utc(data.not_before)))
 
-    @post("/{host:str}/fail", status_code=HTTP_202_ACCEPTED, operation_class=_BodyOptional, responses=OF_HOST)
-    async def fail(self, host: FromPath[str], operations: Desk, data: JSONBody[Nothing] = NOTHING) -> views.EventsAnswer:
+    @post("/{host:str}/fail", status_code=HTTP_202_ACCEPTED, operation_class=BodyOptional, responses=OF_HOST)
+    async def fail(
+        self, host: FromPath[str], operations: Desk, caller: Asker, data: JSONBody[Nothing] = NOTHING
+    ) -> views.EventsAnswer:
         """Starts over every VM on the host at once: the one operation that gives no notice."""
-        return views.events_answer(await operations.fail(host, by=OPERATOR))
+        return views.events_answer(await operations.fail(host, by=caller.name))
 
 
 class Events(Controller):
@@ -295,39 +310,45 @@ class Events(Controller):
     tags = ("Events",)
 
     @get("/", responses=ANY)
-    async def list_events(self, engine: Engines, limit: Limit = 1000) -> views.Events:
+    async def list_events(self, engine: Engines, limit: Limit = 1000, cursor: Cursor = None) -> views.Events:
         """All events that stand in a document, the oldest first."""
-        return views.events(engine.board, limit)
+        return views.events(engine.board, limit, cursor)
 
-    @get("/{event:str}", responses=_answers(errors.UnknownEvent, errors.EventEnded))
+    @get("/{event:str}", responses=answers(errors.UnknownEvent, errors.EventEnded))
     async def show_event(self, event: FromPath[str], operations: Desk) -> views.EventView:
         """An event that stands in a document; its id in any case of letters."""
         return views.event(operations.find_event(event))
 
-    @post("/{event:str}/approve", status_code=HTTP_200_OK, operation_class=_BodyOptional, responses=OF_EVENT)
-    async def approve(self, event: FromPath[str], operations: Desk, data: JSONBody[Approver] = AN_OPERATOR) -> views.EventAnswer:
+    @post("/{event:str}/approve", status_code=HTTP_200_OK, operation_class=BodyOptional, responses=OF_EVENT)
+    async def approve(
+        self, event: FromPath[str], operations: Desk, caller: Asker, data: JSONBody[Approver] = AN_OPERATOR
+    ) -> views.EventAnswer:
         """Lets a Scheduled event start before its NotBefore; approving again changes nothing."""
-        return views.event_answer(await operations.approve(event, by=OPERATOR, vm=data.vm))
+        return views.event_answer(await operations.approve(event, by=caller.name, vm=data.vm))
 
-    @post("/{event:str}/cancel", status_code=HTTP_200_OK, operation_class=_BodyOptional, responses=OF_EVENT)
-    async def cancel(self, event: FromPath[str], operations: Desk, data: JSONBody[Nothing] = NOTHING) -> views.EventAnswer:
+    @post("/{event:str}/cancel", status_code=HTTP_200_OK, operation_class=BodyOptional, responses=OF_EVENT)
+    async def cancel(
+        self, event: FromPath[str], operations: Desk, caller: Asker, data: JSONBody[Nothing] = NOTHING
+    ) -> views.EventAnswer:
         """Takes a Scheduled event back. The answer shows it as it last was."""
-        return views.event_answer(await operations.cancel(event, by=OPERATOR))
+        return views.event_answer(await operations.cancel(event, by=caller.name))
 
     @post(
         "/{event:str}/extend",
         status_code=HTTP_200_OK,
-        responses=_answers(
+        responses=answers(
             errors.UnknownEvent, errors.EventEnded, errors.WrongStatus, errors.NoticeTooShort, errors.Refused, BodyTooLarge
         ),
     )
-    async def extend(self, event: FromPath[str], data: JSONBody[Extension], operations: Desk) -> views.EventAnswer:
+    async def extend(self, event: FromPath[str], data: JSONBody[Extension], operations: Desk, caller: Asker) -> views.EventAnswer:
         """Puts a Scheduled event off: more notice, never less. A Terminate is not put off."""
         not_before = _utc(data.not_before)
         assert not_before is not None
-        return views.event_answer(await operations.extend(event, by=OPERATOR, not_before=not_before))
+        return views.event_answer(await operations.extend(event, by=caller.name, not_before=not_before))
 
-    @post("/{event:str}/complete", status_code=HTTP_200_OK, operation_class=_BodyOptional, responses=OF_EVENT)
-    async def complete(self, event: FromPath[str], operations: Desk, data: JSONBody[Nothing] = NOTHING) -> views.EventAnswer:
+    @post("/{event:str}/complete", status_code=HTTP_200_OK, operation_class=BodyOptional, responses=OF_EVENT)
+    async def complete(
+        self, event: FromPath[str], operations: Desk, caller: Asker, data: JSONBody[Nothing] = NOTHING
+    ) -> views.EventAnswer:
         """Says that what a Started event announced is done. The answer shows it as it last was."""
-        return views.event_answer(await operations.complete(event, by=OPERATOR))
+        return views.event_answer(await operations.complete(event, by=caller.name))

@@ -14,6 +14,7 @@ from forewarn import __version__
 from forewarn.config import Address
 from forewarn.errors import Invalid, Problem, Unavailable
 from forewarn.web.connection import TICK_SECONDS, Guard
+from forewarn.web.tls import HANDSHAKE_SECONDS_MAX, Certificate
 
 BACKLOG = 4096
 SERVER_METADATA = f"Forewarn-IMDS/{__version__}"
@@ -25,7 +26,7 @@ Application = Callable[..., Any]
 
 
 class Listener:
-    """An application on an address. `address` tells the real port once it is started."""
+    """An application on an address. `address` tells the real port once it is started. With a certificate it speaks TLS only."""
 
     def __init__(
         self,
@@ -36,11 +37,12 @@ class Listener:
         server_name: str,
         on_stop: Callable[[], None] | None = None,
         stop_seconds_max: float = 10.0,
+        certificate: Certificate | None = None,
     ) -> None:
         self.address = address
         self._on_stop = on_stop
         self._stop_seconds_max = stop_seconds_max
-        self._server = _Server(_config(application, server_name), guard)
+        self._server = _Server(_config(application, server_name), guard, certificate)
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -89,22 +91,31 @@ class Listener:
 class _Server(uvicorn.Server):
     """Uvicorn's server with connections of our own, a beginning that is told, and an end that is asked for."""
 
-    def __init__(self, config: uvicorn.Config, guard: Guard) -> None:
+    def __init__(self, config: uvicorn.Config, guard: Guard, certificate: Certificate | None) -> None:
         super().__init__(config)
         self.is_ready = asyncio.Event()
         self.is_stopping = asyncio.Event()
         self._guard = guard
+        self._certificate = certificate
 
     async def run_in_loop(self, listening: socket.socket) -> None:
         """`serve` without its signal handlers."""
-        await self._serve([listening])
+        follow = asyncio.create_task(self._certificate.follow()) if self._certificate else None
+        try:
+            await self._serve([listening])
+        finally:
+            if follow:
+                follow.cancel()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Uvicorn's, without a lifespan, and with connections made by the guard."""
         await self._tick()  # the first connection finds a Date line
         connector = self._guard.connector(config=self.config, server_state=self.server_state, app_state={})
         loop = asyncio.get_running_loop()
-        self.servers = [await loop.create_server(connector, sock=one, backlog=BACKLOG) for one in sockets or ()]
+        tls: dict[str, Any] = {}
+        if self._certificate:
+            tls = {"ssl": self._certificate.context, "ssl_handshake_timeout": HANDSHAKE_SECONDS_MAX}
+        self.servers = [await loop.create_server(connector, sock=one, backlog=BACKLOG, **tls) for one in sockets or ()]
         self.started = True
         self.is_ready.set()
 

@@ -15,6 +15,7 @@ Only a GET that is answered with the document, or told that it has not changed, 
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -61,6 +62,8 @@ class Metadata:
         self._settings = settings
         self._pace = Pace(settings.requests_per_second) if settings.requests_per_second else None
         self._is_stopping = False
+        self.counts: Counter[tuple[str, int]] = Counter()
+        self.waiting = 0
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         try:
@@ -72,6 +75,7 @@ class Metadata:
             reply = refusal(BUG)
         if reply is None:  # the client has left
             return
+        self.counts[kind_of(scope), reply.status] += 1
         await send({"type": "http.response.start", "status": reply.status, "headers": list(reply.headers)})
         await send({"type": "http.response.body", "body": reply.body})
 
@@ -118,7 +122,12 @@ class Metadata:
             await self._record(caller.place)
             seconds = ask.wait_seconds(request, self._settings)
             if seconds and document.matches(known, caller.place.scope.incarnation):
-                if not await self._hold(request, known, seconds, receive):
+                self.waiting += 1
+                try:
+                    has_stayed = await self._hold(request, known, seconds, receive)
+                finally:
+                    self.waiting -= 1
+                if not has_stayed:
                     return None
                 applied = ((b"preference-applied", b"wait=%d" % seconds),)
                 caller = self._identify(request)
@@ -178,6 +187,14 @@ class Metadata:
         answer = instance.walk(instance.tree(caller.place.scope, vm, version), segments, asked.get("format", "json"))
         content_type = (b"content-type", answer.content_type.encode())
         return Reply(200, (content_type, content_length(answer.body)), answer.body)
+
+
+def kind_of(scope: Message) -> str:
+    """What a request was about, in one of a few words: whoever can call must not be able to make up new ones."""
+    _, _, path = scope["path"].lower().rpartition("/metadata/")
+    if path.removesuffix("/").endswith("scheduledevents"):
+        return "approval" if scope["method"] == "POST" else "document"
+    return next((word for word in ("instance", "versions") if path.startswith(word)), "other")
 
 
 def refusal(problem: Problem) -> Reply:

@@ -59,6 +59,7 @@ class Polls(Guard):
         self.plans: dict[bytes, Plan] = {}
         self.board = engine.board
         self.ok = self.unchanged = b""
+        self.documents_count = self.unchanged_count = 0
         self.now = 0.0
         self._clock = engine.clock
         self._settings = settings
@@ -83,8 +84,10 @@ class Polls(Guard):
         if place is None or place.fresh_until <= (self.now or self.read_clock()):
             return None
         if plan.known and place.scope.incarnation in plan.known:
+            self.unchanged_count += 1
             answer = self.unchanged + lines([etag(place.scope)]) + b"\r\n"
         else:
+            self.documents_count += 1
             answer = self.ok + page(place, plan.version, iso_not_before=self._settings.iso_not_before)
         return answer.replace(BLANK_LINE, _CLOSING, 1) if plan.is_last else answer
 

@@ -16,6 +16,7 @@ from forewarn.errors import (
     NotFound,
     Problem,
     Refused,
+    Unauthorized,
     Unavailable,
     UnknownEvent,
 )
@@ -43,6 +44,14 @@ class BodyTooLarge(Problem):
     code = "body_too_large"
 
 
+class WrongMediaType(Problem):
+    code = "unsupported_media_type"
+
+
+class KeyReused(Problem):
+    code = "idempotency_key_reused"
+
+
 class TooManyRequests(Problem):
     code = "too_many_requests"
 
@@ -63,6 +72,7 @@ STATUS: Mapping[type[Problem], int] = MappingProxyType(
     {
         Problem: 500,
         Invalid: 400,
+        Unauthorized: 401,
         Forbidden: 403,
         NotFound: 404,
         Refused: 409,
@@ -71,6 +81,8 @@ STATUS: Mapping[type[Problem], int] = MappingProxyType(
         WrongMethod: 405,
         TooSlow: 408,
         BodyTooLarge: 413,
+        WrongMediaType: 415,
+        KeyReused: 422,
         TooManyRequests: 429,
         HeadTooLarge: 431,
         WrongHttpVersion: 505,

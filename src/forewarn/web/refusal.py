@@ -9,14 +9,20 @@ from litestar import MediaType, Request, Response
 from litestar.exceptions import HTTPException
 from litestar.types import ExceptionHandlersMap
 
-from forewarn.errors import Invalid, Problem
-from forewarn.web.problems import BUG, control_body, status_of
+from forewarn.errors import Invalid, Problem, Unauthorized
+from forewarn.web.problems import BUG, TooManyRequests, control_body, status_of
 
 log = logging.getLogger("forewarn")
 
+HEADERS: dict[type[Problem], dict[str, str]] = {
+    Unauthorized: {"WWW-Authenticate": 'Bearer realm="forewarn"'},
+    TooManyRequests: {"Retry-After": "1"},
+}
+
 
 def _answer_problem(_: Request[Any, Any, Any], problem: Problem) -> Response[bytes]:
-    return Response(control_body(problem), status_code=status_of(problem), media_type=MediaType.JSON)
+    headers = HEADERS.get(type(problem), {})
+    return Response(control_body(problem), status_code=status_of(problem), media_type=MediaType.JSON, headers=headers)
 
 
 def _answer_http(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:

@@ -13,6 +13,8 @@ from forewarn.core.progress import is_enabled
 from forewarn.engine.board import Board, Place
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Difference, Told
+from forewarn.web.cursor import Key, page
+from forewarn.wire.fleet import said_of
 
 
 class ErrorAnswer(msgspec.Struct, frozen=True):
@@ -34,6 +36,7 @@ class Landing(msgspec.Struct, frozen=True):
     version: str = __version__
     api: str = "/api/v1"
     openapi: str = "/api/openapi.json"
+    docs: str = "/api/docs"
     health: str = "/healthz"
     ready: str = "/readyz"
 
@@ -75,6 +78,7 @@ class PolicyView(msgspec.Struct, frozen=True):
     terminate_notice_seconds: float | None
     couple_terminates: bool
     user_operations_max: int
+    max_unavailable: int | str | None
 
 
 class ScopeView(msgspec.Struct, frozen=True):
@@ -116,21 +120,25 @@ class HostView(msgspec.Struct, frozen=True):
 class Scopes(msgspec.Struct, frozen=True):
     scopes: list[ScopeView]
     total: int
+    next: str | None
 
 
 class Vms(msgspec.Struct, frozen=True):
     vms: list[VmView]
     total: int
+    next: str | None
 
 
 class Hosts(msgspec.Struct, frozen=True):
     hosts: list[HostView]
     total: int
+    next: str | None
 
 
 class Events(msgspec.Struct, frozen=True):
     events: list[EventView]
     total: int
+    next: str | None
 
 
 class EventAnswer(msgspec.Struct, frozen=True):
@@ -168,11 +176,14 @@ def events_answer(told: Iterable[Told]) -> EventsAnswer:
     return EventsAnswer([event(one) for one in told])
 
 
-def events(board: Board, limit: int) -> Events:
+def events(board: Board, limit: int, cursor: str | None) -> Events:
     """All live events, the oldest first."""
-    found = [(one, place.scope) for place in board.scopes.values() for one in place.scope.events]
-    found.sort(key=lambda pair: (pair[0].created_at, pair[0].id))
-    return Events([_event(scope, one) for one, scope in found[:limit]], len(found))
+    found = sorted(
+        (Told(place.scope, one) for place in board.scopes.values() for one in place.scope.events),
+        key=_age,
+    )
+    shown, after = page(found, _age, limit, cursor)
+    return Events([event(one) for one in shown], len(found), after)
 
 
 def scope(engine: Engine, place: Place) -> ScopeView:
@@ -189,9 +200,10 @@ def scope(engine: Engine, place: Place) -> ScopeView:
     )
 
 
-def scopes(engine: Engine, limit: int) -> Scopes:
+def scopes(engine: Engine, limit: int, cursor: str | None) -> Scopes:
     names = sorted(engine.board.scopes)
-    return Scopes([scope(engine, engine.board.scopes[name]) for name in names[:limit]], len(names))
+    shown, after = page(names, _name, limit, cursor)
+    return Scopes([scope(engine, engine.board.scopes[name]) for name in shown], len(names), after)
 
 
 def vm(place: Place, shown: Vm) -> VmView:
@@ -208,9 +220,10 @@ def vm(place: Place, shown: Vm) -> VmView:
     )
 
 
-def vms(board: Board, limit: int) -> Vms:
+def vms(board: Board, limit: int, cursor: str | None) -> Vms:
     names = sorted(board.vms)
-    return Vms([vm(*board.find_vm(name)) for name in names[:limit]], len(names))
+    shown, after = page(names, _name, limit, cursor)
+    return Vms([vm(*board.find_vm(name)) for name in shown], len(names), after)
 
 
 def host(board: Board, name: str) -> HostView:
@@ -225,13 +238,23 @@ def host(board: Board, name: str) -> HostView:
     )
 
 
-def hosts(board: Board, limit: int) -> Hosts:
+def hosts(board: Board, limit: int, cursor: str | None) -> Hosts:
     names = board.host_names()
-    return Hosts([host(board, name) for name in names[:limit]], len(names))
+    shown, after = page(names, _name, limit, cursor)
+    return Hosts([host(board, name) for name in shown], len(names), after)
 
 
 def difference(found: Difference, *, dry_run: bool) -> DifferenceView:
     return DifferenceView(*found, dry_run=dry_run)
+
+
+def _name(name: str) -> Key:
+    return (name,)
+
+
+def _age(told: Told) -> Key:
+    """Microseconds of the same width, so that text stands in the order of time."""
+    return f"{told.event.created_at:%Y-%m-%dT%H:%M:%S.%f}", told.event.id
 
 
 def _event(in_scope: Scope, shown: Event) -> EventView:
@@ -265,4 +288,5 @@ def _policy(policy: Policy) -> PolicyView:
         None if notice is None else notice.total_seconds(),
         policy.couple_terminates,
         policy.user_operations_max,
+        said_of(policy.max_unavailable),
     )

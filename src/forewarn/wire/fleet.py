@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from forewarn.core.fleet import NOTHING_TOLD, Approval, AutoApprove, Instance, Policy, Scope, ScopeKind, Vm
+from forewarn.core.fleet import NOTHING_TOLD, Approval, AutoApprove, Budget, Instance, Policy, Scope, ScopeKind, Vm
 from forewarn.core.timing import TERMINATE_NOTICE_MAX, TERMINATE_NOTICE_MIN
 from forewarn.wire.text import Misfit, Path, convert, field, read, refusal
 
@@ -33,6 +33,10 @@ VmId = Annotated[str, Meta(pattern=rf"^[0-9A-Fa-f]{{8}}(-[0-9A-Fa-f]{{4}}){{3}}-
 Mac = Annotated[str, Meta(pattern=rf"^([0-9A-Fa-f]{{2}}[:-]?){{5}}[0-9A-Fa-f]{{2}}{_END}", description="a MAC address")]
 Domain = Annotated[int, Meta(ge=0, le=99, description="a whole number from 0 to 99")]
 Operations = Annotated[int, Meta(ge=1, le=10_000, description="a whole number from 1 to 10000")]
+MaxUnavailable = Annotated[
+    Annotated[int, Meta(ge=1, le=COUNT_MAX)] | Annotated[str, Meta(pattern=rf"^(?:[1-9][0-9]?|100)%{_END}")] | None,
+    Meta(description="a number of VMs from 1 to 100000, or a percentage from 1% to 100%"),
+]
 Flag = Annotated[bool, Meta(description="true or false")]
 Text = Annotated[str, Meta(max_length=256, description="text of at most 256 characters")]
 UserData = Annotated[str, Meta(max_length=65_536, description="text of at most 65536 characters")]
@@ -87,6 +91,7 @@ class PolicyEntry(msgspec.Struct, forbid_unknown_fields=True):
     terminate_notice: Notice = "5m"
     couple_terminates: Flag = Policy().couple_terminates
     user_operations_max: Operations = Policy().user_operations_max
+    max_unavailable: MaxUnavailable = None
 
 
 _KIND_VM_HAS_ONE_VM = {
@@ -174,7 +179,22 @@ def _policy(entry: PolicyEntry, at: Path) -> Policy:
         terminate_notice=_notice(entry.terminate_notice, (*at, "terminate_notice")),
         couple_terminates=entry.couple_terminates,
         user_operations_max=entry.user_operations_max,
+        max_unavailable=budget_of(entry.max_unavailable),
     )
+
+
+def budget_of(said: int | str | None) -> Budget | None:
+    """What a MaxUnavailable means; None: nothing but the update domains bounds it."""
+    if said is None or isinstance(said, int):
+        return None if said is None else Budget(said)
+    return Budget(int(said.removesuffix("%")), is_percent=True)
+
+
+def said_of(budget: Budget | None) -> int | str | None:
+    """A budget as a file says it."""
+    if budget is None:
+        return None
+    return str(budget) if budget.is_percent else budget.number
 
 
 def _vm(entry: VmEntry, at: Path) -> Vm:
@@ -265,6 +285,8 @@ def _dump_policy(policy: Policy) -> dict[str, Any]:
     told = _told(policy, PolicyEntry)
     if "terminate_notice" in told:
         told["terminate_notice"] = _dump_notice(policy.terminate_notice)
+    if "max_unavailable" in told:
+        told["max_unavailable"] = said_of(policy.max_unavailable)
     return told
 
 

@@ -71,21 +71,26 @@ def convert(values: object, type_: type[T]) -> T:
 
 def refusal(misfit: Misfit, values: Any, *, text: bytes, source: str, schema: Mapping[str, Any]) -> Invalid:
     """The problem to raise for a misfit: where it is, what the schema expects there, what came."""
+    return _located(text, source, *explained(misfit, values, schema))
+
+
+def explained(misfit: Misfit, values: Any, schema: Mapping[str, Any]) -> tuple[Path, str]:
+    """Where a misfit is, and what the schema expects there and what came, in words."""
     path: Path = ()
     steps = list(misfit.path)
-    node = _resolved(schema, schema)
+    node = _resolved(schema, schema, values)
     while True:  # ends at the end of the path, at the latest one step after it
         if "properties" in node and isinstance(values, dict):
             strays = [key for key in values if key not in node["properties"]]
-            if strays:
-                return _located(text, source, (*path, strays[0]), f"unknown member; {_hint(strays[0], node)}")
+            if strays and not node.get("additionalProperties", True):
+                return (*path, strays[0]), f"unknown member; {_hint(strays[0], node)}"
             steps = steps or [name for name in node["required"] if name not in values][:1]
         if not steps:
-            return _located(text, source, path, f"expected {misfit.expected or _expected(node)}, got {_shown(values)}")
+            return path, f"expected {misfit.expected or _expected(node)}, got {_shown(values)}"
         step = steps.pop(0)
         path = (*path, step)
-        node = _resolved(node["items"] if isinstance(step, int) else node["properties"][step], schema)
         values = values.get(step) if isinstance(values, dict) else values[step]
+        node = _resolved(node["items"] if isinstance(step, int) else node["properties"][step], schema, values)
 
 
 def field(path: Path) -> str:
@@ -188,7 +193,14 @@ def _each_once(pairs: list[tuple[str, object]]) -> None:
         raise ValueError("a key stands twice")
 
 
-def _resolved(node: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
+def _resolved(node: Mapping[str, Any], schema: Mapping[str, Any], values: Any) -> Mapping[str, Any]:
+    """What a reference stands for; of a union, the entry that the values name by its tag. If they name none, that is amiss."""
+    if "discriminator" in node:
+        tag, entries = node["discriminator"]["propertyName"], node["discriminator"]["mapping"]
+        named = values.get(tag) if isinstance(values, dict) else None
+        if not isinstance(named, str) or named not in entries:
+            return {"properties": {tag: {"enum": list(entries)}}, "required": [tag]}
+        node = {"$ref": entries[named]}
     return {**schema["$defs"][node["$ref"].rpartition("/")[2]], **node} if "$ref" in node else node
 
 
@@ -200,7 +212,7 @@ def _hint(stray: str, node: Mapping[str, Any]) -> str:
 def _expected(node: Mapping[str, Any]) -> str:
     """The words for a node. Enumerations and entries have descriptions too, but those speak of the thing, not of its form."""
     if "enum" in node:
-        return f"one of {', '.join(node['enum'])}"
+        return f"one of {', '.join(map(str, node['enum']))}"
     if "properties" in node:
         return f"a mapping with {', '.join(node['properties'])}"
     return str(node.get("description", "a list"))

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -36,10 +37,16 @@ def answering(status: int, body: bytes) -> Iterator[tuple[str, list[Any]]]:
         def log_message(self, *_: object) -> None:
             pass
 
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+    with serving(Handler) as url:
+        yield url, asked
+
+
+@contextmanager
+def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    with HTTPServer(("127.0.0.1", 0), handler) as server:
         thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        yield f"http://127.0.0.1:{server.server_port}", asked
+        yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
         thread.join()
 
@@ -85,6 +92,58 @@ def test_names_are_quoted_and_the_token_is_sent() -> None:
         ("POST", "/prefix/api/v1/vms/a%2Fb%3Fc/restart", "Bearer hunter2", b""),
         ("POST", "/prefix/api/v1/vms/a/restart", "Bearer hunter2", b'{"not_before": "x"}'),
     ]
+
+
+def test_a_body_says_that_it_is_json_and_no_body_says_nothing() -> None:
+    """The service refuses what a page of another site could send, and that is known by its type."""
+    kinds: list[str | None] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            kinds.append(self.headers.get("Content-Type"))
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.send_response(200)
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with serving(Handler) as url:
+        Client(ClientConfig(control_url=url)).post("vms", "a", "restart", said={"not_before": "x"})
+        Client(ClientConfig(control_url=url)).post("vms", "a", "restart")
+
+    assert kinds == ["application/json", None]
+
+
+@pytest.mark.parametrize(("limit", "pages"), [(1, 1), (1000, 1), (1001, 2), (2500, 3), (9999, 3)])
+def test_a_list_is_read_page_by_page_up_to_its_limit(limit: int, pages: int) -> None:
+    """A fleet may have more VMs than one answer holds."""
+    names, asked = list(range(2500)), []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            query = {name: values[0] for name, values in parse_qs(urlsplit(self.path).query).items()}
+            first, size = int(query.get("cursor", 0)), int(query["limit"])
+            after = str(first + size) if first + size < len(names) else None
+            body = json.dumps({"vms": names[first : first + size], "total": len(names), "next": after}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with serving(Handler) as url:
+        answer = Client(ClientConfig(control_url=url)).list("vms", limit)
+
+    assert answer["vms"] == names[:limit]
+    assert answer["total"] == 2500
+    assert (answer["next"] is None) == (limit >= 2500)
+    assert len(asked) == pages
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ import pytest
 
 from forewarn.cli.config import DEMO, shown
 from forewarn.cli.output import show_events, show_list, show_one
-from forewarn.cli.serve import SHOWN, invitation, tell
+from forewarn.cli.serve import invitation, tell
+from forewarn.cli.watch import SHOWN
 from forewarn.config import Address, Config, resolve
 from forewarn.core.change import Change, What
 from forewarn.wire.fleet import parse

@@ -126,7 +126,7 @@ def test_a_closed_store_is_one_file_that_says_whose_it_is(tmp_path: Path) -> Non
 
     assert [file.name for file in tmp_path.iterdir()] == ["store.db"]
     assert ask(path, "PRAGMA application_id") == [(APPLICATION_ID,)]
-    assert ask(path, "PRAGMA user_version") == [(1,)]
+    assert ask(path, "PRAGMA user_version") == [(2,)]
     assert ask(path, "PRAGMA journal_mode") == [("wal",)]
 
 
@@ -155,10 +155,24 @@ def test_an_empty_file_becomes_a_store(tmp_path: Path) -> None:
 def test_a_file_from_a_newer_forewarn_is_refused_and_left_alone(tmp_path: Path) -> None:
     """After a downgrade, half-understood records are worse than none."""
     path = filled(tmp_path / "store.db")
-    ask(path, "PRAGMA user_version = 2")
+    ask(path, "PRAGMA user_version = 3")
 
-    with refused(path, "schema 2, from a newer Forewarn; expected schema 1"):
+    with refused(path, "schema 3, from a newer Forewarn; expected schema 2"):
         on_file(path, nothing)
+
+
+def test_a_file_from_an_older_forewarn_is_brought_up_to_date_with_all_it_holds(tmp_path: Path) -> None:
+    """An upgrade of the program is not an event in anybody's life either."""
+    path = filled(tmp_path / "store.db")
+    ask(path, "ALTER TABLE counter DROP COLUMN forgotten", "PRAGMA user_version = 1")
+
+    async def look(store: SqliteStore) -> None:
+        loaded = await store.load()
+        assert loaded.records
+        assert await store.forget(loaded.revision) == 0
+
+    on_file(path, look)
+    assert ask(path, "PRAGMA user_version") == [(2,)]
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ class World:
         self.clock = VirtualClock(NOON)
         self.engine = Engine(MemoryStore(), self.clock, Timing())
         self.operations = Operations(self.engine, lambda: f"00000000-0000-4000-8000-{next(numbers):012X}")
-        self.client = calling(app(self.operations, self.engine))
+        self.client = calling(app(self.operations, self.engine, delay_seconds=0))
 
     async def ask(self, method: str, path: str, **more: Any) -> httpx.Response:
         return await self.client.request(method, path, **more)

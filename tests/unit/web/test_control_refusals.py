@@ -12,6 +12,7 @@ from tests.unit.web.control_world import FLEET, World, story
 
 DOCS = Path(__file__).parents[3] / "docs"
 RESTART, MAINTAIN = "/api/v1/vms/web-0/restart", "/api/v1/hosts/host-a/maintain"
+JSON = {"content-type": "application/json"}
 FLEET_BYTES_MAX = 64 * 1024 * 1024
 
 
@@ -29,28 +30,28 @@ def refusal(method: str, path: str, **more: Any) -> tuple[int, str, str]:
 @pytest.mark.parametrize(
     ("path", "body", "message"),
     [
-        (RESTART, b'{"when": 1}', "body: Object contains unknown field `when`"),
-        (RESTART, b'{"not_before": 0}', "body.not_before: Expected `datetime | null`, got `int`"),
-        (RESTART, b'{"not_before": "soon"}', "body.not_before: Invalid RFC3339 encoded datetime"),
+        (RESTART, b'{"when": 1}', "body: Object contains unknown field `when`; expected not_before"),
+        (RESTART, b'{"not_before": 0}', "body.not_before: Expected `datetime | null`, got 0"),
+        (RESTART, b'{"not_before": "soon"}', 'body.not_before: Invalid RFC3339 encoded datetime, got "soon"'),
         (RESTART, b"[]", "body: Expected `object`, got `array`"),
         (RESTART, b"null", "body: Expected `object`, got `null`"),
         (RESTART, b"{", "body: Input data was truncated"),
         (RESTART, b"\xff", "body: JSON is malformed: invalid character (byte 0)"),
         (RESTART, b"not_before=2030-01-31T13:00:00Z", "body: JSON is malformed: invalid character (byte 4)"),
-        (RESTART, b'{"not_before":' * 4000, "body.not_before: Expected `datetime | null`, got `object`"),
+        (RESTART, b'{"not_before":' * 4000, "body.not_before: Expected `datetime | null`, got what cannot be read"),
         (MAINTAIN, b"", "body: Object missing required field `type`"),
         (MAINTAIN, b'{"type": "Freez"}', "body.type: Invalid enum value 'Freez'; expected one of Freeze, Reboot, Redeploy"),
         (MAINTAIN, b'{"type": "Preempt"}', "body.type: Invalid enum value 'Preempt'; expected one of Freeze, Reboot, Redeploy"),
-        (MAINTAIN, b'{"type": "Freeze", "duration_seconds": "9"}', "body.duration_seconds: Expected `int | null`, got `str`"),
-        (MAINTAIN, b'{"type": "Freeze", "duration_seconds": 1.5}', "body.duration_seconds: Expected `int | null`, got `float`"),
-        (MAINTAIN, b'{"type": "Freeze", "description": 5}', "body.description: Expected `str | null`, got `int`"),
-        ("/api/v1/hosts/host-a/fail", b'{"not_before": null}', "body: Object contains unknown field `not_before`"),
-        ("/api/v1/events/X/cancel", b'{"vm": "web-0"}', "body: Object contains unknown field `vm`"),
+        (MAINTAIN, b'{"type": "Freeze", "duration_seconds": "9"}', 'body.duration_seconds: Expected `int | null`, got "9"'),
+        (MAINTAIN, b'{"type": "Freeze", "duration_seconds": 1.5}', "body.duration_seconds: Expected `int | null`, got 1.5"),
+        (MAINTAIN, b'{"type": "Freeze", "description": 5}', "body.description: Expected `str | null`, got 5"),
+        ("/api/v1/hosts/host-a/fail", b'{"not_before": null}', "body: Object contains unknown field `not_before`; expected none"),
+        ("/api/v1/events/X/cancel", b'{"vm": "web-0"}', "body: Object contains unknown field `vm`; expected none"),
     ],
 )
 def test_a_body_that_does_not_fit_is_refused_by_field(path: str, body: bytes, message: str) -> None:
     """A member that is ignored is an operator's wish that is ignored."""
-    assert refusal("POST", path, content=body) == (400, "invalid", message)
+    assert refusal("POST", path, content=body, headers=JSON) == (400, "invalid", message)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +161,7 @@ def test_a_body_of_one_byte_too_many_is_refused() -> None:
     """64 KiB for what is asked, 64 MiB for a fleet; nobody fills our memory."""
     body = b'{"not_before": null' + b" " * (64 * 1024)
 
-    assert refusal("POST", RESTART, content=body[: 64 * 1024] + b"}") == (
+    assert refusal("POST", RESTART, content=body[: 64 * 1024] + b"}", headers=JSON) == (
         413, "body_too_large", "the body is larger than the 65536 bytes accepted here",
     )  # fmt: skip
     assert refusal("PUT", "/api/v1/fleet", content=FLEET + b" " * (FLEET_BYTES_MAX + 1 - len(FLEET)))[:2] == (
@@ -175,7 +176,7 @@ def test_a_body_that_just_fits_is_accepted() -> None:
     async def tell(world: World) -> None:
         body = b'{"not_before": null' + b" " * (64 * 1024 - 20) + b"}"
         assert len(body) == 64 * 1024
-        assert (await world.ask("POST", RESTART, content=body)).status_code == 202
+        assert (await world.ask("POST", RESTART, content=body, headers=JSON)).status_code == 202
 
     story(tell)
 
@@ -201,6 +202,28 @@ def test_another_sites_page_may_not_change_anything(origin: str) -> None:
     """A browser sends simple requests across sites without asking; Origin tells whose page it was."""
     assert refusal("POST", RESTART, headers={"origin": origin})[:2] == (403, "forbidden")
     assert refusal("PUT", "/api/v1/fleet", content=FLEET, headers={"origin": origin})[:2] == (403, "forbidden")
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_a_browser_that_tells_of_another_site_is_believed(site: str) -> None:
+    """Sec-Fetch-Site comes with every request of a newer browser, also where an Origin is left out."""
+    assert refusal("POST", RESTART, headers={"sec-fetch-site": site})[:2] == (403, "forbidden")
+
+
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "text/plain;json", ""]
+)
+@pytest.mark.parametrize("body", [b"", b"{}"])
+def test_what_a_page_can_send_without_asking_first_changes_nothing(kind: str, body: bytes) -> None:
+    """These are the types of a simple request, and an old browser sends a form without Origin. The form may be empty, too."""
+    assert refusal("POST", RESTART, content=body, headers={"content-type": kind})[:2] == (415, "unsupported_media_type")
+
+
+def test_a_body_without_a_type_is_refused() -> None:
+    """A script can send a body of no type across sites, and calls it simple."""
+    status, code, message = refusal("POST", RESTART, content=b"{}")
+
+    assert (status, code, message) == (415, "unsupported_media_type", "the body has no Content-Type; expected application/json")
 
 
 def test_our_own_page_may() -> None:

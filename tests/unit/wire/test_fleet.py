@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from forewarn.core.fleet import NOTHING_TOLD, Approval, AutoApprove, Instance, Policy, Scope, ScopeKind, Vm
+from forewarn.core.fleet import NOTHING_TOLD, Approval, AutoApprove, Budget, Instance, Policy, Scope, ScopeKind, Vm
 from forewarn.errors import Invalid
 from forewarn.wire.fleet import SCHEMA, Fleet, FleetFile, InstanceEntry, dump, parse
 
@@ -379,6 +379,8 @@ GOOD: list[dict[str, Any]] = [
     policy(approval="all", auto_approve=[], couple_terminates=True, user_operations_max=1),
     policy(auto_approve=["user-restart", "user-restart"], terminate_notice="off"),
     policy(terminate_notice="PT15M"),
+    policy(max_unavailable=1),
+    policy(max_unavailable="100%"),
 ]
 BAD: list[Any] = [
     None,
@@ -453,6 +455,13 @@ BAD: list[Any] = [
     policy(couple_terminates=1),
     policy(user_operations_max=0),
     policy(user_operations_max=10001),
+    policy(max_unavailable=0),
+    policy(max_unavailable=100_001),
+    policy(max_unavailable="0%"),
+    policy(max_unavailable="101%"),
+    policy(max_unavailable="2"),
+    policy(max_unavailable="5%\n"),
+    policy(max_unavailable=True),
 ]
 BEYOND_A_SCHEMA: list[dict[str, Any]] = [
     policy(terminate_notice="4m59s"),
@@ -518,3 +527,11 @@ def test_a_dump_is_the_shortest_file_that_says_the_fleet() -> None:
     assert dump(read(policy(terminate_notice="off")))["scopes"][0]["policy"] == {"terminate_notice": "off"}
     assert dump(read(policy(terminate_notice="5m30s")))["scopes"][0]["policy"] == {"terminate_notice": "5m30s"}
     assert dump(read(policy(terminate_notice="5m")))["scopes"][0] == {"name": "web", "kind": "scale-set"}
+
+
+def test_a_budget_is_a_number_or_a_percentage_and_is_written_as_it_was_read() -> None:
+    for said, budget in ((2, Budget(2)), ("25%", Budget(25, is_percent=True))):
+        read_back = read(policy(max_unavailable=said))
+
+        assert read_back.scopes[0].policy.max_unavailable == budget
+        assert dump(read_back)["scopes"][0]["policy"] == {"max_unavailable": said}

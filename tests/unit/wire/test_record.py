@@ -6,10 +6,23 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from msgspec.structs import replace
 
+from forewarn.core.campaign import Campaign, Phase, Roll, State, Told, Trouble, UnderWay, Wish
 from forewarn.core.event import Cause, Ended, EventType, How, Impact, ImpactState
-from forewarn.core.fleet import Instance, Policy, Power, Scope, ScopeKind, Vm
+from forewarn.core.fleet import Budget, Instance, Policy, Power, Scope, ScopeKind, Vm
 from forewarn.errors import StoreUnusable
-from forewarn.wire.record import Hosts, decode_hosts, decode_scope, encode_hosts, encode_scope
+from forewarn.wire.record import (
+    Hosts,
+    decode_campaign,
+    decode_hosts,
+    decode_names,
+    decode_roll,
+    decode_scope,
+    encode_campaign,
+    encode_hosts,
+    encode_names,
+    encode_roll,
+    encode_scope,
+)
 from tests.unit.wire.build import NOT_BEFORE, reboot
 
 FULL = Scope(
@@ -111,3 +124,35 @@ def test_a_scope_record_is_no_hosts_record_of_the_future() -> None:
         decode_hosts(b'{"format":7}')
     with pytest.raises(StoreUnusable, match="The stored hosts record is damaged"):
         decode_hosts(b'{"format":1,"value":{"names":"host-a"}}')
+
+
+def test_a_campaign_and_the_roll_come_back_from_their_records_as_they_were() -> None:
+    """A campaign that survives a restart goes on from nothing else."""
+    under_way = UnderWay("h1", NOT_BEFORE, Phase.CHECKING, (Told("web", "E1", 7),), "late", "w1", NOT_BEFORE)
+    campaign = Campaign(
+        id="c1",
+        wish=Wish(type=EventType.FREEZE, patterns=("h*",), max_unavailable=Budget(25, is_percent=True), health_command="true"),
+        started_at=NOT_BEFORE,
+        total=3,
+        state=State.PAUSED,
+        why="h2: no",
+        is_braked=True,
+        cursor=2,
+        window=("h3",),
+        under_way=(under_way,),
+        troubles=(Trouble("h2", "no", is_failed=True),),
+        spent=timedelta(minutes=5, microseconds=1),
+    )
+    roll = Roll(7, ("c1",), ("c0",))
+
+    assert decode_campaign(encode_campaign(campaign)) == campaign
+    assert decode_roll(encode_roll(roll)) == roll
+    assert decode_names(encode_names(("h1", "h2"))) == ("h1", "h2")
+
+
+def test_a_budget_of_a_scope_is_written_only_where_there_is_one() -> None:
+    """Records of before are read as they were."""
+    scope = Scope(name="web", policy=Policy(max_unavailable=Budget(2)))
+
+    assert encode_scope(scope) == b'{"format":1,"value":{"name":"web","policy":{"max_unavailable":{"number":2}}}}'
+    assert decode_scope(encode_scope(scope)) == scope

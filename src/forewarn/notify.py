@@ -1,4 +1,4 @@
-"""Telling systemd how the agent is (sd_notify): ready, reloading, stopping, in words, and that it lives.
+"""Telling systemd how the service or the agent is (sd_notify): ready, reloading, stopping, in words, and that it lives.
 
 Without NOTIFY_SOCKET nobody asked, and nothing is said. A word that cannot be said is lost: systemd's trouble is not the VM's.
 """
@@ -33,7 +33,7 @@ class Notifier:
         self._say("STOPPING=1", _status(words))
 
     def feed(self) -> None:
-        """Only for who has seen that the agent's loop turns: a watchdog that is fed by a clock guards nothing."""
+        """Only for who has seen that the loop turns: a watchdog that is fed by a clock guards nothing."""
         self._say("WATCHDOG=1")
 
     def _say(self, *lines: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.agent.notify import Notifier, Pulse
+from forewarn.notify import Notifier, Pulse
 
 
 @pytest.fixture

@@ -1,0 +1,249 @@
+"""`forewarn lab`: the service as a lab. Its clock, its faults, its transcript; scenarios are in `lab_run.py`."""
+
+import json
+import os
+import re
+import tempfile
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from forewarn.cli import lab_run
+from forewarn.cli.client import connect
+from forewarn.cli.config import DEMO
+from forewarn.cli.output import Json, show_json, show_list, show_one
+from forewarn.cli.serve import run_until_stopped
+from forewarn.cli.usage import Usage, needs_server_parts
+from forewarn.config import Address
+from forewarn.errors import Invalid
+
+SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
+SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+FAULT_COLUMNS = ("id", "fault", "vms", "begins_at", "ends_at", "requests_left")
+
+app = typer.Typer(help="The lab: the service with a clock you control, scenarios and faults.", no_args_is_help=True)
+clock = typer.Typer(help="The lab's clock: show, advance, jump, pause, resume, rate.", no_args_is_help=True)
+fault = typer.Typer(help="Faults at the endpoint: list, add, remove, clear.", no_args_is_help=True)
+app.add_typer(clock, name="clock")
+app.add_typer(fault, name="fault")
+app.command("run")(lab_run.run)
+app.command("scenarios")(lab_run.scenarios)
+app.command("schema")(lab_run.schema)
+
+
+class ClockKind(StrEnum):
+    VIRTUAL = "virtual"
+    REAL = "real"
+
+
+Fleet = Annotated[Path | None, typer.Option(help="The fleet file; else the demo's fleet.")]
+Kind = Annotated[ClockKind, typer.Option("--clock", help="A clock that you move, or the real one.")]
+Rate = Annotated[float, typer.Option(help="How many times shorter notices and durations are.", min=0.001, max=1_000_000)]
+Start = Annotated[str | None, typer.Option(help="Where a virtual clock begins, such as 2030-01-31T12:00:00Z; else now.")]
+Seed = Annotated[int, typer.Option(help="Ids and chance come from it.")]
+Running = Annotated[bool, typer.Option("--running", help="A virtual clock follows the real time until it is paused.")]
+Port = Annotated[int, typer.Option(help="Where VMs call; 0 takes a free port.", min=0, max=65535)]
+ControlPort = Annotated[int, typer.Option(help="Where the control API is; 0 takes a free port.", min=0, max=65535)]
+ReadyFile = Annotated[Path | None, typer.Option(help="Written when all is ready: a JSON file that tells where.")]
+Span = Annotated[str, typer.Argument(metavar="SPAN", help="Such as 90s, 15m or 2h.")]
+
+
+@app.command()
+def serve(
+    *,
+    fleet: Fleet = None,
+    clock_kind: Kind = ClockKind.VIRTUAL,
+    rate: Rate = 1.0,
+    start: Start = None,
+    seed: Seed = 0,
+    is_running: Running = False,
+    port: Port = 8080,
+    control_port: ControlPort = 8081,
+    ready_file: ReadyFile = None,
+) -> None:
+    """Run a lab until it is told to stop (SIGTERM or Ctrl-C)."""
+    with needs_server_parts("lab serve"):
+        import asyncio
+
+        from forewarn.lab.laboratory import DOORS_MAX, Setup, laboratory
+        from forewarn.server import read_file
+        from forewarn.wire.fleet import parse
+
+        path = fleet or Path(str(DEMO["fleet"]))
+        setup = Setup(
+            fleet=parse(read_file(path, "fleet file"), str(path)),
+            is_virtual=clock_kind is ClockKind.VIRTUAL,
+            is_running=is_running,
+            start=_moment(start),
+            rate=rate,
+            seed=seed,
+        )
+
+        async def work() -> None:
+            async with laboratory(setup) as lab:
+                at = await lab.listen(Address("127.0.0.1", port), Address("127.0.0.1", control_port))
+                doors = {vm: await lab.door(vm) for vm in sorted(lab.engine.board.vms)[:DOORS_MAX]}
+                told = {"metadata": f"http://{at.metadata}", "control": f"http://{at.control}", "vms": doors}
+                if ready_file is not None:
+                    write_whole(ready_file, json.dumps({**told, "pid": os.getpid()}, indent=2) + "\n")
+                typer.echo(_welcome(told, setup.is_virtual and not is_running))
+                await asyncio.get_running_loop().create_future()
+
+        run_until_stopped(work)
+
+
+def _welcome(told: dict[str, Any], stands_still: bool) -> str:  # noqa: FBT001
+    doors = "\n".join(f"  {vm:16} {url}" for vm, url in list(told["vms"].items())[:20])
+    still = "\nThe clock stands still: `forewarn lab clock advance 15m` lets time pass." if stands_still else ""
+    where = f"the lab is ready: metadata {told['metadata']}, control {told['control']}"
+    return f"{where}\nEach VM has a door of its own:\n{doors}{still}"
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Whoever waits for the file finds all of it or none."""
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+        Path(name).replace(path)
+    except OSError as error:
+        raise Invalid(f"the ready file {path} cannot be written: {error.strerror or error}", file=str(path)) from error
+
+
+@app.command()
+def transcript(
+    context: typer.Context,
+    *,
+    after: Annotated[int, typer.Option(help="Only what came after the entry of this number.", min=0)] = 0,
+    limit: Annotated[int, typer.Option(help="At most so many.", min=1, max=10_000)] = 1000,
+    as_json: Json = False,
+) -> None:
+    """What happened so far: every request with its answer, every change, every step."""
+    answer = connect(context).get("transcript", query=f"after={after}&limit={limit}")
+    if as_json:
+        show_json(answer)
+        return
+    with needs_server_parts("lab transcript"):
+        import msgspec
+
+        from forewarn.lab.transcript import Entry, readable
+
+        for entry in msgspec.convert(answer["entries"], list[Entry]):
+            typer.echo(readable(entry))
+
+
+@clock.command("show")
+def show_clock(context: typer.Context, *, as_json: Json = False) -> None:
+    """The lab's time, and how fast things happen."""
+    show_one(connect(context).get("clock"), as_json=as_json)
+
+
+@clock.command()
+def advance(context: typer.Context, span: Span, *, as_json: Json = False) -> None:
+    """Let time pass, moment by moment; returns when all that was due is done."""
+    show_one(connect(context).post("clock", "advance", said={"seconds": _seconds(span)}), as_json=as_json)
+
+
+@clock.command()
+def jump(
+    context: typer.Context,
+    moment: Annotated[str, typer.Argument(metavar="MOMENT", help="Such as 2030-01-31T12:00:00Z.")],
+    *,
+    as_json: Json = False,
+) -> None:
+    """Be at a later moment at once, as a machine that slept."""
+    _set_clock(context, {"now": moment}, as_json=as_json)
+
+
+@clock.command()
+def pause(context: typer.Context, *, as_json: Json = False) -> None:
+    """Let a virtual clock stand still."""
+    _set_clock(context, {"is_running": False}, as_json=as_json)
+
+
+@clock.command()
+def resume(context: typer.Context, *, as_json: Json = False) -> None:
+    """Let a virtual clock follow the real time."""
+    _set_clock(context, {"is_running": True}, as_json=as_json)
+
+
+@clock.command("rate")
+def set_rate(context: typer.Context, rate: Annotated[float, typer.Argument(metavar="RATE")], *, as_json: Json = False) -> None:
+    """Make notices and durations of what is asked from now on so many times shorter."""
+    _set_clock(context, {"rate": rate}, as_json=as_json)
+
+
+def _set_clock(context: typer.Context, said: dict[str, object], *, as_json: bool) -> None:
+    show_one(connect(context).put("clock", body=json.dumps(said).encode()), as_json=as_json)
+
+
+@fault.command("list")
+def list_faults(context: typer.Context, *, as_json: Json = False) -> None:
+    """The faults that are in force or will be."""
+    _show_faults(connect(context).get("faults"), as_json=as_json)
+
+
+@fault.command("add")
+def add_fault(
+    context: typer.Context,
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="Such as status, latency or truncate: see docs/faults.md.")],
+    settings: Annotated[list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="Such as code=500 for=2m.")] = None,
+    *,
+    vm: Annotated[list[str] | None, typer.Option(help="Whom it befalls; else all.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Let the endpoint misbehave."""
+    said: dict[str, object] = {"fault": kind, **dict(map(_setting, settings or ()))}
+    if vm:
+        said["vms"] = vm
+    added = connect(context).post("faults", said=said)
+    show_one(added["fault"], as_json=as_json)
+
+
+@fault.command("remove")
+def remove_fault(
+    context: typer.Context, fault_id: Annotated[str, typer.Argument(metavar="ID")], *, as_json: Json = False
+) -> None:
+    """Let the endpoint behave again in this respect."""
+    show_one(connect(context).delete("faults", fault_id)["fault"], as_json=as_json)
+
+
+@fault.command("clear")
+def clear_faults(context: typer.Context, *, as_json: Json = False) -> None:
+    """Let the endpoint behave again."""
+    _show_faults(connect(context).delete("faults"), as_json=as_json)
+
+
+def _show_faults(answer: dict[str, Any], *, as_json: bool) -> None:
+    rows = [{column: one.get(column) for column in FAULT_COLUMNS} for one in answer["faults"]]
+    show_list(answer if as_json else {**answer, "faults": rows}, "faults", FAULT_COLUMNS, as_json=as_json)
+
+
+def _setting(said: str) -> tuple[str, object]:
+    """A whole number is one; the rest is text, which the service reads."""
+    name, equals, value = said.partition("=")
+    if not equals or not name:
+        raise Usage(f"{said!r} is no setting; expected NAME=VALUE, such as code=500")
+    return name, int(value) if re.fullmatch(r"-?[0-9]{1,9}", value) else value
+
+
+def _seconds(span: str) -> float:
+    found = SPAN.fullmatch(span)
+    if found is None:
+        raise Usage(f"{span!r} is no span of time; expected a number and ms, s, m, h or d, such as 15m")
+    return float(found[1]) * SECONDS[found[2]]
+
+
+def _moment(said: str | None) -> datetime | None:
+    if said is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(said)
+    except ValueError as error:
+        raise Usage(f"{said!r} is no moment; expected one such as 2030-01-31T12:00:00Z") from error
+    if moment.tzinfo is None:
+        raise Usage(f"{said!r} has no time zone; expected a moment such as {said}Z")
+    return moment.astimezone(UTC)

@@ -1,0 +1,107 @@
+"""`forewarn token`: who may call the control API. With `--store` it works on the store itself, without a service."""
+
+import asyncio
+import json
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from forewarn.cli.client import connect
+from forewarn.cli.output import Json, show_json, show_list
+from forewarn.cli.usage import Usage, needs_server_parts
+
+if TYPE_CHECKING:
+    from forewarn.engine.engine import Engine
+
+T = TypeVar("T")
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Of a-z, 0-9 and -; it stands in the history.")]
+RoleOption = Annotated[str, typer.Option(help="viewer, operator or admin.", metavar="ROLE")]
+Expires = Annotated[str | None, typer.Option(help="For how long, such as 90d or 12h; without it for good.", metavar="SPAN")]
+Store = Annotated[
+    str | None, typer.Option(help="The store itself, as `serve --store` has it; no service is asked.", metavar="URL")
+]
+COLUMNS = ("name", "role", "created_at", "expires_at", "is_expired")
+BY = "command line"
+SECRET_BYTES = 32
+
+app = typer.Typer(help="Tokens, who may call the control API: create, list, revoke.", no_args_is_help=True)
+
+
+@app.command()
+def create(
+    context: typer.Context,
+    name: Name,
+    *,
+    role: RoleOption,
+    expires: Expires = None,
+    store: Store = None,
+    as_json: Json = False,
+) -> None:
+    """Make a token and show it, this once. The first has to be an admin's; from then on every request needs one."""
+    said = {"name": name, "role": role, "expires": expires}
+    answer = connect(context).post("tokens", said=said) if store is None else _on(store, lambda engine: _create(engine, said))
+    if as_json:
+        show_json(answer)
+        return
+    typer.echo(answer["text"])
+    typer.echo("this is shown once; FOREWARN_TOKEN hands it to the other commands", err=True)
+
+
+@app.command("list")
+def list_all(context: typer.Context, *, store: Store = None, as_json: Json = False) -> None:
+    """All tokens, without their secrets."""
+    answer = connect(context).get("tokens") if store is None else _on(store, _list)
+    show_list(answer, "tokens", COLUMNS, as_json=as_json)
+
+
+@app.command()
+def revoke(context: typer.Context, name: Name, *, store: Store = None) -> None:
+    """End a token, at once and everywhere. The last admin's goes last."""
+    if store is None:
+        connect(context).delete("tokens", name)
+    else:
+        _on(store, lambda engine: engine.tokens.revoke(name, by=BY))
+    typer.echo(f"{name} is revoked")
+
+
+def _on(store: str, work: "Callable[[Engine], Awaitable[T]]") -> T:
+    """Do it on the store itself, which other servers may be using meanwhile."""
+    if store == "memory":
+        raise Usage("--store: a store in memory is nobody else's; expected sqlite:///PATH")
+    with needs_server_parts("token --store"):
+        from forewarn.core.timing import Timing
+        from forewarn.engine.clock import RealClock
+        from forewarn.engine.engine import Engine
+        from forewarn.store.url import open_store
+
+    async def run() -> T:
+        engine = Engine(await open_store(store), RealClock(), Timing())
+        try:
+            await engine.load()
+            return await work(engine)
+        finally:
+            await engine.close()
+
+    return asyncio.run(run())
+
+
+async def _create(engine: "Engine", said: Mapping[str, str | None]) -> Any:
+    """As the API would."""
+    from msgspec import to_builtins
+
+    from forewarn.web.door import read_strictly
+    from forewarn.web.token import NewToken, make
+
+    new = read_strictly(json.dumps(said).encode(), NewToken)
+    return to_builtins(await make(engine, new, secret=secrets.token_hex(SECRET_BYTES), by=BY))
+
+
+async def _list(engine: "Engine") -> Any:
+    from msgspec import to_builtins
+
+    from forewarn.web.token import listed
+
+    return to_builtins(listed(engine))

@@ -1,0 +1,124 @@
+"""Every campaign as last committed, beside the board. `learn` is the only way in, and news that is older changes nothing.
+
+The record of a campaign is small, for it is written at every step; the list of its hosts is written once, in pieces of its own.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from forewarn.core.campaign import Campaign, Roll
+from forewarn.errors import UnknownCampaign
+from forewarn.store.base import Record, Write
+from forewarn.wire import record
+
+KINDS = ("campaigns", "campaign", "campaign-hosts")
+ROLL_KEY = "campaigns"
+CAMPAIGN_KEY = "campaign/{}/"
+HOSTS_KEY = "campaign-hosts/{}/{}"
+HOSTS_PER_RECORD = 5000
+
+
+class Kept(NamedTuple):
+    """A campaign, and the revision at which it stood so."""
+
+    campaign: Campaign
+    revision: int
+
+
+class Piece(NamedTuple):
+    """Some of a campaign's hosts."""
+
+    names: tuple[str, ...]
+    revision: int
+
+
+class Shelf:
+    """All campaigns that the roll names. `followers` hear of each that changed: as it was, if it was, and as it is."""
+
+    def __init__(self) -> None:
+        self.roll = Roll()
+        self.roll_revision = 0
+        self.kept: dict[str, Kept] = {}
+        self.hosts: dict[str, dict[int, Piece]] = {}
+        self.followers: list[Callable[[Campaign | None, Campaign], None]] = []
+        self.deciding = asyncio.Lock()
+
+    def learn(self, found: Record) -> None:
+        kind, _, rest = found.key.rstrip("/").partition("/")
+        if kind == ROLL_KEY:
+            self._learn_roll(found)
+        elif found.value is None:
+            return  # the roll tells who is no more
+        elif kind == "campaign":
+            self._learn_campaign(found, found.value)
+        else:
+            campaign, _, number = rest.partition("/")
+            self.hosts.setdefault(campaign, {})[int(number)] = Piece(record.decode_names(found.value), found.revision)
+
+    def find(self, campaign_id: str) -> Kept:
+        found = self.kept.get(campaign_id.lower())
+        if found is None:
+            raise UnknownCampaign(f"there is no campaign {campaign_id!r}", campaign=campaign_id)
+        return found
+
+    def alive(self) -> list[Campaign]:
+        return [self.kept[one].campaign for one in self.roll.alive if one in self.kept]
+
+    def listed(self) -> list[Campaign]:
+        """The latest first."""
+        return [self.kept[one].campaign for one in reversed((*self.roll.ended, *self.roll.alive)) if one in self.kept]
+
+    def hosts_of(self, campaign_id: str, start: int, stop: int) -> list[str]:
+        """Some of a campaign's hosts in their order; none of those that are not known here yet."""
+        pieces = self.hosts.get(campaign_id, {})
+        places = (divmod(index, HOSTS_PER_RECORD) for index in range(start, stop))
+        return [pieces[number].names[place] for number, place in places if number in pieces and place < len(pieces[number].names)]
+
+    def _learn_roll(self, found: Record) -> None:
+        if found.revision <= self.roll_revision or found.value is None:
+            return
+        self.roll, self.roll_revision = record.decode_roll(found.value), found.revision
+        alive = set(self.roll.alive)
+        known = alive.union(self.roll.ended)
+        for gone in [one for one, kept in self.kept.items() if one not in known and kept.revision < found.revision]:
+            del self.kept[gone]
+        for gone in [one for one in self.hosts if one not in alive]:
+            del self.hosts[gone]
+
+    def _learn_campaign(self, found: Record, value: bytes) -> None:
+        campaign = record.decode_campaign(value)
+        before = self.kept.get(campaign.id)
+        if before is not None and before.revision >= found.revision:
+            return
+        self.kept[campaign.id] = Kept(campaign, found.revision)
+        for follower in self.followers:
+            follower(before.campaign if before else None, campaign)
+
+
+def written(campaign: Campaign, revision: int) -> Write:
+    return Write(CAMPAIGN_KEY.format(campaign.id), record.encode_campaign(campaign), revision)
+
+
+def written_roll(roll: Roll, revision: int) -> Write:
+    return Write(ROLL_KEY, record.encode_roll(roll), revision)
+
+
+def written_hosts(campaign_id: str, hosts: Sequence[str]) -> list[Write]:
+    starts = enumerate(range(0, len(hosts), HOSTS_PER_RECORD))
+    return [
+        Write(HOSTS_KEY.format(campaign_id, number), record.encode_names(tuple(hosts[start : start + HOSTS_PER_RECORD])), 0)
+        for number, start in starts
+    ]
+
+
+def forgotten(shelf: Shelf, campaign_id: str) -> list[Write]:
+    """A campaign that is too long ago is no more."""
+    kept = shelf.kept.get(campaign_id)
+    return [] if kept is None else [Write(CAMPAIGN_KEY.format(campaign_id), None, kept.revision)]
+
+
+def forgotten_hosts(shelf: Shelf, campaign_id: str) -> list[Write]:
+    """Nobody asks for the hosts of a campaign that is over."""
+    pieces = shelf.hosts.get(campaign_id, {})
+    return [Write(HOSTS_KEY.format(campaign_id, number), None, piece.revision) for number, piece in pieces.items()]

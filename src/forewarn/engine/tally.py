@@ -1,0 +1,101 @@
+"""What happened, as numbers: counted and timed from the notes of this server's own commits. No event id leaves this room."""
+
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Sequence
+from datetime import datetime
+from itertools import accumulate
+
+from forewarn.core.change import What
+from forewarn.core.event import EventType
+from forewarn.core.fleet import Scope
+from forewarn.engine.board import Board
+from forewarn.wire.note import Note
+
+EVENT_CHANGES = (What.SCHEDULED, What.STARTED, What.COMPLETED, What.CANCELED, What.FAILED)
+IMPACT_RESULT = {What.IMPACTED: "done", What.IMPACT_FAILED: "failed"}
+NOTICE_BOUNDS = (1, 5, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 21_600, 86_400, 604_800)
+STAMPS_KEPT = 64
+STORE_BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
+
+
+class Spread:
+    """How long things took: how many up to each bound, and the sum."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.counts[bisect_left(self.bounds, seconds)] += 1
+        self.sum += seconds
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """As Prometheus counts: each bound with all that was not above it."""
+        names = [*(f"{bound:g}" for bound in self.bounds), "+Inf"]
+        return list(zip(names, map(float, accumulate(self.counts)), strict=True))
+
+
+class Tally:
+    """Numbers since the server started. Types are looked up when an event is announced, because a note names only its id."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._types: dict[str, EventType] = {}
+        self.events: Counter[tuple[EventType, What]] = Counter()
+        self.impacts: Counter[tuple[str, str]] = Counter()
+        self.approvals: Counter[str] = Counter()
+        self.notice: dict[EventType, Spread] = {}
+        self.approval: dict[EventType, Spread] = {}
+        self.store = Spread(STORE_BOUNDS)
+        self.conflicts = 0
+        self._ahead: deque[float] = deque([0.0], maxlen=STAMPS_KEPT)
+
+    @property
+    def skew_seconds(self) -> float:
+        """How far the clock of another server was ahead of ours, by the stamps of its latest commits; 0 if it was not."""
+        return max(self._ahead)
+
+    def compare(self, scope: Scope, now: datetime) -> None:
+        """Another server has committed this: none of its stamps should be of a time to come."""
+        stamps = [event.started_at or event.created_at for event in scope.events] + ([scope.seen_at] if scope.seen_at else [])
+        self._ahead.append(max([0.0, *((stamp - now).total_seconds() for stamp in stamps)]))
+
+    def hear(self, note: Note) -> None:
+        """A change that has been committed and is shown on the board."""
+        change = note.change
+        if change.what is What.ORDERED:
+            self._types[change.event_id] = EventType(change.detail)
+        place = self._board.events.get(change.event_id)
+        event = place.scope.event(change.event_id) if place else None
+        if event is not None:
+            self._types[event.id] = event.type
+            if change.what is What.STARTED:
+                _spread(self.notice, event.type).add((note.at - event.created_at).total_seconds())
+            elif change.what is What.APPROVED:
+                self.approvals[change.detail if change.detail in ("operator", "policy") else "vm"] += 1
+                if event.approvals[:1] == (change.detail,):
+                    _spread(self.approval, event.type).add((note.at - event.created_at).total_seconds())
+        type_ = self._types.get(change.event_id)
+        if type_ is None:
+            return
+        if change.what in EVENT_CHANGES:
+            self.events[type_, change.what] += 1
+        if change.what in IMPACT_RESULT:
+            self.impacts[type_, IMPACT_RESULT[change.what]] += 1
+        if change.what in (What.COMPLETED, What.CANCELED, What.FAILED):
+            del self._types[change.event_id]
+
+    def know(self) -> None:
+        """Learn the types of what was announced before this server started."""
+        for event_id, place in self._board.events.items():
+            event = place.scope.event(event_id)
+            if event is not None:
+                self._types[event_id] = event.type
+
+
+def _spread(spreads: dict[EventType, Spread], type_: EventType) -> Spread:
+    if type_ not in spreads:
+        spreads[type_] = Spread(NOTICE_BOUNDS)
+    return spreads[type_]

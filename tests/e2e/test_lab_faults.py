@@ -1,0 +1,191 @@
+"""Faults on real sockets, and that our own client survives each of them."""
+
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import pytest
+
+from forewarn.client import Change, Client, EndpointProblem
+from forewarn.core.command import Cancel
+from forewarn.lab.filter import FaultFilter
+from forewarn.web.metadata import Message, Receive, Send
+from tests.e2e.lab_world import FaultyWorld
+from tests.e2e.metadata_world import EVENT_ID, POLL, World
+
+NO_EVENTS = b'{"DocumentIncarnation":1,"Events":[]}'
+
+
+@pytest.fixture
+def world(caplog: pytest.LogCaptureFixture) -> Iterator[FaultyWorld]:
+    """Broken connections are wanted here, so nobody may complain of them."""
+    with FaultyWorld() as world:
+        yield world
+    assert [record.getMessage() for record in caplog.get_records("call") if record.name.startswith("uvicorn")] == []
+
+
+def came(world: World, request: bytes = POLL) -> tuple[bytes, bool]:
+    """All that comes until the server ends the connection, and whether it ended it by a reset."""
+    with socket.create_connection(("127.0.0.1", world.port), timeout=10) as connection:
+        connection.sendall(request)
+        whole = b""
+        while True:  # ends when the server ends it, or with a timeout
+            try:
+                piece = connection.recv(65536)
+            except ConnectionResetError:
+                return whole, True
+            if not piece:
+                return whole, False
+            whole += piece
+
+
+def test_without_a_fault_the_bytes_are_those_of_the_service(world: FaultyWorld) -> None:
+    with World() as plain:
+        for request in (POLL, POLL.replace(b"Host", b'If-None-Match: "1"\r\nHost'), POLL.replace(b"Metadata: true\r\n", b"")):
+            assert world.ask(request).undated == plain.ask(request).undated
+
+
+def test_every_poll_is_seen_by_the_filter(world: FaultyWorld) -> None:
+    """The quick way past the application would be a way past the faults."""
+    with world.connect() as client:
+        for _ in range(5):
+            client.send(POLL)
+            client.answer()
+    assert len(world.transcript.entries) == 5
+
+
+def test_a_refused_connection_is_reset_without_a_byte(world: FaultyWorld) -> None:
+    world.add("refuse")
+    assert came(world) == (b"", True)
+
+
+def test_a_reset_comes_in_the_middle_of_the_body(world: FaultyWorld) -> None:
+    world.add("reset", bytes=10)
+    whole, is_reset = came(world)
+    head, _, body = whole.partition(b"\r\n\r\n")
+    assert (body, is_reset) == (NO_EVENTS[:10], True)
+    assert b"content-length: 37" in head
+
+
+def test_a_truncated_body_is_shorter_than_its_length_and_then_the_connection_is_closed(world: FaultyWorld) -> None:
+    world.add("truncate", bytes=10)
+    whole, is_reset = came(world)
+    head, _, body = whole.partition(b"\r\n\r\n")
+    assert (body, is_reset) == (NO_EVENTS[:10], False)
+    assert b"content-length: 37" in head
+
+
+def test_a_cut_document_of_fitting_length_keeps_the_connection(world: FaultyWorld) -> None:
+    world.add("truncate", bytes=10, mode="whole", requests=1)
+    with world.connect() as client:
+        client.send(POLL)
+        assert client.answer().body == NO_EVENTS[:10]
+        client.send(POLL)
+        assert client.answer().body == NO_EVENTS
+
+
+def test_requests_that_were_sent_behind_a_dropped_one_are_dropped_too(world: FaultyWorld) -> None:
+    world.add("refuse", requests=1)
+    assert came(world, POLL + POLL) == (b"", True)
+    assert world.ask(POLL).body == NO_EVENTS
+
+
+def test_what_is_sent_before_a_reset_arrives_whole(world: FaultyWorld) -> None:
+    """A reset takes back what is still on its way, and that is most of a large answer."""
+    large = b"x" * 1_000_000
+
+    async def answer(scope: Message, receive: Receive, send: Send) -> None:
+        headers = [(b"content-length", b"%d" % len(large))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": large})
+
+    world.application = FaultFilter(answer, world.faults, world.transcript, world.engine.clock, Random(1), world.vm_of)
+    world.add("reset", bytes=900_000)
+    whole, is_reset = came(world, POLL.replace(b"scheduledevents", b"versions"))
+    assert (len(whole.partition(b"\r\n\r\n")[2]), is_reset) == (900_000, True)
+
+
+SURVIVED: list[tuple[str, dict[str, Any]]] = [
+    ("first-call", {"seconds": 0.3}),
+    ("latency", {"distribution": "exponential", "seconds": 0.05, "cap_seconds": 0.2}),
+    ("refuse", {"requests": 2}),
+    ("reset", {"requests": 2}),
+    ("truncate", {"requests": 2}),
+    ("truncate", {"requests": 2, "mode": "whole"}),
+    ("empty", {"requests": 2}),
+    ("status", {"code": 404, "requests": 2}),
+    ("status", {"code": 410, "requests": 2}),
+    ("status", {"code": 429, "requests": 2, "retry_after": 1}),
+    ("status", {"code": 500, "chance": 0.5}),
+    ("status", {"code": 503, "requests": 2}),
+    ("stale", {"requests": 2}),
+    ("stale", {"by": 1, "requests": 2}),
+    ("incarnation-reset", {}),
+    ("no-events", {"requests": 2}),
+    ("text-plain", {}),
+    ("duplicate", {}),
+    ("reorder", {}),
+    ("skew", {"seconds": 3600}),
+    ("short-notice", {"seconds": 899}),
+    ("no-started", {}),
+    ("lapse", {}),
+]
+
+
+class Watch:
+    """A watch in a thread of its own. It rests a twentieth of what it would: these are tests."""
+
+    def __init__(self, world: World) -> None:
+        self.told: list[Change] = []
+        self.problems: list[EndpointProblem] = []
+        self._client = Client(f"{world.url}/as/web-0")
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        watching = self._client.watch(
+            stop=self._is_over, on_problem=self.problems.append, sleep=lambda seconds: self._is_over.wait(seconds / 20)
+        )
+        for change in watching:
+            self.told.append(change)
+
+    def kinds(self) -> list[tuple[str, str]]:
+        return [(str(change.kind), change.event.id) for change in self.told if change.kind != "changed"]
+
+    def close(self) -> None:
+        self._is_over.set()
+        self._client.close()
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+
+
+@pytest.mark.parametrize(("kind", "members"), SURVIVED, ids=[re.sub(r"[^a-z0-9]+", "-", str(one)) for one in SURVIVED])
+def test_our_client_survives(world: FaultyWorld, kind: str, members: dict[str, Any]) -> None:
+    """Every event is told once, though the endpoint misbehaves before, while and after it is there."""
+    earlier, second = EVENT_ID.replace("602D", "502D"), EVENT_ID.replace("602D", "702D")
+    world.ask(POLL)
+    world.restart("web-1", earlier)
+    world.submit(Cancel(event_id=earlier))
+    watch = Watch(world)
+    try:
+        world.until(lambda: len(world.transcript.entries) >= 2)
+        world.add(kind, **members)
+        world.restart("web-0")
+        world.until(lambda: ("appeared", EVENT_ID) in watch.kinds())
+        world.restart("web-1", second)
+        world.until(lambda: ("appeared", second) in watch.kinds())
+        world.submit(Cancel(event_id=EVENT_ID))
+        world.until(lambda: ("canceled", EVENT_ID) in watch.kinds())
+        world.clear()
+        world.submit(Cancel(event_id=second))
+        world.until(lambda: ("canceled", second) in watch.kinds())
+    finally:
+        watch.close()
+    once = [("appeared", EVENT_ID), ("appeared", second), ("canceled", EVENT_ID), ("canceled", second)]
+    assert watch.kinds() == once
+    touched = [entry for entry in world.transcript.entries if kind in entry.faults]
+    assert bool(touched) is (kind != "lapse")

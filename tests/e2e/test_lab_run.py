@@ -1,0 +1,227 @@
+"""`forewarn lab run` as a person or a CI system runs it: real processes, a real clock where somebody real takes part."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.e2e.cli_service import FOREWARN, environment
+
+RUN = (FOREWARN, "lab", "run")
+LIMIT_SECONDS = 120
+
+SCENARIO = """\
+name: small
+fleet: {scopes: [{name: app, vms: [{name: app-0, host: host-a}]}]}
+guests: [{approve: 5s}]
+steps:
+  - {at: 30s, do: restart, vm: app-0, as: restart}
+expectations:
+  - {expect: approval, of: restart, by: app-0, within: 4m}
+  - {expect: event, of: restart, becomes: started, within: 4m}
+until: 5m
+"""
+APP = """\
+import os, sys
+from forewarn.client import Client, Kind, discover
+
+print("asking", os.environ["FOREWARN_ENDPOINT"], "as", os.environ["FOREWARN_VM"], *sys.argv[1:], flush=True)
+with Client(discover(os.environ)) as client:
+    for change in client.watch():
+        print(change.kind, change.event.type, flush=True)
+        if change.kind is Kind.APPEARED and "shy" not in sys.argv:
+            client.approve(change.event.id)
+"""
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(SCENARIO)
+    return path
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> tuple[str, str]:
+    """A program that approves all that comes; told to be shy, it does not."""
+    path = tmp_path / "app.py"
+    path.write_text(APP)
+    return sys.executable, str(path)
+
+
+def run(*arguments: object) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [*RUN, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+        check=False,
+        env=environment(),
+    )
+
+
+def is_over(pid: str) -> bool:
+    """Whether a process has ended; that of somebody who is gone may wait a while for its burial."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:  # ends with the process, or with the time
+        try:
+            state = Path("/proc", pid, "stat").read_text().rpartition(") ")[2][:1]
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_a_scenario_of_the_library_runs_by_its_name_and_leaves_its_files(tmp_path: Path) -> None:
+    done = run("host-reboot", "--junit", tmp_path / "junit.xml", "--transcript", tmp_path / "all.jsonl")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith("host-reboot passed (5 expectations)\n")
+    assert ElementTree.parse(tmp_path / "junit.xml").getroot().tag == "testsuites"  # noqa: S314 - our own
+    entries = [json.loads(line) for line in (tmp_path / "all.jsonl").read_text().splitlines()]
+    assert {"request", "change", "step", "verdict"} <= {entry["kind"] for entry in entries}
+
+
+def test_a_scenario_that_goes_wrong_has_an_exit_code_and_a_reason(scenario: Path) -> None:
+    scenario.write_text(SCENARIO.replace("approve: 5s", "approve: never"))
+    done = run(scenario, "--quiet")
+
+    assert done.returncode == 1
+    assert "FAILED  app-0 approves restart within 4m: Reboot of app-0 (" in done.stdout
+    assert done.stdout.endswith("small FAILED (2 of 2 expectations)\n")
+
+
+def test_a_wrong_file_is_a_wrong_command_line(scenario: Path) -> None:
+    scenario.write_text(SCENARIO.replace("do: restart", "do: restarrt"))
+    done = run(scenario)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"forewarn: {scenario}:5: steps[0].do: expected one of restart, redeploy,")
+    assert run("no-such-scenario").returncode == 2
+    assert run(scenario.parent / "nowhere.yaml").returncode == 2
+
+
+def test_a_day_of_a_thousand_events_is_the_same_bytes_in_any_process(tmp_path: Path) -> None:
+    """Whatever Python's hashes are. Another seed is another day."""
+    started = [
+        subprocess.Popen(
+            [*RUN, "long-day", "--quiet", "--seed", seed, "--transcript", str(tmp_path / f"{seed}-{salt}")],
+            stdout=subprocess.PIPE,
+            env=environment(PYTHONHASHSEED=salt),
+        )
+        for seed, salt in (("5", "1"), ("5", "2"), ("6", "1"))
+    ]
+    ends = [(one.communicate(timeout=LIMIT_SECONDS), one.returncode)[1] for one in started]
+    first, again, other = [(tmp_path / name).read_bytes() for name in ("5-1", "5-2", "6-1")]
+
+    assert ends == [0, 0, 0]
+    assert first.count(b'"what":"scheduled"') == 1000
+    assert first == again
+    assert first != other
+
+
+def test_a_command_is_told_its_endpoint_and_judged_by_what_it_does(scenario: Path, app: tuple[str, str]) -> None:
+    done = run(scenario, "--rate", 60, "--", *app, "at", "{endpoint}")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    told = re.search(r"app-0 \| asking (http://127\.0\.0\.1:\d+) as app-0 at \1\n", done.stdout)
+    assert told
+    assert "app-0 | appeared Reboot" in done.stdout
+    assert "small passed (2 expectations)" in done.stdout
+
+
+def test_a_command_that_does_not_approve_fails(scenario: Path, app: tuple[str, str]) -> None:
+    done = run(scenario, "--rate", 60, "--quiet", "--", *app, "shy")
+
+    assert done.returncode == 1
+    assert "FAILED  app-0 approves restart within 4m: Reboot of app-0" in done.stdout
+
+
+def test_a_command_that_breaks_off_fails_at_once(scenario: Path) -> None:
+    """Nobody waits for the end of a day with nobody left to test."""
+    polls_once = "import os; from forewarn.client import *; Client(discover(os.environ)).document(); raise SystemExit(3)"
+    done = run(scenario, "--real", "--", sys.executable, "-c", polls_once)
+
+    assert done.returncode == 1
+    assert "FAILED  the command does not fail: it ended by itself with 3" in done.stdout
+
+
+def test_a_command_that_never_polls_is_told_so(scenario: Path) -> None:
+    done = run(scenario, "--rate", 60, "--", "false")
+
+    assert done.returncode == 1
+    assert "FAILED  app-0 polls its endpoint: the command ended with 1 before it had polled" in done.stdout
+    assert run(scenario, "--", "no-such-command-at-all").returncode == 2
+
+
+def test_what_the_command_started_is_ended_with_it(scenario: Path, app: tuple[str, str]) -> None:
+    script = 'sleep 1000 & echo "child $!"; exec "$@"'
+    done = run(scenario, "--rate", 60, "--", "sh", "-c", script, "sh", *app)
+    child = re.search(r"child (\d+)", done.stdout)
+
+    assert done.returncode == 0
+    assert child
+    assert is_over(child[1])
+
+
+def test_a_command_that_will_not_stop_is_killed(scenario: Path, app: tuple[str, str]) -> None:
+    script = 'trap "" TERM; echo "child $$"; exec "$@"'
+    done = run(scenario, "--rate", 120, "--", "sh", "-c", script, "sh", *app)
+    child = re.search(r"child (\d+)", done.stdout)
+
+    assert done.returncode == 0
+    assert child
+    assert is_over(child[1])
+
+
+def test_software_that_somebody_else_started_is_waited_for(scenario: Path) -> None:
+    """The scenario begins when it first polls, and goes by the real clock."""
+    running = subprocess.Popen([*RUN, str(scenario), "--as", "app-0", "--rate", "60"], stdout=subprocess.PIPE, text=True)
+    assert running.stdout is not None
+    where = re.search(r"app-0 is played from outside, at (http://\S+)", running.stdout.readline())
+    assert where
+    url = f"{where[1]}/metadata/scheduledevents?api-version=2020-07-01"
+    approve_all(url)
+    output, _ = running.communicate(timeout=LIMIT_SECONDS)
+
+    assert (running.returncode, "small passed (2 expectations)" in output) == (0, True)
+
+
+def approve_all(url: str) -> None:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:  # ends with the first event, or with the time
+        headers = {"Metadata": "true"}
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10) as answer:
+            events = json.load(answer)["Events"]
+        if events:
+            body = json.dumps({"StartRequests": [{"EventId": events[0]["EventId"]}]}).encode()
+            urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=10).close()
+            return
+        time.sleep(0.1)
+    raise AssertionError("no event came")
+
+
+def test_a_run_that_is_told_to_stop_ends_the_command_too(scenario: Path, app: tuple[str, str]) -> None:
+    running = subprocess.Popen(
+        [*RUN, str(scenario), "--real", "--", "sh", "-c", 'echo "child $$"; exec "$@"', "sh", *app],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert running.stdout is not None
+    running.stdout.readline()
+    child = re.search(r"child (\d+)", running.stdout.readline())
+    running.send_signal(signal.SIGTERM)
+    running.communicate(timeout=LIMIT_SECONDS)
+
+    assert running.returncode == 130
+    assert child
+    assert is_over(child[1])

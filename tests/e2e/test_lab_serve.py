@@ -1,0 +1,127 @@
+"""`forewarn lab serve` as another language's test suite meets it: a ready file, HTTP, and a signal at the end."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+
+POLL = "/metadata/scheduledevents?api-version=2020-07-01"
+READY_SECONDS_MAX = 30
+
+
+class Lab:
+    """A lab's process, by the URLs of its ready file."""
+
+    def __init__(self, process: subprocess.Popen[str], told: dict[str, Any]) -> None:
+        self.process = process
+        self.told = told
+
+    def control(self, method: str, path: str, said: object = None) -> Any:
+        body = None if said is None else json.dumps(said).encode()
+        headers = {} if said is None else {"Content-Type": "application/json"}
+        with urlopen(Request(f"{self.told['control']}/api/v1{path}", body, headers, method=method), timeout=30) as answer:
+            return json.load(answer)
+
+    def refused(self, method: str, path: str, said: object = None) -> tuple[int, str]:
+        with pytest.raises(HTTPError) as refusal:
+            self.control(method, path, said)
+        with refusal.value as answer:
+            return answer.code, json.load(answer)["message"]
+
+    def poll(self, vm: str) -> Any:
+        with urlopen(Request(self.told["vms"][vm] + POLL, headers={"Metadata": "true"}), timeout=30) as answer:
+            return json.load(answer)
+
+
+@contextmanager
+def serving(folder: Path, *flags: str) -> Iterator[Lab]:
+    ready = folder / "ready.json"
+    command = [sys.executable, "-m", "forewarn", "lab", "serve", "--port=0", "--control-port=0", f"--ready-file={ready}", *flags]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        until = time.monotonic() + READY_SECONDS_MAX
+        while not ready.exists():
+            assert process.poll() is None, process.communicate()[0]
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        yield Lab(process, json.loads(ready.read_text()))
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_lab_tells_where_it_is_moves_its_time_on_request_and_ends_on_sigterm(tmp_path: Path) -> None:
+    with serving(tmp_path, "--start", "2030-01-31T12:00:00Z", "--seed", "7") as lab:
+        assert lab.told["pid"] == lab.process.pid
+        assert lab.poll("database") == {"DocumentIncarnation": 1, "Events": []}
+        event = lab.control("POST", "/vms/database/restart")["event"]
+        assert event["not_before"] == "2030-01-31T12:15:00Z"
+        later = lab.control("POST", "/clock/advance", {"seconds": 900})
+        assert later == {"now": "2030-01-31T12:15:00Z", "rate": 1.0, "is_virtual": True, "is_running": False}
+        (shown,) = lab.poll("database")["Events"]
+        assert (shown["EventId"], shown["EventStatus"]) == (event["id"], "Started")
+        assert lab.poll("web-0") == {"DocumentIncarnation": 1, "Events": []}
+        entries = lab.control("GET", "/transcript?limit=1000")["entries"]
+        assert {entry["vm"] for entry in entries if entry["kind"] == "request"} == {"database", "web-0"}
+        lab.process.send_signal(signal.SIGTERM)
+        assert lab.process.wait(10) == 0
+
+
+def test_faults_come_and_go_by_the_api_and_wrong_ones_are_explained(tmp_path: Path) -> None:
+    with serving(tmp_path) as lab:
+        added = lab.control("POST", "/faults", {"fault": "status", "code": 503, "vms": ["web-0"]})["fault"]
+        with pytest.raises(HTTPError, match="503") as answer:
+            lab.poll("web-0")
+        answer.value.close()
+        assert lab.poll("web-1")["Events"] == []
+        assert [one["id"] for one in lab.control("GET", "/faults")["faults"]] == [added["id"]]
+        lab.control("DELETE", f"/faults/{added['id']}")
+        assert lab.poll("web-0")["Events"] == []
+        assert lab.refused("POST", "/faults", {"fault": "status", "code": 200})[0] == 400
+        assert lab.refused("POST", "/faults", {"fault": "stauts"})[0] == 400
+        assert lab.refused("POST", "/faults", ["status"]) == (400, "body: expected a mapping that names the fault")
+        assert lab.refused("DELETE", "/faults/f99") == (404, "there is no fault 'f99'")
+
+
+def test_a_clock_that_is_asked_for_nonsense_says_so_and_stays(tmp_path: Path) -> None:
+    with serving(tmp_path, "--start", "2030-01-31T12:00:00Z") as lab:
+        before = lab.control("GET", "/clock")
+        assert lab.refused("POST", "/clock/advance", {"seconds": -1})[0] == 400
+        assert lab.refused("POST", "/clock/advance", {"seconds": 1e300})[0] == 400
+        assert lab.refused("POST", "/clock/advance", {"minutes": 1})[0] == 400
+        assert lab.refused("PUT", "/clock", {"now": "2029-01-01T00:00:00Z"})[0] == 400
+        assert lab.refused("PUT", "/clock", {"rate": 0})[0] == 400
+        assert lab.control("GET", "/clock") == before
+
+
+def test_a_real_clock_refuses_to_be_moved_and_takes_another_rate(tmp_path: Path) -> None:
+    with serving(tmp_path, "--clock", "real", "--rate", "60") as lab:
+        status, message = lab.refused("POST", "/clock/advance", {"seconds": 1})
+        assert (status, message.partition(",")[0]) == (409, "the clock is the real one")
+        assert lab.control("PUT", "/clock", {"rate": 900})["rate"] == 900
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--start", "yesterday"], "'yesterday' is no moment"),
+        (["--start", "2030-01-31T12:00:00"], "has no time zone"),
+        (["--fleet", "nowhere.yaml"], "nowhere.yaml cannot be read"),
+        (["--ready-file", "no/such/folder/f"], "cannot be written"),
+    ],
+)
+def test_a_lab_that_cannot_be_says_why_in_a_line(tmp_path: Path, flags: list[str], message: str) -> None:
+    command = [sys.executable, "-m", "forewarn", "lab", "serve", "--port=0", "--control-port=0", *flags]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=30, check=False)
+    assert ended.returncode in (1, 2)
+    (line,) = ended.stderr.splitlines()
+    assert message in line

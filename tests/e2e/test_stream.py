@@ -1,0 +1,177 @@
+"""The stream of a real service, and the commands that follow it."""
+
+import json
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.cli_service import FOREWARN, environment, soon
+from tests.e2e.service import Service, running
+
+SECONDS_MAX = 20
+SCOPES, VMS_PER_SCOPE = 40, 600
+STALL_SECONDS = 13
+"""The control listener gives a connection that takes nothing ten seconds, and looks once a second."""
+
+
+@contextmanager
+def stream(service: Service, query: str = "") -> Iterator[HTTPResponse]:
+    host, _, port = service.control.removeprefix("http://").partition(":")
+    connection = HTTPConnection(host, int(port), timeout=SECONDS_MAX)
+    connection.request("GET", f"/api/v1/stream{query}")
+    response = connection.getresponse()
+    assert response.status == 200, response.read()
+    try:
+        yield response
+    finally:
+        response.close()
+        connection.close()
+
+
+def entries(response: HTTPResponse, count: int) -> list[dict[str, Any]]:
+    """The next so many changes."""
+    found: list[dict[str, Any]] = []
+    while len(found) < count:
+        line = response.readline()
+        assert line, "the stream has ended"
+        if line.startswith(b"data: "):
+            found.append(json.loads(line[6:]))
+    return found
+
+
+def began(response: HTTPResponse) -> None:
+    while response.readline() != b"\n":
+        pass
+
+
+@contextmanager
+def command(service: Service, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
+    """A command that goes on until it is ended."""
+    with subprocess.Popen(
+        [FOREWARN, *arguments],
+        env=environment(FOREWARN_CONTROL=service.control, PYTHONUNBUFFERED="1"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_stream_tells_what_any_server_of_the_store_does(tmp_path: Path) -> None:
+    with running(tmp_path, "--simulate-duration", "Reboot=10ms") as one:
+        two = Service(tmp_path, *one.flags).start()
+        try:
+            with stream(one) as response:
+                began(response)
+                two.ask("POST", "/vms/web-0/restart")
+                told = entries(response, 4)
+
+            assert [entry["what"] for entry in told] == ["ordered", "claimed", "impacted", "completed"]
+            assert told[0]["resources"] == ["web-0"]
+            with stream(two, f"?after={told[0]['number']}") as response:
+                assert entries(response, 3) == told[1:]
+        finally:
+            two.kill()
+
+
+def test_a_server_that_stops_ends_its_streams_at_once(tmp_path: Path) -> None:
+    """A deploy must not wait for consoles."""
+    with running(tmp_path) as service, stream(service) as response:
+        began(response)
+        before = time.monotonic()
+        assert service.stop() == 0
+
+        assert time.monotonic() - before < 5
+        assert response.read() == b""
+        assert "Traceback" not in (tmp_path / "log.txt").read_text()
+
+
+def test_a_reader_that_stands_still_is_let_go_and_nobody_else_notices(tmp_path: Path) -> None:
+    """What it does not take is not kept for it: at most one piece, and what the system keeps of a connection (megabytes)."""
+    scopes = "".join(
+        f"  - name: scope-{scope}\n    kind: scale-set\n    vms:\n"
+        + "".join(f"      - {{name: vm-{scope}-{number}, host: host-{'x' * 110}}}\n" for number in range(VMS_PER_SCOPE))
+        for scope in range(SCOPES)
+    )
+    with running(tmp_path, "--store", "memory", fleet=f"scopes:\n{scopes}") as service:
+        host, _, port = service.control.removeprefix("http://").partition(":")
+        lazy = socket.socket()
+        lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        lazy.settimeout(SECONDS_MAX)
+        lazy.connect((host, int(port)))
+        lazy.sendall(b"GET /api/v1/stream?after=0 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        with stream(service, "?after=0") as response:
+            numbers = [entry["number"] for entry in entries(response, SCOPES * VMS_PER_SCOPE)]
+        assert numbers == list(range(1, SCOPES * VMS_PER_SCOPE + 1))
+        time.sleep(STALL_SECONDS)
+
+        taken = b""
+        with suppress(ConnectionError), lazy:
+            while piece := lazy.recv(1 << 20):  # ends: it was cut off
+                taken = piece
+        assert f'"number":{SCOPES * VMS_PER_SCOPE},'.encode() not in taken
+
+
+def test_watch_tells_in_words_and_waits_for_a_service_that_goes_away(tmp_path: Path) -> None:
+    with running(tmp_path, "--simulate-duration", "Reboot=10ms", "--control", "127.0.0.1:0") as service:
+        port = service.control.rpartition(":")[2]
+        service.stop()
+        service.flags = (*service.flags, "--control", f"127.0.0.1:{port}")
+        service.start()
+        with command(service, "watch", "--vm", "web-0") as watching:
+            assert watching.stdout
+            assert watching.stderr
+            soon(lambda: followers(service) == 1)
+            service.ask("POST", "/vms/web-0/restart")
+            first = [watching.stdout.readline() for _ in range(4)]
+            service.stop()
+            assert "trying again" in watching.stderr.readline()
+            service.start()
+            service.ask("POST", "/vms/web-0/restart")
+            second = watching.stdout.readline()
+            watching.send_signal(signal.SIGINT)
+
+            assert "web-0: Reboot at once, without notice" in first[0]
+            assert "Completed" in first[3]
+            assert "web-0: Reboot at once, without notice" in second
+            assert watching.wait(SECONDS_MAX) == 130
+
+
+def test_history_shows_what_happened_and_goes_on_with_follow(tmp_path: Path) -> None:
+    with running(tmp_path, "--simulate-duration", "Reboot=10ms") as service:
+        service.ask("POST", "/vms/web-0/restart")
+        soon(lambda: service.ask("GET", "/history?what=completed")[1]["history"] != [])
+        asked = ("history", "--host", "host-a", "--scope", "web")
+        shown = subprocess.run(
+            [FOREWARN, *asked, "--since", "1h"],
+            env=environment(FOREWARN_CONTROL=service.control),
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.splitlines()
+
+        assert shown[0].split() == ["AT", "WHAT", "SCOPE", "ABOUT", "HOST", "BY", "EVENT", "DETAIL"]
+        assert [line.split()[1] for line in shown[1:]] == ["completed", "impacted", "claimed", "ordered", "joined"]
+        with command(service, *asked, "--follow", "--json", "--what", "ordered") as following:
+            assert following.stdout
+            first = json.loads(following.stdout.readline())
+            service.ask("POST", "/vms/web-0/restart")
+            second = json.loads(following.stdout.readline())
+            assert (first["what"], second["what"], second["number"] - first["number"]) == ("ordered", "ordered", 4)
+
+
+def followers(service: Service) -> int:
+    """How many sockets are connected to the control listener, but for the one that asks."""
+    port = int(service.control.rpartition(":")[2])
+    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    rows = [line.split()[1:4] for line in lines]
+    return sum(local.endswith(f":{port:04X}") and state == "01" for local, _, state in rows)

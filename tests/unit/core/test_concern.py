@@ -1,0 +1,100 @@
+"""Every change tells what it concerns: the event's type, cause and VMs, the host, and why."""
+
+from forewarn.core import command as ask
+from forewarn.core.change import Change, What
+from forewarn.core.event import Cause, EventType
+from forewarn.core.fleet import Scope
+from tests.builders import NOON, OPERATION, approve, claim, finish, guid, maintain, outcome_of, restart, run, scope_of, vm
+
+
+def told(scope: Scope, command: ask.Command) -> list[Change]:
+    return list(outcome_of(scope, command).changes)
+
+
+def test_what_is_scheduled_tells_what_why_where_and_when() -> None:
+    """Whoever reads the history next week has no event to look at any more."""
+    (change,) = told(scope_of(), maintain(description="New firmware."))
+
+    assert (change.type, change.cause, change.resources) == (EventType.FREEZE, Cause.MAINTENANCE, ("web-0",))
+    assert (change.host, change.description) == ("host-a", "New firmware.")
+    assert change.not_before is not None
+    assert change.not_before > NOON
+
+
+def test_what_befalls_a_vm_alone_names_its_host() -> None:
+    """A search by host finds what users did there too."""
+    (change,) = told(scope_of(), restart("web-1"))
+
+    assert (change.host, change.resources, change.cause) == ("host-b", ("web-1",), Cause.RESTART)
+
+
+def test_a_start_tells_who_or_what_brought_it() -> None:
+    """Early is only right when somebody said go ahead."""
+    scheduled = run(scope_of(), restart())
+
+    approved, started = told(scheduled, approve("web-1"))
+    assert (approved.what, approved.detail) == (What.APPROVED, "web-1")
+    assert (started.detail, started.resources, started.host) == ("approved by web-1", ("web-0",), "host-a")
+    event = scheduled.events[0]
+    (due,) = outcome_of(scheduled, ask.Tick(), at=event.not_before).changes
+    assert due.detail == "NotBefore has come"
+    assert told(scope_of(), ask.Fail(host="host-a", operation_id=OPERATION))[1].detail == "host-a has failed"
+
+
+def test_an_end_still_tells_what_ended() -> None:
+    """The event is gone from the scope; its note is what is left of it."""
+    (change,) = told(run(scope_of(), restart()), ask.Cancel(event_id=guid(1)))
+
+    assert (change.what, change.type, change.resources, change.host) == (
+        What.CANCELED,
+        EventType.REBOOT,
+        ("web-0",),
+        "host-a",
+    )
+
+
+def test_what_is_canceled_by_itself_tells_why() -> None:
+    """Nobody asked for it, so nobody is there to be asked."""
+    scope = run(scope_of(), restart("web-1"))
+    rest = ask.Enrol(kind=scope.kind, policy=scope.policy, vms=scope.vms[:1])
+
+    left, canceled = told(scope, rest)
+    assert (left.what, left.vm, left.host) == (What.LEFT, "web-1", "host-b")
+    assert (canceled.what, canceled.detail) == (What.CANCELED, "web-1 has left")
+
+
+def test_what_failed_tells_what_the_platform_said() -> None:
+    scope = run(scope_of(), restart(), approve("web-0"))
+    for tries in (1, 2, 3):
+        scope = run(scope, claim(), at=scope.impacts[0].due_at)
+        changes = outcome_of(scope, finish(tries=tries, problem="no such domain"), at=scope.impacts[0].due_at).changes
+        scope = run(scope, finish(tries=tries, problem="no such domain"), at=scope.impacts[0].due_at)
+
+    assert (changes[-1].what, changes[-1].detail) == (What.FAILED, "web-0: no such domain")
+
+
+def test_a_vm_that_moved_is_told_of_both_its_hosts() -> None:
+    """Who looks at either host wants to see it go or come."""
+    scope = scope_of()
+    moved = (vm("web-0", host="host-c"), scope.vms[1])
+    (change,) = told(scope, ask.Enrol(kind=scope.kind, policy=scope.policy, vms=moved))
+
+    assert (change.what, change.host_before, change.host) == (What.MOVED, "host-a", "host-c")
+
+
+def test_an_operation_without_an_event_tells_what_it_is() -> None:
+    """Where nobody polls there is no event, and the history is the only trace."""
+    scope = scope_of(is_enabled=False)
+    (ordered,) = told(scope, restart())
+    done = outcome_of(run(scope, restart(), claim()), finish()).changes
+
+    assert (ordered.type, ordered.cause, ordered.resources, ordered.host) == (
+        EventType.REBOOT,
+        Cause.RESTART,
+        ("web-0",),
+        "host-a",
+    )
+    assert [(change.what, change.resources) for change in done] == [
+        (What.IMPACTED, ("web-0",)),
+        (What.COMPLETED, ("web-0",)),
+    ]

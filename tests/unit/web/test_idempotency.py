@@ -1,0 +1,239 @@
+"""An Idempotency-Key: a POST that is asked again is answered as before, and done once."""
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import httpx
+import pytest
+from litestar import post
+
+from forewarn.core.token import Role
+from forewarn.engine.engine import Engine
+from forewarn.engine.operations import Operations
+from forewarn.errors import StoreLost
+from forewarn.store.base import Write
+from forewarn.store.memory import MemoryStore
+from forewarn.web import idempotency
+from forewarn.web.control import app
+from tests.unit.web.control_world import FLEET, World, calling, story
+
+RESTART, KEY = "/api/v1/vms/web-0/restart", {"idempotency-key": "wish-1"}
+
+
+async def ask(world: World, path: str = RESTART, **more: Any) -> httpx.Response:
+    return await world.ask("POST", path, headers=KEY, **more)
+
+
+def server_of(world: World, store: Any = None) -> tuple[Engine, httpx.AsyncClient]:
+    """Another server on the same store, or the same one after a restart."""
+    engine = Engine(store or world.engine.store, world.clock, world.engine.timing)
+    return engine, calling(app(Operations(engine, lambda: "00000000-0000-4000-8000-00000000AAAA"), engine))
+
+
+def test_a_repeated_post_is_answered_as_the_first_was() -> None:
+    """The reply was lost on the way; asking again must neither fail nor do it twice."""
+
+    async def tell(world: World) -> None:
+        first, again = await ask(world), await ask(world)
+
+        assert (first.status_code, "idempotency-replayed" in first.headers) == (202, False)
+        assert (again.status_code, again.content) == (first.status_code, first.content)
+        assert again.headers["idempotency-replayed"] == "true"
+        assert (await world.told("GET", "/api/v1/events"))["total"] == 1
+
+    story(tell)
+
+
+def test_it_is_answered_so_also_when_the_event_has_ended_since() -> None:
+    """The first answer stands for a day, whatever became of the event."""
+
+    async def tell(world: World) -> None:
+        first = await ask(world)
+        await world.told("POST", f"/api/v1/events/{first.json()['event']['id']}/cancel")
+        await world.clock.advance(timedelta(hours=23, minutes=59))
+
+        assert (await ask(world)).content == first.content
+        assert (await world.told("GET", "/api/v1/events"))["total"] == 0
+
+    story(tell)
+
+
+def test_a_refusal_is_repeated_too() -> None:
+    """What was refused once is the answer to that wish; a new wish has a new key."""
+
+    async def tell(world: World) -> None:
+        event = (await world.told("POST", RESTART))["event"]["id"]
+        first = await ask(world)
+        await world.told("POST", f"/api/v1/events/{event}/cancel")
+        again = await ask(world)
+
+        assert (first.status_code, first.json()["error"]) == (409, "already_pending")
+        assert (again.status_code, again.content) == (409, first.content)
+
+    story(tell)
+
+
+def test_after_a_restart_and_on_another_server_the_answer_is_the_same() -> None:
+    """It is kept in the store, which is what servers share."""
+
+    async def tell(world: World) -> None:
+        first = await ask(world)
+        engine, elsewhere = server_of(world)
+        await engine.load()
+        async with elsewhere:
+            again = await elsewhere.post(RESTART, headers=KEY)
+
+        assert (again.status_code, again.content) == (202, first.content)
+
+    story(tell)
+
+
+def test_a_server_that_died_before_keeping_the_answer_does_not_do_it_twice() -> None:
+    """The operation's id comes from the key, so the rules know it again."""
+
+    async def tell(world: World) -> None:
+        first = await ask(world, "/api/v1/hosts/host-a/maintain", json={"type": "Freeze"})
+        for one in (await world.engine.store.load("answer/")).records:
+            await world.engine.store.commit([Write(one.key, None, one.revision)])
+        again = await ask(world, "/api/v1/hosts/host-a/maintain", json={"type": "Freeze"})
+
+        assert "idempotency-replayed" not in again.headers
+        assert again.json() == first.json()
+        assert (await world.told("GET", "/api/v1/events"))["total"] == 2
+
+    story(tell)
+
+
+def test_several_who_ask_at_once_get_one_answer() -> None:
+    """An impatient client asks again before the first answer is there. This holds for every POST, whatever it does."""
+    counted: list[int] = []
+
+    @post("/api/v1/count", status_code=200)
+    async def count() -> dict[str, int]:
+        await asyncio.sleep(0)
+        counted.append(1)
+        return {"count": len(counted)}
+
+    async def tell(world: World) -> None:
+        async with calling(app(world.operations, world.engine, more=[count])) as client:
+            answers = await asyncio.gather(*(client.post("/api/v1/count", headers=KEY) for _ in range(5)))
+
+        assert [answer.json() for answer in answers] == [{"count": 1}] * 5
+
+    story(tell)
+
+
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [("/api/v1/vms/web-1/restart", {}), (RESTART, {"json": {"not_before": "2030-01-31T13:00:00Z"}})],
+)
+def test_a_key_that_came_with_another_request_is_refused(path: str, more: dict[str, Any]) -> None:
+    """Somebody's generator of keys is broken; to answer with another request's event would be a lie."""
+
+    async def tell(world: World) -> None:
+        await ask(world)
+        refused = await world.refused("POST", path, headers=KEY, **more)
+
+        assert refused[:2] == (422, "idempotency_key_reused")
+
+    story(tell)
+
+
+def test_keys_of_two_callers_are_two_keys() -> None:
+    """Nobody reads another's answer by guessing a key."""
+
+    async def tell(world: World) -> None:
+        for name, secret in (("a", "a" * 64), ("b", "b" * 64)):
+            await world.engine.tokens.create(name, Role.ADMIN, secret=secret, by="test")
+        first = await world.ask("POST", RESTART, headers=KEY | {"authorization": f"Bearer fw_a_{'a' * 64}"})
+        other = await world.ask("POST", RESTART, headers=KEY | {"authorization": f"Bearer fw_b_{'b' * 64}"})
+
+        assert (first.status_code, other.status_code, other.json()["error"]) == (202, 409, "already_pending")
+
+    story(tell)
+
+
+def test_after_a_day_the_answer_is_forgotten_and_lets_go_of_its_place() -> None:
+    """Everything has a limit, the memory of answers too."""
+
+    async def tell(world: World) -> None:
+        await ask(world)
+        await world.clock.advance(timedelta(hours=24))
+        for number in range(idempotency.TRIM_EVERY):
+            await world.ask("POST", "/api/v1/vms/nope/restart", headers={"idempotency-key": f"k{number}"})
+
+        kept = (await world.engine.store.load("answer/")).records
+        assert len(kept) == idempotency.TRIM_EVERY
+
+    story(tell)
+
+
+@pytest.mark.parametrize("key", ["", " ", "x" * 201, "caf\u00e9", "a\tb"])
+def test_a_key_that_is_none_is_refused(key: str) -> None:
+    """At most 200 printable ASCII characters; an empty one would be everybody's."""
+
+    async def tell(world: World) -> None:
+        response = await world.client.post(RESTART, headers=[(b"idempotency-key", key.encode("latin-1"))])
+
+        assert (response.status_code, response.json()["error"]) == (400, "invalid")
+        assert (await world.told("GET", "/api/v1/events"))["total"] == 0
+
+    story(tell)
+
+
+def test_a_key_of_two_hundred_is_good() -> None:
+    """A limit that is off by one refuses what it promises to take."""
+
+    async def tell(world: World) -> None:
+        assert (await world.ask("POST", RESTART, headers={"idempotency-key": "x" * 200})).status_code == 202
+
+    story(tell)
+
+
+def test_a_bug_of_ours_is_not_kept() -> None:
+    """When it is mended, the same wish is granted."""
+    broken = [True]
+
+    class Clumsy(Operations):
+        async def degrade(self, host: str, **more: Any) -> Any:
+            if broken:
+                raise RuntimeError("a bug")
+            return await super().degrade(host, **more)
+
+    async def tell(world: World) -> None:
+        async with calling(app(Clumsy(world.engine, lambda: ""), world.engine)) as client:
+            first = await client.post("/api/v1/hosts/host-a/degrade", headers=KEY)
+            broken.clear()
+            again = await client.post("/api/v1/hosts/host-a/degrade", headers=KEY)
+
+        assert (first.status_code, again.status_code) == (500, 202)
+
+    story(tell)
+
+
+def test_what_the_store_could_not_take_is_not_kept() -> None:
+    """Try again later must mean that trying again helps."""
+
+    class Sulking(MemoryStore):
+        is_down = False
+
+        async def commit(self, writes: Any, notes: Any = ()) -> int:
+            if self.is_down:
+                raise StoreLost("the store does not answer")
+            return await super().commit(writes, notes)
+
+    async def tell(world: World) -> None:
+        store = Sulking()
+        engine, client = server_of(world, store)
+        async with client:
+            assert (await client.put("/api/v1/fleet", content=FLEET)).status_code == 200
+            store.is_down = True
+            down = await client.post(RESTART, headers=KEY)
+            store.is_down = False
+            up = await client.post(RESTART, headers=KEY)
+        await engine.close()
+
+        assert (down.status_code, up.status_code) == (503, 202)
+
+    story(tell)
