@@ -1,1 +1,15 @@
 """The lab: the service with a clock, ids, faults and a transcript of one's own. Nothing is implemented twice."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from forewarn.lab.embedded import Lab as Lab
+
+
+def __getattr__(name: str) -> object:
+    """`from forewarn.lab import Lab`, imported when it is asked for: pytest loads this package at every start."""
+    if name == "Lab":
+        from forewarn.lab.embedded import Lab
+
+        return Lab
+    raise AttributeError(name)

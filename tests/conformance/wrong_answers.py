@@ -1,0 +1,300 @@
+"""For each check a fault that it must find. A check without one fails the test."""
+
+import re
+from dataclasses import replace
+from operator import delitem
+
+from tests.conformance.faults import (
+    FORGETS_HEADER,
+    IS_GONE,
+    IS_OK,
+    IS_OK_POST,
+    NO_JSON,
+    POLLS,
+    STUCK,
+    always,
+    answers,
+    asks,
+    both,
+    counts,
+    document,
+    drops,
+    edits,
+    event,
+    extra,
+    has,
+    heeds,
+    is_document,
+    is_ever_later,
+    is_post,
+    is_repeated,
+    lacks,
+    lacks_version,
+    once_started,
+    reads,
+    refuses,
+    remembers,
+    renamed,
+    says,
+    sends,
+    sets,
+    tells,
+    turns,
+)
+from tests.conformance.wrong_server import Fault
+
+VERSIONS = ("2017-03-01", "2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01")
+
+PATH = {
+    "path-answers-without-redirect": answers(302),
+    "path-answers-without-login": answers(401),
+    "path-in-any-case": answers(404, asks("scheduledEvents")),
+    "path-with-slash-at-the-end": answers(404, asks("scheduledevents/?")),
+    "path-unknown-is-404": IS_GONE,
+    "path-below-the-document-is-404": IS_GONE,
+    "method-put-is-405": turns(405, 200),
+    "method-delete-is-405": turns(405, 200),
+    "method-refused-names-those-allowed": drops("allow"),
+    "method-head-tells-the-length": says("content-length", "0", lambda request: request.method == "HEAD"),
+}
+
+HEADER = {
+    **{f"header-required-in-{version}": FORGETS_HEADER for version in VERSIONS[1:]},
+    "header-not-required-in-2017-03-01": answers(400, lacks("metadata")),
+    "header-name-in-any-case": answers(400, lambda request: "Metadata" not in dict(request.lines)),
+    "header-value-in-any-case": answers(400, lambda request: request.headers.get("metadata") != "true"),
+    "header-value-false-is-400": FORGETS_HEADER,
+    "header-missing-is-told-in-the-documented-words": answers(400, lacks("metadata")),
+    "header-required-by-instance": FORGETS_HEADER,
+    "header-required-by-versions": FORGETS_HEADER,
+    "header-forwarded-is-refused": heeds("X-Forwarded-For", None),
+    "header-forwarded-is-400": turns(400, 403),
+    "header-forwarded-is-refused-by-instance": heeds("X-Forwarded-For", None),
+    "header-accept-changes-nothing": answers(406, has("accept", "text/html")),
+    "header-user-agent-changes-nothing": answers(403, has("user-agent", "Pacemaker")),
+    "header-host-changes-nothing": answers(403, has("host", "169.254")),
+    "header-required-to-approve": FORGETS_HEADER,
+}
+
+VERSION = {
+    **{f"version-is-served-{version}": answers(400, asks(version)) for version in VERSIONS},
+    "version-changes-no-number": document(lambda said: said.update(DocumentIncarnation=5), asks("2017-08-01")),
+    "version-missing-is-400": IS_OK,
+    "version-empty-is-400": IS_OK,
+    "version-unknown-is-400": IS_OK,
+    "version-latest-is-400": IS_OK,
+    "version-of-instance-only-is-400": IS_OK,
+    "version-missing-is-told-in-the-documented-words": edits(lambda said: said.update(error="No.")),
+    "version-missing-names-the-newest": edits(lambda said: said["newest-versions"].reverse()),
+    "version-named-as-newest-is-served": edits(lambda said: said["newest-versions"].__setitem__(0, "2031-01-01")),
+    "query-name-twice-is-refused": IS_OK,
+    "query-name-twice-is-400": turns(400, 409),
+    "query-format-changes-nothing": answers(200, asks("format=text"), b"DocumentIncarnation\nEvents/"),
+}
+
+CONNECTION = {
+    "http-1-1-is-spoken": tells(http="HTTP/1.0"),
+    "answer-comes-within-5-seconds": tells(seconds=5.1),
+    "connection-is-kept": tells(is_last=True),
+    "connection-is-kept-after-a-refusal": tells(lacks("metadata"), is_last=True),
+    "connection-answers-in-order": reads(r"/metadata/versions", "/metadata/scheduledevents?api-version=2020-07-01"),
+    "connection-close-is-echoed": Fault(echoes_close=False),
+    "connection-close-closes": tells(is_last=False),
+    "http-1-0-is-answered-and-closed": answers(505, lambda request: request.http == "1.0"),
+    "request-may-come-in-pieces": Fault(takes_pieces=False),
+    "expect-100-continue-is-told-to-go-on": Fault(continues=False),
+}
+
+DOCUMENT = {
+    "document-is-a-json-object": answers(200, is_document, b""),
+    "document-has-two-members-in-order": document(lambda said: dict(reversed(said.items()))),
+    "document-is-compact": document(lambda said: None, separators=(", ", ": ")),
+    "document-number-is-an-integer": document(lambda said: said.update(DocumentIncarnation="1")),
+    "document-number-is-at-least-1": document(lambda said: said.update(DocumentIncarnation=0)),
+    "document-events-is-a-list-of-objects": document(lambda said: said.update(Events=None)),
+    "document-number-stays-while-nothing-changes": counts(lambda request, reply: is_document(request)),
+    "document-of-the-same-number-is-the-same": document(lambda said: said["Events"].append({"x": next(POLLS)})),
+    "document-is-application-json": says("content-type", "text/plain"),
+    "document-says-utf-8": says("content-type", "application/json"),
+    "document-length-is-told-exactly": tells(surplus=b"\n"),
+    "answer-has-a-date": drops("date"),
+    "answer-names-its-server": drops("server"),
+}
+
+ETAG = {
+    "etag-is-sent": drops("etag"),
+    "etag-is-quoted": says("etag", "1"),
+    "etag-is-the-number": says("etag", '"x"'),
+    "etag-known-is-304": heeds("If-None-Match", None),
+    "etag-304-has-no-body": tells(has("if-none-match"), surplus=b"{}"),
+    "etag-304-repeats-the-tag": drops("etag", 304),
+    "etag-0-gives-the-document": answers(304, both(has("if-none-match", "0"), lambda one: one.headers["if-none-match"] == "0")),
+    "etag-of-another-document-gives-the-document": answers(304, has("if-none-match", "987654321")),
+    "etag-known-without-quotes-is-304": heeds("If-None-Match", None, lambda one: '"' not in one.headers.get("if-none-match", "")),
+    "etag-known-as-weak-is-304": heeds("If-None-Match", None, has("if-none-match", "W/")),
+    "etag-known-among-others-is-304": heeds("If-None-Match", None, has("if-none-match", ",")),
+    "etag-changes-with-the-document": says("etag", '"5"'),
+    "wait-holds-the-answer": heeds("Prefer", None),
+    "wait-is-told-to-be-applied": drops("preference-applied"),
+    "wait-is-not-for-those-who-know-nothing": tells(has("prefer"), seconds=1.5),
+    "wait-ends-with-the-change": heeds("Prefer", None),
+}
+
+EVENT = {
+    **{f"event-members-in-{version}": event(lambda one: one.pop("ResourceType")) for version in VERSIONS},
+    "event-id-is-a-guid": extra(EventId="1"),
+    "event-id-is-upper-case": event(lambda one: one.update(EventId=one["EventId"].lower())),
+    "event-id-stands-once": extra(),
+    "event-id-is-the-same-in-every-version": event(lambda one: one.update(EventId="1"), asks("2019-08-01")),
+    "event-status-is-known": sets(EventStatus="Completed"),
+    "event-type-is-known": sets(EventType="reboot"),
+    "event-resource-type-is-virtual-machine": sets(ResourceType="VM"),
+    "event-resources-are-names": sets(Resources="web-0"),
+    "event-names-begin-with-underscore-in-2017-03-01": event(lambda one: one.update(Resources=["web-0"]), asks("2017-03-01")),
+    "event-names-are-plain-from-2017-08-01-on": event(lambda one: one.update(Resources=["_web-0"]), asks("2017-08-01")),
+    "event-names-the-vm-as-instance-does": sets(Resources=["web00000i"]),
+    "event-description-is-text": sets(Description=None),
+    "event-source-is-known": sets(EventSource="user"),
+    "event-duration-is-an-integer": sets(DurationInSeconds="-1"),
+}
+
+DATE = {
+    "not-before-is-text": sets(NotBefore=None),
+    **{f"not-before-is-rfc-1123-in-{version}": sets(NotBefore="2021-07-22T04:50:17Z") for version in VERSIONS},
+    "not-before-has-the-right-weekday": sets(NotBefore="Mon, 22 Jul 2021 04:50:17 GMT"),
+    "not-before-is-what-was-promised": sets(NotBefore="Thu, 22 Jul 2021 04:50:17 GMT"),
+    "not-before-stays-where-it-is": event(is_ever_later),
+}
+
+KIND = {
+    "restart-is-a-reboot-by-a-user": sets(EventSource="Platform"),
+    "redeploy-is-a-redeploy-by-a-user": sets(EventType="Reboot"),
+    "freeze-is-by-the-platform": sets(EventType="Pause"),
+    "freeze-says-how-long": sets(DurationInSeconds=0),
+    "eviction-is-a-preempt-by-the-platform": sets(EventType="Terminate"),
+    "deletion-is-a-terminate": sets(EventType="Preempt"),
+    "reboot-is-shown-in-every-version": document(lambda said: said["Events"].clear(), asks("2017-03-01")),
+    "redeploy-is-shown-in-every-version": document(lambda said: said["Events"].clear(), asks("2017-08-01")),
+    "freeze-is-shown-in-every-version": document(lambda said: said["Events"].clear(), asks("2019-04-01")),
+    "preempt-is-shown-from-2017-11-01-on": document(lambda said: said["Events"].clear(), asks("2017-11-01")),
+    "preempt-is-hidden-before-2017-11-01": reads("2017-08-01", "2017-11-01"),
+    "terminate-is-shown-from-2019-01-01-on": document(lambda said: said["Events"].clear(), asks("2019-01-01")),
+    "terminate-is-hidden-before-2019-01-01": reads("2017-11-01", "2019-01-01"),
+}
+
+INSTANCE = {
+    "versions-are-listed": edits(lambda said: said.update(apiVersions=[])),
+    "versions-are-ascending": edits(lambda said: said["apiVersions"].reverse()),
+    "versions-listed-are-served": edits(lambda said: said["apiVersions"].append("2031-01-01"), asks("/versions")),
+    "instance-is-a-tree-of-compute-and-network": edits(lambda said: delitem(said, "network")),
+    "instance-is-application-json": says("content-type", "text/json"),
+    "instance-values-are-strings": edits(lambda said: said["compute"].update(platformUpdateDomain=0)),
+    "instance-members-are-in-alphabetical-order": edits(lambda said: said.update(compute=renamed(said["compute"]))),
+    "instance-compute-has-what-is-always-there": edits(lambda said: delitem(said["compute"], "vmSize")),
+    "instance-compute-has-nothing-before-its-time": edits(lambda said: said["compute"].update(userData="")),
+    "instance-leaf-as-text-is-bare": answers(200, asks("format=text"), b"web-0\n"),
+    "instance-leaf-as-text-is-text-plain": says("content-type", "application/json"),
+    "instance-leaf-without-format-is-400": IS_OK,
+    "instance-may-be-walked": answers(200, asks("/compute"), b"{}"),
+    "instance-may-be-walked-by-number": answers(200, asks("privateIpAddress"), b"169.254.1.1"),
+    "instance-node-as-text-names-its-children": answers(200, asks("format=text"), b"compute\nnetwork"),
+    "instance-unknown-element-is-404": IS_GONE,
+    "instance-version-missing-is-400": IS_OK,
+    "instance-version-missing-names-the-newest": edits(lambda said: delitem(said, "newest-versions"), lacks_version),
+}
+
+REFUSAL = {
+    "refusal-400-has-an-error": NO_JSON,
+    "refusal-404-has-an-error": answers(404, always, b'{"message":"No."}'),
+    "refusal-405-has-an-error": answers(405, always, b'{"error":405}'),
+    "refusal-of-a-forwarded-request-has-an-error": NO_JSON,
+    "refusal-is-application-json": says("content-type", "text/html"),
+    "refusal-changes-nothing": counts(lambda request, reply: reply.status == 400),
+}
+
+SCOPE = {
+    "scope-of-nobody-is-403": reads("no-such-vm-as-this", "web-0"),
+    "scope-member-reads-its-own-name": answers(200, asks("/compute/name"), b"localhost"),
+    "scope-is-told-the-same": document(lambda said: said["Events"].clear(), asks("web-1")),
+    "scope-is-not-told-of-others": reads("/as/db/", "/as/web-0/"),
+    "scope-is-not-counted-with-others": counts(lambda request, reply: is_document(request)),
+}
+
+LIFECYCLE = {
+    "event-is-announced-as-scheduled": sets(EventStatus="Started"),
+    "number-grows-by-1-when-an-event-is-announced": STUCK,
+    "event-that-is-taken-back-is-gone": remembers(changed={}),
+    "number-grows-by-1-when-an-event-is-taken-back": STUCK,
+    "event-does-not-start-by-itself": sets(EventStatus="Started"),
+    "events-overlap": document(lambda said: said.update(Events=said["Events"][-1:])),
+    "event-starts-under-the-same-id": once_started(lambda one: one.update(EventId=one["EventId"].lower())),
+    "not-before-is-empty-once-started": once_started(lambda one: one.update(NotBefore="Thu, 22 Jul 2021 04:50:17 GMT")),
+    "not-before-is-empty-once-started-in-old-versions": once_started(lambda one: one.update(NotBefore=None), asks("2017-08-01")),
+    "event-keeps-its-other-members-once-started": once_started(lambda one: one.update(Resources=["web-1"])),
+    "number-grows-by-1-when-an-event-starts": STUCK,
+    "event-that-is-over-is-gone": remembers(changed={"EventId": "", "EventStatus": "Completed"}),
+    "number-grows-by-1-when-an-event-is-over": STUCK,
+}
+
+MALFORMED = {
+    "approval-that-is-no-json-is-400": IS_OK_POST,
+    "approval-without-a-body-is-400": IS_OK_POST,
+    "approval-that-is-no-object-is-400": IS_OK_POST,
+    "approval-without-start-requests-is-400": IS_OK_POST,
+    "approval-whose-start-requests-are-no-list-is-400": IS_OK_POST,
+    "approval-of-nothing-is-400": IS_OK_POST,
+    "approval-of-an-entry-without-id-is-400": IS_OK_POST,
+    "approval-of-an-unknown-id-is-400": IS_OK_POST,
+    "approval-without-version-is-400": IS_OK_POST,
+    "approval-refused-has-an-error": answers(400, is_post, b""),
+    "approval-refused-changes-nothing": counts(lambda request, reply: is_post(request)),
+    "approval-of-a-good-and-an-unknown-id-is-400": IS_OK_POST,
+    "approval-of-a-good-and-an-unknown-id-approves-neither": Fault(
+        asked=lambda request: replace(request, body=re.sub(rb', \{"EventId": "00000000[^}]*\}', b"", request.body))
+    ),
+    "approval-by-another-scope-is-refused": reads("/as/db/", "/as/web-0/", is_post),
+}
+
+APPROVAL = {
+    "approval-is-200": turns(200, 202, is_post),
+    "approval-is-answered-with-nothing-or-json": answers(200, is_post, b"OK"),
+    "approval-is-answered-with-nothing": answers(200, is_post, b"{}"),
+    "approval-again-is-200": answers(409, both(is_post, is_repeated())),
+    "approval-of-what-has-started-changes-nothing": counts(lambda request, reply: is_post(request)),
+    "approval-of-what-is-over-is-200": refuses(always),
+    "approval-by-a-second-vm-is-200": answers(403, both(is_post, asks("web-1"))),
+    "approval-reaches-the-operator": Fault(swallows=is_post),
+    "approval-is-not-visible": sets(Approved=True),
+    **{f"approval-is-taken-in-{version}": refuses(asks(version)) for version in VERSIONS},
+    "approval-needs-no-header-in-2017-03-01": refuses(lacks("metadata")),
+    "approval-as-a-form-is-taken": refuses(has("content-type", "form")),
+    "approval-without-content-type-is-taken": refuses(lacks("content-type")),
+    "approval-as-json-is-taken": refuses(has("content-type", "json")),
+    "approval-with-if-none-match-is-taken": answers(412, both(is_post, has("if-none-match"))),
+    "approval-in-lower-case-is-taken": refuses(sends(rb'"EventId": "[0-9-]*[a-f]')),
+    "approval-with-incarnation-as-text-is-taken": refuses(sends(rb'"DocumentIncarnation": "')),
+    "approval-with-incarnation-as-number-is-taken": refuses(sends(rb'"DocumentIncarnation": [0-9]')),
+    "approval-with-stale-incarnation-is-taken": refuses(sends(b"987654321")),
+    "approval-with-more-members-is-taken": refuses(sends(b'"By"')),
+    "approval-in-chunks-is-taken": answers(411, has("transfer-encoding")),
+    "approval-after-100-continue-is-taken": answers(417, has("expect")),
+    "approval-of-several-is-taken": refuses(sends(b"EventId.*EventId")),
+}
+
+WRONG: dict[str, Fault] = {
+    **PATH,
+    **HEADER,
+    **VERSION,
+    **CONNECTION,
+    **DOCUMENT,
+    **ETAG,
+    **EVENT,
+    **DATE,
+    **KIND,
+    **INSTANCE,
+    **REFUSAL,
+    **SCOPE,
+    **LIFECYCLE,
+    **MALFORMED,
+    **APPROVAL,
+}
