@@ -4,8 +4,8 @@ from random import Random
 from typing import Any
 
 from forewarn.config import Address
-from forewarn.lab.fault import Faults, parse
-from forewarn.lab.filter import FaultFilter, FilteredPolls
+from forewarn.lab.fault.filter import FaultFilter, FilteredPolls
+from forewarn.lab.fault.standing import Faults, parse
 from forewarn.lab.transcript import Transcript
 from forewarn.web import request as ask
 from forewarn.web.connection import Limits

@@ -11,7 +11,7 @@ import pytest
 
 from forewarn.client import Change, Client, EndpointProblem
 from forewarn.core.command import Cancel
-from forewarn.lab.filter import FaultFilter
+from forewarn.lab.fault.filter import FaultFilter
 from forewarn.web.metadata import Message, Receive, Send
 from tests.e2e.lab_world import FaultyWorld
 from tests.e2e.metadata_world import EVENT_ID, POLL, World

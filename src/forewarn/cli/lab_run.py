@@ -12,8 +12,8 @@ from forewarn.cli.usage import Exit, Usage, needs_server_parts
 from forewarn.errors import Invalid, NotFound, Problem
 
 if TYPE_CHECKING:
-    from forewarn.lab.run import Result
-    from forewarn.lab.scenario import Scenario
+    from forewarn.lab.scenario.file import Scenario
+    from forewarn.lab.scenario.run import Result
 
 FILE_BYTES_MAX = 4 * 1024 * 1024
 
@@ -55,9 +55,9 @@ def run(
     if is_real and rate is not None:
         raise Usage(f"--real is --rate 1, and --rate is {rate:g}; expected one of the two")
     with needs_server_parts("lab run"):
-        from forewarn.lab import report
-        from forewarn.lab.run import Wish
-        from forewarn.lab.run import run as play
+        from forewarn.lab.scenario import report
+        from forewarn.lab.scenario.run import Wish
+        from forewarn.lab.scenario.run import run as play
 
     scenario = load(which)
     wish = Wish(seed=seed, rate=1.0 if is_real else rate, outside=tuple(vms or ()), command=tuple(command or ()))
@@ -87,7 +87,7 @@ def run(
 def scenarios(*, as_json: Json = False) -> None:
     """The scenarios that come with Forewarn; `forewarn lab run NAME` runs one."""
     with needs_server_parts("lab scenarios"):
-        from forewarn.lab.scenario import library, shipped
+        from forewarn.lab.scenario.file import library, shipped
 
     found = [shipped(name).file for name in library()]
     rows = [{"name": file.name, "lasts": file.until, "about": file.about} for file in found]
@@ -97,14 +97,14 @@ def scenarios(*, as_json: Json = False) -> None:
 def schema() -> None:
     """The JSON Schema of a scenario file."""
     with needs_server_parts("lab schema"):
-        from forewarn.lab.scenario import SCHEMA
+        from forewarn.lab.scenario.file import SCHEMA
 
     show_json(SCHEMA)
 
 
 def load(which: str) -> "Scenario":
     """The file if there is one, else the library's scenario of that name. What is wrong with it is a wrong command line."""
-    from forewarn.lab.scenario import parse, shipped
+    from forewarn.lab.scenario.file import parse, shipped
 
     path = Path(which)
     try:

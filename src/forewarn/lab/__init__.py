@@ -3,13 +3,13 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from forewarn.lab.embedded import Lab as Lab
+    from forewarn.lab.suite.embedded import Lab as Lab
 
 
 def __getattr__(name: str) -> object:
     """`from forewarn.lab import Lab`, imported when it is asked for: pytest loads this package at every start."""
     if name == "Lab":
-        from forewarn.lab.embedded import Lab
+        from forewarn.lab.suite.embedded import Lab
 
         return Lab
     raise AttributeError(name)

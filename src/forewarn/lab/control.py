@@ -11,7 +11,7 @@ from litestar.status_codes import HTTP_200_OK, HTTP_201_CREATED
 
 from forewarn import errors
 from forewarn.engine.clock import VirtualClock
-from forewarn.lab import fault
+from forewarn.lab.fault import standing as fault
 from forewarn.lab.laboratory import Laboratory
 from forewarn.lab.transcript import Entry
 from forewarn.web.control import ANY, Limit, answers

@@ -27,8 +27,8 @@ from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
 from forewarn.errors import Conflict, Invalid, Refused
 from forewarn.lab.door import Door
-from forewarn.lab.fault import Fault, Faults, Standing
-from forewarn.lab.filter import Dropped, FaultFilter, FilteredPolls
+from forewarn.lab.fault.filter import Dropped, FaultFilter, FilteredPolls
+from forewarn.lab.fault.standing import Fault, Faults, Standing
 from forewarn.lab.transcript import Kind, Transcript
 from forewarn.platform.simulated import SimulatedPlatform
 from forewarn.store.memory import MemoryStore

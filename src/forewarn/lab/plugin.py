@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from forewarn.lab.embedded import Lab
+    from forewarn.lab.suite.embedded import Lab
 
 MARKER = "scheduled_events"
 SECTION = "scheduled events"
@@ -19,7 +19,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
         f"{MARKER}(fleet=None, *, rate=None, start=None, seed=0, environment=''): the lab that the fixture `{MARKER}` gives:"
-        " as forewarn.lab.embedded.Lab has it; a fleet's path is relative to the test file; `environment` names a VM whose"
+        " as forewarn.lab.suite.embedded.Lab has it; a fleet's path is relative to the test file; `environment` names a VM whose"
         " endpoint clients find in the environment",
     )
 
@@ -58,7 +58,7 @@ def _options(marker: pytest.Mark | None, folder: Path) -> dict[str, Any]:
 
 def _lab(options: dict[str, Any]) -> "Lab":
     try:
-        from forewarn.lab.embedded import Lab
+        from forewarn.lab.suite.embedded import Lab
     except ModuleNotFoundError as missing:
         pytest.fail(f"the fixture `{MARKER}` needs {missing.name}: pip install 'forewarn[server]'", pytrace=False)
     try:

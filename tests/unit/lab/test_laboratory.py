@@ -9,7 +9,7 @@ import pytest
 
 from forewarn.core.event import EventType
 from forewarn.errors import Invalid, Refused
-from forewarn.lab.fault import parse as parse_fault
+from forewarn.lab.fault.standing import parse as parse_fault
 from forewarn.lab.laboratory import Laboratory, Setup, laboratory
 from forewarn.wire.fleet import parse
 

@@ -1,0 +1,50 @@
+"""Small scenarios for tests: said in a line, run in virtual time."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import uvloop
+
+from forewarn.lab.scenario.file import START, Scenario, parse
+from forewarn.lab.scenario.report import Progress
+from forewarn.lab.scenario.run import Result, Wish, run
+from forewarn.lab.transcript import Entry, Kind
+
+WEB = {
+    "name": "web",
+    "kind": "availability-set",
+    "vms": [{"name": "web-0", "host": "host-a"}, {"name": "web-1", "host": "host-b", "update_domain": 1}],
+}
+TOLD = ("scheduled", "approved", "extended")
+DB = {"name": "db", "vms": [{"name": "db-0", "host": "host-a"}]}
+
+
+def scene(*steps: dict[str, Any], until: str = "1h", scopes: Sequence[dict[str, Any]] = (WEB, DB), **more: Any) -> Scenario:
+    """A scenario with two scopes on two hosts; all VMs are played by guests that never approve, unless said otherwise."""
+    whole = {"name": "test", "fleet": {"scopes": list(scopes)}, "guests": [{"approve": "never"}], "until": until}
+    return parse(json.dumps({**whole, "steps": steps, **more}).encode(), "test.json")
+
+
+def play(scenario: Scenario, progress: Progress | None = None, **wish: Any) -> Result:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as the command line does
+        return runner.run(run(scenario, Wish(**wish), progress or Progress(lambda line: None)))
+
+
+def seconds(entry: Entry) -> float:
+    """When it was, since the start."""
+    return (entry.at - START) / timedelta(seconds=1)
+
+
+def changes(result: Result, *names: str) -> list[str]:
+    """The changes of these kinds, in order: when, what, and of which VM or event."""
+    entries = [entry for entry in result.transcript.entries if entry.kind is Kind.CHANGE and entry.what in names]
+    words = {entry.number: entry.vm or (entry.detail if entry.what in TOLD else "") for entry in entries}
+    return [f"{seconds(entry):g} {entry.what} {words[entry.number]}".strip() for entry in entries]
+
+
+def requests(result: Result, vm: str, method: str = "GET") -> list[Entry]:
+    entries = result.transcript.entries
+    return [entry for entry in entries if entry.kind is Kind.REQUEST and (entry.vm, entry.method) == (vm, method)]

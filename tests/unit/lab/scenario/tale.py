@@ -1,0 +1,87 @@
+"""A tale for monitors: entries told one by one, each at so many seconds after noon."""
+
+import json
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from forewarn.core.event import Cause, Event, EventType, Source, Status
+from forewarn.core.fleet import Scope
+from forewarn.engine.operations import Told
+from forewarn.lab.scenario import expectation as expect
+from forewarn.lab.scenario.monitor import monitor
+from forewarn.lab.scenario.story import Happening, Story
+from forewarn.lab.scenario.verdict import Monitor, Verdict
+from forewarn.lab.transcript import Entry, Kind
+from tests.builders import NOON, guid, vm
+
+MEMBERS = ("web-0", "web-1")
+
+
+def at(seconds: float) -> datetime:
+    return NOON + timedelta(seconds=seconds)
+
+
+class Tale:
+    """One monitor, and what happens before its eyes."""
+
+    def __init__(self, *, rate: float = 1.0, **expected: Any) -> None:
+        self._told: dict[str, Told] = {}
+        self._count = 0
+        self.story = Story(NOON, self._told.get, rate=rate)
+        self.happenings: list[Happening] = []
+        self.monitor: Monitor | None = None
+        if expected:
+            self.monitor = monitor(msgspec.convert(expected, expect.Expectation), self.story)
+
+    def scheduled(
+        self, number: int = 1, *, seconds: float, name: str = "patch", resources: tuple[str, ...] = ("web-0",)
+    ) -> "Tale":
+        event = Event(
+            id=guid(number),
+            type=EventType.REBOOT,
+            status=Status.SCHEDULED,
+            source=Source.PLATFORM,
+            cause=Cause.MAINTENANCE,
+            resources=resources,
+            update_domain=0,
+            not_before=at(seconds + 900),
+            duration_seconds=-1,
+            description="",
+            created_at=at(seconds),
+        )
+        self._told[event.id] = Told(Scope(name="web", vms=tuple(vm(one) for one in MEMBERS)), event)
+        return self.change("scheduled", number, seconds=seconds, by=f"scenario: {name}")
+
+    def change(self, what: str, number: int = 1, *, seconds: float, **more: str) -> "Tale":
+        return self._add(seconds, kind=Kind.CHANGE, what=what, event=guid(number), scope="web", **more)
+
+    def approves(self, vm: str, *numbers: int, seconds: float, status: int = 200) -> "Tale":
+        asked = json.dumps({"StartRequests": [{"EventId": guid(number).lower()} for number in numbers or (1,)]})
+        return self._request(seconds, vm=vm, method="POST", asked=asked, status=status)
+
+    def polls(self, vm: str, *shown: tuple[int, str], seconds: float, status: int = 200, faults: tuple[str, ...] = ()) -> "Tale":
+        """`shown` are events with their status."""
+        events = [
+            {"EventId": guid(number), "EventType": "Reboot", "EventStatus": word, "Resources": ["web-0"], "NotBefore": ""}
+            for number, word in shown
+        ]
+        answered = json.dumps({"DocumentIncarnation": 1, "Events": events}) if status == 200 else ""
+        return self._request(seconds, vm=vm, method="GET", status=status, answered=answered, faults=faults)
+
+    def ends(self, seconds: float = 3600) -> Verdict:
+        assert self.monitor is not None
+        return self.monitor.close(at(seconds))
+
+    def _request(self, seconds: float, **members: Any) -> "Tale":
+        path = "/metadata/scheduledevents?api-version=2020-07-01"
+        return self._add(seconds, kind=Kind.REQUEST, path=path, **members)
+
+    def _add(self, seconds: float, **members: Any) -> "Tale":
+        self._count += 1
+        happening = self.story.see(Entry(number=self._count, at=at(seconds), **members))
+        self.happenings.append(happening)
+        if self.monitor is not None:
+            self.monitor.see(happening)
+        return self

@@ -1,0 +1,84 @@
+"""How a run is told: live, in a verdict, and as JUnit."""
+
+from xml.etree import ElementTree
+
+import pytest
+
+from forewarn.lab.scenario.report import Loudness, Progress, junit
+from tests.unit.lab.scenario.stage import WEB, play, scene
+
+SCENARIO = scene(
+    {"at": "10m", "do": "restart", "vm": "web-0", "as": "restart"},
+    scopes=[WEB],
+    guests=[{"approve": "20s"}],
+    faults=[{"fault": "status", "code": 500, "vms": ["web-0"], "from": "10m", "for": "10s"}],
+    expectations=[
+        {"expect": "approval", "of": "restart", "by": "web-0", "within": "60s"},
+        {"expect": "approval", "of": "restart", "by": "web-1", "within": "60s"},
+    ],
+)
+
+
+def told(loudness: Loudness) -> list[str]:
+    lines: list[str] = []
+    progress = Progress(lines.append, loudness)
+    progress.verdicts(SCENARIO, play(SCENARIO, progress).verdicts)
+    return lines
+
+
+def test_progress_is_a_line_for_each_thing_that_matters() -> None:
+    """Ten answers like the first bad one are one line, and a count when they are over."""
+    lines = [" ".join(line.split()) for line in told(Loudness.NORMAL)]
+    moment = next(line.split()[0] for line in lines if "good answers again" in line)
+
+    assert moment.startswith("+10m10")
+    assert lines[1:7] == [
+        "+10m web-0 added f1 status",
+        "+10m step restart as restart, vm web-0",
+        "+10m web Scheduled: Reboot of web-0 [restart]",
+        f"{lines[4].split()[0]} web-0 GET /metadata/scheduledevents?api-version=2020-07-01 -> 500 (status)",
+        "+10m10s web-0 removed f1 status",
+        f"{moment} web-0 good answers again, after 10 bad ones like that",
+    ]
+    assert any(line.endswith("web-0 approves restart -> 200") for line in lines)
+    assert any(line.startswith("FAILED web-1 approves restart within 60s:") for line in lines[:-3])
+
+
+def test_quiet_is_the_verdict_only() -> None:
+    first, second, whole = told(Loudness.QUIET)
+
+    assert first.startswith("passed  web-0 approves restart within 60s: after 30.")
+    assert second.startswith("FAILED  web-1 approves restart within 60s: Reboot of web-0 (")
+    assert ": web-0 approved it at +10m30." in second
+    assert whole == "test FAILED (1 of 2 expectations)"
+
+
+def test_verbose_has_every_request_with_its_answer() -> None:
+    assert any('-> 200 {"DocumentIncarnation":' in line for line in told(Loudness.VERBOSE))
+
+
+def test_junit_has_a_case_for_each_expectation_and_the_transcripts_end_in_a_failure() -> None:
+    result = play(SCENARIO)
+    suite = ElementTree.fromstring(junit(SCENARIO, result.verdicts, result.transcript)).find("testsuite")  # noqa: S314 - our own
+
+    assert suite is not None
+    assert {name: suite.get(name) for name in ("name", "tests", "failures")} == {"name": "test", "tests": "2", "failures": "1"}
+    passed, failed = suite.findall("testcase")
+    assert (passed.get("name"), passed.find("failure")) == ("web-0 approves restart within 60s", None)
+    failure = failed.find("failure")
+    assert failure is not None
+    assert failure.text is not None
+    assert "was not approved by web-1 in time" in str(failure.get("message"))
+    assert "scheduled: Reboot of web-0 by scenario: restart" in failure.text
+
+
+@pytest.mark.parametrize("letter", ["\x00", "\x1b", "\ufffe"])
+def test_junit_can_be_read_whatever_somebody_wrote(letter: str) -> None:
+    scenario = scene(
+        {"at": "1m", "do": "log", "text": f"a{letter}b"}, expectations=[{"expect": "polls", "vm": "db-0", "every": "1s"}]
+    )
+    result = play(scenario)
+
+    read = ElementTree.fromstring(junit(scenario, result.verdicts, result.transcript))  # noqa: S314 - our own
+
+    assert read.tag == "testsuites"

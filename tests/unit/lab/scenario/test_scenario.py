@@ -1,0 +1,227 @@
+"""The scenario file: what it says, and what is refused, with line and field."""
+
+from importlib import resources
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from forewarn.errors import Invalid
+from forewarn.lab.scenario import step as do
+from forewarn.lab.scenario.condition import Condition, Verb
+from forewarn.lab.scenario.file import SCHEMA, library, parse, shipped
+from forewarn.wire.text import read
+
+WHOLE = """\
+name: host-reboot
+seed: 7
+clock: {start: 2031-01-01T00:00:00Z}
+fleet:
+  scopes:
+    - name: web
+      kind: availability-set
+      vms:
+        - {name: web-0, host: host-a}
+        - {name: web-1, host: host-b, update_domain: 1}
+guests:
+  - {vms: [web-0, web-1], poll: 1s, approve: 20s}
+faults:
+  - {fault: status, code: 500, vms: [web-0], from: 5m, for: 2m}
+steps:
+  - {at: 1m, do: maintain, host: host-a, type: Reboot, as: patch}
+  - {when: web-0 approved patch, after: 10s, do: cancel, event: patch}
+expectations:
+  - {expect: approval, of: patch, by: web-0, within: 60s}
+until: 40m
+"""
+
+
+def refused(before: str, after: str) -> str:
+    """What is said of the file when one line of it is another one."""
+    assert before in WHOLE
+    with pytest.raises(Invalid) as told:
+        parse(WHOLE.replace(before, after).encode(), "scenario.yaml")
+    return told.value.message
+
+
+def test_a_file_says_who_there_is_what_happens_and_what_is_expected() -> None:
+    scenario = parse(WHOLE.encode(), "scenario.yaml")
+
+    assert scenario.vms == ("web-0", "web-1")
+    assert scenario.file.clock.start.year == 2031
+    assert scenario.file.steps[0] == do.Maintain(at="1m", host="host-a", type=do.MaintenanceType.REBOOT, as_="patch")
+    assert scenario.conditions == {1: Condition(Verb.APPROVED, "web-0", name="patch")}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("until: 40m", "until: soon", "scenario.yaml:20: until: expected a time such as 90s, 15m, 2h, 1h30m or 7d, got 'soon'"),
+        ("until: 40m", "until: 400d", "scenario.yaml:20: until: expected at most 366d, got '400d'"),
+        ("seed: 7", "sead: 7", "scenario.yaml:2: sead: unknown member; did you mean 'seed'?"),
+        ("host: host-b,", "hots: host-b,", "scenario.yaml:10: fleet.scopes[0].vms[1].hots: unknown member; did you mean 'host'?"),
+        (
+            "{name: web-1, host",
+            "{name: WEB-0, host",
+            "scenario.yaml:10: fleet.scopes[0].vms[1].name: expected a VM name not used by scopes[0].vms[0].name, got 'WEB-0'",
+        ),
+        ("do: maintain", "do: mantain", "scenario.yaml:16: steps[0].do: expected one of restart, redeploy, evict, delete,"),
+        ("type: Reboot, as", "type: Boot, as", "scenario.yaml:16: steps[0].type: expected one of Freeze, Reboot, Redeploy, got"),
+        ("host: host-a, type", "type", "scenario.yaml:16: steps[0].host: expected a name, or any: one that nothing awaits"),
+        ("host: host-a, type", "vm: web-0, type", "scenario.yaml:16: steps[0].vm: unknown member; expected one of"),
+        (
+            "host: host-a, type",
+            "host: host-z, type",
+            "scenario.yaml:16: steps[0].host: expected a host of the fleet: host-a, host-b, got 'host-z'",
+        ),
+        ("{at: 1m, do: maintain", "{do: maintain", "scenario.yaml:16: steps[0]: expected either `at` or `when`, got"),
+        (
+            "{at: 1m, do",
+            "{at: 1m, after: 1s, do",
+            "scenario.yaml:16: steps[0].after: expected `after` only with `when`, got '1s'",
+        ),
+        ("{at: 1m, do", "{at: 41m, do", "scenario.yaml:16: steps[0].at: expected nothing later than `until`, which is 40m, got"),
+        (
+            "as: patch}",
+            "as: patch, repeat: {every: 10m, times: 5}}",
+            "scenario.yaml:16: steps[0].repeat: expected nothing later than `until`, which is 40m, got",
+        ),
+        ("as: patch}", "as: web-1}", "scenario.yaml:16: steps[0].as: expected a name that no VM has, got 'web-1'"),
+        (
+            "event: patch}",
+            "event: path}",
+            "scenario.yaml:17: steps[1].event: expected a name that a step gives with `as`: patch, got 'path'",
+        ),
+        (
+            "{vms: [web-0, web-1]",
+            "{vms: [web-0, web-0]",
+            "scenario.yaml:12: guests[0].vms[1]: expected a VM that no guest above plays",
+        ),
+        ("poll: 1s", "poll: 0s", "scenario.yaml:12: guests[0].poll: expected a second or more, got '0s'"),
+        ("code: 500", "code: 501", "scenario.yaml:14: faults[0].code: expected one of 404, 410, 429, 500, 503, got 501"),
+        (
+            "vms: [web-0], from",
+            "vms: [web-7], from",
+            "scenario.yaml:14: faults[0].vms[0]: expected a VM of the fleet: web-0, web-1",
+        ),
+        ("from: 5m", "from: 2030-02-31T00:00:00Z", "scenario.yaml:14: faults[0].from: expected a time from now such as"),
+        (
+            "expect: approval",
+            "expect: aproval",
+            "scenario.yaml:19: expectations[0].expect: expected one of approval, no-approval,",
+        ),
+        (
+            "by: web-0, within",
+            "by: web-9, within",
+            "scenario.yaml:19: expectations[0].by: expected a VM of the fleet: web-0, web-1",
+        ),
+    ],
+)
+def test_a_mistake_is_told_with_its_line_and_field(before: str, after: str, said: str) -> None:
+    assert refused(before, after)[: len(said)] == said
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "web-9 approved",
+        "web-0 approved path",
+        "patch exploded",
+        "web-0 sees Reboot",
+        "web-0 sees Boot Started",
+        "",
+        "patch polled",
+    ],
+)
+def test_a_condition_that_is_none_is_told_what_there_is(wrong: str) -> None:
+    said = refused("when: web-0 approved patch", f"when: {wrong!r}")
+
+    assert said.startswith("scenario.yaml:17: steps[1].when: expected one of: VM approved; VM approved NAME; VM polled;")
+    assert "with web-0, web-1 for VM and patch for NAME, got" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("web-1 approved", Condition(Verb.APPROVED, "web-1")),
+        ("web-1 polled", Condition(Verb.POLLED, "web-1")),
+        ("web-0 sees Reboot Started", Condition(Verb.SEES, "web-0", type="Reboot", status="Started")),
+        ("patch approved", Condition(Verb.BECAME, "patch", status="approved")),
+        ("patch  completed", Condition(Verb.BECAME, "patch", status="completed")),
+    ],
+)
+def test_a_condition_is_a_few_plain_words(text: str, meant: Condition) -> None:
+    scenario = parse(WHOLE.replace("when: web-0 approved patch", f"when: {text}").encode(), "scenario.yaml")
+
+    assert scenario.conditions[1] == meant
+
+
+def test_a_fault_of_a_step_begins_with_the_step() -> None:
+    text = WHOLE.replace("do: cancel, event: patch}", "do: fault, set: {fault: status, code: 500, from: 1m}}")
+
+    with pytest.raises(Invalid, match=r"steps\[1\]\.set\.from: expected a fault that begins with its step"):
+        parse(text.encode(), "scenario.yaml")
+
+
+def test_a_jump_stands_at_a_time_of_its_own() -> None:
+    text = WHOLE.replace("do: cancel, event: patch}", "do: jump, by: 1h}")
+
+    with pytest.raises(Invalid, match=r"steps\[1\]: expected a jump with `at` and without `repeat`"):
+        parse(text.encode(), "scenario.yaml")
+
+
+def test_vms_of_a_fleet_to_come_can_be_spoken_of() -> None:
+    apply = (
+        "  - {at: 2m, do: apply, fleet: {scopes: [{name: new, vms: [{name: new-0}]}]}}\n  - {at: 3m, do: restart, vm: new-0}\n"
+    )
+    scenario = parse(WHOLE.replace("expectations:", f"{apply}expectations:").encode(), "scenario.yaml")
+
+    assert scenario.vms == ("web-0", "web-1", "new-0")
+    assert scenario.fleets[2].scopes[0].name == "new"
+
+
+def errors(values: Any) -> list[Any]:
+    return list(Draft202012Validator(SCHEMA).iter_errors(values))
+
+
+def test_the_schema_takes_what_the_parser_takes_and_refuses_what_it_refuses() -> None:
+    values: Any = read(WHOLE.encode(), "scenario.yaml")
+
+    Draft202012Validator.check_schema(SCHEMA)
+    assert errors(values) == []
+    assert errors({**values, "sead": 7}) != []
+    assert errors({**values, "steps": [{"do": "dance", "at": "1m"}]}) != []
+    assert errors({**values, "steps": [{"do": "restart", "at": "1m", "host": "host-a"}]}) != []
+    assert errors({**values, "expectations": [{"expect": "approval"}]}) != []
+
+
+@pytest.mark.parametrize("name", library())
+def test_the_schema_takes_the_library(name: str) -> None:
+    text = (resources.files("forewarn.lab") / "scenarios" / f"{name}.yaml").read_bytes()
+
+    assert errors(read(text, name)) == []
+
+
+def test_the_library_is_what_was_promised() -> None:
+    assert library() == (
+        "bad-day",
+        "cancelled-maintenance",
+        "degraded-hardware",
+        "hardware-failure",
+        "host-reboot",
+        "host-update",
+        "live-migration",
+        "long-day",
+        "rolling-update",
+        "scale-in-terminate",
+        "spot-eviction",
+        "user-redeploy",
+        "user-restart",
+    )
+
+
+@pytest.mark.parametrize("name", library())
+def test_a_scenario_of_the_library_has_its_files_name_and_says_what_it_is_about(name: str) -> None:
+    file = shipped(name).file
+
+    assert (file.name, bool(file.about), bool(file.expectations)) == (name, True, True)
