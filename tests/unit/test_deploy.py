@@ -55,6 +55,11 @@ def test_the_alert_rules_are_understood_by_prometheus() -> None:
     assert code == 0, words
 
 
+def test_each_alert_fires_in_its_main_case_and_only_then() -> None:
+    code, words = told(["promtool", "test", "rules", str(Path(__file__).with_name("alerts.yaml"))])
+    assert code == 0, words
+
+
 def test_the_numbers_are_named_as_prometheus_wants_them() -> None:
     registry = CollectorRegistry()
     registry.register(numbers())

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from datetime import datetime, timedelta
 from weakref import WeakValueDictionary
 
 from forewarn.core.change import Change, What
@@ -19,7 +20,7 @@ from forewarn.engine.tail import Tail
 from forewarn.engine.tally import Tally
 from forewarn.engine.tokens import Tokens
 from forewarn.engine.trouble import Trouble
-from forewarn.errors import Conflict, Problem, StoreLost, Unavailable
+from forewarn.errors import Conflict, Problem, StoreLost, StoreUnusable, Unavailable
 from forewarn.store.base import WRITES_MAX, Record, Store, Write
 from forewarn.wire import note, record
 
@@ -29,6 +30,9 @@ SCOPE_KEY = "scope/{}/"
 """The closing slash keeps `web` from being a prefix of `web-2`: reading one scope again reads one record."""
 FLEET_KEY = "fleet"
 TRIES_MAX = 10
+LOSSES_MAX = 2
+WELL_AGAIN = timedelta(seconds=15)
+"""So long after a commit that the store did not take we say that we cannot serve, unless another one was taken since."""
 SEEN_SECONDS_MAX = 2.0
 SEEN_AGAIN_SECONDS = 5.0
 
@@ -59,6 +63,7 @@ class Engine:
         self.shelf = Shelf()
         self.tokens = Tokens(clock, self.commit_record)
         self.is_ready = False
+        self._lost_at: datetime | None = None
         self.fleet_record = Record(FLEET_KEY, None, 0)
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._background: dict[str, asyncio.Task[None]] = {}
@@ -78,7 +83,6 @@ class Engine:
         for found in snapshot.records:
             self.learn(found)
         self.board.caught_up(snapshot.revision)
-        self.tally.know()
 
     def learn(self, found: Record) -> None:
         """Show a record as it stands in the store, unless something newer is shown already."""
@@ -107,17 +111,22 @@ class Engine:
         if lock is None:
             lock = self._locks[scope] = asyncio.Lock()
         async with lock:
+            losses = 0
             for _ in range(TRIES_MAX):
                 before, revision, outcome = await self._decide(scope, command)
                 if outcome.scope == before and not outcome.is_gone:
                     return outcome
                 try:
                     await self.commit([(outcome, revision)], by)
-                except (Conflict, StoreLost) as lost:
-                    self.tally.conflicts += isinstance(lost, Conflict)
-                    await self._read_again(SCOPE_KEY.format(scope))
-                    continue
-                return outcome
+                except Conflict:
+                    self.tally.conflicts += 1
+                except StoreLost:  # it may have happened: look, but not for ever
+                    losses += 1
+                    if losses == LOSSES_MAX:
+                        raise
+                else:
+                    return outcome
+                await self._read_again(SCOPE_KEY.format(scope))
         raise Unavailable(f"{scope} is being changed by too many at once; try again", scope=scope)
 
     async def _decide(self, scope: str, command: Command) -> tuple[Scope, int, Outcome]:
@@ -171,10 +180,7 @@ class Engine:
         ]
         notes = [note.Note(now, by, outcome.scope.name, change) for outcome, _ in outcomes for change in outcome.changes]
         notes += [note.Note(now, by, "", change) for change in changes]
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        revision = await self.store.commit([*writes, *extra], [note.encode(one) for one in notes])
-        self.tally.store.add(loop.time() - began)
+        revision = await self._store([*writes, *extra], [note.encode(one) for one in notes])
         for write in extra:
             self.learn(Record(write.key, write.value, revision))
         for outcome, _ in outcomes:
@@ -191,6 +197,24 @@ class Engine:
     async def commit_record(self, write: Write, change: Change, by: str) -> int:
         """A record that is no scope's, with the note of what became true by it."""
         return await self.commit([], by, write, changes=(change,))
+
+    async def _store(self, writes: Sequence[Write], notes: Sequence[bytes]) -> int:
+        """The store's commit, timed; and known whether it takes any."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            revision = await self.store.commit(writes, notes)
+        except (StoreLost, StoreUnusable):
+            self._lost_at = self.clock.now()
+            raise
+        self._lost_at = None
+        self.tally.store.add(loop.time() - began)
+        return revision
+
+    @property
+    def can_serve(self) -> bool:
+        """Whether the store is read, followed, and takes what it is given, as far as anybody has tried lately."""
+        return self.is_ready and (self._lost_at is None or self.clock.now() - self._lost_at > WELL_AGAIN)
 
     def _tell(self, one: note.Note) -> None:
         """Whoever listens hears of it; a listener that breaks undoes nothing."""

@@ -15,6 +15,8 @@ from forewarn.wire.note import Note
 EVENT_CHANGES = (What.SCHEDULED, What.STARTED, What.COMPLETED, What.CANCELED, What.FAILED)
 IMPACT_RESULT = {What.IMPACTED: "done", What.IMPACT_FAILED: "failed"}
 NOTICE_BOUNDS = (1, 5, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 21_600, 86_400, 604_800)
+NOT_VMS = ("operator", "policy")
+"""Who else may approve."""
 STAMPS_KEPT = 64
 STORE_BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 
@@ -38,16 +40,15 @@ class Spread:
 
 
 class Tally:
-    """Numbers since the server started. Types are looked up when an event is announced, because a note names only its id."""
+    """Numbers since the server started. All begin at 0, not at the first time: else nobody sees that first time come."""
 
     def __init__(self, board: Board) -> None:
         self._board = board
-        self._types: dict[str, EventType] = {}
-        self.events: Counter[tuple[EventType, What]] = Counter()
-        self.impacts: Counter[tuple[str, str]] = Counter()
-        self.approvals: Counter[str] = Counter()
-        self.notice: dict[EventType, Spread] = {}
-        self.approval: dict[EventType, Spread] = {}
+        self.events = Counter({(type_, what): 0 for type_ in EventType for what in EVENT_CHANGES})
+        self.impacts = Counter({(type_, result): 0 for type_ in EventType for result in IMPACT_RESULT.values()})
+        self.approvals = Counter(dict.fromkeys(("vm", *NOT_VMS), 0))
+        self.notice = {type_: Spread(NOTICE_BOUNDS) for type_ in EventType}
+        self.approval = {type_: Spread(NOTICE_BOUNDS) for type_ in EventType}
         self.store = Spread(STORE_BOUNDS)
         self.conflicts = 0
         self._ahead: deque[float] = deque([0.0], maxlen=STAMPS_KEPT)
@@ -65,37 +66,17 @@ class Tally:
     def hear(self, note: Note) -> None:
         """A change that has been committed and is shown on the board."""
         change = note.change
-        if change.what is What.ORDERED:
-            self._types[change.event_id] = EventType(change.detail)
+        if change.type is None:
+            return
         place = self._board.events.get(change.event_id)
         event = place.scope.event(change.event_id) if place else None
-        if event is not None:
-            self._types[event.id] = event.type
-            if change.what is What.STARTED:
-                _spread(self.notice, event.type).add((note.at - event.created_at).total_seconds())
-            elif change.what is What.APPROVED:
-                self.approvals[change.detail if change.detail in ("operator", "policy") else "vm"] += 1
-                if event.approvals[:1] == (change.detail,):
-                    _spread(self.approval, event.type).add((note.at - event.created_at).total_seconds())
-        type_ = self._types.get(change.event_id)
-        if type_ is None:
-            return
         if change.what in EVENT_CHANGES:
-            self.events[type_, change.what] += 1
+            self.events[change.type, change.what] += 1
         if change.what in IMPACT_RESULT:
-            self.impacts[type_, IMPACT_RESULT[change.what]] += 1
-        if change.what in (What.COMPLETED, What.CANCELED, What.FAILED):
-            del self._types[change.event_id]
-
-    def know(self) -> None:
-        """Learn the types of what was announced before this server started."""
-        for event_id, place in self._board.events.items():
-            event = place.scope.event(event_id)
-            if event is not None:
-                self._types[event_id] = event.type
-
-
-def _spread(spreads: dict[EventType, Spread], type_: EventType) -> Spread:
-    if type_ not in spreads:
-        spreads[type_] = Spread(NOTICE_BOUNDS)
-    return spreads[type_]
+            self.impacts[change.type, IMPACT_RESULT[change.what]] += 1
+        if change.what is What.STARTED and event is not None:
+            self.notice[event.type].add((note.at - event.created_at).total_seconds())
+        if change.what is What.APPROVED:
+            self.approvals[change.detail if change.detail in NOT_VMS else "vm"] += 1
+            if event is not None and event.approvals[:1] == (change.detail,):
+                self.approval[event.type].add((note.at - event.created_at).total_seconds())

@@ -175,8 +175,8 @@ async def healthz() -> views.Health:
 @get("/readyz", tags=["Service"], responses=ANY, opt={OPEN: True})
 async def readyz(engine: Engines) -> views.Health:
     """Answers once the store has been read and is being followed."""
-    if not engine.is_ready:
-        raise Unavailable("the store is not being followed yet; try again")
+    if not engine.can_serve:
+        raise Unavailable("the store is not being followed, or did not take the latest commit; try again")
     return views.Health("ready")
 
 

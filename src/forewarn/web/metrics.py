@@ -55,7 +55,7 @@ class Numbers(Collector):
     def _service(self) -> Iterator[Metric]:
         engine, board = self._engine, self._engine.board
         yield gauge("forewarn_build_info", "Always 1; the version is a label.", {(__version__,): 1}, ["version"])
-        yield gauge("forewarn_ready", "1 while the store is read and followed.", {(): float(engine.is_ready)})
+        yield gauge("forewarn_ready", "1 while the store is read and followed.", {(): float(engine.can_serve)})
         yield gauge("forewarn_scopes", "Scopes of the fleet.", {(): len(board.scopes)})
         yield gauge("forewarn_vms", "VMs of the fleet.", {(): len(board.vms)})
         yield gauge("forewarn_hosts", "Hosts of the fleet.", {(): len({*board.hosts, *board.declared_hosts})})

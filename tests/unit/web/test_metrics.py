@@ -3,10 +3,15 @@
 from typing import Any
 
 import httpx
+import pytest
 from litestar import Litestar
 from prometheus_client.parser import text_string_to_metric_families
 
-from forewarn.core.command import Approve, Claim, Finish, Tick
+from forewarn.core.change import What
+from forewarn.core.command import Approve, Cancel, Claim, Finish, Tick
+from forewarn.core.event import EventType
+from forewarn.engine.engine import Engine
+from forewarn.errors import StoreLost
 from forewarn.web.connection import Limits
 from forewarn.web.metrics import route
 from forewarn.web.poll import Polls
@@ -45,6 +50,8 @@ def test_an_event_is_counted_from_its_announcement_to_its_end() -> None:
         await guest.engine.submit("web", Finish(event_id=EVENT_ID, vm="web-0", worker="w", tries=2), by="w")
         after = await read(guest)
         assert not [name for name, _ in after if name == "forewarn_events"]
+        assert number(before, "forewarn_event_changes_total", type="Reboot", change="failed") == 0
+        assert ("forewarn_event_changes_total", frozenset({"type": "Reboot", "change": "failed"}.items())) in before
         for change in ("scheduled", "started", "completed"):
             assert number(after, "forewarn_event_changes_total", type="Reboot", change=change) == 1
         assert number(after, "forewarn_approvals_total", by="vm") == 1
@@ -94,5 +101,37 @@ def test_another_servers_clock_that_is_ahead_is_seen_by_its_stamps() -> None:
         scope = guest.engine.board.scopes["web"].scope
         guest.engine.tally.compare(scope, NOON - 7 * SECOND)
         assert number(await read(guest), "forewarn_clock_skew_seconds") == 7
+
+    run(telling)
+
+
+def test_what_another_server_announced_is_counted_by_who_tells_its_end() -> None:
+    """Of two servers on a store one may announce an event and the other cancel it."""
+
+    async def telling(guest: Guest) -> None:
+        await guest.call(EVENTS, TRUE)
+        await guest.restart()
+        other = Engine(guest.store, guest.clock, guest.engine.timing)
+        await other.load()
+        await other.submit("web", Cancel(event_id=EVENT_ID), by="test")
+        assert other.tally.events[EventType.REBOOT, What.CANCELED] == 1
+
+    run(telling)
+
+
+def test_a_server_whose_store_takes_no_commit_says_that_it_cannot_serve() -> None:
+    """What has been read can still be shown, but nothing new can be announced."""
+
+    async def telling(guest: Guest) -> None:
+        await guest.call(EVENTS, TRUE)
+        guest.engine.is_ready = True
+        guest.store.is_lost = True
+        with pytest.raises(StoreLost):
+            await guest.restart()
+        assert not guest.engine.can_serve
+        assert number(await read(guest), "forewarn_ready") == 0
+        guest.store.is_lost = False
+        await guest.restart()
+        assert guest.engine.can_serve
 
     run(telling)
