@@ -100,7 +100,9 @@ public class Handler
 
     public static void Main()
     {
-        var endpoint = Environment.GetEnvironmentVariable("ENDPOINT") ?? "http://169.254.169.254";
+        var endpoint = Environment.GetEnvironmentVariable("ENDPOINT")
+            ?? Environment.GetEnvironmentVariable("FOREWARN_ENDPOINT") // `forewarn lab run` sets it
+            ?? "http://169.254.169.254";
         // A real application closes its doors here, and waits until what it has in hand is done.
         var handler = new Handler(endpoint, drain: () => Thread.Sleep(5000), resume: () => { });
         while (true) // ends when it is stopped

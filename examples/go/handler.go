@@ -140,9 +140,11 @@ func main() {
 			w.WriteHeader(http.StatusServiceUnavailable)
 		}
 	}))
-	handler := Handler{Endpoint: os.Getenv("ENDPOINT")}
-	if handler.Endpoint == "" {
-		handler.Endpoint = "http://169.254.169.254"
+	handler := Handler{Endpoint: "http://169.254.169.254"}
+	for _, name := range []string{"FOREWARN_ENDPOINT", "ENDPOINT"} { // `forewarn lab run` sets the first
+		if told := os.Getenv(name); told != "" {
+			handler.Endpoint = told
+		}
 	}
 	handler.Drain = func() { isDraining.Store(true); time.Sleep(5 * time.Second) } // requests under way come to their end
 	handler.Resume = func() { isDraining.Store(false) }

@@ -70,7 +70,7 @@ if (import.meta.url === pathToFileURL(process.argv[1]).href) {
     response.end(isOpen ? "open\n" : "draining\n");
   }).listen(process.env.PORT ?? 3000);
   const handler = new Handler({
-    endpoint: process.env.ENDPOINT,
+    endpoint: process.env.ENDPOINT || process.env.FOREWARN_ENDPOINT || undefined, // `forewarn lab run` sets the second
     drain: () => { isOpen = false; return sleep(5_000); }, // requests that are under way come to their end
     resume: () => { isOpen = true; },
   });

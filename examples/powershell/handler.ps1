@@ -61,7 +61,8 @@ function Invoke-Endpoint($Handler, [string] $Path, [hashtable] $Options = @{}) {
 
 if ($MyInvocation.InvocationName -ne '.') {
     # A real application closes its doors here, and waits until what it has in hand is done: Stop-Service, Start-Service
-    $handler = New-Handler ($env:ENDPOINT ?? 'http://169.254.169.254') -Drain { Start-Sleep 5 } -Resume { }
+    # `forewarn lab run` sets the second.
+    $handler = New-Handler ($env:ENDPOINT ?? $env:FOREWARN_ENDPOINT ?? 'http://169.254.169.254') -Drain { Start-Sleep 5 } -Resume { }
     while ($true) { # ends when it is stopped
         try { Invoke-Look $handler } catch { Write-Host "no sense to be had of the endpoint: $_" }
         Start-Sleep 1

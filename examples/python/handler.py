@@ -4,6 +4,7 @@ Standard library only, as any program inside a VM may be. `python handler.py` ru
 """
 
 import json
+import os
 import time
 import urllib.request
 from http.client import HTTPException
@@ -82,7 +83,8 @@ def own_name(endpoint: str = ENDPOINT) -> str:
 
 
 if __name__ == "__main__":
-    handler = Handler(Worker(), own_name())
+    endpoint = os.environ.get("FOREWARN_ENDPOINT", ENDPOINT)  # `forewarn lab run` sets it
+    handler = Handler(Worker(), own_name(endpoint), endpoint)
     while True:  # ends when it is stopped
         handler.look()
         time.sleep(handler.period_seconds)

@@ -2,7 +2,7 @@
 # Takes this VM out of a load balancer before something happens to it, and puts it back when that is over.
 # The balancer sends work as long as the file $HEALTHY exists. Needs curl and jq; runs until it is stopped.
 set -u
-ENDPOINT=${ENDPOINT:-http://169.254.169.254}
+ENDPOINT=${ENDPOINT:-${FOREWARN_ENDPOINT:-http://169.254.169.254}}    # `forewarn lab run` sets the second
 HEALTHY=${HEALTHY:-/run/healthy}
 DRAIN_SECONDS=${DRAIN_SECONDS:-5}      # so long may a request that is under way take
 PERIOD_SECONDS=${PERIOD_SECONDS:-1}

@@ -10,6 +10,7 @@ import resource
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import timedelta
 from itertools import chain
 from pathlib import Path
@@ -143,14 +144,14 @@ def make_platform(config: Config, clock: Clock, engine: Engine) -> Platform:
     def hosts() -> Iterator[str]:
         return chain(board.hosts, board.declared_hosts)
 
-    real = real_platform(config, clock, hosts=hosts, environ=os.environ)
+    real = real_platform(config, clock, hosts=hosts, wanted=engine.shelf.turns, environ=os.environ)
     if real is not None:
         return real
     durations = {**engine.timing.duration, **{EventType(name): span for name, span in config.simulate_duration}}
     for name in config.simulate_failure:
         if name not in board.vms:
             log.warning("no VM to fail", extra={"facts": {"option": "simulate_failure", "vm": name}})
-    return SimulatedPlatform(clock, durations=durations, hosts=hosts, failing=config.simulate_failure)
+    return SimulatedPlatform(clock, durations=durations, hosts=hosts, wanted=engine.shelf.turns, failing=config.simulate_failure)
 
 
 @asynccontextmanager
@@ -197,19 +198,23 @@ def listeners(config: Config, service: Service, certificate: Certificate | None)
     polls = Polls(service.engine, service.settings, limits)
     return (
         Listener(metadata, config.metadata, polls, server_name=SERVER_METADATA, on_stop=metadata.stop),
-        operators_door(service, config.control, [metrics.route(service.engine, metadata, polls)], certificate),
+        operators_door(service, config.control, [metrics.route(service.engine, metadata, polls)], certificate, limits),
     )
 
 
 def operators_door(
-    service: Service, address: Address, more: Sequence[Any] = (), certificate: Certificate | None = None
+    service: Service,
+    address: Address,
+    more: Sequence[Any] = (),
+    certificate: Certificate | None = None,
+    limits: Limits = Limits(),  # noqa: B008, frozen
 ) -> Listener:
     """The control listener, with `more` routes. Its framework is imported here: it takes longer than all the rest."""
     from forewarn.web import control
 
     refuse_open_door(service.engine, address)
     app = control.app(service.operations, service.engine, host=address.host, more=more)
-    guard = Guard(Limits(body_bytes_max=control.FLEET_BYTES_MAX), control_body)
+    guard = Guard(replace(limits, body_bytes_max=control.FLEET_BYTES_MAX), control_body)
     end_streams = service.engine.tail.stop
     return Listener(app, address, guard, server_name=SERVER_CONTROL, on_stop=end_streams, certificate=certificate)
 

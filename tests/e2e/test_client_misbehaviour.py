@@ -48,7 +48,7 @@ def wait_in_vain(client: Client) -> None:
 @pytest.mark.parametrize(
     ("turn", "expected"),
     [
-        (answer(b""), Document(0, ())),
+        (answer(b""), Document(0, (), is_blank=True)),
         (answer(Content_Type="text/plain"), Document(1, ())),
         (answer(then=Then.CLOSE, Connection="close"), Document(1, ())),
         (Turn(b"HTTP/1.0 200 OK\r\n\r\n" + NO_EVENTS, Then.CLOSE), Document(1, ())),
@@ -257,6 +257,18 @@ def test_a_document_that_cannot_be_understood_ends_no_event(watch: Watch) -> Non
         assert len(endpoint.asked) == 7
 
     assert [change.kind for change in told] == ["appeared", "canceled"]
+
+
+@either_watch
+def test_an_endpoint_that_is_empty_for_a_while_ends_no_event(watch: Watch) -> None:
+    """Its event goes on as if nothing had been. The ETag of an empty body is never asked for: a 304 to it would tell nothing."""
+    empty = answer(b"", ETag='"2"')
+    turns = (document(2, ("E1", "Scheduled")), *[empty] * 10, document(3, ("E1", "Started")), document(4))
+    with Crooked(*turns) as endpoint:
+        told = watch(endpoint.url, lambda seconds: None, watching={"changes_max": 3}, clock=UNTIMED)
+        assert [b"If-None-Match" in request for request in endpoint.requests[2:12]] == [False] * 10
+
+    assert [change.kind for change in told] == ["appeared", "started", "finished"]
 
 
 @either_watch

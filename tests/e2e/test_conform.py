@@ -88,6 +88,21 @@ def test_without_an_endpoint_there_is_nothing_to_say(tmp_path: Path) -> None:
             assert found.stderr.startswith("forewarn: no ")
 
 
+def test_a_run_that_could_say_nothing_does_not_begin(tmp_path: Path) -> None:
+    """One line with what to do, in the place of a hundred checks that fail or are not run."""
+    with service.running(tmp_path, "--identify", "address") as ours:
+        for more in ((), ("--control", ours.control)):
+            found = conform(ours.metadata, "--as", "web-0", "--as", "nope", *more)
+            assert (found.returncode, found.stdout) == (2, "")
+            assert "nope" in found.stderr
+        _, made = ours.ask("POST", "/vms/web-0/restart")
+        found = conform(ours.metadata, "--as", "web-0", "--control", ours.control)
+        assert (found.returncode, found.stdout) == (2, "")
+        assert f"web-0 has an event already ({made['event']['id']})" in found.stderr
+        without = conform(ours.metadata, "--as", "web-0", "--json", "--only", "event-id-is-a-guid")
+        assert json.loads(without.stdout)["passed"] == 1
+
+
 @pytest.mark.parametrize("arguments", [(), ("ftp://h",), ("http://h", "--only", "nothing"), ("http://h", "--control", "x")])
 def test_a_command_line_that_makes_no_sense_is_refused(arguments: tuple[str, ...]) -> None:
     found = forewarn("conform", *arguments)

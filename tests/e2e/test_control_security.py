@@ -13,6 +13,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 import pytest
 
+from forewarn.web.tls import Certificate
 from tests.e2e.cli_service import FLEET, Service, environment, forewarn, running, soon
 
 
@@ -118,6 +119,61 @@ def test_a_new_certificate_is_taken_up_while_it_runs_and_a_broken_one_is_not(sec
     assert shown_certificate(secure).strip() == certificate.read_text().strip()
     listed = forewarn("vm", "list", cwd=folder, FOREWARN_CONTROL=secure.control, FOREWARN_CA=str(certificate))
     assert listed.returncode == 0, listed.stderr
+
+
+def test_a_key_that_may_be_read_only_later_is_taken_up_then(folder: Path) -> None:
+    """Whoever renews it writes the file first and gives it to the service's user afterwards."""
+    certificate, key = make_pair(folder, "live")
+    pair = Certificate(certificate, key)
+    assert not pair.look()
+
+    def is_taken() -> bool:
+        key.chmod(0o640)
+        return pair.look()
+
+    soon(is_taken)
+
+
+def test_an_idle_connection_does_not_keep_it_from_ending(secure: Service, folder: Path) -> None:
+    """It says no goodbye, and whoever restarts the service should not wait for one."""
+    host, _, port = secure.control.removeprefix("https://").partition(":")
+    context = ssl.create_default_context(cafile=folder / "live.pem")
+    with (
+        socket.create_connection((host, int(port)), 30) as plain,
+        context.wrap_socket(plain, server_hostname="127.0.0.1") as connection,
+    ):
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+        secure.process.terminate()
+        assert secure.process.wait(timeout=7) == 0
+
+
+def test_the_limits_of_connections_are_those_of_the_operators_too(folder: Path) -> None:
+    """An option that does nothing on one of two listeners would be a trap."""
+    arguments = ("--store", "memory", "--connections-per-address-max", "1", "--idle-seconds", "1")
+    with running(folder, "serve", "--fleet", "fleet.yaml", *arguments) as service:
+        host, _, port = service.control.removeprefix("http://").partition(":")
+        with socket.create_connection((host, int(port)), 30) as idle:
+            status, told = call(f"{service.control}/healthz")
+
+            assert (status, told["error"]) == (503, "too_many_connections")
+            assert idle.recv(1) == b""  # its time is up
+        soon(lambda: call(f"{service.control}/healthz")[0] == 200)
+
+
+def test_a_slip_in_the_name_of_a_store_makes_no_store(folder: Path) -> None:
+    """Only the first token may make one, and says so: otherwise the list would be empty, and the revoked token good."""
+    for words in (("list",), ("revoke", "root")):
+        refused = forewarn("token", *words, "--store", "sqlite:///slip.db", cwd=folder)
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert refused.stderr == "forewarn: --store: there is no file slip.db; expected the store of a service\n"
+        assert not (folder / "slip.db").exists()
+
+    made, more = (
+        forewarn("token", "create", name, "--role", "admin", "--store", "sqlite:///new.db", cwd=folder) for name in "ab"
+    )
+    assert made.stderr.startswith("there is no store sqlite:///new.db yet: it is made now\n")
+    assert "it is made now" not in more.stderr
 
 
 def test_a_pair_that_cannot_be_used_is_told_at_the_start(folder: Path) -> None:

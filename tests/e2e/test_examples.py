@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,6 +19,15 @@ EXAMPLES = ROOT / "examples"
 RUN = ("csharp", "go", "node", "shell")
 READ = ("powershell",)  # Debian has no PowerShell
 ELSEWHERE = ("python",)  # run by the tests of the pytest plugin
+HANDLERS = {
+    "csharp": ("csharp/Handler.cs",),
+    "go": ("go/handler.go",),
+    "node": ("node", "node/handler.mjs"),
+    "powershell": ("powershell/handler.ps1",),
+    "python": (sys.executable, "python/handler.py"),
+    "shell": ("sh", "shell/handler.sh"),
+}
+"""Each handler, after the program that runs it where it needs not be built."""
 SECONDS_MAX = 120
 _BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -69,6 +79,33 @@ def test_an_example_with_a_mistake_is_found_out(mistake: Mistake, tmp_path: Path
     assert code != 0, said
     assert mistake.complaint in said, said
     assert list((tmp_path / "temporary").iterdir()) == []
+
+
+@pytest.mark.parametrize("example", HANDLERS)
+def test_a_handler_knows_the_variable_that_a_lab_run_sets(example: str) -> None:
+    assert "FOREWARN_ENDPOINT" in (EXAMPLES / HANDLERS[example][-1]).read_text()
+
+
+@pytest.mark.parametrize("example", ["node", "python", "shell"])  # the others would have to be built first
+def test_a_handler_asks_where_a_lab_run_tells_it_to(example: str, tmp_path: Path) -> None:
+    """Where it has no variable of its own that says otherwise."""
+    *program, file = HANDLERS[example]
+    assert "FOREWARN_ENDPOINT" in (EXAMPLES / file).read_text()  # or it would ask the real one
+    with socket.create_server(("127.0.0.1", 0)) as endpoint:
+        endpoint.settimeout(30)
+        url = f"http://127.0.0.1:{endpoint.getsockname()[1]}"
+        told = environment(FOREWARN_ENDPOINT=url, PORT="0", HEALTHY=str(tmp_path / "healthy"))
+        told.pop("ENDPOINT", None)
+        process = subprocess.Popen([*program, EXAMPLES / file], env=told, start_new_session=True, stderr=subprocess.DEVNULL)
+        try:
+            connection, _ = endpoint.accept()
+            with connection:
+                asked = connection.recv(1024)
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    assert asked.startswith(b"GET /metadata/instance/compute/name?")
 
 
 def test_every_example_is_listed_and_those_that_are_not_run_say_so() -> None:

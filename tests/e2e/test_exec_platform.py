@@ -5,6 +5,7 @@ import os
 import shlex
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -160,6 +161,39 @@ def test_a_command_that_is_cancelled_is_ended_with_all_that_it_started(tmp_path:
     asyncio.run(story())
 
     soon(lambda: not is_running(number_in(tmp_path / "child")))
+
+
+def test_what_is_ended_has_a_grace_though_its_shell_dies_at_once(tmp_path: Path) -> None:
+    """A shell without a trap is gone at the TERM; the child that has to clean up is still there."""
+    child = f"trap 'sleep 0.1; echo clean > {tmp_path}/end; exit' TERM; echo > {tmp_path}/begun; while :; do sleep 0.05; done"
+    with pytest.raises(ImpactFailed, match="and was ended"):
+        carried_out(shell(f"sh -c {shlex.quote(child)} & wait", seconds_max=0.5))
+
+    assert (tmp_path / "begun").exists()
+    assert (tmp_path / "end").read_text() == "clean\n"
+
+
+def test_a_service_that_stops_lets_its_commands_undo_what_they_did(tmp_path: Path) -> None:
+    """As the Freeze of docs/platforms.md: what was suspended is resumed, though its wait is cut short."""
+    script = f"trap : TERM; echo suspended > {tmp_path}/vm; sleep 600; sleep 0.3; echo resumed > {tmp_path}/vm"
+    with running(tmp_path, "--platform", "exec", "--exec-command", f"*=sh -c {shlex.quote(script)}") as service:
+        assert service.ask("POST", "/vms/web-0/restart")[0] == 202
+        soon((tmp_path / "vm").exists)
+        assert service.stop() == 0
+
+    assert (tmp_path / "vm").read_text() == "resumed\n"
+
+
+def test_a_command_that_does_not_heed_its_end_does_not_keep_the_service(tmp_path: Path) -> None:
+    script = f"trap '' TERM; echo $$ > {tmp_path}/pid; while :; do sleep 1; done"
+    with running(tmp_path, "--platform", "exec", "--exec-command", f"*=sh -c {shlex.quote(script)}") as service:
+        assert service.ask("POST", "/vms/web-0/restart")[0] == 202
+        pid = number_in(tmp_path / "pid")
+        start = time.monotonic()
+        assert service.stop() == 0
+
+    assert 4 < time.monotonic() - start < 12
+    assert not is_running(pid)
 
 
 def test_no_descriptor_is_left_open() -> None:

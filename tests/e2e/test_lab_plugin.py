@@ -116,7 +116,12 @@ def test_passes(scheduled_events):
 
     assert list(failures(ran)) == ["test_fails"]
     section = ran.stdout.partition("- scheduled events -")[2]
-    order = ["web-0", "scheduled", "GET /metadata/scheduledevents?api-version=2020-07-01 -> 200", "advance", "started"]
+    order = [
+        "web-0",
+        "scheduled",
+        "GET /metadata/scheduledevents?api-version=2020-07-01 -> 200 document 2: Reboot Scheduled of web-0",
+    ]
+    order += ["advance", "started"]
     places = [section.find(words) for words in order]
     assert -1 not in places, ran.stdout
     assert places[1:] == sorted(places[1:])
@@ -255,11 +260,16 @@ def test_two_fleets(scheduled_events): ...
 
 @pytest.mark.scheduled_events(fleet="nowhere.yaml")
 def test_no_such_fleet(scheduled_events): ...
+
+@pytest.mark.scheduled_events(rate="60")
+def test_a_rate_that_is_no_number(scheduled_events): ...
 """,
         "-rE",
     )
 
-    assert "2 passed, 3 errors" in ran.stdout, ran.stdout
+    assert "2 passed, 4 errors" in ran.stdout, ran.stdout
+    assert "@pytest.mark.scheduled_events: rate is '60'; expected a number from 0.001 to 1000000" in ran.stdout
+    assert "During handling" not in ran.stdout
     assert "unexpected keyword argument 'fleat'" in ran.stdout
     assert "takes one fleet, and all else by name; got ('a.yaml', 'b.yaml')" in ran.stdout
     assert re.search(r"the fleet file \S+/nowhere.yaml cannot be read: No such file", ran.stdout)

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.e2e.cli_service import FOREWARN, environment
+from tests.e2e.cli_service import FOREWARN, ROOT, environment
 
 RUN = (FOREWARN, "lab", "run")
 LIMIT_SECONDS = 120
@@ -91,6 +91,31 @@ def test_a_scenario_of_the_library_runs_by_its_name_and_leaves_its_files(tmp_pat
     assert {"request", "change", "step", "verdict"} <= {entry["kind"] for entry in entries}
 
 
+@pytest.mark.parametrize("option", ["--transcript", "--junit"])
+def test_a_file_that_cannot_be_written_is_found_out_before_the_run(option: str, scenario: Path) -> None:
+    """Not after an hour."""
+    done = run(scenario, option, scenario.parent / "nowhere" / "file")
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"forewarn: {option} {scenario.parent}/nowhere/file cannot be written: No such file or directory\n"
+
+
+def test_a_file_that_is_to_be_written_is_left_alone_until_there_is_something_to_write(scenario: Path) -> None:
+    old, new = scenario.parent / "old.jsonl", scenario.parent / "new.xml"
+    old.write_text("yesterday's")
+    done = run(scenario, "--as", "app-9", "--transcript", old, "--junit", new)
+
+    assert done.returncode == 2
+    assert (old.read_text(), new.exists()) == ("yesterday's", False)
+
+
+def test_the_verdict_is_told_even_if_its_file_cannot_be_written_any_more(scenario: Path) -> None:
+    done = run(scenario, "--transcript", "/dev/full")
+
+    assert (done.returncode, done.stdout.endswith("small passed (2 expectations)\n")) == (1, True)
+    assert done.stderr == "forewarn: /dev/full cannot be written: No space left on device\n"
+
+
 def test_a_scenario_that_goes_wrong_has_an_exit_code_and_a_reason(scenario: Path) -> None:
     scenario.write_text(SCENARIO.replace("approve: 5s", "approve: never"))
     done = run(scenario, "--quiet")
@@ -137,6 +162,21 @@ def test_a_command_is_told_its_endpoint_and_judged_by_what_it_does(scenario: Pat
     assert told
     assert "app-0 | appeared Reboot" in done.stdout
     assert "small passed (2 expectations)" in done.stdout
+
+
+def test_the_shell_example_passes_the_scenario_of_the_page_at_the_rate_of_the_page(tmp_path: Path) -> None:
+    """It drains for five seconds of its own, which count as five minutes of the quarter of an hour that it has."""
+    page = (ROOT / "docs" / "scenarios.md").read_text()
+    line = re.search(r"^forewarn lab run (\S+) --rate (\d+) -- \./my-app", page, re.MULTILINE)
+    assert line
+    name, rate = line.groups()
+    handler = ROOT / "examples" / "shell" / "handler.sh"
+    assert "FOREWARN_ENDPOINT" in handler.read_text()  # or it would ask the real endpoint
+    done = run(name, "--rate", rate, "--", "env", f"HEALTHY={tmp_path / 'healthy'}", "sh", handler)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"each second of its own counts as {rate} s" in done.stdout
+    assert "web-0 | approved" in done.stdout
 
 
 def test_a_command_that_does_not_approve_fails(scenario: Path, app: tuple[str, str]) -> None:

@@ -2,6 +2,8 @@
 
 import json
 import signal
+import socket
+import stat
 import subprocess
 import sys
 import time
@@ -9,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
+from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 import pytest
@@ -40,6 +42,11 @@ class Lab:
     def poll(self, vm: str) -> Any:
         with urlopen(Request(self.told["vms"][vm] + POLL, headers={"Metadata": "true"}), timeout=30) as answer:
             return json.load(answer)
+
+
+def forewarn(lab: Lab, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "forewarn", "--control-url", lab.told["control"], *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
 @contextmanager
@@ -89,7 +96,86 @@ def test_faults_come_and_go_by_the_api_and_wrong_ones_are_explained(tmp_path: Pa
         assert lab.refused("POST", "/faults", {"fault": "status", "code": 200})[0] == 400
         assert lab.refused("POST", "/faults", {"fault": "stauts"})[0] == 400
         assert lab.refused("POST", "/faults", ["status"]) == (400, "body: expected a mapping that names the fault")
+        assert lab.refused("POST", "/faults", {"fault": "refuse", "vms": ["web-O"]})[0] == 404
         assert lab.refused("DELETE", "/faults/f99") == (404, "there is no fault 'f99'")
+
+
+def test_a_door_is_open_again_when_the_clock_has_passed_the_end_of_a_refusal(tmp_path: Path) -> None:
+    """The answer to `advance` comes when all that was due has been done."""
+    with serving(tmp_path) as lab:
+        for _ in range(10):
+            lab.control("POST", "/faults", {"fault": "refuse", "vms": ["web-0"], "for": "1m"})
+            with pytest.raises(URLError, match="refused"):
+                lab.poll("web-0")
+            lab.control("POST", "/clock/advance", {"seconds": 60})
+            assert lab.poll("web-0")["Events"] == []
+
+
+def test_the_doors_are_told_with_the_number_of_vms(tmp_path: Path) -> None:
+    many = [{"name": f"s-{number}", "vms": [{"name": f"vm-{number:03}"}]} for number in range(297)]
+    (tmp_path / "many.yaml").write_text(json.dumps({"scopes": many}))
+    with serving(tmp_path, "--fleet", str(tmp_path / "many.yaml")) as lab:
+        told = lab.control("GET", "/doors")
+        assert (len(told["doors"]), told["total"]) == (256, 297)
+        assert told["doors"] == lab.told["vms"]
+
+
+def test_the_transcript_shows_the_newest_lines_and_says_how_many_it_leaves_out(tmp_path: Path) -> None:
+    with serving(tmp_path) as lab:
+        for number in range(1, 6):
+            lab.control("POST", "/clock/advance", {"seconds": number})
+        shown = forewarn(lab, "lab", "transcript", "--limit", "2")
+        assert [line.split()[-1] for line in shown.stdout.splitlines()] == ["0:00:04", "0:00:05"]
+        assert shown.stderr == "3 more lines before these; --limit shows more\n"
+        shown = forewarn(lab, "lab", "transcript", "--limit", "2", "--after", "1")
+        assert [line.split()[-1] for line in shown.stdout.splitlines()] == ["0:00:02", "0:00:03"]
+        assert shown.stderr == "2 more lines after these; --limit shows more\n"
+        assert forewarn(lab, "lab", "transcript").stderr == ""
+
+
+def test_a_span_of_time_is_written_as_everywhere_else(tmp_path: Path) -> None:
+    with serving(tmp_path, "--start", "2030-01-31T12:00:00Z") as lab:
+        assert forewarn(lab, "lab", "clock", "advance", "1h30m").returncode == 0
+        assert lab.control("GET", "/clock")["now"] == "2030-01-31T13:30:00Z"
+        wrong = forewarn(lab, "lab", "clock", "advance", "1.5h")
+        assert wrong.returncode == 2
+        assert "'1.5h' is no span of time; expected a time such as 90s, 15m, 2h, 1h30m or 7d" in wrong.stderr
+
+
+def test_the_commands_for_a_lab_elsewhere_do_without_the_servers_parts() -> None:
+    program = "import sys; sys.modules['msgspec'] = None; from forewarn.cli.lab import _seconds; print(_seconds('1h30m'))"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)
+    assert ran.stdout == "5400.0\n", ran.stderr
+
+
+def test_the_ready_file_is_there_only_while_the_lab_is_ready(tmp_path: Path) -> None:
+    """One that a killed lab left would send a suite to a port where nobody, or somebody else, answers."""
+    ready = tmp_path / "ready.json"
+    ready.write_text('{"metadata": "http://127.0.0.1:1", "control": "http://127.0.0.1:1", "vms": {}, "pid": 1}')
+    command = [sys.executable, "-m", "forewarn", "lab", "serve", "--port=0", "--control-port=0", f"--ready-file={ready}"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("the lab is ready")
+        assert json.loads(ready.read_text())["pid"] == process.pid
+        assert stat.S_IMODE(ready.stat().st_mode) == 0o644
+        process.terminate()
+        assert process.wait(10) == 0
+        assert not ready.exists()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_lab_that_does_not_come_up_leaves_no_older_ready_file(tmp_path: Path) -> None:
+    ready = tmp_path / "ready.json"
+    ready.write_text("{}")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        flags = [f"--port={taken.getsockname()[1]}", "--control-port=0", f"--ready-file={ready}"]
+        command = [sys.executable, "-m", "forewarn", "lab", "serve", *flags]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert ended.returncode != 0
+    assert not ready.exists()
 
 
 def test_a_clock_that_is_asked_for_nonsense_says_so_and_stays(tmp_path: Path) -> None:
@@ -100,6 +186,8 @@ def test_a_clock_that_is_asked_for_nonsense_says_so_and_stays(tmp_path: Path) ->
         assert lab.refused("POST", "/clock/advance", {"minutes": 1})[0] == 400
         assert lab.refused("PUT", "/clock", {"now": "2029-01-01T00:00:00Z"})[0] == 400
         assert lab.refused("PUT", "/clock", {"rate": 0})[0] == 400
+        assert lab.refused("PUT", "/clock", {"rate": 5, "now": "2029-01-01T00:00:00Z", "is_running": True})[0] == 400
+        assert lab.refused("PUT", "/clock", {"rate": 5, "now": "9999-12-31T00:00:00Z"})[0] == 400
         assert lab.control("GET", "/clock") == before
 
 
@@ -115,6 +203,9 @@ def test_a_real_clock_refuses_to_be_moved_and_takes_another_rate(tmp_path: Path)
     [
         (["--start", "yesterday"], "'yesterday' is no moment"),
         (["--start", "2030-01-31T12:00:00"], "has no time zone"),
+        (["--start", "9999-12-31T12:00:00Z"], "the clock cannot start at 9999-12-31T12:00:00+00:00; expected a moment from 1970"),
+        (["--start", "9999-12-31T23:59:59-14:00"], "is no moment"),
+        (["--clock", "real", "--start", "2030-01-31T12:00:00Z"], "the real clock starts now"),
         (["--fleet", "nowhere.yaml"], "nowhere.yaml cannot be read"),
         (["--ready-file", "no/such/folder/f"], "cannot be written"),
     ],

@@ -15,7 +15,7 @@ from forewarn.client.event import read_document
 from forewarn.client.message import Answer, Reader
 from forewarn.client.moment import parse
 from forewarn.client.pace import PAUSE_SECONDS_MAX, RETRY_AFTER_SECONDS_MAX, pause_seconds
-from forewarn.client.watch import LOOKS_MIN
+from forewarn.client.watch import BLANKS_MIN, LOOKS_MIN
 
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 ONCE = (Kind.APPEARED, Kind.STARTED, Kind.FINISHED, Kind.CANCELED)
@@ -117,6 +117,20 @@ def test_a_server_that_lags_never_ends_what_lives(history: list[Document], data:
             if change.kind in ENDS
         ]
         assert not set(ended) & keys(document)
+
+
+@patient
+@given(st.lists(documents, max_size=10), st.data())
+def test_empty_bodies_that_pass_change_nothing_of_what_is_told(seen: list[Document], data: st.DataObject) -> None:
+    """Whatever an endpoint shows: with less than a minute of empty bodies before each document, the same is told."""
+    blank = Document(0, (), is_blank=True)
+    watcher = Watcher()
+    told: list[Change] = []
+    for document in seen:
+        told += tell(watcher, [blank] * data.draw(st.integers(0, BLANKS_MIN - 1)))
+        told += watcher.update(document, NOON)
+
+    assert told == tell(Watcher(), seen)
 
 
 @patient

@@ -18,7 +18,7 @@ from forewarn.wire import approval, fleet
 from forewarn.wire.document import body, etag, matches
 from forewarn.wire.fleet import SCHEMA, Fleet
 from forewarn.wire.instance import tree, walk
-from forewarn.wire.record import decode_scope, encode_scope
+from forewarn.wire.record import SCOPE
 from forewarn.wire.versions import INSTANCE_VERSIONS, VERSIONS, Version
 
 SCHEMA_SAYS = Draft202012Validator(SCHEMA, format_checker=Draft202012Validator.FORMAT_CHECKER)
@@ -99,18 +99,18 @@ def fleets(draw: st.DrawFn) -> Fleet:
 @given(scopes)
 def test_a_scope_survives_its_record(scope: Scope) -> None:
     """Encode and decode are each other's inverse, to the microsecond."""
-    assert decode_scope(encode_scope(scope)) == scope
+    assert SCOPE.decode(SCOPE.encode(scope)) == scope
 
 
 @patient
 @given(scopes, st.data())
 def test_a_cut_record_is_never_taken_for_a_whole_one(scope: Scope, data: st.DataObject) -> None:
     """A torn write is found, wherever it tore."""
-    record = encode_scope(scope)
+    record = SCOPE.encode(scope)
     torn = record[: data.draw(st.integers(0, len(record) - 1))]
 
     with pytest.raises(StoreUnusable):
-        decode_scope(torn)
+        SCOPE.decode(torn)
 
 
 @patient

@@ -31,7 +31,7 @@ from forewarn.store.memory import MemoryStore
 from forewarn.web.page import body_of, page
 from forewarn.wire import note
 from forewarn.wire.fleet import Fleet
-from forewarn.wire.record import decode_scope
+from forewarn.wire.record import SCOPE
 from forewarn.wire.versions import VERSIONS
 from tests.builders import NOON
 from tests.rules import Broken, check_domains, check_members, check_state, check_step, must, pages
@@ -97,7 +97,7 @@ class Witness:
                 self.ended |= {event.id for event in before.events} if before else set()
                 self.transcript.append(f"{self.now():%H:%M:%S} {name} gone")
                 continue
-            after = self.scopes[name] = decode_scope(write.value)
+            after = self.scopes[name] = SCOPE.decode(write.value)
             with self.remembering():
                 self._check(before or Scope(name=name, kind=after.kind, incarnation=after.incarnation), after)
                 if is_fleet and before is not None:

@@ -36,6 +36,8 @@ class Client:
     def __init__(self, config: ClientConfig) -> None:
         self._url = config.control_url
         self._ca_file = config.ca_file
+        if config.token and not (config.token.isascii() and config.token.isprintable()):
+            raise Usage("token: it holds a character that no token has; expected the text that `forewarn token create` showed")
         self._headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {config.token}"} if config.token else {})
 
     def get(self, *path: str, query: str = "") -> Any:

@@ -14,9 +14,9 @@ from forewarn.cli.config import resolved
 from forewarn.cli.output import show_json, show_list
 from forewarn.cli.usage import Exit, Usage
 from forewarn.config import ClientConfig
-from forewarn.errors import Invalid, Problem
+from forewarn.errors import AlreadyPending, Invalid, Problem, UnknownVm
 from forewarn.lab.conform import report
-from forewarn.lab.conform.check import CHECKS, Check
+from forewarn.lab.conform.check import CHECKS, Check, Failed
 from forewarn.lab.conform.probe import Endpoint, Time
 from forewarn.lab.conform.run import Result, Verdict, run
 from forewarn.lab.conform.stage import Stage
@@ -95,12 +95,22 @@ def _run(stage: Stage, checks: list[Check]) -> Iterator[Result]:
     """The results; on a terminal, with a word on how far it is."""
     _tell("waiting for the first answer, which may take two minutes")
     try:
-        stage.reach()
+        _begin(stage, checks)
         for number, result in enumerate(run(stage, checks), start=1):
             _tell(f"{number} of {len(checks)}: {result.check.name}")
             yield result
     finally:
         _tell("")
+
+
+def _begin(stage: Stage, checks: list[Check]) -> None:
+    try:
+        stage.reach()
+        stage.survey(checks)
+    except (UnknownVm, AlreadyPending) as problem:
+        raise Usage(problem.message) from problem
+    except Failed:  # the endpoint does not tell the VM's name: the checks will say so
+        return
 
 
 def _tell(progress: str) -> None:

@@ -15,7 +15,7 @@ from forewarn.cli.usage import needs_server_parts
 from forewarn.config import Config
 from forewarn.errors import Invalid
 
-app = typer.Typer(help="The fleet: show, export, apply, sync, check, schema.", no_args_is_help=True)
+app = typer.Typer(help="The fleet: show, export, diff, apply, sync, check, schema.", no_args_is_help=True)
 
 
 class Source(StrEnum):
@@ -58,6 +58,12 @@ def apply(context: typer.Context, file: File, *, dry_run: DryRun = False, as_jso
     """Make the fleet what the file says."""
     answer = connect(context).put("fleet", body=_read(file), query="dry_run=true" if dry_run else "")
     _show_difference(answer, dry_run=dry_run, as_json=as_json)
+
+
+@app.command()
+def diff(context: typer.Context, file: File, *, as_json: Json = False) -> None:
+    """Tell what `apply` would change, and change nothing."""
+    apply(context, file, dry_run=True, as_json=as_json)
 
 
 @app.command()

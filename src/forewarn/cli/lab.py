@@ -4,6 +4,8 @@ import json
 import os
 import re
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -19,9 +21,8 @@ from forewarn.cli.serve import run_until_stopped
 from forewarn.cli.usage import Usage, needs_server_parts
 from forewarn.config import Address
 from forewarn.errors import Invalid
+from forewarn.wire import span as spans
 
-SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
-SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 FAULT_COLUMNS = ("id", "fault", "vms", "begins_at", "ends_at", "requests_left")
 
 app = typer.Typer(help="The lab: the service with a clock you control, scenarios and faults.", no_args_is_help=True)
@@ -47,8 +48,8 @@ Seed = Annotated[int, typer.Option(help="Ids and chance come from it.")]
 Running = Annotated[bool, typer.Option("--running", help="A virtual clock follows the real time until it is paused.")]
 Port = Annotated[int, typer.Option(help="Where VMs call; 0 takes a free port.", min=0, max=65535)]
 ControlPort = Annotated[int, typer.Option(help="Where the control API is; 0 takes a free port.", min=0, max=65535)]
-ReadyFile = Annotated[Path | None, typer.Option(help="Written when all is ready: a JSON file that tells where.")]
-Span = Annotated[str, typer.Argument(metavar="SPAN", help="Such as 90s, 15m or 2h.")]
+ReadyFile = Annotated[Path | None, typer.Option(help="There while all is ready: a JSON file that tells where.")]
+Span = Annotated[str, typer.Argument(metavar="SPAN", help="Such as 90s, 15m, 2h, 1h30m or 7d.")]
 
 
 @app.command()
@@ -65,10 +66,12 @@ def serve(
     ready_file: ReadyFile = None,
 ) -> None:
     """Run a lab until it is told to stop (SIGTERM or Ctrl-C)."""
+    if start is not None and clock_kind is ClockKind.REAL:
+        raise Usage(f"--start {start} cannot be: the real clock starts now; expected --clock virtual, or no --start")
     with needs_server_parts("lab serve"):
         import asyncio
 
-        from forewarn.lab.laboratory import DOORS_MAX, Setup, laboratory
+        from forewarn.lab.laboratory import Setup, laboratory
         from forewarn.server import read_file
         from forewarn.wire.fleet import parse
 
@@ -85,13 +88,12 @@ def serve(
         async def work() -> None:
             async with laboratory(setup) as lab:
                 at = await lab.listen(Address("127.0.0.1", port), Address("127.0.0.1", control_port))
-                doors = {vm: await lab.door(vm) for vm in sorted(lab.engine.board.vms)[:DOORS_MAX]}
-                told = {"metadata": f"http://{at.metadata}", "control": f"http://{at.control}", "vms": doors}
-                if ready_file is not None:
-                    write_whole(ready_file, json.dumps({**told, "pid": os.getpid()}, indent=2) + "\n")
-                typer.echo(_welcome(told, setup.is_virtual and not is_running))
-                await asyncio.get_running_loop().create_future()
+                told = {"metadata": f"http://{at.metadata}", "control": f"http://{at.control}", "vms": await lab.doors()}
+                with announced(ready_file, {**told, "pid": os.getpid()}):
+                    typer.echo(_welcome(told, setup.is_virtual and not is_running))
+                    await asyncio.get_running_loop().create_future()
 
+        withdraw(ready_file)
         run_until_stopped(work)
 
 
@@ -102,27 +104,51 @@ def _welcome(told: dict[str, Any], stands_still: bool) -> str:  # noqa: FBT001
     return f"{where}\nEach VM has a door of its own:\n{doors}{still}"
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Whoever waits for the file finds all of it or none."""
+@contextmanager
+def announced(path: Path | None, told: dict[str, Any]) -> Iterator[None]:
+    """While it is so, the file says so: whoever waits for it finds all of it or none."""
+    if path is None:
+        yield
+        return
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(handle, "w") as file:
-            file.write(text)
+            file.write(json.dumps(told, indent=2) + "\n")
+        Path(name).chmod(0o644)
         Path(name).replace(path)
     except OSError as error:
-        raise Invalid(f"the ready file {path} cannot be written: {error.strerror or error}", file=str(path)) from error
+        raise _unwritable(path, error) from error
+    try:
+        yield
+    finally:
+        withdraw(path)
+
+
+def withdraw(path: Path | None) -> None:
+    """What a lab that was killed has left there must not be taken for ours."""
+    if path is None:
+        return
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> Invalid:
+    return Invalid(f"the ready file {path} cannot be written: {error.strerror or error}", file=str(path))
 
 
 @app.command()
 def transcript(
     context: typer.Context,
     *,
-    after: Annotated[int, typer.Option(help="Only what came after the entry of this number.", min=0)] = 0,
+    after: Annotated[int | None, typer.Option(help="Begin after the entry of this number; else the newest.", min=0)] = None,
     limit: Annotated[int, typer.Option(help="At most so many.", min=1, max=10_000)] = 1000,
     as_json: Json = False,
 ) -> None:
     """What happened so far: every request with its answer, every change, every step."""
-    answer = connect(context).get("transcript", query=f"after={after}&limit={limit}")
+    begin = "newest=true" if after is None else f"after={after}"
+    answer = connect(context).get("transcript", query=f"{begin}&limit={limit}")
     if as_json:
         show_json(answer)
         return
@@ -133,6 +159,9 @@ def transcript(
 
         for entry in msgspec.convert(answer["entries"], list[Entry]):
             typer.echo(readable(entry))
+    if answer["left_out"]:
+        where = "before" if after is None else "after"
+        typer.echo(f"{answer['left_out']} more lines {where} these; --limit shows more", err=True)
 
 
 @clock.command("show")
@@ -231,10 +260,10 @@ def _setting(said: str) -> tuple[str, object]:
 
 
 def _seconds(span: str) -> float:
-    found = SPAN.fullmatch(span)
-    if found is None:
-        raise Usage(f"{span!r} is no span of time; expected a number and ms, s, m, h or d, such as 15m")
-    return float(found[1]) * SECONDS[found[2]]
+    try:
+        return spans.parse(span).total_seconds()
+    except ValueError as error:
+        raise Usage(f"{span!r} is no span of time; expected {spans.EXPECTED}") from error
 
 
 def _moment(said: str | None) -> datetime | None:
@@ -242,8 +271,8 @@ def _moment(said: str | None) -> datetime | None:
         return None
     try:
         moment = datetime.fromisoformat(said)
-    except ValueError as error:
+        if moment.tzinfo is None:
+            raise Usage(f"{said!r} has no time zone; expected a moment such as {said}Z")
+        return moment.astimezone(UTC)
+    except (ValueError, OverflowError) as error:
         raise Usage(f"{said!r} is no moment; expected one such as 2030-01-31T12:00:00Z") from error
-    if moment.tzinfo is None:
-        raise Usage(f"{said!r} has no time zone; expected a moment such as {said}Z")
-    return moment.astimezone(UTC)

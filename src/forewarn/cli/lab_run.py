@@ -25,7 +25,7 @@ Command = Annotated[
     ),
 ]
 Rate = Annotated[
-    float | None, typer.Option(help="Run on the real clock, with every time so many times shorter.", min=0.01, max=100_000)
+    float | None, typer.Option(help="Run on the real clock, with every time so many times shorter.", min=0.001, max=100_000)
 ]
 Real = Annotated[bool, typer.Option("--real", help="Run on the real clock, every time as it is told: the same as --rate 1.")]
 Seed = Annotated[int | None, typer.Option(help="Ids, phases and choices come from it; else the file's own.", min=0)]
@@ -60,6 +60,9 @@ def run(
         from forewarn.lab.scenario.run import run as play
 
     scenario = load(which)
+    for option, path in (("--transcript", transcript), ("--junit", junit)):
+        if path is not None:
+            try_to_write(option, path)
     wish = Wish(seed=seed, rate=1.0 if is_real else rate, outside=tuple(vms or ()), command=tuple(command or ()))
     loudness = report.Loudness.QUIET if is_quiet else report.Loudness.VERBOSE if is_verbose else report.Loudness.NORMAL
     progress = report.Progress(typer.echo, loudness)
@@ -76,11 +79,11 @@ def run(
     if not results:
         return Exit.INTERRUPTED
     result = results[0]
+    progress.verdicts(scenario, result.verdicts)
     if transcript is not None:
         write(transcript, result.transcript.dump())
     if junit is not None:
         write(junit, report.junit(scenario, result.verdicts, result.transcript))
-    progress.verdicts(scenario, result.verdicts)
     return Exit.DONE if result.is_passed else Exit.REFUSED
 
 
@@ -119,6 +122,19 @@ def load(which: str) -> "Scenario":
         raise Usage(problem.message) from problem
     except OSError as error:
         raise Usage(f"the scenario file {which} cannot be read: {error.strerror or error}") from error
+
+
+def try_to_write(option: str, path: Path) -> None:
+    """Whether a file can be written is worth knowing before the run. What is there stays; a pipe would take it for the end."""
+    is_there = path.exists()
+    if path.is_fifo():
+        return
+    try:
+        path.open("ab").close()
+        if not is_there:
+            path.unlink()
+    except OSError as error:
+        raise Usage(f"{option} {path} cannot be written: {error.strerror or error}") from error
 
 
 def write(path: Path, body: bytes) -> None:

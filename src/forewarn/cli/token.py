@@ -4,6 +4,7 @@ import asyncio
 import json
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -42,7 +43,7 @@ def create(
 ) -> None:
     """Make a token and show it, this once. The first has to be an admin's; from then on every request needs one."""
     said = {"name": name, "role": role, "expires": expires}
-    answer = connect(context).post("tokens", said=said) if store is None else _on(store, lambda engine: _create(engine, said))
+    answer = connect(context).post("tokens", said=said) if store is None else _create_on(store, said)
     if as_json:
         show_json(answer)
         return
@@ -67,10 +68,23 @@ def revoke(context: typer.Context, name: Name, *, store: Store = None) -> None:
     typer.echo(f"{name} is revoked")
 
 
-def _on(store: str, work: "Callable[[Engine], Awaitable[T]]") -> T:
-    """Do it on the store itself, which other servers may be using meanwhile."""
+def _create_on(store: str, said: Mapping[str, str | None]) -> Any:
+    if _is_missing(store):
+        typer.echo(f"there is no store {store} yet: it is made now", err=True)
+    return _on(store, lambda engine: _create(engine, said), may_make=True)
+
+
+def _is_missing(store: str) -> bool:
+    path = store.removeprefix("sqlite:///")
+    return path not in (store, "") and not Path(path).exists()
+
+
+def _on(store: str, work: "Callable[[Engine], Awaitable[T]]", *, may_make: bool = False) -> T:
+    """Do it on the store itself, which other servers may be using meanwhile. A name with a slip in it makes no new one."""
     if store == "memory":
         raise Usage("--store: a store in memory is nobody else's; expected sqlite:///PATH")
+    if not may_make and _is_missing(store):
+        raise Usage(f"--store: there is no file {store.removeprefix('sqlite:///')}; expected the store of a service")
     with needs_server_parts("token --store"):
         from forewarn.core.timing import Timing
         from forewarn.engine.clock import RealClock

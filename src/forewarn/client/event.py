@@ -66,17 +66,24 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What all VMs of a scope are told. `incarnation` is 0 where the endpoint did not say; `etag` is as it came, maybe empty."""
+    """What all VMs of a scope are told. `incarnation` is 0 where the endpoint did not say; `etag` is as it came, maybe empty.
+
+    `is_blank`: the answer had no body at all. It may mean no events, or that the endpoint has a hiccup.
+    """
 
     incarnation: int
     events: tuple[Event, ...]
     etag: str = ""
+    is_blank: bool = False
 
 
 def read_document(body: bytes, *, etag: str = "", content_type: str = "") -> Document:
-    """The document that a 200 carries. Nothing at all means no events: endpoints of that kind exist (protocol 3)."""
+    """The document that a 200 carries. Nothing at all means no events: endpoints of that kind exist (protocol 3).
+
+    Its ETag is dropped: it may be that of the document which should have come, and a 304 to it would make a hiccup last.
+    """
     if not body.strip():
-        return Document(UNKNOWN_INCARNATION, (), etag)
+        return Document(UNKNOWN_INCARNATION, (), is_blank=True)
     try:
         said = read_json(body, content_type)
     except BadAnswer as problem:

@@ -17,6 +17,10 @@ lags, or from a counter that began again (a new store, 24 hours without a poll),
 document events that appear or start are told at once, because that is urgent and true of either; what it lacks or shows
 otherwise is believed when LOOKS_MIN documents in a row were like that. So no reset is missed, and no stale page ends an event.
 Nor does the first page of a new life: while there is none to compare it with, one that lacks a known event is doubted too.
+
+**An empty body** is how some hosts say that there are no events, and how others hiccup. It ends what is known only when
+BLANKS_MIN came in a row, which takes a minute, as looks are at least a second apart; until then it is as if it had not come.
+No document has said then that these ids are over, so one that comes back is told anew.
 """
 
 from collections.abc import Container, Iterable, Iterator
@@ -28,6 +32,7 @@ from forewarn.client.event import Document, Event
 
 GRACE = timedelta(seconds=5)
 LOOKS_MIN = 3
+BLANKS_MIN = 60
 OVER_MAX = 1024
 
 
@@ -49,20 +54,25 @@ class Change:
 
 
 class Watcher:
-    """Remembers what was told. `known` are events told in an earlier life; `approved` holds keys of events, and may grow."""
+    """Remembers what was told. `known` are events told in an earlier life; `approved` holds keys of events, and may grow.
+
+    With a `looks_min` of 1, for who looks only once, whatever comes is believed.
+    """
 
     def __init__(self, known: Iterable[Event] = (), *, approved: Container[str] = (), looks_min: int = LOOKS_MIN) -> None:
         self._looks_min = looks_min
+        self._blanks_min = BLANKS_MIN if looks_min > 1 else 1
         self._live = {event.key: event for event in known}
         self._over: dict[str, None] = {}
         self._approved = approved
         self._believed: Document | None = None
         self._doubts = 0
+        self._blanks = 0
 
     @property
     def is_in_doubt(self) -> bool:
         """Whether another look is needed soon."""
-        return self._doubts > 0
+        return self._doubts > 0 or bool(self._blanks and self._live)
 
     def update(self, document: Document, now: datetime) -> list[Change]:
         """What is new, ends first. The same document again is no news."""
@@ -72,7 +82,8 @@ class Watcher:
         changes = [Change(self._end(event, now), event, document) for event in ended]
         for event in ended:
             del self._live[event.key]
-            self._over[event.key] = None
+            if not document.is_blank:
+                self._over[event.key] = None
         for event in shown.values():
             kinds = tuple(self._news(event, is_believed=is_believed))
             changes += [Change(kind, event, document) for kind in kinds]
@@ -82,6 +93,10 @@ class Watcher:
         return changes
 
     def _believe(self, document: Document) -> bool:
+        if document.is_blank:
+            self._blanks += 1
+            return self._blanks >= self._blanks_min
+        self._blanks = 0
         if self._is_doubtful(document):
             self._doubts += 1
             if self._doubts < self._looks_min:

@@ -2,7 +2,7 @@
 
 import uuid
 from datetime import datetime, timedelta
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 
 import msgspec
 
@@ -48,6 +48,13 @@ class Phase(StrEnum):
     ORDERED = "ordered"
     ANNOUNCED = "announced"
     CHECKING = "checking"
+
+
+class Turn(IntEnum):
+    """How badly a host is wanted by a campaign that goes on, and so how badly it serves as a place to move VMs to."""
+
+    WAITING = 1
+    UNDER_WAY = 2
 
 
 class Told(msgspec.Struct, frozen=True):
@@ -98,6 +105,8 @@ class Campaign(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     skipped: int = 0
     failed: int = 0
     troubles: tuple[Trouble, ...] = ()
+    asked_as: str = ""
+    """Which request it was that started it: asked twice is asked once."""
     spent: timedelta = timedelta(0)
     """What the hosts that are done took, all together."""
 
@@ -205,7 +214,12 @@ def operation_id(campaign: Campaign, host: str) -> str:
 
 def host_seconds(wish: Wish, timing: Timing) -> timedelta:
     """How long a host takes if nobody says go ahead: its notice and its impact."""
-    return timing.notice[wish.type] + timing.duration[wish.type]
+    return timing.notice[wish.type] + impact_seconds(wish, timing)
+
+
+def impact_seconds(wish: Wish, timing: Timing) -> timedelta:
+    """How long an impact takes: as is usual for its type, or longer if the operator says so."""
+    return max(timing.duration[wish.type], timedelta(seconds=wish.duration_seconds or 0))
 
 
 def estimate(campaign: Campaign, now: datetime, timing: Timing) -> datetime | None:

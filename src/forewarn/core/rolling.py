@@ -3,12 +3,13 @@
 A host's way through a campaign:
 
     waiting ──there is room──> ordered ──its events exist──> announced ──they ended──> (checking) ──> done
-       │ gone, or too large          │ refused                  │ canceled                  │ says no
+       │ gone; in the end, too large │ refused                  │ canceled                  │ says no
        └────> skipped                └────> skipped             └─> skipped; failed         └─> failed
 
 There is room when fewer than `max_hosts` are under way and every scope on the host has one update domain at most, and no more
 VMs than its budget, that are down or announced by any campaign. A Scheduled event takes its share as a Started one does: the
-machine would hold another update domain by itself, but it counts no VMs.
+machine would hold another update domain by itself, but it counts no VMs. A host that has become too large for a budget, such as
+by VMs moved there from others, waits until all others are done: until then somebody may make it smaller.
 
 Any server may decide; the revision settles who was first. What must be done afterwards (`orders`) is read off the campaign
 itself and may be done twice: so a server that dies between the record and the order loses nothing and doubles nothing.
@@ -236,9 +237,11 @@ def give_turns(draft: Draft) -> None:
     """The next few hosts in their order, as many as there is room for. Who does not fit keeps its place."""
     campaign, fleet = draft.campaign, draft.view.fleet
     ledger = taken_now(draft)
-    fresh = draft.view.hosts(campaign.cursor, campaign.cursor + window_of(campaign.wish.max_hosts) - len(campaign.window))
+    window = window_of(campaign.wish.max_hosts)
+    fresh = draft.view.hosts(campaign.cursor, campaign.cursor + window - len(campaign.window))
     room = campaign.wish.max_hosts - len(campaign.under_way)
-    left = []
+    left: list[str] = []
+    too_large: list[Hindrance] = []
     for host in (*campaign.window, *fresh):
         if room == 0:
             left.append(host)
@@ -247,15 +250,18 @@ def give_turns(draft: Draft) -> None:
         hindrance = None if scopes is None else ledger.hindrance(host, scopes)
         if scopes is None:
             draft.skip(host, "there is no such host any more")
-        elif hindrance is not None and hindrance.is_for_good:
-            draft.skip(host, str(hindrance))
         elif hindrance is not None:
             left.append(host)
+            too_large += [hindrance] if hindrance.is_for_good else []
         else:
             ledger.take_host(host, scopes)
             draft.put(under_way=(*draft.campaign.under_way, UnderWay(host, draft.now)))
             draft.tell(f"turns to {host}", host)
             room -= 1
+    is_last = not draft.campaign.under_way and len(left) == len(too_large) and campaign.cursor + len(fresh) == campaign.total
+    for hindrance in too_large[0 if is_last else window // 2 :]:  # the rest of the window is for those that can go on
+        left.remove(hindrance.host)
+        draft.skip(hindrance.host, str(hindrance))
     if len(left) < len(campaign.window) + len(fresh):
         draft.put(window=tuple(left), cursor=campaign.cursor + len(fresh))
 

@@ -21,7 +21,6 @@ from forewarn.core.fleet import Scope
 from forewarn.core.machine import decide as decide_scope
 from forewarn.core.rolling import Decision, View, decide
 from forewarn.core.wave import Forecast, forecast
-from forewarn.engine.board import Board
 from forewarn.engine.engine import TRIES_MAX, Engine
 from forewarn.engine.shelf import (
     CAMPAIGN_KEY,
@@ -32,48 +31,16 @@ from forewarn.engine.shelf import (
     written_hosts,
     written_roll,
 )
-from forewarn.errors import Conflict, Invalid, OverBudget, StoreLost, TooManyCampaigns, Unavailable, UnknownHost
+from forewarn.errors import Conflict, Invalid, OverBudget, StoreLost, TooManyCampaigns, Unavailable
 from forewarn.platform.exec import ExecPlatform
 from forewarn.store.base import Write
 
 ALIVE_MAX = 100
 ENDED_MAX = 1000
-GLANCES_MAX = 10_000
 POLLS_PASS_EVERY = 200
 """How many hosts are gathered for a plan before polls get their turn."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """All of the environment that a health command is given, beside what it is told of its host."""
-
-
-class Glances:
-    """The board as the rules of campaigns look at it. A scope is gone through once for each of its revisions."""
-
-    def __init__(self, board: Board) -> None:
-        self._board = board
-        self._known: dict[str, Standing] = {}
-
-    @property
-    def revision(self) -> int:
-        return self._board.revision
-
-    def standing(self, scope: str) -> Standing | None:
-        place = self._board.scopes.get(scope)
-        if place is None:
-            self._known.pop(scope, None)
-            return None
-        known = self._known.get(scope)
-        if known is None or known.revision != place.revision:
-            if len(self._known) >= GLANCES_MAX:
-                self._known.clear()
-            known = self._known[scope] = standing(place.scope, place.revision)
-        return known
-
-    def on_host(self, host: str) -> list[Standing] | None:
-        try:
-            places = self._board.places_on(host)
-        except UnknownHost:
-            return None
-        return [found for found in (self.standing(place.scope.name) for place in places) if found is not None]
 
 
 class Campaigns:
@@ -82,13 +49,13 @@ class Campaigns:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._shelf = engine.shelf
-        self.fleet = Glances(engine.board)
+        self.fleet = engine.shelf.glances(engine.board)
 
     async def plan(self, wish: Wish) -> Forecast:
         """What a campaign would do, as things stand now. Nothing is changed."""
         engine, board = self._engine, self._engine.board
         self._check(wish)
-        hosts = matching(board.host_names(), wish.patterns)
+        hosts = await asyncio.to_thread(matching, board.host_names(), wish.patterns)
         if not hosts:
             raise Invalid(f"no host matches {', '.join(wish.patterns)}; expected patterns such as rack7-*", field="hosts")
         if len(hosts) > HOSTS_MAX:
@@ -110,8 +77,13 @@ class Campaigns:
             horizon=horizon,
         )
 
-    async def start(self, wish: Wish, by: str) -> Campaign:
-        """A new campaign. A host that alone takes more than a scope's budget is told now, not found in the night."""
+    async def start(self, wish: Wish, by: str, operation_id: str = "") -> Campaign:
+        """A new campaign. A host that alone takes more than a scope's budget is told now, not found in the night.
+
+        `operation_id` names the request: one that was carried out before, here or by another server, gives what it gave then.
+        """
+        if (before := self._asked_before(operation_id)) is not None:
+            return before
         planned = await self.plan(wish)
         if planned.too_large:
             one = planned.too_large[0]
@@ -119,7 +91,9 @@ class Campaigns:
             raise OverBudget(f"{one}{more}", host=one.host, scope=one.scope, vms=one.vms, max_unavailable=one.limit)
         async with self._shelf.deciding:
             for _ in range(TRIES_MAX):
-                campaign = self._numbered(wish, planned)
+                if (before := self._asked_before(operation_id)) is not None:
+                    return before
+                campaign = replace(self._numbered(wish, planned), asked_as=operation_id)
                 if await self._commit_start(campaign, planned.hosts, by):
                     return campaign
         raise Unavailable("too many change the campaigns at once; try again")
@@ -171,6 +145,10 @@ class Campaigns:
         decide_scope(Scope(name="-"), maintenance(wish, "-", said.NAMESPACE.hex), self._engine.clock.now(), self._engine.timing)
         if wish.health_command:
             health_platform(wish)
+
+    def _asked_before(self, operation_id: str) -> Campaign | None:
+        campaigns = (kept.campaign for kept in self._shelf.kept.values())
+        return next((one for one in campaigns if one.asked_as == operation_id != ""), None)
 
     def _numbered(self, wish: Wish, planned: Forecast) -> Campaign:
         roll = self._shelf.roll

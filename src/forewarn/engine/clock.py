@@ -109,5 +109,5 @@ async def within(clock: Clock, limit: timedelta, work: Awaitable[T]) -> T:
         raise TimeoutError(f"not done within {limit}")
     finally:
         alarm.cancel()
-        if task.cancel():  # it may not heed us, so nobody waits for it; what it still says is not wanted
+        if task.cancel():  # it may not heed us, so nobody waits for it here; what it still says is not wanted
             task.add_done_callback(lambda late: late.cancelled() or late.exception())

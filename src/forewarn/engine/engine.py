@@ -18,6 +18,7 @@ from forewarn.engine.clock import Clock
 from forewarn.engine.shelf import KINDS, Shelf
 from forewarn.engine.tail import Tail
 from forewarn.engine.tally import Tally
+from forewarn.engine.tokens import KINDS as TOKEN_KINDS
 from forewarn.engine.tokens import Tokens
 from forewarn.engine.trouble import Trouble
 from forewarn.errors import Conflict, Problem, StoreLost, StoreUnusable, Unavailable
@@ -61,7 +62,7 @@ class Engine:
         self.trouble = Trouble(clock)
         self.tail = Tail(store)
         self.shelf = Shelf()
-        self.tokens = Tokens(clock, self.commit_record)
+        self.tokens = Tokens(store, clock, self.commit_records)
         self.is_ready = False
         self._lost_at: datetime | None = None
         self.fleet_record = Record(FLEET_KEY, None, 0)
@@ -89,10 +90,10 @@ class Engine:
         if found.key == FLEET_KEY:
             if found.revision > self.fleet_record.revision:
                 self.fleet_record = found
-                self.board.declared_hosts = record.decode_hosts(found.value).names if found.value is not None else ()
+                self.board.declared_hosts = record.HOSTS.decode(found.value).names if found.value is not None else ()
             return
         kind, _, name = found.key.rstrip("/").partition("/")
-        if kind == "token":
+        if kind in TOKEN_KINDS:
             self.tokens.learn(found)
         elif kind in KINDS:
             self.shelf.learn(found)
@@ -101,7 +102,7 @@ class Engine:
         if found.value is None:
             self.board.withdraw(name, found.revision)
         else:
-            scope = record.decode_scope(found.value)
+            scope = record.SCOPE.decode(found.value)
             self.tally.compare(scope, self.clock.now())
             self.board.publish(scope, found.revision)
 
@@ -145,7 +146,9 @@ class Engine:
         before, revision = self._read(scope, command)
         return before, revision, decide(before, command, self.clock.now(), self.timing)
 
-    async def submit_all(self, asked: Sequence[tuple[str, Command]], by: str, lock: Write) -> int:
+    async def submit_all(
+        self, asked: Sequence[tuple[str, Command]], by: str, lock: Write, changes: Sequence[Change] = ()
+    ) -> int:
         """Several scopes in one commit, together with a record that nobody else may have changed meanwhile; its new revision."""
         for _ in range(TRIES_MAX):
             present = [(scope, command) for scope, command in asked if scope in self.board.scopes or isinstance(command, Enrol)]
@@ -153,7 +156,7 @@ class Engine:
             now = self.clock.now()
             try:
                 outcomes = [(decide(before, command, now, self.timing), revision) for before, revision, command in read]
-                return await self.commit(outcomes, by, lock)
+                return await self.commit(outcomes, by, lock, changes=changes)
             except (Conflict, StoreLost) as lost:
                 self.tally.conflicts += isinstance(lost, Conflict)
                 for scope, _ in asked:
@@ -175,7 +178,7 @@ class Engine:
         assert len(outcomes) + len(extra) <= WRITES_MAX
         now = self.clock.now()
         writes = [
-            Write(SCOPE_KEY.format(outcome.scope.name), None if outcome.is_gone else record.encode_scope(outcome.scope), revision)
+            Write(SCOPE_KEY.format(outcome.scope.name), None if outcome.is_gone else record.SCOPE.encode(outcome.scope), revision)
             for outcome, revision in outcomes
         ]
         notes = [note.Note(now, by, outcome.scope.name, change) for outcome, _ in outcomes for change in outcome.changes]
@@ -194,9 +197,9 @@ class Engine:
         self.tail.ring()
         return revision
 
-    async def commit_record(self, write: Write, change: Change, by: str) -> int:
-        """A record that is no scope's, with the note of what became true by it."""
-        return await self.commit([], by, write, changes=(change,))
+    async def commit_records(self, writes: Sequence[Write], change: Change, by: str) -> int:
+        """Records that are no scope's, with the note of what became true by them."""
+        return await self.commit([], by, *writes, changes=(change,))
 
     async def _store(self, writes: Sequence[Write], notes: Sequence[bytes]) -> int:
         """The store's commit, timed; and known whether it takes any."""

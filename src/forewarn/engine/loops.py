@@ -19,7 +19,7 @@ from forewarn.engine.clock import within
 from forewarn.engine.engine import Engine
 from forewarn.engine.rounds import Rounds
 from forewarn.errors import ImpactFailed, NotFound, Problem, StoreUnusable, Unavailable
-from forewarn.platform.base import Order, Platform
+from forewarn.platform.base import Done, Order, Platform
 from forewarn.store.base import Record
 
 log = logging.getLogger("forewarn")
@@ -30,30 +30,44 @@ AGAIN_MAX = timedelta(seconds=30)
 PROBLEM_LENGTH_MAX = 500
 DETAIL_LENGTH_MAX = 4000
 ALARMS_SPARE = 64
+ENDING_SECONDS_MAX = 7.0
+"""How long drivers may take to end what they have in hand when the service stops: more than the grace of a command."""
 
 
 class Loops:
     """One server's part in the work. `worker` names it in claims and must be new at every start."""
 
     def __init__(
-        self, engine: Engine, platform: Platform, *, worker: str, impacts_max: int = 256, impact_limit: timedelta
+        self,
+        engine: Engine,
+        platform: Platform,
+        *,
+        worker: str,
+        impacts_max: int = 256,
+        impact_limit: timedelta,
+        ending_seconds_max: float = ENDING_SECONDS_MAX,
     ) -> None:
         self._engine = engine
         self._platform = platform
         self._worker = worker
         self._impacts_max = impacts_max
         self._impact_limit = impact_limit
+        self._ending_seconds_max = ending_seconds_max
         self._alarms: list[tuple[datetime, str]] = []
         self._wake_at: dict[str, datetime] = {}
         self._changed = asyncio.Event()
         self._in_hand: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._driving: set[asyncio.Future[Done]] = set()
         self._queue: dict[str, None] = {}
         engine.board.followers.append(self.notice)
         for place in engine.board.scopes.values():
             self.notice(place)
 
     async def run(self) -> None:
-        """Work until cancelled. What is in hand is then dropped: claims lapse by themselves, and whoever comes next goes on."""
+        """Work until cancelled. What is in hand is then dropped: claims lapse by themselves, and whoever comes next goes on.
+
+        Drivers are told, and have a few seconds to leave their VMs in a good state.
+        """
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._keep_deadlines())
@@ -65,6 +79,8 @@ class Loops:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            if self._driving:
+                await asyncio.wait(self._driving, timeout=self._ending_seconds_max)
 
     def notice(self, place: Place) -> None:
         """A scope has changed: know anew when it needs us."""
@@ -201,7 +217,10 @@ class Loops:
     async def _try(self, order: Order) -> Finish:
         finish = Finish(event_id=order.event_id, vm=order.vm.name, worker=self._worker, tries=order.tries)
         try:
-            done = await within(self._engine.clock, self._impact_limit, self._platform.carry_out(order))
+            driving = asyncio.ensure_future(self._platform.carry_out(order))
+            self._driving.add(driving)  # and there it stays until it has ended, whoever waits for it
+            driving.add_done_callback(self._driving.discard)
+            done = await within(self._engine.clock, self._impact_limit, driving)
             return replace(finish, host=done.host, detail=done.detail[:DETAIL_LENGTH_MAX])
         except asyncio.CancelledError:
             task = asyncio.current_task()

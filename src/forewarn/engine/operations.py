@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from forewarn.core import command as ask
+from forewarn.core.change import Change, What
 from forewarn.core.event import Cause, Event, EventType, How
 from forewarn.core.fleet import Scope, Vm
 from forewarn.core.machine import decide
@@ -15,7 +16,7 @@ from forewarn.engine.engine import FLEET_KEY, Engine
 from forewarn.errors import EventEnded, UnknownEvent
 from forewarn.store.base import WRITES_MAX, Write
 from forewarn.wire.fleet import Fleet
-from forewarn.wire.record import Hosts, decode_hosts, encode_hosts
+from forewarn.wire.record import HOSTS, Hosts
 
 POLLS_PASS_EVERY = 200
 """How many scopes of a new fleet are looked at before polls get their turn."""
@@ -29,13 +30,15 @@ class Told(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """What applying a fleet changes: names of scopes, and names of VMs that come and go."""
+    """What applying a fleet changes: names of scopes, and names of VMs and of declared hosts that come and go."""
 
     added: tuple[str, ...]
     changed: tuple[str, ...]
     removed: tuple[str, ...]
     vms_joined: tuple[str, ...]
     vms_left: tuple[str, ...]
+    hosts_added: tuple[str, ...]
+    hosts_removed: tuple[str, ...]
 
 
 class Operations:
@@ -45,6 +48,10 @@ class Operations:
         self._engine = engine
         self._make_id = make_id
         self._applying = asyncio.Lock()
+
+    def new_id(self) -> str:
+        """A new id, or that of the request that is being repeated."""
+        return self._make_id()
 
     def repeating(self, operation_id: str) -> "Operations":
         """For one operation whose id is known beforehand: asked again, it is the same operation."""
@@ -155,7 +162,7 @@ class Operations:
 
     def _applied(self) -> Hosts:
         value = self._engine.fleet_record.value
-        return Hosts() if value is None else decode_hosts(value)
+        return Hosts() if value is None else HOSTS.decode(value)
 
     async def apply(self, fleet: Fleet, *, by: str, dry_run: bool = False, digest: str | None = None) -> Difference:
         """Make the fleet so. All of it is checked before any of it is done; `dry_run` stops there.
@@ -180,8 +187,9 @@ class Operations:
         for first in range(0, max(len(asked), 1), size):
             is_last = first + size >= len(asked)
             hosts = whole if is_last else Hosts(fleet.hosts, known.digest, floor)
-            lock = Write(FLEET_KEY, encode_hosts(hosts), revision)
-            revision = await self._engine.submit_all(asked[first : first + size], by, lock)
+            lock = Write(FLEET_KEY, HOSTS.encode(hosts), revision)
+            changes = _host_changes(difference) if is_last else ()
+            revision = await self._engine.submit_all(asked[first : first + size], by, lock, changes)
             await asyncio.sleep(0)
         return difference
 
@@ -223,6 +231,8 @@ class Operations:
             removed=tuple(sorted(name for name in touched if name not in wanted)),
             vms_joined=tuple(sorted(coming - board.vms.keys())),
             vms_left=tuple(sorted(board.vms.keys() - coming)),
+            hosts_added=tuple(sorted({*fleet.hosts} - {*board.declared_hosts})),
+            hosts_removed=tuple(sorted({*board.declared_hosts} - {*fleet.hosts})),
         )
 
     async def _operate(self, kind: type[ask.Operation], vm: str, by: str, not_before: datetime | None) -> Told | None:
@@ -245,6 +255,13 @@ class Operations:
             ids = [event_id_of(command.operation_id, outcome.scope.name, domain) for domain in domains]
             told += [Told(outcome.scope, event) for event in map(outcome.scope.event, ids) if event is not None]
         return told
+
+
+def _host_changes(difference: Difference) -> tuple[Change, ...]:
+    """A declared host is of no scope, so the fleet itself tells of it."""
+    added = [Change(what=What.AMENDED, host=host, detail=f"host {host} declared") for host in difference.hosts_added]
+    removed = [Change(what=What.AMENDED, host=host, detail=f"host {host} declared no more") for host in difference.hosts_removed]
+    return (*added, *removed)
 
 
 def definition(scope: Scope) -> Scope:

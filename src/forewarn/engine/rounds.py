@@ -6,6 +6,7 @@ under way and not with the fleet. Every server does this; revisions and ids sett
 
 import asyncio
 import logging
+from contextlib import suppress
 from datetime import timedelta
 
 from forewarn.core import campaign as said
@@ -40,6 +41,7 @@ class Rounds:
         self._changed = asyncio.Event()
         self._awaited: dict[str, frozenset[str]] = {}
         self._checks: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._look_at = engine.clock.now() + NOW_AND_THEN
         engine.board.followers.append(self._notice_scope)
         engine.shelf.followers.append(self._notice)
 
@@ -47,25 +49,33 @@ class Rounds:
         """Work until cancelled. A health command that runs then is ended, and asked again by whoever comes next."""
         try:
             while True:  # ends when cancelled
-                while self._due:
+                self._look_now_and_then()
+                if self._due:
                     campaign_id = next(iter(self._due))
                     del self._due[campaign_id]
                     await self._attend(campaign_id)
-                self._changed.clear()
-                await self._rest()
+                else:
+                    self._changed.clear()
+                    await self._rest()
         finally:
             for task in self._checks.values():
                 task.cancel()
             await asyncio.gather(*self._checks.values(), return_exceptions=True)
 
+    def _look_now_and_then(self) -> None:
+        """However much happens meanwhile: a campaign of which nobody hears anything has its look too."""
+        now = self._engine.clock.now()
+        if not now < self._look_at <= now + NOW_AND_THEN:  # its moment has come, or the clock was set back
+            self._look_at = now + NOW_AND_THEN
+            self._due.update(dict.fromkeys(self._engine.shelf.roll.alive))
+
     async def _rest(self) -> None:
+        """Until something changed, or the next look is due."""
         if not self._engine.shelf.roll.alive:
             await self._changed.wait()
             return
-        try:
-            await within(self._engine.clock, NOW_AND_THEN, self._changed.wait())
-        except TimeoutError:
-            self._due.update(dict.fromkeys(self._engine.shelf.roll.alive))
+        with suppress(TimeoutError):
+            await within(self._engine.clock, self._look_at - self._engine.clock.now(), self._changed.wait())
 
     def _notice_scope(self, place: Place) -> None:
         self._wake({place.scope.name})

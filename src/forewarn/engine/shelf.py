@@ -7,7 +7,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from forewarn.core.campaign import Campaign, Roll
+from forewarn.core.campaign import Campaign, Roll, State, Turn
+from forewarn.engine.board import Board
+from forewarn.engine.glances import Glances
 from forewarn.errors import UnknownCampaign
 from forewarn.store.base import Record, Write
 from forewarn.wire import record
@@ -43,6 +45,7 @@ class Shelf:
         self.hosts: dict[str, dict[int, Piece]] = {}
         self.followers: list[Callable[[Campaign | None, Campaign], None]] = []
         self.deciding = asyncio.Lock()
+        self._glances: Glances | None = None
 
     def learn(self, found: Record) -> None:
         kind, _, rest = found.key.rstrip("/").partition("/")
@@ -54,7 +57,7 @@ class Shelf:
             self._learn_campaign(found, found.value)
         else:
             campaign, _, number = rest.partition("/")
-            self.hosts.setdefault(campaign, {})[int(number)] = Piece(record.decode_names(found.value), found.revision)
+            self.hosts.setdefault(campaign, {})[int(number)] = Piece(record.NAMES.decode(found.value), found.revision)
 
     def find(self, campaign_id: str) -> Kept:
         found = self.kept.get(campaign_id.lower())
@@ -75,10 +78,29 @@ class Shelf:
         places = (divmod(index, HOSTS_PER_RECORD) for index in range(start, stop))
         return [pieces[number].names[place] for number, place in places if number in pieces and place < len(pieces[number].names)]
 
+    def turns(self) -> dict[str, Turn]:
+        """The hosts that wait for their turn, or have it, in campaigns that go on."""
+        found: dict[str, Turn] = {}
+        alive = self.alive()
+        for campaign in alive:
+            if campaign.state is not State.CANCELED:
+                found |= dict.fromkeys(campaign.window, Turn.WAITING)
+                for number, piece in self.hosts.get(campaign.id, {}).items():
+                    found |= dict.fromkeys(piece.names[max(campaign.cursor - number * HOSTS_PER_RECORD, 0) :], Turn.WAITING)
+        for campaign in alive:
+            found |= {one.host: Turn.UNDER_WAY for one in campaign.under_way}
+        return found
+
+    def glances(self, board: Board) -> Glances:
+        """The board as all campaigns look at it."""
+        if self._glances is None:
+            self._glances = Glances(board)
+        return self._glances
+
     def _learn_roll(self, found: Record) -> None:
         if found.revision <= self.roll_revision or found.value is None:
             return
-        self.roll, self.roll_revision = record.decode_roll(found.value), found.revision
+        self.roll, self.roll_revision = record.ROLL.decode(found.value), found.revision
         alive = set(self.roll.alive)
         known = alive.union(self.roll.ended)
         for gone in [one for one, kept in self.kept.items() if one not in known and kept.revision < found.revision]:
@@ -87,7 +109,7 @@ class Shelf:
             del self.hosts[gone]
 
     def _learn_campaign(self, found: Record, value: bytes) -> None:
-        campaign = record.decode_campaign(value)
+        campaign = record.CAMPAIGN.decode(value)
         before = self.kept.get(campaign.id)
         if before is not None and before.revision >= found.revision:
             return
@@ -97,17 +119,17 @@ class Shelf:
 
 
 def written(campaign: Campaign, revision: int) -> Write:
-    return Write(CAMPAIGN_KEY.format(campaign.id), record.encode_campaign(campaign), revision)
+    return Write(CAMPAIGN_KEY.format(campaign.id), record.CAMPAIGN.encode(campaign), revision)
 
 
 def written_roll(roll: Roll, revision: int) -> Write:
-    return Write(ROLL_KEY, record.encode_roll(roll), revision)
+    return Write(ROLL_KEY, record.ROLL.encode(roll), revision)
 
 
 def written_hosts(campaign_id: str, hosts: Sequence[str]) -> list[Write]:
     starts = enumerate(range(0, len(hosts), HOSTS_PER_RECORD))
     return [
-        Write(HOSTS_KEY.format(campaign_id, number), record.encode_names(tuple(hosts[start : start + HOSTS_PER_RECORD])), 0)
+        Write(HOSTS_KEY.format(campaign_id, number), record.NAMES.encode(tuple(hosts[start : start + HOSTS_PER_RECORD])), 0)
         for number, start in starts
     ]
 

@@ -63,6 +63,8 @@ class Tail:
     async def after(self, number: int) -> tuple[Note, ...]:
         """The next notes after this number, from memory if they are there."""
         async with self._reading:
+            if self._recent and number > self._recent[-1].number:
+                self._recent = []  # from a time when somebody followed: it would be caught up with in many looks
             if not self._recent or number + 1 < self._recent[0].number:
                 if number + BATCH < await self.last():
                     return await self._store.history(number, BATCH)

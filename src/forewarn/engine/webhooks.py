@@ -42,12 +42,16 @@ REFUSALS_MAX = 10
 
 
 class Cursor(msgspec.Struct, frozen=True):
-    """Where a receiver is: all up to `number` is told. Claimed by a worker until `due_at`; by nobody: not tried before then."""
+    """Where a receiver is: all up to `number` is told. Claimed by a worker until `due_at`; by nobody: not tried before then.
+
+    `tries` failed since the last success; of these the last `refusals` without a break refused the next message.
+    """
 
     number: int
     due_at: datetime
     claimed_by: str = ""
     tries: int = 0
+    refusals: int = 0
 
 
 class Box(Protocol):
@@ -169,15 +173,16 @@ class Receiver:
         if not problem:
             self.delivered += 1
             self.is_failing = False
-            self._cursor = replace(self._cursor, tries=0)
+            self._cursor = replace(self._cursor, tries=0, refusals=0)
             return True
         self.failed += 1
-        if status in REFUSED and self._cursor.tries + 1 >= REFUSALS_MAX:
+        refusals = self._cursor.refusals + 1 if status in REFUSED else 0
+        if refusals >= REFUSALS_MAX:
             self.refused += 1
             log.error("webhook refused", extra={"facts": {"receiver": self.name, "note": shown.number, "problem": problem}})
-            self._cursor = replace(self._cursor, tries=0)
+            self._cursor = replace(self._cursor, tries=0, refusals=0)
             return True
-        await self._retreat(problem)
+        await self._retreat(problem, refusals)
         return False
 
     async def _hold(self) -> None:
@@ -190,13 +195,13 @@ class Receiver:
     def _claim_length(self) -> timedelta:
         return 2 * self._office.limit + MARGIN
 
-    async def _retreat(self, problem: str) -> None:
+    async def _retreat(self, problem: str, refusals: int) -> None:
         """Try again later, whoever it is then: longer each time, and not all receivers at one moment."""
         tries = self._cursor.tries + 1
         pause = min(FIRST_PAUSE * 2 ** min(tries - 1, 20), PAUSE_MAX) * (0.5 + self._office.chance() / 2)
         self.is_failing = True
         self._trouble.tell("webhook failed", receiver=self.name, problem=problem, tries=tries)
-        await self._write(Cursor(self._seen, self._clock.now() + pause, tries=tries))
+        await self._write(Cursor(self._seen, self._clock.now() + pause, tries=tries, refusals=refusals))
 
     def _count_lost(self, first: Note) -> None:
         """What retention took away before it could be told is gone; that it is, is told."""

@@ -20,6 +20,7 @@ from forewarn.wire import text
 
 Lab = NamedDependency[Laboratory]
 After = Annotated[int, QueryParameter(ge=0, description="Only what came after the entry of this number.")]
+Newest = Annotated[bool, QueryParameter(description="The newest, where there are more than the limit; else the oldest.")]
 
 
 class ClockView(msgspec.Struct, frozen=True):
@@ -53,16 +54,21 @@ class FaultView(msgspec.Struct, frozen=True):
 
 
 class TranscriptView(msgspec.Struct, frozen=True):
-    """The oldest entries after the one that was named; `total` counts all that are kept."""
+    """The entries after the one that was named, the oldest of them or the newest; `total` counts all that are kept.
+
+    `left_out` counts those that the limit leaves out.
+    """
 
     entries: list[Entry]
     total: int
+    left_out: int
 
 
 class DoorsView(msgspec.Struct, frozen=True):
-    """A listener of its own for each VM: whoever calls there is that VM."""
+    """A listener of its own for each VM: whoever calls there is that VM. `total` counts the VMs; not all may have a door."""
 
     doors: dict[str, str]
+    total: int
 
 
 def routes(lab: Laboratory) -> Router:
@@ -84,13 +90,8 @@ class Clocks(Controller):
 
     @put("/", responses=answers(errors.Refused, BodyTooLarge))
     async def set_clock(self, data: JSONBody[ClockChange], lab: Lab) -> ClockView:
-        """Sets the rate, jumps to a later moment, runs or stands still."""
-        if data.rate is not None:
-            lab.set_rate(data.rate)
-        if data.now is not None:
-            await lab.jump(data.now)
-        if data.is_running is not None:
-            lab.run(is_running=data.is_running)
+        """Sets the rate, jumps to a later moment, runs or stands still: all that is asked, or nothing."""
+        await lab.change_clock(rate=data.rate, moment=data.now, is_running=data.is_running)
         return clock_view(lab)
 
     @post("/advance", status_code=HTTP_200_OK, responses=answers(errors.Refused, BodyTooLarge))
@@ -148,10 +149,11 @@ class Transcripts(Controller):
     path = "/transcript"
 
     @get("/", responses=ANY)
-    async def read_transcript(self, lab: Lab, after: After = 0, limit: Limit = 1000) -> TranscriptView:
+    async def read_transcript(self, lab: Lab, after: After = 0, limit: Limit = 1000, *, newest: Newest = False) -> TranscriptView:
         """Every request with its answer, every change, every step, in order."""
         entries = [entry for entry in lab.transcript.entries if entry.number > after]
-        return TranscriptView(entries[:limit], len(lab.transcript.entries))
+        shown = entries[-limit:] if newest else entries[:limit]
+        return TranscriptView(shown, len(lab.transcript.entries), len(entries) - len(shown))
 
 
 class Doors(Controller):
@@ -160,7 +162,7 @@ class Doors(Controller):
     @get("/", responses=answers(errors.Refused))
     async def open_doors(self, lab: Lab) -> DoorsView:
         """The listener of each VM, opened where there was none yet."""
-        return DoorsView({vm: await lab.door(vm) for vm in sorted(lab.engine.board.vms)})
+        return DoorsView(await lab.doors(), len(lab.engine.board.vms))
 
 
 def clock_view(lab: Laboratory) -> ClockView:

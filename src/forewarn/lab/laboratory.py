@@ -25,8 +25,8 @@ from forewarn.engine.board import Place
 from forewarn.engine.clock import RealClock, VirtualClock
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
-from forewarn.errors import Conflict, Invalid, Refused
-from forewarn.lab.door import Door
+from forewarn.errors import Conflict, Invalid, Refused, Unavailable
+from forewarn.lab.door import DOORS_MAX, Doors
 from forewarn.lab.fault.filter import Dropped, FaultFilter, FilteredPolls
 from forewarn.lab.fault.standing import Fault, Faults, Standing
 from forewarn.lab.transcript import Kind, Transcript
@@ -41,8 +41,8 @@ from forewarn.web.settings import Settings
 from forewarn.wire.fleet import Fleet
 
 SPAN_MAX = timedelta(days=366)
-RATE_MIN, RATE_MAX = 0.001, 1_000_000.0
-DOORS_MAX = 256
+START_MIN, END_MAX = datetime(1970, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
+RATE_MIN, RATE_MAX = 0.001, 1_000_000
 CLAIM = timedelta(days=1)
 """One server works on a lab's store, so nobody takes a claim over, and renewing one only costs time."""
 
@@ -95,6 +95,9 @@ async def laboratory(setup: Setup) -> AsyncIterator["Laboratory"]:
 class Laboratory:
     """The parts of a lab, for whoever drives it. Made by `laboratory`."""
 
+    RETRY_SECONDS = 1.0
+    """How long until a door that could not be opened is tried again."""
+
     def __init__(self, setup: Setup, clock: VirtualClock | RealClock, engine: Engine) -> None:
         chance = random.Random(f"ids {setup.seed}")
         self.clock = clock
@@ -109,7 +112,10 @@ class Laboratory:
         self._lapsed: set[str] = set()
         board = engine.board
         self.platform = SimulatedPlatform(
-            clock, durations=engine.timing.duration, hosts=lambda: chain(board.hosts, board.declared_hosts)
+            clock,
+            durations=engine.timing.duration,
+            hosts=lambda: chain(board.hosts, board.declared_hosts),
+            wanted=engine.shelf.turns,
         )
         self.settings = Settings(identify=frozenset({Identify.PATH, Identify.ADDRESS}))
         self.metadata_inner = LabMetadata(engine, self.settings, self.faults)
@@ -122,24 +128,50 @@ class Laboratory:
             vm_of=self._vm_of,
         )
         self._listeners: list[Listener] = []
-        self._doors: dict[str, Door] = {}
+        self._doors = Doors(lambda vm, address: self._listener(partial(self._as, vm), address))
 
     async def advance(self, span: timedelta) -> None:
         """Let the time pass; returns when all that was due has been done."""
+        clock, seconds = self._virtual(), span.total_seconds()
         if not timedelta(0) <= span <= SPAN_MAX:
-            raise Invalid(f"the clock cannot advance by {span}; expected 0 to {SPAN_MAX.days} days", seconds=span.total_seconds())
-        clock = self._virtual()
+            raise Invalid(f"the clock cannot advance by {seconds:g} s; expected 0 to {SPAN_MAX.days} days", seconds=seconds)
+        if span > END_MAX - clock.now():
+            raise Invalid(f"the clock cannot advance by {seconds:g} s: it ends in the year {END_MAX.year}", seconds=seconds)
         self.transcript.add(Kind.CLOCK, what="advance", detail=str(span))
         await clock.advance(span)
+        await self.enforce_faults()
 
     async def jump(self, moment: datetime) -> None:
         """Be at a later moment at once, as a machine that slept."""
-        clock = self._virtual()
-        if moment.tzinfo is None or not clock.now() <= moment <= clock.now() + SPAN_MAX:
-            expected = f"a moment with a time zone, from {clock.now().isoformat()} to {SPAN_MAX.days} days later"
-            raise Invalid(f"the clock cannot jump to {moment.isoformat()}; expected {expected}", now=moment)
+        clock = self._checked_for(moment)
         self.transcript.add(Kind.CLOCK, what="jump", detail=moment.isoformat())
         await clock.jump(moment.astimezone(UTC))
+        await self.enforce_faults()
+
+    async def change_clock(self, *, rate: float | None, moment: datetime | None, is_running: bool | None) -> None:
+        """Several at once; all of it is done, or none if one is refused."""
+        if rate is not None:
+            timing_at(rate)
+        if moment is not None:
+            self._checked_for(moment)
+        if is_running is not None:
+            self._virtual()
+        if rate is not None:
+            self.set_rate(rate)
+        if moment is not None:
+            await self.jump(moment)
+        if is_running is not None:
+            self.run(is_running=is_running)
+
+    def _checked_for(self, moment: datetime) -> VirtualClock:
+        """The clock, if it can jump there."""
+        clock = self._virtual()
+        now = clock.now()
+        if moment.tzinfo is None or not now <= moment <= min(now + SPAN_MAX, END_MAX):
+            expected = f"a moment with a time zone, from {now.isoformat()} to {SPAN_MAX.days} days later"
+            limit = f", and not after {END_MAX.isoformat()}" if now + SPAN_MAX > END_MAX else ""
+            raise Invalid(f"the clock cannot jump to {moment.isoformat()}; expected {expected}{limit}", now=moment)
+        return clock
 
     def run(self, *, is_running: bool) -> None:
         """Let a virtual clock follow the real time, or stand still."""
@@ -154,7 +186,9 @@ class Laboratory:
         self.transcript.add(Kind.CLOCK, what="rate", detail=f"{rate:g}")
 
     def add_fault(self, fault: Fault) -> Standing:
-        """From its moment on, the endpoint misbehaves so."""
+        """From its moment on, the endpoint misbehaves so. With `enforce_faults`, it does so before anything else happens."""
+        for vm in fault.vms:
+            self.engine.board.find_vm(vm)
         self._faults_count += 1
         added = self.faults.add(f"f{self._faults_count}", fault, self.clock.now())
         self._tell_fault("added", added)
@@ -223,31 +257,41 @@ class Laboratory:
     async def door(self, vm: str) -> str:
         """The URL of a listener of its own for a VM: whoever calls there is that VM."""
         self.engine.board.find_vm(vm)
-        if vm not in self._doors:
-            if len(self._doors) == DOORS_MAX:
-                raise Refused(f"there are {DOORS_MAX} doors already; use /as/{vm} on the shared listener", doors_max=DOORS_MAX)
-            self._doors[vm] = Door(partial(self._listener, partial(self._as, vm)))
-        door = self._doors[vm]
-        if not door.address.port:
-            await door.open()
+        is_new = vm not in self._doors
+        door = await self._doors.of(vm, self.engine.board.vms)
+        if is_new:
             await self.enforce_faults()
         return f"http://{door.address}"
 
+    async def doors(self) -> dict[str, str]:
+        """The doors of all VMs; of the first ones, and of those that have one, where there are too many VMs."""
+        names = sorted(self.engine.board.vms, key=lambda vm: (vm not in self._doors, vm))[:DOORS_MAX]
+        return {vm: await self.door(vm) for vm in sorted(names)}
+
     async def keep_faults(self) -> None:
         """Enforce faults as they come and go, until cancelled."""
+        told = ""
         while True:  # ends when cancelled
-            await self._until_faults_change(await self.enforce_faults())
+            try:
+                since = await self.enforce_faults()
+            except Unavailable as problem:  # somebody has taken the port of a door that was shut
+                if problem.message != told:
+                    self.transcript.add(Kind.FAULT, what="not ended", detail=problem.message)
+                told = problem.message
+                await asyncio.sleep(self.RETRY_SECONDS)
+            else:
+                told = ""
+                await self._until_faults_change(since)
 
     async def enforce_faults(self) -> datetime:
         """What is done outside requests: doors of refused VMs are shut, enablement lapses. For which moment, is told."""
         async with self._enforcing:
             now = self.clock.now()
-            for vm, door in list(self._doors.items()):
-                await (door.shut() if self.faults.is_refusing(vm, now) else door.open())
             lapsing = {vm for vm in self.engine.board.vms if self.faults.is_lapsing(vm, now)}
             for name in sorted({self.engine.board.vms[vm].scope.name for vm in lapsing - self._lapsed}):
                 await self._forget_polls(self.engine.board.scopes[name])
             self._lapsed = lapsing
+            await self._doors.move(lambda vm: self.faults.is_refusing(vm, now))
             return now
 
     async def _until_faults_change(self, since: datetime) -> None:
@@ -295,8 +339,7 @@ class Laboratory:
     async def close_doors(self) -> None:
         """Answer all who wait, and take no more calls."""
         self.metadata_inner.stop()
-        ends = [*(listener.stop() for listener in self._listeners), *(door.shut() for door in self._doors.values())]
-        await asyncio.gather(*ends, return_exceptions=True)
+        await asyncio.gather(*(listener.stop() for listener in self._listeners), self._doors.close(), return_exceptions=True)
 
     async def _as(self, vm: str, scope: Message, receive: Receive, send: Send) -> None:
         await self.metadata({**scope, "path": f"/as/{vm}{scope['path']}"}, receive, send)
@@ -318,6 +361,9 @@ class LabMetadata(Metadata):
 def make_clock(setup: Setup) -> VirtualClock | RealClock:
     if not setup.is_virtual:
         return RealClock()
+    if setup.start is not None and not START_MIN <= setup.start <= END_MAX:
+        expected = f"a moment from {START_MIN.isoformat()} to {END_MAX.isoformat()}"
+        raise Invalid(f"the clock cannot start at {setup.start.isoformat()}; expected {expected}", start=setup.start)
     clock = VirtualClock((setup.start or datetime.now(UTC)).replace(microsecond=0))
     clock.is_running = setup.is_running
     return clock
@@ -325,7 +371,7 @@ def make_clock(setup: Setup) -> VirtualClock | RealClock:
 
 def timing_at(rate: float) -> Timing:
     if not RATE_MIN <= rate <= RATE_MAX:
-        raise Invalid(f"the rate is {rate:g}; expected {RATE_MIN:g} to {RATE_MAX:g}", rate=rate)
+        raise Invalid(f"the rate is {rate:g}; expected {RATE_MIN} to {RATE_MAX}", rate=rate)
     return replace(Timing.at_rate(rate), claim=CLAIM)
 
 

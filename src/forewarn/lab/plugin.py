@@ -58,10 +58,12 @@ def _options(marker: pytest.Mark | None, folder: Path) -> dict[str, Any]:
 
 def _lab(options: dict[str, Any]) -> "Lab":
     try:
+        from forewarn.errors import Problem
         from forewarn.lab.suite.embedded import Lab
     except ModuleNotFoundError as missing:
         pytest.fail(f"the fixture `{MARKER}` needs {missing.name}: pip install 'forewarn[server]'", pytrace=False)
     try:
         return Lab(**options)
-    except TypeError as error:
-        pytest.fail(f"@pytest.mark.{MARKER}: {error}", pytrace=False)
+    except (TypeError, Problem) as error:
+        why = error.message if isinstance(error, Problem) else str(error)
+    pytest.fail(f"@pytest.mark.{MARKER}: {why}", pytrace=False)  # not above: that would show what it came from

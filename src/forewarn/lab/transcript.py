@@ -11,8 +11,12 @@ import msgspec
 from forewarn.wire.note import Note
 
 ENTRIES_MAX = 200_000
+CHARS_MAX = 64 * 1024 * 1024
+ENTRY_CHARS = 200
+"""What an entry takes besides its long members."""
 BODY_CHARS_MAX = 16 * 1024
 SHOWN_CHARS_MAX = 160
+SHOWN_EVENTS_MAX = 3
 SHOWN_ENTRIES_MAX = 200
 
 
@@ -49,19 +53,24 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Transcript:
-    """The entries so far; the oldest leave when there are too many. `followers` hear of each as it comes."""
+    """The entries so far; the oldest leave when there are too many, or too long ones. `followers` hear of each as it comes."""
 
-    def __init__(self, now: Callable[[], datetime]) -> None:
-        self.entries: deque[Entry] = deque(maxlen=ENTRIES_MAX)
+    def __init__(self, now: Callable[[], datetime], *, chars_max: int = CHARS_MAX) -> None:
+        self.entries: deque[Entry] = deque()
         self.followers: list[Callable[[Entry], None]] = []
         self._now = now
         self._count = 0
+        self._chars = 0
+        self._chars_max = chars_max
 
     def add(self, kind: Kind, **members: Any) -> Entry:
         """Write a line, stamped with its number and the lab's time."""
         self._count += 1
         entry = Entry(number=self._count, at=self._now(), kind=kind, **members)
         self.entries.append(entry)
+        self._chars += _chars(entry)
+        while len(self.entries) > ENTRIES_MAX or (self._chars > self._chars_max and len(self.entries) > 1):  # ends: one less each
+            self._chars -= _chars(self.entries.popleft())
         for follower in self.followers:
             follower(entry)
         return entry
@@ -100,8 +109,9 @@ def text(body: bytes) -> str:
 
 
 def readable(entry: Entry) -> str:
-    """One line for a person."""
-    return f"{entry.at:%Y-%m-%d %H:%M:%S}  {_subject(entry):<14}  {_cut(_words(entry))}"
+    """One line for a person. What a terminal would obey instead of showing it is replaced."""
+    line = f"{entry.at:%Y-%m-%d %H:%M:%S}  {_subject(entry):<14}  {_words(entry)}"
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in line)
 
 
 def _subject(entry: Entry) -> str:
@@ -113,11 +123,44 @@ def _words(entry: Entry) -> str:
     if entry.kind is Kind.REQUEST:
         touched = f"  [{', '.join(entry.faults)}]" if entry.faults else ""
         asked = f" {entry.asked}" if entry.asked else ""
-        answered = f" {entry.answered}" if entry.answered else ""
-        return f"{entry.method} {entry.path}{asked} -> {entry.status or 'no answer'}{touched}{answered}"
+        answered = f" {_document(entry.answered) or _cut(entry.answered)}" if entry.answered else ""
+        return f"{_cut(f'{entry.method} {entry.path}{asked}')} -> {entry.status or 'no answer'}{touched}{answered}"
     detail = f": {entry.detail}" if entry.detail else ""
     by = f" by {entry.by}" if entry.by else ""
-    return f"{entry.what}{detail}{by}{event}"
+    return _cut(f"{entry.what}{detail}{by}{event}")
+
+
+class _Shown(msgspec.Struct, rename="pascal"):
+    """Of an event, what a person looks for first."""
+
+    event_id: str
+    event_type: str
+    event_status: str
+    resources: list[str]
+
+    def __str__(self) -> str:
+        return f"{self.event_type} {self.event_status} of {_cut(', '.join(self.resources))} ({self.event_id[:8]})"
+
+
+class _Page(msgspec.Struct, rename="pascal"):
+    document_incarnation: int
+    events: list[_Shown]
+
+
+def _document(answered: str) -> str:
+    """A document in short; empty if this is none."""
+    try:
+        page = msgspec.json.decode(answered, type=_Page)
+    except msgspec.DecodeError:
+        return ""
+    shown = [str(event) for event in page.events[:SHOWN_EVENTS_MAX]]
+    more = [f"{len(page.events) - len(shown)} more"] if len(page.events) > len(shown) else []
+    return f"document {page.document_incarnation}: {'; '.join([*shown, *more]) or 'no events'}"
+
+
+def _chars(entry: Entry) -> int:
+    """About how large it is, by what a caller can make large."""
+    return len(entry.asked) + len(entry.answered) + len(entry.path) + len(entry.detail) + ENTRY_CHARS
 
 
 def _cut(words: str) -> str:

@@ -11,21 +11,28 @@ from forewarn.platform.simulated import Sleeper
 
 
 def real_platform(
-    config: Config, clock: Sleeper, *, hosts: Callable[[], Iterable[str]], environ: Mapping[str, str]
+    config: Config,
+    clock: Sleeper,
+    *,
+    hosts: Callable[[], Iterable[str]],
+    wanted: Callable[[], Mapping[str, int]] = dict,
+    environ: Mapping[str, str],
 ) -> Platform | None:
-    """The platform that acts on VMs; None if none was asked for."""
+    """The platform that acts on VMs; None if none was asked for. `wanted`: where VMs should rather not move to."""
     if config.platform is PlatformName.EXEC:
         return ExecPlatform(config.exec_command, seconds_max=config.exec_seconds_max, environ=environ)
     if config.platform is PlatformName.LIBVIRT:
-        return libvirt_platform(config, clock, hosts)
+        return libvirt_platform(config, clock, hosts, wanted)
     return None
 
 
-def libvirt_platform(config: Config, clock: Sleeper, hosts: Callable[[], Iterable[str]]) -> Platform:
+def libvirt_platform(
+    config: Config, clock: Sleeper, hosts: Callable[[], Iterable[str]], wanted: Callable[[], Mapping[str, int]]
+) -> Platform:
     try:
         from forewarn.platform.libvirt import LibvirtPlatform
         from forewarn.platform.libvirt_host import Libvirts
     except ModuleNotFoundError as error:
         raise Invalid(f"the libvirt platform needs {error.name}; pip install 'forewarn[libvirt]' brings it") from error
     libvirts = Libvirts(config.libvirt_uri, call_seconds_max=config.libvirt_call_seconds_max)
-    return LibvirtPlatform(libvirts, clock, hosts=hosts, grace=timedelta(seconds=config.libvirt_grace_seconds))
+    return LibvirtPlatform(libvirts, clock, hosts=hosts, wanted=wanted, grace=timedelta(seconds=config.libvirt_grace_seconds))

@@ -1,6 +1,7 @@
 """A platform that is the operator's own commands: one per type of impact, told by words and environment, judged by exit code.
 
 A command runs without a shell, in a process group of its own. When its try is over, however it ended, nothing of that group runs.
+What must be ended, at its limit or because the service stops, gets TERM, a grace for all of the group, then KILL.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ from forewarn.platform.base import Done, Order
 OUTPUT_BYTES_MAX = 2048
 READ_BYTES = 65_536
 DRAIN_READS_MAX = 64
+LOOK_SECONDS = 0.05
 HOST_LINE = re.compile(r"^host=([A-Za-z0-9_][A-Za-z0-9._-]{0,127})\s*$", re.MULTILINE)
 
 
@@ -81,8 +83,15 @@ class ExecPlatform:
             signal_group(process.pid, signal.SIGKILL)  # what it left behind
 
     async def _end(self, process: asyncio.subprocess.Process) -> None:
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            signal_group(process.pid, number)
+        """The grace is for the whole group: a shell often dies at once, and its children have to clean up."""
+        signal_group(process.pid, signal.SIGTERM)
+        try:
+            async with asyncio.timeout(self._grace_seconds):
+                await process.wait()
+                while signal_group(process.pid, 0):  # ends with the grace
+                    await asyncio.sleep(LOOK_SECONDS)
+        except TimeoutError:
+            signal_group(process.pid, signal.SIGKILL)
             with suppress(TimeoutError):
                 await asyncio.wait_for(process.wait(), self._grace_seconds)
 
@@ -149,6 +158,10 @@ def found(command: ExecCommand, environ: Mapping[str, str]) -> tuple[str, ...]:
     return (program, *command.words[1:])
 
 
-def signal_group(group: int, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError, PermissionError):
+def signal_group(group: int, number: int) -> bool:
+    """Whether there is anybody left in the group to be told; 0 only asks."""
+    try:
         os.killpg(group, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True

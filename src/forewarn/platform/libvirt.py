@@ -1,11 +1,12 @@
-"""A platform that is libvirt. Each try looks at the domain first and does what is left to do, so a try after a crash goes on.
+"""A platform that is libvirt. Each try looks at the domain first and does what is left to do, so a try after a crash goes on:
+a mark in the domain's metadata tells what an earlier try has begun.
 
 A guest is asked before it is made to: it has `grace` to shut down or reboot by itself. Steps are short calls with waits
 between them, so no thread is held while a guest takes its time.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -16,6 +17,7 @@ from forewarn.core.event import DURATION_SECONDS, Cause, EventType
 from forewarn.errors import ImpactFailed
 from forewarn.platform.base import Done, Order
 from forewarn.platform.libvirt_host import CANNOT_MIGRATE, Domain, LibvirtRefused, Libvirts
+from forewarn.platform.libvirt_mark import mark, reset, start, suspend, unmark, wake
 from forewarn.platform.simulated import Sleeper, another_host
 
 LOOK_EVERY = timedelta(seconds=0.5)
@@ -28,9 +30,18 @@ GONE_IS_DONE = (EventType.PREEMPT, EventType.TERMINATE)
 
 
 class LibvirtPlatform:
-    """Acts on the domains of the fleet's hosts. `hosts` tells which there are to move to."""
+    """Acts on the domains of the fleet's hosts. `hosts` tells which there are to move to, `wanted` which of them serve badly."""
 
-    def __init__(self, libvirts: Libvirts, clock: Sleeper, *, hosts: Callable[[], Iterable[str]], grace: timedelta) -> None:
+    def __init__(
+        self,
+        libvirts: Libvirts,
+        clock: Sleeper,
+        *,
+        hosts: Callable[[], Iterable[str]],
+        wanted: Callable[[], Mapping[str, int]] = dict,
+        grace: timedelta,
+    ) -> None:
+        self._wanted = wanted
         self._libvirts = libvirts
         self._clock = clock
         self._hosts = hosts
@@ -86,31 +97,36 @@ class LibvirtPlatform:
         state, reason = await domain.state()
         if state == libvirt.VIR_DOMAIN_PAUSED and reason != libvirt.VIR_DOMAIN_PAUSED_USER:
             raise ImpactFailed(f"{order.vm.name} is paused already, and not by anybody's wish (reason {reason})", reason=reason)
-        if state == libvirt.VIR_DOMAIN_PAUSED and order.tries == 1:
+        if state == libvirt.VIR_DOMAIN_PAUSED and not await domain.is_marked(order.event_id):
             return "it was suspended already, and stays so"
         if state == libvirt.VIR_DOMAIN_PAUSED:
             await domain.do(wake)
             return "an earlier try had suspended it: resumed"
         seconds = order.duration_seconds if order.duration_seconds >= 0 else DURATION_SECONDS[EventType.FREEZE]
         try:
-            await domain.do(lambda handle: handle.suspend())
+            await domain.do_or_undo(lambda handle: suspend(handle, order.event_id), wake)
             await self._clock.sleep_until(self._clock.now() + timedelta(seconds=seconds))
+            await domain.do(wake)
         except asyncio.CancelledError:
-            domain.see_through(lambda handle: handle.resume())
+            domain.see_through(wake)
             raise
         except ImpactFailed:
             with suppress(ImpactFailed):
                 await domain.do(wake)
             raise
-        await domain.do(wake)
         return f"suspended for {seconds} seconds, and resumed"
 
     async def _reboot(self, order: Order, domain: Domain) -> str:
+        is_to_run = order.cause in STARTS or await domain.is_marked(order.event_id)
+        state, reason = await domain.state()
+        if state == libvirt.VIR_DOMAIN_PAUSED and reason == libvirt.VIR_DOMAIN_PAUSED_USER and not is_to_run:
+            return "it was suspended, and stays so"
         if await domain.is_off():
-            if order.cause not in STARTS and order.tries == 1:
+            if not is_to_run:
                 return "it did not run, and stays so"
-            await domain.do(lambda handle: handle.create())
+            await domain.do(start)
             return "it did not run: started"
+        await domain.do(lambda handle: mark(handle, order.event_id))
         heard, stop_listening = await domain.listen_for_reboot()
         try:
             with suppress(LibvirtRefused):  # no way to ask this guest: it is made to
@@ -119,9 +135,10 @@ class LibvirtPlatform:
         finally:
             stop_listening()
         if await domain.is_off():
-            await domain.do(lambda handle: handle.create())
+            await domain.do(start)
             return "the guest shut down: started again"
         if heard.is_set():
+            await domain.do(unmark)
             return "the guest rebooted by itself"
         await domain.do(reset)
         return f"the guest did not reboot within {self._grace.total_seconds():g} seconds: reset"
@@ -151,7 +168,7 @@ class LibvirtPlatform:
         is_elsewhere = self._libvirts.uri(domain.host) != self._libvirts.uri(order.vm.host)
         if is_elsewhere:  # an earlier try has moved it, or somebody else did
             return await self._settle(order, domain)
-        target = another_host(order.vm.host, self._others(order.vm.host))
+        target = another_host(order.vm.host, self._others(order.vm.host), self._wanted())
         if not target:
             return Done(detail=await self._move_stopped(order, domain, domain.host))
         try:
@@ -162,13 +179,15 @@ class LibvirtPlatform:
         return Done(host=target, detail=await self._move_stopped(order, domain, target))
 
     async def _settle(self, order: Order, domain: Domain) -> Done:
-        """It is where it should be: let it run, and forget what was left behind."""
-        if await domain.is_off():
-            await domain.do(lambda handle: handle.create())
+        """It is where it should be: let it run if it did, and forget what was left behind."""
+        is_off = await domain.is_off()
+        if is_off and (order.cause in STARTS or await domain.is_marked(order.event_id)):
+            await domain.do(start)
+            is_off = False
         left = await self._look(order, order.vm.host) if self._libvirts.uri(order.vm.host) else None
         if left is not None and await left.is_off():
             await left.undefine(keep_nvram=True)
-        return Done(host=domain.host, detail=f"it runs on {domain.host}")
+        return Done(host=domain.host, detail=f"it {'does not run' if is_off else 'runs'} on {domain.host}")
 
     async def _migrate(self, domain: Domain, target: str) -> str:
         def work(handle: Any, connection: Any) -> None:
@@ -187,7 +206,9 @@ class LibvirtPlatform:
 
     async def _move_stopped(self, order: Order, domain: Domain, target: str) -> str:
         """Stop it here and start it there. Where it does not start there, it is started here again, and the try has failed."""
-        is_to_run = order.cause in STARTS or order.tries > 1 or not await domain.is_off()
+        is_to_run = order.cause in STARTS or not await domain.is_off() or await domain.is_marked(order.event_id)
+        if is_to_run:  # the definition takes the mark along
+            await domain.do(lambda handle: mark(handle, order.event_id))
         xml = await domain.definition()
         there = await self._libvirts.define(target, xml)
         how = await self._stop(order, domain)
@@ -195,10 +216,10 @@ class LibvirtPlatform:
             how += ", and stays so"
         try:
             if is_to_run:
-                await there.do(lambda handle: handle.create())
+                await there.do(start)
         except ImpactFailed:
             back = await self._libvirts.define(domain.host, xml)
-            await back.do(lambda handle: handle.create())
+            await back.do(start)
             if target != domain.host:
                 with suppress(ImpactFailed):
                     await there.undefine(keep_nvram=True)
@@ -217,14 +238,3 @@ class LibvirtPlatform:
                 return False
             await self._clock.sleep_until(min(now + LOOK_EVERY, end))
         return True
-
-
-def wake(handle: Any) -> None:
-    if handle.state()[0] == libvirt.VIR_DOMAIN_PAUSED:
-        handle.resume()
-
-
-def reset(handle: Any) -> None:
-    """A reset of a suspended domain would leave it suspended."""
-    handle.reset(0)
-    wake(handle)

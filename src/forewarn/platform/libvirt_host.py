@@ -15,12 +15,12 @@ import libvirt
 from forewarn.config_platform import HostUri
 from forewarn.core.fleet import Vm
 from forewarn.errors import ImpactFailed
-from forewarn.platform.threads import Threads, see_through
+from forewarn.platform.libvirt_mark import is_marked
+from forewarn.platform.threads import LAST_CALL_SECONDS, Threads, see_through
 
 T = TypeVar("T")
 Connect = Callable[[str], Any]
 
-LAST_CALL_SECONDS = 10.0
 KEEPALIVE_SECONDS, KEEPALIVE_COUNT = 5, 3
 CANNOT_MIGRATE = (
     libvirt.VIR_ERR_NO_SUPPORT,
@@ -57,7 +57,13 @@ class Libvirts:
         uri = self._uris.get(host) or self._uris.get("", "")
         return uri.replace("{host}", host) if host or "{host}" not in uri else ""
 
-    async def ask(self, host: str, question: Callable[[Any], T], seconds_max: float | None = None) -> T:
+    async def ask(
+        self,
+        host: str,
+        question: Callable[[Any], T],
+        seconds_max: float | None = None,
+        undo: Callable[[], object] | None = None,
+    ) -> T:
         """What the host's connection answers. Long calls, with a limit of their own, do not stand in the way of short ones."""
         uri = self.uri(host)
         if not uri:
@@ -71,7 +77,7 @@ class Libvirts:
 
         limit = seconds_max or self._call_seconds_max
         try:
-            return await self._threads.call(f"{uri} long" if seconds_max else uri, work, limit)
+            return await self._threads.call(f"{uri} long" if seconds_max else uri, work, limit, undo=undo)
         except libvirt.libvirtError as error:
             raise LibvirtRefused(f"libvirt of {host or uri}: {error}", error.get_error_code() or 0, host=host) from error
         except TimeoutError:
@@ -107,6 +113,14 @@ class Domain:
     async def do(self, verb: Callable[[Any], T], seconds_max: float | None = None) -> T:
         """One call. The handle keeps its own connection, so the host's is not asked for."""
         return await self.libvirts.ask(self.host, lambda _: verb(self.handle), seconds_max)
+
+    async def do_or_undo(self, verb: Callable[[Any], T], undo: Callable[[Any], object]) -> T:
+        """One call that is undone if it comes through after we have given it up."""
+        return await self.libvirts.ask(self.host, lambda _: verb(self.handle), undo=lambda: undo(self.handle))
+
+    async def is_marked(self, event_id: str) -> bool:
+        """Whether an earlier try of this event had begun to act."""
+        return await self.do(lambda handle: is_marked(handle, event_id))
 
     def see_through(self, verb: Callable[[Any], object]) -> None:
         """The last call of a try that was cancelled."""

@@ -8,6 +8,8 @@ from forewarn.core.event import Cause, EventType
 from forewarn.errors import ImpactFailed
 from forewarn.platform.base import Done, Order
 
+NOBODY_WANTS: Mapping[str, int] = {}
+
 
 class Sleeper(Protocol):
     """The part of a clock that is needed here."""
@@ -18,7 +20,8 @@ class Sleeper(Protocol):
 
 
 class SimulatedPlatform:
-    """Takes a time per type. `hosts` tells which hosts there are to move to; impacts of the `failing` VMs fail."""
+    """Takes a time per type. `hosts` tells which hosts there are to move to, and `wanted` which of them serve badly, and how
+    badly; impacts of the `failing` VMs fail."""
 
     def __init__(
         self,
@@ -26,11 +29,13 @@ class SimulatedPlatform:
         *,
         durations: Mapping[EventType, timedelta],
         hosts: Callable[[], Iterable[str]],
+        wanted: Callable[[], Mapping[str, int]] = dict,
         failing: Collection[str] = (),
     ) -> None:
         self._clock = clock
         self.durations = durations
         self._hosts = hosts
+        self._wanted = wanted
         self.failing = set(failing)
 
     async def carry_out(self, order: Order) -> Done:
@@ -38,10 +43,12 @@ class SimulatedPlatform:
         if order.vm.name in self.failing:
             raise ImpactFailed(f"the simulated platform was told to fail for {order.vm.name}", vm=order.vm.name)
         moves = order.type is EventType.REDEPLOY or order.cause is Cause.FAILED
-        return Done(host=another_host(order.vm.host, self._hosts()) if moves else "")
+        return Done(host=another_host(order.vm.host, self._hosts(), self._wanted()) if moves else "")
 
 
-def another_host(host: str, hosts: Iterable[str]) -> str:
-    """The next host by name, round and round; empty if there is no other."""
-    others = [name for name in hosts if name != host]
+def another_host(host: str, hosts: Iterable[str], wanted: Mapping[str, int] = NOBODY_WANTS) -> str:
+    """The next host by name, round and round, of those that are wanted least by others; empty if there is no other."""
+    every = [name for name in hosts if name != host]
+    least = min((wanted.get(name, 0) for name in every), default=0)
+    others = [name for name in every if wanted.get(name, 0) == least]
     return min((name for name in others if name > host), default=min(others, default=""))

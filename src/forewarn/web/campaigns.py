@@ -1,7 +1,7 @@
 """Campaigns over the control API: what may be asked of them, and how they are shown. The rules are in `core/rolling.py`."""
 
 from collections.abc import Awaitable, Callable
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Annotated, Literal
 
 import msgspec
@@ -13,13 +13,25 @@ from litestar.status_codes import HTTP_200_OK, HTTP_202_ACCEPTED
 from msgspec import Meta
 
 from forewarn.core.budget import Hindrance
-from forewarn.core.campaign import MAX_HOSTS_MAX, PATTERNS_MAX, Campaign, Phase, State, Trouble, UnderWay, Wish, estimate
+from forewarn.core.campaign import (
+    MAX_HOSTS_MAX,
+    PATTERNS_MAX,
+    Campaign,
+    Phase,
+    State,
+    Trouble,
+    UnderWay,
+    Wish,
+    estimate,
+    impact_seconds,
+)
 from forewarn.core.event import Cause, EventType, Status
 from forewarn.core.rolling import hindrance_of_next
 from forewarn.core.token import Role
 from forewarn.core.wave import Forecast
 from forewarn.engine.campaigns import Campaigns as Desk
 from forewarn.engine.engine import Engine
+from forewarn.engine.operations import Operations
 from forewarn.errors import CampaignOver, OverBudget, TooManyCampaigns, UnknownCampaign
 from forewarn.web.answers import ANY, answers
 from forewarn.web.cursor import Key, page
@@ -29,6 +41,7 @@ from forewarn.web.problems import BodyTooLarge
 from forewarn.wire.fleet import MaxUnavailable, budget_of, said_of
 
 NUMBER_MAX = 10**12
+HIDDEN = "(admins see it)"
 
 Limit = Annotated[int, QueryParameter(ge=1, le=10_000, description="At most so many; `total` tells how many there are.")]
 Cursor = Annotated[str | None, QueryParameter(description="The `next` of the answer before, for what comes after it.")]
@@ -88,7 +101,10 @@ class UnderWayView(msgspec.Struct, frozen=True):
 
 
 class CampaignView(msgspec.Struct, frozen=True):
-    """A campaign. `troubles` names the last hosts that were skipped or failed, and why; the history has them all."""
+    """A campaign. `troubles` names the last hosts that were skipped or failed, and why; the history has them all.
+
+    `waiting_for` is why the next host has to wait; a list does not tell it. `health_command` is shown to admins only.
+    """
 
     id: str
     name: str
@@ -152,7 +168,7 @@ def _verb(verb: str, act: Callable[[Desk, str, str], Awaitable[Campaign]], sente
     async def handler(
         self: Controller, campaign: FromPath[str], engine: Engines, caller: Asker, data: JSONBody[NoWords] = NO_WORDS
     ) -> CampaignAnswer:
-        return CampaignAnswer(view(engine, await act(Desk(engine), campaign, caller.name)))
+        return CampaignAnswer(view(engine, await act(Desk(engine), campaign, caller.name), caller))
 
     return handler
 
@@ -162,35 +178,39 @@ class Campaigns(Controller):
     tags = ("Campaigns",)
 
     @get("/", responses=ANY)
-    async def list_campaigns(self, engine: Engines, limit: Limit = 1000, cursor: Cursor = None) -> CampaignList:
+    async def list_campaigns(self, engine: Engines, caller: Asker, limit: Limit = 1000, cursor: Cursor = None) -> CampaignList:
         """All campaigns, the latest first. The last thousand that are over are kept."""
         found = sorted(engine.shelf.listed(), key=_age)
         shown, after = page(found, _age, limit, cursor)
-        return CampaignList([view(engine, one) for one in shown], len(found), after)
+        return CampaignList([view(engine, one, caller, is_listed=True) for one in shown], len(found), after)
 
     @get("/{campaign:str}", responses=answers(UnknownCampaign))
-    async def show_campaign(self, campaign: FromPath[str], engine: Engines) -> CampaignView:
+    async def show_campaign(self, campaign: FromPath[str], engine: Engines, caller: Asker) -> CampaignView:
         """A campaign: how far it is, what it waits for, and when it will probably end."""
-        return view(engine, engine.shelf.find(campaign).campaign)
+        return view(engine, engine.shelf.find(campaign).campaign, caller)
 
     @post("/", status_code=HTTP_202_ACCEPTED, responses=answers(OverBudget, TooManyCampaigns, BodyTooLarge))
-    async def start_campaign(self, data: JSONBody[NewCampaign], engine: Engines, caller: Asker) -> CampaignAnswer:
+    async def start_campaign(
+        self, data: JSONBody[NewCampaign], engine: Engines, operations: NamedDependency[Operations], caller: Asker
+    ) -> CampaignAnswer:
         """Starts a campaign; with `plan` only tells its waves. Refused if a host alone takes more than a scope's budget."""
         if data.health_command:
             caller.must_be(Role.ADMIN)
         wish = _wish(data)
         if data.plan:
             return CampaignAnswer(plan=plan_view(await Desk(engine).plan(wish)))
-        return CampaignAnswer(view(engine, await Desk(engine).start(wish, by=caller.name)))
+        started = await Desk(engine).start(wish, by=caller.name, operation_id=operations.new_id())
+        return CampaignAnswer(view(engine, started, caller))
 
     pause = _verb("pause", Desk.pause, "No new hosts; what is announced goes on. Pausing again changes nothing.")
     resume = _verb("resume", Desk.resume, "Goes on, also after a failure; a host that failed is not tried again.")
     cancel = _verb("cancel", Desk.cancel, "Cancels the campaign's Scheduled events, and lets its Started ones end.")
 
 
-def view(engine: Engine, campaign: Campaign) -> CampaignView:
+def view(engine: Engine, campaign: Campaign, caller: Caller, *, is_listed: bool = False) -> CampaignView:
     wish, now = campaign.wish, engine.clock.now()
-    hindrance = None if campaign.is_over else hindrance_of_next(campaign, Desk(engine).view(campaign), now)
+    is_asked = not (campaign.is_over or is_listed)
+    hindrance = hindrance_of_next(campaign, Desk(engine).view(campaign), now) if is_asked else None
     return CampaignView(
         id=campaign.id,
         name=campaign.name,
@@ -214,7 +234,7 @@ def view(engine: Engine, campaign: Campaign) -> CampaignView:
         max_hosts=wish.max_hosts,
         max_unavailable=said_of(wish.max_unavailable),
         pause_on_failure=wish.pause_on_failure,
-        health_command=wish.health_command,
+        health_command=HIDDEN if wish.health_command and not caller.role.covers(Role.ADMIN) else wish.health_command,
         under_way=[_under_way(engine, campaign, one) for one in campaign.under_way],
         troubles=campaign.troubles,
     )
@@ -229,16 +249,12 @@ def _under_way(engine: Engine, campaign: Campaign, one: UnderWay) -> UnderWayVie
     if one.phase is Phase.CHECKING:
         text, until = "the health command", one.checked_until
     elif started:
-        text, until = f"{events} to end", max(started) + _duration(engine, campaign)
+        text, until = f"{events} to end", max(started) + impact_seconds(campaign.wish, engine.timing)
     elif live:
         text, until = f"{events} to start", max(event.not_before for event in live)
     else:
         text = "its events"
     return UnderWayView(one.host, one.phase, one.taken_at, text, until, tuple(event.id for event in live))
-
-
-def _duration(engine: Engine, campaign: Campaign) -> timedelta:
-    return engine.timing.duration[campaign.wish.type]
 
 
 def plan_view(planned: Forecast) -> PlanView:

@@ -102,7 +102,7 @@ def app(
 
     `more` are the routes of whoever has more to offer here: the lab's clock, say. A bad token is answered `delay_seconds` late.
     """
-    answers = Answers(engine)
+    kept = Answers(engine)
     porter = Porter(engine.tokens, is_loopback=is_loopback(host), delay_seconds=delay_seconds)
 
     def asker(request: Request[Any, Any, Any]) -> Caller:
@@ -114,7 +114,7 @@ def app(
         return operations.repeating(slot.operation_id) if slot else operations
 
     return Application(
-        answers,
+        kept,
         route_handlers=[
             landing,
             healthz,
@@ -137,7 +137,7 @@ def app(
             "caller": Provide(asker, sync_to_thread=False),
             "make_secret": Provide(lambda: make_secret, sync_to_thread=False),
         },
-        before_request=door(porter, answers, host),
+        before_request=door(porter, kept, host),
         exception_handlers=CONTROL_HANDLERS,
         request_max_body_size=BODY_BYTES_MAX,
         openapi_config=describe(),
@@ -146,9 +146,13 @@ def app(
 
 
 def _utc(said: datetime | None) -> datetime | None:
-    """The moment in UTC; one without a time zone is left for the rules to refuse."""
+    """The moment in UTC."""
+    if said is None:
+        return None
+    if said.tzinfo is None:
+        raise Invalid(f"not_before needs a time zone, as in {said.isoformat()}Z; got {said.isoformat()}", field="not_before")
     try:
-        return said.astimezone(UTC) if said is not None and said.tzinfo is not None else said
+        return said.astimezone(UTC)
     except OverflowError as error:
         raise Invalid(f"not_before is {said}; expected a moment of the years 1 to 9999 in UTC", field="not_before") from error
 

@@ -8,8 +8,9 @@ import asyncio
 import hashlib
 import re
 import uuid
+from bisect import bisect_right
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -17,17 +18,17 @@ from litestar import MediaType, Request, Response
 
 from forewarn.engine.engine import Engine
 from forewarn.errors import Conflict, Invalid, Unavailable
-from forewarn.store.base import WRITES_MAX, Write
+from forewarn.store.base import WRITES_MAX, Record, Write
 from forewarn.web.problems import KeyReused
-from forewarn.wire.record import Answer, decode_answer, encode_answer
+from forewarn.wire.record import ANSWER, Answer
 
 HEADER = "Idempotency-Key"
 KEY = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,198}[\x21-\x7e])?")
 KEY_LENGTH_MAX = 200
 ANSWER_KEY = "answer/{}/"
 KEPT_FOR = timedelta(hours=24)
-KEPT_MAX = 10_000
-BODY_BYTES_MAX = 128 * 1024
+KEPT_MAX = 2000
+BODY_BYTES_MAX = 16 * 1024
 TRIM_EVERY = 100
 OPERATION = uuid.UUID("3f1c0c1e-6d0b-5a7e-9d5c-0a4e5c2b7f10")
 
@@ -67,7 +68,7 @@ class Answers:
         await lock.acquire()
         try:
             found = next((one for one in (await self._engine.store.load(key)).records if one.value is not None), None)
-            answer = decode_answer(found.value) if found is not None and found.value is not None else None
+            answer = ANSWER.decode(found.value) if found is not None and found.value is not None else None
             if answer is None or answer.at + KEPT_FOR <= self._engine.clock.now():
                 return Slot(lock, key, found.revision if found else 0, asked)
             if answer.asked != asked:
@@ -85,7 +86,7 @@ class Answers:
             return
         answer = Answer(asked=slot.asked, status=status, body=body.decode(), at=self._engine.clock.now())
         try:
-            await self._engine.store.commit([Write(slot.key, encode_answer(answer), slot.revision)])
+            await self._engine.store.commit([Write(slot.key, ANSWER.encode(answer), slot.revision)])
             self._kept_count += 1
             if self._kept_count % TRIM_EVERY == 1:
                 await self._trim()
@@ -95,13 +96,20 @@ class Answers:
             self._engine.trouble.tell("answer not kept", problem=problem.message)
 
     async def _trim(self) -> None:
-        """Let go of what is a day old, and of the oldest beyond the limit."""
-        kept = [(one, decode_answer(one.value)) for one in (await self._engine.store.load("answer/")).records if one.value]
-        kept.sort(key=lambda pair: pair[1].at)
-        end = self._engine.clock.now() - KEPT_FOR
-        old = [one for number, (one, answer) in enumerate(kept) if answer.at <= end or number < len(kept) - KEPT_MAX]
+        """Let go of what is a day old, and of the oldest beyond the limit.
+
+        Revisions grow as time does, so a few answers have to be read to know which are old: reading all would keep polls waiting.
+        """
+        kept = sorted((await self._engine.store.load("answer/")).records, key=lambda one: one.revision)
+        old_count = bisect_right(kept, self._engine.clock.now() - KEPT_FOR, key=_kept_at)
+        old = kept[: max(old_count, len(kept) - KEPT_MAX)]
         for first in range(0, len(old), WRITES_MAX):
             await self._engine.store.commit([Write(one.key, None, one.revision) for one in old[first : first + WRITES_MAX]])
+
+
+def _kept_at(found: Record) -> datetime:
+    assert found.value is not None
+    return ANSWER.decode(found.value).at
 
 
 def _digest(*parts: bytes) -> str:

@@ -14,13 +14,15 @@ from forewarn import __version__
 from forewarn.config import Address
 from forewarn.errors import Invalid, Problem, Unavailable
 from forewarn.web.connection import TICK_SECONDS, Guard
-from forewarn.web.tls import HANDSHAKE_SECONDS_MAX, Certificate
+from forewarn.web.tls import GOODBYE_SECONDS_MAX, HANDSHAKE_SECONDS_MAX, Certificate
 
 BACKLOG = 4096
 SERVER_METADATA = f"Forewarn-IMDS/{__version__}"
 """Some clients look for IMDS in this header before they trust the endpoint."""
 SERVER_CONTROL = f"Forewarn/{__version__}"
 ABORT_SECONDS_MAX = 1.0
+ACCEPT_TURNS = 3
+CLOSE_TURNS_MAX = 100
 
 Application = Callable[..., Any]
 
@@ -74,14 +76,22 @@ class Listener:
             await self._abort(task)
         await task
 
+    async def cut_off(self) -> None:
+        """Let go of the address and of every connection, at once: nobody is answered any more. `stop` is still to come."""
+        await self._server.let_go()
+        self._drop_connections()
+
     async def wait(self) -> None:
         """Until it ends: when it is stopped, or by what broke it."""
         if self._task is not None:
             await asyncio.shield(self._task)
 
-    async def _abort(self, task: asyncio.Task[None]) -> None:
+    def _drop_connections(self) -> None:
         for connection in list(self.state.connections):
             cast("Any", connection).transport.abort()
+
+    async def _abort(self, task: asyncio.Task[None]) -> None:
+        self._drop_connections()
         await asyncio.wait({task}, timeout=ABORT_SECONDS_MAX)
         self._server.force_exit = True
         for running in list(self.state.tasks):
@@ -97,9 +107,11 @@ class _Server(uvicorn.Server):
         self.is_stopping = asyncio.Event()
         self._guard = guard
         self._certificate = certificate
+        self._listening: socket.socket | None = None
 
     async def run_in_loop(self, listening: socket.socket) -> None:
         """`serve` without its signal handlers."""
+        self._listening = listening
         follow = asyncio.create_task(self._certificate.follow()) if self._certificate else None
         try:
             await self._serve([listening])
@@ -114,10 +126,30 @@ class _Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
         tls: dict[str, Any] = {}
         if self._certificate:
-            tls = {"ssl": self._certificate.context, "ssl_handshake_timeout": HANDSHAKE_SECONDS_MAX}
+            tls = {
+                "ssl": self._certificate.context,
+                "ssl_handshake_timeout": HANDSHAKE_SECONDS_MAX,
+                "ssl_shutdown_timeout": GOODBYE_SECONDS_MAX,
+            }
         self.servers = [await loop.create_server(connector, sock=one, backlog=BACKLOG, **tls) for one in sockets or ()]
         self.started = True
         self.is_ready.set()
+
+    async def let_go(self) -> None:
+        """Close the listening socket. Returns when its address is free."""
+        listening = self._listening
+        if listening is None or listening.fileno() == -1:
+            return
+        asyncio.get_running_loop().remove_reader(listening)
+        for _ in range(ACCEPT_TURNS):  # asyncio forgets a connection that it accepts while its server is closed
+            await asyncio.sleep(0)
+        for server in self.servers:
+            server.close()
+        listening.close()
+        for _ in range(CLOSE_TURNS_MAX):
+            if listening.fileno() == -1:
+                break
+            await asyncio.sleep(0)
 
     async def main_loop(self) -> None:
         while not self.is_stopping.is_set():  # ends when we are stopped

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from litestar import MediaType, Request, Response
 from litestar.exceptions import HTTPException
+from litestar.handlers import HTTPRouteHandler
 from litestar.types import ExceptionHandlersMap
 
 from forewarn.errors import Invalid, Problem, Unauthorized
@@ -30,7 +31,8 @@ def _answer_http(request: Request[Any, Any, Any], error: HTTPException) -> Respo
     if error.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return _answer_bug(request, error)
     code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
-    told = {"error": Invalid.code if code == "bad_request" else code, "message": _detail(request, error), "facts": {}}
+    facts = {"field": _field(request, wrong) for wrong in reversed(_wrongs(error)) if "key" in wrong}
+    told = {"error": Invalid.code if code == "bad_request" else code, "message": _detail(request, error), "facts": facts}
     body = msgspec.json.encode(told)
     return Response(body, status_code=error.status_code, media_type=MediaType.JSON, headers=error.headers)
 
@@ -43,14 +45,25 @@ def _detail(request: Request[Any, Any, Any], error: HTTPException) -> str:
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         allowed = {name.lower(): value for name, value in (error.headers or {}).items()}.get("allow", "another method")
         return f"{request.method} is not for {path}; expected {allowed}"
-    wrong = [one for one in error.extra or () if isinstance(one, dict)]
-    return "; ".join(_wrong(request, one) for one in wrong) or error.detail
+    return "; ".join(_wrong(request, one) for one in _wrongs(error)) or error.detail
+
+
+def _wrongs(error: HTTPException) -> list[dict[str, Any]]:
+    return [one for one in error.extra or () if isinstance(one, dict)]
 
 
 def _wrong(request: Request[Any, Any, Any], wrong: dict[str, Any]) -> str:
-    key, message = str(wrong.get("key", "body")), str(wrong.get("message", "does not fit"))
+    key, message = _field(request, wrong), str(wrong.get("message", "does not fit"))
     value = request.query_params.get(key)
     return f"{key}: {message}" if value is None else f"{key}: {message.partition(', got ')[0]}, got {value!r}"
+
+
+def _field(request: Request[Any, Any, Any], wrong: dict[str, Any]) -> str:
+    """As the caller knows it: Litestar tells the name that it has in our code."""
+    key = str(wrong.get("key", "body"))
+    handler = request.route_handler
+    known = handler.parsed_fn_signature.parameters.get(key) if isinstance(handler, HTTPRouteHandler) else None
+    return getattr(known and known.kwarg_definition, "name", None) or key
 
 
 def _answer_bug(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:

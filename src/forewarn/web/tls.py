@@ -13,9 +13,11 @@ from forewarn.errors import Invalid
 log = logging.getLogger("forewarn")
 
 LOOK_SECONDS = 2.0
-HANDSHAKE_SECONDS_MAX = 10.0
+HANDSHAKE_SECONDS_MAX = 3.0
+GOODBYE_SECONDS_MAX = 1.0
+"""How long the other side of an ending connection is waited for: one that is idle says nothing."""
 
-Stamp = tuple[tuple[int, int, int], ...]
+Stamp = tuple[tuple[int, ...], ...]
 
 
 class Certificate:
@@ -87,12 +89,12 @@ def _no_password() -> bytes:
 
 
 def _stamp(files: tuple[Path, ...]) -> Stamp:
-    """What changes when a file is written or replaced; nothing for a file that is not there just now."""
-    found = []
+    """What changes when a file is written, replaced or given to others to read; nothing for one that is not there just now."""
+    found: list[tuple[int, ...]] = []
     for file in files:
         try:
             one = file.stat()
-            found.append((one.st_mtime_ns, one.st_size, one.st_ino))
+            found.append((one.st_mtime_ns, one.st_ctime_ns, one.st_size, one.st_ino))
         except OSError:
-            found.append((0, 0, 0))
+            found.append(())
     return tuple(found)

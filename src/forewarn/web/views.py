@@ -161,6 +161,8 @@ class DifferenceView(msgspec.Struct, frozen=True):
     removed: tuple[str, ...]
     vms_joined: tuple[str, ...]
     vms_left: tuple[str, ...]
+    hosts_added: tuple[str, ...]
+    hosts_removed: tuple[str, ...]
     dry_run: bool
 
 

@@ -69,32 +69,58 @@ def synced(fleet: Fleet, domains: Iterable[Discovered], hosts: Collection[str]) 
     A VM that is known, by id or else by name, keeps its scope, its domains and what its instance tells, unless its domain's
     metadata say otherwise. One that is new and whose metadata name no scope has a scope of its own.
     """
+    found = _once_each(domains)
+    _refuse_namesakes(found)
+    _refuse_two_kinds(found)
+    seen = {domain.id for domain in found}
     known = [(scope.name, vm) for scope in fleet.scopes for vm in scope.vms]
     by_id = {vm.id: (scope, vm) for scope, vm in known if vm.id}
-    by_name = {vm.name: (scope, vm) for scope, vm in known if not vm.id}
+    by_name = {vm.name: (scope, vm) for scope, vm in known if not vm.id or (vm.id not in seen and vm.host in ("", *hosts))}
     scopes = {scope.name: scope for scope in fleet.scopes}
     leaving = {vm.name for _, vm in known if vm.host in hosts}
-    coming: dict[str, dict[str, Vm]] = {}
-    for domain in _once_each(domains):
+    coming: dict[str, list[tuple[str, Vm]]] = {}
+    for domain in found:
         home, vm = by_id.get(domain.id) or by_name.get(domain.name) or ("", Vm(name=domain.name))
-        leaving.add(vm.name)
+        was = vm.name if home else ""
+        leaving.add(was)
         name = domain.scope or home or domain.name
         if name in scopes and not (domain.scope or home):
             why = f"domain {name!r} is in no scope, and its own would be called {name!r}, which is taken"
             raise Invalid(f"{why}; expected metadata with a scope", domain=name)
         old = scopes.get(name) or Scope(name=name, kind=ScopeKind.AVAILABILITY_SET if domain.scope else ScopeKind.VM)
         scopes[name] = replace(old, kind=domain.kind or old.kind)
-        coming.setdefault(name, {})[vm.name] = _merged(vm, domain)
-    filled = [_filled(scope, leaving, coming.get(name, {})) for name, scope in scopes.items()]
+        coming.setdefault(name, []).append((was, _merged(vm, domain)))
+    filled = [_filled(scope, leaving, coming.get(name, [])) for name, scope in scopes.items()]
+    _refuse_namesakes(vm for scope in filled for vm in scope.vms)
     kept = tuple(scope for scope in filled if scope.vms or scope.kind is not ScopeKind.VM)
     return Fleet(scopes=kept, hosts=tuple(dict.fromkeys((*fleet.hosts, *hosts))))
 
 
-def _filled(scope: Scope, leaving: Collection[str], coming: dict[str, Vm]) -> Scope:
-    """The scope with its members as they are now, each in its old place. `coming` tells them by the names they had."""
-    stay = [coming.get(vm.name, vm) for vm in scope.vms if vm.name in coming or vm.name not in leaving]
-    old = {vm.name for vm in scope.vms}
-    return replace(scope, vms=(*stay, *(vm for was, vm in coming.items() if was not in old)))
+def _filled(scope: Scope, leaving: Collection[str], coming: Sequence[tuple[str, Vm]]) -> Scope:
+    """The scope with its members as they are now, each in its old place. `coming` has the names they had; new ones had none."""
+    now, old = dict(coming), {vm.name for vm in scope.vms}
+    stay = [now.get(vm.name, vm) for vm in scope.vms if vm.name in now or vm.name not in leaving]
+    return replace(scope, vms=(*stay, *(vm for was, vm in coming if was not in old)))
+
+
+def _refuse_namesakes(vms: Iterable[Vm | Discovered]) -> None:
+    """A fleet knows a VM by its name. The other one may stand on a host that nobody asked, and must not be lost."""
+    first: dict[str, Vm | Discovered] = {}
+    for vm in vms:
+        other = first.setdefault(vm.name, vm)
+        if other is not vm:
+            both = " and ".join(f"{one.id or 'one without an id'} on {one.host or 'no host'}" for one in (other, vm))
+            why = f"two VMs would be called {vm.name!r}: {both}"
+            raise Invalid(f'{why}; expected a name for each, or metadata with ignore="yes" for one', domain=vm.name)
+
+
+def _refuse_two_kinds(domains: Iterable[Discovered]) -> None:
+    told: dict[str, Discovered] = {}
+    for domain in domains:
+        other = told.setdefault(domain.scope, domain) if domain.scope and domain.kind else domain
+        if other.kind is not domain.kind:
+            both = " and ".join(f"{one.kind} by domain {one.name!r}" for one in (other, domain))
+            raise Invalid(f"scope {domain.scope!r} is called {both}; expected one kind", scope=domain.scope)
 
 
 def _once_each(domains: Iterable[Discovered]) -> list[Discovered]:

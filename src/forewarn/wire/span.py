@@ -1,15 +1,17 @@
-"""Lengths of time as files and commands write them: `90s`, `15m`, `2h`, `1h30m`, `7d`."""
+"""Lengths of time as files and commands write them: `90s`, `15m`, `2h`, `1h30m`, `7d`.
+
+Commands work where msgspec is not installed, so the type for files is made when it is asked for.
+"""
 
 import re
 from datetime import timedelta
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-from msgspec import Meta
+if TYPE_CHECKING:
+    Span = str
 
 PATTERN = r"(?=[0-9])(?:([0-9]{1,4})d)?(?:([0-9]{1,5})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,8})s)?"
 EXPECTED = "a time such as 90s, 15m, 2h, 1h30m or 7d"
-
-Span = Annotated[str, Meta(pattern=rf"^{PATTERN}$(?!\n)", description=EXPECTED)]
 
 
 def parse(text: str) -> timedelta:
@@ -19,3 +21,12 @@ def parse(text: str) -> timedelta:
         raise ValueError(f"expected {EXPECTED}, got {text[:80]!r}")
     days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
     return timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
+
+
+def __getattr__(name: str) -> object:
+    """`Span`: the text of a length of time, as msgspec checks it."""
+    if name != "Span":
+        raise AttributeError(name)
+    from msgspec import Meta
+
+    return Annotated[str, Meta(pattern=rf"^{PATTERN}$(?!\n)", description=EXPECTED)]

@@ -194,7 +194,13 @@ def _each_once(pairs: list[tuple[str, object]]) -> None:
 
 
 def _resolved(node: Mapping[str, Any], schema: Mapping[str, Any], values: Any) -> Mapping[str, Any]:
-    """What a reference stands for; of a union, the entry that the values name by its tag. If they name none, that is amiss."""
+    """What a reference stands for; of a union, the entry that the values name by its tag. If they name none, that is amiss.
+
+    What may be left out is what it is when it is told.
+    """
+    told = [entry for entry in node.get("anyOf", ()) if entry != {"type": "null"}]
+    if len(told) == 1:
+        node = {**told[0], **{key: value for key, value in node.items() if key != "anyOf"}}
     if "discriminator" in node:
         tag, entries = node["discriminator"]["propertyName"], node["discriminator"]["mapping"]
         named = values.get(tag) if isinstance(values, dict) else None

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from forewarn.cli.client import Client
-from forewarn.cli.usage import Exit, exit_of
+from forewarn.cli.usage import Exit, Usage, exit_of
 from forewarn.config import ClientConfig
 from forewarn.errors import Conflict, EventEnded, Invalid, Problem, StoreLost, Unavailable, UnknownVm, VmDown
 
@@ -161,3 +161,12 @@ def test_a_list_is_read_page_by_page_up_to_its_limit(limit: int, pages: int) -> 
 def test_an_exit_code_tells_what_kind_of_problem_it_was(problem: type[Problem], code: Exit) -> None:
     """A script decides by it: give up, create it first, or try again."""
     assert exit_of(problem("")) is code
+
+
+@pytest.mark.parametrize("token", ["fw_root_\u2013", "caf\u00e9", "fw_root\nX-Other: 1"])
+def test_a_token_that_cannot_stand_in_a_header_is_told_without_showing_it(token: str) -> None:
+    """A dash that a word processor made of a hyphen, say. The value is a secret all the same."""
+    with pytest.raises(Usage, match="token: it holds a character that no token has") as raised:
+        Client(ClientConfig(token=token))
+
+    assert token not in raised.value.message

@@ -1,15 +1,15 @@
 """What a watch tells, from document to document."""
 
-from dataclasses import replace
 from datetime import datetime, timedelta
 
 import pytest
 
 from forewarn.client import Document, Event, Watcher
-from forewarn.client.watch import OVER_MAX
+from forewarn.client.watch import BLANKS_MIN, OVER_MAX
 from tests.unit.client.build import NOON, SOON, page, reboot, started
 
 SECOND = timedelta(seconds=1)
+BLANK = Document(0, (), is_blank=True)
 
 
 def tell(watcher: Watcher, *documents: Document, now: datetime = NOON) -> list[tuple[str, str]]:
@@ -193,12 +193,52 @@ def test_the_same_number_with_other_events_is_believed_at_the_third_look() -> No
     ]
 
 
-def test_one_empty_body_between_two_documents_ends_nothing() -> None:
-    """An empty body means no events, but some endpoints hiccup."""
+def test_empty_bodies_for_less_than_a_minute_end_nothing() -> None:
+    """An empty body may mean no events, but some endpoints hiccup: whoever believed it was deaf to the event that came back."""
     watcher = Watcher()
     tell(watcher, page(2, reboot()))
 
-    assert tell(watcher, replace(page(0), etag=""), page(2, reboot())) == []
+    assert tell(watcher, *[BLANK] * (BLANKS_MIN - 1)) == []
+    assert watcher.is_in_doubt
+    assert tell(watcher, page(2, reboot())) == []
+    assert not watcher.is_in_doubt
+    assert tell(watcher, *[BLANK] * (BLANKS_MIN - 1), page(3, started()), page(4)) == [("started", "E1"), ("finished", "E1")]
+
+
+def test_empty_bodies_for_a_minute_end_what_is_known() -> None:
+    """Some hosts answer so when there are no events. An agent must take up its work again there too."""
+    watcher = Watcher()
+    tell(watcher, page(2, started("E1"), reboot("E2")))
+
+    assert tell(watcher, *[BLANK] * BLANKS_MIN) == [("finished", "E1"), ("canceled", "E2")]
+    assert not watcher.is_in_doubt
+    assert tell(watcher, BLANK) == []
+
+
+def test_an_event_that_comes_back_after_a_minute_of_empty_bodies_is_told_again() -> None:
+    """No document ever said that it was over."""
+    watcher = Watcher()
+    tell(watcher, page(2, reboot()), *[BLANK] * BLANKS_MIN)
+
+    assert tell(watcher, page(2, reboot()), page(3, started())) == [("appeared", "E1"), ("started", "E1")]
+
+
+def test_where_nothing_is_known_an_empty_body_leaves_no_doubt() -> None:
+    """In doubt nothing is approved, and some hosts answer so for years."""
+    watcher = Watcher()
+
+    assert tell(watcher, BLANK) == []
+    assert not watcher.is_in_doubt
+    assert tell(watcher, page(2, reboot())) == [("appeared", "E1")]
+    assert not watcher.is_in_doubt
+
+
+def test_a_document_without_a_number_that_has_no_events_is_no_empty_body() -> None:
+    """It says that there are none, and is believed like any other."""
+    watcher = Watcher()
+    tell(watcher, page(2, reboot()))
+
+    assert tell(watcher, *[Document(0, ())] * 3) == [("canceled", "E1")]
 
 
 def test_what_was_told_in_an_earlier_life_is_not_told_again() -> None:
@@ -210,15 +250,16 @@ def test_what_was_told_in_an_earlier_life_is_not_told_again() -> None:
     assert tell(watcher, *[page(9, started("E1"), reboot("E3"))] * 2) == [("finished", "E2")]
 
 
-def test_one_empty_body_at_the_start_of_a_life_ends_nothing() -> None:
+def test_empty_bodies_at_the_start_of_a_life_end_nothing() -> None:
     """There is no document yet to compare it with, only what is remembered."""
     watcher = Watcher([reboot("E1")])
 
-    assert tell(watcher, replace(page(0), etag=""), page(2, reboot("E1")), page(3, started("E1"))) == [("started", "E1")]
+    assert tell(watcher, *[BLANK] * 5, page(2, reboot("E1")), page(3, started("E1"))) == [("started", "E1")]
 
 
 def test_who_looks_only_once_believes_what_it_sees() -> None:
     assert tell(Watcher([started("E1")], looks_min=1), page(9)) == [("finished", "E1")]
+    assert tell(Watcher([started("E1")], looks_min=1), BLANK) == [("finished", "E1")]
 
 
 def test_a_watch_for_years_does_not_grow() -> None:

@@ -9,7 +9,19 @@ from msgspec.structs import replace
 from forewarn.core import campaign as said
 from forewarn.core import command as ask
 from forewarn.core.budget import Standing, standing
-from forewarn.core.campaign import TROUBLES_MAX, Campaign, Phase, State, Told, Trouble, UnderWay, Wish, estimate, operation_id
+from forewarn.core.campaign import (
+    TROUBLES_MAX,
+    Campaign,
+    Phase,
+    State,
+    Told,
+    Trouble,
+    UnderWay,
+    Wish,
+    estimate,
+    host_seconds,
+    operation_id,
+)
 from forewarn.core.event import Ended, Event, EventType, How
 from forewarn.core.fleet import Budget, Power, Scope
 from forewarn.core.machine import decide as decide_scope
@@ -241,7 +253,32 @@ def test_a_host_that_is_gone_is_skipped_with_the_reason() -> None:
     assert after.troubles == (Trouble("h2", "there is no such host any more", is_failed=False),)
 
 
-def test_a_host_that_has_grown_too_large_is_skipped_and_not_waited_for() -> None:
+def test_a_host_that_has_grown_too_large_waits_for_the_others_and_has_its_turn_if_it_fits_by_then() -> None:
+    """A campaign that moves VMs may itself have made it so; until the others are done there is time to move them on."""
+    crowded = scope_of(vm("a", host="h1"), vm("b", host="h1"), vm("c", host="h2"), max_unavailable=Budget(1))
+    fleet = Fleet(crowded)
+    taken = look(campaign_of(2), fleet)
+    assert (turns(taken), taken.window, taken.skipped) == (["h2"], ("h1",), 0)
+
+    fleet.scopes["web"] = scope_of(vm("a", host="h1"), vm("b", host="h3"), vm("c", host="h2"), max_unavailable=Budget(1))
+    after = tell(taken, said.Announced("h2"), fleet).campaign
+    assert (turns(after), after.done, after.skipped) == (["h1"], 1, 0)
+
+
+def test_hosts_too_large_do_not_keep_those_behind_them_from_their_turn() -> None:
+    """The first few wait, half a window of them; the window's other half is for the others."""
+    vms = [vm(f"{letter}{number}", host=f"h{number}") for number in range(1, 101) for letter in "ab"]
+    fleet = Fleet(scope_of(*vms, max_unavailable=Budget(1)), hosts=tuple(f"h{number}" for number in range(1, 102)))
+    campaign = campaign_of(101)
+    for _ in range(5):
+        campaign = look(campaign, fleet)
+
+    assert (turns(campaign), len(campaign.window), campaign.skipped) == (["h101"], 32, 68)
+    ended = tell(campaign, said.Announced("h101"), fleet).campaign
+    assert (ended.state, ended.done, ended.skipped) == (State.DONE, 1, 100)
+
+
+def test_a_host_that_is_too_large_in_the_end_is_skipped_with_the_reason() -> None:
     fleet = Fleet(scope_of(vm("a", host="h1"), vm("b", host="h1"), max_unavailable=Budget(1)))
     after = look(campaign_of(1), fleet)
 
@@ -460,6 +497,15 @@ def test_the_estimate_is_of_notice_and_duration_until_hosts_have_shown_how_long_
     one_done = replace(campaign, cursor=1, done=1, spent=5 * MINUTE)
     assert estimate(one_done, NOON + 5 * MINUTE, STANDARD) == NOON + 15 * MINUTE
     assert estimate(replace(campaign, state=State.PAUSED), NOON, STANDARD) is None
+
+
+@pytest.mark.parametrize(("said_seconds", "minutes"), [(None, 25), (-1, 25), (60, 25), (3600, 75)])
+def test_an_impact_that_is_said_to_take_longer_than_usual_is_reckoned_with(said_seconds: int | None, minutes: int) -> None:
+    """So far ahead others' events are looked for, and so far away is the end."""
+    campaign = campaign_of(1, duration_seconds=said_seconds)
+
+    assert host_seconds(campaign.wish, STANDARD) == minutes * MINUTE
+    assert estimate(campaign, NOON, STANDARD) == NOON + minutes * MINUTE
 
 
 def test_why_the_next_host_has_to_wait_can_be_told() -> None:

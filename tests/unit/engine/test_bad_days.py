@@ -153,6 +153,63 @@ def test_a_driver_that_breaks_its_promise_is_a_failed_try(deed: str) -> None:
     live(story)
 
 
+def test_a_driver_that_is_told_to_stop_is_given_the_time_to_end_what_it_began() -> None:
+    """A command that has suspended a VM wakes it; what else is there to end would be broken off by the end of the process."""
+
+    class Careful(Driver):
+        ends = 0
+
+        async def carry_out(self, order: Order) -> Done:
+            try:
+                return await super().carry_out(order)
+            except asyncio.CancelledError:
+                for _ in range(100):
+                    await asyncio.sleep(0)
+                self.ends += 1
+                raise
+
+    async def story(world: World) -> None:
+        desk = await world.desk()
+        driver = Careful(world)
+        task = await at_work(desk, driver)
+        await desk.restart("web-0", by="ann")
+        await world.clock.advance(timedelta(minutes=15, seconds=30))
+        assert (driver.tries, driver.ends) == ([1], 0)
+        await ended(task)
+
+        assert driver.ends == 1
+
+    live(story)
+
+
+def test_a_driver_that_does_not_heed_a_stop_is_waited_for_no_longer_than_its_limit() -> None:
+    class Stubborn(Driver):
+        async def carry_out(self, order: Order) -> Done:
+            self.tries.append(order.tries)
+            while not is_free.is_set():
+                try:
+                    await is_free.wait()
+                except asyncio.CancelledError:
+                    self.tries.append(0)
+            return Done()
+
+    async def story(world: World) -> None:
+        desk = await world.desk()
+        driver = Stubborn(world)
+        limit = timedelta(hours=1)
+        loops = Loops(desk._engine, driver, worker="w1", impact_limit=limit, ending_seconds_max=0.05)
+        task = asyncio.create_task(loops.run())
+        await desk.restart("web-0", by="ann")
+        await world.clock.advance(timedelta(minutes=15, seconds=30))
+        await ended(task)
+
+        assert driver.tries == [1, 0]
+        is_free.set()
+
+    is_free = asyncio.Event()
+    live(story)
+
+
 def test_the_driver_is_stopped_when_its_scope_is_retired() -> None:
     async def story(world: World) -> None:
         desk = await world.desk()

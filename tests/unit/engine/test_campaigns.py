@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 from msgspec.structs import replace
 
-from forewarn.core.campaign import Announced, Campaign, Look, Phase, State, Wish
+from forewarn.core.campaign import Announced, Campaign, Look, Phase, State, Turn, UnderWay, Wish
 from forewarn.core.command import Approve, Cancel
 from forewarn.core.event import EventType
 from forewarn.core.fleet import Budget, Policy, Scope, ScopeKind
@@ -18,7 +18,7 @@ from forewarn.engine.clock import VirtualClock
 from forewarn.engine.engine import Engine
 from forewarn.engine.loops import Loops
 from forewarn.engine.operations import Operations
-from forewarn.engine.shelf import HOSTS_PER_RECORD
+from forewarn.engine.shelf import HOSTS_PER_RECORD, written
 from forewarn.errors import CampaignOver, Invalid, OverBudget, Problem, StoreLost, TooManyCampaigns, UnknownCampaign
 from forewarn.platform.simulated import SimulatedPlatform
 from forewarn.store.base import Write
@@ -32,11 +32,11 @@ TURN = timedelta(minutes=26)
 """A reboot's notice, its usual duration, and a little."""
 
 
-def fleet(hosts: Sequence[str] = HOSTS) -> Fleet:
+def fleet(hosts: Sequence[str] = HOSTS, *, spare: Sequence[str] = ()) -> Fleet:
     """`web` has a VM on each host, all of one update domain and one down at a time, and `db` has one on the first."""
     vms = tuple(vm(f"web-{host}", host=host) for host in hosts)
     web = Scope(name="web", kind=ScopeKind.AVAILABILITY_SET, policy=Policy(max_unavailable=Budget(1)), vms=vms)
-    return Fleet(scopes=(web, Scope(name="db", kind=ScopeKind.VM, vms=(vm("db", host="h1"),))))
+    return Fleet(scopes=(web, Scope(name="db", kind=ScopeKind.VM, vms=(vm("db", host="h1"),))), hosts=tuple(spare))
 
 
 class World:
@@ -64,7 +64,9 @@ class World:
     async def server(self, wanted: Fleet | None = None) -> AsyncIterator[Engine]:
         """A server at work until the block ends: then it is gone, as if killed."""
         engine = await self.engine(wanted)
-        platform = SimulatedPlatform(self.clock, durations=DURATION, hosts=lambda: HOSTS, failing=self.failing)
+        platform = SimulatedPlatform(
+            self.clock, durations=DURATION, hosts=engine.board.host_names, wanted=engine.shelf.turns, failing=self.failing
+        )
         loops = Loops(engine, platform, worker=self.make_id(), impact_limit=timedelta(hours=1))
         work = asyncio.create_task(loops.run())
         try:
@@ -290,6 +292,93 @@ def test_a_host_that_left_the_fleet_is_skipped() -> None:
             end = now_of(engine, campaign)
             assert counts(end) == (State.DONE, 3, 1, 0)
             assert [(one.host, one.why) for one in end.troubles] == [("h3", "there is no such host any more")]
+
+    live(story)
+
+
+def test_vms_are_moved_to_hosts_that_no_campaign_waits_for() -> None:
+    """Else a campaign of Redeploy would fill the very hosts that it has to empty next, until they are too large."""
+
+    async def story(world: World) -> None:
+        async with world.server(fleet(spare=["spare"])) as engine:
+            campaign = await Campaigns(engine).start(wish(type=EventType.REDEPLOY), by="ann")
+            await world.clock.advance(TURN)
+            first = {name: engine.board.find_vm(name)[1].host for name in ("db", "web-h1")}
+            await world.clock.advance(5 * TURN)
+
+            assert first == {"db": "spare", "web-h1": "spare"}
+            assert counts(now_of(engine, campaign)) == (State.DONE, 4, 0, 0)
+
+    live(story)
+
+
+@pytest.mark.parametrize(("is_moved_on", "done", "skipped"), [(False, 3, 1), (True, 4, 0)])
+def test_a_host_that_a_campaign_had_to_fill_waits_for_the_others(is_moved_on: bool, done: int, skipped: int) -> None:
+    """All hosts are in the campaign, so the first one's VMs go to one that waits. Who moves one on meanwhile saves its turn."""
+
+    async def story(world: World) -> None:
+        async with world.server(fleet(spare=HOSTS)) as engine:
+            campaign = await Campaigns(engine).start(wish(type=EventType.REDEPLOY), by="ann")
+            await world.clock.advance(TURN)
+            assert engine.board.find_vm("web-h1")[1].host == "h2"
+            if is_moved_on:
+                await Operations(engine, world.make_id).redeploy("web-h1", by="ann")
+            await world.clock.advance(5 * TURN)
+
+            assert counts(now_of(engine, campaign)) == (State.DONE, done, skipped, 0)
+
+    live(story)
+
+
+def test_a_campaign_of_which_nobody_hears_is_looked_at_however_much_happens_elsewhere() -> None:
+    """The server that asked for a host's health is dead; another asks in time, though there is a change every 10 s."""
+
+    async def story(world: World) -> None:
+        engine = await world.engine(fleet())
+        campaign = await Campaigns(engine).start(wish("h1", health_command="true"), by="ann")
+        dead = UnderWay("h1", NOON, Phase.CHECKING, checker="dead", checked_until=NOON + MINUTE)
+        kept = engine.shelf.find(campaign.id)
+        await engine.commit([], "test", written(replace(kept.campaign, cursor=1, under_way=(dead,)), kept.revision))
+        async with world.server() as engine:
+            desk = Campaigns(engine)
+            busy = await desk.start(wish("h2"), by="ann")
+            for number in range(9):
+                await world.clock.advance(timedelta(seconds=10))
+                await (desk.resume if number % 2 else desk.pause)(busy.id, by="ann")
+
+            (checked,) = now_of(engine, campaign).under_way or (dead,)
+            assert now_of(engine, campaign).is_over or checked.checker != "dead"
+
+    live(story)
+
+
+def test_hosts_that_wait_or_are_under_way_are_known_of_campaigns_that_go_on() -> None:
+    async def story(world: World) -> None:
+        engine = await world.engine(fleet())
+        desk = Campaigns(engine)
+        campaign = await desk.start(wish("h1", "h2", "h3"), by="ann")
+        seen = [engine.shelf.turns()]
+        await desk.tell(campaign.id, Look())
+        seen.append(engine.shelf.turns())
+        await desk.cancel(campaign.id, by="ann")
+        seen.append(engine.shelf.turns())
+
+        assert seen == [
+            {"h1": Turn.WAITING, "h2": Turn.WAITING, "h3": Turn.WAITING},
+            {"h1": Turn.UNDER_WAY, "h2": Turn.WAITING, "h3": Turn.WAITING},
+            {"h1": Turn.UNDER_WAY},
+        ]
+
+    live(story)
+
+
+def test_all_who_ask_of_campaigns_share_what_was_seen_of_a_scope() -> None:
+    """To go through a large scope takes a while; each server does it once for each change of it, and not at each request."""
+
+    async def story(world: World) -> None:
+        engine = await world.engine(fleet())
+
+        assert Campaigns(engine).fleet.standing("web") is Campaigns(engine).fleet.standing("web")
 
     live(story)
 

@@ -62,6 +62,24 @@ def test_many_who_follow_read_the_store_once() -> None:
     asyncio.run(tell())
 
 
+def test_whoever_begins_at_the_end_is_told_the_next_note_however_long_nobody_followed() -> None:
+    """What was kept for the last one who followed may be thousands of notes old."""
+
+    async def tell() -> None:
+        store = MemoryStore()
+        tail = Tail(store)
+        await add(store, 1)
+        await all_after(tail, 0)
+        await add(store, 3 * BATCH)
+        last = await tail.last()
+        assert await tail.after(last) == ()
+        await add(store, 1)
+
+        assert [note.number for note in await tail.after(last)] == [last + 1]
+
+    asyncio.run(tell())
+
+
 def test_a_hole_in_the_history_is_seen_as_a_hole() -> None:
     async def tell() -> None:
         store = MemoryStore()

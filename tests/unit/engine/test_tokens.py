@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from forewarn.core.timing import Timing
-from forewarn.core.token import Role
+from forewarn.core.token import Role, Token
 from forewarn.engine.clock import VirtualClock
 from forewarn.engine.engine import Engine
 from forewarn.engine.tokens import TOKEN_KEY
@@ -106,3 +106,43 @@ def test_an_admin_that_has_expired_is_no_admin_who_could_stay() -> None:
         await engine.tokens.revoke("new", by="t")
 
     story(tell)
+
+
+def test_two_admins_cannot_revoke_each_other_at_once() -> None:
+    """Each was not the last when it was asked; together they would lock everybody out."""
+
+    async def tell(engine: Engine) -> None:
+        other = await with_two_admins(engine)
+        for there in (engine, other):
+            done = await asyncio.gather(
+                engine.tokens.revoke("a", by="b"), there.tokens.revoke("b", by="a"), return_exceptions=True
+            )
+
+            assert [type(one) for one in done] == [Token, Refused]
+            assert [token.name for token in there.tokens.all()] == ["b", "ci"]
+            await there.tokens.create("a", Role.ADMIN, secret=SECRET, by="test")
+            await engine.load()
+
+    story(tell)
+
+
+def test_a_first_token_that_was_an_admins_elsewhere_is_known_to_who_decides_here() -> None:
+    """A server that has not heard of a token yet decides again once it has."""
+
+    async def tell(engine: Engine) -> None:
+        other = await with_two_admins(engine)
+        await engine.tokens.create("deploy", Role.VIEWER, secret=SECRET, by="test")
+        await other.tokens.create("second", Role.VIEWER, secret=SECRET, by="test")
+
+        assert [token.name for token in other.tokens.all()] == ["a", "b", "ci", "deploy", "second"]
+
+    story(tell)
+
+
+async def with_two_admins(engine: Engine) -> Engine:
+    """Two admins and a viewer, and another server that knows them."""
+    other = Engine(engine.store, engine.clock, engine.timing)
+    for name, role in (("a", Role.ADMIN), ("b", Role.ADMIN), ("ci", Role.VIEWER)):
+        await engine.tokens.create(name, role, secret=SECRET, by="test")
+    await other.load()
+    return other

@@ -289,6 +289,26 @@ def test_a_message_that_is_refused_for_what_it_is_does_not_stop_those_after_it_f
     story(tell)
 
 
+def test_a_refusal_amid_an_outage_loses_no_message() -> None:
+    """A receiver that comes up again may refuse once. Only refusals in a row say that the message is not wanted."""
+
+    async def tell(world: World) -> None:
+        box = Box()
+        one = world.receiver(box)
+        await world.start(one)
+        await world.happens("0")
+        box.status = 503
+        await world.happens("1")
+        for status in (503, *[400] * (REFUSALS_MAX - 1), 503, 400, 200):
+            box.status, tries = status, box.tries
+            while box.tries == tries:  # ends: it is tried every five minutes
+                await world.pass_by(SECOND)
+
+        assert (box.told, one.refused) == (["0", "1"], 0)
+
+    story(tell)
+
+
 def test_what_retention_took_before_it_could_be_told_is_counted_as_lost() -> None:
     async def tell(world: World) -> None:
         box = Box()

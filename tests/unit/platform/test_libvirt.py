@@ -12,8 +12,9 @@ from forewarn.core.event import Cause, EventType
 from forewarn.errors import ImpactFailed
 from forewarn.platform.base import Done
 from forewarn.platform.libvirt_host import Libvirts
+from forewarn.platform.libvirt_mark import is_marked, mark, suspend
 from tests.builders import SECOND, guid
-from tests.unit.platform.libvirt_world import OFF, PAUSED, RUNNING, URIS, Host, LibvirtWorld, order, refusal
+from tests.unit.platform.libvirt_world import OFF, PAUSED, RUNNING, URIS, Host, LibvirtWorld, domain_xml, order, refusal
 
 STEPS = ("suspend", "resume", "reboot", "reset", "shutdown", "destroy", "create", "undefineFlags")
 
@@ -46,21 +47,84 @@ def test_a_freeze_of_unknown_length_takes_nine_seconds(world: LibvirtWorld) -> N
 
 def test_a_try_after_a_crash_in_the_middle_of_a_freeze_resumes_the_vm(world: LibvirtWorld) -> None:
     """Whoever suspended it is no more, and nobody else would wake it."""
-    world.web.suspend()
+    suspend(world.web, guid(1))
 
     world.carry_out(order(EventType.FREEZE, tries=2))
 
     assert world.state() == RUNNING
     assert world.clock.slept == []
+    assert not is_marked(world.web, guid(1))
 
 
-def test_a_vm_that_its_owner_had_suspended_stays_so(world: LibvirtWorld) -> None:
+@pytest.mark.parametrize("tries", [1, 2])
+def test_a_vm_that_its_owner_had_suspended_stays_so(world: LibvirtWorld, tries: int) -> None:
+    """A first try that failed before it did anything is no sign that it was us."""
     world.web.suspend()
 
-    done = world.carry_out(order(EventType.FREEZE))
+    done = world.carry_out(order(EventType.FREEZE, tries=tries))
 
     assert done.detail == "it was suspended already, and stays so"
     assert world.state() == PAUSED
+    assert world.carry_out(order(EventType.REBOOT, tries=tries)).detail == "it was suspended, and stays so"
+    assert world.state() == PAUSED
+
+
+def test_a_restart_wakes_a_vm_that_was_suspended(world: LibvirtWorld) -> None:
+    world.web.suspend()
+
+    world.carry_out(order(EventType.REBOOT, Cause.RESTART))
+
+    assert world.state() == RUNNING
+
+
+def test_a_vm_that_another_event_had_marked_is_not_ours_to_wake(world: LibvirtWorld) -> None:
+    suspend(world.web, guid(2))
+
+    world.carry_out(order(EventType.FREEZE, tries=2))
+
+    assert world.state() == PAUSED
+
+
+def test_a_freeze_leaves_no_mark_and_no_other_metadata_are_touched(world: LibvirtWorld) -> None:
+    ours = "<f:vm xmlns:f='urn:forewarn:vm:1' scope='web'/>"
+    world.on("host-a").defineXML(domain_xml(metadata=ours))
+    before = world.web.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE)
+
+    world.carry_out(order(EventType.FREEZE))
+
+    assert world.web.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE) == before
+    assert not is_marked(world.web, guid(1))
+
+
+@pytest.mark.parametrize("how", ["limit", "cancel"])
+def test_a_suspend_that_comes_through_when_nobody_waits_any_more_is_undone(world: LibvirtWorld, how: str) -> None:
+    """The wake of a try that gives up comes too early, and there may be no other try."""
+    entered, go, awake = threading.Event(), threading.Event(), threading.Event()
+
+    def slow(handle: Any) -> None:
+        entered.set()
+        go.wait(30)
+        handle.suspend()
+
+    def resume(handle: Any) -> None:
+        handle.resume()
+        awake.set()
+
+    async def story() -> None:
+        host = Host(world.on("host-a"), suspend=slow, resume=resume)
+        platform = world.platform(connect=lambda uri: host, call_seconds_max=0.3 if how == "limit" else 30)
+        work = asyncio.create_task(platform.carry_out(order(EventType.FREEZE, tries=3)))
+        await asyncio.to_thread(entered.wait, 30)
+        if how == "cancel":
+            work.cancel()
+        (ended,) = await asyncio.gather(work, return_exceptions=True)
+        assert isinstance(ended, ImpactFailed if how == "limit" else asyncio.CancelledError)
+
+    asyncio.run(story())
+    assert world.state() == RUNNING
+    go.set()
+    assert awake.wait(30)
+    assert world.state() == RUNNING
 
 
 def test_a_freeze_that_is_cancelled_resumes_the_vm(world: LibvirtWorld) -> None:
@@ -137,10 +201,29 @@ def test_a_guest_that_shuts_down_when_asked_to_reboot_is_started_again(world: Li
 def test_a_restart_starts_a_vm_that_does_not_run_and_maintenance_does_not(world: LibvirtWorld) -> None:
     world.web.destroy()
 
-    world.carry_out(order(EventType.REBOOT))
-    assert world.state() == OFF
+    for tries in (1, 2):
+        world.carry_out(order(EventType.REBOOT, tries=tries))
+        assert world.state() == OFF
     world.carry_out(order(EventType.REBOOT, Cause.RESTART))
     assert world.state() == RUNNING
+
+
+def test_a_try_after_a_crash_in_the_middle_of_a_reboot_starts_what_has_shut_down(world: LibvirtWorld) -> None:
+    mark(world.web, guid(1))
+    world.web.shutdown()
+
+    assert world.carry_out(order(EventType.REBOOT, tries=2)).detail == "it did not run: started"
+    assert world.state() == RUNNING
+    assert not is_marked(world.web, guid(1))
+
+
+def test_a_reboot_leaves_no_mark(world: LibvirtWorld) -> None:
+    host = Host(world.on("host-a"), reboot=lambda handle: [listener() for listener in host.listeners])
+
+    world.carry_out(order(EventType.REBOOT), connect=lambda uri: host, grace=60)
+    assert not is_marked(world.web, guid(1))
+    world.carry_out(order(EventType.REBOOT))
+    assert not is_marked(world.web, guid(1))
 
 
 def test_an_eviction_shuts_the_guest_down_and_keeps_its_definition(world: LibvirtWorld) -> None:

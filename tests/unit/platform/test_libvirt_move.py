@@ -9,6 +9,7 @@ import pytest
 from forewarn.core.event import Cause, EventType
 from forewarn.errors import ImpactFailed
 from forewarn.platform.base import Done
+from forewarn.platform.libvirt_mark import is_marked, mark
 from tests.builders import guid
 from tests.unit.platform.libvirt_world import OFF, RUNNING, Host, LibvirtWorld, order, refusal
 
@@ -114,3 +115,27 @@ def test_maintenance_moves_a_vm_that_does_not_run_and_does_not_start_it(world: L
 
     assert done.host == "host-b"
     assert world.state("host-b") == OFF
+    again = world.carry_out(order(EventType.REDEPLOY, tries=2))
+    assert again == Done(host="host-b", detail="it does not run on host-b")
+    assert world.state("host-b") == OFF
+
+
+def test_a_second_try_does_not_start_what_did_not_run_before_the_first(world: LibvirtWorld) -> None:
+    world.web.destroy()
+
+    world.carry_out(order(EventType.REDEPLOY, tries=2))
+
+    assert world.state("host-b") == OFF
+
+
+@pytest.mark.parametrize("is_defined_there", [False, True])
+def test_a_second_try_of_maintenance_starts_what_the_first_had_stopped(world: LibvirtWorld, is_defined_there: bool) -> None:
+    mark(world.web, guid(1))
+    if is_defined_there:
+        world.on("host-b").defineXML(world.web.XMLDesc())
+    world.web.destroy()
+
+    assert world.carry_out(order(EventType.REDEPLOY, tries=2)).host == "host-b"
+    assert world.names_on("host-a") == []
+    assert world.state("host-b") == RUNNING
+    assert not is_marked(world.on("host-b").lookupByName("web-0"), guid(1))

@@ -32,6 +32,8 @@ def test_the_examples_of_other_systems_have_a_command_for_every_type() -> None:
     complete = [example for example in EXAMPLES if all(f'"{type_}=' in example for type_ in EventType)]
 
     assert len(complete) == 3
+    freezes = [line for example in complete for line in example.splitlines() if '"Freeze=' in line]
+    assert all("sh -c 'trap : TERM; " in line for line in freezes), "the end of the service would leave the VM frozen"
 
 
 def test_the_metadata_of_the_page_are_read() -> None:

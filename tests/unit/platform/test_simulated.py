@@ -51,3 +51,12 @@ def test_the_next_host_is_taken_round_and_round() -> None:
     assert another_host("b", ["a", "b", "c"]) == "c"
     assert another_host("c", ["a", "b", "c"]) == "a"
     assert another_host("a", ["a"]) == ""
+
+
+def test_a_host_that_others_want_is_taken_only_where_there_is_no_better_one() -> None:
+    """Best is one that no campaign has on its list, then one that still waits, and worst one that is under way."""
+    hosts = ["a", "b", "c", "d"]
+
+    assert another_host("a", hosts, {"a": 2, "b": 2, "c": 1}) == "d"
+    assert another_host("a", hosts, {"a": 2, "b": 2, "c": 1, "d": 2}) == "c"
+    assert another_host("d", hosts, {"a": 1, "b": 1, "c": 1}) == "a"

@@ -34,6 +34,8 @@ scopes:
       - {name: BackEnd_IN_0, update_domain: 1, host: host-b}
 hosts: [host-c]
 """
+PLAIN_FLEET = FLEET.replace(b"hosts: [host-c]\n", b"")
+"""Without declared hosts."""
 
 
 class World:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from forewarn.core.campaign import Announced, Claimed, Look, Told
+from forewarn.core.campaign import Announce, Announced, Claimed, Look, Told
 from forewarn.core.command import Approve, Maintain
 from forewarn.core.event import EventType
 from forewarn.core.operation import event_id_of
@@ -73,18 +73,25 @@ def test_a_host_too_large_is_marked_in_the_plan_and_refused_at_the_start() -> No
     story(tell, TIGHT)
 
 
+async def announce(world: World) -> str:
+    """The turn of host-a is announced in web, as the loop does it; the id of the event."""
+    (order,) = [one for one in (await Campaigns(world.engine).tell("c1", Look())).orders if isinstance(one, Announce)]
+    command = Maintain(host="host-a", operation_id=order.operation_id, type=EventType.REBOOT)
+    await world.engine.submit("web", command, by="test")
+    event_id = event_id_of(command.operation_id, "web", 0)
+    await Campaigns(world.engine).tell("c1", Announced("host-a", (Told("web", event_id),)))
+    return event_id
+
+
 def test_a_host_under_way_tells_what_it_waits_for_and_until_when() -> None:
     """First its notice, then the impact, then the health command."""
 
     async def tell(world: World) -> None:
         await start(world, hosts=["host-a"], health_command="true")
         desk = Campaigns(world.engine)
-        (order,) = (await desk.tell("c1", Look())).orders
+        await desk.tell("c1", Look())
         seen = [(await world.told("GET", f"{PATH}/c1"))["under_way"]]
-        command = Maintain(host="host-a", operation_id=order.operation_id, type=EventType.REBOOT)  # type: ignore[union-attr]
-        await world.engine.submit("web", command, by="test")
-        event_id = event_id_of(command.operation_id, "web", 0)
-        await desk.tell("c1", Announced("host-a", (Told("web", event_id),)))
+        event_id = await announce(world)
         seen.append((await world.told("GET", f"{PATH}/c1"))["under_way"])
         await world.engine.submit("web", Approve(event_ids=(event_id,)), by="test")
         seen.append((await world.told("GET", f"{PATH}/c1"))["under_way"])
@@ -110,6 +117,7 @@ def test_why_the_next_host_has_to_wait_is_told() -> None:
         made = await start(world, hosts=["host-a"])
 
         assert made["waiting_for"] == "host-a: another update domain of web is under way"
+        assert (await world.told("GET", PATH))["campaigns"][0]["waiting_for"] == "", "of many, it would take too long"
 
     story(tell)
 
@@ -204,6 +212,39 @@ def test_only_an_admin_may_have_a_command_run_on_the_server() -> None:
         status, code, _ = await world.refused("POST", PATH, json=asked | {"health_command": "true"}, headers=headers)
         assert (status, code) == (403, "forbidden")
         assert (await world.told("POST", PATH, json=asked, headers=headers))["campaign"]["id"] == "c1"
+
+    story(tell)
+
+
+def test_a_health_command_is_shown_to_admins_and_to_others_only_that_there_is_one() -> None:
+    """What runs on the server, and with which words, is nothing for everybody who may look."""
+
+    async def tell(world: World) -> None:
+        tokens = world.engine.tokens
+        texts = [
+            (await tokens.create(name, role, secret=name * 64, by="test"))[1]
+            for name, role in (("a", Role.ADMIN), ("b", Role.OPERATOR), ("c", Role.VIEWER))
+        ]
+        headers = [{"Authorization": f"Bearer {text}"} for text in texts]
+        for command in ("true --key x", ""):
+            asked = {"type": "Reboot", "hosts": ["host-*"], "health_command": command}
+            await world.told("POST", PATH, json=asked, headers=headers[0])
+        shown = [(await world.told("GET", f"{PATH}/c1", headers=one))["health_command"] for one in headers]
+        listed = [(await world.told("GET", PATH, headers=one))["campaigns"] for one in headers]
+
+        assert shown == ["true --key x", "(admins see it)", "(admins see it)"]
+        assert [[one["health_command"] for one in found] for found in listed] == [["", command] for command in shown]
+
+    story(tell)
+
+
+def test_the_end_of_an_impact_is_expected_when_its_operator_says() -> None:
+    async def tell(world: World) -> None:
+        await start(world, hosts=["host-a"], duration_seconds=3600)
+        await world.engine.submit("web", Approve(event_ids=(await announce(world),)), by="test")
+
+        (host,) = (await world.told("GET", f"{PATH}/c1"))["under_way"]
+        assert host["until"] == "2030-01-31T13:00:00Z"
 
     story(tell)
 

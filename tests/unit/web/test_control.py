@@ -259,7 +259,8 @@ def test_the_fleet_that_is_shown_can_be_put_back() -> None:
 
     async def tell(world: World) -> None:
         shown = await world.told("GET", "/api/v1/fleet")
-        nothing = {"added": [], "changed": [], "removed": [], "vms_joined": [], "vms_left": [], "dry_run": False}
+        names = ("added", "changed", "removed", "vms_joined", "vms_left", "hosts_added", "hosts_removed")
+        nothing = {**{name: [] for name in names}, "dry_run": False}
 
         assert await world.told("PUT", "/api/v1/fleet", json=shown) == nothing
         assert await world.told("PUT", "/api/v1/fleet", content=FLEET, headers={"content-type": "application/yaml"}) == nothing
@@ -274,13 +275,27 @@ def test_a_dry_run_tells_the_difference_and_changes_nothing() -> None:
         web = "{name: web, kind: availability-set, vms: [{name: web-0, host: host-a}, {name: web-2}]}"
         wanted = f"scopes: [{web}, {{name: new, kind: scale-set}}]"
         difference = {"added": ["new"], "changed": ["web"], "removed": ["shop"], "vms_joined": ["web-2"]}
-        left = {"vms_left": ["BackEnd_IN_0", "FrontEnd_IN_0", "web-1"]}
+        hosts = {"hosts_added": [], "hosts_removed": ["host-c"]}
+        left = {"vms_left": ["BackEnd_IN_0", "FrontEnd_IN_0", "web-1"], **hosts}
         before = await world.told("GET", "/api/v1/fleet")
 
         assert await world.told("PUT", "/api/v1/fleet?dry_run=true", content=wanted) == difference | left | {"dry_run": True}
         assert await world.told("GET", "/api/v1/fleet") == before
         assert await world.told("PUT", "/api/v1/fleet", content=wanted) == difference | left | {"dry_run": False}
         assert sorted(world.engine.board.scopes) == ["new", "web"]
+
+    story(tell)
+
+
+def test_a_host_that_is_declared_stands_in_the_difference_and_in_the_history() -> None:
+    """Every change is a note in the same commit, also one that concerns no VM."""
+
+    async def tell(world: World) -> None:
+        wanted = FLEET.replace(b"hosts: [host-c]", b"hosts: [host-d]")
+        told = await world.told("PUT", "/api/v1/fleet", content=wanted, headers={"content-type": "application/yaml"})
+        assert (told["hosts_added"], told["hosts_removed"], told["changed"]) == (["host-d"], ["host-c"], [])
+        (note,) = (await world.told("GET", "/api/v1/history?host=host-d"))["history"]
+        assert (note["what"], note["detail"]) == ("amended", "host host-d declared")
 
     story(tell)
 

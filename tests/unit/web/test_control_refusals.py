@@ -250,3 +250,24 @@ def tree(kind: type[Problem]) -> Iterator[type[Problem]]:
     yield kind
     for child in kind.__subclasses__():
         yield from tree(child)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "more", "field"),
+    [
+        ("GET", "/api/v1/vms?limit=0", {}, "limit"),
+        ("GET", "/api/v1/vms?limit=x", {}, "limit"),
+        ("GET", "/api/v1/stream?after=-1", {}, "after"),
+        ("GET", "/api/v1/stream", {"headers": {"last-event-id": "x"}}, "Last-Event-ID"),
+        ("POST", "/api/v1/vms/web-0/restart", {"json": {"not_before": "2030-01-31T13:00:00"}}, "not_before"),
+    ],
+)
+def test_what_cannot_be_read_is_named_for_machines_too(method: str, path: str, more: dict[str, Any], field: str) -> None:
+    """A program that fills in a form shows the message beside the field."""
+
+    async def tell(world: World) -> None:
+        answer = (await world.ask(method, path, **more)).json()
+
+        assert (answer["error"], answer["facts"]) == ("invalid", {"field": field})
+
+    story(tell)

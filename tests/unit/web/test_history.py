@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.unit.web.control_world import World, story
+from tests.unit.web.control_world import PLAIN_FLEET, World, story
 
 EVENT = "00000000-0000-4000-8000-000000000009"
 
@@ -35,7 +35,7 @@ def test_the_history_tells_when_who_what_and_why_the_newest_first() -> None:
             "detail": "Reboot of web-0",
         }
 
-    story(tell)
+    story(tell, PLAIN_FLEET)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_it_is_searched_by_vm_scope_host_event_change_and_time(query: str, count
 
         assert len((await world.told("GET", f"/api/v1/history?{query}"))["history"]) == count
 
-    story(tell)
+    story(tell, PLAIN_FLEET)
 
 
 def test_pages_go_on_by_their_cursors_to_the_end() -> None:
@@ -73,7 +73,7 @@ def test_pages_go_on_by_their_cursors_to_the_end() -> None:
 
         assert numbers == [6, 5, 4, 3, 2, 1]
 
-    story(tell)
+    story(tell, PLAIN_FLEET)
 
 
 @pytest.mark.parametrize(
@@ -97,4 +97,4 @@ def test_a_question_that_makes_no_sense_is_refused_with_what_would(query: str, m
         assert (status, code) == (400, "invalid")
         assert message in said
 
-    story(tell)
+    story(tell, PLAIN_FLEET)

@@ -16,6 +16,7 @@ from forewarn.store.base import Write
 from forewarn.store.memory import MemoryStore
 from forewarn.web import idempotency
 from forewarn.web.control import app
+from forewarn.wire.record import ANSWER, Answer
 from tests.unit.web.control_world import FLEET, World, calling, story
 
 RESTART, KEY = "/api/v1/vms/web-0/restart", {"idempotency-key": "wish-1"}
@@ -105,6 +106,25 @@ def test_a_server_that_died_before_keeping_the_answer_does_not_do_it_twice() -> 
     story(tell)
 
 
+def test_one_campaign_comes_of_one_key_on_whatever_server_it_is_asked() -> None:
+    """Two servers asked at the same moment, or one that died before it kept its answer."""
+    asked = {"type": "Freeze", "hosts": ["host-*"]}
+
+    async def tell(world: World) -> None:
+        engine, elsewhere = server_of(world)
+        await engine.load()
+        async with elsewhere:
+            here = [ask(world, "/api/v1/campaigns", json=asked) for _ in range(2)]
+            there = [elsewhere.post("/api/v1/campaigns", headers=KEY, json=asked) for _ in range(2)]
+            answers = await asyncio.gather(*here, *there)
+        assert [answer.json()["campaign"]["id"] for answer in answers] == ["c1"] * 4
+        for one in (await world.engine.store.load("answer/")).records:
+            await world.engine.store.commit([Write(one.key, None, one.revision)])
+        assert (await ask(world, "/api/v1/campaigns", json=asked)).json()["campaign"]["id"] == "c1"
+
+    story(tell)
+
+
 def test_several_who_ask_at_once_get_one_answer() -> None:
     """An impatient client asks again before the first answer is there. This holds for every POST, whatever it does."""
     counted: list[int] = []
@@ -165,6 +185,44 @@ def test_after_a_day_the_answer_is_forgotten_and_lets_go_of_its_place() -> None:
 
         kept = (await world.engine.store.load("answer/")).records
         assert len(kept) == idempotency.TRIM_EVERY
+
+    story(tell)
+
+
+def test_only_the_latest_answers_are_kept_whatever_their_keys() -> None:
+    """Whoever makes up keys without end must not fill the store; and those who asked last ask again."""
+
+    async def tell(world: World) -> None:
+        store, now = world.engine.store, world.clock.now()
+        for number in range(idempotency.KEPT_MAX // 100 + 1):
+            value = ANSWER.encode(Answer(asked="", status=202, body="", at=now + timedelta(seconds=number)))
+            await store.commit([Write(f"answer/{99 - number}-{one:02}/", value, 0) for one in range(100)])
+        await ask(world)
+
+        kept = [one.key for one in (await store.load("answer/")).records]
+        assert len(kept) == idempotency.KEPT_MAX
+        assert [key for key in kept if key.startswith("answer/99-")] == []
+        assert "answer/98-00/" not in kept
+        assert "answer/98-99/" in kept
+        assert (await ask(world)).headers["idempotency-replayed"] == "true"
+
+    story(tell)
+
+
+@pytest.mark.parametrize(("size", "is_kept"), [(16 * 1024, True), (16 * 1024 + 1, False)])
+def test_an_answer_of_over_sixteen_kilobytes_is_not_kept(size: int, is_kept: bool) -> None:
+    """All of them together are read now and then, while VMs wait for their documents."""
+
+    @post("/api/v1/large", status_code=200)
+    async def large() -> str:
+        return "x" * size
+
+    async def tell(world: World) -> None:
+        async with calling(app(world.operations, world.engine, more=[large])) as client:
+            first, again = [await client.post("/api/v1/large", headers=KEY) for _ in range(2)]
+
+        assert (len(first.content), again.status_code) == (size, 200)
+        assert ("idempotency-replayed" in again.headers) == is_kept
 
     story(tell)
 

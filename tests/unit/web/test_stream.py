@@ -14,7 +14,7 @@ from forewarn.store.base import Note
 from forewarn.store.memory import MemoryStore
 from forewarn.web.control import app
 from forewarn.web.stream import STREAMS_MAX, frames, permission
-from tests.unit.web.control_world import World, story
+from tests.unit.web.control_world import PLAIN_FLEET, World, story
 
 SECRET = "5" * 64
 Frames = AsyncGenerator[bytes, None]
@@ -44,7 +44,7 @@ def test_a_stream_begins_now_and_tells_each_change_with_its_number() -> None:
         await anext(again)
         assert json.loads(parsed(await anext(again))[0]["data"]) == shown["history"][0]
 
-    story(tell)
+    story(tell, PLAIN_FLEET)
 
 
 def test_a_stream_goes_on_after_the_number_it_is_told() -> None:
@@ -58,7 +58,7 @@ def test_a_stream_goes_on_after_the_number_it_is_told() -> None:
         await anext(everything)
         assert [number for number, _ in await told(everything)] == [1, 2, 3, 4, 5, 6]
 
-    story(tell)
+    story(tell, PLAIN_FLEET)
 
 
 def test_what_is_not_kept_any_more_is_told_as_a_gap() -> None:
@@ -72,7 +72,7 @@ def test_what_is_not_kept_any_more_is_told_as_a_gap() -> None:
         assert parsed(await anext(stream)) == [{"event": "gap", "data": '{"after":1,"next":4}'}]
         assert [number for number, _ in await told(stream)] == [4, 5, 6]
 
-    story(tell)
+    story(tell, PLAIN_FLEET)
 
 
 def test_the_numbers_of_another_store_are_a_gap_and_all_of_this_one_is_new() -> None:
@@ -85,7 +85,7 @@ def test_the_numbers_of_another_store_are_a_gap_and_all_of_this_one_is_new() -> 
         assert parsed(await anext(stream)) == [{"event": "gap", "data": '{"after":1000,"next":1}'}]
         assert [number for number, _ in await told(stream)] == [1, 2, 3, 4, 5, 6]
 
-    story(tell)
+    story(tell, PLAIN_FLEET)
 
 
 def test_a_filter_tells_only_what_is_wanted_and_heartbeats_tell_how_far_it_is() -> None:
@@ -98,7 +98,7 @@ def test_a_filter_tells_only_what_is_wanted_and_heartbeats_tell_how_far_it_is() 
 
         assert parsed(await anext(stream)) == [{"": "still here", "id": "6"}]
 
-    story(tell)
+    story(tell, PLAIN_FLEET)
 
 
 def test_a_stream_ends_at_once_when_the_server_stops() -> None:
@@ -112,7 +112,7 @@ def test_a_stream_ends_at_once_when_the_server_stops() -> None:
             assert await waiting is None
         assert world.engine.tail.followers == 0
 
-    story(tell)
+    story(tell, PLAIN_FLEET)
 
 
 def test_a_stream_ends_when_the_store_is_lost_and_the_client_comes_again() -> None:
@@ -146,7 +146,7 @@ def test_a_stream_ends_when_its_token_is_revoked() -> None:
             told_last = await waiting
             assert told_last is None or await anext(stream, None) is None
 
-    story(tell)
+    story(tell, PLAIN_FLEET)
 
 
 async def open_stream(world: World, query: bytes = b"", headers: tuple[tuple[bytes, bytes], ...] = ()) -> Any:
@@ -189,7 +189,7 @@ def test_a_client_that_leaves_ends_its_stream() -> None:
         await asyncio.sleep(0)
         assert world.engine.tail.followers == 0
 
-    story(tell)
+    story(tell, PLAIN_FLEET)
 
 
 def test_a_browser_resumes_by_the_last_id_it_saw() -> None:
@@ -201,7 +201,7 @@ def test_a_browser_resumes_by_the_last_id_it_saw() -> None:
         _, first = await open_stream(world, b"after=1")
         assert parsed(first)[0]["id"] == "1"
 
-    story(tell)
+    story(tell, PLAIN_FLEET)
 
 
 def test_what_makes_no_sense_is_refused() -> None:
@@ -210,7 +210,7 @@ def test_what_makes_no_sense_is_refused() -> None:
             assert (await world.refused("GET", f"/api/v1/stream?{query}"))[:2] == (400, "invalid")
         assert (await world.refused("GET", "/api/v1/stream", headers={"last-event-id": "x"}))[:2] == (400, "invalid")
 
-    story(tell)
+    story(tell, PLAIN_FLEET)
 
 
 def test_there_is_a_limit_to_the_number_of_streams() -> None:
@@ -224,7 +224,7 @@ def test_there_is_a_limit_to_the_number_of_streams() -> None:
         await streams[0].aclose()
         assert (await open_stream(world))[0]["status"] == 200
 
-    story(tell)
+    story(tell, PLAIN_FLEET)
 
 
 def test_a_long_history_is_told_in_pieces() -> None:
@@ -245,4 +245,4 @@ def test_a_long_history_is_told_in_pieces() -> None:
 
         assert numbers == list(range(1, 607))
 
-    story(tell)
+    story(tell, PLAIN_FLEET)

@@ -111,9 +111,46 @@ def test_a_vm_that_was_renamed_is_known_by_its_id() -> None:
     assert shape(fleet)["db"] == ["db-2@host-a"]
 
 
-def test_a_domain_of_the_same_name_with_another_id_is_another_vm() -> None:
+def test_a_domain_that_was_made_anew_with_another_id_is_known_by_its_name() -> None:
+    known = Vm(name="web-0", host="host-a", id="old", update_domain=3)
+    fleet = Fleet(scopes=(Scope(name="web", kind=ScopeKind.AVAILABILITY_SET, vms=(known,)),))
+
+    (scope,) = synced(fleet, [found("web-0", host="host-b")], ["host-a", "host-b"]).scopes
+
+    assert scope.vms == (replace(known, id="id-of-web-0", host="host-b"),)
+
+
+def test_a_vm_of_the_same_name_on_a_host_that_was_not_asked_is_not_lost() -> None:
+    """It may still be there, with the id that the fleet knows."""
+    with pytest.raises(Invalid, match="two VMs would be called 'db': another on host-b and id-of-db on host-a; expected"):
+        synced(FLEET, [found("db", id="another", host="host-b", scope="web")], ["host-b"])
+
+
+def test_a_new_domain_with_the_old_name_of_one_that_was_renamed_is_another_vm() -> None:
+    domains = [found("db-2", id="id-of-db"), found("db", id="another", scope="db")]
+
+    assert shape(synced(FLEET, [found("web-0"), *domains], ["host-a"]))["db"] == ["db-2@host-a", "db@host-a"]
     with pytest.raises(Invalid, match="domain 'db' is in no scope, and its own would be called 'db', which is taken"):
-        synced(FLEET, [found("db", id="another")], ["host-a"])
+        synced(FLEET, [domains[0], found("db", id="another")], ["host-a"])
+
+
+@pytest.mark.parametrize("known", [Fleet(), FLEET])
+@pytest.mark.parametrize("scope", ["", "web"])
+def test_two_domains_of_one_name_are_refused_and_both_are_named(scope: str, known: Fleet) -> None:
+    two = [found("web-0", id="one", scope=scope), found("web-0", id="other", host="host-b", scope=scope)]
+
+    with pytest.raises(Invalid, match="two VMs would be called 'web-0': one on host-a and other on host-b; expected"):
+        synced(known, two, ["host-a", "host-b"])
+
+
+def test_two_kinds_for_one_scope_are_refused_and_both_are_named() -> None:
+    two = [found("a", scope="web", kind=ScopeKind.SCALE_SET), found("b", scope="web", kind=ScopeKind.CLOUD_SERVICE)]
+
+    message = "scope 'web' is called scale-set by domain 'a' and cloud-service by domain 'b'; expected one kind"
+    with pytest.raises(Invalid, match=message):
+        synced(Fleet(), two, ["host-a"])
+    (scope,) = synced(Fleet(), [two[0], found("b", scope="web")], ["host-a"]).scopes
+    assert scope.kind is ScopeKind.SCALE_SET
 
 
 def test_a_domain_that_is_defined_twice_counts_where_it_runs() -> None:

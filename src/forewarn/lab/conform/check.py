@@ -32,7 +32,7 @@ class Need(StrEnum):
 
 NEEDS = {
     Need.EVENT: "an event in the document, or `--control` to make one",
-    Need.APPROVE: "`--approve`, because it sends a POST",
+    Need.APPROVE: "`--approve`, to send a POST",
     Need.CONTROL: "`--control`, to make an event",
     Need.NAME: "`--as`, to call in the name of a VM",
     Need.PEER: "a second `--as` of the same scope, and `--control` to know the scopes",

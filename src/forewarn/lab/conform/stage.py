@@ -4,15 +4,15 @@ Nothing is sent that could approve unless `may_approve`. What was made is taken 
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any, Protocol
 from urllib.parse import quote
 
-from forewarn.errors import NotFound, Problem, Unavailable, WrongStatus
-from forewarn.lab.conform.check import NEEDS, Failed, Need, NotRun, holds
+from forewarn.errors import AlreadyPending, NotFound, Problem, Unavailable, UnknownVm, WrongStatus
+from forewarn.lab.conform.check import NEEDS, Check, Failed, Need, NotRun, holds
 from forewarn.lab.conform.document import Document, Entry
 from forewarn.lab.conform.facts import EVENTS, INSTANCE, INSTANCE_VERSION, NEWEST
 from forewarn.lab.conform.probe import SECONDS_MAX, Answer, Endpoint, Line, Time, encode
@@ -68,11 +68,23 @@ class Stage:
     # --- asking
 
     def reach(self) -> None:
-        """The first call: Unavailable if nothing answers."""
-        try:
-            self.get(seconds=FIRST_SECONDS_MAX)
-        except Failed as failed:
-            raise Unavailable(f"no endpoint answers at http://{self.endpoint}: {failed}") from failed
+        """The first call: Unavailable if nothing answers, UnknownVm if not to a VM that was named."""
+        for name in self.names or ("",):
+            try:
+                answer = self.get(vm=name, seconds=FIRST_SECONDS_MAX)
+            except Failed as failed:
+                raise Unavailable(f"no endpoint answers at http://{self.endpoint}: {failed}") from failed
+            if name and answer.status in (403, 404):
+                raise UnknownVm(f"a call as {name!r} is answered with {answer.status}; expected a VM of this endpoint", vm=name)
+
+    def survey(self, checks: Iterable[Check]) -> None:
+        """What the control API says before them: UnknownVm if it lacks one that is named, AlreadyPending if ours has an event."""
+        if self._control is None:
+            return
+        ours, *_ = [self._control.get("vms", name) for name in self.names or (self.vm,)]
+        if ours["events"] and any({Need.EVENT, Need.CONTROL} & set(check.needs) for check in checks):
+            what = f"{self.vm} has an event already ({ours['events'][0]}); expected none, to make some for the checks"
+            raise AlreadyPending(f"{what}: cancel or complete it, or leave out --control", vm=self.vm, event=ours["events"][0])
 
     def line(self) -> Line:
         """A connection to send anything on. Where requests are counted, it begins with a full measure of them."""

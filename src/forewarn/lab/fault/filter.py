@@ -6,6 +6,7 @@ byte. What faults do is done in this order: delay, refusal, error status, what t
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from random import Random
 
@@ -53,11 +54,13 @@ class FaultFilter:
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send, self._vm_of(scope), self._transcript)
-        answer = await self._answer(exchange)
-        if answer is None:  # the client has left
-            exchange.record(0, b"")
-        else:
-            await exchange.answer(answer)
+        try:
+            answer = await self._answer(exchange)
+            if answer is not None:  # else the client has left
+                await exchange.answer(answer)
+        finally:
+            if not exchange.is_recorded:  # cut off, by whoever
+                exchange.record(0, b"")
 
     async def _answer(self, exchange: "Exchange", before: Sequence[Standing] = (), given: Answer | None = None) -> Answer | None:
         """What to answer; None if the client has left.
@@ -74,7 +77,8 @@ class FaultFilter:
         for one in touching:
             match one.fault:
                 case FirstCall() | Latency():
-                    await exchange.sleep(delay_seconds(one.fault, self._random))
+                    if not await exchange.sleep(delay_seconds(one.fault, self._random)):
+                        return None
                 case Refuse():
                     return Answer(0, (), ending=Ending.DROP)
                 case Status():
@@ -155,19 +159,39 @@ class Exchange:
         self.key = (vm, _version(scope["query_string"]) if is_document else "")
         self.known = ask.join(scope["headers"]).get(CONDITIONAL, b"").decode("latin-1")
         self.touching: list[Standing] = []
+        self.is_recorded = False
         self._receive = receive
+        self._received: deque[Message] = deque()
         self._asked = b""
         self._transcript = transcript
 
     async def receive(self) -> Message:
+        return self._received.popleft() if self._received else await self._hear()
+
+    async def _hear(self) -> Message:
         message = await self._receive()
         if len(self._asked) < BODY_CHARS_MAX:
             self._asked += message.get("body", b"")
         return message
 
-    async def sleep(self, seconds: float) -> None:
-        """On the clock of the caller, if it has one of its own."""
-        await (self.scope.get("extensions") or {}).get(SLEEP, asyncio.sleep)(seconds)
+    async def sleep(self, seconds: float) -> bool:
+        """On the clock of the caller, if it has one of its own. Whether the client is still there."""
+        clock = (self.scope.get("extensions") or {}).get(SLEEP, asyncio.sleep)
+        asleep, leaving = asyncio.ensure_future(clock(seconds)), asyncio.ensure_future(self._until_it_leaves())
+        try:
+            await asyncio.wait({asleep, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            return not leaving.done()
+        finally:
+            asleep.cancel()
+            leaving.cancel()
+
+    async def _until_it_leaves(self) -> None:
+        """What it says meanwhile is kept for the application."""
+        while True:  # ends when it leaves: a body has an end, and then only that comes
+            message = await self._hear()
+            if message["type"] == "http.disconnect":
+                return
+            self._received.append(message)
 
     async def answer(self, answer: Answer) -> None:
         """Record the answer and send it, as far as it goes."""
@@ -181,6 +205,7 @@ class Exchange:
             await (line.close() if answer.ending is Ending.CLOSE else line.reset())
 
     def record(self, status: int, answered: bytes) -> None:
+        self.is_recorded = True
         query = self.scope["query_string"].decode("latin-1")
         self._transcript.add(
             Kind.REQUEST,

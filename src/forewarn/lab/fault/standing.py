@@ -43,7 +43,7 @@ def parse(values: Mapping[str, Any]) -> Fault:
             raise Misfit(("from",))
     except Misfit as misfit:
         path, words = explained(misfit, dict(values), SCHEMA)
-        where = f"{field(path)}: " if path else ""
+        where = "" if path in ((), ("fault",)) else f"{field(path)}: "
         raise Invalid(f"fault: {where}{words}", field=field(path)) from misfit
     return cast("Fault", fault)
 

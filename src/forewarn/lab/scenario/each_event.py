@@ -19,27 +19,29 @@ class EachEvent(Monitor):
 
     def __init__(self, expected: Any, story: Story) -> None:
         super().__init__(expected, story)
+        self.name = self.called(expected)
         self.waiting: dict[str, Known] = {}
         self.done: list[timedelta] = []
         self.within = None if expected.within is None else story.patience(expected.within)
         self.notes: dict[str, str] = {}
 
     def watch(self, happening: Happening) -> None:
-        self.expire(happening.at)
+        if self.waiting:
+            self.expire(happening.at)
         known = happening.known
-        if known is not None and known.name == self.name and self.is_concerned(known):
+        if known is not None and happening.change and known.name == self.name and self.is_concerned(known):
             if happening.change == "scheduled" or (happening.change == "ordered" and self.takes_silent):
                 self.waiting[known.id] = known
             elif happening.change == "ordered":
                 self.fail(f"{known.name} was done at {self.clock(happening.at)} at once: nobody polled, so nobody was told")
-            elif known.id in self.waiting and happening.change:
+            elif known.id in self.waiting:
                 self.change(known, happening)
         if not self.failure:
             self.look(happening)
 
-    @property
-    def name(self) -> str:
-        return str(self.expected.of)
+    def called(self, expected: Any) -> str:
+        """The name of the events that matter."""
+        return str(expected.of)
 
     def is_concerned(self, known: Known) -> bool:
         return True
@@ -84,7 +86,7 @@ class ApprovalMonitor(EachEvent):
     def __init__(self, expected: expect.Approval, story: Story) -> None:
         super().__init__(expected, story)
         self.done_word = f"approved by {expect.who(expected.by)}"
-        self.after = span.parse(expected.after or "0s")
+        self.after = span.parse(expected.after or "0s") / story.rate - story.grace
 
     def is_concerned(self, known: Known) -> bool:
         """A VM's word is asked for events of its own scope only; a host may hold VMs of several."""
@@ -98,8 +100,8 @@ class ApprovalMonitor(EachEvent):
             if not is_meant(self.expected.by, vm, known):
                 self.notes[known.id] = f"{vm} approved it at {self.clock(happening.at)}"
                 continue
-            took = self.story.span(known.at, happening.at)
-            if took < self.after:
+            if happening.at < known.at + self.after:
+                took = self.story.span(known.at, happening.at)
                 self.fail(f"{vm} approved {known} {shown(took)} after it was Scheduled, too soon, at {self.clock(happening.at)}")
                 return
             self.settle(known, happening.at)
@@ -133,9 +135,8 @@ class DocumentMonitor(EachEvent):
 
     done_word = "shown so"
 
-    @property
-    def name(self) -> str:
-        return self.expected.shows.event or ""
+    def called(self, expected: Any) -> str:
+        return expected.shows.event or ""
 
     def is_concerned(self, known: Known) -> bool:
         return bool(self.name) and self.expected.vm in known.members

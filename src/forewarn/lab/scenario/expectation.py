@@ -105,7 +105,9 @@ class Document(Expected, frozen=True, kw_only=True, tag="document"):
     within: Span | None = None
 
     def words(self) -> str:
-        return f"{self.vm} is shown a {self.shows.words()}{f' within {self.within}' if self.within else ''}"
+        shown = self.shows.words()
+        article = "an" if shown.startswith("event") else "a"
+        return f"{self.vm} is shown {article} {shown}{f' within {self.within}' if self.within else ''}"
 
 
 class Course(Expected, frozen=True, kw_only=True, tag="event"):

@@ -26,6 +26,7 @@ from forewarn.wire.text import Misfit, Path, convert, read, refusal
 COUNT_MAX = 1000
 RATE_MAX = 100_000
 UNTIL_MAX = timedelta(days=366)
+START_YEARS = range(1971, 8991)
 START = datetime(2030, 1, 1, tzinfo=UTC)
 NEVER = "never"
 LIBRARY = "library"
@@ -135,6 +136,10 @@ def shipped(name: str) -> Scenario:
 def _checked(file: ScenarioFile, values: Any) -> Scenario:
     if span.parse(file.until) > UNTIL_MAX:
         raise Misfit(("until",), f"at most {UNTIL_MAX.days}d")
+    if file.clock.start.year not in START_YEARS:
+        raise Misfit(("clock", "start"), f"a moment of the years {START_YEARS[0]} to {START_YEARS[-1]}")
+    if file.clock.rate is not None and "start" in values["clock"]:
+        raise Misfit(("clock", "rate"), "no rate beside `start`: only a virtual clock begins where it is told")
     whole = _fleet(values["fleet"], ("fleet",))
     fleets = {
         number: _fleet(values["steps"][number]["fleet"], ("steps", number, "fleet"))

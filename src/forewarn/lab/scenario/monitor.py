@@ -8,6 +8,7 @@ from forewarn.lab.scenario import expectation as expect
 from forewarn.lab.scenario.each_event import ApprovalMonitor, CourseMonitor, DocumentMonitor
 from forewarn.lab.scenario.story import ENDS, Happening, Known, Story
 from forewarn.lab.scenario.verdict import Monitor
+from forewarn.lab.transcript import Kind
 
 
 class NoApprovalMonitor(Monitor):
@@ -117,15 +118,24 @@ class PollsMonitor(Monitor):
 
 
 class RecoveryMonitor(Monitor):
+    """While a door is shut, nobody hears who calls there; so its opening counts as a bad answer, and nothing before it does."""
+
     def __init__(self, expected: expect.Recovery, story: Story) -> None:
         super().__init__(expected, story)
         self.within = story.patience(expected.within)
         self.bad: Happening | None = None
+        self.refusals: set[str] = set()
         self.count = 0
 
     def watch(self, happening: Happening) -> None:
         self.expire(happening.at)
         entry = happening.entry
+        if (
+            entry.kind is Kind.FAULT
+            and entry.detail.endswith(" refuse")
+            and (not entry.vm or self.expected.vm in entry.vm.split(", "))
+        ):
+            self.refuse(happening)
         if entry.vm != self.expected.vm or not entry.method:
             return
         self.bad = None if happening.is_good else happening
@@ -135,9 +145,21 @@ class RecoveryMonitor(Monitor):
         if self.bad and now > self.bad.at + self.within:
             self.fail(f"after {self.bad_words()} it did not ask again until {self.clock(now)}")
 
+    def refuse(self, happening: Happening) -> None:
+        self.bad = None
+        if happening.entry.what == "added":
+            self.refusals.add(happening.entry.detail)
+            return
+        self.refusals.discard(happening.entry.detail)
+        if not self.refusals:
+            self.bad = happening
+            self.count += 1
+
     def bad_words(self) -> str:
         assert self.bad is not None
         entry = self.bad.entry
+        if entry.kind is Kind.FAULT:
+            return f"the refusal that ended at {self.clock(self.bad.at)}"
         faults = f" ({', '.join(entry.faults)})" if entry.faults else ""
         return f"the answer {entry.status or 'that never came'}{faults} at {self.clock(self.bad.at)}"
 

@@ -5,7 +5,7 @@ import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 
 import msgspec
@@ -69,11 +69,14 @@ async def run(scenario: Scenario, wish: Wish, progress: Progress) -> Result:
     rate = rate_of(scenario, wish, outside)
     if rate is not None and any(isinstance(one, do.Jump) for one in file.steps):
         raise Invalid(f"{file.name} has a jump, which only a virtual clock can make; expected neither a rate nor VMs outside")
-    setup = Setup(fleet=scenario.fleet, is_virtual=rate is None, start=file.clock.start, rate=rate or 1.0, seed=seed)
+    start = file.clock.start.astimezone(UTC)
+    setup = Setup(fleet=scenario.fleet, is_virtual=rate is None, start=start, rate=rate or 1.0, seed=seed)
     async with laboratory(setup) as lab:
         urls = {vm: await lab.door(vm) for vm in outside}
         for vm, url in urls.items():
             progress.say(f"{vm} is played from outside, at {url}")
+        if outside and lab.rate > 1:
+            progress.say(f"at this rate, each second of its own counts as {lab.rate:g} s")
         async with started(wish.command, urls, progress) as program:
             absent = await first_polls(lab, outside, program, wish)
             if absent:
@@ -159,6 +162,7 @@ class Run:
         self._agenda = Agenda(lab.clock)
         self._actions = Actions(scenario, lab, self._story, random.Random(f"steps {seed}"))
         self._armed = dict(scenario.conditions)
+        self._undone = dict.fromkeys(scenario.conditions)
         self._refusals: list[Verdict] = []
         self._broken: Exception | None = None
         chance = random.Random(f"guests {seed}")
@@ -224,7 +228,7 @@ class Run:
 
     def _conclude(self, program: Program | None) -> Result:
         now = self._lab.clock.now()
-        verdicts = [*(one.close(now) for one in self._monitors), *self._refusals]
+        verdicts = [*(one.close(now) for one in self._monitors), *self._refusals, *map(self._left_undone, self._undone)]
         if program is not None and program.exit_code is not None:
             ended = f"it ended by itself with {program.exit_code}"
             verdicts.append(Verdict("the command does not fail", ended, is_passed=program.exit_code == 0))
@@ -232,6 +236,13 @@ class Run:
             what = "passed" if verdict.is_passed else "failed"
             self._lab.transcript.add(Kind.VERDICT, what=what, detail=f"{verdict.expected}: {verdict.reason}")
         return Result(verdicts=tuple(verdicts), transcript=self._lab.transcript)
+
+    def _left_undone(self, number: int) -> Verdict:
+        """What the scenario is about did not happen, whatever the expectations say."""
+        step = self._scenario.file.steps[number]
+        late = f"held, but {step.after or '0s'} after it the scenario was over"
+        reason = f"`{step.when}` {'never held' if number in self._armed else late}"
+        return Verdict(f"step {number + 1} ({step.action}) is done", reason, is_passed=False)
 
     def _hear(self, entry: Entry) -> None:
         """What breaks here would be swallowed by whoever tells us, and a monitor that broke would seem content."""
@@ -246,7 +257,7 @@ class Run:
         self._progress.tell(happening, self._story)
         for one in self._monitors:
             if not one.failure:
-                one.see(happening)
+                one.watch(happening)
                 if one.failure:
                     self._progress.failure(one.expected.words(), one.failure)
         for number, condition in list(self._armed.items()):
@@ -277,6 +288,7 @@ class Run:
 
     async def _do(self, number: int, step: do.Step) -> None:
         """A step that cannot be done fails the run: what the scenario is about did not happen."""
+        self._undone.pop(number, None)
         self._lab.transcript.add(Kind.STEP, what=step.action, detail=self._words[number])
         try:
             if isinstance(step, do.SetFault):
@@ -292,7 +304,7 @@ class Run:
         begin = begin_of(fault)
         assert begin is not None, "the parser has checked it"
         since = begin - self._scenario.file.clock.start if isinstance(begin, datetime) else begin
-        return self._start + since / self._lab.rate
+        return self._start + max(since, timedelta(0)) / self._lab.rate
 
     async def _set_fault(self, fault: Fault, name: str | None = None) -> None:
         """Begin it now. Its end is ours to keep too: at a rate, it comes sooner than the fault itself would say."""

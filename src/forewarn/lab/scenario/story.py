@@ -40,6 +40,8 @@ class Story:
     def __init__(self, start: dt.datetime, find: Callable[[str], Told | None], *, rate: float = 1.0) -> None:
         self.start = start
         self.rate = rate
+        self.grace = dt.timedelta(seconds=rate != 1)
+        """NotBefore has whole seconds, so where times are shortened, what is in time may be a second late, or too soon."""
         self.events: dict[str, Known] = {}
         self._find = find
         self._course: dict[str, set[str]] = {}
@@ -74,11 +76,8 @@ class Story:
         return "+" + shown(self.span(self.start, moment))
 
     def patience(self, told: str) -> dt.timedelta:
-        """How long on the lab's clock a length of the scenario's time may last.
-
-        NotBefore has whole seconds, so where times are shortened, what is in time may be up to a second late.
-        """
-        return span.parse(told) / self.rate + dt.timedelta(seconds=self.rate != 1)
+        """How long on the lab's clock a length of the scenario's time may last."""
+        return span.parse(told) / self.rate + self.grace
 
 
 class Happening:
@@ -89,10 +88,7 @@ class Happening:
         self.at = entry.at
         self.known = story.events.get(entry.event)
         self.story = story
-
-    @property
-    def change(self) -> str:
-        return self.entry.what if self.entry.kind is Kind.CHANGE else ""
+        self.change = entry.what if entry.kind is Kind.CHANGE else ""
 
     @cached_property
     def is_good(self) -> bool:

@@ -22,7 +22,7 @@ from forewarn.lab.transcript import Transcript
 from forewarn.server import read_file
 from forewarn.wire import fleet as wire
 
-TIMEOUT_SECONDS = 10.0
+TIMEOUT_SECONDS, TIMEOUT_SECONDS_MAX = 10.0, 3600
 SCOPE = "lab"
 """The scope of the VMs that are made when they are asked for."""
 DOMAINS = 100
@@ -53,11 +53,14 @@ class Lab:
         timeout_seconds: float = TIMEOUT_SECONDS,
     ) -> None:
         if rate is not None and start is not None:
-            raise Invalid(f"start is {start} and rate is {rate:g}: the real clock starts now; expected one of the two")
-        if start is not None and start.tzinfo is None:
-            raise Invalid(f"start is {start}; expected a moment with a time zone, as in datetime(…, tzinfo=UTC)")
-        if rate is not None and not RATE_MIN <= rate <= RATE_MAX:
-            raise Invalid(f"rate is {rate:g}; expected {RATE_MIN:g} to {RATE_MAX:g}", rate=rate)
+            raise Invalid(f"start is {start} and rate is {rate}: the real clock starts now; expected one of the two")
+        if start is not None:
+            check_moment("start", start)
+        if rate is not None and not (isinstance(rate, int | float) and RATE_MIN <= rate <= RATE_MAX):
+            raise Invalid(f"rate is {rate!r}; expected a number from {RATE_MIN} to {RATE_MAX}", rate=rate)
+        if not (isinstance(timeout_seconds, int | float) and 0 < timeout_seconds <= TIMEOUT_SECONDS_MAX):
+            expected = f"a number above 0, at most {TIMEOUT_SECONDS_MAX}"
+            raise Invalid(f"timeout_seconds is {timeout_seconds!r}; expected {expected}", timeout_seconds=timeout_seconds)
         self._makes_vms = fleet is None
         self._timeout_seconds = timeout_seconds
         self._setup = Setup(
@@ -134,6 +137,7 @@ class Lab:
 
     def jump(self, moment: datetime) -> None:
         """Be at a later moment at once: all that was due meanwhile is due now."""
+        check_moment("moment", moment)
         self._thread.call("jump", lambda: self._thread.laboratory.jump(moment))
 
     def resume(self) -> None:
@@ -170,21 +174,22 @@ class Lab:
         self._thread.call("resume" if is_running else "pause", run)
 
     async def _add_fault(self, asked: Fault) -> str:
-        return self._thread.laboratory.add_fault(asked).id
+        added = self._thread.laboratory.add_fault(asked)
+        await self._thread.laboratory.enforce_faults()
+        return added.id
 
     async def _prepare(self, name: str, *, is_enabled: bool) -> None:
         laboratory = self._thread.laboratory
-        if name not in self._vms:
-            if name not in laboratory.engine.board.vms:
-                await self._make(name)
-            self._vms[name] = LabVm(name, self._thread)
-        place = laboratory.engine.board.vms.get(name)
-        if is_enabled and place is not None:  # it may have been deleted since
-            await laboratory.engine.submit(place.scope.name, Seen(), by=BY)
+        if name not in laboratory.engine.board.vms:  # it is new, or has been deleted since
+            await self._make(name)
+        self._vms.setdefault(name, LabVm(name, self._thread))
+        if is_enabled:
+            await laboratory.engine.submit(laboratory.engine.board.vms[name].scope.name, Seen(), by=BY)
 
     async def _make(self, name: str) -> None:
         """A VM in an update domain and on a host of its own, and a spare host for it to move to."""
-        operations, number = self._thread.laboratory.operations, len(self._vms)
+        operations, known_as = self._thread.laboratory.operations, list(self._vms)
+        number = known_as.index(name) if name in known_as else len(known_as)
         if not self._makes_vms:
             known = ", ".join(sorted(self._thread.laboratory.engine.board.vms)) or "none"
             raise UnknownVm(f"there is no VM {name!r} in this fleet; it has {known}", vm=name)
@@ -194,8 +199,16 @@ class Lab:
         made = read_fleet({"scopes": [scope], "hosts": [f"host-{number}", f"host-{number}-spare"]})
         before = operations.fleet()
         members = tuple(vm for one in before.scopes for vm in one.vms) + made.scopes[0].vms
-        grown = wire.Fleet(scopes=(replace(made.scopes[0], vms=members),), hosts=before.hosts + made.hosts)
+        grown = wire.Fleet(
+            scopes=(replace(made.scopes[0], vms=members),),
+            hosts=(*before.hosts, *(host for host in made.hosts if host not in before.hosts)),
+        )
         await operations.apply(grown, by=BY)
+
+
+def check_moment(what: str, moment: datetime) -> None:
+    if not isinstance(moment, datetime) or moment.tzinfo is None:
+        raise Invalid(f"{what} is {moment!r}; expected a moment with a time zone, as in datetime(…, tzinfo=UTC)")
 
 
 def read_fleet(fleet: FleetLike) -> wire.Fleet:

@@ -254,6 +254,7 @@ class LabFault(AbstractContextManager["LabFault"]):
         async def remove() -> None:
             if self.id in self._lab.laboratory.faults.standing:
                 self._lab.laboratory.remove_fault(self.id)
+            await self._lab.laboratory.enforce_faults()
 
         self._lab.call("remove", remove)
 
@@ -264,9 +265,17 @@ class LabFault(AbstractContextManager["LabFault"]):
 
 def span(whole: timedelta | None, *, hours: float, minutes: float, seconds: float) -> timedelta:
     """A time as a test says it: as a timedelta, or in parts, or both."""
-    asked = (whole or timedelta()) + timedelta(hours=hours, minutes=minutes, seconds=seconds)
+    if not isinstance(whole, timedelta | None):
+        raise Invalid(f"a time is given as a timedelta or by name, as in minutes=15; got {whole!r}")
+    try:
+        asked = (whole or timedelta()) + timedelta(hours=hours, minutes=minutes, seconds=seconds)
+    except (TypeError, ValueError, OverflowError):
+        got = f"hours={hours!r}, minutes={minutes!r}, seconds={seconds!r}"
+        raise Invalid(f"a time is given in numbers, as in minutes=15; got {got}") from None
     if asked <= timedelta(0):
-        raise Invalid(f"time goes forward only: asked for {asked}, expected more than nothing, as in minutes=15")
+        raise Invalid(
+            f"time goes forward only: asked for {asked.total_seconds():g} s, expected more than nothing, as in minutes=15"
+        )
     return asked
 
 

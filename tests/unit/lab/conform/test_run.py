@@ -31,7 +31,8 @@ def test_a_failure_says_what_was_expected_and_what_came() -> None:
     found = result("document-number-is-at-least-1", EMPTY.replace(b":1,", b":0,"))
 
     assert (found.verdict, found.detail) == (Verdict.FAILED, "expected a DocumentIncarnation of at least 1; got 0")
-    assert found.is_must_failed
+    assert not found.is_must_failed
+    assert result("document-number-is-an-integer", EMPTY.replace(b":1,", b":[],")).is_must_failed
 
 
 def test_a_missing_member_is_told_by_its_name() -> None:
@@ -51,7 +52,7 @@ def test_json_that_is_cut_off_is_a_failure_and_no_bug_of_ours() -> None:
     ("name", "why"),
     [
         ("event-id-is-a-guid", "it needs an event in the document, or `--control` to make one"),
-        ("approval-of-nothing-is-400", "it needs `--approve`, because it sends a POST"),
+        ("approval-of-nothing-is-400", "it needs `--approve`, to send a POST"),
         ("events-overlap", "it needs `--control`, to make an event"),
         ("scope-of-nobody-is-403", "it needs `--as`, to call in the name of a VM"),
         ("scope-is-told-the-same", "it needs a second `--as` of the same scope, and `--control` to know the scopes"),

@@ -57,6 +57,7 @@ class Filtered(Guest):
         self.faults = Faults()
         self.transcript = Transcript(self.clock.now)
         self.slept: list[float] = []
+        self.sleeps_for_good = False
         self.line: Line | None = Line()
         self.filter = FaultFilter(self.inner, self.faults, self.transcript, self.clock, Random(seed), self.vm_of)
         self.application: Callable[[Message, Receive, Send], Awaitable[None]] = self.call_filter  # type: ignore[assignment]
@@ -70,6 +71,8 @@ class Filtered(Guest):
 
     async def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
+        if self.sleeps_for_good:
+            await asyncio.get_running_loop().create_future()
 
     def add(self, kind: str, **members: Any) -> Standing:
         spelt = {name.removesuffix("_"): value for name, value in members.items()}

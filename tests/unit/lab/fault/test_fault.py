@@ -271,3 +271,8 @@ def test_a_first_call_may_take_as_long_as_the_real_one_has() -> None:
     longest = parse({"fault": "first-call", "seconds": 120})
     assert isinstance(longest, FirstCall)
     assert delay_seconds(longest, CHANCE) == 120
+
+
+def test_a_kind_that_is_none_is_told_with_those_that_there_are() -> None:
+    with pytest.raises(Invalid, match=r"^fault: expected one of first-call, latency, .*, got 'stauts'"):
+        parse({"fault": "stauts"})

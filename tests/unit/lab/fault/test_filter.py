@@ -85,6 +85,50 @@ def test_a_client_that_leaves_while_it_waits_is_recorded_without_an_answer() -> 
     run(story)
 
 
+def test_a_client_that_gives_up_while_its_answer_is_delayed_is_recorded_without_an_answer() -> None:
+    async def story(guest: Filtered) -> None:
+        await guest.restarts()
+        guest.sleeps_for_good = True
+        guest.add("latency", seconds=20)
+        guest.is_gone.set()
+        asked = f'{{"StartRequests":[{{"EventId":"{guid(1)}"}}]}}'
+        told = await guest.call(EVENTS, TRUE, method="POST", body=asked.encode())
+        assert told.is_nothing
+        last = guest.transcript.entries[-1]
+        assert (last.status, last.asked, last.faults) == (0, asked, ("latency",))
+        assert guest.place.scope.events[0].status == "Scheduled"
+
+    run(story)
+
+
+def test_a_delayed_approval_is_heard_with_its_body() -> None:
+    async def story(guest: Filtered) -> None:
+        await guest.restarts()
+        guest.add("latency", seconds=20)
+        asked = f'{{"StartRequests":[{{"EventId":"{guid(1)}"}}]}}'
+        assert (await guest.call(EVENTS, TRUE, method="POST", body=asked.encode())).status == 200
+        assert guest.place.scope.events[0].status == "Started"
+
+    run(story)
+
+
+def test_a_request_that_is_cut_off_is_recorded_without_an_answer() -> None:
+    """A lab that is closed cuts off what takes too long."""
+
+    async def story(guest: Filtered) -> None:
+        guest.sleeps_for_good = True
+        guest.add("latency", seconds=20)
+        asking = asyncio.create_task(guest.poll())
+        for _ in range(20):
+            await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        assert guest.transcript.entries[-1].status == 0
+        assert guest.transcript.entries[-1].faults == ("latency",)
+
+    run(story)
+
+
 def test_the_first_call_of_each_vm_is_slow_and_the_second_is_not() -> None:
     async def story(guest: Filtered) -> None:
         guest.add("first-call", seconds=90)

@@ -70,6 +70,9 @@ class Tale:
         answered = json.dumps({"DocumentIncarnation": 1, "Events": events}) if status == 200 else ""
         return self._request(seconds, vm=vm, method="GET", status=status, answered=answered, faults=faults)
 
+    def fault(self, what: str, detail: str = "f1 refuse", *, seconds: float, vms: str = "") -> "Tale":
+        return self._add(seconds, kind=Kind.FAULT, what=what, vm=vms, detail=detail)
+
     def ends(self, seconds: float = 3600) -> Verdict:
         assert self.monitor is not None
         return self.monitor.close(at(seconds))
@@ -82,6 +85,6 @@ class Tale:
         self._count += 1
         happening = self.story.see(Entry(number=self._count, at=at(seconds), **members))
         self.happenings.append(happening)
-        if self.monitor is not None:
-            self.monitor.see(happening)
+        if self.monitor is not None and not self.monitor.failure:
+            self.monitor.watch(happening)
         return self

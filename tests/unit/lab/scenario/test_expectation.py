@@ -45,6 +45,14 @@ def test_an_approval_may_be_too_soon() -> None:
     assert soon.reason == "web-0 approved Reboot of web-0 (00000000) 9s after it was Scheduled, too soon, at +1m9s"
 
 
+def test_where_times_are_shortened_an_approval_may_be_a_second_too_soon() -> None:
+    """As it may be a second late: a program cannot wait for less than it takes to look at the time."""
+    assert approval(rate=60, after="2m").scheduled(seconds=60).approves("web-0", seconds=61).ends().is_passed
+    soon = approval(rate=60, after="2m").scheduled(seconds=60).approves("web-0", seconds=60.9).ends()
+
+    assert "too soon" in soon.reason
+
+
 def test_the_wrong_vm_is_not_who_was_asked_and_is_named() -> None:
     verdict = approval(by="web-0", within="60s").scheduled(seconds=60).approves("web-1", seconds=70).ends()
 
@@ -222,6 +230,18 @@ def test_an_event_that_is_still_under_way_is_told_as_it_last_was() -> None:
     assert tale.ends().reason.endswith("was never completed: started at +1m10s")
 
 
+@pytest.mark.parametrize(
+    ("shows", "words"),
+    [
+        ({}, "web-0 is shown an event"),
+        ({"event": "patch"}, "web-0 is shown an event patch"),
+        ({"event": "patch", "status": "Started"}, "web-0 is shown a Started event patch"),
+    ],
+)
+def test_an_event_to_be_shown_is_told_in_good_english(shows: dict[str, str], words: str) -> None:
+    assert Tale(expect="document", vm="web-0", shows=shows).ends().expected == words
+
+
 # --- polls, recovery
 
 
@@ -265,3 +285,32 @@ def test_a_touched_answer_is_bad_whatever_its_status_but_a_late_one_is_not() -> 
 )
 def test_a_length_of_time_is_shown_as_a_person_writes_it(seconds: float, words: str) -> None:
     assert shown(timedelta(seconds=seconds)) == words
+
+
+def refused(**more: Any) -> Tale:
+    """Nobody hears a VM whose door is shut: from the 60th to the 90th second."""
+    tale = Tale(expect="recovery", vm="web-0", within="10s").polls("web-0", seconds=59)
+    return tale.fault("added", seconds=60, **more).fault("removed", seconds=90, **more)
+
+
+def test_a_door_that_was_shut_is_a_bad_answer_until_it_is_open_again() -> None:
+    """Whoever called there meanwhile cannot be heard; whoever comes back has recovered."""
+    assert refused().polls("web-0", seconds=100).ends().is_passed
+    late = refused().polls("web-0", seconds=101).ends()
+
+    assert late.reason == "after the refusal that ended at +1m30s it did not ask again until +1m41s"
+    assert refused().ends(95).reason == "the refusal that ended at +1m30s was its last"
+
+
+def test_a_door_of_others_that_was_shut_is_no_bad_answer() -> None:
+    assert refused(vms="web-1, web-2").ends().reason == "web-0 never had a bad answer"
+    assert refused(vms="web-1, web-0").polls("web-0", seconds=100).ends().is_passed
+
+
+def test_a_bad_answer_before_the_door_was_shut_is_not_waited_on_while_it_is() -> None:
+    tale = Tale(expect="recovery", vm="web-0", within="10s").polls("web-0", seconds=59, status=500)
+    tale.fault("added", seconds=60).fault("added", "f2 refuse", seconds=70)
+
+    assert (
+        tale.fault("removed", seconds=80).fault("removed", "f2 refuse", seconds=95).polls("web-0", seconds=100).ends().is_passed
+    )

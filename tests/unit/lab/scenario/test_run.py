@@ -157,6 +157,47 @@ def test_a_step_that_cannot_be_done_fails_the_run_and_says_why() -> None:
     assert "web-0 has a Reboot pending already" in result.verdicts[0].reason
 
 
+@pytest.mark.parametrize(
+    ("step", "reason"),
+    [
+        ({"when": "restart canceled"}, "`restart canceled` never held"),
+        ({"when": "web-0 approved restart", "after": "1m"}, "`web-0 approved restart` never held"),
+        (
+            {"when": "restart completed", "after": "26m"},
+            "`restart completed` held, but 26m after it the scenario was over",
+        ),
+    ],
+)
+def test_a_step_that_was_never_done_fails_the_run(step: dict[str, str], reason: str) -> None:
+    """What the scenario is about did not happen, and nobody would know."""
+    result = play(scene(RESTART, {**step, "do": "log", "text": "so it is"}))
+
+    assert [(verdict.expected, verdict.reason, verdict.is_passed) for verdict in result.verdicts] == [
+        ("step 2 (log) is done", reason, False)
+    ]
+
+
+def test_a_step_that_was_done_in_time_is_no_verdict() -> None:
+    result = play(scene(RESTART, {"when": "restart completed", "after": "25m", "do": "log", "text": "so it is"}))
+
+    assert result.verdicts == ()
+
+
+def test_a_jump_beyond_the_end_of_the_calendar_fails_the_run() -> None:
+    jumps = [{"at": f"{number}m", "do": "jump", "by": "366d"} for number in range(12)]
+    result = play(scene(*jumps, clock={"start": "8990-12-31T00:00:00Z"}))
+
+    assert "step 12 (jump) can be done" in [verdict.expected for verdict in result.verdicts]
+    assert not result.is_passed
+
+
+def test_the_clock_is_in_utc_whatever_the_file_says() -> None:
+    result = play(scene(RESTART, clock={"start": "2030-01-01T02:00:00+02:00"}))
+
+    assert {str(entry.at.tzinfo) for entry in result.transcript.entries} == {"UTC"}
+    assert changes(result, "started") == ["1500 started"]
+
+
 def test_an_event_that_does_not_stand_cannot_be_spoken_of() -> None:
     result = play(scene(RESTART, {"at": "9m", "do": "cancel", "event": "restart"}))
 

@@ -106,6 +106,39 @@ def test_a_file_says_who_there_is_what_happens_and_what_is_expected() -> None:
         ),
         ("from: 5m", "from: 2030-02-31T00:00:00Z", "scenario.yaml:14: faults[0].from: expected a time from now such as"),
         (
+            "{at: 1m, do",
+            "{at: 1x, do",
+            "scenario.yaml:16: steps[0].at: expected a time such as 90s, 15m, 2h, 1h30m or 7d, got '1x'",
+        ),
+        (
+            "as: patch}",
+            "as: patch, repeat: {every: 1s, times: 1000000000}}",
+            "scenario.yaml:16: steps[0].repeat.times: expected a whole number from 1 to 100000, got 1000000000",
+        ),
+        ("as: patch}", "as: patch, repeat: 5}", "scenario.yaml:16: steps[0].repeat: expected a mapping with every, times, got 5"),
+        (
+            "as: patch}",
+            "as: patch, duration_seconds: -7}",
+            "scenario.yaml:16: steps[0].duration_seconds: expected a whole number of seconds from -1 (unknown) to 86400, got -7",
+        ),
+        ("within: 60s", "within: 5", "scenario.yaml:19: expectations[0].within: expected a time such as 90s, 15m, 2h, 1h30m or"),
+        (
+            "{start: 2031-01-01T00:00:00Z}",
+            "{rate: 1000000}",
+            "scenario.yaml:3: clock.rate: expected a whole number from 1 to 100000",
+        ),
+        (
+            "{start: 2031-01-01T00:00:00Z}",
+            "{start: 2031-01-01T00:00:00Z, rate: 60}",
+            "scenario.yaml:3: clock.rate: expected no rate beside `start`: only a virtual clock begins where it is told, got 60",
+        ),
+        (
+            "start: 2031-01-01T00:00:00Z",
+            "start: 8991-01-01T00:00:00Z",
+            "scenario.yaml:3: clock.start: expected a moment of the years 1971 to 8990, got '8991-01-01T00:00:00Z'",
+        ),
+        ("start: 2031", "start: 1970", "scenario.yaml:3: clock.start: expected a moment of the years 1971 to 8990, got '1970-"),
+        (
             "expect: approval",
             "expect: aproval",
             "scenario.yaml:19: expectations[0].expect: expected one of approval, no-approval,",
@@ -197,7 +230,7 @@ def test_the_schema_takes_what_the_parser_takes_and_refuses_what_it_refuses() ->
 
 @pytest.mark.parametrize("name", library())
 def test_the_schema_takes_the_library(name: str) -> None:
-    text = (resources.files("forewarn.lab") / "scenarios" / f"{name}.yaml").read_bytes()
+    text = (resources.files("forewarn.lab.scenario") / "library" / f"{name}.yaml").read_bytes()
 
     assert errors(read(text, name)) == []
 

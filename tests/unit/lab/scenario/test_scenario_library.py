@@ -12,13 +12,13 @@ NEVER = {"approve": "never"}
 WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "bad-day": (NEVER, "web-0 approves patch within 3m", "was not approved by web-0 in time"),
     "cancelled-maintenance": ({"approve": "5s"}, "no VM approves patch", "web-0 approved Reboot of web-0"),
-    "degraded-hardware": ({"approve": "0s"}, "db-0 approves repair no sooner than 1h and within 1d", "too soon"),
+    "degraded-hardware": (NEVER, "db-0 approves repair within 1d", "was not approved by db-0 in time"),
     "hardware-failure": (
         {"poll": "10m"},
         "web-0 is shown a Started Platform Reboot event failure within 5s",
         "not shown so in time",
     ),
-    "host-reboot": ({"approve": "0s"}, "web-0 approves patch no sooner than 10s and within 60s", "too soon"),
+    "host-reboot": (NEVER, "web-0 approves patch within 10m", "was not approved by web-0 in time"),
     "host-update": (
         {"approve": "0s", "of": Of.FOREIGN},
         "no VM approves an event of other VMs",

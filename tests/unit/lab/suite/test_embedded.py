@@ -5,6 +5,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -80,15 +81,28 @@ def test_a_name_that_no_fleet_may_have_is_refused(lab: Lab) -> None:
         lab.vm("web 0")
 
 
-def test_a_vm_that_was_deleted_stays_deleted(lab: Lab) -> None:
-    vm = lab.vm("web-0")
+def test_a_vm_that_was_deleted_is_gone_until_it_is_asked_for_again(lab: Lab) -> None:
+    vm, other = lab.vm("web-0"), lab.vm("web-1")
     event = vm.terminate()
     lab.advance(minutes=6)
 
     assert event is not None
     assert event.status == "Completed"
     with pytest.raises(UnknownVm):
-        lab.vm("web-0").preempt()
+        vm.preempt()
+
+    again = lab.vm("web-0")
+    assert Caller(lab.url).name() == Caller(again.url).name() == "web-0"
+    assert again.preempt().resources == ("web-0",)
+    assert (again.host.name, other.host.name) == ("host-0", "host-1")
+
+
+def test_a_vm_of_a_fleet_that_was_deleted_stays_deleted() -> None:
+    with Lab(FLEET) as lab:
+        lab.vm("web-1").terminate()
+        lab.advance(minutes=6)
+        with pytest.raises(UnknownVm, match="no VM 'web-1' in this fleet"):
+            lab.vm("web-1")
 
 
 def test_where_nobody_polls_a_users_operation_is_not_told(lab: Lab) -> None:
@@ -154,7 +168,14 @@ def test_a_second_event_of_the_same_kind_is_refused() -> None:
         (lambda lab: lab.host("host-a").maintain(cause="whim"), Invalid, "no Cause 'whim'"),
         (lambda lab: lab.advance(), Invalid, "time goes forward only"),
         (lambda lab: lab.advance(minutes=-1), Invalid, "time goes forward only"),
+        (lambda lab: lab.advance(seconds=-1), Invalid, "asked for -1 s"),
+        (lambda lab: lab.advance(15), Invalid, "by name, as in minutes=15; got 15"),
+        (lambda lab: lab.advance(seconds=float("nan")), Invalid, "given in numbers, as in minutes=15; got .* seconds=nan"),
+        (lambda lab: lab.advance(seconds=1e300), Invalid, "given in numbers"),
+        (lambda lab: lab.advance(minutes="5"), Invalid, "got hours=0, minutes='5'"),
         (lambda lab: lab.jump(NOON), Invalid, "cannot jump"),
+        (lambda lab: lab.jump("x"), Invalid, "moment is 'x'; expected a moment with a time zone"),
+        (lambda lab: lab.fault("status", vm="web-O", code=500), UnknownVm, "web-O"),
         (lambda lab: lab.fault("nonsense"), Invalid, "nonsense"),
         (lambda lab: lab.fault("status", vm="web-0", code=200), Invalid, "code"),
     ],
@@ -170,8 +191,14 @@ def test_a_lab_that_cannot_be_is_refused_before_it_starts(tmp_path: Path) -> Non
         Lab(rate=60, start=NOON)
     with pytest.raises(Invalid, match="a moment with a time zone"):
         Lab(start=NOON.replace(tzinfo=None))
-    with pytest.raises(Invalid, match=r"rate is 0; expected 0\.001 to"):
+    with pytest.raises(Invalid, match="start is '2030-01-01'; expected a moment with a time zone"):
+        Lab(start="2030-01-01")  # type: ignore[arg-type]
+    with pytest.raises(Invalid, match=r"rate is 0; expected a number from 0\.001 to 1000000$"):
         Lab(rate=0)
+    with pytest.raises(Invalid, match="rate is '60'; expected a number"):
+        Lab(rate="60")  # type: ignore[arg-type]
+    with pytest.raises(Invalid, match="timeout_seconds is 0; expected a number above 0"):
+        Lab(timeout_seconds=0)
     with pytest.raises(Invalid, match="scopes"):
         Lab({"scopes": 7})
     with pytest.raises(Invalid, match=r"the fleet file .* cannot be read"):
@@ -214,6 +241,24 @@ def test_a_fault_is_in_force_inside_its_with_and_not_after(lab: Lab) -> None:
     with lab.fault("status", vm="web-0", code=500):
         assert [one.ask("GET", EVENTS)[0] for one in (first, second)] == [500, 200]
     assert first.ask("GET", EVENTS)[0] == 200
+
+
+def test_a_connection_is_refused_while_the_fault_is_there_and_made_as_soon_as_it_is_removed(lab: Lab) -> None:
+    """Neither is a matter of waiting: a test that goes on at once finds it so."""
+    caller = Caller(lab.vm("web-0").url)
+    for _ in range(20):
+        with lab.fault("refuse", vm="web-0"), pytest.raises(ConnectionRefusedError):
+            caller.ask("GET", EVENTS)
+        assert caller.ask("GET", EVENTS)[0] == 200
+
+
+def test_a_connection_that_was_there_before_a_refusal_is_cut_off_and_does_not_hang(lab: Lab) -> None:
+    host, _, port = lab.vm("web-0").url.removeprefix("http://").partition(":")
+    for _ in range(20):
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            lab.fault("refuse", vm="web-0").remove()
+            with suppress(ConnectionResetError):
+                assert connection.recv(1) == b""
 
 
 def test_a_fault_for_some_requests_ends_by_itself_and_may_be_removed_twice(lab: Lab) -> None:

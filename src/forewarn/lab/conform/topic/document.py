@@ -47,7 +47,7 @@ def document_number_is_an_integer(stage: Stage) -> None:
     holds(type(number) is int, "a DocumentIncarnation that is a JSON integer", number)
 
 
-@check(MUST, "PROTOCOL 2.6: sentinels")
+@check(SHOULD, "PROTOCOL 2.6: sentinels")
 def document_number_is_at_least_1(stage: Stage) -> None:
     """0 and -1 mean `nothing seen yet` to clients: with these they would miss the first event."""
     number = stage.get().object()["DocumentIncarnation"]

@@ -1,0 +1,67 @@
+"""The transcript: what a person is shown of it, and that it stays within its limits."""
+
+from datetime import timedelta
+
+import msgspec
+
+from forewarn.lab.transcript import Entry, Kind, Transcript, readable
+from tests.builders import NOON
+
+EVENT = {
+    "EventId": "602D9444-D2CD-49C7-8624-8643E7171297",
+    "EventStatus": "Scheduled",
+    "EventType": "Reboot",
+    "ResourceType": "VirtualMachine",
+    "Resources": ["web-0"],
+    "NotBefore": "Wed, 04 Mar 2026 12:15:00 GMT",
+    "Description": "Virtual machine is going to be restarted as requested by authorized user.",
+    "EventSource": "User",
+    "DurationInSeconds": -1,
+}
+
+
+def request(**members: object) -> Entry:
+    told = {"vm": "web-0", "method": "GET", "path": "/metadata/scheduledevents", "status": 200, **members}
+    return msgspec.convert({"number": 1, "at": NOON, "kind": "request", **told}, Entry)
+
+
+def page(*events: dict[str, object]) -> str:
+    return msgspec.json.encode({"DocumentIncarnation": 7, "Events": events}).decode()
+
+
+def test_of_a_document_a_person_is_shown_the_number_and_what_matters_of_each_event() -> None:
+    """The status is what a test has failed for, more often than not."""
+    started = {**EVENT, "EventStatus": "Started", "EventType": "Freeze", "Resources": ["web-0", "web-1"]}
+    shown = readable(request(answered=page(EVENT, started)))
+
+    assert shown.endswith("-> 200 document 7: Reboot Scheduled of web-0 (602D9444); Freeze Started of web-0, web-1 (602D9444)"), (
+        shown
+    )
+    assert readable(request(answered=page())).endswith("-> 200 document 7: no events")
+    assert readable(request(answered=page(*[EVENT] * 5))).endswith("(602D9444); 2 more")
+
+
+def test_what_is_no_document_is_shown_as_it_came_and_cut() -> None:
+    assert readable(request(answered='{"error":"Gone"}', status=410)).endswith('-> 410 {"error":"Gone"}')
+    assert readable(request(answered=page(EVENT)[:40])).endswith(page(EVENT)[:40])
+    assert readable(request(answered="x" * 500)).endswith("-> 200 " + "x" * 160 + "…")
+    assert "-> no answer" in readable(request(status=0, asked="y" * 500))
+
+
+def test_nothing_that_a_client_says_reaches_the_terminal_as_a_command() -> None:
+    shown = readable(request(asked="\x1b[31mred\nnext", answered=page({**EVENT, "Resources": ["\x1b]0;title\x07"]})))
+
+    assert shown.isprintable()
+    assert "\N{REPLACEMENT CHARACTER}[31mred\N{REPLACEMENT CHARACTER}next" in shown
+
+
+def test_the_oldest_entries_leave_when_all_together_are_too_long() -> None:
+    transcript = Transcript(lambda: NOON + timedelta(0), chars_max=10_000)
+    for number in range(20):
+        transcript.add(Kind.REQUEST, method="GET", path=f"/{number}", answered="z" * 800)
+
+    assert [entry.path for entry in transcript.entries] == [f"/{number}" for number in range(11, 20)]
+    transcript.add(Kind.REQUEST, method="GET", path="/20", answered="z" * 20_000)
+    assert [entry.path for entry in transcript.entries] == ["/20"], "the newest is always there"
+    transcript.add(Kind.STEP, what="small")
+    assert [entry.what for entry in transcript.entries] == ["small"]
