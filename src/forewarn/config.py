@@ -336,7 +336,8 @@ def _parse(name: str, option: Option, origin: str, given: object) -> object:
     except Invalid as why:
         raise Invalid(f"{name} (from {origin}): {given!r} is refused: {why}", option=name) from why
     except (ValueError, KeyError, OverflowError) as error:
-        shown = "something else" if option.is_secret else repr(given)[:200]
+        is_hidden = option.is_secret or "@" in repr(given)  # a URL may hold a password
+        shown = "something else" if is_hidden else repr(given)[:200]
         raise Invalid(f"{name} (from {origin}): expected {option.kind.expects}, got {shown}", option=name) from error
 
 

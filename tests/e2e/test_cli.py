@@ -326,6 +326,7 @@ def test_the_config_in_force_is_shown_with_its_origins_and_without_secrets(tmp_p
     """The file of the current folder counts, a variable beats it, a flag beats both."""
     (tmp_path / "forewarn.toml").write_text("rate = 2\nimpacts_max = 3\nstore = 'memory'\n")
     variables = {"FOREWARN_RATE": "4", "FOREWARN_IMPACTS_MAX": "5", "FOREWARN_TOKEN": "hunter2"}
+    variables |= {"FOREWARN_WEBHOOK": "https://h.example/hunter2?x=hunter2", "FOREWARN_WEBHOOK_SECRET_FILE": "x"}
 
     shown = forewarn("config", "--show", "--rate", "6", "--no-legacy-path", cwd=tmp_path, **variables)
     rows = {line.split()[0]: line.split()[1:] for line in shown.stdout.splitlines()}
@@ -336,6 +337,7 @@ def test_the_config_in_force_is_shown_with_its_origins_and_without_secrets(tmp_p
     assert rows["legacy_path"] == ["false", "--legacy-path"]
     assert rows["token"] == ["***", "FOREWARN_TOKEN"]
     assert rows["control_url"] == ["http://127.0.0.1:8081", "default"]
+    assert rows["webhook"] == ["https://h.example/***", "FOREWARN_WEBHOOK"]
     assert "hunter2" not in shown.stdout
 
 

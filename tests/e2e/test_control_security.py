@@ -169,9 +169,8 @@ def test_a_slip_in_the_name_of_a_store_makes_no_store(folder: Path) -> None:
         assert refused.stderr == "forewarn: --store: there is no file slip.db; expected the store of a service\n"
         assert not (folder / "slip.db").exists()
 
-    made, more = (
-        forewarn("token", "create", name, "--role", "admin", "--store", "sqlite:///new.db", cwd=folder) for name in "ab"
-    )
+    create = ("--role", "admin", "--store", "sqlite:///new.db")
+    made, more = (forewarn("token", "create", name, *create, cwd=folder) for name in "ab")
     assert made.stderr.startswith("there is no store sqlite:///new.db yet: it is made now\n")
     assert "it is made now" not in more.stderr
 

@@ -217,6 +217,10 @@ def test_a_wrong_secret_is_not_repeated(tmp_path: Path) -> None:
     assert raised.value.message == "token (from FOREWARN_TOKEN): expected a token, got something else"
 
 
+def test_a_refused_url_with_a_password_is_not_repeated(tmp_path: Path) -> None:
+    assert "hunter2" not in refusal(tmp_path, webhook=["https://u:hunter2@h/x"])
+
+
 @pytest.mark.parametrize("url", ["127.0.0.1:8081", "ftp://127.0.0.1", "http://", "http://a/?q=1", "http://a:0", "http://a b"])
 def test_the_services_url_is_http_and_nothing_but_an_address(tmp_path: Path, url: str) -> None:
     """What is asked is appended to it."""

@@ -12,6 +12,7 @@ from datetime import timedelta
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 
@@ -39,7 +40,7 @@ def show(found: Resolved[Config], *, is_show: Show = True, as_json: Json = False
     """Every option, its value here, and where that came from. Takes the flags of `serve`, to see what they would come to."""
     client = resolved(ClientConfig, found.file, {})
     rows = [
-        {"option": name, "value": "***" if option.is_secret and value else shown(value), "from": one.origins[name]}
+        {"option": name, "value": _public(name, option, value), "from": one.origins[name]}
         for one in (found, client)
         for name, option in options(type(one.config)).items()
         for value in [getattr(one.config, name)]
@@ -97,6 +98,15 @@ def shown(value: object) -> str:
         is_pair = len(value) == 2 and isinstance(value[1], timedelta)
         return ("=" if is_pair else ",").join(shown(part) for part in value)
     return "" if value is None else str(value)
+
+
+def _public(name: str, option: Option, value: Any) -> str:
+    """A value as it may be shown: no secret, and of a webhook not the path, which may hold one."""
+    if option.is_secret and value:
+        return "***"
+    if name == "webhook":
+        return ",".join(f"{url.scheme}://{url.netloc}/***" for url in map(urlsplit, value))
+    return shown(value)
 
 
 def _flag_type(name: str, option: Option, defaults: Mapping[str, object]) -> Any:

@@ -146,9 +146,7 @@ class Engine:
         before, revision = self._read(scope, command)
         return before, revision, decide(before, command, self.clock.now(), self.timing)
 
-    async def submit_all(
-        self, asked: Sequence[tuple[str, Command]], by: str, lock: Write, changes: Sequence[Change] = ()
-    ) -> int:
+    async def submit_all(self, asked: Sequence[tuple[str, Command]], by: str, lock: Write, changes: Sequence[Change] = ()) -> int:
         """Several scopes in one commit, together with a record that nobody else may have changed meanwhile; its new revision."""
         for _ in range(TRIES_MAX):
             present = [(scope, command) for scope, command in asked if scope in self.board.scopes or isinstance(command, Enrol)]

@@ -248,6 +248,8 @@ def _prepare(path: str, busy_seconds: float) -> sqlite3.Connection:
         with connection:
             connection.execute("BEGIN IMMEDIATE")
             number = _schema_number(connection, path)
+            if number in UPGRADES:
+                _check_whole(connection, path)  # what is damaged stays as it is
             statements = SCHEMA if number == 0 else UPGRADES.get(number, ())
             for statement in statements:
                 connection.execute(statement)
@@ -297,6 +299,13 @@ def _schema_number(connection: sqlite3.Connection, path: str) -> int:
         if number > SCHEMA_NUMBER:
             raise StoreUnusable(
                 f"{path}: the file is of schema {number}, from a newer Forewarn; expected schema {SCHEMA_NUMBER} or older",
+                found=number,
+                expected=SCHEMA_NUMBER,
+            )
+        if number < 1:
+            raise StoreUnusable(
+                f"{path}: the file is a Forewarn store without a schema number ({number}); expected 1 to {SCHEMA_NUMBER}:"
+                " restore it from a copy",
                 found=number,
                 expected=SCHEMA_NUMBER,
             )

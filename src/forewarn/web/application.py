@@ -34,7 +34,7 @@ class Application(Litestar):
         if scope["type"] != "http":
             await super().__call__(scope, receive, send)
             return
-        if scope["method"] == "HEAD" and scope["path"] != STREAM:
+        if scope["method"] == "HEAD" and scope["path"].rstrip("/") != STREAM:
             scope = {**scope, "method": "GET"}  # uvicorn knows that it was a HEAD, and sends no body
         state: Message = scope.setdefault("state", {})
         status, body = 0, b""

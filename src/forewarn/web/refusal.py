@@ -31,7 +31,8 @@ def _answer_http(request: Request[Any, Any, Any], error: HTTPException) -> Respo
     if error.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return _answer_bug(request, error)
     code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
-    facts = {"field": _field(request, wrong) for wrong in reversed(_wrongs(error)) if "key" in wrong}
+    fields = [_field(request, wrong) for wrong in _wrongs(error) if "key" in wrong]
+    facts = {"field": fields[0]} if fields else {}
     told = {"error": Invalid.code if code == "bad_request" else code, "message": _detail(request, error), "facts": facts}
     body = msgspec.json.encode(told)
     return Response(body, status_code=error.status_code, media_type=MediaType.JSON, headers=error.headers)

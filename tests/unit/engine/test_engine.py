@@ -259,11 +259,11 @@ def test_applying_a_fleet_tells_the_difference_and_a_dry_run_does_nothing() -> N
         wanted = Fleet(scopes=(Scope(name="web", kind=web.kind, vms=(web.vms[0], vm("web-9"))),), hosts=("host-a",))
         planned = await desk.apply(wanted, by="ann", dry_run=True)
 
-        assert planned == ((), ("web",), ("db",), ("web-9",), ("db", "web-1"))
+        assert planned[:5] == ((), ("web",), ("db",), ("web-9",), ("db", "web-1"))
         assert desk.fleet() != wanted
         assert await desk.apply(wanted, by="ann") == planned
         assert desk.fleet() == wanted
-        assert await desk.apply(wanted, by="ann") == ((), (), (), (), ())
+        assert not any(await desk.apply(wanted, by="ann"))
 
     live(story)
 

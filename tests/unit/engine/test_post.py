@@ -1,7 +1,10 @@
 """One POST over a real socket: what is sent, how answers are read, and that nobody is waited for beyond the limit."""
 
 import asyncio
+import socket
+import threading
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -110,7 +113,12 @@ def test_what_is_only_on_the_way_is_no_answer() -> None:
     assert (answer.is_complete, answer.status) == (True, 200)
 
 
-@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\n", b"what?\r\n\r\n"], ids=["none", "half", "no HTTP"])
+UPGRADE = b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "answer", [b"", b"HTTP/1.1 200 OK\r\n", b"what?\r\n\r\n", UPGRADE], ids=["none", "half", "no HTTP", "another protocol"]
+)
 def test_what_is_no_answer_is_a_problem_that_says_so(answer: bytes) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await request(reader)
@@ -139,6 +147,58 @@ def test_a_receiver_that_hangs_or_drips_is_left_at_the_limit() -> None:
             await box.post(b"x", {})
 
     story(serve, tell, seconds_max=0.2)
+
+
+def test_a_status_that_is_there_counts_however_slow_or_broken_the_rest_is() -> None:
+    """2xx is taken: to tell it again would tell it twice. The connection is not used again."""
+    statuses = iter([b"200 OK", b"202 Accepted"])
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await request(reader)
+        writer.write(b"HTTP/1.1 " + next(statuses) + b"\r\ncontent-length: 1000\r\n\r\nx")
+        await reader.read()  # until it is left
+
+    async def tell(box: Postbox) -> None:
+        assert [await box.post(b"x", {}), await box.post(b"x", {})] == [200, 202]
+
+    story(serve, tell, seconds_max=0.2)
+
+
+def test_a_name_that_is_looked_up_in_vain_keeps_nobody_from_stopping() -> None:
+    """A resolver may take half a minute to give up, and a lookup cannot be broken off."""
+    answered = threading.Event()
+
+    def lookup(*_: object, **__: object) -> list[tuple[Any, ...]]:
+        answered.wait(60)
+        return []
+
+    async def tell() -> None:
+        box = Postbox("http://dead.example/", seconds_max=0.05, lookup=lookup)
+        for _ in range(2):
+            with pytest.raises(Unavailable, match=r"no answer within 0\.05 s"):
+                await box.post(b"x", {})
+
+    asyncio.run(tell())
+    assert not answered.is_set()
+    assert [thread for thread in threading.enumerate() if thread.name == "call-http://dead.example" and thread.daemon]
+    answered.set()
+
+
+def test_the_addresses_of_a_name_are_tried_in_turn() -> None:
+    """A host may have an address that does not answer, IPv6 above all."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await request(reader)
+        writer.write(OK)
+        await writer.drain()
+
+    async def tell(box: Postbox) -> None:
+        found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in ("127.0.0.2", "127.0.0.1")]
+        named = Postbox(f"http://two.example:{box.url.port}/", seconds_max=5, lookup=lambda *_, **__: found)
+        assert await named.post(b"x", {}) == 200
+        named.close()
+
+    story(serve, tell)
 
 
 def test_where_nobody_listens_the_reason_is_told() -> None:

@@ -161,6 +161,25 @@ def test_a_file_from_a_newer_forewarn_is_refused_and_left_alone(tmp_path: Path) 
         on_file(path, nothing)
 
 
+def test_a_file_of_ours_that_lost_its_number_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = filled(tmp_path / "store.db")
+    ask(path, "PRAGMA user_version = 0")
+
+    with refused(path, "without a schema number"):
+        on_file(path, nothing)
+
+
+def test_a_damaged_file_from_an_older_forewarn_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = filled(tmp_path / "store.db")
+    ask(path, "ALTER TABLE counter DROP COLUMN forgotten", "PRAGMA user_version = 1")
+    with path.open("r+b") as file:
+        file.seek(8 * 4096)
+        file.write(b"\xa5" * 2 * 4096)
+
+    with refused(path, "damaged; expected a whole database"):
+        on_file(path, nothing)
+
+
 def test_a_file_from_an_older_forewarn_is_brought_up_to_date_with_all_it_holds(tmp_path: Path) -> None:
     """An upgrade of the program is not an event in anybody's life either."""
     path = filled(tmp_path / "store.db")

@@ -213,6 +213,17 @@ def test_what_makes_no_sense_is_refused() -> None:
     story(tell, PLAIN_FLEET)
 
 
+def test_the_head_of_a_stream_is_refused_however_its_path_ends() -> None:
+    """A HEAD that is answered as the GET would hold one of the places for ever."""
+
+    async def tell(world: World) -> None:
+        for path in ("/api/v1/stream", "/api/v1/stream/"):
+            async with asyncio.timeout(5):
+                assert (await world.ask("HEAD", path)).status_code == 405
+
+    story(tell)
+
+
 def test_there_is_a_limit_to_the_number_of_streams() -> None:
     async def tell(world: World) -> None:
         streams = [frames(world.engine.tail, Wanted(), None) for _ in range(STREAMS_MAX)]
