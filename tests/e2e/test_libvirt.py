@@ -77,6 +77,7 @@ def test_a_sync_tells_what_would_change_and_then_makes_it_so(tmp_path: Path) -> 
             "removed: lost",
             "vms joined: web-0, web-1",
             "vms left: lost",
+            "hosts added: host-a",
             "nothing was changed: this was a dry run",
         ]
         assert sync(service, "--uri", f"host-a={uri}", "--apply").splitlines() == told.splitlines()[:-1]
