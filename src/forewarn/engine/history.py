@@ -155,7 +155,6 @@ class Retention:
             return 0
         if mark is not None and mark.at <= now:
             count = await self._store.forget(mark.revision, self._batch)
-            self._tail.deletions_forgotten += count
             if count == self._batch:
                 return count
         renewed = Write(RETENTION_KEY, msgspec.json.encode(Mark(now, loaded.revision)), found.revision if found else 0)

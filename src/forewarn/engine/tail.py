@@ -34,7 +34,6 @@ class Tail:
         self.stops = 0
         self.followers = 0
         self.notes_trimmed = 0
-        self.deletions_forgotten = 0
         self.receivers: tuple[Told, ...] = ()
         self._store = store
         self._bell = asyncio.Event()

@@ -99,6 +99,8 @@ class Numbers(Collector):
         yield counter("forewarn_tokens_refused", "Requests with a bad token.", {(): engine.tokens.refused_count})
         yield gauge("forewarn_streams", "Streams of changes that are open.", {(): tail.followers})
         yield counter("forewarn_notes_trimmed", "Notes of the history that were too old.", {(): tail.notes_trimmed})
+        failing = {(one.name,): float(one.is_failing) for one in tail.receivers}
+        yield gauge("forewarn_webhook_failing", "1 while a receiver does not take what it is told.", failing, ["receiver"])
         results = ("delivered", "failed", "refused", "lost")
         told = {(one.name, result): getattr(one, result) for one in tail.receivers for result in results}
         yield counter("forewarn_webhooks", "Changes for each receiver, by what became of them.", told, ["receiver", "result"])

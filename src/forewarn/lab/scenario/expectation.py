@@ -30,15 +30,11 @@ class Becomes(StrEnum):
 
 
 class Expected(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="expect"):
-    """What all have: nothing but a kind."""
+    """What all have: a kind, and `words`, the expectation as a sentence."""
 
     @property
     def kind(self) -> str:
         return str(self.__struct_config__.tag)
-
-    def words(self) -> str:
-        """The expectation as a sentence."""
-        raise NotImplementedError
 
 
 class Approval(Expected, frozen=True, kw_only=True, tag="approval"):

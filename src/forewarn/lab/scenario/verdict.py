@@ -4,6 +4,7 @@ A monitor fails as soon as it can know, and passes at the end only. An expectati
 wrote it wanted to see something.
 """
 
+from abc import ABC, abstractmethod
 from datetime import datetime
 from typing import Any
 
@@ -20,7 +21,7 @@ class Verdict(msgspec.Struct, frozen=True):
     is_passed: bool
 
 
-class Monitor:
+class Monitor(ABC):
     """Begins undecided. `failure` says why it failed; the first reason stays."""
 
     def __init__(self, expected: Any, story: Story) -> None:
@@ -33,13 +34,13 @@ class Monitor:
         reason = self.failure or self.conclude(now)
         return Verdict(self.expected.words(), self.failure or reason, is_passed=not self.failure)
 
+    @abstractmethod
     def watch(self, happening: Happening) -> None:
         """Look at the next entry; who has failed need not."""
-        raise NotImplementedError
 
+    @abstractmethod
     def conclude(self, now: datetime) -> str:
         """What is to be said of a success; or `fail`."""
-        raise NotImplementedError
 
     def fail(self, reason: str) -> str:
         self.failure = self.failure or reason
