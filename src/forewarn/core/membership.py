@@ -33,8 +33,6 @@ def enrol(draft: Draft, command: ask.Enrol) -> None:
             draft.leave(vm)
     if before and (draft.scope.kind, draft.scope.policy) != (command.kind, command.policy):
         draft.tell(What.AMENDED)
-    if command.first_incarnation > draft.scope.incarnation:
-        draft.scope = replace(draft.scope, incarnation=command.first_incarnation)
     draft.scope = replace(draft.scope, kind=command.kind, policy=command.policy, vms=vms)
     for vm in vms:
         welcome(draft, before.get(vm.name), vm)

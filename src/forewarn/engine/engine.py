@@ -7,6 +7,8 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from weakref import WeakValueDictionary
 
+from msgspec.structs import replace
+
 from forewarn.core.change import Change, What
 from forewarn.core.command import Command, Enrol, Seen
 from forewarn.core.fleet import Scope
@@ -66,6 +68,7 @@ class Engine:
         self.is_ready = False
         self._lost_at: datetime | None = None
         self.fleet_record = Record(FLEET_KEY, None, 0)
+        self.applied = record.Hosts()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._background: dict[str, asyncio.Task[None]] = {}
 
@@ -89,8 +92,9 @@ class Engine:
         """Show a record as it stands in the store, unless something newer is shown already."""
         if found.key == FLEET_KEY:
             if found.revision > self.fleet_record.revision:
+                self.applied = record.HOSTS.decode(found.value) if found.value is not None else record.Hosts()
                 self.fleet_record = found
-                self.board.declared_hosts = record.HOSTS.decode(found.value).names if found.value is not None else ()
+                self.board.declared_hosts = self.applied.names
             return
         kind, _, name = found.key.rstrip("/").partition("/")
         if kind in TOKEN_KINDS:
@@ -173,7 +177,8 @@ class Engine:
         self, outcomes: Sequence[tuple[Outcome, int]], by: str, *extra: Write, changes: Sequence[Change] = ()
     ) -> int:
         """One commit of scopes, and of other records with their changes, each as it was read at its revision; then all see it."""
-        assert len(outcomes) + len(extra) <= WRITES_MAX
+        outcomes, others = self._above_floor(outcomes, extra)
+        assert len(outcomes) + len(others) <= WRITES_MAX
         now = self.clock.now()
         writes = [
             Write(SCOPE_KEY.format(outcome.scope.name), None if outcome.is_gone else record.SCOPE.encode(outcome.scope), revision)
@@ -181,8 +186,14 @@ class Engine:
         ]
         notes = [note.Note(now, by, outcome.scope.name, change) for outcome, _ in outcomes for change in outcome.changes]
         notes += [note.Note(now, by, "", change) for change in changes]
-        revision = await self._store([*writes, *extra], [note.encode(one) for one in notes])
-        for write in extra:
+        try:
+            revision = await self._store([*writes, *others], [note.encode(one) for one in notes])
+        except (Conflict, StoreLost):
+            if len(others) > len(extra):  # the fleet record may be what has changed; the caller does not know of it
+                with suppress(Unavailable):
+                    await self._read_again(FLEET_KEY)
+            raise
+        for write in others:
             self.learn(Record(write.key, write.value, revision))
         for outcome, _ in outcomes:
             if outcome.is_gone:
@@ -194,6 +205,21 @@ class Engine:
             self._tell(one)
         self.tail.ring()
         return revision
+
+    def _above_floor(
+        self, outcomes: Sequence[tuple[Outcome, int]], extra: Sequence[Write]
+    ) -> tuple[list[tuple[Outcome, int]], list[Write]]:
+        """Keep DocumentIncarnation from repeating when a scope ends and comes back: else an old ETag would fit a new document.
+
+        The fleet record holds the floor: the highest incarnation of any scope that is gone. The commit that removes a scope
+        raises it, and a new scope starts above it. It is done here because every commit of a scope passes here.
+        """
+        known = self.applied.incarnation_floor
+        floor = max([known, *(outcome.scope.incarnation for outcome, _ in outcomes if outcome.is_gone)])
+        writes = [_with_floor(write, floor) if write.key == FLEET_KEY else write for write in extra]
+        if floor > known and all(write.key != FLEET_KEY for write in extra):
+            writes.append(_with_floor(Write(FLEET_KEY, record.HOSTS.encode(self.applied), self.fleet_revision), floor))
+        return [(outcome if revision else _started_above(outcome, floor), revision) for outcome, revision in outcomes], writes
 
     async def commit_records(self, writes: Sequence[Write], change: Change, by: str) -> int:
         """Records that are no scope's, with the note of what became true by them."""
@@ -253,13 +279,26 @@ class Engine:
 
     def _read(self, scope: str, command: Command) -> tuple[Scope, int]:
         if isinstance(command, Enrol) and scope not in self.board.scopes:
-            return Scope(name=scope), 0
+            return Scope(name=scope, incarnation=self.applied.incarnation_floor + 1), 0
         place = self.board.place(scope)
         return place.scope, place.revision
 
     async def _read_again(self, key: str) -> None:
         snapshot = await self.store.load(key)
         self.learn(next((one for one in snapshot.records if one.key == key), Record(key, None, snapshot.revision)))
+
+
+def _with_floor(write: Write, floor: int) -> Write:
+    """A write of the fleet record that does not lower the floor."""
+    assert write.value is not None
+    hosts = record.HOSTS.decode(write.value)
+    hosts = replace(hosts, incarnation_floor=max(hosts.incarnation_floor, floor))
+    return Write(write.key, record.HOSTS.encode(hosts), write.revision)
+
+
+def _started_above(outcome: Outcome, floor: int) -> Outcome:
+    """The outcome of a new scope; its document is empty, so its incarnation may be any."""
+    return replace(outcome, scope=replace(outcome.scope, incarnation=max(outcome.scope.incarnation, floor + 1)))
 
 
 def facts_of(one: note.Note) -> dict[str, str]:

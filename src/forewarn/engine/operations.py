@@ -6,6 +6,8 @@ from copy import copy
 from datetime import datetime
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from forewarn.core import command as ask
 from forewarn.core.change import Change, What
 from forewarn.core.event import Cause, Event, EventType, How
@@ -16,7 +18,7 @@ from forewarn.engine.engine import FLEET_KEY, Engine
 from forewarn.errors import EventEnded, UnknownEvent
 from forewarn.store.base import WRITES_MAX, Write
 from forewarn.wire.fleet import Fleet
-from forewarn.wire.record import HOSTS, Hosts
+from forewarn.wire.record import HOSTS
 
 POLLS_PASS_EVERY = 200
 """How many scopes of a new fleet are looked at before polls get their turn."""
@@ -158,11 +160,7 @@ class Operations:
 
     def applied_digest(self) -> str:
         """The digest of the fleet file that was applied last; empty if none ever was."""
-        return self._applied().digest
-
-    def _applied(self) -> Hosts:
-        value = self._engine.fleet_record.value
-        return Hosts() if value is None else HOSTS.decode(value)
+        return self._engine.applied.digest
 
     async def apply(self, fleet: Fleet, *, by: str, dry_run: bool = False, digest: str | None = None) -> Difference:
         """Make the fleet so. All of it is checked before any of it is done; `dry_run` stops there.
@@ -178,15 +176,14 @@ class Operations:
         revision = self._engine.fleet_revision
         asked = await self._asked(fleet)
         difference = self._difference(fleet, [name for name, _ in asked])
-        known = self._applied()
-        floor = self._incarnation_floor(fleet, known.incarnation_floor)
-        whole = Hosts(fleet.hosts, known.digest if digest is None else digest, floor)
+        known = self._engine.applied
+        whole = replace(known, names=fleet.hosts, digest=known.digest if digest is None else digest)
         if dry_run or (not asked and whole == known):
             return difference
         size = WRITES_MAX - 1
         for first in range(0, max(len(asked), 1), size):
             is_last = first + size >= len(asked)
-            hosts = whole if is_last else Hosts(fleet.hosts, known.digest, floor)
+            hosts = whole if is_last else replace(whole, digest=known.digest)
             lock = Write(FLEET_KEY, HOSTS.encode(hosts), revision)
             changes = _host_changes(difference) if is_last else ()
             revision = await self._engine.submit_all(asked[first : first + size], by, lock, changes)
@@ -204,18 +201,11 @@ class Operations:
             if number % POLLS_PASS_EVERY == 0:
                 await asyncio.sleep(0)
             place = engine.board.scopes.get(scope.name)
-            first = 1 if place else self._applied().incarnation_floor + 1
-            command = ask.Enrol(kind=scope.kind, policy=scope.policy, vms=scope.vms, first_incarnation=first)
+            command = ask.Enrol(kind=scope.kind, policy=scope.policy, vms=scope.vms)
             before = place.scope if place else Scope(name=scope.name)
             if decide(before, command, now, engine.timing).scope != before or place is None:
                 asked.append((scope.name, command))
         return asked
-
-    def _incarnation_floor(self, fleet: Fleet, known: int) -> int:
-        """The highest number that any scope that is gone has shown: one that comes later, or comes back, starts above it."""
-        wanted = {scope.name for scope in fleet.scopes}
-        places = self._engine.board.scopes.items()
-        return max([known, *(place.scope.incarnation for name, place in places if name not in wanted)])
 
     def _loses_vms(self, wanted: Scope) -> bool:
         place = self._engine.board.scopes.get(wanted.name)

@@ -92,16 +92,6 @@ def test_a_vm_stands_in_a_scope_once() -> None:
         run(scope_of(), enrol(scope_of(), vm("a"), vm("a")))
 
 
-def test_a_scope_that_comes_back_starts_above_every_number_it_has_shown() -> None:
-    """A guest that kept the old number must not be told that nothing has changed."""
-    back = replace(enrol(scope_of(), *scope_of().vms), first_incarnation=8)
-
-    scope = run(Scope(name="web", kind=scope_of().kind), back)
-
-    assert scope.incarnation == 8
-    assert run(scope, back) == scope
-
-
 def test_retiring_a_scope_ends_everything_in_it() -> None:
     outcome = outcome_of(run(scope_of(), restart()), ask.Retire())
 

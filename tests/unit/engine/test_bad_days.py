@@ -317,7 +317,7 @@ def test_a_scope_that_left_the_fleet_and_comes_back_never_shows_an_old_number_ag
         again = Operations(await world.engine(), world.make_id)
         await again.apply(FLEET, by="ann")
 
-        assert again._engine.board.scopes["web"].scope.incarnation == 3
+        assert again._engine.board.scopes["web"].scope.incarnation > 2
 
     live(story)
 

@@ -5,8 +5,8 @@ from datetime import timedelta
 
 import pytest
 
-from forewarn.core.command import Cancel
-from forewarn.core.fleet import Vm
+from forewarn.core.command import Cancel, Enrol, Restart, Seen
+from forewarn.core.fleet import Policy, ScopeKind, Vm
 from forewarn.web.settings import Settings
 from tests.builders import NOON
 from tests.unit.web.guest import EVENT_ID, EVENTS, TRUE, WEB_1, Guest, run, settle
@@ -325,3 +325,28 @@ def test_what_is_broken_in_the_service_is_a_500_and_one_line_in_its_log(caplog: 
 
     run(story)
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == ["request failed"]
+
+
+def test_etag_of_a_deleted_vm_fits_no_document_of_its_next_life() -> None:
+    """A guest, or a cache before it, that kept the number would take a new announcement for the one it has read."""
+
+    async def story(guest: Guest) -> None:
+        async def declare(*vms: Vm) -> None:
+            await guest.engine.submit("solo", Enrol(kind=ScopeKind.VM, policy=Policy(), vms=vms), by="test")
+
+        async def announced() -> bytes:
+            await guest.engine.submit("solo", Seen(), by="test")
+            await guest.engine.submit("solo", Restart(vm="solo", event_id=EVENT_ID), by="test")
+            told = await guest.call(EVENTS, TRUE, address="10.0.0.7")
+            assert b"Reboot" in told.body
+            return str(told.headers["etag"]).encode()
+
+        await declare(Vm(name="solo", address="10.0.0.7"))
+        old = await announced()
+        await declare()
+        await declare(Vm(name="solo", address="10.0.0.7"))
+        await announced()
+
+        assert (await guest.call(EVENTS, TRUE, (b"if-none-match", old), address="10.0.0.7")).status == 200
+
+    run(story)
