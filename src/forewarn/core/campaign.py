@@ -19,7 +19,7 @@ TROUBLES_MAX = 100
 CHECK_SPARE = timedelta(seconds=30)
 
 
-class Wish(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class Wish(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What an operator wants done, to which hosts, and how carefully."""
 
     type: EventType
@@ -57,7 +57,7 @@ class Turn(IntEnum):
     UNDER_WAY = 2
 
 
-class Told(msgspec.Struct, frozen=True):
+class Told(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An event of the campaign. Who shows the scope as of an earlier revision cannot know it yet."""
 
     scope: str
@@ -65,7 +65,7 @@ class Told(msgspec.Struct, frozen=True):
     revision: int = 0
 
 
-class UnderWay(msgspec.Struct, frozen=True, omit_defaults=True):
+class UnderWay(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A host that has its turn. `trouble` is why it will not count as done; `checker` asks for its health, in time."""
 
     host: str
@@ -77,7 +77,7 @@ class UnderWay(msgspec.Struct, frozen=True, omit_defaults=True):
     checked_until: datetime | None = None
 
 
-class Trouble(msgspec.Struct, frozen=True):
+class Trouble(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A host that was not done, and why. Skipped: nothing went wrong there, but it has not had its maintenance."""
 
     host: str
@@ -85,7 +85,7 @@ class Trouble(msgspec.Struct, frozen=True):
     is_failed: bool
 
 
-class Campaign(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class Campaign(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, kw_only=True):
     """One record. Its hosts, in their order, stand beside it and never change: `cursor` of them have left that list, and those
     of `window` still wait for their turn. `is_braked`: it was paused by a failure or by a health command, not by a person."""
 
@@ -128,7 +128,7 @@ class Campaign(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         return f"campaign {self.name}"
 
 
-class Roll(msgspec.Struct, frozen=True):
+class Roll(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which campaigns there are. Whoever gives a host its turn writes it anew, so that no two do it at once."""
 
     started: int = 0

@@ -69,7 +69,7 @@ class ImpactState(StrEnum):
     FAILED = "failed"
 
 
-class Impact(msgspec.Struct, frozen=True, omit_defaults=True):
+class Impact(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """One thing done to one VM: the work behind a Started event, or behind an operation that nobody needed to be told of.
 
     `event_id` names the event, or for a silent operation the operation itself. A claim is `claimed_by` until `due_at`;
@@ -92,7 +92,7 @@ class Impact(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.state in (ImpactState.DONE, ImpactState.FAILED)
 
 
-class Event(msgspec.Struct, frozen=True, omit_defaults=True):
+class Event(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """What the VMs of a scope see. Its resources are of one scope and one update domain.
 
     `host` is the host whose maintenance it is; empty where the event is about the VM itself. `is_timed`: somebody chose the
@@ -125,7 +125,7 @@ class How(StrEnum):
     FAILED = "failed"
 
 
-class Ended(msgspec.Struct, frozen=True):
+class Ended(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An event that left the document. Kept for a while, because a guest's approval may arrive after the end."""
 
     id: str

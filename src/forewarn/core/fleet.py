@@ -1,4 +1,10 @@
-"""Who is told: VMs, the scopes they are in, and what each scope's owner chose. A scope is one document and one record."""
+"""Who is told: VMs, the scopes they are in, and what each scope's owner chose. A scope is one document and one record.
+
+These values are stored as they are, for years. A member that is empty is left out of the record (`omit_defaults`). A default that
+is a decision is written: a later version may decide otherwise for new scopes, and must not change those that are stored. So
+such a member has a `default_factory`, which msgspec never leaves out. A record with an unknown member comes from a newer version
+and is not read (`forbid_unknown_fields`): written back, it would lose that member.
+"""
 
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -32,7 +38,7 @@ class AutoApprove(StrEnum):
     ALL_INSTANCES_DOWN = "all-instances-down"
 
 
-class Budget(msgspec.Struct, frozen=True, omit_defaults=True):
+class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How many VMs of a scope may be unavailable at once: a number, or a part of a hundred of them."""
 
     number: int
@@ -46,13 +52,18 @@ class Budget(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"{self.number}%" if self.is_percent else str(self.number)
 
 
-class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
+class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the owner of a scope chose, or got by choosing nothing."""
+
     approval: Approval = Approval.ANY
     auto_approve: tuple[AutoApprove, ...] = (AutoApprove.ALL_INSTANCES_DOWN,)
     terminate_notice: timedelta | None = NOTICE[EventType.TERMINATE]
     couple_terminates: bool = False
     user_operations_max: int = 100
     max_unavailable: Budget | None = None
+
+
+NOTHING_CHOSEN = Policy()
 
 
 class Power(StrEnum):
@@ -63,14 +74,14 @@ class Power(StrEnum):
     DEALLOCATED = "deallocated"
 
 
-class Instance(msgspec.Struct, frozen=True, omit_defaults=True):
+class Instance(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """What `/metadata/instance` tells a VM about itself, beyond what the rules need. Free text, none of it required."""
 
     computer_name: str = ""
     location: str = ""
     zone: str = ""
     size: str = ""
-    os_type: str = "Linux"
+    os_type: str = msgspec.field(default_factory=lambda: "Linux")
     priority: str = ""
     mac: str = ""
     public_address: str = ""
@@ -88,7 +99,7 @@ class Instance(msgspec.Struct, frozen=True, omit_defaults=True):
 NOTHING_TOLD = Instance()
 
 
-class Vm(msgspec.Struct, frozen=True, omit_defaults=True):
+class Vm(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """One virtual machine. Its name is its entry in Resources and its name in `/metadata/instance`, not its hostname."""
 
     name: str
@@ -101,12 +112,12 @@ class Vm(msgspec.Struct, frozen=True, omit_defaults=True):
     instance: Instance = NOTHING_TOLD
 
 
-class Scope(msgspec.Struct, frozen=True, omit_defaults=True):
+class Scope(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A delivery group: all its VMs see one document. Events stand in the order in which they were made."""
 
     name: str
-    kind: ScopeKind = ScopeKind.VM
-    policy: Policy = Policy()
+    kind: ScopeKind = msgspec.field(default_factory=lambda: ScopeKind.VM)
+    policy: Policy = msgspec.field(default_factory=lambda: NOTHING_CHOSEN)
     vms: tuple[Vm, ...] = ()
     events: tuple[Event, ...] = ()
     impacts: tuple[Impact, ...] = ()

@@ -315,4 +315,5 @@ def _told(value: msgspec.Struct, entry: type[msgspec.Struct]) -> dict[str, Any]:
 
 @functools.cache
 def _defaults(type_: type[msgspec.Struct]) -> dict[str, Any]:
-    return {each.name: each.default for each in msgspec.structs.fields(type_)}
+    fields = msgspec.structs.fields(type_)
+    return {each.name: each.default if each.default_factory is msgspec.NODEFAULT else each.default_factory() for each in fields}

@@ -15,7 +15,7 @@ FORMAT = 1
 T = TypeVar("T")
 
 
-class Hosts(msgspec.Struct, frozen=True):
+class Hosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The hosts that the fleet declares, the digest of the fleet file applied last, the number that new scopes start above."""
 
     names: tuple[str, ...] = ()
@@ -36,7 +36,7 @@ class _Stamp(msgspec.Struct):
     format: int
 
 
-class _Record(_Stamp, Generic[T]):
+class _Record(_Stamp, Generic[T], forbid_unknown_fields=True):
     value: T
 
 
