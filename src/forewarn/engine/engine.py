@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
+from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from msgspec.structs import replace
@@ -23,7 +24,7 @@ from forewarn.engine.tally import Tally
 from forewarn.engine.tokens import KINDS as TOKEN_KINDS
 from forewarn.engine.tokens import Tokens
 from forewarn.engine.trouble import Trouble
-from forewarn.errors import Conflict, Problem, StoreLost, StoreUnusable, Unavailable
+from forewarn.errors import Conflict, Problem, RecordUnreadable, StoreLost, StoreUnusable, Unavailable
 from forewarn.store.base import WRITES_MAX, Record, Store, Write
 from forewarn.wire import note, record
 
@@ -36,6 +37,8 @@ TRIES_MAX = 10
 LOSSES_MAX = 2
 WELL_AGAIN = timedelta(seconds=15)
 """So long after a commit that the store did not take we say that we cannot serve, unless another one was taken since."""
+UNREADABLE_LOGGED_MAX = 20
+"""How many records that cannot be read are named in the log; all are counted in the metrics."""
 SEEN_SECONDS_MAX = 2.0
 SEEN_AGAIN_SECONDS = 5.0
 
@@ -49,6 +52,13 @@ LEVEL = {
     What.FAILED: logging.ERROR,
 }
 """How loudly a change is told in the log; a whole fleet may join at once. The history has them all."""
+
+
+class Unreadable(NamedTuple):
+    """A record that this version cannot read, as of a revision; and why."""
+
+    revision: int
+    problem: str
 
 
 class Engine:
@@ -69,6 +79,7 @@ class Engine:
         self._lost_at: datetime | None = None
         self.fleet_record = Record(FLEET_KEY, None, 0)
         self.applied = record.Hosts()
+        self.unreadable: dict[str, Unreadable] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._background: dict[str, asyncio.Task[None]] = {}
 
@@ -83,13 +94,44 @@ class Engine:
         held = {found.key for found in snapshot.records}
         for name in [name for name in self.board.scopes if SCOPE_KEY.format(name) not in held]:
             self.board.withdraw(name, snapshot.revision)
+        for key in [key for key in self.unreadable if key not in held]:
+            del self.unreadable[key]
         self.tokens.keep_only(held, snapshot.revision)
         for found in snapshot.records:
             self.learn(found)
         self.board.caught_up(snapshot.revision)
 
     def learn(self, found: Record) -> None:
-        """Show a record as it stands in the store, unless something newer is shown already."""
+        """Show a record as it stands in the store, unless something newer is shown already.
+
+        A record that cannot be read, because a newer server wrote it, keeps nobody from the others. What it holds is shown as it
+        was last known, if it was, and cannot be changed by this server: that could undo what the newer one did.
+        """
+        known = self.unreadable.get(found.key)
+        try:
+            self._learn(found)
+        except StoreUnusable as problem:
+            self.unreadable[found.key] = Unreadable(max(found.revision, known.revision if known else 0), problem.message)
+            if kind_of(found.key) == "token":
+                self.tokens.hold_unreadable(found)
+            if known is None and len(self.unreadable) <= UNREADABLE_LOGGED_MAX:
+                facts = {"record": named(found.key), "problem": problem.message}
+                log.error("a record is from a newer version, or damaged: it is read-only here", extra={"facts": facts})
+        else:
+            if known is not None and found.revision > known.revision:
+                del self.unreadable[found.key]
+
+    def check_readable(self, key: str) -> None:
+        """Refuse to change what could not be read."""
+        found = self.unreadable.get(key)
+        if found is not None:
+            raise RecordUnreadable(
+                f"{named(key)} was written by a newer version of Forewarn, or is damaged, and cannot be changed by this server;"
+                f" upgrade this server. ({found.problem})",
+                record=named(key),
+            )
+
+    def _learn(self, found: Record) -> None:
         if found.key == FLEET_KEY:
             if found.revision > self.fleet_record.revision:
                 self.applied = record.HOSTS.decode(found.value) if found.value is not None else record.Hosts()
@@ -151,7 +193,13 @@ class Engine:
         return before, revision, decide(before, command, self.clock.now(), self.timing)
 
     async def submit_all(self, asked: Sequence[tuple[str, Command]], by: str, lock: Write, changes: Sequence[Change] = ()) -> int:
-        """Several scopes in one commit, together with a record that nobody else may have changed meanwhile; its new revision."""
+        """Several scopes in one commit, together with a record that nobody else may have changed meanwhile; its new revision.
+
+        Not while any scope cannot be read: nobody here knows which VMs are in it, and a VM must not be in two.
+        """
+        for key in self.unreadable:
+            if kind_of(key) == "scope":
+                self.check_readable(key)
         for _ in range(TRIES_MAX):
             present = [(scope, command) for scope, command in asked if scope in self.board.scopes or isinstance(command, Enrol)]
             read = [(*self._read(scope, command), command) for scope, command in present]
@@ -184,6 +232,8 @@ class Engine:
             Write(SCOPE_KEY.format(outcome.scope.name), None if outcome.is_gone else record.SCOPE.encode(outcome.scope), revision)
             for outcome, revision in outcomes
         ]
+        for write in (*writes, *others):
+            self.check_readable(write.key)
         notes = [note.Note(now, by, outcome.scope.name, change) for outcome, _ in outcomes for change in outcome.changes]
         notes += [note.Note(now, by, "", change) for change in changes]
         try:
@@ -278,6 +328,7 @@ class Engine:
             self.trouble.tell("poll not recorded", scope=place.scope.name, problem=str(problem) or "the store is slow")
 
     def _read(self, scope: str, command: Command) -> tuple[Scope, int]:
+        self.check_readable(SCOPE_KEY.format(scope))
         if isinstance(command, Enrol) and scope not in self.board.scopes:
             return Scope(name=scope, incarnation=self.applied.incarnation_floor + 1), 0
         place = self.board.place(scope)
@@ -286,6 +337,16 @@ class Engine:
     async def _read_again(self, key: str) -> None:
         snapshot = await self.store.load(key)
         self.learn(next((one for one in snapshot.records if one.key == key), Record(key, None, snapshot.revision)))
+
+
+def kind_of(key: str) -> str:
+    return key.partition("/")[0]
+
+
+def named(key: str) -> str:
+    """A record's key in words, for people."""
+    kind, _, name = key.rstrip("/").partition("/")
+    return f"{kind} {name}" if name else f"the {kind} record"
 
 
 def _with_floor(write: Write, floor: int) -> Write:

@@ -16,11 +16,10 @@ from forewarn.core.machine import due_impacts, next_deadline, next_impact_at
 from forewarn.core.progress import impact_of
 from forewarn.engine.board import Place
 from forewarn.engine.clock import within
-from forewarn.engine.engine import Engine
+from forewarn.engine.engine import SCOPE_KEY, Engine
 from forewarn.engine.rounds import Rounds
-from forewarn.errors import ImpactFailed, NotFound, Problem, StoreUnusable, Unavailable
+from forewarn.errors import ImpactFailed, NotFound, Problem, Unavailable
 from forewarn.platform.base import Done, Order, Platform
-from forewarn.store.base import Record
 
 log = logging.getLogger("forewarn")
 
@@ -135,7 +134,7 @@ class Loops:
 
     async def _attend(self, name: str) -> None:
         place = self._engine.board.scopes.get(name)
-        if place is None:
+        if place is None or SCOPE_KEY.format(name) in self._engine.unreadable:  # a newer server's: it attends to it
             return
         now = self._engine.clock.now()
         deadline = next_deadline(place.scope)
@@ -287,16 +286,9 @@ class Loops:
         async with aclosing(self._engine.store.watch(self._engine.board.revision)) as batches:
             async for batch in batches:
                 for found in batch.records:
-                    self._learn(found)
+                    self._engine.learn(found)
                 self._engine.board.caught_up(batch.revision)
                 self._engine.tail.ring()
-
-    def _learn(self, found: Record) -> None:
-        """One record that we cannot read (a newer server's, say) keeps nobody from the others."""
-        try:
-            self._engine.learn(found)
-        except StoreUnusable as problem:
-            self._engine.trouble.tell("record not understood", key=found.key, problem=problem.message)
 
     async def _attempt(self, what: str, turn: Callable[[], Awaitable[None]]) -> bool:
         try:

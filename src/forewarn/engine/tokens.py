@@ -8,7 +8,7 @@ import hashlib
 import hmac
 import re
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from forewarn.core.change import Change, What
@@ -26,6 +26,7 @@ TOKENS_MAX = 1000
 TRIES_MAX = 10
 SECRET = re.compile(r"[0-9a-f]{64}")
 TEXT = re.compile(rf"fw_({NAME.pattern})_({SECRET.pattern})")
+NEVER = datetime.fromtimestamp(0, UTC)
 NOBODY = Token(name="", role=Role.VIEWER, digest="", created_at=None)  # type: ignore[arg-type]
 """What an unknown name is compared with, so that it takes as long as a known one."""
 
@@ -148,6 +149,11 @@ class Tokens:
             self._gone[name] = found.revision
         else:
             self._held[name] = Held(record.TOKEN.decode(found.value), found.revision)
+
+    def hold_unreadable(self, found: Record) -> None:
+        """Know that a token exists that this version cannot read. It opens nothing here; but without it auth might be off."""
+        name = found.key.split("/")[1]
+        self._held[name] = Held(Token(name=name, role=Role.VIEWER, digest="", created_at=NEVER), found.revision)
 
     def keep_only(self, keys: Collection[str], revision: int) -> None:
         """The store was read anew: what it does not hold is gone, and nothing older than this is told any more."""

@@ -59,6 +59,8 @@ class Numbers(Collector):
         yield gauge("forewarn_scopes", "Scopes of the fleet.", {(): len(board.scopes)})
         yield gauge("forewarn_vms", "VMs of the fleet.", {(): len(board.vms)})
         yield gauge("forewarn_hosts", "Hosts of the fleet.", {(): len({*board.hosts, *board.declared_hosts})})
+        unreadable = len(engine.unreadable)
+        yield gauge("forewarn_records_unreadable", "Records of a newer version, or damaged: read-only here.", {(): unreadable})
         skew = engine.tally.skew_seconds
         yield gauge("forewarn_clock_skew_seconds", "How far another server's clock is ahead of ours, by its stamps.", {(): skew})
 

@@ -1,0 +1,234 @@
+"""A rolling upgrade: an older server among newer ones. It serves what it can read, and never overwrites what it cannot."""
+
+import asyncio
+import logging
+from datetime import timedelta
+
+import pytest
+
+from forewarn.core import command as ask
+from forewarn.core.token import Role
+from forewarn.engine.engine import Engine
+from forewarn.engine.loops import Loops
+from forewarn.engine.operations import Operations
+from forewarn.errors import Problem, RecordUnreadable, Unavailable
+from forewarn.platform.base import Done, Order
+from forewarn.store.base import Record, Write
+from forewarn.store.memory import MemoryStore
+from forewarn.wire.fleet import Fleet
+from tests.builders import MINUTE
+from tests.unit.engine.test_engine import FLEET, World, live
+
+NEWER_SCOPE = b'{"format":1,"value":{"name":"web","colour":"red"}}'
+NEWER_FORMAT = b'{"format":99,"value":{}}'
+
+
+async def stored(store: MemoryStore, key: str) -> Record:
+    (found,) = (one for one in (await store.load(key)).records if one.key == key)
+    return found
+
+
+async def rewrite(store: MemoryStore, key: str, value: bytes) -> None:
+    """As a newer server does."""
+    await store.commit([Write(key, value, (await stored(store, key)).revision)])
+
+
+async def server(world: World) -> tuple[Operations, Engine]:
+    engine = await world.engine()
+    operations = Operations(engine, world.make_id)
+    await operations.apply(FLEET, by="ann")
+    await engine.submit("web", ask.Seen(), by="poll")
+    return operations, engine
+
+
+@pytest.mark.parametrize("record", [NEWER_SCOPE, NEWER_FORMAT])
+def test_scope_of_a_newer_server_is_shown_as_it_last_was_after_a_reload(record: bytes) -> None:
+    """A server that reads everything again, after a second without its store, must come back as it was before."""
+
+    async def story(world: World) -> None:
+        operations, engine = await server(world)
+        told = await operations.restart("web-0", by="ann")
+        assert told is not None
+        await rewrite(world.store, "scope/web/", record)
+        await engine.load()
+
+        assert engine.board.place("web").scope.events == (told.event,)
+        assert await operations.restart("db", by="ann") is None  # the other scopes go on
+
+    live(story)
+
+
+@pytest.mark.parametrize("record", [NEWER_SCOPE, NEWER_FORMAT])
+def test_command_on_a_scope_of_a_newer_server_is_refused_and_writes_nothing(record: bytes) -> None:
+    """Deciding on what it last showed, an older server would undo what the newer one did."""
+
+    async def story(world: World) -> None:
+        _, engine = await server(world)
+        await rewrite(world.store, "scope/web/", record)
+        fresh = await world.engine()
+        assert "web" not in fresh.board.scopes
+        await engine.load()
+        before = await stored(world.store, "scope/web/")
+        for each in (engine, fresh):
+            for command in (
+                ask.Restart(vm="web-0", event_id=world.make_id()),
+                ask.Tick(),
+                ask.Seen(),
+                ask.Retire(),
+                ask.Enrol(kind=FLEET.scopes[0].kind, policy=FLEET.scopes[0].policy, vms=FLEET.scopes[0].vms),
+            ):
+                with pytest.raises(RecordUnreadable, match=r"scope web was written by a newer version of Forewarn.*upgrade"):
+                    await each.submit("web", command, by="ann")
+
+        assert await stored(world.store, "scope/web/") == before
+
+    live(story)
+
+
+def test_scope_that_became_unreadable_meanwhile_is_refused_in_the_commit() -> None:
+    """The record may change between the decision and the commit: the refusal must not turn into a retry without end."""
+
+    async def story(world: World) -> None:
+        operations, _ = await server(world)
+        await rewrite(world.store, "scope/web/", NEWER_SCOPE)
+        before = await stored(world.store, "scope/web/")
+        with pytest.raises(RecordUnreadable, match="scope web"):
+            await operations.restart("web-0", by="ann")
+
+        assert await stored(world.store, "scope/web/") == before
+
+    live(story)
+
+
+def test_fleet_is_not_changed_while_part_of_it_cannot_be_read() -> None:
+    """A VM of the scope that is not known here could end up in two scopes."""
+
+    async def story(world: World) -> None:
+        await server(world)
+        await rewrite(world.store, "scope/web/", NEWER_SCOPE)
+        fresh = await world.engine()
+        with pytest.raises(RecordUnreadable, match="scope web"):
+            await Operations(fresh, world.make_id).apply(Fleet(scopes=FLEET.scopes[1:], hosts=()), by="ann")
+
+    live(story)
+
+
+def test_fleet_record_of_a_newer_server_is_never_overwritten() -> None:
+    """Its declared hosts stay as they were last known; applying a fleet is refused."""
+
+    async def story(world: World) -> None:
+        operations, engine = await server(world)
+        await rewrite(world.store, "fleet", b'{"format":1,"value":{"names":["host-a"],"colour":"red"}}')
+        before = await stored(world.store, "fleet")
+        await engine.load()
+        assert engine.board.declared_hosts == FLEET.hosts
+        with pytest.raises(RecordUnreadable, match="the fleet record was written by a newer version"):
+            await operations.apply(Fleet(scopes=FLEET.scopes[:1], hosts=()), by="ann")
+
+        assert await stored(world.store, "fleet") == before
+
+    live(story)
+
+
+def test_scope_is_writable_again_once_its_record_can_be_read() -> None:
+    """The newer server may be rolled back, or the scope may be declared anew."""
+
+    async def story(world: World) -> None:
+        operations, engine = await server(world)
+        readable = (await stored(world.store, "scope/web/")).value
+        assert readable is not None
+        await rewrite(world.store, "scope/web/", NEWER_SCOPE)
+        await engine.load()
+        await rewrite(world.store, "scope/web/", readable)
+
+        assert await operations.restart("web-0", by="ann") is not None
+
+        await rewrite(world.store, "scope/web/", NEWER_SCOPE)
+        await engine.load()
+        await world.store.commit([Write("scope/web/", None, (await stored(world.store, "scope/web/")).revision)])
+        await engine.load()
+        await operations.apply(FLEET, by="ann")
+        assert await operations.restart("db", by="ann") is None
+
+    live(story)
+
+
+class Idle:
+    """A platform that has nothing to do."""
+
+    async def carry_out(self, order: Order) -> Done:
+        raise AssertionError(order)
+
+
+def test_server_stays_ready_beside_a_newer_one_and_leaves_its_deadlines_alone() -> None:
+    """Following, reloading and waiting for NotBefore: one strange scope costs neither readiness nor a read every second."""
+
+    class Counts(MemoryStore):
+        loads = 0
+
+        async def load(self, prefix: str = ""):  # type: ignore[no-untyped-def]
+            self.loads += 1
+            return await super().load(prefix)
+
+    async def story(world: World) -> None:
+        assert isinstance(world.store, Counts)
+        operations, engine = await server(world)
+        await operations.restart("web-0", by="ann")
+        work = asyncio.create_task(Loops(engine, Idle(), worker="w1", impact_limit=MINUTE).run())
+        await rewrite(world.store, "scope/web/", NEWER_SCOPE)
+        await world.clock.advance(14 * MINUTE)
+        before = world.store.loads
+        await world.clock.advance(10 * MINUTE)
+
+        assert engine.can_serve
+        assert world.store.loads - before <= 2
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+
+    live(story, Counts())
+
+
+def test_record_that_cannot_be_read_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def story(world: World) -> None:
+        _, engine = await server(world)
+        await rewrite(world.store, "scope/web/", NEWER_SCOPE)
+        for _ in range(3):
+            await engine.load()
+            await world.clock.advance(timedelta(hours=1))
+        assert len(engine.unreadable) == 1
+
+    with caplog.at_level(logging.WARNING, "forewarn"):
+        live(story)
+
+    assert [record.__dict__["facts"]["record"] for record in caplog.records] == ["scope web"]
+
+
+def test_token_of_a_newer_server_opens_nothing_and_keeps_auth_on() -> None:
+    """With the only token not read, a server would take itself for one without tokens, and let everybody in."""
+
+    async def story(world: World) -> None:
+        maker = await world.engine()
+        _, text = await maker.tokens.create("boss", Role.ADMIN, secret="5" * 64, by="ann")
+        await rewrite(world.store, "token/boss/", b'{"format":2,"value":{}}')
+        fresh = await world.engine()
+
+        assert fresh.tokens
+        assert fresh.tokens.holder(text) is None
+        with pytest.raises(Problem):
+            await fresh.tokens.revoke("boss", by="ann")
+        assert (await stored(world.store, "token/boss/")).value == b'{"format":2,"value":{}}'
+
+    live(story)
+
+
+def test_campaign_of_a_newer_server_does_not_stop_a_reload() -> None:
+    async def story(world: World) -> None:
+        _, engine = await server(world)
+        await world.store.commit([Write("campaign/c9/", NEWER_FORMAT, 0), Write("campaigns", NEWER_FORMAT, 0)])
+        await engine.load()
+
+        assert engine.board.place("web").scope.name == "web"
+        with pytest.raises(Unavailable):
+            await engine.commit([], "ann", Write("campaigns", b"{}", 0))
+
+    live(story)
