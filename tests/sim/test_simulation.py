@@ -32,8 +32,10 @@ def test_the_rules_hold_in_every_world(seed: int) -> None:
 
 def test_the_worlds_are_lively_enough_to_find_something() -> None:
     """A simulation in which nothing happens proves nothing: every kind of change occurs, takeovers included."""
+    elsewhere = {What.CAMPAIGN, What.TOKEN_CREATED, What.TOKEN_REVOKED}
+    wanted = set(What) - {What.RETIRED} - elsewhere
     seen, taken_over = set(), 0
-    for seed in range(8):
+    for seed in range(SEEDS):
         world = World(seed)
         asyncio.run(world.run())
         changes = [note.decode(line.body).change for line in asyncio.run(world.store.history(limit=10**6))]
@@ -41,9 +43,10 @@ def test_the_worlds_are_lively_enough_to_find_something() -> None:
         claims = Counter((change.event_id, change.vm) for change in changes if change.what is What.CLAIMED)
         failures = Counter((change.event_id, change.vm) for change in changes if change.what is What.IMPACT_FAILED)
         taken_over += sum(claims[key] > failures[key] + 1 for key in claims)
+        if seen == wanted and taken_over >= 3:
+            break
 
-    elsewhere = {What.CAMPAIGN, What.TOKEN_CREATED, What.TOKEN_REVOKED}
-    assert set(What) - seen == {What.RETIRED} | elsewhere
+    assert seen == wanted
     assert taken_over >= 3
 
 

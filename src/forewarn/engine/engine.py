@@ -3,9 +3,9 @@
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
 from msgspec.structs import replace
@@ -24,11 +24,22 @@ from forewarn.engine.tally import Tally
 from forewarn.engine.tokens import KINDS as TOKEN_KINDS
 from forewarn.engine.tokens import Tokens
 from forewarn.engine.trouble import Trouble
-from forewarn.errors import Conflict, Problem, RecordUnreadable, StoreLost, StoreUnusable, Unavailable
+from forewarn.errors import (
+    Conflict,
+    EventEnded,
+    NotFound,
+    Problem,
+    RecordUnreadable,
+    StoreLost,
+    StoreUnusable,
+    Unavailable,
+)
 from forewarn.store.base import WRITES_MAX, Record, Store, Write
 from forewarn.wire import note, record
 
 log = logging.getLogger("forewarn")
+
+T = TypeVar("T")
 
 SCOPE_KEY = "scope/{}/"
 """The closing slash keeps `web` from being a prefix of `web-2`: reading one scope again reads one record."""
@@ -37,6 +48,9 @@ TRIES_MAX = 10
 LOSSES_MAX = 2
 WELL_AGAIN = timedelta(seconds=15)
 """So long after a commit that the store did not take we say that we cannot serve, unless another one was taken since."""
+CATCH_UP_SECONDS_MAX = 2.0
+NO_RECORDS = "nothing/"
+"""A prefix that no key has: loading it tells the revision and nothing else."""
 UNREADABLE_LOGGED_MAX = 20
 """How many records that cannot be read are named in the log; all are counted in the metrics."""
 SEEN_SECONDS_MAX = 2.0
@@ -80,6 +94,9 @@ class Engine:
         self.fleet_record = Record(FLEET_KEY, None, 0)
         self.applied = record.Hosts()
         self.unreadable: dict[str, Unreadable] = {}
+        self._catching_up = asyncio.Lock()
+        self._catch_ups_asked = self._catch_ups_done = 0
+        self._caught_up_to = 0
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._background: dict[str, asyncio.Task[None]] = {}
 
@@ -131,6 +148,12 @@ class Engine:
                 record=named(key),
             )
 
+    def place(self, scope: str) -> Place:
+        """The scope by its name, as it is shown. One that exists but could not be read yet is a problem of its own."""
+        if scope not in self.board.scopes:
+            self.check_readable(SCOPE_KEY.format(scope))
+        return self.board.place(scope)
+
     def _learn(self, found: Record) -> None:
         if found.key == FLEET_KEY:
             if found.revision > self.fleet_record.revision:
@@ -151,6 +174,47 @@ class Engine:
             scope = record.SCOPE.decode(found.value)
             self.tally.compare(scope, self.clock.now())
             self.board.publish(scope, found.revision)
+
+    async def look_up(self, find: Callable[[], T]) -> T:
+        """What `find` finds on the board. NotFound is believed only after catching up: another server may have made it."""
+        try:
+            return find()
+        except EventEnded:
+            raise  # what is over stays over
+        except NotFound:
+            await self.catch_up()
+        return find()
+
+    async def catch_up(self) -> None:
+        """Show all that any server had committed when this was called, without waiting for the loop that follows the store.
+
+        Costs one small read if there is nothing new. All who wait share the next read: not the one under way, which may have
+        begun before what they look for was committed. A store that does not answer in time changes nothing.
+        """
+        self._catch_ups_asked += 1
+        mine = self._catch_ups_asked
+        async with self._catching_up:
+            if self._catch_ups_done >= mine:
+                return
+            sharing = self._catch_ups_asked
+            with suppress(Unavailable, TimeoutError):
+                await self._read_changes()
+            self._catch_ups_done = sharing
+
+    async def _read_changes(self) -> None:
+        async with asyncio.timeout(CATCH_UP_SECONDS_MAX):
+            present = (await self.store.load(NO_RECORDS)).revision
+        after = max(self.board.revision, self._caught_up_to)
+        if present <= after:
+            return
+        with suppress(TimeoutError):  # a revision without a record, of notes alone, is not worth another wait
+            async with asyncio.timeout(CATCH_UP_SECONDS_MAX), aclosing(self.store.watch(after)) as batches:
+                async for batch in batches:
+                    for found in batch.records:
+                        self.learn(found)
+                    if batch.revision >= present:
+                        break
+        self._caught_up_to = present
 
     async def submit(self, scope: str, command: Command, by: str) -> Outcome:
         """Do what is asked, durably, or raise the Problem that says why not. What it returns has been committed and published."""

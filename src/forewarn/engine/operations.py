@@ -15,7 +15,7 @@ from forewarn.core.fleet import Scope, Vm
 from forewarn.core.machine import decide
 from forewarn.core.operation import event_id_of
 from forewarn.engine.engine import FLEET_KEY, Engine
-from forewarn.errors import EventEnded, UnknownEvent
+from forewarn.errors import EventEnded, NotFound, UnknownEvent
 from forewarn.store.base import WRITES_MAX, Write
 from forewarn.wire.fleet import Fleet
 from forewarn.wire.record import HOSTS
@@ -104,7 +104,7 @@ class Operations:
 
     async def approve(self, event_id: str, *, by: str, vm: str = "") -> Told:
         """An operator's word suffices; with `vm` it is that VM's word, and counts as the scope's policy says."""
-        told = self.find_event(event_id)
+        told = await self.event(event_id)
         outcome = await self._engine.submit(told.scope.name, ask.Approve(event_ids=(told.event.id,), vm=vm), by)
         return Told(outcome.scope, outcome.scope.event(told.event.id) or told.event)
 
@@ -114,7 +114,7 @@ class Operations:
 
     async def extend(self, event_id: str, *, by: str, not_before: datetime) -> Told:
         """Put a Scheduled event off to a later NotBefore."""
-        told = self.find_event(event_id)
+        told = await self.event(event_id)
         outcome = await self._engine.submit(told.scope.name, ask.Extend(event_id=told.event.id, not_before=not_before), by)
         return Told(outcome.scope, outcome.scope.event(told.event.id) or told.event)
 
@@ -124,7 +124,7 @@ class Operations:
 
     async def _end(self, command: ask.Cancel | ask.Complete, how: How, by: str) -> Told | None:
         try:
-            told = self.find_event(command.event_id)
+            told = await self.event(command.event_id)
         except EventEnded as ended:
             if ended.facts["how"] is how:
                 return None
@@ -132,8 +132,12 @@ class Operations:
         outcome = await self._engine.submit(told.scope.name, command, by)
         return Told(outcome.scope, told.event)
 
+    async def event(self, event_id: str) -> Told:
+        """A live event by its id, whichever server announced it."""
+        return await self._engine.look_up(lambda: self.find_event(event_id))
+
     def find_event(self, event_id: str) -> Told:
-        """A live event by its id, in any case of letters."""
+        """A live event that this server shows, by its id in any case of letters."""
         wanted = event_id.upper()
         board = self._engine.board
         place = board.events.get(wanted)
@@ -226,15 +230,22 @@ class Operations:
         )
 
     async def _operate(self, kind: type[ask.Operation], vm: str, by: str, not_before: datetime | None) -> Told | None:
-        place, _ = self._engine.board.find_vm(vm)
+        engine = self._engine
         command = kind(vm=vm, event_id=self._make_id(), not_before=not_before)
-        outcome = await self._engine.submit(place.scope.name, command, by)
+        place, _ = await engine.look_up(lambda: engine.board.find_vm(vm))
+        try:
+            outcome = await engine.submit(place.scope.name, command, by)
+        except NotFound:  # another server may have moved it to another scope just now
+            await engine.catch_up()
+            place, _ = engine.board.find_vm(vm)
+            outcome = await engine.submit(place.scope.name, command, by)
         event = outcome.scope.event(command.event_id)
         return None if event is None else Told(outcome.scope, event)
 
     async def _befall(self, command: ask.HostOperation, by: str) -> list[Told]:
         """All scopes of a host, or none if one of them refuses: the rules are asked of every one before the first commit."""
         engine = self._engine
+        await engine.catch_up()  # also a host that is known here may have VMs that are not
         places = engine.board.places_on(command.host)
         for place in places:
             decide(place.scope, command, engine.clock.now(), engine.timing)

@@ -187,7 +187,8 @@ class Campaigns(Controller):
     @get("/{campaign:str}", responses=answers(UnknownCampaign))
     async def show_campaign(self, campaign: FromPath[str], engine: Engines, caller: Asker) -> CampaignView:
         """A campaign: how far it is, what it waits for, and when it will probably end."""
-        return view(engine, engine.shelf.find(campaign).campaign, caller)
+        kept = await engine.look_up(lambda: engine.shelf.find(campaign))
+        return view(engine, kept.campaign, caller)
 
     @post("/", status_code=HTTP_202_ACCEPTED, responses=answers(OverBudget, TooManyCampaigns, BodyTooLarge))
     async def start_campaign(

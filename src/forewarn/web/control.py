@@ -224,7 +224,7 @@ class Scopes(Controller):
     @get("/{name:str}", responses=answers(errors.UnknownScope))
     async def show_scope(self, name: FromPath[str], engine: Engines) -> views.ScopeView:
         """A scope, its policy, its VMs and the ids of its events."""
-        return views.scope(engine, engine.board.place(name))
+        return views.scope(engine, await engine.look_up(lambda: engine.place(name)))
 
 
 def _operation(verb: str, operate: Callable[..., Awaitable[Told | None]], sentence: str) -> HTTPRouteHandler:
@@ -256,7 +256,7 @@ class Vms(Controller):
     @get("/{vm:str}", responses=answers(errors.UnknownVm))
     async def show_vm(self, vm: FromPath[str], engine: Engines) -> views.VmView:
         """A VM, where it is, and the ids of the events that name it."""
-        return views.vm(*engine.board.find_vm(vm))
+        return views.vm(*await engine.look_up(lambda: engine.board.find_vm(vm)))
 
     restart = _operation("restart", Operations.restart, "Restarts the VM on its host, as a user's wish.")
     redeploy = _operation("redeploy", Operations.redeploy, "Moves the VM to another host, as a user's wish.")
@@ -276,7 +276,7 @@ class Hosts(Controller):
     @get("/{host:str}", responses=answers(errors.UnknownHost))
     async def show_host(self, host: FromPath[str], engine: Engines) -> views.HostView:
         """A host, its VMs, and the ids of the events that name any of them."""
-        return views.host(engine.board, host)
+        return await engine.look_up(lambda: views.host(engine.board, host))
 
     @post("/{host:str}/maintain", status_code=HTTP_202_ACCEPTED, responses=OF_HOST)
     async def maintain(
@@ -321,7 +321,7 @@ class Events(Controller):
     @get("/{event:str}", responses=answers(errors.UnknownEvent, errors.EventEnded))
     async def show_event(self, event: FromPath[str], operations: Desk) -> views.EventView:
         """An event that stands in a document; its id in any case of letters."""
-        return views.event(operations.find_event(event))
+        return views.event(await operations.event(event))
 
     @post("/{event:str}/approve", status_code=HTTP_200_OK, operation_class=BodyOptional, responses=OF_EVENT)
     async def approve(

@@ -1,0 +1,278 @@
+"""Two servers behind one address: what the first has answered, the second knows, though it has not followed the store yet."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import httpx
+import pytest
+
+from forewarn.core import command as ask
+from forewarn.core.campaign import Wish
+from forewarn.core.event import EventType
+from forewarn.core.fleet import Scope, ScopeKind
+from forewarn.core.timing import Timing
+from forewarn.engine.campaigns import Campaigns
+from forewarn.engine.clock import VirtualClock
+from forewarn.engine.engine import Engine
+from forewarn.engine.operations import Operations, Told
+from forewarn.errors import EventEnded, StoreLost, UnknownEvent, UnknownHost, UnknownVm
+from forewarn.store.base import Snapshot
+from forewarn.store.memory import MemoryStore
+from forewarn.store.sqlite import SqliteStore
+from forewarn.web.control import app
+from forewarn.wire.fleet import Fleet
+from tests.builders import NOON, guid, vm
+from tests.unit.engine.test_engine import FLEET, World, live
+
+TIMES = 20
+
+
+class Server:
+    """A process: an engine of its own on a store that others share. Its loops do not run, so it follows nothing by itself."""
+
+    def __init__(self, engine: Engine, first_id: int) -> None:
+        self.engine = engine
+        self._last_id = first_id
+        self.operations = Operations(engine, self._make_id)
+
+    def _make_id(self) -> str:
+        self._last_id += 1
+        return guid(self._last_id)
+
+    def client(self) -> httpx.AsyncClient:
+        transport = httpx.ASGITransport(app(self.operations, self.engine, delay_seconds=0))
+        return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8081")
+
+
+@asynccontextmanager
+async def servers(folder: Path) -> AsyncGenerator[tuple[Server, Server], None]:
+    """Two on one SQLite file, with the fleet; its scope `web` is polled."""
+    clock, found = VirtualClock(NOON), []
+    for number in range(2):
+        engine = Engine(await SqliteStore.open(str(folder / "store.db")), clock, Timing())
+        found.append(Server(engine, number * 10_000))
+    one, two = found
+    await one.engine.load()
+    await one.operations.apply(FLEET, by="ann")
+    await one.engine.submit("web", ask.Seen(), by="poll")
+    await two.engine.load()
+    try:
+        yield one, two
+    finally:
+        await one.engine.close()
+        await two.engine.close()
+
+
+async def announced(server: Server) -> str:
+    (told,) = await server.operations.maintain("host-b", type=EventType.FREEZE, by="ann", not_before=NOON + timedelta(days=1))
+    return told.event.id
+
+
+def two_servers(tell: Callable[[Server, Server], Awaitable[None]], folder: Path) -> None:
+    async def run() -> None:
+        async with servers(folder) as (one, two):
+            await tell(one, two)
+
+    asyncio.run(run())
+
+
+def test_event_made_by_one_server_can_be_canceled_through_the_other_at_once(tmp_path: Path) -> None:
+    """Every script behind a load balancer does this; 10 of 10 were answered 404."""
+
+    async def tell(one: Server, two: Server) -> None:
+        for _ in range(TIMES):
+            event_id = await announced(one)
+            canceled = await two.operations.cancel(event_id, by="ann")
+            assert canceled is not None
+            assert canceled.event.id == event_id
+            one, two = two, one
+
+    two_servers(tell, tmp_path)
+
+
+def test_event_made_by_one_server_is_extended_approved_and_completed_through_the_other(tmp_path: Path) -> None:
+    async def tell(one: Server, two: Server) -> None:
+        for number in range(TIMES):
+            event_id = await announced(one)
+            later = NOON + timedelta(days=2, minutes=number)
+            assert (await two.operations.extend(event_id, by="ann", not_before=later)).event.not_before == later
+            second = await one.operations.restart("web-0", by="ann")
+            assert second is not None
+            assert (await two.operations.approve(second.event.id, by="ann")).event.status == "Started"
+            for other in (event_id, second.event.id):
+                end = one.operations.cancel if other == event_id else one.operations.complete
+                assert await end(other, by="ann") is not None
+
+    two_servers(tell, tmp_path)
+
+
+def test_every_get_finds_what_the_other_server_made(tmp_path: Path) -> None:
+    """Read your own writes, whichever server answers: event, VM, host, scope and campaign."""
+
+    async def tell(one: Server, two: Server) -> None:
+        async with two.client() as client:
+            for number in range(3):
+                event_id = await announced(one)
+                assert (await client.get(f"/api/v1/events/{event_id}")).status_code == 200
+                await one.operations.cancel(event_id, by="ann")
+                name, host = f"new-{number}", f"host-{number}"
+                more = Scope(name=name, kind=ScopeKind.VM, vms=(vm(name, host=host),))
+                await one.engine.load()
+                await one.operations.apply(Fleet(scopes=(*FLEET.scopes, more), hosts=FLEET.hosts), by="ann")
+                kinds = {"scopes": name, "vms": name, "hosts": host}
+                for kind in [*kinds, *kinds][number : number + 3]:  # whichever is asked first
+                    assert (await client.get(f"/api/v1/{kind}/{kinds[kind]}")).status_code == 200
+            wish = Wish(type=EventType.FREEZE, patterns=("host-b",))
+            campaign = await Campaigns(one.engine).start(wish, "ann")
+            assert (await client.get(f"/api/v1/campaigns/{campaign.id}")).status_code == 200
+
+    two_servers(tell, tmp_path)
+
+
+def test_vm_and_host_declared_through_one_server_are_operated_through_the_other(tmp_path: Path) -> None:
+    """A host operation goes to all VMs on the host, those included that landed there a moment ago."""
+
+    async def tell(one: Server, two: Server) -> None:
+        more = Scope(name="new", kind=ScopeKind.SCALE_SET, vms=(vm("new-0", host="host-a"), vm("new-1", host="host-n")))
+        await one.operations.apply(Fleet(scopes=(*FLEET.scopes, more), hosts=FLEET.hosts), by="ann")
+        told = await two.operations.maintain("host-a", type=EventType.REBOOT, by="ann")
+        assert {one.scope.name for one in told} == {"db", "new", "web"}
+        assert [each.scope.name for each in await one.operations.degrade("host-n", by="ann")] == ["new"]
+
+    two_servers(tell, tmp_path)
+
+
+def test_vm_that_changed_its_scope_is_found_in_the_new_one(tmp_path: Path) -> None:
+    """The other server still shows it in the old one."""
+
+    async def tell(one: Server, two: Server) -> None:
+        web, db = FLEET.scopes
+        moved = Scope(name="web", kind=web.kind, vms=web.vms[:1])
+        other = Scope(name="other", kind=ScopeKind.SCALE_SET, vms=web.vms[1:])
+        await one.operations.apply(Fleet(scopes=(moved, other, db), hosts=FLEET.hosts), by="ann")
+        await one.engine.submit("other", ask.Seen(), by="poll")
+        told = await two.operations.restart("web-1", by="ann")
+        assert told is not None
+        assert told.scope.name == "other"
+
+    two_servers(tell, tmp_path)
+
+
+class Counts(MemoryStore):
+    """Counts what it is asked for, and can wait, or break, before it answers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loads = self.watches = 0
+        self.gate: asyncio.Event | None = None
+        self.is_lost = False
+
+    async def load(self, prefix: str = "") -> Snapshot:
+        self.loads += 1
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.is_lost:
+            raise StoreLost("no answer")
+        return await super().load(prefix)
+
+    async def watch(self, after: int) -> AsyncGenerator[Snapshot, None]:
+        self.watches += 1
+        async for batch in super().watch(after):
+            yield batch
+
+
+async def unknown(operations: Operations) -> None:
+    with pytest.raises(UnknownEvent):
+        await operations.event(guid(999_999))
+
+
+def test_unknown_id_costs_one_look_at_the_revision_and_nothing_more() -> None:
+    """Whoever asks for ids that do not exist, over and over, must not make this server read its store."""
+
+    async def story(world: World) -> None:
+        assert isinstance(world.store, Counts)
+        operations = await world.desk()
+        await unknown(operations)  # learns what was committed so far
+        world.store.loads = world.store.watches = 0
+        for _ in range(50):
+            await unknown(operations)
+
+        assert (world.store.loads, world.store.watches) == (50, 0)
+
+    live(story, Counts())
+
+
+def test_many_who_ask_at_once_share_one_look() -> None:
+    async def story(world: World) -> None:
+        assert isinstance(world.store, Counts)
+        operations = await world.desk()
+        await unknown(operations)
+        world.store.loads = 0
+        world.store.gate = asyncio.Event()
+        asking = [asyncio.create_task(unknown(operations)) for _ in range(200)]
+        await asyncio.sleep(0)
+        world.store.gate.set()
+        await asyncio.gather(*asking)
+
+        assert world.store.loads == 2  # the one under way, and one for all who came after it had begun
+
+    live(story, Counts())
+
+
+def test_look_that_began_before_the_commit_is_not_taken_for_one_after_it() -> None:
+    """The first look may have read the revision before the event was made; who asks later needs a look of its own."""
+
+    async def story(world: World) -> None:
+        assert isinstance(world.store, Counts)
+        maker = await world.desk()
+        other = Operations(await world.engine(), world.make_id)
+        world.store.gate = asyncio.Event()
+        early = asyncio.create_task(unknown(other))
+        await asyncio.sleep(0)
+        told = await maker.restart("web-0", by="ann")
+        assert told is not None
+        late = asyncio.create_task(other.event(told.event.id))
+        await asyncio.sleep(0)
+        early.cancel()  # its client has left; the other must not be left without an answer
+        world.store.gate.set()
+
+        assert (await late).event.id == told.event.id
+
+    live(story, Counts())
+
+
+def test_store_that_does_not_answer_leaves_the_answer_as_it_was() -> None:
+    """What is not found is then a 404, not an error of the store: nobody knows more."""
+
+    async def story(world: World) -> None:
+        assert isinstance(world.store, Counts)
+        operations = await world.desk()
+        world.store.is_lost = True
+        await unknown(operations)
+        with pytest.raises(UnknownVm):
+            await operations.restart("nobody", by="ann")
+        with pytest.raises(UnknownHost):
+            await operations.fail("nowhere", by="ann")
+
+    live(story, Counts())
+
+
+def test_event_that_is_over_is_answered_without_a_look() -> None:
+    """It cannot come back."""
+
+    async def story(world: World) -> None:
+        assert isinstance(world.store, Counts)
+        operations = await world.desk()
+        told = await operations.restart("web-0", by="ann")
+        assert isinstance(told, Told)
+        await operations.cancel(told.event.id, by="ann")
+        world.store.loads = 0
+        with pytest.raises(EventEnded):
+            await operations.event(told.event.id)
+
+        assert world.store.loads == 0
+
+    live(story, Counts())
