@@ -2,10 +2,14 @@
 
 import asyncio
 import heapq
+import logging
+import time
 import types
-from collections.abc import Awaitable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from datetime import UTC, datetime, timedelta
 from typing import Protocol, TypeVar
+
+log = logging.getLogger("forewarn")
 
 T = TypeVar("T")
 
@@ -13,20 +17,67 @@ TURNS_PER_STEP = 50
 
 
 class Clock(Protocol):
-    """Now, and waiting for later."""
+    """Now, and waiting for later. `jump_seconds`: how far the machine's clock is from this one, 0 while they agree."""
+
+    jump_seconds: float
 
     def now(self) -> datetime: ...
 
     async def sleep_until(self, moment: datetime) -> None: ...
 
 
+def steady_seconds() -> float:
+    """A clock that nobody can set. On Linux it also counts while the machine is suspended."""
+    boottime = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if boottime is None else time.clock_gettime(boottime)
+
+
 class RealClock:
-    """The machine's own clock."""
+    """The machine's wall clock, as long as a steady clock confirms it.
+
+    Once it has started, the service lives by the steady clock plus an offset. Each reading compares:
+
+        wall clock within JUMP_SECONDS_MAX of our time    the offset follows it: NTP slews and small steps
+        wall clock further off, in either direction       it jumped: the offset stays, and the log and a metric say so
+
+    So a clock that is set while we run starts no event early and trims no history, and time never goes back. If the new time is
+    the right one, a restart accepts it; if the wall clock comes back by itself, it is followed again.
+    """
 
     NAP_SECONDS_MAX = 60.0
+    JUMP_SECONDS_MAX = 5.0
+    JUMP_LOGGED_EVERY_SECONDS = 600.0
+
+    def __init__(self, *, wall: Callable[[], float] = time.time, steady: Callable[[], float] = steady_seconds) -> None:
+        self._wall, self._steady = wall, steady
+        self._offset = wall() - steady()
+        self._latest = 0.0
+        self._logged_at: float | None = None
+        self.jump_seconds = 0.0
 
     def now(self) -> datetime:
-        return datetime.now(UTC)
+        steady = self._steady()
+        offset = self._wall() - steady
+        jump = offset - self._offset
+        if abs(jump) <= self.JUMP_SECONDS_MAX:
+            self._offset = offset
+            self._agree()
+        else:
+            self._disagree(jump, steady)
+        self._latest = max(self._latest, steady + self._offset)
+        return datetime.fromtimestamp(self._latest, UTC)
+
+    def _agree(self) -> None:
+        if self.jump_seconds:
+            log.warning("the machine's clock agrees with Forewarn's again")
+        self.jump_seconds, self._logged_at = 0.0, None
+
+    def _disagree(self, jump: float, steady: float) -> None:
+        self.jump_seconds = jump
+        if self._logged_at is None or steady >= self._logged_at + self.JUMP_LOGGED_EVERY_SECONDS:
+            self._logged_at = steady
+            facts = {"seconds": round(jump, 3), "remedy": "set the clock right, or restart Forewarn if the new time is right"}
+            log.error("the machine's clock jumped: Forewarn keeps its own time", extra={"facts": facts})
 
     async def sleep_until(self, moment: datetime) -> None:
         """Naps at most a minute at a time, so that a clock that is set while we sleep is noticed."""
@@ -37,6 +88,7 @@ class RealClock:
 class VirtualClock:
     """A clock of one's own: it stands still until it is told to advance, to jump, or to run. Sleepers wake in their order."""
 
+    jump_seconds = 0.0
     STRIDE_SECONDS = 0.02
     """How often a running clock moves."""
 

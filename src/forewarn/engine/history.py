@@ -24,6 +24,8 @@ SKEW = timedelta(minutes=5)
 RETENTION_KEY = "retention"
 DELETIONS_KEPT = timedelta(days=1)
 """A server that was away for longer reads everything again."""
+CLOCK_CONFIRMED_AFTER = timedelta(hours=1)
+"""How long a server runs before it trims by age: a clock that was wrong when it started may be noticed until then."""
 TURN = timedelta(seconds=60)
 PAUSE = timedelta(seconds=0.2)
 
@@ -110,6 +112,7 @@ class Retention:
         self._keep = keep
         self._notes_max = notes_max
         self._batch = batch
+        self._started_at = clock.now()
         self._trouble = Trouble(clock)
 
     async def run(self) -> None:
@@ -135,10 +138,15 @@ class Retention:
         first = oldest.number
         if self._notes_max:
             first = max(first, (await self._store.latest(limit=1))[0].number - self._notes_max + 1)
-        if self._keep and (self._is_old(oldest) or entry(oldest.number, oldest.body) is None):
+        if self._keep and self._may_trim_by_age() and (self._is_old(oldest) or entry(oldest.number, oldest.body) is None):
             batch = await self._store.history(limit=self._batch)
             first = max([first, *(note.number + 1 for note in batch if self._is_old(note))])
         return first
+
+    def _may_trim_by_age(self) -> bool:
+        """Not on the word of a clock alone: what is trimmed is gone for good."""
+        now = self._clock.now()
+        return now >= self._started_at + CLOCK_CONFIRMED_AFTER and not self._clock.jump_seconds
 
     def _is_old(self, note: Note) -> bool:
         """One that we cannot read goes with those around it."""

@@ -62,6 +62,8 @@ class Numbers(Collector):
         unreadable = len(engine.unreadable)
         yield gauge("forewarn_records_unreadable", "Records of a newer version, or damaged: read-only here.", {(): unreadable})
         skew = engine.tally.skew_seconds
+        jump = engine.clock.jump_seconds
+        yield gauge("forewarn_clock_jump_seconds", "How far the machine's clock jumped away from our time.", {(): jump})
         yield gauge("forewarn_clock_skew_seconds", "How far another server's clock is ahead of ours, by its stamps.", {(): skew})
 
     def _requests(self) -> Iterator[Metric]:
