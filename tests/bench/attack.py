@@ -76,48 +76,33 @@ class Attack(NamedTuple):
     processes: int = 1
 
 
-def repeat(request: bytes, address: str, *, connections: int, pipelined: int = 1) -> Callable[[int, int], None]:
-    """Send the request over and over, as fast as the responses come back."""
+def repeat(request: bytes, address: str, *, connections: int, waits: bool = True) -> Callable[[int, int], None]:
+    """Send the request over and over on every connection: when its response has come, or without waiting for it."""
 
     def run(port: int, _: int) -> None:
-        sent = request * pipelined
-        poller, clients = select.poll(), dict[int, socket.socket]()
-        unsent: dict[int, bytes] = {}
+        poller, clients, unsent = select.poll(), dict[int, socket.socket](), dict[int, bytes]()
         while True:  # ends when the process is killed, or by its alarm
             while len(clients) < connections:
                 client = connect(address, port)
                 client.setblocking(False)
-                clients[client.fileno()] = client
-                unsent[client.fileno()] = sent
+                clients[client.fileno()], unsent[client.fileno()] = client, request
                 poller.register(client, select.POLLIN | select.POLLOUT)
             for number, events in poller.poll(1000):
                 try:
-                    if events & select.POLLIN and not clients[number].recv(1 << 18):
-                        raise ConnectionResetError
-                    if events & select.POLLOUT:
-                        count = clients[number].send(unsent[number])
-                        unsent[number] = unsent[number][count:] or sent
-                    if events & (select.POLLHUP | select.POLLERR):
-                        raise ConnectionResetError
+                    if events & select.POLLIN:
+                        if not clients[number].recv(1 << 18):
+                            raise ConnectionResetError
+                        unsent[number] = unsent[number] or request
+                    if unsent[number] and events & select.POLLOUT:
+                        unsent[number] = unsent[number][clients[number].send(unsent[number]) :]
+                        if not (unsent[number] or waits):
+                            unsent[number] = request
+                    poller.modify(number, select.POLLIN | (select.POLLOUT if unsent[number] else 0))
                 except BlockingIOError:
                     continue
                 except OSError:
                     poller.unregister(number)
                     clients.pop(number).close()
-
-    return run
-
-
-def request_and_wait(request: bytes, address: str) -> Callable[[int, int], None]:
-    """Send the request, read the response, and send it again."""
-
-    def run(port: int, _: int) -> None:
-        while True:  # ends when the process is killed, or by its alarm
-            with suppress(OSError), connect(address, port) as client:
-                while True:  # ends with the connection
-                    client.sendall(request)
-                    if not client.recv(1 << 16):
-                        break
 
     return run
 
@@ -139,8 +124,8 @@ def hold_idle(port: int, process: int) -> None:
 
 
 ATTACKS = [
-    Attack("largest request, from a stranger", request_and_wait(LARGEST, STRANGERS.format(9))),
-    Attack("pipelined polls on 4 connections", repeat(POLL, ATTACKER, connections=4, pipelined=400)),
+    Attack("largest request, from a stranger", repeat(LARGEST, STRANGERS.format(9), connections=1)),
+    Attack("pipelined polls on 4 connections", repeat(POLL * 400, ATTACKER, connections=4, waits=False)),
     Attack("20,000 idle connections of strangers", hold_idle, processes=STRANGER_PROCESSES),
     Attack("one VM polls flat out on 64 connections", repeat(POLL, ATTACKER, connections=64)),
     Attack("approvals of 1,000 unknown ids on 4 connections", repeat(APPROVAL, ATTACKER, connections=4)),
