@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -79,30 +80,25 @@ class Attack(NamedTuple):
 def repeat(request: bytes, address: str, *, connections: int, waits: bool = True) -> Callable[[int, int], None]:
     """Send the request over and over on every connection: when its response has come, or without waiting for it."""
 
+    def send(port: int) -> None:
+        while True:  # ends with the process
+            with suppress(OSError), connect(address, port) as client:
+                if not waits:
+                    threading.Thread(target=receive, args=(client,), daemon=True).start()
+                while True:  # ends with the connection
+                    client.sendall(request)
+                    if waits and not client.recv(1 << 18):
+                        break
+
+    def receive(client: socket.socket) -> None:
+        with suppress(OSError):
+            while client.recv(1 << 18):  # ends with the connection
+                pass
+
     def run(port: int, _: int) -> None:
-        poller, clients, unsent = select.poll(), dict[int, socket.socket](), dict[int, bytes]()
-        while True:  # ends when the process is killed, or by its alarm
-            while len(clients) < connections:
-                client = connect(address, port)
-                client.setblocking(False)
-                clients[client.fileno()], unsent[client.fileno()] = client, request
-                poller.register(client, select.POLLIN | select.POLLOUT)
-            for number, events in poller.poll(1000):
-                try:
-                    if events & select.POLLIN:
-                        if not clients[number].recv(1 << 18):
-                            raise ConnectionResetError
-                        unsent[number] = unsent[number] or request
-                    if unsent[number] and events & select.POLLOUT:
-                        unsent[number] = unsent[number][clients[number].send(unsent[number]) :]
-                        if not (unsent[number] or waits):
-                            unsent[number] = request
-                    poller.modify(number, select.POLLIN | (select.POLLOUT if unsent[number] else 0))
-                except BlockingIOError:
-                    continue
-                except OSError:
-                    poller.unregister(number)
-                    clients.pop(number).close()
+        for _ in range(connections):
+            threading.Thread(target=send, args=(port,), daemon=True).start()
+        threading.Event().wait()  # ends when the process is killed, or by its alarm
 
     return run
 
