@@ -71,8 +71,8 @@ def parser(program: str) -> Parser:
 
 
 def _run(asked: argparse.Namespace) -> None:
-    set_up_log()
-    live(Orders(asked.config, asked.endpoint, is_dry_run=asked.dry_run, is_once=asked.once))
+    with set_up_log():
+        live(Orders(asked.config, asked.endpoint, is_dry_run=asked.dry_run, is_once=asked.once))
 
 
 def _status(asked: argparse.Namespace) -> None:
