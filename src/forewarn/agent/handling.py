@@ -14,7 +14,7 @@ from typing import Protocol
 
 from forewarn.agent.budget import LIMIT_SECONDS, Budget
 from forewarn.agent.journal import Journal
-from forewarn.agent.progress import Progress, What
+from forewarn.agent.progress import Progress, What, journaled
 from forewarn.agent.rule import Approve, Concerns, OnFailure, PlannedStep, Rule
 from forewarn.agent.step import Occasion, Phase
 from forewarn.agent.tally import Tally
@@ -210,7 +210,7 @@ class Handling:
             journal.write(event.key, What.FINISHED)
 
     def _is_news(self, progress: Progress) -> bool:
-        return progress.event != self.event or self._is_over != (What.FINISHED in progress.marks)
+        return progress.event != journaled(self.event) or self._is_over != (What.FINISHED in progress.marks)
 
     def _due(self, progress: Progress) -> Phase | None:
         """The phase to run now. Recover is due once, after anything was begun here. A status that is new to us is left alone."""

@@ -1,13 +1,13 @@
 """What can be seen of a running agent from outside: for `status`, for the port, and for systemd. Pure."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 
 from forewarn import __version__
 from forewarn.agent.agent import Status
-from forewarn.agent.gathering import cut
 from forewarn.agent.handling import HandlingStatus
+from forewarn.agent.progress import journaled
 from forewarn.agent.progress import plain as plain_event
 from forewarn.agent.step import Phase
 
@@ -128,7 +128,7 @@ def _gauges(view: View) -> dict[str, float]:
 def _plain(one: HandlingStatus) -> dict[str, object]:
     left = None if one.event.is_started else one.seconds_left
     return {
-        "event": plain_event(replace(one.event, description=cut(one.event.description))),
+        "event": plain_event(journaled(one.event)),
         "rule": one.rule,
         "doing": one.phase or _waiting(one),
         "step": one.step,

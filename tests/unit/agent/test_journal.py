@@ -132,6 +132,12 @@ def test_a_torn_last_line_is_dropped(path: Path, cut: int) -> None:
         b'{"id":"E1","what":"begun","phase":"dawn"}',
         b'{"id":"E1","what":"step-done","phase":"start","index":"x"}',
         b'{"id":"E2","what":"seen","rule":"r","event":{"id":"E2"}}',
+        b'{"id":"E2","what":"seen","rule":"r","event":{"id":"E2","type":"Reboot","status":"Scheduled","source":"","resources":[],'
+        b'"resource_type":"","not_before":null,"duration_seconds":1e999,"description":""}}',
+        b'{"id":"E2","what":"seen","rule":"r","event":{"id":"E2","type":"Reboot","status":"Scheduled","source":"","resources":[],'
+        b'"resource_type":"","not_before":"2026-03-04T12:00:00","duration_seconds":1,"description":""}}',
+        b'{"id":"E1","what":"step-done","phase":"start","index":0,"seconds":1e999}',
+        b'{"id":"E1","what":"step-done","phase":"start","index":0,"seconds":' + b"9" * 400 + b"}",
         b"[" * 100_000,
     ],
 )
@@ -175,6 +181,64 @@ def test_the_file_is_written_anew_when_it_has_grown(path: Path) -> None:
     again = Journal.open(path)
     assert again.progress == journal.progress
     again.close()
+
+
+def test_the_file_stays_small_when_an_endpoint_says_much_at_every_poll(path: Path) -> None:
+    """A thousand lines of a megabyte would be a full disk. The file may double, but not grow with the number of polls."""
+    journal = Journal.open(path)
+    sizes = []
+    for number in range(60):
+        journal.see(reboot(resources=(f"web-{number}", "x" * 100_000)), "drain")
+        sizes.append(path.stat().st_size)
+    journal.close()
+
+    again = Journal.open(path)
+    again.close()
+    assert max(sizes) < Journal.growth_bytes_max + 500_000
+    assert again.progress == journal.progress
+
+
+def test_large_events_may_double_the_file_before_it_is_written_anew(path: Path) -> None:
+    """Written anew at every line, a large journal would cost its whole size each time."""
+    folders_synced: list[int] = []
+
+    class Counted(Journal):
+        growth_bytes_max = 10_000
+
+        @staticmethod
+        def sync(handle: int) -> None:
+            if stat.S_ISDIR(os.fstat(handle).st_mode):
+                folders_synced.append(handle)
+
+    journal = Counted.open(path)
+    for number in range(100):
+        journal.see(reboot(f"E{number}", resources=("x" * 5_000,)), "drain")
+    journal.close()
+
+    assert 2 < len(folders_synced) < 10
+
+
+def test_a_long_description_is_cut_and_members_nobody_reads_are_left_out(path: Path) -> None:
+    """The endpoint chooses them, and may change them at every poll."""
+    journal = Journal.open(path)
+    journal.see(reboot(description="x" * 1_000_000, extra={"Note": "y" * 1_000_000}), "drain")
+    journal.close()
+
+    assert path.stat().st_size < 10_000
+    assert journal.progress["E1"].event == reboot(description="x" * 4096)
+
+
+def test_of_an_event_that_is_done_only_its_id_and_its_steps_stay(path: Path) -> None:
+    """256 of them are remembered, and nothing more is done for any."""
+    journal = Journal.open(path)
+    journal.see(reboot(resources=("x" * 100_000,)), "drain")
+    journal.write("E1", What.FINISHED)
+    journal.close()
+    again = Journal.open(path)
+    again.close()
+
+    assert path.stat().st_size < 1_000
+    assert again.progress["E1"].is_done
 
 
 def test_events_that_are_over_are_remembered_up_to_a_limit(path: Path) -> None:
