@@ -77,8 +77,7 @@ def _run(asked: argparse.Namespace) -> None:
 
 def _status(asked: argparse.Namespace) -> None:
     said = applications.ask_status(asked.socket)
-    text = json.dumps(said) if asked.json else "\n".join(view.lines(said))
-    print(text.encode(errors="replace").decode())  # what an endpoint said may be no text that can be printed
+    print(json.dumps(said) if asked.json else "\n".join(view.lines(said)))
 
 
 def _check(asked: argparse.Namespace) -> None:

@@ -48,11 +48,20 @@ def words(view: View) -> str:
     """One line."""
     events = ", ".join(f"{one.event.type} {one.phase or _waiting(one)}" for one in view.status.handlings[:3]) or "no events"
     problem = f"; {view.unready}" if view.unready else ""
-    return f"{view.status.name or 'name not known yet'}: {events}{problem}"
+    return _escaped(f"{view.status.name or 'name not known yet'}: {events}{problem}")
 
 
 def lines(said: Mapping[str, object]) -> Iterator[str]:
-    """What `plain` said, for a person."""
+    """What `plain` said, for a person's terminal."""
+    return map(_escaped, _lines(said))
+
+
+def _escaped(line: str) -> str:
+    """Names and ids are the endpoint's: a newline in one would forge a line, and an escape sequence would command the terminal."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in line)
+
+
+def _lines(said: Mapping[str, object]) -> Iterator[str]:
     contact = said.get("contact_seconds")
     heard = "not heard yet" if contact is None else f"heard {contact} s ago"
     yield f"{said.get('name') or 'name not known yet'}, forewarn agent {said.get('version')}"

@@ -144,7 +144,7 @@ def test_a_status_with_half_a_character_is_printed_all_the_same(tmp_path: Path, 
         assert main(["status", "--socket", str(path)]) == 0
         answering.join()
 
-    assert capsys.readouterr().out.startswith("web?, forewarn agent")
+    assert capsys.readouterr().out.startswith("web\\ud800, forewarn agent")
 
 
 def answer_once(listening: socket.socket, answer: bytes) -> None:
