@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.agent_process import MODULE, RULE, agent_of, eventually, zipapp
+from tests.e2e.crooked import Unreachable
 from tests.e2e.service import Service, running
 
 FLEET = """
@@ -314,6 +315,18 @@ def test_a_signal_ends_the_agent_at_once_while_it_waits_for_the_endpoint(tmp_pat
         eventually(lambda: agent.status()["contact_seconds"], lambda heard: heard is not None)
 
         assert agent.end(number) == 0
+        assert agent.log().endswith("the agent has ended\n")
+
+
+def test_a_signal_ends_the_agent_at_once_while_it_connects_to_an_endpoint_that_drops(tmp_path: Path) -> None:
+    """Behind a firewall that drops, every attempt takes its whole time: a shutdown does not wait for that either."""
+    with Unreachable() as endpoint, agent_of(tmp_path / "a", endpoint.url) as agent:
+        agent.configure()
+        agent.start()
+        eventually(endpoint.attempts)
+
+        assert agent.end() == 0
+        assert "did not answer in time" not in agent.log(), "it was not waited for"
         assert agent.log().endswith("the agent has ended\n")
 
 

@@ -122,7 +122,7 @@ def as_written_anew(progress: dict[str, Progress]) -> dict[str, Progress]:
     return {key: forget_details(one) if one.is_done else one for key, one in progress.items()}
 
 
-STORY = (
+STORY: tuple[tuple[What, dict[str, object]], ...] = (
     (What.BEGUN, {"phase": Phase.PREPARE}),
     (What.STEP_BEGUN, {"phase": Phase.PREPARE, "index": 0, "step": "run x"}),
     (What.STEP_DONE, {"phase": Phase.PREPARE, "index": 0, "step": "run x", "seconds": 1.5}),

@@ -57,7 +57,7 @@ def lines(said: Mapping[str, object]) -> Iterator[str]:
 
 
 def _escaped(line: str) -> str:
-    """Names and ids are the endpoint's: a newline in one would forge a line, and an escape sequence would command the terminal."""
+    """The endpoint chooses names and ids: a newline in one would forge a line, an escape sequence would reach the terminal."""
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in line)
 
 

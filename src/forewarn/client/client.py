@@ -5,6 +5,9 @@ never saw, because it had closed an idle connection, is asked once more; an appr
 it neither meets such a connection nor stands behind a wait.
 """
 
+import errno
+import os
+import selectors
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -28,6 +31,10 @@ from forewarn.client.pace import WAIT_SECONDS, Clock, Pace
 from forewarn.client.problem import EndpointProblem, NoAnswer
 from forewarn.client.watch import Change, Watcher
 
+CLOSE_LOOK_SECONDS = 0.05
+"""How soon a connect that nobody answers notices that the client was closed."""
+CONNECTING = (0, errno.EINPROGRESS, errno.EWOULDBLOCK)
+
 T = TypeVar("T")
 
 
@@ -43,7 +50,8 @@ class Client:
 
     A call made while another thread's is under way uses a connection of its own, so nothing waits behind a wait. `close` may
     be called from a signal handler too: it ends every question that is under way, and every watch, if need be after the pause
-    that it is in. `timeout_seconds` bounds a whole answer; what a wait is allowed to take comes on top.
+    that it is in. Only the lookup of a host's name, where the endpoint is one, cannot be ended, and has the time limits of the
+    resolver. `timeout_seconds` bounds a whole answer; what a wait is allowed to take comes on top.
     """
 
     def __init__(
@@ -206,13 +214,45 @@ class Connection:
                 self.close()
 
     def _open(self, deadline: float) -> socket.socket:
-        seconds = self._seconds_to(deadline)
         if self._socket is None and not self._closed.is_set():
-            self._socket = socket.create_connection((self._endpoint.host, self._endpoint.port), seconds)
+            self._socket = self._connect(deadline)
         if self._socket is None or self._closed.is_set():
             raise NoAnswer("this client is closed")
         self._socket.settimeout(self._seconds_to(deadline))
         return self._socket
+
+    def _connect(self, deadline: float) -> socket.socket:
+        """To the first of the host's addresses that takes it. As `socket.create_connection`, which nothing can end early."""
+        problem = OSError("the host has no address")
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            self._endpoint.host, self._endpoint.port, type=socket.SOCK_STREAM
+        ):
+            opening = socket.socket(family, kind, protocol)
+            try:
+                self._connect_to(opening, address, deadline)
+            except BaseException as error:
+                opening.close()
+                if not isinstance(error, OSError) or isinstance(error, TimeoutError):
+                    raise
+                problem = error
+            else:
+                return opening
+        raise problem
+
+    def _connect_to(self, opening: socket.socket, address: Any, deadline: float) -> None:
+        opening.settimeout(0)
+        error = opening.connect_ex(address)
+        if error in CONNECTING:
+            with selectors.DefaultSelector() as selector:
+                selector.register(opening, selectors.EVENT_WRITE)
+                while not selector.select(
+                    min(self._seconds_to(deadline), CLOSE_LOOK_SECONDS)
+                ):  # ends with the time at the latest
+                    if self._closed.is_set():
+                        raise NoAnswer("this client is closed")
+            error = opening.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error:
+            raise OSError(error, os.strerror(error))
 
     def _seconds_to(self, deadline: float) -> float:
         rest = deadline - self._monotonic()

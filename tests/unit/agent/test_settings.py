@@ -205,10 +205,8 @@ def test_numbers_and_nesting_beyond_reason_are_refused(text: str) -> None:
         parse(text, "agent.toml")
 
 
-STEPS = "".join(
-    f'{phase} = [\n  {{run = ["/usr/bin/drain", "--{phase}", "web"], limit_seconds = 30}},\n  {{log = "{phase} for {{event_id}}"}},\n]\n'
-    for phase in Phase
-)
+STEP = '{run = ["/usr/bin/drain", "--now", "web"], limit_seconds = 30}'
+STEPS = "".join(f'{phase} = [\n  {STEP},\n  {{log = "{phase}"}},\n]\n' for phase in Phase)
 
 
 def many_rules(count: int) -> str:

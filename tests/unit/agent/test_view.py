@@ -97,9 +97,7 @@ def test_what_an_endpoint_says_cannot_forge_a_line_or_command_the_terminal() -> 
     said = plain(view_of(handling(HOSTILE), last_problem="bad\x1b]0;title\x07\nall is well"))
     text = list(lines(said))
 
-    assert text[-1] == (
-        r"Re\x1b[2Jboot E1\nno events of web-0 web\r1\x07\u202e\ud800: waiting, 812.3 s left (rule all)"
-    )
+    assert text[-1] == (r"Re\x1b[2Jboot E1\nno events of web-0 web\r1\x07\u202e\ud800: waiting, 812.3 s left (rule all)")
     assert [line for line in text if not line.isprintable()] == []
 
 
