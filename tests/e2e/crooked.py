@@ -135,18 +135,18 @@ class Crooked:
         return None
 
 
-def in_thread(url: str, verb: str, *given: object, **options: Any) -> Any:
-    """One call of the ordinary client."""
+def in_thread(url: str, verb: str, *given: object, asking: dict[str, Any] | None = None, **options: Any) -> Any:
+    """One call of the ordinary client. `asking` are keywords of the call, `options` those of the client."""
     with Client(url, **options) as client:
-        return getattr(client, verb)(*given)
+        return getattr(client, verb)(*given, **(asking or {}))
 
 
-def in_loop(url: str, verb: str, *given: object, **options: Any) -> Any:
+def in_loop(url: str, verb: str, *given: object, asking: dict[str, Any] | None = None, **options: Any) -> Any:
     """The same call of the asyncio client."""
 
     async def call() -> Any:
         async with AsyncClient(url, **options) as client:
-            return await getattr(client, verb)(*given)
+            return await getattr(client, verb)(*given, **(asking or {}))
 
     return asyncio.run(call())
 

@@ -334,6 +334,13 @@ def test_a_closed_client_says_so() -> None:
         assert endpoint.asked == []
 
 
+@either
+def test_an_approval_may_have_a_time_limit_of_its_own(ask: Ask) -> None:
+    """An event that is about to start cannot wait for as long as a question may take."""
+    with Crooked(Turn(b"", Then.STAY_SILENT)) as endpoint, pytest.raises(NoAnswer, match="in time"):
+        ask(endpoint.url, "approve", "E1", asking={"timeout_seconds": 0.1}, timeout_seconds=UNREACHED_SECONDS)
+
+
 def test_an_approval_does_not_stand_behind_a_wait() -> None:
     """One thread waits for half a minute; the other has half a minute until the VM is gone."""
     with Crooked(document(1), Turn(b"", Then.STAY_SILENT), answer(b"")) as endpoint:

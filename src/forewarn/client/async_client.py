@@ -67,8 +67,8 @@ class AsyncClient:
     async def wait(self, timeout_seconds: float, *, since: Document | None = None) -> Document:
         return self._known.keep(await self._ask(self._dialogue.wait(timeout_seconds, since or self._known.document)))
 
-    async def approve(self, *event_ids: str) -> None:
-        await self._ask(self._dialogue.approval(event_ids))
+    async def approve(self, *event_ids: str, timeout_seconds: float | None = None) -> None:
+        await self._ask(self._dialogue.approval(event_ids), timeout_seconds)
 
     async def instance(self) -> dict[str, Any]:
         return await self._ask(self._dialogue.instance())
@@ -108,8 +108,8 @@ class AsyncClient:
             rest = pace.rest_seconds()
             await (sleep(rest) if sleep else _rest(stop, rest))
 
-    async def _ask(self, question: Question[T]) -> T:
-        seconds = self._timeout_seconds + question.wait_seconds
+    async def _ask(self, question: Question[T], timeout_seconds: float | None = None) -> T:
+        seconds = (self._timeout_seconds if timeout_seconds is None else timeout_seconds) + question.wait_seconds
         try:
             if question.is_repeatable and not self._connection.is_busy:
                 return question.read(await self._connection.ask(question.request, seconds))

@@ -99,9 +99,12 @@ class Client:
         """
         return self._known.keep(self._ask(self._dialogue.wait(timeout_seconds, since or self._known.document)))
 
-    def approve(self, *event_ids: str) -> None:
-        """Let these events start before their time. Approving again is no problem; one unknown id refuses them all."""
-        self._ask(self._dialogue.approval(event_ids))
+    def approve(self, *event_ids: str, timeout_seconds: float | None = None) -> None:
+        """Let these events start before their time. Approving again is no problem; one unknown id refuses them all.
+
+        `timeout_seconds` is for this call, instead of the client's.
+        """
+        self._ask(self._dialogue.approval(event_ids), timeout_seconds)
 
     def instance(self) -> dict[str, Any]:
         """What the endpoint tells about this VM: `compute` and `network`."""
@@ -145,8 +148,8 @@ class Client:
                     return
             (sleep or stop.wait)(pace.rest_seconds())
 
-    def _ask(self, question: Question[T]) -> T:
-        seconds = self._timeout_seconds + question.wait_seconds
+    def _ask(self, question: Question[T], timeout_seconds: float | None = None) -> T:
+        seconds = (self._timeout_seconds if timeout_seconds is None else timeout_seconds) + question.wait_seconds
         try:
             if question.is_repeatable and self._turn.acquire(blocking=False):
                 try:
