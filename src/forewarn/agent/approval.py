@@ -11,7 +11,7 @@ for the next turn: an event that becomes ready meanwhile is never held back for 
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,6 +27,8 @@ log = logging.getLogger("forewarn.agent")
 TURN_SECONDS_MAX = 2.0
 """The reserve of a Preempt for its approval is 3 seconds (`budget.py`): after a request of others that hangs, one is left."""
 ATTEMPT_SECONDS_MIN = 1.0
+WRITE_SECONDS_MAX = 0.5
+"""For writing down the events of one request before it is sent."""
 IDS_MAX = 100
 """In one request."""
 NOT_ABOUT_AN_ID = (408, 429)
@@ -119,16 +121,19 @@ class Approver:
         """Send what is ready, until all is sent, the turn's time is up, or the endpoint has a problem that is not about an id."""
         monotonic = self._here.clock.monotonic
         end = monotonic() + TURN_SECONDS_MAX
-        batches = deque(ready[start : start + IDS_MAX] for start in range(0, len(ready), IDS_MAX))
-        while batches and (seconds := end - monotonic()) >= ATTEMPT_SECONDS_MIN:  # a batch goes, or is split once
-            batch = [one for one in batches.popleft() if self._write_down(one, problems)]
-            if not batch:
+        waiting = deque(ready)
+        alone: set[str] = set()
+        while waiting and end - monotonic() >= ATTEMPT_SECONDS_MIN:  # each event is in one batch, and may be in one more alone
+            batch = self._next_batch(waiting, alone, problems)
+            seconds = end - monotonic()
+            if not batch or seconds < ATTEMPT_SECONDS_MIN:
                 continue
             try:
                 self._send(*(one.event.id for one in batch), timeout_seconds=min(seconds, _attempt_seconds(batch[0])))
             except EndpointProblem as problem:
                 if len(batch) > 1 and _is_about_an_id(problem):
-                    batches.extendleft([one] for one in reversed(batch))
+                    alone.update(one.event.key for one in batch)
+                    waiting.extendleft(reversed(batch))
                     continue
                 for one in batch:
                     self._note_failure(one, problem)
@@ -140,6 +145,18 @@ class Approver:
             else:
                 for one in batch:
                     self._note_success(one, problems)
+
+    def _next_batch(self, waiting: deque[Handling], alone: Container[str], problems: list[Exception]) -> list[Handling]:
+        """The events of one request. It is closed early where the disk is slow: the first of them is the most urgent."""
+        end = self._here.clock.monotonic() + WRITE_SECONDS_MAX
+        batch: list[Handling] = []
+        while waiting and len(batch) < IDS_MAX:  # ends: one less each time
+            handling = waiting.popleft()
+            if self._write_down(handling, problems):
+                batch.append(handling)
+            if batch and (handling.event.key in alone or self._here.clock.monotonic() >= end):
+                break
+        return batch
 
     def _write_down(self, handling: Handling, problems: list[Exception]) -> bool:
         """Whether it may be sent: it is in the journal."""

@@ -286,6 +286,27 @@ def test_more_events_than_one_request_takes_are_sent_in_several(world: World) ->
     assert [len(ids) for ids in desk.requests] == [IDS_MAX, 1]
 
 
+def test_a_slow_disk_holds_the_most_urgent_approval_back_for_half_a_second_at_most(world: World) -> None:
+    """All of a request is on disk before it is sent, so a request is closed when that takes long."""
+
+    class Slow(Journal):
+        def write(self, key: str, what: What, **facts: object) -> None:
+            if what is What.APPROVING and what not in self.progress[key].marks:
+                world.hands.pass_(0.2)
+            super().write(key, what, **facts)
+
+    world.journal.close()
+    world.journal = Slow.open(world.folder / "journal", clock=world.hands.clock())
+    desk = Desk(world)
+    approver, handlings = desk.approver(), [notice(world, f"E{number}", HOUR + number) for number in range(8)]
+    approver.turn(handlings, shows(1))
+    assert desk.requests[0] == ("E0", "E1", "E2")
+    assert world.hands.monotonic - 1000 <= 2
+
+    approver.turn(handlings, shows(1))
+    assert {key for key, _ in desk.arrived} == {f"E{number}" for number in range(8)}, "the next turn sends the rest"
+
+
 def test_an_event_that_cannot_be_written_down_is_not_sent_and_the_others_are(world: World) -> None:
     """What is not on disk is not acted on."""
 
