@@ -331,7 +331,7 @@ def test_a_signal_ends_the_agent_at_once_while_it_waits_for_the_endpoint(tmp_pat
         assert agent.log().endswith("the agent has ended\n")
 
 
-def test_a_signal_ends_the_agent_at_once_while_it_connects_to_an_endpoint_that_drops(tmp_path: Path) -> None:
+def test_sigterm_ends_the_agent_while_its_connect_hangs(tmp_path: Path) -> None:
     """Behind a firewall that drops, every attempt takes its whole time: a shutdown does not wait for that either."""
     with Unreachable() as endpoint, agent_of(tmp_path / "a", endpoint.url) as agent:
         agent.configure()

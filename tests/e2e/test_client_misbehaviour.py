@@ -335,7 +335,7 @@ def test_a_closed_client_says_so() -> None:
 
 
 @either
-def test_an_approval_may_have_a_time_limit_of_its_own(ask: Ask) -> None:
+def test_approval_may_have_its_own_timeout(ask: Ask) -> None:
     """An event that is about to start cannot wait for as long as a question may take."""
     with Crooked(Turn(b"", Then.STAY_SILENT)) as endpoint, pytest.raises(NoAnswer, match="in time"):
         ask(endpoint.url, "approve", "E1", asking={"timeout_seconds": 0.1}, timeout_seconds=UNREACHED_SECONDS)
@@ -418,17 +418,23 @@ def test_closing_ends_a_connect_that_nobody_answers() -> None:
     assert ended == ["this client is closed"] * 2
 
 
-def test_a_connect_that_nobody_answers_ends_when_its_time_is_up() -> None:
+def test_timeout_bounds_a_connect() -> None:
     """`timeout_seconds` bounds the connect too."""
     with Unreachable() as endpoint, pytest.raises(NoAnswer, match="did not answer in time"):
         in_thread(endpoint.url, "document", timeout_seconds=0.1)
 
 
 @pytest.mark.parametrize("url", ["http://localhost:1", "http://127.0.0.1:1", "http://[::1]:1"])
-def test_an_address_where_nobody_listens_is_refused_at_once(url: str) -> None:
+def test_connection_refused_is_reported_at_once(url: str) -> None:
     """With the operating system's reason. A name is tried at each of its addresses."""
     with pytest.raises(NoAnswer, match=r"(Connection refused|Cannot assign requested address|Address family not supported)"):
         in_thread(url, "document", timeout_seconds=UNREACHED_SECONDS)
+
+
+def test_each_address_of_a_host_is_tried() -> None:
+    """`localhost` often has two, and the endpoint listens at one of them."""
+    with Crooked(answer()) as endpoint:
+        assert in_thread(endpoint.url.replace("127.0.0.1", "localhost"), "document") == Document(1, ())
 
 
 @pytest.mark.parametrize("how", ["close", "cancel"])

@@ -155,7 +155,7 @@ class Unsynced(Journal):
 
 @settings(deadline=None, max_examples=200)
 @given(data=st.data())
-def test_whatever_a_line_of_the_journal_was_damaged_into_the_agent_starts(data: st.DataObject) -> None:
+def test_agent_starts_whatever_a_journal_line_was_damaged_into(data: st.DataObject) -> None:
     """One damaged line must not keep the VM without its agent. What was read is whole: it can be written and worked with."""
     with tempfile.TemporaryDirectory() as folder:
         path, clock = Path(folder, "journal"), Hands().clock()

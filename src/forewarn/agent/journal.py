@@ -50,8 +50,8 @@ class Journal:
         self._turn = threading.Lock()
         self._file: IO[bytes] | None = None
         self._lines = 0
-        self._bytes_anew = 0
-        self._bytes_added = 0
+        self._bytes_at_rewrite = 0
+        self._bytes_since_rewrite = 0
         with ExitStack() as undone, _translated(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._lock = undone.enter_context(_lock(path.with_name(f"{path.name}.lock")))
@@ -97,12 +97,12 @@ class Journal:
             self._give_up()
             raise
         self._lines += 1
-        self._bytes_added += len(line)
+        self._bytes_since_rewrite += len(line)
 
     @property
     def _has_grown(self) -> bool:
         """Whether a smaller file would say the same. What is large when it is written anew may double before the next time."""
-        return self._lines >= self.lines_max or self._bytes_added >= max(self.growth_bytes_max, self._bytes_anew)
+        return self._lines >= self.lines_max or self._bytes_since_rewrite >= max(self.growth_bytes_max, self._bytes_at_rewrite)
 
     def _give_up(self) -> None:
         """After trouble nobody knows what is in the file, so the next line makes a new one."""
@@ -143,8 +143,8 @@ class Journal:
         new.replace(self._path)
         self._sync_folder()
         self._file = self._path.open("ab")
-        self._lines, self._bytes_added = 0, 0
-        self._bytes_anew = sum(map(len, lines))
+        self._lines, self._bytes_since_rewrite = 0, 0
+        self._bytes_at_rewrite = sum(map(len, lines))
 
     def _sync_folder(self) -> None:
         """A rename is on disk when its folder is. Windows opens no folders."""

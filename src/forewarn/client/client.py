@@ -225,37 +225,40 @@ class Connection:
         return self._socket
 
     def _connect(self, deadline: float) -> socket.socket:
-        """To the first of the host's addresses that takes it. As `socket.create_connection`, which nothing can end early."""
-        problem = OSError("the host has no address")
-        for family, kind, protocol, _, address in socket.getaddrinfo(
-            self._endpoint.host, self._endpoint.port, type=socket.SOCK_STREAM
-        ):
-            opening = socket.socket(family, kind, protocol)
+        """To the first of the host's addresses that accepts. As `socket.create_connection`, which nothing can end early."""
+        addresses = socket.getaddrinfo(self._endpoint.host, self._endpoint.port, type=socket.SOCK_STREAM)
+        for number, (family, kind, protocol, _, address) in enumerate(addresses, start=1):
             try:
-                self._connect_to(opening, address, deadline)
-            except BaseException as error:
-                opening.close()
-                if not isinstance(error, OSError) or isinstance(error, TimeoutError):
+                return self._connect_to(socket.socket(family, kind, protocol), address, deadline)
+            except TimeoutError:
+                raise
+            except OSError:
+                if number == len(addresses):
                     raise
-                problem = error
-            else:
-                return opening
-        raise problem
+        raise AssertionError("a host without an address is an error of getaddrinfo")
 
-    def _connect_to(self, opening: socket.socket, address: Any, deadline: float) -> None:
-        opening.settimeout(0)
-        error = opening.connect_ex(address)
-        if error in CONNECTING:
-            with selectors.DefaultSelector() as selector:
-                selector.register(opening, selectors.EVENT_WRITE)
-                while not selector.select(
-                    min(self._seconds_to(deadline), CLOSE_LOOK_SECONDS)
-                ):  # ends with the time at the latest
-                    if self._closed.is_set():
-                        raise NoAnswer("this client is closed")
-            error = opening.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if error:
-            raise OSError(error, os.strerror(error))
+    def _connect_to(self, opening: socket.socket, address: Any, deadline: float) -> socket.socket:
+        """Non-blocking, so that it can be ended when the client is closed."""
+        try:
+            opening.settimeout(0)
+            error = opening.connect_ex(address)
+            if error in CONNECTING:
+                self._await_connection(opening, deadline)
+                error = opening.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if error:
+                raise OSError(error, os.strerror(error))
+        except BaseException:
+            opening.close()
+            raise
+        return opening
+
+    def _await_connection(self, opening: socket.socket, deadline: float) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(opening, selectors.EVENT_WRITE)
+            while not self._closed.is_set():  # ends with the connection, its failure, or the time
+                if selector.select(min(self._seconds_to(deadline), CLOSE_LOOK_SECONDS)):
+                    return
+        raise NoAnswer("this client is closed")
 
     def _seconds_to(self, deadline: float) -> float:
         rest = deadline - self._monotonic()

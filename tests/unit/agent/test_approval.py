@@ -202,7 +202,7 @@ def test_trouble_with_one_event_does_not_keep_the_others_from_being_approved(wor
     assert [key for key, _ in desk.arrived] == ["E1"]
 
 
-def test_all_that_is_ready_is_approved_in_one_request_nearest_not_before_first(world: World) -> None:
+def test_ready_events_share_one_request_most_urgent_first(world: World) -> None:
     """One after the other, each waits for the answers to those before it."""
     desk = Desk(world)
     desk.approver().turn([notice(world, "E1", 900), notice(world, "E2", 30), notice(world, "E3", 300)], shows(1))
@@ -212,7 +212,7 @@ def test_all_that_is_ready_is_approved_in_one_request_nearest_not_before_first(w
 
 
 @pytest.mark.parametrize("status", [400, 404, 413])
-def test_an_id_that_the_endpoint_refuses_keeps_no_other_event_from_being_approved(world: World, status: int) -> None:
+def test_refused_id_does_not_block_other_approvals(world: World, status: int) -> None:
     """One unknown id refuses a whole request, so each is then sent alone. The refused one is tried again, later and later."""
     desk = Desk(world)
     desk.unknown, desk.unknown_status = {"E2"}, status
@@ -228,7 +228,7 @@ def test_an_id_that_the_endpoint_refuses_keeps_no_other_event_from_being_approve
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_an_endpoint_that_is_busy_is_not_asked_for_each_event_alone(world: World, status: int) -> None:
+def test_busy_endpoint_is_not_asked_for_each_event_alone(world: World, status: int) -> None:
     """That would make it busier. All wait for as long as it asked for."""
     desk = Desk(world, TryLater("busy", status=status, retry_after_seconds=9))
     approver, handlings = desk.approver(), [notice(world, "E1", HOUR), notice(world, "E2", HOUR)]
@@ -240,7 +240,7 @@ def test_an_endpoint_that_is_busy_is_not_asked_for_each_event_alone(world: World
     assert [at for _, at in desk.arrived] == [0, 0, 9, 9]
 
 
-def test_a_request_that_hangs_holds_no_other_event_back_for_more_than_two_seconds(world: World) -> None:
+def test_hanging_request_delays_others_by_two_seconds_at_most(world: World) -> None:
     """A Preempt has 3 of its 30 seconds for the approval, and the endpoint may hang for what came before it."""
     desk = Desk(world)
     desk.answer_seconds = HOUR
@@ -255,7 +255,7 @@ def test_a_request_that_hangs_holds_no_other_event_back_for_more_than_two_second
     assert What.APPROVED in world.journal.progress["P"].marks
 
 
-def test_refused_one_by_one_slowly_the_urgent_still_come_first(world: World) -> None:
+def test_urgent_event_overtakes_a_slow_series_of_requests(world: World) -> None:
     """A turn has an end, and what it did not get to is sent in the next one, after what is more urgent by then."""
     desk = Desk(world)
     desk.unknown, desk.answer_seconds = {"E9"}, 0.4
@@ -270,7 +270,7 @@ def test_refused_one_by_one_slowly_the_urgent_still_come_first(world: World) -> 
 
 
 @pytest.mark.parametrize(("seconds_left", "timeout_seconds"), [(HOUR, 2), (30, 2), (3, 1.5), (1, 1), (0.2, 1)])
-def test_an_attempt_leaves_time_for_another_before_not_before(world: World, seconds_left: float, timeout_seconds: float) -> None:
+def test_attempt_leaves_time_for_another_before_not_before(world: World, seconds_left: float, timeout_seconds: float) -> None:
     """Half of what is left, but never less than a second: a sound endpoint answers within that."""
     desk = Desk(world)
     desk.approver().turn([notice(world, "E1", seconds_left), notice(world, "E2", HOUR)], shows(1))
@@ -278,7 +278,7 @@ def test_an_attempt_leaves_time_for_another_before_not_before(world: World, seco
     assert desk.timeouts == [pytest.approx(timeout_seconds)]
 
 
-def test_more_events_than_one_request_takes_are_sent_in_several(world: World) -> None:
+def test_many_events_are_sent_in_several_requests(world: World) -> None:
     """A request has a limit, as everything has."""
     desk = Desk(world)
     desk.approver().turn([notice(world, f"E{number:03}", HOUR + number) for number in range(IDS_MAX + 1)], shows(1))
@@ -286,7 +286,7 @@ def test_more_events_than_one_request_takes_are_sent_in_several(world: World) ->
     assert [len(ids) for ids in desk.requests] == [IDS_MAX, 1]
 
 
-def test_a_slow_disk_holds_the_most_urgent_approval_back_for_half_a_second_at_most(world: World) -> None:
+def test_slow_disk_delays_the_most_urgent_approval_only_briefly(world: World) -> None:
     """All of a request is on disk before it is sent, so a request is closed when that takes long."""
 
     class Slow(Journal):
@@ -307,7 +307,7 @@ def test_a_slow_disk_holds_the_most_urgent_approval_back_for_half_a_second_at_mo
     assert {key for key, _ in desk.arrived} == {f"E{number}" for number in range(8)}, "the next turn sends the rest"
 
 
-def test_an_event_that_cannot_be_written_down_is_not_sent_and_the_others_are(world: World) -> None:
+def test_event_that_cannot_be_journaled_is_not_sent(world: World) -> None:
     """What is not on disk is not acted on."""
 
     class Spotty(Journal):

@@ -525,7 +525,7 @@ def test_applications_are_told_once_however_often_the_disk_is_full(world: World)
     assert [phase for phase, _ in applications.told] == ["prepare"]
 
 
-def test_a_description_too_long_for_the_journal_is_no_news_for_ever(world: World) -> None:
+def test_description_cut_for_the_journal_is_not_news_forever(world: World) -> None:
     """The journal keeps its beginning; compared with the whole, the handling would never be at rest."""
     handling = world.handling(world.rule(), reboot(description="x" * 100_000))
     handling.work()

@@ -186,7 +186,7 @@ def test_the_file_is_written_anew_when_it_has_grown(path: Path) -> None:
     again.close()
 
 
-def test_the_file_stays_small_when_an_endpoint_says_much_at_every_poll(path: Path) -> None:
+def test_journal_stays_small_when_every_poll_changes_much(path: Path) -> None:
     """A thousand lines of a megabyte would be a full disk. The file may double, but not grow with the number of polls."""
     journal = Journal.open(path)
     sizes = []
@@ -201,7 +201,7 @@ def test_the_file_stays_small_when_an_endpoint_says_much_at_every_poll(path: Pat
     assert again.progress == journal.progress
 
 
-def test_large_events_may_double_the_file_before_it_is_written_anew(path: Path) -> None:
+def test_large_journal_may_double_before_it_is_compacted(path: Path) -> None:
     """Written anew at every line, a large journal would cost its whole size each time."""
     folders_synced: list[int] = []
 
@@ -221,7 +221,7 @@ def test_large_events_may_double_the_file_before_it_is_written_anew(path: Path) 
     assert 2 < len(folders_synced) < 10
 
 
-def test_a_long_description_is_cut_and_members_nobody_reads_are_left_out(path: Path) -> None:
+def test_long_description_is_cut_and_unknown_members_left_out(path: Path) -> None:
     """The endpoint chooses them, and may change them at every poll."""
     journal = Journal.open(path)
     journal.see(reboot(description="x" * 1_000_000, extra={"Note": "y" * 1_000_000}), "drain")
@@ -231,7 +231,7 @@ def test_a_long_description_is_cut_and_members_nobody_reads_are_left_out(path: P
     assert journal.progress["E1"].event == reboot(description="x" * 4096)
 
 
-def test_of_an_event_that_is_done_only_its_id_and_its_steps_stay(path: Path) -> None:
+def test_details_of_a_finished_event_are_not_kept(path: Path) -> None:
     """256 of them are remembered, and nothing more is done for any."""
     journal = Journal.open(path)
     journal.see(reboot(resources=("x" * 100_000,)), "drain")

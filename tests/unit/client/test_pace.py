@@ -47,7 +47,7 @@ def test_what_the_endpoint_asks_for_is_kept_up_to_ten_seconds(asked: float | Non
     assert pause_seconds(1, busy(asked), 0.0) == pause
 
 
-def test_the_documentation_names_the_longest_retry_after_that_is_honoured() -> None:
+def test_docs_name_the_longest_retry_after_that_is_honoured() -> None:
     """An operator who sends Retry-After must know what a guest makes of it."""
     page_text = (Path(__file__).parents[3] / "docs" / "client.md").read_text()
     documented = re.findall(r"`Retry-After` \(at most (\d+) seconds", page_text)
