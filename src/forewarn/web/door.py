@@ -57,7 +57,7 @@ def door(porter: Porter, answers: Answers, host: str) -> Hook:
         state = request.scope["state"]
         state["caller"] = caller
         if request.method == "POST" and HEADER in request.headers and not handler.opt.get(UNKEPT):
-            begun = await answers.begin(request, caller.name, body)
+            begun = await answers.begin(request, caller, body)
             if isinstance(begun, Response):
                 return begun
             state["slot"] = begun
