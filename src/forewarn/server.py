@@ -24,11 +24,12 @@ from forewarn.engine.engine import Engine
 from forewarn.engine.keeping import kept
 from forewarn.engine.loops import Loops
 from forewarn.engine.operations import Operations
+from forewarn.engine.rounds import HealthCheck
 from forewarn.errors import Invalid, StoreUnusable, Unavailable
 from forewarn.log import set_up_log
 from forewarn.notify import Notifier
 from forewarn.platform.base import Platform
-from forewarn.platform.choice import real_platform
+from forewarn.platform.choice import health_platform, real_platform
 from forewarn.platform.simulated import SimulatedPlatform
 from forewarn.store.base import Store
 from forewarn.store.url import open_store
@@ -128,7 +129,9 @@ async def opened(store: Store, clock: Clock, timing: Timing) -> AsyncIterator[En
 async def at_work(config: Config, engine: Engine, platform: Platform, worker: str) -> AsyncIterator[asyncio.Task[None]]:
     """Within this the loops run, in the task that is given: whoever waits for it learns if they break."""
     limit = timedelta(seconds=config.impact_seconds_max)
-    loops = Loops(engine, platform, worker=worker, impacts_max=config.impacts_max, impact_limit=limit)
+    loops = Loops(
+        engine, platform, worker=worker, impacts_max=config.impacts_max, impact_limit=limit, health=make_health_check(config)
+    )
     work = asyncio.create_task(loops.run())
     try:
         yield work
@@ -152,6 +155,12 @@ def make_platform(config: Config, clock: Clock, engine: Engine) -> Platform:
         if name not in board.vms:
             log.warning("no VM to fail", extra={"facts": {"option": "simulate_failure", "vm": name}})
     return SimulatedPlatform(clock, durations=durations, hosts=hosts, wanted=engine.shelf.turns, failing=config.simulate_failure)
+
+
+def make_health_check(config: Config) -> HealthCheck | None:
+    """What is run after each host of a campaign: a command of our own configuration, or nothing."""
+    platform = health_platform(config, os.environ)
+    return None if platform is None else HealthCheck(platform, timedelta(seconds=config.campaign_health_seconds_max))
 
 
 @asynccontextmanager

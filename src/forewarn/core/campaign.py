@@ -31,8 +31,6 @@ class Wish(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     max_hosts: int = 1
     max_unavailable: Budget | None = None
     pause_on_failure: bool = True
-    health_command: str = ""
-    health_seconds_max: int = 60
 
 
 class State(StrEnum):

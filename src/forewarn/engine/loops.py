@@ -17,7 +17,7 @@ from forewarn.core.progress import impact_of
 from forewarn.engine.board import Place
 from forewarn.engine.clock import within
 from forewarn.engine.engine import Engine
-from forewarn.engine.rounds import Rounds
+from forewarn.engine.rounds import HealthCheck, Rounds
 from forewarn.errors import ImpactFailed, NotFound, Problem, StoreUnusable, Unavailable
 from forewarn.platform.base import Done, Order, Platform
 from forewarn.store.base import Record
@@ -46,6 +46,7 @@ class Loops:
         impacts_max: int = 256,
         impact_limit: timedelta,
         ending_seconds_max: float = ENDING_SECONDS_MAX,
+        health: HealthCheck | None = None,
     ) -> None:
         self._engine = engine
         self._platform = platform
@@ -53,6 +54,7 @@ class Loops:
         self._impacts_max = impacts_max
         self._impact_limit = impact_limit
         self._ending_seconds_max = ending_seconds_max
+        self._health = health
         self._alarms: list[tuple[datetime, str]] = []
         self._wake_at: dict[str, datetime] = {}
         self._changed = asyncio.Event()
@@ -72,7 +74,7 @@ class Loops:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._keep_deadlines())
                 group.create_task(self._follow())
-                group.create_task(Rounds(self._engine, self._worker).run())
+                group.create_task(Rounds(self._engine, self._worker, self._health).run())
         finally:
             self._queue.clear()
             tasks = list(self._in_hand.values())

@@ -102,7 +102,7 @@ def app(
 
     `more` are the routes of whoever has more to offer here: the lab's clock, say. A bad token is answered `delay_seconds` late.
     """
-    kept = Answers(engine)
+    kept = Answers(engine, operations.new_id)
     porter = Porter(engine.tokens, is_loopback=is_loopback(host), delay_seconds=delay_seconds)
 
     def asker(request: Request[Any, Any, Any]) -> Caller:

@@ -29,7 +29,7 @@ VALUES: dict[str, Any] = {
     "tokens body": {"name": "ci", "role": "operator", "expires": "30d"},
     "fleet body": FLEET,
     "campaigns body": {"type": "Reboot", "hosts": ["rack7-*"], "max_hosts": 2, "max_unavailable": "25%", "plan": True},
-    "campaign": "c1", "patterns": ["rack7-*"], "why_paused": "", "waiting_for": "", "health_command": "", "ended_at": None,
+    "campaign": "c1", "patterns": ["rack7-*"], "why_paused": "", "waiting_for": "", "ended_at": None,
 }  # fmt: skip
 
 MEMBERS = {

@@ -70,6 +70,8 @@ class Metadata:
             reply = await self._reply(self._read(scope), receive)
         except Problem as problem:
             reply = refusal(problem)
+            if reply.status >= 500:
+                self._engine.trouble.tell("guest request failed", problem=problem.message)
         except Exception:
             log.exception("request failed", extra={"facts": {"method": scope["method"], "path": scope["path"]}})
             reply = refusal(BUG)

@@ -7,6 +7,7 @@ import pytest
 
 from forewarn.core.command import Cancel
 from forewarn.core.fleet import Vm
+from forewarn.errors import StoreUnusable
 from forewarn.web.settings import Settings
 from tests.builders import NOON
 from tests.unit.web.guest import EVENT_ID, EVENTS, TRUE, WEB_1, Guest, run, settle
@@ -258,6 +259,22 @@ def test_an_approval_that_the_store_loses_is_to_be_tried_again() -> None:
         assert (told.status, told.headers["retry-after"], list(told.json)) == (503, "1", ["error"])
 
     run(story)
+
+
+def test_a_guest_learns_nothing_about_the_servers_store(caplog: pytest.LogCaptureFixture) -> None:
+    """What is wrong with which file is for the operator, who reads it in the log."""
+
+    async def story(guest: Guest) -> None:
+        await guest.call(EVENTS, TRUE)
+        await guest.restart()
+        guest.store.is_lost = True
+        guest.store.problem = StoreUnusable("/var/lib/forewarn/store.db: the disk is full")
+        told = await guest.call(EVENTS, TRUE, method="POST", body=APPROVAL)
+        assert (told.status, told.json) == (503, {"error": "Service unavailable. Try again later"})
+
+    run(story)
+    (line,) = [record for record in caplog.records if record.message == "guest request failed"]
+    assert getattr(line, "facts", {})["problem"] == "/var/lib/forewarn/store.db: the disk is full"
 
 
 def test_if_none_match_means_nothing_to_an_approval() -> None:
