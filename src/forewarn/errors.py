@@ -16,6 +16,7 @@
         ├── Conflict        somebody else wrote first (settled inside the engine)
         ├── StoreLost       the store does not answer; the write may or may not have happened
         └── StoreUnusable   the store is damaged, read-only, full, or from the future
+            └── StoreDenied this user may not read and write the store's files
 
 HTTP statuses live in `web/problems.py` and exit codes in `cli/`, nowhere else. Standard library only: the guest uses it too.
 """
@@ -140,3 +141,7 @@ class StoreLost(Unavailable):
 
 class StoreUnusable(Unavailable):
     code = "store_unusable"
+
+
+class StoreDenied(StoreUnusable):
+    code = "store_denied"
