@@ -10,7 +10,8 @@
     ├── Refused             well-formed, but the rules say no
     │   ├── AlreadyPending  TooManyOperations  NoticeTooShort
     │   ├── WrongStatus  ScopeBusy  VmBusy  VmDown
-    │   └── TooManyCampaigns  CampaignOver  OverBudget
+    │   ├── TooManyCampaigns  CampaignOver  OverBudget
+    │   └── FleetChanged    the fleet is no longer the one that was read
     ├── ImpactFailed        the platform could not do it
     └── Unavailable         try again later
         ├── Conflict        somebody else wrote first (settled inside the engine)
@@ -121,6 +122,10 @@ class CampaignOver(Refused):
 
 class OverBudget(Refused):
     code = "over_budget"
+
+
+class FleetChanged(Refused):
+    code = "fleet_changed"
 
 
 class ImpactFailed(Problem):

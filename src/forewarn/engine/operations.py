@@ -1,7 +1,7 @@
 """What operators ask, in their words: VMs, hosts, events, the fleet. Finds the scopes concerned, makes ids, submits commands."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from copy import copy
 from datetime import datetime
 from typing import NamedTuple
@@ -13,9 +13,9 @@ from forewarn.core.fleet import Scope, Vm
 from forewarn.core.machine import decide
 from forewarn.core.operation import event_id_of
 from forewarn.engine.engine import FLEET_KEY, Engine
-from forewarn.errors import EventEnded, UnknownEvent
+from forewarn.errors import EventEnded, FleetChanged, UnknownEvent
 from forewarn.store.base import WRITES_MAX, Write
-from forewarn.wire.fleet import Fleet
+from forewarn.wire.fleet import Fleet, tag
 from forewarn.wire.record import HOSTS, Hosts
 
 POLLS_PASS_EVERY = 200
@@ -164,14 +164,19 @@ class Operations:
         value = self._engine.fleet_record.value
         return Hosts() if value is None else HOSTS.decode(value)
 
-    async def apply(self, fleet: Fleet, *, by: str, dry_run: bool = False, digest: str | None = None) -> Difference:
+    async def apply(
+        self, fleet: Fleet, *, by: str, dry_run: bool = False, digest: str | None = None, tags: Collection[str] = ()
+    ) -> Difference:
         """Make the fleet so. All of it is checked before any of it is done; `dry_run` stops there.
 
         Large fleets take several commits. Each also writes the fleet record at the revision that the one before gave it, so
         two who change the fleet at once cannot mix: the later one is told to try again. `digest` says that this is the fleet file
         of a server's configuration. It comes with the last commit, so a file that was applied in part is applied again.
+        `tags`: the fleet must still have one of these tags.
         """
         async with self._applying:
+            if tags and await asyncio.to_thread(tag, self.fleet()) not in tags:
+                raise FleetChanged("the fleet has changed since it was read; read it again and decide anew")
             return await self._apply(fleet, by, dry_run, digest)
 
     async def _apply(self, fleet: Fleet, by: str, dry_run: bool, digest: str | None) -> Difference:  # noqa: FBT001
