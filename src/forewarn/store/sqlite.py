@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Concatenate, ParamSpec, Self, TypeVar
 
@@ -147,17 +147,24 @@ class _Lane:
     @classmethod
     async def open(cls, opening: Callable[[str, float], sqlite3.Connection], path: str, busy_seconds: float) -> Self:
         thread = ThreadPoolExecutor(1, thread_name_prefix="forewarn-sqlite")
+        before = os.stat(path) if os.path.exists(path) else None
         try:
             with _problems_of(path):
                 connection = await asyncio.get_running_loop().run_in_executor(thread, opening, path, busy_seconds)
         except BaseException:
             thread.shutdown(wait=False)
             raise
-        return cls(path, thread, connection)
+        lane = cls(path, thread, connection)
+        try:
+            lane.check_file(before or lane._file)  # a restore may have replaced it while we waited for its lock
+        except StoreUnusable:
+            await lane.close()
+            raise
+        return lane
 
     async def run(self, work: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         def worked() -> T:
-            self._check_file()
+            self.check_file(self._file)
             return work(self._connection, *args, **kwargs)
 
         if self.is_closed:
@@ -173,10 +180,10 @@ class _Lane:
         await asyncio.get_running_loop().run_in_executor(self._thread, self._connection.close)
         self._thread.shutdown(wait=False)
 
-    def _check_file(self) -> None:
+    def check_file(self, opened: os.stat_result) -> None:
         """SQLite goes on writing to a file that was deleted or replaced, and what it writes is lost."""
         with suppress(OSError):
-            if os.path.samestat(os.stat(self._path), self._file):
+            if os.path.samestat(os.stat(self._path), opened):
                 return
         raise StoreUnusable(f"{self._path}: the file was removed or replaced; expected the one that was opened: start again")
 
@@ -260,7 +267,7 @@ def _forget(connection: sqlite3.Connection, revision: int, limit: int) -> int:
 
 def _prepare(path: str, busy_seconds: float) -> sqlite3.Connection:
     """The file, recognised, whole and ready to be written."""
-    _check_path(path)
+    check_path(path)
     with suppress(FileExistsError):  # SQLite would make it readable by all, and gives its log the mode of the file
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, FILE_MODE))
     connection = _connect(path, busy_seconds)
@@ -301,7 +308,7 @@ def _connect(path: str, busy_seconds: float) -> sqlite3.Connection:
     return sqlite3.connect(f"{Path(path).as_uri()}?mode=rw", uri=True, timeout=busy_seconds, isolation_level=None)
 
 
-def _check_path(path: str) -> None:
+def check_path(path: str) -> None:
     """SQLite opens what it may only read without a word, and its word for the rest is one for all. So we look ourselves."""
     folder = os.path.dirname(path)
     if not os.path.isdir(folder):
@@ -349,6 +356,19 @@ def _group_name(number: int) -> str:
         return grp.getgrgid(number).gr_name
     except KeyError:
         return str(number)
+
+
+def copy_store(source: str, target: str) -> None:
+    """A copy of a whole store, made by SQLite's own backup; the target must not exist. The source is not written to."""
+    # Beside a log there may be a server. Without one the file is read as it is, which also works where nothing may be written.
+    how = "mode=ro" if os.path.exists(f"{source}-wal") else "immutable=1"
+    with _problems_of(source), closing(sqlite3.connect(f"{Path(source).as_uri()}?{how}", uri=True)) as original:
+        if _schema_number(original, source) == 0:
+            raise StoreUnusable(f"{source}: the file holds nothing; expected a Forewarn store")
+        _check_whole(original, source)
+        os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_RDWR, FILE_MODE))
+        with closing(_connect(target, BUSY_SECONDS)) as copy:
+            original.backup(copy)
 
 
 def _schema_number(connection: sqlite3.Connection, path: str) -> int:
