@@ -73,7 +73,9 @@ def test_the_services_unit_is_not_restarted_for_what_only_a_person_can_mend() ->
     assert exit_of(StoreDenied("")) is Exit.USAGE
 
 
-@pytest.mark.skipif(os.geteuid() != 0 and "CI" not in os.environ, reason="only root can make users, here in a file system of its own")
+@pytest.mark.skipif(
+    os.geteuid() != 0 and "CI" not in os.environ, reason="only root can make users, here in a file system of its own"
+)
 def test_ssh_knows_the_services_user_and_finds_its_keys(tmp_path: Path) -> None:
     """Without an entry in the user database ssh says "No user exists for uid", and no qemu+ssh works."""
     (tmp_path / "etc").mkdir()
