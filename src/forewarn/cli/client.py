@@ -72,9 +72,7 @@ class Client:
         return self._ask("DELETE", path)
 
     def put(self, *path: str, body: bytes, query: str = "", tag: str = "") -> Any:
-        with self._asked("PUT", path, body, query=query, headers={"If-Match": tag} if tag else {}) as response:
-            answer = response.read(ANSWER_BYTES_MAX)
-        return self._read(response.status, answer)
+        return self._ask("PUT", path, body, query=query, headers={"If-Match": tag} if tag else NO_HEADERS)
 
     def lines(self, *path: str, query: str = "") -> Iterator[bytes]:
         """An answer that goes on and on, line by line, until the service ends it. One that falls silent is given up."""
@@ -84,8 +82,10 @@ class Client:
             while line := response.readline(LINE_BYTES_MAX):
                 yield line
 
-    def _ask(self, method: str, path: tuple[str, ...], body: bytes = b"", *, query: str = "") -> Any:
-        with self._asked(method, path, body, query=query) as response:
+    def _ask(
+        self, method: str, path: tuple[str, ...], body: bytes = b"", *, query: str = "", headers: Mapping[str, str] = NO_HEADERS
+    ) -> Any:
+        with self._asked(method, path, body, query=query, headers=headers) as response:
             answer = response.read(ANSWER_BYTES_MAX)
         return self._read(response.status, answer)
 

@@ -51,18 +51,18 @@ def welcome(draft: Draft, old: Vm | None, vm: Vm) -> None:
 
 
 def _placed(old: Vm | None, vm: Vm, *, is_file: bool) -> Vm:
-    """The member as it shall be, with what the definition does not decide: whether it runs and, often, where.
+    """The member as defined, with what the definition does not decide: whether the VM runs and, often, where.
 
-    A fleet file is written once and applied at every start after an edit, so its host counts only when it is not the one that the
-    file had before: what moved the VM since then knows better. A definition without a host leaves the VM where it is.
+    A fleet file may be older than the VM's last move, so its host counts only if the file did not name the same one before. A
+    definition without a host leaves the VM where it is.
     """
     if old is None:
         return replace(vm, declared_host=vm.host if is_file else "")
-    is_old_news = not vm.host or (is_file and vm.host == old.declared_host)
+    keeps_host = not vm.host or (is_file and vm.host == old.declared_host)
     return replace(
         vm,
         power=old.power,
-        host=old.host if is_old_news else vm.host,
+        host=old.host if keeps_host else vm.host,
         declared_host=vm.host if is_file else old.declared_host,
     )
 

@@ -15,7 +15,7 @@ from forewarn.core.operation import event_id_of
 from forewarn.engine.engine import FLEET_KEY, Engine
 from forewarn.errors import EventEnded, FleetChanged, UnknownEvent
 from forewarn.store.base import WRITES_MAX, Write
-from forewarn.wire.fleet import Fleet, tag
+from forewarn.wire.fleet import Fleet, dump, tag
 from forewarn.wire.record import HOSTS, Hosts
 
 POLLS_PASS_EVERY = 200
@@ -175,7 +175,7 @@ class Operations:
         `tags`: the fleet must still have one of these tags.
         """
         async with self._applying:
-            if tags and await asyncio.to_thread(tag, self.fleet()) not in tags:
+            if tags and tag(await asyncio.to_thread(dump, self.fleet())) not in tags:
                 raise FleetChanged("the fleet has changed since it was read; read it again and decide anew")
             return await self._apply(fleet, by, dry_run, digest)
 

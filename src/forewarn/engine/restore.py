@@ -21,7 +21,7 @@ from forewarn.wire.record import HOSTS, SCOPE, Hosts
 
 BY = "store restore"
 JUMP = 1_000_000
-"""More visible changes of one scope than a backup can be old."""
+"""More visible changes than one scope can have had since any backup."""
 NUMBER_MAX = 2**31 - 1
 """Many clients read DocumentIncarnation into 32 bits, and a scope needs room to go on."""
 ADMIN = "restored-{:%Y%m%d-%H%M%S}"
@@ -50,13 +50,13 @@ async def renew(engine: Engine, *, above: int, source: str, keep_tokens: bool, s
             number=number,
         )
     await _raise_numbers(engine, number, f"from {source}; document numbers go on at {number}")
-    names = tuple(token.name for token in engine.tokens.all())
-    if keep_tokens or not names:
+    tokens, now = engine.tokens.all(), engine.clock.now()
+    if keep_tokens or not tokens:
         return Renewed(number)
-    _, text = await engine.tokens.create(ADMIN.format(engine.clock.now()), Role.ADMIN, secret=secret, by=BY)
-    for name in names:
-        await engine.tokens.revoke(name, by=BY)
-    return Renewed(number, names, text)
+    for token in sorted(tokens, key=lambda token: token.role is Role.ADMIN and token.is_good(now)):  # the last admin's goes last
+        await engine.tokens.revoke(token.name, by=BY)
+    _, text = await engine.tokens.create(ADMIN.format(now), Role.ADMIN, secret=secret, by=BY)
+    return Renewed(number, tuple(token.name for token in tokens), text)
 
 
 async def _raise_numbers(engine: Engine, number: int, detail: str) -> None:

@@ -194,9 +194,8 @@ class Fleets(Controller):
     @get("/", responses=ANY)
     async def read(self, operations: Desk) -> Response[dict[str, Any]]:
         """The fleet as it is now, as JSON that PUT takes back. Its ETag is for the If-Match of that PUT."""
-        fleet = operations.fleet()
-        shown, name = await asyncio.to_thread(lambda: (dump(fleet), tag(fleet)))
-        return Response(shown, headers={"ETag": f'"{name}"'})
+        shown = await asyncio.to_thread(dump, operations.fleet())
+        return Response(shown, headers={"ETag": f'"{await asyncio.to_thread(tag, shown)}"'})
 
     @put(
         "/",

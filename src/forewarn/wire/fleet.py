@@ -162,9 +162,9 @@ def dump(fleet: Fleet) -> dict[str, Any]:
     return _plain(file)
 
 
-def tag(fleet: Fleet) -> str:
-    """What tells this fleet from any other, for a request that is meant for the fleet as it was read."""
-    return hashlib.sha256(msgspec.json.encode(dump(fleet))).hexdigest()[:32]
+def tag(file: dict[str, Any]) -> str:
+    """What tells this fleet, as `dump` gives it, from any other: for a request that is meant for the fleet as it was read."""
+    return hashlib.sha256(msgspec.json.encode(file)).hexdigest()[:32]
 
 
 def _scope(entry: ScopeEntry, at: Path) -> Scope:
