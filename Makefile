@@ -18,7 +18,7 @@ demo: $(READY)
 
 test: check $(LIBVIRT)
 	@sh tools/need.sh curl=curl haproxy=haproxy openssl=openssl systemd-analyze=systemd ip=iproute2 nft=nftables promtool=prometheus \
-		jq=jq node=nodejs go=golang-go mono=mono-runtime \
+		jq=jq ssh=openssh-client node=nodejs go=golang-go mono=mono-runtime \
 		"mcs=mono-mcs libmono-system-net-http4.0-cil libmono-system-runtime-serialization4.0-cil"
 	@echo "== tests"
 	@$(BIN)/pytest

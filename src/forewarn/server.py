@@ -7,6 +7,7 @@ import logging
 import os
 import random
 import resource
+import stat
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -32,7 +33,7 @@ from forewarn.platform.base import Platform
 from forewarn.platform.choice import health_platform, real_platform
 from forewarn.platform.simulated import SimulatedPlatform
 from forewarn.store.base import Store
-from forewarn.store.url import open_store
+from forewarn.store.url import open_store, path_of
 from forewarn.web.connection import Guard, Limits
 from forewarn.web.listener import SERVER_CONTROL, SERVER_METADATA, Listener
 from forewarn.web.metadata import Metadata
@@ -73,6 +74,7 @@ async def serve(
     clock, timing = RealClock(), Timing.at_rate(config.rate)
     certificate = read_certificate(config)
     async with opened(await open_store(config.store), clock, timing) as engine:
+        warn_of_readable_store(config.store)
         refuse_open_door(engine, config.control, config.store)
         if not is_loopback(config.control.host) and certificate is None:
             log.warning("tokens can be read on the way: no TLS", extra={"facts": {"control": str(config.control)}})
@@ -236,6 +238,15 @@ def refuse_open_door(engine: Engine, address: Address, store: str = "URL") -> No
     way = "a store that outlives the process: one in memory has no tokens" if store == "memory" else make
     why = "there are no tokens, so whoever reaches it could do anything"
     raise Invalid(f"control is {address}: {why}; expected a loopback address, or {way}", option="control")
+
+
+def warn_of_readable_store(url: str) -> None:
+    """A store made by an earlier version, or copied, may be open to every user of the machine. It stays as its owner left it."""
+    path = path_of(url)
+    mode = stat.S_IMODE(os.stat(path).st_mode) if path else 0
+    if mode & (stat.S_IRGRP | stat.S_IROTH):
+        facts = {"file": path, "mode": f"{mode:04o}", "fix": f"chmod 600 {path}"}
+        log.warning("other users can read the store: digests of tokens, user data of VMs", extra={"facts": facts})
 
 
 def read_certificate(config: Config) -> Certificate | None:

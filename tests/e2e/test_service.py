@@ -98,6 +98,24 @@ def test_the_same_fleet_file_at_the_next_start_does_not_undo_what_happened(tmp_p
         assert service.ask("GET", "/vms/web-1")[0] == 200
 
 
+def test_an_edited_fleet_file_leaves_a_vm_that_was_moved_where_it_is(tmp_path: Path) -> None:
+    """Whoever adds a VM to the file does not think of the Redeploys since it was written."""
+
+    def vm(name: str) -> dict[str, Any]:
+        found: dict[str, Any] = service.ask("GET", f"/vms/{name}")[1]
+        return found
+
+    with running(tmp_path, "--simulate-duration", "Redeploy=10ms") as service:
+        assert service.ask("POST", "/vms/web-0/redeploy") == (202, {"event": None})  # nobody polls, so it runs at once
+        eventually(lambda: vm("web-0")["host"], lambda host: host == "host-b")
+        service.stop()
+        (tmp_path / "fleet.yaml").write_text(FLEET.replace("127.0.0.2", "127.0.0.9"))
+        service.start()
+
+        assert vm("web-1")["address"] == "127.0.0.9"
+        assert vm("web-0")["host"] == "host-b"
+
+
 def test_two_servers_on_one_file_show_the_same_document(tmp_path: Path) -> None:
     """No leader: what one is told, the other shows, and a word to either counts."""
     with running(tmp_path) as one:

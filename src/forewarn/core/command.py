@@ -114,13 +114,15 @@ class Tick(msgspec.Struct, frozen=True):
 class Enrol(msgspec.Struct, frozen=True, kw_only=True):
     """The scope's members and choices shall be these. Whether a VM runs is not chosen here: who stays, stays as it is.
 
-    `first_incarnation` is for a scope that is new: a number that its VMs cannot have seen in an earlier life.
+    `first_incarnation` is for a scope that is new: a number that its VMs cannot have seen in an earlier life. `is_file` says that
+    this stands in the fleet file, which may be older than a VM's last move; otherwise it is true now.
     """
 
     kind: ScopeKind
     policy: Policy
     vms: tuple[Vm, ...]
     first_incarnation: int = 1
+    is_file: bool = False
 
 
 class Retire(msgspec.Struct, frozen=True):

@@ -89,7 +89,10 @@ NOTHING_TOLD = Instance()
 
 
 class Vm(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One virtual machine. Its name is its entry in Resources and its name in `/metadata/instance`, not its hostname."""
+    """One virtual machine. Its name is its entry in Resources and its name in `/metadata/instance`, not its hostname.
+
+    `host` is where it is; `declared_host` is what the fleet file said when it was last applied.
+    """
 
     name: str
     address: str = ""
@@ -99,6 +102,7 @@ class Vm(msgspec.Struct, frozen=True, omit_defaults=True):
     id: str = ""
     fault_domain: int = 0
     instance: Instance = NOTHING_TOLD
+    declared_host: str = ""
 
 
 class Scope(msgspec.Struct, frozen=True, omit_defaults=True):

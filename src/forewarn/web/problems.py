@@ -10,6 +10,7 @@ import msgspec
 
 from forewarn.errors import (
     EventEnded,
+    FleetChanged,
     Forbidden,
     ImpactFailed,
     Invalid,
@@ -80,6 +81,7 @@ STATUS: Mapping[type[Problem], int] = MappingProxyType(
         Unavailable: 503,
         WrongMethod: 405,
         TooSlow: 408,
+        FleetChanged: 412,
         BodyTooLarge: 413,
         WrongMediaType: 415,
         KeyReused: 422,

@@ -1,6 +1,7 @@
 """The fleet file. Its entries are types, and the types are the parser, the JSON Schema and the words of the errors."""
 
 import functools
+import hashlib
 import ipaddress
 import re
 from collections.abc import Iterable, Sequence
@@ -159,6 +160,11 @@ def dump(fleet: Fleet) -> dict[str, Any]:
     if fleet.hosts:
         file["hosts"] = fleet.hosts
     return _plain(file)
+
+
+def tag(file: dict[str, Any]) -> str:
+    """What tells this fleet, as `dump` gives it, from any other: for a request that is meant for the fleet as it was read."""
+    return hashlib.sha256(msgspec.json.encode(file)).hexdigest()[:32]
 
 
 def _scope(entry: ScopeEntry, at: Path) -> Scope:
