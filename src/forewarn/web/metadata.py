@@ -16,7 +16,7 @@ Only a GET that is answered with the document, or told that it has not changed, 
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Set
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -116,12 +116,12 @@ class Metadata:
 
     async def _document(self, request: Request, caller: Caller, receive: Receive) -> Reply | None:
         version = ask.events_version(request, self._settings)
-        known = request.header(b"if-none-match")
+        known = document.read_tags(request.header(b"if-none-match"))
         applied: tuple[Header, ...] = ()
         if request.method == "GET":
             await self._record(caller.place)
             seconds = ask.wait_seconds(request, self._settings)
-            if seconds and document.matches(known, caller.place.scope.incarnation):
+            if seconds and document.is_known(caller.place.scope.incarnation, known):
                 self.waiting += 1
                 try:
                     has_stayed = await self._hold(request, known, seconds, receive)
@@ -132,7 +132,7 @@ class Metadata:
                 applied = ((b"preference-applied", b"wait=%d" % seconds),)
                 caller = self._identify(request)
         scope = caller.place.scope
-        if document.matches(known, scope.incarnation):
+        if document.is_known(scope.incarnation, known):
             return Reply(304, (etag(scope), *applied))
         body = body_of(page(caller.place, version, iso_not_before=self._settings.iso_not_before))
         return Reply(200, (*headers(scope, body), *applied), body)
@@ -147,7 +147,7 @@ class Metadata:
         if not was_enabled:
             await asyncio.sleep(self._settings.first_call_delay_seconds)
 
-    async def _hold(self, request: Request, known: str, seconds: int, receive: Receive) -> bool:
+    async def _hold(self, request: Request, known: Set[str], seconds: int, receive: Receive) -> bool:
         """Until the caller's document is another, the time is up, or we stop: True. False: the client has left.
 
         Who is calling is asked again at each change: meanwhile the VM may have moved to another scope.
@@ -156,7 +156,7 @@ class Metadata:
         until = loop.time() + seconds
         while not self._is_stopping and (rest := until - loop.time()) > 0:  # ends when the time is up
             place = self._identify(request).place
-            if not document.matches(known, place.scope.incarnation):
+            if not document.is_known(place.scope.incarnation, known):
                 break
             if not await wait_for_change(place, place.scope.incarnation, rest, partial(_leaving, receive)):
                 return False

@@ -38,7 +38,7 @@ UNUSUAL = frozenset(
     (b"content-length", b"expect", b"prefer", b"transfer-encoding", b"upgrade", b"x-forwarded-for", callers.ID, callers.SIGNATURE)
 )
 _CLOSING = b"\r\n" + lines([CLOSE]) + b"\r\n"
-_NUMBER = re.compile(r"[0-9]{1,18}")
+_INCARNATION = re.compile(r"[1-9][0-9]{0,17}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +105,10 @@ class Polls(Guard):
             version = ask.events_version(request, self._settings)
         except Problem:
             return None
-        tags = request.header(b"if-none-match")
+        tags = document.read_tags(request.header(b"if-none-match"))
         if "*" in tags:
             return None
-        known = frozenset(number for number in map(int, _NUMBER.findall(tags)) if document.matches(tags, number))
-        return Plan(vm, version, known, is_last)
+        return Plan(vm, version, frozenset(int(tag) for tag in tags if _INCARNATION.fullmatch(tag)), is_last)
 
     def learn(self, data: bytes, plan: Plan) -> None:
         """Remember what came between two rests of a connection, if it is one request: then it has one blank line, at its end."""
