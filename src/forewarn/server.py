@@ -214,7 +214,7 @@ def operators_door(
 
     refuse_open_door(service.engine, address)
     app = control.app(service.operations, service.engine, host=address.host, more=more)
-    guard = Guard(replace(limits, body_bytes_max=control.FLEET_BYTES_MAX), control_body)
+    guard = Guard(replace(limits, body_bytes_max=control.FLEET_BYTES_MAX), control_body, service.engine.trouble)
     end_streams = service.engine.tail.stop
     return Listener(app, address, guard, server_name=SERVER_CONTROL, on_stop=end_streams, certificate=certificate)
 

@@ -1,6 +1,8 @@
 """The limits of a connection. Time passes because the test says so."""
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from datetime import timedelta
 
 import pytest
@@ -182,6 +184,27 @@ def test_a_head_without_end_is_refused(pieces: int) -> None:
         assert (answer.status, answer.headers["connection"]) == (431, "close")
 
 
+@pytest.mark.parametrize("source", ["127.0.0.1", "127.0.0.99"])
+def test_sixty_kilobytes_of_entity_tags_are_answered_at_once(source: str) -> None:
+    """They are parsed on the event loop, before it is known who sent them: it took minutes, and nobody else was answered."""
+    request = POLL.replace(b"Host: h", b"Host: h\r\nIf-None-Match: " + b'"1",' * 15_000 + b'"2"')
+    with World() as world:
+        world.ask(POLL)
+        with world.connect(source) as client:
+            client.send(request)
+            assert client.answer().status == (304 if source == "127.0.0.1" else 403)
+            client.send(request.replace(b'"1",', b'"3",').replace(b'"2"', b'"4"'))
+            assert client.answer().status == (200 if source == "127.0.0.1" else 403)
+
+
+def test_a_hundred_header_lines_are_read_and_one_more_is_refused() -> None:
+    """Each line costs memory and time of its own, however short it is; no client is known to send more than 30."""
+    with World() as world:
+        for lines, status in ((100, 200), (101, 431)):
+            more = b"".join(b"A: b\r\n" for _ in range(lines - 2))
+            assert world.ask(POLL.replace(b"Host: h\r\n", b"Host: h\r\n" + more)).status == status
+
+
 def test_a_body_of_just_the_limit_is_read_and_one_byte_more_is_refused() -> None:
     with World() as world:
         for size, status in ((65536, 400), (65537, 413)):
@@ -224,3 +247,37 @@ def test_thousands_of_requests_at_once_are_all_answered_in_their_order() -> None
         assert client.answer().status == 200
         assert world.called[:3000] == [f"GET /{number}" for number in numbers]
         assert max(queued) < 200
+
+
+@pytest.mark.parametrize("connections", [1, 8])
+def test_a_client_that_pipelines_leaves_the_others_their_turn(connections: int) -> None:
+    """A few requests per iteration of the event loop, on however many connections: other VMs are answered in between."""
+
+    async def count_turns() -> int:
+        """In the event loop, so that all has been sent before the first turn."""
+        for client in clients:
+            client.send(POLL * polls_each)
+        turns = answers = 0
+        while answers < polls_each * connections:
+            await asyncio.sleep(0)
+            before, answers = answers, sum(client.count_answers() for client in clients)
+            turns += answers > before
+        return turns
+
+    polls_each, polls_per_turn_max = 400, 20
+    with World() as world, ExitStack() as stack:
+        clients = [stack.enter_context(world.connect()) for _ in range(connections)]
+        for client in clients:
+            warm(world, client)
+        assert world.run(count_turns()) > polls_each * connections / polls_per_turn_max
+
+
+def test_a_client_that_pipelines_and_reads_is_not_cut_off_however_long_it_goes_on() -> None:
+    with World() as world, world.connect() as client, ThreadPoolExecutor(1) as threads:
+        warm(world, client)
+        sending = threads.submit(client.send, POLL * 20_000)
+        for number in range(20_000):
+            if number % 2_000 == 0:
+                world.pass_time(number / 2_000 * STALL)
+            assert client.answer().status == 200
+        sending.result()

@@ -55,7 +55,7 @@ class Polls(Guard):
     """What all connections of the metadata listener share. `now` is the engine's time, read once a second; 0: ask its clock."""
 
     def __init__(self, engine: Engine, settings: Settings, limits: Limits) -> None:
-        super().__init__(limits, metadata_body)
+        super().__init__(limits, metadata_body, engine.trouble)
         self.plans: dict[bytes, Plan] = {}
         self.board = engine.board
         self.ok = self.unchanged = b""
@@ -192,12 +192,13 @@ class FullConnection(Connection):
         self.plan: Plan | None = None
 
     def data_received(self, data: bytes) -> None:
-        was_idle = self.is_idle
+        self.plan = None
+        was_idle = self.is_idle and not self.rest
         plan = self.polls.plans.get(data)
         if was_idle and plan is not None and self._answer(plan):
             return
         super().data_received(data)
-        if was_idle and self.is_idle and self.plan is not None:
+        if was_idle and self.is_idle and not self.rest and self.plan is not None:
             self.polls.learn(data, self.plan)
 
     def _answer(self, plan: Plan) -> bool:
@@ -214,7 +215,8 @@ class FullConnection(Connection):
         self.plan = None
         is_kept, version = self.parser.should_keep_alive(), self.parser.get_http_version()
         is_free = not self.is_answering and not self.flow.write_paused
-        if is_free and self.parser.get_method() == b"GET" and (version == "1.1" or not is_kept):
+        is_small = self.head_size <= REQUEST_BYTES_MAX
+        if is_free and is_small and self.parser.get_method() == b"GET" and (version == "1.1" or not is_kept):
             plan = self.polls.plan(self.url, self.headers, is_last=not is_kept)
             if plan is not None and self._answer(plan):
                 self.plan = plan
@@ -228,8 +230,7 @@ class FullConnection(Connection):
         if self.plan is None:
             super().on_message_complete()
         else:
-            self.is_within = False
-            self.settle()
+            self.end_request()
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """A client that has said all it will say still gets its answer. If it asked to wait, silence means that it has left."""
