@@ -162,7 +162,9 @@ async def listening(*doors: Listener) -> AsyncIterator[tuple[Listener, ...]]:
             await door.start()
         yield doors
     finally:
-        await asyncio.gather(*(door.stop() for door in doors), return_exceptions=True)
+        for ended in await asyncio.gather(*(door.stop() for door in doors), return_exceptions=True):
+            if isinstance(ended, Exception):
+                log.error("listener did not stop cleanly", exc_info=ended)
 
 
 async def first_end(*works: Awaitable[None]) -> None:

@@ -48,6 +48,7 @@ class World:
         limits: Limits | None = None,
         clock: Clock | None = None,
         application: Callable[[Message, Receive, Send], Awaitable[None]] | None = None,
+        stop_seconds_max: float = 2.0,
     ) -> None:
         self.engine = Engine(MemoryStore(), clock or RealClock(), Timing())
         self.settings = settings or Settings(identify={Identify.ADDRESS, Identify.PATH})
@@ -61,7 +62,7 @@ class World:
             self.polls,
             server_name=SERVER_METADATA,
             on_stop=self.metadata.stop,
-            stop_seconds_max=2.0,
+            stop_seconds_max=stop_seconds_max,
         )
         self.broken: list[dict[str, Any]] = []
         self._loop = uvloop.new_event_loop()

@@ -1,8 +1,9 @@
 """The limits of a connection. Time passes because the test says so."""
 
 import asyncio
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 
 import pytest
@@ -53,21 +54,35 @@ def test_a_connection_on_which_only_known_polls_came_is_closed_when_idle_and_not
             assert quick.rest() == b""
 
 
-def test_a_client_that_sends_known_polls_and_reads_nothing_is_held_back_and_then_dropped() -> None:
-    """One poll at a time, so that nothing but the quick way is ever taken."""
-    with World() as world, world.connect() as client:
-        vms = tuple(Vm(name=f"{number:0100}", host="host-a") for number in range(500))
-        world.enrol("web", Vm(name="web-0", address="127.0.0.1"), *vms)
-        world.submit(Maintain(host="host-a", operation_id=EVENT_ID, type=EventType.FREEZE))
+@contextmanager
+def stalled(world: World) -> Iterator[Client]:
+    """A client that sends known polls and reads nothing. One poll at a time, so that nothing but the quick way is ever taken."""
+    vms = tuple(Vm(name=f"{number:0100}", host="host-a") for number in range(500))
+    world.enrol("web", Vm(name="web-0", address="127.0.0.1"), *vms)
+    world.submit(Maintain(host="host-a", operation_id=EVENT_ID, type=EventType.FREEZE))
+    with world.connect() as client:
         warm(world, client)
-        with world.connect() as quick:
-            for _ in range(200):
-                quick.send(POLL)
-                world.run(asyncio.sleep(0.001))  # the server has had its turn before the next one is sent
-            [connection] = [one for one in world.listener.state.connections if isinstance(one, PollConnection)]
-            assert 0 < connection.unsent_bytes < 200_000
-            world.pass_time(STALL)
-            assert not quick.is_open()
+    with world.connect() as quick:
+        for _ in range(200):
+            quick.send(POLL)
+            world.run(asyncio.sleep(0.001))  # the server has had its turn before the next one is sent
+        [connection] = [one for one in world.listener.state.connections if isinstance(one, PollConnection)]
+        assert 0 < connection.unsent_bytes < 200_000
+        yield quick
+
+
+def test_a_client_that_sends_known_polls_and_reads_nothing_is_held_back_and_then_dropped() -> None:
+    with World() as world, stalled(world) as client:
+        world.pass_time(STALL)
+        assert not client.is_open()
+
+
+def test_stopping_cuts_off_a_client_that_does_not_take_its_answers() -> None:
+    """One guest that does not read must neither delay a restart nor break it."""
+    with World(stop_seconds_max=0.1) as world, stalled(world) as client:
+        world.stop()
+        assert not client.is_open()
+        assert world.listener.state.connections == set()
 
 
 @pytest.mark.parametrize("begun", [b"G", POLL[:-2], APPROVE + b"Content-Length: 10\r\n\r\n123"])

@@ -50,11 +50,13 @@ class Limits:
 
 
 class Timed(Protocol):
-    """A connection to the sweep: when it is to be looked at, and what then."""
+    """A connection to the sweep: when it is to be looked at, and what then. `abort` ends it at once, whatever is unsent."""
 
     due_at: float
 
     def time_out(self) -> None: ...
+
+    def abort(self) -> None: ...
 
 
 class Guard:
@@ -357,6 +359,9 @@ class Connection(HttpToolsProtocol):
             self.refuse(TooSlow(f"Request timeout. It took longer than {self.guard.limits.stall_seconds:g} s to arrive"))
         else:
             self.transport.close()
+
+    def abort(self) -> None:
+        self.transport.abort()
 
     def refuse(self, problem: Problem) -> None:
         """Answer what cannot be served, and hang up; what is owed to earlier requests goes first."""

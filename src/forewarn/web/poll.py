@@ -178,6 +178,9 @@ class PollConnection(asyncio.Protocol):
         else:
             self._transport.close()
 
+    def abort(self) -> None:
+        self._transport.abort()
+
     def shutdown(self) -> None:
         """Uvicorn's word for: finish and close."""
         self._transport.close()
