@@ -129,6 +129,7 @@ def test_a_page_is_made_once_for_all_vms_of_a_scope() -> None:
         POLL.replace(b"Metadata: true", b"Metadata: true\r\nExpect: something"),
         POLL.replace(b"Metadata: true", b"Metadata: true\r\nContent-Length: 0"),
         POLL.replace(b"Metadata: true", b"Metadata: true\r\nX-Instance-ID: web-0"),
+        POLL.replace(b"Metadata: true", b"Metadata: true\r\nOrigin: http://web.example"),
         POLL.replace(b"Metadata: true", b"Metadata: true\r\nConnection: upgrade\r\nUpgrade: h2c"),
         POLL.replace(b"Metadata: true", b"Metadata: true\r\nIf-None-Match: *"),
         POLL.replace(b"HTTP/1.1", b"HTTP/1.0").replace(b"Host: h", b"Connection: keep-alive"),

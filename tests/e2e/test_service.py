@@ -131,6 +131,19 @@ def test_a_client_that_hangs_up_in_the_middle_of_its_body_leaves_no_trace(tmp_pa
         assert "Traceback" not in (tmp_path / "log.txt").read_text()
 
 
+def test_an_operator_that_has_sent_all_still_gets_its_answer(tmp_path: Path) -> None:
+    """As when a request is piped into a socket: what was done must not look as if it had failed."""
+    with running(tmp_path) as service:
+        restarts = [("POST", f"/vms/{vm}/restart", b"202") for vm in ("web-0", "web-1", "db")]
+        for method, path, status in [*restarts, *[("GET", "/vms/web-0", b"200")] * 5]:
+            with connected(service.control) as connection:
+                head = f"{method} /api/v1{path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 2\r\n"
+                connection.sendall(f"{head}Content-Type: application/json\r\n\r\n{{}}".encode())
+                connection.shutdown(socket.SHUT_WR)
+                answer = b"".join(iter(lambda: connection.recv(65536), b""))
+            assert answer.startswith(b"HTTP/1.1 " + status)
+
+
 def test_the_service_stops_within_seconds_though_clients_on_both_listeners_do_not_go_on(tmp_path: Path) -> None:
     """It is meant to take 3 seconds at most; 6 leave room for a slow machine. Before, one such client made it 10 or more."""
     poll = b"GET /as/web-0/metadata/scheduledevents?api-version=2020-07-01 HTTP/1.1\r\nHost: h\r\nMetadata: true\r\n\r\n"

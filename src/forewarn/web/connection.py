@@ -317,6 +317,17 @@ class Connection(HttpToolsProtocol):
         self.settle()
         self.go_on()
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """A client that has sent all it will send still gets its answer; whether to keep the connection for that.
+
+        Not if it sent half a request, nor while it reads a stream, which has no end: then it has left.
+        """
+        is_stream = self.running is not None and bool(self.running.chunked_encoding) and not self.running.response_complete
+        if self.is_within or not self.is_answering or is_stream or not self.transport.can_write_eof():
+            return False
+        self.cycle.keep_alive = False
+        return True
+
     def pause_writing(self) -> None:
         """The client does not take its answers: nothing more is parsed, and it has so long."""
         super().pause_writing()

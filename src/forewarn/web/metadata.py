@@ -3,12 +3,13 @@
 The first check that fails answers:
 
 1. who is calling (`callers.py`): passed on by somebody, 400; no VM of the fleet, or a wrong signature, 403
-2. too often: 429
-3. the path, 404; then the method, 405 with Allow
-4. a query parameter that stands twice: 400
-5. the Metadata header, as the api-version asks: 400
-6. the api-version: 400, with those that would be accepted
-7. what is asked: the body of an approval or the path into the instance tree, 400 and 404; what the rules say of it, 400
+2. a page in a browser (an Origin header): 403
+3. too often: 429
+4. the path, 404; then the method, 405 with Allow
+5. a query parameter that stands twice: 400
+6. the Metadata header, as the api-version asks: 400
+7. the api-version: 400, with those that would be accepted
+8. what is asked: the body of an approval or the path into the instance tree, 400 and 404; what the rules say of it, 400
 
 Only a GET that is answered with the document, or told that it has not changed, counts as a poll.
 """
@@ -93,6 +94,8 @@ class Metadata:
 
     async def _reply(self, request: Request, receive: Receive) -> Reply | None:
         caller = self._identify(request)
+        if b"origin" in request.headers:  # no client of the protocol sends it; browsers do, with every POST of a page
+            raise Forbidden("Forbidden. Requests of web pages are not accepted")
         if self._pace and not self._pace.admits(caller.vm, asyncio.get_running_loop().time()):
             raise TooManyRequests(f"Too many requests. {self._settings.requests_per_second:g} a second are accepted")
         handler, methods = self._handler(request)
@@ -120,6 +123,7 @@ class Metadata:
         applied: tuple[Header, ...] = ()
         if request.method == "GET":
             await self._record(caller.place)
+            caller = self._identify(request)  # the poll may have been held for minutes
             seconds = ask.wait_seconds(request, self._settings)
             if seconds and document.is_known(caller.place.scope.incarnation, known):
                 self.waiting += 1
@@ -167,6 +171,7 @@ class Metadata:
         body = await _body(receive)
         if body is None:
             return None
+        caller = self._identify(request)  # the body may have taken seconds, and the address may be another VM's now
         command = Approve(event_ids=approval.parse(body), vm=caller.vm)
         await self._engine.submit(caller.place.scope.name, command, by=f"vm {caller.vm}")
         return Reply(200, (content_length(b""),))

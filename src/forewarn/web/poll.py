@@ -35,7 +35,17 @@ from forewarn.wire.versions import Version
 REQUEST_BYTES_MAX = 1024
 PLANS_MAX = 16_384
 UNUSUAL = frozenset(
-    (b"content-length", b"expect", b"prefer", b"transfer-encoding", b"upgrade", b"x-forwarded-for", callers.ID, callers.SIGNATURE)
+    (
+        b"content-length",
+        b"expect",
+        b"origin",
+        b"prefer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"x-forwarded-for",
+        callers.ID,
+        callers.SIGNATURE,
+    )
 )
 _CLOSING = b"\r\n" + lines([CLOSE]) + b"\r\n"
 _INCARNATION = re.compile(r"[1-9][0-9]{0,17}")
@@ -236,8 +246,5 @@ class FullConnection(Connection):
             self.end_request()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """A client that has said all it will say still gets its answer. If it asked to wait, silence means that it has left."""
-        if self.is_within or not self.is_answering or any(name == b"prefer" for name, _ in self.headers):
-            return False
-        self.cycle.keep_alive = False
-        return True
+        """If the client asked to wait, silence means that it has left."""
+        return not any(name == b"prefer" for name, _ in self.headers or ()) and super().eof_received()
