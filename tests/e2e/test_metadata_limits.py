@@ -8,12 +8,14 @@ from datetime import timedelta
 
 import pytest
 
+from forewarn.config import Identify
 from forewarn.core.command import Maintain
 from forewarn.core.event import EventType
 from forewarn.core.fleet import Vm
 from forewarn.web.connection import Connection, Limits
 from forewarn.web.metadata import Message, Receive, Send
 from forewarn.web.poll import PollConnection
+from forewarn.web.settings import Settings
 from tests.e2e.metadata_world import EVENT_ID, POLL, Client, World
 
 APPROVE = b"POST /metadata/scheduledevents?api-version=2020-07-01 HTTP/1.1\r\nHost: h\r\nMetadata: true\r\n"
@@ -170,6 +172,123 @@ def test_connections_of_one_address_have_a_limit() -> None:
                 assert third.rest() == b""
         world.until(lambda: not world.polls.counts)
         assert world.ask(POLL).status == 200
+
+
+@contextmanager
+def crowded(connections_max: int, connections_per_address_max: int) -> Iterator[World]:
+    """VMs at 127.0.0.1 to 127.0.0.5, known by their addresses alone."""
+    limits = Limits(connections_max=connections_max, connections_per_address_max=connections_per_address_max)
+    with World(Settings(identify={Identify.ADDRESS}), limits) as world:
+        world.enrol("web", *(Vm(name=f"web-{number}", address=f"127.0.0.{number}") for number in range(1, 6)))
+        world.ask(POLL)
+        world.until(lambda: not world.polls.connections_count)
+        yield world
+
+
+def hold(world: World, stack: ExitStack, source: str, count: int) -> list[Client]:
+    """Connections from an address on which nothing happens. Some may be refused or closed."""
+    clients = [stack.enter_context(world.connect(source)) for _ in range(count)]
+    take_turns(world)
+    return clients
+
+
+def take_turns(world: World) -> None:
+    """Let the event loop do what there is to do: it accepts one connection in an iteration, and ends one in a few."""
+
+    async def turn() -> None:
+        for _ in range(200):
+            await asyncio.sleep(0)
+
+    world.run(turn())
+
+
+def status_from(world: World, source: str) -> int:
+    with world.connect(source) as client:
+        client.send(POLL)
+        return client.answer().status
+
+
+def test_a_vm_that_holds_many_idle_connections_does_not_shut_out_the_others() -> None:
+    with crowded(16, 2) as world, ExitStack() as stack:
+        hold(world, stack, "127.0.0.2", 40)
+        assert world.polls.connections_count == 2
+        assert [status_from(world, f"127.0.0.{number}") for number in (1, 3, 4, 5)] == [200] * 4
+        assert status_from(world, "127.0.0.2") == 503
+
+
+def test_when_all_connections_are_in_use_the_oldest_idle_one_makes_room() -> None:
+    """As in nginx: an idle connection can be opened again, a VM that is not let in hears of nothing."""
+    with crowded(8, 4) as world, ExitStack() as stack:
+        first, *_ = hold(world, stack, "127.0.0.2", 4)
+        last, *_ = hold(world, stack, "127.0.0.3", 4)
+        assert world.polls.connections_count == 8
+        with world.connect("127.0.0.1") as client:
+            client.send(POLL)
+            assert client.answer().status == 200
+            assert first.rest() == b""
+            last.send(POLL)
+            assert last.answer().status == 200
+            assert world.polls.connections_count == 8
+
+
+def test_a_connection_on_which_something_happens_is_not_closed_for_another() -> None:
+    """Neither a poll that waits nor half a request; when nothing is idle, the new connection is refused."""
+    waiting = POLL.replace(b"Host: h", b'Host: h\r\nPrefer: wait=60\r\nIf-None-Match: "%d"')
+    with crowded(2, 2) as world, world.connect("127.0.0.1") as waits, world.connect("127.0.0.2") as sends:
+        waits.send(waiting % world.scope().incarnation)
+        sends.send(POLL[:-2])
+        take_turns(world)
+        with world.connect("127.0.0.3") as third:
+            answer = third.answer()
+            assert (answer.status, answer.headers["connection"]) == (503, "close")
+            assert third.rest() == b""
+        sends.send(POLL[-2:])
+        assert sends.answer().status == 200
+        assert status_from(world, "127.0.0.3") == 200
+
+
+def test_clients_that_are_no_vm_never_take_the_place_of_one() -> None:
+    """They have an eighth of all connections together, and are the first to be closed."""
+    with crowded(16, 16) as world, ExitStack() as stack:
+        for number in range(90, 100):
+            hold(world, stack, f"127.0.0.{number}", 4)
+        assert world.polls.connections_count == 2
+        hold(world, stack, "127.0.0.2", 14)
+        assert world.polls.connections_count == 16
+        strangers = hold(world, stack, "127.0.0.90", 1)
+        vms = [world.connect(f"127.0.0.{number}") for number in (1, 3)]
+        for vm in vms:
+            stack.enter_context(vm)
+            vm.send(POLL)
+            assert vm.answer().status == 200
+        assert strangers[0].rest() == b""
+        assert world.polls.connections_count == 16
+
+
+def test_a_client_that_is_no_vm_still_learns_so_while_others_hold_idle_connections() -> None:
+    """A VM that was forgotten in the fleet file must be told 403, not be left in the dark by somebody else's flood."""
+    with crowded(16, 16) as world, ExitStack() as stack:
+        hold(world, stack, "127.0.0.90", 40)
+        assert status_from(world, "127.0.0.91") == 403
+
+
+def test_where_vms_come_through_a_proxy_no_address_is_unknown() -> None:
+    settings = Settings(identify={Identify.PROXY, Identify.ADDRESS}, proxy_key=b"key")
+    with World(settings, Limits(connections_max=16)) as world, ExitStack() as stack:
+        hold(world, stack, "127.0.0.99", 16)
+        assert world.polls.connections_count == 16
+
+
+def test_a_limit_that_is_reached_is_logged_once_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever can connect could fill the log; and an operator must learn that the limit is too low."""
+    with crowded(8, 4) as world, ExitStack() as stack:
+        hold(world, stack, "127.0.0.2", 6)
+        hold(world, stack, "127.0.0.99", 3)
+        hold(world, stack, "127.0.0.3", 4)
+        assert world.polls.limits_reached == {"address": 2, "unknown": 2, "total": 1}
+        [record] = [record for record in caplog.records if record.name == "forewarn"]
+        assert record.getMessage() == "connection limit reached"
+        assert vars(record)["facts"] == {"limit": "address", "limit_max": 4, "connections": 4, "address": "127.0.0.2"}
 
 
 def test_nothing_is_kept_of_connections_that_have_ended() -> None:

@@ -4,7 +4,7 @@ import json
 import socket
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,9 +29,9 @@ def statuses(document: dict[str, Any]) -> list[str]:
     return [event["EventStatus"] for event in document["Events"]]
 
 
-def connected(url: str) -> socket.socket:
+def connected(url: str, source: str = "") -> socket.socket:
     host, _, port = url.removeprefix("http://").partition(":")
-    return socket.create_connection((host, int(port)), timeout=10)
+    return socket.create_connection((host, int(port)), timeout=10, source_address=(source, 0))
 
 
 def test_a_vm_is_told_answers_and_comes_back(tmp_path: Path) -> None:
@@ -129,6 +129,28 @@ def test_a_client_that_hangs_up_in_the_middle_of_its_body_leaves_no_trace(tmp_pa
 
         assert service.ask("GET", "/vms/web-0")[0] == 200
         assert "Traceback" not in (tmp_path / "log.txt").read_text()
+
+
+def test_a_guest_that_opens_every_connection_it_can_stops_nothing(tmp_path: Path) -> None:
+    """Other VMs are answered, operators too, and the impact of another VM's event is carried out by a real command."""
+    request = b"GET /metadata/scheduledevents?api-version=2020-07-01 HTTP/1.1\r\nHost: h\r\nMetadata: true\r\n\r\n"
+    exec_flags = ("--platform", "exec", "--exec-command", f"Reboot=touch {tmp_path}/rebooted")
+    service = Service(tmp_path, *exec_flags, descriptors_max=256)
+    try:
+        service.start()
+        with ExitStack() as stack:
+            for _ in range(400):
+                stack.enter_context(connected(service.metadata, "127.0.0.3"))
+            for source in ("127.0.0.1", "127.0.0.2"):
+                vm = stack.enter_context(connected(service.metadata, source))
+                vm.sendall(request)
+                assert vm.recv(65536).startswith(b"HTTP/1.1 200")
+            _, answer = service.ask("POST", "/vms/web-0/restart")
+            assert service.ask("POST", f"/events/{answer['event']['id']}/approve")[0] == 200
+            eventually((tmp_path / "rebooted").exists, bool)
+            assert "connection limit reached" in (tmp_path / "log.txt").read_text()
+    finally:
+        service.kill()
 
 
 def test_an_operator_that_has_sent_all_still_gets_its_answer(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ up, so a request costs no timer. What a client sends is not logged: whoever can 
 
 import asyncio
 import math
-from collections import deque
-from collections.abc import Callable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, cast
@@ -22,7 +22,7 @@ from forewarn.engine.clock import RealClock
 from forewarn.engine.trouble import Trouble
 from forewarn.errors import Invalid, Problem
 from forewarn.web.callers import plain
-from forewarn.web.page import CONTENT_TYPE, content_length, lines
+from forewarn.web.page import CONTENT_TYPE, Header, content_length, lines
 from forewarn.web.problems import BUG, BodyTooLarge, HeadTooLarge, TooManyConnections, TooSlow, WrongHttpVersion, status_of
 
 TICK_SECONDS = 1.0
@@ -38,21 +38,38 @@ FRAMING_MAX = 8
 CLOSE = (b"connection", b"close")
 
 
+LOOK_MAX = 32
+"""How many connections are looked at, to find an idle one that can be closed for a new one."""
+UNKNOWN_SHARE = 8
+"""One connection in so many may be held by clients whose address is no VM's."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """`stall_seconds`: how long a request may take to arrive whole, and an answer to be taken."""
+    """`stall_seconds`: how long a request may take to arrive whole, and an answer to be taken.
+
+    `connections_max` is for all clients of a listener together.
+    """
 
     head_bytes_max: int = 64 * 1024
     body_bytes_max: int = 64 * 1024
     idle_seconds: float = 75.0
     stall_seconds: float = 10.0
+    connections_max: int = 1_000_000
     connections_per_address_max: int = 4096
 
 
 class Timed(Protocol):
-    """A connection to the sweep: when it is to be looked at, and what then. `abort` ends it at once, whatever is unsent."""
+    """A connection to the sweep: when it is to be looked at, and what then. `abort` ends it at once, whatever is unsent.
 
+    `is_evictable`: nothing is being received, answered or sent, so that it can be closed to make room for another.
+    """
+
+    address: str
     due_at: float
+
+    @property
+    def is_evictable(self) -> bool: ...
 
     def time_out(self) -> None: ...
 
@@ -60,13 +77,23 @@ class Timed(Protocol):
 
 
 class Guard:
-    """What all connections of a listener share. `idle_at` and `stall_at`: when one that begins now is to be looked at."""
+    """What all connections of a listener share. `idle_at` and `stall_at`: when one that begins now is to be looked at.
+
+    A new connection is admitted if its address has room, and if the listener has room or can make some by closing an idle
+    connection: one of an unknown address (`is_unknown`) if there is any, else the one that has been open longest. Unknown
+    addresses have a small share together and never take the place of a VM. All of it costs the same however many there are.
+    `limits_reached` counts, by the name of the limit, how often a connection was refused or an idle one closed.
+    """
 
     def __init__(self, limits: Limits, body_of: Callable[[Problem], bytes], trouble: Trouble | None = None) -> None:
         self.limits = limits
         self.body_of = body_of
         self.trouble = trouble or Trouble(RealClock())
         self.counts: dict[str, int] = {}
+        self.limits_reached = dict.fromkeys(("address", "unknown", "total"), 0)
+        self.too_many = b""
+        self._known: OrderedDict[Timed, None] = OrderedDict()
+        self._unknown: OrderedDict[Timed, None] = OrderedDict()
         self.idle_at = self.stall_at = math.inf
         self._turns: deque[Connection] = deque()
 
@@ -78,6 +105,7 @@ class Guard:
         """Once a second, by the time of the event loop. A time is given until the next tick and then in full, never less."""
         self.idle_at = now + TICK_SECONDS + self.limits.idle_seconds
         self.stall_at = now + TICK_SECONDS + self.limits.stall_seconds
+        self.too_many = self.response(TooManyConnections("Too many connections. Try again later"), state.default_headers)
         connections = cast("set[Timed]", state.connections)
         for connection in [one for one in connections if one.due_at <= now]:
             connection.time_out()
@@ -98,15 +126,68 @@ class Guard:
             asyncio.get_running_loop().call_soon(self._give_turn)
         connection.take_turn()
 
-    def admit(self, address: str) -> bool:
-        """Count a connection in; whether there is room for it."""
-        self.counts[address] = count = self.counts.get(address, 0) + 1
-        return count <= self.limits.connections_per_address_max
+    @property
+    def connections_count(self) -> int:
+        return len(self._known) + len(self._unknown)
 
-    def release(self, address: str) -> None:
-        self.counts[address] -= 1
-        if not self.counts[address]:
-            del self.counts[address]
+    def is_unknown(self, address: str) -> bool:
+        """Whether this address is none that the listener is for."""
+        return False
+
+    def admit(self, connection: Timed) -> bool:
+        """Count a new connection in; False if there is no room for it: then it gets `too_many` and is closed."""
+        address = connection.address
+        group = self._unknown if self.is_unknown(address) else self._known
+        if not self._has_room(address, group):
+            return False
+        self.counts[address] = self.counts.get(address, 0) + 1
+        group[connection] = None
+        return True
+
+    def release(self, connection: Timed) -> None:
+        """Count it out, if it is counted."""
+        group = self._known if connection in self._known else self._unknown
+        if connection not in group:
+            return
+        del group[connection]
+        self.counts[connection.address] -= 1
+        if not self.counts[connection.address]:
+            del self.counts[connection.address]
+
+    def _has_room(self, address: str, group: "OrderedDict[Timed, None]") -> bool:
+        limits = self.limits
+        if self.counts.get(address, 0) >= limits.connections_per_address_max:
+            return self._reached("address", limits.connections_per_address_max, address)
+        unknown_max = max(1, limits.connections_max // UNKNOWN_SHARE)
+        if group is self._unknown and len(group) >= unknown_max:
+            return self._reached("unknown", unknown_max, address, self._unknown)
+        if self.connections_count >= limits.connections_max:
+            return self._reached("total", limits.connections_max, address, self._unknown, group)
+        return True
+
+    def _reached(self, limit: str, limit_max: int, address: str, *groups: "OrderedDict[Timed, None]") -> bool:
+        """Whether there is room all the same, because an idle connection of the groups could be closed."""
+        self.limits_reached[limit] += 1
+        count = self.connections_count
+        self.trouble.tell("connection limit reached", limit=limit, limit_max=limit_max, connections=count, address=address)
+        return any(self._evict(group) for group in groups)
+
+    def _evict(self, group: "OrderedDict[Timed, None]") -> bool:
+        """Close an idle connection, the oldest first. Those that are not idle go to the end, so that others are looked at."""
+        for _ in range(min(LOOK_MAX, len(group))):
+            connection = next(iter(group))
+            if connection.is_evictable:
+                self.release(connection)
+                connection.abort()
+                return True
+            group.move_to_end(connection)
+        return False
+
+    def response(self, problem: Problem, default_headers: Iterable[Header]) -> bytes:
+        """A whole answer, after which the connection is closed."""
+        body = self.body_of(problem)
+        headers = (*default_headers, CONTENT_TYPE, content_length(body), CLOSE)
+        return STATUS_LINE[status_of(problem)] + lines(headers) + b"\r\n" + body
 
 
 class Flow(FlowControl):
@@ -169,17 +250,21 @@ class Connection(HttpToolsProtocol):
     def is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
+    @property
+    def is_evictable(self) -> bool:
+        return self.is_idle and not self.rest
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow = Flow(transport)
         self.address = plain(self.client[0]) if self.client else ""
-        if not self.guard.admit(self.address):
+        if not self.guard.admit(self):
             self.is_idle, self.is_refused = False, True
-            self._write(TooManyConnections("Too many connections from this address"))
+            transport.write(self.guard.too_many)
             transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.guard.release(self.address)
+        self.guard.release(self)
         if self.running is not None:  # uvicorn tells the newest request only, and that one may still be in the queue
             self.running.disconnected = not self.running.response_complete
             self.running.message_event.set()
@@ -393,16 +478,11 @@ class Connection(HttpToolsProtocol):
         if self.pipeline:
             return  # the sweep closes
         if not (is_own and self.cycle.response_started):
-            self._write(problem)
+            self.transport.write(self.guard.response(problem, self.server_state.default_headers))
         if self.transport.can_write_eof():
             self.transport.write_eof()  # not closed: that could destroy the answer while the client is still sending
         else:
             self.transport.close()  # TLS has no half-closed connections
-
-    def _write(self, problem: Problem) -> None:
-        body = self.guard.body_of(problem)
-        headers = (*self.server_state.default_headers, CONTENT_TYPE, content_length(body), CLOSE)
-        self.transport.write(STATUS_LINE[status_of(problem)] + lines(headers) + b"\r\n" + body)
 
 
 def problem_of(error: HttpParserError) -> Problem:

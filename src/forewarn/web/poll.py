@@ -74,6 +74,10 @@ class Polls(Guard):
         self._clock = engine.clock
         self._settings = settings
 
+    def is_unknown(self, address: str) -> bool:
+        """Where VMs are known by address alone, one that is no VM's can only be refused."""
+        return self._settings.identify == {Identify.ADDRESS} and address not in self.board.addresses
+
     def connector(self, **given: Any) -> Callable[[], asyncio.Protocol]:
         return partial(PollConnection, self, given["server_state"].connections, partial(FullConnection, self, **given))
 
@@ -145,12 +149,13 @@ class PollConnection(asyncio.Protocol):
         self.address = callers.plain(peer[0]) if peer else ""
         self._transport = transport
         self._connections.add(self)
-        if not self._polls.admit(self.address):
-            self._become_full()
+        if not self._polls.admit(self):
+            transport.write(self._polls.too_many)
+            transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
-        self._polls.release(self.address)
+        self._polls.release(self)
 
     def data_received(self, data: bytes) -> None:
         plan = self._polls.plans.get(data)
@@ -181,6 +186,10 @@ class PollConnection(asyncio.Protocol):
     @property
     def unsent_bytes(self) -> int:
         return self._transport.get_write_buffer_size()
+
+    @property
+    def is_evictable(self) -> bool:
+        return not self.unsent_bytes
 
     def time_out(self) -> None:
         if self.unsent_bytes or self._transport.is_closing():
