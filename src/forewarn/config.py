@@ -184,7 +184,7 @@ class Config:
     idle_seconds: Annotated[float, Option("Limits", _number(1, 3600), "A connection with nothing on it ends then.")] = 75.0
     header_seconds: Annotated[float, Option("Limits", _number(1, 3600), "A request whose head takes longer is dropped.")] = 10.0
     connections_per_address_max: Annotated[int, Option("Limits", _number(1, 1_000_000, as_type=int),
-        "Connections that one address may hold open.")] = 4096
+        "Connections that one address may hold open; less if there are few file descriptors.")] = 4096
     requests_per_second: Annotated[float, Option("Limits", _number(0, 1_000_000),
         "Requests per second and VM before a 429; 0 is off. Azure: 5.")] = 0.0
     first_call_delay_seconds: Annotated[float, Option("Protocol", _number(0, 600),

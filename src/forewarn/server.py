@@ -17,7 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from forewarn.config import Address, Config, NotBeforeFormat, is_loopback
+from forewarn.config import Address, Config, Identify, NotBeforeFormat, is_loopback
 from forewarn.core.event import EventType
 from forewarn.core.timing import Timing
 from forewarn.engine.clock import Clock, RealClock
@@ -48,6 +48,10 @@ from forewarn.wire.note import Note
 log = logging.getLogger("forewarn")
 
 APPLY_TRIES_MAX = 10
+OPERATOR_CONNECTIONS_MAX = 1024
+DESCRIPTORS_KEPT_MAX = 4096
+DESCRIPTORS_MAX = 1 << 20
+"""What Linux allows a process unless it is told otherwise (fs.nr_open)."""
 
 
 class Addresses(NamedTuple):
@@ -70,7 +74,7 @@ async def serve(
 ) -> None:
     """Run the service until cancelled; then answer what is in flight, and let go of everything."""
     set_up_log(config.log_format, config.log_level)
-    allow_many_connections()
+    descriptors = allow_many_connections()
     clock, timing = RealClock(), Timing.at_rate(config.rate)
     certificate = read_certificate(config)
     async with opened(await open_store(config.store), clock, timing) as engine:
@@ -90,7 +94,7 @@ async def serve(
             ) as history,
         ):
             service = Service(engine, operations, settings(config))
-            async with listening(*listeners(config, service, certificate)) as (metadata, operators):
+            async with listening(*listeners(config, service, certificate, descriptors)) as (metadata, operators):
                 on_ready(Addresses(metadata.address, operators.address))
                 async with told_to_systemd(f"metadata {metadata.address}, control {operators.address}"):
                     await first_end(work, history, metadata.wait(), operators.wait())
@@ -173,7 +177,9 @@ async def listening(*doors: Listener) -> AsyncIterator[tuple[Listener, ...]]:
             await door.start()
         yield doors
     finally:
-        await asyncio.gather(*(door.stop() for door in doors), return_exceptions=True)
+        for ended in await asyncio.gather(*(door.stop() for door in doors), return_exceptions=True):
+            if isinstance(ended, Exception):
+                log.error("listener did not stop cleanly", exc_info=ended)
 
 
 async def first_end(*works: Awaitable[None]) -> None:
@@ -196,21 +202,37 @@ def settings(config: Config) -> Settings:
     )
 
 
-def listeners(config: Config, service: Service, certificate: Certificate | None) -> tuple[Listener, Listener]:
+def listeners(config: Config, service: Service, certificate: Certificate | None, descriptors: int) -> tuple[Listener, Listener]:
     """The VMs' door and the operators' door: two sockets, two applications, nothing in common but the engine."""
-    limits = Limits(
-        idle_seconds=config.idle_seconds,
-        stall_seconds=config.header_seconds,
-        connections_per_address_max=config.connections_per_address_max,
-    )
+    vms, operators = connection_limits(config, descriptors)
     from forewarn.web import metrics
 
     metadata = Metadata(service.engine, service.settings)
-    polls = Polls(service.engine, service.settings, limits)
+    polls = Polls(service.engine, service.settings, vms)
     return (
         Listener(metadata, config.metadata, polls, server_name=SERVER_METADATA, on_stop=metadata.stop),
-        operators_door(service, config.control, [metrics.route(service.engine, metadata, polls)], certificate, limits),
+        operators_door(service, config.control, [metrics.route(service.engine, metadata, polls)], certificate, operators),
     )
+
+
+def connection_limits(config: Config, descriptors: int) -> tuple[Limits, Limits]:
+    """The limits for VMs and for operators, if the process may have so many file descriptors open: a connection takes one.
+
+    Operators have an eighth that VMs cannot take, and a quarter is left to the store and the platform: a service that VMs
+    have filled up must still carry impacts out. A VM, where it is known by its address, gets an eighth of the VMs' part.
+    """
+    operators = min(descriptors // 8, OPERATOR_CONNECTIONS_MAX)
+    vms = max(1, descriptors - operators - min(descriptors // 4, DESCRIPTORS_KEPT_MAX))
+    is_by_address = set(config.identify) == {Identify.ADDRESS}  # else many VMs may come from the address of one proxy
+    each = max(1, min(config.connections_per_address_max, vms // 8 if is_by_address else vms))
+    limits = Limits(
+        idle_seconds=config.idle_seconds,
+        stall_seconds=config.header_seconds,
+        connections_max=vms,
+        connections_per_address_max=each,
+    )
+    each = min(config.connections_per_address_max, operators)
+    return limits, replace(limits, connections_max=operators, connections_per_address_max=each)
 
 
 def operators_door(
@@ -225,7 +247,7 @@ def operators_door(
 
     refuse_open_door(service.engine, address)
     app = control.app(service.operations, service.engine, host=address.host, more=more)
-    guard = Guard(replace(limits, body_bytes_max=control.FLEET_BYTES_MAX), control_body)
+    guard = Guard(replace(limits, body_bytes_max=control.FLEET_BYTES_MAX), control_body, service.engine.trouble)
     end_streams = service.engine.tail.stop
     return Listener(app, address, guard, server_name=SERVER_CONTROL, on_stop=end_streams, certificate=certificate)
 
@@ -300,11 +322,12 @@ def make_id() -> str:
     return str(uuid.uuid4()).upper()
 
 
-def allow_many_connections() -> None:
-    """Every VM may hold a connection open, so take as many file descriptors as the system lets us have."""
+def allow_many_connections() -> int:
+    """Every VM may hold a connection open, so take as many file descriptors as the system lets us have; how many that is."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else hard
 
 
 def tidy_memory() -> None:

@@ -9,6 +9,7 @@ from forewarn.core.command import Cancel
 from forewarn.core.fleet import Vm
 from forewarn.errors import StoreUnusable
 from forewarn.web.settings import Settings
+from forewarn.wire.note import Note
 from tests.builders import NOON
 from tests.unit.web.guest import EVENT_ID, EVENTS, TRUE, WEB_1, Guest, run, settle
 
@@ -228,6 +229,65 @@ def test_a_vm_that_leaves_the_fleet_while_its_approval_arrives_approves_nothing(
         await guest.call(EVENTS, TRUE)
         await guest.restart("web-1")
         assert (await guest.call(EVENTS, TRUE, method="POST", body=APPROVAL, meanwhile=leave)).status == 403
+        assert guest.place.scope.events[0].approvals == ()
+
+    run(story)
+
+
+def test_an_approval_is_that_of_the_vm_that_has_the_address_when_the_body_has_arrived() -> None:
+    """The body may take ten seconds: an address that was given to another VM meanwhile must not approve for the old one."""
+
+    async def story(guest: Guest) -> None:
+        async def move() -> None:
+            await guest.enrol("web", WEB_1)
+            await guest.enrol("db", Vm(name="db-0", address="10.0.0.1"))
+
+        await guest.call(EVENTS, TRUE)
+        await guest.restart("web-1")
+        assert (await guest.call(EVENTS, TRUE, method="POST", body=APPROVAL, meanwhile=move)).status == 400
+        assert guest.place.scope.events[0].approvals == ()
+
+    run(story)
+
+
+def test_a_vm_that_moves_within_its_scope_while_its_approval_arrives_approves_as_what_it_is_now() -> None:
+    async def story(guest: Guest) -> None:
+        async def rename() -> None:
+            await guest.enrol("web", WEB_1, Vm(name="web-2", address="10.0.0.1"))
+
+        await guest.call(EVENTS, TRUE)
+        await guest.restart("web-1")
+        assert (await guest.call(EVENTS, TRUE, method="POST", body=APPROVAL, meanwhile=rename)).status == 200
+        assert guest.place.scope.events[0].approvals == ("web-2",)
+
+    run(story)
+
+
+def test_a_vm_that_leaves_while_its_first_poll_is_recorded_is_refused() -> None:
+    """The first poll of a scope may be held for two minutes; then it is answered as what the client is by then."""
+
+    async def story(guest: Guest) -> None:
+        def leave(note: Note) -> None:
+            guest.engine.board.withdraw("web", guest.place.revision + 1)
+
+        guest.engine.listeners.append(leave)
+        assert (await guest.call(EVENTS, TRUE)).status == 403
+
+    run(story)
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize("version", ["2017-03-01", "2020-07-01"])
+@pytest.mark.parametrize("origin", [b"http://web.example", b"http://169.254.169.254", b"null"])
+def test_a_page_in_a_browser_can_neither_read_nor_approve(method: str, version: str, origin: bytes) -> None:
+    """2017-03-01 needs no header that a page could not send. Browsers add an Origin; no client of the protocol does."""
+
+    async def story(guest: Guest) -> None:
+        await guest.call(EVENTS, TRUE)
+        await guest.restart()
+        target = f"/metadata/scheduledevents?api-version={version}"
+        told = await guest.call(target, TRUE, (b"origin", origin), method=method, body=APPROVAL)
+        assert (told.status, told.json) == (403, {"error": "Forbidden. Requests of web pages are not accepted"})
         assert guest.place.scope.events[0].approvals == ()
 
     run(story)
