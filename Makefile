@@ -1,5 +1,5 @@
 # Everything a person types here. Each target sets up what it needs and says what it is doing; a second run is quick.
-.PHONY: install demo test test-vm check agent bench sim clean
+.PHONY: install demo test test-vm check agent bench sim size clean
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
@@ -18,7 +18,7 @@ demo: $(READY)
 
 test: check $(LIBVIRT)
 	@sh tools/need.sh curl=curl haproxy=haproxy openssl=openssl systemd-analyze=systemd ip=iproute2 nft=nftables promtool=prometheus \
-		jq=jq node=nodejs go=golang-go mono=mono-runtime \
+		jq=jq ssh=openssh-client node=nodejs go=golang-go mono=mono-runtime \
 		"mcs=mono-mcs libmono-system-net-http4.0-cil libmono-system-runtime-serialization4.0-cil"
 	@echo "== tests"
 	@$(BIN)/pytest
@@ -47,6 +47,9 @@ bench: $(READY)
 sim: $(READY)
 	@echo "== $(SEEDS) simulated worlds from seed $(FIRST)"
 	@$(BIN)/python -m tests.sim --first $(FIRST) --seeds $(SEEDS) 2> $(VENV)/sim.log || { tail -50 $(VENV)/sim.log; exit 1; }
+
+size:
+	@$(PYTHON) tools/size.py
 
 # The virtual environment, by exact versions. Made again when what it is made from changes.
 $(READY): pyproject.toml constraints.txt

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar, get_args, get_type_hints
 from urllib.parse import urlsplit
 
-from forewarn.config_platform import EVENT_TYPES, ExecCommand, HostUri, exec_command, host_uri
+from forewarn.config_platform import EVENT_TYPES, ExecCommand, HealthCommand, HostUri, exec_command, health_command, host_uri
 from forewarn.errors import Invalid
 
 C = TypeVar("C")
@@ -152,6 +152,7 @@ ADDRESS = Kind(_address, "HOST:PORT")
 METADATA_DEFAULT, CONTROL_DEFAULT = Address("127.0.0.1", 8080), Address("127.0.0.1", 8081)
 RATE = _number(0.001, 100_000)
 EXEC = Kind(exec_command, f"TYPE=COMMAND such as Reboot='/usr/sbin/qm reboot {{vm}}' (types {', '.join(EVENT_TYPES)}, or *)")
+HEALTH = Kind(health_command, "a command such as '/usr/local/bin/is-healthy {host}' ({host} and {event_type} are replaced)")
 URI = Kind(host_uri, "a libvirt URI, which may hold {host}, or HOST=URI")
 SIMULATED = Kind(_simulated, f"TYPE=DURATION such as Freeze=30s (types {', '.join(EVENT_TYPES)}; units ms, s, m, h; at most 24h)")
 
@@ -183,7 +184,7 @@ class Config:
     idle_seconds: Annotated[float, Option("Limits", _number(1, 3600), "A connection with nothing on it ends then.")] = 75.0
     header_seconds: Annotated[float, Option("Limits", _number(1, 3600), "A request whose head takes longer is dropped.")] = 10.0
     connections_per_address_max: Annotated[int, Option("Limits", _number(1, 1_000_000, as_type=int),
-        "Connections that one address may hold open.")] = 4096
+        "Connections that one address may hold open; less if there are few file descriptors.")] = 4096
     requests_per_second: Annotated[float, Option("Limits", _number(0, 1_000_000),
         "Requests per second and VM before a 429; 0 is off. Azure: 5.")] = 0.0
     first_call_delay_seconds: Annotated[float, Option("Protocol", _number(0, 600),
@@ -211,6 +212,10 @@ class Config:
         "How long a guest may take to shut down or reboot by itself before it is made to.")] = 120.0
     libvirt_call_seconds_max: Annotated[float, Option("Impacts", _number(0.1, 3600),
         "A call of libvirt that takes longer has failed.")] = 30.0
+    campaign_health_command: Annotated[HealthCommand | None, Option("Impacts", HEALTH,
+        "Run on the server after each host of every campaign, without a shell; any exit code but 0 pauses the campaign.")] = None
+    campaign_health_seconds_max: Annotated[float, Option("Impacts", _number(0.1, 3600),
+        "A health command that runs longer is ended and counts as failed.")] = 60.0
     simulate_duration: Annotated[tuple[tuple[str, timedelta], ...], Option("Impacts", SIMULATED,
         "How long the simulated platform takes for a type, to the letter: no rate touches it.", is_repeatable=True)] = ()
     simulate_failure: Annotated[tuple[str, ...], Option("Impacts", Kind(_text, "the name of a VM"),

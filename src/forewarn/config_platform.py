@@ -10,6 +10,8 @@ EVENT_TYPES = ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate")
 PLACEHOLDER = re.compile(r"(?<!\$)\{([a-z_]+)\}")
 PLACEHOLDERS = ("event_id", "event_type", "cause", "tries", "duration_seconds", "scope", "vm", "vm_id", "address", "host")
 """What a command of the operator's is told: `{name}` in its words, FOREWARN_NAME in its environment."""
+HEALTH_PLACEHOLDERS = ("host", "event_type")
+"""The same for the health command of campaigns, which is about a host and not about a VM."""
 
 
 class ExecCommand(NamedTuple):
@@ -20,6 +22,15 @@ class ExecCommand(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.type}={shlex.join(self.words)}"
+
+
+class HealthCommand(NamedTuple):
+    """The command that is run after each host of a campaign."""
+
+    words: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return shlex.join(self.words)
 
 
 class HostUri(NamedTuple):
@@ -34,13 +45,25 @@ class HostUri(NamedTuple):
 
 def exec_command(text: str) -> ExecCommand:
     type_, _, command = text.partition("=")
-    words = tuple(shlex.split(command))
-    unknown = [name for word in words for name in PLACEHOLDER.findall(word) if name not in PLACEHOLDERS]
-    if unknown or any(PLACEHOLDER.search(word) for word in words[:1]):
-        raise Invalid(f"{{name}} may be one of {', '.join(PLACEHOLDERS)}, and not in the program's own path")
-    if type_ not in (*EVENT_TYPES, "*") or not words or not words[0] or "\0" in text:
+    words = _words(command, PLACEHOLDERS)
+    if type_ not in (*EVENT_TYPES, "*"):
         raise ValueError
     return ExecCommand(type_, words)
+
+
+def health_command(text: str) -> HealthCommand:
+    return HealthCommand(_words(text, HEALTH_PLACEHOLDERS))
+
+
+def _words(command: str, placeholders: tuple[str, ...]) -> tuple[str, ...]:
+    """The words of a command, split as a shell would, with nothing in braces that will not be replaced."""
+    words = tuple(shlex.split(command))
+    unknown = [name for word in words for name in PLACEHOLDER.findall(word) if name not in placeholders]
+    if unknown or any(PLACEHOLDER.search(word) for word in words[:1]):
+        raise Invalid(f"{{name}} may be one of {', '.join(placeholders)}, and not in the program's own path")
+    if not words or not words[0] or "\0" in command:
+        raise ValueError
+    return words
 
 
 def host_uri(text: str) -> HostUri:

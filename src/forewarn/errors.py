@@ -10,12 +10,14 @@
     ├── Refused             well-formed, but the rules say no
     │   ├── AlreadyPending  TooManyOperations  NoticeTooShort
     │   ├── WrongStatus  ScopeBusy  VmBusy  VmDown
-    │   └── TooManyCampaigns  CampaignOver  OverBudget
+    │   ├── TooManyCampaigns  CampaignOver  OverBudget
+    │   └── FleetChanged    the fleet is no longer the one that was read
     ├── ImpactFailed        the platform could not do it
     └── Unavailable         try again later
         ├── Conflict        somebody else wrote first (settled inside the engine)
         ├── StoreLost       the store does not answer; the write may or may not have happened
         └── StoreUnusable   the store is damaged, read-only, full, or from the future
+            ├── StoreDenied this user may not read and write the store's files
             └── RecordUnreadable   one record is: what it holds cannot be changed here
 
 HTTP statuses live in `web/problems.py` and exit codes in `cli/`, nowhere else. Standard library only: the guest uses it too.
@@ -123,6 +125,10 @@ class OverBudget(Refused):
     code = "over_budget"
 
 
+class FleetChanged(Refused):
+    code = "fleet_changed"
+
+
 class ImpactFailed(Problem):
     code = "impact_failed"
 
@@ -141,6 +147,10 @@ class StoreLost(Unavailable):
 
 class StoreUnusable(Unavailable):
     code = "store_unusable"
+
+
+class StoreDenied(StoreUnusable):
+    code = "store_denied"
 
 
 class RecordUnreadable(StoreUnusable):

@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 
 from forewarn.config import LogFormat, LogLevel
 
+NEEDS_QUOTES = frozenset(' "=')
+
 
 def set_up_log(format_: LogFormat, level: LogLevel) -> None:
     """Write our log to standard error from now on."""
@@ -19,11 +21,16 @@ def set_up_log(format_: LogFormat, level: LogLevel) -> None:
 
 
 class HumanLines(logging.Formatter):
+    """`STAMP  level  message  name=value …`, one line. A traceback follows it on indented lines.
+
+    Values hold what drivers, hosts and guests print, so no value can start another line or fact, or reach the terminal raw.
+    """
+
     def format(self, record: logging.LogRecord) -> str:
-        facts = "  ".join(f"{name}={value}" for name, value in facts_of(record).items())
-        line = f"{stamp(record)}  {record.levelname.lower():7}  {record.getMessage()}"
-        trace = "\n" + self.formatException(record.exc_info) if record.exc_info else ""
-        return f"{line}  {facts}".rstrip() + trace
+        facts = "  ".join(f"{name}={quoted(str(value))}" for name, value in facts_of(record).items())
+        line = f"{stamp(record)}  {record.levelname.lower():7}  {escaped(record.getMessage())}"
+        trace = self.formatException(record.exc_info).splitlines() if record.exc_info else []
+        return "\n".join([f"{line}  {facts}".rstrip(), *(f"    {escaped(one)}" for one in trace)])
 
 
 class JsonLines(logging.Formatter):
@@ -32,6 +39,18 @@ class JsonLines(logging.Formatter):
         if record.exc_info:
             line["trace"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)
+
+
+def quoted(value: str) -> str:
+    """The value of a fact; in double quotes if it would not read as one plain word."""
+    if value and value.isprintable() and not NEEDS_QUOTES.intersection(value):
+        return value
+    return '"' + escaped(value.replace("\\", "\\\\").replace('"', '\\"')) + '"'
+
+
+def escaped(text: str) -> str:
+    """The text with a backslash escape for every character that is not printable."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def facts_of(record: logging.LogRecord) -> dict[str, object]:

@@ -7,6 +7,7 @@ import logging
 import os
 import random
 import resource
+import stat
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -16,7 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from forewarn.config import Address, Config, NotBeforeFormat, is_loopback
+from forewarn.config import Address, Config, Identify, NotBeforeFormat, is_loopback
 from forewarn.core.event import EventType
 from forewarn.core.timing import Timing
 from forewarn.engine.clock import Clock, RealClock
@@ -24,14 +25,15 @@ from forewarn.engine.engine import Engine
 from forewarn.engine.keeping import kept
 from forewarn.engine.loops import Loops
 from forewarn.engine.operations import Operations
+from forewarn.engine.rounds import HealthCheck
 from forewarn.errors import Invalid, StoreUnusable, Unavailable
 from forewarn.log import set_up_log
 from forewarn.notify import Notifier
 from forewarn.platform.base import Platform
-from forewarn.platform.choice import real_platform
+from forewarn.platform.choice import health_platform, real_platform
 from forewarn.platform.simulated import SimulatedPlatform
 from forewarn.store.base import Store
-from forewarn.store.url import open_store
+from forewarn.store.url import open_store, path_of
 from forewarn.web.connection import Guard, Limits
 from forewarn.web.listener import SERVER_CONTROL, SERVER_METADATA, Listener
 from forewarn.web.metadata import Metadata
@@ -46,6 +48,10 @@ from forewarn.wire.note import Note
 log = logging.getLogger("forewarn")
 
 APPLY_TRIES_MAX = 10
+OPERATOR_CONNECTIONS_MAX = 1024
+DESCRIPTORS_KEPT_MAX = 4096
+DESCRIPTORS_MAX = 1 << 20
+"""What Linux allows a process unless it is told otherwise (fs.nr_open)."""
 
 
 class Addresses(NamedTuple):
@@ -68,10 +74,11 @@ async def serve(
 ) -> None:
     """Run the service until cancelled; then answer what is in flight, and let go of everything."""
     set_up_log(config.log_format, config.log_level)
-    allow_many_connections()
+    descriptors = allow_many_connections()
     clock, timing = RealClock(), Timing.at_rate(config.rate)
     certificate = read_certificate(config)
     async with opened(await open_store(config.store), clock, timing) as engine:
+        warn_of_readable_store(config.store)
         refuse_open_door(engine, config.control, config.store)
         if not is_loopback(config.control.host) and certificate is None:
             log.warning("tokens can be read on the way: no TLS", extra={"facts": {"control": str(config.control)}})
@@ -87,7 +94,7 @@ async def serve(
             ) as history,
         ):
             service = Service(engine, operations, settings(config))
-            async with listening(*listeners(config, service, certificate)) as (metadata, operators):
+            async with listening(*listeners(config, service, certificate, descriptors)) as (metadata, operators):
                 on_ready(Addresses(metadata.address, operators.address))
                 async with told_to_systemd(f"metadata {metadata.address}, control {operators.address}"):
                     await first_end(work, history, metadata.wait(), operators.wait())
@@ -128,7 +135,9 @@ async def opened(store: Store, clock: Clock, timing: Timing) -> AsyncIterator[En
 async def at_work(config: Config, engine: Engine, platform: Platform, worker: str) -> AsyncIterator[asyncio.Task[None]]:
     """Within this the loops run, in the task that is given: whoever waits for it learns if they break."""
     limit = timedelta(seconds=config.impact_seconds_max)
-    loops = Loops(engine, platform, worker=worker, impacts_max=config.impacts_max, impact_limit=limit)
+    loops = Loops(
+        engine, platform, worker=worker, impacts_max=config.impacts_max, impact_limit=limit, health=make_health_check(config)
+    )
     work = asyncio.create_task(loops.run())
     try:
         yield work
@@ -154,6 +163,12 @@ def make_platform(config: Config, clock: Clock, engine: Engine) -> Platform:
     return SimulatedPlatform(clock, durations=durations, hosts=hosts, wanted=engine.shelf.turns, failing=config.simulate_failure)
 
 
+def make_health_check(config: Config) -> HealthCheck | None:
+    """What is run after each host of a campaign: a command of our own configuration, or nothing."""
+    platform = health_platform(config, os.environ)
+    return None if platform is None else HealthCheck(platform, timedelta(seconds=config.campaign_health_seconds_max))
+
+
 @asynccontextmanager
 async def listening(*doors: Listener) -> AsyncIterator[tuple[Listener, ...]]:
     """Within this the doors are open."""
@@ -162,7 +177,9 @@ async def listening(*doors: Listener) -> AsyncIterator[tuple[Listener, ...]]:
             await door.start()
         yield doors
     finally:
-        await asyncio.gather(*(door.stop() for door in doors), return_exceptions=True)
+        for ended in await asyncio.gather(*(door.stop() for door in doors), return_exceptions=True):
+            if isinstance(ended, Exception):
+                log.error("listener did not stop cleanly", exc_info=ended)
 
 
 async def first_end(*works: Awaitable[None]) -> None:
@@ -185,21 +202,37 @@ def settings(config: Config) -> Settings:
     )
 
 
-def listeners(config: Config, service: Service, certificate: Certificate | None) -> tuple[Listener, Listener]:
+def listeners(config: Config, service: Service, certificate: Certificate | None, descriptors: int) -> tuple[Listener, Listener]:
     """The VMs' door and the operators' door: two sockets, two applications, nothing in common but the engine."""
-    limits = Limits(
-        idle_seconds=config.idle_seconds,
-        stall_seconds=config.header_seconds,
-        connections_per_address_max=config.connections_per_address_max,
-    )
+    vms, operators = connection_limits(config, descriptors)
     from forewarn.web import metrics
 
     metadata = Metadata(service.engine, service.settings)
-    polls = Polls(service.engine, service.settings, limits)
+    polls = Polls(service.engine, service.settings, vms)
     return (
         Listener(metadata, config.metadata, polls, server_name=SERVER_METADATA, on_stop=metadata.stop),
-        operators_door(service, config.control, [metrics.route(service.engine, metadata, polls)], certificate, limits),
+        operators_door(service, config.control, [metrics.route(service.engine, metadata, polls)], certificate, operators),
     )
+
+
+def connection_limits(config: Config, descriptors: int) -> tuple[Limits, Limits]:
+    """The limits for VMs and for operators, if the process may have so many file descriptors open: a connection takes one.
+
+    Operators have an eighth that VMs cannot take, and a quarter is left to the store and the platform: a service that VMs
+    have filled up must still carry impacts out. A VM, where it is known by its address, gets an eighth of the VMs' part.
+    """
+    operators = min(descriptors // 8, OPERATOR_CONNECTIONS_MAX)
+    vms = max(1, descriptors - operators - min(descriptors // 4, DESCRIPTORS_KEPT_MAX))
+    is_by_address = set(config.identify) == {Identify.ADDRESS}  # else many VMs may come from the address of one proxy
+    each = max(1, min(config.connections_per_address_max, vms // 8 if is_by_address else vms))
+    limits = Limits(
+        idle_seconds=config.idle_seconds,
+        stall_seconds=config.header_seconds,
+        connections_max=vms,
+        connections_per_address_max=each,
+    )
+    each = min(config.connections_per_address_max, operators)
+    return limits, replace(limits, connections_max=operators, connections_per_address_max=each)
 
 
 def operators_door(
@@ -214,7 +247,7 @@ def operators_door(
 
     refuse_open_door(service.engine, address)
     app = control.app(service.operations, service.engine, host=address.host, more=more)
-    guard = Guard(replace(limits, body_bytes_max=control.FLEET_BYTES_MAX), control_body)
+    guard = Guard(replace(limits, body_bytes_max=control.FLEET_BYTES_MAX), control_body, service.engine.trouble)
     end_streams = service.engine.tail.stop
     return Listener(app, address, guard, server_name=SERVER_CONTROL, on_stop=end_streams, certificate=certificate)
 
@@ -227,6 +260,15 @@ def refuse_open_door(engine: Engine, address: Address, store: str = "URL") -> No
     way = "a store that outlives the process: one in memory has no tokens" if store == "memory" else make
     why = "there are no tokens, so whoever reaches it could do anything"
     raise Invalid(f"control is {address}: {why}; expected a loopback address, or {way}", option="control")
+
+
+def warn_of_readable_store(url: str) -> None:
+    """A store made by an earlier version, or copied, may be open to every user of the machine. It stays as its owner left it."""
+    path = path_of(url)
+    mode = stat.S_IMODE(os.stat(path).st_mode) if path else 0
+    if mode & (stat.S_IRGRP | stat.S_IROTH):
+        facts = {"file": path, "mode": f"{mode:04o}", "fix": f"chmod 600 {path}"}
+        log.warning("other users can read the store: digests of tokens, user data of VMs", extra={"facts": facts})
 
 
 def read_certificate(config: Config) -> Certificate | None:
@@ -280,11 +322,12 @@ def make_id() -> str:
     return str(uuid.uuid4()).upper()
 
 
-def allow_many_connections() -> None:
-    """Every VM may hold a connection open, so take as many file descriptors as the system lets us have."""
+def allow_many_connections() -> int:
+    """Every VM may hold a connection open, so take as many file descriptors as the system lets us have; how many that is."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else hard
 
 
 def tidy_memory() -> None:

@@ -135,18 +135,18 @@ class Crooked:
         return None
 
 
-def in_thread(url: str, verb: str, *given: object, **options: Any) -> Any:
-    """One call of the ordinary client."""
+def in_thread(url: str, verb: str, *given: object, asking: dict[str, Any] | None = None, **options: Any) -> Any:
+    """One call of the ordinary client. `asking` are keywords of the call, `options` those of the client."""
     with Client(url, **options) as client:
-        return getattr(client, verb)(*given)
+        return getattr(client, verb)(*given, **(asking or {}))
 
 
-def in_loop(url: str, verb: str, *given: object, **options: Any) -> Any:
+def in_loop(url: str, verb: str, *given: object, asking: dict[str, Any] | None = None, **options: Any) -> Any:
     """The same call of the asyncio client."""
 
     async def call() -> Any:
         async with AsyncClient(url, **options) as client:
-            return await getattr(client, verb)(*given)
+            return await getattr(client, verb)(*given, **(asking or {}))
 
     return asyncio.run(call())
 
@@ -175,3 +175,35 @@ def watch_in_loop(
             return [change async for change in client.watch(sleep=rest, **watching)]
 
     return asyncio.run(call())
+
+
+class Unreachable:
+    """An address where no connection is made and none is refused, as behind a firewall that drops: a listener with a full
+    backlog, whose kernel drops every further SYN."""
+
+    def __init__(self) -> None:
+        self._listening = socket.create_server(("127.0.0.1", 0), backlog=0)
+        self.port: int = self._listening.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._filling = [socket.socket() for _ in range(4)]
+        for one in self._filling:
+            one.settimeout(0)
+            one.connect_ex(("127.0.0.1", self.port))
+        self._before = self._attempts()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for one in (*self._filling, self._listening):
+            one.close()
+
+    def attempts(self) -> int:
+        """How many connections somebody else is trying to make now."""
+        return self._attempts() - self._before
+
+    def _attempts(self) -> int:
+        """Sockets of this machine in SYN_SENT to our port."""
+        with open("/proc/net/tcp") as table:
+            rows = [row.split() for row in table.readlines()[1:]]
+        return sum(row[2].endswith(f":{self.port:04X}") and row[3] == "02" for row in rows)

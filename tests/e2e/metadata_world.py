@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -47,6 +48,7 @@ class World:
         limits: Limits | None = None,
         clock: Clock | None = None,
         application: Callable[[Message, Receive, Send], Awaitable[None]] | None = None,
+        stop_seconds_max: float = 2.0,
     ) -> None:
         self.engine = Engine(MemoryStore(), clock or RealClock(), Timing())
         self.settings = settings or Settings(identify={Identify.ADDRESS, Identify.PATH})
@@ -60,7 +62,7 @@ class World:
             self.polls,
             server_name=SERVER_METADATA,
             on_stop=self.metadata.stop,
-            stop_seconds_max=2.0,
+            stop_seconds_max=stop_seconds_max,
         )
         self.broken: list[dict[str, Any]] = []
         self._loop = uvloop.new_event_loop()
@@ -128,8 +130,8 @@ class World:
     def scope(self, name: str = "web") -> Scope:
         return self.engine.board.scopes[name].scope
 
-    def connect(self) -> "Client":
-        return Client(self.port)
+    def connect(self, source: str = "127.0.0.1") -> "Client":
+        return Client(self.port, source)
 
     def ask(self, request: bytes) -> "Answer":
         """One request on a connection of its own."""
@@ -165,8 +167,8 @@ class Answer:
 class Client:
     """A socket. Nothing is added, nothing is taken away."""
 
-    def __init__(self, port: int) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout=ANSWER_SECONDS_MAX)
+    def __init__(self, port: int, source: str = "127.0.0.1") -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=ANSWER_SECONDS_MAX, source_address=(source, 0))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._buffer = b""
 
@@ -216,6 +218,14 @@ class Client:
         finally:
             self._socket.settimeout(ANSWER_SECONDS_MAX)
         raise AssertionError(f"the server took {sent} bytes")
+
+    def count_answers(self) -> int:
+        """How many answers have begun to arrive so far, without waiting for more."""
+        self._socket.setblocking(False)
+        with suppress(BlockingIOError):
+            self._buffer += self._socket.recv(1 << 20)
+        self._socket.settimeout(ANSWER_SECONDS_MAX)
+        return self._buffer.count(b"HTTP/1.1 ")
 
     def take(self, size: int) -> int:
         """Read so much and throw it away; how much came before the server closed."""

@@ -34,10 +34,11 @@ scopes:
 class Service:
     """One `forewarn serve`. Give it a folder; files in it survive a kill."""
 
-    def __init__(self, folder: Path, *flags: str, fleet: str = FLEET) -> None:
+    def __init__(self, folder: Path, *flags: str, fleet: str = FLEET, descriptors_max: int = 0) -> None:
         (folder / "fleet.yaml").write_text(fleet)
         self.folder = folder
         self.flags = flags
+        self.descriptors_max = descriptors_max
         self.process: subprocess.Popen[str] | None = None
         self.metadata = self.control = ""
 
@@ -45,9 +46,10 @@ class Service:
         ports = ("--metadata", "127.0.0.1:0", "--control", "127.0.0.1:0")
         store = () if "--store" in self.flags else ("--store", f"sqlite:///{self.folder}/forewarn.db")
         environ = {name: value for name, value in os.environ.items() if not name.startswith("FOREWARN_")}
+        limited = ("prlimit", f"--nofile={self.descriptors_max}") if self.descriptors_max else ()
         with (self.folder / "log.txt").open("a") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "forewarn", "serve", "--fleet", "fleet.yaml", *ports, *store, *self.flags],
+                [*limited, sys.executable, "-m", "forewarn", "serve", "--fleet", "fleet.yaml", *ports, *store, *self.flags],
                 cwd=self.folder,
                 env=environ,
                 stdout=subprocess.PIPE,

@@ -11,10 +11,12 @@ import urllib.request
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.e2e.agent_process import MODULE, RULE, agent_of, eventually, zipapp
+from tests.e2e.agent_process import MODULE, RULE, AgentProcess, agent_of, eventually, zipapp
+from tests.e2e.crooked import Unreachable
 from tests.e2e.service import Service, running
 
 FLEET = """
@@ -27,9 +29,11 @@ scopes:
       - {name: web-1, address: 127.0.0.2, host: host-b}
       - {name: web-2, address: 127.0.0.3, host: host-c}
 """
-QUICK = [
-    flag for kind in ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate") for flag in ("--simulate-duration", f"{kind}=1s")
-]
+TYPES = ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate")
+QUICK = [flag for kind in TYPES for flag in ("--simulate-duration", f"{kind}=1s")]
+"""Over before an agent, which asks once a second, has surely seen that it started."""
+LASTING = [flag for kind in TYPES for flag in ("--simulate-duration", f"{kind}=1h")]
+"""For tests that want to see Started: it lasts until the test completes the event."""
 EVENTS = {
     "Freeze": ("/hosts/host-a/maintain", {"type": "Freeze"}),
     "Reboot": ("/vms/web-0/restart", None),
@@ -47,6 +51,13 @@ def seen(service: Service) -> Service:
     return service
 
 
+def complete_when_started(service: Service, agent: AgentProcess, kind: str, answer: dict[str, Any]) -> None:
+    """End the impact when the agent has seen that it began."""
+    event = answer["event"] if "event" in answer else answer["events"][0]
+    eventually(agent.diary, lambda diary: f"start {kind}" in diary)
+    assert service.ask("POST", f"/events/{event['id']}/complete")[0] == 200
+
+
 @pytest.fixture(params=["module", "zipapp"])
 def command(request: pytest.FixtureRequest, tmp_path: Path) -> Sequence[str]:
     return MODULE if request.param == "module" else zipapp(tmp_path)
@@ -56,7 +67,7 @@ def test_each_type_of_event_is_prepared_for_approved_and_recovered_from_once(tmp
     """The promise of the agent. The zipapp has an empty environment and nothing installed around it."""
     environ: dict[str, str] | None = None if command == MODULE else {}
     with (
-        running(tmp_path, "--rate", "10", *QUICK, fleet=FLEET) as service,
+        running(tmp_path, *LASTING, fleet=FLEET) as service,
         agent_of(tmp_path / "a", f"{service.metadata}/as/web-0", command=command, environ=environ) as agent,
     ):
         agent.configure()
@@ -66,6 +77,7 @@ def test_each_type_of_event_is_prepared_for_approved_and_recovered_from_once(tmp
         for kind, (path, body) in EVENTS.items():
             status, answer = service.ask("POST", path, body)
             assert status == 202, answer
+            complete_when_started(service, agent, kind, answer)
             expected += [f"{phase} {kind}" for phase in ("prepare", "start", "recover")]
             assert eventually(agent.diary, lambda diary, last=expected[-1]: last in diary) == expected  # type: ignore[misc]
         eventually(agent.status, lambda status: not status["handlings"])
@@ -110,7 +122,7 @@ def test_an_agent_that_was_told_to_hold_never_approves(tmp_path: Path) -> None:
 def test_the_journal_survives_the_agent(tmp_path: Path) -> None:
     """Killed between prepare and start, it neither prepares twice nor forgets to recover."""
     with (
-        running(tmp_path, *QUICK, fleet=FLEET) as service,
+        running(tmp_path, *LASTING, fleet=FLEET) as service,
         agent_of(tmp_path / "a", f"{seen(service).metadata}/as/web-0") as agent,
     ):
         agent.configure(HELD)
@@ -121,6 +133,7 @@ def test_the_journal_survives_the_agent(tmp_path: Path) -> None:
         agent.start()
         eventually(lambda: agent.status()["contact_seconds"], lambda heard: heard is not None)
         service.approve(answer["event"]["id"])
+        complete_when_started(service, agent, "Reboot", answer)
         eventually(agent.diary, lambda diary: "recover Reboot" in diary)
         eventually(agent.status, lambda status: not status["handlings"])
         agent.end()
@@ -196,7 +209,7 @@ def test_a_load_balancer_sees_that_the_vm_is_drained(tmp_path: Path) -> None:
 def test_the_agent_approves_when_a_local_program_is_ready_and_not_before(tmp_path: Path) -> None:
     """A database that is still flushing decides."""
     with (
-        running(tmp_path, *QUICK, fleet=FLEET) as service,
+        running(tmp_path, *LASTING, fleet=FLEET) as service,
         agent_of(tmp_path / "a", f"{seen(service).metadata}/as/web-0") as agent,
         socket.socket(socket.AF_UNIX) as program,
     ):
@@ -207,7 +220,7 @@ def test_the_agent_approves_when_a_local_program_is_ready_and_not_before(tmp_pat
         with program.makefile() as lines:
             program.sendall(b'{"register": "db"}\n')
             assert json.loads(lines.readline()) == {"registered": "db"}
-            service.ask("POST", "/vms/web-0/restart")
+            _, answer = service.ask("POST", "/vms/web-0/restart")
             told = json.loads(lines.readline())
             eventually(agent.diary, lambda diary: diary == ["prepare Reboot"])
             program.sendall(json.dumps({"more": told["event"]["id"], "seconds": 60}).encode() + b"\n")
@@ -215,6 +228,7 @@ def test_the_agent_approves_when_a_local_program_is_ready_and_not_before(tmp_pat
             assert "approving" not in agent.journal()
             shown = agent.run("status", "--socket", str(agent.socket)).stdout
             program.sendall(json.dumps({"ready": told["event"]["id"]}).encode() + b"\n")
+            complete_when_started(service, agent, "Reboot", answer)
             phases = [json.loads(lines.readline()).get("phase") for _ in range(3)]
 
         assert (told["phase"], phases) == ("prepare", [None, "start", "recover"])
@@ -314,6 +328,18 @@ def test_a_signal_ends_the_agent_at_once_while_it_waits_for_the_endpoint(tmp_pat
         eventually(lambda: agent.status()["contact_seconds"], lambda heard: heard is not None)
 
         assert agent.end(number) == 0
+        assert agent.log().endswith("the agent has ended\n")
+
+
+def test_sigterm_ends_the_agent_while_its_connect_hangs(tmp_path: Path) -> None:
+    """Behind a firewall that drops, every attempt takes its whole time: a shutdown does not wait for that either."""
+    with Unreachable() as endpoint, agent_of(tmp_path / "a", endpoint.url) as agent:
+        agent.configure()
+        agent.start()
+        eventually(endpoint.attempts)
+
+        assert agent.end() == 0
+        assert "did not answer in time" not in agent.log(), "it was not waited for"
         assert agent.log().endswith("the agent has ended\n")
 
 

@@ -118,8 +118,8 @@ def test_a_health_command_is_asked_after_each_host_and_its_no_pauses(tmp_path: P
         f"#!{sys.executable}\nimport os, sys\nprint('disk of', sys.argv[1])\nsys.exit(os.environ['FOREWARN_HOST'] == 'rack-2')\n"
     )
     script.chmod(0o755)
-    with running(tmp_path, *FAST, fleet=FLEET) as service:
-        campaign = started(service, "--health-command", f"{script} {{host}}")
+    with running(tmp_path, *FAST, "--campaign-health-command", f"{script} {{host}}", fleet=FLEET) as service:
+        campaign = started(service)
         soon(lambda: bool(shown(service, campaign)["state"] == "paused"))
         braked = shown(service, campaign)
 
@@ -149,8 +149,9 @@ def test_a_health_command_that_hangs_is_ended_with_all_it_started_and_says_no(tm
     script = tmp_path / "hangs"
     script.write_text(f"#!/bin/sh\nsleep 1000 &\necho $! > {tmp_path}/child\nexec sleep 1000\n")
     script.chmod(0o755)
-    with running(tmp_path, *FAST, fleet=FLEET) as service:
-        campaign = started(service, "--health-command", str(script), "--health-seconds-max", "1")
+    check = ("--campaign-health-command", str(script), "--campaign-health-seconds-max", "1")
+    with running(tmp_path, *FAST, *check, fleet=FLEET) as service:
+        campaign = started(service)
         soon(lambda: bool(shown(service, campaign)["state"] == "paused"))
         braked = shown(service, campaign)
 

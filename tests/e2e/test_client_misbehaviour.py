@@ -25,7 +25,19 @@ from forewarn.client import (
     TryLater,
     Watcher,
 )
-from tests.e2e.crooked import NO_EVENTS, Crooked, Then, Turn, answer, document, in_loop, in_thread, watch_in_loop, watch_in_thread
+from tests.e2e.crooked import (
+    NO_EVENTS,
+    Crooked,
+    Then,
+    Turn,
+    Unreachable,
+    answer,
+    document,
+    in_loop,
+    in_thread,
+    watch_in_loop,
+    watch_in_thread,
+)
 
 Ask = Callable[..., Any]
 Watch = Callable[..., list[Change]]
@@ -322,6 +334,13 @@ def test_a_closed_client_says_so() -> None:
         assert endpoint.asked == []
 
 
+@either
+def test_approval_may_have_its_own_timeout(ask: Ask) -> None:
+    """An event that is about to start cannot wait for as long as a question may take."""
+    with Crooked(Turn(b"", Then.STAY_SILENT)) as endpoint, pytest.raises(NoAnswer, match="in time"):
+        ask(endpoint.url, "approve", "E1", asking={"timeout_seconds": 0.1}, timeout_seconds=UNREACHED_SECONDS)
+
+
 def test_an_approval_does_not_stand_behind_a_wait() -> None:
     """One thread waits for half a minute; the other has half a minute until the VM is gone."""
     with Crooked(document(1), Turn(b"", Then.STAY_SILENT), answer(b"")) as endpoint:
@@ -371,6 +390,75 @@ def test_closing_ends_the_waits_of_tasks_too() -> None:
     with Crooked(document(1), Turn(b"", Then.STAY_SILENT)) as endpoint:
         assert asyncio.run(close_while_waiting(endpoint.url)) == [True, True]
         assert sorted(endpoint.connections) == [0, 0, 1]
+
+
+UNREACHED_SECONDS = 600
+
+
+def test_closing_ends_a_connect_that_nobody_answers() -> None:
+    """A firewall that drops lets a connect take its whole time, and a service that is told to stop must not wait for it."""
+    ended: list[str] = []
+
+    def ask(client: Client) -> None:
+        with pytest.raises(NoAnswer) as caught:
+            client.document()
+        ended.append(caught.value.message)
+
+    with Unreachable() as endpoint:
+        client = Client(endpoint.url, timeout_seconds=UNREACHED_SECONDS)
+        asking = [threading.Thread(target=ask, args=(client,), daemon=True) for _ in range(2)]
+        for thread in asking:
+            thread.start()
+        while endpoint.attempts() < 2:
+            time.sleep(0.01)
+        client.close()
+        for thread in asking:
+            thread.join(5)
+
+    assert ended == ["this client is closed"] * 2
+
+
+def test_timeout_bounds_a_connect() -> None:
+    """`timeout_seconds` bounds the connect too."""
+    with Unreachable() as endpoint, pytest.raises(NoAnswer, match="did not answer in time"):
+        in_thread(endpoint.url, "document", timeout_seconds=0.1)
+
+
+@pytest.mark.parametrize("url", ["http://localhost:1", "http://127.0.0.1:1", "http://[::1]:1"])
+def test_connection_refused_is_reported_at_once(url: str) -> None:
+    """With the operating system's reason. A name is tried at each of its addresses."""
+    with pytest.raises(NoAnswer, match=r"(Connection refused|Cannot assign requested address|Address family not supported)"):
+        in_thread(url, "document", timeout_seconds=UNREACHED_SECONDS)
+
+
+def test_each_address_of_a_host_is_tried() -> None:
+    """`localhost` often has two, and the endpoint listens at one of them."""
+    with Crooked(answer()) as endpoint:
+        assert in_thread(endpoint.url.replace("127.0.0.1", "localhost"), "document") == Document(1, ())
+
+
+@pytest.mark.parametrize("how", ["close", "cancel"])
+def test_closing_or_cancelling_ends_the_connect_of_a_task(how: str) -> None:
+    """And leaves no socket behind."""
+
+    async def end_while_connecting(endpoint: Unreachable) -> BaseException:
+        client = AsyncClient(endpoint.url, timeout_seconds=UNREACHED_SECONDS)
+        asking = asyncio.create_task(client.document())
+        while endpoint.attempts() < 1:
+            await asyncio.sleep(0.01)
+        if how == "close":
+            await client.close()
+        else:
+            asking.cancel()
+        (problem,) = await asyncio.wait_for(asyncio.gather(asking, return_exceptions=True), 5)
+        assert isinstance(problem, BaseException)
+        assert endpoint.attempts() == 0
+        return problem
+
+    with Unreachable() as endpoint:
+        problem = asyncio.run(end_while_connecting(endpoint))
+
+    assert isinstance(problem, NoAnswer if how == "close" else asyncio.CancelledError)
 
 
 @either_watch

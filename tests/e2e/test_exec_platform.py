@@ -1,7 +1,9 @@
 """The operator's own commands, as real processes."""
 
 import asyncio
+import errno
 import os
+import resource
 import shlex
 import signal
 import sys
@@ -50,6 +52,26 @@ def is_running(pid: int) -> bool:
 def number_in(file: Path) -> int:
     soon(lambda: file.exists() and file.read_text().endswith("\n"))
     return int(file.read_text())
+
+
+@pytest.mark.parametrize("left", range(4))
+def test_a_command_that_finds_no_file_descriptor_was_not_started_and_has_not_failed(left: int, tmp_path: Path) -> None:
+    """It is told as what it is, so that the engine starts the command again instead of counting a failed try."""
+
+    async def story() -> None:
+        lowest = os.dup(0)
+        os.close(lowest)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + left, hard))
+        try:
+            await platform("touch", str(tmp_path / "done")).carry_out(REBOOT)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with pytest.raises(OSError, match="Too many open files") as raised, asyncio.Runner() as runner:
+        runner.run(story())
+    assert raised.value.errno == errno.EMFILE
+    assert not (tmp_path / "done").exists()
 
 
 def test_a_command_is_told_by_its_words() -> None:

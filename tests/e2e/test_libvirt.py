@@ -2,6 +2,7 @@
 
 import json
 import socket
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -9,6 +10,7 @@ from forewarn.core.change import What
 from tests.e2e.cli_service import forewarn, soon
 from tests.e2e.notes import changes_in
 from tests.e2e.service import Service, running
+from tests.unit.cli.test_client import serving
 from tests.unit.platform.libvirt_world import NODE, domain_xml
 
 FLEET = "scopes: [{name: test, vms: [{name: test, host: host-a}]}, {name: lost, vms: [{name: lost, host: host-a}]}]\n"
@@ -111,3 +113,37 @@ def test_a_sync_with_a_libvirt_that_does_not_answer_changes_nothing(tmp_path: Pa
     assert told.returncode == 1
     assert told.stderr.startswith("forewarn: libvirt of host-a: Failed to connect socket")
     assert len(told.stderr.splitlines()) == 1
+
+
+def test_a_sync_reads_the_fleet_again_when_it_changed_meanwhile() -> None:
+    """Asking every host takes a while. A VM that is moved in that time must not be put back on paper."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append("GET")
+            self.answer(200, {"scopes": []}, tag=f'"{asked.count("GET")}"')
+
+        def do_PUT(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            asked.append(f"PUT {self.headers['If-Match']}")
+            is_late = self.headers["If-Match"] == '"1"'
+            refusal = {"error": "fleet_changed", "message": "the fleet has changed", "facts": {}}
+            self.answer(412, refusal) if is_late else self.answer(200, {"vms_joined": ["test"]})
+
+        def answer(self, status: int, body: object, tag: str = "") -> None:
+            content = json.dumps(body).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(content)))
+            self.send_header("ETag", tag)
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with serving(Handler) as url:
+        told = forewarn("fleet", "sync", "libvirt", "--uri", "host-a=test:///default", "--apply", FOREWARN_CONTROL=url)
+
+    assert (told.returncode, told.stdout) == (0, "vms joined: test\n"), told.stderr
+    assert asked == ["GET", 'PUT "1"', "GET", 'PUT "2"']

@@ -1,16 +1,21 @@
 """The limits of a connection. Time passes because the test says so."""
 
 import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 
 import pytest
 
+from forewarn.config import Identify
 from forewarn.core.command import Maintain
 from forewarn.core.event import EventType
 from forewarn.core.fleet import Vm
 from forewarn.web.connection import Connection, Limits
 from forewarn.web.metadata import Message, Receive, Send
 from forewarn.web.poll import PollConnection
+from forewarn.web.settings import Settings
 from tests.e2e.metadata_world import EVENT_ID, POLL, Client, World
 
 APPROVE = b"POST /metadata/scheduledevents?api-version=2020-07-01 HTTP/1.1\r\nHost: h\r\nMetadata: true\r\n"
@@ -51,21 +56,35 @@ def test_a_connection_on_which_only_known_polls_came_is_closed_when_idle_and_not
             assert quick.rest() == b""
 
 
-def test_a_client_that_sends_known_polls_and_reads_nothing_is_held_back_and_then_dropped() -> None:
-    """One poll at a time, so that nothing but the quick way is ever taken."""
-    with World() as world, world.connect() as client:
-        vms = tuple(Vm(name=f"{number:0100}", host="host-a") for number in range(500))
-        world.enrol("web", Vm(name="web-0", address="127.0.0.1"), *vms)
-        world.submit(Maintain(host="host-a", operation_id=EVENT_ID, type=EventType.FREEZE))
+@contextmanager
+def stalled(world: World) -> Iterator[Client]:
+    """A client that sends known polls and reads nothing. One poll at a time, so that nothing but the quick way is ever taken."""
+    vms = tuple(Vm(name=f"{number:0100}", host="host-a") for number in range(500))
+    world.enrol("web", Vm(name="web-0", address="127.0.0.1"), *vms)
+    world.submit(Maintain(host="host-a", operation_id=EVENT_ID, type=EventType.FREEZE))
+    with world.connect() as client:
         warm(world, client)
-        with world.connect() as quick:
-            for _ in range(200):
-                quick.send(POLL)
-                world.run(asyncio.sleep(0.001))  # the server has had its turn before the next one is sent
-            [connection] = [one for one in world.listener.state.connections if isinstance(one, PollConnection)]
-            assert 0 < connection.unsent_bytes < 200_000
-            world.pass_time(STALL)
-            assert not quick.is_open()
+    with world.connect() as quick:
+        for _ in range(200):
+            quick.send(POLL)
+            world.run(asyncio.sleep(0.001))  # the server has had its turn before the next one is sent
+        [connection] = [one for one in world.listener.state.connections if isinstance(one, PollConnection)]
+        assert 0 < connection.unsent_bytes < 200_000
+        yield quick
+
+
+def test_a_client_that_sends_known_polls_and_reads_nothing_is_held_back_and_then_dropped() -> None:
+    with World() as world, stalled(world) as client:
+        world.pass_time(STALL)
+        assert not client.is_open()
+
+
+def test_stopping_cuts_off_a_client_that_does_not_take_its_answers() -> None:
+    """One guest that does not read must neither delay a restart nor break it."""
+    with World(stop_seconds_max=0.1) as world, stalled(world) as client:
+        world.stop()
+        assert not client.is_open()
+        assert world.listener.state.connections == set()
 
 
 @pytest.mark.parametrize("begun", [b"G", POLL[:-2], APPROVE + b"Content-Length: 10\r\n\r\n123"])
@@ -155,6 +174,123 @@ def test_connections_of_one_address_have_a_limit() -> None:
         assert world.ask(POLL).status == 200
 
 
+@contextmanager
+def crowded(connections_max: int, connections_per_address_max: int) -> Iterator[World]:
+    """VMs at 127.0.0.1 to 127.0.0.5, known by their addresses alone."""
+    limits = Limits(connections_max=connections_max, connections_per_address_max=connections_per_address_max)
+    with World(Settings(identify={Identify.ADDRESS}), limits) as world:
+        world.enrol("web", *(Vm(name=f"web-{number}", address=f"127.0.0.{number}") for number in range(1, 6)))
+        world.ask(POLL)
+        world.until(lambda: not world.polls.connections_count)
+        yield world
+
+
+def hold(world: World, stack: ExitStack, source: str, count: int) -> list[Client]:
+    """Connections from an address on which nothing happens. Some may be refused or closed."""
+    clients = [stack.enter_context(world.connect(source)) for _ in range(count)]
+    take_turns(world)
+    return clients
+
+
+def take_turns(world: World) -> None:
+    """Let the event loop do what there is to do: it accepts one connection in an iteration, and ends one in a few."""
+
+    async def turn() -> None:
+        for _ in range(200):
+            await asyncio.sleep(0)
+
+    world.run(turn())
+
+
+def status_from(world: World, source: str) -> int:
+    with world.connect(source) as client:
+        client.send(POLL)
+        return client.answer().status
+
+
+def test_a_vm_that_holds_many_idle_connections_does_not_shut_out_the_others() -> None:
+    with crowded(16, 2) as world, ExitStack() as stack:
+        hold(world, stack, "127.0.0.2", 40)
+        assert world.polls.connections_count == 2
+        assert [status_from(world, f"127.0.0.{number}") for number in (1, 3, 4, 5)] == [200] * 4
+        assert status_from(world, "127.0.0.2") == 503
+
+
+def test_when_all_connections_are_in_use_the_oldest_idle_one_makes_room() -> None:
+    """As in nginx: an idle connection can be opened again, a VM that is not let in hears of nothing."""
+    with crowded(8, 4) as world, ExitStack() as stack:
+        first, *_ = hold(world, stack, "127.0.0.2", 4)
+        last, *_ = hold(world, stack, "127.0.0.3", 4)
+        assert world.polls.connections_count == 8
+        with world.connect("127.0.0.1") as client:
+            client.send(POLL)
+            assert client.answer().status == 200
+            assert first.rest() == b""
+            last.send(POLL)
+            assert last.answer().status == 200
+            assert world.polls.connections_count == 8
+
+
+def test_a_connection_on_which_something_happens_is_not_closed_for_another() -> None:
+    """Neither a poll that waits nor half a request; when nothing is idle, the new connection is refused."""
+    waiting = POLL.replace(b"Host: h", b'Host: h\r\nPrefer: wait=60\r\nIf-None-Match: "%d"')
+    with crowded(2, 2) as world, world.connect("127.0.0.1") as waits, world.connect("127.0.0.2") as sends:
+        waits.send(waiting % world.scope().incarnation)
+        sends.send(POLL[:-2])
+        take_turns(world)
+        with world.connect("127.0.0.3") as third:
+            answer = third.answer()
+            assert (answer.status, answer.headers["connection"]) == (503, "close")
+            assert third.rest() == b""
+        sends.send(POLL[-2:])
+        assert sends.answer().status == 200
+        assert status_from(world, "127.0.0.3") == 200
+
+
+def test_clients_that_are_no_vm_never_take_the_place_of_one() -> None:
+    """They have an eighth of all connections together, and are the first to be closed."""
+    with crowded(16, 16) as world, ExitStack() as stack:
+        for number in range(90, 100):
+            hold(world, stack, f"127.0.0.{number}", 4)
+        assert world.polls.connections_count == 2
+        hold(world, stack, "127.0.0.2", 14)
+        assert world.polls.connections_count == 16
+        strangers = hold(world, stack, "127.0.0.90", 1)
+        vms = [world.connect(f"127.0.0.{number}") for number in (1, 3)]
+        for vm in vms:
+            stack.enter_context(vm)
+            vm.send(POLL)
+            assert vm.answer().status == 200
+        assert strangers[0].rest() == b""
+        assert world.polls.connections_count == 16
+
+
+def test_a_client_that_is_no_vm_still_learns_so_while_others_hold_idle_connections() -> None:
+    """A VM that was forgotten in the fleet file must be told 403, not be left in the dark by somebody else's flood."""
+    with crowded(16, 16) as world, ExitStack() as stack:
+        hold(world, stack, "127.0.0.90", 40)
+        assert status_from(world, "127.0.0.91") == 403
+
+
+def test_where_vms_come_through_a_proxy_no_address_is_unknown() -> None:
+    settings = Settings(identify={Identify.PROXY, Identify.ADDRESS}, proxy_key=b"key")
+    with World(settings, Limits(connections_max=16)) as world, ExitStack() as stack:
+        hold(world, stack, "127.0.0.99", 16)
+        assert world.polls.connections_count == 16
+
+
+def test_a_limit_that_is_reached_is_logged_once_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever can connect could fill the log; and an operator must learn that the limit is too low."""
+    with crowded(8, 4) as world, ExitStack() as stack:
+        hold(world, stack, "127.0.0.2", 6)
+        hold(world, stack, "127.0.0.99", 3)
+        hold(world, stack, "127.0.0.3", 4)
+        assert world.polls.limits_reached == {"address": 2, "unknown": 2, "total": 1}
+        [record] = [record for record in caplog.records if record.name == "forewarn"]
+        assert record.getMessage() == "connection limit reached"
+        assert vars(record)["facts"] == {"limit": "address", "limit_max": 4, "connections": 4, "address": "127.0.0.2"}
+
+
 def test_nothing_is_kept_of_connections_that_have_ended() -> None:
     with World() as world:
         for _ in range(20):
@@ -180,6 +316,27 @@ def test_a_head_without_end_is_refused(pieces: int) -> None:
             client.send(b"GET / HTTP/1.1\r\nA: " + b"a" * (80_000 // pieces))
         answer = client.answer()
         assert (answer.status, answer.headers["connection"]) == (431, "close")
+
+
+@pytest.mark.parametrize("source", ["127.0.0.1", "127.0.0.99"])
+def test_sixty_kilobytes_of_entity_tags_are_answered_at_once(source: str) -> None:
+    """They are parsed on the event loop, before it is known who sent them: it took minutes, and nobody else was answered."""
+    request = POLL.replace(b"Host: h", b"Host: h\r\nIf-None-Match: " + b'"1",' * 15_000 + b'"2"')
+    with World() as world:
+        world.ask(POLL)
+        with world.connect(source) as client:
+            client.send(request)
+            assert client.answer().status == (304 if source == "127.0.0.1" else 403)
+            client.send(request.replace(b'"1",', b'"3",').replace(b'"2"', b'"4"'))
+            assert client.answer().status == (200 if source == "127.0.0.1" else 403)
+
+
+def test_a_hundred_header_lines_are_read_and_one_more_is_refused() -> None:
+    """Each line costs memory and time of its own, however short it is; no client is known to send more than 30."""
+    with World() as world:
+        for lines, status in ((100, 200), (101, 431)):
+            more = b"".join(b"A: b\r\n" for _ in range(lines - 2))
+            assert world.ask(POLL.replace(b"Host: h\r\n", b"Host: h\r\n" + more)).status == status
 
 
 def test_a_body_of_just_the_limit_is_read_and_one_byte_more_is_refused() -> None:
@@ -224,3 +381,37 @@ def test_thousands_of_requests_at_once_are_all_answered_in_their_order() -> None
         assert client.answer().status == 200
         assert world.called[:3000] == [f"GET /{number}" for number in numbers]
         assert max(queued) < 200
+
+
+@pytest.mark.parametrize("connections", [1, 8])
+def test_a_client_that_pipelines_leaves_the_others_their_turn(connections: int) -> None:
+    """A few requests per iteration of the event loop, on however many connections: other VMs are answered in between."""
+
+    async def count_turns() -> int:
+        """In the event loop, so that all has been sent before the first turn."""
+        for client in clients:
+            client.send(POLL * polls_each)
+        turns = answers = 0
+        while answers < polls_each * connections:
+            await asyncio.sleep(0)
+            before, answers = answers, sum(client.count_answers() for client in clients)
+            turns += answers > before
+        return turns
+
+    polls_each, polls_per_turn_max = 400, 20
+    with World() as world, ExitStack() as stack:
+        clients = [stack.enter_context(world.connect()) for _ in range(connections)]
+        for client in clients:
+            warm(world, client)
+        assert world.run(count_turns()) > polls_each * connections / polls_per_turn_max
+
+
+def test_a_client_that_pipelines_and_reads_is_not_cut_off_however_long_it_goes_on() -> None:
+    with World() as world, world.connect() as client, ThreadPoolExecutor(1) as threads:
+        warm(world, client)
+        sending = threads.submit(client.send, POLL * 20_000)
+        for number in range(20_000):
+            if number % 2_000 == 0:
+                world.pass_time(number / 2_000 * STALL)
+            assert client.answer().status == 200
+        sending.result()

@@ -129,6 +129,7 @@ def test_a_page_is_made_once_for_all_vms_of_a_scope() -> None:
         POLL.replace(b"Metadata: true", b"Metadata: true\r\nExpect: something"),
         POLL.replace(b"Metadata: true", b"Metadata: true\r\nContent-Length: 0"),
         POLL.replace(b"Metadata: true", b"Metadata: true\r\nX-Instance-ID: web-0"),
+        POLL.replace(b"Metadata: true", b"Metadata: true\r\nOrigin: http://web.example"),
         POLL.replace(b"Metadata: true", b"Metadata: true\r\nConnection: upgrade\r\nUpgrade: h2c"),
         POLL.replace(b"Metadata: true", b"Metadata: true\r\nIf-None-Match: *"),
         POLL.replace(b"HTTP/1.1", b"HTTP/1.0").replace(b"Host: h", b"Connection: keep-alive"),
@@ -167,6 +168,28 @@ def test_only_a_request_that_came_whole_and_alone_is_remembered() -> None:
         client.send(POLL)
         client.answer()
         assert list(world.polls.plans) == [POLL]
+
+
+@pytest.mark.parametrize("stray", [b"\r\n\r\n", b"\n\r\n\r\n", b"\r\r\n\r\n"])
+@pytest.mark.parametrize("path", ["", "/as/db-0"])
+def test_blank_lines_are_no_request_and_are_never_answered(stray: bytes, path: str) -> None:
+    """Remembered as a poll, they would be answered for every other VM too, whose answers would then be off by one."""
+    with World() as world:
+        asked = request(f"{path}/metadata/scheduledevents")
+        with world.connect() as attacker:
+            for _ in range(2):
+                attacker.send(asked)
+                assert attacker.answer().status == 200
+            attacker.send(stray)
+            assert attacker.is_silent(timedelta(seconds=0.1))
+            attacker.send(asked)
+            assert attacker.answer().status == 200
+        with world.connect() as victim:
+            victim.send(stray)
+            assert victim.is_silent(timedelta(seconds=0.1))
+            victim.send(request("/metadata/instance/compute/name", "2021-02-01&format=text"))
+            assert victim.answer().body == b"web-0"
+        assert list(world.polls.plans) == [asked]
 
 
 def test_known_bytes_within_a_body_are_a_body() -> None:

@@ -60,6 +60,7 @@ class World:
         self.campaigns: dict[str, Campaign] = {}
         self.hosts: dict[str, tuple[str, ...]] = {}
         self.revision = 1
+        self.health_limit: timedelta | None = None
 
     # --- the fleet as a campaign sees it
 
@@ -72,7 +73,9 @@ class World:
 
     def view(self, campaign: Campaign) -> View:
         others = [one for other in self.campaigns.values() if other.id != campaign.id for one in other.under_way]
-        return View(self, lambda start, stop: self.hosts[campaign.id][start:stop], others, timedelta(minutes=1))
+        return View(
+            self, lambda start, stop: self.hosts[campaign.id][start:stop], others, timedelta(minutes=1), self.health_limit
+        )
 
     # --- what happens
 
@@ -207,17 +210,22 @@ def check_plan(world: World, waves: tuple[tuple[str, ...], ...], wish: Wish) -> 
 @given(
     numbers=st.lists(st.integers(0, 40), max_size=60),
     story=st.lists(st.integers(0, 59), max_size=200),
-    wishes=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3), st.booleans(), st.booleans()), min_size=1, max_size=2),
+    wishes=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3), st.booleans()), min_size=1, max_size=2),
+    health_until=st.integers(0, STEPS_MAX),
 )
 def test_whatever_happens_budgets_hold_and_every_host_ends(
-    numbers: list[int], story: list[int], wishes: list[tuple[int, int, bool, bool]]
+    numbers: list[int], story: list[int], wishes: list[tuple[int, int, bool]], health_until: int
 ) -> None:
-    """Impacts fail, events are canceled, servers die between record and order, two campaigns meet in one scope."""
+    """Impacts fail, events are canceled, servers die between record and order, two campaigns meet in one scope.
+
+    The server has a health command until step `health_until`, where it is taken out of its configuration.
+    """
     world = World(fleet_of(Chances(iter(numbers)).pick), Chances(iter(story)))
-    for number, (max_hosts, budget, pause, has_health) in enumerate(wishes, start=1):
+    for number, (max_hosts, budget, pause) in enumerate(wishes, start=1):
         wish = Wish(type=EventType.REBOOT, patterns=("*",), max_hosts=max_hosts, max_unavailable=BUDGETS[budget])
-        world.start(number, replace(wish, pause_on_failure=pause, health_command="check" * has_health))
+        world.start(number, replace(wish, pause_on_failure=pause))
     for step in range(STEPS_MAX):
+        world.health_limit = timedelta(minutes=1) if step < health_until else None
         world.round()
         if all(campaign.is_over for campaign in world.campaigns.values()):
             break

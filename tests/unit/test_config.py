@@ -166,6 +166,31 @@ def test_a_certificate_needs_its_key_and_a_key_its_certificate(tmp_path: Path, g
     assert refusal(tmp_path, f"{given} = 'x.pem'") == f"{missing} is not given; TLS needs both a certificate and its key"
 
 
+def test_the_health_command_of_campaigns_is_split_into_words_as_a_shell_would(tmp_path: Path) -> None:
+    """It runs without a shell, so what stands in quotes is one word."""
+    found = config(tmp_path, """campaign_health_command = "/usr/bin/check 'all disks' {host}" """).config
+
+    assert found.campaign_health_command is not None
+    assert found.campaign_health_command.words == ("/usr/bin/check", "all disks", "{host}")
+    assert str(found.campaign_health_command) == "/usr/bin/check 'all disks' '{host}'"
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        ("'", "expected a command such as '/usr/local/bin/is-healthy {host}'"),
+        ("check {vm}", "{name} may be one of host, event_type, and not in the program's own path"),
+        ("{host} check", "{name} may be one of host, event_type, and not in the program's own path"),
+    ],
+)
+def test_a_health_command_that_cannot_be_run_is_refused(tmp_path: Path, command: str, why: str) -> None:
+    """At the start of the service, not in the middle of a campaign at night."""
+    message = refusal(tmp_path, campaign_health_command=command)
+
+    assert message.startswith("campaign_health_command (from --campaign-health-command): ")
+    assert why in message
+
+
 def test_an_unknown_key_in_the_file_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
     """A misspelt key that is ignored is an option that silently does not work."""
     assert refusal(tmp_path, "idle_second = 5") == "DIR/forewarn.toml: unknown key 'idle_second'; did you mean 'idle_seconds'?"

@@ -71,14 +71,13 @@ def parser(program: str) -> Parser:
 
 
 def _run(asked: argparse.Namespace) -> None:
-    set_up_log()
-    live(Orders(asked.config, asked.endpoint, is_dry_run=asked.dry_run, is_once=asked.once))
+    with set_up_log():
+        live(Orders(asked.config, asked.endpoint, is_dry_run=asked.dry_run, is_once=asked.once))
 
 
 def _status(asked: argparse.Namespace) -> None:
     said = applications.ask_status(asked.socket)
-    text = json.dumps(said) if asked.json else "\n".join(view.lines(said))
-    print(text.encode(errors="replace").decode())  # what an endpoint said may be no text that can be printed
+    print(json.dumps(said) if asked.json else "\n".join(view.lines(said)))
 
 
 def _check(asked: argparse.Namespace) -> None:

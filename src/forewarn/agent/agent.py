@@ -40,7 +40,7 @@ class Endpoint(Protocol):
 
     def name(self) -> str: ...
 
-    def approve(self, *event_ids: str) -> None: ...
+    def approve(self, *event_ids: str, timeout_seconds: float) -> None: ...
 
     def watch(
         self,
@@ -160,6 +160,8 @@ class Agent:
             try:
                 self._here = replace(self._here, name=self._client.name())
             except EndpointProblem as problem:
+                if stop.is_set():
+                    return
                 failures += 1
                 self._contact.failed(problem)
                 stop.wait(pause_seconds(failures, problem, self._here.clock.chance()))

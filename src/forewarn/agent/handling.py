@@ -14,7 +14,7 @@ from typing import Protocol
 
 from forewarn.agent.budget import LIMIT_SECONDS, Budget
 from forewarn.agent.journal import Journal
-from forewarn.agent.progress import Progress, What
+from forewarn.agent.progress import Progress, What, journaled
 from forewarn.agent.rule import Approve, Concerns, OnFailure, PlannedStep, Rule
 from forewarn.agent.step import Occasion, Phase
 from forewarn.agent.tally import Tally
@@ -143,6 +143,11 @@ class Handling:
         self._ended.wait(seconds)
 
     @property
+    def seconds_left(self) -> float | None:
+        """The time to NotBefore; None before a document has shown the event in this life."""
+        return None if self._deadline is None else self._deadline - self._here.clock.monotonic()
+
+    @property
     def is_shown(self) -> bool:
         """Whether a document has shown the event in this life."""
         return self._deadline is not None
@@ -182,13 +187,12 @@ class Handling:
 
     def status(self) -> HandlingStatus:
         progress = self.progress or Progress(self.event, self.rule.name)
-        left = None if self._deadline is None else self._deadline - self._here.clock.monotonic()
         return HandlingStatus(
             event=self.event,
             rule=self.rule.name,
             phase=self._phase or "",
             step=self._step,
-            seconds_left=left,
+            seconds_left=self.seconds_left,
             is_prepared=progress.is_prepared,
             is_approved=What.APPROVED in progress.marks,
             is_late=What.LATE in progress.marks,
@@ -210,7 +214,7 @@ class Handling:
             journal.write(event.key, What.FINISHED)
 
     def _is_news(self, progress: Progress) -> bool:
-        return progress.event != self.event or self._is_over != (What.FINISHED in progress.marks)
+        return progress.event != journaled(self.event) or self._is_over != (What.FINISHED in progress.marks)
 
     def _due(self, progress: Progress) -> Phase | None:
         """The phase to run now. Recover is due once, after anything was begun here. A status that is new to us is left alone."""

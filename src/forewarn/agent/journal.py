@@ -1,8 +1,9 @@
 """What was seen, run and approved, on disk before it is acted on: lines of JSON, only ever added to, each fsynced.
 
 A torn last line is what a crash leaves, and is dropped. Any other line that cannot be read is said, and the file as it was is
-kept beside the new one, as `*.damaged-N`. When the file is opened, and again after `lines_max` lines, it is written anew with the
-fewest lines that say the same: a new file, fsynced, renamed into place. The file is for one agent at a time.
+kept beside the new one, as `*.damaged-N`. When the file is opened, and again after `lines_max` lines or when it has doubled and
+grown by `growth_bytes_max`, it is written anew with the fewest lines that say the same: a new file, fsynced, renamed into place.
+So its size is bounded by that of the events that are not over. The file is for one agent at a time.
 """
 
 import json
@@ -16,7 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, ClassVar, Self
 
-from forewarn.agent.progress import Facts, Progress, What, fold, lines_of, plain
+from forewarn.agent.progress import Facts, Progress, What, fold, forget_details, journaled, lines_of, plain
 from forewarn.client import Clock, Event
 from forewarn.errors import Unavailable
 
@@ -39,6 +40,7 @@ class Journal:
     """
 
     lines_max: ClassVar[int] = 1000
+    growth_bytes_max: ClassVar[int] = 1024 * 1024
     done_max: ClassVar[int] = 256
 
     def __init__(self, path: Path, *, clock: Clock = CLOCK) -> None:
@@ -48,6 +50,8 @@ class Journal:
         self._turn = threading.Lock()
         self._file: IO[bytes] | None = None
         self._lines = 0
+        self._bytes_at_rewrite = 0
+        self._bytes_since_rewrite = 0
         with ExitStack() as undone, _translated(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._lock = undone.enter_context(_lock(path.with_name(f"{path.name}.lock")))
@@ -69,7 +73,7 @@ class Journal:
 
     def see(self, event: Event, rule: str) -> None:
         """An event is there, or is different now. The rule is that of the first time."""
-        self.write(event.key, What.SEEN, event=plain(event), rule=rule)
+        self.write(event.key, What.SEEN, event=plain(journaled(event)), rule=rule)
 
     def write(self, key: str, what: What, **facts: object) -> None:
         """Put a line on disk. When this returns it is there; when it raises JournalLost, nothing must be done about it."""
@@ -83,15 +87,22 @@ class Journal:
             self.progress = {**self.progress, key: after}
 
     def _append(self, key: str, what: What, facts: Facts) -> None:
-        if self._file is None or self._lines >= self.lines_max:
+        if self._file is None or self._has_grown:
             self._write_anew()
         assert self._file is not None
+        line = self._line(key, what, facts)
         try:
-            self._put(self._file, self._line(key, what, facts))
+            self._put(self._file, line)
         except OSError:
             self._give_up()
             raise
         self._lines += 1
+        self._bytes_since_rewrite += len(line)
+
+    @property
+    def _has_grown(self) -> bool:
+        """Whether a smaller file would say the same. What is large when it is written anew may double before the next time."""
+        return self._lines >= self.lines_max or self._bytes_since_rewrite >= max(self.growth_bytes_max, self._bytes_at_rewrite)
 
     def _give_up(self) -> None:
         """After trouble nobody knows what is in the file, so the next line makes a new one."""
@@ -120,7 +131,11 @@ class Journal:
         self._give_up()
         done = [key for key, progress in self.progress.items() if progress.is_done]
         spare = set(done[: max(0, len(done) - self.done_max)])
-        self.progress = {key: progress for key, progress in self.progress.items() if key not in spare}
+        self.progress = {
+            key: forget_details(progress) if progress.is_done else progress
+            for key, progress in self.progress.items()
+            if key not in spare
+        }
         lines = [self._line(key, what, facts) for key, progress in self.progress.items() for what, facts in lines_of(progress)]
         new = self._path.with_name(f"{self._path.name}.new")
         with new.open("wb") as file:
@@ -128,7 +143,8 @@ class Journal:
         new.replace(self._path)
         self._sync_folder()
         self._file = self._path.open("ab")
-        self._lines = 0
+        self._lines, self._bytes_since_rewrite = 0, 0
+        self._bytes_at_rewrite = sum(map(len, lines))
 
     def _sync_folder(self) -> None:
         """A rename is on disk when its folder is. Windows opens no folders."""
@@ -172,7 +188,7 @@ def _take(line: bytes, progress: dict[str, Progress]) -> bool:
         if not isinstance(key, str):
             return False
         progress[key] = fold(progress.get(key), What(said["what"]), said)
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return False
     return True
 

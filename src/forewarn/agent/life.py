@@ -50,8 +50,11 @@ class Orders:
 
 
 class Life:
-    def __init__(self, orders: Orders, environ: Mapping[str, str], notifier: Notifier) -> None:
+    def __init__(
+        self, orders: Orders, environ: Mapping[str, str], notifier: Notifier, *, make_agent: Callable[..., Agent] = Agent
+    ) -> None:
         self._orders = orders
+        self._make_agent = make_agent
         self._environ = environ
         self._notifier = notifier
         self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -60,17 +63,30 @@ class Life:
         self._bug: Exception | None = None
 
     def run(self) -> None:
-        """Until a signal ends it. From the main thread. A Problem is raised where the agent cannot even begin."""
+        """Until a signal ends it. From the main thread. A Problem is raised where the agent cannot even begin.
+
+        Any other exception is a bug. It is logged here: the caller reports it in one line, which does not say where it was.
+        """
+        try:
+            self._run()
+        except Problem:
+            raise
+        except Exception:
+            log.critical("the agent ended because of a bug", exc_info=True)
+            raise
+
+    def _run(self) -> None:
         with ExitStack() as parts:
             self._listen_to_signals(parts)
             settings = self._load()
             self._client = Client(settings.endpoint, api_version=settings.api_version)
             parts.callback(self._client.close)
+            parts.callback(self._stop.set)
             journal = self._journal(settings, parts)
             path = None if self._orders.is_dry_run else settings.socket
             self._applications = None if path is None else Applications(path, self._status, resumed=_in_prepare(journal))
             once = self._once(journal) if self._orders.is_once else None
-            self._agent = Agent(
+            self._agent = self._make_agent(
                 settings,
                 once or self._client,
                 journal,

@@ -2,16 +2,25 @@
 
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 
 
-def set_up_log() -> None:
-    """Write our log to standard error from now on."""
+@contextmanager
+def set_up_log() -> Iterator[None]:
+    """Write our log to standard error. Afterwards the logging of the process is what it was before."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Lines())
     root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
     root.handlers[:] = [handler]
     root.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
 
 
 class Lines(logging.Formatter):

@@ -43,8 +43,8 @@ class Once:
             self._give_up()
             raise
 
-    def approve(self, *event_ids: str) -> None:
-        self._client.approve(*event_ids)
+    def approve(self, *event_ids: str, timeout_seconds: float) -> None:
+        self._client.approve(*event_ids, timeout_seconds=timeout_seconds)
 
     def watch(
         self,

@@ -11,21 +11,34 @@ _TOKEN = re.compile(
 )
 
 
-def line_of(text: str, path: Path) -> int:
-    """The line of the value at this path or, where it has none of its own, of what is around it."""
-    lines = Lines(text).lines
-    while path and path not in lines:
-        path = path[:-1]
-    return lines.get(path, 1)
-
-
 class Lines:
+    """The lines of one text. The text is indexed once, when a line is first asked for, in time linear in its length."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._lines: dict[Path, int] | None = None
+
+    def line_of(self, path: Path) -> int:
+        """The line of the value at this path or, where it has none of its own, of what is around it."""
+        if self._lines is None:
+            self._lines = Index(self._text).lines
+        while path and path not in self._lines:
+            path = path[:-1]
+        return self._lines.get(path, 1)
+
+
+class Index:
     """One walk over the text: statements, in them values, in those values again."""
 
     def __init__(self, text: str) -> None:
         self.lines: dict[Path, int] = {}
-        found = [(match.group(), match.start()) for match in _TOKEN.finditer(text)]
-        self._tokens = [(token, text.count("\n", 0, start) + 1) for token, start in found if not token.startswith("#")]
+        self._tokens: list[tuple[str, int]] = []
+        line, counted_to = 1, 0
+        for match in _TOKEN.finditer(text):
+            line += text.count("\n", counted_to, match.start())
+            counted_to = match.start()
+            if not match.group().startswith("#"):
+                self._tokens.append((match.group(), line))
         self._at = 0
         self._counts: dict[Path, int] = {}
         self._walk()

@@ -1,10 +1,12 @@
 """How far the handling of one event has come: a pure fold of the journal's lines, and the fewest lines that say the same."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 
+from forewarn.agent.gathering import cut
 from forewarn.agent.step import Phase
 from forewarn.client import Event
 
@@ -93,7 +95,7 @@ def fold(progress: Progress | None, what: What, facts: Facts) -> Progress:
     if not isinstance(index, int):
         raise ValueError(f"index is {index!r}; expected a whole number")
     seconds = facts.get("seconds")
-    took = {(phase, index): float(seconds)} if isinstance(seconds, int | float) else {}
+    took = {(phase, index): _finite(seconds)} if isinstance(seconds, int | float) else {}
     name = facts.get("step")
     return replace(
         progress,
@@ -118,6 +120,17 @@ def lines_of(progress: Progress) -> Iterator[tuple[What, Facts]]:
         yield what, {}
 
 
+def journaled(event: Event) -> Event:
+    """The event as the journal keeps it. An endpoint decides how long a description is and what else it says, and may change it
+    at every poll, so we keep only the beginning of the one and leave out the other."""
+    return replace(event, description=cut(event.description), extra={})
+
+
+def forget_details(progress: Progress) -> Progress:
+    """What is left of an event that is done: enough to recognise it."""
+    return replace(progress, event=replace(progress.event, resources=(), description=""), resources=())
+
+
 def plain(event: Event) -> dict[str, object]:
     """An event as `seen` has it, for JSON."""
     return {**asdict(event), "not_before": event.not_before and event.not_before.isoformat()}
@@ -127,21 +140,33 @@ def event_of(said: object) -> Event:
     if not isinstance(said, dict):
         raise ValueError("the event is no object")
     try:
-        moment = said["not_before"]
-        return Event(
+        event = Event(
             id=str(said["id"]),
             type=str(said["type"]),
             status=str(said["status"]),
             source=str(said["source"]),
             resources=tuple(str(name) for name in said["resources"]),
             resource_type=str(said["resource_type"]),
-            not_before=None if moment is None else datetime.fromisoformat(moment),
+            not_before=None if said["not_before"] is None else _aware(said["not_before"]),
             duration_seconds=int(said["duration_seconds"]),
             description=str(said["description"]),
-            extra=dict(said["extra"]),
         )
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, OverflowError) as error:
         raise ValueError(f"the event cannot be understood: {error!r}") from error
+    return journaled(event)
+
+
+def _aware(text: str) -> datetime:
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        raise ValueError(f"not_before is {text!r}; expected a time zone")
+    return moment
+
+
+def _finite(seconds: float) -> float:
+    if not math.isfinite(seconds):
+        raise ValueError(f"seconds is {seconds!r}; expected a finite number")
+    return float(seconds)
 
 
 def _resources(facts: Facts, event: Event) -> tuple[str, ...]:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from forewarn.agent import steps
+from forewarn.agent.place import Lines
 from forewarn.agent.place import Path as Place
-from forewarn.agent.place import line_of
 from forewarn.agent.rule import Approve, Bounds, Concerns, Leader, OnFailure, PlannedStep, Rule
 from forewarn.agent.step import Phase, Step
 from forewarn.client.dialogue import API_VERSION
@@ -93,7 +93,7 @@ def _values(text: str, source: str) -> dict[str, object]:
 
 
 def _settings(values: dict[str, object], text: str, source: str, make: Make) -> Settings:
-    top = Table(values, (), text=text, source=source)
+    top = Table(values, (), lines=Lines(text), source=source)
     top.refuse_unknown(TOP)
     lease, hooks = top.path("lease"), top.path("hooks")
     reader = RuleReader(make, lease=lease, hooks=hooks)
@@ -118,17 +118,17 @@ def _settings(values: dict[str, object], text: str, source: str, make: Make) -> 
 class Table:
     """One table of the file, read member by member."""
 
-    def __init__(self, values: dict[str, object], place: Place, *, text: str, source: str) -> None:
+    def __init__(self, values: dict[str, object], place: Place, *, lines: Lines, source: str) -> None:
         self.values = values
         self._place = place
-        self._text = text
+        self._lines = lines
         self._source = source
 
     def where(self, *more: str | int) -> str:
         """`file:line: field`, as every problem begins."""
         place = (*self._place, *more)
         field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
-        return f"{self._source}:{line_of(self._text, place)}: {field}"
+        return f"{self._source}:{self._lines.line_of(place)}: {field}"
 
     def refuse(self, name: str, expected: str) -> NoReturn:
         got = repr(self.values[name])[:80] if name in self.values else "nothing"
@@ -202,7 +202,7 @@ class Table:
             yield self._inner(one, name, index)
 
     def _inner(self, values: dict[str, object], *more: str | int) -> "Table":
-        return Table(values, (*self._place, *more), text=self._text, source=self._source)
+        return Table(values, (*self._place, *more), lines=self._lines, source=self._source)
 
 
 class RuleReader:

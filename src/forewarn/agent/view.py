@@ -1,13 +1,13 @@
 """What can be seen of a running agent from outside: for `status`, for the port, and for systemd. Pure."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 
 from forewarn import __version__
 from forewarn.agent.agent import Status
-from forewarn.agent.gathering import cut
 from forewarn.agent.handling import HandlingStatus
+from forewarn.agent.progress import journaled
 from forewarn.agent.progress import plain as plain_event
 from forewarn.agent.step import Phase
 
@@ -48,11 +48,20 @@ def words(view: View) -> str:
     """One line."""
     events = ", ".join(f"{one.event.type} {one.phase or _waiting(one)}" for one in view.status.handlings[:3]) or "no events"
     problem = f"; {view.unready}" if view.unready else ""
-    return f"{view.status.name or 'name not known yet'}: {events}{problem}"
+    return _escaped(f"{view.status.name or 'name not known yet'}: {events}{problem}")
 
 
 def lines(said: Mapping[str, object]) -> Iterator[str]:
-    """What `plain` said, for a person."""
+    """What `plain` said, for a person's terminal."""
+    return map(_escaped, _lines(said))
+
+
+def _escaped(line: str) -> str:
+    """The endpoint chooses names and ids: a newline in one would forge a line, an escape sequence would reach the terminal."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in line)
+
+
+def _lines(said: Mapping[str, object]) -> Iterator[str]:
     contact = said.get("contact_seconds")
     heard = "not heard yet" if contact is None else f"heard {contact} s ago"
     yield f"{said.get('name') or 'name not known yet'}, forewarn agent {said.get('version')}"
@@ -128,7 +137,7 @@ def _gauges(view: View) -> dict[str, float]:
 def _plain(one: HandlingStatus) -> dict[str, object]:
     left = None if one.event.is_started else one.seconds_left
     return {
-        "event": plain_event(replace(one.event, description=cut(one.event.description))),
+        "event": plain_event(journaled(one.event)),
         "rule": one.rule,
         "doing": one.phase or _waiting(one),
         "step": one.step,

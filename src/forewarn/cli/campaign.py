@@ -11,7 +11,7 @@ from forewarn.cli.client import Client, connect
 from forewarn.cli.host import Cause, Description, Duration, Type
 from forewarn.cli.noun import noun
 from forewarn.cli.output import Json, show_json
-from forewarn.cli.usage import Exit
+from forewarn.cli.usage import Exit, Usage
 
 Id = Annotated[str, typer.Argument(metavar="CAMPAIGN")]
 Hosts = Annotated[list[str], typer.Option(help="A shell pattern such as 'rack7-*'; may be given several times.")]
@@ -21,8 +21,8 @@ MaxUnavailable = Annotated[
     str | None, typer.Option(help="At most so many VMs of a scope at once: a number, or a percentage such as 25%.")
 ]
 Brake = Annotated[bool | None, typer.Option("--pause-on-failure/--no-pause-on-failure", help="Pause when an impact fails.")]
-Health = Annotated[str | None, typer.Option(help="Runs on the server after each host, without a shell; non-zero pauses.")]
-HealthMax = Annotated[int | None, typer.Option(help="A health command that takes longer says no.")]
+Health = Annotated[str | None, typer.Option(hidden=True)]
+HealthMax = Annotated[str | None, typer.Option(hidden=True)]
 Plan = Annotated[bool, typer.Option("--plan", help="Only print the waves; nothing is done.")]
 COLUMNS = ("id", "name", "type", "state", "hosts", "started_at", "estimated_end")
 EVERY_SECONDS = 1.0
@@ -49,9 +49,11 @@ def start(
     as_json: Json = False,
 ) -> None:
     """Maintain all hosts that match, a few at a time, within every scope's budget."""
+    for removed, given in (("health-command", health_command), ("health-seconds-max", health_seconds_max)):
+        if given is not None:
+            raise Usage(f"--{removed} is an option of the server now: give it to `forewarn serve` as --campaign-{removed}")
     said = {"type": event_type, "hosts": hosts, "name": name, "max_hosts": max_hosts, "pause_on_failure": pause_on_failure}
     said |= {"cause": cause, "duration_seconds": duration_seconds, "description": description, "plan": plan or None}
-    said |= {"health_command": health_command, "health_seconds_max": health_seconds_max}
     said["max_unavailable"] = int(max_unavailable) if max_unavailable and max_unavailable.isdecimal() else max_unavailable
     answer = connect(context).post("campaigns", said=said)
     if as_json:

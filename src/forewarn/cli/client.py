@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
@@ -21,6 +22,7 @@ TIMEOUT_SECONDS = 60
 ANSWER_BYTES_MAX = 256 * 1024 * 1024
 LINE_BYTES_MAX = 1024 * 1024
 PAGE_MAX = 1000
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 class Asked(NamedTuple):
@@ -43,6 +45,12 @@ class Client:
     def get(self, *path: str, query: str = "") -> Any:
         return self._ask("GET", path, query=query)
 
+    def get_tagged(self, *path: str) -> tuple[Any, str]:
+        """An answer and its ETag, for a `put` that is meant for what was read; empty from a service that gives none."""
+        with self._asked("GET", path) as response:
+            answer = response.read(ANSWER_BYTES_MAX)
+        return self._read(response.status, answer), response.headers.get("ETag", "")
+
     def list(self, kind: str, limit: int, query: str = "") -> Any:
         """The list of a kind, at most so many, as one answer: page by page as far as its cursors lead."""
         answer = self.get(kind, query=f"limit={min(limit, PAGE_MAX)}{query}")
@@ -63,8 +71,8 @@ class Client:
     def delete(self, *path: str) -> Any:
         return self._ask("DELETE", path)
 
-    def put(self, *path: str, body: bytes, query: str = "") -> Any:
-        return self._ask("PUT", path, body, query=query)
+    def put(self, *path: str, body: bytes, query: str = "", tag: str = "") -> Any:
+        return self._ask("PUT", path, body, query=query, headers={"If-Match": tag} if tag else NO_HEADERS)
 
     def lines(self, *path: str, query: str = "") -> Iterator[bytes]:
         """An answer that goes on and on, line by line, until the service ends it. One that falls silent is given up."""
@@ -74,23 +82,27 @@ class Client:
             while line := response.readline(LINE_BYTES_MAX):
                 yield line
 
-    def _ask(self, method: str, path: tuple[str, ...], body: bytes = b"", *, query: str = "") -> Any:
-        with self._asked(method, path, body, query=query) as response:
+    def _ask(
+        self, method: str, path: tuple[str, ...], body: bytes = b"", *, query: str = "", headers: Mapping[str, str] = NO_HEADERS
+    ) -> Any:
+        with self._asked(method, path, body, query=query, headers=headers) as response:
             answer = response.read(ANSWER_BYTES_MAX)
         return self._read(response.status, answer)
 
     @contextmanager
-    def _asked(self, method: str, path: tuple[str, ...], body: bytes = b"", *, query: str = "") -> Iterator[HTTPResponse]:
+    def _asked(
+        self, method: str, path: tuple[str, ...], body: bytes = b"", *, query: str = "", headers: Mapping[str, str] = NO_HEADERS
+    ) -> Iterator[HTTPResponse]:
         """Within this the answer can be read; whatever goes wrong with it becomes a Problem."""
         split = urlsplit(self._url)
         assert split.hostname
         connection = HTTPConnection(split.hostname, split.port, timeout=TIMEOUT_SECONDS)
         if split.scheme == "https":
             connection = HTTPSConnection(split.hostname, split.port, timeout=TIMEOUT_SECONDS, context=self._context())
-        headers = self._headers | ({"Content-Type": "application/json"} if method == "POST" and body else {})
+        sent = self._headers | ({"Content-Type": "application/json"} if method == "POST" and body else {}) | dict(headers)
         target = "/".join([f"{split.path}/api/v1", *(quote(part, safe="") for part in path)])
         try:
-            connection.request(method, target + (f"?{query}" if query else ""), body or None, headers)
+            connection.request(method, target + (f"?{query}" if query else ""), body or None, sent)
             yield connection.getresponse()
         except ssl.SSLCertVerificationError as error:
             why = f"{error.verify_message}; FOREWARN_CA names a file with the certificates to check it against"

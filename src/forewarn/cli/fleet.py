@@ -1,19 +1,19 @@
 """`forewarn fleet`: the fleet as a file."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from forewarn.cli.client import Asked, connect
+from forewarn.cli.client import Asked, Client, connect
 from forewarn.cli.config import resolved
 from forewarn.cli.output import Json, show_json, show_list
 from forewarn.cli.usage import needs_server_parts
 from forewarn.config import Config
-from forewarn.errors import Invalid
+from forewarn.errors import FleetChanged, Invalid
 
 app = typer.Typer(help="The fleet: show, export, diff, apply, sync, check, schema.", no_args_is_help=True)
 
@@ -29,6 +29,7 @@ Uri = Annotated[list[str] | None, typer.Option("--uri", metavar="URI", help="As 
 Apply = Annotated[bool, typer.Option("--apply", help="Make it so.")]
 COLUMNS = ("scope", "kind", "name", "update_domain", "host", "address")
 BLANK = {"update_domain": 0, "host": "", "address": ""}
+SYNC_TRIES_MAX = 5
 FILE_BYTES_MAX = 64 * 1024 * 1024
 
 
@@ -73,9 +74,20 @@ def sync(context: typer.Context, source: From, *, uri: Uri = None, is_apply: App
         from forewarn.cli.sync import fleet_from_libvirt
     service, asked = connect(context), context.find_object(Asked) or Asked()
     config = resolved(Config, asked.file, {"libvirt_uri": uri or None}).config
-    body = fleet_from_libvirt(service.get("fleet"), config)
-    answer = service.put("fleet", body=body, query="" if is_apply else "dry_run=true")
+    answer = _synced(service, lambda told: fleet_from_libvirt(told, config), query="" if is_apply else "dry_run=true")
     _show_difference(answer, dry_run=not is_apply, as_json=as_json)
+
+
+def _synced(service: Client, find: Callable[[Any], bytes], query: str) -> Any:
+    """Put what was found, unless the fleet has changed since it was read: a VM may have moved while libvirt was asked."""
+    for turn in range(SYNC_TRIES_MAX):
+        told, tag = service.get_tagged("fleet")
+        try:
+            return service.put("fleet", body=find(told), query=query, tag=tag)
+        except FleetChanged:
+            if turn == SYNC_TRIES_MAX - 1:
+                raise
+    raise AssertionError("the last try returns or raises")
 
 
 def _show_difference(answer: Mapping[str, Any], *, dry_run: bool, as_json: bool) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from forewarn import __version__
-from forewarn.cli import agent, campaign, config, conform, event, fleet, history, host, lab, scope, serve, token, vm, watch
+from forewarn.cli import agent, campaign, config, conform, event, fleet, history, host, lab, scope, serve, store, token, vm, watch
 from forewarn.cli.client import Asked
 from forewarn.cli.usage import Exit, exit_of
 from forewarn.errors import Problem
@@ -22,7 +22,7 @@ app.command("config")(config.with_options(config.show))
 app.command("conform")(conform.conform)
 app.command("history")(history.history)
 app.command("watch")(watch.watch)
-for noun in (fleet, scope, vm, host, event, campaign, token, lab):
+for noun in (fleet, scope, vm, host, event, campaign, token, store, lab):
     app.add_typer(noun.app, name=noun.__name__.rpartition(".")[2])
 
 

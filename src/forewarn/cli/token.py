@@ -1,6 +1,5 @@
 """`forewarn token`: who may call the control API. With `--store` it works on the store itself, without a service."""
 
-import asyncio
 import json
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
@@ -10,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from forewarn.cli.client import connect
+from forewarn.cli.offline import on_store
 from forewarn.cli.output import Json, show_json, show_list
-from forewarn.cli.usage import Usage, needs_server_parts
+from forewarn.cli.usage import Usage
 
 if TYPE_CHECKING:
     from forewarn.engine.engine import Engine
@@ -80,26 +80,12 @@ def _is_missing(store: str) -> bool:
 
 
 def _on(store: str, work: "Callable[[Engine], Awaitable[T]]", *, may_make: bool = False) -> T:
-    """Do it on the store itself, which other servers may be using meanwhile. A name with a slip in it makes no new one."""
+    """Do it on the store itself. A name with a slip in it makes no new one."""
     if store == "memory":
         raise Usage("--store: a store in memory is nobody else's; expected sqlite:///PATH")
     if not may_make and _is_missing(store):
         raise Usage(f"--store: there is no file {store.removeprefix('sqlite:///')}; expected the store of a service")
-    with needs_server_parts("token --store"):
-        from forewarn.core.timing import Timing
-        from forewarn.engine.clock import RealClock
-        from forewarn.engine.engine import Engine
-        from forewarn.store.url import open_store
-
-    async def run() -> T:
-        engine = Engine(await open_store(store), RealClock(), Timing())
-        try:
-            await engine.load()
-            return await work(engine)
-        finally:
-            await engine.close()
-
-    return asyncio.run(run())
+    return on_store("token --store", store, work)
 
 
 async def _create(engine: "Engine", said: Mapping[str, str | None]) -> Any:

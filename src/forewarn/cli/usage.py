@@ -6,7 +6,7 @@ from enum import IntEnum
 
 import typer
 
-from forewarn.errors import NotFound, Problem, Unavailable
+from forewarn.errors import NotFound, Problem, StoreDenied, Unavailable
 
 
 class Exit(IntEnum):
@@ -29,6 +29,8 @@ class Usage(typer.TyperException):
 def exit_of(problem: Problem) -> Exit:
     if isinstance(problem, NotFound):
         return Exit.NOT_FOUND
+    if isinstance(problem, StoreDenied):
+        return Exit.USAGE  # a matter of configuration: trying again does not help, and systemd is told not to
     return Exit.UNREACHABLE if isinstance(problem, Unavailable) else Exit.REFUSED
 
 

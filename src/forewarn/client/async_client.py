@@ -24,6 +24,7 @@ from forewarn.client.problem import EndpointProblem, NoAnswer
 from forewarn.client.watch import Change, Watcher
 
 T = TypeVar("T")
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class AsyncClient:
@@ -66,8 +67,8 @@ class AsyncClient:
     async def wait(self, timeout_seconds: float, *, since: Document | None = None) -> Document:
         return self._known.keep(await self._ask(self._dialogue.wait(timeout_seconds, since or self._known.document)))
 
-    async def approve(self, *event_ids: str) -> None:
-        await self._ask(self._dialogue.approval(event_ids))
+    async def approve(self, *event_ids: str, timeout_seconds: float | None = None) -> None:
+        await self._ask(self._dialogue.approval(event_ids), timeout_seconds)
 
     async def instance(self) -> dict[str, Any]:
         return await self._ask(self._dialogue.instance())
@@ -107,8 +108,8 @@ class AsyncClient:
             rest = pace.rest_seconds()
             await (sleep(rest) if sleep else _rest(stop, rest))
 
-    async def _ask(self, question: Question[T]) -> T:
-        seconds = self._timeout_seconds + question.wait_seconds
+    async def _ask(self, question: Question[T], timeout_seconds: float | None = None) -> T:
+        seconds = (self._timeout_seconds if timeout_seconds is None else timeout_seconds) + question.wait_seconds
         try:
             if question.is_repeatable and not self._connection.is_busy:
                 return question.read(await self._connection.ask(question.request, seconds))
@@ -136,7 +137,8 @@ class AsyncConnection:
         self.is_busy = False
         self._endpoint = endpoint
         self._closed = closed
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._streams: Streams | None = None
+        self._opening: asyncio.Task[Streams] | None = None
 
     async def ask(self, request: bytes, timeout_seconds: float) -> Answer:
         self.is_busy = True
@@ -152,6 +154,8 @@ class AsyncConnection:
             self.is_busy = False
 
     async def close(self) -> None:
+        if self._opening is not None:
+            self._opening.cancel()
         streams, self._streams = self._streams, None
         if streams is not None:
             streams[1].close()
@@ -176,12 +180,29 @@ class AsyncConnection:
             if answer is None or answer.is_last:
                 self._abort()
 
-    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _open(self) -> Streams:
         if self._streams is None and not self._closed.is_set():
-            self._streams = await asyncio.open_connection(self._endpoint.host, self._endpoint.port)
+            self._streams = await self._connect()
         if self._streams is None or self._closed.is_set():
             raise NoAnswer("this client is closed")
         return self._streams
+
+    async def _connect(self) -> Streams | None:
+        """None if `close` ended it. It is a task of its own, so that `close` can end it without cancelling who asked."""
+        asking = asyncio.current_task()
+        assert asking is not None, "called from a coroutine"
+        cancels = asking.cancelling()
+        opening = self._opening = asyncio.create_task(asyncio.open_connection(self._endpoint.host, self._endpoint.port))
+        try:
+            return await opening
+        except asyncio.CancelledError:
+            if opening.done() and not opening.cancelled() and opening.exception() is None:
+                opening.result()[1].transport.abort()  # it was made in the moment in which we were cancelled
+            if asking.cancelling() > cancels or not self._closed.is_set():
+                raise
+            return None
+        finally:
+            self._opening = None
 
     def _abort(self) -> None:
         streams, self._streams = self._streams, None

@@ -5,6 +5,9 @@ never saw, because it had closed an idle connection, is asked once more; an appr
 it neither meets such a connection nor stands behind a wait.
 """
 
+import errno
+import os
+import selectors
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -28,6 +31,10 @@ from forewarn.client.pace import WAIT_SECONDS, Clock, Pace
 from forewarn.client.problem import EndpointProblem, NoAnswer
 from forewarn.client.watch import Change, Watcher
 
+CLOSE_LOOK_SECONDS = 0.05
+"""How soon a connect that nobody answers notices that the client was closed."""
+CONNECTING = (0, errno.EINPROGRESS, errno.EWOULDBLOCK)
+
 T = TypeVar("T")
 
 
@@ -43,7 +50,8 @@ class Client:
 
     A call made while another thread's is under way uses a connection of its own, so nothing waits behind a wait. `close` may
     be called from a signal handler too: it ends every question that is under way, and every watch, if need be after the pause
-    that it is in. `timeout_seconds` bounds a whole answer; what a wait is allowed to take comes on top.
+    that it is in. Only the lookup of a host's name, where the endpoint is one, cannot be ended, and has the time limits of the
+    resolver. `timeout_seconds` bounds a whole answer; what a wait is allowed to take comes on top.
     """
 
     def __init__(
@@ -91,9 +99,12 @@ class Client:
         """
         return self._known.keep(self._ask(self._dialogue.wait(timeout_seconds, since or self._known.document)))
 
-    def approve(self, *event_ids: str) -> None:
-        """Let these events start before their time. Approving again is no problem; one unknown id refuses them all."""
-        self._ask(self._dialogue.approval(event_ids))
+    def approve(self, *event_ids: str, timeout_seconds: float | None = None) -> None:
+        """Let these events start before their time. Approving again is no problem; one unknown id refuses them all.
+
+        `timeout_seconds` is for this call, instead of the client's.
+        """
+        self._ask(self._dialogue.approval(event_ids), timeout_seconds)
 
     def instance(self) -> dict[str, Any]:
         """What the endpoint tells about this VM: `compute` and `network`."""
@@ -137,8 +148,8 @@ class Client:
                     return
             (sleep or stop.wait)(pace.rest_seconds())
 
-    def _ask(self, question: Question[T]) -> T:
-        seconds = self._timeout_seconds + question.wait_seconds
+    def _ask(self, question: Question[T], timeout_seconds: float | None = None) -> T:
+        seconds = (self._timeout_seconds if timeout_seconds is None else timeout_seconds) + question.wait_seconds
         try:
             if question.is_repeatable and self._turn.acquire(blocking=False):
                 try:
@@ -206,13 +217,48 @@ class Connection:
                 self.close()
 
     def _open(self, deadline: float) -> socket.socket:
-        seconds = self._seconds_to(deadline)
         if self._socket is None and not self._closed.is_set():
-            self._socket = socket.create_connection((self._endpoint.host, self._endpoint.port), seconds)
+            self._socket = self._connect(deadline)
         if self._socket is None or self._closed.is_set():
             raise NoAnswer("this client is closed")
         self._socket.settimeout(self._seconds_to(deadline))
         return self._socket
+
+    def _connect(self, deadline: float) -> socket.socket:
+        """To the first of the host's addresses that accepts. As `socket.create_connection`, which nothing can end early."""
+        addresses = socket.getaddrinfo(self._endpoint.host, self._endpoint.port, type=socket.SOCK_STREAM)
+        for number, (family, kind, protocol, _, address) in enumerate(addresses, start=1):
+            try:
+                return self._connect_to(socket.socket(family, kind, protocol), address, deadline)
+            except TimeoutError:
+                raise
+            except OSError:
+                if number == len(addresses):
+                    raise
+        raise AssertionError("a host without an address is an error of getaddrinfo")
+
+    def _connect_to(self, opening: socket.socket, address: Any, deadline: float) -> socket.socket:
+        """Non-blocking, so that it can be ended when the client is closed."""
+        try:
+            opening.settimeout(0)
+            error = opening.connect_ex(address)
+            if error in CONNECTING:
+                self._await_connection(opening, deadline)
+                error = opening.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if error:
+                raise OSError(error, os.strerror(error))
+        except BaseException:
+            opening.close()
+            raise
+        return opening
+
+    def _await_connection(self, opening: socket.socket, deadline: float) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(opening, selectors.EVENT_WRITE)
+            while not self._closed.is_set():  # ends with the connection, its failure, or the time
+                if selector.select(min(self._seconds_to(deadline), CLOSE_LOOK_SECONDS)):
+                    return
+        raise NoAnswer("this client is closed")
 
     def _seconds_to(self, deadline: float) -> float:
         rest = deadline - self._monotonic()

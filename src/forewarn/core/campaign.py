@@ -31,8 +31,9 @@ class Wish(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     max_hosts: int = 1
     max_unavailable: Budget | None = None
     pause_on_failure: bool = True
-    health_command: str = ""
-    health_seconds_max: int = 60
+    health_command: str | msgspec.UnsetType = msgspec.UNSET
+    health_seconds_max: int | msgspec.UnsetType = msgspec.UNSET
+    """These two are of the first version: its records are read, but a health command stands in the configuration now."""
 
 
 class State(StrEnum):

@@ -31,6 +31,8 @@ class What(StrEnum):
     """Something became true of a campaign; the detail tells which and what."""
     TOKEN_CREATED = "token-created"  # noqa: S105
     TOKEN_REVOKED = "token-revoked"  # noqa: S105
+    RESTORED = "restored"
+    """The store is a backup: what happened after it was made is not in this history."""
 
 
 class Change(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -112,11 +112,15 @@ class Tick(msgspec.Struct, frozen=True):
 
 
 class Enrol(msgspec.Struct, frozen=True, kw_only=True):
-    """The scope's members and choices shall be these. Whether a VM runs is not chosen here: who stays, stays as it is."""
+    """The scope's members and choices shall be these. Whether a VM runs is not chosen here: who stays, stays as it is.
+
+    `is_file` says that this stands in the fleet file, which may be older than a VM's last move; otherwise it is true now.
+    """
 
     kind: ScopeKind
     policy: Policy
     vms: tuple[Vm, ...]
+    is_file: bool = False
 
 
 class Retire(msgspec.Struct, frozen=True):

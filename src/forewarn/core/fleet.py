@@ -100,7 +100,10 @@ NOTHING_TOLD = Instance()
 
 
 class Vm(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One virtual machine. Its name is its entry in Resources and its name in `/metadata/instance`, not its hostname."""
+    """One virtual machine. Its name is its entry in Resources and its name in `/metadata/instance`, not its hostname.
+
+    `host` is where it is; `declared_host` is what the fleet file said when it was last applied.
+    """
 
     name: str
     address: str = ""
@@ -110,6 +113,7 @@ class Vm(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=
     id: str = ""
     fault_domain: int = 0
     instance: Instance = NOTHING_TOLD
+    declared_host: str = ""
 
 
 class Scope(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -15,7 +15,7 @@ from forewarn.errors import (
 
 def enrol(draft: Draft, command: ask.Enrol) -> None:
     before = {vm.name: vm for vm in draft.scope.vms}
-    vms = tuple(replace(vm, power=before[vm.name].power) if vm.name in before else vm for vm in command.vms)
+    vms = tuple(_placed(before.get(vm.name), vm, is_file=command.is_file) for vm in command.vms)
     after = {vm.name for vm in vms}
     if len(after) != len(vms):
         raise Invalid(f"a VM stands twice in {draft.scope.name}", scope=draft.scope.name)
@@ -44,8 +44,25 @@ def welcome(draft: Draft, old: Vm | None, vm: Vm) -> None:
         draft.tell(What.JOINED, vm=vm.name)
     elif old.host != vm.host:
         draft.move(old, vm.host)
-    elif old != vm:
+    elif old != replace(vm, declared_host=old.declared_host):
         draft.tell(What.AMENDED, vm=vm.name)
+
+
+def _placed(old: Vm | None, vm: Vm, *, is_file: bool) -> Vm:
+    """The member as defined, with what the definition does not decide: whether the VM runs and, often, where.
+
+    A fleet file may be older than the VM's last move, so its host counts only if the file did not name the same one before. A
+    definition without a host leaves the VM where it is.
+    """
+    if old is None:
+        return replace(vm, declared_host=vm.host if is_file else "")
+    keeps_host = not vm.host or (is_file and vm.host == old.declared_host)
+    return replace(
+        vm,
+        power=old.power,
+        host=old.host if keeps_host else vm.host,
+        declared_host=vm.host if is_file else old.declared_host,
+    )
 
 
 def retire(draft: Draft, command: ask.Retire) -> None:

@@ -43,12 +43,13 @@ class Lookout(Protocol):
 
 class View(NamedTuple):
     """What a decision rests on: the fleet, the campaign's hosts in order, what other campaigns have under way, how far to look
-    ahead for others' events."""
+    ahead for others' events, and how long the server's health command may take (None: it has none)."""
 
     fleet: Lookout
     hosts: Callable[[int, int], Sequence[str]]
     others: Sequence[UnderWay] = ()
     horizon: timedelta = timedelta(0)
+    health_limit: timedelta | None = None
 
 
 class Decision(NamedTuple):
@@ -79,7 +80,7 @@ def orders(campaign: Campaign, fleet: Lookout, now: datetime) -> tuple[said.Orde
     for one in campaign.under_way:
         if one.phase is Phase.ORDERED:
             found.append(said.Announce(one.host, operation_id(campaign, one.host)))
-        elif one.phase is Phase.CHECKING and (one.checked_until is None or one.checked_until <= now):
+        elif one.phase is Phase.CHECKING and is_unclaimed(one, now):
             found.append(said.Check(one.host))
         elif campaign.state is State.CANCELED:
             found += [said.Withdraw(told.scope, told.event_id) for told in one.events if is_scheduled(fleet, told)]
@@ -169,10 +170,9 @@ def announced(draft: Draft, word: said.Announced) -> None:
 
 def claimed(draft: Draft, word: said.Claimed) -> None:
     """One asks for a host's health at a time; who does not answer in time has lost its turn."""
-    one = draft.under_way(word.host, Phase.CHECKING)
-    if one is not None and (one.checked_until is None or one.checked_until <= draft.now):
-        until = draft.now + timedelta(seconds=draft.campaign.wish.health_seconds_max) + CHECK_SPARE
-        draft.put_host(replace(one, checker=word.worker, checked_until=until))
+    one, limit = draft.under_way(word.host, Phase.CHECKING), draft.view.health_limit
+    if one is not None and limit is not None and is_unclaimed(one, draft.now):
+        draft.put_host(replace(one, checker=word.worker, checked_until=draft.now + limit + CHECK_SPARE))
 
 
 def checked(draft: Draft, word: said.Checked) -> None:
@@ -206,6 +206,8 @@ def settle(draft: Draft) -> None:
     for one in draft.campaign.under_way:
         if one.phase is Phase.ANNOUNCED and not any(is_awaited(draft.view.fleet, told) for told in one.events):
             let_go(draft, one)
+        elif one.phase is Phase.CHECKING and draft.view.health_limit is None and is_unclaimed(one, draft.now):
+            be_done(draft, one)  # the health command was taken out of the configuration meanwhile
     if draft.campaign.state is State.RUNNING and len(draft.campaign.under_way) < draft.campaign.wish.max_hosts:
         give_turns(draft)
     if not draft.campaign.under_way and (draft.campaign.state is State.CANCELED or not draft.campaign.waiting):
@@ -221,10 +223,15 @@ def let_go(draft: Draft, one: UnderWay) -> None:
         draft.fail(one.host, f"{failed[0]} failed", is_brake=draft.campaign.wish.pause_on_failure)
     elif kept_from:
         draft.skip(one.host, kept_from[0])
-    elif draft.campaign.wish.health_command and draft.campaign.state is not State.CANCELED:
+    elif draft.view.health_limit is not None and draft.campaign.state is not State.CANCELED:
         draft.put_host(replace(one, phase=Phase.CHECKING))
     else:
         be_done(draft, one)
+
+
+def is_unclaimed(one: UnderWay, now: datetime) -> bool:
+    """Whether no server is asking for the host's health, or the one that did has not answered in time."""
+    return one.checked_until is None or one.checked_until <= now
 
 
 def be_done(draft: Draft, one: UnderWay) -> None:

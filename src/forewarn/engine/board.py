@@ -38,6 +38,8 @@ class Board:
         self.vms: dict[str, Place] = {}
         self.addresses: dict[str, str] = {}
         self.ids: dict[str, str] = {}
+        self.shared_ids: dict[str, set[str]] = {}
+        """The VMs of ids that several VMs have: a fleet file with such ids is refused, but a store may hold an older fleet."""
         self.hosts: dict[str, set[str]] = {}
         self.declared_hosts: tuple[str, ...] = ()
         self.events: dict[str, Place] = {}
@@ -131,9 +133,9 @@ class Board:
         if self.vms.get(vm.name) is not place:  # it has already been seen in another scope
             return
         del self.vms[vm.name]
-        for index, key in ((self.addresses, vm.address), (self.ids, vm.id)):
-            if index.get(key) == vm.name:
-                del index[key]
+        if self.addresses.get(vm.address) == vm.name:
+            del self.addresses[vm.address]
+        self._forget_id(vm)
         residents = self.hosts.get(vm.host)
         if residents is not None:
             residents.discard(vm.name)
@@ -149,10 +151,20 @@ class Board:
         self.vms[vm.name] = place
         if vm.address:
             self.addresses[vm.address] = vm.name
-        if vm.id:
-            self.ids[vm.id] = vm.name
+        if vm.id and (first := self.ids.setdefault(vm.id, vm.name)) != vm.name:
+            self.shared_ids.setdefault(vm.id, {first}).add(vm.name)
         if vm.host:
             self.hosts.setdefault(vm.host, set()).add(vm.name)
+
+    def _forget_id(self, vm: Vm) -> None:
+        sharing = self.shared_ids.get(vm.id, set()) - {vm.name}
+        if len(sharing) > 1:
+            self.shared_ids[vm.id] = sharing
+        elif sharing:
+            self.ids[vm.id] = sharing.pop()
+            del self.shared_ids[vm.id]
+        elif self.ids.get(vm.id) == vm.name:
+            del self.ids[vm.id]
 
 
 async def wait_for_change(

@@ -8,10 +8,10 @@ import asyncio
 import fnmatch
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
 
 from msgspec.structs import replace
 
-from forewarn.config_platform import exec_command
 from forewarn.core import campaign as said
 from forewarn.core.budget import Standing, standing
 from forewarn.core.campaign import HOSTS_MAX, Campaign, Roll, UnderWay, Wish, host_seconds
@@ -32,22 +32,20 @@ from forewarn.engine.shelf import (
     written_roll,
 )
 from forewarn.errors import Conflict, Invalid, OverBudget, StoreLost, TooManyCampaigns, Unavailable
-from forewarn.platform.exec import ExecPlatform
 from forewarn.store.base import Write
 
 ALIVE_MAX = 100
 ENDED_MAX = 1000
 POLLS_PASS_EVERY = 200
 """How many hosts are gathered for a plan before polls get their turn."""
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""All of the environment that a health command is given, beside what it is told of its host."""
 
 
 class Campaigns:
-    """All that can be asked of campaigns."""
+    """All that can be asked of campaigns. `health_limit`: how long this server's health command may take; None: it has none."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, health_limit: timedelta | None = None) -> None:
         self._engine = engine
+        self._health_limit = health_limit
         self._shelf = engine.shelf
         self.fleet = engine.shelf.glances(engine.board)
 
@@ -138,13 +136,12 @@ class Campaigns:
             hosts=lambda start, stop: self._shelf.hosts_of(campaign.id, start, stop),
             others=others,
             horizon=host_seconds(campaign.wish, self._engine.timing),
+            health_limit=self._health_limit,
         )
 
     def _check(self, wish: Wish) -> None:
-        """The rules of maintenance are asked what they would say, and the health command is looked for."""
+        """The rules of maintenance are asked what they would say."""
         decide_scope(Scope(name="-"), maintenance(wish, "-", said.NAMESPACE.hex), self._engine.clock.now(), self._engine.timing)
-        if wish.health_command:
-            health_platform(wish)
 
     def _asked_before(self, operation_id: str) -> Campaign | None:
         campaigns = (kept.campaign for kept in self._shelf.kept.values())
@@ -218,23 +215,3 @@ def maintenance(wish: Wish, host: str, operation_id: str) -> Maintain:
         duration_seconds=wish.duration_seconds,
         description=wish.description,
     )
-
-
-def health_platform(wish: Wish) -> ExecPlatform:
-    """What runs the health command: as an impact's, in a process group of its own, and ended at its limit."""
-    try:
-        command = exec_command(f"*={wish.health_command}")
-    except ValueError as error:
-        raise Invalid(
-            f"health_command is {wish.health_command!r}; expected a command such as /usr/local/bin/is-healthy {{host}}",
-            field="health_command",
-        ) from error
-    try:
-        return ExecPlatform([command], seconds_max=wish.health_seconds_max, environ={"PATH": PATH})
-    except Invalid as error:
-        program = command.words[0]
-        raise Invalid(
-            f"health_command: {program!r} is not found or not executable; expected the path of a program, or its name in {PATH}",
-            field="health_command",
-            program=program,
-        ) from error

@@ -17,9 +17,9 @@ from forewarn.core.progress import impact_of
 from forewarn.engine.board import Place
 from forewarn.engine.clock import within
 from forewarn.engine.engine import SCOPE_KEY, Engine
-from forewarn.engine.rounds import Rounds
+from forewarn.engine.rounds import HealthCheck, Rounds
 from forewarn.errors import ImpactFailed, NotFound, Problem, Unavailable
-from forewarn.platform.base import Done, Order, Platform
+from forewarn.platform.base import SHORTAGES, Done, Order, Platform
 
 log = logging.getLogger("forewarn")
 
@@ -45,6 +45,7 @@ class Loops:
         impacts_max: int = 256,
         impact_limit: timedelta,
         ending_seconds_max: float = ENDING_SECONDS_MAX,
+        health: HealthCheck | None = None,
     ) -> None:
         self._engine = engine
         self._platform = platform
@@ -52,6 +53,7 @@ class Loops:
         self._impacts_max = impacts_max
         self._impact_limit = impact_limit
         self._ending_seconds_max = ending_seconds_max
+        self._health = health
         self._alarms: list[tuple[datetime, str]] = []
         self._wake_at: dict[str, datetime] = {}
         self._changed = asyncio.Event()
@@ -71,7 +73,7 @@ class Loops:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._keep_deadlines())
                 group.create_task(self._follow())
-                group.create_task(Rounds(self._engine, self._worker).run())
+                group.create_task(Rounds(self._engine, self._worker, self._health).run())
         finally:
             self._queue.clear()
             tasks = list(self._in_hand.values())
@@ -216,10 +218,7 @@ class Loops:
     async def _try(self, order: Order) -> Finish:
         finish = Finish(event_id=order.event_id, vm=order.vm.name, worker=self._worker, tries=order.tries)
         try:
-            driving = asyncio.ensure_future(self._platform.carry_out(order))
-            self._driving.add(driving)  # and there it stays until it has ended, whoever waits for it
-            driving.add_done_callback(self._driving.discard)
-            done = await within(self._engine.clock, self._impact_limit, driving)
+            done = await self._drive(order)
             return replace(finish, host=done.host, detail=done.detail[:DETAIL_LENGTH_MAX])
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -230,6 +229,23 @@ class Loops:
             output = str(raised.facts.get("output", "")) if isinstance(raised, ImpactFailed) else ""
             problem = (str(raised) or type(raised).__name__)[:PROBLEM_LENGTH_MAX]
             return replace(finish, problem=problem, detail=output[:DETAIL_LENGTH_MAX])
+
+    async def _drive(self, order: Order) -> Done:
+        """Call the driver. While this machine lacks what it takes to start it, that is no failed try: it is called again."""
+        clock, pause = self._engine.clock, AGAIN
+        give_up_at = clock.now() + self._impact_limit
+        while True:  # ends when the driver was started, when its time is up, or when cancelled
+            driving = asyncio.ensure_future(self._platform.carry_out(order))
+            self._driving.add(driving)  # and there it stays until it has ended, whoever waits for it
+            driving.add_done_callback(self._driving.discard)
+            try:
+                return await within(clock, self._impact_limit, driving)
+            except OSError as error:
+                if error.errno not in SHORTAGES or clock.now() + pause >= give_up_at:
+                    raise
+                self._engine.trouble.tell("driver not started", vm=order.vm.name, problem=error.strerror)
+            await clock.sleep_until(clock.now() + pause)
+            pause = min(2 * pause, AGAIN_MAX)
 
     async def _renew(self, scope: str, claim: Claim, work: asyncio.Future[Finish]) -> None:
         """Keep the claim while the work goes on; give the work up when the claim is known to be lost.

@@ -1,7 +1,7 @@
 """What operators ask, in their words: VMs, hosts, events, the fleet. Finds the scopes concerned, makes ids, submits commands."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from copy import copy
 from datetime import datetime
 from typing import NamedTuple
@@ -15,9 +15,9 @@ from forewarn.core.fleet import Scope, Vm
 from forewarn.core.machine import decide
 from forewarn.core.operation import event_id_of
 from forewarn.engine.engine import FLEET_KEY, Engine
-from forewarn.errors import EventEnded, NotFound, UnknownEvent
+from forewarn.errors import EventEnded, FleetChanged, NotFound, UnknownEvent
 from forewarn.store.base import WRITES_MAX, Write
-from forewarn.wire.fleet import Fleet
+from forewarn.wire.fleet import Fleet, dump, tag
 from forewarn.wire.record import HOSTS
 
 POLLS_PASS_EVERY = 200
@@ -166,19 +166,24 @@ class Operations:
         """The digest of the fleet file that was applied last; empty if none ever was."""
         return self._engine.applied.digest
 
-    async def apply(self, fleet: Fleet, *, by: str, dry_run: bool = False, digest: str | None = None) -> Difference:
+    async def apply(
+        self, fleet: Fleet, *, by: str, dry_run: bool = False, digest: str | None = None, tags: Collection[str] = ()
+    ) -> Difference:
         """Make the fleet so. All of it is checked before any of it is done; `dry_run` stops there.
 
         Large fleets take several commits. Each also writes the fleet record at the revision that the one before gave it, so
-        two who change the fleet at once cannot mix: the later one is told to try again. The digest of the file comes with the
-        last commit, so a file that was applied in part is applied again.
+        two who change the fleet at once cannot mix: the later one is told to try again. `digest` says that this is the fleet file
+        of a server's configuration. It comes with the last commit, so a file that was applied in part is applied again.
+        `tags`: the fleet must still have one of these tags.
         """
         async with self._applying:
+            if tags and tag(await asyncio.to_thread(dump, self.fleet())) not in tags:
+                raise FleetChanged("the fleet has changed since it was read; read it again and decide anew")
             return await self._apply(fleet, by, dry_run, digest)
 
     async def _apply(self, fleet: Fleet, by: str, dry_run: bool, digest: str | None) -> Difference:  # noqa: FBT001
         revision = self._engine.fleet_revision
-        asked = await self._asked(fleet)
+        asked = await self._asked(fleet, is_file=digest is not None)
         difference = self._difference(fleet, [name for name, _ in asked])
         known = self._engine.applied
         whole = replace(known, names=fleet.hosts, digest=known.digest if digest is None else digest)
@@ -194,7 +199,7 @@ class Operations:
             await asyncio.sleep(0)
         return difference
 
-    async def _asked(self, fleet: Fleet) -> list[tuple[str, ask.Command]]:
+    async def _asked(self, fleet: Fleet, *, is_file: bool) -> list[tuple[str, ask.Command]]:
         """What must be asked of each scope that changes, those first that VMs leave, so that no VM is ever in two."""
         engine, now = self._engine, self._engine.clock.now()
         wanted = {scope.name for scope in fleet.scopes}
@@ -205,7 +210,7 @@ class Operations:
             if number % POLLS_PASS_EVERY == 0:
                 await asyncio.sleep(0)
             place = engine.board.scopes.get(scope.name)
-            command = ask.Enrol(kind=scope.kind, policy=scope.policy, vms=scope.vms)
+            command = ask.Enrol(kind=scope.kind, policy=scope.policy, vms=scope.vms, is_file=is_file)
             before = place.scope if place else Scope(name=scope.name)
             if decide(before, command, now, engine.timing).scope != before or place is None:
                 asked.append((scope.name, command))

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from contextlib import suppress
 from datetime import timedelta
+from typing import NamedTuple
 
 from forewarn.core import campaign as said
 from forewarn.core import command as ask
@@ -17,11 +18,11 @@ from forewarn.core.fleet import Scope, Vm
 from forewarn.core.operation import event_id_of
 from forewarn.core.wave import window_of
 from forewarn.engine.board import Place
-from forewarn.engine.campaigns import Campaigns, health_platform, maintenance
+from forewarn.engine.campaigns import Campaigns, maintenance
 from forewarn.engine.clock import within
 from forewarn.engine.engine import Engine
 from forewarn.errors import ImpactFailed, NotFound, Problem, Refused, Unavailable
-from forewarn.platform.base import Order
+from forewarn.platform.base import Order, Platform
 
 log = logging.getLogger("forewarn")
 
@@ -30,13 +31,21 @@ OUTPUT_LENGTH_MAX = 300
 CHECKS_MAX = 32
 
 
-class Rounds:
-    """One server's part in all campaigns. `worker` names it where it asks for a host's health."""
+class HealthCheck(NamedTuple):
+    """The command of this server's configuration that is run after each host, and how long it may take."""
 
-    def __init__(self, engine: Engine, worker: str) -> None:
+    platform: Platform
+    limit: timedelta
+
+
+class Rounds:
+    """One server's part in all campaigns. `worker` names it where it asks for a host's health, if it has a way to."""
+
+    def __init__(self, engine: Engine, worker: str, health: HealthCheck | None = None) -> None:
         self._engine = engine
         self._worker = worker
-        self._desk = Campaigns(engine)
+        self._health = health
+        self._desk = Campaigns(engine, health.limit if health else None)
         self._due: dict[str, None] = dict.fromkeys(engine.shelf.roll.alive)
         self._changed = asyncio.Event()
         self._awaited: dict[str, frozenset[str]] = {}
@@ -158,21 +167,21 @@ class Rounds:
             return  # it has started, or it is over: its end is waited for
 
     async def _claim_check(self, campaign: Campaign, host: str) -> None:
-        if len(self._checks) >= CHECKS_MAX or (campaign.id, host) in self._checks:
+        if self._health is None or len(self._checks) >= CHECKS_MAX or (campaign.id, host) in self._checks:
             return  # the next round comes soon
         decision = await self._desk.tell(campaign.id, said.Claimed(host, self._worker))
         mine = [one for one in decision.campaign.under_way if one.host == host and one.checker == self._worker]
         if mine and mine[0].phase is Phase.CHECKING:
-            task = self._checks[campaign.id, host] = asyncio.create_task(self._check(campaign, host))
+            task = self._checks[campaign.id, host] = asyncio.create_task(self._check(campaign, host, self._health.platform))
             task.add_done_callback(lambda _: self._checks.pop((campaign.id, host), None))
 
-    async def _check(self, campaign: Campaign, host: str) -> None:
+    async def _check(self, campaign: Campaign, host: str, platform: Platform) -> None:
         """Ask the operator's command for the host's health, and tell what it said."""
-        wish = campaign.wish
-        order = Order(said.operation_id(campaign, host), "", Vm(name="", host=host), wish.type, Cause.MAINTENANCE, 1)
+        event_type = campaign.wish.type
+        order = Order(said.operation_id(campaign, host), "", Vm(name="", host=host), event_type, Cause.MAINTENANCE, 1)
         problem = ""
         try:
-            await health_platform(wish).carry_out(order)
+            await platform.carry_out(order)
         except Problem as refusal:
             output = str(refusal.facts.get("output", "")) if isinstance(refusal, ImpactFailed) else ""
             words = f"{refusal.message} {output[-OUTPUT_LENGTH_MAX:]}".split()

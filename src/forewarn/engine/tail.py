@@ -5,6 +5,7 @@ notes are kept in memory: many who follow read the store once.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -33,6 +34,7 @@ class Tail:
     def __init__(self, store: Store) -> None:
         self.stops = 0
         self.followers = 0
+        self._followers_by: Counter[str] = Counter()
         self.notes_trimmed = 0
         self.receivers: tuple[Told, ...] = ()
         self._store = store
@@ -83,15 +85,21 @@ class Tail:
             del self._recent[:-RECENT_MAX]
 
     @contextmanager
-    def following(self, followers_max: int) -> Iterator[None]:
-        """Within this one more follows; Unavailable if there are too many."""
-        self.check_room(followers_max)
+    def following(self, followers_max: int, by: str = "", each_max: int | None = None) -> Iterator[None]:
+        """Within this one more follows, on behalf of `by`; Unavailable if too many do, in all or on behalf of the same."""
+        self.check_room(followers_max, by, each_max)
         self.followers += 1
+        self._followers_by[by] += 1
         try:
             yield
         finally:
             self.followers -= 1
+            self._followers_by[by] -= 1
+            if not self._followers_by[by]:
+                del self._followers_by[by]
 
-    def check_room(self, followers_max: int) -> None:
+    def check_room(self, followers_max: int, by: str = "", each_max: int | None = None) -> None:
+        if each_max is not None and self._followers_by.get(by, 0) >= each_max:
+            raise Unavailable(f"{each_max} streams are open with this token; at most {each_max} may be", streams_max=each_max)
         if self.followers >= followers_max:
             raise Unavailable(f"{self.followers} streams are open; at most {followers_max} may be", streams_max=followers_max)

@@ -156,8 +156,8 @@ class Tokens:
         self._held[name] = Held(Token(name=name, role=Role.VIEWER, digest="", created_at=NEVER), found.revision)
 
     def keep_only(self, keys: Collection[str], revision: int) -> None:
-        """The store was read anew: what it does not hold is gone, and nothing older than this is told any more."""
-        self._gone = {}
+        """The store was read as of a revision: what it did not hold then is gone. What was revoked since then stays so."""
+        self._gone = {name: gone for name, gone in self._gone.items() if gone > revision}
         self._forget(revision, keys)
 
     def _forget(self, revision: int, keys: Collection[str]) -> None:

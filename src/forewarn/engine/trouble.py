@@ -18,11 +18,12 @@ class Trouble:
         self._told_at: dict[str, datetime] = {}
         self._untold: dict[str, int] = {}
 
-    def tell(self, text: str, **facts: object) -> None:
+    def tell(self, text: str, *, error: BaseException | None = None, **facts: object) -> None:
+        """`error` is logged with its traceback."""
         now, last = self._clock.now(), self._told_at.get(text)
         if last is not None and now < last + AGAIN_AFTER:
             self._untold[text] = self._untold.get(text, 0) + 1
             return
         self._told_at[text] = now
         untold = self._untold.pop(text, 0)
-        log.warning(text, extra={"facts": {**facts, **({"and_before": untold} if untold else {})}})
+        log.warning(text, exc_info=error, extra={"facts": {**facts, **({"and_before": untold} if untold else {})}})

@@ -1,10 +1,14 @@
 """What carries impacts out: one verb. A driver is handed an order and either does it or raises; it never writes to the store."""
 
+import errno
 from dataclasses import dataclass
 from typing import Protocol
 
 from forewarn.core.event import UNKNOWN_SECONDS, Cause, EventType
 from forewarn.core.fleet import Vm
+
+SHORTAGES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN))
+"""What an OSError says when this machine has no file descriptor, memory or process left to start a driver with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,7 @@ class Done:
 class Platform(Protocol):
     """A way to act on VMs. Whatever it raises is a failed try; it may be cancelled when it takes too long.
 
+    An OSError of SHORTAGES is no failed try: nothing was done, and the same order comes again a little later.
     An ImpactFailed may hold the fact `output`: what was said on the way, for the history.
     """
 

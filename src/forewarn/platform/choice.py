@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 
 from forewarn.config import Config, PlatformName
+from forewarn.config_platform import ExecCommand
 from forewarn.errors import Invalid
 from forewarn.platform.base import Platform
 from forewarn.platform.exec import ExecPlatform
@@ -24,6 +25,21 @@ def real_platform(
     if config.platform is PlatformName.LIBVIRT:
         return libvirt_platform(config, clock, hosts, wanted)
     return None
+
+
+def health_platform(config: Config, environ: Mapping[str, str]) -> Platform | None:
+    """What runs the health command of campaigns, as the exec platform runs its commands; None if none is configured."""
+    if config.campaign_health_command is None:
+        return None
+    command = ExecCommand("*", config.campaign_health_command.words)
+    try:
+        return ExecPlatform([command], seconds_max=config.campaign_health_seconds_max, environ=environ)
+    except Invalid as error:
+        raise Invalid(
+            f"campaign_health_command: {command.words[0]!r} is not found or not executable; "
+            "expected the path of a program, or its name in PATH",
+            option="campaign_health_command",
+        ) from error
 
 
 def libvirt_platform(

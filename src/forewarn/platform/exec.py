@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from forewarn.config_platform import PLACEHOLDER, PLACEHOLDERS, ExecCommand
 from forewarn.errors import ImpactFailed, Invalid
-from forewarn.platform.base import Done, Order
+from forewarn.platform.base import SHORTAGES, Done, Order
 
 OUTPUT_BYTES_MAX = 2048
 READ_BYTES = 65_536
@@ -67,6 +67,8 @@ class ExecPlatform:
                 start_new_session=True,
             )
         except OSError as error:
+            if error.errno in SHORTAGES:
+                raise
             raise ImpactFailed(f"{words[0]} cannot be started: {error.strerror or error}", program=words[0]) from error
         output.start()
         try:

@@ -5,21 +5,26 @@ and whole is refused before a byte of it is written.
 """
 
 import asyncio
+import grp
 import os
+import pwd
 import sqlite3
+import stat
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 from typing import Concatenate, ParamSpec, Self, TypeVar
 
-from forewarn.errors import Problem, StoreLost, StoreUnusable
+from forewarn.errors import Problem, StoreDenied, StoreLost, StoreUnusable
 from forewarn.store.base import Note, Record, Snapshot, Write
 from forewarn.store.check import check_revision, check_watch, check_writes
 
 APPLICATION_ID = 0x466F7265  # "Fore", in the file's header: this database is ours
 SCHEMA_NUMBER = 2
+FILE_MODE = 0o600  # of a new file: it holds digests of tokens and the user data of VMs
 BUSY_SECONDS = 5.0
 POLL_SECONDS = 0.1  # how late another process's commit is seen: 250 ms is promised, and a look costs some 0.2 ms
 
@@ -36,11 +41,25 @@ SCHEMA = (
 UPGRADES = {1: ("ALTER TABLE counter ADD COLUMN forgotten INTEGER NOT NULL DEFAULT 0", "PRAGMA user_version = 2")}
 """What makes an older file one of the next schema. A server of the older kind that has it open can go on."""
 
+DAMAGED = "the file is damaged; expected a whole database: restore it from a copy"
+WRONG_ROWS = {
+    "a record with a value of the wrong type": "SELECT 1 FROM record WHERE typeof(key) <> 'text'"
+    " OR typeof(revision) <> 'integer' OR typeof(value) NOT IN ('blob', 'null') LIMIT 1",
+    "a history entry of the wrong type": "SELECT 1 FROM note WHERE typeof(body) <> 'blob' LIMIT 1",
+    "a revision counter of the wrong type": "SELECT 1 FROM counter WHERE typeof(revision) <> 'integer'"
+    " OR typeof(forgotten) <> 'integer' LIMIT 1",
+    "more or less than one revision counter": "SELECT 1 WHERE (SELECT count(*) FROM counter) <> 1",
+}
+
 # SQLite's primary code: the problem, what was found and what is expected. Any other code is a StoreLost in SQLite's own words.
 MEANING: dict[int, tuple[type[Problem], str]] = {
     sqlite3.SQLITE_BUSY: (StoreLost, "another writer holds it; expected a turn before the wait ran out"),
     sqlite3.SQLITE_CANTOPEN: (StoreUnusable, "the file cannot be opened; expected a file and folder that this user may write"),
-    sqlite3.SQLITE_CORRUPT: (StoreUnusable, "the file is damaged; expected a whole database: restore it from a copy"),
+    sqlite3.SQLITE_CORRUPT: (StoreUnusable, DAMAGED),
+    sqlite3.SQLITE_ERROR: (
+        StoreUnusable,
+        "its tables are not those of a Forewarn store; expected a whole one: restore it from a copy",
+    ),
     sqlite3.SQLITE_FULL: (StoreUnusable, "the disk is full and nothing was written; expected free space"),
     sqlite3.SQLITE_IOERR: (StoreLost, "the disk fails, or has no space for the log's index; expected one that can be written"),
     sqlite3.SQLITE_NOTADB: (StoreUnusable, "the file is not an SQLite database; expected a Forewarn store, or no file"),
@@ -128,17 +147,24 @@ class _Lane:
     @classmethod
     async def open(cls, opening: Callable[[str, float], sqlite3.Connection], path: str, busy_seconds: float) -> Self:
         thread = ThreadPoolExecutor(1, thread_name_prefix="forewarn-sqlite")
+        before = os.stat(path) if os.path.exists(path) else None
         try:
             with _problems_of(path):
                 connection = await asyncio.get_running_loop().run_in_executor(thread, opening, path, busy_seconds)
         except BaseException:
             thread.shutdown(wait=False)
             raise
-        return cls(path, thread, connection)
+        lane = cls(path, thread, connection)
+        try:
+            lane.check_file(before or lane._file)  # a restore may have replaced it while we waited for its lock
+        except StoreUnusable:
+            await lane.close()
+            raise
+        return lane
 
     async def run(self, work: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         def worked() -> T:
-            self._check_file()
+            self.check_file(self._file)
             return work(self._connection, *args, **kwargs)
 
         if self.is_closed:
@@ -154,10 +180,10 @@ class _Lane:
         await asyncio.get_running_loop().run_in_executor(self._thread, self._connection.close)
         self._thread.shutdown(wait=False)
 
-    def _check_file(self) -> None:
+    def check_file(self, opened: os.stat_result) -> None:
         """SQLite goes on writing to a file that was deleted or replaced, and what it writes is lost."""
         with suppress(OSError):
-            if os.path.samestat(os.stat(self._path), self._file):
+            if os.path.samestat(os.stat(self._path), opened):
                 return
         raise StoreUnusable(f"{self._path}: the file was removed or replaced; expected the one that was opened: start again")
 
@@ -241,7 +267,9 @@ def _forget(connection: sqlite3.Connection, revision: int, limit: int) -> int:
 
 def _prepare(path: str, busy_seconds: float) -> sqlite3.Connection:
     """The file, recognised, whole and ready to be written."""
-    _check_path(path)
+    check_path(path)
+    with suppress(FileExistsError):  # SQLite would make it readable by all, and gives its log the mode of the file
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, FILE_MODE))
     connection = _connect(path, busy_seconds)
     try:
         connection.execute("PRAGMA synchronous = FULL")  # a commit is on the disk when it returns
@@ -254,6 +282,7 @@ def _prepare(path: str, busy_seconds: float) -> sqlite3.Connection:
             for statement in statements:
                 connection.execute(statement)
         _check_whole(connection, path)
+        _check_rows(connection, path)
         _log_ahead(connection, busy_seconds)
     except BaseException:
         connection.close()
@@ -275,20 +304,71 @@ def _log_ahead(connection: sqlite3.Connection, busy_seconds: float) -> None:
 
 
 def _connect(path: str, busy_seconds: float) -> sqlite3.Connection:
-    return sqlite3.connect(path, timeout=busy_seconds, isolation_level=None)
+    """Never makes the file: only `_prepare` does, with the right mode."""
+    return sqlite3.connect(f"{Path(path).as_uri()}?mode=rw", uri=True, timeout=busy_seconds, isolation_level=None)
 
 
-def _check_path(path: str) -> None:
+def check_path(path: str) -> None:
     """SQLite opens what it may only read without a word, and its word for the rest is one for all. So we look ourselves."""
     folder = os.path.dirname(path)
     if not os.path.isdir(folder):
         raise StoreUnusable(f"{path}: there is no folder {folder}; expected one that this user may write")
-    if not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
-        raise StoreUnusable(f"{path}: the folder {folder} is read-only; expected one that this user may write")
+    _check_access(path, folder, "wx")
     if os.path.exists(path) and not os.path.isfile(path):
         raise StoreUnusable(f"{path}: it is a folder or a device; expected a file")
-    if os.path.exists(path) and not os.access(path, os.R_OK | os.W_OK, effective_ids=True):
-        raise StoreUnusable(f"{path}: the file is read-only, or not even that; expected one that this user may read and write")
+    for file in (path, f"{path}-wal", f"{path}-shm"):
+        if os.path.exists(file):
+            _check_access(path, file, "rw")
+
+
+def _check_access(path: str, file: str, needed: str) -> None:
+    """Refuse a file or folder of the store that this user may not use, with its owner, its mode and the command that helps."""
+    wanted = [{"r": os.R_OK, "w": os.W_OK, "x": os.X_OK}[letter] for letter in needed]
+    if os.access(file, sum(wanted), effective_ids=True):
+        return
+    found, user = os.stat(file), os.geteuid()
+    owner = f"{_user_name(found.st_uid)}:{_group_name(found.st_gid)}"
+    us = _user_name(user)
+    if found.st_uid != user:
+        fix = f"chown {us}:{_group_name(os.getegid())} {file}"
+    elif any(not found.st_mode & bit << 6 for bit in wanted):
+        fix = f"chmod u+{needed} {file}"
+    else:  # it is ours and may be written: the file system as a whole may not
+        raise StoreUnusable(f"{path}: {file} is on a read-only file system; expected one that can be written")
+    raise StoreDenied(
+        f"{path}: user {us} may not use {file}, which belongs to {owner} with mode {stat.S_IMODE(found.st_mode):04o};"
+        f" expected a store that {us} may read and write: {fix}",
+        file=file,
+        owner=owner,
+        fix=fix,
+    )
+
+
+def _user_name(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
+
+
+def _group_name(number: int) -> str:
+    try:
+        return grp.getgrgid(number).gr_name
+    except KeyError:
+        return str(number)
+
+
+def copy_store(source: str, target: str) -> None:
+    """A copy of a whole store, made by SQLite's own backup; the target must not exist. The source is not written to."""
+    # Beside a log there may be a server. Without one the file is read as it is, which also works where nothing may be written.
+    how = "mode=ro" if os.path.exists(f"{source}-wal") else "immutable=1"
+    with _problems_of(source), closing(sqlite3.connect(f"{Path(source).as_uri()}?{how}", uri=True)) as original:
+        if _schema_number(original, source) == 0:
+            raise StoreUnusable(f"{source}: the file holds nothing; expected a Forewarn store")
+        _check_whole(original, source)
+        os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_RDWR, FILE_MODE))
+        with closing(_connect(target, BUSY_SECONDS)) as copy:
+            original.backup(copy)
 
 
 def _schema_number(connection: sqlite3.Connection, path: str) -> int:
@@ -322,10 +402,20 @@ def _schema_number(connection: sqlite3.Connection, path: str) -> int:
 
 
 def _check_whole(connection: sqlite3.Connection, path: str) -> None:
-    """Damage is found when the server starts and a person is there, not in the night when the page is needed."""
-    ((finding,),) = connection.execute("PRAGMA quick_check(1)").fetchall()
+    """Damage is found when the server starts and a person is there, not in the night when the page is needed.
+
+    The quick check would not compare indexes with their tables, and a record that its index does not know is lost.
+    """
+    ((finding,),) = connection.execute("PRAGMA integrity_check(1)").fetchall()
     if finding != "ok":
-        raise StoreUnusable(f"{path}: {MEANING[sqlite3.SQLITE_CORRUPT][1]} ({' '.join(finding.split())})")
+        raise StoreUnusable(f"{path}: {DAMAGED} ({' '.join(finding.split())})")
+
+
+def _check_rows(connection: sqlite3.Connection, path: str) -> None:
+    """SQLite's own check lets a value of another type pass, and a flipped bit can make one."""
+    for what, query in WRONG_ROWS.items():
+        if connection.execute(query).fetchall():
+            raise StoreUnusable(f"{path}: {DAMAGED} ({what})")
 
 
 @contextmanager
@@ -333,7 +423,11 @@ def _problems_of(path: str) -> Iterator[None]:
     """SQLite's errors end here."""
     try:
         yield
+    except UnicodeDecodeError as error:  # Python's module fails on SQLite's own message about a damaged name
+        raise StoreUnusable(f"{path}: {DAMAGED}") from error
     except sqlite3.DatabaseError as error:
+        if str(error).startswith("Could not decode to UTF-8"):  # a damaged key, found by Python's module, not by SQLite
+            raise StoreUnusable(f"{path}: {DAMAGED}") from error
         if not hasattr(error, "sqlite_errorcode"):
             raise  # not SQLite's: a bug in how we call it
         kind, meaning = MEANING.get(error.sqlite_errorcode & 0xFF, (StoreLost, f"SQLite says {error}; expected an answer"))

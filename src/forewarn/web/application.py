@@ -6,6 +6,7 @@ Safe headers, HEAD as GET without its body, and the keeping of answers to reques
 from typing import Any, cast
 
 from litestar import Litestar
+from litestar.utils.path import normalize_path
 
 from forewarn.web.idempotency import Answers, Slot
 from forewarn.web.page import Header
@@ -34,7 +35,7 @@ class Application(Litestar):
         if scope["type"] != "http":
             await super().__call__(scope, receive, send)
             return
-        if scope["method"] == "HEAD" and scope["path"].rstrip("/") != STREAM:
+        if scope["method"] == "HEAD" and normalize_path(scope["path"]) != STREAM:
             scope = {**scope, "method": "GET"}  # uvicorn knows that it was a HEAD, and sends no body
         state: Message = scope.setdefault("state", {})
         status, body = 0, b""

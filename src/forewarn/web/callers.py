@@ -48,13 +48,18 @@ def plain(address: str) -> str:
 
 
 def _vouched_for(request: Request, board: Board, key: bytes) -> str:
-    """The VM named by its name or its id. A header that came twice was joined, and then fits no signature."""
+    """The VM with this id, or else with this name: ids are what a proxy knows, and no VM may be named so as to get another's.
+
+    A header that came twice was joined, and then fits no signature.
+    """
     said = request.headers.get(ID, b"")
     signature = hmac.digest(key, said, "sha256").hex().encode()
     if not hmac.compare_digest(signature, request.headers.get(SIGNATURE, b"").lower()):
         raise Forbidden("Forbidden. The signature does not fit the instance id")
     name = said.decode("latin-1")
-    return name if name in board.vms else board.ids.get(name, name)
+    if name.lower() in board.shared_ids:
+        raise Forbidden(f"Forbidden. Several VMs have the id {name}")
+    return board.ids.get(name.lower(), name)
 
 
 def _refuse_forwarded(request: Request) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from litestar import Controller, get, post
@@ -27,7 +27,6 @@ from forewarn.core.campaign import (
 )
 from forewarn.core.event import Cause, EventType, Status
 from forewarn.core.rolling import hindrance_of_next
-from forewarn.core.token import Role
 from forewarn.core.wave import Forecast
 from forewarn.engine.campaigns import Campaigns as Desk
 from forewarn.engine.engine import Engine
@@ -41,7 +40,6 @@ from forewarn.web.problems import BodyTooLarge
 from forewarn.wire.fleet import MaxUnavailable, budget_of, said_of
 
 NUMBER_MAX = 10**12
-HIDDEN = "(admins see it)"
 
 Limit = Annotated[int, QueryParameter(ge=1, le=10_000, description="At most so many; `total` tells how many there are.")]
 Cursor = Annotated[str | None, QueryParameter(description="The `next` of the answer before, for what comes after it.")]
@@ -54,8 +52,13 @@ Name = Annotated[str, Meta(pattern=r"^([A-Za-z0-9_][A-Za-z0-9._ -]{0,63})?$(?!\n
 class NewCampaign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Maintenance of all hosts that match any of the shell patterns. With `plan` nothing is done: the answer tells the waves.
 
-    A health command runs on the server after each host, so only an admin may give one.
+    The health command that runs after each host is an option of the server, never a part of a request.
     """
+
+    REMOVED: ClassVar = {
+        "health_command": "is not accepted over HTTP; it is the server's option campaign_health_command",
+        "health_seconds_max": "is not accepted over HTTP; it is the server's option campaign_health_seconds_max",
+    }
 
     type: Literal["Freeze", "Reboot", "Redeploy"]
     hosts: Annotated[list[Pattern], Meta(min_length=1, max_length=PATTERNS_MAX)]
@@ -63,8 +66,6 @@ class NewCampaign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     max_hosts: Annotated[int, Meta(ge=1, le=MAX_HOSTS_MAX)] = 1
     max_unavailable: MaxUnavailable = None
     pause_on_failure: bool = True
-    health_command: Annotated[str, Meta(max_length=1000)] = ""
-    health_seconds_max: Annotated[int, Meta(ge=1, le=3600)] = 60
     cause: Literal["maintenance", "infrastructure", "live-migration"] = "maintenance"
     duration_seconds: int | None = None
     description: str | None = None
@@ -103,7 +104,7 @@ class UnderWayView(msgspec.Struct, frozen=True):
 class CampaignView(msgspec.Struct, frozen=True):
     """A campaign. `troubles` names the last hosts that were skipped or failed, and why; the history has them all.
 
-    `waiting_for` is why the next host has to wait; a list does not tell it. `health_command` is shown to admins only.
+    `waiting_for` is why the next host has to wait; a list does not tell it.
     """
 
     id: str
@@ -121,7 +122,6 @@ class CampaignView(msgspec.Struct, frozen=True):
     max_hosts: int
     max_unavailable: int | str | None
     pause_on_failure: bool
-    health_command: str
     under_way: list[UnderWayView]
     troubles: tuple[Trouble, ...]
 
@@ -168,7 +168,7 @@ def _verb(verb: str, act: Callable[[Desk, str, str], Awaitable[Campaign]], sente
     async def handler(
         self: Controller, campaign: FromPath[str], engine: Engines, caller: Asker, data: JSONBody[NoWords] = NO_WORDS
     ) -> CampaignAnswer:
-        return CampaignAnswer(view(engine, await act(Desk(engine), campaign, caller.name), caller))
+        return CampaignAnswer(view(engine, await act(Desk(engine), campaign, caller.name)))
 
     return handler
 
@@ -178,37 +178,34 @@ class Campaigns(Controller):
     tags = ("Campaigns",)
 
     @get("/", responses=ANY)
-    async def list_campaigns(self, engine: Engines, caller: Asker, limit: Limit = 1000, cursor: Cursor = None) -> CampaignList:
+    async def list_campaigns(self, engine: Engines, limit: Limit = 1000, cursor: Cursor = None) -> CampaignList:
         """All campaigns, the latest first. The last thousand that are over are kept."""
         found = sorted(engine.shelf.listed(), key=_age)
         shown, after = page(found, _age, limit, cursor)
-        return CampaignList([view(engine, one, caller, is_listed=True) for one in shown], len(found), after)
+        return CampaignList([view(engine, one, is_listed=True) for one in shown], len(found), after)
 
     @get("/{campaign:str}", responses=answers(UnknownCampaign))
-    async def show_campaign(self, campaign: FromPath[str], engine: Engines, caller: Asker) -> CampaignView:
+    async def show_campaign(self, campaign: FromPath[str], engine: Engines) -> CampaignView:
         """A campaign: how far it is, what it waits for, and when it will probably end."""
-        kept = await engine.look_up(lambda: engine.shelf.find(campaign))
-        return view(engine, kept.campaign, caller)
+        return view(engine, (await engine.look_up(lambda: engine.shelf.find(campaign))).campaign)
 
     @post("/", status_code=HTTP_202_ACCEPTED, responses=answers(OverBudget, TooManyCampaigns, BodyTooLarge))
     async def start_campaign(
         self, data: JSONBody[NewCampaign], engine: Engines, operations: NamedDependency[Operations], caller: Asker
     ) -> CampaignAnswer:
         """Starts a campaign; with `plan` only tells its waves. Refused if a host alone takes more than a scope's budget."""
-        if data.health_command:
-            caller.must_be(Role.ADMIN)
         wish = _wish(data)
         if data.plan:
             return CampaignAnswer(plan=plan_view(await Desk(engine).plan(wish)))
         started = await Desk(engine).start(wish, by=caller.name, operation_id=operations.new_id())
-        return CampaignAnswer(view(engine, started, caller))
+        return CampaignAnswer(view(engine, started))
 
     pause = _verb("pause", Desk.pause, "No new hosts; what is announced goes on. Pausing again changes nothing.")
     resume = _verb("resume", Desk.resume, "Goes on, also after a failure; a host that failed is not tried again.")
     cancel = _verb("cancel", Desk.cancel, "Cancels the campaign's Scheduled events, and lets its Started ones end.")
 
 
-def view(engine: Engine, campaign: Campaign, caller: Caller, *, is_listed: bool = False) -> CampaignView:
+def view(engine: Engine, campaign: Campaign, *, is_listed: bool = False) -> CampaignView:
     wish, now = campaign.wish, engine.clock.now()
     is_asked = not (campaign.is_over or is_listed)
     hindrance = hindrance_of_next(campaign, Desk(engine).view(campaign), now) if is_asked else None
@@ -235,7 +232,6 @@ def view(engine: Engine, campaign: Campaign, caller: Caller, *, is_listed: bool 
         max_hosts=wish.max_hosts,
         max_unavailable=said_of(wish.max_unavailable),
         pause_on_failure=wish.pause_on_failure,
-        health_command=HIDDEN if wish.health_command and not caller.role.covers(Role.ADMIN) else wish.health_command,
         under_way=[_under_way(engine, campaign, one) for one in campaign.under_way],
         troubles=campaign.troubles,
     )
@@ -282,8 +278,6 @@ def _wish(data: NewCampaign) -> Wish:
         max_hosts=data.max_hosts,
         max_unavailable=budget_of(data.max_unavailable),
         pause_on_failure=data.pause_on_failure,
-        health_command=data.health_command,
-        health_seconds_max=data.health_seconds_max,
     )
 
 

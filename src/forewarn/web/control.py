@@ -13,7 +13,7 @@ import msgspec
 from litestar import Controller, Request, Response, get, post, put
 from litestar.di import NamedDependency, Provide
 from litestar.handlers import HTTPRouteHandler
-from litestar.params import FromPath, JSONBody, QueryParameter, RawBody
+from litestar.params import FromPath, HeaderParameter, JSONBody, QueryParameter, RawBody
 from litestar.status_codes import HTTP_200_OK, HTTP_202_ACCEPTED
 from litestar.types import ControllerRouterHandler
 
@@ -39,7 +39,7 @@ from forewarn.web.reference import docs
 from forewarn.web.refusal import CONTROL_HANDLERS
 from forewarn.web.stream import Streams
 from forewarn.web.token import Tokens
-from forewarn.wire.fleet import SCHEMA, dump, parse
+from forewarn.wire.fleet import SCHEMA, dump, parse, tag
 
 BODY_BYTES_MAX = 64 * 1024
 SECRET_BYTES = 32
@@ -49,6 +49,9 @@ LIST_MAX = 10_000
 Limit = Annotated[int, QueryParameter(ge=1, le=LIST_MAX, description="At most so many; `total` tells how many there are.")]
 Cursor = Annotated[str | None, QueryParameter(description="The `next` of the answer before, for what comes after it.")]
 DryRun = Annotated[bool, QueryParameter(description="Only tell the difference.")]
+IfMatch = Annotated[
+    str | None, HeaderParameter(name="If-Match", description="The ETag of the fleet that was read: only that one is changed.")
+]
 Engines = NamedDependency[Engine]
 Desk = NamedDependency[Operations]
 Asker = NamedDependency[Caller]
@@ -102,7 +105,7 @@ def app(
 
     `more` are the routes of whoever has more to offer here: the lab's clock, say. A bad token is answered `delay_seconds` late.
     """
-    kept = Answers(engine)
+    kept = Answers(engine, operations.new_id)
     porter = Porter(engine.tokens, is_loopback=is_loopback(host), delay_seconds=delay_seconds)
 
     def asker(request: Request[Any, Any, Any]) -> Caller:
@@ -190,21 +193,28 @@ class Fleets(Controller):
 
     @get("/", responses=ANY)
     async def read(self, operations: Desk) -> Response[dict[str, Any]]:
-        """The fleet as it is now, as JSON that PUT takes back."""
-        return Response(await asyncio.to_thread(dump, operations.fleet()))
+        """The fleet as it is now, as JSON that PUT takes back. Its ETag is for the If-Match of that PUT."""
+        shown = await asyncio.to_thread(dump, operations.fleet())
+        return Response(shown, headers={"ETag": f'"{await asyncio.to_thread(tag, shown)}"'})
 
     @put(
         "/",
         request_max_body_size=FLEET_BYTES_MAX,
         operation_class=BodyFleet,
-        responses=answers(errors.VmBusy, errors.ScopeBusy, BodyTooLarge),
+        responses=answers(errors.VmBusy, errors.ScopeBusy, errors.FleetChanged, BodyTooLarge),
     )
-    async def apply(self, body: RawBody, operations: Desk, caller: Asker, *, dry_run: DryRun = False) -> views.DifferenceView:
-        """Makes the fleet what the YAML or JSON says; this is an admin's. With `dry_run` only tells the difference."""
+    async def apply(
+        self, body: RawBody, operations: Desk, caller: Asker, *, dry_run: DryRun = False, if_match: IfMatch = None
+    ) -> views.DifferenceView:
+        """Makes the fleet what the YAML or JSON says; this is an admin's. With `dry_run` only tells the difference.
+
+        With `If-Match` only a fleet that is still the one that was read is changed.
+        """
         if not dry_run:
             caller.must_be(Role.ADMIN)
         fleet = await asyncio.to_thread(parse, body, "body")
-        return views.difference(await operations.apply(fleet, by=caller.name, dry_run=dry_run), dry_run=dry_run)
+        tags = set() if if_match in (None, "*") else {one.strip().strip('"') for one in if_match.split(",")}
+        return views.difference(await operations.apply(fleet, by=caller.name, dry_run=dry_run, tags=tags), dry_run=dry_run)
 
     @get("/schema", responses=ANY)
     async def schema(self) -> Response[dict[str, Any]]:

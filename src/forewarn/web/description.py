@@ -64,7 +64,11 @@ class _OnePath(Router):
 
 class _Render(JsonRenderPlugin):
     def render(self, request: Request[Any, Any, Any], openapi_schema: Json) -> bytes:
-        return self.render_json(request, described(request.app, openapi_schema))
+        state = request.app.state
+        if "openapi" not in state:
+            state["openapi"] = self.render_json(request, described(request.app, openapi_schema))
+        rendered: bytes = state["openapi"]
+        return rendered
 
 
 def describe() -> OpenAPIConfig:

@@ -57,7 +57,7 @@ def door(porter: Porter, answers: Answers, host: str) -> Hook:
         state = request.scope["state"]
         state["caller"] = caller
         if request.method == "POST" and HEADER in request.headers and not handler.opt.get(UNKEPT):
-            begun = await answers.begin(request, caller.name, body)
+            begun = await answers.begin(request, caller, body)
             if isinstance(begun, Response):
                 return begun
             state["slot"] = begun
@@ -148,15 +148,19 @@ def read_strictly(body: bytes, type_: type[S]) -> S:
         message, _, where = str(error).partition(" - at ")
         steps = [name or int(index) for name, index in _STEP.findall(where)]
         found = re.search(r"field `(.*)`", message)
+        name = found[1] if found else ""
+        removed = getattr(type_, "REMOVED", {}).get(name)
         choices = get_args(type_.__annotations__.get(str(steps[0]) if steps else ""))
-        if "unknown field" in message:
+        if removed is not None:
+            message = f"{name} {removed}"
+        elif "unknown field" in message:
             message += f"; expected {', '.join(type_.__struct_fields__) or 'none'}"
         elif "enum" in message:
             message += f"; expected one of {', '.join(choices)}"
         elif where:
             message = f"{message.partition(', got ')[0]}, got {_shown(body, steps)}"
         path = "".join(f".{step}" if isinstance(step, str) else f"[{step}]" for step in steps)
-        raise Invalid(f"body{path}: {message}", field=found[1] if found else path.lstrip(".")) from error
+        raise Invalid(f"body{path}: {message}", field=name or path.lstrip(".")) from error
 
 
 def _shown(body: bytes, steps: list[str | int]) -> str:

@@ -13,14 +13,16 @@ from uvicorn.server import ServerState
 from forewarn import __version__
 from forewarn.config import Address
 from forewarn.errors import Invalid, Problem, Unavailable
-from forewarn.web.connection import TICK_SECONDS, Guard
+from forewarn.web.connection import TICK_SECONDS, Guard, Timed
 from forewarn.web.tls import GOODBYE_SECONDS_MAX, HANDSHAKE_SECONDS_MAX, Certificate
 
 BACKLOG = 4096
 SERVER_METADATA = f"Forewarn-IMDS/{__version__}"
 """Some clients look for IMDS in this header before they trust the endpoint."""
 SERVER_CONTROL = f"Forewarn/{__version__}"
+STOP_SECONDS_MAX = 1.5
 ABORT_SECONDS_MAX = 1.0
+"""Together below 3 seconds: a service manager that restarts us must not have to wait for a client that does not read."""
 ACCEPT_TURNS = 3
 CLOSE_TURNS_MAX = 100
 
@@ -38,7 +40,7 @@ class Listener:
         *,
         server_name: str,
         on_stop: Callable[[], None] | None = None,
-        stop_seconds_max: float = 10.0,
+        stop_seconds_max: float = STOP_SECONDS_MAX,
         certificate: Certificate | None = None,
     ) -> None:
         self.address = address
@@ -87,8 +89,8 @@ class Listener:
             await asyncio.shield(self._task)
 
     def _drop_connections(self) -> None:
-        for connection in list(self.state.connections):
-            cast("Any", connection).transport.abort()
+        for connection in list(cast("set[Timed]", self.state.connections)):
+            connection.abort()
 
     async def _abort(self, task: asyncio.Task[None]) -> None:
         self._drop_connections()

@@ -3,12 +3,13 @@
 The first check that fails answers:
 
 1. who is calling (`callers.py`): passed on by somebody, 400; no VM of the fleet, or a wrong signature, 403
-2. too often: 429
-3. the path, 404; then the method, 405 with Allow
-4. a query parameter that stands twice: 400
-5. the Metadata header, as the api-version asks: 400
-6. the api-version: 400, with those that would be accepted
-7. what is asked: the body of an approval or the path into the instance tree, 400 and 404; what the rules say of it, 400
+2. a page in a browser (an Origin header): 403
+3. too often: 429
+4. the path, 404; then the method, 405 with Allow
+5. a query parameter that stands twice: 400
+6. the Metadata header, as the api-version asks: 400
+7. the api-version: 400, with those that would be accepted
+8. what is asked: the body of an approval or the path into the instance tree, 400 and 404; what the rules say of it, 400
 
 Only a GET that is answered with the document, or told that it has not changed, counts as a poll.
 """
@@ -16,7 +17,7 @@ Only a GET that is answered with the document, or told that it has not changed, 
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Set
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -70,6 +71,8 @@ class Metadata:
             reply = await self._reply(self._read(scope), receive)
         except Problem as problem:
             reply = refusal(problem)
+            if reply.status >= 500:
+                self._engine.trouble.tell("guest request failed", problem=problem.message)
         except Exception:
             log.exception("request failed", extra={"facts": {"method": scope["method"], "path": scope["path"]}})
             reply = refusal(BUG)
@@ -93,6 +96,8 @@ class Metadata:
 
     async def _reply(self, request: Request, receive: Receive) -> Reply | None:
         caller = self._identify(request)
+        if b"origin" in request.headers:  # no client of the protocol sends it; browsers do, with every POST of a page
+            raise Forbidden("Forbidden. Requests of web pages are not accepted")
         if self._pace and not self._pace.admits(caller.vm, asyncio.get_running_loop().time()):
             raise TooManyRequests(f"Too many requests. {self._settings.requests_per_second:g} a second are accepted")
         handler, methods = self._handler(request)
@@ -116,12 +121,13 @@ class Metadata:
 
     async def _document(self, request: Request, caller: Caller, receive: Receive) -> Reply | None:
         version = ask.events_version(request, self._settings)
-        known = request.header(b"if-none-match")
+        known = document.read_tags(request.header(b"if-none-match"))
         applied: tuple[Header, ...] = ()
         if request.method == "GET":
             await self._record(caller.place)
+            caller = self._identify(request)  # the poll may have been held for minutes
             seconds = ask.wait_seconds(request, self._settings)
-            if seconds and document.matches(known, caller.place.scope.incarnation):
+            if seconds and document.is_known(caller.place.scope.incarnation, known):
                 self.waiting += 1
                 try:
                     has_stayed = await self._hold(request, known, seconds, receive)
@@ -132,7 +138,7 @@ class Metadata:
                 applied = ((b"preference-applied", b"wait=%d" % seconds),)
                 caller = self._identify(request)
         scope = caller.place.scope
-        if document.matches(known, scope.incarnation):
+        if document.is_known(scope.incarnation, known):
             return Reply(304, (etag(scope), *applied))
         body = body_of(page(caller.place, version, iso_not_before=self._settings.iso_not_before))
         return Reply(200, (*headers(scope, body), *applied), body)
@@ -147,7 +153,7 @@ class Metadata:
         if not was_enabled:
             await asyncio.sleep(self._settings.first_call_delay_seconds)
 
-    async def _hold(self, request: Request, known: str, seconds: int, receive: Receive) -> bool:
+    async def _hold(self, request: Request, known: Set[str], seconds: int, receive: Receive) -> bool:
         """Until the caller's document is another, the time is up, or we stop: True. False: the client has left.
 
         Who is calling is asked again at each change: meanwhile the VM may have moved to another scope.
@@ -156,7 +162,7 @@ class Metadata:
         until = loop.time() + seconds
         while not self._is_stopping and (rest := until - loop.time()) > 0:  # ends when the time is up
             place = self._identify(request).place
-            if not document.matches(known, place.scope.incarnation):
+            if not document.is_known(place.scope.incarnation, known):
                 break
             if not await wait_for_change(place, place.scope.incarnation, rest, partial(_leaving, receive)):
                 return False
@@ -167,6 +173,7 @@ class Metadata:
         body = await _body(receive)
         if body is None:
             return None
+        caller = self._identify(request)  # the body may have taken seconds, and the address may be another VM's now
         command = Approve(event_ids=approval.parse(body), vm=caller.vm)
         await self._engine.submit(caller.place.scope.name, command, by=f"vm {caller.vm}")
         return Reply(200, (content_length(b""),))

@@ -72,8 +72,10 @@ class Numbers(Collector):
         counts["document", "304"] += self._polls.unchanged_count
         yield counter("forewarn_requests", "Requests of VMs, by what they ask for and the answer.", counts, ["kind", "status"])
         yield gauge("forewarn_waits", "Polls that wait for a change just now.", {(): self._metadata.waiting})
-        connections = sum(self._polls.counts.values())
-        yield gauge("forewarn_connections", "Connections of VMs that are open.", {(): connections})
+        polls = self._polls
+        yield gauge("forewarn_connections", "Connections of VMs that are open.", {(): polls.connections_count})
+        words = "Connections of VMs refused, or closed while idle, because a limit was reached."
+        yield counter("forewarn_connection_limits_reached", words, by_one(polls.limits_reached), ["limit"])
 
     def _events(self) -> Iterator[Metric]:
         live: Counter[tuple[str, ...]] = Counter()

@@ -35,10 +35,20 @@ from forewarn.wire.versions import Version
 REQUEST_BYTES_MAX = 1024
 PLANS_MAX = 16_384
 UNUSUAL = frozenset(
-    (b"content-length", b"expect", b"prefer", b"transfer-encoding", b"upgrade", b"x-forwarded-for", callers.ID, callers.SIGNATURE)
+    (
+        b"content-length",
+        b"expect",
+        b"origin",
+        b"prefer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"x-forwarded-for",
+        callers.ID,
+        callers.SIGNATURE,
+    )
 )
 _CLOSING = b"\r\n" + lines([CLOSE]) + b"\r\n"
-_NUMBER = re.compile(r"[0-9]{1,18}")
+_INCARNATION = re.compile(r"[1-9][0-9]{0,17}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +65,7 @@ class Polls(Guard):
     """What all connections of the metadata listener share. `now` is the engine's time, read once a second; 0: ask its clock."""
 
     def __init__(self, engine: Engine, settings: Settings, limits: Limits) -> None:
-        super().__init__(limits, metadata_body)
+        super().__init__(limits, metadata_body, engine.trouble)
         self.plans: dict[bytes, Plan] = {}
         self.board = engine.board
         self.ok = self.unchanged = b""
@@ -63,6 +73,10 @@ class Polls(Guard):
         self.now = 0.0
         self._clock = engine.clock
         self._settings = settings
+
+    def is_unknown(self, address: str) -> bool:
+        """Where VMs are known by address alone, one that is no VM's can only be refused."""
+        return self._settings.identify == {Identify.ADDRESS} and address not in self.board.addresses
 
     def connector(self, **given: Any) -> Callable[[], asyncio.Protocol]:
         return partial(PollConnection, self, given["server_state"].connections, partial(FullConnection, self, **given))
@@ -105,11 +119,10 @@ class Polls(Guard):
             version = ask.events_version(request, self._settings)
         except Problem:
             return None
-        tags = request.header(b"if-none-match")
+        tags = document.read_tags(request.header(b"if-none-match"))
         if "*" in tags:
             return None
-        known = frozenset(number for number in map(int, _NUMBER.findall(tags)) if document.matches(tags, number))
-        return Plan(vm, version, known, is_last)
+        return Plan(vm, version, frozenset(int(tag) for tag in tags if _INCARNATION.fullmatch(tag)), is_last)
 
     def learn(self, data: bytes, plan: Plan) -> None:
         """Remember what came between two rests of a connection, if it is one request: then it has one blank line, at its end."""
@@ -136,12 +149,13 @@ class PollConnection(asyncio.Protocol):
         self.address = callers.plain(peer[0]) if peer else ""
         self._transport = transport
         self._connections.add(self)
-        if not self._polls.admit(self.address):
-            self._become_full()
+        if not self._polls.admit(self):
+            transport.write(self._polls.too_many)
+            transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
-        self._polls.release(self.address)
+        self._polls.release(self)
 
     def data_received(self, data: bytes) -> None:
         plan = self._polls.plans.get(data)
@@ -173,11 +187,18 @@ class PollConnection(asyncio.Protocol):
     def unsent_bytes(self) -> int:
         return self._transport.get_write_buffer_size()
 
+    @property
+    def is_evictable(self) -> bool:
+        return not self.unsent_bytes
+
     def time_out(self) -> None:
         if self.unsent_bytes or self._transport.is_closing():
             self._transport.abort()
         else:
             self._transport.close()
+
+    def abort(self) -> None:
+        self._transport.abort()
 
     def shutdown(self) -> None:
         """Uvicorn's word for: finish and close."""
@@ -193,12 +214,13 @@ class FullConnection(Connection):
         self.plan: Plan | None = None
 
     def data_received(self, data: bytes) -> None:
-        was_idle = self.is_idle
+        self.plan = None
+        was_idle = self.is_idle and not self.rest
         plan = self.polls.plans.get(data)
         if was_idle and plan is not None and self._answer(plan):
             return
         super().data_received(data)
-        if was_idle and self.is_idle and self.plan is not None:
+        if was_idle and self.is_idle and not self.rest and self.plan is not None:
             self.polls.learn(data, self.plan)
 
     def _answer(self, plan: Plan) -> bool:
@@ -215,7 +237,8 @@ class FullConnection(Connection):
         self.plan = None
         is_kept, version = self.parser.should_keep_alive(), self.parser.get_http_version()
         is_free = not self.is_answering and not self.flow.write_paused
-        if is_free and self.parser.get_method() == b"GET" and (version == "1.1" or not is_kept):
+        is_small = self.head_size <= REQUEST_BYTES_MAX
+        if is_free and is_small and self.parser.get_method() == b"GET" and (version == "1.1" or not is_kept):
             plan = self.polls.plan(self.url, self.headers, is_last=not is_kept)
             if plan is not None and self._answer(plan):
                 self.plan = plan
@@ -229,12 +252,8 @@ class FullConnection(Connection):
         if self.plan is None:
             super().on_message_complete()
         else:
-            self.is_within = False
-            self.settle()
+            self.end_request()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """A client that has said all it will say still gets its answer. If it asked to wait, silence means that it has left."""
-        if self.is_within or not self.is_answering or any(name == b"prefer" for name, _ in self.headers):
-            return False
-        self.cycle.keep_alive = False
-        return True
+        """If the client asked to wait, silence means that it has left."""
+        return not any(name == b"prefer" for name, _ in self.headers or ()) and super().eof_received()

@@ -19,10 +19,14 @@ EXPECTED = "expected the header `Authorization: Bearer TOKEN`; `forewarn token c
 
 
 class Caller(NamedTuple):
-    """By whom it is asked, as the history tells it, and what they may do."""
+    """By whom it is asked, as the history tells it, and what they may do.
+
+    `identity` differs between two tokens that had the same name one after the other.
+    """
 
     name: str
     role: Role
+    identity: str
 
     def must_be(self, needed: Role) -> None:
         if not self.role.covers(needed):
@@ -31,7 +35,7 @@ class Caller(NamedTuple):
             )
 
 
-OPERATOR = Caller("operator", Role.ADMIN)
+OPERATOR = Caller("operator", Role.ADMIN, "operator")
 """Whoever reaches a loopback listener while there are no tokens."""
 
 
@@ -61,7 +65,7 @@ class Porter:
 
     def caller(self, token: Token | None) -> Caller:
         if token is not None:
-            return Caller(f"token {token.name}", token.role)
+            return Caller(f"token {token.name}", token.role, token.digest)
         if self._is_asked_for:
             raise Unauthorized(f"this needs a token; {EXPECTED}")
         return OPERATOR

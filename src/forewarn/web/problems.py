@@ -10,6 +10,7 @@ import msgspec
 
 from forewarn.errors import (
     EventEnded,
+    FleetChanged,
     Forbidden,
     ImpactFailed,
     Invalid,
@@ -80,6 +81,7 @@ STATUS: Mapping[type[Problem], int] = MappingProxyType(
         Unavailable: 503,
         WrongMethod: 405,
         TooSlow: 408,
+        FleetChanged: 412,
         BodyTooLarge: 413,
         WrongMediaType: 415,
         KeyReused: 422,
@@ -94,6 +96,7 @@ METADATA_STATUS: Mapping[type[Problem], int] = MappingProxyType({**STATUS, Unkno
 """To a VM an event that it cannot approve is a bad request, never a path that is not there (protocol 4)."""
 
 BUG = Problem("something is wrong with the service itself; its log tells more")
+UNAVAILABLE = Unavailable("Service unavailable. Try again later")
 
 
 def status_of(problem: type[Problem] | Problem, table: Mapping[type[Problem], int] = STATUS) -> int:
@@ -102,6 +105,10 @@ def status_of(problem: type[Problem] | Problem, table: Mapping[type[Problem], in
 
 
 def metadata_body(problem: Problem) -> bytes:
+    """What failed inside the service may name its files and commands: a VM gets a plain sentence, and the log the message."""
+    is_inside = status_of(problem, METADATA_STATUS) >= 500 and not isinstance(problem, TooManyConnections | WrongHttpVersion)
+    if is_inside:
+        problem = UNAVAILABLE if isinstance(problem, Unavailable) else BUG
     return msgspec.json.encode({"error": problem.message})
 
 

@@ -35,9 +35,12 @@ POLICY = (
 
 
 @get("/api/docs", include_in_schema=False, opt={OPEN: True})
-async def docs(request: Request[Any, Any, Any]) -> Response[str]:
-    """The page."""
-    return Response(page(described(request.app)), media_type=MediaType.HTML, headers={"Content-Security-Policy": POLICY})
+async def docs(request: Request[Any, Any, Any]) -> Response[bytes]:
+    """The page. It is made once: anybody may ask for it, without a token."""
+    state = request.app.state
+    if "docs" not in state:
+        state["docs"] = page(described(request.app)).encode()
+    return Response(state["docs"], media_type=MediaType.HTML, headers={"Content-Security-Policy": POLICY})
 
 
 def page(description: Json) -> str:

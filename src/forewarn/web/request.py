@@ -51,10 +51,10 @@ class Request:
 
 
 def join(headers: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    joined: dict[bytes, bytes] = {}
+    values: dict[bytes, list[bytes]] = {}
     for name, value in headers:
-        joined[name] = joined[name] + b", " + value if name in joined else value
-    return joined
+        values.setdefault(name, []).append(value)
+    return {name: b", ".join(several) for name, several in values.items()}
 
 
 def split(path: str) -> tuple[str, str]:

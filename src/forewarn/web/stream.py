@@ -19,9 +19,12 @@ from forewarn.engine.tokens import Tokens
 from forewarn.errors import Problem
 from forewarn.web.answers import ANY
 from forewarn.web.history import OfChange, OfEvent, OfHost, OfScope, OfVm, change
+from forewarn.web.porter import Caller
 from forewarn.wire.note import encode_entry
 
 STREAMS_MAX = 100
+STREAMS_PER_CALLER_MAX = 10
+"""How many one token may have open; without tokens, all who reach the listener together."""
 HEARTBEAT_SECONDS = 15.0
 RETRY_MILLISECONDS = 2000
 CHUNK_BYTES = 32 * 1024
@@ -52,6 +55,7 @@ class Streams(Controller):
         self,
         request: Request[Any, Any, Any],
         engine: NamedDependency[Engine],
+        caller: NamedDependency[Caller],
         *,
         vm: OfVm = "",
         of_scope: OfScope = "",
@@ -62,11 +66,12 @@ class Streams(Controller):
         last_id: LastId = None,
     ) -> Stream:
         """Tells every change as it happens: an entry of the history each, its number as the id, from now on or after a number."""
-        engine.tail.check_room(STREAMS_MAX)
+        engine.tail.check_room(STREAMS_MAX, caller.identity, STREAMS_PER_CALLER_MAX)
         wanted = Wanted(vm=vm, scope=of_scope, host=host, event=event.upper(), what=change(what))
         is_allowed = permission(engine.tokens, request.headers.get("authorization", ""))
         begin = after if last_id is None else last_id
-        return Stream(frames(engine.tail, wanted, begin, is_allowed=is_allowed), media_type=MEDIA_TYPE, headers=HEADERS)
+        sent = frames(engine.tail, wanted, begin, by=caller.identity, is_allowed=is_allowed)
+        return Stream(sent, media_type=MEDIA_TYPE, headers=HEADERS)
 
 
 def permission(tokens: Tokens, authorization: str) -> Callable[[], bool]:
@@ -82,13 +87,14 @@ async def frames(
     wanted: Wanted,
     after: int | None,
     *,
+    by: str = "",
     is_allowed: Callable[[], bool] = lambda: True,
     heartbeat_seconds: float = HEARTBEAT_SECONDS,
 ) -> AsyncGenerator[bytes, None]:
     """What is sent, piece by piece. It ends when the server stops, the caller may no longer, or the store is lost."""
     clock = asyncio.get_running_loop().time
     stops = tail.stops
-    with suppress(Problem), tail.following(STREAMS_MAX):
+    with suppress(Problem), tail.following(STREAMS_MAX, by, STREAMS_PER_CALLER_MAX):
         number = last = await tail.last()
         if after is not None:
             number = after if after <= last else 0

@@ -1,5 +1,6 @@
 """A scope's page: the bytes that its VMs read in one api-version. Same incarnation and version, same bytes."""
 
+from collections.abc import Set
 from email.utils import format_datetime
 
 import msgspec
@@ -26,10 +27,24 @@ def etag(scope: Scope) -> str:
     return f'"{scope.incarnation}"'
 
 
+def read_tags(if_none_match: str) -> frozenset[str]:
+    """The tags of an If-None-Match header, parsed once. Quoted, bare and weak tags all count: clients send back what they like.
+
+    `*` stands for any document, but only as it is: `"*"` is a tag like any other, and none of ours.
+    """
+    tags = {tag.strip() for tag in if_none_match.split(",")}
+    bare = {tag.removeprefix("W/").strip('"') for tag in tags}
+    return frozenset((bare - {"*"}) | (tags & {"*"}))
+
+
+def is_known(incarnation: int, tags: Set[str]) -> bool:
+    """Whether the client has this document already; `tags` are those of `read_tags`."""
+    return "*" in tags or str(incarnation) in tags
+
+
 def matches(if_none_match: str, incarnation: int) -> bool:
-    """Whether the caller has this document already. Quoted, bare and weak tags all count: clients send back what they like."""
-    tags = [tag.strip() for tag in if_none_match.split(",")]
-    return "*" in tags or str(incarnation) in [tag.removeprefix("W/").strip('"') for tag in tags]
+    """`is_known` for a header that is looked at once."""
+    return is_known(incarnation, read_tags(if_none_match))
 
 
 def _entry(event: Event, version: Version, *, prefix: str, is_iso: bool) -> dict[str, object]:

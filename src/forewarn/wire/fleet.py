@@ -1,9 +1,10 @@
 """The fleet file. Its entries are types, and the types are the parser, the JSON Schema and the words of the errors."""
 
 import functools
+import hashlib
 import ipaddress
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Annotated, Any
 
@@ -72,7 +73,7 @@ _UNTOLD = InstanceEntry()
 
 
 class VmEntry(msgspec.Struct, forbid_unknown_fields=True):
-    """One VM. Its name is its entry in Resources; names and addresses stand once in the fleet."""
+    """One VM. Its name is its entry in Resources; names, addresses and ids stand once in the fleet."""
 
     name: Name
     address: Address = msgspec.field(default_factory=str)
@@ -134,8 +135,8 @@ def _plain(value: dict[str, Any]) -> dict[str, Any]:
 
 
 SCHEMA = _plain({"$schema": "https://json-schema.org/draft/2020-12/schema", **msgspec.json.schema(FleetFile)})
-"""Made from the types above. What a schema cannot say, the parser says alone: names and addresses that stand twice, a subnet that
-is no network, a terminate_notice outside its limits."""
+"""Made from the types above. What a schema cannot say, the parser says alone: names, addresses and ids that stand twice, a subnet
+that is no network, a terminate_notice outside its limits."""
 
 
 def parse(text: bytes, source: str) -> Fleet:
@@ -159,6 +160,11 @@ def dump(fleet: Fleet) -> dict[str, Any]:
     if fleet.hosts:
         file["hosts"] = fleet.hosts
     return _plain(file)
+
+
+def tag(file: dict[str, Any]) -> str:
+    """What tells this fleet, as `dump` gives it, from any other: for a request that is meant for the fleet as it was read."""
+    return hashlib.sha256(msgspec.json.encode(file)).hexdigest()[:32]
 
 
 def _scope(entry: ScopeEntry, at: Path) -> Scope:
@@ -262,6 +268,8 @@ def _refuse_twins(fleet: Fleet) -> None:
     _refuse_twin(((scope.name.lower(), (*at, "name")) for scope, at in scopes), "a scope name")
     _refuse_twin(((vm.name.lower(), (*at, "name")) for vm, at in vms), "a VM name")
     _refuse_twin(((vm.address, (*at, "address")) for vm, at in vms if vm.address), "an address")
+    _refuse_twin(((vm.id, (*at, "id")) for vm, at in vms if vm.id), "an id")
+    _refuse_names_that_are_ids(vms)
 
 
 def _refuse_twin(claims: Iterable[tuple[str, Path]], what: str) -> None:
@@ -270,6 +278,15 @@ def _refuse_twin(claims: Iterable[tuple[str, Path]], what: str) -> None:
         owner = owners.setdefault(value, at)
         if owner != at:
             raise Misfit(at, f"{what} not used by {field(owner)}")
+
+
+def _refuse_names_that_are_ids(vms: Sequence[tuple[Vm, Path]]) -> None:
+    """A proxy signs a name or an id, so a VM named like another's id could be taken for it."""
+    owners = {vm.id: (vm, at) for vm, at in vms if vm.id}
+    for vm, at in vms:
+        owner, owner_at = owners.get(vm.name.lower(), (vm, at))
+        if owner is not vm:
+            raise Misfit((*at, "name"), f"a VM name that is not {field((*owner_at, 'id'))}")
 
 
 def _dump_scope(scope: Scope) -> dict[str, Any]:

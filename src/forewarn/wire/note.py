@@ -44,10 +44,10 @@ def decode(body: bytes) -> Note:
 
 
 def entry(number: int, body: bytes) -> Entry | None:
-    """The note of this number as it is shown; None if we cannot read it, because a newer server wrote it."""
+    """The note of this number as it is shown; None if we cannot read it: a newer server wrote it, or it is damaged."""
     try:
         note = decode(body)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
     change = note.change
     return Entry(

@@ -23,13 +23,17 @@ class Hosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     incarnation_floor: int = 0
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """What a request with an Idempotency-Key was answered; `asked` is the digest of the request."""
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What an Idempotency-Key stands for since `at`: the request (its digest), the operation that it became, and its answer.
+
+    It is written before the operation, with status 0, and again with the answer.
+    """
 
     asked: str
-    status: int
-    body: str
     at: datetime
+    operation_id: str = ""
+    status: int = 0
+    body: str = ""
 
 
 class _Stamp(msgspec.Struct):

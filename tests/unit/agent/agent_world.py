@@ -117,7 +117,7 @@ class Scripted:
     def name(self) -> str:
         return "web-0"
 
-    def approve(self, *event_ids: str) -> None:
+    def approve(self, *event_ids: str, timeout_seconds: float) -> None:
         if self.refusals:
             self.refusals -= 1
             raise EndpointProblem("not now")

@@ -1,16 +1,19 @@
 """When the approval is sent, and when it is sent again."""
 
 from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from forewarn.agent.approval import Approver
+from forewarn.agent.approval import IDS_MAX, Approver
 from forewarn.agent.handling import Handling
+from forewarn.agent.journal import Journal, JournalLost
 from forewarn.agent.lease import Lease
 from forewarn.agent.progress import What
 from forewarn.agent.rule import Approve, Leader, Rule
-from forewarn.client import Event, NoAnswer, TryLater
+from forewarn.client import Declined, Event, NoAnswer, TryLater
 from tests.unit.agent.agent_world import World, reboot, shows, started
 
 
@@ -22,11 +25,19 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 class Desk:
-    """Where approvals arrive, or fail with the problems given, in order. It notes when, and what the journal knew then."""
+    """Where approvals arrive, or fail with the problems given, in order. It notes when, and what the journal knew then.
+
+    Each answer takes `answer_seconds`, or the time that was given for it: then it is none. Ids in `unknown` get `unknown_status`.
+    """
 
     def __init__(self, world: World, *problems: NoAnswer | TryLater) -> None:
         self.world = world
         self.problems = list(problems)
+        self.answer_seconds = 0.0
+        self.unknown: set[str] = set()
+        self.unknown_status = 400
+        self.requests: list[tuple[str, ...]] = []
+        self.timeouts: list[float] = []
         self.arrived: list[tuple[str, float]] = []
         self.known: list[frozenset[What]] = []
         self.approved: set[str] = set()
@@ -35,18 +46,34 @@ class Desk:
     def approver(self, lease: Lease | None = None) -> Approver:
         return Approver(self.world.here(), self.send, lease=lease, approved=self.approved, rules=lambda: self.rules)
 
-    def send(self, event_id: str) -> None:
-        self.arrived.append((event_id, self.world.hands.monotonic - 1000))
-        self.known.append(self.world.journal.progress[event_id].marks)
-        assert event_id in self.approved
+    def send(self, *event_ids: str, timeout_seconds: float) -> None:
+        self.requests.append(event_ids)
+        self.timeouts.append(timeout_seconds)
+        self.arrived += [(event_id, self.world.hands.monotonic - 1000) for event_id in event_ids]
+        self.known += [self.world.journal.progress[event_id].marks for event_id in event_ids]
+        assert self.approved >= set(event_ids)
+        self.world.hands.pass_(min(self.answer_seconds, timeout_seconds))
+        if self.answer_seconds > timeout_seconds:
+            raise NoAnswer("hung")
         if self.problems:
             raise self.problems.pop(0)
+        if self.unknown & set(event_ids):
+            raise Declined("unknown id", status=self.unknown_status)
 
 
-def prepared(world: World, **rule: object) -> Handling:
-    handling = world.handling(world.rule(**rule), reboot())
+HOUR = 3600.0
+
+
+def prepared(world: World, event: Event | None = None, **rule: object) -> Handling:
+    handling = world.handling(world.rule(**rule), event or reboot())
     handling.work()
     return handling
+
+
+def notice(world: World, key: str, seconds: float) -> Handling:
+    """An event that is prepared for, so many seconds before its NotBefore."""
+    event = reboot(key)
+    return prepared(world, replace(event, not_before=world.hands.now + timedelta(seconds=seconds)))
 
 
 def turns(world: World, approver: Approver, handling: Handling, *, seconds: int) -> None:
@@ -173,3 +200,126 @@ def test_trouble_with_one_event_does_not_keep_the_others_from_being_approved(wor
         desk.approver().turn([Broken(world.rule(), Event("E0", "", ""), world.here()), prepared(world)], shows(1))
 
     assert [key for key, _ in desk.arrived] == ["E1"]
+
+
+def test_ready_events_share_one_request_most_urgent_first(world: World) -> None:
+    """One after the other, each waits for the answers to those before it."""
+    desk = Desk(world)
+    desk.approver().turn([notice(world, "E1", 900), notice(world, "E2", 30), notice(world, "E3", 300)], shows(1))
+
+    assert desk.requests == [("E2", "E3", "E1")]
+    assert all(What.APPROVED in progress.marks for progress in world.journal.progress.values())
+
+
+@pytest.mark.parametrize("status", [400, 404, 413])
+def test_refused_id_does_not_block_other_approvals(world: World, status: int) -> None:
+    """One unknown id refuses a whole request, so each is then sent alone. The refused one is tried again, later and later."""
+    desk = Desk(world)
+    desk.unknown, desk.unknown_status = {"E2"}, status
+    approver, handlings = desk.approver(), [notice(world, f"E{number}", HOUR + number) for number in (1, 2, 3)]
+    approver.turn(handlings, shows(1))
+
+    assert desk.requests == [("E1", "E2", "E3"), ("E1",), ("E2",), ("E3",)]
+    assert [key for key, one in world.journal.progress.items() if What.APPROVED in one.marks] == ["E1", "E3"]
+    for _ in range(15):
+        world.hands.pass_(1)
+        approver.turn(handlings, shows(1))
+    assert [(key, at) for key, at in desk.arrived[6:]] == [("E2", 1), ("E2", 3), ("E2", 7), ("E2", 15)]
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_busy_endpoint_is_not_asked_for_each_event_alone(world: World, status: int) -> None:
+    """That would make it busier. All wait for as long as it asked for."""
+    desk = Desk(world, TryLater("busy", status=status, retry_after_seconds=9))
+    approver, handlings = desk.approver(), [notice(world, "E1", HOUR), notice(world, "E2", HOUR)]
+    for _ in range(12):
+        approver.turn(handlings, shows(1))
+        world.hands.pass_(1)
+
+    assert desk.requests == [("E1", "E2")] * 2
+    assert [at for _, at in desk.arrived] == [0, 0, 9, 9]
+
+
+def test_hanging_request_delays_others_by_two_seconds_at_most(world: World) -> None:
+    """A Preempt has 3 of its 30 seconds for the approval, and the endpoint may hang for what came before it."""
+    desk = Desk(world)
+    desk.answer_seconds = HOUR
+    approver, slow = desk.approver(), [notice(world, f"E{number}", HOUR) for number in (1, 2, 3)]
+    approver.turn(slow, shows(1))
+    assert world.hands.monotonic - 1000 <= 2
+
+    desk.answer_seconds = 0.0
+    preempt = notice(world, "P", 3)
+    approver.turn([*slow, preempt], shows(1))
+    assert desk.requests[-1] == ("P",), "the others wait for their second attempt"
+    assert What.APPROVED in world.journal.progress["P"].marks
+
+
+def test_urgent_event_overtakes_a_slow_series_of_requests(world: World) -> None:
+    """A turn has an end, and what it did not get to is sent in the next one, after what is more urgent by then."""
+    desk = Desk(world)
+    desk.unknown, desk.answer_seconds = {"E9"}, 0.4
+    approver, handlings = desk.approver(), [notice(world, f"E{number}", HOUR + number) for number in range(10)]
+    approver.turn(handlings, shows(1))
+    assert world.hands.monotonic - 1000 <= 2
+    assert desk.requests == [tuple(f"E{number}" for number in range(10)), ("E0",), ("E1",)]
+
+    approver.turn([*handlings, notice(world, "P", 30)], shows(1))
+    assert desk.requests[3][:2] == ("P", "E2")
+    assert desk.requests[4] == ("P",)
+
+
+@pytest.mark.parametrize(("seconds_left", "timeout_seconds"), [(HOUR, 2), (30, 2), (3, 1.5), (1, 1), (0.2, 1)])
+def test_attempt_leaves_time_for_another_before_not_before(world: World, seconds_left: float, timeout_seconds: float) -> None:
+    """Half of what is left, but never less than a second: a sound endpoint answers within that."""
+    desk = Desk(world)
+    desk.approver().turn([notice(world, "E1", seconds_left), notice(world, "E2", HOUR)], shows(1))
+
+    assert desk.timeouts == [pytest.approx(timeout_seconds)]
+
+
+def test_many_events_are_sent_in_several_requests(world: World) -> None:
+    """A request has a limit, as everything has."""
+    desk = Desk(world)
+    desk.approver().turn([notice(world, f"E{number:03}", HOUR + number) for number in range(IDS_MAX + 1)], shows(1))
+
+    assert [len(ids) for ids in desk.requests] == [IDS_MAX, 1]
+
+
+def test_slow_disk_delays_the_most_urgent_approval_only_briefly(world: World) -> None:
+    """All of a request is on disk before it is sent, so a request is closed when that takes long."""
+
+    class Slow(Journal):
+        def write(self, key: str, what: What, **facts: object) -> None:
+            if what is What.APPROVING and what not in self.progress[key].marks:
+                world.hands.pass_(0.2)
+            super().write(key, what, **facts)
+
+    world.journal.close()
+    world.journal = Slow.open(world.folder / "journal", clock=world.hands.clock())
+    desk = Desk(world)
+    approver, handlings = desk.approver(), [notice(world, f"E{number}", HOUR + number) for number in range(8)]
+    approver.turn(handlings, shows(1))
+    assert desk.requests[0] == ("E0", "E1", "E2")
+    assert world.hands.monotonic - 1000 <= 2
+
+    approver.turn(handlings, shows(1))
+    assert {key for key, _ in desk.arrived} == {f"E{number}" for number in range(8)}, "the next turn sends the rest"
+
+
+def test_event_that_cannot_be_journaled_is_not_sent(world: World) -> None:
+    """What is not on disk is not acted on."""
+
+    class Spotty(Journal):
+        def write(self, key: str, what: What, **facts: object) -> None:
+            if key == "E1" and what is What.APPROVING:
+                raise JournalLost("full")
+            super().write(key, what, **facts)
+
+    world.journal.close()
+    world.journal = Spotty.open(world.folder / "journal", clock=world.hands.clock())
+    desk = Desk(world)
+    with pytest.raises(JournalLost):
+        desk.approver().turn([notice(world, "E1", HOUR), notice(world, "E2", HOUR)], shows(1))
+
+    assert desk.requests == [("E2",)]

@@ -523,3 +523,11 @@ def test_applications_are_told_once_however_often_the_disk_is_full(world: World)
     handling.work()
 
     assert [phase for phase, _ in applications.told] == ["prepare"]
+
+
+def test_description_cut_for_the_journal_is_not_news_forever(world: World) -> None:
+    """The journal keeps its beginning; compared with the whole, the handling would never be at rest."""
+    handling = world.handling(world.rule(), reboot(description="x" * 100_000))
+    handling.work()
+
+    assert not handling.has_work

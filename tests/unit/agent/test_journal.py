@@ -10,7 +10,7 @@ from typing import IO
 import pytest
 
 from forewarn.agent.journal import DAMAGED_MAX, Journal, JournalLost
-from forewarn.agent.progress import What
+from forewarn.agent.progress import What, plain
 from forewarn.agent.step import Phase
 from tests.unit.agent.agent_world import reboot, started
 
@@ -120,6 +120,11 @@ def test_a_torn_last_line_is_dropped(path: Path, cut: int) -> None:
     assert whats(path)[-1] == "approving", "the torn bytes are gone: the next line stands on its own"
 
 
+SEEN = json.dumps(
+    {"id": "E2", "what": "seen", "rule": "r", "event": plain(started(reboot("E2")))}, separators=(",", ":")
+).encode()
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -132,6 +137,10 @@ def test_a_torn_last_line_is_dropped(path: Path, cut: int) -> None:
         b'{"id":"E1","what":"begun","phase":"dawn"}',
         b'{"id":"E1","what":"step-done","phase":"start","index":"x"}',
         b'{"id":"E2","what":"seen","rule":"r","event":{"id":"E2"}}',
+        SEEN.replace(b'"duration_seconds":-1', b'"duration_seconds":1e999'),
+        SEEN.replace(b'"not_before":null', b'"not_before":"2026-03-04T12:00:00"'),
+        b'{"id":"E1","what":"step-done","phase":"start","index":0,"seconds":1e999}',
+        b'{"id":"E1","what":"step-done","phase":"start","index":0,"seconds":' + b"9" * 400 + b"}",
         b"[" * 100_000,
     ],
 )
@@ -175,6 +184,64 @@ def test_the_file_is_written_anew_when_it_has_grown(path: Path) -> None:
     again = Journal.open(path)
     assert again.progress == journal.progress
     again.close()
+
+
+def test_journal_stays_small_when_every_poll_changes_much(path: Path) -> None:
+    """A thousand lines of a megabyte would be a full disk. The file may double, but not grow with the number of polls."""
+    journal = Journal.open(path)
+    sizes = []
+    for number in range(60):
+        journal.see(reboot(resources=(f"web-{number}", "x" * 100_000)), "drain")
+        sizes.append(path.stat().st_size)
+    journal.close()
+
+    again = Journal.open(path)
+    again.close()
+    assert max(sizes) < Journal.growth_bytes_max + 500_000
+    assert again.progress == journal.progress
+
+
+def test_large_journal_may_double_before_it_is_compacted(path: Path) -> None:
+    """Written anew at every line, a large journal would cost its whole size each time."""
+    folders_synced: list[int] = []
+
+    class Counted(Journal):
+        growth_bytes_max = 10_000
+
+        @staticmethod
+        def sync(handle: int) -> None:
+            if stat.S_ISDIR(os.fstat(handle).st_mode):
+                folders_synced.append(handle)
+
+    journal = Counted.open(path)
+    for number in range(100):
+        journal.see(reboot(f"E{number}", resources=("x" * 5_000,)), "drain")
+    journal.close()
+
+    assert 2 < len(folders_synced) < 10
+
+
+def test_long_description_is_cut_and_unknown_members_left_out(path: Path) -> None:
+    """The endpoint chooses them, and may change them at every poll."""
+    journal = Journal.open(path)
+    journal.see(reboot(description="x" * 1_000_000, extra={"Note": "y" * 1_000_000}), "drain")
+    journal.close()
+
+    assert path.stat().st_size < 10_000
+    assert journal.progress["E1"].event == reboot(description="x" * 4096)
+
+
+def test_details_of_a_finished_event_are_not_kept(path: Path) -> None:
+    """256 of them are remembered, and nothing more is done for any."""
+    journal = Journal.open(path)
+    journal.see(reboot(resources=("x" * 100_000,)), "drain")
+    journal.write("E1", What.FINISHED)
+    journal.close()
+    again = Journal.open(path)
+    again.close()
+
+    assert path.stat().st_size < 1_000
+    assert again.progress["E1"].is_done
 
 
 def test_events_that_are_over_are_remembered_up_to_a_limit(path: Path) -> None:

@@ -1,18 +1,23 @@
 """The agent's own command line: what it refuses, in one line and with which exit code."""
 
+import logging
 import socket
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn, cast
 
 import pytest
 
 from forewarn.agent.__main__ import main
+from forewarn.agent.agent import Agent
 from forewarn.agent.journal import Journal
-from forewarn.agent.life import read_again
+from forewarn.agent.life import Life, Orders, read_again
+from forewarn.agent.log import Lines
 from forewarn.agent.once import Once
 from forewarn.client import Client, Document, Watcher
 from forewarn.errors import Unavailable
+from forewarn.notify import Notifier
 from tests.unit.agent.view_of import REBOOT, handling
 
 RULE = '[[rule]]\nname = "all"\napprove = "when-prepared"\nprepare = [{log = "x"}]\n'
@@ -52,6 +57,63 @@ def test_an_endpoint_that_is_none_is_refused(config: Path, tmp_path: Path, capsy
     assert "endpoint is 'ftp://x'" in capsys.readouterr().err
 
 
+@pytest.fixture
+def logging_at_debug() -> Iterator[logging.Logger]:
+    """The root logger with a handler and a level of its own."""
+    root, handler = logging.getLogger(), logging.NullHandler()
+    level = root.level
+    root.addHandler(handler)
+    root.setLevel(logging.DEBUG)
+    yield root
+    root.removeHandler(handler)
+    root.setLevel(level)
+
+
+def test_a_run_leaves_the_logging_of_its_process_as_it_was(config: Path, logging_at_debug: logging.Logger) -> None:
+    """`forewarn agent run` also runs inside other programs, such as this one, whose standard error may be closed later."""
+    before = list(logging_at_debug.handlers)
+    main(["run", "--config", str(config), "--endpoint", "ftp://x"])
+
+    assert logging_at_debug.handlers == before
+    assert logging_at_debug.level == logging.DEBUG
+
+
+class Buggy(Agent):
+    """An agent with a bug in the thread that watches."""
+
+    def run(self, stop: threading.Event) -> None:
+        raise KeyError("boom")
+
+
+class Mute(Notifier):
+    """With a bug in the main thread."""
+
+    def ready(self, words: str) -> None:
+        raise KeyError("boom")
+
+
+@pytest.mark.parametrize(
+    ("make_agent", "make_notifier", "place"),
+    [(Buggy, Notifier, "in run\n"), (Agent, Mute, "in ready\n")],
+    ids=["watching thread", "main thread"],
+)
+def test_a_bug_that_ends_the_agent_is_logged_with_its_traceback(
+    config: Path,
+    caplog: pytest.LogCaptureFixture,
+    make_agent: type[Agent],
+    make_notifier: type[Notifier],
+    place: str,
+) -> None:
+    """Under `Restart=always` the log is all that is left of it."""
+    config.write_text(f'name = "web-0"\njournal = "{config.parent}/journal"\n')
+    life = Life(Orders(config, "http://127.0.0.1:1"), {}, make_notifier({}, pid=1), make_agent=make_agent)
+    with pytest.raises(KeyError, match="boom"):
+        life.run()
+
+    (record,) = [record for record in caplog.records if record.levelno == logging.CRITICAL]
+    assert place in Lines().format(record)
+
+
 def test_no_agent_is_exit_code_4(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As where no service answers."""
     assert main(["status", "--socket", str(tmp_path / "socket")], program="forewarn agent") == 4
@@ -82,7 +144,7 @@ def test_a_status_with_half_a_character_is_printed_all_the_same(tmp_path: Path, 
         assert main(["status", "--socket", str(path)]) == 0
         answering.join()
 
-    assert capsys.readouterr().out.startswith("web?, forewarn agent")
+    assert capsys.readouterr().out.startswith("web\\ud800, forewarn agent")
 
 
 def answer_once(listening: socket.socket, answer: bytes) -> None:

@@ -1,11 +1,12 @@
 """The agent's file: what it may say, and what it is told when it says something else."""
 
+import time
 from pathlib import Path
 
 import pytest
 
 from forewarn.agent.rule import Approve, Bounds, Concerns, Leader, OnFailure
-from forewarn.agent.settings import BYTES_MAX, Settings, load, parse
+from forewarn.agent.settings import BYTES_MAX, RULES_MAX, Settings, load, parse
 from forewarn.agent.step import Phase, Step
 from forewarn.errors import Invalid
 from tests.unit.agent.agent_world import Noted
@@ -202,3 +203,40 @@ def test_numbers_and_nesting_beyond_reason_are_refused(text: str) -> None:
     """A file that is wrong is refused, never the end of the agent."""
     with pytest.raises(Invalid, match=r"agent.toml:\d+: "):
         parse(text, "agent.toml")
+
+
+STEP = '{run = ["/usr/bin/drain", "--now", "web"], limit_seconds = 30}'
+STEPS = "".join(f'{phase} = [\n  {STEP},\n  {{log = "{phase}"}},\n]\n' for phase in Phase)
+
+
+def many_rules(count: int) -> str:
+    return "".join(f'[[rule]]\nname = "rule {number}"\napprove = "when-prepared"\n{STEPS}\n' for number in range(count))
+
+
+def test_a_file_with_all_the_rules_it_may_have_is_loaded() -> None:
+    """SIGHUP loads it in the thread that feeds the watchdog, and at start systemd waits for it."""
+    text = many_rules(RULES_MAX)
+    text += "#" * (BYTES_MAX - len(text))
+
+    assert len(parse(text, "agent.toml").rules) == RULES_MAX
+
+
+def test_a_mistake_in_the_last_of_many_rules_has_its_line() -> None:
+    """The lines are indexed once for all rules, so the last one must not be off."""
+    text = many_rules(RULES_MAX) + "aprove = 1\n"
+
+    assert refusal(text).startswith(f"agent.toml:{text.count(chr(10))}: rule[{RULES_MAX - 1}].aprove: unknown key")
+
+
+def test_loading_takes_time_in_proportion_to_the_number_of_rules() -> None:
+    """A text that is searched for each key makes it the square or the cube: 16 or 64 times for four times the rules."""
+    few, many = (min(load_seconds(many_rules(count)) for _ in range(3)) for count in (10, 40))
+
+    assert many < 10 * few
+
+
+def load_seconds(text: str) -> float:
+    """Of CPU: what else the machine does has no say."""
+    began = time.thread_time()
+    read(text)
+    return time.thread_time() - began

@@ -89,6 +89,23 @@ def test_a_status_is_json_and_reads_well() -> None:
     ]
 
 
+HOSTILE = replace(REBOOT, id="E1\nno events", type="Re\x1b[2Jboot", resources=("web-0", "web\r1\x07\u202e\ud800"))
+
+
+def test_status_escapes_what_the_endpoint_says() -> None:
+    """Ids, types and names are the endpoint's, and are printed on the terminal of an administrator."""
+    said = plain(view_of(handling(HOSTILE), last_problem="bad\x1b]0;title\x07\nall is well"))
+    text = list(lines(said))
+
+    assert text[-1] == (r"Re\x1b[2Jboot E1\nno events of web-0 web\r1\x07\u202e\ud800: waiting, 812.3 s left (rule all)")
+    assert [line for line in text if not line.isprintable()] == []
+
+
+def test_status_line_for_systemd_is_printable() -> None:
+    """`systemctl status` shows it as it is."""
+    assert words(view_of(handling(HOSTILE))) == r"web-0: Re\x1b[2Jboot waiting"
+
+
 def test_a_status_says_what_is_wrong() -> None:
     said = plain(view_of(heard_seconds=None, last_problem="nobody is there"))
 

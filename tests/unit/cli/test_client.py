@@ -13,7 +13,7 @@ import pytest
 from forewarn.cli.client import Client
 from forewarn.cli.usage import Exit, Usage, exit_of
 from forewarn.config import ClientConfig
-from forewarn.errors import Conflict, EventEnded, Invalid, Problem, StoreLost, Unavailable, UnknownVm, VmDown
+from forewarn.errors import Conflict, EventEnded, Invalid, Problem, StoreDenied, StoreLost, Unavailable, UnknownVm, VmDown
 
 TOKEN = "hunter2"
 
@@ -156,6 +156,7 @@ def test_a_list_is_read_page_by_page_up_to_its_limit(limit: int, pages: int) -> 
         (EventEnded, Exit.NOT_FOUND),
         (Conflict, Exit.UNREACHABLE),
         (StoreLost, Exit.UNREACHABLE),
+        (StoreDenied, Exit.USAGE),
     ],
 )
 def test_an_exit_code_tells_what_kind_of_problem_it_was(problem: type[Problem], code: Exit) -> None:

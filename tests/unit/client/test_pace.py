@@ -1,12 +1,14 @@
 """When a watch asks again. Time and chance are told."""
 
+import re
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
 from forewarn.client import Clock, NoAnswer, TryLater, Watcher
 from forewarn.client.dialogue import KNOWN_SECONDS_MAX, Dialogue
-from forewarn.client.pace import Pace, pause_seconds
+from forewarn.client.pace import RETRY_AFTER_SECONDS_MAX, Pace, pause_seconds
 from tests.unit.client.build import page, reboot
 
 LOST = NoAnswer("lost")
@@ -43,6 +45,14 @@ def test_chance_makes_a_pause_longer_by_up_to_a_half_and_never_shorter() -> None
 def test_what_the_endpoint_asks_for_is_kept_up_to_ten_seconds(asked: float | None, pause: float) -> None:
     """Whoever asks for more would leave the guest blind for longer than a Preempt lasts."""
     assert pause_seconds(1, busy(asked), 0.0) == pause
+
+
+def test_docs_name_the_longest_retry_after_that_is_honoured() -> None:
+    """An operator who sends Retry-After must know what a guest makes of it."""
+    page_text = (Path(__file__).parents[3] / "docs" / "client.md").read_text()
+    documented = re.findall(r"`Retry-After` \(at most (\d+) seconds", page_text)
+
+    assert [float(seconds) for seconds in documented] == [RETRY_AFTER_SECONDS_MAX]
 
 
 def test_a_question_is_asked_a_second_after_the_last_one_began() -> None:

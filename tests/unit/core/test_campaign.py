@@ -1,6 +1,7 @@
 """The rules of campaigns: who is next, when to brake, what is asked twice, what it costs."""
 
 from datetime import timedelta
+from functools import partial
 from uuid import UUID
 
 import pytest
@@ -75,8 +76,21 @@ def campaign_of(hosts: int = 3, **wish: object) -> Campaign:
     return Campaign(id="c1", wish=wanted, started_at=NOON, total=hosts, waves=hosts)
 
 
-def tell(campaign: Campaign, word: said.Word, fleet: Fleet, *, others: tuple[UnderWay, ...] = (), minutes: int = 0) -> Decision:
-    view = View(fleet, lambda start, stop: [f"h{number + 1}" for number in range(start, min(stop, campaign.total))], others)
+def tell(
+    campaign: Campaign,
+    word: said.Word,
+    fleet: Fleet,
+    *,
+    others: tuple[UnderWay, ...] = (),
+    minutes: int = 0,
+    health_limit: timedelta | None = None,
+) -> Decision:
+    view = View(
+        fleet,
+        lambda start, stop: [f"h{number + 1}" for number in range(start, min(stop, campaign.total))],
+        others,
+        health_limit=health_limit,
+    )
     return decide(campaign, word, view, NOON + minutes * MINUTE)
 
 
@@ -322,17 +336,21 @@ def test_a_scope_that_is_gone_is_waited_for_until_that_is_certain() -> None:
 
 
 def checking(fleet: Fleet, **wish: object) -> Campaign:
-    campaign = begun(fleet, health_command="check {host}", **wish)
+    campaign = begun(fleet, **wish)
     fleet.submit(ask.Approve(event_ids=(fleet.event().id,)))
     fleet.scopes["web"] = carry_out(fleet.scopes["web"])
-    return look(campaign, fleet)
+    return tell_checked(campaign, said.Look(), fleet).campaign
+
+
+tell_checked = partial(tell, health_limit=MINUTE)
+"""On a server that has a health command."""
 
 
 def test_a_host_is_done_when_the_health_command_says_yes_and_takes_room_until_then() -> None:
     fleet = Fleet(web(0, 0, 0, max_unavailable=Budget(1)))
     campaign = checking(fleet)
-    claimed = tell(campaign, said.Claimed("h1", "w1"), fleet).campaign
-    done = tell(claimed, said.Checked("h1", "w1"), fleet).campaign
+    claimed = tell_checked(campaign, said.Claimed("h1", "w1"), fleet).campaign
+    done = tell_checked(claimed, said.Checked("h1", "w1"), fleet).campaign
 
     assert (campaign.under_way[0].phase, turns(campaign)) == (Phase.CHECKING, ["h1"])
     assert (done.done, turns(done)) == (1, ["h2"])
@@ -341,8 +359,8 @@ def test_a_host_is_done_when_the_health_command_says_yes_and_takes_room_until_th
 def test_a_no_of_the_health_command_pauses_even_where_failures_do_not() -> None:
     fleet = Fleet(web(0, 0, 0, max_unavailable=Budget(1)))
     campaign = checking(fleet, pause_on_failure=False)
-    claimed = tell(campaign, said.Claimed("h1", "w1"), fleet).campaign
-    after = tell(claimed, said.Checked("h1", "w1", "exited with 1"), fleet).campaign
+    claimed = tell_checked(campaign, said.Claimed("h1", "w1"), fleet).campaign
+    after = tell_checked(claimed, said.Checked("h1", "w1", "exited with 1"), fleet).campaign
 
     assert (after.state, after.is_braked, after.failed) == (State.PAUSED, True, 1)
     assert after.why == "h1: the health command says no: exited with 1"
@@ -351,14 +369,26 @@ def test_a_no_of_the_health_command_pauses_even_where_failures_do_not() -> None:
 def test_one_asks_for_a_hosts_health_and_another_only_when_its_time_is_up() -> None:
     """A server that died with the question is not waited for."""
     fleet = Fleet(web(0), hosts=("h1",))
-    first = tell(checking(fleet), said.Claimed("h1", "w1"), fleet)
-    second = tell(first.campaign, said.Claimed("h1", "w2"), fleet)
-    later = tell(first.campaign, said.Claimed("h1", "w2"), fleet, minutes=2)
+    first = tell_checked(checking(fleet), said.Claimed("h1", "w1"), fleet)
+    second = tell_checked(first.campaign, said.Claimed("h1", "w2"), fleet)
+    later = tell_checked(first.campaign, said.Claimed("h1", "w2"), fleet, minutes=2)
 
     assert (first.campaign.under_way[0].checker, first.orders) == ("w1", ())
     assert second.campaign == first.campaign
     assert later.campaign.under_way[0].checker == "w2"
-    assert tell(later.campaign, said.Checked("h1", "w1"), fleet, minutes=2).campaign == later.campaign, "who lost it says nothing"
+    assert tell_checked(later.campaign, said.Checked("h1", "w1"), fleet, minutes=2).campaign == later.campaign, (
+        "who lost it says nothing"
+    )
+
+
+def test_a_server_without_a_health_command_does_not_wait_for_one() -> None:
+    """The option was removed while a host waited for it; who is asking by now is still waited for."""
+    fleet = Fleet(web(0), hosts=("h1",))
+    claimed = tell_checked(checking(fleet), said.Claimed("h1", "w1"), fleet).campaign
+
+    assert look(checking(Fleet(web(0), hosts=("h1",))), fleet).state is State.DONE
+    assert look(claimed, fleet, minutes=1) == claimed
+    assert look(claimed, fleet, minutes=2).state is State.DONE
 
 
 def test_a_cancel_takes_back_what_is_scheduled_and_waits_for_what_has_started() -> None:

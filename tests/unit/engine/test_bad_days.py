@@ -1,6 +1,7 @@
 """Bad days: stores that go away, drivers that misbehave, two who do the same at once. Nothing is lost, doubled or mixed."""
 
 import asyncio
+import errno
 from collections.abc import Sequence
 from datetime import timedelta
 
@@ -135,6 +136,57 @@ def test_what_was_done_while_the_store_was_away_is_not_done_again() -> None:
         assert desk._engine.board.events == {}
 
     live(story, Deaf())
+
+
+class ShortOfFiles(Driver):
+    """Cannot be started so many times, because there are no file descriptors left."""
+
+    def __init__(self, world: World, shortages: int) -> None:
+        super().__init__(world)
+        self.shortages = shortages
+
+    async def carry_out(self, order: Order) -> Done:
+        if self.shortages:
+            self.shortages -= 1
+            raise OSError(errno.EMFILE, "Too many open files")
+        return await super().carry_out(order)
+
+
+def test_an_impact_that_cannot_be_started_for_lack_of_file_descriptors_has_not_failed() -> None:
+    """It failed three times, the event was given up, and the VM was never rebooted: by somebody's idle connections."""
+
+    async def story(world: World) -> None:
+        desk = await world.desk()
+        driver = ShortOfFiles(world, shortages=6)
+        task = await at_work(desk, driver)
+        told = await desk.restart("web-0", by="ann")
+        assert told is not None
+        await desk.approve(told.event.id, by="ann")
+        await world.clock.advance(10 * MINUTE)
+        await ended(task)
+
+        assert (driver.shortages, driver.tries) == (0, [1])
+        assert desk._engine.tally.impacts[EventType.REBOOT, "failed"] == 0
+        assert desk._engine.tally.impacts[EventType.REBOOT, "done"] == 1
+
+    live(story)
+
+
+def test_a_shortage_without_end_is_a_failure_at_last() -> None:
+    """An event must not stay Started for ever: the limit for an impact is the limit for its start, too."""
+
+    async def story(world: World) -> None:
+        desk = await world.desk()
+        task = await at_work(desk, ShortOfFiles(world, shortages=1_000_000))
+        told = await desk.restart("web-0", by="ann")
+        assert told is not None
+        await desk.approve(told.event.id, by="ann")
+        await world.clock.advance(timedelta(minutes=90))
+        await ended(task)
+
+        assert desk._engine.tally.impacts[EventType.REBOOT, "failed"] == 1
+
+    live(story)
 
 
 @pytest.mark.parametrize("deed", ["none", "cancel"])

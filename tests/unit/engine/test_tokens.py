@@ -12,7 +12,7 @@ from forewarn.engine.clock import VirtualClock
 from forewarn.engine.engine import Engine
 from forewarn.engine.tokens import TOKEN_KEY
 from forewarn.errors import Refused
-from forewarn.store.base import Record
+from forewarn.store.base import Record, Snapshot
 from forewarn.store.memory import MemoryStore
 
 NOON = datetime(2030, 1, 31, 12, tzinfo=UTC)
@@ -76,6 +76,44 @@ def test_after_the_store_was_lost_only_what_it_holds_is_good() -> None:
         assert engine.tokens.all() == []
 
     story(tell)
+
+
+class HeldStore(MemoryStore):
+    """A store whose loads can be held back: what they give is as old as the moment when they began."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_loaded, self.release = asyncio.Event(), asyncio.Event()
+        self.release.set()
+
+    async def load(self, prefix: str = "") -> Snapshot:
+        snapshot = await super().load(prefix)
+        self.is_loaded.set()
+        await self.release.wait()
+        return snapshot
+
+
+def test_a_token_revoked_while_the_store_is_read_again_stays_revoked() -> None:
+    """A reload shows the store as it was when it began; it must not bring back what was revoked since."""
+
+    async def tell() -> None:
+        store = HeldStore()
+        engine = Engine(store, VirtualClock(NOON), Timing())
+        await with_two_admins(engine)
+        store.is_loaded.clear()
+        store.release.clear()
+        reload = asyncio.create_task(engine.load())
+        await store.is_loaded.wait()
+        await engine.tokens.revoke("b", by="test")
+        _, new = await engine.tokens.create("c", Role.VIEWER, secret="ef" * 32, by="test")
+        store.release.set()
+        await reload
+
+        assert [token.name for token in engine.tokens.all()] == ["a", "c", "ci"]
+        assert engine.tokens.holder(new) is not None
+        await engine.close()
+
+    asyncio.run(tell())
 
 
 def test_two_servers_cannot_make_one_name_twice() -> None:

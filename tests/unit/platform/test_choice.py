@@ -7,7 +7,7 @@ import pytest
 from forewarn.config import Config, PlatformName, resolve
 from forewarn.config_platform import ExecCommand, HostUri
 from forewarn.errors import Invalid
-from forewarn.platform.choice import real_platform
+from forewarn.platform.choice import health_platform, real_platform
 from forewarn.platform.exec import ExecPlatform
 from forewarn.platform.libvirt import LibvirtPlatform
 from forewarn.platform.libvirt_host import Libvirts
@@ -67,3 +67,13 @@ def test_libvirt_answers_at_one_uri_at_a_pattern_or_at_one_for_each_host() -> No
 def test_a_uri_that_cannot_be_read_is_refused(text: str) -> None:
     with pytest.raises(Invalid, match=r"expected a libvirt URI, which may hold \{host\}, or HOST=URI"):
         config(libvirt_uri=[text])
+
+
+def test_a_health_command_without_its_program_is_refused_by_its_option() -> None:
+    """The service must not start with a check that would pause every campaign."""
+    environ = {"PATH": "/usr/bin:/bin"}
+
+    assert health_platform(config(), environ) is None
+    assert isinstance(health_platform(config(campaign_health_command="true {host}"), environ), ExecPlatform)
+    with pytest.raises(Invalid, match=r"^campaign_health_command: '/no/such/program' is not found or not executable; expected"):
+        health_platform(config(campaign_health_command="/no/such/program"), environ)

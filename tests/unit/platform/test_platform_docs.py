@@ -1,6 +1,8 @@
 """The page of the platforms says what is so."""
 
 import re
+import shlex
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -34,6 +36,18 @@ def test_the_examples_of_other_systems_have_a_command_for_every_type() -> None:
     assert len(complete) == 3
     freezes = [line for example in complete for line in example.splitlines() if '"Freeze=' in line]
     assert all("sh -c 'trap : TERM; " in line for line in freezes), "the end of the service would leave the VM frozen"
+
+
+def test_every_shell_script_of_the_examples_can_be_parsed() -> None:
+    """They are pasted; a quote too few would show only when a VM is to be moved."""
+    commands = [line for example in EXAMPLES for line in tomllib.loads(example).get("exec_command", ())]
+    words = [shlex.split(command.partition("=")[2]) for command in commands]
+    scripts = [command[2] for command in words if command[:2] == ["sh", "-c"]] + re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
+
+    assert len(scripts) >= 10
+    for script in scripts:
+        checked = subprocess.run(["sh", "-n"], input=script, capture_output=True, text=True, timeout=30, check=False)
+        assert (checked.returncode, checked.stderr) == (0, ""), script
 
 
 def test_the_metadata_of_the_page_are_read() -> None:

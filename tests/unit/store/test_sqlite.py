@@ -1,7 +1,9 @@
 """What only a file can do: be reopened, be shared, be damaged, be somebody else's, be refused by its disk."""
 
 import asyncio
+import grp
 import os
+import pwd
 import sqlite3
 import subprocess
 import tempfile
@@ -12,7 +14,7 @@ from threading import Timer
 
 import pytest
 
-from forewarn.errors import StoreLost, StoreUnusable
+from forewarn.errors import StoreDenied, StoreLost, StoreUnusable
 from forewarn.store.base import Note, Record, Write
 from forewarn.store.sqlite import APPLICATION_ID, SCHEMA, SqliteStore, _log_ahead, _prepare
 
@@ -40,6 +42,10 @@ async def nothing(store: SqliteStore) -> None:
 async def fill(store: SqliteStore) -> None:
     for number in range(40):
         await store.commit([Write(f"scope/{number:02}", b"x" * 2000, 0)], [b"scope %d" % number])
+
+
+async def fill_more(store: SqliteStore) -> None:
+    await store.commit([Write("more", b"x", 0)])
 
 
 def filled(path: Path) -> Path:
@@ -292,14 +298,18 @@ def an_ordinary_user() -> Iterator[None]:
         os.seteuid(0)
 
 
-def test_a_read_only_file_is_refused(public_folder: Path) -> None:
+def names(user: int, group: int) -> str:
+    return f"{pwd.getpwuid(user).pw_name}:{grp.getgrgid(group).gr_name}"
+
+
+def test_a_read_only_file_is_refused_with_the_command_that_helps(public_folder: Path) -> None:
     """A server that can only read would promise a notice and never record it."""
     path = public_folder / "store.db"
     with an_ordinary_user():
         filled(path)
         path.chmod(0o444)
 
-        with refused(path, "read-only, or not even that; expected one that this user may read and write"):
+        with refused(path, f"may not use {path}, which belongs to .* with mode 0444; expected .*: chmod u\\+rw {path}$"):
             on_file(path, nothing)
 
 
@@ -312,16 +322,89 @@ def test_a_read_only_folder_is_refused(public_folder: Path, is_new: bool) -> Non
             filled(path)
     public_folder.chmod(0o555)
 
-    with an_ordinary_user(), refused(path, f"the folder {public_folder} is read-only; expected one that this user may write"):
+    with an_ordinary_user(), refused(path, f"may not use {public_folder}, which belongs to .* with mode 0555; expected"):
         on_file(path, nothing)
 
 
-def test_a_file_of_another_users_is_refused(public_folder: Path) -> None:
-    """The service runs as its own user, and the operator's first try was often as root."""
-    path = filled(public_folder / "store.db")
-    path.chmod(0o000)
+@pytest.mark.skipif(os.geteuid() != 0 and "CI" not in os.environ, reason="only root can make a file of another user's")
+@pytest.mark.parametrize("beside", ["", "-wal", "-shm"])
+def test_a_file_of_another_user_is_refused_with_the_command_that_helps(public_folder: Path, beside: str) -> None:
+    """A backup restored as root belongs to root, and so does the log that `sqlite3` leaves behind as root."""
+    path = public_folder / "store.db"
+    with an_ordinary_user():
+        filled(path)
+        here = names(os.geteuid(), os.getegid())
+    file = public_folder / f"store.db{beside}"
+    file.touch()
+    os.chown(file, 0, 0)
+    file.chmod(0o600)
 
-    with an_ordinary_user(), pytest.raises(StoreUnusable, match="expected one that this user may read and write"):
+    with an_ordinary_user(), pytest.raises(StoreDenied) as denied:
+        on_file(path, nothing)
+    us, owner = here.partition(":")[0], names(0, 0)
+    assert str(denied.value) == (
+        f"{path}: user {us} may not use {file}, which belongs to {owner} with mode 0600;"
+        f" expected a store that {us} may read and write: chown {here} {file}"
+    )
+
+
+def test_a_new_store_can_be_read_by_its_user_alone(tmp_path: Path) -> None:
+    """It holds the digests of tokens and the user data of VMs; a umask of 022 is what most programs run with."""
+    path, before = tmp_path / "store.db", os.umask(0o022)
+
+    async def look(store: SqliteStore) -> None:
+        await store.commit([Write("a", b"1", 0)])
+        modes = {file.name: file.stat().st_mode & 0o777 for file in tmp_path.iterdir()}
+        assert modes == {"store.db": 0o600, "store.db-wal": 0o600, "store.db-shm": 0o600}
+
+    try:
+        on_file(path, look)
+    finally:
+        os.umask(before)
+
+
+def test_an_existing_store_keeps_its_mode(tmp_path: Path) -> None:
+    """An operator may have given a group the right to read it; that is not ours to take away."""
+    path = filled(tmp_path / "store.db")
+    path.chmod(0o640)
+
+    on_file(path, fill_more)
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_damaged_key_is_reported_as_a_damaged_store(tmp_path: Path) -> None:
+    """Python's SQLite module raises an error of its own for it, which looked like a bug in Forewarn."""
+    path = filled(tmp_path / "store.db")
+    ask(path, "UPDATE record SET key = CAST(x'73ff' AS TEXT) WHERE key = 'scope/07'")
+
+    async def look(store: SqliteStore) -> None:
+        with pytest.raises(StoreUnusable, match="damaged; expected a whole database"):
+            await store.load()
+        with pytest.raises(StoreUnusable, match="damaged; expected a whole database"):
+            await anext(store.watch(0))
+
+    on_file(path, look)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE record SET value = 7 WHERE key = 'scope/07'",
+        "UPDATE record SET revision = 'x' WHERE key = 'scope/07'",
+        "UPDATE record SET key = x'00' WHERE key = 'scope/07'",
+        "UPDATE note SET body = 'text' WHERE number = 7",
+        "UPDATE counter SET revision = 'x'",
+        "DELETE FROM counter",
+        "INSERT INTO counter (revision) VALUES (1)",
+        "DROP TABLE note",
+    ],
+)
+def test_rows_that_no_forewarn_writes_are_refused_and_left_alone(tmp_path: Path, statement: str) -> None:
+    """A single flipped bit turns a value into one of another type, and SQLite's own check lets it pass."""
+    path = filled(tmp_path / "store.db")
+    ask(path, statement)
+
+    with refused(path, "restore it from a copy"):
         on_file(path, nothing)
 
 

@@ -11,7 +11,7 @@ from forewarn.core.timing import Timing
 from forewarn.engine.board import Place
 from forewarn.engine.clock import VirtualClock
 from forewarn.engine.engine import Engine
-from forewarn.errors import StoreLost
+from forewarn.errors import Problem, StoreLost
 from forewarn.store.memory import MemoryStore
 from forewarn.web.metadata import Message, Metadata
 from forewarn.web.settings import Settings
@@ -28,10 +28,11 @@ class LostStore(MemoryStore):
     """A store that stops answering."""
 
     is_lost = False
+    problem: Problem = StoreLost("the store does not answer")
 
     async def commit(self, writes: Any, notes: Any = ()) -> int:
         if self.is_lost:
-            raise StoreLost("the store does not answer")
+            raise self.problem
         return await super().commit(writes, notes)
 
 

@@ -76,6 +76,36 @@ def test_a_path_that_names_no_vm_of_the_fleet_is_forbidden() -> None:
         identify(asked("10.0.0.1", vm="db-9"), board(), ALL)
 
 
+VICTIM = "6f1c0c1e-6d0b-5a7e-9d5c-0a4e5c2b7f10"
+
+
+@pytest.mark.parametrize("said", [VICTIM, VICTIM.upper()])
+def test_an_id_beats_a_name_that_looks_like_it(said: str) -> None:
+    """The proxy signs ids. A VM that is named like another VM's id must not get what was signed for the other."""
+    shown = Board(seen_interval_seconds=3600)
+    shown.publish(Scope(name="db", vms=(Vm(name="db-0", id=VICTIM),)), 1)
+    shown.publish(Scope(name="evil", vms=(Vm(name=said),)), 2)
+
+    assert identify(asked(headers=signed(said)), shown, PROXY).vm == "db-0"
+
+
+def test_an_id_that_two_vms_have_is_refused_until_one_of_them_is_gone() -> None:
+    """Version 0.1 took such fleets, so a store may hold one. To answer would be to guess whose events to show."""
+    shown = Board(seen_interval_seconds=3600)
+    shown.publish(Scope(name="a", vms=(Vm(name="a-0", id=VICTIM),)), 1)
+    shown.publish(Scope(name="b", vms=(Vm(name="b-0", id=VICTIM), Vm(name="b-1", id=VICTIM))), 2)
+
+    for number, vms in enumerate([(Vm(name="b-1", id=VICTIM),), (Vm(name="b-1", id=VICTIM), Vm(name="b-2"))], start=3):
+        with pytest.raises(Forbidden, match=f"^Forbidden. Several VMs have the id {VICTIM}$"):
+            identify(asked(headers=signed(VICTIM)), shown, PROXY)
+        shown.publish(Scope(name="b", vms=vms), number)
+    shown.publish(Scope(name="b", vms=(Vm(name="b-2"),)), 5)
+    assert identify(asked(headers=signed(VICTIM)), shown, PROXY).vm == "a-0"
+    shown.withdraw("a", 6)
+    with pytest.raises(Forbidden, match="is no VM of this fleet"):
+        identify(asked(headers=signed(VICTIM)), shown, PROXY)
+
+
 @pytest.mark.parametrize(("said", "vm"), [("web-0", "web-0"), ("6f1c", "web-0"), ("db-0", "db-0")])
 def test_a_proxy_vouches_for_a_vm_by_name_or_id(said: str, vm: str) -> None:
     assert identify(asked("10.9.9.9", headers=signed(said)), board(), PROXY).vm == vm

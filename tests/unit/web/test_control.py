@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from forewarn.core.command import Claim, Finish
 from forewarn.core.event import MAINTENANCE_CAUSES
 from forewarn.core.operation import MAINTENANCE_TYPES
 from forewarn.engine.operations import Operations
@@ -296,6 +297,45 @@ def test_a_host_that_is_declared_stands_in_the_difference_and_in_the_history() -
         assert (told["hosts_added"], told["hosts_removed"], told["changed"]) == (["host-d"], ["host-c"], [])
         (note,) = (await world.told("GET", "/api/v1/history?host=host-d"))["history"]
         assert (note["what"], note["detail"]) == ("amended", "host host-d declared")
+
+    story(tell)
+
+
+def test_a_fleet_that_has_changed_since_it_was_read_is_not_put() -> None:
+    """Two who edit what they read would undo each other, and a sync would undo a move that ended meanwhile."""
+
+    async def tell(world: World) -> None:
+        read = await world.ask("GET", "/api/v1/fleet")
+        tag, wanted = read.headers["etag"], read.json()
+        await world.told("PUT", "/api/v1/fleet", content=FLEET.replace(b"10.0.0.11", b"10.0.0.12"))
+
+        stale = await world.refused("PUT", "/api/v1/fleet", json=wanted, headers={"if-match": tag})
+        assert stale[:2] == (412, "fleet_changed")
+        stale = await world.refused("PUT", "/api/v1/fleet?dry_run=true", json=wanted, headers={"if-match": tag})
+        assert stale[:2] == (412, "fleet_changed")
+
+        fresh = (await world.ask("GET", "/api/v1/fleet")).headers["etag"]
+        assert fresh != tag
+        await world.told("PUT", "/api/v1/fleet", json=wanted, headers={"if-match": f'"other", {fresh}'})
+        assert (await world.ask("GET", "/api/v1/fleet")).headers["etag"] == tag
+        await world.told("PUT", "/api/v1/fleet", json=wanted, headers={"if-match": "*"})
+
+    story(tell)
+
+
+def test_the_tag_of_the_fleet_changes_when_a_vm_moves_and_not_with_its_events() -> None:
+    """A busy fleet could never be put if every event were a change of it."""
+
+    async def tell(world: World) -> None:
+        tag = (await world.ask("GET", "/api/v1/fleet")).headers["etag"]
+        event = (await world.told("POST", "/api/v1/vms/web-0/redeploy"))["event"]["id"]
+        assert (await world.ask("GET", "/api/v1/fleet")).headers["etag"] == tag
+
+        await world.told("POST", f"/api/v1/events/{event}/approve")
+        await world.engine.submit("web", Claim(event_id=event, vm="web-0", worker="w"), by="w")
+        moved = Finish(event_id=event, vm="web-0", worker="w", tries=1, host="host-c")
+        await world.engine.submit("web", moved, by="w")
+        assert (await world.ask("GET", "/api/v1/fleet")).headers["etag"] != tag
 
     story(tell)
 

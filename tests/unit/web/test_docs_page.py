@@ -4,11 +4,13 @@ import base64
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from typing import Any
 
 import jsonschema
+import pytest
 
 from forewarn.web.example import MESSAGES
 from forewarn.web.reference import page
@@ -161,6 +163,31 @@ def test_a_head_is_a_get_without_its_body() -> None:
             assert (asked.status_code, asked.content) == (200, b"")
             assert asked.headers["content-length"] == got.headers["content-length"] == str(len(got.content))
         assert (await world.ask("HEAD", "/api/v1/vms/web-0/restart")).status_code == 405
+
+    story(tell)
+
+
+@pytest.mark.parametrize("path", ["/api/docs", "/api/openapi.json"])
+def test_the_description_is_made_once_and_not_for_everybody_who_asks(path: str) -> None:
+    """Both are open without a token; to make 160 kB anew for each request would keep VMs waiting for their documents."""
+
+    async def calls(world: World, path: str) -> int:
+        """How many functions an answer takes, the second time it is asked for."""
+        await world.ask("GET", path)
+        seen: list[int] = [0]
+
+        def count(frame: object, event: str, argument: object) -> None:
+            seen[0] += 1
+
+        sys.setprofile(count)
+        try:
+            await world.ask("GET", path)
+        finally:
+            sys.setprofile(None)
+        return seen[0]
+
+    async def tell(world: World) -> None:
+        assert await calls(world, path) < 2 * await calls(world, "/healthz")
 
     story(tell)
 

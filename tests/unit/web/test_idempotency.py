@@ -1,6 +1,7 @@
 """An Idempotency-Key: a POST that is asked again is answered as before, and done once."""
 
 import asyncio
+import json
 from datetime import timedelta
 from typing import Any
 
@@ -8,6 +9,8 @@ import httpx
 import pytest
 from litestar import post
 
+from forewarn.core.change import Change, What
+from forewarn.core.command import Seen
 from forewarn.core.token import Role
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
@@ -16,6 +19,8 @@ from forewarn.store.base import Write
 from forewarn.store.memory import MemoryStore
 from forewarn.web import idempotency
 from forewarn.web.control import app
+from forewarn.wire import note
+from forewarn.wire.fleet import parse
 from forewarn.wire.record import ANSWER, Answer
 from tests.unit.web.control_world import FLEET, World, calling, story
 
@@ -90,24 +95,125 @@ def test_after_a_restart_and_on_another_server_the_answer_is_the_same() -> None:
     story(tell)
 
 
-def test_a_server_that_died_before_keeping_the_answer_does_not_do_it_twice() -> None:
-    """The operation's id comes from the key, so the rules know it again."""
+class Forgetful(MemoryStore):
+    """A store that an operation reaches and its answer does not: the server dies, or is cut off, in between."""
+
+    is_cut_off = False
+
+    async def commit(self, writes: Any, notes: Any = ()) -> int:
+        if self.is_cut_off and not notes and any(one.revision for one in writes):
+            raise StoreLost("the server died")
+        return await super().commit(writes, notes)
+
+
+async def forgetful(world: World) -> tuple[Engine, httpx.AsyncClient]:
+    """A server whose store takes operations and no answers."""
+    store = Forgetful()
+    engine, client = server_of(world, store)
+    await Operations(engine, lambda: "").apply(parse(FLEET, "fleet"), by="test")
+    store.is_cut_off = True
+    return engine, client
+
+
+@pytest.mark.parametrize("hours", [0, 13, 23])
+@pytest.mark.parametrize(
+    ("path", "body", "is_polled"),
+    [
+        ("/api/v1/hosts/host-a/maintain", {"type": "Freeze"}, True),
+        (RESTART, {}, True),
+        (RESTART, {}, False),
+        ("/api/v1/campaigns", {"type": "Freeze", "hosts": ["host-*"]}, True),
+    ],
+)
+def test_a_retry_after_a_crash_is_the_same_operation(path: str, body: dict[str, object], is_polled: bool, hours: int) -> None:
+    """The server died between doing it and storing the answer; the retry comes to another server, on another day."""
 
     async def tell(world: World) -> None:
-        first = await ask(world, "/api/v1/hosts/host-a/maintain", json={"type": "Freeze"})
+        engine, client = await forgetful(world)
+        for scope in list(engine.board.scopes) if is_polled else ():
+            await engine.submit(scope, Seen(), by="test")
+        async with client:
+            first = await client.post(path, headers=KEY, json=body)
+        done = await operations_in(engine)
+        await world.clock.advance(timedelta(hours=hours))
+        other, elsewhere = server_of(world, engine.store)
+        await other.load()
+        async with elsewhere:
+            again = await elsewhere.post(path, headers=KEY, json=body)
+
+        assert (first.status_code, again.status_code) == (202, 202)
+        assert identities(again.json()) == identities(first.json())
+        assert await operations_in(engine) == done, "nothing was done a second time"
+        assert len(done) == (2 if "maintain" in path else 1)
+
+    story(tell)
+
+
+async def operations_in(engine: Engine) -> list[Change]:
+    """What the history says was announced, done at once, or started as a campaign."""
+    changes = [note.decode(one.body).change for one in await engine.store.history()]
+    return [one for one in changes if one.what in (What.SCHEDULED, What.ORDERED, What.CAMPAIGN)]
+
+
+def identities(answer: dict[str, Any]) -> list[str | None]:
+    """The ids of what an answer is about; None for an operation that was done at once."""
+    return [one and one["id"] for one in answer.get("events") or [answer.get("event") or answer.get("campaign")]]
+
+
+def test_a_key_that_is_used_every_night_does_its_work_every_night() -> None:
+    """A cron job often has one key for ever; to say 202 and do nothing would leave its VM as it was."""
+
+    async def tell(world: World) -> None:
+        events = []
+        for _ in range(3):
+            answer = (await ask(world)).json()
+            again = await ask(world)
+            assert again.headers["idempotency-replayed"] == "true"
+            assert again.json() == answer
+            events.append(answer["event"]["id"])
+            await world.told("POST", f"/api/v1/events/{events[-1]}/cancel")
+            await world.clock.advance(timedelta(hours=24))
+            await world.engine.submit("web", Seen(), by="test")
+
+        assert len(set(events)) == 3
+
+    story(tell)
+
+
+def test_a_key_whose_record_was_trimmed_is_a_new_operation() -> None:
+    """Of very many keys only the newest are known; one that is forgotten must do its work, not nothing."""
+
+    async def tell(world: World) -> None:
+        first = (await ask(world)).json()["event"]["id"]
+        await world.told("POST", f"/api/v1/events/{first}/cancel")
         for one in (await world.engine.store.load("answer/")).records:
             await world.engine.store.commit([Write(one.key, None, one.revision)])
-        again = await ask(world, "/api/v1/hosts/host-a/maintain", json={"type": "Freeze"})
+        again = (await ask(world)).json()["event"]
 
-        assert "idempotency-replayed" not in again.headers
-        assert again.json() == first.json()
-        assert (await world.told("GET", "/api/v1/events"))["total"] == 2
+        assert again["status"] == "Scheduled"
+        assert again["id"] != first
+
+    story(tell)
+
+
+def test_an_answer_that_the_version_before_stored_is_replayed() -> None:
+    """A retry may come after an upgrade; without tokens the record of the key has the same name."""
+
+    async def tell(world: World) -> None:
+        await ask(world)
+        ((found,),) = [(await world.engine.store.load("answer/")).records]
+        asked = json.loads(found.value or b"")["value"]["asked"]
+        old = {"format": 1, "value": {"asked": asked, "status": 202, "body": '{"event":null}', "at": "2030-01-31T12:00:00Z"}}
+        await world.engine.store.commit([Write(found.key, json.dumps(old).encode(), found.revision)])
+        again = await ask(world)
+
+        assert (again.status_code, again.json()) == (202, {"event": None})
 
     story(tell)
 
 
 def test_one_campaign_comes_of_one_key_on_whatever_server_it_is_asked() -> None:
-    """Two servers asked at the same moment, or one that died before it kept its answer."""
+    """Two servers asked at the same moment: the record of the key settles which operation it is."""
     asked = {"type": "Freeze", "hosts": ["host-*"]}
 
     async def tell(world: World) -> None:
@@ -118,9 +224,6 @@ def test_one_campaign_comes_of_one_key_on_whatever_server_it_is_asked() -> None:
             there = [elsewhere.post("/api/v1/campaigns", headers=KEY, json=asked) for _ in range(2)]
             answers = await asyncio.gather(*here, *there)
         assert [answer.json()["campaign"]["id"] for answer in answers] == ["c1"] * 4
-        for one in (await world.engine.store.load("answer/")).records:
-            await world.engine.store.commit([Write(one.key, None, one.revision)])
-        assert (await ask(world, "/api/v1/campaigns", json=asked)).json()["campaign"]["id"] == "c1"
 
     story(tell)
 
@@ -170,6 +273,25 @@ def test_keys_of_two_callers_are_two_keys() -> None:
         other = await world.ask("POST", RESTART, headers=KEY | {"authorization": f"Bearer fw_b_{'b' * 64}"})
 
         assert (first.status_code, other.status_code, other.json()["error"]) == (202, 409, "already_pending")
+
+    story(tell)
+
+
+def test_a_token_made_again_under_an_old_name_does_not_get_the_old_answers() -> None:
+    """The name was an operator's and is a viewer's now; what the operator was answered is not the viewer's to read."""
+
+    async def tell(world: World) -> None:
+        tokens = world.engine.tokens
+        await tokens.create("root", Role.ADMIN, secret="a" * 64, by="test")
+        _, old = await tokens.create("ci", Role.OPERATOR, secret="b" * 64, by="test")
+        first = await world.ask("POST", RESTART, headers=KEY | {"authorization": f"Bearer {old}"})
+        await tokens.revoke("ci", by="test")
+        _, new = await tokens.create("ci", Role.OPERATOR, secret="c" * 64, by="test")
+        again = await world.ask("POST", RESTART, headers=KEY | {"authorization": f"Bearer {new}"})
+
+        assert first.status_code == 202
+        assert (again.status_code, again.json()["error"]) == (409, "already_pending")
+        assert "idempotency-replayed" not in again.headers
 
     story(tell)
 
@@ -260,7 +382,7 @@ def test_a_bug_of_ours_is_not_kept() -> None:
             return await super().degrade(host, **more)
 
     async def tell(world: World) -> None:
-        async with calling(app(Clumsy(world.engine, lambda: ""), world.engine)) as client:
+        async with calling(app(Clumsy(world.engine, world.operations.new_id), world.engine)) as client:
             first = await client.post("/api/v1/hosts/host-a/degrade", headers=KEY)
             broken.clear()
             again = await client.post("/api/v1/hosts/host-a/degrade", headers=KEY)

@@ -1,16 +1,19 @@
 """A listener begins and ends when it is told to, and says in one line why it cannot."""
 
 import asyncio
+import logging
 import signal
 import socket
 from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import uvloop
 
 from forewarn.config import Address
 from forewarn.errors import Invalid, Problem, Unavailable
-from forewarn.web.connection import Guard, Limits
+from forewarn.web.connection import Connection, Guard, Limits
 from forewarn.web.listener import SERVER_CONTROL, SERVER_METADATA, Listener
 from forewarn.web.metadata import Message, Receive, Send
 from forewarn.web.problems import control_body, metadata_body
@@ -120,6 +123,53 @@ def test_who_waits_for_a_listener_learns_of_its_end() -> None:
         await waiting
 
     asyncio.run(story())
+
+
+async def answers(guard: Guard, *requests: bytes) -> list[bytes]:
+    """What a listener answers to each of the requests, on a connection of its own."""
+    one = Listener(hello, LOOPBACK, guard, server_name=SERVER_CONTROL, stop_seconds_max=0.2)
+    await one.start()
+    read = []
+    for request in requests:
+        reader, writer = await asyncio.open_connection(*one.address)
+        writer.write(request)
+        read.append(await reader.read())
+        writer.close()
+        await writer.wait_closed()
+    await one.stop()
+    return read
+
+
+@pytest.mark.parametrize("target", [b"a://b", b"http://h?q", b"http://u:p@h", b"http://[::1]"])
+def test_a_whole_url_without_a_path_is_a_bad_request_and_logged_nowhere(target: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """On the control listener too, where nobody has shown a token yet: bytes alone must not fill the log."""
+    caplog.set_level(logging.INFO)
+    request = b"GET " + target + b" HTTP/1.1\r\nHost: h\r\n\r\n"
+    [answer] = asyncio.run(answers(Guard(Limits(), control_body), request))
+    assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert b'{"error":"invalid","message":"Bad request. The URL of the request has no path"' in answer
+    assert caplog.records == []
+
+
+class BrokenConnection(Connection):
+    def begin(self) -> None:
+        raise KeyError("ours")
+
+
+class BrokenGuard(Guard):
+    """Its connections have a bug that every request meets."""
+
+    def connector(self, **given: Any) -> Callable[[], asyncio.Protocol]:
+        return partial(BrokenConnection, self, **given)
+
+
+def test_a_bug_in_a_connection_is_answered_and_logged_once_however_often_it_is_met(caplog: pytest.LogCaptureFixture) -> None:
+    """Somebody has to hear of it, and whoever knows the bytes must not be able to fill the log."""
+    request = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"
+    read = asyncio.run(answers(BrokenGuard(Limits(), control_body), *[request] * 3))
+    assert [answer[:12] for answer in read] == [b"HTTP/1.1 500"] * 3
+    assert [record.getMessage() for record in caplog.records] == ["request failed"]
+    assert "KeyError: 'ours'" in caplog.text
 
 
 def refusal(address: Address) -> Problem:

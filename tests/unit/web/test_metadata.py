@@ -7,7 +7,9 @@ import pytest
 
 from forewarn.core.command import Cancel, Enrol, Restart, Seen
 from forewarn.core.fleet import Policy, ScopeKind, Vm
+from forewarn.errors import StoreUnusable
 from forewarn.web.settings import Settings
+from forewarn.wire.note import Note
 from tests.builders import NOON
 from tests.unit.web.guest import EVENT_ID, EVENTS, TRUE, WEB_1, Guest, run, settle
 
@@ -232,6 +234,65 @@ def test_a_vm_that_leaves_the_fleet_while_its_approval_arrives_approves_nothing(
     run(story)
 
 
+def test_an_approval_is_that_of_the_vm_that_has_the_address_when_the_body_has_arrived() -> None:
+    """The body may take ten seconds: an address that was given to another VM meanwhile must not approve for the old one."""
+
+    async def story(guest: Guest) -> None:
+        async def move() -> None:
+            await guest.enrol("web", WEB_1)
+            await guest.enrol("db", Vm(name="db-0", address="10.0.0.1"))
+
+        await guest.call(EVENTS, TRUE)
+        await guest.restart("web-1")
+        assert (await guest.call(EVENTS, TRUE, method="POST", body=APPROVAL, meanwhile=move)).status == 400
+        assert guest.place.scope.events[0].approvals == ()
+
+    run(story)
+
+
+def test_a_vm_that_moves_within_its_scope_while_its_approval_arrives_approves_as_what_it_is_now() -> None:
+    async def story(guest: Guest) -> None:
+        async def rename() -> None:
+            await guest.enrol("web", WEB_1, Vm(name="web-2", address="10.0.0.1"))
+
+        await guest.call(EVENTS, TRUE)
+        await guest.restart("web-1")
+        assert (await guest.call(EVENTS, TRUE, method="POST", body=APPROVAL, meanwhile=rename)).status == 200
+        assert guest.place.scope.events[0].approvals == ("web-2",)
+
+    run(story)
+
+
+def test_a_vm_that_leaves_while_its_first_poll_is_recorded_is_refused() -> None:
+    """The first poll of a scope may be held for two minutes; then it is answered as what the client is by then."""
+
+    async def story(guest: Guest) -> None:
+        def leave(note: Note) -> None:
+            guest.engine.board.withdraw("web", guest.place.revision + 1)
+
+        guest.engine.listeners.append(leave)
+        assert (await guest.call(EVENTS, TRUE)).status == 403
+
+    run(story)
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize("version", ["2017-03-01", "2020-07-01"])
+@pytest.mark.parametrize("origin", [b"http://web.example", b"http://169.254.169.254", b"null"])
+def test_a_page_in_a_browser_can_neither_read_nor_approve(method: str, version: str, origin: bytes) -> None:
+    """2017-03-01 needs no header that a page could not send. Browsers add an Origin; no client of the protocol does."""
+
+    async def story(guest: Guest) -> None:
+        await guest.call(EVENTS, TRUE)
+        await guest.restart()
+        target = f"/metadata/scheduledevents?api-version={version}"
+        told = await guest.call(target, TRUE, (b"origin", origin), method=method, body=APPROVAL)
+        assert (told.status, told.json) == (403, {"error": "Forbidden. Requests of web pages are not accepted"})
+        assert guest.place.scope.events[0].approvals == ()
+
+    run(story)
+
+
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"{}", b'{"StartRequests":[]}', b'{"StartRequests":[{}]}', b"\xff"])
 def test_an_approval_that_cannot_be_read_is_a_bad_request(body: bytes) -> None:
     async def story(guest: Guest) -> None:
@@ -258,6 +319,22 @@ def test_an_approval_that_the_store_loses_is_to_be_tried_again() -> None:
         assert (told.status, told.headers["retry-after"], list(told.json)) == (503, "1", ["error"])
 
     run(story)
+
+
+def test_a_guest_learns_nothing_about_the_servers_store(caplog: pytest.LogCaptureFixture) -> None:
+    """What is wrong with which file is for the operator, who reads it in the log."""
+
+    async def story(guest: Guest) -> None:
+        await guest.call(EVENTS, TRUE)
+        await guest.restart()
+        guest.store.is_lost = True
+        guest.store.problem = StoreUnusable("/var/lib/forewarn/store.db: the disk is full")
+        told = await guest.call(EVENTS, TRUE, method="POST", body=APPROVAL)
+        assert (told.status, told.json) == (503, {"error": "Service unavailable. Try again later"})
+
+    run(story)
+    (line,) = [record for record in caplog.records if record.message == "guest request failed"]
+    assert getattr(line, "facts", {})["problem"] == "/var/lib/forewarn/store.db: the disk is full"
 
 
 def test_if_none_match_means_nothing_to_an_approval() -> None:

@@ -14,6 +14,7 @@ from forewarn.web.poll import Plan, Polls
 from forewarn.web.settings import Settings
 from forewarn.wire.versions import BY_NAME, NEWEST
 from tests.builders import NOON
+from tests.effort import LINEAR_MAX, growth
 
 URL = b"/metadata/scheduledevents?api-version=2020-07-01"
 HEADERS = [(b"host", b"h"), (b"metadata", b"true")]
@@ -55,6 +56,16 @@ def test_a_poll_may_say_which_documents_it_has(tags: bytes, known: set[int]) -> 
     plan = polls().plan(URL, [*HEADERS, (b"if-none-match", tags)], is_last=False)
     assert plan is not None
     assert plan.known == known
+
+
+def test_reading_if_none_match_takes_time_linear_in_its_length() -> None:
+    """It is read before the client is known, on the one event loop: 64 KB of tags must not stop the service."""
+
+    def plan(tags: int) -> Plan | None:
+        return ready.plan(URL, [*HEADERS, (b"if-none-match", b"1," * tags)], is_last=False)
+
+    ready = polls()
+    assert growth(plan, 500) < LINEAR_MAX
 
 
 def test_a_poll_that_has_any_document_is_not_ordinary() -> None:

@@ -51,6 +51,20 @@ def test_a_vm_gets_the_message_alone() -> None:
     assert metadata_body(errors.Invalid('a "b"', vm="web-0")) == b'{"error":"a \\"b\\""}'
 
 
+@pytest.mark.parametrize("kind", [kind for kind in vars(errors).values() if isinstance(kind, type) and hasattr(kind, "code")])
+def test_a_vm_never_reads_the_message_of_a_failure_inside_the_service(kind: type[errors.Problem]) -> None:
+    """It may name files, hosts or commands of the server. What a VM did wrong itself is told to it."""
+    is_ours = status_of(kind, METADATA_STATUS) >= 500
+
+    assert (b"/var/lib" not in metadata_body(kind("/var/lib/forewarn"))) == is_ours
+
+
+@pytest.mark.parametrize("kind", [problems.TooManyConnections, problems.WrongHttpVersion])
+def test_a_vm_reads_what_its_connection_was_refused_for(kind: type[errors.Problem]) -> None:
+    """These are about the connection alone, and whoever debugs a client needs them."""
+    assert metadata_body(kind("too many")) == b'{"error":"too many"}'
+
+
 def test_an_operator_gets_code_message_and_facts() -> None:
     problem = errors.NoticeTooShort("too soon", notice=timedelta(minutes=1), vm="web-0")
     told = json.loads(control_body(problem))

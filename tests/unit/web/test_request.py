@@ -17,6 +17,7 @@ from forewarn.web.request import (
     wait_seconds,
 )
 from forewarn.web.settings import Settings
+from tests.effort import LINEAR_MAX, growth
 
 TRUE = {b"metadata": b"true"}
 EVENTS = "/metadata/scheduledevents"
@@ -68,6 +69,11 @@ def test_a_query_name_that_stands_twice_is_refused(query: bytes) -> None:
 
 def test_a_header_that_came_twice_is_one_header_with_both_values() -> None:
     assert join([(b"a", b"1"), (b"b", b"2"), (b"a", b"3")]) == {b"a": b"1, 3", b"b": b"2"}
+
+
+def test_joining_equal_headers_takes_time_linear_in_their_number() -> None:
+    """Headers are joined before the client is known."""
+    assert growth(lambda size: join([(b"a", b"b" * 20)] * size), 5_000) < LINEAR_MAX
 
 
 @pytest.mark.parametrize("value", [b"true", b"True", b"TRUE", b"true "])

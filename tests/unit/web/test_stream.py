@@ -13,7 +13,7 @@ from forewarn.errors import StoreLost
 from forewarn.store.base import Note
 from forewarn.store.memory import MemoryStore
 from forewarn.web.control import app
-from forewarn.web.stream import STREAMS_MAX, frames, permission
+from forewarn.web.stream import STREAMS_MAX, STREAMS_PER_CALLER_MAX, frames, permission
 from tests.unit.web.control_world import PLAIN_FLEET, World, story
 
 SECRET = "5" * 64
@@ -213,20 +213,20 @@ def test_what_makes_no_sense_is_refused() -> None:
     story(tell, PLAIN_FLEET)
 
 
-def test_the_head_of_a_stream_is_refused_however_its_path_ends() -> None:
+def test_the_head_of_a_stream_is_refused_however_its_path_is_written() -> None:
     """A HEAD that is answered as the GET would hold one of the places for ever."""
 
     async def tell(world: World) -> None:
-        for path in ("/api/v1/stream", "/api/v1/stream/"):
+        for path in ("/api/v1/stream", "/api/v1/stream/", "//api/v1/stream", "/api//v1///stream//", "/api/v1/%73tream"):
             async with asyncio.timeout(5):
-                assert (await world.ask("HEAD", path)).status_code == 405
+                assert (await world.ask("HEAD", f"http://127.0.0.1:8081{path}")).status_code == 405
 
     story(tell)
 
 
 def test_there_is_a_limit_to_the_number_of_streams() -> None:
     async def tell(world: World) -> None:
-        streams = [frames(world.engine.tail, Wanted(), None) for _ in range(STREAMS_MAX)]
+        streams = [frames(world.engine.tail, Wanted(), None, by=f"token {number}") for number in range(STREAMS_MAX)]
         for stream in streams:
             await anext(stream)
         status, code, message = await world.refused("GET", "/api/v1/stream")
@@ -234,6 +234,29 @@ def test_there_is_a_limit_to_the_number_of_streams() -> None:
         assert [chunk async for chunk in frames(world.engine.tail, Wanted(), None)] == []
         await streams[0].aclose()
         assert (await open_stream(world))[0]["status"] == 200
+
+    story(tell, PLAIN_FLEET)
+
+
+def test_one_token_cannot_take_the_streams_of_all() -> None:
+    """A viewer's token, or a script that never closes its streams, must leave room for the operators."""
+
+    async def tell(world: World) -> None:
+        tokens = world.engine.tokens
+        await tokens.create("boss", Role.ADMIN, secret=SECRET, by="test")
+        viewer, text = await tokens.create("ci", Role.VIEWER, secret="6" * 64, by="test")
+        bearer = {"authorization": f"Bearer {text}"}
+        streams = [frames(world.engine.tail, Wanted(), None, by=viewer.digest) for _ in range(STREAMS_PER_CALLER_MAX)]
+        for stream in streams:
+            await anext(stream)
+
+        why = "10 streams are open with this token; at most 10 may be"
+        assert await world.refused("GET", "/api/v1/stream", headers=bearer) == (503, "unavailable", why)
+        assert [chunk async for chunk in frames(world.engine.tail, Wanted(), None, by=viewer.digest)] == []
+        boss = (b"authorization", f"Bearer fw_boss_{SECRET}".encode())
+        assert (await open_stream(world, headers=(boss,)))[0]["status"] == 200
+        await streams[0].aclose()
+        assert (await open_stream(world, headers=((b"authorization", bearer["authorization"].encode()),)))[0]["status"] == 200
 
     story(tell, PLAIN_FLEET)
 

@@ -14,6 +14,7 @@ from forewarn.wire.fleet import SCHEMA, Fleet, FleetFile, InstanceEntry, dump, p
 SCHEMA_SAYS = Draft202012Validator(SCHEMA, format_checker=Draft202012Validator.FORMAT_CHECKER)
 
 A_NAME = "a name of 1 to 128 letters, digits, '.', '_' and '-', not starting with '.' or '-'"
+ID, UPPER_ID = b"6f1c0c1e-6d0b-5a7e-9d5c-0a4e5c2b7f10", b"6F1C0C1E-6D0B-5A7E-9D5C-0A4E5C2B7F10"
 A_NOTICE = "a time from 5m to 15m, such as 10m, 5m30s, 600s or PT10M, or off"
 DESIGNED = b"""\
 scopes:
@@ -288,6 +289,37 @@ def test_an_error_has_its_place_as_facts_too() -> None:
         parse(DESIGNED.replace(b"update_domain: 1", b"update_domain: x"), "fleet.yaml")
 
     assert refused.value.facts == {"source": "fleet.yaml", "line": 7, "field": "scopes[0].vms[1].update_domain"}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        (
+            b"name: web-0, id: %b" % ID,
+            b"name: web-1, id: %b" % UPPER_ID,
+            "fleet.yaml:7: scopes[0].vms[1].id: expected an id not used by scopes[0].vms[0].id, got ",
+        ),
+        (
+            b"name: %b" % UPPER_ID,
+            b"name: web-1, id: %b" % ID,
+            "fleet.yaml:6: scopes[0].vms[0].name: expected a VM name that is not scopes[0].vms[1].id, got ",
+        ),
+    ],
+)
+def test_no_vm_may_have_another_vms_id_as_its_id_or_name(first: bytes, second: bytes, expected: str) -> None:
+    """A proxy signs ids: with such a fleet a VM would read and approve as another. The refusal names both places."""
+    text = DESIGNED.replace(b"name: web-0", first).replace(b"name: web-1", second)
+
+    with pytest.raises(Invalid) as refused:
+        parse(text, "fleet.yaml")
+    assert refused.value.message == f"{expected}'{UPPER_ID.decode()}'"
+
+
+def test_a_vm_may_be_named_by_its_own_id() -> None:
+    """Where names come from a hypervisor's UUIDs; nobody can be taken for somebody else."""
+    text = DESIGNED.replace(b"name: web-0", b"name: %b, id: %b" % (ID, ID))
+
+    assert parse(text, "fleet.yaml").scopes[0].vms[0].name == ID.decode()
 
 
 @pytest.mark.parametrize(

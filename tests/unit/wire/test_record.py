@@ -119,7 +119,7 @@ def test_a_campaign_and_the_roll_come_back_from_their_records_as_they_were() -> 
     under_way = UnderWay("h1", NOT_BEFORE, Phase.CHECKING, (Told("web", "E1", 7),), "late", "w1", NOT_BEFORE)
     campaign = Campaign(
         id="c1",
-        wish=Wish(type=EventType.FREEZE, patterns=("h*",), max_unavailable=Budget(25, is_percent=True), health_command="true"),
+        wish=Wish(type=EventType.FREEZE, patterns=("h*",), max_unavailable=Budget(25, is_percent=True)),
         started_at=NOT_BEFORE,
         total=3,
         state=State.PAUSED,

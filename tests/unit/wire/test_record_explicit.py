@@ -104,8 +104,10 @@ def test_campaign_written_by_the_first_version_means_what_it_meant() -> None:
     """How many hosts at a time, and whether a failure pauses it, were decided when it was started."""
     wish = CAMPAIGN.decode(CAMPAIGN_WRITTEN_BY_1).wish
 
-    assert (wish.max_hosts, wish.pause_on_failure, wish.health_seconds_max, wish.cause) == (1, True, 60, Cause.MAINTENANCE)
-    assert (wish.duration_seconds, wish.max_unavailable, wish.health_command) == (None, None, "")
+    assert (wish.max_hosts, wish.pause_on_failure, wish.cause) == (1, True, Cause.MAINTENANCE)
+    assert (wish.duration_seconds, wish.max_unavailable) == (None, None)
+    healthy = CAMPAIGN_WRITTEN_BY_1.replace(b'"h*"]', b'"h*"],"health_command":"/bin/true","health_seconds_max":5')
+    assert CAMPAIGN.decode(healthy).wish.patterns == ("h*",)
 
 
 def stored(value: Any, form: Any) -> Any:
@@ -151,8 +153,6 @@ def test_record_says_how_carefully_a_campaign_goes() -> None:
         "max_hosts": 1,
         "max_unavailable": None,
         "pause_on_failure": True,
-        "health_command": "",
-        "health_seconds_max": 60,
     }
 
 

@@ -1,0 +1,123 @@
+"""Where VMs are, when a fleet is applied: by the file that a server starts with, by an operator, by a sync."""
+
+import json
+
+from msgspec.structs import replace
+
+from forewarn.core import command as ask
+from forewarn.engine.engine import Engine
+from forewarn.engine.operations import Operations
+from forewarn.wire.fleet import Fleet, dump, parse
+from tests.unit.engine.test_engine import FLEET, World, live
+
+
+def placed(web_0: str = "host-a", web_1: str = "host-b", **more: object) -> Fleet:
+    """The fleet with its web VMs on these hosts; `more` is of web-1."""
+    web, db = FLEET.scopes
+    first, second = web.vms
+    return replace(FLEET, scopes=(replace(web, vms=(replace(first, host=web_0), replace(second, host=web_1, **more))), db))
+
+
+def hosts(desk: Operations) -> dict[str, str]:
+    return {vm.name: vm.host for scope in desk.fleet().scopes for vm in scope.vms if scope.name == "web"}
+
+
+async def moved(desk: Operations, engine: Engine, vm: str, host: str) -> None:
+    """A Redeploy that a platform has carried out."""
+    told = await desk.redeploy(vm, by="ann")
+    assert told
+    event = told.event.id
+    await desk.approve(event, by="ann")
+    await engine.submit("web", ask.Claim(event_id=event, vm=vm, worker="w"), by="w")
+    await engine.submit("web", ask.Finish(event_id=event, vm=vm, worker="w", tries=1, host=host), by="w")
+
+
+async def with_file(world: World) -> tuple[Operations, Engine]:
+    """A server that was started with the fleet as its file; its first scope is polled."""
+    engine = await world.engine()
+    desk = Operations(engine, world.make_id)
+    await desk.apply(FLEET, by="fleet file", digest="1")
+    await engine.seen(engine.board.scopes["web"])
+    return desk, engine
+
+
+def test_a_fleet_file_does_not_undo_a_move_of_a_vm_it_says_nothing_new_about() -> None:
+    """The file says where a VM was when it was written. Moved back on paper, the VM would miss what awaits its real host."""
+
+    async def story(world: World) -> None:
+        desk, engine = await with_file(world)
+        await moved(desk, engine, "web-0", "host-c")
+        await desk.apply(placed(address="10.0.0.9"), by="fleet file", digest="2")
+        assert hosts(desk) == {"web-0": "host-c", "web-1": "host-b"}
+
+        await desk.apply(placed(address="10.0.0.10"), by="fleet file", digest="3")
+        assert hosts(desk) == {"web-0": "host-c", "web-1": "host-b"}
+
+    live(story)
+
+
+def test_a_host_that_is_new_in_the_fleet_file_takes_effect() -> None:
+    async def story(world: World) -> None:
+        desk, engine = await with_file(world)
+        await moved(desk, engine, "web-0", "host-c")
+        await desk.apply(placed(web_0="host-b"), by="fleet file", digest="2")
+        assert hosts(desk) == {"web-0": "host-b", "web-1": "host-b"}
+
+    live(story)
+
+
+def test_what_is_put_by_hand_is_true_and_a_fleet_file_does_not_undo_it() -> None:
+    """A sync with libvirt tells where VMs are. A file that was written before knows less."""
+
+    async def story(world: World) -> None:
+        desk, _ = await with_file(world)
+        await desk.apply(placed(web_0="host-c", web_1="host-c"), by="sync")
+        await desk.apply(placed(address="10.0.0.9"), by="fleet file", digest="2")
+        assert hosts(desk) == {"web-0": "host-c", "web-1": "host-c"}
+
+        await desk.apply(placed(), by="sync")
+        assert hosts(desk) == {"web-0": "host-a", "web-1": "host-b"}
+
+    live(story)
+
+
+def test_a_vm_without_a_host_in_the_definition_stays_where_it_is() -> None:
+    """A fleet whose hosts come from libvirt, or from redeploys, is written without them."""
+
+    async def story(world: World) -> None:
+        desk, _ = await with_file(world)
+        await desk.apply(placed(web_0=""), by="ann")
+        assert hosts(desk) == {"web-0": "host-a", "web-1": "host-b"}
+
+        await desk.apply(placed(web_0=""), by="fleet file", digest="2")
+        assert hosts(desk) == {"web-0": "host-a", "web-1": "host-b"}
+
+    live(story)
+
+
+def test_the_fleet_as_it_is_shown_changes_nothing_when_it_is_applied() -> None:
+    """Export, look, apply: nothing may come of it, whatever has moved since the file."""
+
+    async def story(world: World) -> None:
+        desk, engine = await with_file(world)
+        await moved(desk, engine, "web-0", "host-c")
+        shown = parse(json.dumps(dump(desk.fleet())).encode(), "shown")
+        revision = (await world.store.load()).revision
+
+        assert not any(await desk.apply(shown, by="ann"))
+        assert (await world.store.load()).revision == revision
+
+    live(story)
+
+
+def test_a_fleet_file_is_compared_with_the_store_even_if_a_move_ends_meanwhile() -> None:
+    """Another server may finish a Redeploy between our look and our commit."""
+
+    async def story(world: World) -> None:
+        desk, _ = await with_file(world)
+        other = await world.engine()
+        await moved(Operations(other, world.make_id), other, "web-0", "host-c")
+        await desk.apply(placed(address="10.0.0.9"), by="fleet file", digest="2")
+        assert hosts(desk) == {"web-0": "host-c", "web-1": "host-b"}
+
+    live(story)

@@ -1,0 +1,137 @@
+"""A backup that is made fit to be served again: its numbers, its tokens, its identity."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from msgspec.structs import replace
+
+from forewarn.core.timing import Timing
+from forewarn.core.token import Role
+from forewarn.engine.engine import Engine
+from forewarn.engine.history import Wanted, read
+from forewarn.engine.operations import Operations
+from forewarn.engine.restore import JUMP, highest_number, renew
+from forewarn.engine.webhooks import identity_of
+from forewarn.errors import Refused
+from forewarn.wire.fleet import Fleet
+from tests.unit.engine.test_engine import FLEET, World, live
+
+SECRET = "5" * 64
+
+
+async def renewed(engine: Engine, *, above: int = 0, keep_tokens: bool = False) -> Engine:
+    """Another server on the store after it was renewed."""
+    await renew(engine, above=above, source="backup.db", keep_tokens=keep_tokens, secret=SECRET)
+    fresh = Engine(engine.store, engine.clock, Timing())
+    await fresh.load()
+    return fresh
+
+
+def story_of(tell: Callable[[World, Operations, Engine], Awaitable[None]]) -> None:
+    async def story(world: World) -> None:
+        engine = await world.engine()
+        desk = Operations(engine, world.make_id)
+        await desk.apply(FLEET, by="test")
+        await engine.seen(engine.board.scopes["web"])
+        await desk.restart("web-0", by="test")
+        await tell(world, desk, engine)
+
+    live(story)
+
+
+def numbers(engine: Engine) -> dict[str, int]:
+    return {name: place.scope.incarnation for name, place in engine.board.scopes.items()}
+
+
+def test_every_document_goes_on_above_all_that_was_shown() -> None:
+    """A client that holds the ETag of before would be answered 304 for another document."""
+
+    async def tell(world: World, desk: Operations, engine: Engine) -> None:
+        assert numbers(engine) == {"web": 2, "db": 1}
+        fresh = await renewed(engine, above=40)
+        assert numbers(fresh) == {"web": JUMP + 40, "db": JUMP + 40}
+        assert len(fresh.board.scopes["web"].scope.events) == 1
+
+    story_of(tell)
+
+
+def test_a_scope_that_is_new_after_a_restore_starts_above_all_that_was_shown() -> None:
+    """It may have existed between the backup and the restore, and VMs remember its numbers."""
+
+    async def tell(world: World, desk: Operations, engine: Engine) -> None:
+        fresh = await renewed(engine, above=40)
+        more = replace(FLEET.scopes[1], name="db-2", vms=(replace(FLEET.scopes[1].vms[0], name="db-2", address=""),))
+        await Operations(fresh, world.make_id).apply(Fleet(scopes=(*FLEET.scopes, more), hosts=()), by="ann")
+        assert numbers(fresh)["db-2"] > JUMP + 40
+
+    story_of(tell)
+
+
+def test_numbers_that_would_not_fit_into_32_bits_are_refused() -> None:
+    async def tell(world: World, desk: Operations, engine: Engine) -> None:
+        with pytest.raises(Refused, match=r"document numbers would go on at .*; at most .* is accepted"):
+            await renewed(engine, above=2**31 - 1 - 2 * JUMP + 1)
+        assert highest_number(engine) == 2
+        assert highest_number(await renewed(engine, above=2**31 - 1 - 2 * JUMP)) == 2**31 - 1 - JUMP
+
+    story_of(tell)
+
+
+def test_tokens_of_a_backup_are_revoked_and_the_api_stays_closed() -> None:
+    """A backup does not know which were revoked since. Without any token the API would be open to all on loopback."""
+
+    async def tell(world: World, desk: Operations, engine: Engine) -> None:
+        _, boss = await engine.tokens.create("boss", Role.ADMIN, secret="1" * 64, by="test")
+        _, ci = await engine.tokens.create("ci", Role.OPERATOR, secret="2" * 64, by="test")
+        done = await renew(engine, above=0, source="backup.db", keep_tokens=False, secret=SECRET)
+        fresh = await world.engine()
+
+        assert done.revoked == ("boss", "ci")
+        assert (fresh.tokens.holder(boss), fresh.tokens.holder(ci)) == (None, None)
+        holder = fresh.tokens.holder(done.token)
+        assert holder
+        assert holder.role is Role.ADMIN
+
+    story_of(tell)
+
+
+def test_tokens_can_be_kept_and_none_is_made_where_there_was_none() -> None:
+    async def tell(world: World, desk: Operations, engine: Engine) -> None:
+        assert not (await renewed(engine)).tokens
+        _, boss = await engine.tokens.create("boss", Role.ADMIN, secret="1" * 64, by="test")
+        assert (await renewed(engine, keep_tokens=True)).tokens.holder(boss)
+
+    story_of(tell)
+
+
+def test_the_history_tells_of_the_restore() -> None:
+    async def tell(world: World, desk: Operations, engine: Engine) -> None:
+        fresh = await renewed(engine)
+        ((shown,), _) = await read(fresh.store, Wanted(what="restored"), limit=10)
+        assert (shown.by, shown.detail) == ("store restore", f"from backup.db; document numbers go on at {JUMP + 2}")
+
+    story_of(tell)
+
+
+def test_a_restored_store_is_another_one_to_webhooks() -> None:
+    """Its history gives numbers that were given before; a receiver that drops what it knows would drop new entries."""
+
+    async def tell(world: World, desk: Operations, engine: Engine) -> None:
+        before = await identity_of(engine.store, world.make_id)
+        fresh = await renewed(engine)
+        assert await identity_of(fresh.store, world.make_id) != before
+
+    story_of(tell)
+
+
+def test_a_large_fleet_is_renewed_in_several_commits() -> None:
+    async def story(world: World) -> None:
+        engine = await world.engine()
+        (_, one) = FLEET.scopes
+        many = tuple(replace(one, name=f"s{n}", vms=(replace(one.vms[0], name=f"v{n}", address=""),)) for n in range(250))
+        await Operations(engine, world.make_id).apply(Fleet(scopes=many, hosts=()), by="test")
+        fresh = await renewed(engine)
+        assert set(numbers(fresh).values()) == {JUMP + 1}
+
+    asyncio.run(story(World()))
