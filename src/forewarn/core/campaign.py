@@ -17,6 +17,8 @@ MAX_HOSTS_MAX = 250
 TROUBLES_MAX = 100
 """How many hosts that were not done are named in the campaign itself, the last ones; the history has them all."""
 CHECK_SPARE = timedelta(seconds=30)
+CHECK_MAX = timedelta(hours=2)
+"""No health check is claimed for longer: the option allows it an hour."""
 
 
 class Wish(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

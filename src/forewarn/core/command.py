@@ -90,6 +90,17 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     tries: int = 0
 
 
+class Lapse(msgspec.Struct, frozen=True, kw_only=True):
+    """A server saw an impact unchanged for longer than any claim lasts: its claim, or its wait for the next try, ends now.
+
+    `due_at` is what the impact said. If it says something else by now, whoever claimed it is alive, and nothing changes.
+    """
+
+    event_id: str
+    vm: str
+    due_at: datetime
+
+
 class Finish(msgspec.Struct, frozen=True, kw_only=True):
     """A worker tells how the try ended: `problem` empty for done. `host` is where the VM is now, if it moved; `detail` is for
     the history alone."""
@@ -129,4 +140,4 @@ class Retire(msgspec.Struct, frozen=True):
 
 Operation = Restart | Redeploy | Delete | Evict
 HostOperation = Maintain | Degrade | Fail
-Command = Operation | HostOperation | Approve | Cancel | Extend | Complete | Claim | Finish | Seen | Tick | Enrol | Retire
+Command = Operation | HostOperation | Approve | Cancel | Extend | Complete | Claim | Lapse | Finish | Seen | Tick | Enrol | Retire

@@ -48,6 +48,7 @@ RULES: dict[type[ask.Command], Callable[[Draft, Any], None]] = {
     ask.Extend: operation.extend,
     ask.Complete: progress.complete,
     ask.Claim: progress.claim,
+    ask.Lapse: progress.lapse,
     ask.Finish: progress.finish,
     ask.Seen: progress.seen,
     ask.Tick: lambda draft, command: None,  # settling is all there is to do

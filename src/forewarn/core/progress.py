@@ -87,6 +87,13 @@ def claim(draft: Draft, command: ask.Claim) -> None:
         draft.tell(What.CLAIMED, event_id=impact.event_id, vm=impact.vm, detail=command.worker)
 
 
+def lapse(draft: Draft, command: ask.Lapse) -> None:
+    """The impact keeps its try and its worker, who may renew the claim if it is alive after all."""
+    impact = impact_of(draft.scope, command.event_id, command.vm)
+    if impact is not None and not impact.is_over and impact.due_at == command.due_at > draft.now:
+        draft.put_impact(replace(impact, due_at=draft.now))
+
+
 def finish(draft: Draft, command: ask.Finish) -> None:
     """Only the try that holds the claim counts: a worker that lost it tells us nothing."""
     impact = impact_of(draft.scope, command.event_id, command.vm)

@@ -23,7 +23,18 @@ from msgspec.structs import replace
 
 from forewarn.core import campaign as said
 from forewarn.core.budget import NOBODY, Hindrance, Ledger, Standing
-from forewarn.core.campaign import CHECK_SPARE, TROUBLES_MAX, Campaign, Phase, State, Told, Trouble, UnderWay, operation_id
+from forewarn.core.campaign import (
+    CHECK_MAX,
+    CHECK_SPARE,
+    TROUBLES_MAX,
+    Campaign,
+    Phase,
+    State,
+    Told,
+    Trouble,
+    UnderWay,
+    operation_id,
+)
 from forewarn.core.change import Change, What
 from forewarn.core.event import How, Status
 from forewarn.core.wave import window_of
@@ -230,8 +241,11 @@ def let_go(draft: Draft, one: UnderWay) -> None:
 
 
 def is_unclaimed(one: UnderWay, now: datetime) -> bool:
-    """Whether no server is asking for the host's health, or the one that did has not answered in time."""
-    return one.checked_until is None or one.checked_until <= now
+    """Whether no server is asking for the host's health, or the one that did has not answered in time.
+
+    A claim that lasts longer than any can was made by a server whose clock was wrong, and is not waited for.
+    """
+    return one.checked_until is None or not now < one.checked_until <= now + CHECK_MAX
 
 
 def be_done(draft: Draft, one: UnderWay) -> None:

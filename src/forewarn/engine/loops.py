@@ -18,6 +18,7 @@ from forewarn.engine.board import Place
 from forewarn.engine.clock import within
 from forewarn.engine.engine import SCOPE_KEY, Engine
 from forewarn.engine.rounds import HealthCheck, Rounds
+from forewarn.engine.stale_claims import StaleClaims
 from forewarn.errors import ImpactFailed, NotFound, Problem, Unavailable
 from forewarn.platform.base import SHORTAGES, Done, Order, Platform
 
@@ -73,6 +74,7 @@ class Loops:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._keep_deadlines())
                 group.create_task(self._follow())
+                group.create_task(StaleClaims(self._engine).run())
                 group.create_task(Rounds(self._engine, self._worker, self._health).run())
         finally:
             self._queue.clear()

@@ -92,6 +92,7 @@ class Receiver:
         self._trouble = Trouble(office.clock)
         self._cursor, self._revision = Cursor(0, office.clock.now()), 0
         self._seen, self._saved_at = 0, office.clock.now()
+        self._first_seen: tuple[int, datetime] = 0, office.clock.now()
 
     async def enter(self) -> None:
         """Write down where a new receiver begins: after all that has happened so far."""
@@ -138,8 +139,9 @@ class Receiver:
         """Tell what can be told now. Gives the moment before which there is nothing to do; None: when something happens."""
         await self._read()
         now = self._clock.now()
-        if self._cursor.due_at > now and self._cursor.claimed_by != self._office.worker:
-            return self._cursor.due_at
+        free_at = self._free_at(now)
+        if free_at > now and self._cursor.claimed_by != self._office.worker:
+            return free_at
         self._seen = max(self._seen, self._cursor.number)
         notes = await self._store.history(self._seen, BATCH)
         if not notes:
@@ -151,6 +153,14 @@ class Receiver:
         if now >= self._saved_at + SAVED_EVERY:
             await self._write(replace(self._cursor, number=self._seen))
         return now
+
+    def _free_at(self, now: datetime) -> datetime:
+        """When another's claim, or the pause after a failure, is over: at `due_at`, and not later than its length after we first
+        saw it so. A server whose clock is far ahead may write any `due_at`, and die."""
+        if self._first_seen[0] != self._revision:
+            self._first_seen = self._revision, now
+        longest = self._claim_length if self._cursor.claimed_by else PAUSE_MAX
+        return min(self._cursor.due_at, self._first_seen[1] + longest)
 
     async def _tell(self, notes: Sequence[Note]) -> datetime:
         for note in notes:

@@ -1,0 +1,86 @@
+"""Claims that say they last longer than any claim can: a server made them while its clock was wrong, and died.
+
+Waiting for `due_at` could take a day. So such a claim lapses by what this server observes, as in the leader election of
+Kubernetes: if it is not renewed for as long as a claim lasts, by our own clock, nobody holds it. A live server whose clock is
+ahead renews its claims every few seconds, and each renewal is a new observation. The same goes for an impact that waits for its
+next try.
+"""
+
+import asyncio
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from forewarn.core.command import Lapse
+from forewarn.core.event import Impact, ImpactState
+from forewarn.core.timing import Timing
+from forewarn.engine.board import Place
+from forewarn.engine.engine import Engine
+from forewarn.errors import Problem
+
+SLACK = timedelta(seconds=5)
+"""How far the clocks of two servers may differ before a claim looks strange."""
+WAIT_MAX = timedelta(minutes=5)
+"""No impact waits longer for its next try."""
+
+
+class Seen(NamedTuple):
+    """What an impact said when we first saw it so."""
+
+    due_at: datetime
+    at: datetime
+
+
+class StaleClaims:
+    """Watches the impacts of all scopes for claims that no clock of ours could have made, and lets them lapse."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._seen: dict[str, dict[tuple[str, str], Seen]] = {}
+        self._changed = asyncio.Event()
+        engine.board.followers.append(self._notice)
+        for place in engine.board.scopes.values():
+            self._notice(place)
+
+    async def run(self) -> None:
+        """Work until cancelled. While there is nothing strange, it sleeps."""
+        clock = self._engine.clock
+        while True:  # ends when cancelled
+            self._changed.clear()
+            if not self._seen:
+                await self._changed.wait()
+            first = min((seen.at for scope in self._seen.values() for seen in scope.values()), default=clock.now())
+            await clock.sleep_until(first + self._engine.timing.claim)
+            for scope, key, seen in self._unchanged():
+                await self._let_lapse(scope, *key, seen.due_at)
+
+    def _notice(self, place: Place) -> None:
+        scope, now = place.scope, self._engine.clock.now()
+        before = self._seen.pop(scope.name, {})
+        strange = {}
+        for impact in scope.impacts:
+            if is_strange(impact, now, self._engine.timing):
+                key = (impact.event_id, impact.vm)
+                known = before.get(key)
+                strange[key] = known if known is not None and known.due_at == impact.due_at else Seen(impact.due_at, now)
+        if strange:
+            self._seen[scope.name] = strange
+            self._changed.set()
+
+    def _unchanged(self) -> list[tuple[str, tuple[str, str], Seen]]:
+        until = self._engine.clock.now() - self._engine.timing.claim
+        return [(scope, key, seen) for scope, found in self._seen.items() for key, seen in found.items() if seen.at <= until]
+
+    async def _let_lapse(self, scope: str, event_id: str, vm: str, due_at: datetime) -> None:
+        try:
+            await self._engine.submit(scope, Lapse(event_id=event_id, vm=vm, due_at=due_at), by="clock")
+        except Problem as problem:  # tried again after another claim's length
+            self._engine.trouble.tell("stale claim not released", scope=scope, vm=vm, problem=problem.message)
+        now, found = self._engine.clock.now(), self._seen.get(scope, {})
+        if (event_id, vm) in found:
+            found[event_id, vm] = Seen(found[event_id, vm].due_at, now)
+
+
+def is_strange(impact: Impact, now: datetime, timing: Timing) -> bool:
+    """Whether the impact is to stay as it is for longer than it can by a clock that agrees with ours."""
+    longest = timing.claim if impact.state is ImpactState.CLAIMED else WAIT_MAX
+    return not impact.is_over and impact.due_at > now + longest + SLACK

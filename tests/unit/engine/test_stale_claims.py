@@ -1,0 +1,187 @@
+"""A server that ran with a clock far ahead and died: what it claimed is taken over in seconds, not when its clock would say."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
+
+import pytest
+from msgspec.structs import replace
+
+from forewarn.core import command as ask
+from forewarn.core.campaign import CHECK_SPARE, Phase, UnderWay
+from forewarn.core.event import ImpactState
+from forewarn.core.timing import Timing
+from forewarn.engine.campaigns import Campaigns
+from forewarn.engine.clock import Clock, VirtualClock
+from forewarn.engine.engine import Engine
+from forewarn.engine.loops import Loops
+from forewarn.engine.operations import Operations
+from forewarn.engine.shelf import written
+from forewarn.engine.webhooks import MARGIN
+from forewarn.platform.base import Done, Order
+from forewarn.store.memory import MemoryStore
+from tests.builders import MINUTE, NOON, SECOND, approve, claim, guid, outcome_of, restart, run, scope_of
+from tests.unit.engine import test_campaigns as campaigns
+from tests.unit.engine import test_webhooks as webhooks
+from tests.unit.engine.test_engine import FLEET
+
+CLAIM = Timing().claim
+DAY = timedelta(days=1)
+
+
+class Ahead(VirtualClock):
+    """The clock of a server that is a day ahead of the true time."""
+
+    def __init__(self, true: VirtualClock) -> None:
+        super().__init__(NOON)
+        self._true = true
+
+    def now(self) -> datetime:
+        return self._true.now() + DAY
+
+    async def sleep_until(self, moment: datetime) -> None:
+        await self._true.sleep_until(moment - DAY)
+
+
+class Driver:
+    """Takes an hour for an impact, by the true time."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock = clock
+        self.tries: list[int] = []
+
+    async def carry_out(self, order: Order) -> Done:
+        self.tries.append(order.tries)
+        await self._clock.sleep_until(self._clock.now() + timedelta(hours=1))
+        return Done()
+
+
+@asynccontextmanager
+async def server(store: MemoryStore, clock: Clock, driver: Driver, worker: str) -> AsyncIterator[Engine]:
+    """At work until the block ends: then it is gone, as if killed."""
+    engine = Engine(store, clock, Timing())
+    await engine.load()
+    work = asyncio.create_task(Loops(engine, driver, worker=worker, impact_limit=timedelta(hours=2)).run())
+    try:
+        yield engine
+    finally:
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+
+
+async def failed_host(engine: Engine) -> None:
+    """The hardware of host-b has failed: its VM is moved at once."""
+    operations = Operations(engine, lambda: guid(1))
+    await operations.apply(FLEET, by="ann")
+    await operations.fail("host-b", by="ann")
+
+
+def test_impact_claimed_by_a_dead_server_with_a_wrong_clock_is_taken_over() -> None:
+    """Its claim was good for a day, and the event stayed Started for so long."""
+
+    async def story() -> None:
+        store, clock = MemoryStore(), VirtualClock(NOON)
+        dead, driver = Driver(clock), Driver(clock)
+        async with server(store, Ahead(clock), dead, "dead") as engine:
+            await failed_host(engine)
+            await clock.advance(SECOND)
+        assert dead.tries == [1]
+        async with server(store, clock, driver, "w2"):
+            await clock.advance(CLAIM - SECOND)
+            assert driver.tries == []  # it may be alive, with a clock that is ahead
+            await clock.advance(2 * SECOND)
+            assert driver.tries == [2]
+
+    asyncio.run(story())
+
+
+def test_live_server_with_a_wrong_clock_keeps_what_it_claims() -> None:
+    """It renews its claims, and that can be seen whatever its clock says. Nothing is done twice."""
+
+    async def story() -> None:
+        store, clock = MemoryStore(), VirtualClock(NOON)
+        ahead, driver = Driver(clock), Driver(clock)
+        async with server(store, clock, driver, "w2"), server(store, Ahead(clock), ahead, "w1") as engine:
+            await failed_host(engine)
+            await clock.advance(timedelta(minutes=50))
+
+        assert (ahead.tries, driver.tries) == ([1], [])
+
+    asyncio.run(story())
+
+
+def test_impact_that_waits_a_day_for_its_next_try_is_tried_again() -> None:
+    """Its first try failed while the clock was wrong."""
+
+    async def story() -> None:
+        store, clock = MemoryStore(), VirtualClock(NOON)
+        wrong = Engine(store, Ahead(clock), Timing())
+        await failed_host(wrong)
+        (impact,) = wrong.board.place("web").scope.impacts
+        assert (impact.state, impact.due_at) == (ImpactState.WAITING, NOON + DAY)
+        driver = Driver(clock)
+        async with server(store, clock, driver, "w2"):
+            await clock.advance(CLAIM + SECOND)
+
+        assert driver.tries == [1]
+
+    asyncio.run(story())
+
+
+def test_claim_lapses_only_if_it_is_still_the_one_that_was_observed() -> None:
+    """Renewed in between, it belongs to somebody who is alive."""
+    scope = run(scope_of(), restart(), approve("web-1"))
+    claimed = run(scope, claim(), at=NOON + DAY)
+    (impact,) = claimed.impacts
+    seen = ask.Lapse(event_id=impact.event_id, vm=impact.vm, due_at=impact.due_at)
+
+    assert run(claimed, seen).impacts == (replace(impact, due_at=NOON),)
+    renewed = run(claimed, claim(tries=1), at=NOON + DAY + SECOND)
+    assert outcome_of(renewed, seen).scope == renewed
+    assert outcome_of(claimed, replace(seen, vm="nobody")).scope == claimed
+    assert run(run(claimed, seen), claim(worker="w2")).impacts[0].claimed_by == "w2"
+
+
+@pytest.mark.parametrize("is_paused", [False, True])
+def test_webhook_claimed_by_a_dead_server_with_a_wrong_clock_is_told_again(is_paused: bool) -> None:
+    """A claim lasts at most its length after another server first sees it, and a pause at most five minutes."""
+
+    async def tell(world: webhooks.World) -> None:
+        true, dead, box = world.clock, webhooks.Box(), webhooks.Box()
+        world.clock = Ahead(true)
+        dying = world.receiver(dead, worker="dead")
+        await dying.enter()
+        dead.is_hanging, dead.problem = not is_paused, "no answer" if is_paused else ""
+        await world.store.commit([], [webhooks.note("1")])
+        turn = asyncio.ensure_future(dying.turn())
+        await true.advance(timedelta(0))
+        turn.cancel()
+        world.clock = true
+        await world.start(world.receiver(box, worker="w2"))
+        longest = timedelta(minutes=5) if is_paused else 2 * webhooks.LIMIT + MARGIN
+        await true.advance(longest - SECOND)
+        assert box.told == []
+        await true.advance(2 * SECOND)
+
+        assert box.told == ["1"]
+
+    webhooks.story(tell)
+
+
+def test_health_check_claimed_for_a_day_is_done_by_another_server() -> None:
+    """The campaign waited for the dead server's clock."""
+
+    async def story(world: campaigns.World) -> None:
+        engine = await world.engine(campaigns.fleet())
+        campaign = await Campaigns(engine).start(campaigns.wish("h1"), by="ann")
+        kept = engine.shelf.find(campaign.id)
+        until = NOON + DAY + MINUTE + CHECK_SPARE
+        dead = UnderWay("h1", NOON, Phase.CHECKING, checker="dead", checked_until=until)
+        await engine.commit([], "test", written(replace(kept.campaign, cursor=1, under_way=(dead,)), kept.revision))
+        async with world.server(health=campaigns.HealthPlatform()) as other:
+            await world.clock.advance(MINUTE)
+
+            assert other.shelf.find(campaign.id).campaign.is_over
+
+    campaigns.live(story)
