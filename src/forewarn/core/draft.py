@@ -1,7 +1,8 @@
 """A scope while it is being decided on: the few moves that every rule is made of. The scope it began with is never touched."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -16,6 +17,8 @@ ENDED_FOR = timedelta(hours=1)
 
 WHY_LENGTH_MAX = 4000
 ENDED_AS = {How.COMPLETED: What.COMPLETED, How.CANCELED: What.CANCELED, How.FAILED: What.FAILED}
+
+T = TypeVar("T")
 
 
 class Draft:
@@ -33,26 +36,35 @@ class Draft:
 
     def knows(self, event_id: str) -> bool:
         """Whether this event or silent operation exists or did so recently: asked twice is asked once."""
+        return event_id in self.known_ids()
+
+    def known_ids(self) -> set[str]:
+        """The ids of all events and silent operations that exist or did so recently."""
         scope = self.scope
-        return (
-            scope.event(event_id) is not None
-            or any(impact.event_id == event_id for impact in scope.impacts)
-            or any(ended.id == event_id for ended in scope.ended)
-        )
+        ids = {event.id for event in scope.events}
+        ids.update([impact.event_id for impact in scope.impacts])
+        ids.update([ended.id for ended in scope.ended])
+        return ids
 
     def put_vm(self, vm: Vm) -> None:
-        self.scope = replace(self.scope, vms=tuple(vm if old.name == vm.name else old for old in self.scope.vms))
+        for place, old in enumerate(self.scope.vms):
+            if old.name == vm.name:
+                self.scope = replace(self.scope, vms=with_item(self.scope.vms, place, vm))
+                return
 
     def put_event(self, event: Event) -> None:
-        self.scope = replace(self.scope, events=tuple(event if old.id == event.id else old for old in self.scope.events))
+        self.put_events([event])
+
+    def put_events(self, events: Sequence[Event]) -> None:
+        if events:
+            changed = {event.id: event for event in events}
+            self.scope = replace(self.scope, events=tuple([changed.get(old.id, old) for old in self.scope.events]))
 
     def put_impact(self, impact: Impact) -> None:
-        self.scope = replace(
-            self.scope,
-            impacts=tuple(
-                impact if (old.event_id, old.vm) == (impact.event_id, impact.vm) else old for old in self.scope.impacts
-            ),
-        )
+        for place, old in enumerate(self.scope.impacts):
+            if old.vm == impact.vm and old.event_id == impact.event_id:
+                self.scope = replace(self.scope, impacts=with_item(self.scope.impacts, place, impact))
+                return
 
     def schedule(self, event: Event) -> None:
         self.scope = replace(self.scope, events=(*self.scope.events, event))
@@ -61,11 +73,12 @@ class Draft:
     def start(self, event: Event, why: str) -> None:
         self.put_event(replace(event, status=Status.STARTED, started_at=self.now))
         self.tell(What.STARTED, event_id=event.id, detail=why)
-        for vm in event.resources:
-            self.add_impact(Impact(event_id=event.id, vm=vm, type=event.type, cause=event.cause, due_at=self.now))
+        self.add_impacts(
+            *(Impact(event_id=event.id, vm=vm, type=event.type, cause=event.cause, due_at=self.now) for vm in event.resources)
+        )
 
-    def add_impact(self, impact: Impact) -> None:
-        self.scope = replace(self.scope, impacts=(*self.scope.impacts, impact))
+    def add_impacts(self, *impacts: Impact) -> None:
+        self.scope = replace(self.scope, impacts=self.scope.impacts + impacts)
 
     def finish(self, impact: Impact, host: str = "", detail: str = "") -> None:
         """The impact is done: record it and what it did to the VM, and end the event if it was the last one."""
@@ -81,8 +94,11 @@ class Draft:
         self.end_if_over(impact.event_id)
 
     def end_if_over(self, event_id: str) -> None:
+        for impact in reversed(self.scope.impacts):  # the last to be claimed is mostly the last to end
+            if impact.event_id == event_id and not impact.is_over:
+                return
         mine = [impact for impact in self.scope.impacts if impact.event_id == event_id]
-        if mine and all(impact.is_over for impact in mine):
+        if mine:
             failed = [f"{impact.vm}: {impact.detail}" for impact in mine if impact.state is ImpactState.FAILED]
             self.end(event_id, How.FAILED if failed else How.COMPLETED, "; ".join(failed)[:WHY_LENGTH_MAX])
 
@@ -112,7 +128,7 @@ class Draft:
     def excuse(self, vm: str, why: str, applies: Callable[[Event], bool]) -> None:
         """Take the VM out of the events that no longer concern it; an event that concerns nobody ends."""
         for event in self.scope.events:
-            if vm not in event.resources or not applies(event):
+            if not applies(event) or vm not in event.resources:
                 continue
             rest = tuple(name for name in event.resources if name != vm)
             if not rest:
@@ -146,7 +162,8 @@ class Draft:
             self.leave(vm)
             return
         after = replace(vm, host=host or vm.host, power=POWER_AFTER.get(impact.cause, vm.power))
-        self.put_vm(after)
+        if after != vm:
+            self.put_vm(after)
         if after.host != vm.host:
             self.move(vm, after.host)
         if after.power is Power.DEALLOCATED is not vm.power:
@@ -159,3 +176,8 @@ class Draft:
 
 POWER_AFTER = {Cause.RESTART: Power.RUNNING, Cause.REDEPLOY: Power.RUNNING, Cause.EVICTION: Power.DEALLOCATED}
 """A user's restart starts a VM that did not run; maintenance leaves it as it was."""
+
+
+def with_item(items: tuple[T, ...], place: int, item: T) -> tuple[T, ...]:
+    """The items with another one in this place. Slices are copied at once, where a comprehension would look at each."""
+    return (*items[:place], item, *items[place + 1 :])
