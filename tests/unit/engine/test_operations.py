@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from forewarn.core import command as ask
-from forewarn.core.event import EventType, Status
+from forewarn.core.event import EventType
 from forewarn.core.fleet import Power, Scope, ScopeKind
 from forewarn.engine.operations import Operations, Told
 from forewarn.errors import AlreadyPending, StoreUnusable
