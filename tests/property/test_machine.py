@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from forewarn.core import command as ask
 from forewarn.core.fleet import Scope
-from forewarn.core.machine import Outcome, decide, due_impacts, next_impact_at
+from forewarn.core.machine import Group, Outcome, decide, due_impacts, next_impact_at
 from forewarn.core.timing import Timing
 from forewarn.errors import Problem
 from tests.builders import NOON, guid, scope_of, vm
@@ -108,11 +108,11 @@ def test_the_same_input_gives_the_same_output(scope: Scope, story: list[Move]) -
 
 
 def attempt(
-    scope: Scope, command: ask.Command, now: datetime, timing: Timing, shown: Scope | None = None
+    scope: Scope, command: ask.Command, now: datetime, timing: Timing, group: Group | None = None
 ) -> Outcome | tuple[str, str]:
     """The outcome, or the problem's code and message. Anything else that is raised is a bug and fails the test."""
     try:
-        return decide(scope, command, now, timing, shown=shown)
+        return decide(scope, command, now, timing, group)
     except Problem as problem:
         return problem.code, problem.message
 
@@ -121,20 +121,20 @@ def attempt(
 @given(scope=scopes, story=stories, group=st.integers(2, 8))
 def test_commands_that_are_committed_together_do_what_they_do_one_by_one(scope: Scope, story: list[Move], group: int) -> None:
     """A group is one commit: the guests see its end alone, so the incarnation counts that and not the steps in between."""
-    now, shown, alone = NOON, scope, scope
+    now, together, alone = NOON, Group(scope), scope
     for number, move in enumerate(story):
         if number % group == 0:
-            shown = scope
+            together = Group(scope)
         now += span_of(move)
         command = command_of(move, scope)
-        together = attempt(scope, command, now, TIMINGS[1], shown)
+        grouped = attempt(scope, command, now, TIMINGS[1], together)
         outcome = attempt(alone, command, now, TIMINGS[1])
-        if not isinstance(together, Outcome) or not isinstance(outcome, Outcome):
-            assert together == outcome
+        if not isinstance(grouped, Outcome) or not isinstance(outcome, Outcome):
+            assert grouped == outcome
             continue
-        assert replace(together.scope, incarnation=1) == replace(outcome.scope, incarnation=1)
-        assert together.changes == outcome.changes
-        scope, alone = together.scope, outcome.scope
+        assert replace(grouped.scope, incarnation=1) == replace(outcome.scope, incarnation=1)
+        assert grouped.changes == outcome.changes
+        scope, alone, shown = grouped.scope, outcome.scope, together.shown
         has_changed = [without_incarnation(page) for page in pages(shown)] != [without_incarnation(page) for page in pages(scope)]
         assert scope.incarnation == shown.incarnation + has_changed
         if outcome.is_gone:

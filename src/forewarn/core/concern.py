@@ -5,26 +5,31 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from forewarn.core.change import Change, What
+from forewarn.core.draft import Places
 from forewarn.core.event import Event, Impact
 from forewarn.core.fleet import Scope, Vm
 
 NEW_EVENT = (What.SCHEDULED, What.EXTENDED)
 
 
-def with_concerns(changes: Sequence[Change], before: Scope, after: Scope) -> tuple[Change, ...]:
+def with_concerns(changes: Sequence[Change], before: Scope, after: Scope, places: Places) -> tuple[Change, ...]:
     """The changes with all that the scope knows of what they are about. What has ended is found in the scope before."""
     if not changes:
         return ()
     about = _events({change.event_id for change in changes if change.event_id}, before, after)
     resources = [_resources(change, about.get(change.event_id)) for change in changes]
     names = [change.vm or (of_event[0] if of_event else "") for change, of_event in zip(changes, resources, strict=True)]
-    wanted = {name for name in names if name}
-    was = {vm.name: vm for vm in before.vms if vm.name in wanted} if wanted else {}
-    is_ = {vm.name: vm for vm in after.vms if vm.name in wanted} if wanted and after.vms is not before.vms else was
+    was = _members(before, names, places)
+    is_ = was if after.vms is before.vms else _members(after, names, places)
     return tuple(
         _with_concern(change, about.get(change.event_id), of_event, name, was, is_)
         for change, of_event, name in zip(changes, resources, names, strict=True)
     )
+
+
+def _members(scope: Scope, names: Sequence[str], places: Places) -> dict[str, Vm]:
+    found = ((name, places.of_vm(scope.vms, name)) for name in names if name)
+    return {name: scope.vms[place] for name, place in found if place is not None}
 
 
 def _events(ids: set[str], before: Scope, after: Scope) -> dict[str, Event | Impact]:

@@ -21,11 +21,47 @@ ENDED_AS = {How.COMPLETED: What.COMPLETED, How.CANCELED: What.CANCELED, How.FAIL
 T = TypeVar("T")
 
 
+class Places:
+    """Where VMs and impacts are in their tuples, so that commands that are decided in a row need not search them each time.
+
+    Only a hint: it is checked against the tuple at every use, and made again where the tuple has changed.
+    """
+
+    def __init__(self) -> None:
+        self._vms: tuple[Vm, ...] = ()
+        self._vm_at: dict[str, int] = {}
+        self._impacts: tuple[Impact, ...] = ()
+        self._impacts_at: dict[str, list[int]] = {}
+
+    def of_vm(self, vms: tuple[Vm, ...], name: str) -> int | None:
+        at = self._vm_at.get(name)
+        if at is not None and at < len(vms) and vms[at].name == name:
+            return at
+        if vms is not self._vms:
+            self._vms, self._vm_at = vms, {vm.name: place for place, vm in enumerate(vms)}
+            return self._vm_at.get(name)
+        return None
+
+    def of_impacts(self, impacts: tuple[Impact, ...], vm: str) -> Sequence[int]:
+        """Those of one VM, in order."""
+        if impacts is not self._impacts:
+            self._impacts, self._impacts_at = impacts, {}
+            for place, impact in enumerate(impacts):
+                self._impacts_at.setdefault(impact.vm, []).append(place)
+        return self._impacts_at.get(vm, ())
+
+    def keep_impacts(self, before: tuple[Impact, ...], after: tuple[Impact, ...]) -> None:
+        """One impact was replaced: all are where they were."""
+        if before is self._impacts:
+            self._impacts = after
+
+
 class Draft:
     """The scope as it will be, and what became true on the way."""
 
-    def __init__(self, scope: Scope, now: datetime, timing: Timing) -> None:
+    def __init__(self, scope: Scope, now: datetime, timing: Timing, places: Places) -> None:
         self.scope = scope
+        self.places = places
         self.now = now
         self.timing = timing
         self.changes: list[Change] = []
@@ -46,11 +82,21 @@ class Draft:
         ids.update([ended.id for ended in scope.ended])
         return ids
 
+    def vm(self, name: str) -> Vm | None:
+        place = self.places.of_vm(self.scope.vms, name)
+        return None if place is None else self.scope.vms[place]
+
+    def impacts_of(self, vm: str) -> list[Impact]:
+        """All impacts of a VM, in the order in which they were started."""
+        return [self.scope.impacts[place] for place in self.places.of_impacts(self.scope.impacts, vm)]
+
+    def impact(self, event_id: str, vm: str) -> Impact | None:
+        return next((impact for impact in self.impacts_of(vm) if impact.event_id == event_id), None)
+
     def put_vm(self, vm: Vm) -> None:
-        for place, old in enumerate(self.scope.vms):
-            if old.name == vm.name:
-                self.scope = replace(self.scope, vms=with_item(self.scope.vms, place, vm))
-                return
+        place = self.places.of_vm(self.scope.vms, vm.name)
+        if place is not None:
+            self.scope = replace(self.scope, vms=with_item(self.scope.vms, place, vm))
 
     def put_event(self, event: Event) -> None:
         self.put_events([event])
@@ -61,9 +107,11 @@ class Draft:
             self.scope = replace(self.scope, events=tuple([changed.get(old.id, old) for old in self.scope.events]))
 
     def put_impact(self, impact: Impact) -> None:
-        for place, old in enumerate(self.scope.impacts):
-            if old.vm == impact.vm and old.event_id == impact.event_id:
-                self.scope = replace(self.scope, impacts=with_item(self.scope.impacts, place, impact))
+        before = self.scope.impacts
+        for place in self.places.of_impacts(before, impact.vm):
+            if before[place].event_id == impact.event_id:
+                self.scope = replace(self.scope, impacts=with_item(before, place, impact))
+                self.places.keep_impacts(before, self.scope.impacts)
                 return
 
     def schedule(self, event: Event) -> None:
@@ -84,7 +132,7 @@ class Draft:
         """The impact is done: record it and what it did to the VM, and end the event if it was the last one."""
         self.put_impact(replace(impact, state=ImpactState.DONE, claimed_by="", detail=""))
         self.tell(What.IMPACTED, event_id=impact.event_id, vm=impact.vm, detail=detail)
-        vm = self.scope.vm(impact.vm)
+        vm = self.vm(impact.vm)
         if vm is not None:
             self._take_effect(impact, vm, host)
         self.end_if_over(impact.event_id)

@@ -33,7 +33,7 @@ from forewarn.core import command as ask
 from forewarn.core import membership, operation, progress
 from forewarn.core.change import Change
 from forewarn.core.concern import with_concerns
-from forewarn.core.draft import Draft
+from forewarn.core.draft import Draft, Places
 from forewarn.core.event import Event, EventType, Impact, Source, Status
 from forewarn.core.fleet import Approval, AutoApprove, Power, Scope, ScopeKind
 from forewarn.core.timing import Timing
@@ -67,22 +67,28 @@ class Outcome(msgspec.Struct, frozen=True):
     is_gone: bool = False
 
 
-def decide(scope: Scope, command: ask.Command, now: datetime, timing: Timing, *, shown: Scope | None = None) -> Outcome:
-    """What the command makes of the scope. Raises a Problem if the rules say no; then nothing has changed.
+class Group:
+    """What commands share that are committed together. `shown` is the scope before the first of them, which is what guests see
+    until the commit: the incarnation counts what changes for them, not the steps in between."""
 
-    `shown` is for several commands that are committed together: the scope before the first of them, which is what guests see
-    until the commit. The incarnation counts what changes for them, not the steps in between.
-    """
-    shown = scope if shown is None else shown
-    draft = Draft(scope, now, timing)
+    def __init__(self, shown: Scope) -> None:
+        self.shown = shown
+        self.places = Places()
+
+
+def decide(scope: Scope, command: ask.Command, now: datetime, timing: Timing, group: Group | None = None) -> Outcome:
+    """What the command makes of the scope. Raises a Problem if the rules say no; then nothing has changed."""
+    group = group or Group(scope)
+    draft = Draft(scope, now, timing, group.places)
     RULES[type(command)](draft, command)
     settle(draft)
     if draft.scope.kind is ScopeKind.VM and scope.vms and not draft.scope.vms:
         draft.is_gone = True  # a standalone VM is its scope
     if draft.scope.events is not scope.events:
-        has_changed = visible(draft.scope) != visible(shown)
-        draft.scope = replace(draft.scope, incarnation=shown.incarnation + has_changed)
-    return Outcome(scope=draft.scope, changes=with_concerns(draft.changes, scope, draft.scope), is_gone=draft.is_gone)
+        has_changed = visible(draft.scope) != visible(group.shown)
+        draft.scope = replace(draft.scope, incarnation=group.shown.incarnation + has_changed)
+    changes = with_concerns(draft.changes, scope, draft.scope, group.places)
+    return Outcome(scope=draft.scope, changes=changes, is_gone=draft.is_gone)
 
 
 def visible(scope: Scope) -> tuple[object, ...]:

@@ -145,7 +145,7 @@ def supersede_degraded(draft: Draft, vm: str, host: str) -> None:
     def applies(event: Event) -> bool:
         if event.cause is not Cause.DEGRADED or event.host != host:
             return False
-        impact = None if event.status is Status.SCHEDULED else progress.impact_of(draft.scope, event.id, vm)
+        impact = None if event.status is Status.SCHEDULED else draft.impact(event.id, vm)
         return impact is None or impact.state is ImpactState.WAITING
 
     draft.excuse(vm, f"{host} has failed", applies)

@@ -76,11 +76,6 @@ def complete(draft: Draft, command: ask.Complete) -> None:
             draft.finish(impact)
 
 
-def open_impacts(scope: Scope, vm: str) -> list[Impact]:
-    """What is still to be done to a VM, in the order in which it was started."""
-    return [impact for impact in scope.impacts if impact.vm == vm and not impact.is_over]
-
-
 def next_in_line(line: Sequence[Impact]) -> Sequence[Impact]:
     """Of one VM's open impacts those that may be claimed once they are due, in order: a VM has one impact at a time.
 
@@ -104,14 +99,15 @@ def due_in_line(line: Sequence[Impact], now: datetime) -> Impact | None:
 
 
 def claim(draft: Draft, command: ask.Claim) -> None:
-    impact = impact_of(draft.scope, command.event_id, command.vm)
+    impact = draft.impact(command.event_id, command.vm)
     if impact is None or impact.is_over:
         return
+    line = [other for other in draft.impacts_of(impact.vm) if not other.is_over]
     until = draft.now + draft.timing.claim
     if command.tries:
         if (impact.claimed_by, impact.tries) == (command.worker, command.tries):
             draft.put_impact(replace(impact, due_at=until))
-    elif due_in_line(open_impacts(draft.scope, impact.vm), draft.now) is not impact:
+    elif due_in_line(line, draft.now) is not impact:
         return
     elif impact.tries - impact.failures >= TRIES_MAX:
         draft.fail(impact, f"given up: claimed {impact.tries - impact.failures} times and never finished")
@@ -123,7 +119,7 @@ def claim(draft: Draft, command: ask.Claim) -> None:
 
 def finish(draft: Draft, command: ask.Finish) -> None:
     """Only the try that holds the claim counts: a worker that lost it tells us nothing."""
-    impact = impact_of(draft.scope, command.event_id, command.vm)
+    impact = draft.impact(command.event_id, command.vm)
     if impact is None or impact.state is not ImpactState.CLAIMED:
         return
     if (impact.claimed_by, impact.tries) != (command.worker, command.tries):

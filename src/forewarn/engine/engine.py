@@ -11,7 +11,7 @@ from typing import NamedTuple
 from forewarn.core.change import Change, What
 from forewarn.core.command import Command, Enrol, Seen
 from forewarn.core.fleet import Scope
-from forewarn.core.machine import Outcome, decide
+from forewarn.core.machine import Group, Outcome, decide
 from forewarn.core.progress import is_enabled
 from forewarn.core.timing import Timing
 from forewarn.engine.board import Board, Place
@@ -208,10 +208,10 @@ class Engine:
         if place is None and not isinstance(group[0].command, Enrol):
             return None, [UnknownScope(f"there is no scope {scope!r}", scope=scope)]
         shown = current = place.scope if place else Scope(name=scope)
-        now, results = self.clock.now(), list[Outcome | Exception]()
+        now, together, results = self.clock.now(), Group(shown), list[Outcome | Exception]()
         for one in group if place else group[:1]:
             try:
-                outcome = decide(current, one.command, now, self.timing, shown=shown)
+                outcome = decide(current, one.command, now, self.timing, together)
             except Exception as problem:  # a refusal; or a bug, which is this submitter's alone
                 results.append(problem)
                 continue
