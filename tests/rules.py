@@ -106,6 +106,8 @@ def check_state(scope: Scope, now: datetime) -> None:
     must(not left_behind(scope, now), "nothing is left that is due and may start", left_behind(scope, now))
     must(len({event.id for event in scope.events}) == len(scope.events), "ids are unique")
     must(len(scope.ended) <= 1000, "memory of what ended is limited")
+    claimed = [impact.vm for impact in scope.impacts if impact.claimed_by]
+    must(len(set(claimed)) == len(claimed), "a VM has at most one impact at a time", claimed)
     _check_seconds(scope)
 
 

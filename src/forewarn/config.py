@@ -198,6 +198,8 @@ class Config:
     impacts_max: Annotated[int, Option("Impacts", _number(1, 100_000, as_type=int), "Impacts that a server does at once.")] = 256
     impact_seconds_max: Annotated[float, Option("Impacts", _number(1, 86_400),
         "A driver's call that takes longer counts as failed.")] = 3600.0
+    impact_retry_seconds_max: Annotated[float, Option("Impacts", _number(0, 86_400),
+        "How long an impact is tried again after its first failure, with growing pauses; 0: the first failure is final.")] = 300.0
     platform: Annotated[PlatformName, Option("Impacts", _choice(PlatformName),
         "What carries impacts out: nothing (it only takes its time), commands of your own, or libvirt.")] = PlatformName.SIMULATED
     exec_command: Annotated[tuple[ExecCommand, ...], Option("Impacts", EXEC,

@@ -75,7 +75,8 @@ async def serve(
     """Run the service until cancelled; then answer what is in flight, and let go of everything."""
     set_up_log(config.log_format, config.log_level)
     descriptors = allow_many_connections()
-    clock, timing = RealClock(), Timing.at_rate(config.rate)
+    clock = RealClock()
+    timing = Timing.at_rate(config.rate, retry_window=timedelta(seconds=config.impact_retry_seconds_max))
     certificate = read_certificate(config)
     async with opened(await open_store(config.store), clock, timing) as engine:
         warn_of_readable_store(config.store)

@@ -6,6 +6,8 @@ from copy import copy
 from datetime import datetime
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from forewarn.core import command as ask
 from forewarn.core.change import Change, What
 from forewarn.core.event import Cause, Event, EventType, How
@@ -13,7 +15,7 @@ from forewarn.core.fleet import Scope, Vm
 from forewarn.core.machine import decide
 from forewarn.core.operation import event_id_of
 from forewarn.engine.engine import FLEET_KEY, Engine
-from forewarn.errors import EventEnded, FleetChanged, UnknownEvent
+from forewarn.errors import AlreadyPending, EventEnded, FleetChanged, UnknownEvent, UnknownScope
 from forewarn.store.base import WRITES_MAX, Write
 from forewarn.wire.fleet import Fleet, dump, tag
 from forewarn.wire.record import HOSTS, Hosts
@@ -210,11 +212,20 @@ class Operations:
                 await asyncio.sleep(0)
             place = engine.board.scopes.get(scope.name)
             first = 1 if place else self._applied().incarnation_floor + 1
-            command = ask.Enrol(kind=scope.kind, policy=scope.policy, vms=scope.vms, first_incarnation=first, is_file=is_file)
+            vms = tuple(self._with_power(scope.name, vm) for vm in scope.vms)
+            command = ask.Enrol(kind=scope.kind, policy=scope.policy, vms=vms, first_incarnation=first, is_file=is_file)
             before = place.scope if place else Scope(name=scope.name)
             if decide(before, command, now, engine.timing).scope != before or place is None:
                 asked.append((scope.name, command))
         return asked
+
+    def _with_power(self, scope: str, vm: Vm) -> Vm:
+        """The VM as the fleet defines it; if it comes from another scope, it runs or not as it did there."""
+        place = self._engine.board.vms.get(vm.name)
+        if place is None or place.scope.name == scope:
+            return vm
+        known = place.scope.vm(vm.name)
+        return vm if known is None else replace(vm, power=known.power)
 
     def _incarnation_floor(self, fleet: Fleet, known: int) -> int:
         """The highest number that any scope that is gone has shown: one that comes later, or comes back, starts above it."""
@@ -248,17 +259,28 @@ class Operations:
         return None if event is None else Told(outcome.scope, event)
 
     async def _befall(self, command: ask.HostOperation, by: str) -> list[Told]:
-        """All scopes of a host, or none if one of them refuses: the rules are asked of every one before the first commit."""
-        engine = self._engine
-        places = engine.board.places_on(command.host)
-        for place in places:
-            decide(place.scope, command, engine.clock.now(), engine.timing)
-        told = []
-        for place in places:
-            outcome = await engine.submit(place.scope.name, command, by)
-            domains = sorted({vm.update_domain for vm in outcome.scope.vms})
-            ids = [event_id_of(command.operation_id, outcome.scope.name, domain) for domain in domains]
-            told += [Told(outcome.scope, event) for event in map(outcome.scope.event, ids) if event is not None]
+        """The events of this operation, scope by scope. Scopes that have them already, from another operation, are passed over.
+
+        So an operation that was half done, because the store failed or a VM arrived later, is completed by asking again. It
+        is refused only if there is nothing left to do.
+        """
+        told: list[Told] = []
+        refusals: list[AlreadyPending] = []
+        is_known = False
+        for place in self._engine.board.places_on(command.host):
+            try:
+                outcome = await self._engine.submit(place.scope.name, command, by)
+            except AlreadyPending as refusal:
+                refusals.append(refusal)
+                continue
+            except UnknownScope:  # it has left the fleet meanwhile
+                continue
+            scope = outcome.scope
+            ids = [event_id_of(command.operation_id, scope.name, domain) for domain in sorted(domains(scope.vms))]
+            told += [Told(scope, event) for event in map(scope.event, ids) if event is not None]
+            is_known = is_known or not {ended.id for ended in scope.ended}.isdisjoint(ids)
+        if refusals and not told and not is_known:
+            raise refusals[0]
         return told
 
 
@@ -276,3 +298,7 @@ def definition(scope: Scope) -> Scope:
 
 def names(vms: Iterable[Vm]) -> set[str]:
     return {vm.name for vm in vms}
+
+
+def domains(vms: Iterable[Vm]) -> set[int]:
+    return {vm.update_domain for vm in vms}

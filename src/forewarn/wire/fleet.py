@@ -16,6 +16,8 @@ from forewarn.core.timing import TERMINATE_NOTICE_MAX, TERMINATE_NOTICE_MIN
 from forewarn.wire.text import Misfit, Path, convert, field, read, refusal
 
 COUNT_MAX = 100_000
+VMS_PER_SCOPE_MAX = 1_000
+"""A scope is one record that every change of it writes, and one document that all its VMs read."""
 _END = r"$(?!\n)"  # Python's `$` also stands before a last newline; this is the end in Python and in JSON Schema alike.
 _NOTICE = rf"^(?:off|(?:PT)?(?=[0-9])(?:([0-9]{{1,3}})[mM])?(?:([0-9]{{1,3}})[sS])?){_END}"
 _IS_ADDRESS = {"anyOf": [{"format": "ipv4"}, {"format": "ipv6"}]}
@@ -109,7 +111,9 @@ class ScopeEntry(msgspec.Struct, forbid_unknown_fields=True):
     name: Name
     kind: ScopeKind = ScopeKind.VM
     policy: PolicyEntry = msgspec.field(default_factory=PolicyEntry)
-    vms: Annotated[tuple[VmEntry, ...], Meta(max_length=COUNT_MAX, description="a list of at most 100000 VMs")] = ()
+    vms: Annotated[
+        tuple[VmEntry, ...], Meta(max_length=VMS_PER_SCOPE_MAX, description=f"a list of at most {VMS_PER_SCOPE_MAX} VMs")
+    ] = ()
 
 
 class FleetFile(msgspec.Struct, forbid_unknown_fields=True):
