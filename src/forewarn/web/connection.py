@@ -56,6 +56,7 @@ class Guard:
         self.limits = limits
         self.body_of = body_of
         self.counts: dict[str, int] = {}
+        self.connections_count = 0
         self.idle_at = self.stall_at = math.inf
 
     def connector(self, **given: Any) -> Callable[[], asyncio.Protocol]:
@@ -72,10 +73,12 @@ class Guard:
 
     def admit(self, address: str) -> bool:
         """Count a connection in; whether there is room for it."""
+        self.connections_count += 1
         self.counts[address] = count = self.counts.get(address, 0) + 1
         return count <= self.limits.connections_per_address_max
 
     def release(self, address: str) -> None:
+        self.connections_count -= 1
         self.counts[address] -= 1
         if not self.counts[address]:
             del self.counts[address]

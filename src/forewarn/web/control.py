@@ -219,7 +219,7 @@ class Scopes(Controller):
     @get("/", responses=ANY)
     async def list_scopes(self, engine: Engines, limit: Limit = 1000, cursor: Cursor = None) -> views.Scopes:
         """All scopes, by name."""
-        return views.scopes(engine, limit, cursor)
+        return await views.scopes(engine, limit, cursor)
 
     @get("/{name:str}", responses=answers(errors.UnknownScope))
     async def show_scope(self, name: FromPath[str], engine: Engines) -> views.ScopeView:
@@ -251,7 +251,7 @@ class Vms(Controller):
     @get("/", responses=ANY)
     async def list_vms(self, engine: Engines, limit: Limit = 1000, cursor: Cursor = None) -> views.Vms:
         """All VMs, by name."""
-        return views.vms(engine.board, limit, cursor)
+        return await views.vms(engine.board, limit, cursor)
 
     @get("/{vm:str}", responses=answers(errors.UnknownVm))
     async def show_vm(self, vm: FromPath[str], engine: Engines) -> views.VmView:
@@ -271,7 +271,7 @@ class Hosts(Controller):
     @get("/", responses=ANY)
     async def list_hosts(self, engine: Engines, limit: Limit = 1000, cursor: Cursor = None) -> views.Hosts:
         """All hosts that have VMs or are named in the fleet file, by name."""
-        return views.hosts(engine.board, limit, cursor)
+        return await views.hosts(engine.board, limit, cursor)
 
     @get("/{host:str}", responses=answers(errors.UnknownHost))
     async def show_host(self, host: FromPath[str], engine: Engines) -> views.HostView:
@@ -316,7 +316,7 @@ class Events(Controller):
     @get("/", responses=ANY)
     async def list_events(self, engine: Engines, limit: Limit = 1000, cursor: Cursor = None) -> views.Events:
         """All events that stand in a document, the oldest first."""
-        return views.events(engine.board, limit, cursor)
+        return await views.events(engine.board, limit, cursor)
 
     @get("/{event:str}", responses=answers(errors.UnknownEvent, errors.EventEnded))
     async def show_event(self, event: FromPath[str], operations: Desk) -> views.EventView:
