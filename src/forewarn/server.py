@@ -72,14 +72,14 @@ async def serve(
     allow_many_connections()
     clock, timing = RealClock(), Timing.at_rate(config.rate)
     certificate = read_certificate(config)
-    async with opened(await open_store(config.store), clock, timing) as engine:
+    async with collector_paused(), opened(await open_store(config.store), clock, timing) as engine:
         refuse_open_door(engine, config.control, config.store)
         if not is_loopback(config.control.host) and certificate is None:
             log.warning("tokens can be read on the way: no TLS", extra={"facts": {"control": str(config.control)}})
         engine.listeners.append(on_change)
         operations = Operations(engine, make_id)
         await apply_fleet_file(operations, config.fleet)
-        tidy_memory()
+        resume_collector()
         worker = f"server-{uuid.uuid4()}"
         async with (
             at_work(config, engine, make_platform(config, clock, engine), worker) as work,
@@ -296,7 +296,18 @@ def allow_many_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def tidy_memory() -> None:
-    """The fleet lives as long as we do: keep the garbage collector from looking at all of it again and again."""
+@asynccontextmanager
+async def collector_paused() -> AsyncIterator[None]:
+    """Within this the garbage collector rests until `resume_collector`. While a fleet is loaded it would find nothing."""
     gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def resume_collector() -> None:
+    """The fleet lives as long as we do: keep the garbage collector from looking at all of it again and again."""
     gc.freeze()
+    gc.enable()

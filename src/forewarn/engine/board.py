@@ -5,7 +5,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from forewarn.core.event import Event, EventType, Status
@@ -75,22 +75,35 @@ class Board:
 
     def publish(self, scope: Scope, revision: int) -> bool:
         """Show a scope as committed at a revision. News that is older than what is shown changes nothing."""
-        if not self.is_news(scope.name, revision):
-            return False
         place = self.scopes.get(scope.name)
+        if revision <= (self._gone.get(scope.name, 0) if place is None else place.revision):
+            return False
         if place is None:
-            place = self.scopes[scope.name] = Place(Scope(name=scope.name))
-            self.scope_names.add(scope.name)
-        old, place.scope, place.revision = place.scope, scope, revision
-        self._index(place, old, scope)
+            place = self._add(scope)
+        else:
+            old, place.scope = place.scope, scope
+            self._index(place, old, scope)
+            if scope.incarnation != old.incarnation:
+                place.pages = {}
+                wake(place)
+        place.revision = revision
         if scope.seen_at is not None:
             place.fresh_until = scope.seen_at.timestamp() + self.seen_interval_seconds
-        if scope.incarnation != old.incarnation:
-            place.pages = {}
-            wake(place)
         for follower in self.followers:
             follower(place)
         return True
+
+    def _add(self, scope: Scope) -> Place:
+        """A scope that is new, with nothing to compare it with and nobody waiting. A start may do this a million times."""
+        place = self.scopes[scope.name] = Place(scope)
+        self.scope_names.add(scope.name)
+        for vm in scope.vms:
+            self._learn(place, vm)
+        if scope.events:
+            self._index_events(place, (), scope.events)
+        if scope.ended:
+            self.ended.update((ended.id, place) for ended in scope.ended)
+        return place
 
     def withdraw(self, name: str, revision: int) -> bool:
         """Take a scope away that was deleted at a revision."""
@@ -119,6 +132,11 @@ class Board:
         self.revision = max(self.revision, revision)
         if self._gone:
             self._gone = {name: gone for name, gone in self._gone.items() if gone > self.revision}
+
+    def sort(self) -> None:
+        """Put all keys in order now, so that no reader has to wait for it. Later changes keep them so."""
+        for keys in (self.scope_names, self.vm_names, self.known_hosts, self.event_keys):
+            keys.sort()
 
     def place(self, scope: str) -> Place:
         """The scope by its name; UnknownScope if there is none."""
@@ -156,37 +174,35 @@ class Board:
 
     def _index(self, place: Place, old: Scope, new: Scope) -> None:
         if old.vms != new.vms:
-            self._index_vms(place, old, new)
+            self._index_vms(place, old.vms, new.vms)
             wake(place)  # who waits here may belong elsewhere now
         if old.events != new.events:
-            self._index_events(place, old, new)
+            self._index_events(place, old.events, new.events)
         if old.ended != new.ended:
             gone, come = {ended.id for ended in old.ended}, {ended.id for ended in new.ended}
             for key in gone - come:
                 self.ended.pop(key, None)
             self.ended.update(dict.fromkeys(come - gone, place))
 
-    def _index_vms(self, place: Place, old: Scope, new: Scope) -> None:
-        """What a VM had is dropped before anything is taken in: two VMs may have exchanged their addresses."""
-        before = {vm.name: vm for vm in old.vms}
-        changed = [vm for vm in new.vms if before.get(vm.name) != vm]
-        if before:
-            staying = {vm.name for vm in new.vms}.difference(vm.name for vm in changed)
-            for vm in old.vms:
-                if vm.name not in staying:
-                    self._forget(place, vm)
-        for vm in changed:
-            self._learn(place, vm)
+    def _index_vms(self, place: Place, old: Sequence[Vm], new: Sequence[Vm]) -> None:
+        """What is old is dropped before anything new is taken in: two VMs may have exchanged their addresses."""
+        before, after = {vm.name: vm for vm in old}, {vm.name: vm for vm in new}
+        for vm in old:
+            if after.get(vm.name) != vm:
+                self._forget(place, vm)
+        for vm in new:
+            if before.get(vm.name) != vm:
+                self._learn(place, vm)
 
-    def _index_events(self, place: Place, old: Scope, new: Scope) -> None:
-        before, after = {event.id: event for event in old.events}, {event.id: event for event in new.events}
-        self.event_counts.subtract((event.type, event.status) for event in old.events)
-        self.event_counts.update((event.type, event.status) for event in new.events)
-        for event in old.events:
+    def _index_events(self, place: Place, old: Sequence[Event], new: Sequence[Event]) -> None:
+        before, after = {event.id for event in old}, {event.id for event in new}
+        self.event_counts.subtract((event.type, event.status) for event in old)
+        self.event_counts.update((event.type, event.status) for event in new)
+        for event in old:
             if event.id not in after:
                 self.events.pop(event.id, None)
                 self.event_keys.remove(_event_key(event))
-        for event in new.events:
+        for event in new:
             if event.id not in before:
                 self.events[event.id] = place
                 self.event_keys.add(_event_key(event))
@@ -211,25 +227,26 @@ class Board:
                     self.known_hosts.remove(vm.host)
 
     def _learn(self, place: Place, vm: Vm) -> None:
-        moved_from = self.vms.get(vm.name)
+        name, host = vm.name, vm.host
+        moved_from = self.vms.get(name)
         if moved_from is not None and moved_from is not place:  # its old scope has not told us yet that it left
-            known = moved_from.scope.vm(vm.name)
+            known = moved_from.scope.vm(name)
             if known is not None:
                 self._forget(moved_from, known)
-        if vm.name not in self.vms:
-            self.vm_names.add(vm.name)
-        self.vms[vm.name] = place
+        if name not in self.vms:
+            self.vm_names.add(name)
+        self.vms[name] = place
         if vm.address:
-            self.addresses[vm.address] = vm.name
-        if vm.id and (first := self.ids.setdefault(vm.id, vm.name)) != vm.name:
-            self.shared_ids.setdefault(vm.id, {first}).add(vm.name)
-        if vm.host:
-            residents = self.hosts.get(vm.host)
+            self.addresses[vm.address] = name
+        if vm.id and (first := self.ids.setdefault(vm.id, name)) != name:
+            self.shared_ids.setdefault(vm.id, {first}).add(name)
+        if host:
+            residents = self.hosts.get(host)
             if residents is None:
-                residents = self.hosts[vm.host] = set()
-                if vm.host not in self._declared:
-                    self.known_hosts.add(vm.host)
-            residents.add(vm.name)
+                residents = self.hosts[host] = set()
+                if host not in self._declared:
+                    self.known_hosts.add(host)
+            residents.add(name)
 
     def _forget_id(self, vm: Vm) -> None:
         sharing = self.shared_ids.get(vm.id, set()) - {vm.name}

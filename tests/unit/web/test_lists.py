@@ -3,7 +3,6 @@
 import asyncio
 from datetime import timedelta
 
-import httpx
 import pytest
 from litestar import Litestar
 from msgspec.structs import replace
@@ -16,7 +15,7 @@ from forewarn.web.metadata import Metadata
 from forewarn.web.metrics import route
 from forewarn.web.poll import Polls
 from tests.builders import NOON, restart, run, scope_of, vm
-from tests.unit.web.control_world import World
+from tests.unit.web.control_world import World, calling
 from tests.unit.web.guest import BY_ADDRESS
 from tests.work import Name, work_of
 
@@ -65,10 +64,8 @@ def test_a_scrape_costs_the_same_in_a_large_fleet() -> None:
         for number in range(len(world.engine.board.vms)):
             polls.admit(Name(f"10.0.{number // 250}.{number % 250}"))
         handler = route(world.engine, Metadata(world.engine, BY_ADDRESS), polls)
-        transport = httpx.ASGITransport(Litestar([handler], openapi_config=None, logging_config=None))
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            world.client = client
-            return await first_page(world, "/metrics")
+        world.client = calling(Litestar([handler], openapi_config=None, logging_config=None))
+        return await first_page(world, "/metrics")
 
     async def measure() -> tuple[int, int]:
         return await scrape(fleet_of(SMALL)), await scrape(fleet_of(LARGE))
