@@ -197,7 +197,9 @@ class Engine:
             else:
                 self.board.publish(outcome.scope, revision)
         for one in notes:
-            log.log(LEVEL.get(one.change.what, logging.INFO), str(one.change.what), extra={"facts": facts_of(one)})
+            level = LEVEL.get(one.change.what, logging.INFO)
+            if log.isEnabledFor(level):
+                log.log(level, str(one.change.what), extra={"facts": facts_of(one)})
             self._tell(one)
         self.tail.ring()
         return revision

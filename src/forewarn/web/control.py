@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 import msgspec
-from litestar import Controller, Request, Response, get, post, put
+from litestar import Controller, MediaType, Request, Response, get, post, put
 from litestar.di import NamedDependency, Provide
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath, JSONBody, QueryParameter, RawBody
@@ -39,7 +39,7 @@ from forewarn.web.reference import docs
 from forewarn.web.refusal import CONTROL_HANDLERS
 from forewarn.web.stream import Streams
 from forewarn.web.token import Tokens
-from forewarn.wire.fleet import SCHEMA, dump, parse
+from forewarn.wire.fleet import SCHEMA, dump_json, parse
 
 BODY_BYTES_MAX = 64 * 1024
 SECRET_BYTES = 32
@@ -191,7 +191,8 @@ class Fleets(Controller):
     @get("/", responses=ANY)
     async def read(self, operations: Desk) -> Response[dict[str, Any]]:
         """The fleet as it is now, as JSON that PUT takes back."""
-        return Response(await asyncio.to_thread(dump, operations.fleet()))
+        text: Any = await asyncio.to_thread(lambda: dump_json(operations.fleet()))  # what is bytes already is sent as it is
+        return Response(text, media_type=MediaType.JSON)
 
     @put(
         "/",
