@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import hashlib
 import logging
 import os
 import random
@@ -26,6 +25,7 @@ from forewarn.engine.loops import Loops
 from forewarn.engine.operations import Operations
 from forewarn.engine.rounds import HealthCheck
 from forewarn.errors import Invalid, StoreUnusable, Unavailable
+from forewarn.fleet_files import digest_of, read_sources
 from forewarn.log import set_up_log
 from forewarn.notify import Notifier
 from forewarn.platform.base import Platform
@@ -245,12 +245,18 @@ def read_certificate(config: Config) -> Certificate | None:
 
 
 async def apply_fleet_file(operations: Operations, path: Path | None) -> None:
-    """Make the fleet as the file says, unless it is the file that was applied last: what happened since then stands."""
+    """Make the fleet as the file says, or the folder's files together, unless it is what was applied last.
+
+    What happened since then stands.
+    """
     if path is None:
         return
-    text = read_file(path, "fleet file")
-    digest = hashlib.sha256(text).hexdigest()
-    wanted = fleet.parse(text, str(path))
+    sources = read_sources(path)
+    digest = digest_of(sources)
+    if digest == operations.applied_digest():
+        return
+    wanted = fleet.parse_all(sources)
+    del sources  # a large fleet need not be in memory twice
     for turn in range(APPLY_TRIES_MAX):
         if digest == operations.applied_digest():
             return  # as before, or by another server that was started with us

@@ -158,8 +158,10 @@ def parse(text: bytes, source: str) -> Fleet:
 
 
 def parse_all(sources: Sequence[Source]) -> Fleet:
-    """The fleet of several files together. What may stand once in a fleet may stand once in all of them."""
+    """The fleet of several files together. What must be unique in a fleet must be unique in all of them."""
     parts = [parse(source.text, source.name) for source in sources]
+    if len(parts) == 1:
+        return parts[0]
     fleet = Fleet(
         scopes=tuple(scope for part in parts for scope in part.scopes),
         hosts=tuple(dict.fromkeys(host for part in parts for host in part.hosts)),
