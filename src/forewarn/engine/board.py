@@ -68,16 +68,16 @@ class Board:
     @declared_hosts.setter
     def declared_hosts(self, names: tuple[str, ...]) -> None:
         before, self._declared = self._declared, dict.fromkeys(names)
-        for name in self._declared.keys() - before.keys() - self.hosts.keys():
-            self.known_hosts.add(name)
-        for name in before.keys() - self._declared.keys() - self.hosts.keys():
-            self.known_hosts.remove(name)
+        for name in self._declared.keys() ^ before.keys():
+            if name not in self.hosts:
+                change = self.known_hosts.add if name in self._declared else self.known_hosts.remove
+                change(name)
 
     def publish(self, scope: Scope, revision: int) -> bool:
         """Show a scope as committed at a revision. News that is older than what is shown changes nothing."""
-        place = self.scopes.get(scope.name)
-        if revision <= (self._gone.get(scope.name, 0) if place is None else place.revision):
+        if not self.is_news(scope.name, revision):
             return False
+        place = self.scopes.get(scope.name)
         if place is None:
             place = self._add(scope)
         else:

@@ -37,7 +37,7 @@ WELL_AGAIN = timedelta(seconds=15)
 SEEN_SECONDS_MAX = 2.0
 SEEN_AGAIN_SECONDS = 5.0
 POLLS_PASS_EVERY = 200
-"""How many records are read again before polls get their turn."""
+"""How many records are read, or entries of a page made, before polls get their turn."""
 
 
 LEVEL = {

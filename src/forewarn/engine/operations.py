@@ -20,10 +20,10 @@ from forewarn.store.base import WRITES_MAX, Write
 from forewarn.wire.fleet import Fleet
 from forewarn.wire.record import HOSTS, Hosts
 
-POLLS_PASS_EVERY = 300
+VMS_PER_TURN_MAX = 300
 """How many VMs of a new fleet are looked at before polls get their turn."""
 VMS_PER_COMMIT_MAX = 500
-"""So many VMs of a new fleet are committed and published at once, or one scope: then polls get their turn."""
+"""How many VMs of a new fleet are committed and published before polls get their turn; one scope may have more."""
 
 Asked = list[tuple[str, ask.Command]]
 
@@ -310,7 +310,7 @@ class _Turns:
     async def pass_after(self, work: int) -> None:
         """Let polls pass if enough has been done since they did. A VM counts 1, a scope 3 more: it takes about so much longer."""
         self._done += work
-        if self._done >= POLLS_PASS_EVERY:
+        if self._done >= VMS_PER_TURN_MAX:
             self._done = 0
             await asyncio.sleep(0)
 

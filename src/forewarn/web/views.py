@@ -13,13 +13,10 @@ from forewarn.core.event import Cause, Event, EventType, Impact, ImpactState, So
 from forewarn.core.fleet import Approval, AutoApprove, Policy, Power, Scope, ScopeKind, Vm
 from forewarn.core.progress import is_enabled
 from forewarn.engine.board import Board, Place
-from forewarn.engine.engine import Engine
+from forewarn.engine.engine import POLLS_PASS_EVERY, Engine
 from forewarn.engine.operations import Difference, Told
 from forewarn.web.cursor import Key, page
 from forewarn.wire.fleet import said_of
-
-POLLS_PASS_EVERY = 200
-"""How many entries of a page are made before polls get their turn."""
 
 K = TypeVar("K")
 V = TypeVar("V")
