@@ -20,12 +20,13 @@ from forewarn.wire.fleet import Fleet, parse, parse_all
 from forewarn.wire.text import SIZE_MAX
 from tests.builders import NOON, OPERATION
 
-WEB = """scopes:
+ID = "602d9444-d2cd-49c7-8624-8643e7171297"
+WEB = f"""scopes:
   - name: web
     kind: availability-set
     vms:
-      - {name: web-0, address: 10.0.0.1}
-      - {name: web-1, address: 10.0.0.2}
+      - {{name: web-0, address: 10.0.0.1}}
+      - {{name: web-1, address: 10.0.0.2, id: {ID}}}
 hosts: [host-a, host-b]
 """
 DB = json.dumps({"scopes": [{"name": "db", "vms": [{"name": "db-0", "address": "10.0.0.3"}]}], "hosts": ["host-b", "host-c"]})
@@ -58,28 +59,28 @@ def test_the_files_of_a_folder_are_one_fleet(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("scope", "field", "expected", "other", "got"),
     [
-        ("{name: WEB, kind: scale-set}", "name", "a scope name", "a.yaml:2: scopes[0].name", "WEB"),
-        ("{name: x, vms: [{name: Web-1}]}", "vms[0].name", "a VM name", "a.yaml:6: scopes[0].vms[1].name", "Web-1"),
+        ("{name: WEB, kind: scale-set}", "name", "a scope name not used by", "a.yaml:2: scopes[0].name", "WEB"),
+        ("{name: x, vms: [{name: Web-1}]}", "vms[0].name", "a VM name not used by", "a.yaml:6: scopes[0].vms[1].name", "Web-1"),
         (
             "{name: x, vms: [{name: y, address: 10.0.0.1}]}",
             "vms[0].address",
-            "an address",
+            "an address not used by",
             "a.yaml:5: scopes[0].vms[0].address",
             "10.0.0.1",
         ),
+        ("{name: x, vms: [{name: y, id: ID}]}", "vms[0].id", "an id not used by", "a.yaml:6: scopes[0].vms[1].id", ID),
+        ("{name: x, vms: [{name: ID}]}", "vms[0].name", "a VM name that is not", "a.yaml:6: scopes[0].vms[1].id", ID),
     ],
 )
 def test_what_stands_in_two_files_is_refused_with_both_places(
     tmp_path: Path, scope: str, field: str, expected: str, other: str, got: str
 ) -> None:
     """Whoever reads the error did perhaps not write either of them."""
-    folder = write(tmp_path / "fleet", a_yaml=WEB, b_yaml=f"scopes:\n  - {scope}\n")
+    folder = write(tmp_path / "fleet", a_yaml=WEB, b_yaml=f"scopes:\n  - {scope.replace('ID', ID)}\n")
 
     with pytest.raises(Invalid) as refusal:
         read(folder)
-    assert refusal.value.message == (
-        f"{folder}/b.yaml:2: scopes[0].{field}: expected {expected} not used by {folder}/{other}, got '{got}'"
-    )
+    assert refusal.value.message == (f"{folder}/b.yaml:2: scopes[0].{field}: expected {expected} {folder}/{other}, got '{got}'")
     assert refusal.value.facts == {"source": f"{folder}/b.yaml", "line": 2, "field": f"scopes[0].{field}"}
 
 

@@ -347,7 +347,7 @@ def _refuse_names_that_are_ids(vms: Sequence[tuple[Vm, Path]]) -> None:
     for vm, at in vms:
         owner, owner_at = owners.get(vm.name.lower(), (vm, at))
         if owner is not vm:
-            raise Misfit((*at, "name"), f"a VM name that is not {field((*owner_at, 'id'))}")
+            raise Twin((*at, "name"), "a VM name that is not", (*owner_at, "id"))
 
 
 def _dump_scope(scope: Scope) -> dict[str, Any]:
