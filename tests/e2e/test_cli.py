@@ -113,6 +113,29 @@ def test_a_fleet_is_exported_checked_and_applied(tmp_path: Path) -> None:
     ]
 
 
+def test_a_folder_of_files_is_served_checked_and_applied(tmp_path: Path) -> None:
+    """Wherever a fleet file may be named."""
+    folder = tmp_path / "fleet"
+    folder.mkdir()
+    (folder / "web.yaml").write_text(FLEET)
+    (folder / "db.json").write_text('{"scopes": [{"name": "db", "vms": [{"name": "db-0"}]}]}')
+    with running(tmp_path, "serve", "--fleet", "fleet", "--store", "memory") as service:
+        served = json.loads(service.forewarn("vm", "list", "--json").stdout)["vms"]
+        checked = service.forewarn("fleet", "check", str(folder))
+        same = service.forewarn("fleet", "apply", str(folder))
+        (folder / "db.json").unlink()
+        applied = service.forewarn("fleet", "apply", str(folder))
+        (folder / "twin.yaml").write_text(FLEET)
+        refused = service.forewarn("fleet", "apply", str(folder))
+
+    assert [vm["name"] for vm in served] == ["db-0", "web-0", "web-1"]
+    assert checked.stdout == f"{folder}: 2 scopes with 3 VMs, all well\n"
+    assert same.stdout == "the fleet is so already\n"
+    assert applied.stdout == "removed: db\nvms left: db-0\n"
+    assert refused.returncode == 1
+    assert f"{folder}/web.yaml:3: scopes[0].name: expected a scope name not used by {folder}/twin.yaml:3: " in refused.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [

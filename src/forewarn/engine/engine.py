@@ -41,6 +41,8 @@ WELL_AGAIN = timedelta(seconds=15)
 """So long after a commit that the store did not take we say that we cannot serve, unless another one was taken since."""
 SEEN_SECONDS_MAX = 2.0
 SEEN_AGAIN_SECONDS = 5.0
+POLLS_PASS_EVERY = 200
+"""How many records are read, or entries of a page made, before polls get their turn."""
 
 
 LEVEL = {
@@ -108,8 +110,11 @@ class Engine:
         for name in [name for name in self.board.scopes if SCOPE_KEY.format(name) not in held]:
             self.board.withdraw(name, snapshot.revision)
         self.tokens.keep_only(held, snapshot.revision)
-        for found in snapshot.records:
+        for number, found in enumerate(snapshot.records):
+            if number % POLLS_PASS_EVERY == 0:
+                await asyncio.sleep(0)
             self.learn(found)
+        self.board.sort()
         self.board.caught_up(snapshot.revision)
 
     def learn(self, found: Record) -> None:
@@ -120,11 +125,13 @@ class Engine:
                 self.board.declared_hosts = record.HOSTS.decode(found.value).names if found.value is not None else ()
             return
         kind, _, name = found.key.rstrip("/").partition("/")
-        if kind in TOKEN_KINDS:
-            self.tokens.learn(found)
-        elif kind in KINDS:
-            self.shelf.learn(found)
-        if kind != "scope" or not self.board.is_news(name, found.revision):
+        if kind != "scope":
+            if kind in TOKEN_KINDS:
+                self.tokens.learn(found)
+            elif kind in KINDS:
+                self.shelf.learn(found)
+            return
+        if not self.board.is_news(name, found.revision):
             return
         if found.value is None:
             self.board.withdraw(name, found.revision)
@@ -281,7 +288,9 @@ class Engine:
             else:
                 self.board.publish(outcome.scope, revision)
         for one in notes:
-            log.log(LEVEL.get(one.change.what, logging.INFO), str(one.change.what), extra={"facts": facts_of(one)})
+            level = LEVEL.get(one.change.what, logging.INFO)
+            if log.isEnabledFor(level):
+                log.log(level, str(one.change.what), extra={"facts": facts_of(one)})
             self._tell(one)
         self.tail.ring()
         return revision

@@ -409,6 +409,8 @@ class Loops:
 
 def next_moment(scope: Scope) -> datetime | None:
     """When the scope needs somebody: to tick, or to carry an impact out."""
+    if not scope.events and not scope.impacts:  # most scopes, most of the time
+        return None
     return min((moment for moment in (next_deadline(scope), next_impact_at(scope)) if moment is not None), default=None)
 
 

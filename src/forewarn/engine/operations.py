@@ -1,12 +1,13 @@
 """What operators ask, in their words: VMs, hosts, events, the fleet. Finds the scopes concerned, makes ids, submits commands."""
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from copy import copy
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
+from sortedcontainers import SortedList
 
 from forewarn.core import command as ask
 from forewarn.core.change import Change, What
@@ -17,11 +18,15 @@ from forewarn.core.operation import event_id_of
 from forewarn.engine.engine import FLEET_KEY, Engine
 from forewarn.errors import AlreadyPending, EventEnded, FleetChanged, UnknownEvent, UnknownScope
 from forewarn.store.base import WRITES_MAX, Write
-from forewarn.wire.fleet import Fleet, dump, tag
+from forewarn.wire.fleet import Fleet, dump_json, tag
 from forewarn.wire.record import HOSTS, Hosts
 
-POLLS_PASS_EVERY = 200
-"""How many scopes of a new fleet are looked at before polls get their turn."""
+VMS_PER_TURN_MAX = 300
+"""How many VMs of a new fleet are looked at before polls get their turn."""
+VMS_PER_COMMIT_MAX = 500
+"""How many VMs of a new fleet are committed and published before polls get their turn; one scope may have more."""
+
+Asked = list[tuple[str, ask.Command]]
 
 
 class Told(NamedTuple):
@@ -147,7 +152,7 @@ class Operations:
         raise UnknownEvent(f"there is no event {event_id!r}", event=event_id)
 
     def fleet(self) -> Fleet:
-        """The fleet as it is now, in the form of a fleet file."""
+        """The fleet as it is now, in the form of a fleet file. Safe in a thread: `sorted` copies first."""
         places = sorted(self._engine.board.scopes.values(), key=lambda place: place.scope.name)
         return Fleet(
             scopes=tuple(definition(place.scope) for place in places),
@@ -177,47 +182,51 @@ class Operations:
         `tags`: the fleet must still have one of these tags.
         """
         async with self._applying:
-            if tags and tag(await asyncio.to_thread(dump, self.fleet())) not in tags:
+            if tags and await asyncio.to_thread(lambda: tag(dump_json(self.fleet()))) not in tags:
                 raise FleetChanged("the fleet has changed since it was read; read it again and decide anew")
             return await self._apply(fleet, by, dry_run, digest)
 
     async def _apply(self, fleet: Fleet, by: str, dry_run: bool, digest: str | None) -> Difference:  # noqa: FBT001
         revision = self._engine.fleet_revision
         asked = await self._asked(fleet, is_file=digest is not None)
-        difference = self._difference(fleet, [name for name, _ in asked])
+        difference = await self._difference(fleet, asked)
         known = self._applied()
-        floor = self._incarnation_floor(fleet, known.incarnation_floor)
+        floor = self._incarnation_floor(asked, known.incarnation_floor)
         whole = Hosts(fleet.hosts, known.digest if digest is None else digest, floor)
         if dry_run or (not asked and whole == known):
             return difference
-        size = WRITES_MAX - 1
-        for first in range(0, max(len(asked), 1), size):
-            is_last = first + size >= len(asked)
+        left = len(asked)
+        for batch in self._batches(asked):
+            left -= len(batch)
+            is_last = left == 0
             hosts = whole if is_last else Hosts(fleet.hosts, known.digest, floor)
             lock = Write(FLEET_KEY, HOSTS.encode(hosts), revision)
             changes = _host_changes(difference) if is_last else ()
-            revision = await self._engine.submit_all(asked[first : first + size], by, lock, changes)
+            revision = await self._engine.submit_all(batch, by, lock, changes)
             await asyncio.sleep(0)
         return difference
 
-    async def _asked(self, fleet: Fleet, *, is_file: bool) -> list[tuple[str, ask.Command]]:
+    async def _asked(self, fleet: Fleet, *, is_file: bool) -> Asked:
         """What must be asked of each scope that changes, those first that VMs leave, so that no VM is ever in two."""
-        engine, now = self._engine, self._engine.clock.now()
-        wanted = {scope.name for scope in fleet.scopes}
-        asked: list[tuple[str, ask.Command]] = [
-            (name, ask.Retire()) for name in sorted(engine.board.scopes) if name not in wanted
-        ]
-        for number, scope in enumerate(sorted(fleet.scopes, key=lambda scope: not self._loses_vms(scope))):
-            if number % POLLS_PASS_EVERY == 0:
-                await asyncio.sleep(0)
+        engine, now, turns = self._engine, self._engine.clock.now(), _Turns()
+        applied = self._applied()
+        losing, others, retired = Asked(), Asked(), Asked()
+        wanted: set[str] = set()
+        for scope in fleet.scopes:
+            await turns.pass_after(3 + len(scope.vms))
+            wanted.add(scope.name)
             place = engine.board.scopes.get(scope.name)
-            first = 1 if place else self._applied().incarnation_floor + 1
+            first = 1 if place else applied.incarnation_floor + 1
             vms = tuple(self._with_power(scope.name, vm) for vm in scope.vms)
             command = ask.Enrol(kind=scope.kind, policy=scope.policy, vms=vms, first_incarnation=first, is_file=is_file)
             before = place.scope if place else Scope(name=scope.name)
             if decide(before, command, now, engine.timing).scope != before or place is None:
-                asked.append((scope.name, command))
-        return asked
+                (losing if _loses_vms(before, scope) else others).append((scope.name, command))
+        for name in engine.board.scope_names[:]:
+            await turns.pass_after(1)
+            if name not in wanted:
+                retired.append((name, ask.Retire()))
+        return [*retired, *losing, *others]
 
     def _with_power(self, scope: str, vm: Vm) -> Vm:
         """The VM as the fleet defines it; if it comes from another scope, it runs or not as it did there."""
@@ -227,29 +236,51 @@ class Operations:
         known = place.scope.vm(vm.name)
         return vm if known is None else replace(vm, power=known.power)
 
-    def _incarnation_floor(self, fleet: Fleet, known: int) -> int:
+    def _incarnation_floor(self, asked: Asked, known: int) -> int:
         """The highest number that any scope that is gone has shown: one that comes later, or comes back, starts above it."""
-        wanted = {scope.name for scope in fleet.scopes}
-        places = self._engine.board.scopes.items()
-        return max([known, *(place.scope.incarnation for name, place in places if name not in wanted)])
+        retired = (self._engine.board.scopes.get(name) for name, command in asked if isinstance(command, ask.Retire))
+        return max([known, *(place.scope.incarnation for place in retired if place is not None)])
 
-    def _loses_vms(self, wanted: Scope) -> bool:
-        place = self._engine.board.scopes.get(wanted.name)
-        return place is not None and bool(names(place.scope.vms) - names(wanted.vms))
-
-    def _difference(self, fleet: Fleet, touched: Sequence[str]) -> Difference:
-        board = self._engine.board
-        wanted = {scope.name for scope in fleet.scopes}
-        coming = names(vm for scope in fleet.scopes for vm in scope.vms)
+    async def _difference(self, fleet: Fleet, asked: Asked) -> Difference:
+        """Only scopes that change are looked at: a VM that joins, leaves or moves changes the scope that it is or was in."""
+        board, turns = self._engine.board, _Turns()
+        coming: set[str] = set()
+        added, changed, removed, joined, left = (SortedList() for _ in range(5))
+        for _, command in asked:
+            if isinstance(command, ask.Enrol):
+                await turns.pass_after(3 + len(command.vms))
+                coming.update(vm.name for vm in command.vms)
+                joined.update(vm.name for vm in command.vms if vm.name not in board.vms)
+        for name, command in asked:
+            place = board.scopes.get(name)
+            members = place.scope.vms if place else ()
+            await turns.pass_after(3 + len(members))
+            left.update(vm.name for vm in members if vm.name not in coming)
+            kind: Any = removed if isinstance(command, ask.Retire) else changed if place else added
+            kind.add(name)
         return Difference(
-            added=tuple(sorted(name for name in touched if name not in board.scopes)),
-            changed=tuple(sorted(name for name in touched if name in board.scopes and name in wanted)),
-            removed=tuple(sorted(name for name in touched if name not in wanted)),
-            vms_joined=tuple(sorted(coming - board.vms.keys())),
-            vms_left=tuple(sorted(board.vms.keys() - coming)),
+            added=tuple(added),
+            changed=tuple(changed),
+            removed=tuple(removed),
+            vms_joined=tuple(joined),
+            vms_left=tuple(left),
             hosts_added=tuple(sorted({*fleet.hosts} - {*board.declared_hosts})),
             hosts_removed=tuple(sorted({*board.declared_hosts} - {*fleet.hosts})),
         )
+
+    def _batches(self, asked: Asked) -> Iterator[Asked]:
+        """What is committed together: few enough scopes for one commit, and few enough VMs for one turn. At least one batch."""
+        batch, vms = Asked(), 0
+        for name, command in asked:
+            place = self._engine.board.scopes.get(name)
+            coming = len(command.vms) if isinstance(command, ask.Enrol) else 0
+            size = max(coming, len(place.scope.vms) if place else 0)
+            if batch and (len(batch) == WRITES_MAX - 1 or vms + size > VMS_PER_COMMIT_MAX):
+                yield batch
+                batch, vms = Asked(), 0
+            batch.append((name, command))
+            vms += size
+        yield batch
 
     async def _operate(self, kind: type[ask.Operation], vm: str, by: str, not_before: datetime | None) -> Told | None:
         place, _ = self._engine.board.find_vm(vm)
@@ -296,9 +327,23 @@ def definition(scope: Scope) -> Scope:
     return Scope(name=scope.name, kind=scope.kind, policy=scope.policy, vms=scope.vms)
 
 
-def names(vms: Iterable[Vm]) -> set[str]:
-    return {vm.name for vm in vms}
-
-
 def domains(vms: Iterable[Vm]) -> set[int]:
     return {vm.update_domain for vm in vms}
+
+
+class _Turns:
+    """Lets polls pass in the middle of a long piece of work."""
+
+    def __init__(self) -> None:
+        self._done = 0
+
+    async def pass_after(self, work: int) -> None:
+        """Let polls pass if enough has been done since they did. A VM counts 1, a scope 3 more: it takes about so much longer."""
+        self._done += work
+        if self._done >= VMS_PER_TURN_MAX:
+            self._done = 0
+            await asyncio.sleep(0)
+
+
+def _loses_vms(before: Scope, wanted: Scope) -> bool:
+    return not {vm.name for vm in before.vms} <= {vm.name for vm in wanted.vms}

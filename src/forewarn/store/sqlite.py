@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
+from itertools import starmap
 from pathlib import Path
 from typing import Concatenate, ParamSpec, Self, TypeVar
 
@@ -198,7 +199,7 @@ def _load(connection: sqlite3.Connection, prefix: str) -> Snapshot:
             "SELECT key, value, revision FROM record WHERE key >= ? AND key < CAST(? AS TEXT) AND value IS NOT NULL ORDER BY key",
             (prefix, ceiling),
         ).fetchall()
-    return Snapshot(revision, tuple(Record(*row) for row in rows))
+    return Snapshot(revision, tuple(starmap(Record, rows)))
 
 
 def _commit(connection: sqlite3.Connection, writes: tuple[Write, ...], notes: tuple[bytes, ...]) -> int:
