@@ -151,9 +151,10 @@ class Transcripts(Controller):
     @get("/", responses=ANY)
     async def read_transcript(self, lab: Lab, after: After = 0, limit: Limit = 1000, *, newest: Newest = False) -> TranscriptView:
         """Every request with its answer, every change, every step, in order."""
-        entries = [entry for entry in lab.transcript.entries if entry.number > after]
+        kept = lab.transcript.entries
+        entries = [entry for entry in kept if entry.number > after]
         shown = entries[-limit:] if newest else entries[:limit]
-        return TranscriptView(shown, len(lab.transcript.entries), len(entries) - len(shown))
+        return TranscriptView(shown, len(kept), len(entries) - len(shown))
 
 
 class Doors(Controller):

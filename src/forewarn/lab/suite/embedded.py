@@ -101,8 +101,7 @@ class Lab:
     def control_url(self) -> str:
         """The operators' API of this lab, opened when it is first asked for."""
         if not self._control_url:
-            address = self._thread.call("control_url", lambda: self._thread.laboratory.control(LOOPBACK))
-            self._control_url = f"http://{address}"
+            self._thread.call("control_url", self._open_control)
         return self._control_url
 
     def vm(self, name: str, *, enabled: bool = True) -> LabVm:
@@ -112,7 +111,11 @@ class Lab:
 
     def host(self, name: str) -> LabHost:
         """A host of the fleet. That of a VM is `vm.host`."""
-        self._thread.laboratory.engine.board.places_on(name)
+
+        async def check() -> None:  # in the lab's own thread, where the board changes
+            self._thread.laboratory.engine.board.places_on(name)
+
+        self._thread.call("host", check)
         return LabHost(name, self._thread)
 
     @property
@@ -172,6 +175,10 @@ class Lab:
             await laboratory.clock.advance(timedelta(0))  # a stride that was under way has ended then
 
         self._thread.call("resume" if is_running else "pause", run)
+
+    async def _open_control(self) -> None:
+        if not self._control_url:  # another thread may have asked first
+            self._control_url = f"http://{await self._thread.laboratory.control(LOOPBACK)}"
 
     async def _add_fault(self, asked: Fault) -> str:
         added = self._thread.laboratory.add_fault(asked)

@@ -114,6 +114,14 @@ def test_where_nobody_polls_a_users_operation_is_not_told(lab: Lab) -> None:
     assert vm.user_redeploy() is not None
 
 
+def test_threads_that_ask_for_the_control_api_together_get_the_same_one(lab: Lab) -> None:
+    """A second listener would be left unused, and each thread would hold another address."""
+    with ThreadPoolExecutor(4) as threads:
+        urls = list(threads.map(lambda _: lab.control_url, range(4)))
+
+    assert len(set(urls)) == 1
+
+
 @pytest.mark.parametrize("kind", ["mapping", "json", "yaml"])
 def test_a_fleet_comes_from_a_mapping_or_a_file(kind: str, tmp_path: Path) -> None:
     file = tmp_path / f"fleet.{kind}"
