@@ -114,6 +114,30 @@ def test_where_nobody_polls_a_users_operation_is_not_told(lab: Lab) -> None:
     assert vm.user_redeploy() is not None
 
 
+def test_a_vm_that_was_asked_for_without_polls_stays_so(lab: Lab) -> None:
+    """A test that asks for the same VM again, or for its environment, must not enable what it left disabled."""
+    lab.vm("web-0", enabled=False)
+    lab.environment("web-0")
+
+    assert lab.vm("web-0").user_restart() is None
+    assert lab.vm("web-1").user_restart() is None, "it is in the same scope"
+
+
+def test_a_vm_can_be_enabled_after_it_was_asked_for_without_polls(lab: Lab) -> None:
+    lab.vm("web-0", enabled=False)
+
+    assert lab.vm("web-0", enabled=True).user_restart() is not None
+
+
+def test_asking_for_a_vm_again_is_not_a_poll(lab: Lab) -> None:
+    """The feature lapses when nobody polled for a day; only a poll brings it back."""
+    lab.vm("web-0")
+    lab.advance(hours=26)
+
+    assert lab.vm("web-0").user_restart() is None
+    assert lab.vm("web-0", enabled=True).user_redeploy() is not None
+
+
 def test_threads_that_ask_for_the_control_api_together_get_the_same_one(lab: Lab) -> None:
     """A second listener would be left unused, and each thread would hold another address."""
     with ThreadPoolExecutor(4) as threads:
