@@ -27,7 +27,8 @@ def with_concerns(changes: Sequence[Change], before: Scope, after: Scope) -> tup
 def _with_concern(change: Change, about: Event | Impact | None, was: dict[str, Vm], is_: dict[str, Vm]) -> Change:
     event = about if isinstance(about, Event) else None
     resources = event.resources if event else (about.vm,) if isinstance(about, Impact) else ()
-    name = change.vm or (resources[0] if resources else "")
+    actor = "" if change.what is What.APPROVED else change.vm  # an event need not name the VM that approves it
+    name = actor or (resources[0] if resources else "")
     vm = was.get(name) or is_.get(name)
     is_new = event is not None and change.what in NEW_EVENT
     told = replace(

@@ -38,15 +38,16 @@ def approve(draft: Draft, command: ask.Approve) -> None:
     for event_id in command.event_ids:
         event = draft.scope.event(event_id)
         if event is not None and event.status is Status.SCHEDULED:
-            approve_by(draft, event, command.vm or "operator", is_enough=not command.vm)
+            approve_by(draft, event, command.vm or "operator", vm=command.vm, is_enough=not command.vm)
 
 
-def approve_by(draft: Draft, event: Event, by: str, *, is_enough: bool = True) -> None:
+def approve_by(draft: Draft, event: Event, by: str, *, vm: str = "", is_enough: bool = True) -> None:
+    """Record an approval. `vm` goes into the history: `by` alone does not say whether `operator` is a VM of that name."""
     if by in event.approvals and (event.is_approved or not is_enough):
         return
     approvals = event.approvals if by in event.approvals else (*event.approvals, by)
     draft.put_event(replace(event, approvals=approvals, is_approved=event.is_approved or is_enough))
-    draft.tell(What.APPROVED, event_id=event.id, detail=by)
+    draft.tell(What.APPROVED, event_id=event.id, vm=vm, detail=by)
 
 
 def cancel(draft: Draft, command: ask.Cancel) -> None:

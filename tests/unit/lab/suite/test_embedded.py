@@ -311,7 +311,7 @@ def test_the_transcript_tells_what_was_asked_and_what_became_of_it(lab: Lab) -> 
     told = [(entry.kind, entry.vm or entry.by, entry.what or entry.method) for entry in lab.transcript.entries]
     assert ("change", "test", "scheduled") in told
     assert ("request", "web-0", "POST") in told
-    assert ("change", "vm web-0", "approved") in told
+    assert ("change", "web-0", "approved") in told
     assert ("clock", "", "advance") in told
     assert f"POST {EVENTS}" in str(lab.transcript)
 
