@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import selectors
 import signal
 import socket
 from collections.abc import Awaitable, Callable
@@ -93,6 +94,49 @@ def test_stopping_twice_or_before_the_start_is_stopping() -> None:
         await one.stop()
 
     asyncio.run(story())
+
+
+class EagerSelector(selectors.DefaultSelector):
+    """Never blocks: where it would, `waited_seconds` grows instead. So a wait is measured without waiting."""
+
+    waited_seconds = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(0)
+        if not ready and timeout:
+            self.waited_seconds += timeout
+        return ready
+
+
+class EagerLoop(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        self.selector = EagerSelector()
+        super().__init__(self.selector)
+
+    def time(self) -> float:
+        return self.selector.waited_seconds
+
+
+@pytest.mark.parametrize("has_connection", [False, True])
+def test_a_listener_with_nothing_to_answer_stops_without_a_pause(*, has_connection: bool) -> None:
+    """A test suite opens a listener in every test; a pause of 100 ms at each end would add up to minutes."""
+
+    async def story() -> float:
+        one = listener()
+        await one.start()
+        streams = [await asyncio.open_connection(*one.address)] if has_connection else []
+        began = loop.time()
+        await one.stop()
+        took = loop.time() - began
+        for reader, writer in streams:
+            assert await reader.read() == b""
+            writer.close()
+            await writer.wait_closed()
+        return took
+
+    loop = EagerLoop()
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        assert runner.run(story()) < 0.05
 
 
 def test_what_takes_too_long_is_cut_off_when_the_listener_stops() -> None:
