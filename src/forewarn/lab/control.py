@@ -65,7 +65,7 @@ class TranscriptView(msgspec.Struct, frozen=True):
 
 
 class DoorsView(msgspec.Struct, frozen=True):
-    """A listener of its own for each VM: whoever calls there is that VM. `total` counts the VMs; not all may have a door."""
+    """The VMs that have a listener of their own, and its URL: a request there is one of that VM. `total` counts all VMs."""
 
     doors: dict[str, str]
     total: int
@@ -160,9 +160,14 @@ class Transcripts(Controller):
 class Doors(Controller):
     path = "/doors"
 
-    @get("/", responses=answers(errors.Refused))
-    async def open_doors(self, lab: Lab) -> DoorsView:
-        """The listener of each VM, opened where there was none yet."""
+    @get("/", responses=ANY)
+    async def list_doors(self, lab: Lab) -> DoorsView:
+        """The listeners that are open. Opens none."""
+        return DoorsView(lab.open_doors(), len(lab.engine.board.vms))
+
+    @post("/", status_code=HTTP_200_OK, responses=answers(errors.Refused))
+    async def make_doors(self, lab: Lab) -> DoorsView:
+        """Opens a listener for each VM that has none yet, up to 256 in all. Repeating it changes nothing."""
         return DoorsView(await lab.doors(), len(lab.engine.board.vms))
 
 

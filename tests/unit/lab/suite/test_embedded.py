@@ -146,6 +146,29 @@ def test_threads_that_ask_for_the_control_api_together_get_the_same_one(lab: Lab
     assert len(set(urls)) == 1
 
 
+def test_listing_the_listeners_opens_none_and_a_post_opens_them() -> None:
+    """A GET has no effects: a monitor or a browser that reads the list must not open 256 sockets."""
+    with Lab(FLEET) as lab:
+        control = Caller(lab.control_url)
+        opened = {"web-0": lab.vm("web-0").url}
+
+        for _ in range(2):
+            assert doors_of(control, "GET") == opened
+        all_opened = doors_of(control, "POST")
+        assert sorted(all_opened) == ["db-0", "loose-0", "web-0", "web-1"]
+        assert all_opened["web-0"] == opened["web-0"]
+        assert doors_of(control, "POST") == doors_of(control, "GET") == all_opened
+        assert [Caller(url).name() for url in all_opened.values()] == list(all_opened)
+
+
+def doors_of(control: Caller, method: str) -> dict[str, str]:
+    status, body = control.ask(method, "/api/v1/doors")
+    told = json.loads(body)
+    assert (status, told["total"]) == (200, 4)
+    doors: dict[str, str] = told["doors"]
+    return doors
+
+
 @pytest.mark.parametrize("kind", ["mapping", "json", "yaml"])
 def test_a_fleet_comes_from_a_mapping_or_a_file(kind: str, tmp_path: Path) -> None:
     file = tmp_path / f"fleet.{kind}"
