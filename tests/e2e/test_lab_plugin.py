@@ -348,20 +348,25 @@ def test_the_framework_of_the_control_api_comes_when_it_is_asked_for(scheduled_e
     assert "2 passed" in ran.stdout, ran.stdout
 
 
-def test_where_the_server_is_not_installed_the_fixture_says_what_to_do(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("missing", "remedy"),
+    [("msgspec", ": pip install 'forewarn[server]'"), ("sqlite3", f", which Python lacks on {sys.platform}")],
+)
+def test_where_a_module_is_missing_the_fixture_says_what_to_do(tmp_path: Path, missing: str, remedy: str) -> None:
+    """A module of the standard library cannot be installed, so pip is no advice there."""
     ran = run_tests(
         tmp_path,
-        """
+        f"""
 import sys
 
-sys.modules["msgspec"] = None  # what an import finds where it is missing
+sys.modules["{missing}"] = None  # what an import finds where it is missing
 
 def test_it(scheduled_events): ...
 """,
         "-rE",
     )
 
-    assert "the fixture `scheduled_events` needs msgspec: pip install 'forewarn[server]'" in ran.stdout, ran.stdout
+    assert f"the fixture `scheduled_events` needs {missing}{remedy}" in ran.stdout, ran.stdout
 
 
 def test_what_the_page_shows_works(tmp_path: Path) -> None:

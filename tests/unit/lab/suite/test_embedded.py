@@ -2,6 +2,8 @@
 
 import json
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -418,3 +420,35 @@ def test_nothing_is_left_of_a_closed_lab() -> None:
         assert waiting.recv(4096).startswith(b"HTTP/1.1 304"), "who waits is answered, not cut off"
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((address[0], int(address[1])))
+
+
+WITHOUT_POSIX = """
+import asyncio, subprocess, sys  # these need some of them on this machine
+
+for name in ("fcntl", "grp", "pwd", "resource", "syslog", "termios", "uvloop"):
+    sys.modules[name] = None
+
+from http.client import HTTPConnection
+from forewarn.lab import Lab
+
+with Lab() as lab:
+    vm = lab.vm("web-0")
+    event = vm.reboot()
+    with lab.fault("reset", vm="web-0"):
+        connection = HTTPConnection(vm.url.removeprefix("http://"), timeout=10)
+        connection.request("GET", "/metadata/scheduledevents?api-version=2020-07-01", headers={"Metadata": "true"})
+        try:
+            connection.getresponse().read()
+        except ConnectionResetError:
+            print("reset")
+        connection.close()
+    event.approve("web-0")
+    print(event.status)
+"""
+
+
+def test_a_lab_works_without_the_modules_that_only_posix_has() -> None:
+    """Developers for Azure work on Windows, where Python has no fcntl, resource or termios."""
+    ran = subprocess.run([sys.executable, "-c", WITHOUT_POSIX], capture_output=True, text=True, timeout=60, check=False)
+
+    assert (ran.stdout.split(), ran.stderr) == (["reset", "Started"], "")
