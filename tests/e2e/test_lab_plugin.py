@@ -301,31 +301,6 @@ def test_afterwards():
     assert "2 passed" in ran.stdout, ran.stdout
 
 
-def test_a_lab_is_ready_in_less_than_300_ms(tmp_path: Path) -> None:
-    """The best of several, with the libraries loaded; a busy machine tells nothing about the lab."""
-    ran = run_tests(
-        tmp_path,
-        """
-import time
-
-import pytest
-
-READY = []
-
-@pytest.mark.parametrize("number", range(5))
-def test_it(request, number):
-    before = time.perf_counter()
-    assert request.getfixturevalue("scheduled_events").vm("web-0").url
-    READY.append(time.perf_counter() - before)
-
-def test_the_best():
-    assert min(READY) < 0.3, READY
-""",
-    )
-
-    assert "6 passed" in ran.stdout, ran.stdout
-
-
 def test_a_suite_that_does_not_use_it_does_not_load_it(tmp_path: Path) -> None:
     """The plugin is loaded at every start of pytest, also where nobody needs it."""
     ran = run_tests(

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import selectors
 import signal
 import socket
 from collections.abc import Awaitable, Callable
@@ -18,6 +17,7 @@ from forewarn.web.connection import Connection, Guard, Limits
 from forewarn.web.listener import SERVER_CONTROL, SERVER_METADATA, Listener
 from forewarn.web.metadata import Message, Receive, Send
 from forewarn.web.problems import control_body, metadata_body
+from tests.unit.web.eager import EagerLoop
 
 LOOPBACK = Address("127.0.0.1", 0)
 
@@ -94,27 +94,6 @@ def test_stopping_twice_or_before_the_start_is_stopping() -> None:
         await one.stop()
 
     asyncio.run(story())
-
-
-class EagerSelector(selectors.DefaultSelector):
-    """Never blocks: where it would, `waited_seconds` grows instead. So a wait is measured without waiting."""
-
-    waited_seconds = 0.0
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        ready = super().select(0)
-        if not ready and timeout:
-            self.waited_seconds += timeout
-        return ready
-
-
-class EagerLoop(asyncio.SelectorEventLoop):
-    def __init__(self) -> None:
-        self.selector = EagerSelector()
-        super().__init__(self.selector)
-
-    def time(self) -> float:
-        return self.selector.waited_seconds
 
 
 @pytest.mark.parametrize("has_connection", [False, True])
