@@ -277,6 +277,7 @@ def test_an_interrupted_command_ends_without_a_word() -> None:
     assert (waiting.returncode, out, err) == (130, b"", b"")
 
 
+@pytest.mark.system
 def test_the_three_lines_of_the_demo_work_when_pasted() -> None:
     """The first minute decides whether there is a second one."""
     program = os.path.relpath(FOREWARN, ROOT)
