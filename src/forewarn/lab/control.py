@@ -163,7 +163,7 @@ class Doors(Controller):
     @get("/", responses=ANY)
     async def list_doors(self, lab: Lab) -> DoorsView:
         """The listeners that are open. Opens none."""
-        return DoorsView(lab.open_doors(), len(lab.engine.board.vms))
+        return DoorsView(lab.door_urls(), len(lab.engine.board.vms))
 
     @post("/", status_code=HTTP_200_OK, responses=answers(errors.Refused))
     async def make_doors(self, lab: Lab) -> DoorsView:

@@ -268,7 +268,7 @@ class Laboratory:
         names = sorted(self.engine.board.vms, key=lambda vm: (vm not in self._doors, vm))[:DOORS_MAX]
         return {vm: await self.door(vm) for vm in sorted(names)}
 
-    def open_doors(self) -> dict[str, str]:
+    def door_urls(self) -> dict[str, str]:
         """The URLs of the doors that there are already, by VM."""
         return {vm: f"http://{address}" for vm, address in self._doors.addresses().items() if vm in self.engine.board.vms}
 
