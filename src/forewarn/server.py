@@ -5,7 +5,6 @@ import gc
 import logging
 import os
 import random
-import resource
 import stat
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -331,6 +330,8 @@ def make_id() -> str:
 
 def allow_many_connections() -> int:
     """Every VM may hold a connection open, so take as many file descriptors as the system lets us have; how many that is."""
+    import resource  # POSIX only; the lab imports this module on Windows too
+
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

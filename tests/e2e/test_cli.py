@@ -22,6 +22,7 @@ from tests.e2e.cli_service import (
     Service,
     environment,
     forewarn,
+    interruptible,
     poll,
     running,
     serving,
@@ -283,7 +284,11 @@ def test_an_interrupted_command_ends_without_a_word() -> None:
     """Ctrl-C while a service does not answer: 130, as shells expect."""
     with socket.create_server(("127.0.0.1", 0)) as mute:
         variables = environment(FOREWARN_CONTROL=f"http://127.0.0.1:{mute.getsockname()[1]}")
-        with subprocess.Popen([FOREWARN, "vm", "list"], env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as waiting:
+        command = [FOREWARN, "vm", "list"]
+        with (
+            interruptible(),
+            subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as waiting,
+        ):
             mute.settimeout(SECONDS_MAX)
             connection, _ = mute.accept()
             with connection:
@@ -295,6 +300,7 @@ def test_an_interrupted_command_ends_without_a_word() -> None:
     assert (waiting.returncode, out, err) == (130, b"", b"")
 
 
+@pytest.mark.system
 def test_the_three_lines_of_the_demo_work_when_pasted() -> None:
     """The first minute decides whether there is a second one."""
     program = os.path.relpath(FOREWARN, ROOT)

@@ -7,7 +7,6 @@ import resource
 import shlex
 import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -211,10 +210,8 @@ def test_a_command_that_does_not_heed_its_end_does_not_keep_the_service(tmp_path
     with running(tmp_path, "--platform", "exec", "--exec-command", f"*=sh -c {shlex.quote(script)}") as service:
         assert service.ask("POST", "/vms/web-0/restart")[0] == 202
         pid = number_in(tmp_path / "pid")
-        start = time.monotonic()
         assert service.stop() == 0
 
-    assert 4 < time.monotonic() - start < 12
     assert not is_running(pid)
 
 

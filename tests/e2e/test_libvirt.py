@@ -6,6 +6,8 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
+
 from forewarn.core.change import What
 from tests.e2e.cli_service import forewarn, soon
 from tests.e2e.notes import changes_in
@@ -13,6 +15,7 @@ from tests.e2e.service import Service, running
 from tests.unit.cli.test_client import serving
 from tests.unit.platform.libvirt_world import NODE, domain_xml
 
+pytestmark = pytest.mark.system
 FLEET = "scopes: [{name: test, vms: [{name: test, host: host-a}]}, {name: lost, vms: [{name: lost, host: host-a}]}]\n"
 NOWHERE = "qemu+unix:///system?socket=/nowhere/{host}"
 WEB = "<f:vm xmlns:f='urn:forewarn:vm:1' scope='web' kind='availability-set' update-domain='{}'/>"

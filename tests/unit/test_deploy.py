@@ -42,6 +42,7 @@ def base(name: str) -> str:
     return re.sub(r"_(total|bucket|sum|count)$", "", name)
 
 
+@pytest.mark.system
 def test_the_services_unit_is_understood_by_systemd(tmp_path: Path) -> None:
     """A key that systemd does not know is ignored by it, with a line that nobody reads."""
     unit = tmp_path / "forewarn.service"
@@ -92,16 +93,19 @@ def test_ssh_knows_the_services_user_and_finds_its_keys(tmp_path: Path) -> None:
     assert f"userknownhostsfile {home}/.ssh/known_hosts " in words
 
 
+@pytest.mark.system
 def test_the_alert_rules_are_understood_by_prometheus() -> None:
     code, words = told(["promtool", "check", "rules", str(DEPLOY / "alerts.yaml")])
     assert code == 0, words
 
 
+@pytest.mark.system
 def test_each_alert_fires_in_its_main_case_and_only_then() -> None:
     code, words = told(["promtool", "test", "rules", str(Path(__file__).with_name("alerts.yaml"))])
     assert code == 0, words
 
 
+@pytest.mark.system
 def test_the_numbers_are_named_as_prometheus_wants_them() -> None:
     registry = CollectorRegistry()
     registry.register(numbers())

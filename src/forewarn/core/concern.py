@@ -18,7 +18,7 @@ def with_concerns(changes: Sequence[Change], before: Scope, after: Scope, places
         return ()
     about = _events({change.event_id for change in changes if change.event_id}, before, after)
     resources = [_resources(change, about.get(change.event_id)) for change in changes]
-    names = [change.vm or (of_event[0] if of_event else "") for change, of_event in zip(changes, resources, strict=True)]
+    names = [_subject(change) or (of_event[0] if of_event else "") for change, of_event in zip(changes, resources, strict=True)]
     was = _members(before, names, places)
     is_ = was if after.vms is before.vms else _members(after, names, places)
     return tuple(
@@ -50,7 +50,13 @@ def _resources(change: Change, about: Event | Impact | None) -> tuple[str, ...]:
         return ()
     if isinstance(about, Impact):
         return (about.vm,)
-    return (change.vm,) if change.vm else about.resources
+    subject = _subject(change)
+    return (subject,) if subject else about.resources
+
+
+def _subject(change: Change) -> str:
+    """The one VM that a change happened to. An approval happens to the event, which need not name the VM that approves it."""
+    return "" if change.what is What.APPROVED else change.vm
 
 
 def _with_concern(

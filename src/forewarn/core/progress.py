@@ -42,17 +42,18 @@ def approve(draft: Draft, command: ask.Approve) -> None:
             raise UnknownEvent(f"there is no event {event_id} for {draft.scope.name}; nothing was approved", event=event_id)
     named = set(command.event_ids)
     scheduled = [event for event in draft.scope.events if event.id in named and event.status is Status.SCHEDULED]
-    approve_by(draft, scheduled, command.vm or "operator", is_enough=not command.vm)
+    approve_by(draft, scheduled, command.vm or "operator", vm=command.vm, is_enough=not command.vm)
 
 
-def approve_by(draft: Draft, events: Sequence[Event], by: str, *, is_enough: bool = True) -> None:
+def approve_by(draft: Draft, events: Sequence[Event], by: str, *, vm: str = "", is_enough: bool = True) -> None:
+    """Record an approval. `vm` goes into the history: `by` alone does not say whether `operator` is a VM of that name."""
     approved = []
     for event in events:
         if by in event.approvals and (event.is_approved or not is_enough):
             continue
         approvals = event.approvals if by in event.approvals else (*event.approvals, by)
         approved.append(replace(event, approvals=approvals, is_approved=event.is_approved or is_enough))
-        draft.tell(What.APPROVED, event_id=event.id, detail=by)
+        draft.tell(What.APPROVED, event_id=event.id, vm=vm, detail=by)
     draft.put_events(approved)
 
 

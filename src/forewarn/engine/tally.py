@@ -79,6 +79,6 @@ class Tally:
         if change.what is What.STARTED and event is not None:
             self.notice[event.type].add((note.at - event.created_at).total_seconds())
         if change.what is What.APPROVED:
-            self.approvals[change.detail if change.detail in NOT_VMS else "vm"] += 1
+            self.approvals["vm" if change.vm else change.detail] += 1
             if event is not None and event.approvals[:1] == (change.detail,):
                 self.approval[event.type].add((note.at - event.created_at).total_seconds())

@@ -55,6 +55,17 @@ def test_a_start_tells_who_or_what_brought_it() -> None:
     assert told(scope_of(), ask.Fail(host="host-a", operation_id=OPERATION))[1].detail == "host-a has failed"
 
 
+def test_an_approval_records_the_vm_that_gave_it_and_the_host_of_the_event() -> None:
+    """A VM may be named like another approver, so its name alone does not say who it was; and it need not be in the event."""
+    members = (vm("web-0"), vm("operator", domain=1, host="host-b"))
+    scheduled = run(scope_of(*members), restart())
+
+    by_vm, by_operator = told(scheduled, approve("operator"))[0], told(scheduled, approve(""))[0]
+
+    assert (by_vm.what, by_vm.detail, by_vm.vm, by_vm.host) == (What.APPROVED, "operator", "operator", "host-a")
+    assert (by_operator.what, by_operator.detail, by_operator.vm) == (What.APPROVED, "operator", "")
+
+
 def test_an_end_still_tells_what_ended() -> None:
     """The event is gone from the scope; its note is what is left of it."""
     (change,) = told(run(scope_of(), restart()), ask.Cancel(event_id=guid(1)))
