@@ -94,6 +94,7 @@ class Guard:
         self.too_many = b""
         self._known: OrderedDict[Timed, None] = OrderedDict()
         self._unknown: OrderedDict[Timed, None] = OrderedDict()
+        self._unknown_max = max(1, limits.connections_max // UNKNOWN_SHARE)
         self.idle_at = self.stall_at = math.inf
         self._turns: deque[Connection] = deque()
 
@@ -146,22 +147,21 @@ class Guard:
 
     def release(self, connection: Timed) -> None:
         """Count it out, if it is counted."""
-        group = self._known if connection in self._known else self._unknown
-        if connection not in group:
-            return
-        del group[connection]
-        self.counts[connection.address] -= 1
-        if not self.counts[connection.address]:
-            del self.counts[connection.address]
+        address = connection.address
+        for group in (self._known, self._unknown):
+            if connection in group:
+                del group[connection]
+                self.counts[address] -= 1
+                if not self.counts[address]:
+                    del self.counts[address]
 
     def _has_room(self, address: str, group: "OrderedDict[Timed, None]") -> bool:
         limits = self.limits
         if self.counts.get(address, 0) >= limits.connections_per_address_max:
             return self._reached("address", limits.connections_per_address_max, address)
-        unknown_max = max(1, limits.connections_max // UNKNOWN_SHARE)
-        if group is self._unknown and len(group) >= unknown_max:
-            return self._reached("unknown", unknown_max, address, self._unknown)
-        if self.connections_count >= limits.connections_max:
+        if group is self._unknown and len(group) >= self._unknown_max:
+            return self._reached("unknown", self._unknown_max, address, self._unknown)
+        if len(self._known) + len(self._unknown) >= limits.connections_max:
             return self._reached("total", limits.connections_max, address, self._unknown, group)
         return True
 
