@@ -36,8 +36,6 @@ LENGTH_DIGITS_MAX = 20
 FRAMING_MAX = 8
 """How many times its own size a body may take with all its chunk sizes and trailers."""
 CLOSE = (b"connection", b"close")
-
-
 LOOK_MAX = 32
 """How many connections are looked at, to find an idle one that can be closed for a new one."""
 UNKNOWN_SHARE = 8
@@ -199,28 +197,25 @@ class Flow(FlowControl):
     is_held = False
 
     def hold(self) -> None:
-        if not self.is_held:
-            self.is_held = True
-            if not self.read_paused:
-                self._transport.pause_reading()
+        self._change(is_paused=self.read_paused, is_held=True)
 
     def release(self) -> None:
-        if self.is_held:
-            self.is_held = False
-            if not self.read_paused:
-                self._transport.resume_reading()
+        self._change(is_paused=self.read_paused, is_held=False)
 
     def pause_reading(self) -> None:
-        if not self.read_paused:
-            self.read_paused = True
-            if not self.is_held:
-                self._transport.pause_reading()
+        self._change(is_paused=True, is_held=self.is_held)
 
     def resume_reading(self) -> None:
-        if self.read_paused:
-            self.read_paused = False
-            if not self.is_held:
-                self._transport.resume_reading()
+        self._change(is_paused=False, is_held=self.is_held)
+
+    def _change(self, *, is_paused: bool, is_held: bool) -> None:
+        was_reading = not (self.read_paused or self.is_held)
+        self.read_paused, self.is_held = is_paused, is_held
+        is_reading = not (is_paused or is_held)
+        if was_reading and not is_reading:
+            self._transport.pause_reading()
+        elif is_reading and not was_reading:
+            self._transport.resume_reading()
 
 
 class Connection(HttpToolsProtocol):
@@ -252,7 +247,7 @@ class Connection(HttpToolsProtocol):
 
     @property
     def is_evictable(self) -> bool:
-        return self.is_idle and not self.rest
+        return self.is_idle and not self.rest and not self.transport.get_write_buffer_size()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
