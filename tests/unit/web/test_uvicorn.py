@@ -71,7 +71,7 @@ def test_the_protocol_is_made_from_the_arguments_that_we_pass_on() -> None:
             RequestResponseCycle,
             "keep_alive disconnected response_started response_complete chunked_encoding message_event default_headers body",
         ),
-        (FlowControl, "read_paused write_paused"),
+        (FlowControl, "_transport read_paused write_paused"),
         (ServerState, "connections tasks total_requests default_headers"),
         (uvicorn.Server, "should_exit force_exit server_state config servers started"),
     ],
