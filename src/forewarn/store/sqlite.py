@@ -5,9 +5,7 @@ and whole is refused before a byte of it is written.
 """
 
 import asyncio
-import grp
 import os
-import pwd
 import sqlite3
 import stat
 import sys
@@ -345,6 +343,8 @@ def _check_access(path: str, file: str, needed: str) -> None:
 
 
 def _user_name(number: int) -> str:
+    import pwd  # POSIX only, as grp below; the lab imports this module on Windows too
+
     try:
         return pwd.getpwuid(number).pw_name
     except KeyError:
@@ -352,6 +352,8 @@ def _user_name(number: int) -> str:
 
 
 def _group_name(number: int) -> str:
+    import grp
+
     try:
         return grp.getgrgid(number).gr_name
     except KeyError:
