@@ -58,6 +58,7 @@ def test_the_services_unit_asks_for_the_watchdog_and_gives_up_what_it_can() -> N
         assert f"\n{line}\n" in UNIT
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("drop_in", ["", "forewarn-libvirt.conf"])
 def test_the_services_unit_is_exposed_as_little_as_was_promised(tmp_path: Path, drop_in: str) -> None:
     """systemd's own measure, from 0 to 10; docs/security.md tells ours."""
@@ -74,6 +75,7 @@ def test_the_services_unit_is_not_restarted_for_what_only_a_person_can_mend() ->
     assert exit_of(StoreDenied("")) is Exit.USAGE
 
 
+@pytest.mark.system
 @pytest.mark.skipif(
     os.geteuid() != 0 and "CI" not in os.environ, reason="only root can make users, here in a file system of its own"
 )
