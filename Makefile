@@ -1,5 +1,5 @@
 # Everything a person types here. Each target sets up what it needs and says what it is doing; a second run is quick.
-.PHONY: install demo test test-vm check agent bench sim size clean
+.PHONY: install demo test test-all test-vm check agent bench sim size clean
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
@@ -16,12 +16,18 @@ install: $(READY)
 demo: $(READY)
 	@exec $(BIN)/forewarn demo
 
-test: check $(LIBVIRT)
+# Needs Python and nothing else: no root, no packages of the system.
+test: check
+	@echo "== tests that need Python alone (make test-all runs the others too)"
+	@$(BIN)/pytest -m "not system"
+
+# The rest: other languages, HAProxy, Prometheus, OpenSSL, systemd, network namespaces, libvirt. As root it installs what is missing.
+test-all: test $(LIBVIRT)
 	@sh tools/need.sh curl=curl haproxy=haproxy openssl=openssl systemd-analyze=systemd ip=iproute2 nft=nftables promtool=prometheus \
 		jq=jq ssh=openssh-client node=nodejs go=golang-go mono=mono-runtime \
 		"mcs=mono-mcs libmono-system-net-http4.0-cil libmono-system-runtime-serialization4.0-cil"
-	@echo "== tests"
-	@$(BIN)/pytest
+	@echo "== tests that need programs of the system"
+	@$(BIN)/pytest -m system
 
 test-vm: $(LIBVIRT)
 	@sh tools/need.sh libvirtd=libvirt-daemon-system qemu-system-x86_64=qemu-system-x86

@@ -2,6 +2,8 @@
 
 from datetime import datetime
 
+from msgspec.structs import replace
+
 from forewarn.core import command as ask
 from forewarn.core.event import Cause, Event, EventType, Source, Status
 from forewarn.core.fleet import Approval, AutoApprove, Power, Scope
@@ -41,7 +43,8 @@ def check_step(before: Scope, after: Scope, now: datetime) -> None:
             must(set(event.resources) <= set(was.resources), "Resources only shrink", was, event)
             must(set(was.approvals) <= set(event.approvals), "no approval is taken back", was, event)
             must(was.is_approved <= event.is_approved, "consent stands", was, event)
-            must(not event.is_approved or was.is_approved or has_consent(after, event), "consent is as the policy asks", event)
+            had_consent = was.is_approved or could_consent(before, after, event)
+            must(not event.is_approved or had_consent, "consent is as the policy asks", event)
         else:
             must(event.id not in {ended.id for ended in before.ended}, "what ended stays ended", event)
     has_changed = [without_incarnation(page) for page in pages(before)] != [without_incarnation(page) for page in pages(after)]
@@ -63,12 +66,18 @@ def _check_starts(before: Scope, after: Scope, now: datetime) -> None:
         if event.status is not Status.STARTED or (was is not None and was.status is Status.STARTED):
             continue
         had_consent = was is not None and was.is_approved
-        may = event.cause is Cause.FAILED or event.not_before <= now or had_consent or has_consent(after, event)
+        may = event.cause is Cause.FAILED or event.not_before <= now or had_consent or could_consent(before, after, event)
         must(may, "nothing starts before NotBefore without consent", event, now)
         if after.policy.couple_terminates and event.type is EventType.TERMINATE and event.not_before > now:
             left = [other for other in after.events if other.type is EventType.TERMINATE and other.status is Status.SCHEDULED]
             waits = [other for other in left if not other.is_approved and other.not_before > now and not is_all_down(after)]
             must(not waits, "coupled deletions go together", event, waits)
+
+
+def could_consent(before: Scope, after: Scope, event: Event) -> bool:
+    """Whether the policy was satisfied at some time within a step. A commit may hold several commands, and one of them may have
+    started or stopped a VM after the event was approved."""
+    return has_consent(after, event) or has_consent(replace(after, vms=before.vms), event)
 
 
 def has_consent(scope: Scope, event: Event) -> bool:
@@ -106,6 +115,8 @@ def check_state(scope: Scope, now: datetime) -> None:
     must(not left_behind(scope, now), "nothing is left that is due and may start", left_behind(scope, now))
     must(len({event.id for event in scope.events}) == len(scope.events), "ids are unique")
     must(len(scope.ended) <= 1000, "memory of what ended is limited")
+    claimed = [impact.vm for impact in scope.impacts if impact.claimed_by]
+    must(len(set(claimed)) == len(claimed), "a VM has at most one impact at a time", claimed)
     _check_seconds(scope)
 
 
@@ -164,8 +175,8 @@ def check_domains(before: Scope, after: Scope) -> None:
                 for other in after.events
                 if other.status is Status.STARTED
                 and other.update_domain != event.update_domain
-                # a user's own operation may start in the very same step, after it
-                and not (other.source is Source.USER and other.id not in old)
+                # a user's own operation, and a failure, may start in the very same step, after it
+                and not (other.id not in old and (other.source is Source.USER or other.cause is Cause.FAILED))
             ]
             must(not others, "one update domain per platform impact", event, others)
             silent = [
@@ -190,5 +201,7 @@ def check_members(before: Scope, after: Scope) -> None:
     old = {vm.name: vm.host for vm in before.vms}
     stayed = {vm.name for vm in after.vms if old.get(vm.name) == vm.host}
     left = {event.id for event in after.events}
+    is_open = {(impact.event_id, impact.vm) for impact in before.impacts if not impact.is_over}
     for event in before.events:
-        must(event.id in left or not stayed.intersection(event.resources), "who stays keeps its events", event, stayed)
+        waiting = {name for name in event.resources if event.status is Status.SCHEDULED or (event.id, name) in is_open}
+        must(event.id in left or not stayed & waiting, "who stays keeps its events", event, stayed)

@@ -105,14 +105,14 @@ def _host_operation(kind: type[ask.HostOperation]) -> Callable[[Move, Scope], as
     return build
 
 
-def _claim(move: Move, scope: Scope) -> ask.Command:
+def claim_of(move: Move, scope: Scope) -> ask.Command:
     impacts = [(impact.event_id, impact.vm) for impact in scope.impacts] or [(guid(1), "a")]
     event_id, vm = pick(impacts, move.first)
     tries = next((impact.tries for impact in scope.impacts if (impact.event_id, impact.vm) == (event_id, vm)), 0)
     return ask.Claim(event_id=event_id, vm=vm, worker=pick(WORKERS, move.second), tries=pick((0, 0, tries), move.third))
 
 
-def _finish(move: Move, scope: Scope) -> ask.Command:
+def finish_of(move: Move, scope: Scope) -> ask.Command:
     claimed = [impact for impact in scope.impacts if impact.claimed_by]
     if not claimed:
         return ask.Tick()
@@ -146,10 +146,10 @@ MOVES: tuple[Callable[[Move, Scope], ask.Command], ...] = (
         event_id=_id(move, scope), not_before=NOON + timedelta(minutes=7 * move.second, seconds=move.third)
     ),
     lambda move, scope: ask.Complete(event_id=_id(move, scope)),
-    _claim,
-    _claim,
-    _finish,
-    _finish,
+    claim_of,
+    claim_of,
+    finish_of,
+    finish_of,
     lambda move, scope: ask.Seen(),
     lambda move, scope: ask.Enrol(
         kind=pick(tuple(ScopeKind), move.first), policy=policy_of(move.second), vms=members_of(move.third * 8 + move.first)

@@ -147,6 +147,7 @@ def _simulated(text: str) -> tuple[str, timedelta]:
 
 SWITCH = Kind(lambda text: YES_NO[text.lower()], "true or false")
 FILE = Kind(lambda text: Path(_text(text)), "the path of a file")
+FILE_OR_FOLDER = Kind(FILE.parse, "the path of a file or of a folder")
 STORE = Kind(_store, "memory, sqlite:///relative.db or sqlite:////absolute/path.db")
 ADDRESS = Kind(_address, "HOST:PORT")
 METADATA_DEFAULT, CONTROL_DEFAULT = Address("127.0.0.1", 8080), Address("127.0.0.1", 8081)
@@ -162,8 +163,8 @@ class Config:
     """What `forewarn serve` and `forewarn demo` are told."""
 
     # fmt: off
-    fleet: Annotated[Path | None, Option("Service", FILE,
-        "Fleet file, YAML or JSON, made so at the start; without one the store's fleet goes on.")] = None
+    fleet: Annotated[Path | None, Option("Service", FILE_OR_FOLDER,
+        "Fleet file, YAML or JSON, or a folder of them, made so at the start; without one the store's fleet goes on.")] = None
     store: Annotated[str, Option("Service", STORE,
         "Where scopes and events are kept; `memory` forgets all at the end.")] = "sqlite:///forewarn.db"
     metadata: Annotated[Address, Option("Service", ADDRESS, "Where VMs poll and approve; port 0: a free one.")] = METADATA_DEFAULT
@@ -198,6 +199,8 @@ class Config:
     impacts_max: Annotated[int, Option("Impacts", _number(1, 100_000, as_type=int), "Impacts that a server does at once.")] = 256
     impact_seconds_max: Annotated[float, Option("Impacts", _number(1, 86_400),
         "A driver's call that takes longer counts as failed.")] = 3600.0
+    impact_retry_seconds_max: Annotated[float, Option("Impacts", _number(0, 86_400),
+        "How long an impact is tried again after its first failure, with growing pauses; 0: the first failure is final.")] = 300.0
     platform: Annotated[PlatformName, Option("Impacts", _choice(PlatformName),
         "What carries impacts out: nothing (it only takes its time), commands of your own, or libvirt.")] = PlatformName.SIMULATED
     exec_command: Annotated[tuple[ExecCommand, ...], Option("Impacts", EXEC,

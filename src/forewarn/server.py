@@ -2,11 +2,9 @@
 
 import asyncio
 import gc
-import hashlib
 import logging
 import os
 import random
-import resource
 import stat
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -27,6 +25,7 @@ from forewarn.engine.loops import Loops
 from forewarn.engine.operations import Operations
 from forewarn.engine.rounds import HealthCheck
 from forewarn.errors import Invalid, StoreUnusable, Unavailable
+from forewarn.fleet_files import digest_of, read_sources
 from forewarn.log import set_up_log
 from forewarn.notify import Notifier
 from forewarn.platform.base import Platform
@@ -75,9 +74,10 @@ async def serve(
     """Run the service until cancelled; then answer what is in flight, and let go of everything."""
     set_up_log(config.log_format, config.log_level)
     descriptors = allow_many_connections()
-    clock, timing = RealClock(), Timing.at_rate(config.rate)
+    clock = RealClock()
+    timing = Timing.at_rate(config.rate, retry_window=timedelta(seconds=config.impact_retry_seconds_max))
     certificate = read_certificate(config)
-    async with opened(await open_store(config.store), clock, timing) as engine:
+    async with collector_paused(), opened(await open_store(config.store), clock, timing) as engine:
         warn_of_readable_store(config.store)
         refuse_open_door(engine, config.control, config.store)
         if not is_loopback(config.control.host) and certificate is None:
@@ -85,7 +85,7 @@ async def serve(
         engine.listeners.append(on_change)
         operations = Operations(engine, make_id)
         await apply_fleet_file(operations, config.fleet)
-        tidy_memory()
+        resume_collector()
         worker = f"server-{uuid.uuid4()}"
         async with (
             at_work(config, engine, make_platform(config, clock, engine), worker) as work,
@@ -278,12 +278,18 @@ def read_certificate(config: Config) -> Certificate | None:
 
 
 async def apply_fleet_file(operations: Operations, path: Path | None) -> None:
-    """Make the fleet as the file says, unless it is the file that was applied last: what happened since then stands."""
+    """Make the fleet as the file says, or the folder's files together, unless it is what was applied last.
+
+    What happened since then stands.
+    """
     if path is None:
         return
-    text = read_file(path, "fleet file")
-    digest = hashlib.sha256(text).hexdigest()
-    wanted = fleet.parse(text, str(path))
+    sources = read_sources(path)
+    digest = digest_of(sources)
+    if digest == operations.applied_digest():
+        return
+    wanted = fleet.parse_all(sources)
+    del sources  # a large fleet need not be in memory twice
     for turn in range(APPLY_TRIES_MAX):
         if digest == operations.applied_digest():
             return  # as before, or by another server that was started with us
@@ -324,13 +330,26 @@ def make_id() -> str:
 
 def allow_many_connections() -> int:
     """Every VM may hold a connection open, so take as many file descriptors as the system lets us have; how many that is."""
+    import resource  # POSIX only; the lab imports this module on Windows too
+
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else hard
 
 
-def tidy_memory() -> None:
-    """The fleet lives as long as we do: keep the garbage collector from looking at all of it again and again."""
+@asynccontextmanager
+async def collector_paused() -> AsyncIterator[None]:
+    """Within this the garbage collector rests until `resume_collector`. While a fleet is loaded it would find nothing."""
     gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def resume_collector() -> None:
+    """The fleet lives as long as we do: keep the garbage collector from looking at all of it again and again."""
     gc.freeze()
+    gc.enable()

@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -54,6 +55,19 @@ def environment(**variables: str) -> dict[str, str]:
     """This one without anything that configures Forewarn, and as wide a terminal everywhere."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("FOREWARN_")}
     return clean | {"COLUMNS": "200", "NO_PROXY": "*"} | variables
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Processes that are started within this take SIGINT as usual.
+
+    A shell starts background jobs with SIGINT ignored, and all their children inherit that: then Ctrl-C is nothing to test.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

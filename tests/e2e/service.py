@@ -2,14 +2,16 @@
 
 import json
 import os
+import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,18 @@ scopes:
     vms:
       - {name: db, address: 127.0.0.3, host: host-a}
 """
+
+
+def steady_port() -> int:
+    """A free port for a service that is started again on it.
+
+    It lies below the range that the system gives out by itself, so nobody is given it while the service is down.
+    """
+    lowest_given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for port in random.sample(range(10_000, lowest_given), 100):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError("no free port found in 100 tries")
 
 
 class Service:

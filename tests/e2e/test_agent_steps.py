@@ -65,6 +65,7 @@ def test_run_lets_a_command_work_for_as_long_as_it_has() -> None:
     assert 0.5 <= run("run", {"command": "sleep 0.5", "shell": True}) < 10
 
 
+@pytest.mark.system
 def test_haproxy_drains_a_server_and_waits_for_its_last_session(tmp_path: Path) -> None:
     """New sessions go elsewhere, the one that is there is finished, and recover brings the server back."""
     with balancing(tmp_path) as balancer:
@@ -87,6 +88,7 @@ def test_haproxy_drains_a_server_and_waits_for_its_last_session(tmp_path: Path) 
         second.close()
 
 
+@pytest.mark.system
 def test_haproxy_tells_of_sessions_that_outlast_the_limit_and_of_what_it_refuses(tmp_path: Path) -> None:
     """Each with the words of the balancer."""
     with balancing(tmp_path) as balancer, balancer.session(), balancer.session():
@@ -104,6 +106,7 @@ def kubernetes(api: ApiServer, folder: Path, **more: Any) -> dict[str, Any]:
     return {"node": "n1", "server": api.url, "token_file": str(folder / "token"), "ca_file": str(folder / "ca.crt"), **more}
 
 
+@pytest.mark.system
 def test_kubernetes_cordons_evicts_as_the_budget_allows_and_uncordons(tmp_path: Path) -> None:
     """Two pods of a budget of one leave one after the other; what belongs to the node stays on it."""
     pods = (
@@ -128,6 +131,7 @@ def test_kubernetes_cordons_evicts_as_the_budget_allows_and_uncordons(tmp_path: 
         assert (api.node["spec"], api.node["metadata"]["annotations"]) == ({}, {})
 
 
+@pytest.mark.system
 def test_kubernetes_gives_a_pod_no_more_grace_than_there_is_time(tmp_path: Path) -> None:
     """A pod that would take five minutes must end before the node does; one that needs less is not given more."""
     with serving(tmp_path, Pod("slow", grace_seconds=300, ends_after_seconds=300), Pod("quick", grace_seconds=2)) as api:
@@ -138,6 +142,7 @@ def test_kubernetes_gives_a_pod_no_more_grace_than_there_is_time(tmp_path: Path)
     assert 1 <= graces["slow"] <= 4
 
 
+@pytest.mark.system
 def test_kubernetes_tells_which_pods_do_not_end(tmp_path: Path) -> None:
     """A kubelet that is lost does not end them, whatever the grace."""
     with serving(tmp_path, Pod("stuck", gone_at=float("inf"))) as api:
@@ -147,6 +152,7 @@ def test_kubernetes_tells_which_pods_do_not_end(tmp_path: Path) -> None:
         assert api.evictions == []
 
 
+@pytest.mark.system
 def test_kubernetes_tells_which_budget_held_which_pod_at_the_limit(tmp_path: Path) -> None:
     """And never forces it: that decision is a person's."""
     with serving(tmp_path, Pod("a", budget="none"), budgets={"none": 0}) as api:
@@ -157,6 +163,7 @@ def test_kubernetes_tells_which_budget_held_which_pod_at_the_limit(tmp_path: Pat
         assert len(api.evictions) >= 2
 
 
+@pytest.mark.system
 def test_kubernetes_leaves_a_node_cordoned_that_a_person_cordoned(tmp_path: Path) -> None:
     """Only what the agent did is undone."""
     with serving(tmp_path) as api:
@@ -167,6 +174,7 @@ def test_kubernetes_leaves_a_node_cordoned_that_a_person_cordoned(tmp_path: Path
         assert (api.node["spec"], api.node["metadata"].get("annotations")) == ({"unschedulable": True}, None)
 
 
+@pytest.mark.system
 def test_kubernetes_keeps_a_node_cordoned_until_the_last_of_two_events_is_over(tmp_path: Path) -> None:
     """One event's recovery must not fill the node again for the other's impact."""
     other = Event(id="e2", type="Redeploy", status="Scheduled", resources=("web-0",))
@@ -186,6 +194,7 @@ def test_kubernetes_keeps_a_node_cordoned_until_the_last_of_two_events_is_over(t
         assert api.node["spec"] == {}
 
 
+@pytest.mark.system
 def test_kubernetes_trusts_only_the_authority_that_it_was_given(tmp_path: Path) -> None:
     """The token goes to nobody else. A wrong token is refused by the server, and told."""
     (tmp_path / "other").mkdir()
@@ -198,6 +207,7 @@ def test_kubernetes_trusts_only_the_authority_that_it_was_given(tmp_path: Path) 
             run("kubernetes", kubernetes(api, tmp_path))
 
 
+@pytest.mark.system
 def test_http_calls_by_verified_https_and_by_plain_http(tmp_path: Path) -> None:
     """A webhook on an internal authority, and one on this machine."""
     with serving(tmp_path) as api:
@@ -232,6 +242,7 @@ def is_systemd_running() -> bool:
     return said in ("running", "degraded", "starting", "initializing")
 
 
+@pytest.mark.system
 def test_systemd_stops_and_starts_a_real_unit() -> None:
     """Where there is a real one, with a unit that lives only for this test."""
     if not is_systemd_running():

@@ -97,7 +97,7 @@ def test_a_watch_on_a_terminal_is_a_bar(tmp_path: Path) -> None:
 
 def test_a_failed_impact_pauses_the_campaign_and_a_resume_goes_on(tmp_path: Path) -> None:
     """A watch of it ends then, and says so by its exit code; a person decides what comes next."""
-    with running(tmp_path, *FAST, "--simulate-failure", "web-1", fleet=FLEET) as service:
+    with running(tmp_path, *FAST, "--simulate-failure", "web-1", "--impact-retry-seconds-max", "0", fleet=FLEET) as service:
         campaign = started(service)
         watched = forewarn("campaign", "watch", campaign, FOREWARN_CONTROL=service.control)
         resumed = forewarn("campaign", "resume", campaign, FOREWARN_CONTROL=service.control)

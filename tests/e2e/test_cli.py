@@ -22,6 +22,7 @@ from tests.e2e.cli_service import (
     Service,
     environment,
     forewarn,
+    interruptible,
     poll,
     running,
     serving,
@@ -111,6 +112,29 @@ def test_a_fleet_is_exported_checked_and_applied(tmp_path: Path) -> None:
         ["web", "availability-set", "web-0", "0", "host-a", "127.0.0.1"],
         ["web", "availability-set", "web-2", "1", "host-b", "127.0.0.2"],
     ]
+
+
+def test_a_folder_of_files_is_served_checked_and_applied(tmp_path: Path) -> None:
+    """Wherever a fleet file may be named."""
+    folder = tmp_path / "fleet"
+    folder.mkdir()
+    (folder / "web.yaml").write_text(FLEET)
+    (folder / "db.json").write_text('{"scopes": [{"name": "db", "vms": [{"name": "db-0"}]}]}')
+    with running(tmp_path, "serve", "--fleet", "fleet", "--store", "memory") as service:
+        served = json.loads(service.forewarn("vm", "list", "--json").stdout)["vms"]
+        checked = service.forewarn("fleet", "check", str(folder))
+        same = service.forewarn("fleet", "apply", str(folder))
+        (folder / "db.json").unlink()
+        applied = service.forewarn("fleet", "apply", str(folder))
+        (folder / "twin.yaml").write_text(FLEET)
+        refused = service.forewarn("fleet", "apply", str(folder))
+
+    assert [vm["name"] for vm in served] == ["db-0", "web-0", "web-1"]
+    assert checked.stdout == f"{folder}: 2 scopes with 3 VMs, all well\n"
+    assert same.stdout == "the fleet is so already\n"
+    assert applied.stdout == "removed: db\nvms left: db-0\n"
+    assert refused.returncode == 1
+    assert f"{folder}/web.yaml:3: scopes[0].name: expected a scope name not used by {folder}/twin.yaml:3: " in refused.stderr
 
 
 @pytest.mark.parametrize(
@@ -260,7 +284,11 @@ def test_an_interrupted_command_ends_without_a_word() -> None:
     """Ctrl-C while a service does not answer: 130, as shells expect."""
     with socket.create_server(("127.0.0.1", 0)) as mute:
         variables = environment(FOREWARN_CONTROL=f"http://127.0.0.1:{mute.getsockname()[1]}")
-        with subprocess.Popen([FOREWARN, "vm", "list"], env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as waiting:
+        command = [FOREWARN, "vm", "list"]
+        with (
+            interruptible(),
+            subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as waiting,
+        ):
             mute.settimeout(SECONDS_MAX)
             connection, _ = mute.accept()
             with connection:
@@ -272,6 +300,7 @@ def test_an_interrupted_command_ends_without_a_word() -> None:
     assert (waiting.returncode, out, err) == (130, b"", b"")
 
 
+@pytest.mark.system
 def test_the_three_lines_of_the_demo_work_when_pasted() -> None:
     """The first minute decides whether there is a second one."""
     program = os.path.relpath(FOREWARN, ROOT)

@@ -57,6 +57,7 @@ def shown_certificate(service: Service) -> str:
     return ssl.get_server_certificate((host, int(port)), timeout=30)
 
 
+@pytest.mark.system
 def test_the_command_line_speaks_tls_with_a_ca_of_ones_own(secure: Service, folder: Path) -> None:
     """A private fleet has a private CA. Without it the certificate is refused, and the line says what to do."""
     good = forewarn("vm", "list", cwd=folder, FOREWARN_CONTROL=secure.control, FOREWARN_CA=str(folder / "live.pem"))
@@ -71,6 +72,7 @@ def test_the_command_line_speaks_tls_with_a_ca_of_ones_own(secure: Service, fold
     assert nothing.stderr.startswith("forewarn: ca_file: fleet.yaml has no certificates that can be read")
 
 
+@pytest.mark.system
 def test_old_versions_of_tls_and_plain_http_are_refused(secure: Service) -> None:
     """TLS 1.2 is the least; and nothing is answered in the clear."""
     host, _, port = secure.control.removeprefix("https://").partition(":")
@@ -87,6 +89,7 @@ def test_old_versions_of_tls_and_plain_http_are_refused(secure: Service) -> None
         assert b"HTTP/1.1" not in plain.recv(4096)
 
 
+@pytest.mark.system
 def test_what_cannot_be_served_is_answered_over_tls_too(secure: Service, folder: Path) -> None:
     """A connection that is refused is half closed where that is possible; TLS cannot, and must not break over it."""
     host, _, port = secure.control.removeprefix("https://").partition(":")
@@ -101,6 +104,7 @@ def test_what_cannot_be_served_is_answered_over_tls_too(secure: Service, folder:
     assert answer.startswith(b"HTTP/1.1 400 ")
 
 
+@pytest.mark.system
 def test_a_new_certificate_is_taken_up_while_it_runs_and_a_broken_one_is_not(secure: Service, folder: Path) -> None:
     """Certificates live for weeks, the service for months. A half-written file must not lock the operators out."""
     old = shown_certificate(secure)
@@ -121,6 +125,7 @@ def test_a_new_certificate_is_taken_up_while_it_runs_and_a_broken_one_is_not(sec
     assert listed.returncode == 0, listed.stderr
 
 
+@pytest.mark.system
 def test_a_key_that_may_be_read_only_later_is_taken_up_then(folder: Path) -> None:
     """Whoever renews it writes the file first and gives it to the service's user afterwards."""
     certificate, key = make_pair(folder, "live")
@@ -134,6 +139,7 @@ def test_a_key_that_may_be_read_only_later_is_taken_up_then(folder: Path) -> Non
     soon(is_taken)
 
 
+@pytest.mark.system
 def test_an_idle_connection_does_not_keep_it_from_ending(secure: Service, folder: Path) -> None:
     """It says no goodbye, and whoever restarts the service should not wait for one."""
     host, _, port = secure.control.removeprefix("https://").partition(":")
@@ -175,6 +181,7 @@ def test_a_slip_in_the_name_of_a_store_makes_no_store(folder: Path) -> None:
     assert "it is made now" not in more.stderr
 
 
+@pytest.mark.system
 def test_a_pair_that_cannot_be_used_is_told_at_the_start(folder: Path) -> None:
     """In one line, with the file."""
     certificate, key = make_pair(folder, "a")
@@ -278,6 +285,7 @@ def test_the_metadata_listener_has_no_way_to_the_control_api(folder: Path) -> No
                 assert status in (404, 405), f"{method} {path}: {status}"
 
 
+@pytest.mark.system
 def test_a_bad_token_is_answered_late(folder: Path) -> None:
     """A second each, from a real process; environment and command line hold no token."""
     with running(folder, "serve", "--fleet", "fleet.yaml", "--store", "memory") as service:

@@ -55,6 +55,7 @@ MISTAKES = (
 )
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("example", RUN)
 def test_an_example_passes_as_its_readme_says_and_leaves_nothing_behind(example: str, tmp_path: Path) -> None:
     folder = copied(example, tmp_path)
@@ -65,6 +66,7 @@ def test_an_example_passes_as_its_readme_says_and_leaves_nothing_behind(example:
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: f"{mistake.file} {mistake.name}")
 def test_an_example_with_a_mistake_is_found_out(mistake: Mistake, tmp_path: Path) -> None:
     """A test that cannot fail would teach nothing."""
@@ -86,7 +88,9 @@ def test_a_handler_knows_the_variable_that_a_lab_run_sets(example: str) -> None:
     assert "FOREWARN_ENDPOINT" in (EXAMPLES / HANDLERS[example][-1]).read_text()
 
 
-@pytest.mark.parametrize("example", ["node", "python", "shell"])  # the others would have to be built first
+@pytest.mark.parametrize(
+    "example", ["python", pytest.param("node", marks=pytest.mark.system), pytest.param("shell", marks=pytest.mark.system)]
+)  # the others would have to be built first
 def test_a_handler_asks_where_a_lab_run_tells_it_to(example: str, tmp_path: Path) -> None:
     """Where it has no variable of its own that says otherwise."""
     *program, file = HANDLERS[example]

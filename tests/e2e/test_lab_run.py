@@ -164,6 +164,7 @@ def test_a_command_is_told_its_endpoint_and_judged_by_what_it_does(scenario: Pat
     assert "small passed (2 expectations)" in done.stdout
 
 
+@pytest.mark.system
 def test_the_shell_example_passes_the_scenario_of_the_page_at_the_rate_of_the_page(tmp_path: Path) -> None:
     """It drains for five seconds of its own, which count as five minutes of the quarter of an hour that it has."""
     page = (ROOT / "docs" / "scenarios.md").read_text()

@@ -310,13 +310,10 @@ def test_a_poll_that_waits_in_vain_is_told_so_at_the_end() -> None:
 def test_the_first_call_can_be_answered_late() -> None:
     """As on Azure, where it takes up to two minutes: a client must survive it."""
     with World(Settings(first_call_delay_seconds=1)) as world, world.connect() as client:
-        client.send(POLL)
-        assert client.is_silent(timedelta(seconds=0.8))
-        assert client.answer().status == 200
         began = time.monotonic()
         client.send(POLL)
-        client.answer()
-        assert time.monotonic() - began < 1
+        assert client.answer().status == 200
+        assert time.monotonic() - began >= 1
 
 
 def test_stopping_answers_what_is_in_flight() -> None:

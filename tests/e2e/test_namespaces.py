@@ -31,7 +31,7 @@ scopes:
 """
 READY_SECONDS_MAX = 30
 
-pytestmark = pytest.mark.xdist_group("namespaces")
+pytestmark = [pytest.mark.xdist_group("namespaces"), pytest.mark.system]
 
 
 class Host:

@@ -4,20 +4,17 @@ import json
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.cli_service import FOREWARN, environment, soon
-from tests.e2e.service import Service, running
+from tests.e2e.cli_service import FOREWARN, environment, interruptible, soon
+from tests.e2e.service import Service, running, steady_port
 
 SECONDS_MAX = 20
 SCOPES, VMS_PER_SCOPE = 40, 600
-STALL_SECONDS = 13
-"""The control listener gives a connection that takes nothing ten seconds, and looks once a second."""
 
 
 @contextmanager
@@ -53,13 +50,16 @@ def began(response: HTTPResponse) -> None:
 @contextmanager
 def command(service: Service, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
     """A command that goes on until it is ended."""
-    with subprocess.Popen(
-        [FOREWARN, *arguments],
-        env=environment(FOREWARN_CONTROL=service.control, PYTHONUNBUFFERED="1"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    with (
+        interruptible(),
+        subprocess.Popen(
+            [FOREWARN, *arguments],
+            env=environment(FOREWARN_CONTROL=service.control, PYTHONUNBUFFERED="1"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process,
+    ):
         try:
             yield process
         finally:
@@ -87,11 +87,9 @@ def test_a_server_that_stops_ends_its_streams_at_once(tmp_path: Path) -> None:
     """A deploy must not wait for consoles."""
     with running(tmp_path) as service, stream(service) as response:
         began(response)
-        before = time.monotonic()
         assert service.stop() == 0
 
-        assert time.monotonic() - before < 5
-        assert response.read() == b""
+        assert response.read() == b"", "ended as a stream ends, not cut off when the time for the stop was up"
         assert "Traceback" not in (tmp_path / "log.txt").read_text()
 
 
@@ -102,9 +100,8 @@ def test_a_reader_that_stands_still_is_let_go_and_nobody_else_notices(tmp_path: 
         + "".join(f"      - {{name: vm-{scope}-{number}, host: host-{'x' * 110}}}\n" for number in range(VMS_PER_SCOPE))
         for scope in range(SCOPES)
     )
-    with running(tmp_path, "--store", "memory", fleet=f"scopes:\n{scopes}") as service:
+    with running(tmp_path, "--store", "memory", fleet=f"scopes:\n{scopes}") as service, socket.socket() as lazy:
         host, _, port = service.control.removeprefix("http://").partition(":")
-        lazy = socket.socket()
         lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         lazy.settimeout(SECONDS_MAX)
         lazy.connect((host, int(port)))
@@ -112,38 +109,36 @@ def test_a_reader_that_stands_still_is_let_go_and_nobody_else_notices(tmp_path: 
         with stream(service, "?after=0") as response:
             numbers = [entry["number"] for entry in entries(response, SCOPES * VMS_PER_SCOPE)]
         assert numbers == list(range(1, SCOPES * VMS_PER_SCOPE + 1))
-        time.sleep(STALL_SECONDS)
+        soon(lambda: followers(service) == 0)
 
         taken = b""
-        with suppress(ConnectionError), lazy:
+        with suppress(ConnectionError):
             while piece := lazy.recv(1 << 20):  # ends: it was cut off
                 taken = piece
         assert f'"number":{SCOPES * VMS_PER_SCOPE},'.encode() not in taken
 
 
 def test_watch_tells_in_words_and_waits_for_a_service_that_goes_away(tmp_path: Path) -> None:
-    with running(tmp_path, "--simulate-duration", "Reboot=10ms", "--control", "127.0.0.1:0") as service:
-        port = service.control.rpartition(":")[2]
+    with (
+        running(tmp_path, "--simulate-duration", "Reboot=10ms", "--control", f"127.0.0.1:{steady_port()}") as service,
+        command(service, "watch", "--vm", "web-0") as watching,
+    ):
+        assert watching.stdout
+        assert watching.stderr
+        soon(lambda: followers(service) == 1)
+        service.ask("POST", "/vms/web-0/restart")
+        first = [watching.stdout.readline() for _ in range(4)]
         service.stop()
-        service.flags = (*service.flags, "--control", f"127.0.0.1:{port}")
+        assert "trying again" in watching.stderr.readline()
         service.start()
-        with command(service, "watch", "--vm", "web-0") as watching:
-            assert watching.stdout
-            assert watching.stderr
-            soon(lambda: followers(service) == 1)
-            service.ask("POST", "/vms/web-0/restart")
-            first = [watching.stdout.readline() for _ in range(4)]
-            service.stop()
-            assert "trying again" in watching.stderr.readline()
-            service.start()
-            service.ask("POST", "/vms/web-0/restart")
-            second = watching.stdout.readline()
-            watching.send_signal(signal.SIGINT)
+        service.ask("POST", "/vms/web-0/restart")
+        second = watching.stdout.readline()
+        watching.send_signal(signal.SIGINT)
 
-            assert "web-0: Reboot at once, without notice" in first[0]
-            assert "Completed" in first[3]
-            assert "web-0: Reboot at once, without notice" in second
-            assert watching.wait(SECONDS_MAX) == 130
+        assert "web-0: Reboot at once, without notice" in first[0]
+        assert "Completed" in first[3]
+        assert "web-0: Reboot at once, without notice" in second
+        assert watching.wait(SECONDS_MAX) == 130
 
 
 def test_history_shows_what_happened_and_goes_on_with_follow(tmp_path: Path) -> None:

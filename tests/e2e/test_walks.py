@@ -2,13 +2,17 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.walk import ROOT, matches, walk
 
 
+@pytest.mark.system
 def test_the_five_minutes_of_the_labs_page_go_as_it_says(tmp_path: Path) -> None:
     assert walk(ROOT / "docs/lab.md", tmp_path, "Five minutes") == 14
 
 
+@pytest.mark.system
 def test_the_operators_walk_with_four_hosts_goes_as_its_page_says(tmp_path: Path) -> None:
     assert walk(ROOT / "docs/operate.md", tmp_path, "A walk with four hosts") == 22
 

@@ -132,6 +132,7 @@ def test_of_two_servers_on_one_store_each_change_is_told_once(tmp_path: Path) ->
             two.kill()
 
 
+@pytest.mark.system
 def test_a_certificate_that_nobody_vouches_for_is_told_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And one that the system's authorities, or the file in SSL_CERT_FILE, vouch for is."""
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"

@@ -42,6 +42,7 @@ def base(name: str) -> str:
     return re.sub(r"_(total|bucket|sum|count)$", "", name)
 
 
+@pytest.mark.system
 def test_the_services_unit_is_understood_by_systemd(tmp_path: Path) -> None:
     """A key that systemd does not know is ignored by it, with a line that nobody reads."""
     unit = tmp_path / "forewarn.service"
@@ -57,6 +58,7 @@ def test_the_services_unit_asks_for_the_watchdog_and_gives_up_what_it_can() -> N
         assert f"\n{line}\n" in UNIT
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("drop_in", ["", "forewarn-libvirt.conf"])
 def test_the_services_unit_is_exposed_as_little_as_was_promised(tmp_path: Path, drop_in: str) -> None:
     """systemd's own measure, from 0 to 10; docs/security.md tells ours."""
@@ -73,6 +75,7 @@ def test_the_services_unit_is_not_restarted_for_what_only_a_person_can_mend() ->
     assert exit_of(StoreDenied("")) is Exit.USAGE
 
 
+@pytest.mark.system
 @pytest.mark.skipif(
     os.geteuid() != 0 and "CI" not in os.environ, reason="only root can make users, here in a file system of its own"
 )
@@ -92,16 +95,19 @@ def test_ssh_knows_the_services_user_and_finds_its_keys(tmp_path: Path) -> None:
     assert f"userknownhostsfile {home}/.ssh/known_hosts " in words
 
 
+@pytest.mark.system
 def test_the_alert_rules_are_understood_by_prometheus() -> None:
     code, words = told(["promtool", "check", "rules", str(DEPLOY / "alerts.yaml")])
     assert code == 0, words
 
 
+@pytest.mark.system
 def test_each_alert_fires_in_its_main_case_and_only_then() -> None:
     code, words = told(["promtool", "test", "rules", str(Path(__file__).with_name("alerts.yaml"))])
     assert code == 0, words
 
 
+@pytest.mark.system
 def test_the_numbers_are_named_as_prometheus_wants_them() -> None:
     registry = CollectorRegistry()
     registry.register(numbers())

@@ -1,4 +1,4 @@
-"""The libvirt platform on real QEMU domains. `make test-vm` runs it; `make test` does not."""
+"""The libvirt platform on real QEMU domains. `make test-vm` runs it; `make test` and `make test-all` do not."""
 
 import asyncio
 import os

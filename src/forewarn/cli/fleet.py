@@ -22,7 +22,9 @@ class Source(StrEnum):
     LIBVIRT = "libvirt"
 
 
-File = Annotated[str, typer.Argument(metavar="FILE", help="A fleet file, YAML or JSON; - is standard input.")]
+File = Annotated[
+    str, typer.Argument(metavar="FILE", help="A fleet file, YAML or JSON, or a folder of them; - is standard input.")
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only tell what would change.")]
 From = Annotated[Source, typer.Argument(metavar="SOURCE", help="What tells of the VMs: libvirt.")]
 Uri = Annotated[list[str] | None, typer.Option("--uri", metavar="URI", help="As libvirt_uri, several times if needed.")]
@@ -57,7 +59,8 @@ def export(context: typer.Context) -> None:
 @app.command()
 def apply(context: typer.Context, file: File, *, dry_run: DryRun = False, as_json: Json = False) -> None:
     """Make the fleet what the file says."""
-    answer = connect(context).put("fleet", body=_read(file), query="dry_run=true" if dry_run else "")
+    body = _merge(file) if Path(file).is_dir() else _read(file)
+    answer = connect(context).put("fleet", body=body, query="dry_run=true" if dry_run else "")
     _show_difference(answer, dry_run=dry_run, as_json=as_json)
 
 
@@ -104,8 +107,9 @@ def _show_difference(answer: Mapping[str, Any], *, dry_run: bool, as_json: bool)
 def check(file: File) -> None:
     """Check a fleet file without a service."""
     with needs_server_parts("fleet check"):
-        from forewarn.wire.fleet import parse
-    fleet = parse(_read(file), file)
+        from forewarn.fleet_files import read_sources
+        from forewarn.wire.fleet import Source, parse_all
+    fleet = parse_all(read_sources(Path(file)) if Path(file).is_dir() else [Source(file, _read(file))])
     typer.echo(f"{file}: {len(fleet.scopes)} scopes with {sum(len(scope.vms) for scope in fleet.scopes)} VMs, all well")
 
 
@@ -115,6 +119,21 @@ def schema() -> None:
     with needs_server_parts("fleet schema"):
         from forewarn.wire.fleet import SCHEMA
     show_json(SCHEMA)
+
+
+def _merge(folder: str) -> bytes:
+    """The files of a folder as one fleet, for a request."""
+    with needs_server_parts("fleet apply FOLDER"):
+        from forewarn.fleet_files import read_sources
+        from forewarn.wire.fleet import dump_json, parse_all
+    body = dump_json(parse_all(read_sources(Path(folder))))
+    if len(body) > FILE_BYTES_MAX:
+        raise Invalid(
+            f"the fleet of {folder} has {len(body)} bytes as JSON; a request takes at most {FILE_BYTES_MAX}:"
+            " start the service with --fleet and the folder instead",
+            file=folder,
+        )
+    return body
 
 
 def _read(file: str) -> bytes:

@@ -40,6 +40,7 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
 
     The rules tell the first four members; the rest is what it concerns, and is filled in by `concern.py`. `host` is where it
     happens, `host_before` where a VM that moved was. `not_before` and `description` are told when they are new.
+    For APPROVED, `vm` is the VM that approved; it is empty if an operator or a policy did.
     """
 
     what: What

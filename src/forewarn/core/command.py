@@ -123,7 +123,7 @@ class Tick(msgspec.Struct, frozen=True):
 
 
 class Enrol(msgspec.Struct, frozen=True, kw_only=True):
-    """The scope's members and choices shall be these. Whether a VM runs is not chosen here: who stays, stays as it is.
+    """The scope's members and choices shall be these. A VM that stays keeps its power; one that joins has the power given here.
 
     `is_file` says that this stands in the fleet file, which may be older than a VM's last move; otherwise it is true now.
     """

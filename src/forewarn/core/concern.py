@@ -5,29 +5,69 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from forewarn.core.change import Change, What
+from forewarn.core.draft import Places
 from forewarn.core.event import Event, Impact
 from forewarn.core.fleet import Scope, Vm
 
 NEW_EVENT = (What.SCHEDULED, What.EXTENDED)
 
 
-def with_concerns(changes: Sequence[Change], before: Scope, after: Scope) -> tuple[Change, ...]:
+def with_concerns(changes: Sequence[Change], before: Scope, after: Scope, places: Places) -> tuple[Change, ...]:
     """The changes with all that the scope knows of what they are about. What has ended is found in the scope before."""
     if not changes:
         return ()
-    events: dict[str, Event | Impact] = {}
-    for scope in (before, after):
-        events.update((impact.event_id, impact) for impact in scope.impacts)
-    for scope in (before, after):
-        events.update((event.id, event) for event in scope.events)
-    was, is_ = ({vm.name: vm for vm in scope.vms} for scope in (before, after))
-    return tuple(_with_concern(change, events.get(change.event_id), was, is_) for change in changes)
+    about = _events({change.event_id for change in changes if change.event_id}, before, after)
+    resources = [_resources(change, about.get(change.event_id)) for change in changes]
+    names = [_subject(change) or (of_event[0] if of_event else "") for change, of_event in zip(changes, resources, strict=True)]
+    was = _members(before, names, places)
+    is_ = was if after.vms is before.vms else _members(after, names, places)
+    return tuple(
+        _with_concern(change, about.get(change.event_id), of_event, name, was, is_)
+        for change, of_event, name in zip(changes, resources, names, strict=True)
+    )
 
 
-def _with_concern(change: Change, about: Event | Impact | None, was: dict[str, Vm], is_: dict[str, Vm]) -> Change:
+def _members(scope: Scope, names: Sequence[str], places: Places) -> dict[str, Vm]:
+    found = ((name, places.of_vm(scope.vms, name)) for name in names if name)
+    return {name: scope.vms[place] for name, place in found if place is not None}
+
+
+def _events(ids: set[str], before: Scope, after: Scope) -> dict[str, Event | Impact]:
+    """The events of these ids as they are, or last were; for a silent operation its impact."""
+    found: dict[str, Event | Impact] = {}
+    for scope in (before, after):
+        found.update((event.id, event) for event in scope.events if event.id in ids)
+    silent = ids - found.keys()
+    if silent:
+        for scope in (before, after):
+            found.update((impact.event_id, impact) for impact in scope.impacts if impact.event_id in silent)
+    return found
+
+
+def _resources(change: Change, about: Event | Impact | None) -> tuple[str, ...]:
+    """The VMs that a change is about: one, where it happened to one VM of an event, or else all that the event names."""
+    if about is None:
+        return ()
+    if isinstance(about, Impact):
+        return (about.vm,)
+    subject = _subject(change)
+    return (subject,) if subject else about.resources
+
+
+def _subject(change: Change) -> str:
+    """The one VM that a change happened to. An approval happens to the event, which need not name the VM that approves it."""
+    return "" if change.what is What.APPROVED else change.vm
+
+
+def _with_concern(
+    change: Change,
+    about: Event | Impact | None,
+    resources: tuple[str, ...],
+    name: str,
+    was: dict[str, Vm],
+    is_: dict[str, Vm],
+) -> Change:
     event = about if isinstance(about, Event) else None
-    resources = event.resources if event else (about.vm,) if isinstance(about, Impact) else ()
-    name = change.vm or (resources[0] if resources else "")
     vm = was.get(name) or is_.get(name)
     is_new = event is not None and change.what in NEW_EVENT
     told = replace(

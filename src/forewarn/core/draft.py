@@ -1,7 +1,8 @@
 """A scope while it is being decided on: the few moves that every rule is made of. The scope it began with is never touched."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -17,12 +18,50 @@ ENDED_FOR = timedelta(hours=1)
 WHY_LENGTH_MAX = 4000
 ENDED_AS = {How.COMPLETED: What.COMPLETED, How.CANCELED: What.CANCELED, How.FAILED: What.FAILED}
 
+T = TypeVar("T")
+
+
+class Places:
+    """Where VMs and impacts are in their tuples, so that commands that are decided in a row need not search them each time.
+
+    Only a hint: it is checked against the tuple at every use, and made again where the tuple has changed.
+    """
+
+    def __init__(self) -> None:
+        self._vms: tuple[Vm, ...] = ()
+        self._vm_at: dict[str, int] = {}
+        self._impacts: tuple[Impact, ...] = ()
+        self._impacts_at: dict[str, list[int]] = {}
+
+    def of_vm(self, vms: tuple[Vm, ...], name: str) -> int | None:
+        at = self._vm_at.get(name)
+        if at is not None and at < len(vms) and vms[at].name == name:
+            return at
+        if vms is not self._vms:
+            self._vms, self._vm_at = vms, {vm.name: place for place, vm in enumerate(vms)}
+            return self._vm_at.get(name)
+        return None
+
+    def of_impacts(self, impacts: tuple[Impact, ...], vm: str) -> Sequence[int]:
+        """Those of one VM, in order."""
+        if impacts is not self._impacts:
+            self._impacts, self._impacts_at = impacts, {}
+            for place, impact in enumerate(impacts):
+                self._impacts_at.setdefault(impact.vm, []).append(place)
+        return self._impacts_at.get(vm, ())
+
+    def keep_impacts(self, before: tuple[Impact, ...], after: tuple[Impact, ...]) -> None:
+        """One impact was replaced: all are where they were."""
+        if before is self._impacts:
+            self._impacts = after
+
 
 class Draft:
     """The scope as it will be, and what became true on the way."""
 
-    def __init__(self, scope: Scope, now: datetime, timing: Timing) -> None:
+    def __init__(self, scope: Scope, now: datetime, timing: Timing, places: Places) -> None:
         self.scope = scope
+        self.places = places
         self.now = now
         self.timing = timing
         self.changes: list[Change] = []
@@ -33,26 +72,47 @@ class Draft:
 
     def knows(self, event_id: str) -> bool:
         """Whether this event or silent operation exists or did so recently: asked twice is asked once."""
+        return event_id in self.known_ids()
+
+    def known_ids(self) -> set[str]:
+        """The ids of all events and silent operations that exist or did so recently."""
         scope = self.scope
-        return (
-            scope.event(event_id) is not None
-            or any(impact.event_id == event_id for impact in scope.impacts)
-            or any(ended.id == event_id for ended in scope.ended)
-        )
+        ids = {event.id for event in scope.events}
+        ids.update([impact.event_id for impact in scope.impacts])
+        ids.update([ended.id for ended in scope.ended])
+        return ids
+
+    def vm(self, name: str) -> Vm | None:
+        place = self.places.of_vm(self.scope.vms, name)
+        return None if place is None else self.scope.vms[place]
+
+    def impacts_of(self, vm: str) -> list[Impact]:
+        """All impacts of a VM, in the order in which they were started."""
+        return [self.scope.impacts[place] for place in self.places.of_impacts(self.scope.impacts, vm)]
+
+    def impact(self, event_id: str, vm: str) -> Impact | None:
+        return next((impact for impact in self.impacts_of(vm) if impact.event_id == event_id), None)
 
     def put_vm(self, vm: Vm) -> None:
-        self.scope = replace(self.scope, vms=tuple(vm if old.name == vm.name else old for old in self.scope.vms))
+        place = self.places.of_vm(self.scope.vms, vm.name)
+        if place is not None:
+            self.scope = replace(self.scope, vms=with_item(self.scope.vms, place, vm))
 
     def put_event(self, event: Event) -> None:
-        self.scope = replace(self.scope, events=tuple(event if old.id == event.id else old for old in self.scope.events))
+        self.put_events([event])
+
+    def put_events(self, events: Sequence[Event]) -> None:
+        if events:
+            changed = {event.id: event for event in events}
+            self.scope = replace(self.scope, events=tuple([changed.get(old.id, old) for old in self.scope.events]))
 
     def put_impact(self, impact: Impact) -> None:
-        self.scope = replace(
-            self.scope,
-            impacts=tuple(
-                impact if (old.event_id, old.vm) == (impact.event_id, impact.vm) else old for old in self.scope.impacts
-            ),
-        )
+        before = self.scope.impacts
+        for place in self.places.of_impacts(before, impact.vm):
+            if before[place].event_id == impact.event_id:
+                self.scope = replace(self.scope, impacts=with_item(before, place, impact))
+                self.places.keep_impacts(before, self.scope.impacts)
+                return
 
     def schedule(self, event: Event) -> None:
         self.scope = replace(self.scope, events=(*self.scope.events, event))
@@ -61,17 +121,18 @@ class Draft:
     def start(self, event: Event, why: str) -> None:
         self.put_event(replace(event, status=Status.STARTED, started_at=self.now))
         self.tell(What.STARTED, event_id=event.id, detail=why)
-        for vm in event.resources:
-            self.add_impact(Impact(event_id=event.id, vm=vm, type=event.type, cause=event.cause, due_at=self.now))
+        self.add_impacts(
+            *(Impact(event_id=event.id, vm=vm, type=event.type, cause=event.cause, due_at=self.now) for vm in event.resources)
+        )
 
-    def add_impact(self, impact: Impact) -> None:
-        self.scope = replace(self.scope, impacts=(*self.scope.impacts, impact))
+    def add_impacts(self, *impacts: Impact) -> None:
+        self.scope = replace(self.scope, impacts=self.scope.impacts + impacts)
 
     def finish(self, impact: Impact, host: str = "", detail: str = "") -> None:
         """The impact is done: record it and what it did to the VM, and end the event if it was the last one."""
         self.put_impact(replace(impact, state=ImpactState.DONE, claimed_by="", detail=""))
         self.tell(What.IMPACTED, event_id=impact.event_id, vm=impact.vm, detail=detail)
-        vm = self.scope.vm(impact.vm)
+        vm = self.vm(impact.vm)
         if vm is not None:
             self._take_effect(impact, vm, host)
         self.end_if_over(impact.event_id)
@@ -81,8 +142,11 @@ class Draft:
         self.end_if_over(impact.event_id)
 
     def end_if_over(self, event_id: str) -> None:
+        for impact in reversed(self.scope.impacts):  # the last to be claimed is mostly the last to end
+            if impact.event_id == event_id and not impact.is_over:
+                return
         mine = [impact for impact in self.scope.impacts if impact.event_id == event_id]
-        if mine and all(impact.is_over for impact in mine):
+        if mine:
             failed = [f"{impact.vm}: {impact.detail}" for impact in mine if impact.state is ImpactState.FAILED]
             self.end(event_id, How.FAILED if failed else How.COMPLETED, "; ".join(failed)[:WHY_LENGTH_MAX])
 
@@ -112,7 +176,7 @@ class Draft:
     def excuse(self, vm: str, why: str, applies: Callable[[Event], bool]) -> None:
         """Take the VM out of the events that no longer concern it; an event that concerns nobody ends."""
         for event in self.scope.events:
-            if vm not in event.resources or not applies(event):
+            if not applies(event) or vm not in event.resources:
                 continue
             rest = tuple(name for name in event.resources if name != vm)
             if not rest:
@@ -146,7 +210,8 @@ class Draft:
             self.leave(vm)
             return
         after = replace(vm, host=host or vm.host, power=POWER_AFTER.get(impact.cause, vm.power))
-        self.put_vm(after)
+        if after != vm:
+            self.put_vm(after)
         if after.host != vm.host:
             self.move(vm, after.host)
         if after.power is Power.DEALLOCATED is not vm.power:
@@ -159,3 +224,8 @@ class Draft:
 
 POWER_AFTER = {Cause.RESTART: Power.RUNNING, Cause.REDEPLOY: Power.RUNNING, Cause.EVICTION: Power.DEALLOCATED}
 """A user's restart starts a VM that did not run; maintenance leaves it as it was."""
+
+
+def with_item(items: tuple[T, ...], place: int, item: T) -> tuple[T, ...]:
+    """The items with another one in this place. Slices are copied at once, where a comprehension would look at each."""
+    return (*items[:place], item, *items[place + 1 :])

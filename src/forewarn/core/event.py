@@ -74,6 +74,7 @@ class Impact(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
 
     `event_id` names the event, or for a silent operation the operation itself. A claim is `claimed_by` until `due_at`;
     for a waiting impact `due_at` is when it may be tried (again). `tries` tells one claim from the next.
+    `first_failed_at` is when its retry window began.
     """
 
     event_id: str
@@ -86,6 +87,7 @@ class Impact(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     tries: int = 0
     failures: int = 0
     detail: str = ""
+    first_failed_at: datetime | None = None
 
     @property
     def is_over(self) -> bool:

@@ -130,7 +130,13 @@ class Scope(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     seen_at: datetime | None = None
 
     def vm(self, name: str) -> Vm | None:
-        return next((vm for vm in self.vms if vm.name == name), None)
+        for vm in self.vms:
+            if vm.name == name:
+                return vm
+        return None
 
     def event(self, event_id: str) -> Event | None:
-        return next((event for event in self.events if event.id == event_id), None)
+        for event in self.events:
+            if event.id == event_id:
+                return event
+        return None

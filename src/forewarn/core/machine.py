@@ -12,14 +12,17 @@ An impact's life, one per VM of a Started event, or of an operation that nobody 
 
     waiting ──claimed by a worker──> claimed ──done──> done            a claim that is not renewed lapses and
        ^                                │ failed                       another worker may take it over
-       └──────── tried again later ─────┴──too often──> failed
+       └──────── tried again later ─────┴──too long───> failed
+
+A VM has one impact at a time, in the order in which they were started; the next one waits until the one before is over
+(`progress.next_in_line`).
 
 Every command is the same three steps: apply its own rule, then `settle` (start all that may start now), then count the
 incarnation up if what a VM can see has changed. So after any command nothing is left that is due and may start, and the
 same incarnation always means the same document. A command that is already true changes nothing and is no problem.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Any
 
@@ -30,7 +33,7 @@ from forewarn.core import command as ask
 from forewarn.core import membership, operation, progress
 from forewarn.core.change import Change
 from forewarn.core.concern import with_concerns
-from forewarn.core.draft import Draft
+from forewarn.core.draft import Draft, Places
 from forewarn.core.event import Event, EventType, Impact, Source, Status
 from forewarn.core.fleet import Approval, AutoApprove, Power, Scope, ScopeKind
 from forewarn.core.timing import Timing
@@ -65,16 +68,28 @@ class Outcome(msgspec.Struct, frozen=True):
     is_gone: bool = False
 
 
-def decide(scope: Scope, command: ask.Command, now: datetime, timing: Timing) -> Outcome:
+class Group:
+    """What commands share that are committed together. `shown` is the scope before the first of them, which is what guests see
+    until the commit: the incarnation counts what changes for them, not the steps in between."""
+
+    def __init__(self, shown: Scope) -> None:
+        self.shown = shown
+        self.places = Places()
+
+
+def decide(scope: Scope, command: ask.Command, now: datetime, timing: Timing, group: Group | None = None) -> Outcome:
     """What the command makes of the scope. Raises a Problem if the rules say no; then nothing has changed."""
-    draft = Draft(scope, now, timing)
+    group = group or Group(scope)
+    draft = Draft(scope, now, timing, group.places)
     RULES[type(command)](draft, command)
     settle(draft)
     if draft.scope.kind is ScopeKind.VM and scope.vms and not draft.scope.vms:
         draft.is_gone = True  # a standalone VM is its scope
-    if visible(draft.scope) != visible(scope):
-        draft.scope = replace(draft.scope, incarnation=scope.incarnation + 1)
-    return Outcome(scope=draft.scope, changes=with_concerns(draft.changes, scope, draft.scope), is_gone=draft.is_gone)
+    if draft.scope.events is not scope.events:
+        has_changed = visible(draft.scope) != visible(group.shown)
+        draft.scope = replace(draft.scope, incarnation=group.shown.incarnation + has_changed)
+    changes = with_concerns(draft.changes, scope, draft.scope, group.places)
+    return Outcome(scope=draft.scope, changes=changes, is_gone=draft.is_gone)
 
 
 def visible(scope: Scope) -> tuple[object, ...]:
@@ -102,21 +117,29 @@ def next_deadline(scope: Scope) -> datetime | None:
 
 def next_impact_at(scope: Scope) -> datetime | None:
     """When the next impact can be claimed: because it waits, or because its claim lapses."""
-    return min((impact.due_at for impact in scope.impacts if not impact.is_over), default=None)
+    lines = open_lines(scope)
+    return min((impact.due_at for line in lines for impact in progress.next_in_line(line)), default=None)
 
 
 def due_impacts(scope: Scope, now: datetime) -> tuple[Impact, ...]:
-    """The impacts that any worker may claim now."""
-    return tuple(impact for impact in scope.impacts if not impact.is_over and impact.due_at <= now)
+    """The impacts that any worker may claim now, at most one for each VM."""
+    due = (progress.due_in_line(line, now) for line in open_lines(scope))
+    return tuple(impact for impact in due if impact is not None)
+
+
+def open_lines(scope: Scope) -> Iterable[list[Impact]]:
+    """What is still to be done, VM by VM, in the order in which it was started."""
+    lines: dict[str, list[Impact]] = {}
+    for impact in scope.impacts:
+        if not impact.is_over:
+            lines.setdefault(impact.vm, []).append(impact)
+    return lines.values()
 
 
 def settle(draft: Draft) -> None:
     """Note what is approved by now, and start all that may start, in a fixed order."""
-    for event in draft.scope.events:
-        if event.status is Status.SCHEDULED and not event.is_approved and is_agreed(draft.scope, event):
-            draft.put_event(replace(event, is_approved=True))
-    ready = [event for event in draft.scope.events if is_ready(draft.scope, event, draft.now)]
-    for event in not_held(draft.scope, ready):
+    draft.put_events([replace(event, is_approved=True) for event in newly_agreed(draft.scope)])
+    for event in not_held(draft.scope, ready_events(draft.scope, draft.now)):
         draft.start(event, why_ready(event, draft.now))
 
 
@@ -126,6 +149,8 @@ def not_held(scope: Scope, events: list[Event]) -> list[Event]:
     A platform event is held while another update domain of its scope is under impact; and behind one that is held, so that
     a domain that is always busy does not keep the others waiting for ever. A user's operation is never held.
     """
+    if not events:
+        return []
     under_impact = domains_under_impact(scope)
     free, is_held = [], False
     for event in sorted(events, key=lambda event: (event.not_before, event.id)):
@@ -138,12 +163,19 @@ def not_held(scope: Scope, events: list[Event]) -> list[Event]:
     return free
 
 
-def is_ready(scope: Scope, event: Event, now: datetime) -> bool:
-    """Whether its VMs have had their notice or waived it, or are all down and cannot be asked."""
-    if event.status is not Status.SCHEDULED:
-        return False
-    is_waived = event.is_approved or (nobody_runs(scope) and not event.is_timed)
-    return event.not_before <= now or (is_waived and not is_coupled(scope, event, now))
+def ready_events(scope: Scope, now: datetime) -> list[Event]:
+    """Those whose VMs have had their notice or waived it, or are all down and cannot be asked."""
+    scheduled = [event for event in scope.events if event.status is Status.SCHEDULED]
+    if not scheduled:
+        return []
+    is_down = nobody_runs(scope)
+    must_wait = not is_down and are_deletions_held(scope, scheduled, now)
+    return [
+        event
+        for event in scheduled
+        if event.not_before <= now
+        or ((event.is_approved or (is_down and not event.is_timed)) and not (must_wait and event.type is EventType.TERMINATE))
+    ]
 
 
 def why_ready(event: Event, now: datetime) -> str:
@@ -152,11 +184,18 @@ def why_ready(event: Event, now: datetime) -> str:
     return f"approved by {', '.join(event.approvals)}" if event.is_approved else "all instances are down"
 
 
-def is_agreed(scope: Scope, event: Event) -> bool:
-    """Whether the approvals so far are those that the scope's policy asks. Once they were, they are: no word is taken back."""
+def newly_agreed(scope: Scope) -> list[Event]:
+    """The events whose approvals are by now those that the policy asks. Once they were, they are: no word is taken back."""
+    asked = [event for event in scope.events if event.status is Status.SCHEDULED and event.approvals and not event.is_approved]
+    if not asked:
+        return []
     running = {vm.name for vm in scope.vms if vm.power is Power.RUNNING}
+    return [event for event in asked if is_agreed(scope.policy.approval, running, event)]
+
+
+def is_agreed(approval: Approval, running: set[str], event: Event) -> bool:
     votes = len(running.intersection(event.approvals))
-    match scope.policy.approval:
+    match approval:
         case Approval.ANY:
             return bool(event.approvals)
         case Approval.QUORUM:
@@ -181,9 +220,9 @@ def domains_under_impact(scope: Scope) -> set[int]:
     return set(started.values()) | {vm.update_domain for vm in scope.vms if vm.name in silent}
 
 
-def is_coupled(scope: Scope, event: Event, now: datetime) -> bool:
-    """Whether an approved deletion waits for the scope's other deletions: all of them are approved or due, or none goes."""
-    if event.type is not EventType.TERMINATE or not scope.policy.couple_terminates:
+def are_deletions_held(scope: Scope, scheduled: list[Event], now: datetime) -> bool:
+    """Whether approved deletions wait for the scope's other ones: all of them are approved or due, or none goes."""
+    if not scope.policy.couple_terminates:
         return False
-    others = (other for other in scope.events if other.type is EventType.TERMINATE and other.status is Status.SCHEDULED)
-    return any(not other.is_approved and other.not_before > now for other in others) and not nobody_runs(scope)
+    deletions = (event for event in scheduled if event.type is EventType.TERMINATE)
+    return any(not event.is_approved and event.not_before > now for event in deletions)

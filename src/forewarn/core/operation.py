@@ -17,6 +17,7 @@ from forewarn.core.event import (
     Event,
     EventType,
     Impact,
+    ImpactState,
     Source,
     Status,
 )
@@ -66,7 +67,7 @@ def operate(draft: Draft, command: ask.Operation, type_: EventType, cause: Cause
     refuse_second(scope, vm.name, type_, Source.USER)
     needs_no_telling = notice is None or vm.power is not Power.RUNNING or not progress.is_enabled(scope, draft.now, draft.timing)
     if needs_no_telling and command.not_before is None:
-        draft.add_impact(Impact(event_id=command.event_id, vm=vm.name, type=type_, cause=cause, due_at=draft.now))
+        draft.add_impacts(Impact(event_id=command.event_id, vm=vm.name, type=type_, cause=cause, due_at=draft.now))
         draft.tell(What.ORDERED, event_id=command.event_id, vm=vm.name, detail=str(type_))
         return
     pending = sum(event.source is Source.USER and event.status is Status.SCHEDULED for event in scope.events)
@@ -80,7 +81,7 @@ def operate(draft: Draft, command: ask.Operation, type_: EventType, cause: Cause
     not_before = not_before_of(draft, command.not_before, notice or timedelta(0), type_)
     event = announce(draft, command.event_id, type_, cause, [vm], not_before, is_timed=command.not_before is not None)
     if AUTO_APPROVED.get(type_) in scope.policy.auto_approve and not event.is_timed:
-        progress.approve_by(draft, event, "policy")
+        progress.approve_by(draft, [event], "policy")
 
 
 AUTO_APPROVED = {EventType.REBOOT: AutoApprove.USER_RESTART, EventType.REDEPLOY: AutoApprove.USER_REDEPLOY}
@@ -130,9 +131,24 @@ def degrade(draft: Draft, command: ask.Degrade) -> None:
 
 
 def fail(draft: Draft, command: ask.Fail) -> None:
+    """What was announced because the hardware would fail is superseded: it has failed."""
     for event_id, vms in by_domain(draft, command, EventType.REBOOT, Cause.FAILED):
+        for vm in vms:
+            supersede_degraded(draft, vm.name, command.host)
         event = announce(draft, event_id, EventType.REBOOT, Cause.FAILED, vms, draft.now, host=command.host)
         draft.start(event, f"{command.host} has failed")
+
+
+def supersede_degraded(draft: Draft, vm: str, host: str) -> None:
+    """Take the VM out of what was announced for a degraded host, unless its redeploy runs right now: that ends as it ends."""
+
+    def applies(event: Event) -> bool:
+        if event.cause is not Cause.DEGRADED or event.host != host:
+            return False
+        impact = None if event.status is Status.SCHEDULED else draft.impact(event.id, vm)
+        return impact is None or impact.state is ImpactState.WAITING
+
+    draft.excuse(vm, f"{host} has failed", applies)
 
 
 def extend(draft: Draft, command: ask.Extend) -> None:
@@ -156,25 +172,21 @@ def by_domain(draft: Draft, command: ask.HostOperation, type_: EventType, cause:
 
     Who has been told is passed over, so that what was done half can be asked again; if nobody is left, it is refused.
     """
-    domains: dict[int, list[Vm]] = {}
-    told: list[AlreadyPending] = []
-    is_repeated = False
-    for vm in draft.scope.vms:
-        if vm.host != command.host or vm.power is Power.DEALLOCATED:
-            continue
-        event_id = event_id_of(command.operation_id, draft.scope.name, vm.update_domain)
-        if draft.knows(event_id):
-            is_repeated = True
-            continue
-        try:
-            refuse_second(draft.scope, vm.name, type_, Source.PLATFORM, cause)
-        except AlreadyPending as refusal:
-            told.append(refusal)
-        else:
-            domains.setdefault(vm.update_domain, []).append(vm)
-    if told and not domains and not is_repeated:
-        raise told[0]
-    return [(event_id_of(command.operation_id, draft.scope.name, domain), domains[domain]) for domain in sorted(domains)]
+    scope, known = draft.scope, draft.known_ids()
+    residents: dict[int, list[Vm]] = {}
+    for vm in scope.vms:
+        if vm.host == command.host and vm.power is not Power.DEALLOCATED:
+            residents.setdefault(vm.update_domain, []).append(vm)
+    ids = {domain: event_id_of(command.operation_id, scope.name, domain) for domain in sorted(residents)}
+    new = [domain for domain, event_id in ids.items() if event_id not in known]
+    same = [event for event in scope.events if (event.type, event.source, event.cause) == (type_, Source.PLATFORM, cause)]
+    pending = {name: event.id for event in reversed(same) for name in event.resources}
+    untold = [(ids[domain], [vm for vm in residents[domain] if vm.name not in pending]) for domain in new]
+    events = [(event_id, vms) for event_id, vms in untold if vms]
+    if new and len(new) == len(ids) and not events:
+        first = residents[new[0]][0].name
+        raise already_pending(first, type_, pending[first])
+    return events
 
 
 def event_id_of(operation_id: str, scope: str, update_domain: int) -> str:
@@ -248,17 +260,17 @@ def member(scope: Scope, name: str) -> Vm:
     return vm
 
 
-def refuse_second(scope: Scope, vm: str, type_: EventType, source: Source, cause: Cause | None = None) -> None:
+def refuse_second(scope: Scope, vm: str, type_: EventType, source: Source) -> None:
     """The same thing twice to one VM is refused, with the id of the first."""
-    events = (
-        event.id
-        for event in scope.events
-        if vm in event.resources and (event.type, event.source) == (type_, source) and cause in (None, event.cause)
-    )
+    events = (event.id for event in scope.events if (event.type, event.source) == (type_, source) and vm in event.resources)
     silent = (
         impact.event_id
         for impact in scope.impacts
         if (impact.vm, impact.type) == (vm, type_) and source is Source.USER and scope.event(impact.event_id) is None
     )
     for pending in (*events, *silent):
-        raise AlreadyPending(f"{vm} has a {type_} pending already: {pending}", vm=vm, event=pending)
+        raise already_pending(vm, type_, pending)
+
+
+def already_pending(vm: str, type_: EventType, event_id: str) -> AlreadyPending:
+    return AlreadyPending(f"{vm} has a {type_} pending already: {event_id}", vm=vm, event=event_id)

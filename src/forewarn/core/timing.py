@@ -33,9 +33,16 @@ DURATION: Mapping[EventType, timedelta] = MappingProxyType(
 )
 """How long an event stays Started on a simulated platform: the medians seen in the field (protocol 6.3)."""
 
+RETRY_WINDOW = timedelta(seconds=300)
+
 
 class Timing(msgspec.Struct, frozen=True):
-    """The times that the rules work with. `claim` and `retry` are between servers, so no rate touches them."""
+    """The times that the rules work with.
+
+    `claim` is between servers and the retries are between a server and its platform, so no rate touches them. A failed impact
+    is tried again after `retry`, then after twice as long each time, up to `retry_max`, until `retry_window` has passed since
+    its first failure.
+    """
 
     notice: Mapping[EventType, timedelta] = NOTICE
     duration: Mapping[EventType, timedelta] = DURATION
@@ -45,9 +52,11 @@ class Timing(msgspec.Struct, frozen=True):
     rate: float = 1.0
     claim: timedelta = timedelta(seconds=15)
     retry: timedelta = timedelta(seconds=5)
+    retry_max: timedelta = timedelta(seconds=60)
+    retry_window: timedelta = RETRY_WINDOW
 
     @classmethod
-    def at_rate(cls, rate: float) -> "Timing":
+    def at_rate(cls, rate: float, *, retry_window: timedelta = RETRY_WINDOW) -> "Timing":
         """The standard times, each divided by the rate: at 60 a 15-minute notice takes 15 seconds."""
         return cls(
             notice={type_: span / rate for type_, span in NOTICE.items()},
@@ -56,6 +65,7 @@ class Timing(msgspec.Struct, frozen=True):
             lapse=timedelta(hours=24) / rate,
             seen_interval=timedelta(hours=1) / rate,
             rate=rate,
+            retry_window=retry_window,
         )
 
 

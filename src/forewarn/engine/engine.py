@@ -2,18 +2,18 @@
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
 from datetime import datetime, timedelta
 from typing import NamedTuple, TypeVar
-from weakref import WeakValueDictionary
 
 from msgspec.structs import replace
 
 from forewarn.core.change import Change, What
 from forewarn.core.command import Command, Enrol, Seen
 from forewarn.core.fleet import Scope
-from forewarn.core.machine import Outcome, decide
+from forewarn.core.machine import Group, Outcome, decide
 from forewarn.core.progress import is_enabled
 from forewarn.core.timing import Timing
 from forewarn.engine.board import Board, Place
@@ -33,6 +33,7 @@ from forewarn.errors import (
     StoreLost,
     StoreUnusable,
     Unavailable,
+    UnknownScope,
 )
 from forewarn.store.base import WRITES_MAX, Record, Store, Write
 from forewarn.wire import note, record
@@ -46,6 +47,10 @@ SCOPE_KEY = "scope/{}/"
 FLEET_KEY = "fleet"
 TRIES_MAX = 10
 LOSSES_MAX = 2
+GROUP_MAX = 256
+"""How many commands for one scope are committed together."""
+QUEUE_MAX = 10_000
+"""How many commands for one scope may wait."""
 WELL_AGAIN = timedelta(seconds=15)
 """So long after a commit that the store did not take we say that we cannot serve, unless another one was taken since."""
 CATCH_UP_SECONDS_MAX = 2.0
@@ -55,6 +60,8 @@ UNREADABLE_LOGGED_MAX = 20
 """How many records that cannot be read are named in the log; all are counted in the metrics."""
 SEEN_SECONDS_MAX = 2.0
 SEEN_AGAIN_SECONDS = 5.0
+POLLS_PASS_EVERY = 200
+"""How many records are read, or entries of a page made, before polls get their turn."""
 
 
 LEVEL = {
@@ -75,8 +82,29 @@ class Unreadable(NamedTuple):
     problem: str
 
 
+class Submission(NamedTuple):
+    """A command that waits for its commit, and the outcome that its submitter waits for."""
+
+    command: Command
+    by: str
+    outcome: asyncio.Future[Outcome]
+
+    def settle(self, result: Outcome | Exception) -> None:
+        if self.outcome.done():
+            return  # the submitter was cancelled
+        if isinstance(result, Exception):
+            self.outcome.set_exception(result)
+        else:
+            self.outcome.set_result(result)
+
+
 class Engine:
-    """Holds the board true to the store. Any number of engines may work on one store; revisions settle who was first."""
+    """Holds the board true to the store. Any number of engines may work on one store; revisions settle who was first.
+
+    Group commit: each commit of a scope writes its whole record, so commands that arrive while one is in progress wait in the
+    scope's queue, are decided one after the other, and are committed as one write. A scope has a writer task while its queue
+    is not empty. Submitters only wait for their own outcome: one that is cancelled breaks no commit.
+    """
 
     def __init__(self, store: Store, clock: Clock, timing: Timing) -> None:
         self.store = store
@@ -97,7 +125,8 @@ class Engine:
         self._catching_up = asyncio.Lock()
         self._catch_ups_asked = self._catch_ups_done = 0
         self._caught_up_to = 0
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._queues: dict[str, deque[Submission]] = {}
+        self._writers: set[asyncio.Task[None]] = set()
         self._background: dict[str, asyncio.Task[None]] = {}
 
     def retime(self, timing: Timing) -> None:
@@ -114,8 +143,11 @@ class Engine:
         for key in [key for key in self.unreadable if key not in held]:
             del self.unreadable[key]
         self.tokens.keep_only(held, snapshot.revision)
-        for found in snapshot.records:
+        for number, found in enumerate(snapshot.records):
+            if number % POLLS_PASS_EVERY == 0:
+                await asyncio.sleep(0)
             self.learn(found)
+        self.board.sort()
         self.board.caught_up(snapshot.revision)
 
     def learn(self, found: Record) -> None:
@@ -162,11 +194,13 @@ class Engine:
                 self.board.declared_hosts = self.applied.names
             return
         kind, _, name = found.key.rstrip("/").partition("/")
-        if kind in TOKEN_KINDS:
-            self.tokens.learn(found)
-        elif kind in KINDS:
-            self.shelf.learn(found)
-        if kind != "scope" or not self.board.is_news(name, found.revision):
+        if kind != "scope":
+            if kind in TOKEN_KINDS:
+                self.tokens.learn(found)
+            elif kind in KINDS:
+                self.shelf.learn(found)
+            return
+        if not self.board.is_news(name, found.revision):
             return
         if found.value is None:
             self.board.withdraw(name, found.revision)
@@ -218,43 +252,108 @@ class Engine:
 
     async def submit(self, scope: str, command: Command, by: str) -> Outcome:
         """Do what is asked, durably, or raise the Problem that says why not. What it returns has been committed and published."""
-        lock = self._locks.get(scope)
-        if lock is None:
-            lock = self._locks[scope] = asyncio.Lock()
-        async with lock:
-            losses = 0
-            for _ in range(TRIES_MAX):
-                before, revision, outcome = await self._decide(scope, command)
-                if outcome.scope == before and not outcome.is_gone:
-                    return outcome
+        queue = self._queues.get(scope)
+        if queue is None:
+            queue = self._queues[scope] = deque()
+            writer = asyncio.create_task(self._write(scope, queue))
+            self._writers.add(writer)
+            writer.add_done_callback(self._writers.discard)
+        if len(queue) >= QUEUE_MAX:
+            raise Unavailable(f"{len(queue)} changes of {scope} are waiting already; try again", scope=scope)
+        submission = Submission(command, by, asyncio.get_running_loop().create_future())
+        queue.append(submission)
+        return await submission.outcome
+
+    async def _write(self, scope: str, queue: deque[Submission]) -> None:
+        """Commit what waits for a scope, group by group, until nothing is left."""
+        group: list[Submission] = []
+        try:
+            while queue:  # ends: each turn settles at least one
+                group = [queue.popleft() for _ in range(min(len(queue), GROUP_MAX))]
+                group = [one for one in group if not one.outcome.done()]
                 try:
-                    await self.commit([(outcome, revision)], by)
-                except Conflict:
-                    self.tally.conflicts += 1
-                except StoreLost:  # it may have happened: look, but not for ever
-                    losses += 1
-                    if losses == LOSSES_MAX:
-                        raise
-                else:
-                    return outcome
-                await self._read_again(SCOPE_KEY.format(scope))
+                    left = await self._write_group(scope, group) if group else []
+                except Exception as problem:  # whatever broke this group is its submitters' to handle
+                    left = []
+                    for one in group:
+                        one.settle(problem)
+                queue.extendleft(reversed(left))
+        finally:
+            del self._queues[scope]
+            for one in (*group, *queue):
+                one.settle(StoreLost(f"{scope}: the engine was closed before the commit ended"))
+
+    async def _write_group(self, scope: str, group: list[Submission]) -> list[Submission]:
+        """Decide and commit as many of the group as one commit can hold, settle them, and give those that are left.
+
+        A refusal is believed only if the store shows the same scope: another server may know more. `read` is the revision
+        of the scope when the store was last looked at.
+        """
+        key, losses, read = SCOPE_KEY.format(scope), 0, None
+        for _ in range(TRIES_MAX):
+            revision = self._revision(scope)
+            before, results = self._decide(scope, group)
+            if read != revision and any(isinstance(result, Problem) for result in results):
+                with suppress(Unavailable):
+                    await self._read_again(key)
+                read = self._revision(scope)
+                if read != revision:
+                    continue
+            first = next((place for place, result in enumerate(results) if has_changed(before, result)), len(results))
+            settle(group[:first], results)  # already true, or refused: no commit is needed
+            group, results = group[first:], results[first:]
+            if not results:
+                return group
+            try:
+                await self._commit_group(scope, group, results, revision)
+            except Conflict:
+                self.tally.conflicts += 1
+            except StoreLost:  # it may have happened: look, but not for ever
+                losses += 1
+                if losses == LOSSES_MAX:
+                    raise
+            else:
+                settle(group, results)
+                return group[len(results) :]
+            await self._read_again(key)
+            read = self._revision(scope)
         raise Unavailable(f"{scope} is being changed by too many at once; try again", scope=scope)
 
-    async def _decide(self, scope: str, command: Command) -> tuple[Scope, int, Outcome]:
-        """Decide on what is shown. A refusal is believed only if the store shows the same: another server may know more."""
+    def _decide(self, scope: str, group: Sequence[Submission]) -> tuple[Scope | None, list[Outcome | Exception]]:
+        """What each command makes of what those before it made of the scope, up to the scope's end; and what it was before."""
+        place = self.board.scopes.get(scope)
         try:
-            before, revision = self._read(scope, command)
-            return before, revision, decide(before, command, self.clock.now(), self.timing)
-        except Problem:
-            known = self.board.scopes.get(scope)
-            shown = known.revision if known else 0
-            with suppress(Unavailable):
-                await self._read_again(SCOPE_KEY.format(scope))
-            known = self.board.scopes.get(scope)
-            if (known.revision if known else 0) == shown:
-                raise
-        before, revision = self._read(scope, command)
-        return before, revision, decide(before, command, self.clock.now(), self.timing)
+            self.check_readable(SCOPE_KEY.format(scope))
+        except RecordUnreadable as problem:
+            return None, [problem]
+        if place is None and not isinstance(group[0].command, Enrol):
+            return None, [UnknownScope(f"there is no scope {scope!r}", scope=scope)]
+        shown = current = place.scope if place else self._new(scope)
+        now, together, results = self.clock.now(), Group(shown), list[Outcome | Exception]()
+        for one in group if place else group[:1]:
+            try:
+                outcome = decide(current, one.command, now, self.timing, together)
+            except Exception as problem:  # a refusal; or a bug, which is this submitter's alone
+                results.append(problem)
+                continue
+            results.append(outcome)
+            current = outcome.scope
+            if outcome.is_gone:
+                break
+        return shown, results
+
+    async def _commit_group(
+        self, scope: str, group: Sequence[Submission], results: Sequence[Outcome | Exception], revision: int
+    ) -> None:
+        now = self.clock.now()
+        outcomes = [(one.by, result) for one, result in zip(group, results, strict=False) if isinstance(result, Outcome)]
+        notes = [note.Note(now, by, scope, change) for by, outcome in outcomes for change in outcome.changes]
+        await self._commit([(outcomes[-1][1], revision)], notes)
+
+    def _revision(self, scope: str) -> int:
+        """The revision of a scope as it is shown; 0 where it is not."""
+        place = self.board.scopes.get(scope)
+        return place.revision if place else 0
 
     async def submit_all(self, asked: Sequence[tuple[str, Command]], by: str, lock: Write, changes: Sequence[Change] = ()) -> int:
         """Several scopes in one commit, together with a record that nobody else may have changed meanwhile; its new revision.
@@ -289,17 +388,20 @@ class Engine:
         self, outcomes: Sequence[tuple[Outcome, int]], by: str, *extra: Write, changes: Sequence[Change] = ()
     ) -> int:
         """One commit of scopes, and of other records with their changes, each as it was read at its revision; then all see it."""
+        now = self.clock.now()
+        notes = [note.Note(now, by, outcome.scope.name, change) for outcome, _ in outcomes for change in outcome.changes]
+        notes += [note.Note(now, by, "", change) for change in changes]
+        return await self._commit(outcomes, notes, *extra)
+
+    async def _commit(self, outcomes: Sequence[tuple[Outcome, int]], notes: Sequence[note.Note], *extra: Write) -> int:
         outcomes, others = self._above_floor(outcomes, extra)
         assert len(outcomes) + len(others) <= WRITES_MAX
-        now = self.clock.now()
         writes = [
             Write(SCOPE_KEY.format(outcome.scope.name), None if outcome.is_gone else record.SCOPE.encode(outcome.scope), revision)
             for outcome, revision in outcomes
         ]
         for write in (*writes, *others):
             self.check_readable(write.key)
-        notes = [note.Note(now, by, outcome.scope.name, change) for outcome, _ in outcomes for change in outcome.changes]
-        notes += [note.Note(now, by, "", change) for change in changes]
         try:
             revision = await self._store([*writes, *others], [note.encode(one) for one in notes])
         except (Conflict, StoreLost):
@@ -315,7 +417,9 @@ class Engine:
             else:
                 self.board.publish(outcome.scope, revision)
         for one in notes:
-            log.log(LEVEL.get(one.change.what, logging.INFO), str(one.change.what), extra={"facts": facts_of(one)})
+            level = LEVEL.get(one.change.what, logging.INFO)
+            if log.isEnabledFor(level):
+                log.log(level, str(one.change.what), extra={"facts": facts_of(one)})
             self._tell(one)
         self.tail.ring()
         return revision
@@ -382,6 +486,9 @@ class Engine:
         for task in list(self._background.values()):
             task.cancel()
         await self.store.close()
+        for writer in list(self._writers):  # the store has ended what was in progress; what still waits is told so
+            writer.cancel()
+        await asyncio.gather(*self._writers, return_exceptions=True)
 
     async def _see(self, place: Place) -> None:
         try:
@@ -394,9 +501,12 @@ class Engine:
     def _read(self, scope: str, command: Command) -> tuple[Scope, int]:
         self.check_readable(SCOPE_KEY.format(scope))
         if isinstance(command, Enrol) and scope not in self.board.scopes:
-            return Scope(name=scope, incarnation=self.applied.incarnation_floor + 1), 0
+            return self._new(scope), 0
         place = self.board.place(scope)
         return place.scope, place.revision
+
+    def _new(self, scope: str) -> Scope:
+        return Scope(name=scope, incarnation=self.applied.incarnation_floor + 1)
 
     async def _read_again(self, key: str) -> None:
         snapshot = await self.store.load(key)
@@ -424,6 +534,17 @@ def _with_floor(write: Write, floor: int) -> Write:
 def _started_above(outcome: Outcome, floor: int) -> Outcome:
     """The outcome of a new scope; its document is empty, so its incarnation may be any."""
     return replace(outcome, scope=replace(outcome.scope, incarnation=max(outcome.scope.incarnation, floor + 1)))
+
+
+def settle(group: Sequence[Submission], results: Sequence[Outcome | Exception]) -> None:
+    """Give each submitter its own result; there may be fewer of these, or of those."""
+    for one, result in zip(group, results, strict=False):
+        one.settle(result)
+
+
+def has_changed(before: Scope | None, result: Outcome | Exception) -> bool:
+    """Whether a result is another scope than before, so that it needs a commit."""
+    return isinstance(result, Outcome) and (result.is_gone or result.scope != before)
 
 
 def facts_of(one: note.Note) -> dict[str, str]:

@@ -3,9 +3,11 @@
 import asyncio
 import heapq
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -30,8 +32,27 @@ AGAIN_MAX = timedelta(seconds=30)
 PROBLEM_LENGTH_MAX = 500
 DETAIL_LENGTH_MAX = 4000
 ALARMS_SPARE = 64
+ENDS_ALONE_MAX = 64
+ENDS_TOGETHER = timedelta(seconds=0.1)
+"""In a scope with more impacts than this, those that end within so short a time are recorded together: the record is large."""
+CHECKS_MAX = 3
+"""How often a claim is renewed before its impact begins, where each renewal takes too long to be sure of it."""
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 ENDING_SECONDS_MAX = 7.0
 """How long drivers may take to end what they have in hand when the service stops: more than the grace of a command."""
+
+
+class Hold(NamedTuple):
+    """A claim of ours as it was committed, and when it was asked for: by the wall clock, and by a clock that is never set."""
+
+    impact: Impact
+    scope: Scope
+    asked_at: datetime
+    asked_monotonic: float
+
+
+class ClaimLost(Exception):
+    """Another worker has the impact now, or nobody can tell."""
 
 
 class Loops:
@@ -47,6 +68,7 @@ class Loops:
         impact_limit: timedelta,
         ending_seconds_max: float = ENDING_SECONDS_MAX,
         health: HealthCheck | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._platform = platform
@@ -55,12 +77,18 @@ class Loops:
         self._impact_limit = impact_limit
         self._ending_seconds_max = ending_seconds_max
         self._health = health
+        self._monotonic = monotonic
         self._alarms: list[tuple[datetime, str]] = []
         self._wake_at: dict[str, datetime] = {}
         self._changed = asyncio.Event()
-        self._in_hand: dict[tuple[str, str], asyncio.Task[None]] = {}
+        # What we carry out, by scope and VM: also on its platform a VM has one impact at a time. `_behind` are those of them
+        # that another impact of the same VM waits for here.
+        self._in_hand: dict[tuple[str, str], tuple[str, asyncio.Task[None]]] = {}
+        self._behind: set[tuple[str, str]] = set()
         self._driving: set[asyncio.Future[Done]] = set()
         self._queue: dict[str, None] = {}
+        self._is_dispatching = False
+        self._is_ending = False
         engine.board.followers.append(self.notice)
         for place in engine.board.scopes.values():
             self.notice(place)
@@ -77,8 +105,8 @@ class Loops:
                 group.create_task(StaleClaims(self._engine).run())
                 group.create_task(Rounds(self._engine, self._worker, self._health).run())
         finally:
-            self._queue.clear()
-            tasks = list(self._in_hand.values())
+            self._is_ending = True
+            tasks = [task for _, task in self._in_hand.values()]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -167,47 +195,64 @@ class Loops:
 
     def _dispatch(self) -> None:
         """Hand out due impacts, as many as may be carried out at once; the rest keeps its place in the queue."""
-        while self._queue and len(self._in_hand) < self._impacts_max:
+        self._is_dispatching = False
+        while self._queue and len(self._in_hand) < self._impacts_max and not self._is_ending:
             name = next(iter(self._queue))
             place = self._engine.board.scopes.get(name)
             due = due_impacts(place.scope, self._engine.clock.now()) if place else ()
-            fresh = [impact for impact in due if (impact.event_id, impact.vm) not in self._in_hand]
+            fresh = [impact for impact in due if not self._is_in_hand(name, impact)]
             room = self._impacts_max - len(self._in_hand)
             for impact in fresh[:room]:
                 self._take(name, impact)
             if len(fresh) <= room:
                 del self._queue[name]
 
-    def _take(self, scope: str, impact: Impact) -> None:
-        key = (impact.event_id, impact.vm)
-        task = self._in_hand[key] = asyncio.create_task(self._carry_out(scope, impact))
+    def _is_in_hand(self, scope: str, impact: Impact) -> bool:
+        """Whether we work on the VM already. If it is on another impact, this one has its turn when that is let go."""
+        key = (scope, impact.vm)
+        if key not in self._in_hand:
+            return False
+        if self._in_hand[key][0] != impact.event_id:
+            self._behind.add(key)
+        return True
 
-        def let_go(done: asyncio.Task[None]) -> None:
+    def _take(self, scope: str, impact: Impact) -> None:
+        key = (scope, impact.vm)
+        task = asyncio.create_task(self._carry_out(scope, impact))
+        self._in_hand[key] = (impact.event_id, task)
+
+        def let_go(_: asyncio.Task[None]) -> None:
             del self._in_hand[key]
-            if not done.cancelled():
-                self._dispatch()
+            if key in self._behind:
+                self._behind.remove(key)
+                self._queue[scope] = None
+            self._dispatch_soon()
 
         task.add_done_callback(let_go)
+
+    def _dispatch_soon(self) -> None:
+        """Many impacts may end at once; looking for what is due takes as long as the scope is large, so do it once for all."""
+        if self._queue and not self._is_dispatching:
+            self._is_dispatching = True
+            asyncio.get_running_loop().call_soon(self._dispatch)
 
     async def _carry_out(self, scope: str, impact: Impact) -> None:
         """Claim it, do it while renewing the claim, tell how it ended."""
         claim = Claim(event_id=impact.event_id, vm=impact.vm, worker=self._worker)
-        try:
-            outcome = await self._engine.submit(scope, claim, by=self._worker)
-        except Problem as problem:
-            self._engine.trouble.tell("claim failed", scope=scope, vm=impact.vm, problem=problem.message)
+        hold = await self._claim(scope, claim)
+        vm = hold.scope.vm(impact.vm) if hold else None
+        if hold is None or vm is None:
             return
-        mine = self._claimed(outcome.scope, claim)
-        vm = outcome.scope.vm(impact.vm)
-        if mine is None or vm is None:
-            return
-        event = outcome.scope.event(mine.event_id)
+        mine = hold.impact
+        event = hold.scope.event(mine.event_id)
         duration = UNKNOWN_SECONDS if event is None else event.duration_seconds
         order = Order(mine.event_id, scope, vm, mine.type, mine.cause, mine.tries, duration)
-        work = asyncio.ensure_future(self._try(order))
+        work = asyncio.ensure_future(self._try(order, hold))
         renewal = asyncio.ensure_future(self._renew(scope, replace(claim, tries=mine.tries), work))
         try:
             finish = await work
+        except ClaimLost:
+            return
         except asyncio.CancelledError:
             if renewal.done():  # the claim was lost: whoever took it over tells how it ends
                 return
@@ -217,27 +262,61 @@ class Loops:
             renewal.cancel()
         await self._tell(scope, finish)
 
-    async def _try(self, order: Order) -> Finish:
+    async def _claim(self, scope: str, claim: Claim) -> Hold | None:
+        """The claim, or its renewal, if it is ours; None if it is not, or nobody can tell."""
+        asked_at, asked_monotonic = self._engine.clock.now(), self._monotonic()
+        try:
+            outcome = await self._engine.submit(scope, claim, by=self._worker)
+        except Problem as problem:
+            self._engine.trouble.tell("claim failed", scope=scope, vm=claim.vm, problem=problem.message)
+            return None
+        mine = self._claimed(outcome.scope, claim)
+        return None if mine is None else Hold(mine, outcome.scope, asked_at, asked_monotonic)
+
+    def _is_sure(self, hold: Hold) -> bool:
+        """Whether the claim certainly holds: less than half of its time has passed, by either clock, since it was asked for."""
+        half = self._engine.timing.claim / 2
+        passed = self._engine.clock.now() - hold.asked_at
+        return timedelta(0) <= passed < half and self._monotonic() - hold.asked_monotonic < half.total_seconds()
+
+    async def _call_platform(self, order: Order, hold: Hold) -> Done:
+        """Call the platform, unless the claim may be over: this process may have been stopped since, and another one done it.
+
+        Nothing is awaited between the last look at the clocks and the call.
+        """
+        claim = Claim(event_id=order.event_id, vm=order.vm.name, worker=self._worker, tries=order.tries)
+        for _ in range(CHECKS_MAX):
+            if self._is_sure(hold):
+                return await self._platform.carry_out(order)
+            renewed = await self._claim(order.scope, claim)
+            if renewed is None:
+                break
+            hold = renewed
+        raise ClaimLost
+
+    async def _try(self, order: Order, hold: Hold) -> Finish:
         finish = Finish(event_id=order.event_id, vm=order.vm.name, worker=self._worker, tries=order.tries)
         try:
-            done = await self._drive(order)
+            done = await self._drive(order, hold)
             return replace(finish, host=done.host, detail=done.detail[:DETAIL_LENGTH_MAX])
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
             return replace(finish, problem="the driver gave up by itself")
+        except ClaimLost:
+            raise
         except Exception as raised:  # whatever a driver raises is a failed try, never a broken loop
             output = str(raised.facts.get("output", "")) if isinstance(raised, ImpactFailed) else ""
             problem = (str(raised) or type(raised).__name__)[:PROBLEM_LENGTH_MAX]
             return replace(finish, problem=problem, detail=output[:DETAIL_LENGTH_MAX])
 
-    async def _drive(self, order: Order) -> Done:
+    async def _drive(self, order: Order, hold: Hold) -> Done:
         """Call the driver. While this machine lacks what it takes to start it, that is no failed try: it is called again."""
         clock, pause = self._engine.clock, AGAIN
         give_up_at = clock.now() + self._impact_limit
         while True:  # ends when the driver was started, when its time is up, or when cancelled
-            driving = asyncio.ensure_future(self._platform.carry_out(order))
+            driving = asyncio.ensure_future(self._call_platform(order, hold))
             self._driving.add(driving)  # and there it stays until it has ended, whoever waits for it
             driving.add_done_callback(self._driving.discard)
             try:
@@ -252,12 +331,14 @@ class Loops:
     async def _renew(self, scope: str, claim: Claim, work: asyncio.Future[Finish]) -> None:
         """Keep the claim while the work goes on; give the work up when the claim is known to be lost.
 
+        All claims of a scope are renewed at the same times, whenever they were made, and so in the same commit.
+
         While the store does not answer, the work goes on: nobody who shares that store can take it over, and a VM is better
         served by an impact that ends than by one that is broken off. Who is cut off alone finds out when it is back.
         """
         clock = self._engine.clock
         while not work.done():
-            await clock.sleep_until(clock.now() + self._engine.timing.claim / 3)
+            await clock.sleep_until(next_on_grid(clock.now(), self._engine.timing.claim / 3))
             try:
                 outcome = await self._engine.submit(scope, claim, by=self._worker)
             except NotFound:
@@ -278,6 +359,9 @@ class Loops:
     async def _tell(self, scope: str, finish: Finish) -> None:
         """What was done must not be forgotten, or it would be done again: a store that is lost is tried until it is back."""
         clock, pause = self._engine.clock, AGAIN
+        place = self._engine.board.scopes.get(scope)
+        if place is not None and len(place.scope.impacts) > ENDS_ALONE_MAX:
+            await clock.sleep_until(next_on_grid(clock.now() - timedelta.resolution, ENDS_TOGETHER))
         while True:  # ends when it is told, when nobody waits for it, or when cancelled
             try:
                 await self._engine.submit(scope, finish, by=self._worker)
@@ -319,4 +403,11 @@ class Loops:
 
 def next_moment(scope: Scope) -> datetime | None:
     """When the scope needs somebody: to tick, or to carry an impact out."""
+    if not scope.events and not scope.impacts:  # most scopes, most of the time
+        return None
     return min((moment for moment in (next_deadline(scope), next_impact_at(scope)) if moment is not None), default=None)
+
+
+def next_on_grid(moment: datetime, step: timedelta) -> datetime:
+    """The next multiple of a step after a moment: whoever waits for it shares a commit with others."""
+    return EPOCH + ((moment - EPOCH) // step + 1) * step

@@ -1,12 +1,13 @@
 """What operators ask, in their words: VMs, hosts, events, the fleet. Finds the scopes concerned, makes ids, submits commands."""
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from copy import copy
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
+from sortedcontainers import SortedList
 
 from forewarn.core import command as ask
 from forewarn.core.change import Change, What
@@ -15,13 +16,17 @@ from forewarn.core.fleet import Scope, Vm
 from forewarn.core.machine import decide
 from forewarn.core.operation import event_id_of
 from forewarn.engine.engine import FLEET_KEY, Engine
-from forewarn.errors import EventEnded, FleetChanged, NotFound, UnknownEvent
+from forewarn.errors import AlreadyPending, EventEnded, FleetChanged, NotFound, UnknownEvent, UnknownScope
 from forewarn.store.base import WRITES_MAX, Write
-from forewarn.wire.fleet import Fleet, dump, tag
+from forewarn.wire.fleet import Fleet, dump_json, tag
 from forewarn.wire.record import HOSTS
 
-POLLS_PASS_EVERY = 200
-"""How many scopes of a new fleet are looked at before polls get their turn."""
+VMS_PER_TURN_MAX = 300
+"""How many VMs of a new fleet are looked at before polls get their turn."""
+VMS_PER_COMMIT_MAX = 500
+"""How many VMs of a new fleet are committed and published before polls get their turn; one scope may have more."""
+
+Asked = list[tuple[str, ask.Command]]
 
 
 class Told(NamedTuple):
@@ -151,7 +156,7 @@ class Operations:
         raise UnknownEvent(f"there is no event {event_id!r}", event=event_id)
 
     def fleet(self) -> Fleet:
-        """The fleet as it is now, in the form of a fleet file."""
+        """The fleet as it is now, in the form of a fleet file. Safe in a thread: `sorted` copies first."""
         places = sorted(self._engine.board.scopes.values(), key=lambda place: place.scope.name)
         return Fleet(
             scopes=tuple(definition(place.scope) for place in places),
@@ -169,70 +174,108 @@ class Operations:
     async def apply(
         self, fleet: Fleet, *, by: str, dry_run: bool = False, digest: str | None = None, tags: Collection[str] = ()
     ) -> Difference:
-        """Make the fleet so. All of it is checked before any of it is done; `dry_run` stops there.
+        """Make the fleet so. All of it is checked before the first commit; `dry_run` stops there.
 
-        Large fleets take several commits. Each also writes the fleet record at the revision that the one before gave it, so
-        two who change the fleet at once cannot mix: the later one is told to try again. `digest` says that this is the fleet file
+        Large fleets take several commits. If one of them is refused, because an event was announced meanwhile or the store was
+        lost, those before it stand, and applying the fleet again does the rest.
+
+        Each commit also writes the fleet record at the revision that the one before gave it, so two who change the fleet at
+        once cannot mix: the later one is told to try again. `digest` says that this is the fleet file
         of a server's configuration. It comes with the last commit, so a file that was applied in part is applied again.
         `tags`: the fleet must still have one of these tags.
         """
         async with self._applying:
-            if tags and tag(await asyncio.to_thread(dump, self.fleet())) not in tags:
+            if tags and await asyncio.to_thread(lambda: tag(dump_json(self.fleet()))) not in tags:
                 raise FleetChanged("the fleet has changed since it was read; read it again and decide anew")
             return await self._apply(fleet, by, dry_run, digest)
 
     async def _apply(self, fleet: Fleet, by: str, dry_run: bool, digest: str | None) -> Difference:  # noqa: FBT001
         revision = self._engine.fleet_revision
         asked = await self._asked(fleet, is_file=digest is not None)
-        difference = self._difference(fleet, [name for name, _ in asked])
+        difference = await self._difference(fleet, asked)
         known = self._engine.applied
         whole = replace(known, names=fleet.hosts, digest=known.digest if digest is None else digest)
         if dry_run or (not asked and whole == known):
             return difference
-        size = WRITES_MAX - 1
-        for first in range(0, max(len(asked), 1), size):
-            is_last = first + size >= len(asked)
+        left = len(asked)
+        for batch in self._batches(asked):
+            left -= len(batch)
+            is_last = left == 0
             hosts = whole if is_last else replace(whole, digest=known.digest)
             lock = Write(FLEET_KEY, HOSTS.encode(hosts), revision)
             changes = _host_changes(difference) if is_last else ()
-            revision = await self._engine.submit_all(asked[first : first + size], by, lock, changes)
+            revision = await self._engine.submit_all(batch, by, lock, changes)
             await asyncio.sleep(0)
         return difference
 
-    async def _asked(self, fleet: Fleet, *, is_file: bool) -> list[tuple[str, ask.Command]]:
+    async def _asked(self, fleet: Fleet, *, is_file: bool) -> Asked:
         """What must be asked of each scope that changes, those first that VMs leave, so that no VM is ever in two."""
-        engine, now = self._engine, self._engine.clock.now()
-        wanted = {scope.name for scope in fleet.scopes}
-        asked: list[tuple[str, ask.Command]] = [
-            (name, ask.Retire()) for name in sorted(engine.board.scopes) if name not in wanted
-        ]
-        for number, scope in enumerate(sorted(fleet.scopes, key=lambda scope: not self._loses_vms(scope))):
-            if number % POLLS_PASS_EVERY == 0:
-                await asyncio.sleep(0)
+        engine, now, turns = self._engine, self._engine.clock.now(), _Turns()
+        losing, others, retired = Asked(), Asked(), Asked()
+        wanted: set[str] = set()
+        for scope in fleet.scopes:
+            await turns.pass_after(3 + len(scope.vms))
+            wanted.add(scope.name)
             place = engine.board.scopes.get(scope.name)
-            command = ask.Enrol(kind=scope.kind, policy=scope.policy, vms=scope.vms, is_file=is_file)
+            vms = tuple(self._with_power(scope.name, vm) for vm in scope.vms)
+            command = ask.Enrol(kind=scope.kind, policy=scope.policy, vms=vms, is_file=is_file)
             before = place.scope if place else Scope(name=scope.name)
             if decide(before, command, now, engine.timing).scope != before or place is None:
-                asked.append((scope.name, command))
-        return asked
+                (losing if _loses_vms(before, scope) else others).append((scope.name, command))
+        for name in engine.board.scope_names[:]:
+            await turns.pass_after(1)
+            if name not in wanted:
+                retired.append((name, ask.Retire()))
+        return [*retired, *losing, *others]
 
-    def _loses_vms(self, wanted: Scope) -> bool:
-        place = self._engine.board.scopes.get(wanted.name)
-        return place is not None and bool(names(place.scope.vms) - names(wanted.vms))
+    def _with_power(self, scope: str, vm: Vm) -> Vm:
+        """The VM as the fleet defines it; if it comes from another scope, it runs or not as it did there."""
+        place = self._engine.board.vms.get(vm.name)
+        if place is None or place.scope.name == scope:
+            return vm
+        known = place.scope.vm(vm.name)
+        return vm if known is None else replace(vm, power=known.power)
 
-    def _difference(self, fleet: Fleet, touched: Sequence[str]) -> Difference:
-        board = self._engine.board
-        wanted = {scope.name for scope in fleet.scopes}
-        coming = names(vm for scope in fleet.scopes for vm in scope.vms)
+    async def _difference(self, fleet: Fleet, asked: Asked) -> Difference:
+        """Only scopes that change are looked at: a VM that joins, leaves or moves changes the scope that it is or was in."""
+        board, turns = self._engine.board, _Turns()
+        coming: set[str] = set()
+        added, changed, removed, joined, left = (SortedList() for _ in range(5))
+        for _, command in asked:
+            if isinstance(command, ask.Enrol):
+                await turns.pass_after(3 + len(command.vms))
+                coming.update(vm.name for vm in command.vms)
+                joined.update(vm.name for vm in command.vms if vm.name not in board.vms)
+        for name, command in asked:
+            place = board.scopes.get(name)
+            members = place.scope.vms if place else ()
+            await turns.pass_after(3 + len(members))
+            left.update(vm.name for vm in members if vm.name not in coming)
+            kind: Any = removed if isinstance(command, ask.Retire) else changed if place else added
+            kind.add(name)
         return Difference(
-            added=tuple(sorted(name for name in touched if name not in board.scopes)),
-            changed=tuple(sorted(name for name in touched if name in board.scopes and name in wanted)),
-            removed=tuple(sorted(name for name in touched if name not in wanted)),
-            vms_joined=tuple(sorted(coming - board.vms.keys())),
-            vms_left=tuple(sorted(board.vms.keys() - coming)),
+            added=tuple(added),
+            changed=tuple(changed),
+            removed=tuple(removed),
+            vms_joined=tuple(joined),
+            vms_left=tuple(left),
             hosts_added=tuple(sorted({*fleet.hosts} - {*board.declared_hosts})),
             hosts_removed=tuple(sorted({*board.declared_hosts} - {*fleet.hosts})),
         )
+
+    def _batches(self, asked: Asked) -> Iterator[Asked]:
+        """What is committed together: few enough scopes for one commit, and few enough VMs for one turn. At least one batch."""
+        batch, vms = Asked(), 0
+        for name, command in asked:
+            place = self._engine.board.scopes.get(name)
+            coming = len(command.vms) if isinstance(command, ask.Enrol) else 0
+            size = max(coming, len(place.scope.vms) if place else 0)
+            if batch and (len(batch) == WRITES_MAX - 1 or vms + size > VMS_PER_COMMIT_MAX):
+                yield batch
+                batch, vms = Asked(), 0
+            batch.append((name, command))
+            vms += size
+        yield batch
 
     async def _operate(self, kind: type[ask.Operation], vm: str, by: str, not_before: datetime | None) -> Told | None:
         engine = self._engine
@@ -248,18 +291,29 @@ class Operations:
         return None if event is None else Told(outcome.scope, event)
 
     async def _befall(self, command: ask.HostOperation, by: str) -> list[Told]:
-        """All scopes of a host, or none if one of them refuses: the rules are asked of every one before the first commit."""
-        engine = self._engine
-        await engine.catch_up()  # also a host that is known here may have VMs that are not
-        places = engine.board.places_on(command.host)
-        for place in places:
-            decide(place.scope, command, engine.clock.now(), engine.timing)
-        told = []
-        for place in places:
-            outcome = await engine.submit(place.scope.name, command, by)
-            domains = sorted({vm.update_domain for vm in outcome.scope.vms})
-            ids = [event_id_of(command.operation_id, outcome.scope.name, domain) for domain in domains]
-            told += [Told(outcome.scope, event) for event in map(outcome.scope.event, ids) if event is not None]
+        """The events of this operation, scope by scope. Scopes that have them already, from another operation, are passed over.
+
+        So an operation that was half done, because the store failed or a VM arrived later, is completed by asking again. It
+        is refused only if there is nothing left to do.
+        """
+        told: list[Told] = []
+        refusals: list[AlreadyPending] = []
+        is_known = False
+        await self._engine.catch_up()  # also a host that is known here may have VMs that are not
+        for place in self._engine.board.places_on(command.host):
+            try:
+                outcome = await self._engine.submit(place.scope.name, command, by)
+            except AlreadyPending as refusal:
+                refusals.append(refusal)
+                continue
+            except UnknownScope:  # it has left the fleet meanwhile
+                continue
+            scope = outcome.scope
+            ids = [event_id_of(command.operation_id, scope.name, domain) for domain in sorted(domains(scope.vms))]
+            told += [Told(scope, event) for event in map(scope.event, ids) if event is not None]
+            is_known = is_known or not {ended.id for ended in scope.ended}.isdisjoint(ids)
+        if refusals and not told and not is_known:
+            raise refusals[0]
         return told
 
 
@@ -275,5 +329,23 @@ def definition(scope: Scope) -> Scope:
     return Scope(name=scope.name, kind=scope.kind, policy=scope.policy, vms=scope.vms)
 
 
-def names(vms: Iterable[Vm]) -> set[str]:
-    return {vm.name for vm in vms}
+def domains(vms: Iterable[Vm]) -> set[int]:
+    return {vm.update_domain for vm in vms}
+
+
+class _Turns:
+    """Lets polls pass in the middle of a long piece of work."""
+
+    def __init__(self) -> None:
+        self._done = 0
+
+    async def pass_after(self, work: int) -> None:
+        """Let polls pass if enough has been done since they did. A VM counts 1, a scope 3 more: it takes about so much longer."""
+        self._done += work
+        if self._done >= VMS_PER_TURN_MAX:
+            self._done = 0
+            await asyncio.sleep(0)
+
+
+def _loses_vms(before: Scope, wanted: Scope) -> bool:
+    return not {vm.name for vm in before.vms} <= {vm.name for vm in wanted.vms}

@@ -19,8 +19,6 @@ from forewarn.errors import Problem
 
 SLACK = timedelta(seconds=5)
 """How far the clocks of two servers may differ before a claim looks strange."""
-WAIT_MAX = timedelta(minutes=5)
-"""No impact waits longer for its next try."""
 
 
 class Seen(NamedTuple):
@@ -82,5 +80,5 @@ class StaleClaims:
 
 def is_strange(impact: Impact, now: datetime, timing: Timing) -> bool:
     """Whether the impact is to stay as it is for longer than it can by a clock that agrees with ours."""
-    longest = timing.claim if impact.state is ImpactState.CLAIMED else WAIT_MAX
+    longest = timing.claim if impact.state is ImpactState.CLAIMED else timing.retry_max
     return not impact.is_over and impact.due_at > now + longest + SLACK

@@ -60,8 +60,10 @@ class Tally:
 
     def compare(self, scope: Scope, now: datetime) -> None:
         """Another server has committed this: none of its stamps should be of a time to come."""
-        stamps = [event.started_at or event.created_at for event in scope.events] + ([scope.seen_at] if scope.seen_at else [])
-        self._ahead.append(max([0.0, *((stamp - now).total_seconds() for stamp in stamps)]))
+        latest = scope.seen_at or now
+        for event in scope.events:
+            latest = max(latest, event.started_at or event.created_at)
+        self._ahead.append((latest - now).total_seconds() if latest > now else 0.0)
 
     def hear(self, note: Note) -> None:
         """A change that has been committed and is shown on the board."""
@@ -77,6 +79,6 @@ class Tally:
         if change.what is What.STARTED and event is not None:
             self.notice[event.type].add((note.at - event.created_at).total_seconds())
         if change.what is What.APPROVED:
-            self.approvals[change.detail if change.detail in NOT_VMS else "vm"] += 1
+            self.approvals["vm" if change.vm else change.detail] += 1
             if event is not None and event.approvals[:1] == (change.detail,):
                 self.approval[event.type].add((note.at - event.created_at).total_seconds())

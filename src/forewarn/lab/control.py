@@ -65,7 +65,7 @@ class TranscriptView(msgspec.Struct, frozen=True):
 
 
 class DoorsView(msgspec.Struct, frozen=True):
-    """A listener of its own for each VM: whoever calls there is that VM. `total` counts the VMs; not all may have a door."""
+    """The VMs that have a listener of their own, and its URL: a request there is one of that VM. `total` counts all VMs."""
 
     doors: dict[str, str]
     total: int
@@ -151,17 +151,23 @@ class Transcripts(Controller):
     @get("/", responses=ANY)
     async def read_transcript(self, lab: Lab, after: After = 0, limit: Limit = 1000, *, newest: Newest = False) -> TranscriptView:
         """Every request with its answer, every change, every step, in order."""
-        entries = [entry for entry in lab.transcript.entries if entry.number > after]
+        kept = lab.transcript.entries
+        entries = [entry for entry in kept if entry.number > after]
         shown = entries[-limit:] if newest else entries[:limit]
-        return TranscriptView(shown, len(lab.transcript.entries), len(entries) - len(shown))
+        return TranscriptView(shown, len(kept), len(entries) - len(shown))
 
 
 class Doors(Controller):
     path = "/doors"
 
-    @get("/", responses=answers(errors.Refused))
-    async def open_doors(self, lab: Lab) -> DoorsView:
-        """The listener of each VM, opened where there was none yet."""
+    @get("/", responses=ANY)
+    async def list_doors(self, lab: Lab) -> DoorsView:
+        """The listeners that are open. Opens none."""
+        return DoorsView(lab.door_urls(), len(lab.engine.board.vms))
+
+    @post("/", status_code=HTTP_200_OK, responses=answers(errors.Refused))
+    async def make_doors(self, lab: Lab) -> DoorsView:
+        """Opens a listener for each VM that has none yet, up to 256 in all. Repeating it changes nothing."""
         return DoorsView(await lab.doors(), len(lab.engine.board.vms))
 
 

@@ -31,6 +31,10 @@ class Doors:
             await door.open()
         return door
 
+    def addresses(self) -> dict[str, Address]:
+        """Where each door stands, also one that is shut for now; in the order of the VMs' names."""
+        return {vm: door.address for vm, door in sorted(self._doors.items()) if door.address.port}
+
     def __contains__(self, vm: str) -> bool:
         return vm in self._doors
 

@@ -268,6 +268,10 @@ class Laboratory:
         names = sorted(self.engine.board.vms, key=lambda vm: (vm not in self._doors, vm))[:DOORS_MAX]
         return {vm: await self.door(vm) for vm in sorted(names)}
 
+    def door_urls(self) -> dict[str, str]:
+        """The URLs of the doors that there are already, by VM."""
+        return {vm: f"http://{address}" for vm, address in self._doors.addresses().items() if vm in self.engine.board.vms}
+
     async def keep_faults(self) -> None:
         """Enforce faults as they come and go, until cancelled."""
         told = ""

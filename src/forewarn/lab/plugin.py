@@ -1,5 +1,6 @@
 """The pytest plugin: the fixture `scheduled_events`. Every start of pytest loads it, so it imports none of the lab before use."""
 
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,12 +57,17 @@ def _options(marker: pytest.Mark | None, folder: Path) -> dict[str, Any]:
     return {**options, "fleet": folder / fleet if isinstance(fleet, str) else fleet}
 
 
+def _remedy(module: str | None) -> str:
+    """What to do about a missing module. One of the standard library cannot be installed: the platform lacks it."""
+    return f", which Python lacks on {sys.platform}" if module in sys.stdlib_module_names else ": pip install 'forewarn[server]'"
+
+
 def _lab(options: dict[str, Any]) -> "Lab":
     try:
         from forewarn.errors import Problem
         from forewarn.lab.suite.embedded import Lab
     except ModuleNotFoundError as missing:
-        pytest.fail(f"the fixture `{MARKER}` needs {missing.name}: pip install 'forewarn[server]'", pytrace=False)
+        pytest.fail(f"the fixture `{MARKER}` needs {missing.name}{_remedy(missing.name)}", pytrace=False)
     try:
         return Lab(**options)
     except (TypeError, Problem) as error:

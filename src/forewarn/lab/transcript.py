@@ -1,5 +1,6 @@
 """What happened in a lab, in order: every request with its answer, every change, every step."""
 
+import threading
 from collections import deque
 from collections.abc import Callable
 from datetime import datetime
@@ -53,10 +54,14 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Transcript:
-    """The entries so far; the oldest leave when there are too many, or too long ones. `followers` hear of each as it comes."""
+    """The entries so far; the oldest leave when there are too many, or too long ones. `followers` hear of each as it comes.
+
+    The lab writes from its own thread while a test reads from another: readers get a copy, made under the writer's lock.
+    """
 
     def __init__(self, now: Callable[[], datetime], *, chars_max: int = CHARS_MAX) -> None:
-        self.entries: deque[Entry] = deque()
+        self._entries: deque[Entry] = deque()
+        self._lock = threading.Lock()
         self.followers: list[Callable[[Entry], None]] = []
         self._now = now
         self._count = 0
@@ -65,15 +70,26 @@ class Transcript:
 
     def add(self, kind: Kind, **members: Any) -> Entry:
         """Write a line, stamped with its number and the lab's time."""
-        self._count += 1
-        entry = Entry(number=self._count, at=self._now(), kind=kind, **members)
-        self.entries.append(entry)
-        self._chars += _chars(entry)
-        while len(self.entries) > ENTRIES_MAX or (self._chars > self._chars_max and len(self.entries) > 1):  # ends: one less each
-            self._chars -= _chars(self.entries.popleft())
+        with self._lock:
+            self._count += 1
+            entry = Entry(number=self._count, at=self._now(), kind=kind, **members)
+            self._entries.append(entry)
+            self._chars += _chars(entry)
+            while self._is_over_limit():  # ends: one less each
+                self._chars -= _chars(self._entries.popleft())
         for follower in self.followers:
             follower(entry)
         return entry
+
+    def _is_over_limit(self) -> bool:
+        """Whether the oldest entry has to go. The newest always stays."""
+        return len(self._entries) > ENTRIES_MAX or (self._chars > self._chars_max and len(self._entries) > 1)
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """All entries up to now, the oldest first. What is recorded later is not in it."""
+        with self._lock:
+            return tuple(self._entries)
 
     def hear(self, note: Note) -> None:
         """A change, as the engine tells it."""
@@ -94,9 +110,10 @@ class Transcript:
 
     def __str__(self) -> str:
         """The newest lines, as a person reads them."""
-        entries = list(self.entries)[-SHOWN_ENTRIES_MAX:]
-        left_out = [f"… {len(self.entries) - len(entries)} lines before"] if len(entries) < len(self.entries) else []
-        return "\n".join([*left_out, *map(readable, entries)])
+        entries = self.entries
+        shown = entries[-SHOWN_ENTRIES_MAX:]
+        left_out = [f"… {len(entries) - len(shown)} lines before"] if len(shown) < len(entries) else []
+        return "\n".join([*left_out, *map(readable, shown)])
 
 
 def line(entry: Entry) -> bytes:

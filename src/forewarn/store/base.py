@@ -36,12 +36,16 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 WRITES_MAX = 100
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
-    """What a key holds, or held until it was deleted at this revision (value None)."""
+class Record(msgspec.Struct, frozen=True, gc=False):
+    """What a key holds, or held until it was deleted at this revision (value None).
+
+    A load makes a million of these, so it is a struct: made in C, and no work for the garbage collector.
+    """
 
     key: str
     value: bytes | None

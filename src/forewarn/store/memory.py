@@ -2,7 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from itertools import islice
+from itertools import islice, takewhile
+from typing import Any
+
+from sortedcontainers import SortedList
 
 from forewarn.errors import StoreLost
 from forewarn.store.base import Note, Record, Snapshot, Write
@@ -19,6 +22,7 @@ class MemoryStore:
         self._revision = 0
         # Live records and tombstones. A write moves its key to the end, so the order of the dict is the order of revisions.
         self._records: dict[str, Record] = {}
+        self._keys: Any = SortedList()  # of the same records: reading one of a large fleet again must not go through all
         self._forgotten = 0
         self._notes: list[Note] = []
         self._bell = asyncio.Event()
@@ -26,8 +30,9 @@ class MemoryStore:
 
     async def load(self, prefix: str = "") -> Snapshot:
         self._check_open()
-        found = (record for key, record in self._records.items() if record.value is not None and key.startswith(prefix))
-        return Snapshot(self._revision, tuple(sorted(found, key=lambda record: record.key)))
+        keys = takewhile(lambda key: key.startswith(prefix), self._keys.irange(prefix))
+        found = (self._records[key] for key in keys)
+        return Snapshot(self._revision, tuple(record for record in found if record.value is not None))
 
     async def commit(self, writes: Sequence[Write], notes: Sequence[bytes] = ()) -> int:
         self._check_open()
@@ -77,6 +82,7 @@ class MemoryStore:
         found = tuple(islice(dead, max(limit, 0)))  # in the order of revisions, as the records are
         for one in found:
             del self._records[one.key]
+            self._keys.remove(one.key)
             self._forgotten = one.revision
         return len(found)
 
@@ -99,7 +105,8 @@ class MemoryStore:
     def _apply(self, write: Write) -> None:
         if write.value is None and write.revision == 0:
             return  # deleting what is not there: already true
-        self._records.pop(write.key, None)
+        if self._records.pop(write.key, None) is None:
+            self._keys.add(write.key)
         self._records[write.key] = Record(write.key, write.value, self._revision)
 
     def _changed(self, after: int) -> tuple[Record, ...]:

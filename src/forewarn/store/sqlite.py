@@ -5,9 +5,7 @@ and whole is refused before a byte of it is written.
 """
 
 import asyncio
-import grp
 import os
-import pwd
 import sqlite3
 import stat
 import sys
@@ -15,6 +13,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
+from itertools import starmap
 from pathlib import Path
 from typing import Concatenate, ParamSpec, Self, TypeVar
 
@@ -198,7 +197,7 @@ def _load(connection: sqlite3.Connection, prefix: str) -> Snapshot:
             "SELECT key, value, revision FROM record WHERE key >= ? AND key < CAST(? AS TEXT) AND value IS NOT NULL ORDER BY key",
             (prefix, ceiling),
         ).fetchall()
-    return Snapshot(revision, tuple(Record(*row) for row in rows))
+    return Snapshot(revision, tuple(starmap(Record, rows)))
 
 
 def _commit(connection: sqlite3.Connection, writes: tuple[Write, ...], notes: tuple[bytes, ...]) -> int:
@@ -345,6 +344,8 @@ def _check_access(path: str, file: str, needed: str) -> None:
 
 
 def _user_name(number: int) -> str:
+    import pwd  # POSIX only; the lab imports this module on Windows too
+
     try:
         return pwd.getpwuid(number).pw_name
     except KeyError:
@@ -352,6 +353,8 @@ def _user_name(number: int) -> str:
 
 
 def _group_name(number: int) -> str:
+    import grp  # POSIX only, as above
+
     try:
         return grp.getgrgid(number).gr_name
     except KeyError:

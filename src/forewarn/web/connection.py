@@ -36,8 +36,6 @@ LENGTH_DIGITS_MAX = 20
 FRAMING_MAX = 8
 """How many times its own size a body may take with all its chunk sizes and trailers."""
 CLOSE = (b"connection", b"close")
-
-
 LOOK_MAX = 32
 """How many connections are looked at, to find an idle one that can be closed for a new one."""
 UNKNOWN_SHARE = 8
@@ -94,6 +92,7 @@ class Guard:
         self.too_many = b""
         self._known: OrderedDict[Timed, None] = OrderedDict()
         self._unknown: OrderedDict[Timed, None] = OrderedDict()
+        self._unknown_max = max(1, limits.connections_max // UNKNOWN_SHARE)
         self.idle_at = self.stall_at = math.inf
         self._turns: deque[Connection] = deque()
 
@@ -146,22 +145,21 @@ class Guard:
 
     def release(self, connection: Timed) -> None:
         """Count it out, if it is counted."""
-        group = self._known if connection in self._known else self._unknown
-        if connection not in group:
-            return
-        del group[connection]
-        self.counts[connection.address] -= 1
-        if not self.counts[connection.address]:
-            del self.counts[connection.address]
+        address = connection.address
+        for group in (self._known, self._unknown):
+            if connection in group:
+                del group[connection]
+                self.counts[address] -= 1
+                if not self.counts[address]:
+                    del self.counts[address]
 
     def _has_room(self, address: str, group: "OrderedDict[Timed, None]") -> bool:
         limits = self.limits
         if self.counts.get(address, 0) >= limits.connections_per_address_max:
             return self._reached("address", limits.connections_per_address_max, address)
-        unknown_max = max(1, limits.connections_max // UNKNOWN_SHARE)
-        if group is self._unknown and len(group) >= unknown_max:
-            return self._reached("unknown", unknown_max, address, self._unknown)
-        if self.connections_count >= limits.connections_max:
+        if group is self._unknown and len(group) >= self._unknown_max:
+            return self._reached("unknown", self._unknown_max, address, self._unknown)
+        if len(self._known) + len(self._unknown) >= limits.connections_max:
             return self._reached("total", limits.connections_max, address, self._unknown, group)
         return True
 
@@ -199,28 +197,25 @@ class Flow(FlowControl):
     is_held = False
 
     def hold(self) -> None:
-        if not self.is_held:
-            self.is_held = True
-            if not self.read_paused:
-                self._transport.pause_reading()
+        self._change(is_paused=self.read_paused, is_held=True)
 
     def release(self) -> None:
-        if self.is_held:
-            self.is_held = False
-            if not self.read_paused:
-                self._transport.resume_reading()
+        self._change(is_paused=self.read_paused, is_held=False)
 
     def pause_reading(self) -> None:
-        if not self.read_paused:
-            self.read_paused = True
-            if not self.is_held:
-                self._transport.pause_reading()
+        self._change(is_paused=True, is_held=self.is_held)
 
     def resume_reading(self) -> None:
-        if self.read_paused:
-            self.read_paused = False
-            if not self.is_held:
-                self._transport.resume_reading()
+        self._change(is_paused=False, is_held=self.is_held)
+
+    def _change(self, *, is_paused: bool, is_held: bool) -> None:
+        was_reading = not (self.read_paused or self.is_held)
+        self.read_paused, self.is_held = is_paused, is_held
+        is_reading = not (is_paused or is_held)
+        if was_reading and not is_reading:
+            self._transport.pause_reading()
+        elif is_reading and not was_reading:
+            self._transport.resume_reading()
 
 
 class Connection(HttpToolsProtocol):
@@ -252,7 +247,7 @@ class Connection(HttpToolsProtocol):
 
     @property
     def is_evictable(self) -> bool:
-        return self.is_idle and not self.rest
+        return self.is_idle and not self.rest and not self.transport.get_write_buffer_size()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 import msgspec
-from litestar import Controller, Request, Response, get, post, put
+from litestar import Controller, MediaType, Request, Response, get, post, put
 from litestar.di import NamedDependency, Provide
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath, HeaderParameter, JSONBody, QueryParameter, RawBody
@@ -39,7 +39,7 @@ from forewarn.web.reference import docs
 from forewarn.web.refusal import CONTROL_HANDLERS
 from forewarn.web.stream import Streams
 from forewarn.web.token import Tokens
-from forewarn.wire.fleet import SCHEMA, dump, parse, tag
+from forewarn.wire.fleet import SCHEMA, dump_json, parse, tag
 
 BODY_BYTES_MAX = 64 * 1024
 SECRET_BYTES = 32
@@ -194,8 +194,9 @@ class Fleets(Controller):
     @get("/", responses=ANY)
     async def read(self, operations: Desk) -> Response[dict[str, Any]]:
         """The fleet as it is now, as JSON that PUT takes back. Its ETag is for the If-Match of that PUT."""
-        shown = await asyncio.to_thread(dump, operations.fleet())
-        return Response(shown, headers={"ETag": f'"{await asyncio.to_thread(tag, shown)}"'})
+        text: Any = await asyncio.to_thread(lambda: dump_json(operations.fleet()))  # what is bytes already is sent as it is
+        headers = {"ETag": f'"{await asyncio.to_thread(tag, text)}"'}
+        return Response(text, media_type=MediaType.JSON, headers=headers)
 
     @put(
         "/",
@@ -229,7 +230,7 @@ class Scopes(Controller):
     @get("/", responses=ANY)
     async def list_scopes(self, engine: Engines, limit: Limit = 1000, cursor: Cursor = None) -> views.Scopes:
         """All scopes, by name."""
-        return views.scopes(engine, limit, cursor)
+        return await views.scopes(engine, limit, cursor)
 
     @get("/{name:str}", responses=answers(errors.UnknownScope))
     async def show_scope(self, name: FromPath[str], engine: Engines) -> views.ScopeView:
@@ -261,7 +262,7 @@ class Vms(Controller):
     @get("/", responses=ANY)
     async def list_vms(self, engine: Engines, limit: Limit = 1000, cursor: Cursor = None) -> views.Vms:
         """All VMs, by name."""
-        return views.vms(engine.board, limit, cursor)
+        return await views.vms(engine.board, limit, cursor)
 
     @get("/{vm:str}", responses=answers(errors.UnknownVm))
     async def show_vm(self, vm: FromPath[str], engine: Engines) -> views.VmView:
@@ -281,7 +282,7 @@ class Hosts(Controller):
     @get("/", responses=ANY)
     async def list_hosts(self, engine: Engines, limit: Limit = 1000, cursor: Cursor = None) -> views.Hosts:
         """All hosts that have VMs or are named in the fleet file, by name."""
-        return views.hosts(engine.board, limit, cursor)
+        return await views.hosts(engine.board, limit, cursor)
 
     @get("/{host:str}", responses=answers(errors.UnknownHost))
     async def show_host(self, host: FromPath[str], engine: Engines) -> views.HostView:
@@ -326,7 +327,7 @@ class Events(Controller):
     @get("/", responses=ANY)
     async def list_events(self, engine: Engines, limit: Limit = 1000, cursor: Cursor = None) -> views.Events:
         """All events that stand in a document, the oldest first."""
-        return views.events(engine.board, limit, cursor)
+        return await views.events(engine.board, limit, cursor)
 
     @get("/{event:str}", responses=answers(errors.UnknownEvent, errors.EventEnded))
     async def show_event(self, event: FromPath[str], operations: Desk) -> views.EventView:

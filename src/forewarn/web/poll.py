@@ -73,10 +73,11 @@ class Polls(Guard):
         self.now = 0.0
         self._clock = engine.clock
         self._settings = settings
+        self._is_by_address = settings.identify == {Identify.ADDRESS}
 
     def is_unknown(self, address: str) -> bool:
         """Where VMs are known by address alone, one that is no VM's can only be refused."""
-        return self._settings.identify == {Identify.ADDRESS} and address not in self.board.addresses
+        return self._is_by_address and address not in self.board.addresses
 
     def connector(self, **given: Any) -> Callable[[], asyncio.Protocol]:
         return partial(PollConnection, self, given["server_state"].connections, partial(FullConnection, self, **given))

@@ -51,10 +51,15 @@ class Request:
 
 
 def join(headers: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    values: dict[bytes, list[bytes]] = {}
+    joined: dict[bytes, bytes] = {}
+    repeated: dict[bytes, list[bytes]] = {}
     for name, value in headers:
-        values.setdefault(name, []).append(value)
-    return {name: b", ".join(several) for name, several in values.items()}
+        if name in joined:
+            repeated.setdefault(name, [joined[name]]).append(value)
+        else:
+            joined[name] = value
+    joined.update((name, b", ".join(values)) for name, values in repeated.items())
+    return joined
 
 
 def split(path: str) -> tuple[str, str]:

@@ -1,8 +1,10 @@
 """What the control API shows: scopes, VMs, hosts and events as an operator reads them. Values only, made from the board."""
 
-from collections.abc import Iterable
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -11,10 +13,13 @@ from forewarn.core.event import Cause, Event, EventType, Impact, ImpactState, So
 from forewarn.core.fleet import Approval, AutoApprove, Policy, Power, Scope, ScopeKind, Vm
 from forewarn.core.progress import is_enabled
 from forewarn.engine.board import Board, Place
-from forewarn.engine.engine import Engine
+from forewarn.engine.engine import POLLS_PASS_EVERY, Engine
 from forewarn.engine.operations import Difference, Told
 from forewarn.web.cursor import Key, page
 from forewarn.wire.fleet import said_of
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class ErrorAnswer(msgspec.Struct, frozen=True):
@@ -178,14 +183,15 @@ def events_answer(told: Iterable[Told]) -> EventsAnswer:
     return EventsAnswer([event(one) for one in told])
 
 
-def events(board: Board, limit: int, cursor: str | None) -> Events:
+async def events(board: Board, limit: int, cursor: str | None) -> Events:
     """All live events, the oldest first."""
-    found = sorted(
-        (Told(place.scope, one) for place in board.scopes.values() for one in place.scope.events),
-        key=_age,
-    )
-    shown, after = page(found, _age, limit, cursor)
-    return Events([event(one) for one in shown], len(found), after)
+    keys, after = page(board.event_keys, _itself, limit, cursor)
+
+    def made(part: Sequence[tuple[str, str]]) -> Iterator[EventView]:
+        found = (board.find_event(event_id) for _, event_id in part)
+        return (_event(one[0].scope, one[1]) for one in found if one is not None)
+
+    return Events(await _in_slices(keys, made), len(board.event_keys), after)
 
 
 def scope(engine: Engine, place: Place) -> ScopeView:
@@ -202,30 +208,50 @@ def scope(engine: Engine, place: Place) -> ScopeView:
     )
 
 
-def scopes(engine: Engine, limit: int, cursor: str | None) -> Scopes:
-    names = sorted(engine.board.scopes)
-    shown, after = page(names, _name, limit, cursor)
-    return Scopes([scope(engine, engine.board.scopes[name]) for name in shown], len(names), after)
+async def scopes(engine: Engine, limit: int, cursor: str | None) -> Scopes:
+    board = engine.board
+    names, after = page(board.scope_names, _name, limit, cursor)
+
+    def made(part: Sequence[str]) -> Iterator[ScopeView]:
+        return (scope(engine, board.scopes[name]) for name in part if name in board.scopes)
+
+    return Scopes(await _in_slices(names, made), len(board.scopes), after)
 
 
 def vm(place: Place, shown: Vm) -> VmView:
+    return _vm(place.scope, shown, (one.id for one in place.scope.events if shown.name in one.resources))
+
+
+async def vms(board: Board, limit: int, cursor: str | None) -> Vms:
+    names, after = page(board.vm_names, _name, limit, cursor)
+    return Vms(await _in_slices(names, lambda part: _vms(board, part)), len(board.vms), after)
+
+
+def _vms(board: Board, names: Sequence[str]) -> Iterator[VmView]:
+    """Each scope is gone through once, not once for each of its VMs."""
+    wanted = set(names)
+    found: dict[str, VmView] = {}
+    for place in {board.vms[name] for name in names if name in board.vms}:
+        events: dict[str, list[str]] = defaultdict(list)
+        for one in place.scope.events:
+            for name in one.resources:
+                events[name].append(one.id)
+        found |= {one.name: _vm(place.scope, one, events.get(one.name, ())) for one in place.scope.vms if one.name in wanted}
+    return (found[name] for name in names if name in found)
+
+
+def _vm(in_scope: Scope, shown: Vm, event_ids: Iterable[str]) -> VmView:
     return VmView(
         name=shown.name,
-        scope=place.scope.name,
+        scope=in_scope.name,
         address=shown.address,
         id=shown.id,
         host=shown.host,
         update_domain=shown.update_domain,
         fault_domain=shown.fault_domain,
         power=shown.power,
-        events=tuple(one.id for one in place.scope.events if shown.name in one.resources),
+        events=tuple(event_ids),
     )
-
-
-def vms(board: Board, limit: int, cursor: str | None) -> Vms:
-    names = sorted(board.vms)
-    shown, after = page(names, _name, limit, cursor)
-    return Vms([vm(*board.find_vm(name)) for name in shown], len(names), after)
 
 
 def host(board: Board, name: str) -> HostView:
@@ -240,23 +266,34 @@ def host(board: Board, name: str) -> HostView:
     )
 
 
-def hosts(board: Board, limit: int, cursor: str | None) -> Hosts:
-    names = board.host_names()
-    shown, after = page(names, _name, limit, cursor)
-    return Hosts([host(board, name) for name in shown], len(names), after)
+async def hosts(board: Board, limit: int, cursor: str | None) -> Hosts:
+    names, after = page(board.known_hosts, _name, limit, cursor)
+
+    def made(part: Sequence[str]) -> Iterator[HostView]:
+        return (host(board, name) for name in part if board.is_host(name))
+
+    return Hosts(await _in_slices(names, made), len(board.known_hosts), after)
 
 
 def difference(found: Difference, *, dry_run: bool) -> DifferenceView:
     return DifferenceView(*found, dry_run=dry_run)
 
 
+async def _in_slices(keys: Sequence[K], made: Callable[[Sequence[K]], Iterable[V]]) -> list[V]:
+    """A large page, made without keeping polls waiting. What is deleted meanwhile is left out."""
+    shown: list[V] = []
+    for first in range(0, len(keys), POLLS_PASS_EVERY):
+        shown += made(keys[first : first + POLLS_PASS_EVERY])
+        await asyncio.sleep(0)
+    return shown
+
+
 def _name(name: str) -> Key:
     return (name,)
 
 
-def _age(told: Told) -> Key:
-    """Microseconds of the same width, so that text stands in the order of time."""
-    return f"{told.event.created_at:%Y-%m-%dT%H:%M:%S.%f}", told.event.id
+def _itself(key: Key) -> Key:
+    return key
 
 
 def _event(in_scope: Scope, shown: Event) -> EventView:

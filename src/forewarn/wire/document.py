@@ -32,6 +32,8 @@ def read_tags(if_none_match: str) -> frozenset[str]:
 
     `*` stands for any document, but only as it is: `"*"` is a tag like any other, and none of ours.
     """
+    if not if_none_match:
+        return frozenset()
     tags = {tag.strip() for tag in if_none_match.split(",")}
     bare = {tag.removeprefix("W/").strip('"') for tag in tags}
     return frozenset((bare - {"*"}) | (tags & {"*"}))

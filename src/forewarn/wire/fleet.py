@@ -6,16 +6,19 @@ import ipaddress
 import re
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
 from forewarn.core.fleet import NOTHING_TOLD, Approval, AutoApprove, Budget, Instance, Policy, Scope, ScopeKind, Vm
 from forewarn.core.timing import TERMINATE_NOTICE_MAX, TERMINATE_NOTICE_MIN
-from forewarn.wire.text import Misfit, Path, convert, field, read, refusal
+from forewarn.errors import Invalid
+from forewarn.wire.text import Misfit, Path, convert, field, line_of, read, refusal
 
 COUNT_MAX = 100_000
+VMS_PER_SCOPE_MAX = 1_000
+"""A scope is one record that every change of it writes, and one document that all its VMs read."""
 _END = r"$(?!\n)"  # Python's `$` also stands before a last newline; this is the end in Python and in JSON Schema alike.
 _NOTICE = rf"^(?:off|(?:PT)?(?=[0-9])(?:([0-9]{{1,3}})[mM])?(?:([0-9]{{1,3}})[sS])?){_END}"
 _IS_ADDRESS = {"anyOf": [{"format": "ipv4"}, {"format": "ipv6"}]}
@@ -109,7 +112,9 @@ class ScopeEntry(msgspec.Struct, forbid_unknown_fields=True):
     name: Name
     kind: ScopeKind = ScopeKind.VM
     policy: PolicyEntry = msgspec.field(default_factory=PolicyEntry)
-    vms: Annotated[tuple[VmEntry, ...], Meta(max_length=COUNT_MAX, description="a list of at most 100000 VMs")] = ()
+    vms: Annotated[
+        tuple[VmEntry, ...], Meta(max_length=VMS_PER_SCOPE_MAX, description=f"a list of at most {VMS_PER_SCOPE_MAX} VMs")
+    ] = ()
 
 
 class FleetFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -139,32 +144,89 @@ SCHEMA = _plain({"$schema": "https://json-schema.org/draft/2020-12/schema", **ms
 that is no network, a terminate_notice outside its limits."""
 
 
+class Source(NamedTuple):
+    """The text of a fleet file, and what an error calls it."""
+
+    name: str
+    text: bytes
+
+
 def parse(text: bytes, source: str) -> Fleet:
     """The fleet of a YAML or JSON text. `source` is what an error calls the text."""
     values = read(text, source)
     try:
-        file = convert(values, FleetFile)
-        fleet = Fleet(
-            scopes=tuple(_scope(entry, ("scopes", index)) for index, entry in enumerate(file.scopes)),
-            hosts=tuple(dict.fromkeys(file.hosts)),
-        )
+        fleet = _fleet(values)
         _refuse_twins(fleet)
     except Misfit as misfit:
         raise refusal(misfit, values, text=text, source=source, schema=SCHEMA) from misfit
     return fleet
 
 
+def parse_all(sources: Sequence[Source]) -> Fleet:
+    """The fleet of several files together. What must be unique in a fleet must be unique in all of them."""
+    parts = [parse(source.text, source.name) for source in sources]
+    if len(parts) == 1:
+        return parts[0]
+    fleet = Fleet(
+        scopes=tuple(scope for part in parts for scope in part.scopes),
+        hosts=tuple(dict.fromkeys(host for part in parts for host in part.hosts)),
+    )
+    try:
+        _refuse_twins(fleet)
+    except Twin as twin:
+        here, path = _in_its_file(twin.path, sources, parts)
+        there, other = _in_its_file(twin.owner, sources, parts)
+        line, owner = line_of(here.text, path), f"{there.name}:{line_of(there.text, other)}: {field(other)}"
+        message = f"{here.name}:{line}: {field(path)}: expected {twin.rule} {owner}, got {_value_at(fleet, twin.path)!r}"
+        raise Invalid(message, source=here.name, line=line, field=field(path)) from twin
+    return fleet
+
+
+def _in_its_file(path: Path, sources: Sequence[Source], parts: Sequence[Fleet]) -> tuple[Source, Path]:
+    """The file that a path of the whole fleet leads into, and the path within it."""
+    scopes, index, *rest = path
+    assert isinstance(index, int), "what must be unique stands in a scope"
+    for source, part in zip(sources, parts, strict=True):
+        if index < len(part.scopes):
+            return source, (scopes, index, *rest)
+        index -= len(part.scopes)
+    raise AssertionError("the path leads into none of the files")
+
+
+def _value_at(fleet: Fleet, path: Path) -> object:
+    found: Any = fleet
+    for step in path:
+        found = found[step] if isinstance(step, int) else getattr(found, step)
+    return found
+
+
+def _fleet(values: object) -> Fleet:
+    """Scope by scope, so that other threads get their turn in between: a fleet may be large."""
+    entries = values.get("scopes") if isinstance(values, dict) else None
+    is_list = isinstance(entries, list) and len(entries) <= COUNT_MAX
+    file = convert(values | {"scopes": []} if isinstance(values, dict) and is_list else values, FleetFile)
+    places: list[Path] = [("scopes", index) for index in range(len(entries or ()))]
+    return Fleet(
+        scopes=tuple(_scope(convert(entry, ScopeEntry, at), at) for entry, at in zip(entries or (), places, strict=True)),
+        hosts=tuple(dict.fromkeys(file.hosts)),
+    )
+
+
 def dump(fleet: Fleet) -> dict[str, Any]:
     """The file that says this fleet, defaults left out. What happened since (events, power) is no part of a fleet file."""
-    file: dict[str, Any] = {"scopes": [_dump_scope(scope) for scope in fleet.scopes]}
-    if fleet.hosts:
-        file["hosts"] = fleet.hosts
-    return _plain(file)
+    return msgspec.json.decode(dump_json(fleet), type=dict[str, Any])
 
 
-def tag(file: dict[str, Any]) -> str:
-    """What tells this fleet, as `dump` gives it, from any other: for a request that is meant for the fleet as it was read."""
-    return hashlib.sha256(msgspec.json.encode(file)).hexdigest()[:32]
+def dump_json(fleet: Fleet) -> bytes:
+    """The same as JSON. Made scope by scope, so that other threads get their turn in between."""
+    scopes = b",".join([msgspec.json.encode(_dump_scope(scope)) for scope in fleet.scopes])
+    hosts = b',"hosts":' + msgspec.json.encode(fleet.hosts) if fleet.hosts else b""
+    return b'{"scopes":[' + scopes + b"]" + hosts + b"}"
+
+
+def tag(text: bytes) -> str:
+    """Identifies a fleet, as `dump_json` gives it: for a request that is meant for the fleet as it was read."""
+    return hashlib.sha256(text).hexdigest()[:32]
 
 
 def _scope(entry: ScopeEntry, at: Path) -> Scope:
@@ -272,12 +334,21 @@ def _refuse_twins(fleet: Fleet) -> None:
     _refuse_names_that_are_ids(vms)
 
 
+class Twin(Misfit):
+    """A value that must be unique and is not: the path of the other one is `owner`."""
+
+    def __init__(self, path: Path, rule: str, owner: Path) -> None:
+        super().__init__(path, f"{rule} {field(owner)}")
+        self.rule = rule
+        self.owner = owner
+
+
 def _refuse_twin(claims: Iterable[tuple[str, Path]], what: str) -> None:
     owners: dict[str, Path] = {}
     for value, at in claims:
         owner = owners.setdefault(value, at)
         if owner != at:
-            raise Misfit(at, f"{what} not used by {field(owner)}")
+            raise Twin(at, f"{what} not used by", owner)
 
 
 def _refuse_names_that_are_ids(vms: Sequence[tuple[Vm, Path]]) -> None:
@@ -286,7 +357,7 @@ def _refuse_names_that_are_ids(vms: Sequence[tuple[Vm, Path]]) -> None:
     for vm, at in vms:
         owner, owner_at = owners.get(vm.name.lower(), (vm, at))
         if owner is not vm:
-            raise Misfit((*at, "name"), f"a VM name that is not {field((*owner_at, 'id'))}")
+            raise Twin((*at, "name"), "a VM name that is not", (*owner_at, "id"))
 
 
 def _dump_scope(scope: Scope) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Scopes, the fleet's hosts, tokens and kept answers as stored bytes: JSON with a format number. A newer format is refused."""
 
+from contextlib import suppress
 from datetime import datetime
 from typing import Generic, TypeVar
 
@@ -55,21 +56,27 @@ class Form(Generic[T]):
         return msgspec.json.encode(_Record(FORMAT, value))
 
     def decode(self, record: bytes) -> T:
-        """The format is looked at before the rest: a newer record may not even have our members."""
-        what = self._what
+        """What cannot be decoded may be of a newer format, with members that we do not know: its format is looked at alone."""
         try:
-            stamp = msgspec.json.decode(record, type=_Stamp)
-            if stamp.format != FORMAT:
-                raise StoreUnusable(
-                    f"The stored {what} record has format {stamp.format}; this version reads format {FORMAT}",
-                    record=what,
-                    format=stamp.format,
-                    format_read=FORMAT,
-                )
-            value: T = self._decoder.decode(record).value
+            found = self._decoder.decode(record)
+            self._check_format(found.format)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise StoreUnusable(f"The stored {what} record is damaged: {error}", record=what, reason=str(error)) from error
+            with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                self._check_format(msgspec.json.decode(record, type=_Stamp).format)
+            what, reason = self._what, str(error)
+            raise StoreUnusable(f"The stored {what} record is damaged: {reason}", record=what, reason=reason) from error
+        value: T = found.value
         return value
+
+    def _check_format(self, found: int) -> None:
+        if found != FORMAT:
+            what = self._what
+            raise StoreUnusable(
+                f"The stored {what} record has format {found}; this version reads format {FORMAT}",
+                record=what,
+                format=found,
+                format_read=FORMAT,
+            )
 
 
 SCOPE = Form("scope", Scope)

@@ -55,18 +55,18 @@ def read(text: bytes, source: str) -> object:
     if decoded.lstrip().startswith("{"):
         with contextlib.suppress(ValueError, msgspec.DecodeError, RecursionError):
             json.loads(decoded, object_pairs_hook=_each_once)
-            return msgspec.json.decode(decoded)
+            return _decode_in_pieces(decoded)
     return _Walk(decoded, source).values()
 
 
-def convert(values: object, type_: type[T]) -> T:
-    """Plain values as a type, or a Misfit at the path that msgspec names at the end of its message."""
+def convert(values: object, type_: type[T], at: Path = ()) -> T:
+    """Plain values as a type, or a Misfit at the path that msgspec names at the end of its message. The values stand at `at`."""
     try:
         return msgspec.convert(values, type_)
     except msgspec.ValidationError as error:
-        _, at, where = str(error).rpartition(" - at ")
-        steps = _STEP.findall(where) if at else []
-        raise Misfit(tuple(name or int(index) for name, index in steps)) from error
+        _, found, where = str(error).rpartition(" - at ")
+        steps = _STEP.findall(where) if found else []
+        raise Misfit((*at, *(name or int(index) for name, index in steps))) from error
 
 
 def refusal(misfit: Misfit, values: Any, *, text: bytes, source: str, schema: Mapping[str, Any]) -> Invalid:
@@ -96,6 +96,30 @@ def explained(misfit: Misfit, values: Any, schema: Mapping[str, Any]) -> tuple[P
 def field(path: Path) -> str:
     """`scopes[0].vms[1].name`, as a person writes it."""
     return "".join(f"[{step}]" if isinstance(step, int) else f".{_cut(step)}" for step in path).removeprefix(".")
+
+
+def line_of(text: bytes, path: Path) -> int:
+    """The line of the value at a path; where the text ends before, of what comes nearest to it.
+
+    Only structure and lines matter here, so JSON's escapes in two halves, which YAML does not have, are blotted out.
+    """
+    walk = _Walk(_HALVES.sub("______", text.decode("utf-8-sig")), "", wanted=path)
+    with contextlib.suppress(Invalid):
+        walk.values()
+    return walk.line
+
+
+def _decode_in_pieces(text: str) -> object:
+    """The values of a JSON object. Its long lists are decoded item by item, so that other threads get their turn in between."""
+    members = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    return {
+        name: _decode_list(raw) if bytes(memoryview(raw)[:1]) == b"[" else msgspec.json.decode(raw)
+        for name, raw in members.items()
+    }
+
+
+def _decode_list(raw: msgspec.Raw) -> list[object]:
+    return [msgspec.json.decode(item) for item in msgspec.json.decode(raw, type=list[msgspec.Raw])]
 
 
 class _Walk:
@@ -235,11 +259,7 @@ def _cut(text: str) -> str:
 
 
 def _located(text: bytes, source: str, path: Path, message: str) -> Invalid:
-    """Only structure and lines matter here, so JSON's escapes in two halves, which YAML does not have, are blotted out."""
-    walk = _Walk(_HALVES.sub("______", text.decode("utf-8-sig")), source, wanted=path)
-    with contextlib.suppress(Invalid):
-        walk.values()
-    return _invalid(source, walk.line, path, message)
+    return _invalid(source, line_of(text, path), path, message)
 
 
 def _invalid(source: str, line: int, path: Path, message: str) -> Invalid:

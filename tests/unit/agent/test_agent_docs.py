@@ -84,6 +84,7 @@ def test_the_program_in_the_page_takes_part() -> None:
         program.join(20)
 
 
+@pytest.mark.system
 def test_the_unit_for_systemd_is_understood_by_systemd() -> None:
     """A key that systemd does not know is ignored by it, with a line that nobody reads. Needs Debian's package systemd."""
     unit = ROOT / "deploy" / "forewarn-agent.service"

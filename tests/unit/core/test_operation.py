@@ -337,3 +337,63 @@ def test_all_four_kinds_of_scope_have_the_same_rules(kind: ScopeKind) -> None:
 
     assert outcome.scope.events[0].source is Source.USER
     assert [change.what for change in outcome.changes] == ["scheduled"]
+
+
+def test_failed_hardware_supersedes_the_announcement_that_it_would_fail() -> None:
+    """The redeploy within days is pointless once the host is dead; the history says why the event ended."""
+    scope = run(scope_of(vm("a"), vm("b", domain=1)), ask.Degrade(host="host-a", operation_id=OPERATION))
+
+    outcome = outcome_of(scope, ask.Fail(host="host-a", operation_id=guid(8)))
+
+    assert statuses(outcome.scope) == ["Reboot Started a", "Reboot Started b"]
+    canceled = [change for change in outcome.changes if change.what == "canceled"]
+    assert [change.event_id for change in canceled] == [event.id for event in scope.events]
+    assert {change.detail for change in canceled} == {"host-a has failed"}
+
+
+def test_failed_hardware_ends_a_redeploy_that_waits_for_its_retry_but_not_one_that_runs() -> None:
+    """Nobody can be sure that a platform call which runs right now will not succeed; a retry would move the VM once more."""
+    scope = run(scope_of(vm("a"), vm("b")), ask.Degrade(host="host-a", operation_id=OPERATION))
+    event_id = scope.events[0].id
+    scope = run(scope, ask.Approve(event_ids=(event_id,)))
+    scope = run(scope, *(ask.Claim(event_id=event_id, vm=name, worker="w1") for name in "ab"))
+    scope = run(scope, ask.Finish(event_id=event_id, vm="a", worker="w1", tries=1, problem="no answer"))
+
+    scope = run(scope, ask.Fail(host="host-a", operation_id=guid(8)))
+
+    assert statuses(scope) == ["Redeploy Started b", "Reboot Started a,b"]
+
+
+def test_other_hosts_keep_their_announcements_when_one_fails() -> None:
+    scope = run(
+        scope_of(),
+        ask.Degrade(host="host-a", operation_id=OPERATION),
+        ask.Degrade(host="host-b", operation_id=guid(7)),
+        ask.Fail(host="host-a", operation_id=guid(8)),
+    )
+
+    assert statuses(scope) == ["Redeploy Scheduled web-1", "Reboot Started web-0"]
+
+
+def test_maintenance_of_a_large_host_looks_at_each_vm_once() -> None:
+    """A command is decided between polls, and a host may carry a whole scope."""
+    names = [CountedName(f"v{number}") for number in range(300)]
+    scope = run(scope_of(*(vm(name) for name in names)), maintain(type_=EventType.REBOOT))
+    CountedName.comparisons = 0
+
+    run(scope, maintain(operation_id=guid(7)))
+
+    assert CountedName.comparisons < 10 * len(names)
+
+
+class CountedName(str):
+    """A VM's name that counts how often it is compared."""
+
+    __slots__ = ()
+    comparisons = 0
+
+    def __eq__(self, other: object) -> bool:
+        CountedName.comparisons += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__

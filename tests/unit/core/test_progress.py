@@ -3,13 +3,15 @@
 from datetime import timedelta
 
 import pytest
+from msgspec.structs import replace
 
 from forewarn import errors
 from forewarn.core import command as ask
-from forewarn.core.event import EventType, How, ImpactState
-from forewarn.core.fleet import Approval, Power, ScopeKind
-from forewarn.core.machine import next_deadline, next_impact_at
-from forewarn.core.progress import FAILURES_MAX, TRIES_MAX
+from forewarn.core.event import Ended, EventType, How, ImpactState, Status
+from forewarn.core.fleet import Approval, Power, Scope, ScopeKind
+from forewarn.core.machine import due_impacts, next_deadline, next_impact_at
+from forewarn.core.progress import TRIES_MAX
+from forewarn.core.timing import Timing
 from tests.builders import (
     MINUTE,
     NOON,
@@ -215,23 +217,6 @@ def test_a_worker_that_lost_its_claim_tells_us_nothing() -> None:
     assert run(scope, finish(worker="w2", tries=2)).events == ()
 
 
-def test_a_failed_impact_is_tried_again_later_and_then_given_up() -> None:
-    scope = run(scope_of(), restart(), approve("web-0"))
-    at, waits = NOON, []
-    for number in range(1, FAILURES_MAX + 1):
-        scope = run(scope, claim(), finish(tries=number, problem="no power"), at=at)
-        due = next_impact_at(scope)
-        if due is not None:
-            waits.append((due - at).total_seconds())
-            assert scope.impacts[0].state is ImpactState.WAITING
-            assert run(scope, claim(), at=due - SECOND) == scope
-            at = due
-
-    assert waits == [5, 10]
-    assert scope.events == ()
-    assert scope.ended[-1].how is How.FAILED
-
-
 def test_an_impact_that_nobody_ever_finishes_is_given_up() -> None:
     scope, at = run(scope_of(), restart(), approve("web-0")), NOON
     for number in range(TRIES_MAX):
@@ -268,11 +253,11 @@ def test_preempt_deallocates_and_excuses_from_everything_but_deletion() -> None:
 
 
 def test_an_evicted_vm_does_not_come_back_when_its_reboot_ends() -> None:
-    """Whatever was under way for it ends with the eviction."""
+    """Whatever was under way for it ends with the eviction, also if an operator says that the eviction is done."""
     scope = run(scope_of(), restart(), ask.Evict(vm="web-0", event_id=guid(3)), approve("web-0", 1, 3))
     assert statuses(scope) == ["Reboot Started web-0", "Preempt Started web-0"]
 
-    scope = run(scope, claim(1), claim(3), finish(3), finish(1))
+    scope = run(scope, claim(1), ask.Complete(event_id=guid(3)), finish(1))
 
     assert (scope.vms[0].power, scope.events, scope.impacts) == (Power.DEALLOCATED, (), ())
 
@@ -427,3 +412,156 @@ def test_freeze_and_reboot_leave_the_vm_where_it_is() -> None:
         scope = run(scope_of(), maintain(type_=type_))
         after = carry_out(run(scope, ask.Tick(), at=NOON + 15 * MINUTE), at=NOON + 15 * MINUTE)
         assert after.vms == scope.vms
+
+
+def two_started() -> Scope:
+    """A restart and then a redeploy of web-0, both Started."""
+    scope = run(scope_of(), restart(), ask.Redeploy(vm="web-0", event_id=guid(2)))
+    return run(scope, approve("web-0", 1), approve("web-0", 2))
+
+
+def test_a_vm_has_at_most_one_impact_at_a_time() -> None:
+    """A reboot in the middle of a migration breaks the VM, and the platform cannot tell which of the two did what."""
+    scope = run(two_started(), claim(1))
+    assert statuses(scope) == ["Reboot Started web-0", "Redeploy Started web-0"]
+
+    assert run(scope, claim(2)) == scope
+    assert due_impacts(scope, NOON) == ()
+    assert next_impact_at(scope) == NOON + STANDARD.claim
+
+
+def test_the_next_impact_of_a_vm_can_be_claimed_as_soon_as_the_first_has_ended() -> None:
+    """Nobody waits for a timer: the scope itself says that the second is due now."""
+    scope = run(two_started(), claim(1))
+
+    scope = run(scope, finish(1))
+
+    assert [impact.event_id for impact in due_impacts(scope, NOON)] == [guid(2)]
+    assert next_impact_at(scope) == NOON
+    assert run(scope, claim(2)).impacts[0].claimed_by == "w1"
+
+
+def test_impacts_of_one_vm_run_in_the_order_in_which_they_started() -> None:
+    """The order must be the same on every server, or two servers would each begin with another one."""
+    scope = two_started()
+
+    assert [impact.event_id for impact in due_impacts(scope, NOON)] == [guid(1)]
+    assert run(scope, claim(2)) == scope
+
+
+def test_an_operation_without_an_event_also_waits_for_the_vms_current_impact() -> None:
+    """An impact that no guest was told of does the same thing to the VM as any other."""
+    scope = run(scope_of(is_enabled=False), restart(), ask.Redeploy(vm="web-0", event_id=guid(2)), claim(1))
+
+    assert run(scope, claim(2)) == scope
+    assert run(scope, finish(1), claim(2)).impacts[0].claimed_by == "w1"
+
+
+def test_a_lapsed_claim_is_taken_over_before_the_vms_next_impact() -> None:
+    """Nobody knows how far the first one came, so the next one must not begin on top of it."""
+    scope = run(two_started(), claim(1))
+    later = NOON + STANDARD.claim
+
+    assert [impact.event_id for impact in due_impacts(scope, later)] == [guid(1)]
+    assert run(scope, claim(2, worker="w2"), at=later) == scope
+    assert run(scope, claim(1, worker="w2"), at=later).impacts[0].claimed_by == "w2"
+
+
+def test_an_impact_that_is_retried_keeps_its_vm_until_it_is_over() -> None:
+    """A failed freeze may have left the VM suspended; a reboot in between would take that for the owner's wish."""
+    scope = two_started()
+    scope = run(scope, claim(1), finish(1, problem="no answer"))
+
+    assert due_impacts(scope, NOON) == ()
+    assert run(scope, claim(2)) == scope
+    assert next_impact_at(scope) == NOON + STANDARD.retry
+
+
+@pytest.mark.parametrize(
+    "final",
+    [
+        ask.Evict(vm="web-0", event_id=guid(2)),
+        ask.Delete(vm="web-0", event_id=guid(2)),
+        ask.Fail(host="host-a", operation_id=OPERATION),
+    ],
+)
+def test_what_makes_a_retry_pointless_does_not_wait_for_it(final: ask.Command) -> None:
+    """The place of an evicted VM is needed now, and a VM on failed hardware is down until it is started elsewhere."""
+    scope = run(scope_of(), restart(), approve("web-0"), claim(1), finish(1, problem="no answer"), final)
+    last = scope.events[-1].id
+    if scope.events[-1].status is Status.SCHEDULED:
+        scope = run(scope, ask.Approve(event_ids=(last,), vm="web-0"))
+
+    assert [impact.event_id for impact in due_impacts(scope, NOON)] == [last]
+    assert run(scope, ask.Claim(event_id=last, vm="web-0", worker="w1")).impacts[-1].claimed_by == "w1"
+
+
+def test_a_failed_impact_is_tried_again_until_the_retry_window_is_over() -> None:
+    """A hypervisor that restarts is back within minutes; the pauses grow to a minute, and the last try is at the very end."""
+    scope = run(scope_of(), restart(), approve("web-0"))
+    at, tries = NOON, 0
+    waits = []
+    while scope.events:
+        tries += 1
+        scope = run(scope, claim(), finish(tries=tries, problem="no power"), at=at)
+        due = next_impact_at(scope)
+        if due is not None:
+            assert scope.impacts[0].state is ImpactState.WAITING
+            assert run(scope, claim(), at=due - SECOND) == scope
+            waits.append((due - at).total_seconds())
+            at = due
+
+    assert waits == [5, 10, 20, 40, 60, 60, 60, 45]
+    assert at - NOON == STANDARD.retry_window
+    assert scope.ended[-1].how is How.FAILED
+
+
+def test_without_a_retry_window_the_first_failure_is_the_last() -> None:
+    timing = Timing(retry_window=timedelta(0))
+    scope = run(scope_of(), restart(), approve("web-0"), claim(), finish(problem="no power"), timing=timing)
+
+    assert (scope.events, scope.ended[-1].how) == ((), How.FAILED)
+
+
+def test_failed_tries_do_not_count_as_lapsed_claims() -> None:
+    """A day of retries is many claims; only claims that nobody finished say that a worker is lost."""
+    timing = Timing(retry_window=timedelta(days=1))
+    scope, at = run(scope_of(), restart(), approve("web-0")), NOON
+    for tries in range(1, 2 * TRIES_MAX):
+        scope = run(scope, claim(), finish(tries=tries, problem="no power"), at=at, timing=timing)
+        assert scope.impacts[0].failures == tries
+        at = scope.impacts[0].due_at
+
+
+class CountedId(str):
+    """An event id that counts how often it is compared."""
+
+    __slots__ = ()
+    comparisons = 0
+
+    def __eq__(self, other: object) -> bool:
+        CountedId.comparisons += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+def test_an_approval_of_many_ids_looks_each_of_them_up_once() -> None:
+    """Any guest can name a thousand ids in one POST, and all other polls wait while they are looked up."""
+    ids = tuple(CountedId(guid(number)) for number in range(400))
+    scope = replace(scope_of(), ended=tuple(Ended(id=one, how=How.COMPLETED, at=NOON) for one in ids))
+    CountedId.comparisons = 0
+
+    with pytest.raises(errors.UnknownEvent):
+        run(scope, ask.Approve(event_ids=(*(CountedId(one) for one in ids), guid(999)), vm="web-0"))
+
+    assert CountedId.comparisons < 4 * len(ids)
+
+
+def test_approving_an_event_twice_in_one_request_records_it_once() -> None:
+    scope = run(scope_of(approval=Approval.ALL), restart())
+
+    outcome = outcome_of(scope, approve("web-0", 1, 1))
+
+    assert [change.what for change in outcome.changes] == ["approved"]
+    assert outcome.scope.events[0].approvals == ("web-0",)

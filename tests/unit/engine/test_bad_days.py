@@ -199,7 +199,7 @@ def test_a_driver_that_breaks_its_promise_is_a_failed_try(deed: str) -> None:
         await world.clock.advance(timedelta(hours=1))
         await ended(task)
 
-        assert driver.tries == [1, 2, 3]
+        assert driver.tries == list(range(1, 10))
         assert desk._engine.board.scopes["web"].scope.ended[-1].how == "failed"
 
     live(story)

@@ -1,5 +1,6 @@
 """The transcript: what a person is shown of it, and that it stays within its limits."""
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import msgspec
@@ -65,3 +66,34 @@ def test_the_oldest_entries_leave_when_all_together_are_too_long() -> None:
     assert [entry.path for entry in transcript.entries] == ["/20"], "the newest is always there"
     transcript.add(Kind.STEP, what="small")
     assert [entry.what for entry in transcript.entries] == ["small"]
+
+
+def test_entries_can_be_read_while_another_thread_records() -> None:
+    """A test reads the transcript while the program under test polls, and each poll is recorded by the lab's own thread."""
+    transcript = Transcript(lambda: NOON)
+    for number in range(3):
+        transcript.add(Kind.REQUEST, path=f"/{number}")
+
+    with ThreadPoolExecutor(1) as lab:
+        seen = [(entry.path, lab.submit(transcript.add, Kind.REQUEST, path="/late").result()) for entry in transcript.entries]
+
+    assert [path for path, _ in seen] == ["/0", "/1", "/2"]
+    assert len(transcript.entries) == 6
+
+
+def test_a_dump_is_whole_while_another_thread_records() -> None:
+    """Written at the end of a test, when the program under test may still run: each line is an entry, in order."""
+    transcript = Transcript(lambda: NOON)
+
+    def record() -> None:
+        for number in range(20_000):
+            transcript.add(Kind.REQUEST, path=f"/{number}")
+
+    with ThreadPoolExecutor(1) as lab:
+        recording = lab.submit(record)
+        while not recording.done():  # ends: it records so many and no more
+            transcript.dump()
+            str(transcript)
+        recording.result()
+
+    assert [msgspec.json.decode(line)["number"] for line in transcript.dump().splitlines()] == list(range(1, 20_001))

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ from forewarn.core.fleet import Vm
 from forewarn.platform.base import Done, Order
 from forewarn.platform.libvirt import LibvirtPlatform
 from forewarn.platform.libvirt_host import Libvirts, prepare
-from tests.builders import NOON, guid
+from tests.builders import guid
+from tests.unit.platform.hasty import Hasty
 
 DOMAIN = """
 <domain type='test'>
@@ -32,22 +33,6 @@ NODE = """
 HOSTS = ("host-a", "host-b")
 URIS = tuple(HostUri(host, f"test:///{host}") for host in HOSTS)
 RUNNING, PAUSED, OFF = libvirt.VIR_DOMAIN_RUNNING, libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_SHUTOFF
-
-
-class Hasty:
-    """Whoever sleeps wakes at once, and it is then."""
-
-    def __init__(self) -> None:
-        self.moment = NOON
-        self.slept: list[timedelta] = []
-
-    def now(self) -> datetime:
-        return self.moment
-
-    async def sleep_until(self, moment: datetime) -> None:
-        self.slept.append(moment - self.moment)
-        self.moment = max(self.moment, moment)
-        await asyncio.sleep(0)
 
 
 def domain_xml(name: str = "web-0", number: int = 1, metadata: str = "") -> str:

@@ -9,9 +9,7 @@ from forewarn.config_platform import ExecCommand, HostUri
 from forewarn.errors import Invalid
 from forewarn.platform.choice import health_platform, real_platform
 from forewarn.platform.exec import ExecPlatform
-from forewarn.platform.libvirt import LibvirtPlatform
-from forewarn.platform.libvirt_host import Libvirts
-from tests.unit.platform.libvirt_world import Hasty
+from tests.unit.platform.hasty import Hasty
 
 
 def config(**flags: object) -> Config:
@@ -29,6 +27,12 @@ def test_impacts_are_simulated_unless_somebody_asks_for_more() -> None:
 
 def test_a_platform_is_asked_for_by_name() -> None:
     assert isinstance(chosen(platform="exec", exec_command=["*=true"]), ExecPlatform)
+
+
+@pytest.mark.system
+def test_libvirt_is_asked_for_by_name() -> None:
+    from forewarn.platform.libvirt import LibvirtPlatform
+
     assert isinstance(chosen(platform="libvirt"), LibvirtPlatform)
 
 
@@ -51,7 +55,10 @@ def test_a_placeholder_that_does_not_exist_or_names_the_program_is_refused(text:
         config(exec_command=[text])
 
 
+@pytest.mark.system
 def test_libvirt_answers_at_one_uri_at_a_pattern_or_at_one_for_each_host() -> None:
+    from forewarn.platform.libvirt_host import Libvirts
+
     plain, pattern = "qemu:///system", "qemu+ssh://root@{host}/system?keyfile=/k"
     named = f"host-b={plain}"
 

@@ -16,6 +16,8 @@ from forewarn.platform.libvirt_mark import is_marked, mark, suspend
 from tests.builders import SECOND, guid
 from tests.unit.platform.libvirt_world import OFF, PAUSED, RUNNING, URIS, Host, LibvirtWorld, domain_xml, order, refusal
 
+pytestmark = pytest.mark.system
+
 STEPS = ("suspend", "resume", "reboot", "reset", "shutdown", "destroy", "create", "undefineFlags")
 
 

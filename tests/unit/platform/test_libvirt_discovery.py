@@ -14,6 +14,8 @@ from forewarn.wire.domain import parse
 from tests.builders import guid
 from tests.unit.platform.libvirt_world import URIS, Guest, Host, LibvirtWorld, domain_xml
 
+pytestmark = pytest.mark.system
+
 OURS = "<f:vm xmlns:f='urn:forewarn:vm:1' scope='web' update-domain='2'/>"
 
 

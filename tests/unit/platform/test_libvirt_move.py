@@ -13,6 +13,8 @@ from forewarn.platform.libvirt_mark import is_marked, mark
 from tests.builders import guid
 from tests.unit.platform.libvirt_world import OFF, RUNNING, Host, LibvirtWorld, order, refusal
 
+pytestmark = pytest.mark.system
+
 REDEPLOY = order(EventType.REDEPLOY, Cause.REDEPLOY)
 AGAIN = order(EventType.REDEPLOY, Cause.REDEPLOY, tries=2)
 

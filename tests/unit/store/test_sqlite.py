@@ -469,6 +469,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
+@pytest.mark.system
 def test_a_full_disk_refuses_the_commit_and_the_store_goes_on_when_there_is_space(small_disk: Path) -> None:
     """Reading needs no space, and an operator who makes some must not have to restart anything."""
     path = small_disk / "store.db"
@@ -491,6 +492,7 @@ def test_a_full_disk_refuses_the_commit_and_the_store_goes_on_when_there_is_spac
     on_file(path, nothing)
 
 
+@pytest.mark.system
 def test_a_full_disk_refuses_a_new_store(small_disk: Path) -> None:
     """The server says so and stops, instead of starting without a memory."""
     (small_disk / "ballast").write_bytes(b"x" * (os.statvfs(small_disk).f_bavail * 4096))
@@ -499,6 +501,7 @@ def test_a_full_disk_refuses_a_new_store(small_disk: Path) -> None:
         on_file(small_disk / "store.db", nothing)
 
 
+@pytest.mark.system
 def test_a_full_disk_refuses_to_open_a_store_and_leaves_it_whole(small_disk: Path) -> None:
     """A restart while the disk is full must cost nothing but time."""
     path = small_disk / "store.db"

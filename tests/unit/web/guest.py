@@ -105,7 +105,11 @@ class Told:
         return json.loads(self.body)
 
 
-def run(story: Callable[[Guest], Awaitable[None]], settings: Settings = BY_ADDRESS) -> None:
+def run(
+    story: Callable[[Guest], Awaitable[None]],
+    settings: Settings = BY_ADDRESS,
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
+) -> None:
     """Run a story with a guest whose scope is enrolled."""
 
     async def whole() -> None:
@@ -113,7 +117,8 @@ def run(story: Callable[[Guest], Awaitable[None]], settings: Settings = BY_ADDRE
         await guest.enrol("web", WEB_0, WEB_1)
         await story(guest)
 
-    asyncio.run(whole())
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(whole())
 
 
 async def settle() -> None:

@@ -17,6 +17,7 @@ from forewarn.web.connection import Connection, Guard, Limits
 from forewarn.web.listener import SERVER_CONTROL, SERVER_METADATA, Listener
 from forewarn.web.metadata import Message, Receive, Send
 from forewarn.web.problems import control_body, metadata_body
+from tests.unit.web.eager import EagerLoop
 
 LOOPBACK = Address("127.0.0.1", 0)
 
@@ -93,6 +94,28 @@ def test_stopping_twice_or_before_the_start_is_stopping() -> None:
         await one.stop()
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize("has_connection", [False, True])
+def test_a_listener_with_nothing_to_answer_stops_without_a_pause(*, has_connection: bool) -> None:
+    """A test suite opens a listener in every test; a pause of 100 ms at each end would add up to minutes."""
+
+    async def story() -> float:
+        one = listener()
+        await one.start()
+        streams = [await asyncio.open_connection(*one.address)] if has_connection else []
+        began = loop.time()
+        await one.stop()
+        took = loop.time() - began
+        for reader, writer in streams:
+            assert await reader.read() == b""
+            writer.close()
+            await writer.wait_closed()
+        return took
+
+    loop = EagerLoop()
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        assert runner.run(story()) < 0.05
 
 
 def test_what_takes_too_long_is_cut_off_when_the_listener_stops() -> None:

@@ -8,14 +8,14 @@ from litestar import Litestar
 from prometheus_client.parser import text_string_to_metric_families
 
 from forewarn.core.change import What
-from forewarn.core.command import Approve, Cancel, Claim, Finish, Tick
+from forewarn.core.command import Approve, Cancel, Claim, Finish, Seen, Tick
 from forewarn.core.event import EventType
 from forewarn.engine.engine import Engine
 from forewarn.errors import StoreLost
 from forewarn.web.connection import Limits
 from forewarn.web.metrics import route
 from forewarn.web.poll import Polls
-from tests.builders import MINUTE, NOON, SECOND
+from tests.builders import MINUTE, NOON, SECOND, vm
 from tests.unit.web.guest import BY_ADDRESS, EVENT_ID, EVENTS, TRUE, Guest, run
 
 Numbers = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -61,6 +61,21 @@ def test_an_event_is_counted_from_its_announcement_to_its_end() -> None:
         assert number(after, "forewarn_impacts_total", type="Reboot", result="done") == 1
         assert number(after, "forewarn_impacts_total", type="Reboot", result="failed") == 1
         assert number(after, "forewarn_commit_seconds_count") > 5
+
+    run(telling)
+
+
+def test_an_approval_by_a_vm_named_operator_counts_as_one_of_a_vm() -> None:
+    """A legal name: the label says what kind of approver it was, not what it is called."""
+
+    async def telling(guest: Guest) -> None:
+        await guest.enrol("odd", vm("operator"))
+        await guest.engine.submit("odd", Seen(), by="poll")
+        await guest.restart("operator", "odd")
+        await guest.engine.submit("odd", Approve(event_ids=(EVENT_ID,), vm="operator"), by="vm operator")
+        numbers = await read(guest)
+        assert number(numbers, "forewarn_approvals_total", by="vm") == 1
+        assert number(numbers, "forewarn_approvals_total", by="operator") == 0
 
     run(telling)
 

@@ -71,7 +71,7 @@ def test_the_protocol_is_made_from_the_arguments_that_we_pass_on() -> None:
             RequestResponseCycle,
             "keep_alive disconnected response_started response_complete chunked_encoding message_event default_headers body",
         ),
-        (FlowControl, "read_paused write_paused"),
+        (FlowControl, "_transport read_paused write_paused"),
         (ServerState, "connections tasks total_requests default_headers"),
         (uvicorn.Server, "should_exit force_exit server_state config servers started"),
     ],
@@ -83,7 +83,7 @@ def test_the_objects_have_the_attributes_that_we_read_and_set(holder: type, name
 
 
 def test_the_server_runs_by_the_steps_that_we_replace() -> None:
-    """We replace `startup` and `main_loop`, and leave out the signal handlers by calling `_serve`."""
+    """We replace `startup`, `main_loop` and `shutdown`, and leave out the signal handlers by calling `_serve`."""
     steps = inspect.getsource(uvicorn.Server._serve)
     assert "await self.startup(sockets=sockets)" in steps
     assert "await self.main_loop()" in steps

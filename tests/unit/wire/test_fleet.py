@@ -9,6 +9,7 @@ from jsonschema import Draft202012Validator
 
 from forewarn.core.fleet import NOTHING_TOLD, Approval, AutoApprove, Budget, Instance, Policy, Scope, ScopeKind, Vm
 from forewarn.errors import Invalid
+from forewarn.wire import record
 from forewarn.wire.fleet import SCHEMA, Fleet, FleetFile, InstanceEntry, dump, parse
 
 SCHEMA_SAYS = Draft202012Validator(SCHEMA, format_checker=Draft202012Validator.FORMAT_CHECKER)
@@ -264,7 +265,7 @@ def test_an_alias_stands_for_what_it_names() -> None:
             DESIGNED.replace(b"    vms:", b"\tvms:"),
             "fleet.yaml:5: expected YAML or JSON, got what cannot be read: found character that cannot start any token",
         ),
-        (b"scopes:\n- name: a\n  vms:\n", "fleet.yaml:3: scopes[0].vms: expected a list of at most 100000 VMs, got nothing"),
+        (b"scopes:\n- name: a\n  vms:\n", "fleet.yaml:3: scopes[0].vms: expected a list of at most 1000 VMs, got nothing"),
         (b"scopes: []\nhosts: [-x]", f"fleet.yaml:2: hosts[0]: expected {A_NAME}, got '-x'"),
         (b"", "fleet.yaml:1: expected a mapping with scopes, hosts, got nothing"),
         (b"- a", 'fleet.yaml:1: expected a mapping with scopes, hosts, got ["a"]'),
@@ -383,10 +384,11 @@ def test_aliases_of_aliases_are_counted_as_what_they_stand_for() -> None:
 
 def test_one_alias_may_be_used_by_thousands_of_vms() -> None:
     """The limit is on what is said, not on how often a rack is pointed at."""
-    vms = "".join(f", {{name: v{n}, instance: *rack}}" for n in range(5000))
-    text = "scopes: [{name: a, kind: scale-set, vms: [{name: w, instance: &rack {location: r1}}" + vms + "]}]"
+    vms = [", ".join(f"{{name: v{scope}-{n}, instance: *rack}}" for n in range(1000)) for scope in range(5)]
+    scopes = "".join(f", {{name: s{number}, kind: scale-set, vms: [{each}]}}" for number, each in enumerate(vms))
+    text = "scopes: [{name: a, vms: [{name: w, instance: &rack {location: r1}}]}" + scopes + "]"
 
-    assert len(parse(text.encode(), "fleet.yaml").scopes[0].vms) == 5001
+    assert sum(len(scope.vms) for scope in parse(text.encode(), "fleet.yaml").scopes) == 5001
 
 
 def test_a_file_above_64_mib_is_not_even_read() -> None:
@@ -567,3 +569,20 @@ def test_a_budget_is_a_number_or_a_percentage_and_is_written_as_it_was_read() ->
 
         assert read_back.scopes[0].policy.max_unavailable == budget
         assert dump(read_back)["scopes"][0]["policy"] == {"max_unavailable": said}
+
+
+def test_a_scope_holds_at_most_1000_vms() -> None:
+    """Every change of a scope writes all of it, and all its VMs read one document."""
+    names = [f"{{name: v{number}}}" for number in range(1001)]
+    text = "scopes:\n- name: big\n  kind: scale-set\n  vms: [{}]\n"
+
+    assert len(parse(text.format(", ".join(names[:1000])).encode(), "fleet.yaml").scopes[0].vms) == 1000
+    with pytest.raises(Invalid, match=r"fleet.yaml:4: scopes\[0\].vms: expected a list of at most 1000 VMs"):
+        parse(text.format(", ".join(names)).encode(), "fleet.yaml")
+
+
+def test_a_stored_scope_that_is_larger_is_still_read() -> None:
+    """A store from before the limit must open: its VMs are there, and somebody has to tell them."""
+    scope = Scope(name="big", vms=tuple(Vm(name=f"v{number}") for number in range(1001)))
+
+    assert record.SCOPE.decode(record.SCOPE.encode(scope)) == scope

@@ -1,12 +1,11 @@
 """The connection under the filter: it can be broken on purpose, and no poll takes the quick way past the filter."""
 
 import asyncio
-import fcntl
 import socket
 import struct
 import sys
-import termios
 from collections.abc import Callable, MutableMapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
@@ -73,10 +72,18 @@ class FilteredConnection(FullConnection):
         self.transport.close()
 
     def _unsent_bytes(self) -> int:
-        """What the client's machine has not confirmed yet: a reset would take it back."""
+        """What the client's machine has not confirmed yet: a reset would take it back.
+
+        Without the POSIX modules (Windows) only our own buffer is known, so a reset may take back what the kernel still holds.
+        """
         if self.transport.is_closing():
             return 0
-        queued = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+        queued = bytes(4)
+        with suppress(ModuleNotFoundError):
+            import fcntl
+            import termios
+
+            queued = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, queued)
         return self.transport.get_write_buffer_size() + int.from_bytes(queued, sys.byteorder)
 
     def _forsake(self) -> None:

@@ -157,7 +157,7 @@ class Run:
         self._progress = progress
         self._start = lab.clock.now()
         self._end = self._start + span.parse(file.until) / lab.rate
-        self._story = Story(self._start, self._find, rate=lab.rate)
+        self._story = Story(self._start, self._find, rate=lab.rate, is_real=not isinstance(lab.clock, VirtualClock))
         self._monitors = [monitor(expected, self._story) for expected in file.expectations]
         self._agenda = Agenda(lab.clock)
         self._actions = Actions(scenario, lab, self._story, random.Random(f"steps {seed}"))

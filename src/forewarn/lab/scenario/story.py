@@ -18,6 +18,7 @@ BY = "scenario"
 ENDS = ("completed", "canceled", "failed")
 GOOD = (200, 304)
 LATE = {"first-call", "latency"}
+GRACE = dt.timedelta(seconds=1)
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -35,13 +36,18 @@ class Known(msgspec.Struct, frozen=True):
 
 
 class Story:
-    """The events that have come. `find` gives a live event by its id; `rate` is how much faster than told the times are."""
+    """The events that have come. `find` gives a live event by its id; `rate` is how much faster than told the times are.
 
-    def __init__(self, start: dt.datetime, find: Callable[[str], Told | None], *, rate: float = 1.0) -> None:
+    On a virtual clock limits are exact. On the real one (`is_real`) every limit has a grace: NotBefore has whole seconds, and a
+    program that polls each second is a little late each time.
+    """
+
+    def __init__(
+        self, start: dt.datetime, find: Callable[[str], Told | None], *, rate: float = 1.0, is_real: bool = False
+    ) -> None:
         self.start = start
         self.rate = rate
-        self.grace = dt.timedelta(seconds=rate != 1)
-        """NotBefore has whole seconds, so where times are shortened, what is in time may be a second late, or too soon."""
+        self.grace = GRACE if is_real else dt.timedelta(0)
         self.events: dict[str, Known] = {}
         self._find = find
         self._course: dict[str, set[str]] = {}

@@ -72,6 +72,8 @@ class Lab:
         )
         self._running: LabThread | None = None
         self._vms: dict[str, LabVm] = {}
+        self._silent: set[str] = set()
+        """The scopes that a test asked not to enable."""
         self._control_url = ""
 
     def __enter__(self) -> Self:
@@ -101,18 +103,25 @@ class Lab:
     def control_url(self) -> str:
         """The operators' API of this lab, opened when it is first asked for."""
         if not self._control_url:
-            address = self._thread.call("control_url", lambda: self._thread.laboratory.control(LOOPBACK))
-            self._control_url = f"http://{address}"
+            self._thread.call("control_url", self._open_control)
         return self._control_url
 
-    def vm(self, name: str, *, enabled: bool = True) -> LabVm:
-        """A VM of the fleet, or where none was given, a new one. `enabled`: as if it had polled, so that it is told of all."""
-        self._thread.call("vm", lambda: self._prepare(name, is_enabled=enabled))
+    def vm(self, name: str, *, enabled: bool | None = None) -> LabVm:
+        """A VM of the fleet, or where none was given, a new one.
+
+        A VM that was not asked for before counts as if it had polled, so that its scope is told of what users do.
+        With `enabled=False` the scope is left as it is, by this and later calls, until one says `enabled=True`.
+        """
+        self._thread.call("vm", lambda: self._prepare(name, enabled=enabled))
         return self._vms[name]
 
     def host(self, name: str) -> LabHost:
         """A host of the fleet. That of a VM is `vm.host`."""
-        self._thread.laboratory.engine.board.places_on(name)
+
+        async def check() -> None:  # in the lab's own thread, where the board changes
+            self._thread.laboratory.engine.board.places_on(name)
+
+        self._thread.call("host", check)
         return LabHost(name, self._thread)
 
     @property
@@ -173,18 +182,28 @@ class Lab:
 
         self._thread.call("resume" if is_running else "pause", run)
 
+    async def _open_control(self) -> None:
+        if not self._control_url:  # another thread may have asked first
+            self._control_url = f"http://{await self._thread.laboratory.control(LOOPBACK)}"
+
     async def _add_fault(self, asked: Fault) -> str:
         added = self._thread.laboratory.add_fault(asked)
         await self._thread.laboratory.enforce_faults()
         return added.id
 
-    async def _prepare(self, name: str, *, is_enabled: bool) -> None:
-        laboratory = self._thread.laboratory
-        if name not in laboratory.engine.board.vms:  # it is new, or has been deleted since
+    async def _prepare(self, name: str, *, enabled: bool | None) -> None:
+        engine = self._thread.laboratory.engine
+        is_new = name not in engine.board.vms or name not in self._vms
+        if name not in engine.board.vms:  # never made, or deleted since
             await self._make(name)
         self._vms.setdefault(name, LabVm(name, self._thread))
-        if is_enabled:
-            await laboratory.engine.submit(laboratory.engine.board.vms[name].scope.name, Seen(), by=BY)
+        scope = engine.board.vms[name].scope.name
+        if enabled is False:
+            self._silent.add(scope)
+        elif enabled:
+            self._silent.discard(scope)
+        if enabled or (enabled is None and is_new and scope not in self._silent):
+            await engine.submit(scope, Seen(), by=BY)
 
     async def _make(self, name: str) -> None:
         """A VM in an update domain and on a host of its own, and a spare host for it to move to."""

@@ -10,7 +10,7 @@ from typing import TypeVar
 from forewarn.core.event import Cause, EventType
 from forewarn.engine.operations import Told
 from forewarn.errors import Invalid, Refused
-from forewarn.lab.suite.ledger import NOT_VMS, STATUSES
+from forewarn.lab.suite.ledger import STATUSES, Approval
 from forewarn.lab.suite.thread import LabThread
 
 BY = "test"
@@ -71,13 +71,17 @@ class LabEvent:
     @property
     def approved_by(self) -> str | None:
         """The first VM that approved it, if one did."""
-        return next((name for name in self.approvals if name not in NOT_VMS), None)
+        first = self._first_of_a_vm()
+        return first.vm if first else None
 
     @property
     def approved_at(self) -> datetime | None:
         """When that VM did so, by the lab's clock."""
-        made = self._lab.ledger.approvals(self.id)
-        return next((one.at for one in made if one.by not in NOT_VMS), None)
+        first = self._first_of_a_vm()
+        return first.at if first else None
+
+    def _first_of_a_vm(self) -> Approval | None:
+        return next((approval for approval in self._lab.ledger.approvals(self.id) if approval.vm), None)
 
     def approve(self, vm: str = "") -> None:
         """Let it start now: an operator's word, which suffices, or that VM's word, which counts as the scope's policy says."""

@@ -13,16 +13,18 @@ from forewarn.wire.note import Note
 
 ENDS = {What.COMPLETED: "Completed", What.CANCELED: "Canceled", What.FAILED: "Failed"}
 STATUSES = ("Scheduled", "Started", *ENDS.values())
-NOT_VMS = ("operator", "policy")
-"""Who else may approve."""
 
 
 class Approval(msgspec.Struct, frozen=True):
-    """Who approved which event, and when by the lab's clock. `by` is a VM's name, `operator` or `policy`."""
+    """Who approved which event, and when by the lab's clock. `by` is a VM's name, `operator` or `policy`.
+
+    `vm` is empty unless a VM approved: a VM may be called `operator` or `policy`, too.
+    """
 
     at: datetime
     by: str
     event_id: str
+    vm: str = ""
 
 
 class Course(msgspec.Struct, frozen=True):
@@ -59,7 +61,7 @@ class Ledger:
             if known is not None and change.what in ENDS:
                 self._courses[change.event_id] = Course(known.event, ENDS[change.what])
             elif known is not None and change.what is What.APPROVED:
-                self._approvals.append(Approval(note.at, change.detail, change.event_id))
+                self._approvals.append(Approval(note.at, change.detail, change.event_id, change.vm))
             self._news.notify_all()
 
     def find(self, event_id: str) -> Course:

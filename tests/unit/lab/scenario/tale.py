@@ -26,10 +26,10 @@ def at(seconds: float) -> datetime:
 class Tale:
     """One monitor, and what happens before its eyes."""
 
-    def __init__(self, *, rate: float = 1.0, **expected: Any) -> None:
+    def __init__(self, *, rate: float = 1.0, is_real: bool = False, **expected: Any) -> None:
         self._told: dict[str, Told] = {}
         self._count = 0
-        self.story = Story(NOON, self._told.get, rate=rate)
+        self.story = Story(NOON, self._told.get, rate=rate, is_real=is_real)
         self.happenings: list[Happening] = []
         self.monitor: Monitor | None = None
         if expected:

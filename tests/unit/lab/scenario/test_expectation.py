@@ -47,8 +47,8 @@ def test_an_approval_may_be_too_soon() -> None:
 
 def test_where_times_are_shortened_an_approval_may_be_a_second_too_soon() -> None:
     """As it may be a second late: a program cannot wait for less than it takes to look at the time."""
-    assert approval(rate=60, after="2m").scheduled(seconds=60).approves("web-0", seconds=61).ends().is_passed
-    soon = approval(rate=60, after="2m").scheduled(seconds=60).approves("web-0", seconds=60.9).ends()
+    assert approval(rate=60, is_real=True, after="2m").scheduled(seconds=60).approves("web-0", seconds=61).ends().is_passed
+    soon = approval(rate=60, is_real=True, after="2m").scheduled(seconds=60).approves("web-0", seconds=60.9).ends()
 
     assert "too soon" in soon.reason
 
@@ -120,11 +120,24 @@ def test_what_is_done_at_once_because_nobody_polled_is_said_so() -> None:
 
 def test_at_a_rate_all_times_are_the_scenarios_and_a_second_of_grace_is_given() -> None:
     """NotBefore has whole seconds: at a rate of 60, one second is a minute of the scenario's time."""
-    fast = Tale(expect="approval", of="patch", within="60s", rate=60.0).scheduled(seconds=1)
+    fast = Tale(expect="approval", of="patch", within="60s", rate=60.0, is_real=True).scheduled(seconds=1)
 
     assert fast.approves("web-0", seconds=3).ends().reason == "after 2m"
-    slow = Tale(expect="approval", of="patch", within="60s", rate=60.0).scheduled(seconds=1)
+    slow = Tale(expect="approval", of="patch", within="60s", rate=60.0, is_real=True).scheduled(seconds=1)
     assert not slow.approves("web-0", seconds=3.1).ends().is_passed
+
+
+def test_a_client_that_polls_each_second_keeps_to_a_second_on_the_real_clock() -> None:
+    """Each poll comes a little more than a second after the last one: the request itself takes time."""
+    real = Tale(expect="polls", vm="web-0", every="1s", is_real=True)
+    for number in range(1, 5):
+        real.polls("web-0", seconds=number * 1.02)
+    assert real.ends(5).is_passed
+
+    late = Tale(expect="polls", vm="web-0", every="1s", is_real=True).polls("web-0", seconds=1).polls("web-0", seconds=3.1)
+    assert not late.ends(4).is_passed
+    virtual = Tale(expect="polls", vm="web-0", every="1s").polls("web-0", seconds=1).polls("web-0", seconds=2.02)
+    assert not virtual.ends(3).is_passed, "in virtual time nothing is late by chance"
 
 
 # --- what must not be

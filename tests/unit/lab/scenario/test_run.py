@@ -288,6 +288,13 @@ def test_on_the_real_clock_all_times_are_shorter() -> None:
     assert [entry.what for entry in result.transcript.entries if entry.kind is Kind.STEP] == ["restart", "log"]
 
 
+def test_limits_have_a_grace_on_the_real_clock_at_any_rate() -> None:
+    """At rate 1 nothing is shortened, but what a program does still takes a moment."""
+    expected = {"expect": "polls", "vm": "web-0", "every": "0s"}
+
+    assert play(scene(until="0s", expectations=[expected]), rate=1.0).is_passed
+
+
 def test_whoever_was_to_come_and_did_not_is_named() -> None:
     result = play(scene(guests=[{"vms": ["web-0", "web-1"]}]), patience_seconds=0.1)
 

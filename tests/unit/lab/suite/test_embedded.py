@@ -2,6 +2,8 @@
 
 import json
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -112,6 +114,61 @@ def test_where_nobody_polls_a_users_operation_is_not_told(lab: Lab) -> None:
     assert vm.user_restart() is None
     assert Caller(vm.url).events() == []
     assert vm.user_redeploy() is not None
+
+
+def test_a_vm_that_was_asked_for_without_polls_stays_so(lab: Lab) -> None:
+    """A test that asks for the same VM again, or for its environment, must not enable what it left disabled."""
+    lab.vm("web-0", enabled=False)
+    lab.environment("web-0")
+
+    assert lab.vm("web-0").user_restart() is None
+    assert lab.vm("web-1").user_restart() is None, "it is in the same scope"
+
+
+def test_a_vm_can_be_enabled_after_it_was_asked_for_without_polls(lab: Lab) -> None:
+    lab.vm("web-0", enabled=False)
+
+    assert lab.vm("web-0", enabled=True).user_restart() is not None
+
+
+def test_asking_for_a_vm_again_is_not_a_poll(lab: Lab) -> None:
+    """The feature lapses when nobody polled for a day; only a poll brings it back."""
+    lab.vm("web-0")
+    lab.advance(hours=26)
+
+    assert lab.vm("web-0").user_restart() is None
+    assert lab.vm("web-0", enabled=True).user_redeploy() is not None
+
+
+def test_threads_that_ask_for_the_control_api_together_get_the_same_one(lab: Lab) -> None:
+    """A second listener would be left unused, and each thread would hold another address."""
+    with ThreadPoolExecutor(4) as threads:
+        urls = list(threads.map(lambda _: lab.control_url, range(4)))
+
+    assert len(set(urls)) == 1
+
+
+def test_listing_the_listeners_opens_none_and_a_post_opens_them() -> None:
+    """A GET has no effects: a monitor or a browser that reads the list must not open 256 sockets."""
+    with Lab(FLEET) as lab:
+        control = Caller(lab.control_url)
+        opened = {"web-0": lab.vm("web-0").url}
+
+        for _ in range(2):
+            assert doors_of(control, "GET") == opened
+        all_opened = doors_of(control, "POST")
+        assert sorted(all_opened) == ["db-0", "loose-0", "web-0", "web-1"]
+        assert all_opened["web-0"] == opened["web-0"]
+        assert doors_of(control, "POST") == doors_of(control, "GET") == all_opened
+        assert [Caller(url).name() for url in all_opened.values()] == list(all_opened)
+
+
+def doors_of(control: Caller, method: str) -> dict[str, str]:
+    status, body = control.ask(method, "/api/v1/doors")
+    told = json.loads(body)
+    assert (status, told["total"]) == (200, 4)
+    doors: dict[str, str] = told["doors"]
+    return doors
 
 
 @pytest.mark.parametrize("kind", ["mapping", "json", "yaml"])
@@ -279,7 +336,7 @@ def test_the_transcript_tells_what_was_asked_and_what_became_of_it(lab: Lab) -> 
     told = [(entry.kind, entry.vm or entry.by, entry.what or entry.method) for entry in lab.transcript.entries]
     assert ("change", "test", "scheduled") in told
     assert ("request", "web-0", "POST") in told
-    assert ("change", "vm web-0", "approved") in told
+    assert ("change", "web-0", "approved") in told
     assert ("clock", "", "advance") in told
     assert f"POST {EVENTS}" in str(lab.transcript)
 
@@ -363,3 +420,35 @@ def test_nothing_is_left_of_a_closed_lab() -> None:
         assert waiting.recv(4096).startswith(b"HTTP/1.1 304"), "who waits is answered, not cut off"
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((address[0], int(address[1])))
+
+
+WITHOUT_POSIX = """
+import asyncio, subprocess, sys  # these need some of them on this machine
+
+for name in ("fcntl", "grp", "pwd", "resource", "syslog", "termios", "uvloop"):
+    sys.modules[name] = None
+
+from http.client import HTTPConnection
+from forewarn.lab import Lab
+
+with Lab() as lab:
+    vm = lab.vm("web-0")
+    event = vm.reboot()
+    with lab.fault("reset", vm="web-0"):
+        connection = HTTPConnection(vm.url.removeprefix("http://"), timeout=10)
+        connection.request("GET", "/metadata/scheduledevents?api-version=2020-07-01", headers={"Metadata": "true"})
+        try:
+            connection.getresponse().read()
+        except ConnectionResetError:
+            print("reset")
+        connection.close()
+    event.approve("web-0")
+    print(event.status)
+"""
+
+
+def test_a_lab_works_without_the_modules_that_only_posix_has() -> None:
+    """Developers for Azure work on Windows, where Python has no fcntl, resource or termios."""
+    ran = subprocess.run([sys.executable, "-c", WITHOUT_POSIX], capture_output=True, text=True, timeout=60, check=False)
+
+    assert (ran.stdout.split(), ran.stderr) == (["reset", "Started"], "")

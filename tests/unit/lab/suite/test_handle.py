@@ -96,6 +96,26 @@ def test_another_vms_approval_is_told_as_that_vms(lab: Lab, vm: LabVm) -> None:
     assert event.approved_by == "web-1"
 
 
+@pytest.mark.parametrize("name", ["operator", "policy"])
+def test_a_vm_named_like_another_approver_is_still_a_vm(lab: Lab, name: str) -> None:
+    """Both are legal names of a VM, and the list of approvals holds names only."""
+    vm = lab.vm(name)
+    event = vm.reboot()
+    lab.advance(minutes=3)
+    Caller(vm.url).approve(event.id)
+
+    assert (event.approved_by, event.approved_at, event.approvals) == (name, NOON + 3 * MINUTE, (name,))
+    assert [(one.by, one.vm) for one in lab.approvals] == [(name, name)]
+
+
+def test_an_operators_approval_is_not_that_of_a_vm_named_operator(lab: Lab) -> None:
+    event = lab.vm("operator").reboot()
+    event.approve()
+
+    assert (event.approved_by, event.approved_at, event.approvals) == (None, None, ("operator",))
+    assert [(one.by, one.vm) for one in lab.approvals] == [("operator", "")]
+
+
 def test_what_the_test_approves_itself_is_no_vms_word(vm: LabVm) -> None:
     event = vm.reboot()
     event.approve()

@@ -151,7 +151,7 @@ def approval_with_stale_incarnation_is_taken(stage: Stage) -> None:
     status(stage.post(approval(stage.approved(), DocumentIncarnation=987654321)), 200)
 
 
-@check(SHOULD, "PROTOCOL, decided: extra members are ignored", *LEAVE)
+@check(SHOULD, "PROTOCOL 10: extra members are ignored", *LEAVE)
 def approval_with_more_members_is_taken(stage: Stage) -> None:
     """Clients that send the whole event back mean its id."""
     event_id = stage.approved()

@@ -57,7 +57,7 @@ def connection_answers_in_order(stage: Stage) -> None:
     Document.of(third)
 
 
-@check(SHOULD, "PROTOCOL, decided: Connection: close is echoed (NODE)")
+@check(SHOULD, "PROTOCOL 10: Connection: close is echoed (NODE)")
 def connection_close_is_echoed(stage: Stage) -> None:
     """Microsoft's Node client keeps using a connection that ends without having been told."""
     for target in (stage.target(), stage.target("/metadata/no-such-thing")):

@@ -17,7 +17,7 @@ HTTP_DATE = re.compile(
 )
 
 
-@check(MUST, "PROTOCOL 3: zero-byte bodies were seen (NTH PR #70)")
+@check(MUST, "PROTOCOL 3: zero-byte bodies were seen (NTH #70)")
 def document_is_a_json_object(stage: Stage) -> None:
     """A 200 with no body, or with anything but an object, made the AKS termination handler fail."""
     answer = stage.get()

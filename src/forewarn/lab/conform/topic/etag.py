@@ -111,7 +111,7 @@ def etag_changes_with_the_document(stage: Stage) -> None:
     holds(tag(stage) != before, "another ETag after an event was announced", tag(stage))
 
 
-@check(SHOULD, "PROTOCOL, decided: Prefer: wait=N")
+@check(SHOULD, "PROTOCOL 10: Prefer: wait=N")
 def wait_holds_the_answer(stage: Stage) -> None:
     """Waiting instead of polling: a VM learns at once, and the endpoint is left in peace."""
     answer = asked(stage, tag(stage), prefer=f"wait={WAIT_SECONDS}")
@@ -119,14 +119,14 @@ def wait_holds_the_answer(stage: Stage) -> None:
     holds(answer.seconds > WAIT_SECONDS - EARLY_SECONDS, f"an answer after {WAIT_SECONDS} s", f"{answer.seconds:.2f} s")
 
 
-@check(SHOULD, "PROTOCOL, decided: Prefer: wait=N; RFC 7240 3")
+@check(SHOULD, "PROTOCOL 10: Prefer: wait=N; RFC 7240 3")
 def wait_is_told_to_be_applied(stage: Stage) -> None:
     """A client that knows its wish was heard need not pause before it asks again."""
     answer = asked(stage, tag(stage), prefer=f"wait={WAIT_SECONDS}")
     same("Preference-Applied", answer.header("preference-applied"), f"wait={WAIT_SECONDS}")
 
 
-@check(SHOULD, "PROTOCOL, decided: Prefer: wait=N")
+@check(SHOULD, "PROTOCOL 10: Prefer: wait=N")
 def wait_is_not_for_those_who_know_nothing(stage: Stage) -> None:
     """A client that has no document yet wants it now."""
     answer = stage.get(headers={**TRUE, "Prefer": f"wait={WAKE_SECONDS}"}, seconds=WAKE_SECONDS * 2)
@@ -134,7 +134,7 @@ def wait_is_not_for_those_who_know_nothing(stage: Stage) -> None:
     holds(answer.seconds < WAIT_SECONDS, "an answer at once", f"{answer.seconds:.2f} s")
 
 
-@check(SHOULD, "PROTOCOL, decided: Prefer: wait=N", Need.CONTROL)
+@check(SHOULD, "PROTOCOL 10: Prefer: wait=N", Need.CONTROL)
 def wait_ends_with_the_change(stage: Stage) -> None:
     """Two minutes' notice are worth little to a VM that hears of them a minute late."""
     known, before = tag(stage), stage.document()

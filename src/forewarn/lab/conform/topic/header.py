@@ -42,7 +42,7 @@ def header_value_false_is_400(stage: Stage) -> None:
     status(stage.get(headers={"Metadata": "false"}), 400)
 
 
-@check(MUST, "PROTOCOL 3: body for a missing header (IMDS FAQ)")
+@check(MUST, "PROTOCOL 3: body for a missing header (IMDS)")
 def header_missing_is_told_in_the_documented_words(stage: Stage) -> None:
     """People search for this very sentence, and it stands in the FAQ."""
     same("the body", stage.get(headers={}).json(), NO_HEADER)

@@ -147,7 +147,7 @@ def instance_may_be_walked_by_number(stage: Stage) -> None:
         same(f"{path} as text to be", stage.instance(path, query=TEXT).body, str(value).encode())
 
 
-@check(MUST, "PROTOCOL 8.1: text of a node (a Go test)")
+@check(MUST, "PROTOCOL 8.1: text of a node")
 def instance_node_as_text_names_its_children(stage: Stage) -> None:
     """Shell scripts walk the tree by these names; a slash at the end says that there is more below."""
     whole = tree(stage)
@@ -169,7 +169,7 @@ def instance_version_missing_is_400(stage: Stage) -> None:
     status(stage.get(INSTANCE, None), 400)
 
 
-@check(MUST, "PROTOCOL 1.3: newest-versions (MSAL, Ohai)")
+@check(MUST, "PROTOCOL 1.3: newest-versions (MSAL, OHAI)")
 def instance_version_missing_names_the_newest(stage: Stage) -> None:
     """Ohai picks its version from this list."""
     named = newest_three(stage.get(INSTANCE, None).object()["newest-versions"], "newest-versions")

@@ -12,7 +12,7 @@ def names_itself(stage: Stage, vm: str) -> None:
     same("its own name as text to be", stage.instance("/compute/name", query="format=text", vm=vm).body, vm.encode())
 
 
-@check(SHOULD, "PROTOCOL, decided: 403 for a caller that is no VM", Need.NAME)
+@check(SHOULD, "PROTOCOL 10: 403 for a caller that is no VM", Need.NAME)
 def scope_of_nobody_is_403(stage: Stage) -> None:
     """A machine that is not of the fleet must learn that it was not recognised, not that all is quiet."""
     status(stage.get(vm=NOBODY), 403)

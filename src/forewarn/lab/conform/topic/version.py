@@ -76,7 +76,7 @@ def version_missing_is_told_in_the_documented_words(stage: Stage) -> None:
     same("the error", said["error"], BAD_VERSION)
 
 
-@check(SHOULD, "PROTOCOL 1.3: newest-versions (MSAL, Ohai)")
+@check(SHOULD, "PROTOCOL 1.3: newest-versions (MSAL, OHAI)")
 def version_missing_names_the_newest(stage: Stage) -> None:
     """MSAL and Ohai call without a version on purpose, to read the newest ones from the refusal."""
     for version in (None, "2016-01-01"):

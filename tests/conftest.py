@@ -1,0 +1,21 @@
+"""How the suite is divided and run: `make test` is what needs Python alone, `make test-all` also what is marked `system`."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+PYTHON_ONLY = "not system"
+WORKERS_PER_CORE = 2
+"""Most tests wait for a process, a socket or a limit for more than half of their time."""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """The tests of libvirt import it, so without it they cannot even be deselected."""
+    return True if config.option.markexpr == PYTHON_ONLY and collection_path.name.startswith("test_libvirt") else None
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """What `-n auto` stands for."""
+    return WORKERS_PER_CORE * len(os.sched_getaffinity(0))

@@ -1,0 +1,112 @@
+"""A large fleet is loaded and applied without keeping anybody waiting. Turns of the event loop are counted, no time is taken."""
+
+import asyncio
+from collections.abc import Awaitable
+
+import pytest
+
+from forewarn.core.fleet import Scope, ScopeKind, Vm
+from forewarn.core.timing import Timing
+from forewarn.engine.clock import VirtualClock
+from forewarn.engine.engine import SCOPE_KEY, Engine
+from forewarn.engine.operations import Difference, Operations
+from forewarn.store.base import Write
+from forewarn.store.memory import MemoryStore
+from forewarn.wire.fleet import Fleet
+from forewarn.wire.record import SCOPE
+from tests.builders import NOON, OPERATION, vm
+
+
+async def turns_during(doing: Awaitable[object]) -> int:
+    """How many turns everybody else gets until it is done."""
+    turns, is_over = 0, False
+
+    async def poll() -> None:
+        nonlocal turns
+        while not is_over:  # until what is counted is done
+            turns += 1
+            await asyncio.sleep(0)
+
+    polling = asyncio.create_task(poll())
+    await doing
+    is_over = True
+    await polling
+    return turns
+
+
+def test_polls_pass_while_the_store_is_read() -> None:
+    """A store that was lost is read again as a whole when it is back, and until then every VM can be answered."""
+
+    async def read() -> None:
+        store = MemoryStore()
+        for first in range(0, 2000, 100):
+            scopes = [Scope(name=f"s{number}", vms=(vm(f"vm-{number}"),)) for number in range(first, first + 100)]
+            await store.commit([Write(SCOPE_KEY.format(scope.name), SCOPE.encode(scope), 0) for scope in scopes])
+        engine = Engine(store, VirtualClock(NOON), Timing())
+        assert await turns_during(engine.load()) >= 10
+        assert len(engine.board.vms) == 2000
+        assert await turns_during(engine.load()) >= 10
+
+    asyncio.run(read())
+
+
+def fleet_of(scopes: int, vms: int) -> Fleet:
+    return Fleet(
+        scopes=tuple(
+            Scope(name=f"s{scope}", kind=ScopeKind.SCALE_SET, vms=tuple(vm(f"vm-{scope}-{number}") for number in range(vms)))
+            for scope in range(scopes)
+        )
+    )
+
+
+def operations() -> Operations:
+    return Operations(Engine(MemoryStore(), VirtualClock(NOON), Timing()), lambda: OPERATION)
+
+
+@pytest.mark.parametrize(("scopes", "vms"), [(50, 100), (5000, 1), (5, 1000)])
+def test_polls_pass_while_a_fleet_is_compared_and_applied(scopes: int, vms: int) -> None:
+    """Five thousand VMs, in scopes of any size: all of them are looked at, and other VMs poll meanwhile."""
+
+    async def apply() -> None:
+        service, fleet = operations(), fleet_of(scopes, vms)
+        least = min(10, scopes - 1)
+        assert await turns_during(service.apply(fleet, by="test", dry_run=True)) >= least
+        assert await turns_during(service.apply(fleet, by="test")) >= least
+        assert await turns_during(service.apply(fleet, by="test")) >= least  # it is compared, though nothing has changed
+        assert len(service.fleet().scopes) == scopes
+        assert await turns_during(service.apply(Fleet(), by="test")) >= least
+        assert service.fleet() == Fleet()
+
+    asyncio.run(apply())
+
+
+def test_a_vm_that_moves_to_another_scope_neither_joins_nor_leaves() -> None:
+    """Only scopes that change are compared; a VM that moves changes both of its scopes."""
+
+    async def apply() -> None:
+        service = operations()
+        a, b, c, d = (vm(name) for name in "abcd")
+        await service.apply(Fleet(scopes=(group("one", a, b), group("two", c), group("three", d))), by="test")
+        wanted = Fleet(scopes=(group("one", a), group("two", b, vm("e")), group("four", vm("f"))))
+        expected = Difference(
+            added=("four",),
+            changed=("one", "two"),
+            removed=("three",),
+            vms_joined=("e", "f"),
+            vms_left=("c", "d"),
+            hosts_added=(),
+            hosts_removed=(),
+        )
+        assert await service.apply(wanted, by="test", dry_run=True) == expected
+        assert await service.apply(wanted, by="test") == expected
+        assert {scope.name: [vm.name for vm in scope.vms] for scope in service.fleet().scopes} == {
+            "one": ["a"],
+            "two": ["b", "e"],
+            "four": ["f"],
+        }
+
+    asyncio.run(apply())
+
+
+def group(name: str, *vms: Vm) -> Scope:
+    return Scope(name=name, kind=ScopeKind.SCALE_SET, vms=vms)
