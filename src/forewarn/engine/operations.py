@@ -179,12 +179,13 @@ class Operations:
         Large fleets take several commits. If one of them is refused, because an event was announced meanwhile or the store was
         lost, those before it stand, and applying the fleet again does the rest.
 
-        Each commit also writes the fleet record at the revision that the one before gave it, so two who change the fleet at
-        once cannot mix: the later one is told to try again. `digest` says that this is the fleet file
-        of a server's configuration. It comes with the last commit, so a file that was applied in part is applied again.
-        `tags`: the fleet must still have one of these tags.
+        Each commit also writes the fleet record at the revision that the one before gave it, so two who change the fleet at once
+        cannot mix: the later one is told to try again. `digest` says that this is the fleet file of a server's configuration. It
+        comes with the last commit, so a file that was applied in part is applied again. `tags`: the fleet must still have one of
+        these tags.
         """
         async with self._applying:
+            await self._engine.catch_up()  # what another server has changed is not to be done, or left undone, by mistake
             if tags and await asyncio.to_thread(lambda: tag(dump_json(self.fleet()))) not in tags:
                 raise FleetChanged("the fleet has changed since it was read; read it again and decide anew")
             return await self._apply(fleet, by, dry_run, digest)

@@ -276,3 +276,16 @@ def test_event_that_is_over_is_answered_without_a_look() -> None:
         assert world.store.loads == 0
 
     live(story, Counts())
+
+
+def test_fleet_applied_through_one_server_counts_on_what_the_other_just_changed(tmp_path: Path) -> None:
+    """A scope that was removed a moment ago is made again, though this server still shows it."""
+
+    async def tell(one: Server, two: Server) -> None:
+        for _ in range(3):
+            await one.operations.apply(Fleet(scopes=FLEET.scopes[:1], hosts=FLEET.hosts), by="ann")
+            difference = await two.operations.apply(FLEET, by="ann")
+            assert difference.added == ("db",)
+            one, two = two, one
+
+    two_servers(tell, tmp_path)
