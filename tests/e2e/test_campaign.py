@@ -62,14 +62,31 @@ def test_the_plan_is_printed_and_nothing_is_done(tmp_path: Path) -> None:
 
 def test_a_watch_shows_progress_and_ends_with_the_campaign(tmp_path: Path) -> None:
     """In a pipe a line whenever something is new; the exit code tells scripts that all went well."""
-    with running(tmp_path, *FAST, fleet=FLEET) as service:
+    with running(tmp_path, "--simulate-duration", "Reboot=10ms", fleet=FLEET) as service:
         campaign = started(service)
-        result = forewarn("campaign", "watch", campaign, FOREWARN_CONTROL=service.control)
+        with subprocess.Popen(
+            [FOREWARN, "campaign", "watch", campaign],
+            env=environment(FOREWARN_CONTROL=service.control, PYTHONUNBUFFERED="1"),
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as watching:
+            assert watching.stdout
+            first = watching.stdout.readline()
+            soon(lambda: bool(approved(service, campaign)["ended_at"]))
+            rest = watching.stdout.read().splitlines()
 
-    lines = result.stdout.splitlines()
-    assert result.returncode == 0, result.stderr
-    assert any("rack-2: 1 event to" in line and "probably ends 20" in line for line in lines), lines
-    assert lines[-1] == f"campaign {campaign} is done; 4 of 4 hosts done"
+    assert "rack-1: 1 event to start until" in first
+    assert "probably ends 20" in first
+    assert rest[-1] == f"campaign {campaign} is done; 4 of 4 hosts done"
+    assert watching.returncode == 0
+
+
+def approved(service: Service, campaign: str) -> Any:
+    """The campaign, when all that is Scheduled has been approved."""
+    for event in service.ask("GET", "/events")[1]["events"]:
+        if event["status"] == "Scheduled":
+            assert service.ask("POST", f"/events/{event['id']}/approve")[0] in (200, 202, 409)
+    return shown(service, campaign)
 
 
 def test_a_watch_on_a_terminal_is_a_bar(tmp_path: Path) -> None:

@@ -101,6 +101,7 @@ class Line:
         self._time = time
         self._buffer = bytearray()
         self._since = time.now()
+        self.was_rate_limited = False
         try:
             self._socket = socket.create_connection((endpoint.host, endpoint.port), SECONDS_MAX)
         except OSError as error:
@@ -130,6 +131,7 @@ class Line:
             fail("a status line such as 'HTTP/1.1 200 OK'", status_line)
         headers = tuple(_header(line) for line in lines)
         http, status = found[1], int(found[2])
+        self.was_rate_limited = self.was_rate_limited or status == 429
         if not has_body or status < 200 or status in BODILESS:
             framing, body = "none", b""
         else:

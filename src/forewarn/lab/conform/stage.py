@@ -64,6 +64,7 @@ class Stage:
         self._made: list[str] = []
         self._approved: list[str] = []
         self._patience = PATIENCE_MAX
+        self._line: Line | None = None
 
     # --- asking
 
@@ -90,7 +91,15 @@ class Stage:
         """A connection to send anything on. Where requests are counted, it begins with a full measure of them."""
         if self._patience < PATIENCE_MAX:
             self._give_time()
-        return Line(self.endpoint, self.time)
+        self._line = Line(self.endpoint, self.time)
+        return self._line
+
+    def learns_of_rate_limit(self) -> bool:
+        """Whether the latest connection of `line` met the first 429 of all: the next one begins with a full measure."""
+        is_first = self._patience == PATIENCE_MAX and self._line is not None and self._line.was_rate_limited
+        if is_first:
+            self._patience -= 1
+        return is_first
 
     def _give_time(self) -> None:
         self._patience = max(self._patience - 1, 0)

@@ -87,3 +87,12 @@ def test_types_count(came: object, wanted: object) -> None:
     """A client in Go reads 1 into an int, and breaks on 1.0."""
     with pytest.raises(FailedCheck):
         same("the number", came, wanted)
+
+
+TOO_MANY = b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: 0\r\n\r\n"
+
+
+def test_a_first_429_on_a_connection_of_its_own_does_not_fail_the_check() -> None:
+    """The endpoint takes five requests a second; that the check came sixth says nothing about the rule it looks at."""
+    assert result("http-1-0-is-answered-and-closed", TOO_MANY, EMPTY).verdict is Verdict.PASSED
+    assert result("http-1-0-is-answered-and-closed", TOO_MANY, TOO_MANY).verdict is Verdict.FAILED
