@@ -43,10 +43,9 @@ ENDING_SECONDS_MAX = 7.0
 
 
 class Hold(NamedTuple):
-    """A claim of ours as it was committed, and when it was asked for: by the wall clock, and by a clock that is never set."""
+    """What a claim of ours orders, and when the claim was asked for: by the wall clock, and by a clock that is never set."""
 
-    impact: Impact
-    scope: Scope
+    order: Order
     asked_at: datetime
     asked_monotonic: float
 
@@ -240,15 +239,11 @@ class Loops:
         """Claim it, do it while renewing the claim, tell how it ended."""
         claim = Claim(event_id=impact.event_id, vm=impact.vm, worker=self._worker)
         hold = await self._claim(scope, claim)
-        vm = hold.scope.vm(impact.vm) if hold else None
-        if hold is None or vm is None:
+        if hold is None:
             return
-        mine = hold.impact
-        event = hold.scope.event(mine.event_id)
-        duration = UNKNOWN_SECONDS if event is None else event.duration_seconds
-        order = Order(mine.event_id, scope, vm, mine.type, mine.cause, mine.tries, duration)
-        work = asyncio.ensure_future(self._try(order, hold))
-        renewal = asyncio.ensure_future(self._renew(scope, replace(claim, tries=mine.tries), work))
+        claim = replace(claim, tries=hold.order.tries)
+        work = asyncio.ensure_future(self._try(claim, hold))
+        renewal = asyncio.ensure_future(self._renew(scope, claim, work))
         try:
             finish = await work
         except ClaimLost:
@@ -263,15 +258,20 @@ class Loops:
         await self._tell(scope, finish)
 
     async def _claim(self, scope: str, claim: Claim) -> Hold | None:
-        """The claim, or its renewal, if it is ours; None if it is not, or nobody can tell."""
+        """Make or renew the claim; None if it is not ours, or nobody can tell."""
         asked_at, asked_monotonic = self._engine.clock.now(), self._monotonic()
         try:
             outcome = await self._engine.submit(scope, claim, by=self._worker)
         except Problem as problem:
             self._engine.trouble.tell("claim failed", scope=scope, vm=claim.vm, problem=problem.message)
             return None
-        mine = self._claimed(outcome.scope, claim)
-        return None if mine is None else Hold(mine, outcome.scope, asked_at, asked_monotonic)
+        mine, vm = self._claimed(outcome.scope, claim), outcome.scope.vm(claim.vm)
+        if mine is None or vm is None:
+            return None
+        event = outcome.scope.event(mine.event_id)
+        duration = UNKNOWN_SECONDS if event is None else event.duration_seconds
+        order = Order(mine.event_id, scope, vm, mine.type, mine.cause, mine.tries, duration)
+        return Hold(order, asked_at, asked_monotonic)
 
     def _is_sure(self, hold: Hold) -> bool:
         """Whether the claim certainly holds: less than half of its time has passed, by either clock, since it was asked for."""
@@ -279,25 +279,24 @@ class Loops:
         passed = self._engine.clock.now() - hold.asked_at
         return timedelta(0) <= passed < half and self._monotonic() - hold.asked_monotonic < half.total_seconds()
 
-    async def _call_platform(self, order: Order, hold: Hold) -> Done:
+    async def _call_platform(self, claim: Claim, hold: Hold) -> Done:
         """Call the platform, unless the claim may be over: this process may have been stopped since, and another one done it.
 
         Nothing is awaited between the last look at the clocks and the call.
         """
-        claim = Claim(event_id=order.event_id, vm=order.vm.name, worker=self._worker, tries=order.tries)
         for _ in range(CHECKS_MAX):
             if self._is_sure(hold):
-                return await self._platform.carry_out(order)
-            renewed = await self._claim(order.scope, claim)
+                return await self._platform.carry_out(hold.order)
+            renewed = await self._claim(hold.order.scope, claim)
             if renewed is None:
                 break
             hold = renewed
         raise ClaimLost
 
-    async def _try(self, order: Order, hold: Hold) -> Finish:
-        finish = Finish(event_id=order.event_id, vm=order.vm.name, worker=self._worker, tries=order.tries)
+    async def _try(self, claim: Claim, hold: Hold) -> Finish:
+        finish = Finish(event_id=claim.event_id, vm=claim.vm, worker=self._worker, tries=claim.tries)
         try:
-            done = await self._drive(order, hold)
+            done = await self._drive(claim, hold)
             return replace(finish, host=done.host, detail=done.detail[:DETAIL_LENGTH_MAX])
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -311,12 +310,12 @@ class Loops:
             problem = (str(raised) or type(raised).__name__)[:PROBLEM_LENGTH_MAX]
             return replace(finish, problem=problem, detail=output[:DETAIL_LENGTH_MAX])
 
-    async def _drive(self, order: Order, hold: Hold) -> Done:
+    async def _drive(self, claim: Claim, hold: Hold) -> Done:
         """Call the driver. While this machine lacks what it takes to start it, that is no failed try: it is called again."""
         clock, pause = self._engine.clock, AGAIN
         give_up_at = clock.now() + self._impact_limit
         while True:  # ends when the driver was started, when its time is up, or when cancelled
-            driving = asyncio.ensure_future(self._call_platform(order, hold))
+            driving = asyncio.ensure_future(self._call_platform(claim, hold))
             self._driving.add(driving)  # and there it stays until it has ended, whoever waits for it
             driving.add_done_callback(self._driving.discard)
             try:
@@ -324,7 +323,7 @@ class Loops:
             except OSError as error:
                 if error.errno not in SHORTAGES or clock.now() + pause >= give_up_at:
                     raise
-                self._engine.trouble.tell("driver not started", vm=order.vm.name, problem=error.strerror)
+                self._engine.trouble.tell("driver not started", vm=claim.vm, problem=error.strerror)
             await clock.sleep_until(clock.now() + pause)
             pause = min(2 * pause, AGAIN_MAX)
 

@@ -54,7 +54,7 @@ DONE: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
     "clear": ([{"at": "10m", "do": "clear"}], []),
     "break": (
         [{"at": "1m", "do": "break", "vm": "web-0"}, {**RESTART, "do": "evict"}],
-        ["600 scheduled Preempt of web-0", "630 started", "735 failed"],
+        ["600 scheduled Preempt of web-0", "630 started", "990 failed"],
     ),
     "mend": (
         [{"at": "1m", "do": "break", "vm": "web-0"}, {**RESTART, "do": "evict"}, {"at": "11m", "do": "mend", "vm": "web-0"}],
