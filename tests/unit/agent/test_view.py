@@ -80,7 +80,7 @@ def test_a_status_is_json_and_reads_well() -> None:
     said = json.loads(json.dumps(plain(view_of(handling(phase="prepare", step="run x"), handling(STARTED)))))
 
     assert list(lines(said)) == [
-        "web-0, forewarn agent 0.1.0",
+        "web-0, forewarn agent 0.2.0",
         "endpoint: http://127.0.0.1, heard 1.5 s ago",
         "rules: all",
         "applications: db",
