@@ -241,13 +241,18 @@ class Engine:
         after = max(self.board.revision, self._caught_up_to)
         if present <= after:
             return
-        with suppress(TimeoutError):  # a revision without a record, of notes alone, is not worth another wait
-            async with asyncio.timeout(CATCH_UP_SECONDS_MAX), aclosing(self.store.watch(after)) as batches:
-                async for batch in batches:
-                    for found in batch.records:
-                        self.learn(found)
-                    if batch.revision >= present:
-                        break
+        async with aclosing(self.store.watch(after)) as batches:
+            while after < present:  # ends: each batch is of a later revision, or none comes
+                try:
+                    async with asyncio.timeout(CATCH_UP_SECONDS_MAX):
+                        batch = await anext(batches)
+                except (TimeoutError, StopAsyncIteration):
+                    break  # revisions without a record, of notes alone, are not worth another wait
+                for number, found in enumerate(batch.records):
+                    if number % POLLS_PASS_EVERY == POLLS_PASS_EVERY - 1:
+                        await asyncio.sleep(0)
+                    self.learn(found)
+                after = batch.revision
         self._caught_up_to = present
 
     async def submit(self, scope: str, command: Command, by: str) -> Outcome:

@@ -21,11 +21,11 @@ SLACK = timedelta(seconds=5)
 """How far the clocks of two servers may differ before a claim looks strange."""
 
 
-class Seen(NamedTuple):
-    """What an impact said when we first saw it so."""
+class Observation(NamedTuple):
+    """What an impact said, and since when it says so here."""
 
     due_at: datetime
-    at: datetime
+    since: datetime
 
 
 class StaleClaims:
@@ -33,7 +33,7 @@ class StaleClaims:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._seen: dict[str, dict[tuple[str, str], Seen]] = {}
+        self._observed: dict[str, dict[tuple[str, str], Observation]] = {}
         self._changed = asyncio.Event()
         engine.board.followers.append(self._notice)
         for place in engine.board.scopes.values():
@@ -44,38 +44,40 @@ class StaleClaims:
         clock = self._engine.clock
         while True:  # ends when cancelled
             self._changed.clear()
-            if not self._seen:
+            if not self._observed:
                 await self._changed.wait()
-            first = min((seen.at for scope in self._seen.values() for seen in scope.values()), default=clock.now())
+            first = min((one.since for scope in self._observed.values() for one in scope.values()), default=clock.now())
             await clock.sleep_until(first + self._engine.timing.claim)
-            for scope, key, seen in self._unchanged():
-                await self._let_lapse(scope, *key, seen.due_at)
+            await asyncio.gather(*(self._let_lapse(scope, command) for scope, command in self._unchanged()))
 
     def _notice(self, place: Place) -> None:
         scope, now = place.scope, self._engine.clock.now()
-        before = self._seen.pop(scope.name, {})
+        before = self._observed.pop(scope.name, {})
         strange = {}
         for impact in scope.impacts:
             if is_strange(impact, now, self._engine.timing):
                 key = (impact.event_id, impact.vm)
                 known = before.get(key)
-                strange[key] = known if known is not None and known.due_at == impact.due_at else Seen(impact.due_at, now)
+                strange[key] = known if known is not None and known.due_at == impact.due_at else Observation(impact.due_at, now)
         if strange:
-            self._seen[scope.name] = strange
+            self._observed[scope.name] = strange
             self._changed.set()
 
-    def _unchanged(self) -> list[tuple[str, tuple[str, str], Seen]]:
-        until = self._engine.clock.now() - self._engine.timing.claim
-        return [(scope, key, seen) for scope, found in self._seen.items() for key, seen in found.items() if seen.at <= until]
+    def _unchanged(self) -> list[tuple[str, Lapse]]:
+        """What to let lapse. If that fails, it is tried again after another claim's length."""
+        now, found = self._engine.clock.now(), []
+        for scope, observed in self._observed.items():
+            for (event_id, vm), one in observed.items():
+                if one.since + self._engine.timing.claim <= now:
+                    found.append((scope, Lapse(event_id=event_id, vm=vm, due_at=one.due_at)))
+                    observed[event_id, vm] = Observation(one.due_at, now)
+        return found
 
-    async def _let_lapse(self, scope: str, event_id: str, vm: str, due_at: datetime) -> None:
+    async def _let_lapse(self, scope: str, command: Lapse) -> None:
         try:
-            await self._engine.submit(scope, Lapse(event_id=event_id, vm=vm, due_at=due_at), by="clock")
-        except Problem as problem:  # tried again after another claim's length
-            self._engine.trouble.tell("stale claim not released", scope=scope, vm=vm, problem=problem.message)
-        now, found = self._engine.clock.now(), self._seen.get(scope, {})
-        if (event_id, vm) in found:
-            found[event_id, vm] = Seen(found[event_id, vm].due_at, now)
+            await self._engine.submit(scope, command, by="clock")
+        except Problem as problem:
+            self._engine.trouble.tell("stale claim not released", scope=scope, vm=command.vm, problem=problem.message)
 
 
 def is_strange(impact: Impact, now: datetime, timing: Timing) -> bool:
