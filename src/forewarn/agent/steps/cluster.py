@@ -67,11 +67,13 @@ class Cluster:
         A POST, which is an eviction, is not, if there is an answer: 429 and 5xx may be about this one pod, and others wait.
         """
         call = web.Call(method, self._server() + path, self._headers(content_type), body, self._ca_file())
+        reason = ""
         while True:  # ends with an answer that stays, or at the limit: `pause` raises there
             try:
                 answer = web.send(call, occasion, bytes_max=ANSWER_BYTES_MAX)
             except web.NoAnswer as problem:
-                pause(occasion, AGAIN_SECONDS, f"the API server at {self._server()} does not answer: {problem}")
+                reason = problem.reason(reason)
+                pause(occasion, AGAIN_SECONDS, f"the API server at {self._server()} does not answer: {reason}")
                 continue
             said = _read(answer.body)
             if method == "POST" or (answer.status < 500 and answer.status != 429):

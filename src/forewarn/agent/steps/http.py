@@ -44,20 +44,23 @@ class Http:
         return f"{self.method} {split.scheme}://{split.netloc}"
 
     def run(self, occasion: Occasion) -> None:
-        seconds = FIRST_PAUSE_SECONDS
+        seconds, problem = FIRST_PAUSE_SECONDS, ""
         while True:  # ends with an answer that stays, or at the limit: `pause` raises there
-            problem = self._attempt(occasion)
+            problem = self._attempt(occasion, problem)
             if not problem:
                 return
             pause(occasion, seconds, f"{self.describe()}: {problem}")
             seconds = min(seconds * 2, PAUSE_SECONDS_MAX)
 
-    def _attempt(self, occasion: Occasion) -> str:
-        """Empty when done, or why to try again. The same event and phase give the same CloudEvents id at every try."""
+    def _attempt(self, occasion: Occasion, before: str) -> str:
+        """Empty when done, or why to try again; `before` is why the last try failed.
+
+        The same event and phase give the same CloudEvents id at every try.
+        """
         try:
             answer = web.send(self._call(occasion), occasion, bytes_max=SHOWN_BYTES_MAX)
         except web.NoAnswer as problem:
-            return str(problem)
+            return problem.reason(before)
         if answer.status in self.expect:
             return ""
         said = fact.in_line(answer.body.decode("utf-8", "replace")).strip()

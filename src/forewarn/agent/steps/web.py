@@ -20,6 +20,14 @@ AGAIN = (408, 429, 500, 502, 503, 504)
 class NoAnswer(Exception):
     """Nobody is there, the time for one try is over, or what came is no HTTP. It may be another way in a moment."""
 
+    def __init__(self, reason: str, *, is_cut_short: bool = False) -> None:
+        super().__init__(reason)
+        self.is_cut_short = is_cut_short
+
+    def reason(self, before: str) -> str:
+        """Why there is no answer. A try that the end of the step cut short says less than the one before it."""
+        return before if before and self.is_cut_short else str(self)
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -44,9 +52,9 @@ def send(call: Call, occasion: Occasion, *, bytes_max: int) -> Answer:
     try:
         return within(occasion, seconds, lambda: _exchange(call, seconds, bytes_max))
     except urllib.error.URLError as error:
-        raise NoAnswer(str(error.reason)) from error
+        raise NoAnswer(str(error.reason), is_cut_short=occasion.seconds_left <= 0) from error
     except (OSError, ValueError, http.client.HTTPException) as error:  # ValueError: a host whose name cannot be one
-        raise NoAnswer(str(error) or type(error).__name__) from error
+        raise NoAnswer(str(error) or type(error).__name__, is_cut_short=occasion.seconds_left <= 0) from error
 
 
 def check_url(spec: Spec, name: str, url: str) -> str:

@@ -56,10 +56,14 @@ def script(path: Path, *lines: str) -> str:
 class Server:
     """Answers with these statuses, one after the other and the last for ever, and keeps what it was asked."""
 
+    SILENT = 0
+    """Instead of a status: no answer until the server ends."""
+
     def __init__(self, *answers: int) -> None:
         self.answers = list(answers)
         self.asked: list[tuple[str, str, dict[str, str], bytes]] = []
         self.url = ""
+        self._is_over = threading.Event()
 
     @contextmanager
     def running(self) -> Iterator["Server"]:
@@ -70,6 +74,9 @@ class Server:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 outer.asked.append((self.command, self.path, dict(self.headers.items()), body))
                 status = outer.answers.pop(0) if len(outer.answers) > 1 else outer.answers[0]
+                if status == Server.SILENT:
+                    outer._is_over.wait()
+                    return
                 said = f"answer {status}".encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(said)))
@@ -89,5 +96,6 @@ class Server:
             try:
                 yield self
             finally:
+                self._is_over.set()
                 server.shutdown()
                 thread.join()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.agent.step import StepFailed, StepTimedOut
+from forewarn.agent.step import Occasion, Phase, StepFailed, StepTimedOut
 from forewarn.agent.steps import make
 from tests.unit.agent.steps.build import Server, occasion, reboot
 
@@ -111,6 +111,15 @@ def test_the_tries_end_at_the_limit_with_the_last_reason() -> None:
     """Not with a bare time-out."""
     with Server(503).running() as server, pytest.raises(StepTimedOut, match="status 503: answer 503"):
         make("http", server.url, "W").run(occasion(seconds=1))
+
+
+def test_a_last_try_that_is_cut_short_does_not_hide_why_the_others_failed() -> None:
+    """The last try has only what is left of the step's time; that it did not suffice is not the reason."""
+    with Server(503, Server.SILENT).running() as server:
+        limited = Occasion(reboot(), Phase.PREPARE, "web-0", deadline=50, now=lambda: 99 if len(server.asked) > 1 else 0)
+
+        with pytest.raises(StepTimedOut, match="status 503: answer 503"):
+            make("http", server.url, "steps[0]").run(limited)
 
 
 def test_only_what_is_expected_counts_where_it_is_given() -> None:
