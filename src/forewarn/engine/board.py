@@ -250,11 +250,12 @@ class Board:
 
     def _forget_id(self, vm: Vm) -> None:
         sharing = self.shared_ids.get(vm.id, set()) - {vm.name}
-        if len(sharing) > 1:
-            self.shared_ids[vm.id] = sharing
-        elif sharing:
-            self.ids[vm.id] = sharing.pop()
-            del self.shared_ids[vm.id]
+        if sharing:
+            self.ids[vm.id] = min(sharing)
+            if len(sharing) > 1:
+                self.shared_ids[vm.id] = sharing
+            else:
+                del self.shared_ids[vm.id]
         elif self.ids.get(vm.id) == vm.name:
             del self.ids[vm.id]
 

@@ -43,6 +43,8 @@ def highest_number(engine: Engine) -> int:
 
 async def renew(engine: Engine, *, above: int, source: str, keep_tokens: bool, secret: str) -> Renewed:
     """Make the store of this engine, which nobody else has open, fit to be served. `above` is a number shown meanwhile."""
+    for key in engine.unreadable:
+        engine.check_readable(key)  # its number could not be raised
     number = max(highest_number(engine), above) + JUMP
     if number > NUMBER_MAX - JUMP:
         raise Refused(

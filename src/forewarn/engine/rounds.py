@@ -182,6 +182,9 @@ class Rounds:
         problem = ""
         try:
             await platform.carry_out(order)
+        except OSError as shortage:  # not a verdict: the claim expires, and the check is made again
+            self._engine.trouble.tell("health command not started", host=host, problem=str(shortage))
+            return
         except Problem as refusal:
             output = str(refusal.facts.get("output", "")) if isinstance(refusal, ImpactFailed) else ""
             words = f"{refusal.message} {output[-OUTPUT_LENGTH_MAX:]}".split()

@@ -36,6 +36,7 @@ def restoring(backup: str, target: str, *, aside: str, may_replace: bool) -> Ite
         yield copy
         _give_to_owner(copy, like=os.path.dirname(target) if is_new else target)
         if is_new:
+            _move_log(target, aside)
             os.link(copy, target)  # unlike a rename it fails if somebody has made the target meanwhile
             os.unlink(copy)
         else:
@@ -92,11 +93,16 @@ def _swap(copy: str, target: str, aside: str) -> None:
     """Under the lock, so that no server opens the old file now. An old log beside the new file would damage it: it goes first."""
     with _alone(target):
         os.link(target, aside)
-        with suppress(FileNotFoundError):
-            os.rename(f"{target}-wal", f"{aside}-wal")
-        with suppress(FileNotFoundError):
-            os.unlink(f"{target}-shm")
+        _move_log(target, aside)
         os.replace(copy, target)
+
+
+def _move_log(target: str, aside: str) -> None:
+    """SQLite would replay a log that is left beside the new file, and damage it. A crash leaves one, also without its file."""
+    with suppress(FileNotFoundError):
+        os.rename(f"{target}-wal", f"{aside}-wal")
+    with suppress(FileNotFoundError):
+        os.unlink(f"{target}-shm")
 
 
 def _sync(folder: str) -> None:

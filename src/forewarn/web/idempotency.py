@@ -18,7 +18,7 @@ from litestar import MediaType, Request, Response
 from msgspec.structs import replace
 
 from forewarn.engine.engine import TRIES_MAX, Engine
-from forewarn.errors import Conflict, Invalid, Unavailable
+from forewarn.errors import Conflict, Invalid, StoreUnusable, Unavailable
 from forewarn.store.base import WRITES_MAX, Record, Write
 from forewarn.web.porter import Caller
 from forewarn.web.problems import KeyReused
@@ -128,7 +128,14 @@ def _old(records: Sequence[Record], until: datetime) -> list[Record]:
     """The records that were made up to a time, and the oldest beyond the limit. It reads all of them, so not in the loop."""
     excess = len(records) - KEPT_MAX
     by_age = enumerate(sorted(records, key=lambda one: one.revision))
-    return [one for number, one in by_age if number < excess or _answer_in(one).at <= until]
+    return [one for number, one in by_age if number < excess or _is_expired(one, until)]
+
+
+def _is_expired(found: Record, until: datetime) -> bool:
+    try:
+        return _answer_in(found).at <= until
+    except StoreUnusable:  # a newer server's, or damaged: it goes when it is one of the oldest
+        return False
 
 
 def _answer_in(found: Record) -> Answer:
