@@ -36,7 +36,7 @@ ATTACK_SECONDS_MAX = 300.0
 """An attacker that nobody stops ends by itself."""
 
 VICTIM, ATTACKER, SUBJECT, STRANGERS = "127.0.0.2", "127.0.0.3", "127.0.0.4", "127.1.0.{}"
-STRANGER_PROCESSES, STRANGER_CONNECTIONS = 5, 4000
+STRANGER_PROCESSES, STRANGER_CONNECTIONS, RECONNECTS_MAX = 5, 4000, 10
 FLEET = f"""
 scopes:
   - {{name: victim, kind: vm, vms: [{{name: victim, address: {VICTIM}, host: host-a}}]}}
@@ -98,22 +98,29 @@ def repeat(request: bytes, address: str, *, connections: int, waits: bool = True
     def run(port: int, _: int) -> None:
         for _ in range(connections):
             threading.Thread(target=send, args=(port,), daemon=True).start()
+        print("ready", flush=True)
         threading.Event().wait()  # ends when the process is killed, or by its alarm
 
     return run
 
 
 def hold_idle(port: int, process: int) -> None:
-    """Hold idle connections from an address that is not in the fleet; connect again when the server closes one."""
+    """Hold idle connections from an address that is not in the fleet; connect again, a few at a time, when one is closed."""
     clients: dict[int, socket.socket] = {}
     poller = select.poll()
+    opened = 0
     while True:  # ends when the process is killed, or by its alarm
-        for _ in range(STRANGER_CONNECTIONS - len(clients)):
+        for _ in range(RECONNECTS_MAX if opened else STRANGER_CONNECTIONS):
+            if len(clients) == STRANGER_CONNECTIONS:
+                break
             with suppress(OSError):
                 client = connect(STRANGERS.format(process + 1), port)
                 clients[client.fileno()] = client
                 poller.register(client, select.POLLIN)
-        for number, _ in poller.poll(1000):
+        if not opened:
+            opened = len(clients)
+            print("ready", flush=True)
+        for number, _ in poller.poll(0):
             poller.unregister(number)
             clients.pop(number).close()
         time.sleep(0.1)
@@ -214,13 +221,19 @@ def served(folder: Path) -> Iterator[Service]:
 def under_attack(number: int, service: Service) -> Iterator[None]:
     """The attackers get the core of the load, and the victim's own poller goes before them."""
     words = ["nice", "-n", "10", "taskset", "-c", LOAD_CORE, sys.executable, "-m", "tests.bench.attack", str(number)]
+    attackers: list[subprocess.Popen[str]] = []
     with ExitStack() as stack:
         for process in range(ATTACKS[number].processes):
-            attacker = stack.enter_context(subprocess.Popen([*words, str(metadata_port(service)), str(process)]))
+            command = [*words, str(metadata_port(service)), str(process)]
+            attacker = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
             stack.callback(attacker.kill)
+            attackers.append(attacker)
+        for attacker in attackers:
+            assert attacker.stdout is not None
+            assert attacker.stdout.readline() == "ready\n"
         time.sleep(WARM_UP_SECONDS)
         yield
-        assert attacker.poll() is None, "the attacker ended before the measurement"
+        assert all(attacker.poll() is None for attacker in attackers), "an attacker ended before the measurement"
 
 
 def main() -> int:

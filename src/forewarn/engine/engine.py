@@ -45,6 +45,7 @@ T = TypeVar("T")
 SCOPE_KEY = "scope/{}/"
 """The closing slash keeps `web` from being a prefix of `web-2`: reading one scope again reads one record."""
 FLEET_KEY = "fleet"
+FLOOR_KEY = "floor"
 TRIES_MAX = 10
 LOSSES_MAX = 2
 GROUP_MAX = 256
@@ -121,9 +122,12 @@ class Engine:
         self._lost_at: datetime | None = None
         self.fleet_record = Record(FLEET_KEY, None, 0)
         self.applied = record.Hosts()
+        self._floor_record = Record(FLOOR_KEY, None, 0)
+        self._floor = record.Floor()
         self.unreadable: dict[str, Unreadable] = {}
         self._catching_up = asyncio.Lock()
         self._catch_ups_asked = self._catch_ups_done = 0
+        self._has_caught_up = False
         self._caught_up_to = 0
         self._queues: dict[str, deque[Submission]] = {}
         self._writers: set[asyncio.Task[None]] = set()
@@ -193,6 +197,11 @@ class Engine:
                 self.fleet_record = found
                 self.board.declared_hosts = self.applied.names
             return
+        if found.key == FLOOR_KEY:
+            if found.revision > self._floor_record.revision:
+                self._floor = record.FLOOR.decode(found.value) if found.value is not None else record.Floor()
+                self._floor_record = found
+            return
         kind, _, name = found.key.rstrip("/").partition("/")
         if kind != "scope":
             if kind in TOKEN_KINDS:
@@ -216,24 +225,31 @@ class Engine:
         except EventEnded:
             raise  # what is over stays over
         except NotFound:
-            await self.catch_up()
-        return find()
+            has_read = await self.catch_up()
+        try:
+            return find()
+        except NotFound:
+            if has_read:
+                raise
+        raise Unavailable("the store does not answer, and another server may have created this; try again")
 
-    async def catch_up(self) -> None:
+    async def catch_up(self) -> bool:
         """Show all that any server had committed when this was called, without waiting for the loop that follows the store.
 
-        Costs one small read if there is nothing new. All who wait share the next read: not the one under way, which may have
-        begun before what they look for was committed. A store that does not answer in time changes nothing.
+        Costs one small read if there is nothing new. All who wait share the next read: not the one in progress, which may have
+        begun before what they look for was committed. False if the store did not answer in time.
         """
         self._catch_ups_asked += 1
         mine = self._catch_ups_asked
         async with self._catching_up:
-            if self._catch_ups_done >= mine:
-                return
-            sharing = self._catch_ups_asked
-            with suppress(Unavailable, TimeoutError):
-                await self._read_changes()
-            self._catch_ups_done = sharing
+            if self._catch_ups_done < mine:
+                sharing = self._catch_ups_asked
+                self._has_caught_up = False
+                with suppress(Unavailable, TimeoutError, StopAsyncIteration):
+                    await self._read_changes()
+                    self._has_caught_up = True
+                self._catch_ups_done = sharing
+            return self._has_caught_up
 
     async def _read_changes(self) -> None:
         async with asyncio.timeout(CATCH_UP_SECONDS_MAX):
@@ -242,18 +258,14 @@ class Engine:
         if present <= after:
             return
         async with aclosing(self.store.watch(after)) as batches:
-            while after < present:  # ends: each batch is of a later revision, or none comes
-                try:
-                    async with asyncio.timeout(CATCH_UP_SECONDS_MAX):
-                        batch = await anext(batches)
-                except (TimeoutError, StopAsyncIteration):
-                    break  # revisions without a record, of notes alone, are not worth another wait
+            while after < present:  # ends: each batch is of a later revision, and every commit has a record
+                async with asyncio.timeout(CATCH_UP_SECONDS_MAX):
+                    batch = await anext(batches)
                 for number, found in enumerate(batch.records):
                     if number % POLLS_PASS_EVERY == POLLS_PASS_EVERY - 1:
                         await asyncio.sleep(0)
                     self.learn(found)
-                after = batch.revision
-        self._caught_up_to = present
+                after = self._caught_up_to = batch.revision
 
     async def submit(self, scope: str, command: Command, by: str) -> Outcome:
         """Do what is asked, durably, or raise the Problem that says why not. What it returns has been committed and published."""
@@ -264,7 +276,7 @@ class Engine:
             self._writers.add(writer)
             writer.add_done_callback(self._writers.discard)
         if len(queue) >= QUEUE_MAX:
-            raise Unavailable(f"{len(queue)} changes of {scope} are waiting already; try again", scope=scope)
+            raise Unavailable(f"{scope} already has {len(queue)} queued changes; try again", scope=scope)
         submission = Submission(command, by, asyncio.get_running_loop().create_future())
         queue.append(submission)
         return await submission.outcome
@@ -382,7 +394,7 @@ class Engine:
                 await self._read_again(lock.key)
                 if self.fleet_revision != lock.revision:
                     break
-        raise Unavailable("the fleet was changed by somebody else meanwhile; apply it again")
+        raise Unavailable("the fleet changed during the apply; apply it again")
 
     @property
     def fleet_revision(self) -> int:
@@ -410,9 +422,9 @@ class Engine:
         try:
             revision = await self._store([*writes, *others], [note.encode(one) for one in notes])
         except (Conflict, StoreLost):
-            if len(others) > len(extra):  # the fleet record may be what has changed; the caller does not know of it
+            if len(others) > len(extra):  # the floor may be what has changed; the caller does not know of it
                 with suppress(Unavailable):
-                    await self._read_again(FLEET_KEY)
+                    await self._read_again(FLOOR_KEY)
             raise
         for write in others:
             self.learn(Record(write.key, write.value, revision))
@@ -434,15 +446,22 @@ class Engine:
     ) -> tuple[list[tuple[Outcome, int]], list[Write]]:
         """Keep DocumentIncarnation from repeating when a scope ends and comes back: else an old ETag would fit a new document.
 
-        The fleet record holds the floor: the highest incarnation of any scope that is gone. The commit that removes a scope
-        raises it, and a new scope starts above it. It is done here because every commit of a scope passes here.
+        The commit that removes a scope raises the floor, and a new scope starts above it. Both write the floor's record at the
+        revision that was read, so that two servers cannot miss each other. It has a record of its own, because an apply that
+        takes several commits holds the fleet's. It is done here because every commit of a scope passes here.
         """
-        known = self.applied.incarnation_floor
+        known = self.floor
         floor = max([known, *(outcome.scope.incarnation for outcome, _ in outcomes if outcome.is_gone)])
-        writes = [_with_floor(write, floor) if write.key == FLEET_KEY else write for write in extra]
-        if floor > known and all(write.key != FLEET_KEY for write in extra):
-            writes.append(_with_floor(Write(FLEET_KEY, record.HOSTS.encode(self.applied), self.fleet_revision), floor))
-        return [(outcome if revision else _started_above(outcome, floor), revision) for outcome, revision in outcomes], writes
+        if floor == known and all(revision for _, revision in outcomes):
+            return list(outcomes), list(extra)
+        revision = self._floor_record.revision if self._floor_record.value is not None else 0
+        write = Write(FLOOR_KEY, record.FLOOR.encode(record.Floor(floor)), revision)
+        return [(outcome if read else _started_above(outcome, floor), read) for outcome, read in outcomes], [*extra, write]
+
+    @property
+    def floor(self) -> int:
+        """The highest DocumentIncarnation of any scope that is gone."""
+        return max(self._floor.incarnation, self.applied.incarnation_floor)
 
     async def commit_records(self, writes: Sequence[Write], change: Change, by: str) -> int:
         """Records that are no scope's, with the note of what became true by them."""
@@ -511,7 +530,7 @@ class Engine:
         return place.scope, place.revision
 
     def _new(self, scope: str) -> Scope:
-        return Scope(name=scope, incarnation=self.applied.incarnation_floor + 1)
+        return Scope(name=scope, incarnation=self.floor + 1)
 
     async def _read_again(self, key: str) -> None:
         snapshot = await self.store.load(key)
@@ -526,14 +545,6 @@ def named(key: str) -> str:
     """A record's key in words, for people."""
     kind, _, name = key.rstrip("/").partition("/")
     return f"{kind} {name}" if name else f"the {kind} record"
-
-
-def _with_floor(write: Write, floor: int) -> Write:
-    """A write of the fleet record that does not lower the floor."""
-    assert write.value is not None
-    hosts = record.HOSTS.decode(write.value)
-    hosts = replace(hosts, incarnation_floor=max(hosts.incarnation_floor, floor))
-    return Write(write.key, record.HOSTS.encode(hosts), write.revision)
 
 
 def _started_above(outcome: Outcome, floor: int) -> Outcome:

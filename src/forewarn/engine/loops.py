@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
+from zlib import crc32
 
 from msgspec.structs import replace
 
@@ -172,6 +173,9 @@ class Loops:
         try:
             if deadline is not None and deadline <= now:
                 await self._engine.submit(name, Tick(), by="clock")
+            if due_impacts(place.scope, now):
+                self._queue[name] = None
+                self._dispatch()
         except Problem as problem:
             self._engine.trouble.tell("tick failed", scope=name, problem=problem.message)
             self._set_alarm(name, now + AGAIN)
@@ -180,9 +184,6 @@ class Loops:
             log.exception("tick broken", extra={"facts": {"scope": name}})
             self._set_alarm(name, now + AGAIN_MAX)
             return
-        if due_impacts(place.scope, now):
-            self._queue[name] = None
-            self._dispatch()
         if name not in self._wake_at:
             self._watch_later(place)
 
@@ -220,8 +221,10 @@ class Loops:
         task = asyncio.create_task(self._carry_out(scope, impact))
         self._in_hand[key] = (impact.event_id, task)
 
-        def let_go(_: asyncio.Task[None]) -> None:
+        def let_go(done: asyncio.Task[None]) -> None:
             del self._in_hand[key]
+            if not done.cancelled() and (bug := done.exception()):
+                log.error("impact broken", exc_info=bug, extra={"facts": {"scope": scope, "vm": impact.vm}})
             if key in self._behind:
                 self._behind.remove(key)
                 self._queue[scope] = None
@@ -330,14 +333,15 @@ class Loops:
     async def _renew(self, scope: str, claim: Claim, work: asyncio.Future[Finish]) -> None:
         """Keep the claim while the work goes on; give the work up when the claim is known to be lost.
 
-        All claims of a scope are renewed at the same times, whenever they were made, and so in the same commit.
+        All claims of a scope are renewed at the same times, whenever they were made, and so in the same commit; those of
+        other scopes at other times, so that the store is not busy with all of them at once.
 
         While the store does not answer, the work goes on: nobody who shares that store can take it over, and a VM is better
         served by an impact that ends than by one that is broken off. Who is cut off alone finds out when it is back.
         """
-        clock = self._engine.clock
+        clock, step = self._engine.clock, self._engine.timing.claim / 3
         while not work.done():
-            await clock.sleep_until(next_on_grid(clock.now(), self._engine.timing.claim / 3))
+            await clock.sleep_until(next_on_grid(clock.now(), step, step * (crc32(scope.encode()) % 1000) / 1000))
             try:
                 outcome = await self._engine.submit(scope, claim, by=self._worker)
             except NotFound:
@@ -407,6 +411,7 @@ def next_moment(scope: Scope) -> datetime | None:
     return min((moment for moment in (next_deadline(scope), next_impact_at(scope)) if moment is not None), default=None)
 
 
-def next_on_grid(moment: datetime, step: timedelta) -> datetime:
-    """The next multiple of a step after a moment: whoever waits for it shares a commit with others."""
-    return EPOCH + ((moment - EPOCH) // step + 1) * step
+def next_on_grid(moment: datetime, step: timedelta, offset: timedelta = timedelta(0)) -> datetime:
+    """The next of the times, a step apart, at which what can wait is committed together."""
+    start = EPOCH + offset
+    return start + ((moment - start) // step + 1) * step

@@ -16,7 +16,7 @@ from forewarn.core.fleet import Scope, Vm
 from forewarn.core.machine import decide
 from forewarn.core.operation import event_id_of
 from forewarn.engine.engine import FLEET_KEY, Engine
-from forewarn.errors import AlreadyPending, EventEnded, FleetChanged, NotFound, UnknownEvent, UnknownScope
+from forewarn.errors import AlreadyPending, EventEnded, FleetChanged, NotFound, RecordUnreadable, UnknownEvent, UnknownScope
 from forewarn.store.base import WRITES_MAX, Write
 from forewarn.wire.fleet import Fleet, dump_json, tag
 from forewarn.wire.record import HOSTS
@@ -187,7 +187,7 @@ class Operations:
         async with self._applying:
             await self._engine.catch_up()  # what another server has changed is not to be done, or left undone, by mistake
             if tags and await asyncio.to_thread(lambda: tag(dump_json(self.fleet()))) not in tags:
-                raise FleetChanged("the fleet has changed since it was read; read it again and decide anew")
+                raise FleetChanged("the fleet has changed since it was read; read it again and retry")
             return await self._apply(fleet, by, dry_run, digest)
 
     async def _apply(self, fleet: Fleet, by: str, dry_run: bool, digest: str | None) -> Difference:  # noqa: FBT001
@@ -265,13 +265,16 @@ class Operations:
         )
 
     def _batches(self, asked: Asked) -> Iterator[Asked]:
-        """What is committed together: few enough scopes for one commit, and few enough VMs for one turn. At least one batch."""
+        """What is committed together: few enough VMs for one turn, and few enough scopes for one commit. At least one batch.
+
+        The records of the fleet and of the floor need room in the commit, too.
+        """
         batch, vms = Asked(), 0
         for name, command in asked:
             place = self._engine.board.scopes.get(name)
             coming = len(command.vms) if isinstance(command, ask.Enrol) else 0
             size = max(coming, len(place.scope.vms) if place else 0)
-            if batch and (len(batch) == WRITES_MAX - 1 or vms + size > VMS_PER_COMMIT_MAX):
+            if batch and (len(batch) == WRITES_MAX - 2 or vms + size > VMS_PER_COMMIT_MAX):
                 yield batch
                 batch, vms = Asked(), 0
             batch.append((name, command))
@@ -299,13 +302,17 @@ class Operations:
         """
         told: list[Told] = []
         refusals: list[AlreadyPending] = []
+        unreadable: RecordUnreadable | None = None
         is_known = False
         await self._engine.catch_up()  # also a host that is known here may have VMs that are not
-        for place in self._engine.board.places_on(command.host):
+        for place in await self._engine.look_up(lambda: self._engine.board.places_on(command.host)):
             try:
                 outcome = await self._engine.submit(place.scope.name, command, by)
             except AlreadyPending as refusal:
                 refusals.append(refusal)
+                continue
+            except RecordUnreadable as problem:  # the other scopes are done all the same; then it is reported
+                unreadable = unreadable or problem
                 continue
             except UnknownScope:  # it has left the fleet meanwhile
                 continue
@@ -313,6 +320,8 @@ class Operations:
             ids = [event_id_of(command.operation_id, scope.name, domain) for domain in sorted(domains(scope.vms))]
             told += [Told(scope, event) for event in map(scope.event, ids) if event is not None]
             is_known = is_known or not {ended.id for ended in scope.ended}.isdisjoint(ids)
+        if unreadable is not None:
+            raise unreadable
         if refusals and not told and not is_known:
             raise refusals[0]
         return told

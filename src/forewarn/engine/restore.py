@@ -13,11 +13,11 @@ from msgspec.structs import replace
 
 from forewarn.core.change import Change, What
 from forewarn.core.token import Role
-from forewarn.engine.engine import FLEET_KEY, SCOPE_KEY, Engine
+from forewarn.engine.engine import FLOOR_KEY, SCOPE_KEY, Engine
 from forewarn.engine.webhooks import IDENTITY_KEY
 from forewarn.errors import Refused
 from forewarn.store.base import WRITES_MAX, Write
-from forewarn.wire.record import HOSTS, SCOPE, Hosts
+from forewarn.wire.record import FLOOR, SCOPE, Floor
 
 BY = "store restore"
 JUMP = 1_000_000
@@ -38,7 +38,7 @@ class Renewed(NamedTuple):
 def highest_number(engine: Engine) -> int:
     """The highest document number that this store can have shown."""
     shown = (place.scope.incarnation for place in engine.board.scopes.values())
-    return max([_hosts(engine).incarnation_floor, *shown])
+    return max([engine.floor, *shown])
 
 
 async def renew(engine: Engine, *, above: int, source: str, keep_tokens: bool, secret: str) -> Renewed:
@@ -62,7 +62,7 @@ async def renew(engine: Engine, *, above: int, source: str, keep_tokens: bool, s
 
 
 async def _raise_numbers(engine: Engine, number: int, detail: str) -> None:
-    """The fleet's own record comes last, with the note of all: a file that lacks it was not restored to the end."""
+    """The floor of new scopes comes last, with the note of all: a file that lacks it was not restored to the end."""
     places = list(engine.board.scopes.values())
     writes = [
         Write(SCOPE_KEY.format(place.scope.name), SCOPE.encode(replace(place.scope, incarnation=number)), place.revision)
@@ -70,12 +70,8 @@ async def _raise_numbers(engine: Engine, number: int, detail: str) -> None:
     ]
     for first in range(0, len(writes), WRITES_MAX):
         await engine.commit([], BY, *writes[first : first + WRITES_MAX])
-    fleet = Write(FLEET_KEY, HOSTS.encode(replace(_hosts(engine), incarnation_floor=number)), engine.fleet_revision)
-    known = [one for one in (await engine.store.load(IDENTITY_KEY)).records if one.key == IDENTITY_KEY]
-    forgotten = [Write(IDENTITY_KEY, None, one.revision) for one in known]
-    await engine.commit([], BY, fleet, *forgotten, changes=[Change(what=What.RESTORED, detail=detail)])
-
-
-def _hosts(engine: Engine) -> Hosts:
-    value = engine.fleet_record.value
-    return Hosts() if value is None else HOSTS.decode(value)
+    known = [one for key in (FLOOR_KEY, IDENTITY_KEY) for one in (await engine.store.load(key)).records if one.key == key]
+    revisions = {one.key: one.revision for one in known}
+    floor = Write(FLOOR_KEY, FLOOR.encode(Floor(number)), revisions.get(FLOOR_KEY, 0))
+    forgotten = [Write(IDENTITY_KEY, None, revisions[IDENTITY_KEY])] if IDENTITY_KEY in revisions else []
+    await engine.commit([], BY, floor, *forgotten, changes=[Change(what=What.RESTORED, detail=detail)])

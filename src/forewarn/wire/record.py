@@ -17,11 +17,20 @@ T = TypeVar("T")
 
 
 class Hosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The hosts that the fleet declares, the digest of the fleet file applied last, the number that new scopes start above."""
+    """The hosts that the fleet declares, and the digest of the fleet file applied last.
+
+    `incarnation_floor` is what the first version wrote instead of a record of its own (`Floor`).
+    """
 
     names: tuple[str, ...] = ()
     digest: str = ""
     incarnation_floor: int = 0
+
+
+class Floor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The highest DocumentIncarnation that any scope that is gone has shown: new scopes start above it."""
+
+    incarnation: int = 0
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +90,7 @@ class Form(Generic[T]):
 
 SCOPE = Form("scope", Scope)
 HOSTS = Form("hosts", Hosts)
+FLOOR = Form("floor", Floor)
 CAMPAIGN = Form("campaign", Campaign)
 ROLL = Form("roll of campaigns", Roll)
 NAMES: Form[tuple[str, ...]] = Form("campaign's hosts", tuple[str, ...])

@@ -18,7 +18,7 @@ from forewarn.engine.campaigns import Campaigns
 from forewarn.engine.clock import VirtualClock
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations, Told
-from forewarn.errors import EventEnded, StoreLost, UnknownEvent, UnknownHost, UnknownVm
+from forewarn.errors import EventEnded, StoreLost, Unavailable, UnknownEvent
 from forewarn.store.base import Snapshot
 from forewarn.store.memory import MemoryStore
 from forewarn.store.sqlite import SqliteStore
@@ -244,20 +244,50 @@ def test_look_that_began_before_the_commit_is_not_taken_for_one_after_it() -> No
     live(story, Counts())
 
 
-def test_store_that_does_not_answer_leaves_the_answer_as_it_was() -> None:
-    """What is not found is then a 404, not an error of the store: nobody knows more."""
+def test_while_the_store_does_not_answer_nothing_is_reported_as_unknown() -> None:
+    """Another server may have created it: a 404 would be believed, a 503 is tried again."""
 
     async def story(world: World) -> None:
         assert isinstance(world.store, Counts)
         operations = await world.desk()
         world.store.is_lost = True
-        await unknown(operations)
-        with pytest.raises(UnknownVm):
+        with pytest.raises(Unavailable):
+            await operations.event(guid(999_999))
+        with pytest.raises(Unavailable):
             await operations.restart("nobody", by="ann")
-        with pytest.raises(UnknownHost):
+        with pytest.raises(Unavailable):
             await operations.fail("nowhere", by="ann")
 
     live(story, Counts())
+
+
+def test_what_a_slow_store_did_not_show_in_time_is_read_the_next_time() -> None:
+    """A read that timed out has read nothing."""
+
+    async def story(world: World) -> None:
+        assert isinstance(world.store, Slow)
+        operations, late = Operations(await world.engine(), world.make_id), await world.engine()
+        await operations.apply(FLEET, by="ann")
+        world.store.is_slow = True
+        with pytest.raises(Unavailable):
+            await late.look_up(lambda: late.board.find_vm("db"))
+        world.store.is_slow = False
+
+        assert await late.look_up(lambda: late.board.find_vm("db"))
+
+    live(story, Slow())
+
+
+class Slow(MemoryStore):
+    """Its watch ends at once while it is slow, as one that timed out."""
+
+    is_slow = False
+
+    async def watch(self, after: int) -> AsyncGenerator[Snapshot, None]:
+        if self.is_slow:
+            raise TimeoutError
+        async for batch in super().watch(after):
+            yield batch
 
 
 def test_event_that_is_over_is_answered_without_a_look() -> None:
