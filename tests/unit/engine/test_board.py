@@ -43,7 +43,7 @@ def test_what_is_unknown_is_named() -> None:
         board.places_on("host-z")
 
 
-@pytest.mark.parametrize("leaving", permutations(["a", "b", "c"]))
+@pytest.mark.parametrize("leaving", list(permutations(["a", "b", "c"])))
 @pytest.mark.parametrize("returning", ["a", "b", "c"])
 def test_id_stays_shared_until_a_single_vm_has_it(leaving: tuple[str, str, str], returning: str) -> None:
     """A request with a shared id could be any of them: while two have it, it must not be taken for one VM's."""
