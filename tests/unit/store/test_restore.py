@@ -174,8 +174,8 @@ def test_restored_store_ignores_a_log_left_by_a_store_that_is_gone(tmp_path: Pat
 
     aside = restore(backup, target, may_replace=False)
 
-    assert aside.with_name("aside.db-wal").read_bytes() == content
     assert value_of(target) == b"old"
+    assert aside.with_name("aside.db-wal").read_bytes() == content
     assert sorted(file.name for file in tmp_path.iterdir()) == ["aside.db-wal", "backup.db", "store.db"]
 
 
