@@ -164,7 +164,7 @@ class Config:
 
     # fmt: off
     fleet: Annotated[Path | None, Option("Service", FILE_OR_FOLDER,
-        "Fleet file, YAML or JSON, or a folder of them, made so at the start; without one the store's fleet goes on.")] = None
+        "Fleet file, YAML or JSON, or a folder of them, applied at startup; without it, the stored fleet is used.")] = None
     store: Annotated[str, Option("Service", STORE,
         "Where scopes and events are kept; `memory` forgets all at the end.")] = "sqlite:///forewarn.db"
     metadata: Annotated[Address, Option("Service", ADDRESS, "Where VMs poll and approve; port 0: a free one.")] = METADATA_DEFAULT
@@ -200,7 +200,7 @@ class Config:
     impact_seconds_max: Annotated[float, Option("Impacts", _number(1, 86_400),
         "A driver's call that takes longer counts as failed.")] = 3600.0
     impact_retry_seconds_max: Annotated[float, Option("Impacts", _number(0, 86_400),
-        "How long an impact is tried again after its first failure, with growing pauses; 0: the first failure is final.")] = 300.0
+        "How long a failed impact is retried after its first failure, with growing pauses; 0: that failure is final.")] = 300.0
     platform: Annotated[PlatformName, Option("Impacts", _choice(PlatformName),
         "What carries impacts out: nothing (it only takes its time), commands of your own, or libvirt.")] = PlatformName.SIMULATED
     exec_command: Annotated[tuple[ExecCommand, ...], Option("Impacts", EXEC,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from forewarn.errors import Invalid
-from forewarn.wire.fleet import Source
+from forewarn.wire.fleet import FleetText
 from forewarn.wire.text import SIZE_MAX
 
 SUFFIXES = (".yaml", ".yml", ".json")
@@ -13,7 +13,7 @@ FILES_MAX = 1000
 FOLDER_BYTES_MAX = 1024 * 1024 * 1024
 
 
-def read_sources(path: Path) -> list[Source]:
+def read_sources(path: Path) -> list[FleetText]:
     """The file, or all fleet files of the folder in the order of their names.
 
     Of a file that is too large only so much is read that the parser refuses it.
@@ -26,7 +26,7 @@ def read_sources(path: Path) -> list[Source]:
         raise Invalid(f"the fleet file {path} cannot be read: {error.strerror or error}", file=str(path)) from error
 
 
-def digest_of(sources: Sequence[Source]) -> str:
+def digest_of(sources: Sequence[FleetText]) -> str:
     """Differs when a file changes, comes or goes. For a single file it is the SHA-256 of its text."""
     if len(sources) == 1:
         return hashlib.sha256(sources[0].text).hexdigest()
@@ -51,6 +51,6 @@ def _check_folder(path: Path, files: Sequence[Path]) -> None:
         raise Invalid(f"the fleet files in {path} have {size} bytes; expected at most {FOLDER_BYTES_MAX}", file=str(path))
 
 
-def _read(path: Path) -> Source:
+def _read(path: Path) -> FleetText:
     with path.open("rb") as stream:
-        return Source(str(path), stream.read(SIZE_MAX + 1))
+        return FleetText(str(path), stream.read(SIZE_MAX + 1))

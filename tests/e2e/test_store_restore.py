@@ -72,7 +72,7 @@ def test_after_a_restore_no_old_tag_and_no_old_token_is_good(tmp_path: Path) -> 
         assert poll(service, '"2"')[0] == 200
         shown = told(service, new, "history", "--what", "restored", "--json").stdout
         assert [entry["detail"] for entry in json.loads(shown)["history"]] == [
-            f"from {backup}; document numbers go on at 1000002"
+            f"from {backup}; document numbers continue at 1000002"
         ]
 
     (kept,) = tmp_path.glob("forewarn.db.replaced-*")

@@ -108,8 +108,8 @@ def check(file: File) -> None:
     """Check a fleet file without a service."""
     with needs_server_parts("fleet check"):
         from forewarn.fleet_files import read_sources
-        from forewarn.wire.fleet import Source, parse_all
-    fleet = parse_all(read_sources(Path(file)) if Path(file).is_dir() else [Source(file, _read(file))])
+        from forewarn.wire.fleet import FleetText, parse_all
+    fleet = parse_all(read_sources(Path(file)) if Path(file).is_dir() else [FleetText(file, _read(file))])
     typer.echo(f"{file}: {len(fleet.scopes)} scopes with {sum(len(scope.vms) for scope in fleet.scopes)} VMs, all well")
 
 

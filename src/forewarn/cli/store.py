@@ -58,7 +58,7 @@ def _path(what: str, given: str) -> str:
 
     path = path_of(given)
     if not path and (given in ("", "memory") or "://" in given):
-        raise Usage(f"{what}: {given!r} is no file; expected sqlite:///PATH or the path of a file")
+        raise Usage(f"{what}: {given!r} is not a file; expected sqlite:///PATH or the path of a file")
     return os.path.realpath(path or given)
 
 
@@ -81,8 +81,8 @@ def _shown_by(path: str) -> int:
 def _tell(done: "Renewed", source: str, path: str, aside: str, *, keep_tokens: bool) -> None:
     typer.echo(f"{path} is restored from {source}")
     if os.path.exists(aside):
-        typer.echo(f"the store of before is kept as {aside}")
-    typer.echo(f"document numbers go on at {done.number}, above all that clients have seen")
+        typer.echo(f"the previous store was saved as {aside}")
+    typer.echo(f"document numbers continue at {done.number}, above all that clients have seen")
     if keep_tokens:
         typer.echo("the tokens are those of the backup: revoke again what was revoked since")
     if done.revoked:
@@ -90,5 +90,6 @@ def _tell(done: "Renewed", source: str, path: str, aside: str, *, keep_tokens: b
         typer.echo(f"the new admin token, shown this once: {done.token}")
     more = ", make new tokens with this one" if done.token else ""
     typer.echo(
-        f"next: start the service{more}, and look at `forewarn event list` and `forewarn vm list`: what came later is not there"
+        f"next: start the service{more}, and look at `forewarn event list` and `forewarn vm list`:"
+        " changes made after the backup are missing"
     )

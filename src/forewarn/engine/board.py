@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from forewarn.core.event import Event, EventType, Status
 from forewarn.core.fleet import Scope, Vm
-from forewarn.engine.order import SortedKeys
+from forewarn.engine.sorted_keys import SortedKeys
 from forewarn.errors import UnknownHost, UnknownScope, UnknownVm
 
 

@@ -48,10 +48,11 @@ async def renew(engine: Engine, *, above: int, source: str, keep_tokens: bool, s
     number = max(highest_number(engine), above) + JUMP
     if number > NUMBER_MAX - JUMP:
         raise Refused(
-            f"document numbers would go on at {number}; at most {NUMBER_MAX - JUMP} is accepted, for clients that read 32 bits",
+            f"document numbers would continue at {number}; at most {NUMBER_MAX - JUMP} is accepted,"
+            " for clients that read 32 bits",
             number=number,
         )
-    await _raise_numbers(engine, number, f"from {source}; document numbers go on at {number}")
+    await _raise_numbers(engine, number, f"from {source}; document numbers continue at {number}")
     tokens, now = engine.tokens.all(), engine.clock.now()
     if keep_tokens or not tokens:
         return Renewed(number)

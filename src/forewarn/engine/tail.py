@@ -100,6 +100,6 @@ class Tail:
 
     def check_room(self, followers_max: int, by: str = "", each_max: int | None = None) -> None:
         if each_max is not None and self._followers_by.get(by, 0) >= each_max:
-            raise Unavailable(f"{each_max} streams are open with this token; at most {each_max} may be", streams_max=each_max)
+            raise Unavailable(f"this client already has {each_max} open streams; the limit is {each_max}", streams_max=each_max)
         if self.followers >= followers_max:
             raise Unavailable(f"{self.followers} streams are open; at most {followers_max} may be", streams_max=followers_max)

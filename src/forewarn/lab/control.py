@@ -65,7 +65,7 @@ class TranscriptView(msgspec.Struct, frozen=True):
 
 
 class DoorsView(msgspec.Struct, frozen=True):
-    """The VMs that have a listener of their own, and its URL: a request there is one of that VM. `total` counts all VMs."""
+    """The VMs that have a listener of their own, and its URL: requests to it count as that VM's. `total` counts all VMs."""
 
     doors: dict[str, str]
     total: int

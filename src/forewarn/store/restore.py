@@ -8,7 +8,7 @@ import fcntl
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 from forewarn.errors import Invalid, Refused, StoreDenied, StoreUnusable
 from forewarn.store.sqlite import FILE_MODE, check_path, copy_store
@@ -35,15 +35,10 @@ def restoring(backup: str, target: str, *, aside: str, may_replace: bool) -> Ite
         copy_store(backup, copy)
         yield copy
         _give_to_owner(copy, like=os.path.dirname(target) if is_new else target)
-        if is_new:
-            _move_log(target, aside)
-            os.link(copy, target)  # unlike a rename it fails if somebody has made the target meanwhile
-            os.unlink(copy)
-        else:
-            _swap(copy, target, aside)
+        _swap(copy, target, aside, is_new=is_new)
         _sync(os.path.dirname(target))
     except OSError as error:
-        raise StoreUnusable(f"{target}: it was not restored: {error.strerror or error}; expected a disk that takes it") from error
+        raise StoreUnusable(f"{target}: restore failed: {error.strerror or error}; check free space and permissions") from error
     finally:
         for file in (copy, f"{copy}-wal", f"{copy}-shm"):
             with suppress(FileNotFoundError):
@@ -62,7 +57,10 @@ def _check_replaceable(target: str, *, may_replace: bool) -> None:
         raise Refused(f"{target} exists; expected --force, which keeps it under another name, or another target", file=target)
     owner, us = os.stat(target).st_uid, os.geteuid()
     if us not in (0, owner):
-        raise StoreDenied(f"{target} belongs to user {owner}, and the new one would be ours; run this as that user or as root")
+        raise StoreDenied(
+            f"{target} belongs to user {owner}, and the restored file would belong to another user;"
+            " run this as that user or as root"
+        )
     with _alone(target):
         return
 
@@ -89,20 +87,26 @@ def _give_to_owner(copy: str, like: str) -> None:
         os.chown(copy, found.st_uid, found.st_gid)
 
 
-def _swap(copy: str, target: str, aside: str) -> None:
-    """Under the lock, so that no server opens the old file now. An old log beside the new file would damage it: it goes first."""
-    with _alone(target):
-        os.link(target, aside)
-        _move_log(target, aside)
+def _swap(copy: str, target: str, aside: str, *, is_new: bool) -> None:
+    """Under the lock, so that no server opens the target now.
+
+    SQLite would replay an old log beside the new file, and damage it: the log goes first. A crash may leave one without its file.
+    """
+    if is_new:  # its name is taken first: this fails if somebody has made the target meanwhile, and the log is theirs
+        os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE))
+    with _alone(target), ExitStack() as undo:
+        if is_new:
+            undo.callback(os.unlink, target)
+        else:
+            os.link(target, aside)
+            undo.callback(os.unlink, aside)
+        with suppress(FileNotFoundError):
+            os.rename(f"{target}-wal", f"{aside}-wal")
+            undo.callback(os.rename, f"{aside}-wal", f"{target}-wal")
+        with suppress(FileNotFoundError):
+            os.unlink(f"{target}-shm")
         os.replace(copy, target)
-
-
-def _move_log(target: str, aside: str) -> None:
-    """SQLite would replay a log that is left beside the new file, and damage it. A crash leaves one, also without its file."""
-    with suppress(FileNotFoundError):
-        os.rename(f"{target}-wal", f"{aside}-wal")
-    with suppress(FileNotFoundError):
-        os.unlink(f"{target}-shm")
+        undo.pop_all()
 
 
 def _sync(folder: str) -> None:

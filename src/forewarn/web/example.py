@@ -89,7 +89,7 @@ MESSAGES: dict[str, tuple[str, Json]] = {
     "over_budget": ("rack7-1 alone takes 2 VMs of web down at once; at most 1 may be", {"host": "rack7-1"}),
     "too_many_campaigns": ("100 campaigns are going on; at most 100 may", {"campaigns_max": 100}),
     "campaign_over": ("campaign c1 is done; expected one that is running or paused", {"campaign": "c1", "state": "done"}),
-    "fleet_changed": ("the fleet has changed since it was read; read it again and decide anew", {}),
+    "fleet_changed": ("the fleet has changed since it was read; read it again and retry", {}),
     "body_too_large": ("the body is larger than the 65536 bytes accepted here", {"size_max": 65536}),
     "unsupported_media_type": ("Content-Type is 'text/plain'; expected application/json", {"content_type": "text/plain"}),
     "idempotency_key_reused": ("Idempotency-Key 'k1' came with another request before; expected a new key", {"key": "k1"}),

@@ -97,7 +97,7 @@ class Metadata:
     async def _reply(self, request: Request, receive: Receive) -> Reply | None:
         caller = self._identify(request)
         if b"origin" in request.headers:  # no client of the protocol sends it; browsers do, with every POST of a page
-            raise Forbidden("Forbidden. Requests of web pages are not accepted")
+            raise Forbidden("Forbidden. Requests from web pages are not accepted")
         if self._pace and not self._pace.admits(caller.vm, asyncio.get_running_loop().time()):
             raise TooManyRequests(f"Too many requests. {self._settings.requests_per_second:g} a second are accepted")
         handler, methods = self._handler(request)

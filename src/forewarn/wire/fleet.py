@@ -144,7 +144,7 @@ SCHEMA = _plain({"$schema": "https://json-schema.org/draft/2020-12/schema", **ms
 that is no network, a terminate_notice outside its limits."""
 
 
-class Source(NamedTuple):
+class FleetText(NamedTuple):
     """The text of a fleet file, and what an error calls it."""
 
     name: str
@@ -162,7 +162,7 @@ def parse(text: bytes, source: str) -> Fleet:
     return fleet
 
 
-def parse_all(sources: Sequence[Source]) -> Fleet:
+def parse_all(sources: Sequence[FleetText]) -> Fleet:
     """The fleet of several files together. What must be unique in a fleet must be unique in all of them."""
     parts = [parse(source.text, source.name) for source in sources]
     if len(parts) == 1:
@@ -182,7 +182,7 @@ def parse_all(sources: Sequence[Source]) -> Fleet:
     return fleet
 
 
-def _in_its_file(path: Path, sources: Sequence[Source], parts: Sequence[Fleet]) -> tuple[Source, Path]:
+def _in_its_file(path: Path, sources: Sequence[FleetText], parts: Sequence[Fleet]) -> tuple[FleetText, Path]:
     """The file that a path of the whole fleet leads into, and the path within it."""
     scopes, index, *rest = path
     assert isinstance(index, int), "what must be unique stands in a scope"

@@ -1,6 +1,7 @@
 """What polls read: who is found where, what is shown, who is woken."""
 
 import asyncio
+from itertools import permutations
 
 import pytest
 from msgspec.structs import replace
@@ -40,6 +41,29 @@ def test_what_is_unknown_is_named() -> None:
         board.place("db")
     with pytest.raises(UnknownHost, match="'host-z'"):
         board.places_on("host-z")
+
+
+@pytest.mark.parametrize("leaving", list(permutations(["a", "b", "c"])))
+@pytest.mark.parametrize("returning", ["a", "b", "c"])
+def test_id_stays_shared_until_a_single_vm_has_it(leaving: tuple[str, str, str], returning: str) -> None:
+    """A request with a shared id could be any of them: while two have it, it must not be taken for one VM's."""
+    scopes = {name: replace(scope_of(vm(name, id=guid(1))), name=name) for name in "abc"}
+    board = board_with(*scopes.values())
+    present = {"a", "b", "c"}
+
+    def check() -> None:
+        assert board.shared_ids == ({guid(1): present} if len(present) > 1 else {})
+        assert (board.ids[guid(1)] in present) if present else not board.ids
+
+    check()
+    for revision, name in enumerate(leaving, start=2):
+        present.remove(name)
+        board.withdraw(name, revision)
+        check()
+        if name == returning:
+            present.add(name)
+            board.publish(scopes[name], revision + 10)
+            check()
 
 
 def test_a_declared_host_without_vms_is_known() -> None:

@@ -1,6 +1,8 @@
 """Campaigns at work: the loop, the walk, restarts, two servers, what is refused, what is kept."""
 
 import asyncio
+import errno
+import gc
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -391,6 +393,35 @@ STORED = """{"format":1,"value":{"id":"c1","wish":{"type":"Reboot","patterns":["
 "health_seconds_max":5},"started_at":"2030-01-31T12:00:00Z","total":1,"waves":1,"cursor":1,\
 "under_way":[{"host":"h1","taken_at":"2030-01-31T12:00:00Z","phase":"checking"}]}}"""
 """A campaign as version 0.1 stored it while it waited for its own health command."""
+
+
+class ShortOfDescriptors(HealthPlatform):
+    """A health command that cannot be started the first time."""
+
+    async def carry_out(self, order: Order) -> Done:
+        done = await super().carry_out(order)
+        if len(self.orders) == 1:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return done
+
+
+def test_health_command_that_could_not_be_started_is_tried_again() -> None:
+    """A shortage of file descriptors on the server says nothing about the host, and must not stop the campaign."""
+
+    async def story(world: World) -> None:
+        health, errors = ShortOfDescriptors(), list[object]()
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+        async with world.server(fleet(), health) as engine:
+            campaign = await Campaigns(engine).start(wish("h1"), by="ann")
+            await world.clock.advance(2 * TURN)
+            end = now_of(engine, campaign)
+
+        assert counts(end) == (State.DONE, 1, 0, 0)
+        assert [order.vm.host for order in health.orders] == ["h1", "h1"]
+        gc.collect()  # tells of a task whose error nobody has seen
+        assert errors == []
+
+    live(story)
 
 
 @pytest.mark.parametrize("is_configured", [False, True])

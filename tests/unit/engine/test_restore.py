@@ -13,7 +13,8 @@ from forewarn.engine.history import Wanted, read
 from forewarn.engine.operations import Operations
 from forewarn.engine.restore import JUMP, highest_number, renew
 from forewarn.engine.webhooks import identity_of
-from forewarn.errors import Refused
+from forewarn.errors import RecordUnreadable, Refused
+from forewarn.store.base import Write
 from forewarn.wire.fleet import Fleet
 from tests.unit.engine.test_engine import FLEET, World, live
 
@@ -70,10 +71,28 @@ def test_a_scope_that_is_new_after_a_restore_starts_above_all_that_was_shown() -
 
 def test_numbers_that_would_not_fit_into_32_bits_are_refused() -> None:
     async def tell(world: World, desk: Operations, engine: Engine) -> None:
-        with pytest.raises(Refused, match=r"document numbers would go on at .*; at most .* is accepted"):
+        with pytest.raises(Refused, match=r"document numbers would continue at .*; at most .* is accepted"):
             await renewed(engine, above=2**31 - 1 - 2 * JUMP + 1)
         assert highest_number(engine) == 2
         assert highest_number(await renewed(engine, above=2**31 - 1 - 2 * JUMP)) == 2**31 - 1 - JUMP
+
+    story_of(tell)
+
+
+def test_backup_with_an_unreadable_scope_is_refused_and_unchanged() -> None:
+    """Its document number could not be raised, so its VMs would be answered 304 for another document."""
+
+    async def tell(world: World, desk: Operations, engine: Engine) -> None:
+        (found,) = (await engine.store.load("scope/db/")).records
+        assert found.value
+        newer = found.value.replace(b'"format":1', b'"format":9')
+        await engine.store.commit([Write(found.key, newer, found.revision)])
+        backup = await world.engine()
+        before = await engine.store.load("")
+
+        with pytest.raises(RecordUnreadable, match=r"scope db was written by a newer version of Forewarn, or is damaged"):
+            await renewed(backup)
+        assert await engine.store.load("") == before
 
     story_of(tell)
 
@@ -109,7 +128,7 @@ def test_the_history_tells_of_the_restore() -> None:
     async def tell(world: World, desk: Operations, engine: Engine) -> None:
         fresh = await renewed(engine)
         ((shown,), _) = await read(fresh.store, Wanted(what="restored"), limit=10)
-        assert (shown.by, shown.detail) == ("store restore", f"from backup.db; document numbers go on at {JUMP + 2}")
+        assert (shown.by, shown.detail) == ("store restore", f"from backup.db; document numbers continue at {JUMP + 2}")
 
     story_of(tell)
 

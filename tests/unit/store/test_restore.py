@@ -150,6 +150,72 @@ def test_a_damaged_store_is_replaced_and_its_log_goes_with_it(tmp_path: Path) ->
     assert aside.with_name("aside.db-wal").read_bytes() == b"frames"
 
 
+def log_without_store(path: Path, value: bytes) -> Path:
+    """What is left beside a store after a crash, if its file alone was moved away."""
+
+    async def crash() -> bytes:
+        store = await SqliteStore.open(str(path))
+        await store.commit([Write("a", value, 0)])
+        content = log.read_bytes()
+        await store.close()
+        return content
+
+    log = path.with_name(f"{path.name}-wal")
+    content = asyncio.run(crash())
+    path.unlink()
+    log.write_bytes(content)
+    return log
+
+
+def test_restored_store_ignores_a_log_left_by_a_store_that_is_gone(tmp_path: Path) -> None:
+    """SQLite would replay the log into the new file. It may hold the last changes of the lost store, so it is kept."""
+    backup, target = store_with(tmp_path / "backup.db", b"old"), tmp_path / "store.db"
+    content = log_without_store(target, b"new").read_bytes()
+
+    aside = restore(backup, target, may_replace=False)
+
+    assert value_of(target) == b"old"
+    assert aside.with_name("aside.db-wal").read_bytes() == content
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["aside.db-wal", "backup.db", "store.db"]
+
+
+def test_log_of_a_store_that_appears_during_a_restore_stays_with_it(tmp_path: Path) -> None:
+    """The target did not exist when the restore began; a service that started meanwhile needs its log."""
+    backup, target = store_with(tmp_path / "backup.db", b"old"), tmp_path / "store.db"
+
+    with (
+        ExitStack() as others,
+        pytest.raises(StoreUnusable, match="restore failed: File exists; check free space and permissions"),
+        restoring(str(backup), str(target), aside=str(tmp_path / "aside.db"), may_replace=False),
+    ):
+        others.enter_context(program(HOLD, target))
+    assert not (tmp_path / "aside.db-wal").exists()
+
+
+def replace_by_folder(file: Path) -> None:
+    """What cannot take the place of a file."""
+    file.unlink()
+    file.mkdir()
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_failed_replacement_puts_the_log_back(tmp_path: Path, is_new: bool) -> None:
+    """Without its log the old store lacks its last changes."""
+    backup, target = store_with(tmp_path / "backup.db", b"old"), tmp_path / "store.db"
+    if not is_new:
+        store_with(target, b"new")
+    (tmp_path / "store.db-wal").write_bytes(b"frames")
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+
+    with (
+        pytest.raises(OSError, match="directory"),
+        restoring(str(backup), str(target), aside=str(tmp_path / "aside.db"), may_replace=True) as copy,
+    ):
+        replace_by_folder(Path(copy))
+    Path(copy).rmdir()
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
 def damaged(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-4096])
 

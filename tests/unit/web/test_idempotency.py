@@ -311,6 +311,24 @@ def test_after_a_day_the_answer_is_forgotten_and_lets_go_of_its_place() -> None:
     story(tell)
 
 
+def test_unreadable_record_does_not_keep_expired_ones_in_the_store() -> None:
+    """One record of a newer server, or a damaged one, must not let the store grow for ever."""
+
+    async def tell(world: World) -> None:
+        store, at = world.engine.store, world.clock.now() - idempotency.KEPT_FOR
+        expired = ANSWER.encode(Answer(asked="x", at=at, status=202))
+        await store.commit([Write(f"answer/{name}/", expired, 0) for name in ("a", "z")])
+        await store.commit([Write("answer/unreadable/", expired.replace(b'"format":1', b'"format":9'), 0)])
+
+        assert (await ask(world)).status_code == 202
+
+        kept = {one.key for one in (await store.load("answer/")).records}
+        assert len(kept) == 2
+        assert "answer/unreadable/" in kept
+
+    story(tell)
+
+
 def test_only_the_latest_answers_are_kept_whatever_their_keys() -> None:
     """Whoever makes up keys without end must not fill the store; and those who asked last ask again."""
 

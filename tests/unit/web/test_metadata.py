@@ -287,7 +287,7 @@ def test_a_page_in_a_browser_can_neither_read_nor_approve(method: str, version: 
         await guest.restart()
         target = f"/metadata/scheduledevents?api-version={version}"
         told = await guest.call(target, TRUE, (b"origin", origin), method=method, body=APPROVAL)
-        assert (told.status, told.json) == (403, {"error": "Forbidden. Requests of web pages are not accepted"})
+        assert (told.status, told.json) == (403, {"error": "Forbidden. Requests from web pages are not accepted"})
         assert guest.place.scope.events[0].approvals == ()
 
     run(story)

@@ -250,7 +250,7 @@ def test_one_token_cannot_take_the_streams_of_all() -> None:
         for stream in streams:
             await anext(stream)
 
-        why = "10 streams are open with this token; at most 10 may be"
+        why = "this client already has 10 open streams; the limit is 10"
         assert await world.refused("GET", "/api/v1/stream", headers=bearer) == (503, "unavailable", why)
         assert [chunk async for chunk in frames(world.engine.tail, Wanted(), None, by=viewer.digest)] == []
         boss = (b"authorization", f"Bearer fw_boss_{SECRET}".encode())
