@@ -82,7 +82,7 @@ def _tell(done: "Renewed", source: str, path: str, aside: str, *, keep_tokens: b
     typer.echo(f"{path} is restored from {source}")
     if os.path.exists(aside):
         typer.echo(f"the previous store was saved as {aside}")
-    typer.echo(f"document numbers continue at {done.number}, above all that clients have seen")
+    typer.echo(f"document numbers continue at {done.number}, above those of the backup and of the store it replaces")
     if keep_tokens:
         typer.echo("the tokens are those of the backup: revoke again what was revoked since")
     if done.revoked:

@@ -167,7 +167,7 @@ class Guard:
         """Whether there is room all the same, because an idle connection of the groups could be closed."""
         self.limits_reached[limit] += 1
         count = self.connections_count
-        self.trouble.tell("connection limit reached", limit=limit, limit_max=limit_max, connections=count, address=address)
+        self.trouble.tell(f"connection limit reached: {limit}", limit_max=limit_max, connections=count, address=address)
         return any(self._evict(group) for group in groups)
 
     def _evict(self, group: "OrderedDict[Timed, None]") -> bool:
