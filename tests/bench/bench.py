@@ -72,7 +72,7 @@ GOALS = [
     Goal("p99 of new connections against nginx", OURS_NEW, MEMORY_NEW, p99, 2.0, is_least=False),
 ]
 CHANGE_RATIO_MAX = 1.5
-START_RATIO_MAX = 5
+START_RATIO_MAX = 8
 
 
 def main() -> int:

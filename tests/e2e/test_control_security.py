@@ -190,10 +190,10 @@ def test_a_pair_that_cannot_be_used_is_told_at_the_start(folder: Path) -> None:
     lock = ["openssl", "pkey", "-in", str(key), "-aes256", "-passout", "pass:x", "-out", str(locked)]
     subprocess.run(lock, check=True, capture_output=True)
     expected = {
-        (certificate, folder / "none.key"): (1, "the key file .*none.key cannot be read: No such file or directory"),
-        (certificate, other): (1, ".* do not fit: the key is another certificate's; expected the two of one pair"),
-        (certificate, locked): (1, ".* cannot be used: the key is encrypted; expected one without a password"),
-        (folder / "fleet.yaml", key): (1, ".* cannot be used: .*; expected two files in PEM form"),
+        (certificate, folder / "none.key"): (2, "the key file .*none.key cannot be read: No such file or directory"),
+        (certificate, other): (2, ".* do not fit: the key is another certificate's; expected the two of one pair"),
+        (certificate, locked): (2, ".* cannot be used: the key is encrypted; expected one without a password"),
+        (folder / "fleet.yaml", key): (2, ".* cannot be used: .*; expected two files in PEM form"),
         (certificate, None): (2, "control_key_file is not given; TLS needs both a certificate and its key"),
     }
     for (one, two), (code, message) in expected.items():
@@ -208,7 +208,7 @@ def test_beyond_loopback_it_starts_only_when_there_is_a_token(folder: Path) -> N
     store = "sqlite:///fleet.db"
     arguments = ("serve", "--fleet", "fleet.yaml", "--store", store)
     refused = forewarn(*arguments, "--metadata", "127.0.0.1:0", "--control", "0.0.0.0:0", cwd=folder)
-    assert refused.returncode == 1
+    assert refused.returncode == 2
     assert refused.stderr == (
         "forewarn: control is 0.0.0.0:0: there are no tokens, so whoever reaches it could do anything; expected a loopback"
         f" address, or make a token first: forewarn token create NAME --role admin --store {store}\n"
@@ -228,7 +228,7 @@ def test_a_memory_store_never_goes_beyond_loopback(folder: Path) -> None:
     """It has no tokens at the start, and would have no way to get one."""
     refused = forewarn("serve", "--store", "memory", "--metadata", "127.0.0.1:0", "--control", "0.0.0.0:0", cwd=folder)
 
-    assert refused.returncode == 1
+    assert refused.returncode == 2
     assert refused.stderr.endswith("or a store that outlives the process: one in memory has no tokens\n")
 
 

@@ -232,7 +232,7 @@ def test_a_command_that_cannot_be_run_is_refused_at_the_start(program: str) -> N
 def test_the_service_refuses_to_start_without_any_command() -> None:
     told = forewarn("serve", "--platform", "exec", "--store", "memory", "--metadata", "127.0.0.1:0", "--control", "127.0.0.1:0")
 
-    assert told.returncode == 1
+    assert told.returncode == 2
     assert told.stderr.startswith("forewarn: the exec platform has no command; exec_command gives it one")
 
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from forewarn.cli.usage import needs_server_parts
+from forewarn.cli.usage import Usage, needs_server_parts
 from forewarn.cli.watch import SHOWN, sentence
 from forewarn.config import Address, ClientConfig, Config, Resolved
+from forewarn.errors import Invalid
 
 if TYPE_CHECKING:
     from forewarn.server import Addresses
@@ -75,7 +76,10 @@ def _run(command: str, config: Config, on_ready: "Callable[[Addresses], None]", 
     with needs_server_parts(command):
         from forewarn.server import serve as run
 
-        run_until_stopped(lambda: run(config, on_ready, on_change))
+        try:
+            run_until_stopped(lambda: run(config, on_ready, on_change))
+        except Invalid as problem:  # a person has to mend it: the systemd unit does not restart after this exit code
+            raise Usage(problem.message) from problem
 
 
 def run_until_stopped(work: "Callable[[], Coroutine[Any, Any, None]]") -> None:
