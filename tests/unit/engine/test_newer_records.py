@@ -7,6 +7,7 @@ from datetime import timedelta
 import pytest
 
 from forewarn.core import command as ask
+from forewarn.core.fleet import Scope, ScopeKind
 from forewarn.core.token import Role
 from forewarn.engine.engine import Engine
 from forewarn.engine.loops import Loops
@@ -16,7 +17,7 @@ from forewarn.platform.base import Done, Order
 from forewarn.store.base import Record, Write
 from forewarn.store.memory import MemoryStore
 from forewarn.wire.fleet import Fleet
-from tests.builders import MINUTE
+from tests.builders import MINUTE, vm
 from tests.unit.engine.test_engine import FLEET, World, live
 
 NEWER_SCOPE = b'{"format":1,"value":{"name":"web","colour":"red"}}'
@@ -230,5 +231,22 @@ def test_campaign_of_a_newer_server_does_not_stop_a_reload() -> None:
         assert engine.board.place("web").scope.name == "web"
         with pytest.raises(Unavailable):
             await engine.commit([], "ann", Write("campaigns", b"{}", 0))
+
+    live(story)
+
+
+def test_failed_host_reaches_the_scopes_behind_one_that_cannot_be_read() -> None:
+    """The hardware of all of them has failed. The operator learns of the scope that this server could not change."""
+
+    async def story(world: World) -> None:
+        engine = await world.engine()
+        operations = Operations(engine, world.make_id)
+        scopes = tuple(Scope(name=name, kind=ScopeKind.VM, vms=(vm(name),)) for name in "abc")
+        await operations.apply(Fleet(scopes=scopes, hosts=()), by="ann")
+        await rewrite(world.store, "scope/b/", NEWER_FORMAT)
+        with pytest.raises(RecordUnreadable, match="scope b"):
+            await operations.fail("host-a", by="ann")
+
+        assert [len(engine.board.place(name).scope.events) for name in "abc"] == [1, 0, 1]
 
     live(story)
