@@ -26,15 +26,28 @@ def vm(name: str, *, domain: int = 0, host: str = "host-a", **more: object) -> V
     return replace(Vm(name=name, update_domain=domain, host=host), **more)
 
 
-def scope_of(*vms: Vm, is_enabled: bool = True, kind: ScopeKind = ScopeKind.AVAILABILITY_SET, **policy: object) -> Scope:
-    """An enabled scope holding the given VMs, by default `web-0` on domain 0 and `web-1` on domain 1."""
+def scope_of(
+    *vms: Vm,
+    is_enabled: bool = True,
+    kind: ScopeKind = ScopeKind.AVAILABILITY_SET,
+    **policy: object,
+) -> Scope:
+    """An enabled scope holding the given VMs, by default `web-0` on domain 0 and `web-1` on domain
+    1.
+    """
     members = vms or (vm("web-0"), vm("web-1", domain=1, host="host-b"))
     return Scope(
-        name="web", kind=kind, policy=replace(Policy(), **policy), vms=members, seen_at=NOON - MINUTE if is_enabled else None
+        name="web",
+        kind=kind,
+        policy=replace(Policy(), **policy),
+        vms=members,
+        seen_at=NOON - MINUTE if is_enabled else None,
     )
 
 
-def run(scope: Scope, *commands: ask.Command, at: datetime = NOON, timing: Timing = STANDARD) -> Scope:
+def run(
+    scope: Scope, *commands: ask.Command, at: datetime = NOON, timing: Timing = STANDARD
+) -> Scope:
     """The scope after these commands, all at one moment."""
     for command in commands:
         scope = decide(scope, command, at, timing).scope
@@ -53,7 +66,9 @@ def approve(vm: str, *numbers: int) -> ask.Approve:
     return ask.Approve(event_ids=tuple(guid(number) for number in numbers or (1,)), vm=vm)
 
 
-def maintain(host: str = "host-a", type_: EventType = EventType.FREEZE, **more: object) -> ask.Maintain:
+def maintain(
+    host: str = "host-a", type_: EventType = EventType.FREEZE, **more: object
+) -> ask.Maintain:
     return replace(ask.Maintain(host=host, operation_id=OPERATION, type=type_), **more)
 
 
@@ -61,17 +76,25 @@ def claim(number: int = 1, vm: str = "web-0", worker: str = "w1", tries: int = 0
     return ask.Claim(event_id=guid(number), vm=vm, worker=worker, tries=tries)
 
 
-def finish(number: int = 1, vm: str = "web-0", worker: str = "w1", tries: int = 1, **more: object) -> ask.Finish:
+def finish(
+    number: int = 1, vm: str = "web-0", worker: str = "w1", tries: int = 1, **more: object
+) -> ask.Finish:
     return replace(ask.Finish(event_id=guid(number), vm=vm, worker=worker, tries=tries), **more)
 
 
-def carry_out(scope: Scope, at: datetime = NOON, host: str = "") -> Scope:
+def run_impact(scope: Scope, at: datetime = NOON, host: str = "") -> Scope:
     """Every impact that is due, claimed and done."""
     for impact in scope.impacts:
         scope = run(
             scope,
             ask.Claim(event_id=impact.event_id, vm=impact.vm, worker="w1"),
-            ask.Finish(event_id=impact.event_id, vm=impact.vm, worker="w1", tries=impact.tries + 1, host=host),
+            ask.Finish(
+                event_id=impact.event_id,
+                vm=impact.vm,
+                worker="w1",
+                tries=impact.tries + 1,
+                host=host,
+            ),
             at=at,
         )
     return scope

@@ -1,4 +1,7 @@
-"""How the suite is divided and run: `make test` is what needs Python alone, `make test-all` also what is marked `system`."""
+"""How the suite is divided and run:
+
+`make test` is what needs Python alone, `make test-all` also what is marked `system`.
+"""
 
 import os
 from pathlib import Path
@@ -12,7 +15,11 @@ WORKERS_PER_CORE = 2
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """The tests of libvirt import it, so without it they cannot even be deselected."""
-    return True if config.option.markexpr == PYTHON_ONLY and collection_path.name.startswith("test_libvirt") else None
+    return (
+        True
+        if config.option.markexpr == PYTHON_ONLY and collection_path.name.startswith("test_libvirt")
+        else None
+    )
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,4 +1,7 @@
-"""What must always hold of a scope, whoever does what. The property tests and the simulation both check against this list."""
+"""What must always hold of a scope, whoever does what.
+
+The property tests and the simulation both check against this list.
+"""
 
 from datetime import datetime
 
@@ -36,18 +39,36 @@ def check_step(before: Scope, after: Scope, now: datetime) -> None:
     for event in after.events:
         if event.id in old:
             was = old[event.id]
-            must(not (was.status is Status.STARTED and event.status is Status.SCHEDULED), "statuses only move on", was, event)
+            must(
+                not (was.status is Status.STARTED and event.status is Status.SCHEDULED),
+                "statuses only move on",
+                was,
+                event,
+            )
             must(was.not_before <= event.not_before, "NotBefore only moves away", was, event)
             is_held = event.status is Status.SCHEDULED and event.type is not EventType.TERMINATE
-            must(was.not_before == event.not_before or is_held, "only what is not begun, and no deletion, is put off", was, event)
+            must(
+                was.not_before == event.not_before or is_held,
+                "only what is not begun, and no deletion, is put off",
+                was,
+                event,
+            )
             must(set(event.resources) <= set(was.resources), "Resources only shrink", was, event)
-            must(set(was.approvals) <= set(event.approvals), "no approval is taken back", was, event)
+            must(
+                set(was.approvals) <= set(event.approvals), "no approval is taken back", was, event
+            )
             must(was.is_approved <= event.is_approved, "consent stands", was, event)
             had_consent = was.is_approved or could_consent(before, after, event)
             must(not event.is_approved or had_consent, "consent is as the policy asks", event)
         else:
-            must(event.id not in {ended.id for ended in before.ended}, "what ended stays ended", event)
-    has_changed = [without_incarnation(page) for page in pages(before)] != [without_incarnation(page) for page in pages(after)]
+            must(
+                event.id not in {ended.id for ended in before.ended},
+                "what ended stays ended",
+                event,
+            )
+    has_changed = [without_incarnation(page) for page in pages(before)] != [
+        without_incarnation(page) for page in pages(after)
+    ]
     must(
         after.incarnation == before.incarnation + has_changed,
         "the incarnation counts visible changes and nothing else",
@@ -66,17 +87,37 @@ def _check_starts(before: Scope, after: Scope, now: datetime) -> None:
         if event.status is not Status.STARTED or (was is not None and was.status is Status.STARTED):
             continue
         had_consent = was is not None and was.is_approved
-        may = event.cause is Cause.FAILED or event.not_before <= now or had_consent or could_consent(before, after, event)
+        may = (
+            event.cause is Cause.FAILED
+            or event.not_before <= now
+            or had_consent
+            or could_consent(before, after, event)
+        )
         must(may, "nothing starts before NotBefore without consent", event, now)
-        if after.policy.couple_terminates and event.type is EventType.TERMINATE and event.not_before > now:
-            left = [other for other in after.events if other.type is EventType.TERMINATE and other.status is Status.SCHEDULED]
-            waits = [other for other in left if not other.is_approved and other.not_before > now and not is_all_down(after)]
+        if (
+            after.policy.couple_terminates
+            and event.type is EventType.TERMINATE
+            and event.not_before > now
+        ):
+            left = [
+                other
+                for other in after.events
+                if other.type is EventType.TERMINATE and other.status is Status.SCHEDULED
+            ]
+            waits = [
+                other
+                for other in left
+                if not other.is_approved and other.not_before > now and not is_all_down(after)
+            ]
             must(not waits, "coupled deletions go together", event, waits)
 
 
 def could_consent(before: Scope, after: Scope, event: Event) -> bool:
-    """Whether the policy was satisfied at some time within a step. A commit may hold several commands, and one of them may have
-    started or stopped a VM after the event was approved."""
+    """Whether the policy was satisfied at some time within a step.
+
+    A commit may hold several commands, and one of them may have started or stopped a VM after the
+    event was approved.
+    """
     return has_consent(after, event) or has_consent(replace(after, vms=before.vms), event)
 
 
@@ -104,15 +145,35 @@ def check_state(scope: Scope, now: datetime) -> None:
     for event in scope.events:
         must(event.resources, "an event concerns somebody", event)
         must(set(event.resources) <= domains.keys(), "Resources are members", event, domains)
-        must(len({domains[name] for name in event.resources}) == 1, "one update domain per event", event, domains)
+        must(
+            len({domains[name] for name in event.resources}) == 1,
+            "one update domain per event",
+            event,
+            domains,
+        )
         must(event.id == event.id.upper(), "ids are upper case", event)
-        must(event.not_before.microsecond == 0 or event.cause is Cause.FAILED, "NotBefore is a whole second", event)
+        must(
+            event.not_before.microsecond == 0 or event.cause is Cause.FAILED,
+            "NotBefore is a whole second",
+            event,
+        )
         impacts = [impact for impact in scope.impacts if impact.event_id == event.id]
         wanted = set(event.resources) if event.status is Status.STARTED else set()
-        must({impact.vm for impact in impacts} == wanted, "an impact for each resource of what is Started", event, impacts)
+        must(
+            {impact.vm for impact in impacts} == wanted,
+            "an impact for each resource of what is Started",
+            event,
+            impacts,
+        )
         is_open = any(not impact.is_over for impact in impacts)
-        must(event.status is Status.SCHEDULED or is_open, "an event ends with its last impact", event)
-    must(not left_behind(scope, now), "nothing is left that is due and may start", left_behind(scope, now))
+        must(
+            event.status is Status.SCHEDULED or is_open, "an event ends with its last impact", event
+        )
+    must(
+        not left_behind(scope, now),
+        "nothing is left that is due and may start",
+        left_behind(scope, now),
+    )
     must(len({event.id for event in scope.events}) == len(scope.events), "ids are unique")
     must(len(scope.ended) <= 1000, "memory of what ended is limited")
     claimed = [impact.vm for impact in scope.impacts if impact.claimed_by]
@@ -122,18 +183,32 @@ def check_state(scope: Scope, now: datetime) -> None:
 
 def _check_seconds(scope: Scope) -> None:
     """Nobody is told the same thing twice."""
-    told = [(name, event.type, event.source, event.cause) for event in scope.events for name in event.resources]
+    told = [
+        (name, event.type, event.source, event.cause)
+        for event in scope.events
+        for name in event.resources
+    ]
     must(len(set(told)) == len(told), "the same thing twice to one VM is refused", told)
 
 
 def left_behind(scope: Scope, now: datetime) -> list[Event]:
-    """What should have started by now. Written apart from the machine on purpose, in the words of the design."""
+    """What should have started by now.
+
+    Written apart from the machine on purpose, in the words of the design.
+    """
     vms = {vm.name: vm for vm in scope.vms}
     started = [event for event in scope.events if event.status is Status.STARTED]
     silent = [impact.vm for impact in scope.impacts if scope.event(impact.event_id) is None]
     busy = {event.update_domain for event in started} | {vms[name].update_domain for name in silent}
-    due = [event for event in scope.events if event.status is Status.SCHEDULED and had_its_notice(scope, event, now)]
-    platform = sorted((event for event in due if event.source is Source.PLATFORM), key=lambda event: (event.not_before, event.id))
+    due = [
+        event
+        for event in scope.events
+        if event.status is Status.SCHEDULED and had_its_notice(scope, event, now)
+    ]
+    platform = sorted(
+        (event for event in due if event.source is Source.PLATFORM),
+        key=lambda event: (event.not_before, event.id),
+    )
     first = [event for event in platform[:1] if busy <= {event.update_domain}]
     return [event for event in due if event.source is Source.USER] + first
 
@@ -142,10 +217,16 @@ def had_its_notice(scope: Scope, event: Event, now: datetime) -> bool:
     if now >= event.not_before:
         return True
     all_down = all(vm.power is not Power.RUNNING for vm in scope.vms) and not event.is_timed
-    is_waived = event.is_approved or (all_down and AutoApprove.ALL_INSTANCES_DOWN in scope.policy.auto_approve)
+    is_waived = event.is_approved or (
+        all_down and AutoApprove.ALL_INSTANCES_DOWN in scope.policy.auto_approve
+    )
     if not is_waived or not (scope.policy.couple_terminates and event.type is EventType.TERMINATE):
         return is_waived
-    others = [other for other in scope.events if other.type is EventType.TERMINATE and other.status is Status.SCHEDULED]
+    others = [
+        other
+        for other in scope.events
+        if other.type is EventType.TERMINATE and other.status is Status.SCHEDULED
+    ]
     return all_down or all(other.is_approved or now >= other.not_before for other in others)
 
 
@@ -160,14 +241,24 @@ def check_claims(before: Scope, after: Scope, now: datetime) -> None:
     held = {(impact.event_id, impact.vm): impact for impact in before.impacts if impact.claimed_by}
     for impact in after.impacts:
         was = held.get((impact.event_id, impact.vm))
-        if was is not None and impact.claimed_by and (impact.claimed_by, impact.tries) != (was.claimed_by, was.tries):
-            must(was.due_at <= now, "a claim changes hands only when it has lapsed", was, impact, now)
+        if (
+            was is not None
+            and impact.claimed_by
+            and (impact.claimed_by, impact.tries) != (was.claimed_by, was.tries)
+        ):
+            must(
+                was.due_at <= now, "a claim changes hands only when it has lapsed", was, impact, now
+            )
 
 
 def check_domains(before: Scope, after: Scope) -> None:
-    """A platform event (failed hardware aside) starts only where no other update domain is under impact."""
+    """A platform event (failed hardware aside) starts only where no other update domain is under
+    impact.
+    """
     old = {event.id for event in before.events if event.status is Status.STARTED}
-    started = [event for event in after.events if event.status is Status.STARTED and event.id not in old]
+    started = [
+        event for event in after.events if event.status is Status.STARTED and event.id not in old
+    ]
     for event in started:
         if event.source is Source.PLATFORM and event.cause is not Cause.FAILED:
             others = [
@@ -176,7 +267,10 @@ def check_domains(before: Scope, after: Scope) -> None:
                 if other.status is Status.STARTED
                 and other.update_domain != event.update_domain
                 # a user's own operation, and a failure, may start in the very same step, after it
-                and not (other.id not in old and (other.source is Source.USER or other.cause is Cause.FAILED))
+                and not (
+                    other.id not in old
+                    and (other.source is Source.USER or other.cause is Cause.FAILED)
+                )
             ]
             must(not others, "one update domain per platform impact", event, others)
             silent = [
@@ -187,12 +281,14 @@ def check_domains(before: Scope, after: Scope) -> None:
                 and (vm := after.vm(impact.vm)) is not None
                 and vm.update_domain != event.update_domain
             ]
-            must(not silent, "silent operations hold platform events of other domains", event, silent)
+            must(
+                not silent, "silent operations hold platform events of other domains", event, silent
+            )
 
 
 def keeps_members_events(before: Scope, command: ask.Command, after: Scope) -> None:
     """A change of members loses no event of a VM that stays where and as it was."""
-    if not isinstance(command, ask.Enrol):
+    if not isinstance(command, ask.SetMembers):
         return
     check_members(before, after)
 
@@ -203,5 +299,9 @@ def check_members(before: Scope, after: Scope) -> None:
     left = {event.id for event in after.events}
     is_open = {(impact.event_id, impact.vm) for impact in before.impacts if not impact.is_over}
     for event in before.events:
-        waiting = {name for name in event.resources if event.status is Status.SCHEDULED or (event.id, name) in is_open}
+        waiting = {
+            name
+            for name in event.resources
+            if event.status is Status.SCHEDULED or (event.id, name) in is_open
+        }
         must(event.id in left or not stayed & waiting, "who stays keeps its events", event, stayed)

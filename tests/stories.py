@@ -1,4 +1,6 @@
-"""Stories: anything that anybody might ask of a scope, chosen by small numbers, so that a failing story shrinks well."""
+"""Stories: anything that anybody might ask of a scope, chosen by small numbers, so that a failing
+story shrinks well.
+"""
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -75,8 +77,12 @@ def command_of(move: Move, scope: Scope) -> ask.Command:
 
 def _operation(kind: type[ask.Operation]) -> Callable[[Move, Scope], ask.Command]:
     def build(move: Move, scope: Scope) -> ask.Command:
-        later = pick((None, None, None, NOON + timedelta(hours=1), NOON + timedelta(minutes=1)), move.third)
-        return kind(vm=pick(NAMES, move.first), event_id=guid(1 + move.second % 6), not_before=later)
+        later = pick(
+            (None, None, None, NOON + timedelta(hours=1), NOON + timedelta(minutes=1)), move.third
+        )
+        return kind(
+            vm=pick(NAMES, move.first), event_id=guid(1 + move.second % 6), not_before=later
+        )
 
     return build
 
@@ -95,7 +101,9 @@ def _host_operation(kind: type[ask.HostOperation]) -> Callable[[Move, Scope], as
                 host=host,
                 operation_id=operation_id,
                 type=pick(tuple(EventType)[:4], move.third),
-                cause=pick((Cause.MAINTENANCE, Cause.MAINTENANCE, Cause.LIVE_MIGRATION), move.third),
+                cause=pick(
+                    (Cause.MAINTENANCE, Cause.MAINTENANCE, Cause.LIVE_MIGRATION), move.third
+                ),
                 duration_seconds=pick((None, 0, 30, -1), move.first // 2),
                 description=pick((None, "Kernel.", ""), move.second),
                 not_before=pick((None, None, NOON + timedelta(hours=2)), move.first // 3),
@@ -108,8 +116,20 @@ def _host_operation(kind: type[ask.HostOperation]) -> Callable[[Move, Scope], as
 def claim_of(move: Move, scope: Scope) -> ask.Command:
     impacts = [(impact.event_id, impact.vm) for impact in scope.impacts] or [(guid(1), "a")]
     event_id, vm = pick(impacts, move.first)
-    tries = next((impact.tries for impact in scope.impacts if (impact.event_id, impact.vm) == (event_id, vm)), 0)
-    return ask.Claim(event_id=event_id, vm=vm, worker=pick(WORKERS, move.second), tries=pick((0, 0, tries), move.third))
+    tries = next(
+        (
+            impact.tries
+            for impact in scope.impacts
+            if (impact.event_id, impact.vm) == (event_id, vm)
+        ),
+        0,
+    )
+    return ask.Claim(
+        event_id=event_id,
+        vm=vm,
+        worker=pick(WORKERS, move.second),
+        tries=pick((0, 0, tries), move.third),
+    )
 
 
 def finish_of(move: Move, scope: Scope) -> ask.Command:
@@ -137,13 +157,17 @@ MOVES: tuple[Callable[[Move, Scope], ask.Command], ...] = (
     _host_operation(ask.Maintain),
     _host_operation(ask.Degrade),
     _host_operation(ask.Fail),
-    lambda move, scope: ask.Approve(event_ids=(_id(move, scope),), vm=pick((*NAMES, ""), move.second)),
     lambda move, scope: ask.Approve(
-        event_ids=(_id(move, scope), *(event.id for event in scope.events[:2])), vm=pick(NAMES, move.second)
+        event_ids=(_id(move, scope),), vm=pick((*NAMES, ""), move.second)
+    ),
+    lambda move, scope: ask.Approve(
+        event_ids=(_id(move, scope), *(event.id for event in scope.events[:2])),
+        vm=pick(NAMES, move.second),
     ),
     lambda move, scope: ask.Cancel(event_id=_id(move, scope)),
     lambda move, scope: ask.Extend(
-        event_id=_id(move, scope), not_before=NOON + timedelta(minutes=7 * move.second, seconds=move.third)
+        event_id=_id(move, scope),
+        not_before=NOON + timedelta(minutes=7 * move.second, seconds=move.third),
     ),
     lambda move, scope: ask.Complete(event_id=_id(move, scope)),
     claim_of,
@@ -151,8 +175,10 @@ MOVES: tuple[Callable[[Move, Scope], ask.Command], ...] = (
     finish_of,
     finish_of,
     lambda move, scope: ask.Seen(),
-    lambda move, scope: ask.Enrol(
-        kind=pick(tuple(ScopeKind), move.first), policy=policy_of(move.second), vms=members_of(move.third * 8 + move.first)
+    lambda move, scope: ask.SetMembers(
+        kind=pick(tuple(ScopeKind), move.first),
+        policy=policy_of(move.second),
+        vms=members_of(move.third * 8 + move.first),
     ),
     lambda move, scope: ask.Retire() if move.first == 31 else ask.Tick(),
 )

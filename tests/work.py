@@ -1,4 +1,6 @@
-"""How much work something is, counted and not timed: the Python code that runs, comparisons and hashes of names included."""
+"""How much work something is, counted and not timed: the Python code that runs, comparisons and
+hashes of names included.
+"""
 
 import sys
 from collections.abc import Awaitable
@@ -7,7 +9,9 @@ from typing import Any
 
 
 class Name(str):
-    """A name that is compared and hashed in Python, so that a sort or a set made in C shows in the count too."""
+    """A name that is compared and hashed in Python, so that a sort or a set made in C shows in the
+    count too.
+    """
 
     __slots__ = ()
 

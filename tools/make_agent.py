@@ -1,6 +1,8 @@
-"""Builds the agent as one file that needs nothing but Python: `python tools/make_agent.py [dist/forewarn-agent.pyz]`.
+"""Builds the agent as one file that needs nothing but Python: `python tools/make_agent.py
+[dist/forewarn-agent.pyz]`.
 
-Only what runs inside a VM is in it. The same sources give the same bytes: names in order, one date, one mode.
+Only what runs inside a VM is in it. The same sources give the same bytes: names in order, one date,
+one mode.
 """
 
 import sys
@@ -8,7 +10,7 @@ import zipfile
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src"
-PARTS = ("__init__.py", "errors.py", "notify.py", "client", "agent")
+PARTS = ("__init__.py", "errors.py", "systemd.py", "client", "agent")
 FIRST_LINE = b"#!/usr/bin/env python3\n"
 START = 'import sys\n\nfrom forewarn.agent.__main__ import main\n\nif __name__ == "__main__":\n    sys.exit(main())\n'
 DATE = (1980, 1, 1, 0, 0, 0)

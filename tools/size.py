@@ -1,4 +1,6 @@
-"""Print how many lines of code each package has: lines that are not blank, not a comment and not part of a docstring."""
+"""Print how many lines of code each package has: lines that are not blank, not a comment and not
+part of a docstring.
+"""
 
 import ast
 from collections import Counter
@@ -10,10 +12,18 @@ ROOT = Path(__file__).parent.parent / "src" / "forewarn"
 def code_lines(text: str) -> int:
     docstrings: set[int] = set()
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
             docstrings.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     lines = enumerate((line.strip() for line in text.splitlines()), start=1)
-    return sum(1 for number, line in lines if line and not line.startswith("#") and number not in docstrings)
+    return sum(
+        1
+        for number, line in lines
+        if line and not line.startswith("#") and number not in docstrings
+    )
 
 
 def main() -> None:

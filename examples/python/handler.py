@@ -1,6 +1,8 @@
-"""A worker that gets out of the way in time: it watches the Scheduled Events of its VM, drains, and only then says "go ahead".
+"""A worker that gets out of the way in time: it watches the Scheduled Events of its VM, drains, and
+only then says "go ahead".
 
-Standard library only, as any program inside a VM may be. `python handler.py` runs it on a real VM, here or on Azure.
+Standard library only, as any program inside a VM may be. `python handler.py` runs it on a real VM,
+here or on Azure.
 """
 
 import json
@@ -11,7 +13,9 @@ from http.client import HTTPException
 
 ENDPOINT = "http://169.254.169.254"
 PATH = "/metadata/scheduledevents?api-version=2020-07-01"
-OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the endpoint is here: no proxy knows it
+OPENER = urllib.request.build_opener(
+    urllib.request.ProxyHandler({})
+)  # the endpoint is here: no proxy knows it
 
 
 class Worker:
@@ -34,7 +38,10 @@ class Worker:
 
 
 class Handler:
-    """Keeps a worker out of the way of what happens to its VM. `look` is to be called once in `period_seconds`."""
+    """Keeps a worker out of the way of what happens to its VM.
+
+    `look` is to be called once in `period_seconds`.
+    """
 
     period_seconds = 1
 
@@ -51,7 +58,12 @@ class Handler:
             for event in ours:
                 if event["EventStatus"] == "Scheduled" and self.is_ready():
                     self.approve(event)
-        except (OSError, HTTPException, ValueError, KeyError) as problem:  # nothing follows from that: the next look may succeed
+        except (
+            OSError,
+            HTTPException,
+            ValueError,
+            KeyError,
+        ) as problem:  # nothing follows from that: the next look may succeed
             print(f"no sense to be had of the endpoint: {problem!r}")
 
     def events(self) -> list[dict[str, str]]:
@@ -59,7 +71,9 @@ class Handler:
         return events
 
     def concerns_us(self, event: dict[str, str]) -> bool:
-        """All VMs of an availability set see one document; what counts is whether our name is in it."""
+        """All VMs of an availability set see one document; what counts is whether our name is in
+        it.
+        """
         return self.name in event["Resources"]
 
     def is_ready(self) -> bool:

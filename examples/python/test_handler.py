@@ -1,6 +1,8 @@
-"""What the worker owes its VM, tested in a moment: events on demand, and a clock that the test moves.
+"""What the worker owes its VM, tested in a moment: events on demand, and a clock that the test
+moves.
 
-`scheduled_events` comes with `pip install 'forewarn[server]'`. HANDLER names the module to test, as in HANDLER=never_approves.
+`scheduled_events` comes with `pip install 'forewarn[server]'`. HANDLER names the module to test, as
+in HANDLER=never_approves.
 """
 
 import importlib
@@ -32,7 +34,9 @@ def watch(scheduled_events: Lab, handler: Handler, seconds: int) -> None:
         handler.look()
 
 
-def test_a_reboot_is_approved_when_the_job_in_hand_is_done(scheduled_events: Lab, handler: Handler, worker: Worker) -> None:
+def test_a_reboot_is_approved_when_the_job_in_hand_is_done(
+    scheduled_events: Lab, handler: Handler, worker: Worker
+) -> None:
     worker.take("invoice 7")
     event = scheduled_events.vm(NAME).reboot()
 
@@ -45,7 +49,9 @@ def test_a_reboot_is_approved_when_the_job_in_hand_is_done(scheduled_events: Lab
     assert event.status == "Started"
 
 
-def test_a_neighbours_reboot_is_the_neighbours_business(scheduled_events: Lab, handler: Handler, worker: Worker) -> None:
+def test_a_neighbours_reboot_is_the_neighbours_business(
+    scheduled_events: Lab, handler: Handler, worker: Worker
+) -> None:
     event = scheduled_events.vm("web-1").reboot()
 
     handler.look()
@@ -55,7 +61,9 @@ def test_a_neighbours_reboot_is_the_neighbours_business(scheduled_events: Lab, h
     assert worker.is_open
 
 
-def test_a_spot_eviction_finds_the_worker_drained(scheduled_events: Lab, handler: Handler, worker: Worker) -> None:
+def test_a_spot_eviction_finds_the_worker_drained(
+    scheduled_events: Lab, handler: Handler, worker: Worker
+) -> None:
     """It gives 30 seconds."""
     event = scheduled_events.vm(NAME).preempt()
 
@@ -64,7 +72,9 @@ def test_a_spot_eviction_finds_the_worker_drained(scheduled_events: Lab, handler
     assert worker.is_drained, f"not drained when the VM was taken away: {event}"
 
 
-def test_the_worker_takes_jobs_again_when_it_is_over(scheduled_events: Lab, handler: Handler, worker: Worker) -> None:
+def test_the_worker_takes_jobs_again_when_it_is_over(
+    scheduled_events: Lab, handler: Handler, worker: Worker
+) -> None:
     event = scheduled_events.vm(NAME).freeze()
     handler.look()
     assert not worker.is_open
@@ -76,11 +86,15 @@ def test_the_worker_takes_jobs_again_when_it_is_over(scheduled_events: Lab, hand
     assert worker.is_open
 
 
-def test_a_cancelled_maintenance_changes_nothing_for_long(scheduled_events: Lab, handler: Handler, worker: Worker) -> None:
+def test_a_cancelled_maintenance_changes_nothing_for_long(
+    scheduled_events: Lab, handler: Handler, worker: Worker
+) -> None:
     worker.take("invoice 7")
     event = scheduled_events.vm(NAME).redeploy()
     handler.look()
-    assert event.status == "Scheduled", "approved with a job in hand: there is nothing left to cancel"
+    assert event.status == "Scheduled", (
+        "approved with a job in hand: there is nothing left to cancel"
+    )
     event.cancel()
 
     handler.look()
@@ -102,7 +116,9 @@ def test_an_answer_that_makes_no_sense_is_no_all_clear(
     assert not worker.is_open
 
 
-def test_an_approval_that_was_not_heard_is_given_again(scheduled_events: Lab, handler: Handler) -> None:
+def test_an_approval_that_was_not_heard_is_given_again(
+    scheduled_events: Lab, handler: Handler
+) -> None:
     event = scheduled_events.vm(NAME).reboot()
     scheduled_events.fault("status", vm=NAME, code=503, method="POST", requests=2)
 

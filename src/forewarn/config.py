@@ -1,6 +1,8 @@
-"""Every option once: a field, and from it the flag, the variable, the key of `forewarn.toml` and the line of the reference page.
+"""Every option once: a field, and from it the flag, the variable, the key of `forewarn.toml` and
+the line of the reference page.
 
-A config is a value: it opens nothing and knows no rules. Flag beats variable beats file beats default. Standard library only.
+A config is a value: it opens nothing and knows no rules. Flag beats variable beats file beats
+default. Standard library only.
 """
 
 import difflib
@@ -15,7 +17,15 @@ from pathlib import Path
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar, get_args, get_type_hints
 from urllib.parse import urlsplit
 
-from forewarn.config_platform import EVENT_TYPES, ExecCommand, HealthCommand, HostUri, exec_command, health_command, host_uri
+from forewarn.config_platform import (
+    EVENT_TYPES,
+    ExecCommand,
+    HealthCommand,
+    HostUri,
+    exec_command,
+    health_command,
+    host_uri,
+)
 from forewarn.errors import Invalid
 
 C = TypeVar("C")
@@ -23,8 +33,26 @@ DEFAULT = "default"
 FILE_NAME, FILE_VARIABLE, FILE_BYTES_MAX = "forewarn.toml", "FOREWARN_CONFIG", 1 << 20
 UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 SIMULATED_MAX = timedelta(hours=24)
-WEBHOOK_CHANGES = ("ordered", "scheduled", "extended", "started", "impact-failed", "completed", "canceled", "failed")
-YES_NO = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+WEBHOOK_CHANGES = (
+    "ordered",
+    "scheduled",
+    "extended",
+    "started",
+    "impact-failed",
+    "completed",
+    "canceled",
+    "failed",
+)
+YES_NO = {
+    "true": True,
+    "1": True,
+    "yes": True,
+    "on": True,
+    "false": False,
+    "0": False,
+    "no": False,
+    "off": False,
+}
 
 
 class Identify(StrEnum):
@@ -125,7 +153,13 @@ def _address(text: str) -> Address:
 
 def _webhook(text: str) -> str:
     split = urlsplit(_text(text))
-    is_more = split.port == 0 or split.fragment or "@" in split.netloc or " " in text or not text.isascii()
+    is_more = (
+        split.port == 0
+        or split.fragment
+        or "@" in split.netloc
+        or " " in text
+        or not text.isascii()
+    )
     if split.scheme not in ("http", "https") or not split.hostname or is_more:
         raise ValueError
     return text
@@ -152,10 +186,19 @@ STORE = Kind(_store, "memory, sqlite:///relative.db or sqlite:////absolute/path.
 ADDRESS = Kind(_address, "HOST:PORT")
 METADATA_DEFAULT, CONTROL_DEFAULT = Address("127.0.0.1", 8080), Address("127.0.0.1", 8081)
 RATE = _number(0.001, 100_000)
-EXEC = Kind(exec_command, f"TYPE=COMMAND such as Reboot='/usr/sbin/qm reboot {{vm}}' (types {', '.join(EVENT_TYPES)}, or *)")
-HEALTH = Kind(health_command, "a command such as '/usr/local/bin/is-healthy {host}' ({host} and {event_type} are replaced)")
+EXEC = Kind(
+    exec_command,
+    f"TYPE=COMMAND such as Reboot='/usr/sbin/qm reboot {{vm}}' (types {', '.join(EVENT_TYPES)}, or *)",
+)
+HEALTH = Kind(
+    health_command,
+    "a command such as '/usr/local/bin/is-healthy {host}' ({host} and {event_type} are replaced)",
+)
 URI = Kind(host_uri, "a libvirt URI, which may hold {host}, or HOST=URI")
-SIMULATED = Kind(_simulated, f"TYPE=DURATION such as Freeze=30s (types {', '.join(EVENT_TYPES)}; units ms, s, m, h; at most 24h)")
+SIMULATED = Kind(
+    _simulated,
+    f"TYPE=DURATION such as Freeze=30s (types {', '.join(EVENT_TYPES)}; units ms, s, m, h; at most 24h)",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,7 +311,11 @@ def resolve(
     file: Path | None = None,
     defaults: Mapping[str, object] | None = None,
 ) -> Resolved[C]:
-    """The config; `defaults` stand in for its own. Invalid names the option, where it came from, what was expected, what came."""
+    """The config;
+
+    `defaults` stand in for its own. Invalid names the option, where it came from, what was
+    expected, what came.
+    """
     path = find_file(environ, file)
     keys = _read(path) if path else {}
     values, origins = dict(defaults or {}), {}
@@ -278,23 +325,45 @@ def resolve(
             variable(name, option): environ.get(variable(name, option)) or None,
             f"{name} in {path}": keys.get(name),
         }
-        origins[name] = next((origin for origin, value in given.items() if value is not None), DEFAULT)
+        origins[name] = next(
+            (origin for origin, value in given.items() if value is not None), DEFAULT
+        )
         if origins[name] != DEFAULT:
             values[name] = _parse(name, option, origins[name], given[origins[name]])
     config = kind(**values)
-    if isinstance(config, Config) and Identify.PROXY in config.identify and config.proxy_key_file is None:
-        raise Invalid(f"identify (from {origins['identify']}): proxy needs proxy_key_file, which is not given", option="identify")
+    if (
+        isinstance(config, Config)
+        and Identify.PROXY in config.identify
+        and config.proxy_key_file is None
+    ):
+        raise Invalid(
+            f"identify (from {origins['identify']}): proxy needs proxy_key_file, which is not given",
+            option="identify",
+        )
     if isinstance(config, Config) and config.webhook and config.webhook_secret_file is None:
-        raise Invalid(f"webhook (from {origins['webhook']}): needs webhook_secret_file, which is not given", option="webhook")
-    if isinstance(config, Config) and (config.control_certificate_file is None) != (config.control_key_file is None):
-        missing = "control_certificate_file" if config.control_certificate_file is None else "control_key_file"
-        raise Invalid(f"{missing} is not given; TLS needs both a certificate and its key", option=missing)
+        raise Invalid(
+            f"webhook (from {origins['webhook']}): needs webhook_secret_file, which is not given",
+            option="webhook",
+        )
+    if isinstance(config, Config) and (config.control_certificate_file is None) != (
+        config.control_key_file is None
+    ):
+        missing = (
+            "control_certificate_file"
+            if config.control_certificate_file is None
+            else "control_key_file"
+        )
+        raise Invalid(
+            f"{missing} is not given; TLS needs both a certificate and its key", option=missing
+        )
     return Resolved(config, origins, path)
 
 
 def options(kind: type) -> dict[str, Option]:
     """The options of a config by name, in their order."""
-    return {name: get_args(hint)[1] for name, hint in get_type_hints(kind, include_extras=True).items()}
+    return {
+        name: get_args(hint)[1] for name, hint in get_type_hints(kind, include_extras=True).items()
+    }
 
 
 def flag(name: str) -> str:
@@ -324,29 +393,44 @@ def _read(path: Path) -> dict[str, object]:
         with path.open("rb") as file:
             keys = tomllib.loads(file.read(FILE_BYTES_MAX).decode())
     except OSError as error:
-        raise Invalid(f"{path}: cannot be read: {error.strerror or error}", file=str(path)) from error
+        raise Invalid(
+            f"{path}: cannot be read: {error.strerror or error}", file=str(path)
+        ) from error
     except ValueError as error:  # not UTF-8, or not TOML
-        raise Invalid(f"{path}: is not TOML: {' '.join(str(error).split())}", file=str(path)) from error
+        raise Invalid(
+            f"{path}: is not TOML: {' '.join(str(error).split())}", file=str(path)
+        ) from error
     known = [*options(Config), *options(ClientConfig)]
     for key in keys:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
-            raise Invalid(f"{path}: unknown key {key!r}{f'; did you mean {near[0]!r}?' if near else ''}", file=str(path), key=key)
+            raise Invalid(
+                f"{path}: unknown key {key!r}{f'; did you mean {near[0]!r}?' if near else ''}",
+                file=str(path),
+                key=key,
+            )
     return keys
 
 
 def _parse(name: str, option: Option, origin: str, given: object) -> object:
-    several = given.split(",") if isinstance(given, str) else given  # a variable holds several values by commas
+    several = (
+        given.split(",") if isinstance(given, str) else given
+    )  # a variable holds several values by commas
     try:
         if not option.is_repeatable:
             return option.kind.parse(_as_text(given))
-        return tuple(option.kind.parse(_as_text(one)) for one in (several if isinstance(several, list | tuple) else [several]))
+        return tuple(
+            option.kind.parse(_as_text(one))
+            for one in (several if isinstance(several, list | tuple) else [several])
+        )
     except Invalid as why:
         raise Invalid(f"{name} (from {origin}): {given!r} is refused: {why}", option=name) from why
     except (ValueError, KeyError, OverflowError) as error:
         is_hidden = option.is_secret or "@" in repr(given)  # a URL may hold a password
         shown = "something else" if is_hidden else repr(given)[:200]
-        raise Invalid(f"{name} (from {origin}): expected {option.kind.expects}, got {shown}", option=name) from error
+        raise Invalid(
+            f"{name} (from {origin}): expected {option.kind.expects}, got {shown}", option=name
+        ) from error
 
 
 def _as_text(given: object) -> str:

@@ -1,4 +1,6 @@
-"""Options of the platforms whose values are more than a text: what they hold, and how they are read. Standard library only."""
+"""Options of the platforms whose values are more than a text: what they hold, and how they are
+read. Standard library only.
+"""
 
 import re
 import shlex
@@ -8,14 +10,30 @@ from forewarn.errors import Invalid
 
 EVENT_TYPES = ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate")
 PLACEHOLDER = re.compile(r"(?<!\$)\{([a-z_]+)\}")
-PLACEHOLDERS = ("event_id", "event_type", "cause", "tries", "duration_seconds", "scope", "vm", "vm_id", "address", "host")
-"""What a command of the operator's is told: `{name}` in its words, FOREWARN_NAME in its environment."""
+PLACEHOLDERS = (
+    "event_id",
+    "event_type",
+    "cause",
+    "tries",
+    "duration_seconds",
+    "scope",
+    "vm",
+    "vm_id",
+    "address",
+    "host",
+)
+"""What a command of the operator's is told:
+
+`{name}` in its words, FOREWARN_NAME in its environment.
+"""
 HEALTH_PLACEHOLDERS = ("host", "event_type")
 """The same for the health command of campaigns, which is about a host and not about a VM."""
 
 
 class ExecCommand(NamedTuple):
-    """The command for a type of impact; the type `*` stands for every type that has no command of its own."""
+    """The command for a type of impact; the type `*` stands for every type that has no command of
+    its own.
+    """
 
     type: str
     words: tuple[str, ...]
@@ -34,7 +52,10 @@ class HealthCommand(NamedTuple):
 
 
 class HostUri(NamedTuple):
-    """Where a host's libvirt answers. Without a host it is for all of them, and may hold `{host}`."""
+    """Where a host's libvirt answers.
+
+    Without a host it is for all of them, and may hold `{host}`.
+    """
 
     host: str
     uri: str
@@ -56,11 +77,17 @@ def health_command(text: str) -> HealthCommand:
 
 
 def _words(command: str, placeholders: tuple[str, ...]) -> tuple[str, ...]:
-    """The words of a command, split as a shell would, with nothing in braces that will not be replaced."""
+    """The words of a command, split as a shell would, with nothing in braces that will not be
+    replaced.
+    """
     words = tuple(shlex.split(command))
-    unknown = [name for word in words for name in PLACEHOLDER.findall(word) if name not in placeholders]
+    unknown = [
+        name for word in words for name in PLACEHOLDER.findall(word) if name not in placeholders
+    ]
     if unknown or any(PLACEHOLDER.search(word) for word in words[:1]):
-        raise Invalid(f"{{name}} may be one of {', '.join(placeholders)}, and not in the program's own path")
+        raise Invalid(
+            f"{{name}} may be one of {', '.join(placeholders)}, and not in the program's own path"
+        )
     if not words or not words[0] or "\0" in command:
         raise ValueError
     return words

@@ -20,14 +20,18 @@
             ├── StoreDenied this user may not read and write the store's files
             └── RecordUnreadable   one record is: what it holds cannot be changed here
 
-HTTP statuses live in `web/problems.py` and exit codes in `cli/`, nowhere else. Standard library only: the guest uses it too.
+HTTP statuses live in `web/http_status.py` and exit codes in `cli/`, nowhere else. Standard library
+only: the guest uses it too.
 """
 
 from typing import ClassVar
 
 
-class Problem(Exception):
-    """Something expected went wrong. `code` is for machines and never changes; the message is for a person."""
+class Error(Exception):
+    """Something expected went wrong.
+
+    `code` is for machines and never changes; the message is for a person.
+    """
 
     code: ClassVar[str] = "problem"
 
@@ -37,11 +41,11 @@ class Problem(Exception):
         self.facts = facts
 
 
-class Invalid(Problem):
+class Invalid(Error):
     code = "invalid"
 
 
-class NotFound(Problem):
+class NotFound(Error):
     code = "not_found"
 
 
@@ -73,15 +77,15 @@ class EventEnded(NotFound):
     code = "event_ended"
 
 
-class Unauthorized(Problem):
+class Unauthorized(Error):
     code = "unauthorized"
 
 
-class Forbidden(Problem):
+class Forbidden(Error):
     code = "forbidden"
 
 
-class Refused(Problem):
+class Refused(Error):
     code = "refused"
 
 
@@ -129,11 +133,11 @@ class FleetChanged(Refused):
     code = "fleet_changed"
 
 
-class ImpactFailed(Problem):
+class ImpactFailed(Error):
     code = "impact_failed"
 
 
-class Unavailable(Problem):
+class Unavailable(Error):
     code = "unavailable"
 
 

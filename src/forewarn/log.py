@@ -1,4 +1,7 @@
-"""Log lines: a fixed text with facts beside it, for a person or for a program. One per change of the world, none per poll."""
+"""Log lines: a fixed text with facts beside it, for a person or for a program.
+
+One per change of the world, none per poll.
+"""
 
 import json
 import logging
@@ -23,11 +26,14 @@ def set_up_log(format_: LogFormat, level: LogLevel) -> None:
 class HumanLines(logging.Formatter):
     """`STAMP  level  message  name=value …`, one line. A traceback follows it on indented lines.
 
-    Values hold what drivers, hosts and guests print, so no value can start another line or fact, or reach the terminal raw.
+    Values hold what drivers, hosts and guests print, so no value can start another line or fact, or
+    reach the terminal raw.
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        facts = "  ".join(f"{name}={quoted(str(value))}" for name, value in facts_of(record).items())
+        facts = "  ".join(
+            f"{name}={quoted(str(value))}" for name, value in facts_of(record).items()
+        )
         line = f"{stamp(record)}  {record.levelname.lower():7}  {escaped(record.getMessage())}"
         trace = self.formatException(record.exc_info).splitlines() if record.exc_info else []
         return "\n".join([f"{line}  {facts}".rstrip(), *(f"    {escaped(one)}" for one in trace)])
@@ -35,7 +41,12 @@ class HumanLines(logging.Formatter):
 
 class JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        line = {"at": stamp(record), "level": record.levelname.lower(), "text": record.getMessage(), **facts_of(record)}
+        line = {
+            "at": stamp(record),
+            "level": record.levelname.lower(),
+            "text": record.getMessage(),
+            **facts_of(record),
+        }
         if record.exc_info:
             line["trace"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)
@@ -50,7 +61,9 @@ def quoted(value: str) -> str:
 
 def escaped(text: str) -> str:
     """The text with a backslash escape for every character that is not printable."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
+    )
 
 
 def facts_of(record: logging.LogRecord) -> dict[str, object]:

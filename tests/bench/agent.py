@@ -1,8 +1,9 @@
-"""What the agent costs inside a VM, and how soon it acts. `python -m tests.bench.agent`: a table; 1 where a goal is missed.
+"""What the agent costs inside a VM, and how soon it acts. `python -m tests.bench.agent`: a table; 1
+where a goal is missed.
 
-Memory and CPU are those of the real process with its socket and port open, polling once a second. Growth is that of the real
-agent and client, over real HTTP, without the rest between two polls. Latency is from the operator's call of the real server to
-the log line of the first step.
+Memory and CPU are those of the real process with its socket and port open, polling once a second.
+Growth is that of the real agent and client, over real HTTP, without the rest between two polls.
+Latency is from the operator's call of the real server to the log line of the first step.
 """
 
 import argparse
@@ -34,7 +35,11 @@ POLLS_BEFORE = 10_000
 """So many until all that is made once has been made."""
 SAMPLES = 30
 PAGE = b'{"DocumentIncarnation":1,"Events":[]}'
-ANSWER = b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nETag: "1"\r\nContent-Length: %d\r\n\r\n' % len(PAGE) + PAGE
+ANSWER = (
+    b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nETag: "1"\r\nContent-Length: %d\r\n\r\n'
+    % len(PAGE)
+    + PAGE
+)
 HELD = '[[rule]]\nname = "all"\nconcerns = "any"\n'
 BEGUN = re.compile(r"^(\S+)Z +info +the step has begun +event=(\S+) .*phase=prepare", re.MULTILINE)
 
@@ -62,15 +67,21 @@ def measure() -> list[Row]:
         waiting = latencies(Path(folder), "waiting", wait_seconds=30)
         polling = latencies(Path(folder), "polling", wait_seconds=0)
     worst = f"of {SAMPLES}, the worst"
-    rows.append(Row(f"from a change to the first step, waiting ({worst})", max(waiting) * 1000, 50, "ms"))
-    rows.append(Row(f"from a change to the first step, polling ({worst})", max(polling) * 1000, 1100, "ms"))
+    rows.append(
+        Row(f"from a change to the first step, waiting ({worst})", max(waiting) * 1000, 50, "ms")
+    )
+    rows.append(
+        Row(f"from a change to the first step, polling ({worst})", max(polling) * 1000, 1100, "ms")
+    )
     return rows
 
 
 def main() -> int:
     rows = measure()
     for row in rows:
-        print(f"{row.name:62} {row.value:8,.2f} {row.unit:2}  goal ≤ {row.most:g} {row.unit}{'' if row.is_met else '  MISSED'}")
+        print(
+            f"{row.name:62} {row.value:8,.2f} {row.unit:2}  goal ≤ {row.most:g} {row.unit}{'' if row.is_met else '  MISSED'}"
+        )
     return 0 if all(row.is_met for row in rows) else 1
 
 
@@ -96,16 +107,34 @@ def costs(folder: Path) -> list[Row]:
 
 def growth(folder: Path) -> Row:
     with endpoint() as url:
-        words = [sys.executable, "-m", "tests.bench.agent", "--polls", str(POLLS), "--url", url, "--folder", str(folder)]
+        words = [
+            sys.executable,
+            "-m",
+            "tests.bench.agent",
+            "--polls",
+            str(POLLS),
+            "--url",
+            url,
+            "--folder",
+            str(folder),
+        ]
         said = subprocess.run(words, check=True, capture_output=True, text=True, timeout=600).stdout
     before, after = map(int, said.split())
-    return Row(f"growth from {POLLS_BEFORE:,} to {POLLS:,} polls", (after - before) / 1e6, 0.3, "MB")
+    return Row(
+        f"growth from {POLLS_BEFORE:,} to {POLLS:,} polls", (after - before) / 1e6, 0.3, "MB"
+    )
 
 
 def latencies(folder: Path, name: str, *, wait_seconds: int) -> list[float]:
-    """In seconds. Changes come at any moment of the agent's second, but not before it has seen the last one."""
+    """In seconds.
+
+    Changes come at any moment of the agent's second, but not before it has seen the last one.
+    """
     names = [f"vm-{number}" for number in range(SAMPLES)]
-    vms = "".join(f"      - {{name: {vm}, address: 127.0.1.{number}, host: host-a}}\n" for number, vm in enumerate(names))
+    vms = "".join(
+        f"      - {{name: {vm}, address: 127.0.1.{number}, host: host-a}}\n"
+        for number, vm in enumerate(names)
+    )
     fleet = f"scopes:\n  - name: web\n    kind: availability-set\n    vms:\n{vms}"
     (folder / name).mkdir()
     chance = random.Random(1)
@@ -127,7 +156,10 @@ def latencies(folder: Path, name: str, *, wait_seconds: int) -> list[float]:
 
 
 def steps_begun(agent: AgentProcess) -> dict[str, float]:
-    return {event: datetime.fromisoformat(f"{at}+00:00").timestamp() for at, event in BEGUN.findall(agent.log())}
+    return {
+        event: datetime.fromisoformat(f"{at}+00:00").timestamp()
+        for at, event in BEGUN.findall(agent.log())
+    }
 
 
 class Hurried(Client):
@@ -165,7 +197,9 @@ def poll_many(url: str, polls: int, folder: Path) -> None:
 @contextmanager
 def endpoint() -> Iterator[str]:
     """A fast endpoint that has no events and cannot wait, as a process of its own."""
-    with subprocess.Popen([sys.executable, "-m", "tests.bench.agent", "--serve"], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.bench.agent", "--serve"], stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         try:
             yield f"http://127.0.0.1:{int(process.stdout.readline())}"
@@ -179,7 +213,9 @@ def serve() -> None:
         while True:  # ends when it is killed
             connection, _ = listening.accept()
             with connection:
-                while connection.recv(65536):  # ends with the connection; a question is one packet here
+                while connection.recv(
+                    65536
+                ):  # ends with the connection; a question is one packet here
                     connection.sendall(ANSWER)
 
 
@@ -191,7 +227,13 @@ def memory(pid: int) -> int:
 
 def cpu_seconds(pid: int) -> float:
     """Of all threads, to the nanosecond."""
-    return sum(int(file.read_text().split()[0]) for file in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
+    return (
+        sum(
+            int(file.read_text().split()[0])
+            for file in Path(f"/proc/{pid}/task").glob("*/schedstat")
+        )
+        / 1e9
+    )
 
 
 if __name__ == "__main__":

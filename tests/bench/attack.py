@@ -1,7 +1,9 @@
-"""What one hostile client costs everybody else. `python -m tests.bench.attack`: a table; exits 1 where a limit is exceeded.
+"""What one hostile client costs everybody else. `python -m tests.bench.attack`: a table; exits 1
+where a limit is exceeded.
 
-A real `forewarn serve` runs on one core. From the other core a VM polls at a steady pace while another client attacks, and a
-platform event of a third VM comes due in the middle of it. Each attack is compared with a quiet run against the same server.
+A real `forewarn serve` runs on one core. From the other core a VM polls at a steady pace while
+another client attacks, and a platform event of a third VM comes due in the middle of it. Each
+attack is compared with a quiet run against the same server.
 """
 
 import math
@@ -55,7 +57,10 @@ APPROVAL = (
 
 
 class Row(NamedTuple):
-    """What the victim and the event saw during an attack. `ratio` is the victim's p99 against the quiet one."""
+    """What the victim and the event saw during an attack.
+
+    `ratio` is the victim's p99 against the quiet one.
+    """
 
     name: str
     p50_milliseconds: float
@@ -77,8 +82,12 @@ class Attack(NamedTuple):
     processes: int = 1
 
 
-def repeat(request: bytes, address: str, *, connections: int, waits: bool = True) -> Callable[[int, int], None]:
-    """Send the request over and over on every connection: when its response has come, or without waiting for it."""
+def repeat(
+    request: bytes, address: str, *, connections: int, waits: bool = True
+) -> Callable[[int, int], None]:
+    """Send the request over and over on every connection: when its response has come, or without
+    waiting for it.
+    """
 
     def send(port: int) -> None:
         while True:  # ends with the process
@@ -105,7 +114,9 @@ def repeat(request: bytes, address: str, *, connections: int, waits: bool = True
 
 
 def hold_idle(port: int, process: int) -> None:
-    """Hold idle connections from an address that is not in the fleet; connect again, a few at a time, when one is closed."""
+    """Hold idle connections from an address that is not in the fleet; connect again, a few at a
+    time, when one is closed.
+    """
     clients: dict[int, socket.socket] = {}
     poller = select.poll()
     opened = 0
@@ -128,10 +139,14 @@ def hold_idle(port: int, process: int) -> None:
 
 ATTACKS = [
     Attack("largest request, from a stranger", repeat(LARGEST, STRANGERS.format(9), connections=1)),
-    Attack("pipelined polls on 4 connections", repeat(POLL * 400, ATTACKER, connections=4, waits=False)),
+    Attack(
+        "pipelined polls on 4 connections", repeat(POLL * 400, ATTACKER, connections=4, waits=False)
+    ),
     Attack("20,000 idle connections of strangers", hold_idle, processes=STRANGER_PROCESSES),
     Attack("one VM polls flat out on 64 connections", repeat(POLL, ATTACKER, connections=64)),
-    Attack("approvals of 1,000 unknown ids on 4 connections", repeat(APPROVAL, ATTACKER, connections=4)),
+    Attack(
+        "approvals of 1,000 unknown ids on 4 connections", repeat(APPROVAL, ATTACKER, connections=4)
+    ),
 ]
 
 
@@ -154,8 +169,12 @@ def measure() -> list[Row]:
 
 
 def observe(service: Service) -> tuple[float, float, float]:
-    """The victim's p50 and p99 in milliseconds, and how late an event started that came due meanwhile, in seconds."""
-    _, response = service.ask("POST", "/hosts/host-c/maintain", {"type": "Reboot", "duration_seconds": 600})
+    """The victim's p50 and p99 in milliseconds, and how late an event started that came due
+    meanwhile, in seconds.
+    """
+    _, response = service.ask(
+        "POST", "/hosts/host-c/maintain", {"type": "Reboot", "duration_seconds": 600}
+    )
     event = response["events"][0]["id"]
     milliseconds = sorted(1000 * seconds for seconds in poll_times(metadata_port(service)))
     started = None
@@ -163,13 +182,18 @@ def observe(service: Service) -> tuple[float, float, float]:
         event_now = service.ask("GET", f"/events/{event}")[1]
         started = event_now["started_at"]
         time.sleep(0.1)
-    lateness = (datetime.fromisoformat(started) - datetime.fromisoformat(event_now["not_before"])).total_seconds()
+    lateness = (
+        datetime.fromisoformat(started) - datetime.fromisoformat(event_now["not_before"])
+    ).total_seconds()
     assert service.ask("POST", f"/events/{event}/complete")[0] == 200
     return statistics.median(milliseconds), milliseconds[len(milliseconds) * 99 // 100], lateness
 
 
 def poll_times(port: int) -> Iterator[float]:
-    """How long each poll of the victim takes, in turn on a kept connection and on a new one. Infinite if it fails."""
+    """How long each poll of the victim takes, in turn on a kept connection and on a new one.
+
+    Infinite if it fails.
+    """
     ends_at = time.perf_counter() + OBSERVE_SECONDS_MAX
     kept: socket.socket | None = None
     for number in range(POLLS):
@@ -220,12 +244,25 @@ def served(folder: Path) -> Iterator[Service]:
 @contextmanager
 def under_attack(number: int, service: Service) -> Iterator[None]:
     """The attackers get the core of the load, and the victim's own poller goes before them."""
-    words = ["nice", "-n", "10", "taskset", "-c", LOAD_CORE, sys.executable, "-m", "tests.bench.attack", str(number)]
+    words = [
+        "nice",
+        "-n",
+        "10",
+        "taskset",
+        "-c",
+        LOAD_CORE,
+        sys.executable,
+        "-m",
+        "tests.bench.attack",
+        str(number),
+    ]
     attackers: list[subprocess.Popen[str]] = []
     with ExitStack() as stack:
         for process in range(ATTACKS[number].processes):
             command = [*words, str(metadata_port(service)), str(process)]
-            attacker = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+            attacker = stack.enter_context(
+                subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+            )
             stack.callback(attacker.kill)
             attackers.append(attacker)
         for attacker in attackers:
@@ -233,7 +270,9 @@ def under_attack(number: int, service: Service) -> Iterator[None]:
             assert attacker.stdout.readline() == "ready\n"
         time.sleep(WARM_UP_SECONDS)
         yield
-        assert all(attacker.poll() is None for attacker in attackers), "an attacker ended before the measurement"
+        assert all(attacker.poll() is None for attacker in attackers), (
+            "an attacker ended before the measurement"
+        )
 
 
 def main() -> int:

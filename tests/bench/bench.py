@@ -1,6 +1,8 @@
-"""Speed as ratios in one run: our server and nginx take turns on the same core, and the median of several rounds counts.
+"""Speed as ratios in one run: our server and nginx take turns on the same core, and the median of
+several rounds counts.
 
-`python -m tests.bench [--write docs/benchmarks.md] [--rounds N] [--seconds N]`. Exits 1 where a goal is missed.
+`python -m tests.bench [--write docs/benchmarks.md] [--rounds N] [--seconds N]`. Exits 1 where a
+goal is missed.
 """
 
 import argparse
@@ -33,12 +35,24 @@ from tests.bench.load import (
 VMS = 100_000
 EVENTS = f"/metadata/scheduledevents?{QUERY}"
 
-OURS, OURS_PATH, OURS_NEW = "Forewarn", f"Forewarn, {PATHS:,} VMs by path", "Forewarn, new connection"
-FILE, MEMORY, MEMORY_PATH, MEMORY_NEW = "nginx, file", "nginx, memory", f"nginx, memory, {PATHS:,} paths", "nginx, new connection"
+OURS, OURS_PATH, OURS_NEW = (
+    "Forewarn",
+    f"Forewarn, {PATHS:,} VMs by path",
+    "Forewarn, new connection",
+)
+FILE, MEMORY, MEMORY_PATH, MEMORY_NEW = (
+    "nginx, file",
+    "nginx, memory",
+    f"nginx, memory, {PATHS:,} paths",
+    "nginx, new connection",
+)
 
 
 class Goal(NamedTuple):
-    """`value` of one subject divided by that of another, round by round. `is_least`: whether more is better."""
+    """`value` of one subject divided by that of another, round by round.
+
+    `is_least`: whether more is better.
+    """
 
     name: str
     subject: str
@@ -66,7 +80,9 @@ def p99(one: Measured) -> float:
 GOALS = [
     Goal("polls against nginx from a file", OURS, FILE, rate, 1.5, is_least=True),
     Goal("polls against nginx from memory", OURS, MEMORY, rate, 0.9, is_least=True),
-    Goal("polls by path against nginx from memory", OURS_PATH, MEMORY_PATH, rate, 0.8, is_least=True),
+    Goal(
+        "polls by path against nginx from memory", OURS_PATH, MEMORY_PATH, rate, 0.8, is_least=True
+    ),
     Goal("new connections against nginx", OURS_NEW, MEMORY_NEW, rate, 0.9, is_least=True),
     Goal("p99 against nginx from memory", OURS, MEMORY, p99, 2.0, is_least=False),
     Goal("p99 of new connections against nginx", OURS_NEW, MEMORY_NEW, p99, 2.0, is_least=False),
@@ -78,7 +94,9 @@ START_RATIO_MAX = 8
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--seconds", type=int, default=1, help="how long wrk polls each subject in a round")
+    parser.add_argument(
+        "--seconds", type=int, default=1, help="how long wrk polls each subject in a round"
+    )
     parser.add_argument("--write", type=Path, help="write the report to this file too")
     arguments = parser.parse_args()
     raise_limits()
@@ -156,13 +174,27 @@ def table_of_rounds(rounds: dict[str, list[Measured]]) -> list[str]:
     return table(["", "polls/s", "p99 ms", "CPU µs per poll"], rows)
 
 
-def table_of_goals(ratios: list[tuple[Goal, float]], change: float, start: dict[str, float]) -> list[str]:
+def table_of_goals(
+    ratios: list[tuple[Goal, float]], change: float, start: dict[str, float]
+) -> list[str]:
     rows = [
-        [goal.name, f"{ratio:.2f}", f"{'≥' if goal.is_least else '≤'} {goal.bound:g}", "yes" if goal.is_met(ratio) else "NO"]
+        [
+            goal.name,
+            f"{ratio:.2f}",
+            f"{'≥' if goal.is_least else '≤'} {goal.bound:g}",
+            "yes" if goal.is_met(ratio) else "NO",
+        ]
         for goal, ratio in ratios
     ]
     met = "yes" if change <= CHANGE_RATIO_MAX else "NO"
-    rows.append([f"cost of a change: {VMS:,} VMs against 10", f"{change:.2f}", f"≤ {CHANGE_RATIO_MAX:g}", met])
+    rows.append(
+        [
+            f"cost of a change: {VMS:,} VMs against 10",
+            f"{change:.2f}",
+            f"≤ {CHANGE_RATIO_MAX:g}",
+            met,
+        ]
+    )
     met = "yes" if start["ratio"] <= START_RATIO_MAX else "NO"
     name = f"start with {start['vms']:,} VMs against reading and decoding their records"
     rows.append([name, f"{start['ratio']:.2f}", f"≤ {START_RATIO_MAX:g}", met])
@@ -170,13 +202,23 @@ def table_of_goals(ratios: list[tuple[Goal, float]], change: float, start: dict[
 
 
 def table_of_costs(
-    alone: float, together: float, change: dict[str, float], waited: wait.Waited, start: dict[str, float]
+    alone: float,
+    together: float,
+    change: dict[str, float],
+    waited: wait.Waited,
+    start: dict[str, float],
 ) -> list[str]:
     rows = [
         ["memory per VM on the board, scopes of one", f"{alone:,.0f} bytes"],
         ["memory per VM on the board, scopes of five", f"{together:,.0f} bytes"],
-        [f"one change, decided, committed and published, among {VMS:,} VMs", f"{change['large'] * 1e6:,.0f} µs"],
-        [f"start from SQLite with {start['vms']:,} VMs in scopes of {start['vms_per_scope']:,}", f"{start['seconds']:,.1f} s"],
+        [
+            f"one change, decided, committed and published, among {VMS:,} VMs",
+            f"{change['large'] * 1e6:,.0f} µs",
+        ],
+        [
+            f"start from SQLite with {start['vms']:,} VMs in scopes of {start['vms_per_scope']:,}",
+            f"{start['seconds']:,.1f} s",
+        ],
         [f"memory per waiting connection, of {wait.WAITERS:,}", f"{waited.bytes_each:,.0f} bytes"],
         ["from the change to the first of them answered", f"{waited.first_milliseconds:,.0f} ms"],
         ["from the change to the last of them answered", f"{waited.last_milliseconds:,.0f} ms"],
@@ -186,7 +228,13 @@ def table_of_costs(
 
 def table_of_guest(rows: list[agent.Row]) -> list[str]:
     cells = [
-        [row.name, f"{row.value:,.2f} {row.unit}", f"≤ {row.most:g} {row.unit}", "yes" if row.is_met else "NO"] for row in rows
+        [
+            row.name,
+            f"{row.value:,.2f} {row.unit}",
+            f"≤ {row.most:g} {row.unit}",
+            "yes" if row.is_met else "NO",
+        ]
+        for row in rows
     ]
     return table(["the agent inside a VM", "measured", "goal", "met"], cells)
 
@@ -203,25 +251,45 @@ def table_of_attacks(rows: list[attack.Row]) -> list[str]:
         ]
         for row in rows
     ]
-    return table(["attack", "another VM's p50", "p99", "p99 against quiet", "an event starts late by", "met"], cells)
+    return table(
+        [
+            "attack",
+            "another VM's p50",
+            "p99",
+            "p99 against quiet",
+            "an event starts late by",
+            "met",
+        ],
+        cells,
+    )
 
 
 def table(head: list[str], rows: list[list[str]]) -> list[str]:
     widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
-    lines = [head, [("-" * width if column == 0 else "-" * (width - 1) + ":") for column, width in enumerate(widths)], *rows]
+    lines = [
+        head,
+        [
+            ("-" * width if column == 0 else "-" * (width - 1) + ":")
+            for column, width in enumerate(widths)
+        ],
+        *rows,
+    ]
     return [
         "| "
-        + " | ".join(cell.ljust(width) if column == 0 else cell.rjust(width) for column, (cell, width) in enumerate(pairs))
+        + " | ".join(
+            cell.ljust(width) if column == 0 else cell.rjust(width)
+            for column, (cell, width) in enumerate(pairs)
+        )
         + " |"
         for pairs in (list(zip(line, widths, strict=True)) for line in lines)
     ]
 
 
 def page(report: str) -> str:
-    version = subprocess.run(["nginx", "-v"], check=True, capture_output=True, text=True).stderr.strip()
-    machine = (
-        f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}, {version}"
-    )
+    version = subprocess.run(
+        ["nginx", "-v"], check=True, capture_output=True, text=True
+    ).stderr.strip()
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}, {version}"
     return PAGE.format(
         day=f"{datetime.now(UTC):%Y-%m-%d}",
         machine=machine,

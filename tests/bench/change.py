@@ -1,6 +1,8 @@
-"""What one change costs, decided, committed to memory and published: in a fleet of 10 VMs and in one of 100,000.
+"""What one change costs, decided, committed to memory and published: in a fleet of 10 VMs and in
+one of 100,000.
 
-A process of its own, so that the large fleet does not weigh on anything else. It prints one JSON line.
+A process of its own, so that the large fleet does not weigh on anything else. It prints one JSON
+line.
 """
 
 import asyncio
@@ -10,12 +12,12 @@ import statistics
 import time
 from datetime import timedelta
 
-from forewarn.core.command import Cancel, Enrol, Restart, Seen
+from forewarn.core.command import Cancel, Restart, Seen, SetMembers
 from forewarn.core.fleet import Policy, ScopeKind, Vm
 from forewarn.core.timing import Timing
 from forewarn.engine.clock import RealClock
 from forewarn.engine.engine import Engine
-from forewarn.engine.loops import Loops
+from forewarn.engine.worker import Worker
 from forewarn.platform.simulated import SimulatedPlatform
 from forewarn.store.memory import MemoryStore
 
@@ -27,13 +29,18 @@ ROUNDS = 15
 async def fleet_of(vms: int) -> Engine:
     engine = Engine(MemoryStore(), RealClock(), Timing())
     for first in range(0, vms, SCOPE_VMS):
-        members = tuple(Vm(name=f"vm-{number}", host=f"host-{number}") for number in range(first, first + SCOPE_VMS))
-        enrol = Enrol(kind=ScopeKind.AVAILABILITY_SET, policy=Policy(), vms=members)
+        members = tuple(
+            Vm(name=f"vm-{number}", host=f"host-{number}")
+            for number in range(first, first + SCOPE_VMS)
+        )
+        enrol = SetMembers(kind=ScopeKind.AVAILABILITY_SET, policy=Policy(), vms=members)
         await engine.submit(f"scope-{first}", enrol, by="bench")
     for name in ("scope-0", f"scope-{SCOPE_VMS}"):
         await engine.submit(name, Seen(), by="bench")
     platform = SimulatedPlatform(engine.clock, durations={}, hosts=engine.board.host_names)
-    Loops(engine, platform, worker="bench", impact_limit=timedelta(hours=1))  # whose part of a change is to note the deadline
+    Worker(
+        engine, platform, worker="bench", impact_limit=timedelta(hours=1)
+    )  # whose part of a change is to note the deadline
     return engine
 
 
@@ -42,7 +49,9 @@ async def seconds_per_change(engine: Engine, salt: int) -> float:
     for number in range(CHANGES // 2):
         first = number % 2 * SCOPE_VMS
         event_id = f"{salt}-{number}"
-        await engine.submit(f"scope-{first}", Restart(vm=f"vm-{first}", event_id=event_id), by="bench")
+        await engine.submit(
+            f"scope-{first}", Restart(vm=f"vm-{first}", event_id=event_id), by="bench"
+        )
         await engine.submit(f"scope-{first}", Cancel(event_id=event_id), by="bench")
     return (time.perf_counter() - began) / CHANGES
 
@@ -51,7 +60,10 @@ async def main() -> None:
     small, large = await fleet_of(10), await fleet_of(100_000)
     gc.collect()
     gc.freeze()
-    pairs = [(await seconds_per_change(small, salt), await seconds_per_change(large, salt)) for salt in range(ROUNDS)]
+    pairs = [
+        (await seconds_per_change(small, salt), await seconds_per_change(large, salt))
+        for salt in range(ROUNDS)
+    ]
     print(
         json.dumps(
             {

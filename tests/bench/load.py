@@ -1,4 +1,7 @@
-"""The load: wrk on a core of its own, against our server and against nginx on another. Every answer must be a 200."""
+"""The load: wrk on a core of its own, against our server and against nginx on another.
+
+Every answer must be a 200.
+"""
 
 import json
 import os
@@ -80,7 +83,9 @@ def measure(target: Target, path: str, seconds: int, lines: str = "") -> Measure
         url = f"http://127.0.0.1:{target.port}{path}"
         before = cpu_seconds(target.pid)
         wrk = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{seconds}s", "-s", script.name, url]
-        told = subprocess.run(["taskset", "-c", LOAD_CORE, *wrk], check=True, capture_output=True, text=True).stdout
+        told = subprocess.run(
+            ["taskset", "-c", LOAD_CORE, *wrk], check=True, capture_output=True, text=True
+        ).stdout
         spent = cpu_seconds(target.pid) - before
     polls, microseconds, p99, failed = map(int, told[told.index("RESULT") :].split()[1:5])
     if failed or not polls:
@@ -137,7 +142,16 @@ def nginx() -> Iterator[Target]:
         Path(folder).chmod(0o755)
         config = Path(folder, "nginx.conf")
         config.write_text(NGINX % {"folder": folder, "port": port, "body": BODY})
-        command = ["taskset", "-c", SERVER_CORE, "nginx", "-c", str(config), "-e", f"{folder}/error.log"]
+        command = [
+            "taskset",
+            "-c",
+            SERVER_CORE,
+            "nginx",
+            "-c",
+            str(config),
+            "-e",
+            f"{folder}/error.log",
+        ]
         process = subprocess.Popen(command)
         try:
             yield Target(worker_of(process.pid), port)
@@ -172,5 +186,7 @@ def raise_limits() -> None:
 def run_apart(module: str) -> dict[str, Any]:
     """What a module says that measures by itself, in a process of its own."""
     command = ["taskset", "-c", SERVER_CORE, sys.executable, "-m", module]
-    told: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    told: dict[str, Any] = json.loads(
+        subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    )
     return told

@@ -1,7 +1,8 @@
-"""Our side of the bench, as a process of its own: a metadata listener over a fleet that fills the board.
+"""Our side of the bench, as a process of its own: a metadata listener over a fleet that fills the
+board.
 
-It says one JSON line when it listens, and one whenever it is told `rss`; `change` makes it change the caller's document. The end
-of its input ends it.
+It says one JSON line when it listens, and one whenever it is told `rss`; `change` makes it change
+the caller's document. The end of its input ends it.
 """
 
 import argparse
@@ -16,16 +17,16 @@ from pathlib import Path
 import uvloop
 
 from forewarn.config import Address, Identify
-from forewarn.core.command import Enrol, Restart
+from forewarn.core.command import Restart, SetMembers
 from forewarn.core.fleet import Policy, Scope, ScopeKind, Vm
 from forewarn.core.timing import Timing
 from forewarn.engine.clock import RealClock
 from forewarn.engine.engine import Engine
 from forewarn.store.memory import MemoryStore
-from forewarn.web.connection import Limits
-from forewarn.web.listener import SERVER_METADATA, Listener
-from forewarn.web.metadata import Metadata
-from forewarn.web.poll import Polls
+from forewarn.web.http.connection import Limits
+from forewarn.web.http.listener import SERVER_METADATA, Listener
+from forewarn.web.metadata.app import Metadata
+from forewarn.web.metadata.fast_path import Polls
 from forewarn.web.settings import Settings
 
 CONNECTIONS_MAX = 20_000
@@ -43,7 +44,11 @@ def fill(engine: Engine, *, vms: int, vms_per_scope: int) -> None:
     now = datetime.now(UTC)
     for first in range(0, vms, vms_per_scope):
         members = tuple(
-            Vm(name=f"vm-{number}", address=f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}", host=f"host-{number % 1000}")
+            Vm(
+                name=f"vm-{number}",
+                address=f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}",
+                host=f"host-{number % 1000}",
+            )
             for number in range(first, first + vms_per_scope)
         )
         engine.board.publish(Scope(name=f"scope-{first}", vms=members, seen_at=now), first + 1)
@@ -54,12 +59,20 @@ async def serve(arguments: argparse.Namespace) -> None:
     before = rss_bytes()
     fill(engine, vms=arguments.vms, vms_per_scope=arguments.vms_per_scope)
     filled = rss_bytes() - before
-    await engine.submit("callers", Enrol(kind=ScopeKind.VM, policy=Policy(), vms=(CALLER,)), by="bench")
+    await engine.submit(
+        "callers", SetMembers(kind=ScopeKind.VM, policy=Policy(), vms=(CALLER,)), by="bench"
+    )
     await engine.seen(engine.board.scopes["callers"])
     settings = Settings(identify={Identify.ADDRESS, Identify.PATH}, wait_seconds_max=600)
     application = Metadata(engine, settings)
     polls = Polls(engine, settings, Limits(connections_per_address_max=CONNECTIONS_MAX))
-    listener = Listener(application, Address("127.0.0.1", 0), polls, server_name=SERVER_METADATA, on_stop=application.stop)
+    listener = Listener(
+        application,
+        Address("127.0.0.1", 0),
+        polls,
+        server_name=SERVER_METADATA,
+        on_stop=application.stop,
+    )
     await listener.start()
     gc.freeze()  # the fleet is no garbage, and is not looked through for any
     tell(port=listener.address.port, filled=filled)

@@ -1,4 +1,5 @@
-"""How long a server takes from an SQLite file to a board that can be polled, against reading and decoding the same records.
+"""How long a server takes from an SQLite file to a board that can be polled, against reading and
+decoding the same records.
 
 A process of its own: `python -m tests.bench.start [VMS] [VMS_PER_SCOPE]`. It prints one JSON line.
 """
@@ -19,12 +20,12 @@ from forewarn.core.fleet import Scope, ScopeKind, Vm
 from forewarn.core.timing import Timing
 from forewarn.engine.clock import RealClock
 from forewarn.engine.engine import SCOPE_KEY
-from forewarn.engine.loops import Loops
+from forewarn.engine.record import SCOPE
+from forewarn.engine.worker import Worker
 from forewarn.platform.simulated import SimulatedPlatform
 from forewarn.server import collector_paused, opened, resume_collector
 from forewarn.store.base import WRITES_MAX, Write
 from forewarn.store.sqlite import SqliteStore
-from forewarn.wire.record import SCOPE
 
 SEEN_AT = datetime(2026, 3, 4, 12, tzinfo=UTC)
 
@@ -33,7 +34,13 @@ def scope(number: int, vms: int) -> Scope:
     """A scope whose VMs have all that a fleet file usually declares."""
     members = range(number * vms, (number + 1) * vms)
     kind = ScopeKind.VM if vms == 1 else ScopeKind.SCALE_SET
-    return Scope(name=f"scope-{number:07}", kind=kind, vms=tuple(map(vm, members)), incarnation=5, seen_at=SEEN_AT)
+    return Scope(
+        name=f"scope-{number:07}",
+        kind=kind,
+        vms=tuple(map(vm, members)),
+        incarnation=5,
+        seen_at=SEEN_AT,
+    )
 
 
 def vm(number: int) -> Vm:
@@ -49,8 +56,13 @@ def vm(number: int) -> Vm:
 async def fill(path: Path, vms: int, vms_per_scope: int) -> None:
     store = await SqliteStore.open(str(path))
     for first in range(0, vms // vms_per_scope, WRITES_MAX):
-        scopes = [scope(number, vms_per_scope) for number in range(first, min(first + WRITES_MAX, vms // vms_per_scope))]
-        await store.commit([Write(SCOPE_KEY.format(one.name), SCOPE.encode(one), 0) for one in scopes])
+        scopes = [
+            scope(number, vms_per_scope)
+            for number in range(first, min(first + WRITES_MAX, vms // vms_per_scope))
+        ]
+        await store.commit(
+            [Write(SCOPE_KEY.format(one.name), SCOPE.encode(one), 0) for one in scopes]
+        )
     await store.close()
 
 
@@ -59,7 +71,10 @@ def read_alone(path: Path) -> float:
     gc.disable()
     began = time.perf_counter()
     with sqlite3.connect(path) as connection:
-        scopes = [SCOPE.decode(value) for (value,) in connection.execute("SELECT value FROM record ORDER BY key")]
+        scopes = [
+            SCOPE.decode(value)
+            for (value,) in connection.execute("SELECT value FROM record ORDER BY key")
+        ]
     seconds = time.perf_counter() - began
     assert scopes
     gc.enable()
@@ -70,10 +85,13 @@ async def start(path: Path) -> float:
     """Seconds from opening the file to the moment at which `serve` would open its listeners."""
     began = time.perf_counter()
     clock = RealClock()
-    async with collector_paused(), opened(await SqliteStore.open(str(path)), clock, Timing()) as engine:
+    async with (
+        collector_paused(),
+        opened(await SqliteStore.open(str(path)), clock, Timing()) as engine,
+    ):
         resume_collector()
         platform = SimulatedPlatform(clock, durations={}, hosts=lambda: engine.board.hosts)
-        Loops(engine, platform, worker="bench", impact_limit=timedelta(hours=1))
+        Worker(engine, platform, worker="bench", impact_limit=timedelta(hours=1))
         return time.perf_counter() - began
 
 

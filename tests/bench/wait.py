@@ -1,4 +1,6 @@
-"""Thousands of clients that wait for one change: what they cost while they wait, and how soon all of them know."""
+"""Thousands of clients that wait for one change: what they cost while they wait, and how soon all
+of them know.
+"""
 
 import select
 import socket

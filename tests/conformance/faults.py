@@ -90,7 +90,9 @@ def edits(change: Callable[[Any], Any], when: When = always, **shape: Any) -> Fa
 
 
 def document(change: Callable[[Json], Any], when: When = always, **shape: Any) -> Fault:
-    return edits(lambda said: change(said) if "Events" in said else None, both(is_document, when), **shape)
+    return edits(
+        lambda said: change(said) if "Events" in said else None, both(is_document, when), **shape
+    )
 
 
 def event(change: Callable[[Json], object], when: When = always) -> Fault:
@@ -113,12 +115,18 @@ def once_started(change: Callable[[Json], object], when: When = always) -> Fault
 
 def drops(name: str, status: int = 0) -> Fault:
     """A header, from every answer or from those of a status."""
-    return Fault(told=lambda request, reply: reply.with_header(name, None) if status in (0, reply.status) else reply)
+    return Fault(
+        told=lambda request, reply: (
+            reply.with_header(name, None) if status in (0, reply.status) else reply
+        )
+    )
 
 
 def says(name: str, value: str, when: When = always) -> Fault:
     """Another value of a header."""
-    return Fault(told=lambda request, reply: reply.with_header(name, value) if when(request) else reply)
+    return Fault(
+        told=lambda request, reply: reply.with_header(name, value) if when(request) else reply
+    )
 
 
 def tells(when: When = always, **changes: Any) -> Fault:
@@ -158,13 +166,19 @@ def remembers(*, changed: Json) -> Fault:
 
 def heeds(name: str, value: str | None, when: When = always) -> Fault:
     """A request as if it had this header, or for None as if it had not."""
-    return Fault(asked=lambda request: request.with_header(name, value) if when(request) else request)
+    return Fault(
+        asked=lambda request: request.with_header(name, value) if when(request) else request
+    )
 
 
 def reads(pattern: str, other: str, when: When = always) -> Fault:
     """A request as if it had another target."""
     return Fault(
-        asked=lambda request: replace(request, target=re.sub(pattern, other, request.target)) if when(request) else request
+        asked=lambda request: (
+            replace(request, target=re.sub(pattern, other, request.target))
+            if when(request)
+            else request
+        )
     )
 
 
@@ -196,7 +210,9 @@ def refuses(when: When) -> Fault:
 
 def extra(**members: object) -> Fault:
     """One more event, like the last one but for these members."""
-    return document(lambda said: said["Events"].append(said["Events"][-1] | members) if said["Events"] else None)
+    return document(
+        lambda said: said["Events"].append(said["Events"][-1] | members) if said["Events"] else None
+    )
 
 
 def renamed(compute: Json) -> Json:

@@ -1,4 +1,7 @@
-"""Every store there is, each as a way to open a fresh one, and the way to tell a story on each. A new store is one more line."""
+"""Every store there is, each as a way to open a fresh one, and the way to tell a story on each.
+
+A new store is one more line.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable

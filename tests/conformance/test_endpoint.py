@@ -1,4 +1,6 @@
-"""One suite for every endpoint: ours passes it, and each of its checks finds the fault it is made for."""
+"""One suite for every endpoint: ours passes it, and each of its checks finds the fault it is made
+for.
+"""
 
 import time
 from collections.abc import Iterator
@@ -6,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.cli.client import Client
+from forewarn.cli.api import Client
 from forewarn.config import ClientConfig
-from forewarn.lab.conform import topic
-from forewarn.lab.conform.check import CHECKS
-from forewarn.lab.conform.probe import Endpoint, Time
-from forewarn.lab.conform.run import Result, Verdict, run
-from forewarn.lab.conform.stage import Stage
+from forewarn.conformance import checks as topic
+from forewarn.conformance.check import CHECKS
+from forewarn.conformance.raw_http import Endpoint, Time
+from forewarn.conformance.run import Result, Verdict, run
+from forewarn.conformance.session import Stage
 from tests.conformance.wrong_answers import WRONG
 from tests.conformance.wrong_server import Clock, Fault, Request, wrong
 from tests.e2e.service import Service, running
@@ -23,11 +25,15 @@ assert topic.TOPICS
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with running(tmp_path_factory.mktemp("service"), "--identify", "address", "--store", "memory") as made:
+    with running(
+        tmp_path_factory.mktemp("service"), "--identify", "address", "--store", "memory"
+    ) as made:
         yield made
 
 
-def results_of(service: Service, fault: Fault, *names: str, is_reading: bool = False) -> tuple[list[Result], list[Request]]:
+def results_of(
+    service: Service, fault: Fault, *names: str, is_reading: bool = False
+) -> tuple[list[Result], list[Request]]:
     """The named checks, or all, by way of a server with a fault; and what it was asked."""
     clock = Clock(time.monotonic, time.sleep)
     with wrong(service.metadata, fault, clock) as server:
@@ -47,11 +53,15 @@ def test_every_check_has_a_wrong_answer() -> None:
     assert sorted(WRONG) == sorted(CHECKS)
 
 
-def test_a_server_in_front_of_ours_that_does_nothing_wrong_passes_every_check(service: Service) -> None:
+def test_a_server_in_front_of_ours_that_does_nothing_wrong_passes_every_check(
+    service: Service,
+) -> None:
     """So whatever a check finds below is the fault's doing."""
     found, _ = results_of(service, Fault())
 
-    assert [(one.check.name, one.detail) for one in found if one.verdict is not Verdict.PASSED] == []
+    assert [
+        (one.check.name, one.detail) for one in found if one.verdict is not Verdict.PASSED
+    ] == []
     assert len(found) == len(CHECKS)
 
 
@@ -59,7 +69,9 @@ def test_a_server_in_front_of_ours_that_does_nothing_wrong_passes_every_check(se
 def test_a_wrong_server_is_found_out(name: str, service: Service) -> None:
     found, _ = results_of(service, WRONG[name], name)
 
-    assert [(one.check.name, one.verdict) for one in found] == [(name, Verdict.FAILED)], found[0].detail
+    assert [(one.check.name, one.verdict) for one in found] == [(name, Verdict.FAILED)], found[
+        0
+    ].detail
     assert found[0].detail.startswith("expected ")
     assert "; got " in found[0].detail
 
@@ -69,14 +81,24 @@ def test_without_leave_nothing_is_sent_that_could_approve(service: Service) -> N
     found, asked = results_of(service, Fault(), is_reading=True)
 
     assert {one.verdict for one in found} == {Verdict.PASSED, Verdict.NOT_RUN}
-    assert all(one.detail.startswith("not run, because ") for one in found if one.verdict is Verdict.NOT_RUN)
+    assert all(
+        one.detail.startswith("not run, because ")
+        for one in found
+        if one.verdict is Verdict.NOT_RUN
+    )
     assert {one.method for one in asked} == {"GET", "HEAD", "PUT", "DELETE"}
     assert not any(one.body for one in asked)
 
 
 def test_whatever_was_made_is_taken_back(service: Service) -> None:
     """Also by checks that fail half-way."""
-    results_of(service, WRONG["events-overlap"], "events-overlap", "approval-of-several-is-taken", "event-that-is-over-is-gone")
+    results_of(
+        service,
+        WRONG["events-overlap"],
+        "events-overlap",
+        "approval-of-several-is-taken",
+        "event-that-is-over-is-gone",
+    )
 
     assert service.ask("GET", "/events")[1]["events"] == []
     assert {vm["power"] for vm in service.ask("GET", "/vms")[1]["vms"]} == {"running"}
@@ -94,4 +116,6 @@ def test_an_endpoint_that_is_asked_too_often_is_given_time(tmp_path: Path) -> No
         )
         found = list(run(stage, CHECKS.values()))
 
-        assert [(one.check.name, one.detail) for one in found if one.verdict is Verdict.FAILED] == []
+        assert [
+            (one.check.name, one.detail) for one in found if one.verdict is Verdict.FAILED
+        ] == []

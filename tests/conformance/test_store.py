@@ -1,4 +1,6 @@
-"""One suite for every store: each sentence of the contract in `forewarn/store/base.py`, tried on each store in `stores.py`."""
+"""One suite for every store: each sentence of the contract in `forewarn/store/base.py`, tried on
+each store in `stores.py`.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -44,11 +46,16 @@ async def test_what_is_committed_is_loaded_with_the_revision_of_its_commit(store
     assert revision > 0
     loaded = await store.load()
     assert loaded.revision == revision
-    assert set(loaded.records) == {Record("scope/web", b"one", revision), Record("scope/db", b"", revision)}
+    assert set(loaded.records) == {
+        Record("scope/web", b"one", revision),
+        Record("scope/db", b"", revision),
+    }
 
 
 @on_every_store
-async def test_each_commit_takes_a_greater_revision_and_leaves_others_records_at_theirs(store: Store) -> None:
+async def test_each_commit_takes_a_greater_revision_and_leaves_others_records_at_theirs(
+    store: Store,
+) -> None:
     """If revisions fell or were shared, a stale writer could win."""
     first = await store.commit([Write("a", b"1", 0)])
     second = await store.commit([Write("b", b"1", 0)])
@@ -62,7 +69,9 @@ async def test_each_commit_takes_a_greater_revision_and_leaves_others_records_at
 
 @on_every_store
 async def test_load_gives_the_keys_that_start_with_the_prefix_and_no_others(store: Store) -> None:
-    """Neighbours in the order of keys, wildcards of query languages and characters of every width must not leak in."""
+    """Neighbours in the order of keys, wildcards of query languages and characters of every width
+    must not leak in.
+    """
     inside = {"scope/", "scope/%", "scope/_", "scope/a*", "scope/é", "scope/\U0010ffff\U0010ffff"}
     outside = {"scope", "scope.", "scope0", "Scope/a", "campaign/scope/", "scopé/"}
     await store.commit([Write(key, b"x", 0) for key in sorted(inside | outside)])
@@ -73,7 +82,9 @@ async def test_load_gives_the_keys_that_start_with_the_prefix_and_no_others(stor
 
 
 @on_every_store
-async def test_the_snapshots_revision_is_the_stores_even_if_nothing_has_the_prefix(store: Store) -> None:
+async def test_the_snapshots_revision_is_the_stores_even_if_nothing_has_the_prefix(
+    store: Store,
+) -> None:
     """A watch that starts here must not be told the past again."""
     revision = await store.commit([Write("a", b"1", 0)])
 
@@ -107,13 +118,21 @@ async def test_a_write_on_any_revision_but_the_records_own_is_a_conflict(store: 
 
 
 @on_every_store
-async def test_one_conflict_among_several_writes_writes_nothing_and_notes_nothing(store: Store) -> None:
-    """A change over two scopes is there as a whole, or not at all; the history tells only what became true."""
+async def test_one_conflict_among_several_writes_writes_nothing_and_notes_nothing(
+    store: Store,
+) -> None:
+    """A change over two scopes is there as a whole, or not at all; the history tells only what
+    became true.
+    """
     revision = await store.commit([Write("a", b"1", 0), Write("b", b"1", 0)], [b"made"])
 
     with pytest.raises(Conflict):
-        await store.commit([Write("a", b"2", revision), Write("new", b"2", 0), Write("b", b"2", 0)], [b"never"])
-    assert await store.load() == Snapshot(revision, (Record("a", b"1", revision), Record("b", b"1", revision)))
+        await store.commit(
+            [Write("a", b"2", revision), Write("new", b"2", 0), Write("b", b"2", 0)], [b"never"]
+        )
+    assert await store.load() == Snapshot(
+        revision, (Record("a", b"1", revision), Record("b", b"1", revision))
+    )
     assert await bodies(store) == [b"made"]
 
 
@@ -147,7 +166,9 @@ async def test_deleting_what_is_not_there_changes_nothing(store: Store) -> None:
 async def test_a_commit_takes_as_many_writes_as_allowed_and_not_one_more(store: Store) -> None:
     """A caller that fits one store fits all of them."""
     with pytest.raises(Invalid, match=r"101 writes; at most 100"):
-        await store.commit([Write(f"k{number}", b"x", 0) for number in range(WRITES_MAX + 1)], [b"never"])
+        await store.commit(
+            [Write(f"k{number}", b"x", 0) for number in range(WRITES_MAX + 1)], [b"never"]
+        )
     assert await values(store) == {}
     assert await bodies(store) == []
 
@@ -183,7 +204,10 @@ async def test_of_many_commits_at_once_to_one_record_exactly_one_wins(store: Sto
 
 @on_every_store
 async def test_a_closed_store_answers_that_it_is_lost(store: Store) -> None:
-    """A request that comes while the server stops is told to try again elsewhere. Closing twice is closing once."""
+    """A request that comes while the server stops is told to try again elsewhere.
+
+    Closing twice is closing once.
+    """
     await store.close()
     await store.close()
 
@@ -202,7 +226,9 @@ async def test_a_closed_store_answers_that_it_is_lost(store: Store) -> None:
 @on_every_store
 async def test_what_is_under_way_when_the_store_is_closed_is_finished_or_lost(store: Store) -> None:
     """A commit never hangs, and never ends as something its caller does not know."""
-    commits = [asyncio.ensure_future(store.commit([Write(f"k{number}", b"x", 0)])) for number in range(10)]
+    commits = [
+        asyncio.ensure_future(store.commit([Write(f"k{number}", b"x", 0)])) for number in range(10)
+    ]
     await asyncio.sleep(0)
     await store.close()
 
@@ -211,16 +237,25 @@ async def test_what_is_under_way_when_the_store_is_closed_is_finished_or_lost(st
 
 
 @on_every_store
-async def test_a_watch_tells_what_changed_after_its_revision_and_nothing_older(store: Store) -> None:
-    """A server loads, then watches from there: between the two nothing is missed and nothing is told twice."""
+async def test_a_watch_tells_what_changed_after_its_revision_and_nothing_older(
+    store: Store,
+) -> None:
+    """A server loads, then watches from there: between the two nothing is missed and nothing is
+    told twice.
+    """
     old = await store.commit([Write("old", b"1", 0), Write("doomed", b"1", 0)])
     await store.commit([Write("z", b"1", 0)])
     last = await store.commit([Write("b", b"1", 0), Write("doomed", None, old)])
 
     told = await told_until(store.watch(old), last)
 
-    assert [(record.key, record.value) for record in told if record.revision < last] == [("z", b"1")]
-    assert {(record.key, record.value) for record in told if record.revision == last} == {("b", b"1"), ("doomed", None)}
+    assert [(record.key, record.value) for record in told if record.revision < last] == [
+        ("z", b"1")
+    ]
+    assert {(record.key, record.value) for record in told if record.revision == last} == {
+        ("b", b"1"),
+        ("doomed", None),
+    }
     assert told[0].key == "z"
 
 
@@ -241,7 +276,9 @@ async def test_a_watch_from_0_ends_up_knowing_what_a_load_knows(store: Store) ->
 
 @on_every_store
 async def test_a_watch_tells_each_further_change_as_it_happens(store: Store) -> None:
-    """A guest that waits for its document is answered when it changes, not at the next poll of anything."""
+    """A guest that waits for its document is answered when it changes, not at the next poll of
+    anything.
+    """
     watching = store.watch(0)
     for number in range(3):
         waiting = asyncio.ensure_future(anext(watching))
@@ -263,14 +300,18 @@ async def test_a_commit_of_several_writes_is_told_in_one_batch(store: Store) -> 
 
 
 @on_every_store
-async def test_under_a_stream_of_commits_batches_are_never_empty_and_never_fall(store: Store) -> None:
+async def test_under_a_stream_of_commits_batches_are_never_empty_and_never_fall(
+    store: Store,
+) -> None:
     """Followers apply batches blindly: a fall would bring an old document back to life."""
 
     async def write() -> int:
         revision = 0
         for number in range(100):
             await store.commit([], [b"a note alone changes no record"])
-            revision = await store.commit([Write("a", b"%d" % number, revision), Write(f"k{number}", b"x", 0)])
+            revision = await store.commit(
+                [Write("a", b"%d" % number, revision), Write(f"k{number}", b"x", 0)]
+            )
         return revision
 
     async def follow() -> list[Snapshot]:
@@ -288,10 +329,12 @@ async def test_under_a_stream_of_commits_batches_are_never_empty_and_never_fall(
         assert all(batch.records for batch in batches)
         revisions = [record.revision for batch in batches for record in batch.records]
         assert revisions == sorted(revisions)
-        assert [batch.revision for batch in batches] == sorted({batch.revision for batch in batches})
-        assert {record.key: record for batch in batches for record in batch.records}.keys() == {"a"} | {
-            f"k{n}" for n in range(100)
-        }
+        assert [batch.revision for batch in batches] == sorted(
+            {batch.revision for batch in batches}
+        )
+        assert {record.key: record for batch in batches for record in batch.records}.keys() == {
+            "a"
+        } | {f"k{n}" for n in range(100)}
         assert batches[-1].revision == last
 
 

@@ -61,7 +61,11 @@ async def test_trimming_takes_the_oldest_notes_and_the_numbers_go_on(store: Stor
     assert await store.trim(5, limit=3) == 3
     assert await store.trim(5, limit=3) == 1
     assert await store.trim(5) == 0
-    assert [(note.number, note.body) for note in await store.history()] == [(5, b"5"), (6, b"6"), (7, b"7")]
+    assert [(note.number, note.body) for note in await store.history()] == [
+        (5, b"5"),
+        (6, b"6"),
+        (7, b"7"),
+    ]
     assert [note.number for note in await store.history(5)] == [6, 7]
     assert [note.number for note in await store.latest(7)] == [6, 5]
     assert (await store.load()).records == (Record("a", b"1", revision),)
@@ -69,7 +73,9 @@ async def test_trimming_takes_the_oldest_notes_and_the_numbers_go_on(store: Stor
 
 @on_every_store
 async def test_trimming_never_takes_the_newest_note(store: Store) -> None:
-    """If all were gone the next number would be 1 again, and every reader would pass over what it has not seen."""
+    """If all were gone the next number would be 1 again, and every reader would pass over what it
+    has not seen.
+    """
     assert await store.trim(1000) == 0
     await store.commit([], [b"1", b"2", b"3"])
 
@@ -90,14 +96,18 @@ async def test_forgetting_lets_go_of_old_deletions_and_of_nothing_else(store: St
     assert await store.forget(second, limit=10) == 1
     assert await store.forget(second) == 0
     assert await values(store) == {"stays": b"1"}
-    assert [(record.key, record.value) for record in await told_until(store.watch(second), third)] == [("c", None)]
+    assert [
+        (record.key, record.value) for record in await told_until(store.watch(second), third)
+    ] == [("c", None)]
     again = await store.commit([Write("a", b"2", 0)])
     assert again > third > first
 
 
 @on_every_store
 async def test_a_watch_that_would_miss_a_deletion_says_so(store: Store) -> None:
-    """A server that slept for days loads everything again, and does not go on showing a scope that is gone."""
+    """A server that slept for days loads everything again, and does not go on showing a scope that
+    is gone.
+    """
     made = await store.commit([Write("a", b"1", 0), Write("b", b"1", 0)])
     behind, idle = store.watch(0), store.watch(0)
     await anext(behind)

@@ -1,4 +1,6 @@
-"""Every store against the plainest one: a dict of records and a list of notes, under any sequence of commits."""
+"""Every store against the plainest one: a dict of records and a list of notes, under any sequence
+of commits.
+"""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -19,7 +21,9 @@ SETTINGS = settings(max_examples=25, stateful_step_count=20, deadline=None, data
 
 
 class StoreAndModel(RuleBasedStateMachine):
-    """The model holds live records and every record's last change; the store must agree after each step."""
+    """The model holds live records and every record's last change; the store must agree after each
+    step.
+    """
 
     def __init__(self, opening: Opening) -> None:
         super().__init__()
@@ -52,14 +56,24 @@ class StoreAndModel(RuleBasedStateMachine):
         wrong=st.integers(min_value=0, max_value=30),
         chosen=st.integers(min_value=0, max_value=3),
     )
-    def commit_with_one_thing_untrue(self, wanted: dict[str, bytes | None], wrong: int, chosen: int) -> None:
+    def commit_with_one_thing_untrue(
+        self, wanted: dict[str, bytes | None], wrong: int, chosen: int
+    ) -> None:
         writes = [Write(key, value, self.found(key)) for key, value in wanted.items()]
         place = chosen % len(writes)
-        stale = Write(writes[place].key, writes[place].value, wrong if wrong != writes[place].revision else wrong + 1)
+        stale = Write(
+            writes[place].key,
+            writes[place].value,
+            wrong if wrong != writes[place].revision else wrong + 1,
+        )
         with pytest.raises(Conflict):
-            self.runner.run(self.store.commit([*writes[:place], stale, *writes[place + 1 :]], [b"never"]))
+            self.runner.run(
+                self.store.commit([*writes[:place], stale, *writes[place + 1 :]], [b"never"])
+            )
 
-    @rule(before=st.integers(min_value=0, max_value=40), limit=st.integers(min_value=0, max_value=5))
+    @rule(
+        before=st.integers(min_value=0, max_value=40), limit=st.integers(min_value=0, max_value=5)
+    )
     def trim(self, before: int, limit: int) -> None:
         count = max(min(before - 1 - self.trimmed, limit, len(self.notes) - self.trimmed - 1), 0)
         assert self.runner.run(self.store.trim(before, limit)) == count
@@ -77,7 +91,9 @@ class StoreAndModel(RuleBasedStateMachine):
     def loads_are_the_model(self) -> None:
         for prefix in ("", "scope/", "scope/a", "t"):
             loaded = self.runner.run(self.store.load(prefix))
-            assert set(loaded.records) == {record for record in self.live.values() if record.key.startswith(prefix)}
+            assert set(loaded.records) == {
+                record for record in self.live.values() if record.key.startswith(prefix)
+            }
             assert loaded.revision == self.revision
 
     @invariant()
@@ -90,14 +106,20 @@ class StoreAndModel(RuleBasedStateMachine):
             elif expected:
                 told = self.runner.run(self.first_batch(after))
                 assert set(told) == expected
-                assert [record.revision for record in told] == sorted(record.revision for record in told)
+                assert [record.revision for record in told] == sorted(
+                    record.revision for record in told
+                )
 
     @invariant()
     def the_history_is_the_model(self) -> None:
         kept = list(enumerate(self.notes, start=1))[self.trimmed :]
         assert [(note.number, note.body) for note in self.runner.run(self.store.history())] == kept
-        assert [(note.number, note.body) for note in self.runner.run(self.store.history(limit=3))] == kept[:3]
-        assert [(note.number, note.body) for note in self.runner.run(self.store.latest(limit=3))] == kept[::-1][:3]
+        assert [
+            (note.number, note.body) for note in self.runner.run(self.store.history(limit=3))
+        ] == kept[:3]
+        assert [
+            (note.number, note.body) for note in self.runner.run(self.store.latest(limit=3))
+        ] == kept[::-1][:3]
 
     def found(self, key: str) -> int:
         return self.live[key].revision if key in self.live else 0

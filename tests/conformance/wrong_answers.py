@@ -43,7 +43,15 @@ from tests.conformance.faults import (
 )
 from tests.conformance.wrong_server import Fault
 
-VERSIONS = ("2017-03-01", "2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01")
+VERSIONS = (
+    "2017-03-01",
+    "2017-08-01",
+    "2017-11-01",
+    "2019-01-01",
+    "2019-04-01",
+    "2019-08-01",
+    "2020-07-01",
+)
 
 PATH = {
     "path-answers-without-redirect": answers(302),
@@ -55,14 +63,18 @@ PATH = {
     "method-put-is-405": turns(405, 200),
     "method-delete-is-405": turns(405, 200),
     "method-refused-names-those-allowed": drops("allow"),
-    "method-head-tells-the-length": says("content-length", "0", lambda request: request.method == "HEAD"),
+    "method-head-tells-the-length": says(
+        "content-length", "0", lambda request: request.method == "HEAD"
+    ),
 }
 
 HEADER = {
     **{f"header-required-in-{version}": FORGETS_HEADER for version in VERSIONS[1:]},
     "header-not-required-in-2017-03-01": answers(400, lacks("metadata")),
     "header-name-in-any-case": answers(400, lambda request: "Metadata" not in dict(request.lines)),
-    "header-value-in-any-case": answers(400, lambda request: request.headers.get("metadata") != "true"),
+    "header-value-in-any-case": answers(
+        400, lambda request: request.headers.get("metadata") != "true"
+    ),
     "header-value-false-is-400": FORGETS_HEADER,
     "header-missing-is-told-in-the-documented-words": answers(400, lacks("metadata")),
     "header-required-by-instance": FORGETS_HEADER,
@@ -78,7 +90,9 @@ HEADER = {
 
 VERSION = {
     **{f"version-is-served-{version}": answers(400, asks(version)) for version in VERSIONS},
-    "version-changes-no-number": document(lambda said: said.update(DocumentIncarnation=5), asks("2017-08-01")),
+    "version-changes-no-number": document(
+        lambda said: said.update(DocumentIncarnation=5), asks("2017-08-01")
+    ),
     "version-missing-is-400": IS_OK,
     "version-empty-is-400": IS_OK,
     "version-unknown-is-400": IS_OK,
@@ -86,10 +100,14 @@ VERSION = {
     "version-of-instance-only-is-400": IS_OK,
     "version-missing-is-told-in-the-documented-words": edits(lambda said: said.update(error="No.")),
     "version-missing-names-the-newest": edits(lambda said: said["newest-versions"].reverse()),
-    "version-named-as-newest-is-served": edits(lambda said: said["newest-versions"].__setitem__(0, "2031-01-01")),
+    "version-named-as-newest-is-served": edits(
+        lambda said: said["newest-versions"].__setitem__(0, "2031-01-01")
+    ),
     "query-name-twice-is-refused": IS_OK,
     "query-name-twice-is-400": turns(400, 409),
-    "query-format-changes-nothing": answers(200, asks("format=text"), b"DocumentIncarnation\nEvents/"),
+    "query-format-changes-nothing": answers(
+        200, asks("format=text"), b"DocumentIncarnation\nEvents/"
+    ),
 }
 
 CONNECTION = {
@@ -97,7 +115,9 @@ CONNECTION = {
     "answer-comes-within-5-seconds": tells(seconds=5.1),
     "connection-is-kept": tells(is_last=True),
     "connection-is-kept-after-a-refusal": tells(lacks("metadata"), is_last=True),
-    "connection-answers-in-order": reads(r"/metadata/versions", "/metadata/scheduledevents?api-version=2020-07-01"),
+    "connection-answers-in-order": reads(
+        r"/metadata/versions", "/metadata/scheduledevents?api-version=2020-07-01"
+    ),
     "connection-close-is-echoed": Fault(echoes_close=False),
     "connection-close-closes": tells(is_last=False),
     "http-1-0-is-answered-and-closed": answers(505, lambda request: request.http == "1.0"),
@@ -112,8 +132,12 @@ DOCUMENT = {
     "document-number-is-an-integer": document(lambda said: said.update(DocumentIncarnation="1")),
     "document-number-is-at-least-1": document(lambda said: said.update(DocumentIncarnation=0)),
     "document-events-is-a-list-of-objects": document(lambda said: said.update(Events=None)),
-    "document-number-stays-while-nothing-changes": counts(lambda request, reply: is_document(request)),
-    "document-of-the-same-number-is-the-same": document(lambda said: said["Events"].append({"x": next(POLLS)})),
+    "document-number-stays-while-nothing-changes": counts(
+        lambda request, reply: is_document(request)
+    ),
+    "document-of-the-same-number-is-the-same": document(
+        lambda said: said["Events"].append({"x": next(POLLS)})
+    ),
     "document-is-application-json": says("content-type", "text/plain"),
     "document-says-utf-8": says("content-type", "application/json"),
     "document-length-is-told-exactly": tells(surplus=b"\n"),
@@ -128,9 +152,13 @@ ETAG = {
     "etag-known-is-304": heeds("If-None-Match", None),
     "etag-304-has-no-body": tells(has("if-none-match"), surplus=b"{}"),
     "etag-304-repeats-the-tag": drops("etag", 304),
-    "etag-0-gives-the-document": answers(304, both(has("if-none-match", "0"), lambda one: one.headers["if-none-match"] == "0")),
+    "etag-0-gives-the-document": answers(
+        304, both(has("if-none-match", "0"), lambda one: one.headers["if-none-match"] == "0")
+    ),
     "etag-of-another-document-gives-the-document": answers(304, has("if-none-match", "987654321")),
-    "etag-known-without-quotes-is-304": heeds("If-None-Match", None, lambda one: '"' not in one.headers.get("if-none-match", "")),
+    "etag-known-without-quotes-is-304": heeds(
+        "If-None-Match", None, lambda one: '"' not in one.headers.get("if-none-match", "")
+    ),
     "etag-known-as-weak-is-304": heeds("If-None-Match", None, has("if-none-match", "W/")),
     "etag-known-among-others-is-304": heeds("If-None-Match", None, has("if-none-match", ",")),
     "etag-changes-with-the-document": says("etag", '"5"'),
@@ -141,17 +169,26 @@ ETAG = {
 }
 
 EVENT = {
-    **{f"event-members-in-{version}": event(lambda one: one.pop("ResourceType")) for version in VERSIONS},
+    **{
+        f"event-members-in-{version}": event(lambda one: one.pop("ResourceType"))
+        for version in VERSIONS
+    },
     "event-id-is-a-guid": extra(EventId="1"),
     "event-id-is-upper-case": event(lambda one: one.update(EventId=one["EventId"].lower())),
     "event-id-stands-once": extra(),
-    "event-id-is-the-same-in-every-version": event(lambda one: one.update(EventId="1"), asks("2019-08-01")),
+    "event-id-is-the-same-in-every-version": event(
+        lambda one: one.update(EventId="1"), asks("2019-08-01")
+    ),
     "event-status-is-known": sets(EventStatus="Completed"),
     "event-type-is-known": sets(EventType="reboot"),
     "event-resource-type-is-virtual-machine": sets(ResourceType="VM"),
     "event-resources-are-names": sets(Resources="web-0"),
-    "event-names-begin-with-underscore-in-2017-03-01": event(lambda one: one.update(Resources=["web-0"]), asks("2017-03-01")),
-    "event-names-are-plain-from-2017-08-01-on": event(lambda one: one.update(Resources=["_web-0"]), asks("2017-08-01")),
+    "event-names-begin-with-underscore-in-2017-03-01": event(
+        lambda one: one.update(Resources=["web-0"]), asks("2017-03-01")
+    ),
+    "event-names-are-plain-from-2017-08-01-on": event(
+        lambda one: one.update(Resources=["_web-0"]), asks("2017-08-01")
+    ),
     "event-names-the-vm-as-instance-does": sets(Resources=["web00000i"]),
     "event-description-is-text": sets(Description=None),
     "event-source-is-known": sets(EventSource="user"),
@@ -160,7 +197,10 @@ EVENT = {
 
 DATE = {
     "not-before-is-text": sets(NotBefore=None),
-    **{f"not-before-is-rfc-1123-in-{version}": sets(NotBefore="2021-07-22T04:50:17Z") for version in VERSIONS},
+    **{
+        f"not-before-is-rfc-1123-in-{version}": sets(NotBefore="2021-07-22T04:50:17Z")
+        for version in VERSIONS
+    },
     "not-before-has-the-right-weekday": sets(NotBefore="Mon, 22 Jul 2021 04:50:17 GMT"),
     "not-before-is-what-was-promised": sets(NotBefore="Thu, 22 Jul 2021 04:50:17 GMT"),
     "not-before-stays-where-it-is": event(is_ever_later),
@@ -173,34 +213,58 @@ KIND = {
     "freeze-says-how-long": sets(DurationInSeconds=0),
     "eviction-is-a-preempt-by-the-platform": sets(EventType="Terminate"),
     "deletion-is-a-terminate": sets(EventType="Preempt"),
-    "reboot-is-shown-in-every-version": document(lambda said: said["Events"].clear(), asks("2017-03-01")),
-    "redeploy-is-shown-in-every-version": document(lambda said: said["Events"].clear(), asks("2017-08-01")),
-    "freeze-is-shown-in-every-version": document(lambda said: said["Events"].clear(), asks("2019-04-01")),
-    "preempt-is-shown-from-2017-11-01-on": document(lambda said: said["Events"].clear(), asks("2017-11-01")),
+    "reboot-is-shown-in-every-version": document(
+        lambda said: said["Events"].clear(), asks("2017-03-01")
+    ),
+    "redeploy-is-shown-in-every-version": document(
+        lambda said: said["Events"].clear(), asks("2017-08-01")
+    ),
+    "freeze-is-shown-in-every-version": document(
+        lambda said: said["Events"].clear(), asks("2019-04-01")
+    ),
+    "preempt-is-shown-from-2017-11-01-on": document(
+        lambda said: said["Events"].clear(), asks("2017-11-01")
+    ),
     "preempt-is-hidden-before-2017-11-01": reads("2017-08-01", "2017-11-01"),
-    "terminate-is-shown-from-2019-01-01-on": document(lambda said: said["Events"].clear(), asks("2019-01-01")),
+    "terminate-is-shown-from-2019-01-01-on": document(
+        lambda said: said["Events"].clear(), asks("2019-01-01")
+    ),
     "terminate-is-hidden-before-2019-01-01": reads("2017-11-01", "2019-01-01"),
 }
 
 INSTANCE = {
     "versions-are-listed": edits(lambda said: said.update(apiVersions=[])),
     "versions-are-ascending": edits(lambda said: said["apiVersions"].reverse()),
-    "versions-listed-are-served": edits(lambda said: said["apiVersions"].append("2031-01-01"), asks("/versions")),
+    "versions-listed-are-served": edits(
+        lambda said: said["apiVersions"].append("2031-01-01"), asks("/versions")
+    ),
     "instance-is-a-tree-of-compute-and-network": edits(lambda said: delitem(said, "network")),
     "instance-is-application-json": says("content-type", "text/json"),
-    "instance-values-are-strings": edits(lambda said: said["compute"].update(platformUpdateDomain=0)),
-    "instance-members-are-in-alphabetical-order": edits(lambda said: said.update(compute=renamed(said["compute"]))),
-    "instance-compute-has-what-is-always-there": edits(lambda said: delitem(said["compute"], "vmSize")),
-    "instance-compute-has-nothing-before-its-time": edits(lambda said: said["compute"].update(userData="")),
+    "instance-values-are-strings": edits(
+        lambda said: said["compute"].update(platformUpdateDomain=0)
+    ),
+    "instance-members-are-in-alphabetical-order": edits(
+        lambda said: said.update(compute=renamed(said["compute"]))
+    ),
+    "instance-compute-has-what-is-always-there": edits(
+        lambda said: delitem(said["compute"], "vmSize")
+    ),
+    "instance-compute-has-nothing-before-its-time": edits(
+        lambda said: said["compute"].update(userData="")
+    ),
     "instance-leaf-as-text-is-bare": answers(200, asks("format=text"), b"web-0\n"),
     "instance-leaf-as-text-is-text-plain": says("content-type", "application/json"),
     "instance-leaf-without-format-is-400": IS_OK,
     "instance-may-be-walked": answers(200, asks("/compute"), b"{}"),
     "instance-may-be-walked-by-number": answers(200, asks("privateIpAddress"), b"169.254.1.1"),
-    "instance-node-as-text-names-its-children": answers(200, asks("format=text"), b"compute\nnetwork"),
+    "instance-node-as-text-names-its-children": answers(
+        200, asks("format=text"), b"compute\nnetwork"
+    ),
     "instance-unknown-element-is-404": IS_GONE,
     "instance-version-missing-is-400": IS_OK,
-    "instance-version-missing-names-the-newest": edits(lambda said: delitem(said, "newest-versions"), lacks_version),
+    "instance-version-missing-names-the-newest": edits(
+        lambda said: delitem(said, "newest-versions"), lacks_version
+    ),
 }
 
 REFUSAL = {
@@ -227,10 +291,18 @@ LIFECYCLE = {
     "number-grows-by-1-when-an-event-is-taken-back": STUCK,
     "event-does-not-start-by-itself": sets(EventStatus="Started"),
     "events-overlap": document(lambda said: said.update(Events=said["Events"][-1:])),
-    "event-starts-under-the-same-id": once_started(lambda one: one.update(EventId=one["EventId"].lower())),
-    "not-before-is-empty-once-started": once_started(lambda one: one.update(NotBefore="Thu, 22 Jul 2021 04:50:17 GMT")),
-    "not-before-is-empty-once-started-in-old-versions": once_started(lambda one: one.update(NotBefore=None), asks("2017-08-01")),
-    "event-keeps-its-other-members-once-started": once_started(lambda one: one.update(Resources=["web-1"])),
+    "event-starts-under-the-same-id": once_started(
+        lambda one: one.update(EventId=one["EventId"].lower())
+    ),
+    "not-before-is-empty-once-started": once_started(
+        lambda one: one.update(NotBefore="Thu, 22 Jul 2021 04:50:17 GMT")
+    ),
+    "not-before-is-empty-once-started-in-old-versions": once_started(
+        lambda one: one.update(NotBefore=None), asks("2017-08-01")
+    ),
+    "event-keeps-its-other-members-once-started": once_started(
+        lambda one: one.update(Resources=["web-1"])
+    ),
     "number-grows-by-1-when-an-event-starts": STUCK,
     "event-that-is-over-is-gone": remembers(changed={"EventId": "", "EventStatus": "Completed"}),
     "number-grows-by-1-when-an-event-is-over": STUCK,
@@ -250,7 +322,9 @@ MALFORMED = {
     "approval-refused-changes-nothing": counts(lambda request, reply: is_post(request)),
     "approval-of-a-good-and-an-unknown-id-is-400": IS_OK_POST,
     "approval-of-a-good-and-an-unknown-id-approves-neither": Fault(
-        asked=lambda request: replace(request, body=re.sub(rb', \{"EventId": "00000000[^}]*\}', b"", request.body))
+        asked=lambda request: replace(
+            request, body=re.sub(rb', \{"EventId": "00000000[^}]*\}', b"", request.body)
+        )
     ),
     "approval-by-another-scope-is-refused": reads("/as/db/", "/as/web-0/", is_post),
 }
@@ -273,7 +347,9 @@ APPROVAL = {
     "approval-with-if-none-match-is-taken": answers(412, both(is_post, has("if-none-match"))),
     "approval-in-lower-case-is-taken": refuses(sends(rb'"EventId": "[0-9-]*[a-f]')),
     "approval-with-incarnation-as-text-is-taken": refuses(sends(rb'"DocumentIncarnation": "')),
-    "approval-with-incarnation-as-number-is-taken": refuses(sends(rb'"DocumentIncarnation": [0-9]')),
+    "approval-with-incarnation-as-number-is-taken": refuses(
+        sends(rb'"DocumentIncarnation": [0-9]')
+    ),
     "approval-with-stale-incarnation-is-taken": refuses(sends(b"987654321")),
     "approval-with-more-members-is-taken": refuses(sends(b'"By"')),
     "approval-in-chunks-is-taken": answers(411, has("transfer-encoding")),

@@ -1,4 +1,7 @@
-"""A proxy in front of a real endpoint that does one thing wrong. Without a fault it passes every check itself."""
+"""A proxy in front of a real endpoint that does one thing wrong.
+
+Without a fault it passes every check itself.
+"""
 
 import socket
 import socketserver
@@ -56,7 +59,9 @@ class Reply:
 
 @dataclass(frozen=True)
 class Fault:
-    """What is done to a request on its way in and to an answer on its way out, and how the connection misbehaves."""
+    """What is done to a request on its way in and to an answer on its way out, and how the
+    connection misbehaves.
+    """
 
     asked: Callable[[Request], Request] = lambda request: request
     told: Callable[[Request, Reply], Reply] = lambda request, reply: reply
@@ -96,7 +101,10 @@ class WrongServer:
             while request := self._read(connection, file):  # ends with the connection
                 self.asked.append(request)
                 reply = self._reply(request)
-                is_asked_to = request.http == "1.0" or request.headers.get("connection", "").lower() == "close"
+                is_asked_to = (
+                    request.http == "1.0"
+                    or request.headers.get("connection", "").lower() == "close"
+                )
                 is_last = is_asked_to if reply.is_last is None else reply.is_last
                 if is_asked_to and self.fault.echoes_close:
                     reply = reply.with_header("connection", "close")
@@ -116,13 +124,21 @@ class WrongServer:
         if not self.fault.takes_pieces and HEAD_END not in connection.recv(65536, socket.MSG_PEEK):
             return None
         head = list[bytes]()
-        while (line := file.readline(65536)) not in (b"\r\n", b""):  # ends with the head or the connection
+        while (line := file.readline(65536)) not in (
+            b"\r\n",
+            b"",
+        ):  # ends with the head or the connection
             head.append(line.rstrip(b"\r\n"))
         if not head:
             return None
         method, target, http = head[0].decode("latin-1").split(" ")
         pairs = [line.decode("latin-1").partition(":") for line in head[1:]]
-        request = Request(method, target, http.removeprefix("HTTP/"), tuple((name, value.strip()) for name, _, value in pairs))
+        request = Request(
+            method,
+            target,
+            http.removeprefix("HTTP/"),
+            tuple((name, value.strip()) for name, _, value in pairs),
+        )
         if "expect" in request.headers and self.fault.continues:
             connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
         if "transfer-encoding" in request.headers:
@@ -138,7 +154,12 @@ class WrongServer:
         split = urlsplit(self.upstream)
         assert split.hostname
         connection = HTTPConnection(split.hostname, split.port, timeout=30)
-        connection.putrequest(request.method, request.target, skip_host="host" in request.headers, skip_accept_encoding=True)
+        connection.putrequest(
+            request.method,
+            request.target,
+            skip_host="host" in request.headers,
+            skip_accept_encoding=True,
+        )
         for name, value in request.lines:
             if name.lower() not in ("connection", "expect", "transfer-encoding", "content-length"):
                 connection.putheader(name, value)
@@ -152,7 +173,10 @@ class WrongServer:
 
 
 def _encode(request: Request, reply: Reply) -> bytes:
-    lines = [f"{reply.http} {reply.status} Whatever", *(f"{name}: {value}" for name, value in reply.lines)]
+    lines = [
+        f"{reply.http} {reply.status} Whatever",
+        *(f"{name}: {value}" for name, value in reply.lines),
+    ]
     body = b"" if request.method == "HEAD" or reply.status == 304 else reply.body
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + body + reply.surplus
 

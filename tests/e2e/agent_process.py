@@ -1,4 +1,6 @@
-"""The agent as a real process: as a module of this installation, or as the zipapp with nothing around it."""
+"""The agent as a real process: as a module of this installation, or as the zipapp with nothing
+around it.
+"""
 
 import json
 import os
@@ -11,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from forewarn.agent.applications import ask_status
+from forewarn.agent.participant_socket import ask_status
 
 T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
@@ -28,7 +30,12 @@ approve = "when-prepared"
 def zipapp(folder: Path) -> tuple[str, ...]:
     """The command that runs the one file under a Python without anything installed."""
     target = folder / "forewarn-agent.pyz"
-    subprocess.run([sys.executable, ROOT / "tools" / "make_agent.py", target], check=True, capture_output=True, timeout=60)
+    subprocess.run(
+        [sys.executable, ROOT / "tools" / "make_agent.py", target],
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
     return (sys.executable, "-I", "-S", str(target))
 
 
@@ -44,9 +51,19 @@ def eventually(look: Callable[[], T], is_right: Callable[[T], bool] = bool) -> T
 
 
 class AgentProcess:
-    """One agent in a folder. Its steps write `phase type` into a diary there. Files survive a kill."""
+    """One agent in a folder.
 
-    def __init__(self, folder: Path, endpoint: str, *, command: Sequence[str] = MODULE, environ: Mapping[str, str] | None = None):
+    Its steps write `phase type` into a diary there. Files survive a kill.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        endpoint: str,
+        *,
+        command: Sequence[str] = MODULE,
+        environ: Mapping[str, str] | None = None,
+    ):
         folder.mkdir(exist_ok=True)
         self.folder = folder
         self.command = tuple(command)
@@ -77,10 +94,17 @@ class AgentProcess:
         begun = self.log().count("the agent is ready")
         with (self.folder / "log").open("a") as log:
             self.process = subprocess.Popen(
-                [*self.command, "run", "--config", str(self.config), *options], env=self.environ, stderr=log, cwd=self.folder
+                [*self.command, "run", "--config", str(self.config), *options],
+                env=self.environ,
+                stderr=log,
+                cwd=self.folder,
             )
         eventually(
-            lambda: self.log().count("the agent is ready") > begun or self.process is None or self.process.poll() is not None
+            lambda: (
+                self.log().count("the agent is ready") > begun
+                or self.process is None
+                or self.process.poll() is not None
+            )
         )
         assert self.process.poll() is None, self.log()
         return self
@@ -88,7 +112,12 @@ class AgentProcess:
     def run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         """One command, to its end."""
         return subprocess.run(
-            [*self.command, *arguments], env=self.environ, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+            [*self.command, *arguments],
+            env=self.environ,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_SECONDS,
+            check=False,
         )
 
     def send(self, number: int) -> None:
@@ -113,7 +142,9 @@ class AgentProcess:
 
     def journal(self) -> list[str]:
         """What each line of the journal says."""
-        return [json.loads(line)["what"] for line in (self.folder / "journal").read_text().splitlines()]
+        return [
+            json.loads(line)["what"] for line in (self.folder / "journal").read_text().splitlines()
+        ]
 
     def status(self) -> dict[str, object]:
         return ask_status(self.socket)

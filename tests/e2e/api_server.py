@@ -1,4 +1,6 @@
-"""As much of a Kubernetes API server as a drain needs, over real HTTPS: nodes, pods, evictions, budgets, ends after a grace."""
+"""As much of a Kubernetes API server as a drain needs, over real HTTPS: nodes, pods, evictions,
+budgets, ends after a grace.
+"""
 
 import json
 import ssl
@@ -18,7 +20,9 @@ TOKEN = "let-me-in"
 
 @dataclass
 class Pod:
-    """`ends_after_seconds` is what its program needs once it is asked; it is killed when its grace is over."""
+    """`ends_after_seconds` is what its program needs once it is asked; it is killed when its grace
+    is over.
+    """
 
     name: str
     node: str = "n1"
@@ -31,7 +35,11 @@ class Pod:
     gone_at: float | None = None
 
     def item(self) -> dict[str, Any]:
-        metadata: dict[str, Any] = {"namespace": "default", "name": self.name, "uid": f"uid-{self.name}"}
+        metadata: dict[str, Any] = {
+            "namespace": "default",
+            "name": self.name,
+            "uid": f"uid-{self.name}",
+        }
         metadata["ownerReferences"] = [{"kind": self.owner, "controller": True}]
         if self.is_mirror:
             metadata["annotations"] = {"kubernetes.io/config.mirror": "x"}
@@ -43,7 +51,9 @@ class Pod:
 
 @dataclass
 class ApiServer:
-    """`budgets` is how many pods of a budget may be away; one that is gone is back elsewhere `replaced_after_seconds` later."""
+    """`budgets` is how many pods of a budget may be away; one that is gone is back elsewhere
+    `replaced_after_seconds` later.
+    """
 
     pods: dict[str, Pod] = field(default_factory=dict)
     budgets: dict[str, int] = field(default_factory=dict)
@@ -54,7 +64,9 @@ class ApiServer:
     url: str = ""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def answer(self, method: str, target: str, content_type: str, body: Any) -> tuple[int, dict[str, Any]]:
+    def answer(
+        self, method: str, target: str, content_type: str, body: Any
+    ) -> tuple[int, dict[str, Any]]:
         with self.lock:
             now = time.monotonic()
             path, query = urlsplit(target).path, parse_qs(urlsplit(target).query)
@@ -62,9 +74,18 @@ class ApiServer:
             if path == "/api/v1/nodes/n1":
                 return self._patch(content_type, body) if method == "PATCH" else (200, self.node)
             if path == "/api/v1/pods" and query.get("fieldSelector") == ["spec.nodeName=n1"]:
-                here = [pod for pod in self.pods.values() if pod.gone_at is None or pod.gone_at > now]
-                return 200, {"kind": "PodList", "items": [pod.item() for pod in here if pod.node == "n1"]}
-            if method == "POST" and parts[-1] == "eviction" and parts[:4] == ["api", "v1", "namespaces", "default"]:
+                here = [
+                    pod for pod in self.pods.values() if pod.gone_at is None or pod.gone_at > now
+                ]
+                return 200, {
+                    "kind": "PodList",
+                    "items": [pod.item() for pod in here if pod.node == "n1"],
+                }
+            if (
+                method == "POST"
+                and parts[-1] == "eviction"
+                and parts[:4] == ["api", "v1", "namespaces", "default"]
+            ):
                 status, message = self._evict(self.pods.get(parts[5]), body, now)
                 return status, {"kind": "Status", "message": message}
             return 404, {"kind": "Status", "message": f"no {path}"}
@@ -83,12 +104,17 @@ class ApiServer:
     def _evict(self, pod: Pod | None, body: Any, now: float) -> tuple[int, str]:
         if pod is None or (pod.gone_at is not None and pod.gone_at <= now):
             return 404, "not found"
-        if body["kind"] != "Eviction" or body["deleteOptions"]["preconditions"]["uid"] != f"uid-{pod.name}":
+        if (
+            body["kind"] != "Eviction"
+            or body["deleteOptions"]["preconditions"]["uid"] != f"uid-{pod.name}"
+        ):
             return 409, "another pod"
         away = [
             other
             for other in self.pods.values()
-            if other.budget == pod.budget and other.gone_at is not None and other.gone_at + self.replaced_after_seconds > now
+            if other.budget == pod.budget
+            and other.gone_at is not None
+            and other.gone_at + self.replaced_after_seconds > now
         ]
         grace = body["deleteOptions"]["gracePeriodSeconds"]
         if pod.budget and len(away) >= self.budgets[pod.budget]:
@@ -104,13 +130,21 @@ def merged(value: Any, patch: Any) -> Any:
     if not isinstance(patch, dict):
         return patch
     base = value if isinstance(value, dict) else {}
-    kept = {name: part for name, part in base.items() if not (name in patch and patch[name] is None)}
-    return {**kept, **{name: merged(base.get(name), part) for name, part in patch.items() if part is not None}}
+    kept = {
+        name: part for name, part in base.items() if not (name in patch and patch[name] is None)
+    }
+    return {
+        **kept,
+        **{name: merged(base.get(name), part) for name, part in patch.items() if part is not None},
+    }
 
 
 @contextmanager
 def serving(folder: Path, *pods: Pod, budgets: dict[str, int] | None = None) -> Iterator[ApiServer]:
-    """Runs it with a certificate of its own; `folder` gets the authority (`ca.crt`) and the token (`token`)."""
+    """Runs it with a certificate of its own;
+
+    `folder` gets the authority (`ca.crt`) and the token (`token`).
+    """
     api = ApiServer({pod.name: pod for pod in pods}, budgets or {})
     api.node = {"metadata": {"name": "n1", "resourceVersion": "1"}, "spec": {}}
     (folder / "token").write_text(f"{TOKEN}\n")
@@ -122,7 +156,9 @@ def serving(folder: Path, *pods: Pod, budgets: dict[str, int] | None = None) -> 
             status, said = 401, {"kind": "Status", "message": "Unauthorized"}
             if self.headers.get("Authorization") == f"Bearer {TOKEN}":
                 body = json.loads(sent) if sent else None
-                status, said = api.answer(self.command, self.path, self.headers.get("Content-Type") or "", body)
+                status, said = api.answer(
+                    self.command, self.path, self.headers.get("Content-Type") or "", body
+                )
             answer = json.dumps(said).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(answer)))
@@ -152,4 +188,8 @@ def certify(folder: Path) -> None:
     subject = ("-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1")
     key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
     files = ("-keyout", str(folder / "ca.key"), "-out", str(folder / "ca.crt"))
-    subprocess.run(["openssl", "req", "-x509", *key, *subject, *files, "-days", "2"], check=True, capture_output=True)
+    subprocess.run(
+        ["openssl", "req", "-x509", *key, *subject, *files, "-days", "2"],
+        check=True,
+        capture_output=True,
+    )

@@ -67,8 +67,13 @@ def balancing(folder: Path) -> Iterator[Balancer]:
     with echoing() as server:
         balancer = Balancer(folder, free_port(), free_port())
         config = folder / "haproxy.cfg"
-        config.write_text(CONFIG.format(folder=folder, admin=balancer.admin, port=balancer.port, server=server))
-        with (folder / "haproxy.log").open("wb") as log, subprocess.Popen([haproxy, "-db", "-f", config], stderr=log) as process:
+        config.write_text(
+            CONFIG.format(folder=folder, admin=balancer.admin, port=balancer.port, server=server)
+        )
+        with (
+            (folder / "haproxy.log").open("wb") as log,
+            subprocess.Popen([haproxy, "-db", "-f", config], stderr=log) as process,
+        ):
             try:
                 wait_for(balancer, process)
                 yield balancer

@@ -1,4 +1,6 @@
-"""A Forewarn service and its commands as real processes, on free ports, with an environment that configures nothing."""
+"""A Forewarn service and its commands as real processes, on free ports, with an environment that
+configures nothing.
+"""
 
 import os
 import re
@@ -38,7 +40,9 @@ class Service(NamedTuple):
         return forewarn(*arguments, FOREWARN_CONTROL=self.control)
 
 
-def forewarn(*arguments: str, cwd: Path = ROOT, **variables: str) -> "subprocess.CompletedProcess[str]":
+def forewarn(
+    *arguments: str, cwd: Path = ROOT, **variables: str
+) -> "subprocess.CompletedProcess[str]":
     """One command, run to its end."""
     return subprocess.run(
         [FOREWARN, *arguments],
@@ -61,7 +65,8 @@ def environment(**variables: str) -> dict[str, str]:
 def interruptible() -> Iterator[None]:
     """Processes that are started within this take SIGINT as usual.
 
-    A shell starts background jobs with SIGINT ignored, and all their children inherit that: then Ctrl-C is nothing to test.
+    A shell starts background jobs with SIGINT ignored, and all their children inherit that: then
+    Ctrl-C is nothing to test.
     """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -71,11 +76,21 @@ def interruptible() -> Iterator[None]:
 
 
 @contextmanager
-def running(folder: Path, *arguments: str, program: str = FOREWARN, control: str = "127.0.0.1:0") -> Iterator[Service]:
-    """A service on free ports, in a folder of its own. It is ended with the block, if it has not ended by itself."""
+def running(
+    folder: Path, *arguments: str, program: str = FOREWARN, control: str = "127.0.0.1:0"
+) -> Iterator[Service]:
+    """A service on free ports, in a folder of its own.
+
+    It is ended with the block, if it has not ended by itself.
+    """
     command = [program, *arguments, "--metadata", "127.0.0.1:0", "--control", control]
     with subprocess.Popen(
-        command, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=folder,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdout
         try:

@@ -1,4 +1,6 @@
-"""An endpoint that answers by script, on a real socket: whatever a real one has been seen to do, and worse."""
+"""An endpoint that answers by script, on a real socket: whatever a real one has been seen to do,
+and worse.
+"""
 
 import asyncio
 import re
@@ -36,7 +38,9 @@ class Turn(NamedTuple):
     drip_seconds: float = 0.0
 
 
-def answer(body: bytes = NO_EVENTS, status: int = 200, *, then: Then = Then.KEEP, **headers: str) -> Turn:
+def answer(
+    body: bytes = NO_EVENTS, status: int = 200, *, then: Then = Then.KEEP, **headers: str
+) -> Turn:
     lines = [f"HTTP/1.1 {status} Status", f"Content-Length: {len(body)}"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     return Turn("\r\n".join([*lines, "", ""]).encode() + body, then)
@@ -49,11 +53,17 @@ def document(incarnation: int, *events: tuple[str, str]) -> Turn:
         f'"NotBefore":"{"Fri, 01 Mar 2999 12:00:00 GMT" if status == "Scheduled" else ""}"}}'
         for id, status in events
     )
-    return answer(f'{{"DocumentIncarnation":{incarnation},"Events":[{entries}]}}'.encode(), ETag=f'"{incarnation}"')
+    return answer(
+        f'{{"DocumentIncarnation":{incarnation},"Events":[{entries}]}}'.encode(),
+        ETag=f'"{incarnation}"',
+    )
 
 
 class Crooked:
-    """Each request gets the next turn; the last turn is for all that follow. `asked` has every request, with its connection."""
+    """Each request gets the next turn; the last turn is for all that follow.
+
+    `asked` has every request, with its connection.
+    """
 
     def __init__(self, *turns: Turn) -> None:
         self.asked: list[tuple[int, bytes]] = []
@@ -68,7 +78,12 @@ class Crooked:
         self._threads[0].start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._is_over.set()
         with suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)
@@ -96,7 +111,9 @@ class Crooked:
     def _serve(self, connection: socket.socket, number: int) -> None:
         connection.settimeout(0.05)
         with closing(connection), suppress(ConnectionError):
-            while (request := self._request(connection)) is not None:  # ends when the client leaves, or as a turn says
+            while (
+                request := self._request(connection)
+            ) is not None:  # ends when the client leaves, or as a turn says
                 with self._lock:
                     self.asked.append((number, request))
                     turn = self._turns.pop(0) if len(self._turns) > 1 else self._turns[0]
@@ -104,7 +121,9 @@ class Crooked:
                 if turn.then is Then.STAY_SILENT:
                     continue
                 if turn.then is Then.RESET:
-                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    connection.setsockopt(
+                        socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+                    )
                 if turn.then is not Then.KEEP:
                     return
 
@@ -135,13 +154,20 @@ class Crooked:
         return None
 
 
-def in_thread(url: str, verb: str, *given: object, asking: dict[str, Any] | None = None, **options: Any) -> Any:
-    """One call of the ordinary client. `asking` are keywords of the call, `options` those of the client."""
+def in_thread(
+    url: str, verb: str, *given: object, asking: dict[str, Any] | None = None, **options: Any
+) -> Any:
+    """One call of the ordinary client.
+
+    `asking` are keywords of the call, `options` those of the client.
+    """
     with Client(url, **options) as client:
         return getattr(client, verb)(*given, **(asking or {}))
 
 
-def in_loop(url: str, verb: str, *given: object, asking: dict[str, Any] | None = None, **options: Any) -> Any:
+def in_loop(
+    url: str, verb: str, *given: object, asking: dict[str, Any] | None = None, **options: Any
+) -> Any:
     """The same call of the asyncio client."""
 
     async def call() -> Any:
@@ -152,9 +178,17 @@ def in_loop(url: str, verb: str, *given: object, asking: dict[str, Any] | None =
 
 
 def watch_in_thread(
-    url: str, rested: Callable[[float], object], *, watching: dict[str, Any], before: str = "", **options: Any
+    url: str,
+    rested: Callable[[float], object],
+    *,
+    watching: dict[str, Any],
+    before: str = "",
+    **options: Any,
 ) -> list[Change]:
-    """All that a watch tells, after another call if one is named. It does not sleep: `rested` is told how long it would."""
+    """All that a watch tells, after another call if one is named.
+
+    It does not sleep: `rested` is told how long it would.
+    """
     with Client(url, **options) as client:
         if before:
             getattr(client, before)()
@@ -162,7 +196,12 @@ def watch_in_thread(
 
 
 def watch_in_loop(
-    url: str, rested: Callable[[float], object], *, watching: dict[str, Any], before: str = "", **options: Any
+    url: str,
+    rested: Callable[[float], object],
+    *,
+    watching: dict[str, Any],
+    before: str = "",
+    **options: Any,
 ) -> list[Change]:
     async def rest(seconds: float) -> None:
         rested(seconds)
@@ -178,8 +217,9 @@ def watch_in_loop(
 
 
 class Unreachable:
-    """An address where no connection is made and none is refused, as behind a firewall that drops: a listener with a full
-    backlog, whose kernel drops every further SYN."""
+    """An address where no connection is made and none is refused, as behind a firewall that drops:
+    a listener with a full backlog, whose kernel drops every further SYN.
+    """
 
     def __init__(self) -> None:
         self._listening = socket.create_server(("127.0.0.1", 0), backlog=0)
@@ -194,7 +234,12 @@ class Unreachable:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         for one in (*self._filling, self._listening):
             one.close()
 

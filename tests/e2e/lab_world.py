@@ -1,16 +1,18 @@
-"""A lab's metadata listener on a real socket: the metadata application behind the filter, on connections that can be broken."""
+"""A lab's metadata listener on a real socket: the metadata application behind the filter, on
+connections that can be broken.
+"""
 
 from random import Random
 from typing import Any
 
 from forewarn.config import Address
+from forewarn.lab.fault.active import Faults, parse
 from forewarn.lab.fault.filter import FaultFilter, FilteredPolls
-from forewarn.lab.fault.standing import Faults, parse
 from forewarn.lab.transcript import Transcript
-from forewarn.web import request as ask
-from forewarn.web.connection import Limits
-from forewarn.web.listener import SERVER_METADATA, Listener
-from forewarn.web.metadata import Message
+from forewarn.web.http.connection import Limits
+from forewarn.web.http.listener import SERVER_METADATA, Listener
+from forewarn.web.metadata import request as ask
+from forewarn.web.metadata.app import Message
 from tests.e2e.metadata_world import World
 
 
@@ -22,7 +24,9 @@ class FaultyWorld(World):
         clock = self.engine.clock
         self.faults = Faults()
         self.transcript = Transcript(clock.now)
-        self.application = FaultFilter(self.metadata, self.faults, self.transcript, clock, Random(1), self.vm_of)
+        self.application = FaultFilter(
+            self.metadata, self.faults, self.transcript, clock, Random(1), self.vm_of
+        )
         self.listener = Listener(
             self._application,
             Address("127.0.0.1", 0),
@@ -40,7 +44,11 @@ class FaultyWorld(World):
         """In the loop of the listener, as whoever drives a lab does."""
 
         async def add() -> None:
-            self.faults.add(f"f{len(self.faults.standing) + 1}", parse({"fault": kind, **members}), self.engine.clock.now())
+            self.faults.add(
+                f"f{len(self.faults.standing) + 1}",
+                parse({"fault": kind, **members}),
+                self.engine.clock.now(),
+            )
 
         self.run(add())
 

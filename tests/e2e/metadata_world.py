@@ -1,4 +1,6 @@
-"""A metadata listener on a real socket, in a loop and a thread of its own, and a raw client that sees every byte."""
+"""A metadata listener on a real socket, in a loop and a thread of its own, and a raw client that
+sees every byte.
+"""
 
 import asyncio
 import re
@@ -15,16 +17,16 @@ import uvloop
 from uvicorn.server import ServerState
 
 from forewarn.config import Address, Identify
-from forewarn.core.command import Command, Enrol, Restart
+from forewarn.core.command import Command, Restart, SetMembers
 from forewarn.core.fleet import Policy, Scope, ScopeKind, Vm
 from forewarn.core.timing import Timing
 from forewarn.engine.clock import Clock, RealClock
 from forewarn.engine.engine import Engine
 from forewarn.store.memory import MemoryStore
-from forewarn.web.connection import Limits
-from forewarn.web.listener import SERVER_METADATA, Listener
-from forewarn.web.metadata import Message, Metadata, Receive, Send
-from forewarn.web.poll import Polls
+from forewarn.web.http.connection import Limits
+from forewarn.web.http.listener import SERVER_METADATA, Listener
+from forewarn.web.metadata.app import Message, Metadata, Receive, Send
+from forewarn.web.metadata.fast_path import Polls
 from forewarn.web.settings import Settings
 
 T = TypeVar("T")
@@ -37,7 +39,8 @@ SENT_BYTES_MAX = 200_000_000
 
 
 class World:
-    """`web-0` calls from 127.0.0.1; `web-1` is in the same scope, `db-0` in another. `called`: what reached the application.
+    """`web-0` calls from 127.0.0.1; `web-1` is in the same scope, `db-0` in another. `called`: what
+    reached the application.
 
     Whatever the event loop finds broken fails the test in the end.
     """
@@ -71,12 +74,21 @@ class World:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        self.enrol("web", Vm(name="web-0", address="127.0.0.1", id="id-web-0"), Vm(name="web-1", update_domain=1))
+        self.enrol(
+            "web",
+            Vm(name="web-0", address="127.0.0.1", id="id-web-0"),
+            Vm(name="web-1", update_domain=1),
+        )
         self.enrol("db", Vm(name="db-0"))
         self.run(self.listener.start())
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.stop()
         self.run(self.engine.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -106,7 +118,7 @@ class World:
         self.run(self.engine.submit(scope, command, by="test"))
 
     def enrol(self, name: str, *vms: Vm) -> None:
-        self.submit(Enrol(kind=ScopeKind.AVAILABILITY_SET, policy=Policy(), vms=vms), name)
+        self.submit(SetMembers(kind=ScopeKind.AVAILABILITY_SET, policy=Policy(), vms=vms), name)
 
     def restart(self, vm: str = "web-0", event_id: str = EVENT_ID) -> None:
         self.submit(Restart(vm=vm, event_id=event_id))
@@ -168,14 +180,21 @@ class Client:
     """A socket. Nothing is added, nothing is taken away."""
 
     def __init__(self, port: int, source: str = "127.0.0.1") -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout=ANSWER_SECONDS_MAX, source_address=(source, 0))
+        self._socket = socket.create_connection(
+            ("127.0.0.1", port), timeout=ANSWER_SECONDS_MAX, source_address=(source, 0)
+        )
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._buffer = b""
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._socket.close()
 
     def send(self, data: bytes) -> None:
@@ -189,7 +208,11 @@ class Client:
             self._more()
         head, _, self._buffer = self._buffer.partition(b"\r\n\r\n")
         answer = Answer(head + b"\r\n\r\n", b"")
-        length = int(answer.headers.get("content-length", "0")) if has_body and answer.status not in (100, 304) else 0
+        length = (
+            int(answer.headers.get("content-length", "0"))
+            if has_body and answer.status not in (100, 304)
+            else 0
+        )
         while len(self._buffer) < length:
             self._more()
         body, self._buffer = self._buffer[:length], self._buffer[length:]

@@ -1,4 +1,5 @@
-"""A real agent as a process that dies at the nth line of its journal: `mortal_agent.py SETTINGS before|after N`.
+"""A real agent as a process that dies at the nth line of its journal: `mortal_agent.py SETTINGS
+before|after N`.
 
 It ends by itself, with 0, when nothing is left to do about the event that it was started for.
 """
@@ -19,7 +20,10 @@ LIFE_SECONDS_MAX = 60
 
 
 class Mortal(Journal):
-    """Dies right before the nth line is written, or right after it is on disk. No handler runs, no file is closed."""
+    """Dies right before the nth line is written, or right after it is on disk.
+
+    No handler runs, no file is closed.
+    """
 
     moment = ""
     lines_left = 0

@@ -5,7 +5,7 @@ from contextlib import closing
 from pathlib import Path
 
 from forewarn.core.change import Change
-from forewarn.wire.note import decode
+from forewarn.engine.entry import decode
 
 
 def changes_in(folder: Path, scope: str) -> list[Change]:

@@ -36,7 +36,8 @@ scopes:
 def steady_port() -> int:
     """A free port for a service that is started again on it.
 
-    It lies below the range that the system gives out by itself, so nobody is given it while the service is down.
+    It lies below the range that the system gives out by itself, so nobody is given it while the
+    service is down.
     """
     lowest_given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     for port in random.sample(range(10_000, lowest_given), 100):
@@ -48,7 +49,9 @@ def steady_port() -> int:
 class Service:
     """One `forewarn serve`. Give it a folder; files in it survive a kill."""
 
-    def __init__(self, folder: Path, *flags: str, fleet: str = FLEET, descriptors_max: int = 0) -> None:
+    def __init__(
+        self, folder: Path, *flags: str, fleet: str = FLEET, descriptors_max: int = 0
+    ) -> None:
         (folder / "fleet.yaml").write_text(fleet)
         self.folder = folder
         self.flags = flags
@@ -58,12 +61,27 @@ class Service:
 
     def start(self) -> "Service":
         ports = ("--metadata", "127.0.0.1:0", "--control", "127.0.0.1:0")
-        store = () if "--store" in self.flags else ("--store", f"sqlite:///{self.folder}/forewarn.db")
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("FOREWARN_")}
+        store = (
+            () if "--store" in self.flags else ("--store", f"sqlite:///{self.folder}/forewarn.db")
+        )
+        environ = {
+            name: value for name, value in os.environ.items() if not name.startswith("FOREWARN_")
+        }
         limited = ("prlimit", f"--nofile={self.descriptors_max}") if self.descriptors_max else ()
         with (self.folder / "log.txt").open("a") as log:
             self.process = subprocess.Popen(
-                [*limited, sys.executable, "-m", "forewarn", "serve", "--fleet", "fleet.yaml", *ports, *store, *self.flags],
+                [
+                    *limited,
+                    sys.executable,
+                    "-m",
+                    "forewarn",
+                    "serve",
+                    "--fleet",
+                    "fleet.yaml",
+                    *ports,
+                    *store,
+                    *self.flags,
+                ],
                 cwd=self.folder,
                 env=environ,
                 stdout=subprocess.PIPE,
@@ -102,17 +120,26 @@ class Service:
 
     def approve(self, *event_ids: str, vm: str = "web-0") -> int:
         url = f"{self.metadata}/as/{vm}/metadata/scheduledevents?api-version=2020-07-01"
-        body = json.dumps({"StartRequests": [{"EventId": event_id} for event_id in event_ids]}).encode()
+        body = json.dumps(
+            {"StartRequests": [{"EventId": event_id} for event_id in event_ids]}
+        ).encode()
         return call("POST", url, body, headers={"Metadata": "true"})[0]
 
     def ask(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
         """A call of the control API."""
         sent = None if body is None else json.dumps(body).encode()
-        status, answer = call(method, f"{self.control}/api/v1{path}", sent, headers={"Content-Type": "application/json"})
+        status, answer = call(
+            method,
+            f"{self.control}/api/v1{path}",
+            sent,
+            headers={"Content-Type": "application/json"},
+        )
         return status, json.loads(answer) if answer else None
 
 
-def call(method: str, url: str, body: bytes | None = None, *, headers: dict[str, str]) -> tuple[int, bytes]:
+def call(
+    method: str, url: str, body: bytes | None = None, *, headers: dict[str, str]
+) -> tuple[int, bytes]:
     request = urllib.request.Request(url, body, headers, method=method)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:

@@ -24,20 +24,34 @@ HAS_STARTED = re.compile(rb'"what":"ended".*"phase":"start"')
 
 def fleet() -> str:
     """A VM for each line, each in a scope of its own."""
-    vms = [f"{{name: vm-{number}, address: 127.0.1.{number + 1}, host: host-a}}" for number in range(LINES_MAX)]
-    return "scopes:\n" + "\n".join(f"  - {{name: scope-{number}, kind: vm, vms: [{vm}]}}" for number, vm in enumerate(vms))
+    vms = [
+        f"{{name: vm-{number}, address: 127.0.1.{number + 1}, host: host-a}}"
+        for number in range(LINES_MAX)
+    ]
+    return "scopes:\n" + "\n".join(
+        f"  - {{name: scope-{number}, kind: vm, vms: [{vm}]}}" for number, vm in enumerate(vms)
+    )
 
 
 class Machine:
-    """A VM with an agent. Its steps note themselves in a file, which survives whatever happens to the agent."""
+    """A VM with an agent.
+
+    Its steps note themselves in a file, which survives whatever happens to the agent.
+    """
 
     def __init__(self, folder: Path, service: Service, number: int) -> None:
         folder.mkdir()
         self.folder = folder
         self.service = service
         self.name = f"vm-{number}"
-        steps = {phase: [name for name in STEPS if name.startswith(phase)] for phase in ("prepare", "start", "recover")}
-        shown = "\n".join(f"{phase} = [{', '.join(self._step(name) for name in names)}]" for phase, names in steps.items())
+        steps = {
+            phase: [name for name in STEPS if name.startswith(phase)]
+            for phase in ("prepare", "start", "recover")
+        }
+        shown = "\n".join(
+            f"{phase} = [{', '.join(self._step(name) for name in names)}]"
+            for phase, names in steps.items()
+        )
         rule = f'[[rule]]\nname = "all"\napprove = "when-prepared"\n{shown}\n'
         top = f"endpoint = '{service.metadata}/as/{self.name}'\njournal = '{folder}/journal'\n"
         (folder / "agent.toml").write_text(top + rule)
@@ -54,7 +68,13 @@ class Machine:
 
     def live(self, moment: str = "after", line: int = 0) -> tuple[int, int]:
         """One life of the agent: its exit code, and how many lines it wrote if it ended by itself."""
-        command = [sys.executable, mortal_agent.__file__, str(self.folder / "agent.toml"), moment, str(line)]
+        command = [
+            sys.executable,
+            mortal_agent.__file__,
+            str(self.folder / "agent.toml"),
+            moment,
+            str(line),
+        ]
         environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
         deadline = time.monotonic() + LIFE_SECONDS_MAX
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as life:
@@ -70,7 +90,9 @@ class Machine:
         return life.returncode, int(written or 0)
 
     def _complete(self) -> None:
-        """The impact is over, as an operator says it, once the agent has done what is to be done at the start."""
+        """The impact is over, as an operator says it, once the agent has done what is to be done at
+        the start.
+        """
         if self.approvals or not HAS_STARTED.search((self.folder / "journal").read_bytes()):
             return
         self.approvals = self.service.ask("GET", f"/events/{self.event_id}")[1]["approvals"]
@@ -82,11 +104,14 @@ class Machine:
 
 
 @pytest.mark.parametrize("moment", ["after", "before"])
-def test_an_agent_killed_at_any_line_of_its_journal_goes_on_where_it_was(tmp_path: Path, moment: str) -> None:
-    """Every step is done, in order; none that the journal knows as done is run twice; the approval is sent.
+def test_an_agent_killed_at_any_line_of_its_journal_goes_on_where_it_was(
+    tmp_path: Path, moment: str
+) -> None:
+    """Every step is done, in order; none that the journal knows as done is run twice; the approval
+    is sent.
 
-    Killed after a line, each step has run once. Killed before it, the one step whose end that line was to tell is in doubt, and
-    is run again: at most one.
+    Killed after a line, each step has run once. Killed before it, the one step whose end that line
+    was to tell is in doubt, and is run again: at most one.
     """
     with running(tmp_path, "--store", "memory", fleet=fleet()) as service:
         unharmed = Machine(tmp_path / "machine-0", service, 0)

@@ -1,4 +1,6 @@
-"""The real agent against an endpoint that does everything wrong: it says what it got, goes on, and approves nothing wrongly."""
+"""The real agent against an endpoint that does everything wrong: it says what it got, goes on, and
+approves nothing wrongly.
+"""
 
 from pathlib import Path
 
@@ -18,13 +20,25 @@ WRONG = {
     "no json": (answer(b"<html>" + BODY), "no JSON"),
     "half json": (answer(BODY[:-2]), "no JSON"),
     "a list": (answer(b"[" + BODY + b"]"), "expected a document"),
-    "events are no list": (answer(b'{"DocumentIncarnation":5,"Events":{"EventId":"E1"}}'), "expected a document"),
-    "an event is no object": (answer(b'{"DocumentIncarnation":5,"Events":["E1"]}'), "expected an object"),
+    "events are no list": (
+        answer(b'{"DocumentIncarnation":5,"Events":{"EventId":"E1"}}'),
+        "expected a document",
+    ),
+    "an event is no object": (
+        answer(b'{"DocumentIncarnation":5,"Events":["E1"]}'),
+        "expected an object",
+    ),
     "an id is a number": (answer(BODY.replace(b'"E1"', b"1")), "EventId"),
     "resources are text": (answer(BODY.replace(b'["web-0"]', b'"web-0"')), "Resources"),
     "a date that is none": (answer(BODY.replace(b"01 Mar", b"99 Mar")), "NotBefore"),
-    "huge": (Turn(b"HTTP/1.1 200 OK\r\nContent-Length: 999999999999\r\n\r\n" + BODY, Then.CLOSE), "large|long|most"),
-    "endless": (Turn(b"HTTP/1.1 200 OK\r\n\r\n" + b" " * 5_000_000 + BODY, Then.CLOSE), "large|long|most"),
+    "huge": (
+        Turn(b"HTTP/1.1 200 OK\r\nContent-Length: 999999999999\r\n\r\n" + BODY, Then.CLOSE),
+        "large|long|most",
+    ),
+    "endless": (
+        Turn(b"HTTP/1.1 200 OK\r\n\r\n" + b" " * 5_000_000 + BODY, Then.CLOSE),
+        "large|long|most",
+    ),
     "redirect": (answer(BODY, 302, Location="http://127.0.0.1:1/"), "redirects"),
     "server error": (answer(BODY, 500), "500"),
     "no http": (Turn(BODY, Then.CLOSE), ""),
@@ -37,7 +51,10 @@ def posts(endpoint: Crooked) -> list[bytes]:
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_what_cannot_be_understood_is_said_and_never_approved(tmp_path: Path, wrong: str) -> None:
-    """Each answer holds an event that an eager rule would approve at once. When it comes as it should, it is."""
+    """Each answer holds an event that an eager rule would approve at once.
+
+    When it comes as it should, it is.
+    """
     turn, said = WRONG[wrong]
     with Crooked(turn, REBOOT) as endpoint, agent_of(tmp_path / "a", endpoint.url) as agent:
         agent.configure(EAGER, name="web-0")
@@ -53,7 +70,10 @@ def test_what_cannot_be_understood_is_said_and_never_approved(tmp_path: Path, wr
 
 def test_an_empty_answer_is_no_events_and_no_problem(tmp_path: Path) -> None:
     """Endpoints that answer so exist."""
-    with Crooked(answer(b""), answer(b""), REBOOT) as endpoint, agent_of(tmp_path / "a", endpoint.url) as agent:
+    with (
+        Crooked(answer(b""), answer(b""), REBOOT) as endpoint,
+        agent_of(tmp_path / "a", endpoint.url) as agent,
+    ):
         agent.configure(EAGER, name="web-0")
         agent.start()
         eventually(agent.diary)
@@ -64,7 +84,10 @@ def test_an_empty_answer_is_no_events_and_no_problem(tmp_path: Path) -> None:
 def test_a_name_that_does_not_come_is_asked_for_until_it_does(tmp_path: Path) -> None:
     """Without it nobody knows whom an event hits."""
     instance = answer(b'{"compute": {"name": "web-0"}}')
-    with Crooked(answer(b"{}"), instance, REBOOT) as endpoint, agent_of(tmp_path / "a", endpoint.url) as agent:
+    with (
+        Crooked(answer(b"{}"), instance, REBOOT) as endpoint,
+        agent_of(tmp_path / "a", endpoint.url) as agent,
+    ):
         agent.configure('[[rule]]\nname = "own"\n')
         agent.start()
 

@@ -1,4 +1,6 @@
-"""Each kind of step at its real work: real processes, HAProxy from Debian, an API server over TLS, systemd where it runs."""
+"""Each kind of step at its real work: real processes, HAProxy from Debian, an API server over TLS,
+systemd where it runs.
+"""
 
 import json
 import logging
@@ -20,10 +22,19 @@ from tests.e2e.api_server import ApiServer, Pod, certify, serving
 from tests.e2e.balancer import balancing
 from tests.unit.agent.steps.build import Server, occasion_until, script
 
-EVENT = Event(id="E1", type="Reboot", status="Scheduled", source="Platform", resources=("web-0",), duration_seconds=9)
+EVENT = Event(
+    id="E1",
+    type="Reboot",
+    status="Scheduled",
+    source="Platform",
+    resources=("web-0",),
+    duration_seconds=9,
+)
 
 
-def run(kind: str, spec: object, phase: str = "prepare", *, seconds: float = 20, event: Event = EVENT) -> float:
+def run(
+    kind: str, spec: object, phase: str = "prepare", *, seconds: float = 20, event: Event = EVENT
+) -> float:
     """Run the step, and say how long it took."""
     begun = time.monotonic()
     make(kind, spec, kind).run(Occasion(event, Phase(phase), "web-0", begun + seconds))
@@ -40,7 +51,10 @@ def test_every_kind_of_step_is_tried_here() -> None:
 def test_run_ends_a_command_with_all_its_children_at_the_limit(tmp_path: Path) -> None:
     """However deep they are nested, and whatever they do about TERM."""
     deep = "import signal, subprocess, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
-    leaf = deep + f"open({str(tmp_path / 'leaf')!r}, 'w').write(str(__import__('os').getpid())); time.sleep(600)"
+    leaf = (
+        deep
+        + f"open({str(tmp_path / 'leaf')!r}, 'w').write(str(__import__('os').getpid())); time.sleep(600)"
+    )
     tree = deep + f"subprocess.Popen([sys.executable, '-c', {leaf!r}]); time.sleep(600)"
     step = make("run", {"command": [sys.executable, "-c", tree], "grace_seconds": 0.5}, "W")
     with pytest.raises(StepTimedOut):
@@ -67,7 +81,9 @@ def test_run_lets_a_command_work_for_as_long_as_it_has() -> None:
 
 @pytest.mark.system
 def test_haproxy_drains_a_server_and_waits_for_its_last_session(tmp_path: Path) -> None:
-    """New sessions go elsewhere, the one that is there is finished, and recover brings the server back."""
+    """New sessions go elsewhere, the one that is there is finished, and recover brings the server
+    back.
+    """
     with balancing(tmp_path) as balancer:
         first, second = balancer.session(), balancer.session()
         closer = threading.Timer(1, first.close)
@@ -81,7 +97,11 @@ def test_haproxy_drains_a_server_and_waits_for_its_last_session(tmp_path: Path) 
             run("haproxy", spec)
             third.sendall(b"y")
             assert third.recv(1) == b"y"
-        run("haproxy", {"socket": f"127.0.0.1:{balancer.admin}", "servers": ["web/web-0"]}, "recover")
+        run(
+            "haproxy",
+            {"socket": f"127.0.0.1:{balancer.admin}", "servers": ["web/web-0"]},
+            "recover",
+        )
 
         assert balancer.state("web-0") == "no check"
         closer.join()
@@ -89,21 +109,34 @@ def test_haproxy_drains_a_server_and_waits_for_its_last_session(tmp_path: Path) 
 
 
 @pytest.mark.system
-def test_haproxy_tells_of_sessions_that_outlast_the_limit_and_of_what_it_refuses(tmp_path: Path) -> None:
+def test_haproxy_tells_of_sessions_that_outlast_the_limit_and_of_what_it_refuses(
+    tmp_path: Path,
+) -> None:
     """Each with the words of the balancer."""
     with balancing(tmp_path) as balancer, balancer.session(), balancer.session():
         with pytest.raises(StepTimedOut, match=r"sessions remain: {'web/web-0': 1}"):
             run("haproxy", {"socket": balancer.path, "servers": ["web/web-0"]}, seconds=2)
         with pytest.raises(StepFailed, match="HAProxy does not drain web/web-9: No such server"):
             run("haproxy", {"socket": balancer.path, "servers": ["web/web-9"]})
-        with pytest.raises(StepFailed, match=r"HAProxy does not drain nil/web-0: No such (backend|server)"):
+        with pytest.raises(
+            StepFailed, match=r"HAProxy does not drain nil/web-0: No such (backend|server)"
+        ):
             run("haproxy", {"socket": balancer.path, "servers": ["nil/web-0"]})
-        with pytest.raises(StepFailed, match=r"HAProxy does not drain web/web-0: (Permission denied|Unknown command)"):
+        with pytest.raises(
+            StepFailed,
+            match=r"HAProxy does not drain web/web-0: (Permission denied|Unknown command)",
+        ):
             run("haproxy", {"socket": str(tmp_path / "user.sock"), "servers": ["web/web-0"]})
 
 
 def kubernetes(api: ApiServer, folder: Path, **more: Any) -> dict[str, Any]:
-    return {"node": "n1", "server": api.url, "token_file": str(folder / "token"), "ca_file": str(folder / "ca.crt"), **more}
+    return {
+        "node": "n1",
+        "server": api.url,
+        "token_file": str(folder / "token"),
+        "ca_file": str(folder / "ca.crt"),
+        **more,
+    }
 
 
 @pytest.mark.system
@@ -123,7 +156,10 @@ def test_kubernetes_cordons_evicts_as_the_budget_allows_and_uncordons(tmp_path: 
 
         assert api.node["spec"] == {"unschedulable": True}
         assert api.node["metadata"]["annotations"] == {"forewarn/cordoned-for": "E1"}
-        assert [(name, status) for name, status, _ in api.evictions if status == 201] == [("a", 201), ("b", 201)]
+        assert [(name, status) for name, status, _ in api.evictions if status == 201] == [
+            ("a", 201),
+            ("b", 201),
+        ]
         assert ("b", 429) in [(name, status) for name, status, _ in api.evictions]
         assert all(pod.gone_at is None for pod in pods[2:])
         run("kubernetes", kubernetes(api, tmp_path), "recover")
@@ -133,8 +169,14 @@ def test_kubernetes_cordons_evicts_as_the_budget_allows_and_uncordons(tmp_path: 
 
 @pytest.mark.system
 def test_kubernetes_gives_a_pod_no_more_grace_than_there_is_time(tmp_path: Path) -> None:
-    """A pod that would take five minutes must end before the node does; one that needs less is not given more."""
-    with serving(tmp_path, Pod("slow", grace_seconds=300, ends_after_seconds=300), Pod("quick", grace_seconds=2)) as api:
+    """A pod that would take five minutes must end before the node does; one that needs less is not
+    given more.
+    """
+    with serving(
+        tmp_path,
+        Pod("slow", grace_seconds=300, ends_after_seconds=300),
+        Pod("quick", grace_seconds=2),
+    ) as api:
         run("kubernetes", kubernetes(api, tmp_path), seconds=6)
         graces = {name: grace for name, _, grace in api.evictions}
 
@@ -156,7 +198,9 @@ def test_kubernetes_tells_which_pods_do_not_end(tmp_path: Path) -> None:
 def test_kubernetes_tells_which_budget_held_which_pod_at_the_limit(tmp_path: Path) -> None:
     """And never forces it: that decision is a person's."""
     with serving(tmp_path, Pod("a", budget="none"), budgets={"none": 0}) as api:
-        with pytest.raises(StepTimedOut, match=r"default/a \(held back: Cannot evict pod .* disruption budget"):
+        with pytest.raises(
+            StepTimedOut, match=r"default/a \(held back: Cannot evict pod .* disruption budget"
+        ):
             run("kubernetes", kubernetes(api, tmp_path), seconds=3)
 
         assert api.pods["a"].gone_at is None
@@ -171,11 +215,16 @@ def test_kubernetes_leaves_a_node_cordoned_that_a_person_cordoned(tmp_path: Path
         run("kubernetes", kubernetes(api, tmp_path))
         run("kubernetes", kubernetes(api, tmp_path), "recover")
 
-        assert (api.node["spec"], api.node["metadata"].get("annotations")) == ({"unschedulable": True}, None)
+        assert (api.node["spec"], api.node["metadata"].get("annotations")) == (
+            {"unschedulable": True},
+            None,
+        )
 
 
 @pytest.mark.system
-def test_kubernetes_keeps_a_node_cordoned_until_the_last_of_two_events_is_over(tmp_path: Path) -> None:
+def test_kubernetes_keeps_a_node_cordoned_until_the_last_of_two_events_is_over(
+    tmp_path: Path,
+) -> None:
     """One event's recovery must not fill the node again for the other's impact."""
     other = Event(id="e2", type="Redeploy", status="Scheduled", resources=("web-0",))
     with serving(tmp_path) as api:
@@ -201,7 +250,11 @@ def test_kubernetes_trusts_only_the_authority_that_it_was_given(tmp_path: Path) 
     certify(tmp_path / "other")
     with serving(tmp_path) as api:
         with pytest.raises(StepTimedOut, match="certificate verify failed"):
-            run("kubernetes", kubernetes(api, tmp_path, ca_file=str(tmp_path / "other" / "ca.crt")), seconds=2)
+            run(
+                "kubernetes",
+                kubernetes(api, tmp_path, ca_file=str(tmp_path / "other" / "ca.crt")),
+                seconds=2,
+            )
         (tmp_path / "token").write_text("stolen")
         with pytest.raises(StepFailed, match="status 401: Unauthorized"):
             run("kubernetes", kubernetes(api, tmp_path))
@@ -211,7 +264,10 @@ def test_kubernetes_trusts_only_the_authority_that_it_was_given(tmp_path: Path) 
 def test_http_calls_by_verified_https_and_by_plain_http(tmp_path: Path) -> None:
     """A webhook on an internal authority, and one on this machine."""
     with serving(tmp_path) as api:
-        spec = {"url": f"{api.url}/api/v1/nodes/n1", "headers": {"Authorization": "Bearer let-me-in"}}
+        spec = {
+            "url": f"{api.url}/api/v1/nodes/n1",
+            "headers": {"Authorization": "Bearer let-me-in"},
+        }
         run("http", {**spec, "ca_file": str(tmp_path / "ca.crt")})
         with pytest.raises(StepTimedOut, match="certificate verify failed"):
             run("http", spec, seconds=2)
@@ -229,7 +285,9 @@ def test_systemd_stops_units_in_order_and_starts_them_in_the_reverse(tmp_path: P
         "[make('systemd', ['a', 'b'], 'W').run(occasion(phase)) for phase in ('prepare', 'recover')]"
     )
     environ = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
-    subprocess.run([sys.executable, "-c", code], env=environ, cwd=Path(__file__).parents[2], check=True)
+    subprocess.run(
+        [sys.executable, "-c", code], env=environ, cwd=Path(__file__).parents[2], check=True
+    )
 
     assert (tmp_path / "asked").read_text() == "stop a\nstop b\nstart b\nstart a\n"
 
@@ -238,7 +296,9 @@ def is_systemd_running() -> bool:
     systemctl = shutil.which("systemctl")
     if systemctl is None or os.geteuid() != 0:
         return False
-    said = subprocess.run([systemctl, "is-system-running"], check=False, capture_output=True, text=True).stdout.strip()
+    said = subprocess.run(
+        [systemctl, "is-system-running"], check=False, capture_output=True, text=True
+    ).stdout.strip()
     return said in ("running", "degraded", "starting", "initializing")
 
 
@@ -254,9 +314,13 @@ def test_systemd_stops_and_starts_a_real_unit() -> None:
         subprocess.run(["systemctl", "daemon-reload"], check=True)
         subprocess.run(["systemctl", "start", unit], check=True)
         run("systemd", [unit])
-        assert subprocess.run(["systemctl", "is-active", "--quiet", unit], check=False).returncode != 0
+        assert (
+            subprocess.run(["systemctl", "is-active", "--quiet", unit], check=False).returncode != 0
+        )
         run("systemd", [unit], "recover")
-        assert subprocess.run(["systemctl", "is-active", "--quiet", unit], check=False).returncode == 0
+        assert (
+            subprocess.run(["systemctl", "is-active", "--quiet", unit], check=False).returncode == 0
+        )
         run("signal", {"send": "TERM", "unit": unit, "until_exit": True})
     finally:
         subprocess.run(["systemctl", "stop", unit], check=False)
@@ -282,7 +346,10 @@ def test_signal_makes_a_process_write_its_checkpoint_and_then_end(tmp_path: Path
         assert worker.stdout is not None
         assert worker.stdout.readline() == b"ready\n"
         (tmp_path / "pid").write_text(str(worker.pid))
-        took = run("signal", {"send": "USR1", "pid_file": str(tmp_path / "pid"), "until_file": str(checkpoint)})
+        took = run(
+            "signal",
+            {"send": "USR1", "pid_file": str(tmp_path / "pid"), "until_file": str(checkpoint)},
+        )
 
         assert (checkpoint.read_text(), took >= 0.5) == ("new", True)
         run("signal", {"send": "TERM", "pid_file": str(tmp_path / "pid"), "until_exit": True})
@@ -316,10 +383,15 @@ def test_file_is_never_seen_half_written_while_it_comes_and_goes(tmp_path: Path)
     assert path.read_text() == "healthy" * 1000
 
 
-def test_log_and_wall_and_hooks_do_their_part(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_log_and_wall_and_hooks_do_their_part(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """The small ones, with the real commands of this machine."""
     (tmp_path / "prepare.d").mkdir()
-    script(tmp_path / "prepare.d" / "10-note", f'echo "$EVENT_TYPE $EVENT_RESOURCES" > {tmp_path}/noted')
+    script(
+        tmp_path / "prepare.d" / "10-note",
+        f'echo "$EVENT_TYPE $EVENT_RESOURCES" > {tmp_path}/noted',
+    )
     with caplog.at_level(logging.INFO):
         run("log", "{event_type} is coming")
     run("log", {"text": "{event_type} is coming", "to": "syslog"})

@@ -1,4 +1,6 @@
-"""Campaigns with real processes: by the command line, through a kill of the service, braked by a failure or a health command."""
+"""Campaigns with real processes: by the command line, through a kill of the service, braked by a
+failure or a health command.
+"""
 
 import os
 import pty
@@ -11,8 +13,11 @@ from tests.e2e.cli_service import FOREWARN, environment, forewarn, soon
 from tests.e2e.service import Service, running
 
 HOSTS = ("rack-1", "rack-2", "rack-3", "rack-4")
-FLEET = "scopes:\n  - name: web\n    kind: availability-set\n    policy: {max_unavailable: 1}\n    vms:\n" + "".join(
-    f"      - {{name: web-{number}, host: {host}}}\n" for number, host in enumerate(HOSTS)
+FLEET = (
+    "scopes:\n  - name: web\n    kind: availability-set\n    policy: {max_unavailable: 1}\n    vms:\n"
+    + "".join(
+        f"      - {{name: web-{number}, host: {host}}}\n" for number, host in enumerate(HOSTS)
+    )
 )
 FAST = ("--rate", "900", "--simulate-duration", "Reboot=300ms")
 """A notice of 15 minutes takes a second."""
@@ -21,7 +26,16 @@ FAST = ("--rate", "900", "--simulate-duration", "Reboot=300ms")
 def started(service: Service, *more: str) -> str:
     """Starts a campaign with the command line and gives its id."""
     result = forewarn(
-        "campaign", "start", "--type", "Reboot", "--hosts", "rack-*", "--max-hosts", "2", *more, FOREWARN_CONTROL=service.control
+        "campaign",
+        "start",
+        "--type",
+        "Reboot",
+        "--hosts",
+        "rack-*",
+        "--max-hosts",
+        "2",
+        *more,
+        FOREWARN_CONTROL=service.control,
     )
     assert result.returncode == 0, result.stderr
     return result.stdout.split()[1]
@@ -34,7 +48,9 @@ def shown(service: Service, campaign: str) -> Any:
 
 
 def test_a_campaign_goes_on_after_the_service_was_killed_half_way_and_ends(tmp_path: Path) -> None:
-    """No host is forgotten and none is done twice: every VM has had one event, and the history tells each of them once."""
+    """No host is forgotten and none is done twice: every VM has had one event, and the history
+    tells each of them once.
+    """
     with running(tmp_path, *FAST, fleet=FLEET) as service:
         campaign = started(service, "--name", "kernel")
         soon(lambda: shown(service, campaign)["hosts"]["done"] >= 1)
@@ -47,7 +63,9 @@ def test_a_campaign_goes_on_after_the_service_was_killed_half_way_and_ends(tmp_p
         entries = service.ask("GET", "/history?limit=1000")[1]["history"]
         scheduled = [entry["resources"] for entry in entries if entry["what"] == "scheduled"]
         assert sorted(scheduled) == [["web-0"], ["web-1"], ["web-2"], ["web-3"]]
-        assert {entry["by"] for entry in entries if entry["what"] == "scheduled"} == {"campaign kernel"}
+        assert {entry["by"] for entry in entries if entry["what"] == "scheduled"} == {
+            "campaign kernel"
+        }
 
 
 def test_the_plan_is_printed_and_nothing_is_done(tmp_path: Path) -> None:
@@ -57,7 +75,17 @@ def test_the_plan_is_printed_and_nothing_is_done(tmp_path: Path) -> None:
         listed = forewarn("campaign", "list", FOREWARN_CONTROL=service.control)
 
     assert result.stdout == "wave 1: rack-1\nwave 2: rack-2\n2 hosts in 2 waves; nothing was done\n"
-    assert listed.stdout.split() == ["ID", "NAME", "TYPE", "STATE", "HOSTS", "STARTED", "AT", "ESTIMATED", "END"]
+    assert listed.stdout.split() == [
+        "ID",
+        "NAME",
+        "TYPE",
+        "STATE",
+        "HOSTS",
+        "STARTED",
+        "AT",
+        "ESTIMATED",
+        "END",
+    ]
 
 
 def test_a_watch_shows_progress_and_ends_with_the_campaign(tmp_path: Path) -> None:
@@ -114,7 +142,15 @@ def test_a_watch_on_a_terminal_is_a_bar(tmp_path: Path) -> None:
 
 def test_a_failed_impact_pauses_the_campaign_and_a_resume_goes_on(tmp_path: Path) -> None:
     """A watch of it ends then, and says so by its exit code; a person decides what comes next."""
-    with running(tmp_path, *FAST, "--simulate-failure", "web-1", "--impact-retry-seconds-max", "0", fleet=FLEET) as service:
+    with running(
+        tmp_path,
+        *FAST,
+        "--simulate-failure",
+        "web-1",
+        "--impact-retry-seconds-max",
+        "0",
+        fleet=FLEET,
+    ) as service:
         campaign = started(service)
         watched = forewarn("campaign", "watch", campaign, FOREWARN_CONTROL=service.control)
         resumed = forewarn("campaign", "resume", campaign, FOREWARN_CONTROL=service.control)
@@ -135,7 +171,9 @@ def test_a_health_command_is_asked_after_each_host_and_its_no_pauses(tmp_path: P
         f"#!{sys.executable}\nimport os, sys\nprint('disk of', sys.argv[1])\nsys.exit(os.environ['FOREWARN_HOST'] == 'rack-2')\n"
     )
     script.chmod(0o755)
-    with running(tmp_path, *FAST, "--campaign-health-command", f"{script} {{host}}", fleet=FLEET) as service:
+    with running(
+        tmp_path, *FAST, "--campaign-health-command", f"{script} {{host}}", fleet=FLEET
+    ) as service:
         campaign = started(service)
         soon(lambda: bool(shown(service, campaign)["state"] == "paused"))
         braked = shown(service, campaign)
@@ -161,7 +199,9 @@ def test_a_cancel_takes_back_what_is_scheduled(tmp_path: Path) -> None:
         )
 
 
-def test_a_health_command_that_hangs_is_ended_with_all_it_started_and_says_no(tmp_path: Path) -> None:
+def test_a_health_command_that_hangs_is_ended_with_all_it_started_and_says_no(
+    tmp_path: Path,
+) -> None:
     """Its time is bounded, and nothing of it is left behind."""
     script = tmp_path / "hangs"
     script.write_text(f"#!/bin/sh\nsleep 1000 &\necho $! > {tmp_path}/child\nexec sleep 1000\n")

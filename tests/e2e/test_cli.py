@@ -1,4 +1,6 @@
-"""The command line with real processes: a service on free ports, commands that call it, signals, pipes and exit codes."""
+"""The command line with real processes: a service on free ports, commands that call it, signals,
+pipes and exit codes.
+"""
 
 import json
 import os
@@ -38,7 +40,9 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_service_says_once_that_it_is_ready_and_stops_cleanly(tmp_path: Path, number: signal.Signals) -> None:
+def test_the_service_says_once_that_it_is_ready_and_stops_cleanly(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     """A supervisor waits for the line, sends the signal, and expects 0."""
     with serving(tmp_path, "--log-level", "warning") as service:
         assert poll(service) == b'{"DocumentIncarnation":1,"Events":[]}'
@@ -55,7 +59,9 @@ def test_a_vm_is_told_and_answers_and_the_operator_sees_it(tmp_path: Path) -> No
         poll(service)
 
         scheduled = service.forewarn("vm", "restart", "web-0")
-        found = re.fullmatch(r"Reboot (\S+) of web-0 is Scheduled, not before \S+Z\n", scheduled.stdout)
+        found = re.fullmatch(
+            r"Reboot (\S+) of web-0 is Scheduled, not before \S+Z\n", scheduled.stdout
+        )
         assert found, scheduled.stderr
         assert found[1].encode() in poll(service)
         shown = service.forewarn("event", "show", found[1].lower()).stdout
@@ -72,7 +78,16 @@ def test_a_vm_is_told_and_answers_and_the_operator_sees_it(tmp_path: Path) -> No
 def test_a_host_is_maintained_and_its_event_canceled_or_completed(tmp_path: Path) -> None:
     """The operator's other verbs, each in a sentence."""
     with serving(tmp_path) as service:
-        said = ("--type", "Freeze", "--cause", "live-migration", "--duration-seconds", "5", "--description", "moving you")
+        said = (
+            "--type",
+            "Freeze",
+            "--cause",
+            "live-migration",
+            "--duration-seconds",
+            "5",
+            "--description",
+            "moving you",
+        )
         maintained = service.forewarn("host", "maintain", "host-a", *said, "--json")
         event = json.loads(maintained.stdout)["events"][0]
         canceled = service.forewarn("event", "cancel", event["id"])
@@ -80,9 +95,15 @@ def test_a_host_is_maintained_and_its_event_canceled_or_completed(tmp_path: Path
         started = re.fullmatch(r"Reboot (\S+) of web-1 is Started\n", failed.stdout)
         assert started, failed
         completed = service.forewarn("event", "complete", started[1])
-        degraded = service.forewarn("host", "degrade", "host-a", "--not-before", "2000-01-01T00:00:00Z")
+        degraded = service.forewarn(
+            "host", "degrade", "host-a", "--not-before", "2000-01-01T00:00:00Z"
+        )
 
-    assert (event["description"], event["cause"], event["duration_seconds"]) == ("moving you", "live-migration", 5)
+    assert (event["description"], event["cause"], event["duration_seconds"]) == (
+        "moving you",
+        "live-migration",
+        5,
+    )
     assert canceled.stdout == f"Freeze {event['id']} of web-0 is canceled\n"
     assert completed.stdout == f"Reboot {started[1]} of web-1 is completed\n"
     assert (degraded.returncode, degraded.stdout) == (1, "")
@@ -104,7 +125,10 @@ def test_a_fleet_is_exported_checked_and_applied(tmp_path: Path) -> None:
 
     assert checked.stdout == f"{file}: 1 scopes with 2 VMs, all well\n"
     assert same.stdout == "the fleet is so already\n"
-    assert dry.stdout == "changed: web\nvms joined: web-2\nvms left: web-1\nnothing was changed: this was a dry run\n"
+    assert (
+        dry.stdout
+        == "changed: web\nvms joined: web-2\nvms left: web-1\nnothing was changed: this was a dry run\n"
+    )
     assert unchanged.returncode == 0
     assert json.loads(applied.stdout)["vms_left"] == ["web-1"]
     assert [line.split() for line in shown.stdout.splitlines()] == [
@@ -134,7 +158,10 @@ def test_a_folder_of_files_is_served_checked_and_applied(tmp_path: Path) -> None
     assert same.stdout == "the fleet is so already\n"
     assert applied.stdout == "removed: db\nvms left: db-0\n"
     assert refused.returncode == 1
-    assert f"{folder}/web.yaml:3: scopes[0].name: expected a scope name not used by {folder}/twin.yaml:3: " in refused.stderr
+    assert (
+        f"{folder}/web.yaml:3: scopes[0].name: expected a scope name not used by {folder}/twin.yaml:3: "
+        in refused.stderr
+    )
 
 
 @pytest.mark.parametrize(
@@ -150,8 +177,16 @@ def test_a_folder_of_files_is_served_checked_and_applied(tmp_path: Path) -> None
             1,
             "body.type: Invalid enum value 'Freez'; expected one of Freeze, Reboot, Redeploy",
         ),
-        (("vm", "restart", "web-0", "--not-before", "noon"), 1, 'body.not_before: Invalid RFC3339 encoded datetime, got "noon"'),
-        (("fleet", "apply", "/nonexistent.yaml"), 1, "'/nonexistent.yaml' cannot be read: No such file or directory"),
+        (
+            ("vm", "restart", "web-0", "--not-before", "noon"),
+            1,
+            'body.not_before: Invalid RFC3339 encoded datetime, got "noon"',
+        ),
+        (
+            ("fleet", "apply", "/nonexistent.yaml"),
+            1,
+            "'/nonexistent.yaml' cannot be read: No such file or directory",
+        ),
         (("vm", "restart"), 2, "Missing argument 'VM'; try 'forewarn vm restart --help'"),
         (
             ("vm", "list", "--limit", "0"),
@@ -179,16 +214,32 @@ def test_what_is_refused_is_one_line_and_an_exit_code(
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("--rate", "0"), 2, r"rate \(from --rate\): expected a number from 0.001 to 100000, got '0'"),
+        (
+            ("--rate", "0"),
+            2,
+            r"rate \(from --rate\): expected a number from 0.001 to 100000, got '0'",
+        ),
         (
             ("--control", "0.0.0.0:0"),
             2,
             "control is 0.0.0.0:0: there are no tokens, .*; expected a loopback address, or .*",
         ),
-        (("--fleet", "nope.yaml"), 2, "the fleet file nope.yaml cannot be read: No such file or directory"),
-        (("--fleet", "bad.yaml"), 2, r"bad.yaml:2: scopes\[0\].knd: unknown member; did you mean 'kind'\?"),
+        (
+            ("--fleet", "nope.yaml"),
+            2,
+            "the fleet file nope.yaml cannot be read: No such file or directory",
+        ),
+        (
+            ("--fleet", "bad.yaml"),
+            2,
+            r"bad.yaml:2: scopes\[0\].knd: unknown member; did you mean 'kind'\?",
+        ),
         (("--store", "sqlite:////nonexistent/x.db"), 4, ".*/nonexistent/x.db.*"),
-        (("--identify", "proxy"), 2, r"identify \(from --identify\): proxy needs proxy_key_file, which is not given"),
+        (
+            ("--identify", "proxy"),
+            2,
+            r"identify \(from --identify\): proxy needs proxy_key_file, which is not given",
+        ),
         (("--lagacy-path",), 2, "No such option: --lagacy-path.*; try 'forewarn serve --help'"),
     ],
 )
@@ -209,7 +260,9 @@ def test_a_port_that_is_taken_is_told(tmp_path: Path, service: Service) -> None:
     """The most frequent mistake of all: it runs already."""
     taken = service.metadata.removeprefix("http://")
 
-    refused = forewarn("serve", "--store", "memory", "--metadata", taken, "--control", "127.0.0.1:0", cwd=tmp_path)
+    refused = forewarn(
+        "serve", "--store", "memory", "--metadata", taken, "--control", "127.0.0.1:0", cwd=tmp_path
+    )
 
     assert refused.returncode == 4
     assert refused.stderr == f"forewarn: cannot listen on {taken}: another program does already\n"
@@ -233,7 +286,10 @@ def test_no_service_or_another_one_is_told_from_a_refusal() -> None:
         other.kill()
 
     assert absent.returncode == stranger.returncode == 4
-    assert absent.stderr == f"forewarn: no service answers at {url}: Connection refused; FOREWARN_CONTROL tells where it is\n"
+    assert (
+        absent.stderr
+        == f"forewarn: no service answers at {url}: Connection refused; FOREWARN_CONTROL tells where it is\n"
+    )
     assert "is no Forewarn control API (status 404)\n" in stranger.stderr
 
 
@@ -241,7 +297,9 @@ def test_json_is_the_apis_own(service: Service) -> None:
     """A program that reads one can read the other."""
     for noun in ("scope", "vm", "host", "event"):
         with urlopen(f"{service.control}/api/v1/{noun}s", timeout=SECONDS_MAX) as response:
-            assert json.loads(service.forewarn(noun, "list", "--json").stdout) == json.load(response)
+            assert json.loads(service.forewarn(noun, "list", "--json").stdout) == json.load(
+                response
+            )
 
 
 def test_a_list_is_aligned_text_in_a_pipe_and_a_table_on_a_terminal(service: Service) -> None:
@@ -251,11 +309,16 @@ def test_a_list_is_aligned_text_in_a_pipe_and_a_table_on_a_terminal(service: Ser
     with os.fdopen(ours, "rb", buffering=0) as screen:
         command = [FOREWARN, "host", "list"]
         variables = environment(FOREWARN_CONTROL=service.control, TERM="xterm")
-        subprocess.run(command, env=variables, stdout=theirs, stderr=theirs, timeout=SECONDS_MAX, check=True)
+        subprocess.run(
+            command, env=variables, stdout=theirs, stderr=theirs, timeout=SECONDS_MAX, check=True
+        )
         table = screen.read(4096).decode()
         os.close(theirs)
 
-    assert piped.stdout == "NAME    VMS    SCOPES  EVENTS\nhost-a  web-0  web     -\nhost-b  web-1  web     -\n"
+    assert (
+        piped.stdout
+        == "NAME    VMS    SCOPES  EVENTS\nhost-a  web-0  web     -\nhost-b  web-1  web     -\n"
+    )
     assert "─" in table
     assert "host-a" in table
 
@@ -274,7 +337,14 @@ def test_a_reader_who_leaves_early_causes_no_noise(service: Service) -> None:
     os.close(reading)
     variables = environment(FOREWARN_CONTROL=service.control)
     command = [FOREWARN, "vm", "list"]
-    left = subprocess.run(command, env=variables, stdout=writing, stderr=subprocess.PIPE, timeout=SECONDS_MAX, check=False)
+    left = subprocess.run(
+        command,
+        env=variables,
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        timeout=SECONDS_MAX,
+        check=False,
+    )
     os.close(writing)
 
     assert (left.returncode, left.stderr) == (1, b"")
@@ -287,7 +357,9 @@ def test_an_interrupted_command_ends_without_a_word() -> None:
         command = [FOREWARN, "vm", "list"]
         with (
             interruptible(),
-            subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as waiting,
+            subprocess.Popen(
+                command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            ) as waiting,
         ):
             mute.settimeout(SECONDS_MAX)
             connection, _ = mute.accept()
@@ -306,7 +378,12 @@ def test_the_three_lines_of_the_demo_work_when_pasted() -> None:
     program = os.path.relpath(FOREWARN, ROOT)
     with running(ROOT, "demo", program=program) as demo:
         assert demo.process.stdout
-        said = "".join(line for line in iter(demo.process.stdout.readline, "What happens is told here; Ctrl-C ends it.\n"))
+        said = "".join(
+            line
+            for line in iter(
+                demo.process.stdout.readline, "What happens is told here; Ctrl-C ends it.\n"
+            )
+        )
         lines = [line.strip() for line in said.splitlines() if line.startswith("   ")]
         told = [pasted(line) for line in lines]
         last = pasted(lines[0])
@@ -325,21 +402,33 @@ def test_the_three_lines_of_the_demo_work_when_pasted() -> None:
 
 def pasted(line: str) -> str:
     done = subprocess.run(
-        ["bash", "-c", line], cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=SECONDS_MAX, check=True
+        ["bash", "-c", line],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+        check=True,
     )
     assert done.stderr == ""
     return done.stdout
 
 
-def test_without_the_servers_parts_the_client_works_and_the_server_says_what_is_missing(service: Service) -> None:
-    """`pip install forewarn` is what stands in a VM or on a laptop: no msgspec, no Litestar, no uvicorn, no YAML."""
+def test_without_the_servers_parts_the_client_works_and_the_server_says_what_is_missing(
+    service: Service,
+) -> None:
+    """`pip install forewarn` is what stands in a VM or on a laptop: no msgspec, no Litestar, no
+    uvicorn, no YAML.
+    """
     absent = "msgspec", "litestar", "uvicorn", "uvloop", "yaml"
     start = f"import sys; sys.modules.update(dict.fromkeys({absent})); from forewarn.cli.main import main; main()"
 
     def bare(*arguments: str) -> "subprocess.CompletedProcess[str]":
         command = [sys.executable, "-c", start, *arguments]
         variables = environment(FOREWARN_CONTROL=service.control)
-        return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=SECONDS_MAX, check=False)
+        return subprocess.run(
+            command, env=variables, capture_output=True, text=True, timeout=SECONDS_MAX, check=False
+        )
 
     assert bare("vm", "list").returncode == 0
     assert bare("config", "--show").returncode == 0
@@ -347,7 +436,8 @@ def test_without_the_servers_parts_the_client_works_and_the_server_says_what_is_
         refused = bare(*command)
         assert (refused.returncode, refused.stdout) == (1, "")
         assert re.fullmatch(
-            rf"forewarn: `forewarn {command[0]}.*` needs \w+; pip install 'forewarn\[server\]' brings it\n", refused.stderr
+            rf"forewarn: `forewarn {command[0]}.*` needs \w+; pip install 'forewarn\[server\]' brings it\n",
+            refused.stderr,
         ), refused.stderr
 
 
@@ -355,9 +445,14 @@ def test_the_config_in_force_is_shown_with_its_origins_and_without_secrets(tmp_p
     """The file of the current folder counts, a variable beats it, a flag beats both."""
     (tmp_path / "forewarn.toml").write_text("rate = 2\nimpacts_max = 3\nstore = 'memory'\n")
     variables = {"FOREWARN_RATE": "4", "FOREWARN_IMPACTS_MAX": "5", "FOREWARN_TOKEN": "hunter2"}
-    variables |= {"FOREWARN_WEBHOOK": "https://h.example/hunter2?x=hunter2", "FOREWARN_WEBHOOK_SECRET_FILE": "x"}
+    variables |= {
+        "FOREWARN_WEBHOOK": "https://h.example/hunter2?x=hunter2",
+        "FOREWARN_WEBHOOK_SECRET_FILE": "x",
+    }
 
-    shown = forewarn("config", "--show", "--rate", "6", "--no-legacy-path", cwd=tmp_path, **variables)
+    shown = forewarn(
+        "config", "--show", "--rate", "6", "--no-legacy-path", cwd=tmp_path, **variables
+    )
     rows = {line.split()[0]: line.split()[1:] for line in shown.stdout.splitlines()}
 
     assert rows["rate"] == ["6", "--rate"]
@@ -375,7 +470,10 @@ def test_a_file_that_is_named_counts_for_the_service_and_the_client(tmp_path: Pa
     file = tmp_path / "other.toml"
     file.write_text("rate = 2\ncontrol_url = 'http://127.0.0.1:9'\n")
 
-    for arguments in (("config", "--show", "--config", str(file)), ("--config", str(file), "config", "--show")):
+    for arguments in (
+        ("config", "--show", "--config", str(file)),
+        ("--config", str(file), "config", "--show"),
+    ):
         shown = forewarn(*arguments, cwd=tmp_path).stdout
         rows = {line.split()[0]: line.split()[1] for line in shown.splitlines()}
         assert (rows["rate"], rows["control_url"]) == ("2", "http://127.0.0.1:9")

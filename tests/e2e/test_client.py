@@ -15,7 +15,15 @@ from pathlib import Path
 import pytest
 
 import forewarn
-from forewarn.client import AsyncClient, Change, Client, Declined, EndpointProblem, NoAnswer, ask_dhcp
+from forewarn.client import (
+    AsyncClient,
+    Change,
+    Client,
+    ConnectionFailed,
+    EndpointError,
+    HttpError,
+    ask_dhcp,
+)
 from tests.e2e.cli_service import soon
 from tests.e2e.crooked import Crooked, Then, Turn, document, in_loop, in_thread
 from tests.e2e.service import Service, call, running, steady_port
@@ -24,14 +32,24 @@ SOURCE = Path(forewarn.__file__).parent.parent
 DOCS = SOURCE.parent / "docs" / "client.md"
 QUICK = ("--simulate-duration", "Reboot=1s")
 ALL = ("appeared", "started", "finished")
-VERSIONS = ["2017-03-01", "2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01"]
+VERSIONS = [
+    "2017-03-01",
+    "2017-08-01",
+    "2017-11-01",
+    "2019-01-01",
+    "2019-04-01",
+    "2019-08-01",
+    "2020-07-01",
+]
 BARE = {name: value for name, value in os.environ.items() if name in ("PATH", "SYSTEMROOT")}
 
 
 def run(code: str, *given: str, flags: tuple[str, ...] = (), environ: dict[str, str]) -> str:
     """What a program prints in a Python of its own."""
     command = [sys.executable, *flags, "-c", code, *given]
-    done = subprocess.run(command, env=environ, check=False, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        command, env=environ, check=False, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -58,7 +76,7 @@ class Watching:
 
     def __init__(self, url: str, **watching: object) -> None:
         self.told: list[tuple[str, str]] = []
-        self.problems: list[EndpointProblem] = []
+        self.problems: list[EndpointError] = []
         self.client = Client(url)
         self._thread = threading.Thread(target=self._watch, kwargs=watching, daemon=True)
         self._thread.start()
@@ -97,7 +115,11 @@ def test_a_program_is_told_approves_and_is_told_of_the_end(tmp_path: Path) -> No
             ("started", event_id),
             ("finished", event_id),
         ]
-        assert (told[0].event.source, told[0].event.resources, told[1].event.not_before) == ("User", ("web-0",), None)
+        assert (told[0].event.source, told[0].event.resources, told[1].event.not_before) == (
+            "User",
+            ("web-0",),
+            None,
+        )
 
 
 def test_an_asyncio_program_too(tmp_path: Path) -> None:
@@ -113,7 +135,11 @@ def test_an_asyncio_program_too(tmp_path: Path) -> None:
             return told
 
     with running(tmp_path, *QUICK) as service:
-        assert asyncio.run(walk(as_vm(service, "web-1"), service)) == ["appeared", "started", "finished"]
+        assert asyncio.run(walk(as_vm(service, "web-1"), service)) == [
+            "appeared",
+            "started",
+            "finished",
+        ]
 
 
 def test_a_change_ends_a_wait(tmp_path: Path) -> None:
@@ -138,9 +164,11 @@ def test_a_wait_without_news_is_as_long_as_was_asked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ask", [in_thread, in_loop])
-def test_an_approval_of_an_unknown_event_is_refused_in_the_words_of_the_server(tmp_path: Path, ask: object) -> None:
+def test_an_approval_of_an_unknown_event_is_refused_in_the_words_of_the_server(
+    tmp_path: Path, ask: object
+) -> None:
     assert callable(ask)
-    with running(tmp_path) as service, pytest.raises(Declined, match="400") as caught:
+    with running(tmp_path) as service, pytest.raises(HttpError, match="400") as caught:
         ask(as_vm(service), "approve", "602D9444-D2CD-49C7-8624-8643E7171297")
     assert caught.value.status == 400
 
@@ -161,7 +189,9 @@ def test_every_api_version_is_understood(tmp_path: Path) -> None:
         assert shown.pop()[0] == event_id
 
 
-def test_a_server_that_is_killed_and_comes_back_is_followed_and_nothing_is_told_twice(tmp_path: Path) -> None:
+def test_a_server_that_is_killed_and_comes_back_is_followed_and_nothing_is_told_twice(
+    tmp_path: Path,
+) -> None:
     with running(tmp_path, *QUICK, "--metadata", f"127.0.0.1:{steady_port()}") as service:
         service.poll()
         watching = Watching(as_vm(service))
@@ -174,14 +204,20 @@ def test_a_server_that_is_killed_and_comes_back_is_followed_and_nothing_is_told_
         told = watching.until(("finished", event_id))
         watching.close()
 
-        assert told in ([(kind, event_id) for kind in kinds] for kinds in (ALL, (ALL[0], ALL[2])))  # it may start unseen
+        assert told in (
+            [(kind, event_id) for kind in kinds] for kinds in (ALL, (ALL[0], ALL[2]))
+        )  # it may start unseen
         assert watching.problems
-        assert all(isinstance(problem, NoAnswer) for problem in watching.problems)
+        assert all(isinstance(problem, ConnectionFailed) for problem in watching.problems)
 
 
 def test_a_server_that_forgot_everything_is_believed_and_heard(tmp_path: Path) -> None:
-    """Its incarnation begins again: a client that waits for a greater number would be deaf from then on."""
-    with running(tmp_path, "--store", "memory", "--metadata", f"127.0.0.1:{steady_port()}") as service:
+    """Its incarnation begins again: a client that waits for a greater number would be deaf from
+    then on.
+    """
+    with running(
+        tmp_path, "--store", "memory", "--metadata", f"127.0.0.1:{steady_port()}"
+    ) as service:
         service.poll()
         watching = Watching(as_vm(service))
         first = restart(service)
@@ -191,7 +227,11 @@ def test_a_server_that_forgot_everything_is_believed_and_heard(tmp_path: Path) -
         watching.until(("canceled", first))
         second = restart(service)
 
-        assert watching.until(("appeared", second)) == [("appeared", first), ("canceled", first), ("appeared", second)]
+        assert watching.until(("appeared", second)) == [
+            ("appeared", first),
+            ("canceled", first),
+            ("appeared", second),
+        ]
         watching.close()
 
 
@@ -224,14 +264,24 @@ def test_the_client_needs_nothing_but_the_standard_library() -> None:
     )
     loaded = json.loads(run(code, flags=("-I", "-S"), environ=BARE))
     ours = {name for name in loaded if name.split(".")[0] == "forewarn"}
-    foreign = {name.split(".")[0] for name in loaded if not name.startswith("_")} - sys.stdlib_module_names - {"forewarn"}
+    foreign = (
+        {name.split(".")[0] for name in loaded if not name.startswith("_")}
+        - sys.stdlib_module_names
+        - {"forewarn"}
+    )
 
-    assert {name for name in ours if not name.startswith("forewarn.client")} == {"forewarn", "forewarn.errors"}
+    assert {name for name in ours if not name.startswith("forewarn.client")} == {
+        "forewarn",
+        "forewarn.errors",
+    }
     assert foreign == set()
 
 
 def test_the_client_loads_where_nothing_of_unix_is_there() -> None:
-    """As on Windows. Nor does the ordinary client load asyncio or TLS, for which a small guest would pay."""
+    """As on Windows.
+
+    Nor does the ordinary client load asyncio or TLS, for which a small guest would pay.
+    """
     code = (
         f"import sys; sys.path.insert(0, {str(SOURCE)!r})\n"
         "for name in ('fcntl', 'grp', 'pwd', 'resource', 'syslog', 'termios', 'asyncio', 'ssl', 'http'):\n"
@@ -250,7 +300,9 @@ def test_a_signal_handler_may_close_the_client() -> None:
         "sys.exit(len(list(client.watch())))"
     )
     with Crooked(document(1), Turn(b"", Then.STAY_SILENT)) as endpoint:
-        program = subprocess.Popen([sys.executable, "-c", code, endpoint.url], env=BARE | {"PYTHONPATH": str(SOURCE)})
+        program = subprocess.Popen(
+            [sys.executable, "-c", code, endpoint.url], env=BARE | {"PYTHONPATH": str(SOURCE)}
+        )
         deadline = time.monotonic() + 30
         while len(endpoint.asked) < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -267,14 +319,21 @@ def test_a_name_that_is_not_there_is_said_not_to_be_there() -> None:
 
 def test_the_examples_in_the_documentation_run(tmp_path: Path) -> None:
     """As they stand, against a real server, told where it is as a published sample would be."""
-    reading, watching, asynchronous = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    reading, watching, asynchronous = re.findall(
+        r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL
+    )
     with running(tmp_path, "--identify", "address", *QUICK) as service:
-        environ = BARE | {"SCHEDULEDEVENTSIP": service.metadata.removeprefix("http://"), "PYTHONPATH": str(SOURCE)}
+        environ = BARE | {
+            "SCHEDULEDEVENTSIP": service.metadata.removeprefix("http://"),
+            "PYTHONPATH": str(SOURCE),
+        }
         service.poll()
         event_id = restart(service)
 
         assert run(reading, environ=environ).startswith("Reboot Scheduled 20")
-        assert run(watching, environ=environ) == "".join(f"{kind} Reboot ('web-0',)\n" for kind in ALL)
+        assert run(watching, environ=environ) == "".join(
+            f"{kind} Reboot ('web-0',)\n" for kind in ALL
+        )
         event_id = restart(service)
         assert run(asynchronous, environ=environ) == f"web-0 5\nappeared {event_id}\n"
 
@@ -303,9 +362,11 @@ def test_no_offer_in_time_tells_nothing() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
         silent.bind(("127.0.0.1", 0))
 
-        assert ask_dhcp(timeout_seconds=0.05, server=silent.getsockname(), own=("127.0.0.1", 0)) == ""
+        assert (
+            ask_dhcp(timeout_seconds=0.05, server=silent.getsockname(), own=("127.0.0.1", 0)) == ""
+        )
 
 
 def test_a_port_that_may_not_be_used_is_a_problem_with_a_reason() -> None:
-    with pytest.raises(NoAnswer, match="DHCP cannot be asked"):
+    with pytest.raises(ConnectionFailed, match="DHCP cannot be asked"):
         ask_dhcp(own=("192.0.2.1", 68), server=("127.0.0.1", 67))

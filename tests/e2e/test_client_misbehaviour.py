@@ -1,4 +1,6 @@
-"""Both clients against an endpoint that does everything wrong: they say what they got, and conclude nothing from it."""
+"""Both clients against an endpoint that does everything wrong: they say what they got, and conclude
+nothing from it.
+"""
 
 import asyncio
 import socket
@@ -12,17 +14,17 @@ import pytest
 
 from forewarn.client import (
     AsyncClient,
-    BadAnswer,
-    BadDocument,
     Change,
     Client,
     Clock,
-    Declined,
+    ConnectionFailed,
     Document,
-    EndpointProblem,
-    NoAnswer,
-    Redirected,
-    TryLater,
+    EndpointError,
+    HttpError,
+    InvalidDocument,
+    InvalidResponse,
+    RedirectRefused,
+    RetryableError,
     Watcher,
 )
 from tests.e2e.crooked import (
@@ -52,7 +54,7 @@ UNTIMED = Clock(lambda: datetime(2026, 3, 1, tzinfo=UTC), lambda: 0.0, lambda: 0
 
 
 def wait_in_vain(client: Client) -> None:
-    with pytest.raises(NoAnswer):
+    with pytest.raises(ConnectionFailed):
         client.wait(30)
 
 
@@ -64,12 +66,24 @@ def wait_in_vain(client: Client) -> None:
         (answer(Content_Type="text/plain"), Document(1, ())),
         (answer(then=Then.CLOSE, Connection="close"), Document(1, ())),
         (Turn(b"HTTP/1.0 200 OK\r\n\r\n" + NO_EVENTS, Then.CLOSE), Document(1, ())),
-        (Turn(CHUNKED + b"5\r\n" + NO_EVENTS[:5] + b"\r\n20\r\n" + NO_EVENTS[5:] + b"\r\n0\r\n\r\n"), Document(1, ())),
+        (
+            Turn(
+                CHUNKED
+                + b"5\r\n"
+                + NO_EVENTS[:5]
+                + b"\r\n20\r\n"
+                + NO_EVENTS[5:]
+                + b"\r\n0\r\n\r\n"
+            ),
+            Document(1, ()),
+        ),
         (Turn(answer().said, drip_seconds=0.001), Document(1, ())),
     ],
     ids=["empty", "text", "close", "no length", "chunked", "byte by byte"],
 )
-def test_an_odd_answer_that_means_something_is_read(ask: Ask, turn: Turn, expected: Document) -> None:
+def test_an_odd_answer_that_means_something_is_read(
+    ask: Ask, turn: Turn, expected: Document
+) -> None:
     with Crooked(turn) as endpoint:
         assert ask(endpoint.url, "document") == expected
 
@@ -78,37 +92,59 @@ def test_an_odd_answer_that_means_something_is_read(ask: Ask, turn: Turn, expect
 @pytest.mark.parametrize(
     ("turn", "kind", "words"),
     [
-        (TRUNCATED, BadAnswer, "cut off after"),
-        (Turn(answer().said[:20], Then.CLOSE), BadAnswer, "cut off in its head"),
-        (Turn(answer().said[:-5], Then.RESET), NoAnswer, "reset"),
-        (Turn(CHUNKED + b"5\r\nabc", Then.CLOSE), BadAnswer, "cut off"),
-        (Turn(b"", Then.CLOSE), NoAnswer, "without an answer"),
-        (Turn(b"", Then.RESET), NoAnswer, "reset"),
-        (Turn(b"", Then.STAY_SILENT), NoAnswer, "in time"),
-        (Turn(answer().said[:-5], Then.STAY_SILENT), NoAnswer, "in time"),
-        (Turn(b"HTTP/1.1 200 OK\r\nContent-Length: 9999999999\r\n\r\n", Then.STAY_SILENT), BadAnswer, "9999999999 bytes"),
-        (Turn(CHUNKED + b"100000\r\n" + b"x" * 0x100000 + b"\r\n1\r\nx\r\n"), BadAnswer, "1048577 bytes"),
-        (Turn(b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 2_000_000, Then.CLOSE), BadAnswer, "1048576"),
-        (Turn(b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 5000), BadAnswer, "headers"),
-        (Turn(b"220 mail.example ESMTP\r\n"), BadAnswer, "no HTTP"),
-        (answer(b"<html>captive portal</html>", Content_Type="text/html"), BadDocument, "text/html.*captive portal"),
-        (answer(b'{"DocumentIncarnation":1,"Events":'), BadDocument, "no JSON"),
-        (answer(b'{"DocumentIncarnation":1,"Events":{}}'), BadDocument, "list of Events"),
-        (answer(b'{"DocumentIncarnation":1}'), BadDocument, "list of Events"),
-        (answer(b'{"DocumentIncarnation":1,"Events":[{"EventId":5}]}'), BadDocument, "EventId is 5"),
-        (answer(b"", 302, Location="http://elsewhere/"), Redirected, "elsewhere"),
-        (answer(b"", 301), Redirected, "301"),
-        (answer(b"", 304), BadAnswer, "304"),
-        (answer(b'{"error":"Bad request"}', 400), Declined, "Bad request"),
-        (answer(b'{"error":"Forbidden"}', 403), Declined, "403"),
-        (answer(b"", 404), TryLater, "404"),
-        (answer(b"", 410), TryLater, "410"),
-        (answer(b"", 429), TryLater, "429"),
-        (answer(b"oops", 500), TryLater, "oops"),
-        (answer(b"", 503), TryLater, "503"),
+        (TRUNCATED, InvalidResponse, "cut off after"),
+        (Turn(answer().said[:20], Then.CLOSE), InvalidResponse, "cut off in its head"),
+        (Turn(answer().said[:-5], Then.RESET), ConnectionFailed, "reset"),
+        (Turn(CHUNKED + b"5\r\nabc", Then.CLOSE), InvalidResponse, "cut off"),
+        (Turn(b"", Then.CLOSE), ConnectionFailed, "without an answer"),
+        (Turn(b"", Then.RESET), ConnectionFailed, "reset"),
+        (Turn(b"", Then.STAY_SILENT), ConnectionFailed, "in time"),
+        (Turn(answer().said[:-5], Then.STAY_SILENT), ConnectionFailed, "in time"),
+        (
+            Turn(b"HTTP/1.1 200 OK\r\nContent-Length: 9999999999\r\n\r\n", Then.STAY_SILENT),
+            InvalidResponse,
+            "9999999999 bytes",
+        ),
+        (
+            Turn(CHUNKED + b"100000\r\n" + b"x" * 0x100000 + b"\r\n1\r\nx\r\n"),
+            InvalidResponse,
+            "1048577 bytes",
+        ),
+        (
+            Turn(b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 2_000_000, Then.CLOSE),
+            InvalidResponse,
+            "1048576",
+        ),
+        (Turn(b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 5000), InvalidResponse, "headers"),
+        (Turn(b"220 mail.example ESMTP\r\n"), InvalidResponse, "no HTTP"),
+        (
+            answer(b"<html>captive portal</html>", Content_Type="text/html"),
+            InvalidDocument,
+            "text/html.*captive portal",
+        ),
+        (answer(b'{"DocumentIncarnation":1,"Events":'), InvalidDocument, "no JSON"),
+        (answer(b'{"DocumentIncarnation":1,"Events":{}}'), InvalidDocument, "list of Events"),
+        (answer(b'{"DocumentIncarnation":1}'), InvalidDocument, "list of Events"),
+        (
+            answer(b'{"DocumentIncarnation":1,"Events":[{"EventId":5}]}'),
+            InvalidDocument,
+            "EventId is 5",
+        ),
+        (answer(b"", 302, Location="http://elsewhere/"), RedirectRefused, "elsewhere"),
+        (answer(b"", 301), RedirectRefused, "301"),
+        (answer(b"", 304), InvalidResponse, "304"),
+        (answer(b'{"error":"Bad request"}', 400), HttpError, "Bad request"),
+        (answer(b'{"error":"Forbidden"}', 403), HttpError, "403"),
+        (answer(b"", 404), RetryableError, "404"),
+        (answer(b"", 410), RetryableError, "410"),
+        (answer(b"", 429), RetryableError, "429"),
+        (answer(b"oops", 500), RetryableError, "oops"),
+        (answer(b"", 503), RetryableError, "503"),
     ],
 )
-def test_a_wrong_answer_is_a_problem_that_says_what_came(ask: Ask, turn: Turn, kind: type[EndpointProblem], words: str) -> None:
+def test_a_wrong_answer_is_a_problem_that_says_what_came(
+    ask: Ask, turn: Turn, kind: type[EndpointError], words: str
+) -> None:
     with Crooked(turn) as endpoint, pytest.raises(kind, match=f"(?i){words}") as caught:
         ask(endpoint.url, "document", timeout_seconds=0.5 if turn.then is Then.STAY_SILENT else 10)
     assert len(caught.value.message) < 500
@@ -119,7 +155,7 @@ def test_an_answer_that_drips_is_given_up_when_its_time_is_up(ask: Ask) -> None:
     """A limit for each byte would be no limit: this one sends a byte in time, for ever."""
     began = time.monotonic()
     with Crooked(Turn(answer(NO_EVENTS + b" " * 1000).said, drip_seconds=0.05)) as endpoint:
-        with pytest.raises(NoAnswer, match="in time"):
+        with pytest.raises(ConnectionFailed, match="in time"):
             ask(endpoint.url, "document", timeout_seconds=0.5)
         took = time.monotonic() - began
 
@@ -131,18 +167,26 @@ def test_nobody_there_is_a_problem_that_names_the_address(ask: Ask) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
 
-    with pytest.raises(NoAnswer, match=f"127.0.0.1:{port}"):
+    with pytest.raises(ConnectionFailed, match=f"127.0.0.1:{port}"):
         ask(f"http://127.0.0.1:{port}", "document")
 
 
 @either
 @pytest.mark.parametrize(
-    "turn", [answer(b"", 400), answer(b"", 500), answer(b"", 302), TRUNCATED, Turn(b"", Then.CLOSE), Turn(b"", Then.RESET)]
+    "turn",
+    [
+        answer(b"", 400),
+        answer(b"", 500),
+        answer(b"", 302),
+        TRUNCATED,
+        Turn(b"", Then.CLOSE),
+        Turn(b"", Then.RESET),
+    ],
 )
 def test_an_approval_that_fails_is_a_problem_and_is_sent_once(ask: Ask, turn: Turn) -> None:
     """Whether to say "go ahead" again is for whoever said it."""
     with Crooked(turn) as endpoint:
-        with pytest.raises(EndpointProblem):
+        with pytest.raises(EndpointError):
             ask(endpoint.url, "approve", "E1")
         assert len(endpoint.asked) == 1
 
@@ -169,7 +213,9 @@ def test_one_connection_is_kept_and_an_approval_has_one_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("then", [Then.CLOSE, Then.RESET])
-def test_a_question_on_a_connection_that_the_server_had_closed_is_asked_once_more(then: Then) -> None:
+def test_a_question_on_a_connection_that_the_server_had_closed_is_asked_once_more(
+    then: Then,
+) -> None:
     """Any server closes an idle connection some day; that is no problem of the guest's."""
     with Crooked(answer(), Turn(b"", then), document(2)) as endpoint:
         with Client(endpoint.url) as client:
@@ -191,7 +237,7 @@ def test_a_question_is_asked_no_more_than_twice() -> None:
     with Crooked(answer(), Turn(b"", Then.CLOSE)) as endpoint:
         with Client(endpoint.url) as client:
             client.document()
-            with pytest.raises(NoAnswer):
+            with pytest.raises(ConnectionFailed):
                 client.document()
         assert len(endpoint.asked) == 3
 
@@ -200,7 +246,7 @@ def test_after_a_broken_answer_the_next_question_has_a_new_connection() -> None:
     """The rest of the old answer may still come, and is no answer to the new question."""
     late = Turn(answer(b"x" * 100).said + answer(b'{"DocumentIncarnation":666,"Events":[]}').said)
     with Crooked(late, document(2)) as endpoint, Client(endpoint.url) as client:
-        with pytest.raises(BadDocument):
+        with pytest.raises(InvalidDocument):
             client.document()
         assert client.document().incarnation == 2
         assert endpoint.connections == [0, 1]
@@ -222,14 +268,28 @@ def test_a_call_that_is_cancelled_leaves_no_answer_for_the_next() -> None:
 def test_a_watch_goes_on_through_every_problem_and_tells_each(watch: Watch) -> None:
     """The one thing an agent must not do is stop."""
     trouble = [answer(b"", status) for status in (404, 410, 429, 500, 503, 400, 302)]
-    trouble += [answer(b"<html>"), TRUNCATED, Turn(b"", Then.CLOSE), Turn(b"", Then.RESET), Turn(b"nonsense\r\n")]
-    problems: list[EndpointProblem] = []
+    trouble += [
+        answer(b"<html>"),
+        TRUNCATED,
+        Turn(b"", Then.CLOSE),
+        Turn(b"", Then.RESET),
+        Turn(b"nonsense\r\n"),
+    ]
+    problems: list[EndpointError] = []
     pauses: list[float] = []
     with Crooked(document(1), *trouble, document(2, ("E1", "Scheduled"))) as endpoint:
-        told = watch(endpoint.url, pauses.append, watching={"changes_max": 1, "on_problem": problems.append}, clock=UNTIMED)
+        told = watch(
+            endpoint.url,
+            pauses.append,
+            watching={"changes_max": 1, "on_problem": problems.append},
+            clock=UNTIMED,
+        )
 
     assert [change.kind for change in told] == ["appeared"]
-    assert [type(problem).__name__ for problem in problems[:7]] == ["TryLater"] * 5 + ["Declined", "Redirected"]
+    assert [type(problem).__name__ for problem in problems[:7]] == ["TryLater"] * 5 + [
+        "Declined",
+        "Redirected",
+    ]
     assert len(problems) == len(trouble)
     assert pauses == [1, 1, 2, 4, 8, *[10] * 8]
 
@@ -247,9 +307,13 @@ def test_a_watch_leaves_an_endpoint_alone_for_as_long_as_it_asks(watch: Watch) -
 def test_an_endpoint_that_cannot_wait_is_asked_once_a_second(watch: Watch) -> None:
     """As Azure is: it ignores the wish and answers at once."""
     pauses: list[float] = []
-    with Crooked(document(1), document(1), document(1), document(2, ("E1", "Scheduled"))) as endpoint:
+    with Crooked(
+        document(1), document(1), document(1), document(2, ("E1", "Scheduled"))
+    ) as endpoint:
         watch(endpoint.url, pauses.append, watching={"changes_max": 1}, clock=UNTIMED)
-        assert [b'If-None-Match: "1"\r\nPrefer: wait=30\r\n' in request for request in endpoint.requests] == [
+        assert [
+            b'If-None-Match: "1"\r\nPrefer: wait=30\r\n' in request for request in endpoint.requests
+        ] == [
             False,
             True,
             True,
@@ -263,7 +327,12 @@ def test_an_endpoint_that_cannot_wait_is_asked_once_a_second(watch: Watch) -> No
 def test_a_document_that_cannot_be_understood_ends_no_event(watch: Watch) -> None:
     """Nor does an error or an empty answer; only a document without it does."""
     scheduled, gone = document(2, ("E1", "Scheduled")), document(3)
-    trouble = [answer(b'{"DocumentIncarnation":9,"Events":[{}]}'), answer(b""), answer(b'{"Events":null}'), answer(b"", 404)]
+    trouble = [
+        answer(b'{"DocumentIncarnation":9,"Events":[{}]}'),
+        answer(b""),
+        answer(b'{"Events":null}'),
+        answer(b"", 404),
+    ]
     with Crooked(scheduled, *trouble, scheduled, gone) as endpoint:
         told = watch(endpoint.url, lambda seconds: None, watching={"changes_max": 2}, clock=UNTIMED)
         assert len(endpoint.asked) == 7
@@ -273,9 +342,17 @@ def test_a_document_that_cannot_be_understood_ends_no_event(watch: Watch) -> Non
 
 @either_watch
 def test_an_endpoint_that_is_empty_for_a_while_ends_no_event(watch: Watch) -> None:
-    """Its event goes on as if nothing had been. The ETag of an empty body is never asked for: a 304 to it would tell nothing."""
+    """Its event goes on as if nothing had been.
+
+    The ETag of an empty body is never asked for: a 304 to it would tell nothing.
+    """
     empty = answer(b"", ETag='"2"')
-    turns = (document(2, ("E1", "Scheduled")), *[empty] * 10, document(3, ("E1", "Started")), document(4))
+    turns = (
+        document(2, ("E1", "Scheduled")),
+        *[empty] * 10,
+        document(3, ("E1", "Started")),
+        document(4),
+    )
     with Crooked(*turns) as endpoint:
         told = watch(endpoint.url, lambda seconds: None, watching={"changes_max": 3}, clock=UNTIMED)
         assert [b"If-None-Match" in request for request in endpoint.requests[2:12]] == [False] * 10
@@ -288,7 +365,11 @@ def test_after_a_problem_the_whole_document_is_asked_for(watch: Watch) -> None:
     """The server may be a new one that has come to the number we know, with other events."""
     with Crooked(document(2), answer(b"", 503), document(2, ("E1", "Scheduled"))) as endpoint:
         watch(endpoint.url, lambda seconds: None, watching={"changes_max": 1}, clock=UNTIMED)
-        assert [b"If-None-Match" in request for request in endpoint.requests] == [False, True, False]
+        assert [b"If-None-Match" in request for request in endpoint.requests] == [
+            False,
+            True,
+            False,
+        ]
 
 
 def test_a_watch_ends_when_it_is_told_to_stop() -> None:
@@ -312,8 +393,10 @@ def test_a_watch_ends_at_once_when_another_thread_closes_the_client() -> None:
     with Crooked(document(1), Turn(b"", Then.STAY_SILENT)) as endpoint:
         client = Client(endpoint.url)
         told: list[object] = []
-        problems: list[EndpointProblem] = []
-        watching = threading.Thread(target=lambda: told.extend(client.watch(on_problem=problems.append)), daemon=True)
+        problems: list[EndpointError] = []
+        watching = threading.Thread(
+            target=lambda: told.extend(client.watch(on_problem=problems.append)), daemon=True
+        )
         watching.start()
         while len(endpoint.asked) < 2:
             time.sleep(0.01)
@@ -328,7 +411,7 @@ def test_a_closed_client_says_so() -> None:
     with Crooked(document(1)) as endpoint:
         client = Client(endpoint.url)
         client.close()
-        with pytest.raises(NoAnswer, match="closed"):
+        with pytest.raises(ConnectionFailed, match="closed"):
             client.document()
         assert list(client.watch()) == []
         assert endpoint.asked == []
@@ -337,8 +420,17 @@ def test_a_closed_client_says_so() -> None:
 @either
 def test_approval_may_have_its_own_timeout(ask: Ask) -> None:
     """An event that is about to start cannot wait for as long as a question may take."""
-    with Crooked(Turn(b"", Then.STAY_SILENT)) as endpoint, pytest.raises(NoAnswer, match="in time"):
-        ask(endpoint.url, "approve", "E1", asking={"timeout_seconds": 0.1}, timeout_seconds=UNREACHED_SECONDS)
+    with (
+        Crooked(Turn(b"", Then.STAY_SILENT)) as endpoint,
+        pytest.raises(ConnectionFailed, match="in time"),
+    ):
+        ask(
+            endpoint.url,
+            "approve",
+            "E1",
+            asking={"timeout_seconds": 0.1},
+            timeout_seconds=UNREACHED_SECONDS,
+        )
 
 
 def test_an_approval_does_not_stand_behind_a_wait() -> None:
@@ -363,7 +455,9 @@ def test_closing_ends_every_wait_and_not_just_the_first() -> None:
     with Crooked(document(1), Turn(b"", Then.STAY_SILENT)) as endpoint:
         client = Client(endpoint.url)
         client.document()
-        waiting = [threading.Thread(target=wait_in_vain, args=(client,), daemon=True) for _ in range(2)]
+        waiting = [
+            threading.Thread(target=wait_in_vain, args=(client,), daemon=True) for _ in range(2)
+        ]
         for thread in waiting:
             thread.start()
         while len(endpoint.asked) < 3:
@@ -385,7 +479,7 @@ def test_closing_ends_the_waits_of_tasks_too() -> None:
             await asyncio.sleep(0.01)
         await client.close()
         ended = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 5)
-        return [isinstance(problem, NoAnswer) for problem in ended]
+        return [isinstance(problem, ConnectionFailed) for problem in ended]
 
     with Crooked(document(1), Turn(b"", Then.STAY_SILENT)) as endpoint:
         assert asyncio.run(close_while_waiting(endpoint.url)) == [True, True]
@@ -396,11 +490,13 @@ UNREACHED_SECONDS = 600
 
 
 def test_closing_ends_a_connect_that_nobody_answers() -> None:
-    """A firewall that drops lets a connect take its whole time, and a service that is told to stop must not wait for it."""
+    """A firewall that drops lets a connect take its whole time, and a service that is told to stop
+    must not wait for it.
+    """
     ended: list[str] = []
 
     def ask(client: Client) -> None:
-        with pytest.raises(NoAnswer) as caught:
+        with pytest.raises(ConnectionFailed) as caught:
             client.document()
         ended.append(caught.value.message)
 
@@ -420,21 +516,26 @@ def test_closing_ends_a_connect_that_nobody_answers() -> None:
 
 def test_timeout_bounds_a_connect() -> None:
     """`timeout_seconds` bounds the connect too."""
-    with Unreachable() as endpoint, pytest.raises(NoAnswer, match="did not answer in time"):
+    with Unreachable() as endpoint, pytest.raises(ConnectionFailed, match="did not answer in time"):
         in_thread(endpoint.url, "document", timeout_seconds=0.1)
 
 
 @pytest.mark.parametrize("url", ["http://localhost:1", "http://127.0.0.1:1", "http://[::1]:1"])
 def test_connection_refused_is_reported_at_once(url: str) -> None:
     """With the operating system's reason. A name is tried at each of its addresses."""
-    with pytest.raises(NoAnswer, match=r"(Connection refused|Cannot assign requested address|Address family not supported)"):
+    with pytest.raises(
+        ConnectionFailed,
+        match=r"(Connection refused|Cannot assign requested address|Address family not supported)",
+    ):
         in_thread(url, "document", timeout_seconds=UNREACHED_SECONDS)
 
 
 def test_each_address_of_a_host_is_tried() -> None:
     """`localhost` often has two, and the endpoint listens at one of them."""
     with Crooked(answer()) as endpoint:
-        assert in_thread(endpoint.url.replace("127.0.0.1", "localhost"), "document") == Document(1, ())
+        assert in_thread(endpoint.url.replace("127.0.0.1", "localhost"), "document") == Document(
+            1, ()
+        )
 
 
 @pytest.mark.parametrize("how", ["close", "cancel"])
@@ -458,20 +559,32 @@ def test_closing_or_cancelling_ends_the_connect_of_a_task(how: str) -> None:
     with Unreachable() as endpoint:
         problem = asyncio.run(end_while_connecting(endpoint))
 
-    assert isinstance(problem, NoAnswer if how == "close" else asyncio.CancelledError)
+    assert isinstance(problem, ConnectionFailed if how == "close" else asyncio.CancelledError)
 
 
 @either_watch
 def test_a_watch_hears_of_what_another_caller_has_read_already(watch: Watch) -> None:
-    """Both may share a client. That the document is unchanged since the other's look is no answer to the watch."""
+    """Both may share a client.
+
+    That the document is unchanged since the other's look is no answer to the watch.
+    """
     with Crooked(document(2, ("E1", "Scheduled"))) as endpoint:
-        watch(endpoint.url, lambda seconds: None, watching={"changes_max": 1}, before="document", clock=UNTIMED)
+        watch(
+            endpoint.url,
+            lambda seconds: None,
+            watching={"changes_max": 1},
+            before="document",
+            clock=UNTIMED,
+        )
         assert [b"If-None-Match" in request for request in endpoint.requests] == [False, False]
 
 
 def test_a_watch_goes_on_from_what_was_told_in_an_earlier_life() -> None:
     """After the reboot that the event was about, its end is told, and not its beginning."""
-    with Crooked(document(2, ("E1", "Started")), document(5)) as endpoint, Client(endpoint.url) as client:
+    with (
+        Crooked(document(2, ("E1", "Started")), document(5)) as endpoint,
+        Client(endpoint.url) as client,
+    ):
         known = client.document().events
         told = list(client.watch(watcher=Watcher(known), changes_max=1))
     assert [(change.kind, change.event.id) for change in told] == [("finished", "E1")]

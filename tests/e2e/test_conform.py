@@ -1,4 +1,6 @@
-"""`forewarn conform` as people run it: against our own service, the demo, and endpoints that are wrong."""
+"""`forewarn conform` as people run it: against our own service, the demo, and endpoints that are
+wrong.
+"""
 
 import json
 import subprocess
@@ -9,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.lab.conform import topic
-from forewarn.lab.conform.check import CHECKS
+from forewarn.conformance import checks as topic
+from forewarn.conformance.check import CHECKS
 from tests.conformance.wrong_answers import WRONG
 from tests.conformance.wrong_server import Clock, wrong
 from tests.e2e import cli_service, service
@@ -29,7 +31,9 @@ def all_green(found: "subprocess.CompletedProcess[str]") -> None:
     """All checks, every one of them run."""
     assert found.returncode == 0, found.stdout + found.stderr
     told = json.loads(found.stdout)
-    assert [(one["name"], one["detail"]) for one in told["checks"] if one["verdict"] != "passed"] == []
+    assert [
+        (one["name"], one["detail"]) for one in told["checks"] if one["verdict"] != "passed"
+    ] == []
     assert (told["passed"], told["failed"], told["not_run"]) == (len(CHECKS), 0, 0)
 
 
@@ -43,16 +47,24 @@ def test_our_service_passes_every_check(tmp_path: Path) -> None:
         assert ours.ask("GET", "/events")[1]["events"] == []
 
 
-@pytest.mark.parametrize("names", [("web-0", "web-1", "database"), ("FrontEnd_IN_0", "BackEnd_IN_0", "workers_0")])
+@pytest.mark.parametrize(
+    "names", [("web-0", "web-1", "database"), ("FrontEnd_IN_0", "BackEnd_IN_0", "workers_0")]
+)
 def test_the_demo_passes_every_check(names: tuple[str, ...], tmp_path: Path) -> None:
-    """At its pace notices are seconds. The second time by a cloud service whose policy asks for the word of all."""
+    """At its pace notices are seconds.
+
+    The second time by a cloud service whose policy asks for the word of all.
+    """
     with cli_service.running(tmp_path, "demo") as demo:
         given = [part for name in names for part in ("--as", name)]
         all_green(conform(demo.metadata, *given, "--control", demo.control, "--approve", "--json"))
 
 
 def test_a_plain_run_only_reads_and_says_what_it_could_not_look_at(tmp_path: Path) -> None:
-    with service.running(tmp_path, "--identify", "address") as ours, wrong(ours.metadata, WRONG["etag-is-sent"], REAL) as server:
+    with (
+        service.running(tmp_path, "--identify", "address") as ours,
+        wrong(ours.metadata, WRONG["etag-is-sent"], REAL) as server,
+    ):
         found = conform(ours.metadata)
         assert found.returncode == 0
         assert "not run  must    events-overlap" in found.stdout
@@ -103,7 +115,10 @@ def test_a_run_that_could_say_nothing_does_not_begin(tmp_path: Path) -> None:
         assert json.loads(without.stdout)["passed"] == 1
 
 
-@pytest.mark.parametrize("arguments", [(), ("ftp://h",), ("http://h", "--only", "nothing"), ("http://h", "--control", "x")])
+@pytest.mark.parametrize(
+    "arguments",
+    [(), ("ftp://h",), ("http://h", "--only", "nothing"), ("http://h", "--control", "x")],
+)
 def test_a_command_line_that_makes_no_sense_is_refused(arguments: tuple[str, ...]) -> None:
     found = forewarn("conform", *arguments)
 
@@ -117,7 +132,9 @@ def test_the_results_can_be_written_for_a_ci_server(tmp_path: Path) -> None:
         suite = xml.fromstring(file.read_bytes())  # noqa: S314
         assert (suite.get("tests"), suite.get("failures")) == (str(len(CHECKS)), "0")
         assert [one.get("name") for one in suite.findall("testcase")] == list(CHECKS)
-        refused = conform(ours.metadata, "--only", "etag-is-sent", "--junit", str(tmp_path / "no" / "where"))
+        refused = conform(
+            ours.metadata, "--only", "etag-is-sent", "--junit", str(tmp_path / "no" / "where")
+        )
         assert (refused.returncode, "cannot be written" in refused.stderr) == (1, True)
 
 
@@ -130,10 +147,20 @@ def test_the_checks_can_be_listed_without_an_endpoint() -> None:
 
 def test_the_checks_need_nothing_of_the_server() -> None:
     """`pip install forewarn` is enough, and what is right is not decided by what we serve."""
-    script = "import sys, forewarn.lab.conform.report; print(*sys.modules)"
-    loaded = set(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split())
+    script = "import sys, forewarn.conformance.report; print(*sys.modules)"
+    loaded = set(
+        subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=True
+        ).stdout.split()
+    )
 
-    assert "forewarn.lab.conform.topic.approval" in loaded
-    rooms = {name.partition("forewarn.")[2].partition(".")[0] for name in loaded if name.startswith("forewarn.")}
+    assert "forewarn.conformance.checks.approval" in loaded
+    rooms = {
+        name.partition("forewarn.")[2].partition(".")[0]
+        for name in loaded
+        if name.startswith("forewarn.")
+    }
     assert rooms == {"errors", "lab"}
-    assert loaded.isdisjoint({"msgspec", "litestar", "uvicorn", "yaml", "httptools", "rich", "typer"})
+    assert loaded.isdisjoint(
+        {"msgspec", "litestar", "uvicorn", "yaml", "httptools", "rich", "typer"}
+    )

@@ -1,4 +1,6 @@
-"""The control listener as real processes see it: tokens, TLS whose files change, and what is refused at the start."""
+"""The control listener as real processes see it: tokens, TLS whose files change, and what is
+refused at the start.
+"""
 
 import json
 import re
@@ -13,23 +15,40 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 import pytest
 
-from forewarn.web.tls import Certificate
+from forewarn.web.http.tls import Certificate
 from tests.e2e.cli_service import FLEET, Service, environment, forewarn, running, soon
 
 
 def make_pair(folder: Path, name: str) -> tuple[Path, Path]:
     """A certificate that signs itself, for 127.0.0.1, and its key."""
     certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
-    make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    make = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-days",
+        "2",
+    ]
     of = ["-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1"]
-    subprocess.run([*make, *of, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)
+    subprocess.run(
+        [*make, *of, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True
+    )
     return certificate, key
 
 
-def call(url: str, method: str = "GET", body: bytes | None = None, **headers: str) -> tuple[int, Any]:
+def call(
+    url: str, method: str = "GET", body: bytes | None = None, **headers: str
+) -> tuple[int, Any]:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     try:
-        with build_opener(ProxyHandler({})).open(Request(url, body, named, method=method), timeout=30) as response:
+        with build_opener(ProxyHandler({})).open(
+            Request(url, body, named, method=method), timeout=30
+        ) as response:
             return response.status, json.loads(response.read())
     except HTTPError as error:
         with error:
@@ -59,17 +78,33 @@ def shown_certificate(service: Service) -> str:
 
 @pytest.mark.system
 def test_the_command_line_speaks_tls_with_a_ca_of_ones_own(secure: Service, folder: Path) -> None:
-    """A private fleet has a private CA. Without it the certificate is refused, and the line says what to do."""
-    good = forewarn("vm", "list", cwd=folder, FOREWARN_CONTROL=secure.control, FOREWARN_CA=str(folder / "live.pem"))
+    """A private fleet has a private CA.
+
+    Without it the certificate is refused, and the line says what to do.
+    """
+    good = forewarn(
+        "vm",
+        "list",
+        cwd=folder,
+        FOREWARN_CONTROL=secure.control,
+        FOREWARN_CA=str(folder / "live.pem"),
+    )
     stranger = forewarn("vm", "list", cwd=folder, FOREWARN_CONTROL=secure.control)
-    nothing = forewarn("vm", "list", cwd=folder, FOREWARN_CONTROL=secure.control, FOREWARN_CA="fleet.yaml")
+    nothing = forewarn(
+        "vm", "list", cwd=folder, FOREWARN_CONTROL=secure.control, FOREWARN_CA="fleet.yaml"
+    )
 
     assert secure.control.startswith("https://")
     assert (good.returncode, "web-0" in good.stdout) == (0, True), good.stderr
     assert stranger.returncode == 4
-    assert re.fullmatch(r"forewarn: the certificate of https://\S+ is not to be trusted: .*; FOREWARN_CA .*\n", stranger.stderr)
+    assert re.fullmatch(
+        r"forewarn: the certificate of https://\S+ is not to be trusted: .*; FOREWARN_CA .*\n",
+        stranger.stderr,
+    )
     assert nothing.returncode == 2
-    assert nothing.stderr.startswith("forewarn: ca_file: fleet.yaml has no certificates that can be read")
+    assert nothing.stderr.startswith(
+        "forewarn: ca_file: fleet.yaml has no certificates that can be read"
+    )
 
 
 @pytest.mark.system
@@ -80,10 +115,23 @@ def test_old_versions_of_tls_and_plain_http_are_refused(secure: Service) -> None
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         context.minimum_version = context.maximum_version = version
-        with socket.create_connection((host, int(port)), 30) as plain, context.wrap_socket(plain) as connection:
+        with (
+            socket.create_connection((host, int(port)), 30) as plain,
+            context.wrap_socket(plain) as connection,
+        ):
             assert (connection.version() is not None) == is_good
-    old = ["openssl", "s_client", "-connect", f"{host}:{port}", "-tls1_1", "-cipher", "DEFAULT:@SECLEVEL=0"]
-    assert subprocess.run(old, input=b"", capture_output=True, check=False, timeout=30).returncode != 0
+    old = [
+        "openssl",
+        "s_client",
+        "-connect",
+        f"{host}:{port}",
+        "-tls1_1",
+        "-cipher",
+        "DEFAULT:@SECLEVEL=0",
+    ]
+    assert (
+        subprocess.run(old, input=b"", capture_output=True, check=False, timeout=30).returncode != 0
+    )
     with socket.create_connection((host, int(port)), 30) as plain:
         plain.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
         assert b"HTTP/1.1" not in plain.recv(4096)
@@ -91,7 +139,10 @@ def test_old_versions_of_tls_and_plain_http_are_refused(secure: Service) -> None
 
 @pytest.mark.system
 def test_what_cannot_be_served_is_answered_over_tls_too(secure: Service, folder: Path) -> None:
-    """A connection that is refused is half closed where that is possible; TLS cannot, and must not break over it."""
+    """A connection that is refused is half closed where that is possible;
+
+    TLS cannot, and must not break over it.
+    """
     host, _, port = secure.control.removeprefix("https://").partition(":")
     context = ssl.create_default_context(cafile=folder / "live.pem")
     with (
@@ -105,12 +156,19 @@ def test_what_cannot_be_served_is_answered_over_tls_too(secure: Service, folder:
 
 
 @pytest.mark.system
-def test_a_new_certificate_is_taken_up_while_it_runs_and_a_broken_one_is_not(secure: Service, folder: Path) -> None:
-    """Certificates live for weeks, the service for months. A half-written file must not lock the operators out."""
+def test_a_new_certificate_is_taken_up_while_it_runs_and_a_broken_one_is_not(
+    secure: Service, folder: Path
+) -> None:
+    """Certificates live for weeks, the service for months.
+
+    A half-written file must not lock the operators out.
+    """
     old = shown_certificate(secure)
     (folder / "live.pem").write_text("half a certif")
     assert secure.process.stderr
-    while "new certificate refused" not in (line := secure.process.stderr.readline()):  # ends with the process
+    while "new certificate refused" not in (
+        line := secure.process.stderr.readline()
+    ):  # ends with the process
         assert line, "the service has ended"
     assert "cannot be used" in line
     assert shown_certificate(secure) == old
@@ -121,7 +179,9 @@ def test_a_new_certificate_is_taken_up_while_it_runs_and_a_broken_one_is_not(sec
 
     soon(lambda: shown_certificate(secure) != old)
     assert shown_certificate(secure).strip() == certificate.read_text().strip()
-    listed = forewarn("vm", "list", cwd=folder, FOREWARN_CONTROL=secure.control, FOREWARN_CA=str(certificate))
+    listed = forewarn(
+        "vm", "list", cwd=folder, FOREWARN_CONTROL=secure.control, FOREWARN_CA=str(certificate)
+    )
     assert listed.returncode == 0, listed.stderr
 
 
@@ -168,11 +228,16 @@ def test_the_limits_of_connections_are_those_of_the_operators_too(folder: Path) 
 
 
 def test_a_slip_in_the_name_of_a_store_makes_no_store(folder: Path) -> None:
-    """Only the first token may make one, and says so: otherwise the list would be empty, and the revoked token good."""
+    """Only the first token may make one, and says so: otherwise the list would be empty, and the
+    revoked token good.
+    """
     for words in (("list",), ("revoke", "root")):
         refused = forewarn("token", *words, "--store", "sqlite:///slip.db", cwd=folder)
         assert (refused.returncode, refused.stdout) == (2, "")
-        assert refused.stderr == "forewarn: --store: there is no file slip.db; expected the store of a service\n"
+        assert (
+            refused.stderr
+            == "forewarn: --store: there is no file slip.db; expected the store of a service\n"
+        )
         assert not (folder / "slip.db").exists()
 
     create = ("--role", "admin", "--store", "sqlite:///new.db")
@@ -187,17 +252,41 @@ def test_a_pair_that_cannot_be_used_is_told_at_the_start(folder: Path) -> None:
     certificate, key = make_pair(folder, "a")
     _, other = make_pair(folder, "b")
     locked = folder / "locked.key"
-    lock = ["openssl", "pkey", "-in", str(key), "-aes256", "-passout", "pass:x", "-out", str(locked)]
+    lock = [
+        "openssl",
+        "pkey",
+        "-in",
+        str(key),
+        "-aes256",
+        "-passout",
+        "pass:x",
+        "-out",
+        str(locked),
+    ]
     subprocess.run(lock, check=True, capture_output=True)
     expected = {
-        (certificate, folder / "none.key"): (2, "the key file .*none.key cannot be read: No such file or directory"),
-        (certificate, other): (2, ".* do not fit: the key is another certificate's; expected the two of one pair"),
-        (certificate, locked): (2, ".* cannot be used: the key is encrypted; expected one without a password"),
+        (certificate, folder / "none.key"): (
+            2,
+            "the key file .*none.key cannot be read: No such file or directory",
+        ),
+        (certificate, other): (
+            2,
+            ".* do not fit: the key is another certificate's; expected the two of one pair",
+        ),
+        (certificate, locked): (
+            2,
+            ".* cannot be used: the key is encrypted; expected one without a password",
+        ),
         (folder / "fleet.yaml", key): (2, ".* cannot be used: .*; expected two files in PEM form"),
-        (certificate, None): (2, "control_key_file is not given; TLS needs both a certificate and its key"),
+        (certificate, None): (
+            2,
+            "control_key_file is not given; TLS needs both a certificate and its key",
+        ),
     }
     for (one, two), (code, message) in expected.items():
-        flags = ["--control-certificate-file", str(one)] + (["--control-key-file", str(two)] if two else [])
+        flags = ["--control-certificate-file", str(one)] + (
+            ["--control-key-file", str(two)] if two else []
+        )
         refused = forewarn("serve", "--store", "memory", *flags, cwd=folder)
         assert (refused.returncode, refused.stdout) == (code, "")
         assert re.fullmatch(f"forewarn: {message}\n", refused.stderr), refused.stderr
@@ -207,7 +296,9 @@ def test_beyond_loopback_it_starts_only_when_there_is_a_token(folder: Path) -> N
     """The line says what to type, and typing it is enough."""
     store = "sqlite:///fleet.db"
     arguments = ("serve", "--fleet", "fleet.yaml", "--store", store)
-    refused = forewarn(*arguments, "--metadata", "127.0.0.1:0", "--control", "0.0.0.0:0", cwd=folder)
+    refused = forewarn(
+        *arguments, "--metadata", "127.0.0.1:0", "--control", "0.0.0.0:0", cwd=folder
+    )
     assert refused.returncode == 2
     assert refused.stderr == (
         "forewarn: control is 0.0.0.0:0: there are no tokens, so whoever reaches it could do anything; expected a loopback"
@@ -226,24 +317,47 @@ def test_beyond_loopback_it_starts_only_when_there_is_a_token(folder: Path) -> N
 
 def test_a_memory_store_never_goes_beyond_loopback(folder: Path) -> None:
     """It has no tokens at the start, and would have no way to get one."""
-    refused = forewarn("serve", "--store", "memory", "--metadata", "127.0.0.1:0", "--control", "0.0.0.0:0", cwd=folder)
+    refused = forewarn(
+        "serve",
+        "--store",
+        "memory",
+        "--metadata",
+        "127.0.0.1:0",
+        "--control",
+        "0.0.0.0:0",
+        cwd=folder,
+    )
 
     assert refused.returncode == 2
-    assert refused.stderr.endswith("or a store that outlives the process: one in memory has no tokens\n")
+    assert refused.stderr.endswith(
+        "or a store that outlives the process: one in memory has no tokens\n"
+    )
 
 
 def test_tokens_by_the_command_line_from_the_first_to_the_last(folder: Path) -> None:
-    """Made on loopback without one, used, listed without secrets, revoked; and revoked on the store itself at once too."""
+    """Made on loopback without one, used, listed without secrets, revoked; and revoked on the store
+    itself at once too.
+    """
     store = "sqlite:///fleet.db"
     with running(folder, "serve", "--fleet", "fleet.yaml", "--store", store) as service:
-        first = forewarn("token", "create", "root", "--role", "admin", cwd=folder, FOREWARN_CONTROL=service.control)
+        first = forewarn(
+            "token",
+            "create",
+            "root",
+            "--role",
+            "admin",
+            cwd=folder,
+            FOREWARN_CONTROL=service.control,
+        )
         root = {"FOREWARN_CONTROL": service.control, "FOREWARN_TOKEN": first.stdout.strip()}
         assert re.fullmatch(r"fw_root_[0-9a-f]{64}\n", first.stdout), first.stderr
         assert "shown once" in first.stderr
 
         bare = forewarn("vm", "list", cwd=folder, FOREWARN_CONTROL=service.control)
         assert (bare.returncode, "this needs a token" in bare.stderr) == (1, True)
-        second = forewarn("token", "create", "ci", "--role", "viewer", "--expires", "30d", cwd=folder, **root)
+        second = forewarn(
+            "token", "create", "ci", "--role", "viewer", "--expires", "30d", cwd=folder, **root
+        )
         ci = root | {"FOREWARN_TOKEN": second.stdout.strip()}
         assert forewarn("vm", "list", cwd=folder, **ci).returncode == 0
         denied = forewarn("vm", "restart", "web-0", cwd=folder, **ci)
@@ -255,7 +369,10 @@ def test_tokens_by_the_command_line_from_the_first_to_the_last(folder: Path) -> 
         assert re.search(r"\nci +viewer ", listed)
         assert second.stdout.strip().rpartition("_")[2] not in listed
 
-        assert forewarn("token", "revoke", "ci", "--store", store, cwd=folder).stdout == "ci is revoked\n"
+        assert (
+            forewarn("token", "revoke", "ci", "--store", store, cwd=folder).stdout
+            == "ci is revoked\n"
+        )
         soon(lambda: forewarn("vm", "list", cwd=folder, **ci).returncode == 1)
         assert forewarn("token", "revoke", "nobody", cwd=folder, **root).returncode == 3
 
@@ -271,7 +388,9 @@ def test_tokens_by_the_command_line_from_the_first_to_the_last(folder: Path) -> 
 def test_the_metadata_listener_has_no_way_to_the_control_api(folder: Path) -> None:
     """A VM reaches that listener; what it could do there it could do to the fleet."""
     callers = ("--identify", "path", "--identify", "address")
-    with running(folder, "serve", "--fleet", "fleet.yaml", "--store", "memory", *callers) as service:
+    with running(
+        folder, "serve", "--fleet", "fleet.yaml", "--store", "memory", *callers
+    ) as service:
         for path in (
             "/api/v1/vms",
             "/api/docs",
@@ -281,7 +400,13 @@ def test_the_metadata_listener_has_no_way_to_the_control_api(folder: Path) -> No
             "/metadata/../api/v1/vms",
         ):
             for method in ("GET", "POST", "PUT"):
-                status, _ = call(f"{service.metadata}{path}", method, b"{}", Metadata="true", Host="127.0.0.1:8081")
+                status, _ = call(
+                    f"{service.metadata}{path}",
+                    method,
+                    b"{}",
+                    Metadata="true",
+                    Host="127.0.0.1:8081",
+                )
                 assert status in (404, 405), f"{method} {path}: {status}"
 
 
@@ -289,11 +414,31 @@ def test_the_metadata_listener_has_no_way_to_the_control_api(folder: Path) -> No
 def test_a_bad_token_is_answered_late(folder: Path) -> None:
     """A second each, from a real process; environment and command line hold no token."""
     with running(folder, "serve", "--fleet", "fleet.yaml", "--store", "memory") as service:
-        made = forewarn("token", "create", "root", "--role", "admin", cwd=folder, FOREWARN_CONTROL=service.control)
+        made = forewarn(
+            "token",
+            "create",
+            "root",
+            "--role",
+            "admin",
+            cwd=folder,
+            FOREWARN_CONTROL=service.control,
+        )
         assert made.returncode == 0
-        timed = ["curl", "-s", "-o", "/dev/null", "-w", "%{http_code} %{time_total}", f"{service.control}/api/v1/vms"]
+        timed = [
+            "curl",
+            "-s",
+            "-o",
+            "/dev/null",
+            "-w",
+            "%{http_code} %{time_total}",
+            f"{service.control}/api/v1/vms",
+        ]
         bad = subprocess.run(
-            [*timed, "-H", "Authorization: Bearer fw_root_guess"], env=environment(), capture_output=True, check=True, timeout=30
+            [*timed, "-H", "Authorization: Bearer fw_root_guess"],
+            env=environment(),
+            capture_output=True,
+            check=True,
+            timeout=30,
         )
         status, seconds = bad.stdout.split()
         assert status == b"401"

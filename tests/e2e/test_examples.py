@@ -1,4 +1,6 @@
-"""The examples in other languages, run as their READMEs say: each in a copy, with processes and a temporary folder of its own."""
+"""The examples in other languages, run as their READMEs say: each in a copy, with processes and a
+temporary folder of its own.
+"""
 
 import os
 import re
@@ -43,21 +45,55 @@ class Mistake(NamedTuple):
 
 
 MISTAKES = (
-    Mistake("never approves", "shell/handler.sh", '        approve "$id"', '        : "$id"', "waited in vain"),
     Mistake(
-        "approves for others", "shell/handler.sh", "select(.Resources | index($name)) | ", "", "another VM's event was approved"
+        "never approves",
+        "shell/handler.sh",
+        '        approve "$id"',
+        '        : "$id"',
+        "waited in vain",
     ),
-    Mistake("never approves", "node/handler.mjs", "await this.approve(event)", "void event", "not ok 1"),
-    Mistake("approves for others", "node/handler.mjs", "event.Resources.includes(this.name)", "true", "not ok 2"),
-    Mistake("takes an error for an all-clear", "node/handler.mjs", "(problem) {", "(problem) { await this.goOn();", "not ok 3"),
-    Mistake("approves for others", "go/handler.go", "name == h.Name", 'name != ""', "FAIL: TestWhatBefalls"),
-    Mistake("never approves", "csharp/Handler.cs", '== "Scheduled"', '== "Never"', "FAILED TestAReboot"),
+    Mistake(
+        "approves for others",
+        "shell/handler.sh",
+        "select(.Resources | index($name)) | ",
+        "",
+        "another VM's event was approved",
+    ),
+    Mistake(
+        "never approves", "node/handler.mjs", "await this.approve(event)", "void event", "not ok 1"
+    ),
+    Mistake(
+        "approves for others",
+        "node/handler.mjs",
+        "event.Resources.includes(this.name)",
+        "true",
+        "not ok 2",
+    ),
+    Mistake(
+        "takes an error for an all-clear",
+        "node/handler.mjs",
+        "(problem) {",
+        "(problem) { await this.goOn();",
+        "not ok 3",
+    ),
+    Mistake(
+        "approves for others",
+        "go/handler.go",
+        "name == h.Name",
+        'name != ""',
+        "FAIL: TestWhatBefalls",
+    ),
+    Mistake(
+        "never approves", "csharp/Handler.cs", '== "Scheduled"', '== "Never"', "FAILED TestAReboot"
+    ),
 )
 
 
 @pytest.mark.system
 @pytest.mark.parametrize("example", RUN)
-def test_an_example_passes_as_its_readme_says_and_leaves_nothing_behind(example: str, tmp_path: Path) -> None:
+def test_an_example_passes_as_its_readme_says_and_leaves_nothing_behind(
+    example: str, tmp_path: Path
+) -> None:
     folder = copied(example, tmp_path)
 
     code, said = run(folder)
@@ -89,7 +125,12 @@ def test_a_handler_knows_the_variable_that_a_lab_run_sets(example: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "example", ["python", pytest.param("node", marks=pytest.mark.system), pytest.param("shell", marks=pytest.mark.system)]
+    "example",
+    [
+        "python",
+        pytest.param("node", marks=pytest.mark.system),
+        pytest.param("shell", marks=pytest.mark.system),
+    ],
 )  # the others would have to be built first
 def test_a_handler_asks_where_a_lab_run_tells_it_to(example: str, tmp_path: Path) -> None:
     """Where it has no variable of its own that says otherwise."""
@@ -100,7 +141,9 @@ def test_a_handler_asks_where_a_lab_run_tells_it_to(example: str, tmp_path: Path
         url = f"http://127.0.0.1:{endpoint.getsockname()[1]}"
         told = environment(FOREWARN_ENDPOINT=url, PORT="0", HEALTHY=str(tmp_path / "healthy"))
         told.pop("ENDPOINT", None)
-        process = subprocess.Popen([*program, EXAMPLES / file], env=told, start_new_session=True, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            [*program, EXAMPLES / file], env=told, start_new_session=True, stderr=subprocess.DEVNULL
+        )
         try:
             connection, _ = endpoint.accept()
             with connection:
@@ -113,7 +156,11 @@ def test_a_handler_asks_where_a_lab_run_tells_it_to(example: str, tmp_path: Path
 
 
 def test_every_example_is_listed_and_those_that_are_not_run_say_so() -> None:
-    folders = sorted(entry.name for entry in EXAMPLES.iterdir() if entry.is_dir() and not entry.name.startswith((".", "_")))
+    folders = sorted(
+        entry.name
+        for entry in EXAMPLES.iterdir()
+        if entry.is_dir() and not entry.name.startswith((".", "_"))
+    )
     assert folders == sorted([*RUN, *READ, *ELSEWHERE])
     listed = (EXAMPLES / "README.md").read_text()
     for folder in folders:
@@ -128,9 +175,15 @@ def copied(example: str, tmp_path: Path) -> Path:
 
 
 def run(folder: Path) -> tuple[int, str]:
-    """Type the commands of its README, but for those that install something; the exit code, and all that was printed."""
+    """Type the commands of its README, but for those that install something; the exit code, and all
+    that was printed.
+    """
     (block,) = _BLOCK.findall((folder / "README.md").read_text())
-    typed = [line for line in block.splitlines() if not line.startswith(("pip install ", "sudo apt-get install "))]
+    typed = [
+        line
+        for line in block.splitlines()
+        if not line.startswith(("pip install ", "sudo apt-get install "))
+    ]
     assert typed
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     process = subprocess.Popen(

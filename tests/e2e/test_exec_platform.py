@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from forewarn.config_platform import ExecCommand
-from forewarn.core.change import What
+from forewarn.core.change import ChangeKind
 from forewarn.core.event import Cause, EventType
 from forewarn.core.fleet import Vm
 from forewarn.errors import ImpactFailed, Invalid
-from forewarn.platform.base import Done, Order
+from forewarn.platform.base import ImpactRequest, ImpactResult
 from forewarn.platform.exec import OUTPUT_BYTES_MAX, ExecPlatform
 from tests.builders import guid
 from tests.e2e.cli_service import forewarn, soon
@@ -24,20 +24,29 @@ from tests.e2e.notes import changes_in
 from tests.e2e.service import running
 
 VM = Vm(name="web-0", host="host-a", address="10.0.0.10", id=guid(5).lower())
-REBOOT = Order(guid(1), "web", VM, EventType.REBOOT, Cause.RESTART, tries=2, duration_seconds=-1)
+REBOOT = ImpactRequest(
+    guid(1), "web", VM, EventType.REBOOT, Cause.RESTART, tries=2, duration_seconds=-1
+)
 
 
-def platform(*words: str, type_: str = "Reboot", seconds_max: float = 30.0, **environ: str) -> ExecPlatform:
+def platform(
+    *words: str, type_: str = "Reboot", seconds_max: float = 30.0, **environ: str
+) -> ExecPlatform:
     command = ExecCommand(type_, words)
-    return ExecPlatform([command], seconds_max=seconds_max, environ={"PATH": os.environ["PATH"]} | environ, grace_seconds=0.5)
+    return ExecPlatform(
+        [command],
+        seconds_max=seconds_max,
+        environ={"PATH": os.environ["PATH"]} | environ,
+        grace_seconds=0.5,
+    )
 
 
 def shell(script: str, **more: float) -> ExecPlatform:
     return platform("sh", "-c", script, **more)  # type: ignore[arg-type]
 
 
-def carried_out(made: ExecPlatform, order: Order = REBOOT) -> Done:
-    return asyncio.run(made.carry_out(order))
+def carried_out(made: ExecPlatform, order: ImpactRequest = REBOOT) -> ImpactResult:
+    return asyncio.run(made.run_impact(order))
 
 
 def is_running(pid: int) -> bool:
@@ -54,15 +63,19 @@ def number_in(file: Path) -> int:
 
 
 @pytest.mark.parametrize("left", range(4))
-def test_a_command_that_finds_no_file_descriptor_was_not_started_and_has_not_failed(left: int, tmp_path: Path) -> None:
-    """It is told as what it is, so that the engine starts the command again instead of counting a failed try."""
+def test_a_command_that_finds_no_file_descriptor_was_not_started_and_has_not_failed(
+    left: int, tmp_path: Path
+) -> None:
+    """It is told as what it is, so that the engine starts the command again instead of counting a
+    failed try.
+    """
 
     async def story() -> None:
         lowest = os.dup(0)
         os.close(lowest)
         resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + left, hard))
         try:
-            await platform("touch", str(tmp_path / "done")).carry_out(REBOOT)
+            await platform("touch", str(tmp_path / "done")).run_impact(REBOOT)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
@@ -74,15 +87,25 @@ def test_a_command_that_finds_no_file_descriptor_was_not_started_and_has_not_fai
 
 
 def test_a_command_is_told_by_its_words() -> None:
-    done = carried_out(platform("echo", "{vm}", "at {host}", "{event_type} {cause} {tries}", "awk {print $1} ${HOME}"))
+    done = carried_out(
+        platform(
+            "echo", "{vm}", "at {host}", "{event_type} {cause} {tries}", "awk {print $1} ${HOME}"
+        )
+    )
 
-    assert done == Done(detail="web-0 at host-a Reboot user-restart 2 awk {print $1} ${HOME}")
+    assert done == ImpactResult(
+        detail="web-0 at host-a Reboot user-restart 2 awk {print $1} ${HOME}"
+    )
 
 
 def test_a_command_is_told_by_its_environment_and_gets_no_secret_of_ours() -> None:
     done = carried_out(platform("env", FOREWARN_STORE="sqlite:///secret.db", LANG="C.UTF-8"))
 
-    told = dict(line.partition("=")[::2] for line in done.detail.splitlines() if line.startswith("FOREWARN_"))
+    told = dict(
+        line.partition("=")[::2]
+        for line in done.detail.splitlines()
+        if line.startswith("FOREWARN_")
+    )
     assert told == {
         "FOREWARN_EVENT_ID": guid(1),
         "FOREWARN_EVENT_TYPE": "Reboot",
@@ -107,11 +130,18 @@ def test_the_star_stands_for_every_type_without_a_command_of_its_own() -> None:
     made = ExecPlatform(commands, seconds_max=30, environ=os.environ)
 
     assert carried_out(made).detail == "any"
-    assert carried_out(made, Order(guid(1), "web", VM, EventType.FREEZE, Cause.MAINTENANCE, 1)).detail == "freeze"
+    assert (
+        carried_out(
+            made, ImpactRequest(guid(1), "web", VM, EventType.FREEZE, Cause.MAINTENANCE, 1)
+        ).detail
+        == "freeze"
+    )
 
 
 def test_a_type_without_a_command_fails_with_a_clear_message() -> None:
-    with pytest.raises(ImpactFailed, match="there is no command for Reboot; exec_command can give one"):
+    with pytest.raises(
+        ImpactFailed, match="there is no command for Reboot; exec_command can give one"
+    ):
         carried_out(platform("true", type_="Freeze"))
 
 
@@ -131,16 +161,25 @@ def test_an_end_by_a_signal_is_a_failure() -> None:
         carried_out(shell("kill -SEGV $$"))
 
 
-def test_a_command_that_hangs_is_ended_at_its_limit_with_all_that_it_started(tmp_path: Path) -> None:
+def test_a_command_that_hangs_is_ended_at_its_limit_with_all_that_it_started(
+    tmp_path: Path,
+) -> None:
     """Even where parent and grandchild do not want to hear of it."""
     child = f"(trap '' TERM; exec sleep 600) & echo $! > {tmp_path}/child"
     script = f"trap '' TERM; echo $$ > {tmp_path}/parent; {child}; echo going; wait"
 
-    with pytest.raises(ImpactFailed, match=r"was not done within 0.5 seconds, and was ended") as raised:
+    with pytest.raises(
+        ImpactFailed, match=r"was not done within 0.5 seconds, and was ended"
+    ) as raised:
         carried_out(shell(script, seconds_max=0.5))
 
     assert raised.value.facts["output"] == "going"
-    soon(lambda: not is_running(number_in(tmp_path / "parent")) and not is_running(number_in(tmp_path / "child")))
+    soon(
+        lambda: (
+            not is_running(number_in(tmp_path / "parent"))
+            and not is_running(number_in(tmp_path / "child"))
+        )
+    )
 
 
 def test_what_a_command_leaves_behind_is_ended_and_not_waited_for(tmp_path: Path) -> None:
@@ -167,12 +206,17 @@ def test_a_flood_of_output_costs_no_memory_and_its_end_is_kept() -> None:
 
 
 def test_output_that_is_no_text_is_no_trouble() -> None:
-    assert carried_out(shell(r"printf '\377\376\000ok'")).detail == "\N{REPLACEMENT CHARACTER}" * 2 + "\0ok"
+    assert (
+        carried_out(shell(r"printf '\377\376\000ok'")).detail
+        == "\N{REPLACEMENT CHARACTER}" * 2 + "\0ok"
+    )
 
 
 def test_a_command_that_is_cancelled_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
     async def story() -> None:
-        work = asyncio.create_task(shell(f"sleep 600 & echo $! > {tmp_path}/child; wait").carry_out(REBOOT))
+        work = asyncio.create_task(
+            shell(f"sleep 600 & echo $! > {tmp_path}/child; wait").run_impact(REBOOT)
+        )
         while not (tmp_path / "child").exists():
             await asyncio.sleep(0.01)
         work.cancel()
@@ -195,9 +239,13 @@ def test_what_is_ended_has_a_grace_though_its_shell_dies_at_once(tmp_path: Path)
 
 
 def test_a_service_that_stops_lets_its_commands_undo_what_they_did(tmp_path: Path) -> None:
-    """As the Freeze of docs/platforms.md: what was suspended is resumed, though its wait is cut short."""
+    """As the Freeze of docs/platforms.md: what was suspended is resumed, though its wait is cut
+    short.
+    """
     script = f"trap : TERM; echo suspended > {tmp_path}/vm; sleep 600; sleep 0.3; echo resumed > {tmp_path}/vm"
-    with running(tmp_path, "--platform", "exec", "--exec-command", f"*=sh -c {shlex.quote(script)}") as service:
+    with running(
+        tmp_path, "--platform", "exec", "--exec-command", f"*=sh -c {shlex.quote(script)}"
+    ) as service:
         assert service.ask("POST", "/vms/web-0/restart")[0] == 202
         soon((tmp_path / "vm").exists)
         assert service.stop() == 0
@@ -207,7 +255,9 @@ def test_a_service_that_stops_lets_its_commands_undo_what_they_did(tmp_path: Pat
 
 def test_a_command_that_does_not_heed_its_end_does_not_keep_the_service(tmp_path: Path) -> None:
     script = f"trap '' TERM; echo $$ > {tmp_path}/pid; while :; do sleep 1; done"
-    with running(tmp_path, "--platform", "exec", "--exec-command", f"*=sh -c {shlex.quote(script)}") as service:
+    with running(
+        tmp_path, "--platform", "exec", "--exec-command", f"*=sh -c {shlex.quote(script)}"
+    ) as service:
         assert service.ask("POST", "/vms/web-0/restart")[0] == 202
         pid = number_in(tmp_path / "pid")
         assert service.stop() == 0
@@ -230,24 +280,57 @@ def test_a_command_that_cannot_be_run_is_refused_at_the_start(program: str) -> N
 
 
 def test_the_service_refuses_to_start_without_any_command() -> None:
-    told = forewarn("serve", "--platform", "exec", "--store", "memory", "--metadata", "127.0.0.1:0", "--control", "127.0.0.1:0")
+    told = forewarn(
+        "serve",
+        "--platform",
+        "exec",
+        "--store",
+        "memory",
+        "--metadata",
+        "127.0.0.1:0",
+        "--control",
+        "127.0.0.1:0",
+    )
 
     assert told.returncode == 2
-    assert told.stderr.startswith("forewarn: the exec platform has no command; exec_command gives it one")
+    assert told.stderr.startswith(
+        "forewarn: the exec platform has no command; exec_command gives it one"
+    )
 
 
-def test_a_restart_runs_the_command_and_a_failure_is_tried_again_and_then_recorded(tmp_path: Path) -> None:
-    """Through a real service: each try is noted with its output, and the event leaves the document as failed."""
+def test_a_restart_runs_the_command_and_a_failure_is_tried_again_and_then_recorded(
+    tmp_path: Path,
+) -> None:
+    """Through a real service: each try is noted with its output, and the event leaves the document
+    as failed.
+    """
     script = tmp_path / "reset-vm"
-    script.write_text(f"#!{sys.executable}\nimport sys\nprint('reset', *sys.argv[1:])\nsys.exit(sys.argv[1] == 'db')\n")
+    script.write_text(
+        f"#!{sys.executable}\nimport sys\nprint('reset', *sys.argv[1:])\nsys.exit(sys.argv[1] == 'db')\n"
+    )
     script.chmod(0o755)
-    flags = ("--platform", "exec", "--exec-command", f"*={shlex.quote(str(script))} {{vm}} {{tries}}")
+    flags = (
+        "--platform",
+        "exec",
+        "--exec-command",
+        f"*={shlex.quote(str(script))} {{vm}} {{tries}}",
+    )
     with running(tmp_path, *flags, "--impact-retry-seconds-max", "1") as service:
         assert service.ask("POST", "/vms/web-0/restart")[0] == 202
         assert service.ask("POST", "/vms/db/restart")[0] == 202
-        soon(lambda: What.FAILED in [change.what for change in changes_in(tmp_path, "db")])
-        soon(lambda: What.COMPLETED in [change.what for change in changes_in(tmp_path, "web")])
+        soon(lambda: ChangeKind.FAILED in [change.what for change in changes_in(tmp_path, "db")])
+        soon(
+            lambda: ChangeKind.COMPLETED in [change.what for change in changes_in(tmp_path, "web")]
+        )
 
-    assert [change.detail for change in changes_in(tmp_path, "web") if change.what is What.IMPACTED] == ["reset web-0 1"]
-    failures = [change.detail for change in changes_in(tmp_path, "db") if change.what is What.IMPACT_FAILED]
+    assert [
+        change.detail
+        for change in changes_in(tmp_path, "web")
+        if change.what is ChangeKind.IMPACTED
+    ] == ["reset web-0 1"]
+    failures = [
+        change.detail
+        for change in changes_in(tmp_path, "db")
+        if change.what is ChangeKind.IMPACT_FAILED
+    ]
     assert failures == [f"{script} exited with 1\nreset db {tries}" for tries in (1, 2)]

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from forewarn.client import Change, Client, EndpointProblem
+from forewarn.client import Change, Client, EndpointError
 from forewarn.core.command import Cancel
 from forewarn.lab.fault.filter import FaultFilter
-from forewarn.web.metadata import Message, Receive, Send
+from forewarn.web.metadata.app import Message, Receive, Send
 from tests.e2e.lab_world import FaultyWorld
 from tests.e2e.metadata_world import EVENT_ID, POLL, World
 
@@ -24,7 +24,11 @@ def world(caplog: pytest.LogCaptureFixture) -> Iterator[FaultyWorld]:
     """Broken connections are wanted here, so nobody may complain of them."""
     with FaultyWorld() as world:
         yield world
-    assert [record.getMessage() for record in caplog.get_records("call") if record.name.startswith("uvicorn")] == []
+    assert [
+        record.getMessage()
+        for record in caplog.get_records("call")
+        if record.name.startswith("uvicorn")
+    ] == []
 
 
 def came(world: World, request: bytes = POLL) -> tuple[bytes, bool]:
@@ -44,7 +48,11 @@ def came(world: World, request: bytes = POLL) -> tuple[bytes, bool]:
 
 def test_without_a_fault_the_bytes_are_those_of_the_service(world: FaultyWorld) -> None:
     with World() as plain:
-        for request in (POLL, POLL.replace(b"Host", b'If-None-Match: "1"\r\nHost'), POLL.replace(b"Metadata: true\r\n", b"")):
+        for request in (
+            POLL,
+            POLL.replace(b"Host", b'If-None-Match: "1"\r\nHost'),
+            POLL.replace(b"Metadata: true\r\n", b""),
+        ):
             assert world.ask(request).undated == plain.ask(request).undated
 
 
@@ -70,7 +78,9 @@ def test_a_reset_comes_in_the_middle_of_the_body(world: FaultyWorld) -> None:
     assert b"content-length: 37" in head
 
 
-def test_a_truncated_body_is_shorter_than_its_length_and_then_the_connection_is_closed(world: FaultyWorld) -> None:
+def test_a_truncated_body_is_shorter_than_its_length_and_then_the_connection_is_closed(
+    world: FaultyWorld,
+) -> None:
     world.add("truncate", bytes=10)
     whole, is_reset = came(world)
     head, _, body = whole.partition(b"\r\n\r\n")
@@ -102,7 +112,9 @@ def test_what_is_sent_before_a_reset_arrives_whole(world: FaultyWorld) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": large})
 
-    world.application = FaultFilter(answer, world.faults, world.transcript, world.engine.clock, Random(1), world.vm_of)
+    world.application = FaultFilter(
+        answer, world.faults, world.transcript, world.engine.clock, Random(1), world.vm_of
+    )
     world.add("reset", bytes=900_000)
     whole, is_reset = came(world, POLL.replace(b"scheduledevents", b"versions"))
     assert (len(whole.partition(b"\r\n\r\n")[2]), is_reset) == (900_000, True)
@@ -140,7 +152,7 @@ class Watch:
 
     def __init__(self, world: World) -> None:
         self.told: list[Change] = []
-        self.problems: list[EndpointProblem] = []
+        self.problems: list[EndpointError] = []
         self._client = Client(f"{world.url}/as/web-0")
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._watch)
@@ -148,13 +160,17 @@ class Watch:
 
     def _watch(self) -> None:
         watching = self._client.watch(
-            stop=self._is_over, on_problem=self.problems.append, sleep=lambda seconds: self._is_over.wait(seconds / 20)
+            stop=self._is_over,
+            on_problem=self.problems.append,
+            sleep=lambda seconds: self._is_over.wait(seconds / 20),
         )
         for change in watching:
             self.told.append(change)
 
     def kinds(self) -> list[tuple[str, str]]:
-        return [(str(change.kind), change.event.id) for change in self.told if change.kind != "changed"]
+        return [
+            (str(change.kind), change.event.id) for change in self.told if change.kind != "changed"
+        ]
 
     def close(self) -> None:
         self._is_over.set()
@@ -163,7 +179,9 @@ class Watch:
         assert not self._thread.is_alive()
 
 
-@pytest.mark.parametrize(("kind", "members"), SURVIVED, ids=[re.sub(r"[^a-z0-9]+", "-", str(one)) for one in SURVIVED])
+@pytest.mark.parametrize(
+    ("kind", "members"), SURVIVED, ids=[re.sub(r"[^a-z0-9]+", "-", str(one)) for one in SURVIVED]
+)
 def test_our_client_survives(world: FaultyWorld, kind: str, members: dict[str, Any]) -> None:
     """Every event is told once, though the endpoint misbehaves before, while and after it is there."""
     earlier, second = EVENT_ID.replace("602D", "502D"), EVENT_ID.replace("602D", "702D")
@@ -185,7 +203,12 @@ def test_our_client_survives(world: FaultyWorld, kind: str, members: dict[str, A
         world.until(lambda: ("canceled", second) in watch.kinds())
     finally:
         watch.close()
-    once = [("appeared", EVENT_ID), ("appeared", second), ("canceled", EVENT_ID), ("canceled", second)]
+    once = [
+        ("appeared", EVENT_ID),
+        ("appeared", second),
+        ("canceled", EVENT_ID),
+        ("canceled", second),
+    ]
     assert watch.kinds() == once
     touched = [entry for entry in world.transcript.entries if kind in entry.faults]
     assert bool(touched) is (kind != "lapse")

@@ -20,7 +20,11 @@ UNHEARD = "test_an_approval_that_was_not_heard_is_given_again"
 
 
 def run_pytest(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "HANDLER"))}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTEST_", "HANDLER"))
+    }
     return subprocess.run(
         [sys.executable, "-B", "-m", "pytest", "-p", "no:cacheprovider", "-rf", *arguments],
         check=False,
@@ -34,7 +38,9 @@ def run_pytest(folder: Path, *arguments: str, **variables: str) -> subprocess.Co
 
 def run_tests(folder: Path, text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """A suite of one file, where a warning is an error."""
-    (folder / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\naddopts = --strict-markers\n")
+    (folder / "pytest.ini").write_text(
+        "[pytest]\nfilterwarnings = error\naddopts = --strict-markers\n"
+    )
     (folder / "test_it.py").write_text(text)
     return run_pytest(folder, *arguments)
 
@@ -53,7 +59,10 @@ def test_a_right_handler_passes() -> None:
 @pytest.mark.parametrize(
     ("handler", "expected"),
     [
-        ("approves_for_others", {NEIGHBOUR: "AssertionError: approved what befalls another VM, which may not be ready"}),
+        (
+            "approves_for_others",
+            {NEIGHBOUR: "AssertionError: approved what befalls another VM, which may not be ready"},
+        ),
         (
             "never_approves",
             {
@@ -68,7 +77,10 @@ def test_a_right_handler_passes() -> None:
                 CANCELLED: "AssertionError: approved with a job in hand: there is nothing left to cancel",
             },
         ),
-        ("looks_too_seldom", {EVICTION: "AssertionError: not drained when the VM was taken away: <Preempt "}),
+        (
+            "looks_too_seldom",
+            {EVICTION: "AssertionError: not drained when the VM was taken away: <Preempt "},
+        ),
     ],
 )
 def test_a_wrong_handler_fails_for_its_own_reason(handler: str, expected: dict[str, str]) -> None:
@@ -78,11 +90,17 @@ def test_a_wrong_handler_fails_for_its_own_reason(handler: str, expected: dict[s
     found = failures(ran)
     assert ran.returncode == 1
     assert found.keys() == expected.keys(), ran.stdout
-    assert [(name, words) for name, words in expected.items() if not found[name].startswith(words)] == [], found
+    assert [
+        (name, words) for name, words in expected.items() if not found[name].startswith(words)
+    ] == [], found
 
 
 def test_the_readme_names_the_test_that_notices_each_mistake() -> None:
-    rows = dict(re.findall(r"^\| `(\w+)` \| .* \| `(\w+)` \|$", (EXAMPLE / "README.md").read_text(), re.MULTILINE))
+    rows = dict(
+        re.findall(
+            r"^\| `(\w+)` \| .* \| `(\w+)` \|$", (EXAMPLE / "README.md").read_text(), re.MULTILINE
+        )
+    )
 
     assert rows == {
         "approves_for_others": NEIGHBOUR,
@@ -268,7 +286,10 @@ def test_a_rate_that_is_no_number(scheduled_events): ...
     )
 
     assert "2 passed, 4 errors" in ran.stdout, ran.stdout
-    assert "@pytest.mark.scheduled_events: rate is '60'; expected a number from 0.001 to 1000000" in ran.stdout
+    assert (
+        "@pytest.mark.scheduled_events: rate is '60'; expected a number from 0.001 to 1000000"
+        in ran.stdout
+    )
     assert "During handling" not in ran.stdout
     assert "unexpected keyword argument 'fleat'" in ran.stdout
     assert "takes one fleet, and all else by name; got ('a.yaml', 'b.yaml')" in ran.stdout
@@ -310,7 +331,7 @@ import sys
 
 def test_it():
     loaded = {name for name in sys.modules if name.partition(".")[0] in ("forewarn", "msgspec", "uvicorn", "litestar")}
-    assert loaded == {"forewarn", "forewarn.lab", "forewarn.lab.plugin"}
+    assert loaded == {"forewarn", "forewarn.lab", "forewarn.testing.plugin"}
 
 def test_the_framework_of_the_control_api_comes_when_it_is_asked_for(scheduled_events):
     assert scheduled_events.vm("web-0").url
@@ -325,9 +346,14 @@ def test_the_framework_of_the_control_api_comes_when_it_is_asked_for(scheduled_e
 
 @pytest.mark.parametrize(
     ("missing", "remedy"),
-    [("msgspec", ": pip install 'forewarn[server]'"), ("sqlite3", f", which Python lacks on {sys.platform}")],
+    [
+        ("msgspec", ": pip install 'forewarn[server]'"),
+        ("sqlite3", f", which Python lacks on {sys.platform}"),
+    ],
 )
-def test_where_a_module_is_missing_the_fixture_says_what_to_do(tmp_path: Path, missing: str, remedy: str) -> None:
+def test_where_a_module_is_missing_the_fixture_says_what_to_do(
+    tmp_path: Path, missing: str, remedy: str
+) -> None:
     """A module of the standard library cannot be installed, so pip is no advice there."""
     ran = run_tests(
         tmp_path,
@@ -345,7 +371,9 @@ def test_it(scheduled_events): ...
 
 
 def test_what_the_page_shows_works(tmp_path: Path) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "pytest.md").read_text(), re.DOTALL)
+    blocks = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "pytest.md").read_text(), re.DOTALL
+    )
     for number, block in enumerate(blocks[1:]):
         (tmp_path / f"test_page_{number}.py").write_text(block)
     ran = run_tests(tmp_path, blocks[0])

@@ -1,4 +1,6 @@
-"""`forewarn lab run` as a person or a CI system runs it: real processes, a real clock where somebody real takes part."""
+"""`forewarn lab run` as a person or a CI system runs it: real processes, a real clock where
+somebody real takes part.
+"""
 
 import json
 import re
@@ -82,7 +84,9 @@ def is_over(pid: str) -> bool:
 
 
 def test_a_scenario_of_the_library_runs_by_its_name_and_leaves_its_files(tmp_path: Path) -> None:
-    done = run("host-reboot", "--junit", tmp_path / "junit.xml", "--transcript", tmp_path / "all.jsonl")
+    done = run(
+        "host-reboot", "--junit", tmp_path / "junit.xml", "--transcript", tmp_path / "all.jsonl"
+    )
 
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith("host-reboot passed (5 expectations)\n")
@@ -92,15 +96,22 @@ def test_a_scenario_of_the_library_runs_by_its_name_and_leaves_its_files(tmp_pat
 
 
 @pytest.mark.parametrize("option", ["--transcript", "--junit"])
-def test_a_file_that_cannot_be_written_is_found_out_before_the_run(option: str, scenario: Path) -> None:
+def test_a_file_that_cannot_be_written_is_found_out_before_the_run(
+    option: str, scenario: Path
+) -> None:
     """Not after an hour."""
     done = run(scenario, option, scenario.parent / "nowhere" / "file")
 
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"forewarn: {option} {scenario.parent}/nowhere/file cannot be written: No such file or directory\n"
+    assert (
+        done.stderr
+        == f"forewarn: {option} {scenario.parent}/nowhere/file cannot be written: No such file or directory\n"
+    )
 
 
-def test_a_file_that_is_to_be_written_is_left_alone_until_there_is_something_to_write(scenario: Path) -> None:
+def test_a_file_that_is_to_be_written_is_left_alone_until_there_is_something_to_write(
+    scenario: Path,
+) -> None:
     old, new = scenario.parent / "old.jsonl", scenario.parent / "new.xml"
     old.write_text("yesterday's")
     done = run(scenario, "--as", "app-9", "--transcript", old, "--junit", new)
@@ -130,7 +141,9 @@ def test_a_wrong_file_is_a_wrong_command_line(scenario: Path) -> None:
     done = run(scenario)
 
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"forewarn: {scenario}:5: steps[0].do: expected one of restart, redeploy,")
+    assert done.stderr.startswith(
+        f"forewarn: {scenario}:5: steps[0].do: expected one of restart, redeploy,"
+    )
     assert run("no-such-scenario").returncode == 2
     assert run(scenario.parent / "nowhere.yaml").returncode == 2
 
@@ -139,7 +152,15 @@ def test_a_day_of_a_thousand_events_is_the_same_bytes_in_any_process(tmp_path: P
     """Whatever Python's hashes are. Another seed is another day."""
     started = [
         subprocess.Popen(
-            [*RUN, "long-day", "--quiet", "--seed", seed, "--transcript", str(tmp_path / f"{seed}-{salt}")],
+            [
+                *RUN,
+                "long-day",
+                "--quiet",
+                "--seed",
+                seed,
+                "--transcript",
+                str(tmp_path / f"{seed}-{salt}"),
+            ],
             stdout=subprocess.PIPE,
             env=environment(PYTHONHASHSEED=salt),
         )
@@ -154,7 +175,9 @@ def test_a_day_of_a_thousand_events_is_the_same_bytes_in_any_process(tmp_path: P
     assert first != other
 
 
-def test_a_command_is_told_its_endpoint_and_judged_by_what_it_does(scenario: Path, app: tuple[str, str]) -> None:
+def test_a_command_is_told_its_endpoint_and_judged_by_what_it_does(
+    scenario: Path, app: tuple[str, str]
+) -> None:
     done = run(scenario, "--rate", 60, "--", *app, "at", "{endpoint}")
 
     assert (done.returncode, done.stderr) == (0, "")
@@ -165,8 +188,12 @@ def test_a_command_is_told_its_endpoint_and_judged_by_what_it_does(scenario: Pat
 
 
 @pytest.mark.system
-def test_the_shell_example_passes_the_scenario_of_the_page_at_the_rate_of_the_page(tmp_path: Path) -> None:
-    """It drains for five seconds of its own, which count as five minutes of the quarter of an hour that it has."""
+def test_the_shell_example_passes_the_scenario_of_the_page_at_the_rate_of_the_page(
+    tmp_path: Path,
+) -> None:
+    """It drains for five seconds of its own, which count as five minutes of the quarter of an hour
+    that it has.
+    """
     page = (ROOT / "docs" / "scenarios.md").read_text()
     line = re.search(r"^forewarn lab run (\S+) --rate (\d+) -- \./my-app", page, re.MULTILINE)
     assert line
@@ -200,7 +227,10 @@ def test_a_command_that_never_polls_is_told_so(scenario: Path) -> None:
     done = run(scenario, "--rate", 60, "--", "false")
 
     assert done.returncode == 1
-    assert "FAILED  app-0 polls its endpoint: the command ended with 1 before it had polled" in done.stdout
+    assert (
+        "FAILED  app-0 polls its endpoint: the command ended with 1 before it had polled"
+        in done.stdout
+    )
     assert run(scenario, "--", "no-such-command-at-all").returncode == 2
 
 
@@ -226,7 +256,9 @@ def test_a_command_that_will_not_stop_is_killed(scenario: Path, app: tuple[str, 
 
 def test_software_that_somebody_else_started_is_waited_for(scenario: Path) -> None:
     """The scenario begins when it first polls, and goes by the real clock."""
-    running = subprocess.Popen([*RUN, str(scenario), "--as", "app-0", "--rate", "60"], stdout=subprocess.PIPE, text=True)
+    running = subprocess.Popen(
+        [*RUN, str(scenario), "--as", "app-0", "--rate", "60"], stdout=subprocess.PIPE, text=True
+    )
     assert running.stdout is not None
     where = re.search(r"app-0 is played from outside, at (http://\S+)", running.stdout.readline())
     assert where
@@ -241,7 +273,9 @@ def approve_all(url: str) -> None:
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:  # ends with the first event, or with the time
         headers = {"Metadata": "true"}
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10) as answer:
+        with urllib.request.urlopen(
+            urllib.request.Request(url, headers=headers), timeout=10
+        ) as answer:
             events = json.load(answer)["Events"]
         if events:
             body = json.dumps({"StartRequests": [{"EventId": events[0]["EventId"]}]}).encode()
@@ -251,7 +285,9 @@ def approve_all(url: str) -> None:
     raise AssertionError("no event came")
 
 
-def test_a_run_that_is_told_to_stop_ends_the_command_too(scenario: Path, app: tuple[str, str]) -> None:
+def test_a_run_that_is_told_to_stop_ends_the_command_too(
+    scenario: Path, app: tuple[str, str]
+) -> None:
     running = subprocess.Popen(
         [*RUN, str(scenario), "--real", "--", "sh", "-c", 'echo "child $$"; exec "$@"', "sh", *app],
         stdout=subprocess.PIPE,

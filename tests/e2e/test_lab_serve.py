@@ -1,4 +1,6 @@
-"""`forewarn lab serve` as another language's test suite meets it: a ready file, HTTP, and a signal at the end."""
+"""`forewarn lab serve` as another language's test suite meets it: a ready file, HTTP, and a signal
+at the end.
+"""
 
 import json
 import signal
@@ -30,7 +32,10 @@ class Lab:
     def control(self, method: str, path: str, said: object = None) -> Any:
         body = None if said is None else json.dumps(said).encode()
         headers = {} if said is None else {"Content-Type": "application/json"}
-        with urlopen(Request(f"{self.told['control']}/api/v1{path}", body, headers, method=method), timeout=30) as answer:
+        with urlopen(
+            Request(f"{self.told['control']}/api/v1{path}", body, headers, method=method),
+            timeout=30,
+        ) as answer:
             return json.load(answer)
 
     def refused(self, method: str, path: str, said: object = None) -> tuple[int, str]:
@@ -40,7 +45,9 @@ class Lab:
             return answer.code, json.load(answer)["message"]
 
     def poll(self, vm: str) -> Any:
-        with urlopen(Request(self.told["vms"][vm] + POLL, headers={"Metadata": "true"}), timeout=30) as answer:
+        with urlopen(
+            Request(self.told["vms"][vm] + POLL, headers={"Metadata": "true"}), timeout=30
+        ) as answer:
             return json.load(answer)
 
 
@@ -52,7 +59,17 @@ def forewarn(lab: Lab, *words: str) -> subprocess.CompletedProcess[str]:
 @contextmanager
 def serving(folder: Path, *flags: str) -> Iterator[Lab]:
     ready = folder / "ready.json"
-    command = [sys.executable, "-m", "forewarn", "lab", "serve", "--port=0", "--control-port=0", f"--ready-file={ready}", *flags]
+    command = [
+        sys.executable,
+        "-m",
+        "forewarn",
+        "lab",
+        "serve",
+        "--port=0",
+        "--control-port=0",
+        f"--ready-file={ready}",
+        *flags,
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         until = time.monotonic() + READY_SECONDS_MAX
@@ -66,26 +83,38 @@ def serving(folder: Path, *flags: str) -> Iterator[Lab]:
         process.communicate()
 
 
-def test_a_lab_tells_where_it_is_moves_its_time_on_request_and_ends_on_sigterm(tmp_path: Path) -> None:
+def test_a_lab_tells_where_it_is_moves_its_time_on_request_and_ends_on_sigterm(
+    tmp_path: Path,
+) -> None:
     with serving(tmp_path, "--start", "2030-01-31T12:00:00Z", "--seed", "7") as lab:
         assert lab.told["pid"] == lab.process.pid
         assert lab.poll("database") == {"DocumentIncarnation": 1, "Events": []}
         event = lab.control("POST", "/vms/database/restart")["event"]
         assert event["not_before"] == "2030-01-31T12:15:00Z"
         later = lab.control("POST", "/clock/advance", {"seconds": 900})
-        assert later == {"now": "2030-01-31T12:15:00Z", "rate": 1.0, "is_virtual": True, "is_running": False}
+        assert later == {
+            "now": "2030-01-31T12:15:00Z",
+            "rate": 1.0,
+            "is_virtual": True,
+            "is_running": False,
+        }
         (shown,) = lab.poll("database")["Events"]
         assert (shown["EventId"], shown["EventStatus"]) == (event["id"], "Started")
         assert lab.poll("web-0") == {"DocumentIncarnation": 1, "Events": []}
         entries = lab.control("GET", "/transcript?limit=1000")["entries"]
-        assert {entry["vm"] for entry in entries if entry["kind"] == "request"} == {"database", "web-0"}
+        assert {entry["vm"] for entry in entries if entry["kind"] == "request"} == {
+            "database",
+            "web-0",
+        }
         lab.process.send_signal(signal.SIGTERM)
         assert lab.process.wait(10) == 0
 
 
 def test_faults_come_and_go_by_the_api_and_wrong_ones_are_explained(tmp_path: Path) -> None:
     with serving(tmp_path) as lab:
-        added = lab.control("POST", "/faults", {"fault": "status", "code": 503, "vms": ["web-0"]})["fault"]
+        added = lab.control("POST", "/faults", {"fault": "status", "code": 503, "vms": ["web-0"]})[
+            "fault"
+        ]
         with pytest.raises(HTTPError, match="503") as answer:
             lab.poll("web-0")
         answer.value.close()
@@ -95,12 +124,17 @@ def test_faults_come_and_go_by_the_api_and_wrong_ones_are_explained(tmp_path: Pa
         assert lab.poll("web-0")["Events"] == []
         assert lab.refused("POST", "/faults", {"fault": "status", "code": 200})[0] == 400
         assert lab.refused("POST", "/faults", {"fault": "stauts"})[0] == 400
-        assert lab.refused("POST", "/faults", ["status"]) == (400, "body: expected a mapping that names the fault")
+        assert lab.refused("POST", "/faults", ["status"]) == (
+            400,
+            "body: expected a mapping that names the fault",
+        )
         assert lab.refused("POST", "/faults", {"fault": "refuse", "vms": ["web-O"]})[0] == 404
         assert lab.refused("DELETE", "/faults/f99") == (404, "there is no fault 'f99'")
 
 
-def test_a_door_is_open_again_when_the_clock_has_passed_the_end_of_a_refusal(tmp_path: Path) -> None:
+def test_a_door_is_open_again_when_the_clock_has_passed_the_end_of_a_refusal(
+    tmp_path: Path,
+) -> None:
     """The answer to `advance` comes when all that was due has been done."""
     with serving(tmp_path) as lab:
         for _ in range(10):
@@ -120,7 +154,9 @@ def test_the_doors_are_told_with_the_number_of_vms(tmp_path: Path) -> None:
         assert told["doors"] == lab.told["vms"]
 
 
-def test_the_transcript_shows_the_newest_lines_and_says_how_many_it_leaves_out(tmp_path: Path) -> None:
+def test_the_transcript_shows_the_newest_lines_and_says_how_many_it_leaves_out(
+    tmp_path: Path,
+) -> None:
     with serving(tmp_path) as lab:
         for number in range(1, 6):
             lab.control("POST", "/clock/advance", {"seconds": number})
@@ -139,20 +175,38 @@ def test_a_span_of_time_is_written_as_everywhere_else(tmp_path: Path) -> None:
         assert lab.control("GET", "/clock")["now"] == "2030-01-31T13:30:00Z"
         wrong = forewarn(lab, "lab", "clock", "advance", "1.5h")
         assert wrong.returncode == 2
-        assert "'1.5h' is no span of time; expected a time such as 90s, 15m, 2h, 1h30m or 7d" in wrong.stderr
+        assert (
+            "'1.5h' is no span of time; expected a time such as 90s, 15m, 2h, 1h30m or 7d"
+            in wrong.stderr
+        )
 
 
 def test_the_commands_for_a_lab_elsewhere_do_without_the_servers_parts() -> None:
     program = "import sys; sys.modules['msgspec'] = None; from forewarn.cli.lab import _seconds; print(_seconds('1h30m'))"
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False
+    )
     assert ran.stdout == "5400.0\n", ran.stderr
 
 
 def test_the_ready_file_is_there_only_while_the_lab_is_ready(tmp_path: Path) -> None:
-    """One that a killed lab left would send a suite to a port where nobody, or somebody else, answers."""
+    """One that a killed lab left would send a suite to a port where nobody, or somebody else,
+    answers.
+    """
     ready = tmp_path / "ready.json"
-    ready.write_text('{"metadata": "http://127.0.0.1:1", "control": "http://127.0.0.1:1", "vms": {}, "pid": 1}')
-    command = [sys.executable, "-m", "forewarn", "lab", "serve", "--port=0", "--control-port=0", f"--ready-file={ready}"]
+    ready.write_text(
+        '{"metadata": "http://127.0.0.1:1", "control": "http://127.0.0.1:1", "vms": {}, "pid": 1}'
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "forewarn",
+        "lab",
+        "serve",
+        "--port=0",
+        "--control-port=0",
+        f"--ready-file={ready}",
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         assert process.stdout is not None
@@ -186,7 +240,12 @@ def test_a_clock_that_is_asked_for_nonsense_says_so_and_stays(tmp_path: Path) ->
         assert lab.refused("POST", "/clock/advance", {"minutes": 1})[0] == 400
         assert lab.refused("PUT", "/clock", {"now": "2029-01-01T00:00:00Z"})[0] == 400
         assert lab.refused("PUT", "/clock", {"rate": 0})[0] == 400
-        assert lab.refused("PUT", "/clock", {"rate": 5, "now": "2029-01-01T00:00:00Z", "is_running": True})[0] == 400
+        assert (
+            lab.refused(
+                "PUT", "/clock", {"rate": 5, "now": "2029-01-01T00:00:00Z", "is_running": True}
+            )[0]
+            == 400
+        )
         assert lab.refused("PUT", "/clock", {"rate": 5, "now": "9999-12-31T00:00:00Z"})[0] == 400
         assert lab.control("GET", "/clock") == before
 
@@ -203,16 +262,32 @@ def test_a_real_clock_refuses_to_be_moved_and_takes_another_rate(tmp_path: Path)
     [
         (["--start", "yesterday"], "'yesterday' is no moment"),
         (["--start", "2030-01-31T12:00:00"], "has no time zone"),
-        (["--start", "9999-12-31T12:00:00Z"], "the clock cannot start at 9999-12-31T12:00:00+00:00; expected a moment from 1970"),
+        (
+            ["--start", "9999-12-31T12:00:00Z"],
+            "the clock cannot start at 9999-12-31T12:00:00+00:00; expected a moment from 1970",
+        ),
         (["--start", "9999-12-31T23:59:59-14:00"], "is no moment"),
         (["--clock", "real", "--start", "2030-01-31T12:00:00Z"], "the real clock starts now"),
         (["--fleet", "nowhere.yaml"], "nowhere.yaml cannot be read"),
         (["--ready-file", "no/such/folder/f"], "cannot be written"),
     ],
 )
-def test_a_lab_that_cannot_be_says_why_in_a_line(tmp_path: Path, flags: list[str], message: str) -> None:
-    command = [sys.executable, "-m", "forewarn", "lab", "serve", "--port=0", "--control-port=0", *flags]
-    ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=30, check=False)
+def test_a_lab_that_cannot_be_says_why_in_a_line(
+    tmp_path: Path, flags: list[str], message: str
+) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "forewarn",
+        "lab",
+        "serve",
+        "--port=0",
+        "--control-port=0",
+        *flags,
+    ]
+    ended = subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path, timeout=30, check=False
+    )
     assert ended.returncode in (1, 2)
     (line,) = ended.stderr.splitlines()
     assert message in line

@@ -8,11 +8,11 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from forewarn.core.change import What
+from forewarn.core.change import ChangeKind
 from tests.e2e.cli_service import forewarn, soon
 from tests.e2e.notes import changes_in
 from tests.e2e.service import Service, running
-from tests.unit.cli.test_client import serving
+from tests.unit.cli.test_api import serving
 from tests.unit.platform.libvirt_world import NODE, domain_xml
 
 pytestmark = pytest.mark.system
@@ -33,29 +33,58 @@ def sync(service: Service, *arguments: str) -> str:
     return told.stdout
 
 
-def test_a_restart_reaches_the_domain_and_one_that_libvirt_does_not_know_has_failed(tmp_path: Path) -> None:
-    flags = ("--platform", "libvirt", "--libvirt-uri", "test:///default", "--libvirt-grace-seconds", "0")
+def test_a_restart_reaches_the_domain_and_one_that_libvirt_does_not_know_has_failed(
+    tmp_path: Path,
+) -> None:
+    flags = (
+        "--platform",
+        "libvirt",
+        "--libvirt-uri",
+        "test:///default",
+        "--libvirt-grace-seconds",
+        "0",
+    )
     with running(tmp_path, *flags, "--impact-retry-seconds-max", "1", fleet=FLEET) as service:
         assert service.ask("POST", "/vms/test/restart")[0] == 202
         assert service.ask("POST", "/vms/lost/restart")[0] == 202
-        soon(lambda: What.COMPLETED in [change.what for change in changes_in(tmp_path, "test")])
-        soon(lambda: What.FAILED in [change.what for change in changes_in(tmp_path, "lost")])
+        soon(
+            lambda: ChangeKind.COMPLETED in [change.what for change in changes_in(tmp_path, "test")]
+        )
+        soon(lambda: ChangeKind.FAILED in [change.what for change in changes_in(tmp_path, "lost")])
 
-    done = [change.detail for change in changes_in(tmp_path, "test") if change.what is What.IMPACTED]
+    done = [
+        change.detail
+        for change in changes_in(tmp_path, "test")
+        if change.what is ChangeKind.IMPACTED
+    ]
     assert done == ["the guest did not reboot within 0 seconds: reset"]
-    failures = [change.detail for change in changes_in(tmp_path, "lost") if change.what is What.IMPACT_FAILED]
+    failures = [
+        change.detail
+        for change in changes_in(tmp_path, "lost")
+        if change.what is ChangeKind.IMPACT_FAILED
+    ]
     assert failures == ["libvirt knows no domain lost on any host of the fleet"] * 2
 
 
-def test_a_libvirt_that_nobody_answers_at_is_a_failed_impact_and_not_a_failed_service(tmp_path: Path) -> None:
-    with running(tmp_path, "--platform", "libvirt", "--libvirt-uri", NOWHERE, fleet=FLEET) as service:
+def test_a_libvirt_that_nobody_answers_at_is_a_failed_impact_and_not_a_failed_service(
+    tmp_path: Path,
+) -> None:
+    with running(
+        tmp_path, "--platform", "libvirt", "--libvirt-uri", NOWHERE, fleet=FLEET
+    ) as service:
         assert service.ask("POST", "/vms/test/restart")[0] == 202
-        soon(lambda: What.IMPACT_FAILED in [change.what for change in changes_in(tmp_path, "test")])
+        soon(
+            lambda: (
+                ChangeKind.IMPACT_FAILED in [change.what for change in changes_in(tmp_path, "test")]
+            )
+        )
         assert service.poll(vm="lost")["Events"] == []
         assert service.stop() == 0
 
 
-def test_a_libvirtd_that_hangs_keeps_neither_the_polls_nor_the_end_of_the_service_waiting(tmp_path: Path) -> None:
+def test_a_libvirtd_that_hangs_keeps_neither_the_polls_nor_the_end_of_the_service_waiting(
+    tmp_path: Path,
+) -> None:
     """It takes the connection and never says a word."""
     with TemporaryDirectory(prefix="fw-") as short, socket.socket(socket.AF_UNIX) as silent:
         silent.bind(f"{short}/s")
@@ -65,15 +94,29 @@ def test_a_libvirtd_that_hangs_keeps_neither_the_polls_nor_the_end_of_the_servic
         with running(tmp_path, *flags, fleet=FLEET) as service:
             assert service.ask("POST", "/vms/test/restart")[0] == 202
             assert service.poll(vm="lost")["Events"] == []
-            soon(lambda: What.IMPACT_FAILED in [change.what for change in changes_in(tmp_path, "test")])
+            soon(
+                lambda: (
+                    ChangeKind.IMPACT_FAILED
+                    in [change.what for change in changes_in(tmp_path, "test")]
+                )
+            )
             assert service.stop() == 0
 
-    told = [change.detail for change in changes_in(tmp_path, "test") if change.what is What.IMPACT_FAILED]
+    told = [
+        change.detail
+        for change in changes_in(tmp_path, "test")
+        if change.what is ChangeKind.IMPACT_FAILED
+    ]
     assert told[0] == "libvirt of host-a did not answer within 1 seconds"
 
 
 def test_a_sync_tells_what_would_change_and_then_makes_it_so(tmp_path: Path) -> None:
-    uri = uri_of(tmp_path, domain_xml("web-0", 1, WEB.format(0)), domain_xml("web-1", 2, WEB.format(1)), domain_xml("test", 3))
+    uri = uri_of(
+        tmp_path,
+        domain_xml("web-0", 1, WEB.format(0)),
+        domain_xml("web-1", 2, WEB.format(1)),
+        domain_xml("test", 3),
+    )
     with running(tmp_path, "--store", "memory", fleet=FLEET) as service:
         told = sync(service, "--uri", f"host-a={uri}")
         assert told.splitlines() == [
@@ -85,7 +128,10 @@ def test_a_sync_tells_what_would_change_and_then_makes_it_so(tmp_path: Path) -> 
             "hosts added: host-a",
             "nothing was changed: this was a dry run",
         ]
-        assert sync(service, "--uri", f"host-a={uri}", "--apply").splitlines() == told.splitlines()[:-1]
+        assert (
+            sync(service, "--uri", f"host-a={uri}", "--apply").splitlines()
+            == told.splitlines()[:-1]
+        )
         assert sync(service, "--uri", f"host-a={uri}", "--apply") == "the fleet is so already\n"
 
         fleet = service.ask("GET", "/fleet")[1]
@@ -111,7 +157,15 @@ def test_with_a_pattern_every_host_of_the_fleet_is_asked(tmp_path: Path) -> None
 
 def test_a_sync_with_a_libvirt_that_does_not_answer_changes_nothing(tmp_path: Path) -> None:
     with running(tmp_path, "--store", "memory", fleet=FLEET) as service:
-        told = forewarn("fleet", "sync", "libvirt", "--uri", f"host-a={NOWHERE}", "--apply", FOREWARN_CONTROL=service.control)
+        told = forewarn(
+            "fleet",
+            "sync",
+            "libvirt",
+            "--uri",
+            f"host-a={NOWHERE}",
+            "--apply",
+            FOREWARN_CONTROL=service.control,
+        )
 
     assert told.returncode == 1
     assert told.stderr.startswith("forewarn: libvirt of host-a: Failed to connect socket")
@@ -119,7 +173,10 @@ def test_a_sync_with_a_libvirt_that_does_not_answer_changes_nothing(tmp_path: Pa
 
 
 def test_a_sync_reads_the_fleet_again_when_it_changed_meanwhile() -> None:
-    """Asking every host takes a while. A VM that is moved in that time must not be put back on paper."""
+    """Asking every host takes a while.
+
+    A VM that is moved in that time must not be put back on paper.
+    """
     asked: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -146,7 +203,15 @@ def test_a_sync_reads_the_fleet_again_when_it_changed_meanwhile() -> None:
             pass
 
     with serving(Handler) as url:
-        told = forewarn("fleet", "sync", "libvirt", "--uri", "host-a=test:///default", "--apply", FOREWARN_CONTROL=url)
+        told = forewarn(
+            "fleet",
+            "sync",
+            "libvirt",
+            "--uri",
+            "host-a=test:///default",
+            "--apply",
+            FOREWARN_CONTROL=url,
+        )
 
     assert (told.returncode, told.stdout) == (0, "vms joined: test\n"), told.stderr
     assert asked == ["GET", 'PUT "1"', "GET", 'PUT "2"']

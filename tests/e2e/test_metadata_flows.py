@@ -14,7 +14,15 @@ from forewarn.core.event import Status
 from forewarn.web.settings import Settings
 from tests.e2e.metadata_world import EVENT_ID, World
 
-ALL_VERSIONS = ["2017-03-01", "2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01"]
+ALL_VERSIONS = [
+    "2017-03-01",
+    "2017-08-01",
+    "2017-11-01",
+    "2019-01-01",
+    "2019-04-01",
+    "2019-08-01",
+    "2020-07-01",
+]
 PROXIES = urllib.request.ProxyHandler({})
 """The protocol supports no proxies, and clients are told to go around them."""
 
@@ -24,7 +32,9 @@ def events_url(world: World, version: str = "2020-07-01", prefix: str = "") -> s
 
 
 def call(url: str, data: bytes | None = None, **headers: str) -> tuple[int, bytes]:
-    request = urllib.request.Request(url, data, {name.replace("_", "-"): value for name, value in headers.items()})
+    request = urllib.request.Request(
+        url, data, {name.replace("_", "-"): value for name, value in headers.items()}
+    )
     try:
         with urllib.request.build_opener(PROXIES).open(request) as answer:
             return answer.status, answer.read()
@@ -40,7 +50,9 @@ def read(world: World, version: str = "2020-07-01", prefix: str = "") -> Any:
 
 
 def start_requests(document: Any, **more: object) -> bytes:
-    return json.dumps({"StartRequests": [{"EventId": event["EventId"]} for event in document["Events"]], **more}).encode()
+    return json.dumps(
+        {"StartRequests": [{"EventId": event["EventId"]} for event in document["Events"]], **more}
+    ).encode()
 
 
 def is_started(world: World) -> bool:
@@ -56,9 +68,15 @@ def test_the_python_sample_reads_every_member_it_names(version: str) -> None:
         lines = []
         for event in read(world, version)["Events"]:
             not_before = event["NotBefore"].replace(" ", "_")
-            assert (event["EventId"], event["EventStatus"], event["ResourceType"]) == (EVENT_ID, "Scheduled", "VirtualMachine")
+            assert (event["EventId"], event["EventStatus"], event["ResourceType"]) == (
+                EVENT_ID,
+                "Scheduled",
+                "VirtualMachine",
+            )
             if "web-0" in [name.removeprefix("_") for name in event["Resources"]]:
-                lines.append(f"+ Scheduled Event. This host is scheduled for {event['EventType']} not before {not_before}")
+                lines.append(
+                    f"+ Scheduled Event. This host is scheduled for {event['EventType']} not before {not_before}"
+                )
         assert len(lines) == 1
         assert lines[0].endswith("_GMT")
 
@@ -68,7 +86,9 @@ def test_approving_every_outstanding_event_starts_it(version: str) -> None:
     with World() as world:
         read(world)
         world.restart()
-        assert call(events_url(world, version), start_requests(read(world, version)), Metadata="true") == (200, b"")
+        assert call(
+            events_url(world, version), start_requests(read(world, version)), Metadata="true"
+        ) == (200, b"")
         assert is_started(world)
         assert read(world, version)["Events"][0]["NotBefore"] == ""
 
@@ -84,7 +104,9 @@ def test_an_incarnation_in_an_approval_is_accepted_and_not_looked_at(incarnation
         assert is_started(world)
 
 
-@pytest.mark.parametrize("content_type", ["application/x-www-form-urlencoded", "text/plain", "application/json", None])
+@pytest.mark.parametrize(
+    "content_type", ["application/x-www-form-urlencoded", "text/plain", "application/json", None]
+)
 def test_an_approval_is_json_whatever_its_content_type_says(content_type: str | None) -> None:
     """curl and PowerShell say form, others text, JSON, or nothing."""
     with World() as world:
@@ -92,7 +114,12 @@ def test_an_approval_is_json_whatever_its_content_type_says(content_type: str | 
         world.restart()
         connection = http.client.HTTPConnection("127.0.0.1", world.port)
         headers = {"Metadata": "true"} | ({"Content-Type": content_type} if content_type else {})
-        connection.request("POST", "/metadata/scheduledevents?api-version=2020-07-01", start_requests(read(world)), headers)
+        connection.request(
+            "POST",
+            "/metadata/scheduledevents?api-version=2020-07-01",
+            start_requests(read(world)),
+            headers,
+        )
         answer = connection.getresponse()
         assert (answer.status, answer.read()) == (200, b"")
         connection.close()
@@ -105,7 +132,10 @@ def test_the_first_version_can_be_approved_without_the_metadata_header() -> None
         read(world)
         world.restart()
         url = events_url(world, "2017-03-01")
-        assert call(url, start_requests(read(world, "2017-03-01"), DocumentIncarnation=2)) == (200, b"")
+        assert call(url, start_requests(read(world, "2017-03-01"), DocumentIncarnation=2)) == (
+            200,
+            b"",
+        )
         assert is_started(world)
 
 
@@ -114,7 +144,10 @@ def test_a_later_version_cannot() -> None:
         read(world)
         world.restart()
         status, body = call(events_url(world, "2017-08-01"), start_requests(read(world)))
-        assert (status, json.loads(body)) == (400, {"error": "Bad request. Required metadata header not specified"})
+        assert (status, json.loads(body)) == (
+            400,
+            {"error": "Bad request. Required metadata header not specified"},
+        )
         assert not is_started(world)
 
 
@@ -145,10 +178,14 @@ def test_an_etag_client_is_told_only_of_changes() -> None:
         connection = http.client.HTTPConnection("127.0.0.1", world.port)
         for step in range(4):
             headers = {"Metadata": "true", "If-None-Match": tag}
-            connection.request("GET", "/metadata/scheduledevents?api-version=2020-07-01", headers=headers)
+            connection.request(
+                "GET", "/metadata/scheduledevents?api-version=2020-07-01", headers=headers
+            )
             answer = connection.getresponse()
             body, tag = answer.read(), answer.headers["etag"]
-            seen.append(json.loads(body)["DocumentIncarnation"] if answer.status == 200 else answer.status)
+            seen.append(
+                json.loads(body)["DocumentIncarnation"] if answer.status == 200 else answer.status
+            )
             if step == 1:
                 world.restart()
         connection.close()
@@ -184,7 +221,11 @@ def test_a_proxy_asks_for_the_vms_behind_it() -> None:
     with World(Settings(identify={Identify.PROXY}, proxy_key=key)) as world:
         signature = hmac.digest(key, b"id-web-0", "sha256").hex()
         for said, status in ((signature, 200), ("0" * 64, 403)):
-            headers = {"Metadata": "true", "X_Instance_ID": "id-web-0", "X_Instance_ID_Signature": said}
+            headers = {
+                "Metadata": "true",
+                "X_Instance_ID": "id-web-0",
+                "X_Instance_ID_Signature": said,
+            }
             assert call(events_url(world), None, **headers, X_Forwarded_For="10.0.0.1")[0] == status
         assert call(events_url(world), Metadata="true")[0] == 403
 

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pytest
 
-from forewarn.web.connection import Limits
+from forewarn.web.http.connection import Limits
 from forewarn.web.settings import Settings
 from tests.e2e.metadata_world import EVENT_ID, POLL, World
 
@@ -19,7 +19,14 @@ WAIT = POLL.replace(b"Host: h", b'Host: h\r\nPrefer: wait=60\r\nIf-None-Match: "
 
 
 def approval(*lines: bytes, body: bytes = APPROVAL) -> bytes:
-    return b"".join([APPROVE, *(line + b"\r\n" for line in lines), b"Content-Length: %d\r\n\r\n" % len(body), body])
+    return b"".join(
+        [
+            APPROVE,
+            *(line + b"\r\n" for line in lines),
+            b"Content-Length: %d\r\n\r\n" % len(body),
+            body,
+        ]
+    )
 
 
 def test_a_connection_is_kept_for_as_many_requests_as_the_client_likes() -> None:
@@ -37,7 +44,9 @@ def test_requests_sent_at_once_are_answered_in_their_order() -> None:
     with World() as world, world.connect() as client:
         world.ask(POLL)
         world.restart()
-        client.send(POLL + versions + POLL + approval() + POLL + POLL.replace(b"GET", b"HEAD") + versions)
+        client.send(
+            POLL + versions + POLL + approval() + POLL + POLL.replace(b"GET", b"HEAD") + versions
+        )
         bodies = [client.answer(has_body=number != 5).body[:12] for number in range(7)]
         first, second = b'{"DocumentIn', b'{"apiVersion'
         assert bodies == [first, second, first, b"", first, b"", second]
@@ -78,14 +87,18 @@ def test_http_1_0_is_closed_after_the_answer() -> None:
     with World() as world:
         for _ in range(3):
             with world.connect() as client:
-                client.send(b"GET /metadata/scheduledevents?api-version=2020-07-01 HTTP/1.0\r\nMetadata: true\r\n\r\n")
+                client.send(
+                    b"GET /metadata/scheduledevents?api-version=2020-07-01 HTTP/1.0\r\nMetadata: true\r\n\r\n"
+                )
                 answer = client.answer()
                 assert (answer.status, answer.headers["connection"]) == (200, "close")
                 assert client.rest() == b""
 
 
 def test_http_1_0_is_kept_where_the_client_asks_for_it() -> None:
-    request = POLL.replace(b"HTTP/1.1", b"HTTP/1.0").replace(b"Host: h", b"Host: h\r\nConnection: Keep-Alive")
+    request = POLL.replace(b"HTTP/1.1", b"HTTP/1.0").replace(
+        b"Host: h", b"Host: h\r\nConnection: Keep-Alive"
+    )
     with World() as world, world.connect() as client:
         for _ in range(3):
             client.send(request)
@@ -93,10 +106,15 @@ def test_http_1_0_is_kept_where_the_client_asks_for_it() -> None:
             assert (answer.status, answer.headers["connection"]) == (200, "keep-alive")
 
 
-@pytest.mark.parametrize("path", [b"/metadata/scheduledevents?api-version=2020-07-01", b"/metadata/versions", b"/nothing"])
+@pytest.mark.parametrize(
+    "path",
+    [b"/metadata/scheduledevents?api-version=2020-07-01", b"/metadata/versions", b"/nothing"],
+)
 def test_a_client_that_wants_to_close_is_told_that_we_do(path: bytes) -> None:
     """A client written for Node breaks otherwise."""
-    request = b"GET " + path + b" HTTP/1.1\r\nHost: h\r\nMetadata: true\r\nConnection: close\r\n\r\n"
+    request = (
+        b"GET " + path + b" HTTP/1.1\r\nHost: h\r\nMetadata: true\r\nConnection: close\r\n\r\n"
+    )
     with World() as world:
         for _ in range(3):
             with world.connect() as client:
@@ -144,7 +162,10 @@ def test_a_body_that_would_be_too_large_is_refused_before_it_is_sent() -> None:
 
 @pytest.mark.parametrize(
     "request_",
-    [b"GET /metadata HTTP/1.1\r\nHost: h\r\nA: " + b"a" * 8_000_000 + b"\r\n\r\n", approval(body=b" " * 8_000_000)],
+    [
+        b"GET /metadata HTTP/1.1\r\nHost: h\r\nA: " + b"a" * 8_000_000 + b"\r\n\r\n",
+        approval(body=b" " * 8_000_000),
+    ],
     ids=["head", "body"],
 )
 def test_a_client_that_sends_too_much_can_still_read_why(request_: bytes) -> None:
@@ -179,7 +200,9 @@ def test_a_client_that_sends_too_much_can_still_read_why(request_: bytes) -> Non
         b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: " + b"0" * 5000 + b"\r\n\r\n",
     ],
 )
-def test_what_is_not_http_is_refused_and_logged_nowhere(garbage: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_not_http_is_refused_and_logged_nowhere(
+    garbage: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     """Whoever can connect could fill the log."""
     caplog.set_level(logging.DEBUG, logger="uvicorn")
     with World() as world, world.connect() as client:
@@ -212,7 +235,12 @@ def test_garbage_behind_a_request_does_not_spoil_its_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("trailer", "missing"), [(b"Metadata: true", b"Metadata: true\r\n"), (b"X-Forwarded-For: 10.0.0.1", b""), (b"Origin: x", b"")]
+    ("trailer", "missing"),
+    [
+        (b"Metadata: true", b"Metadata: true\r\n"),
+        (b"X-Forwarded-For: 10.0.0.1", b""),
+        (b"Origin: x", b""),
+    ],
 )
 def test_a_trailer_is_no_header(trailer: bytes, missing: bytes) -> None:
     """It comes after the request was checked, so it can neither make it good nor bad."""
@@ -246,7 +274,10 @@ def test_a_body_that_breaks_after_the_answer_ends_the_connection_without_another
 
 def test_an_offer_of_another_protocol_is_ignored_and_the_connection_kept() -> None:
     """Java's client offers HTTP/2 like this with every request."""
-    offer = POLL.replace(b"Host: h", b"Host: h\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEA")
+    offer = POLL.replace(
+        b"Host: h",
+        b"Host: h\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEA",
+    )
     with World() as world, world.connect() as client:
         client.send(offer + offer)
         assert [client.answer().status for _ in range(2)] == [200, 200]
@@ -256,7 +287,9 @@ def test_an_offer_of_another_protocol_is_ignored_and_the_connection_kept() -> No
 
 def test_a_target_may_be_a_whole_url() -> None:
     with World() as world:
-        assert world.ask(POLL.replace(b"/metadata", b"http://169.254.169.254/metadata")).status == 200
+        assert (
+            world.ask(POLL.replace(b"/metadata", b"http://169.254.169.254/metadata")).status == 200
+        )
 
 
 def test_a_client_that_has_said_all_still_gets_its_answers() -> None:
@@ -317,7 +350,12 @@ def test_the_first_call_can_be_answered_late() -> None:
 
 
 def test_stopping_answers_what_is_in_flight() -> None:
-    with World() as world, world.connect() as waiting, world.connect() as sending, world.connect() as idle:
+    with (
+        World() as world,
+        world.connect() as waiting,
+        world.connect() as sending,
+        world.connect() as idle,
+    ):
         waiting.send(WAIT)
         sending.send(approval()[:-10])
         idle.send(POLL)

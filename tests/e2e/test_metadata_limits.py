@@ -12,9 +12,9 @@ from forewarn.config import Identify
 from forewarn.core.command import Maintain
 from forewarn.core.event import EventType
 from forewarn.core.fleet import Vm
-from forewarn.web.connection import Connection, Limits
-from forewarn.web.metadata import Message, Receive, Send
-from forewarn.web.poll import PollConnection
+from forewarn.web.http.connection import Connection, Limits
+from forewarn.web.metadata.app import Message, Receive, Send
+from forewarn.web.metadata.fast_path import PollConnection
 from forewarn.web.settings import Settings
 from tests.e2e.metadata_world import EVENT_ID, POLL, Client, World
 
@@ -58,7 +58,10 @@ def test_a_connection_on_which_only_known_polls_came_is_closed_when_idle_and_not
 
 @contextmanager
 def stalled(world: World) -> Iterator[Client]:
-    """A client that sends known polls and reads nothing. One poll at a time, so that nothing but the quick way is ever taken."""
+    """A client that sends known polls and reads nothing.
+
+    One poll at a time, so that nothing but the quick way is ever taken.
+    """
     vms = tuple(Vm(name=f"{number:0100}", host="host-a") for number in range(500))
     world.enrol("web", Vm(name="web-0", address="127.0.0.1"), *vms)
     world.submit(Maintain(host="host-a", operation_id=EVENT_ID, type=EventType.FREEZE))
@@ -67,8 +70,12 @@ def stalled(world: World) -> Iterator[Client]:
     with world.connect() as quick:
         for _ in range(200):
             quick.send(POLL)
-            world.run(asyncio.sleep(0.001))  # the server has had its turn before the next one is sent
-        [connection] = [one for one in world.listener.state.connections if isinstance(one, PollConnection)]
+            world.run(
+                asyncio.sleep(0.001)
+            )  # the server has had its turn before the next one is sent
+        [connection] = [
+            one for one in world.listener.state.connections if isinstance(one, PollConnection)
+        ]
         assert 0 < connection.unsent_bytes < 200_000
         yield quick
 
@@ -127,7 +134,9 @@ def test_a_client_that_does_not_take_its_answers_is_held_back_and_then_dropped()
         large = POLL.replace(b"Host: h", b"Host: h\r\nA: " + b"a" * 400)
         sent = client.send_until_stuck(large * 50)
         assert sent > 1_000_000
-        [connection] = [one for one in world.listener.state.connections if one.transport.get_write_buffer_size()]
+        [connection] = [
+            one for one in world.listener.state.connections if one.transport.get_write_buffer_size()
+        ]
         assert connection.transport.get_write_buffer_size() < 200_000
         world.pass_time(STALL)
         assert world.ask(POLL).status == 200
@@ -136,7 +145,13 @@ def test_a_client_that_does_not_take_its_answers_is_held_back_and_then_dropped()
 
 async def large(scope: Message, receive: Receive, send: Send) -> None:
     """Answers more than all buffers on the way can hold."""
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % LARGE_BYTES)]})
+    await send(
+        {
+            "type": "http.response.start",
+            "status": 200,
+            "headers": [(b"content-length", b"%d" % LARGE_BYTES)],
+        }
+    )
     await send({"type": "http.response.body", "body": b"a" * LARGE_BYTES})
 
 
@@ -177,9 +192,14 @@ def test_connections_of_one_address_have_a_limit() -> None:
 @contextmanager
 def crowded(connections_max: int, connections_per_address_max: int) -> Iterator[World]:
     """VMs at 127.0.0.1 to 127.0.0.5, known by their addresses alone."""
-    limits = Limits(connections_max=connections_max, connections_per_address_max=connections_per_address_max)
+    limits = Limits(
+        connections_max=connections_max, connections_per_address_max=connections_per_address_max
+    )
     with World(Settings(identify={Identify.ADDRESS}), limits) as world:
-        world.enrol("web", *(Vm(name=f"web-{number}", address=f"127.0.0.{number}") for number in range(1, 6)))
+        world.enrol(
+            "web",
+            *(Vm(name=f"web-{number}", address=f"127.0.0.{number}") for number in range(1, 6)),
+        )
         world.ask(POLL)
         world.until(lambda: not world.polls.connections_count)
         yield world
@@ -193,7 +213,9 @@ def hold(world: World, stack: ExitStack, source: str, count: int) -> list[Client
 
 
 def take_turns(world: World) -> None:
-    """Let the event loop do what there is to do: it accepts one connection in an iteration, and ends one in a few."""
+    """Let the event loop do what there is to do: it accepts one connection in an iteration, and
+    ends one in a few.
+    """
 
     async def turn() -> None:
         for _ in range(200):
@@ -217,7 +239,9 @@ def test_a_vm_that_holds_many_idle_connections_does_not_shut_out_the_others() ->
 
 
 def test_when_all_connections_are_in_use_the_oldest_idle_one_makes_room() -> None:
-    """As in nginx: an idle connection can be opened again, a VM that is not let in hears of nothing."""
+    """As in nginx: an idle connection can be opened again, a VM that is not let in hears of
+    nothing.
+    """
     with crowded(8, 4) as world, ExitStack() as stack:
         first, *_ = hold(world, stack, "127.0.0.2", 4)
         last, *_ = hold(world, stack, "127.0.0.3", 4)
@@ -232,9 +256,15 @@ def test_when_all_connections_are_in_use_the_oldest_idle_one_makes_room() -> Non
 
 
 def test_a_connection_on_which_something_happens_is_not_closed_for_another() -> None:
-    """Neither a poll that waits nor half a request; when nothing is idle, the new connection is refused."""
+    """Neither a poll that waits nor half a request; when nothing is idle, the new connection is
+    refused.
+    """
     waiting = POLL.replace(b"Host: h", b'Host: h\r\nPrefer: wait=60\r\nIf-None-Match: "%d"')
-    with crowded(2, 2) as world, world.connect("127.0.0.1") as waits, world.connect("127.0.0.2") as sends:
+    with (
+        crowded(2, 2) as world,
+        world.connect("127.0.0.1") as waits,
+        world.connect("127.0.0.2") as sends,
+    ):
         waits.send(waiting % world.scope().incarnation)
         sends.send(POLL[:-2])
         take_turns(world)
@@ -266,7 +296,9 @@ def test_clients_that_are_no_vm_never_take_the_place_of_one() -> None:
 
 
 def test_a_client_that_is_no_vm_still_learns_so_while_others_hold_idle_connections() -> None:
-    """A VM that was forgotten in the fleet file must be told 403, not be left in the dark by somebody else's flood."""
+    """A VM that was forgotten in the fleet file must be told 403, not be left in the dark by
+    somebody else's flood.
+    """
     with crowded(16, 16) as world, ExitStack() as stack:
         hold(world, stack, "127.0.0.90", 40)
         assert status_from(world, "127.0.0.91") == 403
@@ -279,18 +311,27 @@ def test_where_vms_come_through_a_proxy_no_address_is_unknown() -> None:
         assert world.polls.connections_count == 16
 
 
-def test_each_limit_that_is_reached_is_logged_once_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_limit_that_is_reached_is_logged_once_and_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Whoever can connect could fill the log; and an operator must learn that the limit is too low."""
     with crowded(8, 4) as world, ExitStack() as stack:
         hold(world, stack, "127.0.0.2", 6)
         hold(world, stack, "127.0.0.99", 3)
         hold(world, stack, "127.0.0.3", 4)
         assert world.polls.limits_reached == {"address": 2, "unknown": 2, "total": 1}
-        records = [(record.getMessage(), vars(record)["facts"]) for record in caplog.records if record.name == "forewarn"]
+        records = [
+            (record.getMessage(), vars(record)["facts"])
+            for record in caplog.records
+            if record.name == "forewarn"
+        ]
         assert sorted(text for text, _ in records) == [
             f"connection limit reached: {limit}" for limit in ("address", "total", "unknown")
         ]
-        assert ("connection limit reached: address", {"limit_max": 4, "connections": 4, "address": "127.0.0.2"}) in records
+        assert (
+            "connection limit reached: address",
+            {"limit_max": 4, "connections": 4, "address": "127.0.0.2"},
+        ) in records
 
 
 def test_nothing_is_kept_of_connections_that_have_ended() -> None:
@@ -322,7 +363,9 @@ def test_a_head_without_end_is_refused(pieces: int) -> None:
 
 @pytest.mark.parametrize("source", ["127.0.0.1", "127.0.0.99"])
 def test_sixty_kilobytes_of_entity_tags_are_answered_at_once(source: str) -> None:
-    """They are parsed on the event loop, before it is known who sent them: it took minutes, and nobody else was answered."""
+    """They are parsed on the event loop, before it is known who sent them: it took minutes, and
+    nobody else was answered.
+    """
     request = POLL.replace(b"Host: h", b"Host: h\r\nIf-None-Match: " + b'"1",' * 15_000 + b'"2"')
     with World() as world:
         world.ask(POLL)
@@ -334,7 +377,9 @@ def test_sixty_kilobytes_of_entity_tags_are_answered_at_once(source: str) -> Non
 
 
 def test_a_hundred_header_lines_are_read_and_one_more_is_refused() -> None:
-    """Each line costs memory and time of its own, however short it is; no client is known to send more than 30."""
+    """Each line costs memory and time of its own, however short it is; no client is known to send
+    more than 30.
+    """
     with World() as world:
         for lines, status in ((100, 200), (101, 431)):
             more = b"".join(b"A: b\r\n" for _ in range(lines - 2))
@@ -344,14 +389,24 @@ def test_a_hundred_header_lines_are_read_and_one_more_is_refused() -> None:
 def test_a_body_of_just_the_limit_is_read_and_one_byte_more_is_refused() -> None:
     with World() as world:
         for size, status in ((65536, 400), (65537, 413)):
-            assert world.ask(APPROVE + b"Content-Length: %d\r\n\r\n" % size + b" " * min(size, 65536)).status == status
+            assert (
+                world.ask(
+                    APPROVE + b"Content-Length: %d\r\n\r\n" % size + b" " * min(size, 65536)
+                ).status
+                == status
+            )
 
 
 def test_a_body_in_chunks_has_the_same_limit() -> None:
     chunk = b"1000\r\n" + b" " * 4096 + b"\r\n"
     with World() as world:
         for chunks, status in ((16, 400), (17, 413)):
-            assert world.ask(APPROVE + b"Transfer-Encoding: chunked\r\n\r\n" + chunk * chunks + b"0\r\n\r\n").status == status
+            assert (
+                world.ask(
+                    APPROVE + b"Transfer-Encoding: chunked\r\n\r\n" + chunk * chunks + b"0\r\n\r\n"
+                ).status
+                == status
+            )
 
 
 def test_a_body_in_chunks_is_refused_though_nobody_reads_it() -> None:
@@ -359,26 +414,39 @@ def test_a_body_in_chunks_is_refused_though_nobody_reads_it() -> None:
     chunk = b"1f4\r\n" + b" " * 500 + b"\r\n"
     with World(limits=Limits(body_bytes_max=1000)) as world:
         for chunks, status in ((2, 400), (3, 413)):
-            assert world.ask(APPROVE + b"Transfer-Encoding: chunked\r\n\r\n" + chunk * chunks + b"0\r\n\r\n").status == status
+            assert (
+                world.ask(
+                    APPROVE + b"Transfer-Encoding: chunked\r\n\r\n" + chunk * chunks + b"0\r\n\r\n"
+                ).status
+                == status
+            )
 
 
 def test_trailers_without_end_are_refused() -> None:
     """They belong to no body and to no head, and are still memory."""
     trailers = b"".join(b"T%d: %s\r\n" % (number, b"t" * 1000) for number in range(600))
     with World() as world:
-        assert world.ask(APPROVE + b"Transfer-Encoding: chunked\r\n\r\n0\r\n" + trailers).status == 413
+        assert (
+            world.ask(APPROVE + b"Transfer-Encoding: chunked\r\n\r\n0\r\n" + trailers).status == 413
+        )
 
 
 def test_thousands_of_requests_at_once_are_all_answered_in_their_order() -> None:
     """They are taken in as fast as they are answered, never all at once."""
 
     async def application(scope: Message, receive: Receive, send: Send) -> None:
-        queued.extend(len(one.pipeline) for one in world.listener.state.connections if isinstance(one, Connection))
+        queued.extend(
+            len(one.pipeline)
+            for one in world.listener.state.connections
+            if isinstance(one, Connection)
+        )
         await world.metadata(scope, receive, send)
 
     numbers, queued = range(3000), [0]
     with World(application=application) as world, world.connect() as client:
-        client.send(b"".join(b"GET /%d HTTP/1.1\r\nHost: h\r\n\r\n" % number for number in numbers) + POLL)
+        client.send(
+            b"".join(b"GET /%d HTTP/1.1\r\nHost: h\r\n\r\n" % number for number in numbers) + POLL
+        )
         assert [client.answer().status for _ in numbers] == [404] * 3000
         assert client.answer().status == 200
         assert world.called[:3000] == [f"GET /{number}" for number in numbers]
@@ -387,7 +455,9 @@ def test_thousands_of_requests_at_once_are_all_answered_in_their_order() -> None
 
 @pytest.mark.parametrize("connections", [1, 8])
 def test_a_client_that_pipelines_leaves_the_others_their_turn(connections: int) -> None:
-    """A few requests per iteration of the event loop, on however many connections: other VMs are answered in between."""
+    """A few requests per iteration of the event loop, on however many connections: other VMs are
+    answered in between.
+    """
 
     async def count_turns() -> int:
         """In the event loop, so that all has been sent before the first turn."""

@@ -1,4 +1,6 @@
-"""The quick way: the same bytes as the careful way, only where it is sound, and right at once when something changes."""
+"""The quick way: the same bytes as the careful way, only where it is sound, and right at once when
+something changes.
+"""
 
 import random
 import time
@@ -10,7 +12,7 @@ import pytest
 from forewarn.config import Identify
 from forewarn.core.fleet import Vm
 from forewarn.engine.clock import VirtualClock
-from forewarn.web import poll
+from forewarn.web.metadata import fast_path as poll
 from forewarn.web.settings import Settings
 from forewarn.wire.versions import VERSIONS
 from tests.builders import NOON
@@ -20,8 +22,16 @@ CAREFULLY = b"Prefer: respond-async\r\n"
 """A header that changes nothing but the way."""
 
 
-def request(path: str = "/metadata/scheduledevents", version: str = "2020-07-01", *lines: str) -> bytes:
-    head = [f"GET {path}?api-version={version} HTTP/1.1", "Host: h", "Metadata: true", *lines, "\r\n"]
+def request(
+    path: str = "/metadata/scheduledevents", version: str = "2020-07-01", *lines: str
+) -> bytes:
+    head = [
+        f"GET {path}?api-version={version} HTTP/1.1",
+        "Host: h",
+        "Metadata: true",
+        *lines,
+        "\r\n",
+    ]
     return "\r\n".join(head).encode()
 
 
@@ -35,10 +45,14 @@ REQUESTS = [
     request("/as/web-1/metadata/scheduledevents"),
     request("/as/db-0/metadata/scheduledevents"),
     request("/metadata/scheduledevents", "2020-07-01", 'If-None-Match: "2"'),
-    request("/metadata/scheduledevents", "2020-07-01", 'If-None-Match: W/"1", "2"', "Connection: close"),
+    request(
+        "/metadata/scheduledevents", "2020-07-01", 'If-None-Match: W/"1", "2"', "Connection: close"
+    ),
     request("/metadata/scheduledevents", "2020-07-01", 'If-None-Match: "1"'),
     request("/metadata/scheduledevents", "2020-07-01", "Connection: close"),
-    request("/metadata/scheduledevents", "2020-07-01", "Connection: keep-alive", "User-Agent: curl/8"),
+    request(
+        "/metadata/scheduledevents", "2020-07-01", "Connection: keep-alive", "User-Agent: curl/8"
+    ),
     request().replace(b"HTTP/1.1", b"HTTP/1.0"),
     request("/metadata/scheduledevents", "2017-03-01").replace(b"Metadata: true\r\n", b""),
 ]
@@ -46,7 +60,9 @@ REQUESTS = [
 
 @pytest.mark.parametrize("asked", REQUESTS, ids=range(len(REQUESTS)))
 def test_the_quick_and_the_careful_way_give_the_same_bytes(asked: bytes) -> None:
-    """A client must not be able to tell them apart: the same headers in the same order, the same body, the same end."""
+    """A client must not be able to tell them apart: the same headers in the same order, the same
+    body, the same end.
+    """
     with World() as world:
         world.ask(request("/as/db-0/metadata/scheduledevents"))
         world.ask(POLL)
@@ -173,7 +189,9 @@ def test_only_a_request_that_came_whole_and_alone_is_remembered() -> None:
 @pytest.mark.parametrize("stray", [b"\r\n\r\n", b"\n\r\n\r\n", b"\r\r\n\r\n"])
 @pytest.mark.parametrize("path", ["", "/as/db-0"])
 def test_blank_lines_are_no_request_and_are_never_answered(stray: bytes, path: str) -> None:
-    """Remembered as a poll, they would be answered for every other VM too, whose answers would then be off by one."""
+    """Remembered as a poll, they would be answered for every other VM too, whose answers would then
+    be off by one.
+    """
     with World() as world:
         asked = request(f"{path}/metadata/scheduledevents")
         with world.connect() as attacker:
@@ -267,8 +285,12 @@ def test_where_paths_do_not_count_they_lead_nowhere() -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_requests_in_any_order_and_cut_anywhere_get_the_answers_that_each_would_get_alone(seed: int) -> None:
-    """What is remembered, parsed and given to the application must never be mistaken for one another."""
+def test_requests_in_any_order_and_cut_anywhere_get_the_answers_that_each_would_get_alone(
+    seed: int,
+) -> None:
+    """What is remembered, parsed and given to the application must never be mistaken for one
+    another.
+    """
     chance = random.Random(seed)
     kinds = [
         POLL,
@@ -279,8 +301,12 @@ def test_requests_in_any_order_and_cut_anywhere_get_the_answers_that_each_would_
         request("/metadata/scheduledevents", "2020-07-01", 'If-None-Match: "1"'),
         request("/nothing"),
         POLL.replace(b"GET", b"PUT"),
-        POLL.replace(b"GET", b"POST").replace(b"Host: h", b"Host: h\r\nContent-Length: %d" % len(POLL)) + POLL,
-        b"POST /nothing HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(POLL), POLL),
+        POLL.replace(b"GET", b"POST").replace(
+            b"Host: h", b"Host: h\r\nContent-Length: %d" % len(POLL)
+        )
+        + POLL,
+        b"POST /nothing HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n"
+        % (len(POLL), POLL),
     ]
     with World() as world, world.connect() as client:
         world.ask(POLL)
@@ -289,7 +315,9 @@ def test_requests_in_any_order_and_cut_anywhere_get_the_answers_that_each_would_
         for _ in range(20):
             asked = chance.choices(kinds, k=chance.randint(1, 12))
             stream = b"".join(asked)
-            cuts = sorted({0, len(stream), *chance.choices(range(len(stream)), k=chance.randint(0, 8))})
+            cuts = sorted(
+                {0, len(stream), *chance.choices(range(len(stream)), k=chance.randint(0, 8))}
+            )
             for start, end in pairwise(cuts):
                 client.send(stream[start:end])
                 time.sleep(chance.choice((0, 0.001)))

@@ -1,6 +1,8 @@
-"""Three "VMs" in three network namespaces behind a host's bridge, as behind libvirt's: each calls 169.254.169.254 and is itself.
+"""Three "VMs" in three network namespaces behind a host's bridge, as behind libvirt's: each calls
+169.254.169.254 and is itself.
 
-The test makes its own host: a namespace with the bridge, the service and the rules of `deploy/forewarn.nft`.
+The test makes its own host: a namespace with the bridge, the service and the rules of
+`deploy/forewarn.nft`.
 """
 
 import json
@@ -53,7 +55,9 @@ class Host:
 
     def run(self, namespace: str, command: str) -> str:
         arguments = ["ip", "netns", "exec", namespace, *command.split()]
-        return subprocess.run(arguments, check=True, capture_output=True, text=True, timeout=30).stdout
+        return subprocess.run(
+            arguments, check=True, capture_output=True, text=True, timeout=30
+        ).stdout
 
     def vm(self, address: str) -> str:
         """A namespace behind the bridge, with a default route as DHCP gives it."""
@@ -66,17 +70,52 @@ class Host:
         return name
 
     def get(self, vm: str, *more: str) -> Any:
-        command = ["ip", "netns", "exec", vm, "curl", "-sS", "--max-time", "20", "-H", "Metadata: true", URL, *more]
+        command = [
+            "ip",
+            "netns",
+            "exec",
+            vm,
+            "curl",
+            "-sS",
+            "--max-time",
+            "20",
+            "-H",
+            "Metadata: true",
+            URL,
+            *more,
+        ]
         answer = subprocess.run(command, check=True, capture_output=True, timeout=30).stdout
         return json.loads(answer) if answer else None
 
     @contextmanager
     def serving(self, folder: Path, metadata: str) -> Iterator[None]:
         (folder / "fleet.yaml").write_text(FLEET)
-        command = ["ip", "netns", "exec", self.name, sys.executable, "-m", "forewarn", "serve", "--store", "memory"]
-        command += ["--fleet", str(folder / "fleet.yaml"), "--metadata", metadata, "--control", "127.0.0.1:8081"]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("FOREWARN_")}
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, cwd=folder)
+        command = [
+            "ip",
+            "netns",
+            "exec",
+            self.name,
+            sys.executable,
+            "-m",
+            "forewarn",
+            "serve",
+            "--store",
+            "memory",
+        ]
+        command += [
+            "--fleet",
+            str(folder / "fleet.yaml"),
+            "--metadata",
+            metadata,
+            "--control",
+            "127.0.0.1:8081",
+        ]
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith("FOREWARN_")
+        }
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, cwd=folder
+        )
         assert process.stdout is not None
         try:
             assert b"ready" in process.stdout.readline()
@@ -123,21 +162,29 @@ def each_sees_its_own_scope_only(host: Host) -> None:
     assert host.get(web_0)["Events"][0]["EventStatus"] == "Started"
 
 
-def test_by_the_rules_of_nftables_every_vm_is_known_by_its_own_address(host: Host, tmp_path: Path) -> None:
+def test_by_the_rules_of_nftables_every_vm_is_known_by_its_own_address(
+    host: Host, tmp_path: Path
+) -> None:
     """A DNAT that also rewrote the source would make all of them one."""
     host.run(host.name, f"nft -f {ROOT / 'deploy/forewarn.nft'}")
     with host.serving(tmp_path, "192.168.122.1:8080"):
         each_sees_its_own_scope_only(host)
 
 
-def test_by_the_link_local_alias_every_vm_is_known_by_its_own_address(host: Host, tmp_path: Path) -> None:
+def test_by_the_link_local_alias_every_vm_is_known_by_its_own_address(
+    host: Host, tmp_path: Path
+) -> None:
     host.run(host.name, "ip address add 169.254.169.254/32 dev virbr0")
     with host.serving(tmp_path, "169.254.169.254:80"):
         each_sees_its_own_scope_only(host)
 
 
-def test_a_vm_that_takes_169_254_for_its_own_link_finds_the_alias_too(host: Host, tmp_path: Path) -> None:
-    """Many images have a route for the link-local net: then the VM asks for the address by ARP, not by the gateway."""
+def test_a_vm_that_takes_169_254_for_its_own_link_finds_the_alias_too(
+    host: Host, tmp_path: Path
+) -> None:
+    """Many images have a route for the link-local net: then the VM asks for the address by ARP, not
+    by the gateway.
+    """
     host.run(host.name, "ip address add 169.254.169.254/32 dev virbr0")
     with host.serving(tmp_path, "169.254.169.254:80"):
         vm = host.vm("192.168.122.12")

@@ -1,4 +1,6 @@
-"""Everything that the description allows, and much that it does not, asked of a real service: no 5xx, nothing undocumented."""
+"""Everything that the description allows, and much that it does not, asked of a real service: no
+5xx, nothing undocumented.
+"""
 
 import subprocess
 import sys
@@ -33,10 +35,14 @@ def ask(service: Service, folder: Path, *which: str, examples_max: int) -> str:
 
 
 def test_no_request_gets_a_5xx_or_an_answer_that_is_not_described(tmp_path: Path) -> None:
-    """Statuses, bodies, content types, error codes and Allow are as /api/openapi.json says, whatever is asked."""
+    """Statuses, bodies, content types, error codes and Allow are as /api/openapi.json says,
+    whatever is asked.
+    """
     (tmp_path / "fleet.yaml").write_text(FLEET)
     with running(tmp_path, "serve", "--fleet", "fleet.yaml", "--store", "memory") as service:
-        said = ask(service, tmp_path, "--exclude-name", CREATE, "--exclude-path", ENDLESS, examples_max=20)
+        said = ask(
+            service, tmp_path, "--exclude-name", CREATE, "--exclude-path", ENDLESS, examples_max=20
+        )
         tokens = ask(service, tmp_path, "--include-name", CREATE, examples_max=5)
         service.process.terminate()
         log = service.process.communicate(timeout=30)[1]

@@ -1,4 +1,6 @@
-"""The whole service as real processes: the walk of an event, death and resurrection, two servers on one store."""
+"""The whole service as real processes: the walk of an event, death and resurrection, two servers on
+one store.
+"""
 
 import json
 import socket
@@ -56,7 +58,10 @@ def test_an_event_that_nobody_approves_starts_at_not_before_and_not_earlier(tmp_
     with running(tmp_path, "--rate", "300") as service:
         service.poll()
         _, answer = service.ask("POST", "/vms/web-0/restart")
-        due = time.mktime(time.strptime(answer["event"]["not_before"], "%Y-%m-%dT%H:%M:%SZ")) - time.timezone
+        due = (
+            time.mktime(time.strptime(answer["event"]["not_before"], "%Y-%m-%dT%H:%M:%SZ"))
+            - time.timezone
+        )
         eventually(service.poll, lambda seen: statuses(seen) == ["Started"])
 
         assert time.time() >= due
@@ -82,7 +87,10 @@ def test_an_impact_whose_server_was_killed_is_taken_over_and_finished(tmp_path: 
         _, answer = service.ask("POST", "/vms/web-0/restart")
         service.approve(answer["event"]["id"])
         path = f"/events/{answer['event']['id']}"
-        eventually(lambda: service.ask("GET", path)[1]["impacts"], lambda impacts: impacts[0]["state"] == "claimed")
+        eventually(
+            lambda: service.ask("GET", path)[1]["impacts"],
+            lambda impacts: impacts[0]["state"] == "claimed",
+        )
         service.kill()
         service.start()
 
@@ -112,7 +120,10 @@ def test_an_edited_fleet_file_leaves_a_vm_that_was_moved_where_it_is(tmp_path: P
         return found
 
     with running(tmp_path, "--simulate-duration", "Redeploy=10ms") as service:
-        assert service.ask("POST", "/vms/web-0/redeploy") == (202, {"event": None})  # nobody polls, so it runs at once
+        assert service.ask("POST", "/vms/web-0/redeploy") == (
+            202,
+            {"event": None},
+        )  # nobody polls, so it runs at once
         eventually(lambda: vm("web-0")["host"], lambda host: host == "host-b")
         service.stop()
         (tmp_path / "fleet.yaml").write_text(FLEET.replace("127.0.0.2", "127.0.0.9"))
@@ -141,7 +152,9 @@ def test_a_client_that_hangs_up_in_the_middle_of_its_body_leaves_no_trace(tmp_pa
     with running(tmp_path) as service:
         for path in ("PUT /api/v1/fleet", "POST /api/v1/vms/web-0/restart"):
             with connected(service.control) as connection:
-                connection.sendall(f"{path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 500\r\n\r\n{{".encode())
+                connection.sendall(
+                    f"{path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 500\r\n\r\n{{".encode()
+                )
                 time.sleep(0.3)
         time.sleep(0.3)
 
@@ -150,7 +163,9 @@ def test_a_client_that_hangs_up_in_the_middle_of_its_body_leaves_no_trace(tmp_pa
 
 
 def test_a_guest_that_opens_every_connection_it_can_stops_nothing(tmp_path: Path) -> None:
-    """Other VMs are answered, operators too, and the impact of another VM's event is carried out by a real command."""
+    """Other VMs are answered, operators too, and the impact of another VM's event is carried out by
+    a real command.
+    """
     request = b"GET /metadata/scheduledevents?api-version=2020-07-01 HTTP/1.1\r\nHost: h\r\nMetadata: true\r\n\r\n"
     exec_flags = ("--platform", "exec", "--exec-command", f"Reboot=touch {tmp_path}/rebooted")
     service = Service(tmp_path, *exec_flags, descriptors_max=256)
@@ -177,23 +192,36 @@ def test_an_operator_that_has_sent_all_still_gets_its_answer(tmp_path: Path) -> 
         restarts = [("POST", f"/vms/{vm}/restart", b"202") for vm in ("web-0", "web-1", "db")]
         for method, path, status in [*restarts, *[("GET", "/vms/web-0", b"200")] * 5]:
             with connected(service.control) as connection:
-                head = f"{method} /api/v1{path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 2\r\n"
+                head = (
+                    f"{method} /api/v1{path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 2\r\n"
+                )
                 connection.sendall(f"{head}Content-Type: application/json\r\n\r\n{{}}".encode())
                 connection.shutdown(socket.SHUT_WR)
                 answer = b"".join(iter(lambda: connection.recv(65536), b""))
             assert answer.startswith(b"HTTP/1.1 " + status)
 
 
-def test_the_service_stops_within_seconds_though_clients_on_both_listeners_do_not_go_on(tmp_path: Path) -> None:
-    """It is meant to take 3 seconds at most; 6 leave room for a slow machine. Before, one such client made it 10 or more."""
+def test_the_service_stops_within_seconds_though_clients_on_both_listeners_do_not_go_on(
+    tmp_path: Path,
+) -> None:
+    """It is meant to take 3 seconds at most;
+
+    6 leave room for a slow machine. Before, one such client made it 10 or more.
+    """
     poll = b"GET /as/web-0/metadata/scheduledevents?api-version=2020-07-01 HTTP/1.1\r\nHost: h\r\nMetadata: true\r\n\r\n"
-    with running(tmp_path) as service, connected(service.metadata) as reads_nothing, connected(service.control) as sends_half:
+    with (
+        running(tmp_path) as service,
+        connected(service.metadata) as reads_nothing,
+        connected(service.control) as sends_half,
+    ):
         service.poll()
         reads_nothing.settimeout(0.5)
         with suppress(TimeoutError):
             for _ in range(1_000):  # far more than all buffers on the way can hold
                 reads_nothing.sendall(poll * 1_000)
-        sends_half.sendall(b"PUT /api/v1/fleet HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 500\r\n\r\n{")
+        sends_half.sendall(
+            b"PUT /api/v1/fleet HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 500\r\n\r\n{"
+        )
         assert service.ask("GET", "/vms/web-0")[0] == 200
 
         began = time.monotonic()
@@ -202,7 +230,9 @@ def test_the_service_stops_within_seconds_though_clients_on_both_listeners_do_no
         assert "Traceback" not in (tmp_path / "log.txt").read_text()
 
 
-def test_every_unknown_path_of_the_control_listener_is_answered_in_its_own_form(tmp_path: Path) -> None:
+def test_every_unknown_path_of_the_control_listener_is_answered_in_its_own_form(
+    tmp_path: Path,
+) -> None:
     with running(tmp_path) as service:
         for path in ("/api/docs/more", "/api/openapi.json/more", "/api/v2", "/api", "/nothing"):
             status, body = call("GET", service.control + path, headers={})

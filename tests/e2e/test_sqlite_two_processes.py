@@ -1,6 +1,8 @@
-"""One file, several real processes: what they see of each other, who wins a race, and what kill -9 leaves behind.
+"""One file, several real processes: what they see of each other, who wins a race, and what kill -9
+leaves behind.
 
-Run as a program, this file is such a process: `python test_sqlite_two_processes.py VERB PATH [ARGUMENT]`.
+Run as a program, this file is such a process: `python test_sqlite_two_processes.py VERB PATH
+[ARGUMENT]`.
 """
 
 import asyncio
@@ -21,11 +23,16 @@ SEEN_SECONDS_MAX = 0.25
 PROCESS_SECONDS_MAX = 30
 
 
-def started(verb: str, path: Path, argument: int = 0, processes: int = 1) -> list[subprocess.Popen[str]]:
+def started(
+    verb: str, path: Path, argument: int = 0, processes: int = 1
+) -> list[subprocess.Popen[str]]:
     """Processes that begin at one moment: each says when it is ready, and then all are told to go."""
     command = [sys.executable, __file__, verb, str(path), str(argument)]
     pipe = subprocess.PIPE
-    begun = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1) for _ in range(processes)]
+    begun = [
+        subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1)
+        for _ in range(processes)
+    ]
     for process in begun:
         assert read(process) == "ready\n"
     for process in begun:
@@ -44,7 +51,10 @@ def read(process: subprocess.Popen[str]) -> str:
 
 
 def outputs(processes: list[subprocess.Popen[str]]) -> list[str]:
-    """Waits for each to end well. One that does not is killed, so that a red test leaves nothing running."""
+    """Waits for each to end well.
+
+    One that does not is killed, so that a red test leaves nothing running.
+    """
     try:
         return [process.communicate(timeout=PROCESS_SECONDS_MAX)[0] for process in processes]
     finally:
@@ -62,13 +72,18 @@ async def write_on_request(store: SqliteStore, _: int) -> None:
 
 
 async def count(store: SqliteStore, times: int) -> None:
-    """Adds one to a counter that others count on too, reading again after each lost race. Says how many it lost."""
+    """Adds one to a counter that others count on too, reading again after each lost race.
+
+    Says how many it lost.
+    """
     done = lost = 0
     while done < times:  # a race is lost only to somebody who has counted, so it ends
         records = (await store.load("counter")).records
         value, revision = (int(records[0].value or b""), records[0].revision) if records else (0, 0)
         try:
-            await store.commit([Write("counter", b"%d" % (value + 1), revision)], [b"%d" % (value + 1)])
+            await store.commit(
+                [Write("counter", b"%d" % (value + 1), revision)], [b"%d" % (value + 1)]
+            )
             done += 1
         except Conflict:
             lost += 1
@@ -83,7 +98,12 @@ async def write_for_ever(store: SqliteStore, _: int) -> None:
         number += 1
         value = b"%d" % number
         revision = await store.commit(
-            [Write("left", value, revision), Write("right", value * 500, revision), Write(f"k{number}", b"x", 0)], [value]
+            [
+                Write("left", value, revision),
+                Write("right", value * 500, revision),
+                Write(f"k{number}", b"x", 0),
+            ],
+            [value],
         )
         print(number, flush=True)
 
@@ -122,7 +142,9 @@ def test_a_watch_sees_another_processs_commit_within_250_ms(tmp_path: Path) -> N
         late = asyncio.run(story())
     finally:
         outputs([writer])
-    assert statistics.median(late) <= SEEN_SECONDS_MAX  # of many, for the machine may be busy with something else
+    assert (
+        statistics.median(late) <= SEEN_SECONDS_MAX
+    )  # of many, for the machine may be busy with something else
     assert min(late) < POLL_SECONDS
 
 
@@ -178,7 +200,10 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("is_new", [True, False], ids=["new file", "old file"])
 def test_processes_that_count_together_lose_no_count(tmp_path: Path, is_new: bool) -> None:
-    """Races are settled by the revision: nobody overwrites what he has not read. On a new file they race to make it, too."""
+    """Races are settled by the revision: nobody overwrites what he has not read.
+
+    On a new file they race to make it, too.
+    """
     path = tmp_path / "store.db"
     if not is_new:
         outputs(started("count", path, 0))
@@ -187,7 +212,9 @@ def test_processes_that_count_together_lose_no_count(tmp_path: Path, is_new: boo
     async def story() -> None:
         store = await SqliteStore.open(str(path))
         assert (await store.load()).records == (Record("counter", b"200", 200),)
-        assert [note.body for note in await store.history()] == [b"%d" % number for number in range(1, 201)]
+        assert [note.body for note in await store.history()] == [
+            b"%d" % number for number in range(1, 201)
+        ]
         await store.close()
 
     asyncio.run(story())
@@ -216,7 +243,9 @@ async def check_whole(path: Path, acknowledged: int) -> None:
     assert acknowledged <= last <= acknowledged + 1
     assert held["right"] == b"%d" % last * 500
     assert set(held) == {"left", "right"} | {f"k{number}" for number in range(1, last + 1)}
-    assert [note.body for note in await store.history(limit=10_000)] == [b"%d" % number for number in range(1, last + 1)]
+    assert [note.body for note in await store.history(limit=10_000)] == [
+        b"%d" % number for number in range(1, last + 1)
+    ]
     assert loaded.revision == last
     await store.close()
 

@@ -24,7 +24,9 @@ def back_up(store: Path, copy: Path) -> None:
 def poll(service: Service, tag: str = "") -> tuple[int, str, bytes]:
     """Status, ETag and body of a poll that is conditional if a tag is given."""
     url = f"{service.metadata}/as/web-0/metadata/scheduledevents?api-version=2020-07-01"
-    request = urllib.request.Request(url, headers={"Metadata": "true"} | ({"If-None-Match": tag} if tag else {}))
+    request = urllib.request.Request(
+        url, headers={"Metadata": "true"} | ({"If-None-Match": tag} if tag else {})
+    )
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(request, timeout=30) as answer:
@@ -67,7 +69,11 @@ def test_after_a_restore_no_old_tag_and_no_old_token_is_good(tmp_path: Path) -> 
 
         status, _, body = poll(service, tag)
         assert (status, json.loads(body)) == (200, {"DocumentIncarnation": 1_000_002, "Events": []})
-        assert [told(service, token, "vm", "list").returncode for token in (boss, lost, new)] == [1, 1, 0]
+        assert [told(service, token, "vm", "list").returncode for token in (boss, lost, new)] == [
+            1,
+            1,
+            0,
+        ]
         assert told(service, new, "vm", "restart", "web-0").returncode == 0
         assert poll(service, '"2"')[0] == 200
         shown = told(service, new, "history", "--what", "restored", "--json").stdout

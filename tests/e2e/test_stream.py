@@ -75,7 +75,12 @@ def test_a_stream_tells_what_any_server_of_the_store_does(tmp_path: Path) -> Non
                 two.ask("POST", "/vms/web-0/restart")
                 told = entries(response, 4)
 
-            assert [entry["what"] for entry in told] == ["ordered", "claimed", "impacted", "completed"]
+            assert [entry["what"] for entry in told] == [
+                "ordered",
+                "claimed",
+                "impacted",
+                "completed",
+            ]
             assert told[0]["resources"] == ["web-0"]
             with stream(two, f"?after={told[0]['number']}") as response:
                 assert entries(response, 3) == told[1:]
@@ -89,18 +94,28 @@ def test_a_server_that_stops_ends_its_streams_at_once(tmp_path: Path) -> None:
         began(response)
         assert service.stop() == 0
 
-        assert response.read() == b"", "ended as a stream ends, not cut off when the time for the stop was up"
+        assert response.read() == b"", (
+            "ended as a stream ends, not cut off when the time for the stop was up"
+        )
         assert "Traceback" not in (tmp_path / "log.txt").read_text()
 
 
 def test_a_reader_that_stands_still_is_let_go_and_nobody_else_notices(tmp_path: Path) -> None:
-    """What it does not take is not kept for it: at most one piece, and what the system keeps of a connection (megabytes)."""
+    """What it does not take is not kept for it: at most one piece, and what the system keeps of a
+    connection (megabytes).
+    """
     scopes = "".join(
         f"  - name: scope-{scope}\n    kind: scale-set\n    vms:\n"
-        + "".join(f"      - {{name: vm-{scope}-{number}, host: host-{'x' * 110}}}\n" for number in range(VMS_PER_SCOPE))
+        + "".join(
+            f"      - {{name: vm-{scope}-{number}, host: host-{'x' * 110}}}\n"
+            for number in range(VMS_PER_SCOPE)
+        )
         for scope in range(SCOPES)
     )
-    with running(tmp_path, "--store", "memory", fleet=f"scopes:\n{scopes}") as service, socket.socket() as lazy:
+    with (
+        running(tmp_path, "--store", "memory", fleet=f"scopes:\n{scopes}") as service,
+        socket.socket() as lazy,
+    ):
         host, _, port = service.control.removeprefix("http://").partition(":")
         lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         lazy.settimeout(SECONDS_MAX)
@@ -120,7 +135,13 @@ def test_a_reader_that_stands_still_is_let_go_and_nobody_else_notices(tmp_path: 
 
 def test_watch_tells_in_words_and_waits_for_a_service_that_goes_away(tmp_path: Path) -> None:
     with (
-        running(tmp_path, "--simulate-duration", "Reboot=10ms", "--control", f"127.0.0.1:{steady_port()}") as service,
+        running(
+            tmp_path,
+            "--simulate-duration",
+            "Reboot=10ms",
+            "--control",
+            f"127.0.0.1:{steady_port()}",
+        ) as service,
         command(service, "watch", "--vm", "web-0") as watching,
     ):
         assert watching.stdout
@@ -155,13 +176,23 @@ def test_history_shows_what_happened_and_goes_on_with_follow(tmp_path: Path) -> 
         ).stdout.splitlines()
 
         assert shown[0].split() == ["AT", "WHAT", "SCOPE", "ABOUT", "HOST", "BY", "EVENT", "DETAIL"]
-        assert [line.split()[1] for line in shown[1:]] == ["completed", "impacted", "claimed", "ordered", "joined"]
+        assert [line.split()[1] for line in shown[1:]] == [
+            "completed",
+            "impacted",
+            "claimed",
+            "ordered",
+            "joined",
+        ]
         with command(service, *asked, "--follow", "--json", "--what", "ordered") as following:
             assert following.stdout
             first = json.loads(following.stdout.readline())
             service.ask("POST", "/vms/web-0/restart")
             second = json.loads(following.stdout.readline())
-            assert (first["what"], second["what"], second["number"] - first["number"]) == ("ordered", "ordered", 4)
+            assert (first["what"], second["what"], second["number"] - first["number"]) == (
+                "ordered",
+                "ordered",
+                4,
+            )
 
 
 def followers(service: Service) -> int:

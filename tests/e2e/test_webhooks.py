@@ -22,22 +22,38 @@ SECRET = b"a secret of more than twenty-four bytes"
 def telling(folder: Path, *urls: str, more: tuple[str, ...] = ()) -> Iterator[Service]:
     (folder / "secret").write_bytes(SECRET + b"\n")
     hooks = [flag for url in urls for flag in ("--webhook", url)]
-    limits = ("--webhook-secret-file", "secret", "--webhook-seconds-max", "0.5", "--simulate-duration", "Reboot=10ms")
+    limits = (
+        "--webhook-secret-file",
+        "secret",
+        "--webhook-seconds-max",
+        "0.5",
+        "--simulate-duration",
+        "Reboot=10ms",
+    )
     with running(folder, *hooks, *limits, *more) as service:
         yield service
 
 
 def restart(service: Service) -> int:
-    """Something that happens: nobody polls, so it is done at once. Two changes are told of it: ordered, completed."""
+    """Something that happens: nobody polls, so it is done at once.
+
+    Two changes are told of it: ordered, completed.
+    """
     return service.ask("POST", "/vms/web-0/restart")[0]
 
 
 def settled(service: Service) -> list[int]:
-    """The numbers of all chosen changes in the history, the oldest first, when nothing is under way any more."""
+    """The numbers of all chosen changes in the history, the oldest first, when nothing is under way
+    any more.
+    """
     chosen = ("ordered", "completed")
     end = time.monotonic() + 30
     while True:  # ends at the deadline
-        found = [one for one in service.ask("GET", "/history?limit=1000")[1]["history"] if one["what"] in chosen]
+        found = [
+            one
+            for one in service.ask("GET", "/history?limit=1000")[1]["history"]
+            if one["what"] in chosen
+        ]
         if found and found[0]["what"] == "completed":
             return [one["number"] for one in reversed(found)]
         assert time.monotonic() < end, found
@@ -51,9 +67,16 @@ def test_a_receiver_is_told_in_signed_cloudevents(tmp_path: Path) -> None:
         headers, body = receiver.requests[0]
         event = receiver.events[0]
 
-        assert [one["type"] for one in receiver.events] == ["forewarn.event.ordered", "forewarn.event.completed"]
+        assert [one["type"] for one in receiver.events] == [
+            "forewarn.event.ordered",
+            "forewarn.event.completed",
+        ]
         assert headers["content-type"] == "application/cloudevents+json; charset=utf-8"
-        assert (event["specversion"], event["id"], event["subject"]) == ("1.0", headers["webhook-id"], event["data"]["event"])
+        assert (event["specversion"], event["id"], event["subject"]) == (
+            "1.0",
+            headers["webhook-id"],
+            event["data"]["event"],
+        )
         signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
         expected = base64.b64encode(hmac.digest(SECRET, signed, hashlib.sha256)).decode()
         assert headers["webhook-signature"] == f"v1,{expected}"
@@ -65,8 +88,13 @@ def test_a_receiver_is_told_in_signed_cloudevents(tmp_path: Path) -> None:
 
 
 def test_killed_again_and_again_it_still_tells_everything_in_order(tmp_path: Path) -> None:
-    """As a power cut would end it: what was acknowledged to the operator is told, some of it twice, none of it too late."""
-    with WebhookReceiver() as receiver, telling(tmp_path, receiver.url, more=("--webhook-seconds-max", "0.1")) as service:
+    """As a power cut would end it: what was acknowledged to the operator is told, some of it twice,
+    none of it too late.
+    """
+    with (
+        WebhookReceiver() as receiver,
+        telling(tmp_path, receiver.url, more=("--webhook-seconds-max", "0.1")) as service,
+    ):
         for turn in range(4):
             for _ in range(3):
                 assert restart(service) in (202, 409)  # the last one may still be under way
@@ -89,7 +117,11 @@ def test_killed_again_and_again_it_still_tells_everything_in_order(tmp_path: Pat
 
 
 def test_a_receiver_that_hangs_is_left_at_the_limit_and_delays_nobody(tmp_path: Path) -> None:
-    with WebhookReceiver() as good, WebhookReceiver() as bad, telling(tmp_path, bad.url, good.url) as service:
+    with (
+        WebhookReceiver() as good,
+        WebhookReceiver() as bad,
+        telling(tmp_path, bad.url, good.url) as service,
+    ):
         bad.is_hanging = True
         began = time.monotonic()
         restart(service)
@@ -133,11 +165,31 @@ def test_of_two_servers_on_one_store_each_change_is_told_once(tmp_path: Path) ->
 
 
 @pytest.mark.system
-def test_a_certificate_that_nobody_vouches_for_is_told_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_certificate_that_nobody_vouches_for_is_told_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And one that the system's authorities, or the file in SSL_CERT_FILE, vouch for is."""
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
-    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
-    names = ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(certificate)]
+    make = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=localhost",
+    ]
+    names = [
+        "-addext",
+        "subjectAltName=DNS:localhost",
+        "-keyout",
+        str(key),
+        "-out",
+        str(certificate),
+    ]
     subprocess.run([*make, *names], check=True, capture_output=True)
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(certificate, key)

@@ -1,8 +1,10 @@
-"""Walks through a documentation page as a reader would: every command of its `console` blocks, typed in one shell.
+"""Walks through a documentation page as a reader would: every command of its `console` blocks,
+typed in one shell.
 
-A line that begins with `$ ` is typed, together with those after it that begin with `> `; the rest is what the page promises to
-show, where `…` stands for anything, and `(exit code N)` for that. The shell has a network of its own, so that the page can name
-real ports, and a home of its own with the checkout in `~/forewarn`.
+A line that begins with `$ ` is typed, together with those after it that begin with `> `; the rest
+is what the page promises to show, where `…` stands for anything, and `(exit code N)` for that. The
+shell has a network of its own, so that the page can name real ports, and a home of its own with the
+checkout in `~/forewarn`.
 """
 
 import os
@@ -43,15 +45,29 @@ def steps(page: Path, section: str = "") -> list[Step]:
 
 
 def matches(shown: str, printed: str) -> bool:
-    """Whether what was printed is what the page shows. A `…` alone on a line stands for any number of lines."""
+    """Whether what was printed is what the page shows.
+
+    A `…` alone on a line stands for any number of lines.
+    """
     pattern = re.escape(shown.rstrip()).replace("…", r"[\s\S]*?")
     return re.fullmatch(pattern, printed.rstrip()) is not None
 
 
 def walk(page: Path, folder: Path, section: str = "") -> int:
-    """Type it all; AssertionError tells the step that does not do what the page says. How many steps there were."""
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": "200"}
-    environment = {name: value for name, value in environment.items() if not name.startswith(("FOREWARN_", "PYTEST_"))}
+    """Type it all;
+
+    AssertionError tells the step that does not do what the page says. How many steps there were.
+    """
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "COLUMNS": "200",
+    }
+    environment = {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith(("FOREWARN_", "PYTEST_"))
+    }
     environment["HOME"] = str(folder)
     (folder / "forewarn").symlink_to(ROOT)
     privilege = [] if os.geteuid() == 0 else ["--map-root-user"]

@@ -1,4 +1,6 @@
-"""A program that is told of changes: a real HTTP server on a free port, which can be good, bad, hanging or gone."""
+"""A program that is told of changes: a real HTTP server on a free port, which can be good, bad,
+hanging or gone.
+"""
 
 import json
 import threading
@@ -9,7 +11,10 @@ from typing import Any
 
 
 class WebhookReceiver:
-    """Keeps what it was told, in order. `status` is what it answers; while `is_hanging` it does not answer at all."""
+    """Keeps what it was told, in order.
+
+    `status` is what it answers; while `is_hanging` it does not answer at all.
+    """
 
     def __init__(self, tls: SSLContext | None = None) -> None:
         self.events: list[dict[str, Any]] = []
@@ -28,7 +33,9 @@ class WebhookReceiver:
                     owner.is_over.wait(60)
                     self.close_connection = True
                     return
-                owner.requests.append(({name.lower(): value for name, value in self.headers.items()}, body))
+                owner.requests.append(
+                    ({name.lower(): value for name, value in self.headers.items()}, body)
+                )
                 if owner.status < 300:
                     owner.events.append(json.loads(body))
                 self.send_response(owner.status)
@@ -46,8 +53,12 @@ class WebhookReceiver:
         if tls is not None:
             self.server.socket = tls.wrap_socket(self.server.socket, server_side=True)
         scheme = "http" if tls is None else "https"
-        self.url = f"{scheme}://localhost:{self.server.server_address[1]}/hook?key=hidden-in-the-query"
-        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        self.url = (
+            f"{scheme}://localhost:{self.server.server_address[1]}/hook?key=hidden-in-the-query"
+        )
+        self.thread = threading.Thread(
+            target=self.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+        )
         self.thread.start()
 
     def __enter__(self) -> "WebhookReceiver":

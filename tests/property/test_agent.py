@@ -12,20 +12,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forewarn.agent.budget import MINIMUM_SECONDS, Budget
-from forewarn.agent.handling import Handling, Here, NoApplications
 from forewarn.agent.journal import Journal
-from forewarn.agent.progress import Progress, What, event_of, fold, forget_details, journaled, lines_of, plain
-from forewarn.agent.rule import Approve, OnFailure, PlannedStep, Rule
+from forewarn.agent.metrics import Tally
+from forewarn.agent.progress import (
+    Progress,
+    What,
+    event_of,
+    fold,
+    forget_details,
+    journaled,
+    lines_of,
+    plain,
+)
+from forewarn.agent.rules import Approve, OnFailure, PlannedStep, Rule
 from forewarn.agent.settings import Settings, parse
 from forewarn.agent.step import Occasion, Phase, StepFailed
-from forewarn.agent.tally import Tally
+from forewarn.agent.workflow import Handling, Here, NoApplications
 from forewarn.client import Event
 from forewarn.errors import Invalid
 from tests.unit.agent.agent_world import Hands, reboot, started
 from tests.unit.agent.test_settings import FULL, made
 
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner, max_size=3), max_leaves=5
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=3),
+    max_leaves=5,
 )
 events = st.builds(
     Event,
@@ -42,15 +53,31 @@ events = st.builds(
 phases = st.sampled_from(Phase)
 steps = st.sampled_from([What.STEP_BEGUN, What.STEP_DONE, What.STEP_FAILED, What.STEP_CUT])
 lines: st.SearchStrategy[tuple[What, dict[str, object]]] = st.one_of(
-    st.tuples(st.sampled_from([What.LATE, What.APPROVING, What.APPROVED, What.FINISHED]), st.just({})),
+    st.tuples(
+        st.sampled_from([What.LATE, What.APPROVING, What.APPROVED, What.FINISHED]), st.just({})
+    ),
     st.tuples(st.just(What.BEGUN), st.fixed_dictionaries({"phase": phases})),
-    st.tuples(st.just(What.ENDED), st.fixed_dictionaries({"phase": phases, "is_stopped": st.booleans()})),
-    st.tuples(steps, st.fixed_dictionaries({"phase": phases, "index": st.integers(0, 3), "seconds": st.floats(0, 900)})),
-    st.tuples(st.just(What.SEEN), st.fixed_dictionaries({"event": events.map(plain), "rule": st.just("another")})),
+    st.tuples(
+        st.just(What.ENDED), st.fixed_dictionaries({"phase": phases, "is_stopped": st.booleans()})
+    ),
+    st.tuples(
+        steps,
+        st.fixed_dictionaries(
+            {"phase": phases, "index": st.integers(0, 3), "seconds": st.floats(0, 900)}
+        ),
+    ),
+    st.tuples(
+        st.just(What.SEEN),
+        st.fixed_dictionaries({"event": events.map(plain), "rule": st.just("another")}),
+    ),
 )
 
 
-@given(weights=st.lists(st.floats(0.01, 1000), min_size=1, max_size=20), seconds=st.floats(0, 1000), takes=st.floats(0, 1))
+@given(
+    weights=st.lists(st.floats(0.01, 1000), min_size=1, max_size=20),
+    seconds=st.floats(0, 1000),
+    takes=st.floats(0, 1),
+)
 def test_steps_never_take_longer_than_there_is_and_only_the_last_are_cut(
     weights: list[float], seconds: float, takes: float
 ) -> None:
@@ -79,7 +106,9 @@ def test_an_event_comes_back_from_the_journal_as_it_was_kept(event: Event) -> No
 
 @settings(deadline=None)
 @given(event=events, story=st.lists(lines, max_size=20))
-def test_writing_the_journal_anew_changes_nothing_that_it_says(event: Event, story: list[tuple[What, dict[str, object]]]) -> None:
+def test_writing_the_journal_anew_changes_nothing_that_it_says(
+    event: Event, story: list[tuple[What, dict[str, object]]]
+) -> None:
     """The fewest lines that say the same say the same."""
     progress = Progress(journaled(event), "rule")
     for what, facts in story:
@@ -97,7 +126,10 @@ def test_writing_the_journal_anew_changes_nothing_that_it_says(event: Event, sto
 def test_a_journal_torn_anywhere_says_what_it_said_at_some_moment(
     story: list[tuple[What, dict[str, object]]], part: float
 ) -> None:
-    """A power cut leaves a beginning of the file. No half line is believed, and no whole one is lost."""
+    """A power cut leaves a beginning of the file.
+
+    No half line is believed, and no whole one is lost.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "journal")
         journal = Journal.open(path)
@@ -130,8 +162,28 @@ STORY: tuple[tuple[What, dict[str, object]], ...] = (
     (What.APPROVING, {}),
 )
 ODD_VALUES = (
-    *("1e999", "-1e999", "NaN", "9" * 400, "9" * 5000, "-1", "1.5", "true", "null", "{}", "[[1]]", '[["a", 1]]'),
-    *('""', '"\\ud800"', '"2026-03-04T12:15:00"', '"0001-01-01T00:00:00+14:00"', "[" * 300 + "]" * 300, "[" * 900 + "]" * 900),
+    *(
+        "1e999",
+        "-1e999",
+        "NaN",
+        "9" * 400,
+        "9" * 5000,
+        "-1",
+        "1.5",
+        "true",
+        "null",
+        "{}",
+        "[[1]]",
+        '[["a", 1]]',
+    ),
+    *(
+        '""',
+        '"\\ud800"',
+        '"2026-03-04T12:15:00"',
+        '"0001-01-01T00:00:00+14:00"',
+        "[" * 300 + "]" * 300,
+        "[" * 900 + "]" * 900,
+    ),
 )
 VALUE = re.compile(rb'(?<=:)("[^"]*"|[-0-9.]+|\[[^]]*\]|true|false|null)')
 
@@ -140,9 +192,15 @@ def damaged(line: bytes, data: st.DataObject) -> bytes:
     """The line with one value replaced by an odd one, or some bytes by others."""
     if data.draw(st.booleans()):
         found = data.draw(st.sampled_from(list(VALUE.finditer(line))))
-        return line[: found.start()] + data.draw(st.sampled_from(ODD_VALUES)).encode() + line[found.end() :]
+        return (
+            line[: found.start()]
+            + data.draw(st.sampled_from(ODD_VALUES)).encode()
+            + line[found.end() :]
+        )
     start, length = data.draw(st.integers(0, len(line))), data.draw(st.integers(0, 5))
-    return line[:start] + data.draw(st.binary(max_size=5)).replace(b"\n", b"") + line[start + length :]
+    return (
+        line[:start] + data.draw(st.binary(max_size=5)).replace(b"\n", b"") + line[start + length :]
+    )
 
 
 class Unsynced(Journal):
@@ -156,7 +214,10 @@ class Unsynced(Journal):
 @settings(deadline=None, max_examples=200)
 @given(data=st.data())
 def test_agent_starts_whatever_a_journal_line_was_damaged_into(data: st.DataObject) -> None:
-    """One damaged line must not keep the VM without its agent. What was read is whole: it can be written and worked with."""
+    """One damaged line must not keep the VM without its agent.
+
+    What was read is whole: it can be written and worked with.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path, clock = Path(folder, "journal"), Hands().clock()
         journal = Unsynced.open(path, clock=clock)
@@ -218,10 +279,15 @@ class Step:
 class Lives:
     """Lives of one agent with one event, each ended by a crash."""
 
-    def __init__(self, path: Path, *, failing: frozenset[str], on_failure: OnFailure, hold: bool) -> None:
+    def __init__(
+        self, path: Path, *, failing: frozenset[str], on_failure: OnFailure, hold: bool
+    ) -> None:
         self.path = path
         self.runs: Counter[str] = Counter()
-        planned = {phase: tuple(self.step(f"{phase}{n}", failing, on_failure) for n in range(2)) for phase in Phase}
+        planned = {
+            phase: tuple(self.step(f"{phase}{n}", failing, on_failure) for n in range(2))
+            for phase in Phase
+        }
         self.rule = Rule("r", approve=Approve.WHEN_PREPARED, hold=hold, **planned)  # type: ignore[arg-type]
 
     def step(self, name: str, failing: frozenset[str], on_failure: OnFailure) -> PlannedStep:
@@ -234,7 +300,9 @@ class Lives:
         journal.writes_left = writes
         done = {place for place, what in self.steps(journal).items() if what is not What.STEP_BEGUN}
         before = {name: self.runs[name] for name in self.runs}
-        handling = Handling(self.rule, reboot(), Here("web-0", journal, NoApplications(), clock, Tally()))
+        handling = Handling(
+            self.rule, reboot(), Here("web-0", journal, NoApplications(), clock, Tally())
+        )
         try:
             if news == "over":
                 handling.finish()
@@ -246,7 +314,9 @@ class Lives:
         finally:
             journal.close()
         for phase, index in done:
-            assert self.runs[f"{phase}{index}"] == before[f"{phase}{index}"], "what has an end is never run again"
+            assert self.runs[f"{phase}{index}"] == before[f"{phase}{index}"], (
+                "what has an end is never run again"
+            )
         progress = journal.progress.get("E1", Progress(reboot(), "r"))
         assert not (handling.wants_approval and (self.rule.hold or not progress.is_prepared))
         return progress
@@ -265,9 +335,16 @@ class Lives:
     hold=st.booleans(),
 )
 def test_whenever_the_agent_is_killed_it_ends_where_it_would_have_ended(
-    told: int, begun: int, crashes: list[int], failing: frozenset[str], on_failure: OnFailure, hold: bool
+    told: int,
+    begun: int,
+    crashes: list[int],
+    failing: frozenset[str],
+    on_failure: OnFailure,
+    hold: bool,
 ) -> None:
-    """Some lives while the event is Scheduled, some while it is Started, then it is over: recover is done, once."""
+    """Some lives while the event is Scheduled, some while it is Started, then it is over: recover
+    is done, once.
+    """
     with tempfile.TemporaryDirectory() as folder:
         lives = Lives(Path(folder, "journal"), failing=failing, on_failure=on_failure, hold=hold)
         deaths = [*crashes, *[-1] * 20]
@@ -291,7 +368,9 @@ def test_whenever_the_agent_is_killed_it_ends_where_it_would_have_ended(
 @settings(deadline=None)
 @given(
     text=st.text()
-    | st.tuples(st.integers(0, len(FULL)), st.text(max_size=5)).map(lambda at: FULL[: at[0]] + at[1] + FULL[at[0] :])
+    | st.tuples(st.integers(0, len(FULL)), st.text(max_size=5)).map(
+        lambda at: FULL[: at[0]] + at[1] + FULL[at[0] :]
+    )
 )
 def test_any_text_is_settings_or_is_refused_with_a_line(text: str) -> None:
     """A file that was edited in a hurry never breaks the agent that reloads it."""

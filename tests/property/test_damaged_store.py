@@ -1,4 +1,6 @@
-"""A store file with single flipped bits: a disk or a cable does that, and no checksum in SQLite notices it."""
+"""A store file with single flipped bits: a disk or a cable does that, and no checksum in SQLite
+notices it.
+"""
 
 import asyncio
 import random
@@ -8,23 +10,30 @@ from pathlib import Path
 
 import pytest
 
+from forewarn.auth.token import Role
 from forewarn.core.fleet import Scope, ScopeKind
 from forewarn.core.timing import Timing
-from forewarn.core.token import Role
 from forewarn.engine.clock import VirtualClock
 from forewarn.engine.engine import Engine
-from forewarn.engine.history import Wanted, read
 from forewarn.engine.operations import Operations
 from forewarn.errors import StoreUnusable
+from forewarn.fleetfile.schema import Fleet
+from forewarn.history.query import Wanted, read
 from forewarn.store.sqlite import SqliteStore
-from forewarn.wire.fleet import Fleet
 from tests.builders import NOON, guid, vm
 
 FLIPS = 300
 FLEET = Fleet(
     scopes=(
-        Scope(name="web", kind=ScopeKind.AVAILABILITY_SET, vms=(vm("web-0"), vm("web-1", domain=1, host="host-b"))),
-        *(Scope(name=f"db-{number}", kind=ScopeKind.VM, vms=(vm(f"db-{number}"),)) for number in range(20)),
+        Scope(
+            name="web",
+            kind=ScopeKind.AVAILABILITY_SET,
+            vms=(vm("web-0"), vm("web-1", domain=1, host="host-b")),
+        ),
+        *(
+            Scope(name=f"db-{number}", kind=ScopeKind.VM, vms=(vm(f"db-{number}"),))
+            for number in range(20)
+        ),
     ),
     hosts=("host-a", "host-b", "host-c"),
 )
@@ -40,7 +49,9 @@ async def fill(path: Path) -> None:
         await operations.apply(FLEET, by="test")
         await engine.seen(engine.board.scopes["web"])
         await operations.restart("web-0", by="test")
-        await engine.tokens.create("boss", Role.ADMIN, secret="a" * 64, by="test", expires_in=timedelta(days=1))
+        await engine.tokens.create(
+            "boss", Role.ADMIN, secret="a" * 64, by="test", expires_in=timedelta(days=1)
+        )
     finally:
         await engine.close()
 
@@ -57,7 +68,9 @@ async def use(path: Path) -> None:
 
 
 def test_flipped_bits_are_survived_or_reported_as_a_damaged_store(tmp_path: Path) -> None:
-    """An operator restores a backup for a damaged store, and reports a bug to us; the message decides which."""
+    """An operator restores a backup for a damaged store, and reports a bug to us; the message
+    decides which.
+    """
     whole, path = tmp_path / "whole.db", tmp_path / "store.db"
     asyncio.run(fill(whole))
     content = whole.read_bytes()
@@ -65,7 +78,9 @@ def test_flipped_bits_are_survived_or_reported_as_a_damaged_store(tmp_path: Path
     dice, outcomes = random.Random(16), Counter[str]()
     for _ in range(FLIPS):
         place, bit = dice.choice(written), dice.randrange(8)
-        path.write_bytes(content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :])
+        path.write_bytes(
+            content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :]
+        )
         try:
             asyncio.run(use(path))
             outcomes["used"] += 1

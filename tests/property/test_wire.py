@@ -13,12 +13,13 @@ from jsonschema import Draft202012Validator
 
 from forewarn.core.event import Ended, Event, Impact, Status
 from forewarn.core.fleet import AutoApprove, Instance, Policy, Power, Scope, ScopeKind, Vm
+from forewarn.engine.record import SCOPE
 from forewarn.errors import Invalid, StoreUnusable
-from forewarn.wire import approval, fleet
+from forewarn.fleetfile import schema as fleet
+from forewarn.fleetfile.schema import SCHEMA, Fleet
+from forewarn.wire import approval
 from forewarn.wire.document import body, etag, matches
-from forewarn.wire.fleet import SCHEMA, Fleet
 from forewarn.wire.instance import tree, walk
-from forewarn.wire.record import SCOPE
 from forewarn.wire.versions import INSTANCE_VERSIONS, VERSIONS, Version
 
 SCHEMA_SAYS = Draft202012Validator(SCHEMA, format_checker=Draft202012Validator.FORMAT_CHECKER)
@@ -26,7 +27,9 @@ SCHEMA_SAYS = Draft202012Validator(SCHEMA, format_checker=Draft202012Validator.F
 patient = settings(deadline=None)  # a busy machine is no broken rule
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 names = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,12}", fullmatch=True)
-moments = st.datetimes(min_value=datetime(1970, 1, 1), max_value=datetime(9999, 12, 31), timezones=st.just(UTC))  # noqa: DTZ001
+moments = st.datetimes(
+    min_value=datetime(1970, 1, 1), max_value=datetime(9999, 12, 31), timezones=st.just(UTC)
+)
 seconds = moments.map(lambda moment: moment.replace(microsecond=0))
 domains = st.integers(0, 99)
 events = st.builds(
@@ -43,7 +46,19 @@ events = st.builds(
 tags = st.dictionaries(text.filter(bool), text, max_size=3).map(lambda tags: tuple(tags.items()))
 instances = st.builds(
     Instance,
-    **dict.fromkeys(("computer_name", "location", "zone", "size", "os_type", "resource_group", "sku", "user_data"), text),
+    **dict.fromkeys(
+        (
+            "computer_name",
+            "location",
+            "zone",
+            "size",
+            "os_type",
+            "resource_group",
+            "sku",
+            "user_data",
+        ),
+        text,
+    ),
     priority=st.sampled_from(["", "Regular", "Spot"]),
     mac=st.sampled_from(["", "00:0d:3a:46:e8:76", "000D3A46E876"]),
     public_address=st.just("") | st.ip_addresses(v=4).map(str),
@@ -57,7 +72,14 @@ policies = st.builds(
     terminate_notice=notices,
     user_operations_max=st.integers(1, 10_000),
 )
-vms = st.builds(Vm, name=names, update_domain=domains, fault_domain=domains, host=names | st.just(""), instance=instances)
+vms = st.builds(
+    Vm,
+    name=names,
+    update_domain=domains,
+    fault_domain=domains,
+    host=names | st.just(""),
+    instance=instances,
+)
 impacts = st.builds(Impact, due_at=moments, tries=st.integers(0, 100), failures=st.integers(0, 100))
 scopes = st.builds(
     Scope,
@@ -79,20 +101,40 @@ values = st.recursive(
 
 @st.composite
 def fleets(draw: st.DrawFn) -> Fleet:
-    """A fleet that a file can say: names and addresses once, one VM in a scope of kind vm, no events, all running."""
+    """A fleet that a file can say: names and addresses once, one VM in a scope of kind vm, no
+    events, all running.
+    """
     members = draw(st.lists(vms, max_size=6, unique_by=lambda vm: vm.name.lower()))
     addresses = st.ip_addresses(v=4).map(str) | st.ip_addresses(v=6, network="fd00::/8").map(str)
     found = draw(st.lists(addresses, min_size=len(members), max_size=len(members), unique=True))
-    ids = draw(st.lists(st.just("") | st.uuids().map(str), min_size=len(members), max_size=len(members)))
+    ids = draw(
+        st.lists(st.just("") | st.uuids().map(str), min_size=len(members), max_size=len(members))
+    )
     placed = [
-        Vm(vm.name, address, vm.update_domain, vm.host, Power.RUNNING, id, vm.fault_domain, vm.instance)
+        Vm(
+            vm.name,
+            address,
+            vm.update_domain,
+            vm.host,
+            Power.RUNNING,
+            id,
+            vm.fault_domain,
+            vm.instance,
+        )
         for vm, address, id in zip(members, found, ids, strict=True)
     ]
-    titles = draw(st.lists(names, min_size=len(placed) + 1, max_size=len(placed) + 1, unique_by=str.lower))
-    single = [Scope(name=title, policy=draw(policies), vms=(vm,)) for title, vm in zip(titles, placed[1:], strict=False)]
+    titles = draw(
+        st.lists(names, min_size=len(placed) + 1, max_size=len(placed) + 1, unique_by=str.lower)
+    )
+    single = [
+        Scope(name=title, policy=draw(policies), vms=(vm,))
+        for title, vm in zip(titles, placed[1:], strict=False)
+    ]
     kind = draw(st.sampled_from([kind for kind in ScopeKind if kind is not ScopeKind.VM]))
     group = Scope(name=titles[-1], kind=kind, policy=draw(policies), vms=tuple(placed[:1]))
-    return Fleet(scopes=(*single, group), hosts=tuple(draw(st.lists(names, max_size=3, unique=True))))
+    return Fleet(
+        scopes=(*single, group), hosts=tuple(draw(st.lists(names, max_size=3, unique=True)))
+    )
 
 
 @patient
@@ -115,7 +157,9 @@ def test_a_cut_record_is_never_taken_for_a_whole_one(scope: Scope, data: st.Data
 
 @patient
 @given(scopes, st.sampled_from(VERSIONS), st.booleans())
-def test_a_page_is_compact_json_with_the_members_of_its_version_in_wire_order(scope: Scope, version: Version, iso: bool) -> None:
+def test_a_page_is_compact_json_with_the_members_of_its_version_in_wire_order(
+    scope: Scope, version: Version, iso: bool
+) -> None:
     """For every scope and every version, not only for the captured ones."""
     page = body(scope, version, iso_not_before=iso)
     document = json.loads(page)
@@ -134,14 +178,22 @@ def test_a_page_is_compact_json_with_the_members_of_its_version_in_wire_order(sc
 @given(scopes)
 def test_not_before_can_be_read_back_to_the_second(scope: Scope) -> None:
     """What the guest parses is the moment that the rules promised."""
-    for told, event in zip(json.loads(body(scope, VERSIONS[-1]))["Events"], scope.events, strict=True):
+    for told, event in zip(
+        json.loads(body(scope, VERSIONS[-1]))["Events"], scope.events, strict=True
+    ):
         if event.status is Status.SCHEDULED:
-            read = datetime.strptime(told["NotBefore"], "%a, %d %b %Y %H:%M:%S GMT").replace(tzinfo=UTC)
+            read = datetime.strptime(told["NotBefore"], "%a, %d %b %Y %H:%M:%S GMT").replace(
+                tzinfo=UTC
+            )
             assert read == event.not_before
 
 
 @patient
-@given(st.integers(1, 2**53), st.integers(1, 2**53), st.sampled_from(["{}", "W/{}", "{}, x", " x ,{} "]))
+@given(
+    st.integers(1, 2**53),
+    st.integers(1, 2**53),
+    st.sampled_from(["{}", "W/{}", "{}, x", " x ,{} "]),
+)
 def test_a_tag_matches_its_own_incarnation_and_no_other(mine: int, other: int, form: str) -> None:
     """304 for the wrong document would hide an event."""
     header = form.format(etag(Scope(name="web", incarnation=mine)))
@@ -164,7 +216,9 @@ def test_what_looks_like_an_approval_is_one_or_is_refused(starts: list[Any], ext
     """Near misses are likelier than noise."""
     sent = json.dumps({"DocumentIncarnation": extra, "StartRequests": starts}).encode()
     with contextlib.suppress(Invalid):
-        assert approval.parse(sent) == tuple(dict.fromkeys(start["EventId"].upper() for start in starts))
+        assert approval.parse(sent) == tuple(
+            dict.fromkeys(start["EventId"].upper() for start in starts)
+        )
 
 
 @patient
@@ -181,7 +235,10 @@ def test_a_fleet_survives_its_file_in_json_and_in_yaml(before: Fleet) -> None:
 
 @patient
 @given(
-    st.binary() | st.text().map(str.encode) | values.map(json.dumps).map(str.encode) | values.map(yaml.safe_dump).map(str.encode)
+    st.binary()
+    | st.text().map(str.encode)
+    | values.map(json.dumps).map(str.encode)
+    | values.map(yaml.safe_dump).map(str.encode)
 )
 def test_no_text_of_a_fleet_does_worse_than_be_refused(text: bytes) -> None:
     """The message always has source and line."""
@@ -192,7 +249,9 @@ def test_no_text_of_a_fleet_does_worse_than_be_refused(text: bytes) -> None:
 
 @patient
 @given(fleets(), values, st.data())
-def test_a_file_with_one_thing_changed_is_read_only_if_the_schema_agrees(before: Fleet, value: Any, data: st.DataObject) -> None:
+def test_a_file_with_one_thing_changed_is_read_only_if_the_schema_agrees(
+    before: Fleet, value: Any, data: st.DataObject
+) -> None:
     """Whatever the parser takes, the schema takes; and what it refuses, it refuses with a place."""
     file = fleet.dump(before)
     _change_something(file, value, data)
@@ -205,7 +264,9 @@ def test_a_file_with_one_thing_changed_is_read_only_if_the_schema_agrees(before:
 @patient
 @given(scopes.filter(lambda scope: bool(scope.vms)), st.sampled_from(INSTANCE_VERSIONS))
 def test_every_path_that_a_tree_lists_can_be_walked(scope: Scope, version: str) -> None:
-    """Text of a node names its children; each of them is there, a directory with a slash and a value without."""
+    """Text of a node names its children; each of them is there, a directory with a slash and a
+    value without.
+    """
     root = tree(scope, scope.vms[0], version)
     waiting: list[list[str]] = [[]]
     while waiting:  # ends with the tree, which is finite
@@ -230,7 +291,9 @@ def _change_something(file: Any, value: Any, data: st.DataObject) -> None:
     """Goes down by chance and puts another value in, or a member that is not known."""
     node = file
     while True:  # ends where the chosen child is a leaf, at the latest
-        keys: list[Any] = [*node, data.draw(text)] if isinstance(node, dict) else list(range(len(node)))
+        keys: list[Any] = (
+            [*node, data.draw(text)] if isinstance(node, dict) else list(range(len(node)))
+        )
         if not keys:
             return
         key = data.draw(st.sampled_from(keys))

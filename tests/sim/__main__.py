@@ -1,4 +1,8 @@
-"""More worlds: `python -m tests.sim --seeds 1000 --first 50`. Names the seed of what it finds, and then ends with 1."""
+"""More worlds:
+
+`python -m tests.sim --seeds 1000 --first 50`. Names the seed of what it finds, and then ends with
+1.
+"""
 
 import argparse
 import asyncio

@@ -7,11 +7,11 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from forewarn.core.change import What
+from forewarn.core.change import ChangeKind
+from forewarn.engine import entry as note
 from forewarn.engine.clock import VirtualClock
 from forewarn.store.base import Record, Write
 from forewarn.store.memory import MemoryStore
-from forewarn.wire import note
 from tests.builders import NOON
 from tests.rules import Broken
 from tests.sim.world import Manners, World
@@ -22,7 +22,9 @@ SEEDS_TO_FIND_A_FAULT = 20
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_the_rules_hold_in_every_world(seed: int) -> None:
-    """Refused commits, lost replies, conflicts, restarts, failing and hanging drivers: nothing acknowledged is lost."""
+    """Refused commits, lost replies, conflicts, restarts, failing and hanging drivers: nothing
+    acknowledged is lost.
+    """
     world = World(seed)
 
     asyncio.run(world.run())
@@ -31,17 +33,32 @@ def test_the_rules_hold_in_every_world(seed: int) -> None:
 
 
 def test_the_worlds_are_lively_enough_to_find_something() -> None:
-    """A simulation in which nothing happens proves nothing: every kind of change occurs, takeovers included."""
-    elsewhere = {What.CAMPAIGN, What.TOKEN_CREATED, What.TOKEN_REVOKED, What.RESTORED}
-    wanted = set(What) - {What.RETIRED} - elsewhere
+    """A simulation in which nothing happens proves nothing: every kind of change occurs, takeovers
+    included.
+    """
+    elsewhere = {
+        ChangeKind.CAMPAIGN,
+        ChangeKind.TOKEN_CREATED,
+        ChangeKind.TOKEN_REVOKED,
+        ChangeKind.RESTORED,
+    }
+    wanted = set(ChangeKind) - {ChangeKind.RETIRED} - elsewhere
     seen, taken_over = set(), 0
     for seed in range(SEEDS):
         world = World(seed)
         asyncio.run(world.run())
-        changes = [note.decode(line.body).change for line in asyncio.run(world.store.history(limit=10**6))]
+        changes = [
+            note.decode(line.body).change for line in asyncio.run(world.store.history(limit=10**6))
+        ]
         seen |= {change.what for change in changes}
-        claims = Counter((change.event_id, change.vm) for change in changes if change.what is What.CLAIMED)
-        failures = Counter((change.event_id, change.vm) for change in changes if change.what is What.IMPACT_FAILED)
+        claims = Counter(
+            (change.event_id, change.vm) for change in changes if change.what is ChangeKind.CLAIMED
+        )
+        failures = Counter(
+            (change.event_id, change.vm)
+            for change in changes
+            if change.what is ChangeKind.IMPACT_FAILED
+        )
         taken_over += sum(claims[key] > failures[key] + 1 for key in claims)
         if seen == wanted and taken_over >= 3:
             break

@@ -1,7 +1,9 @@
-"""A small world under one seed: two servers, one flaky store, a driver that fails and hangs, guests and operators.
+"""A small world under one seed: two servers, one flaky store, a driver that fails and hangs, guests
+and operators.
 
-Real engines, loops and boards; only the clock, the store's manners and the platform are made here. Every commit is checked
-against the rules at the moment it happens; every page that a server shows is compared with what any server showed before.
+Real engines, loops and boards; only the clock, the store's manners and the platform are made here.
+Every commit is checked against the rules at the moment it happens; every page that a server shows
+is compared with what any server showed before.
 """
 
 import asyncio
@@ -14,24 +16,24 @@ from datetime import datetime, timedelta
 from functools import partial
 
 from forewarn.core import command as ask
-from forewarn.core.change import What
+from forewarn.core.change import ChangeKind
 from forewarn.core.event import Cause, EventType, Status
 from forewarn.core.fleet import Approval, AutoApprove, Policy, Scope, ScopeKind, Vm
-from forewarn.core.progress import is_enabled
+from forewarn.core.lifecycle import is_enabled
 from forewarn.core.timing import Timing
-from forewarn.engine.board import Board, Place, wait_for_change
+from forewarn.engine import entry as note
+from forewarn.engine.board import Board, PublishedScope, wait_for_change
 from forewarn.engine.clock import VirtualClock
 from forewarn.engine.engine import Engine
-from forewarn.engine.loops import Loops
 from forewarn.engine.operations import Operations, Told
-from forewarn.errors import ImpactFailed, Problem, StoreLost
-from forewarn.platform.base import Done, Order
+from forewarn.engine.record import SCOPE
+from forewarn.engine.worker import Worker
+from forewarn.errors import Error, ImpactFailed, StoreLost
+from forewarn.fleetfile.schema import Fleet
+from forewarn.platform.base import ImpactRequest, ImpactResult
 from forewarn.store.base import Note, Snapshot, Store, Write
 from forewarn.store.memory import MemoryStore
-from forewarn.web.page import body_of, page
-from forewarn.wire import note
-from forewarn.wire.fleet import Fleet
-from forewarn.wire.record import SCOPE
+from forewarn.web.metadata.rendered_document import body_of, page
 from forewarn.wire.versions import VERSIONS
 from tests.builders import NOON
 from tests.rules import Broken, check_domains, check_members, check_state, check_step, must, pages
@@ -84,8 +86,12 @@ class Witness:
     def committed(self, writes: Sequence[Write], notes: Sequence[bytes]) -> None:
         told = [note.decode(one) for one in notes]
         for one in told:
-            if one.change.what is What.IMPACTED and one.by.startswith("server-"):
-                self.must((one.change.event_id, one.change.vm) in self.done, "what is told as done was done", one)
+            if one.change.what is ChangeKind.IMPACTED and one.by.startswith("server-"):
+                self.must(
+                    (one.change.event_id, one.change.vm) in self.done,
+                    "what is told as done was done",
+                    one,
+                )
         is_fleet = any(one.by == "fleet" for one in told)
         for write in writes:
             if not write.key.startswith("scope/"):
@@ -99,7 +105,10 @@ class Witness:
                 continue
             after = self.scopes[name] = SCOPE.decode(write.value)
             with self.remembering():
-                self._check(before or Scope(name=name, kind=after.kind, incarnation=after.incarnation), after)
+                self._check(
+                    before or Scope(name=name, kind=after.kind, incarnation=after.incarnation),
+                    after,
+                )
                 if is_fleet and before is not None:
                     check_members(before, after)
 
@@ -108,34 +117,57 @@ class Witness:
         check_state(after, self.now())
         check_domains(before, after)
         gone = {event.id for event in before.events} - {event.id for event in after.events}
-        must(gone <= {ended.id for ended in after.ended}, "what left the document is remembered", gone)
+        must(
+            gone <= {ended.id for ended in after.ended},
+            "what left the document is remembered",
+            gone,
+        )
         self.ended |= gone | {ended.id for ended in after.ended}
-        events = ", ".join(f"{event.type} {event.status} {event.resources}" for event in after.events)
+        events = ", ".join(
+            f"{event.type} {event.status} {event.resources}" for event in after.events
+        )
         self.transcript.append(f"{self.now():%H:%M:%S} {after.name} #{after.incarnation} {events}")
 
-    def reads(self, place: Place) -> None:
-        """A guest reads a page, as polls do: the same incarnation must always be the same bytes, on any server."""
+    def reads(self, place: PublishedScope) -> None:
+        """A guest reads a page, as polls do: the same incarnation must always be the same bytes, on
+        any server.
+        """
         scope = place.scope
         key = (scope.name, self.lives.get(scope.name, 0), scope.incarnation)
         found = tuple(body_of(page(place, version, iso_not_before=False)) for version in VERSIONS)
         must(found == pages(scope), "a page shows the scope as it is", key)
-        must(self.shown.setdefault(key, found) == found, "same incarnation, same bytes on every server", key)
+        must(
+            self.shown.setdefault(key, found) == found,
+            "same incarnation, same bytes on every server",
+            key,
+        )
 
     def knows(self, event_id: str) -> bool:
         live = any(scope.event(event_id) for scope in self.scopes.values())
-        silent = any(impact.event_id == event_id for scope in self.scopes.values() for impact in scope.impacts)
+        silent = any(
+            impact.event_id == event_id
+            for scope in self.scopes.values()
+            for impact in scope.impacts
+        )
         return live or silent or event_id in self.ended
 
     def has_word(self, event_id: str, vm: str) -> bool:
         """Whether an approval is on record, or the event has moved on anyway."""
         events = [scope.event(event_id) for scope in self.scopes.values()]
-        return all(event is None or event.status is Status.STARTED or vm in event.approvals for event in events)
+        return all(
+            event is None or event.status is Status.STARTED or vm in event.approvals
+            for event in events
+        )
 
 
 class FlakyStore:
-    """One server's way to the store that all share: slow, refusing, losing replies, breaking watches."""
+    """One server's way to the store that all share: slow, refusing, losing replies, breaking
+    watches.
+    """
 
-    def __init__(self, inner: Store, chance: random.Random, manners: Manners, witness: Witness) -> None:
+    def __init__(
+        self, inner: Store, chance: random.Random, manners: Manners, witness: Witness
+    ) -> None:
         self._inner, self._chance, self._manners, self._witness = inner, chance, manners, witness
 
     async def load(self, prefix: str = "") -> Snapshot:
@@ -184,27 +216,36 @@ class FlakyStore:
 
 
 class FlakyPlatform:
-    """Takes a random time, and fails or hangs now and then. Checks that what it is told to do was announced."""
+    """Takes a random time, and fails or hangs now and then.
 
-    def __init__(self, clock: VirtualClock, chance: random.Random, manners: Manners, witness: Witness) -> None:
+    Checks that what it is told to do was announced.
+    """
+
+    def __init__(
+        self, clock: VirtualClock, chance: random.Random, manners: Manners, witness: Witness
+    ) -> None:
         self._clock, self._chance, self._manners, self._witness = clock, chance, manners, witness
 
-    async def carry_out(self, order: Order) -> Done:
+    async def run_impact(self, order: ImpactRequest) -> ImpactResult:
         scope = self._witness.scopes.get(order.scope)
         event = scope.event(order.event_id) if scope else None
-        self._witness.must(event is None or event.status is Status.STARTED, "no impact before Started", order)
+        self._witness.must(
+            event is None or event.status is Status.STARTED, "no impact before Started", order
+        )
         one_try = (order.event_id, order.vm.name, order.tries)
         self._witness.must(one_try not in self._witness.begun, "one try is one call", order)
         self._witness.begun.add(one_try)
         luck = self._chance.random()
         if luck < self._manners.hung_impact:
             await self._clock.sleep_until(self._clock.now() + timedelta(days=1))
-        await self._clock.sleep_until(self._clock.now() + timedelta(seconds=self._chance.randint(0, 90)))
+        await self._clock.sleep_until(
+            self._clock.now() + timedelta(seconds=self._chance.randint(0, 90))
+        )
         if luck > 1 - self._manners.failed_impact:
             raise ImpactFailed("bad luck")
         self._witness.done.add((order.event_id, order.vm.name))
         moves = order.type is EventType.REDEPLOY or order.cause is Cause.FAILED
-        return Done(host=self._chance.choice(HOSTS) if moves else "")
+        return ImpactResult(host=self._chance.choice(HOSTS) if moves else "")
 
 
 class Server:
@@ -222,9 +263,13 @@ class Server:
             with suppress(StoreLost):
                 await self.engine.load()
                 break
-        platform = FlakyPlatform(self._world.clock, self._world.chance, self._world.manners, self._world.witness)
+        platform = FlakyPlatform(
+            self._world.clock, self._world.chance, self._world.manners, self._world.witness
+        )
         worker = f"server-{self._number}-{self._world.chance.randint(0, 10**6)}"
-        loops = Loops(self.engine, platform, worker=worker, impacts_max=3, impact_limit=IMPACT_LIMIT)
+        loops = Worker(
+            self.engine, platform, worker=worker, impacts_max=3, impact_limit=IMPACT_LIMIT
+        )
         self._task = asyncio.create_task(loops.run())
 
     async def kill(self) -> None:
@@ -251,9 +296,14 @@ class Alarm(logging.Handler):
 
 
 class World:
-    """Everything under one seed. `run` tells a story of STEPS steps, then lets the dust settle and looks what is left."""
+    """Everything under one seed.
 
-    def __init__(self, seed: int, *, store: MemoryStore | None = None, manners: Manners | None = None) -> None:
+    `run` tells a story of STEPS steps, then lets the dust settle and looks what is left.
+    """
+
+    def __init__(
+        self, seed: int, *, store: MemoryStore | None = None, manners: Manners | None = None
+    ) -> None:
         self.chance = random.Random(seed)
         self.manners = manners or Manners()
         self.clock = VirtualClock(NOON)
@@ -263,14 +313,16 @@ class World:
         self.store = store or MemoryStore()
         self.servers: list[Server] = []
         self.acknowledged: list[str] = []
-        self.waits: list[tuple[Place, int, asyncio.Task[bool]]] = []
+        self.waits: list[tuple[PublishedScope, int, asyncio.Task[bool]]] = []
         self.last_id = ""
 
     def flaky(self) -> FlakyStore:
         return FlakyStore(self.store, self.chance, self.manners, self.witness)
 
     def make_id(self) -> str:
-        self.last_id = f"{self.chance.getrandbits(32):08X}-0000-4000-8000-{self.chance.getrandbits(48):012X}"
+        self.last_id = (
+            f"{self.chance.getrandbits(32):08X}-0000-4000-8000-{self.chance.getrandbits(48):012X}"
+        )
         return self.last_id
 
     async def run(self) -> None:
@@ -323,7 +375,7 @@ class World:
 
     async def _trying(self, deed: Callable[[], Awaitable[object]]) -> None:
         """Do it; a Problem is an answer. What was acknowledged is written down."""
-        with suppress(Problem):
+        with suppress(Error):
             answer = await deed()
             told = answer if isinstance(answer, list) else [answer]
             self.acknowledged += [one.event.id for one in told if isinstance(one, Told)]
@@ -332,7 +384,9 @@ class World:
         return self.chance.choice(self.servers)
 
     def _vm(self) -> str:
-        return self.chance.choice([f"{scope}-{number}" for scope in ("web", "db", "one") for number in range(3)])
+        return self.chance.choice(
+            [f"{scope}-{number}" for scope in ("web", "db", "one") for number in range(3)]
+        )
 
     async def _pass_time(self) -> None:
         await self.clock.advance(self.chance.choice(SPANS))
@@ -347,25 +401,40 @@ class World:
         place, _ = server.engine.board.find_vm(name)
         ids = tuple(event.id for event in place.scope.events)[:2]
         if ids:
-            await server.engine.submit(place.scope.name, ask.Approve(event_ids=ids, vm=name), by=name)
+            await server.engine.submit(
+                place.scope.name, ask.Approve(event_ids=ids, vm=name), by=name
+            )
             for event_id in ids:
-                self.witness.must(self.witness.has_word(event_id, name), "a word that was taken is kept", event_id, name)
+                self.witness.must(
+                    self.witness.has_word(event_id, name),
+                    "a word that was taken is kept",
+                    event_id,
+                    name,
+                )
 
     async def _operate_vm(self) -> object:
         desk, mine = Operations(self._server().engine, self.make_id), ""
-        deed = self.chance.choice([desk.restart, desk.restart, desk.redeploy, desk.evict, desk.delete])
+        deed = self.chance.choice(
+            [desk.restart, desk.restart, desk.redeploy, desk.evict, desk.delete]
+        )
         task = asyncio.ensure_future(deed(self._vm(), by="sim"))
         await asyncio.sleep(0)  # now its id is made
         mine = self.last_id
         told = await task
-        self.witness.must(told is not None or self.witness.knows(mine), "a silent operation is not forgotten", mine)
+        self.witness.must(
+            told is not None or self.witness.knows(mine),
+            "a silent operation is not forgotten",
+            mine,
+        )
         return told
 
     async def _wait(self) -> None:
         """A guest waits for a change instead of polling."""
         place, _ = self._server().engine.board.find_vm(self._vm())
         incarnation = place.scope.incarnation
-        self.waits.append((place, incarnation, asyncio.create_task(wait_for_change(place, incarnation, 3600))))
+        self.waits.append(
+            (place, incarnation, asyncio.create_task(wait_for_change(place, incarnation, 3600)))
+        )
 
     async def _operate_host(self) -> object:
         desk, host = self._server().operations, self.chance.choice(HOSTS)
@@ -384,7 +453,12 @@ class World:
             desk = server.operations
             later = self.clock.now() + timedelta(minutes=self.chance.randrange(1, 40))
             deeds: list[Callable[..., Awaitable[Told | None]]]
-            deeds = [desk.cancel, desk.complete, desk.approve, partial(desk.extend, not_before=later)]
+            deeds = [
+                desk.cancel,
+                desk.complete,
+                desk.approve,
+                partial(desk.extend, not_before=later),
+            ]
             deed = self.chance.choice(deeds)
             await deed(self.chance.choice(events), by="sim")
 
@@ -411,7 +485,12 @@ class World:
     def _scope(self, name: str) -> Scope:
         count = 1 if name == "one" else self.chance.choice([2, 3, 3, 3])
         vms = tuple(
-            Vm(name=f"{name}-{number}", update_domain=number % 2, host=self.chance.choice(HOSTS), address="")
+            Vm(
+                name=f"{name}-{number}",
+                update_domain=number % 2,
+                host=self.chance.choice(HOSTS),
+                address="",
+            )
             for number in range(count)
         )
         policy = Policy(
@@ -431,7 +510,12 @@ class World:
             self._check_board(server.engine.board)
         for place, incarnation, task in self.waits:
             is_news = place.scope.incarnation != incarnation
-            must(task.done() or not is_news, "who waits is woken by a change", place.scope.name, incarnation)
+            must(
+                task.done() or not is_news,
+                "who waits is woken by a change",
+                place.scope.name,
+                incarnation,
+            )
         for event_id in self.acknowledged:
             must(self.witness.knows(event_id), "what was acknowledged is not lost", event_id)
 
@@ -442,12 +526,24 @@ class World:
             fresh.publish(place.scope, place.revision)
         for index in ("vms", "addresses", "ids", "hosts", "events", "ended"):
             one, other = getattr(board, index), getattr(fresh, index)
-            must(one.keys() == other.keys(), "what is found is what is there", index, set(one) ^ set(other))
+            must(
+                one.keys() == other.keys(),
+                "what is found is what is there",
+                index,
+                set(one) ^ set(other),
+            )
         for name, found in board.vms.items():
-            must(board.scopes.get(found.scope.name) is found and found.scope.vm(name), "a VM is found where it is", name)
+            must(
+                board.scopes.get(found.scope.name) is found and found.scope.vm(name),
+                "a VM is found where it is",
+                name,
+            )
 
     async def _settle_down(self) -> None:
-        """The weather clears. Then everything that was begun must end, and both servers must show the same."""
+        """The weather clears.
+
+        Then everything that was begun must end, and both servers must show the same.
+        """
         self.manners.__dict__.update(vars(Manners(0, 0, 0, 0, 0, 0)))
         for _ in range(60):
             await self.clock.advance(timedelta(hours=4))
@@ -462,4 +558,8 @@ class World:
             must(not scope.events, "every event comes to an end", scope)
             for server in self.servers:
                 shown = server.engine.board.scopes.get(name)
-                must(shown is not None and shown.scope == scope, "every server shows what is stored", name)
+                must(
+                    shown is not None and shown.scope == scope,
+                    "every server shows what is stored",
+                    name,
+                )

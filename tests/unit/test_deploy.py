@@ -10,16 +10,16 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 
-from forewarn.cli.usage import Exit, exit_of
+from forewarn.cli.exit_codes import Exit, exit_of
 from forewarn.core.timing import Timing
 from forewarn.engine.clock import RealClock
 from forewarn.engine.engine import Engine
 from forewarn.errors import StoreDenied
 from forewarn.store.memory import MemoryStore
-from forewarn.web.connection import Limits
-from forewarn.web.metadata import Metadata
-from forewarn.web.metrics import Numbers
-from forewarn.web.poll import Polls
+from forewarn.web.control.routes.metrics import Numbers
+from forewarn.web.http.connection import Limits
+from forewarn.web.metadata.app import Metadata
+from forewarn.web.metadata.fast_path import Polls
 from forewarn.web.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -54,22 +54,35 @@ def test_the_services_unit_is_understood_by_systemd(tmp_path: Path) -> None:
 
 
 def test_the_services_unit_asks_for_the_watchdog_and_gives_up_what_it_can() -> None:
-    for line in ("Type=notify", "WatchdogSec=30", "User=forewarn", "ProtectSystem=strict", "NoNewPrivileges=yes"):
+    for line in (
+        "Type=notify",
+        "WatchdogSec=30",
+        "User=forewarn",
+        "ProtectSystem=strict",
+        "NoNewPrivileges=yes",
+    ):
         assert f"\n{line}\n" in UNIT
 
 
 @pytest.mark.system
 @pytest.mark.parametrize("drop_in", ["", "forewarn-libvirt.conf"])
-def test_the_services_unit_is_exposed_as_little_as_was_promised(tmp_path: Path, drop_in: str) -> None:
+def test_the_services_unit_is_exposed_as_little_as_was_promised(
+    tmp_path: Path, drop_in: str
+) -> None:
     """systemd's own measure, from 0 to 10; docs/security.md tells ours."""
     unit = tmp_path / "forewarn.service"
     unit.write_text(f"{UNIT}\n{(DEPLOY / drop_in).read_text() if drop_in else ''}")
-    code, words = told(["systemd-analyze", "security", "--offline=yes", "--threshold=20", "--no-pager", str(unit)])
+    code, words = told(
+        ["systemd-analyze", "security", "--offline=yes", "--threshold=20", "--no-pager", str(unit)]
+    )
     assert code == 0, words[-200:]
 
 
 def test_the_services_unit_is_not_restarted_for_what_only_a_person_can_mend() -> None:
-    """A store that root has put back belongs to root. The same line every second would help nobody."""
+    """A store that root has put back belongs to root.
+
+    The same line every second would help nobody.
+    """
     (line,) = [line for line in UNIT.splitlines() if line.startswith("RestartPreventExitStatus=")]
     assert line == f"RestartPreventExitStatus={Exit.USAGE.value}"
     assert exit_of(StoreDenied("")) is Exit.USAGE
@@ -77,19 +90,30 @@ def test_the_services_unit_is_not_restarted_for_what_only_a_person_can_mend() ->
 
 @pytest.mark.system
 @pytest.mark.skipif(
-    os.geteuid() != 0 and "CI" not in os.environ, reason="only root can make users, here in a file system of its own"
+    os.geteuid() != 0 and "CI" not in os.environ,
+    reason="only root can make users, here in a file system of its own",
 )
 def test_ssh_knows_the_services_user_and_finds_its_keys(tmp_path: Path) -> None:
-    """Without an entry in the user database ssh says "No user exists for uid", and no qemu+ssh works."""
+    """Without an entry in the user database ssh says "No user exists for uid", and no qemu+ssh
+    works.
+    """
     (tmp_path / "etc").mkdir()
-    code, words = told(["systemd-sysusers", f"--root={tmp_path}", str(DEPLOY / "forewarn.sysusers")])
+    code, words = told(
+        ["systemd-sysusers", f"--root={tmp_path}", str(DEPLOY / "forewarn.sysusers")]
+    )
     assert code == 0, words
     name, _, number, group, _, home, _ = (tmp_path / "etc/passwd").read_text().strip().split(":")
     assert f"\nUser={name}\nGroup={name}\nStateDirectory={home.removeprefix('/var/lib/')}\n" in UNIT
 
     confined = f"setpriv --reuid={number} --regid={group} --clear-groups --no-new-privs --bounding-set=-all"
     code, words = told(
-        ["unshare", "--mount", "sh", "-c", f"mount --bind {tmp_path}/etc/passwd /etc/passwd && exec {confined} ssh -G host-a"]
+        [
+            "unshare",
+            "--mount",
+            "sh",
+            "-c",
+            f"mount --bind {tmp_path}/etc/passwd /etc/passwd && exec {confined} ssh -G host-a",
+        ]
     )
     assert code == 0, words
     assert f"userknownhostsfile {home}/.ssh/known_hosts " in words
@@ -116,7 +140,11 @@ def test_the_numbers_are_named_as_prometheus_wants_them() -> None:
 
 def test_alerts_and_dashboard_name_only_numbers_that_exist() -> None:
     existing = {metric.name for metric in numbers().collect()}
-    rules = [rule["expr"] for group in yaml.safe_load((DEPLOY / "alerts.yaml").read_text())["groups"] for rule in group["rules"]]
+    rules = [
+        rule["expr"]
+        for group in yaml.safe_load((DEPLOY / "alerts.yaml").read_text())["groups"]
+        for rule in group["rules"]
+    ]
     panels = json.loads((DEPLOY / "dashboard.json").read_text())["panels"]
     asked = {
         name

@@ -1,4 +1,6 @@
-"""References to the protocol resolve: each section and each source that the product names stands in docs/protocol.md."""
+"""References to the protocol resolve: each section and each source that the product names stands in
+docs/protocol.md.
+"""
 
 import json
 import re
@@ -19,7 +21,11 @@ def sections() -> set[str]:
 
 
 def keys() -> set[str]:
-    rows = re.findall(r"^\| ([^|]+) \|", PAGE.read_text().partition("## 0. ")[2].partition("## 1. ")[0], re.MULTILINE)
+    rows = re.findall(
+        r"^\| ([^|]+) \|",
+        PAGE.read_text().partition("## 0. ")[2].partition("## 1. ")[0],
+        re.MULTILINE,
+    )
     return {key.removesuffix("#N") for row in rows for key in row.split(", ")}
 
 
@@ -30,7 +36,12 @@ def texts() -> Iterator[tuple[Path, str]]:
 
 def test_every_section_that_code_or_docs_refer_to_exists() -> None:
     """A reference that leads nowhere is worse than none: the reader looks for it."""
-    found = [(path.name, one) for path, text in texts() for all_ in REFERENCE.findall(text) for one in re.findall(NUMBER, all_)]
+    found = [
+        (path.name, one)
+        for path, text in texts()
+        for all_ in REFERENCE.findall(text)
+        for one in re.findall(NUMBER, all_)
+    ]
 
     assert len(found) > 200
     assert [reference for reference in found if reference[1] not in sections()] == []
@@ -42,8 +53,17 @@ def test_every_check_refers_to_a_section_or_an_rfc_and_to_known_sources() -> Non
     listed = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=60).stdout)
     references = {check["reference"] for check in listed["checks"]}
 
-    assert [reference for reference in references if not re.match(rf"PROTOCOL {NUMBER}|RFC \d+ ", reference)] == []
-    cited = {key for reference in references for aside in re.findall(r"\((.*?)\)", reference) for key in KEY.findall(aside)}
+    assert [
+        reference
+        for reference in references
+        if not re.match(rf"PROTOCOL {NUMBER}|RFC \d+ ", reference)
+    ] == []
+    cited = {
+        key
+        for reference in references
+        for aside in re.findall(r"\((.*?)\)", reference)
+        for key in KEY.findall(aside)
+    }
     assert len(cited) > 10
     assert cited - keys() == set()
 

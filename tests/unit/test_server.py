@@ -1,4 +1,6 @@
-"""The parts put together: how many connections there may be, how the listeners end, and who can read the store."""
+"""The parts put together: how many connections there may be, how the listeners end, and who can
+read the store.
+"""
 
 import asyncio
 import logging
@@ -9,10 +11,15 @@ import pytest
 
 from forewarn.config import Address, Config, Identify
 from forewarn.server import connection_limits, listening, warn_of_readable_store
-from forewarn.web.connection import Guard, Limits
-from forewarn.web.listener import ABORT_SECONDS_MAX, SERVER_METADATA, STOP_SECONDS_MAX, Listener
-from forewarn.web.problems import metadata_body
-from tests.unit.web.test_listener import hello
+from forewarn.web.http.connection import ConnectionPolicy, Limits
+from forewarn.web.http.listener import (
+    ABORT_SECONDS_MAX,
+    SERVER_METADATA,
+    STOP_SECONDS_MAX,
+    Listener,
+)
+from forewarn.web.http_status import metadata_body
+from tests.unit.web.http.test_listener import hello
 
 
 def shares(descriptors: int, config: Config = Config()) -> tuple[int, int, int, int]:  # noqa: B008, frozen
@@ -38,12 +45,18 @@ def shares(descriptors: int, config: Config = Config()) -> tuple[int, int, int, 
 def test_vms_never_take_the_descriptors_that_operators_store_and_platform_need(
     descriptors: int, expected: tuple[int, int, int, int]
 ) -> None:
-    """Without one left, nobody could look, nothing could be stored, and impacts would fail for good."""
+    """Without one left, nobody could look, nothing could be stored, and impacts would fail for
+    good.
+    """
     assert shares(descriptors) == expected
 
 
-@pytest.mark.parametrize("identify", [(Identify.PROXY,), (Identify.ADDRESS, Identify.PROXY), (Identify.PATH,)])
-def test_an_address_that_may_speak_for_many_vms_may_hold_all_their_connections(identify: tuple[Identify, ...]) -> None:
+@pytest.mark.parametrize(
+    "identify", [(Identify.PROXY,), (Identify.ADDRESS, Identify.PROXY), (Identify.PATH,)]
+)
+def test_an_address_that_may_speak_for_many_vms_may_hold_all_their_connections(
+    identify: tuple[Identify, ...],
+) -> None:
     """A metadata proxy has one address for all VMs behind it."""
     assert shares(1024, Config(identify=identify))[:2] == (640, 640)
 
@@ -61,10 +74,17 @@ class BrokenListener(Listener):
 
 
 def make(kind: type[Listener]) -> Listener:
-    return kind(hello, Address("127.0.0.1", 0), Guard(Limits(), metadata_body), server_name=SERVER_METADATA)
+    return kind(
+        hello,
+        Address("127.0.0.1", 0),
+        ConnectionPolicy(Limits(), metadata_body),
+        server_name=SERVER_METADATA,
+    )
 
 
-def test_a_listener_that_does_not_stop_cleanly_is_logged_and_the_other_stops(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_listener_that_does_not_stop_cleanly_is_logged_and_the_other_stops(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """An exception that nobody sees hides that the rest of the stop was skipped."""
 
     async def story() -> None:
@@ -100,7 +120,9 @@ def test_a_store_that_others_can_read_is_a_warning_with_the_command_that_helps(
     assert os.stat(path).st_mode & 0o777 == mode
 
 
-def test_a_store_that_nobody_else_can_read_is_no_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_store_that_nobody_else_can_read_is_no_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "store.db"
     path.touch(0o600)
 

@@ -1,6 +1,8 @@
-"""Hosts with a libvirtd of their own and real QEMU domains under software emulation. The machine's own libvirt is not touched.
+"""Hosts with a libvirtd of their own and real QEMU domains under software emulation. The machine's
+own libvirt is not touched.
 
-Each daemon runs in mount and UTS namespaces, so that its folders and its host name are its own. Needs root.
+Each daemon runs in mount and UTS namespaces, so that its folders and its host name are its own.
+Needs root.
 """
 
 import shutil
@@ -15,7 +17,7 @@ from typing import Any
 
 import libvirt
 
-from forewarn.platform.libvirt_host import open_connection
+from forewarn.platform.libvirt.connection import open_connection
 
 QEMU_CONF = """
 security_driver = "none"
@@ -51,7 +53,9 @@ DOMAIN = """
 """
 DISK = "<disk type='file'><driver name='qemu' type='raw' cache='writeback'/><source file='{}'/><target dev='hda'/></disk>"
 REBOOTS_BY_ITSELF = "<bios rebootTimeout='1500'/>"
-"""What SeaBIOS does when it finds nothing to boot: a guest that reboots within two seconds of being asked, or not."""
+"""What SeaBIOS does when it finds nothing to boot: a guest that reboots within two seconds of being
+asked, or not.
+"""
 START_SECONDS_MAX, STOP_SECONDS_MAX = 60, 20
 PORT_FIRST = 49_352
 
@@ -67,11 +71,16 @@ class RealHost:
         (folder / "etc/qemu.conf").write_text(QEMU_CONF.format(port=port, port_max=port + 19))
         (folder / "etc/libvirtd.conf").write_text(LIBVIRTD_CONF.format(uuid=uuid.uuid4()))
         (folder / "names").write_text("127.0.0.1 localhost host-a host-b\n")
-        binds = [f"mount --bind {folder / one} {place}" for one, place in (FOLDERS | {"names": "/etc/hosts"}).items()]
+        binds = [
+            f"mount --bind {folder / one} {place}"
+            for one, place in (FOLDERS | {"names": "/etc/hosts"}).items()
+        ]
         script = " && ".join([f"hostname {name}", *binds, "exec libvirtd"])
         with (folder / "output").open("wb") as output:
             command = ["unshare", "--mount", "--uts", "sh", "-c", script]
-            self._daemon = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+            self._daemon = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            )
         self.uri = f"qemu+unix:///system?socket={folder}/run/libvirt/libvirt-sock"
         self.connection: Any = None
 
@@ -88,7 +97,9 @@ class RealHost:
 
     def run_vm(self, name: str = "web-0", *, bios: str = "", disk: Path | None = None) -> Any:
         disks = "" if disk is None else DISK.format(disk)
-        domain = self.connection.defineXML(DOMAIN.format(name=name, uuid=uuid.uuid4(), bios=bios, disks=disks))
+        domain = self.connection.defineXML(
+            DOMAIN.format(name=name, uuid=uuid.uuid4(), bios=bios, disks=disks)
+        )
         domain.create()
         return domain
 
@@ -122,7 +133,10 @@ class RealHost:
 
 @contextmanager
 def real_hosts(*names: str) -> Iterator[dict[str, RealHost]]:
-    """These hosts, up and empty. Their folder has a short name: the path of a socket may have 107 characters."""
+    """These hosts, up and empty.
+
+    Their folder has a short name: the path of a socket may have 107 characters.
+    """
     folder = Path(tempfile.mkdtemp(prefix="fw-"))
     hosts = {name: RealHost(folder / name, name, number) for number, name in enumerate(names)}
     try:

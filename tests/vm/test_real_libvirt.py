@@ -1,4 +1,7 @@
-"""The libvirt platform on real QEMU domains. `make test-vm` runs it; `make test` and `make test-all` do not."""
+"""The libvirt platform on real QEMU domains.
+
+`make test-vm` runs it; `make test` and `make test-all` do not.
+"""
 
 import asyncio
 import os
@@ -13,23 +16,27 @@ import libvirt
 import pytest
 
 from forewarn.config_platform import HostUri
-from forewarn.core.change import What
+from forewarn.core.change import ChangeKind
 from forewarn.core.event import Cause, EventType
 from forewarn.core.fleet import Vm
 from forewarn.engine.clock import RealClock
 from forewarn.errors import ImpactFailed
-from forewarn.platform.base import Done, Order
-from forewarn.platform.libvirt import LibvirtPlatform
-from forewarn.platform.libvirt_discovery import discover
-from forewarn.platform.libvirt_host import Libvirts
-from forewarn.wire.domain import parse
+from forewarn.platform.base import ImpactRequest, ImpactResult
+from forewarn.platform.libvirt.connection import Libvirts
+from forewarn.platform.libvirt.discovery import discover
+from forewarn.platform.libvirt.driver import LibvirtPlatform
+from forewarn.platform.libvirt.fleet_import import parse
 from tests.builders import guid
 from tests.e2e.notes import changes_in
 from tests.e2e.service import Service, running
 from tests.vm.real_libvirt import REBOOTS_BY_ITSELF, RealHost, real_hosts, wait_for
 
 Hosts = dict[str, RealHost]
-RUNNING, PAUSED, OFF = libvirt.VIR_DOMAIN_RUNNING, libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_SHUTOFF
+RUNNING, PAUSED, OFF = (
+    libvirt.VIR_DOMAIN_RUNNING,
+    libvirt.VIR_DOMAIN_PAUSED,
+    libvirt.VIR_DOMAIN_SHUTOFF,
+)
 FLEET = "scopes: [{name: web, vms: [{name: web-0, host: host-a}]}]\nhosts: [host-b]\n"
 
 
@@ -48,31 +55,46 @@ def hosts(made: Hosts) -> Iterator[Hosts]:
 
 
 def libvirts(hosts: Hosts, call_seconds_max: float = 30) -> Libvirts:
-    return Libvirts([HostUri(name, host.uri) for name, host in hosts.items()], call_seconds_max=call_seconds_max)
+    return Libvirts(
+        [HostUri(name, host.uri) for name, host in hosts.items()], call_seconds_max=call_seconds_max
+    )
 
 
-def carry_out(
-    hosts: Hosts, type_: EventType, cause: Cause = Cause.MAINTENANCE, *, grace: float = 1, call_seconds_max: float = 30
-) -> Done:
-    order = Order(guid(1), "web", Vm(name="web-0", host="host-a"), type_, cause, tries=1, duration_seconds=2)
+def run_impact(
+    hosts: Hosts,
+    type_: EventType,
+    cause: Cause = Cause.MAINTENANCE,
+    *,
+    grace: float = 1,
+    call_seconds_max: float = 30,
+) -> ImpactResult:
+    order = ImpactRequest(
+        guid(1), "web", Vm(name="web-0", host="host-a"), type_, cause, tries=1, duration_seconds=2
+    )
     known = libvirts(hosts, call_seconds_max)
-    platform = LibvirtPlatform(known, RealClock(), hosts=lambda: list(hosts), grace=timedelta(seconds=grace))
-    return asyncio.run(platform.carry_out(order))
+    platform = LibvirtPlatform(
+        known, RealClock(), hosts=lambda: list(hosts), grace=timedelta(seconds=grace)
+    )
+    return asyncio.run(platform.run_impact(order))
 
 
 def events(host: RealHost, domain: Any, what: int) -> list[tuple[Any, ...]]:
     """What libvirt tells of the domain from now on."""
     told: list[tuple[Any, ...]] = []
-    host.connection.domainEventRegisterAny(domain, what, lambda connection, of, *more: told.append(more), None)
+    host.connection.domainEventRegisterAny(
+        domain, what, lambda connection, of, *more: told.append(more), None
+    )
     return told
 
 
 def flags(hosts: Hosts) -> list[str]:
-    uris = [part for name, host in hosts.items() for part in ("--libvirt-uri", f"{name}={host.uri}")]
+    uris = [
+        part for name, host in hosts.items() for part in ("--libvirt-uri", f"{name}={host.uri}")
+    ]
     return ["--platform", "libvirt", "--libvirt-grace-seconds", "1", *uris]
 
 
-def is_told(folder: Path, what: What) -> Callable[[], bool]:
+def is_told(folder: Path, what: ChangeKind) -> Callable[[], bool]:
     return lambda: what in [change.what for change in changes_in(folder, "web")]
 
 
@@ -81,25 +103,31 @@ def test_a_freeze_suspends_and_resumes(hosts: Hosts) -> None:
     told = events(host, host.run_vm(), libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE)
 
     start = time.monotonic()
-    assert carry_out(hosts, EventType.FREEZE).detail == "suspended for 2 seconds, and resumed"
+    assert run_impact(hosts, EventType.FREEZE).detail == "suspended for 2 seconds, and resumed"
 
     assert time.monotonic() - start >= 2
     wait_for(lambda: len(told) >= 2, 10)
-    assert [event for event, *_ in told] == [libvirt.VIR_DOMAIN_EVENT_SUSPENDED, libvirt.VIR_DOMAIN_EVENT_RESUMED]
+    assert [event for event, *_ in told] == [
+        libvirt.VIR_DOMAIN_EVENT_SUSPENDED,
+        libvirt.VIR_DOMAIN_EVENT_RESUMED,
+    ]
     assert host.state() == RUNNING
 
 
 def test_a_guest_that_reboots_by_itself_is_not_reset(hosts: Hosts) -> None:
     hosts["host-a"].run_vm(bios=REBOOTS_BY_ITSELF)
 
-    assert carry_out(hosts, EventType.REBOOT, grace=30).detail == "the guest rebooted by itself"
+    assert run_impact(hosts, EventType.REBOOT, grace=30).detail == "the guest rebooted by itself"
 
 
 def test_a_guest_that_does_not_hear_is_reset_after_the_limit(hosts: Hosts) -> None:
     host = hosts["host-a"]
     told = events(host, host.run_vm(), libvirt.VIR_DOMAIN_EVENT_ID_REBOOT)
 
-    assert carry_out(hosts, EventType.REBOOT).detail == "the guest did not reboot within 1 seconds: reset"
+    assert (
+        run_impact(hosts, EventType.REBOOT).detail
+        == "the guest did not reboot within 1 seconds: reset"
+    )
 
     wait_for(lambda: bool(told), 10)
     assert host.state() == RUNNING
@@ -108,7 +136,7 @@ def test_a_guest_that_does_not_hear_is_reset_after_the_limit(hosts: Hosts) -> No
 def test_a_restart_starts_a_vm_that_does_not_run(hosts: Hosts) -> None:
     hosts["host-a"].run_vm().destroy()
 
-    carry_out(hosts, EventType.REBOOT, Cause.RESTART)
+    run_impact(hosts, EventType.REBOOT, Cause.RESTART)
 
     assert hosts["host-a"].state() == RUNNING
 
@@ -116,37 +144,52 @@ def test_a_restart_starts_a_vm_that_does_not_run(hosts: Hosts) -> None:
 def test_a_redeploy_migrates_live(hosts: Hosts) -> None:
     hosts["host-a"].run_vm()
 
-    assert carry_out(hosts, EventType.REDEPLOY) == Done(host="host-b", detail="migrated live to host-b")
+    assert run_impact(hosts, EventType.REDEPLOY) == ImpactResult(
+        host="host-b", detail="migrated live to host-b"
+    )
 
     assert hosts["host-a"].names() == []
     assert hosts["host-b"].state() == RUNNING
     assert hosts["host-b"].connection.lookupByName("web-0").isPersistent()
 
 
-def test_a_redeploy_of_a_vm_that_cannot_migrate_stops_and_starts_it(hosts: Hosts, tmp_path: Path) -> None:
+def test_a_redeploy_of_a_vm_that_cannot_migrate_stops_and_starts_it(
+    hosts: Hosts, tmp_path: Path
+) -> None:
     """Its disk is a plain file: libvirt calls a migration unsafe."""
     disk = tmp_path / "disk.raw"
     disk.write_bytes(bytes(1 << 20))
     hosts["host-a"].run_vm(disk=disk)
 
-    done = carry_out(hosts, EventType.REDEPLOY)
+    done = run_impact(hosts, EventType.REDEPLOY)
 
-    assert done == Done(host="host-b", detail="the guest did not shut down within 1 seconds: stopped; moved to host-b")
+    assert done == ImpactResult(
+        host="host-b",
+        detail="the guest did not shut down within 1 seconds: stopped; moved to host-b",
+    )
     assert hosts["host-a"].names() == []
     assert hosts["host-b"].state() == RUNNING
 
 
-def test_an_eviction_stops_a_guest_that_does_not_hear_and_keeps_its_definition(hosts: Hosts) -> None:
+def test_an_eviction_stops_a_guest_that_does_not_hear_and_keeps_its_definition(
+    hosts: Hosts,
+) -> None:
     hosts["host-a"].run_vm()
 
-    assert carry_out(hosts, EventType.PREEMPT).detail == "the guest did not shut down within 1 seconds: stopped"
+    assert (
+        run_impact(hosts, EventType.PREEMPT).detail
+        == "the guest did not shut down within 1 seconds: stopped"
+    )
     assert hosts["host-a"].state() == OFF
 
 
 def test_a_deletion_stops_and_undefines(hosts: Hosts) -> None:
     hosts["host-a"].run_vm()
 
-    assert carry_out(hosts, EventType.TERMINATE).detail == "the guest did not shut down within 1 seconds: stopped, undefined"
+    assert (
+        run_impact(hosts, EventType.TERMINATE).detail
+        == "the guest did not shut down within 1 seconds: stopped, undefined"
+    )
     assert hosts["host-a"].names() == []
 
 
@@ -156,11 +199,11 @@ def test_a_libvirtd_that_hangs_is_a_failed_impact_and_is_asked_again_later(hosts
     os.kill(host.pid, signal.SIGSTOP)
     try:
         with pytest.raises(ImpactFailed, match="libvirt of host-a did not answer within 1 seconds"):
-            carry_out(hosts, EventType.PREEMPT, call_seconds_max=1)
+            run_impact(hosts, EventType.PREEMPT, call_seconds_max=1)
     finally:
         os.kill(host.pid, signal.SIGCONT)
 
-    carry_out(hosts, EventType.PREEMPT)
+    run_impact(hosts, EventType.PREEMPT)
     assert host.state() == OFF
 
 
@@ -175,32 +218,40 @@ def test_domains_are_discovered(hosts: Hosts) -> None:
     assert (known.name, known.id, known.host) == ("web-7", domain.UUIDString(), "host-b")
 
 
-def test_a_redeploy_through_the_service_moves_the_vm_in_the_fleet_too(hosts: Hosts, tmp_path: Path) -> None:
+def test_a_redeploy_through_the_service_moves_the_vm_in_the_fleet_too(
+    hosts: Hosts, tmp_path: Path
+) -> None:
     hosts["host-a"].run_vm()
     with running(tmp_path, *flags(hosts), fleet=FLEET) as service:
         assert service.ask("POST", "/vms/web-0/redeploy")[0] == 202
-        wait_for(is_told(tmp_path, What.COMPLETED), 60)
+        wait_for(is_told(tmp_path, ChangeKind.COMPLETED), 60)
         assert service.ask("GET", "/vms/web-0")[1]["host"] == "host-b"
     assert hosts["host-b"].state() == RUNNING
 
 
-def test_a_service_that_is_killed_while_a_vm_is_frozen_resumes_it_after_its_restart(hosts: Hosts, tmp_path: Path) -> None:
+def test_a_service_that_is_killed_while_a_vm_is_frozen_resumes_it_after_its_restart(
+    hosts: Hosts, tmp_path: Path
+) -> None:
     host = hosts["host-a"]
     host.run_vm()
-    service = Service(tmp_path, "--identify", "path", "--rate", "900", *flags(hosts), fleet=FLEET).start()
+    service = Service(
+        tmp_path, "--identify", "path", "--rate", "900", *flags(hosts), fleet=FLEET
+    ).start()
     try:
         freeze(service)
         wait_for(lambda: host.state() == PAUSED, 30)
         service.kill()
         assert host.state() == PAUSED
         service.start()
-        wait_for(is_told(tmp_path, What.COMPLETED), 60)
+        wait_for(is_told(tmp_path, ChangeKind.COMPLETED), 60)
     finally:
         service.kill()
     assert host.state() == RUNNING
 
 
-def test_a_service_that_is_stopped_while_a_vm_is_frozen_resumes_it_first(hosts: Hosts, tmp_path: Path) -> None:
+def test_a_service_that_is_stopped_while_a_vm_is_frozen_resumes_it_first(
+    hosts: Hosts, tmp_path: Path
+) -> None:
     host = hosts["host-a"]
     host.run_vm()
     with running(tmp_path, "--rate", "900", *flags(hosts), fleet=FLEET) as service:

@@ -1,4 +1,6 @@
-"""Wrong: takes every event in the document for its own, and so lets the platform reboot a neighbour that is not ready."""
+"""Wrong: takes every event in the document for its own, and so lets the platform reboot a neighbour
+that is not ready.
+"""
 
 import handler
 

@@ -1,4 +1,7 @@
-"""Wrong: says "go ahead" as soon as it has closed the door. The job in hand is lost when the VM reboots at once."""
+"""Wrong: says "go ahead" as soon as it has closed the door.
+
+The job in hand is lost when the VM reboots at once.
+"""
 
 import handler
 

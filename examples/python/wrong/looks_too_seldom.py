@@ -1,4 +1,7 @@
-"""Wrong: looks once a minute, which is enough for a reboot. A spot eviction gives 30 seconds, and is over before it is seen."""
+"""Wrong: looks once a minute, which is enough for a reboot.
+
+A spot eviction gives 30 seconds, and is over before it is seen.
+"""
 
 import handler
 

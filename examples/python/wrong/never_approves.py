@@ -1,4 +1,7 @@
-"""Wrong: drains and then waits for the event to start, so every maintenance takes its full notice: 15 minutes for nothing."""
+"""Wrong: drains and then waits for the event to start, so every maintenance takes its full notice:
+
+15 minutes for nothing.
+"""
 
 import handler
 

@@ -1,1 +1,4 @@
-"""The agent inside a VM: prepares for what is announced, approves, and recovers. Standard library only."""
+"""The agent inside a VM: prepares for what is announced, approves, and recovers.
+
+Standard library only.
+"""

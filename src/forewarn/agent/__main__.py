@@ -1,4 +1,7 @@
-"""`python -m forewarn.agent`, the zipapp, and behind `forewarn agent`: run, status, check. Exit codes as in docs/cli.md."""
+"""`python -m forewarn.agent`, the zipapp, and behind `forewarn agent`: run, status, check.
+
+Exit codes as in docs/cli.md.
+"""
 
 import argparse
 import json
@@ -9,21 +12,23 @@ from pathlib import Path
 from typing import NoReturn
 
 from forewarn import __version__
-from forewarn.agent import applications, settings, view
-from forewarn.agent.life import Orders, live
+from forewarn.agent import participant_socket as applications
+from forewarn.agent import settings
+from forewarn.agent import status as view
+from forewarn.agent.daemon import Orders, live
 from forewarn.agent.log import set_up_log
-from forewarn.client import EndpointProblem
-from forewarn.errors import Invalid, NotFound, Problem, Unavailable
+from forewarn.client import EndpointError
+from forewarn.errors import Error, Invalid, NotFound, Unavailable
 
 CONFIG = Path("/etc/forewarn-agent.toml")
 SOCKET = Path("/run/forewarn-agent/socket")
 
 DONE, REFUSED, USAGE, NOT_FOUND, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 4, 130
-EXITS: dict[type[Problem], int] = {
+EXITS: dict[type[Error], int] = {
     Invalid: USAGE,
     NotFound: NOT_FOUND,
     Unavailable: UNREACHABLE,
-    EndpointProblem: UNREACHABLE,
+    EndpointError: UNREACHABLE,
 }
 
 
@@ -33,12 +38,18 @@ def main(arguments: Sequence[str] | None = None, *, program: str = "forewarn-age
     try:
         COMMANDS[asked.command](asked)
         sys.stdout.flush()
-    except Problem as problem:
-        return _told(program, problem.message, next((code for kind, code in EXITS.items() if isinstance(problem, kind)), REFUSED))
+    except Error as problem:
+        return _told(
+            program,
+            problem.message,
+            next((code for kind, code in EXITS.items() if isinstance(problem, kind)), REFUSED),
+        )
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python would complain once more at its end
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # Python would complain once more at its end
         return REFUSED
     except Exception as bug:  # the last line of defence, around every command
         return _told(program, f"this is a bug in Forewarn: {type(bug).__name__}: {bug}", REFUSED)
@@ -52,20 +63,39 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser(program: str) -> Parser:
-    top = Parser(prog=program, description="Prepares this VM for what is announced, approves, and recovers.")
+    top = Parser(
+        prog=program, description="Prepares this VM for what is announced, approves, and recovers."
+    )
     top.add_argument("--version", action="version", version=f"forewarn {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     run = commands.add_parser(
-        "run", help="watch, and do what the rules say, until SIGTERM or Ctrl-C; SIGHUP reads the file again"
+        "run",
+        help="watch, and do what the rules say, until SIGTERM or Ctrl-C; SIGHUP reads the file again",
     )
-    check = commands.add_parser("check", help="read the file, say what is wrong or what the rules are, and do nothing else")
+    check = commands.add_parser(
+        "check", help="read the file, say what is wrong or what the rules are, and do nothing else"
+    )
     for one in (run, check):
-        one.add_argument("--config", type=Path, default=CONFIG, metavar="FILE", help="the settings (default: %(default)s)")
+        one.add_argument(
+            "--config",
+            type=Path,
+            default=CONFIG,
+            metavar="FILE",
+            help="the settings (default: %(default)s)",
+        )
     run.add_argument("--endpoint", default="", metavar="URL", help="instead of the file's endpoint")
-    run.add_argument("--dry-run", action="store_true", help="say what would be done; do and approve nothing")
+    run.add_argument(
+        "--dry-run", action="store_true", help="say what would be done; do and approve nothing"
+    )
     run.add_argument("--once", action="store_true", help="look once, do what is due, and end")
     status = commands.add_parser("status", help="what the agent on this machine is doing")
-    status.add_argument("--socket", type=Path, default=SOCKET, metavar="PATH", help="the agent's socket (default: %(default)s)")
+    status.add_argument(
+        "--socket",
+        type=Path,
+        default=SOCKET,
+        metavar="PATH",
+        help="the agent's socket (default: %(default)s)",
+    )
     status.add_argument("--json", action="store_true", help="for programs")
     return top
 
@@ -83,7 +113,9 @@ def _status(asked: argparse.Namespace) -> None:
 def _check(asked: argparse.Namespace) -> None:
     found = settings.load(asked.config)
     for rule in found.rules:
-        print(f"{rule.name}: {', '.join(rule.types) or 'all types'}, approve {'never (held)' if rule.hold else rule.approve}")
+        print(
+            f"{rule.name}: {', '.join(rule.types) or 'all types'}, approve {'never (held)' if rule.hold else rule.approve}"
+        )
     print(f"{asked.config} is fine: {len(found.rules)} rule(s)")
 
 

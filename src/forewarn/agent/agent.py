@@ -1,7 +1,8 @@
 """The agent: watches, gives each event that a rule is for to a Handling, and approves.
 
-Threads: the caller's watches; one approves; one keeps the lease, if there is one; one works for each handling that has something
-to do, WORKING_MAX of them at once and the rest in the order of NotBefore. A handling that only waits for news has no thread.
+Threads: the caller's watches; one approves; one keeps the lease, if there is one; one works for
+each handling that has something to do, WORKING_MAX of them at once and the rest in the order of
+NotBefore. A handling that only waits for news has no thread.
 """
 
 import logging
@@ -11,19 +12,26 @@ from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from typing import Protocol
 
-from forewarn.agent.approval import Approver
-from forewarn.agent.handling import Applications, Handling, HandlingStatus, Here, NoApplications, lead
+from forewarn.agent.approver import Approver
 from forewarn.agent.journal import Journal, JournalLost
 from forewarn.agent.lease import Keeper, Lease
+from forewarn.agent.metrics import Tally
 from forewarn.agent.progress import What
-from forewarn.agent.rule import Rule, first_match
+from forewarn.agent.rules import Rule, first_match
 from forewarn.agent.settings import Settings
 from forewarn.agent.step import Phase
-from forewarn.agent.tally import Tally
-from forewarn.client import Change, Clock, Document, EndpointProblem, Event, Kind, Watcher
+from forewarn.agent.workflow import (
+    Applications,
+    Handling,
+    HandlingStatus,
+    Here,
+    NoApplications,
+    lead,
+)
+from forewarn.client import Change, Clock, Document, EndpointError, Event, Kind, Watcher
+from forewarn.client.backoff import PERIOD_SECONDS, pause_seconds
 from forewarn.client.client import Stop
-from forewarn.client.pace import PERIOD_SECONDS, pause_seconds
-from forewarn.client.watch import LOOKS_MIN
+from forewarn.client.watcher import LOOKS_MIN
 
 log = logging.getLogger("forewarn.agent")
 
@@ -46,7 +54,7 @@ class Endpoint(Protocol):
         self,
         *,
         stop: Stop | None,
-        on_problem: Callable[[EndpointProblem], object],
+        on_problem: Callable[[EndpointError], object],
         wait_seconds: float,
         watcher: Watcher | None,
         sleep: Callable[[float], object] | None,
@@ -55,7 +63,10 @@ class Endpoint(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What is going on, for people and programs. `last_problem` is "" while the endpoint answers as it should."""
+    """What is going on, for people and programs.
+
+    `last_problem` is "" while the endpoint answers as it should.
+    """
 
     name: str
     endpoint: str
@@ -67,9 +78,11 @@ class Status:
 
 
 class Agent:
-    """One agent of one VM, run once. `reload`, `status` and `counts` may be called from any thread at any time.
+    """One agent of one VM, run once. `reload`, `status` and `counts` may be called from any thread
+    at any time.
 
-    `is_once`: there is one look only, so what it shows is believed and nothing waits for a later one.
+    `is_once`: there is one look only, so what it shows is believed and nothing waits for a later
+    one.
     """
 
     def __init__(
@@ -89,7 +102,14 @@ class Agent:
         self._is_dry_run = is_dry_run
         self._again_seconds = again_seconds
         self._is_once = is_once
-        self._here = Here(settings.name, journal, applications or NoApplications(), clock, Tally(), is_patient=not is_once)
+        self._here = Here(
+            settings.name,
+            journal,
+            applications or NoApplications(),
+            clock,
+            Tally(),
+            is_patient=not is_once,
+        )
         self._handlings: dict[str, Handling] = {}
         self._working: dict[str, threading.Thread] = {}
         self._approved: set[str] = set()
@@ -101,13 +121,23 @@ class Agent:
         self._trouble = ""
 
     def run(self, stop: threading.Event) -> None:
-        """Work until `stop` is set. Whoever sets it closes the client too: that ends a wait for the endpoint."""
+        """Work until `stop` is set.
+
+        Whoever sets it closes the client too: that ends a wait for the endpoint.
+        """
         self._find_name(stop)
         if stop.is_set():
             return
         known = [] if self._is_dry_run else self._resume()
-        watcher = Lookout(known, approved=self._approved, on_look=self._look, looks_min=1 if self._is_once else LOOKS_MIN)
-        approving = threading.Thread(target=self._keep_approving, args=(stop, watcher), name="forewarn-approve", daemon=True)
+        watcher = Lookout(
+            known,
+            approved=self._approved,
+            on_look=self._look,
+            looks_min=1 if self._is_once else LOOKS_MIN,
+        )
+        approving = threading.Thread(
+            target=self._keep_approving, args=(stop, watcher), name="forewarn-approve", daemon=True
+        )
         approving.start()
         more_seconds = self._settings.poll_seconds - PERIOD_SECONDS
         try:
@@ -124,17 +154,24 @@ class Agent:
             self._end(approving)
 
     def reload(self, settings: Settings) -> None:
-        """Rules for the events that appear from now on; those in hand keep theirs, but are held if it now holds them or is gone.
+        """Rules for the events that appear from now on; those in hand keep theirs, but are held if
+        it now holds them or is gone.
 
         The rest of the file needs a new start.
         """
         same = {"rules", "hooks"}
-        old, self._settings = self._settings, replace(self._settings, rules=settings.rules, hooks=settings.hooks)
+        old, self._settings = (
+            self._settings,
+            replace(self._settings, rules=settings.rules, hooks=settings.hooks),
+        )
         names = [one.name for one in fields(settings) if one.name not in same]
         waiting = [name for name in names if getattr(old, name) != getattr(settings, name)]
         log.info("rules loaded", extra={"facts": {"rules": len(settings.rules)}})
         if waiting:
-            log.warning("these settings are used after the next start", extra={"facts": {"settings": ", ".join(waiting)}})
+            log.warning(
+                "these settings are used after the next start",
+                extra={"facts": {"settings": ", ".join(waiting)}},
+            )
 
     def status(self) -> Status:
         with self._turn:
@@ -154,12 +191,14 @@ class Agent:
         return self._here.tally.counts()
 
     def _find_name(self, stop: threading.Event) -> None:
-        """Without our own name nobody knows whom an event hits, so this is asked until it is answered."""
+        """Without our own name nobody knows whom an event hits, so this is asked until it is
+        answered.
+        """
         failures = 0
         while not (self._here.name or stop.is_set()):  # ends with an answer, or with the agent
             try:
                 self._here = replace(self._here, name=self._client.name())
-            except EndpointProblem as problem:
+            except EndpointError as problem:
                 if stop.is_set():
                     return
                 failures += 1
@@ -167,7 +206,10 @@ class Agent:
                 stop.wait(pause_seconds(failures, problem, self._here.clock.chance()))
 
     def _resume(self) -> list[Event]:
-        """Take up what an earlier life left. Each waits until a document shows its event, or that it is over."""
+        """Take up what an earlier life left.
+
+        Each waits until a document shows its event, or that it is over.
+        """
         rules = {rule.name: rule for rule in self._settings.rules}
         for key, progress in self._here.journal.progress.items():
             for (phase, index), seconds in progress.took.items():
@@ -178,14 +220,27 @@ class Agent:
                 continue
             rule = rules.get(progress.rule)
             if rule is None:
-                facts = {"event": key, "rule": progress.rule, "so": "it is held, and recover has no steps"}
+                facts = {
+                    "event": key,
+                    "rule": progress.rule,
+                    "so": "it is held, and recover has no steps",
+                }
                 log.warning("the rule of an event in hand is gone", extra={"facts": facts})
-            self._handlings[key] = Handling(rule or Rule(progress.rule, hold=True), progress.event, self._here)
+            self._handlings[key] = Handling(
+                rule or Rule(progress.rule, hold=True), progress.event, self._here
+            )
         self._pump()
-        return [one.event for one in self._here.journal.progress.values() if What.FINISHED not in one.marks]
+        return [
+            one.event
+            for one in self._here.journal.progress.values()
+            if What.FINISHED not in one.marks
+        ]
 
     def _look(self, document: Document, changes: list[Change]) -> None:
-        """A document came that we understood. What an earlier life left is no news, and is read when it is first shown again."""
+        """A document came that we understood.
+
+        What an earlier life left is no news, and is read when it is first shown again.
+        """
         self._contact.made(document)
         self._last = changes[-1] if changes else None
         with self._turn:
@@ -202,7 +257,10 @@ class Agent:
     def _take(self, change: Change) -> None:
         event = change.event
         handling = self._handlings.get(event.key)
-        log.info("news of an event", extra={"facts": {"news": change.kind, "event": event.key, "type": event.type}})
+        log.info(
+            "news of an event",
+            extra={"facts": {"news": change.kind, "event": event.key, "type": event.type}},
+        )
         if handling is None and (change.kind is Kind.APPEARED or event.key in self._odd):
             self._odd.discard(event.key)
             if change.kind not in (Kind.FINISHED, Kind.CANCELED):
@@ -215,23 +273,39 @@ class Agent:
             self._pump()
 
     def _appeared(self, event: Event) -> None:
-        """One that is over and recovered from, shown again by an endpoint that lags, has nothing to do and is dropped at once.
+        """One that is over and recovered from, shown again by an endpoint that lags, has nothing to
+        do and is dropped at once.
 
         One with a status that is new to us waits until it has one that we know.
         """
         if not (event.is_scheduled or event.is_started):
             self._odd.add(event.key)
-            log.warning("the status of an event is unknown", extra={"facts": {"event": event.key, "status": event.status}})
+            log.warning(
+                "the status of an event is unknown",
+                extra={"facts": {"event": event.key, "status": event.status}},
+            )
             return
         lead_seconds = lead(event, self._here.clock.now())
-        rule = first_match(self._settings.rules, event, name=self._here.name, lead_seconds=lead_seconds)
+        rule = first_match(
+            self._settings.rules, event, name=self._here.name, lead_seconds=lead_seconds
+        )
         self._here.tally.add("events", matched="no" if rule is None else "yes")
         if rule is None:
-            log.info("no rule is for this event", extra={"facts": {"event": event.key, "type": event.type}})
+            log.info(
+                "no rule is for this event",
+                extra={"facts": {"event": event.key, "type": event.type}},
+            )
         elif self._is_dry_run:
-            steps = [f"{phase}: {one.step.describe()}" for phase in Phase for one in rule.steps(phase)]
+            steps = [
+                f"{phase}: {one.step.describe()}" for phase in Phase for one in rule.steps(phase)
+            ]
             approve = rule.approve if rule.may_approve else "never"
-            facts = {"event": event.key, "rule": rule.name, "steps": "; ".join(steps), "approve": approve}
+            facts = {
+                "event": event.key,
+                "rule": rule.name,
+                "steps": "; ".join(steps),
+                "approve": approve,
+            }
             log.info("dry run: this would be done", extra={"facts": facts})
         else:
             handling = Handling(rule, event, self._here)
@@ -242,13 +316,24 @@ class Agent:
     def _pump(self) -> None:
         """Give a thread to each handling that has work and none, as far as they go."""
         with self._turn:
-            self._handlings = {key: one for key, one in self._handlings.items() if key in self._working or not one.is_done}
+            self._handlings = {
+                key: one
+                for key, one in self._handlings.items()
+                if key in self._working or not one.is_done
+            }
             self._approved.intersection_update(self._handlings)
-            waiting = [one for key, one in self._handlings.items() if key not in self._working and one.has_work]
+            waiting = [
+                one
+                for key, one in self._handlings.items()
+                if key not in self._working and one.has_work
+            ]
             waiting.sort(key=lambda one: (one.event.not_before or LONG_AGO, one.event.key))
             for handling in waiting[: WORKING_MAX - len(self._working)]:
                 thread = threading.Thread(
-                    target=self._work, args=(handling,), name=f"forewarn-event-{handling.event.key}", daemon=True
+                    target=self._work,
+                    args=(handling,),
+                    name=f"forewarn-event-{handling.event.key}",
+                    daemon=True,
                 )
                 self._working[handling.event.key] = thread
                 thread.start()
@@ -273,13 +358,19 @@ class Agent:
         monotonic = self._here.clock.monotonic
         lease = Lease(self._settings.lease, self._here.name, monotonic=monotonic)
         keeper = Keeper(lease, monotonic=monotonic, on_word=self._wake.set)
-        threading.Thread(target=keeper.keep, args=(stop,), name="forewarn-lease", daemon=True).start()
+        threading.Thread(
+            target=keeper.keep, args=(stop,), name="forewarn-lease", daemon=True
+        ).start()
         return keeper
 
     def _keep_approving(self, stop: threading.Event, watcher: Watcher) -> None:
         lease = self._keep_lease(stop)
         approver = Approver(
-            self._here, self._client.approve, lease=lease, approved=self._approved, rules=lambda: self._settings.rules
+            self._here,
+            self._client.approve,
+            lease=lease,
+            approved=self._approved,
+            rules=lambda: self._settings.rules,
         )
         is_waiting = False
         while not stop.is_set():  # ends with the agent
@@ -288,7 +379,9 @@ class Agent:
             with self._turn:
                 handlings = list(self._handlings.values())
             try:
-                is_waiting = approver.turn(handlings, None if watcher.is_in_doubt else self._contact.document)
+                is_waiting = approver.turn(
+                    handlings, None if watcher.is_in_doubt else self._contact.document
+                )
             except Exception as problem:
                 self._turn_failed(problem)
                 is_waiting = True
@@ -296,17 +389,26 @@ class Agent:
             lease.wake()
 
     def _turn_failed(self, problem: Exception) -> None:
-        """The disk is full, or we have a bug: said once, and tried again. Nothing was done that is not in the journal."""
+        """The disk is full, or we have a bug: said once, and tried again.
+
+        Nothing was done that is not in the journal.
+        """
         is_disk = isinstance(problem, JournalLost)
         if is_disk:
             self._here.tally.add("journal_problems")
         if str(problem) != self._trouble:
             self._trouble = str(problem)
             facts = {"problem": self._trouble}
-            log.error("nothing can be done for now", extra={"facts": facts}, exc_info=None if is_disk else problem)
+            log.error(
+                "nothing can be done for now",
+                extra={"facts": facts},
+                exc_info=None if is_disk else problem,
+            )
 
     def _end(self, approving: threading.Thread) -> None:
-        """Steps are told to stop, and are waited for; one that does not is left behind, as a crash would leave it."""
+        """Steps are told to stop, and are waited for; one that does not is left behind, as a crash
+        would leave it.
+        """
         with self._turn:
             for handling in self._handlings.values():
                 handling.end()
@@ -318,7 +420,10 @@ class Agent:
 
 
 class Contact:
-    """What is known of the endpoint. `document` is the last one, and None from a problem to the next document."""
+    """What is known of the endpoint.
+
+    `document` is the last one, and None from a problem to the next document.
+    """
 
     def __init__(self, here: Here) -> None:
         self._here = here
@@ -333,7 +438,7 @@ class Contact:
             log.info("the endpoint answers again")
         self.problem = ""
 
-    def failed(self, problem: EndpointProblem) -> None:
+    def failed(self, problem: EndpointError) -> None:
         """The same again is counted, not repeated."""
         self.document = None
         self.problems += 1
@@ -347,7 +452,12 @@ class Lookout(Watcher):
     """A watcher that also says that it looked."""
 
     def __init__(
-        self, known: list[Event], *, approved: set[str], looks_min: int, on_look: Callable[[Document, list[Change]], None]
+        self,
+        known: list[Event],
+        *,
+        approved: set[str],
+        looks_min: int,
+        on_look: Callable[[Document, list[Change]], None],
     ) -> None:
         super().__init__(known, approved=approved, looks_min=looks_min)
         self._on_look = on_look

@@ -1,9 +1,11 @@
-"""What was seen, run and approved, on disk before it is acted on: lines of JSON, only ever added to, each fsynced.
+"""What was seen, run and approved, on disk before it is acted on: lines of JSON, only ever added
+to, each fsynced.
 
-A torn last line is what a crash leaves, and is dropped. Any other line that cannot be read is said, and the file as it was is
-kept beside the new one, as `*.damaged-N`. When the file is opened, and again after `lines_max` lines or when it has doubled and
-grown by `growth_bytes_max`, it is written anew with the fewest lines that say the same: a new file, fsynced, renamed into place.
-So its size is bounded by that of the events that are not over. The file is for one agent at a time.
+A torn last line is what a crash leaves, and is dropped. Any other line that cannot be read is said,
+and the file as it was is kept beside the new one, as `*.damaged-N`. When the file is opened, and
+again after `lines_max` lines or when it has doubled and grown by `growth_bytes_max`, it is written
+anew with the fewest lines that say the same: a new file, fsynced, renamed into place. So its size
+is bounded by that of the events that are not over. The file is for one agent at a time.
 """
 
 import json
@@ -17,7 +19,16 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, ClassVar, Self
 
-from forewarn.agent.progress import Facts, Progress, What, fold, forget_details, journaled, lines_of, plain
+from forewarn.agent.progress import (
+    Facts,
+    Progress,
+    What,
+    fold,
+    forget_details,
+    journaled,
+    lines_of,
+    plain,
+)
 from forewarn.client import Clock, Event
 from forewarn.errors import Unavailable
 
@@ -34,7 +45,8 @@ class JournalLost(Unavailable):
 
 
 class Journal:
-    """`progress` is what the lines come to, by the event's key. It is never changed, only replaced: read it from any thread.
+    """`progress` is what the lines come to, by the event's key. It is never changed, only replaced:
+    read it from any thread.
 
     `done_max` events that are over are remembered, in case an endpoint that lags shows one again.
     """
@@ -61,7 +73,10 @@ class Journal:
 
     @classmethod
     def open(cls, path: Path, *, clock: Clock = CLOCK) -> Self:
-        """The journal at this path, made if there is none. JournalLost if it cannot be used, or another agent uses it."""
+        """The journal at this path, made if there is none.
+
+        JournalLost if it cannot be used, or another agent uses it.
+        """
         return cls(path, clock=clock)
 
     def close(self) -> None:
@@ -76,7 +91,10 @@ class Journal:
         self.write(event.key, What.SEEN, event=plain(journaled(event)), rule=rule)
 
     def write(self, key: str, what: What, **facts: object) -> None:
-        """Put a line on disk. When this returns it is there; when it raises JournalLost, nothing must be done about it."""
+        """Put a line on disk.
+
+        When this returns it is there; when it raises JournalLost, nothing must be done about it.
+        """
         with self._turn:
             before = self.progress.get(key)
             after = fold(before, what, facts)
@@ -101,8 +119,13 @@ class Journal:
 
     @property
     def _has_grown(self) -> bool:
-        """Whether a smaller file would say the same. What is large when it is written anew may double before the next time."""
-        return self._lines >= self.lines_max or self._bytes_since_rewrite >= max(self.growth_bytes_max, self._bytes_at_rewrite)
+        """Whether a smaller file would say the same.
+
+        What is large when it is written anew may double before the next time.
+        """
+        return self._lines >= self.lines_max or self._bytes_since_rewrite >= max(
+            self.growth_bytes_max, self._bytes_at_rewrite
+        )
 
     def _give_up(self) -> None:
         """After trouble nobody knows what is in the file, so the next line makes a new one."""
@@ -136,7 +159,11 @@ class Journal:
             for key, progress in self.progress.items()
             if key not in spare
         }
-        lines = [self._line(key, what, facts) for key, progress in self.progress.items() for what, facts in lines_of(progress)]
+        lines = [
+            self._line(key, what, facts)
+            for key, progress in self.progress.items()
+            for what, facts in lines_of(progress)
+        ]
         new = self._path.with_name(f"{self._path.name}.new")
         with new.open("wb") as file:
             self._put(file, b"".join(lines))
@@ -163,18 +190,34 @@ class Journal:
             return {}
         *lines, torn = text.split(b"\n")
         if torn:
-            log.warning("the journal's last line was torn", extra={"facts": {"path": str(self._path), "bytes": len(torn)}})
+            log.warning(
+                "the journal's last line was torn",
+                extra={"facts": {"path": str(self._path), "bytes": len(torn)}},
+            )
         progress: dict[str, Progress] = {}
-        damaged = [number for number, line in enumerate(lines, start=1) if not _take(line, progress)]
+        damaged = [
+            number for number, line in enumerate(lines, start=1) if not _take(line, progress)
+        ]
         if damaged:
             aside = self._put_aside()
-            facts = {"path": str(self._path), "lines": damaged[:10], "damaged": len(damaged), "kept": str(aside)}
+            facts = {
+                "path": str(self._path),
+                "lines": damaged[:10],
+                "damaged": len(damaged),
+                "kept": str(aside),
+            }
             log.error("lines of the journal cannot be read", extra={"facts": facts})
         return progress
 
     def _put_aside(self) -> Path:
-        """A copy, so that at no moment there is no journal. Of too many the last is written over."""
-        names = [self._path.with_name(f"{self._path.name}.damaged-{number}") for number in range(1, DAMAGED_MAX + 1)]
+        """A copy, so that at no moment there is no journal.
+
+        Of too many the last is written over.
+        """
+        names = [
+            self._path.with_name(f"{self._path.name}.damaged-{number}")
+            for number in range(1, DAMAGED_MAX + 1)
+        ]
         free = next((name for name in names if not name.exists()), names[-1])
         shutil.copyfile(self._path, free)
         return free
@@ -202,7 +245,10 @@ def _translated(path: Path) -> Iterator[None]:
 
 
 def _lock(path: Path) -> IO[bytes]:
-    """The right to use the journal, until the file is closed or the process is gone. OSError if another has it."""
+    """The right to use the journal, until the file is closed or the process is gone.
+
+    OSError if another has it.
+    """
     file = path.open("ab")
     try:
         if sys.platform == "win32":

@@ -1,10 +1,12 @@
 """A lease file on shared storage: who holds it leads. No clock is compared with another machine's.
 
-Taking it is an exclusive create. The holder renews it by touching it. Whoever else has watched it stay untouched for SECONDS, by
-its own clock, may take it over: first an exclusive create beside it, so that one of many does, then a rename over the old one.
-A VM that is frozen or rebooted so loses its lease; it finds another's name in the file when it is back.
+Taking it is an exclusive create. The holder renews it by touching it. Whoever else has watched it
+stay untouched for SECONDS, by its own clock, may take it over: first an exclusive create beside it,
+so that one of many does, then a rename over the old one. A VM that is frozen or rebooted so loses
+its lease; it finds another's name in the file when it is back.
 
-Shared storage may hang for minutes. So the agent has a Keeper, whose thread is the only one that touches the file.
+Shared storage may hang for minutes. So the agent has a Keeper, whose thread is the only one that
+touches the file.
 """
 
 import os
@@ -16,7 +18,9 @@ from typing import Protocol
 
 SECONDS = 15.0
 WORD_SECONDS_MAX = 5.0
-"""How long "it is ours" is true without being said again: well below SECONDS, after which others may take it."""
+"""How long "it is ours" is true without being said again: well below SECONDS, after which others
+may take it.
+"""
 RENEW_SECONDS = 1.0
 HOLDER_BYTES_MAX = 256
 
@@ -33,7 +37,10 @@ class Leadership(Protocol):
 
 
 class Lease:
-    """Not thread-safe: one thread asks. OSError never leaves: storage that cannot be reached means that we do not lead."""
+    """Not thread-safe: one thread asks.
+
+    OSError never leaves: storage that cannot be reached means that we do not lead.
+    """
 
     def __init__(self, path: Path, holder: str, *, monotonic: Callable[[], float]) -> None:
         self._path = path
@@ -106,12 +113,16 @@ class Lease:
 
 
 class Keeper:
-    """A lease, asked from another thread without waiting: `hold` says that it is wanted, and the last word on whether it is ours.
+    """A lease, asked from another thread without waiting: `hold` says that it is wanted, and the
+    last word on whether it is ours.
 
-    `keep` is for a thread of its own. `on_word` is called when a new word differs from the one before.
+    `keep` is for a thread of its own. `on_word` is called when a new word differs from the one
+    before.
     """
 
-    def __init__(self, lease: Leadership, *, monotonic: Callable[[], float], on_word: Callable[[], object]) -> None:
+    def __init__(
+        self, lease: Leadership, *, monotonic: Callable[[], float], on_word: Callable[[], object]
+    ) -> None:
         self._lease = lease
         self._monotonic = monotonic
         self._on_word = on_word

@@ -1,4 +1,7 @@
-"""The agent's log: one line each on standard error, a fixed text with facts beside it. What others said cannot end the line."""
+"""The agent's log: one line each on standard error, a fixed text with facts beside it.
+
+What others said cannot end the line.
+"""
 
 import logging
 import sys
@@ -9,7 +12,10 @@ from datetime import UTC, datetime
 
 @contextmanager
 def set_up_log() -> Iterator[None]:
-    """Write our log to standard error. Afterwards the logging of the process is what it was before."""
+    """Write our log to standard error.
+
+    Afterwards the logging of the process is what it was before.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Lines())
     root = logging.getLogger()
@@ -25,7 +31,9 @@ def set_up_log() -> Iterator[None]:
 
 class Lines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        stamp = datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+        stamp = (
+            datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+        )
         facts: dict[str, object] = getattr(record, "facts", {})
         shown = "".join(f"  {name}={_plain(str(value))}" for name, value in facts.items())
         trace = "\n" + self.formatException(record.exc_info) if record.exc_info else ""

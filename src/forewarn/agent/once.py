@@ -1,14 +1,16 @@
-"""`--once`: a client that shows the agent one document, waits until all that is due for it is done, and ends."""
+"""`--once`: a client that shows the agent one document, waits until all that is due for it is done,
+and ends.
+"""
 
 import time
 from collections.abc import Callable, Iterator
 
-from forewarn.agent.handling import HandlingStatus
 from forewarn.agent.journal import Journal
 from forewarn.agent.step import Phase
-from forewarn.client import Change, Client, Clock, EndpointProblem, Watcher
+from forewarn.agent.workflow import HandlingStatus
+from forewarn.client import Change, Client, Clock, EndpointError, Watcher
 from forewarn.client.client import Stop
-from forewarn.errors import Problem, Unavailable
+from forewarn.errors import Error, Unavailable
 
 APPROVAL_SECONDS_MAX = 5.0
 """A leader's turn, or a quiet scope, may never come."""
@@ -27,7 +29,7 @@ class Once:
         journal_problems: Callable[[], int],
         give_up: Callable[[], None],
     ) -> None:
-        self.problem: Problem | None = None
+        self.problem: Error | None = None
         self._client = client
         self._journal = journal
         self._handlings = handlings
@@ -35,10 +37,12 @@ class Once:
         self._give_up = give_up
 
     def name(self) -> str:
-        """The agent asks until it is answered; asked once, an endpoint that gives no name has had its turn."""
+        """The agent asks until it is answered; asked once, an endpoint that gives no name has had
+        its turn.
+        """
         try:
             return self._client.name()
-        except EndpointProblem as problem:
+        except EndpointError as problem:
             self.problem = problem
             self._give_up()
             raise
@@ -50,7 +54,7 @@ class Once:
         self,
         *,
         stop: Stop | None,
-        on_problem: Callable[[EndpointProblem], object],
+        on_problem: Callable[[EndpointError], object],
         wait_seconds: float,
         watcher: Watcher | None,
         sleep: Callable[[float], object] | None,
@@ -59,7 +63,7 @@ class Once:
         assert watcher is not None
         try:
             document = self._client.document()
-        except EndpointProblem as problem:
+        except EndpointError as problem:
             self.problem = problem
             return
         yield from watcher.update(document, Clock().now())
@@ -67,17 +71,25 @@ class Once:
         since = time.monotonic()
         while not stop.is_set():  # ends when nothing is left to do but wait, or with the agent
             if self._journal_problems():  # the agent would try again for ever
-                self.problem = Unavailable("the journal cannot be written, so not all that is due was done; the log says why")
+                self.problem = Unavailable(
+                    "the journal cannot be written, so not all that is due was done; the log says why"
+                )
                 return
             handlings = self._handlings()
             if any(one.event.key not in shown or self._is_busy(one) for one in handlings):
                 since = time.monotonic()
-            elif not any(_wants_approval(one) for one in handlings) or time.monotonic() - since > APPROVAL_SECONDS_MAX:
+            elif (
+                not any(_wants_approval(one) for one in handlings)
+                or time.monotonic() - since > APPROVAL_SECONDS_MAX
+            ):
                 return
             stop.wait(LOOK_SECONDS)
 
     def _is_busy(self, one: HandlingStatus) -> bool:
-        """Whether the phase that is due is not behind us. What is over is there only until it is recovered from."""
+        """Whether the phase that is due is not behind us.
+
+        What is over is there only until it is recovered from.
+        """
         progress = self._journal.progress.get(one.event.key)
         due = Phase.START if one.event.is_started else Phase.PREPARE
         return progress is None or bool(one.phase) or due not in progress.ended

@@ -1,25 +1,36 @@
-"""On which line of a TOML text a value stands, which tomllib does not tell. Only for texts that tomllib has understood. Pure."""
+"""On which line of a TOML text a value stands, which tomllib does not tell.
+
+Only for texts that tomllib has understood. Pure.
+"""
 
 import re
 
 Path = tuple[str | int, ...]
 
 _TOKEN = re.compile(
-    r'"""(?:\\.|[^\\])*?"{3,5}' + r"|'''.*?'{3,5}" + r'|"(?:\\.|[^"\\])*"' + r"|'[^']*'"  # texts, the long ones first
+    r'"""(?:\\.|[^\\])*?"{3,5}'
+     r"|'''.*?'{3,5}"
+     r'|"(?:\\.|[^"\\])*"'
+     r"|'[^']*'"  # texts, the long ones first
     r"|\#[^\n]*|[\[\]{}=,\n]|[^\s\[\]{}=,\#\"']+",
     re.DOTALL,
 )
 
 
 class Lines:
-    """The lines of one text. The text is indexed once, when a line is first asked for, in time linear in its length."""
+    """The lines of one text.
+
+    The text is indexed once, when a line is first asked for, in time linear in its length.
+    """
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._lines: dict[Path, int] | None = None
 
     def line_of(self, path: Path) -> int:
-        """The line of the value at this path or, where it has none of its own, of what is around it."""
+        """The line of the value at this path or, where it has none of its own, of what is around
+        it.
+        """
         if self._lines is None:
             self._lines = Index(self._text).lines
         while path and path not in self._lines:
@@ -82,13 +93,21 @@ class Index:
         """The parts of a dotted key, and past its end."""
         parts: list[str] = []
         while (token := self._take()) != end:
-            parts += [token[1:-1]] if token[0] in "\"'" else [part for part in token.split(".") if part]
+            parts += (
+                [token[1:-1]] if token[0] in "\"'" else [part for part in token.split(".") if part]
+            )
         return parts
 
     def _value(self, path: Path) -> None:
         opening = self._take()
         if opening not in ("[", "{"):
-            while self._peek() not in ("\n", ",", "]", "}", ""):  # a date and its time are two tokens
+            while self._peek() not in (
+                "\n",
+                ",",
+                "]",
+                "}",
+                "",
+            ):  # a date and its time are two tokens
                 self._take()
             return
         count = 0

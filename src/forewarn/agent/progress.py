@@ -1,4 +1,6 @@
-"""How far the handling of one event has come: a pure fold of the journal's lines, and the fewest lines that say the same."""
+"""How far the handling of one event has come: a pure fold of the journal's lines, and the fewest
+lines that say the same.
+"""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -6,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 
-from forewarn.agent.gathering import cut
+from forewarn.agent.participants import cut
 from forewarn.agent.step import Phase
 from forewarn.client import Event
 
@@ -16,7 +18,10 @@ Place = tuple[Phase, int]
 
 
 class What(StrEnum):
-    """What a line says. Written before what it announces is acted on (begun, approving), or as soon as it is known."""
+    """What a line says.
+
+    Written before what it announces is acted on (begun, approving), or as soon as it is known.
+    """
 
     SEEN = "seen"
     BEGUN = "begun"
@@ -37,10 +42,12 @@ MARKS = (What.LATE, What.APPROVING, What.APPROVED, What.FINISHED)
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What is known of one event. `steps` has the last word on each, `took` the seconds of those that were done.
+    """What is known of one event. `steps` has the last word on each, `took` the seconds of those
+    that were done.
 
-    A phase in `stopped` was ended by the failure of a step. `resources` are those of the first time: an event loses names on its
-    way, and recover is for all. `names` is what each step was called: the file may be another one in the next life.
+    A phase in `stopped` was ended by the failure of a step. `resources` are those of the first
+    time: an event loses names on its way, and recover is for all. `names` is what each step was
+    called: the file may be another one in the next life.
     """
 
     event: Event
@@ -55,7 +62,10 @@ class Progress:
     names: Mapping[Place, str] = field(default_factory=dict)
 
     def is_settled(self, phase: Phase, index: int, name: str) -> bool:
-        """Whether the step of this name is behind us. One that was begun and has no end is in doubt, and is run again."""
+        """Whether the step of this name is behind us.
+
+        One that was begun and has no end is in doubt, and is run again.
+        """
         if self.names.get((phase, index), name) != name:
             return False
         return self.steps.get((phase, index), What.STEP_BEGUN) is not What.STEP_BEGUN
@@ -70,12 +80,17 @@ class Progress:
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing is left to do, ever: it is over, and what was begun here has been recovered from."""
+        """Whether nothing is left to do, ever: it is over, and what was begun here has been
+        recovered from.
+        """
         return What.FINISHED in self.marks and (not self.begun or Phase.RECOVER in self.ended)
 
 
 def fold(progress: Progress | None, what: What, facts: Facts) -> Progress:
-    """What is known after one more line. Said again changes nothing. ValueError for a line that cannot be understood."""
+    """What is known after one more line.
+
+    Said again changes nothing. ValueError for a line that cannot be understood.
+    """
     if what is What.SEEN:
         event, rule = event_of(facts.get("event")), _text(facts, "rule")
         if progress is not None:
@@ -107,11 +122,20 @@ def fold(progress: Progress | None, what: What, facts: Facts) -> Progress:
 
 def lines_of(progress: Progress) -> Iterator[tuple[What, Facts]]:
     """The fewest lines that fold to this."""
-    yield What.SEEN, {"event": plain(progress.event), "rule": progress.rule, "resources": list(progress.resources)}
+    yield (
+        What.SEEN,
+        {
+            "event": plain(progress.event),
+            "rule": progress.rule,
+            "resources": list(progress.resources),
+        },
+    )
     for phase in sorted(progress.begun):
         yield What.BEGUN, {"phase": phase}
     for (phase, index), what in sorted(progress.steps.items()):
-        seconds = {"seconds": progress.took[phase, index]} if (phase, index) in progress.took else {}
+        seconds = (
+            {"seconds": progress.took[phase, index]} if (phase, index) in progress.took else {}
+        )
         name = {"step": progress.names[phase, index]} if (phase, index) in progress.names else {}
         yield what, {"phase": phase, "index": index, **name, **seconds}
     for phase in sorted(progress.ended):
@@ -121,14 +145,19 @@ def lines_of(progress: Progress) -> Iterator[tuple[What, Facts]]:
 
 
 def journaled(event: Event) -> Event:
-    """The event as the journal keeps it. An endpoint decides how long a description is and what else it says, and may change it
-    at every poll, so we keep only the beginning of the one and leave out the other."""
+    """The event as the journal keeps it.
+
+    An endpoint decides how long a description is and what else it says, and may change it at every
+    poll, so we keep only the beginning of the one and leave out the other.
+    """
     return replace(event, description=cut(event.description), extra={})
 
 
 def forget_details(progress: Progress) -> Progress:
     """What is left of an event that is done: enough to recognise it."""
-    return replace(progress, event=replace(progress.event, resources=(), description=""), resources=())
+    return replace(
+        progress, event=replace(progress.event, resources=(), description=""), resources=()
+    )
 
 
 def plain(event: Event) -> dict[str, object]:

@@ -1,4 +1,8 @@
-"""The agent's one file: TOML, read once into values. What is wrong is refused with its line and field. Nothing else is opened."""
+"""The agent's one file:
+
+TOML, read once into values. What is wrong is refused with its line and field. Nothing else is
+opened.
+"""
 
 import difflib
 import math
@@ -14,11 +18,11 @@ from typing import NoReturn, TypeVar
 from forewarn.agent import steps
 from forewarn.agent.place import Lines
 from forewarn.agent.place import Path as Place
-from forewarn.agent.rule import Approve, Bounds, Concerns, Leader, OnFailure, PlannedStep, Rule
+from forewarn.agent.rules import Approve, Bounds, Concerns, Leader, OnFailure, PlannedStep, Rule
 from forewarn.agent.step import Phase, Step
-from forewarn.client.dialogue import API_VERSION
-from forewarn.client.message import Endpoint
-from forewarn.client.pace import PERIOD_SECONDS
+from forewarn.client.backoff import PERIOD_SECONDS
+from forewarn.client.http1 import Endpoint
+from forewarn.client.protocol import API_VERSION
 from forewarn.errors import Invalid
 
 BYTES_MAX = 1024 * 1024
@@ -29,7 +33,19 @@ TYPES = ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate")
 SOURCES = ("Platform", "User")
 PROGRAM_DATA = os.environ.get("PROGRAMDATA", "C:\\ProgramData") if os.name == "nt" else "/var/lib"
 
-TOP = ("endpoint", "name", "journal", "socket", "listen", "hooks", "lease", "poll_seconds", "wait_seconds", "api_version", "rule")
+TOP = (
+    "endpoint",
+    "name",
+    "journal",
+    "socket",
+    "listen",
+    "hooks",
+    "lease",
+    "poll_seconds",
+    "wait_seconds",
+    "api_version",
+    "rule",
+)
 MATCHERS = ("types", "sources", "concerns", "duration_seconds", "lead_seconds", "scope")
 RULE = ("name", *MATCHERS, "approve", "leader", "hold", "applications", *Phase)
 STEP = ("weight", "limit_seconds", "on_failure")
@@ -40,7 +56,8 @@ Choice = TypeVar("Choice", bound=StrEnum)
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the file says. `endpoint` "" is found by itself, `name` "" is asked of the endpoint, `listen` "" is no port.
+    """What the file says. `endpoint` "" is found by itself, `name` "" is asked of the endpoint,
+    `listen` "" is no port.
 
     `hooks` is a directory of executables that ends each phase of every rule.
     """
@@ -71,7 +88,11 @@ def load(path: Path, *, make: Make = steps.make) -> Settings:
         return parse(text.decode(), str(path), make=make)
     except UnicodeDecodeError as error:
         line = text.count(b"\n", 0, error.start) + 1
-        raise Invalid(f"{path}:{line}: expected UTF-8, got byte 0x{text[error.start]:02x}", file=str(path), line=line) from error
+        raise Invalid(
+            f"{path}:{line}: expected UTF-8, got byte 0x{text[error.start]:02x}",
+            file=str(path),
+            line=line,
+        ) from error
 
 
 def parse(text: str, source: str, *, make: Make = steps.make) -> Settings:
@@ -118,7 +139,9 @@ def _settings(values: dict[str, object], text: str, source: str, make: Make) -> 
 class Table:
     """One table of the file, read member by member."""
 
-    def __init__(self, values: dict[str, object], place: Place, *, lines: Lines, source: str) -> None:
+    def __init__(
+        self, values: dict[str, object], place: Place, *, lines: Lines, source: str
+    ) -> None:
         self.values = values
         self._place = place
         self._lines = lines
@@ -127,24 +150,37 @@ class Table:
     def where(self, *more: str | int) -> str:
         """`file:line: field`, as every problem begins."""
         place = (*self._place, *more)
-        field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
+        field = "".join(
+            f"[{part}]" if isinstance(part, int) else f".{part}" for part in place
+        ).removeprefix(".")
         return f"{self._source}:{self._lines.line_of(place)}: {field}"
 
     def refuse(self, name: str, expected: str) -> NoReturn:
         got = repr(self.values[name])[:80] if name in self.values else "nothing"
-        raise Invalid(f"{self.where(name)}: expected {expected}, got {got}", file=self._source, field=name)
+        raise Invalid(
+            f"{self.where(name)}: expected {expected}, got {got}", file=self._source, field=name
+        )
 
     def refuse_unknown(self, known: Sequence[str]) -> None:
         for name in self.values:
             if name not in known:
                 near = difflib.get_close_matches(name[:80], known, 1)
-                hint = f"did you mean '{near[0]}'?" if near else f"expected one of {', '.join(known)}"
-                raise Invalid(f"{self.where(name)}: unknown key; {hint}", file=self._source, field=name)
+                hint = (
+                    f"did you mean '{near[0]}'?" if near else f"expected one of {', '.join(known)}"
+                )
+                raise Invalid(
+                    f"{self.where(name)}: unknown key; {hint}", file=self._source, field=name
+                )
 
     def text(self, name: str, default: str | None = None, expected: str = "text") -> str:
         """Without a default it must be there, and not empty."""
         value = self.values.get(name, default)
-        if not isinstance(value, str) or len(value) > 4096 or "\0" in value or (default is None and not value):
+        if (
+            not isinstance(value, str)
+            or len(value) > 4096
+            or "\0" in value
+            or (default is None and not value)
+        ):
             self.refuse(name, expected)
         return value
 
@@ -160,7 +196,11 @@ class Table:
 
     def number(self, name: str, default: float, *, least: float, most: float) -> float:
         value = self.values.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not least <= value <= most
+        ):
             self.refuse(name, f"a number from {least:g} to {most:g}")
         return value
 
@@ -175,7 +215,11 @@ class Table:
         value = self.values.get(name, [])
         names = {one.casefold() for one in known}
         expected = f"a list of {', '.join(known)}" if names else "a list of names"
-        if not isinstance(value, list) or (name in self.values and not value) or not all(isinstance(one, str) for one in value):
+        if (
+            not isinstance(value, list)
+            or (name in self.values and not value)
+            or not all(isinstance(one, str) for one in value)
+        ):
             self.refuse(name, expected)
         if names and not all(one.casefold() in names for one in value):
             self.refuse(name, expected)
@@ -187,7 +231,10 @@ class Table:
             self.refuse(name, "a table with min, max or both")
         table = self._inner(value, name)
         table.refuse_unknown(("min", "max"))
-        least, most = (table.number(end, 0, least=0, most=math.inf) if end in value else None for end in ("min", "max"))
+        least, most = (
+            table.number(end, 0, least=0, most=math.inf) if end in value else None
+            for end in ("min", "max")
+        )
         if least is not None and most is not None and least > most:
             self.refuse(name, "a min that is not above its max")
         return Bounds(least, most)
@@ -198,7 +245,11 @@ class Table:
             self.refuse(name, f"a list of at most {count_max} tables")
         for index, one in enumerate(value):
             if not isinstance(one, dict):
-                raise Invalid(f"{self.where(name, index)}: expected a table, got {one!r:.80}", file=self._source, field=name)
+                raise Invalid(
+                    f"{self.where(name, index)}: expected a table, got {one!r:.80}",
+                    file=self._source,
+                    field=name,
+                )
             yield self._inner(one, name, index)
 
     def _inner(self, values: dict[str, object], *more: str | int) -> "Table":
@@ -217,7 +268,9 @@ class RuleReader:
         table.refuse_unknown(RULE)
         leader = table.choice("leader", Leader.FIRST)
         if leader is Leader.LEASE and self._lease is None:
-            table.refuse("leader", "'first', or a lease file at the top (lease = \"/shared/lease\")")
+            table.refuse(
+                "leader", "'first', or a lease file at the top (lease = \"/shared/lease\")"
+            )
         return Rule(
             name=table.text("name", expected="a name of its own"),
             types=table.texts("types", TYPES),
@@ -239,13 +292,18 @@ class RuleReader:
         planned = tuple(self._step(inner) for inner in table.tables(phase, STEPS_MAX))
         if self._hooks is None:
             return planned
-        return (*planned, PlannedStep(self._make("hooks", str(self._hooks), f"hooks of {table.where(phase)}")))
+        return (
+            *planned,
+            PlannedStep(self._make("hooks", str(self._hooks), f"hooks of {table.where(phase)}")),
+        )
 
     def _step(self, table: Table) -> PlannedStep:
         kinds = [name for name in table.values if name not in STEP]
         if len(kinds) != 1:
             got = ", ".join(kinds) or "none"
-            raise Invalid(f"{table.where()}: expected one kind of step ({', '.join(steps.KINDS)}), got {got}")
+            raise Invalid(
+                f"{table.where()}: expected one kind of step ({', '.join(steps.KINDS)}), got {got}"
+            )
         limit = table.number("limit_seconds", 1, least=0.1, most=SECONDS_MAX)
         return PlannedStep(
             step=self._make(kinds[0], table.values[kinds[0]], table.where(kinds[0])),
@@ -260,7 +318,10 @@ def _refuse_twins(rules: Sequence[Rule], top: Table) -> None:
     names = [rule.name for rule in rules]
     for index, name in enumerate(names):
         if name in names[:index]:
-            raise Invalid(f"{top.where('rule', index, 'name')}: expected a name of its own, got {name!r} again", field="name")
+            raise Invalid(
+                f"{top.where('rule', index, 'name')}: expected a name of its own, got {name!r} again",
+                field="name",
+            )
 
 
 def _endpoint(top: Table) -> str:

@@ -1,4 +1,7 @@
-"""What a step is: one thing done for one event in one phase, within a time. The kinds of steps are in `steps/`."""
+"""What a step is: one thing done for one event in one phase, within a time.
+
+The kinds of steps are in `steps/`.
+"""
 
 import threading
 import time
@@ -8,7 +11,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from forewarn.client import Event
-from forewarn.errors import Problem
+from forewarn.errors import Error
 
 
 class Phase(StrEnum):
@@ -19,7 +22,7 @@ class Phase(StrEnum):
     RECOVER = "recover"
 
 
-class StepFailed(Problem):
+class StepFailed(Error):
     """The step did not do what it is for."""
 
     code = "step_failed"
@@ -33,9 +36,11 @@ class StepTimedOut(StepFailed):
 
 @dataclass(frozen=True, slots=True)
 class Occasion:
-    """What a step is run for, and how long it may take. `name` is our own VM; `stop` is set when the agent must end.
+    """What a step is run for, and how long it may take. `name` is our own VM; `stop` is set when
+    the agent must end.
 
-    `deadline` is a moment of the monotonic clock `now`. A step that waits, waits in small parts and looks at both.
+    `deadline` is a moment of the monotonic clock `now`. A step that waits, waits in small parts and
+    looks at both.
     """
 
     event: Event
@@ -51,7 +56,8 @@ class Occasion:
 
 
 class Step(Protocol):
-    """One kind of step, made from its part of the settings. It returns when it is done, or raises StepFailed.
+    """One kind of step, made from its part of the settings. It returns when it is done, or raises
+    StepFailed.
 
     `describe` says in a few words what it would do, for the log, the status and a dry run.
     """

@@ -1,4 +1,7 @@
-"""`forewarn agent`: hands over to the agent's own command line, which knows nothing of this one. Needs no extra."""
+"""`forewarn agent`: hands over to the agent's own command line, which knows nothing of this one.
+
+Needs no extra.
+"""
 
 import typer
 

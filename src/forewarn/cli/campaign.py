@@ -7,27 +7,39 @@ from typing import Annotated, Any
 
 import typer
 
-from forewarn.cli.client import Client, connect
+from forewarn.cli.api import Client, connect
+from forewarn.cli.exit_codes import Exit, Usage
 from forewarn.cli.host import Cause, Description, Duration, Type
-from forewarn.cli.noun import noun
 from forewarn.cli.output import Json, show_json
-from forewarn.cli.usage import Exit, Usage
+from forewarn.cli.resource import noun
 
 Id = Annotated[str, typer.Argument(metavar="CAMPAIGN")]
-Hosts = Annotated[list[str], typer.Option(help="A shell pattern such as 'rack7-*'; may be given several times.")]
+Hosts = Annotated[
+    list[str], typer.Option(help="A shell pattern such as 'rack7-*'; may be given several times.")
+]
 Name = Annotated[str | None, typer.Option(help="What the history calls it; without one, its id.")]
 MaxHosts = Annotated[int | None, typer.Option(help="At most so many hosts at once.")]
 MaxUnavailable = Annotated[
-    str | None, typer.Option(help="At most so many VMs of a scope at once: a number, or a percentage such as 25%.")
+    str | None,
+    typer.Option(
+        help="At most so many VMs of a scope at once: a number, or a percentage such as 25%."
+    ),
 ]
-Brake = Annotated[bool | None, typer.Option("--pause-on-failure/--no-pause-on-failure", help="Pause when an impact fails.")]
+Brake = Annotated[
+    bool | None,
+    typer.Option("--pause-on-failure/--no-pause-on-failure", help="Pause when an impact fails."),
+]
 Health = Annotated[str | None, typer.Option(hidden=True)]
 HealthMax = Annotated[str | None, typer.Option(hidden=True)]
 Plan = Annotated[bool, typer.Option("--plan", help="Only print the waves; nothing is done.")]
 COLUMNS = ("id", "name", "type", "state", "hosts", "started_at", "estimated_end")
 EVERY_SECONDS = 1.0
 
-app = noun("campaign", "Campaigns, maintenance of many hosts: start, list, show, watch, pause, resume, cancel.", COLUMNS)
+app = noun(
+    "campaign",
+    "Campaigns, maintenance of many hosts: start, list, show, watch, pause, resume, cancel.",
+    COLUMNS,
+)
 
 
 @app.command()
@@ -49,12 +61,30 @@ def start(
     as_json: Json = False,
 ) -> None:
     """Maintain all hosts that match, a few at a time, within every scope's budget."""
-    for removed, given in (("health-command", health_command), ("health-seconds-max", health_seconds_max)):
+    for removed, given in (
+        ("health-command", health_command),
+        ("health-seconds-max", health_seconds_max),
+    ):
         if given is not None:
-            raise Usage(f"--{removed} is an option of the server now: give it to `forewarn serve` as --campaign-{removed}")
-    said = {"type": event_type, "hosts": hosts, "name": name, "max_hosts": max_hosts, "pause_on_failure": pause_on_failure}
-    said |= {"cause": cause, "duration_seconds": duration_seconds, "description": description, "plan": plan or None}
-    said["max_unavailable"] = int(max_unavailable) if max_unavailable and max_unavailable.isdecimal() else max_unavailable
+            raise Usage(
+                f"--{removed} is an option of the server now: give it to `forewarn serve` as --campaign-{removed}"
+            )
+    said = {
+        "type": event_type,
+        "hosts": hosts,
+        "name": name,
+        "max_hosts": max_hosts,
+        "pause_on_failure": pause_on_failure,
+    }
+    said |= {
+        "cause": cause,
+        "duration_seconds": duration_seconds,
+        "description": description,
+        "plan": plan or None,
+    }
+    said["max_unavailable"] = (
+        int(max_unavailable) if max_unavailable and max_unavailable.isdecimal() else max_unavailable
+    )
     answer = connect(context).post("campaigns", said=said)
     if as_json:
         show_json(answer)
@@ -84,7 +114,10 @@ def cancel(context: typer.Context, campaign: Id, *, as_json: Json = False) -> No
 
 @app.command()
 def watch(context: typer.Context, campaign: Id) -> None:
-    """Show how far it is until it ends, or until a failure or a health command paused it. Exit code 1 unless all are done."""
+    """Show how far it is until it ends, or until a failure or a health command paused it.
+
+    Exit code 1 unless all are done.
+    """
     shown = _followed(_looks(connect(context), campaign))
     tell(shown)
     if not is_all_done(shown):
@@ -107,13 +140,21 @@ def tell(campaign: Mapping[str, Any]) -> None:
 
 
 def is_all_done(campaign: Mapping[str, Any]) -> bool:
-    """Whether every host has had its maintenance: one that was skipped has not, though nothing failed."""
-    return bool(campaign["state"] == "done" and campaign["hosts"]["done"] == campaign["hosts"]["total"])
+    """Whether every host has had its maintenance: one that was skipped has not, though nothing
+    failed.
+    """
+    return bool(
+        campaign["state"] == "done" and campaign["hosts"]["done"] == campaign["hosts"]["total"]
+    )
 
 
 def counted(campaign: Mapping[str, Any]) -> str:
     hosts = campaign["hosts"]
-    told = [f"{hosts[name]} {name.replace('_', ' ')}" for name in ("under_way", "waiting", "skipped", "failed") if hosts[name]]
+    told = [
+        f"{hosts[name]} {name.replace('_', ' ')}"
+        for name in ("under_way", "waiting", "skipped", "failed")
+        if hosts[name]
+    ]
     return ", ".join([f"{hosts['done']} of {hosts['total']} hosts done", *told])
 
 
@@ -121,7 +162,10 @@ def awaited(campaign: Mapping[str, Any]) -> str:
     """What it is waiting for, in a line."""
     if campaign["state"] == "paused":
         return f"a person: {campaign['why_paused']}"
-    told = [f"{one['host']}: {one['waiting_for']}{moment_of(one['until'], ' until ')}" for one in campaign["under_way"]]
+    told = [
+        f"{one['host']}: {one['waiting_for']}{moment_of(one['until'], ' until ')}"
+        for one in campaign["under_way"]
+    ]
     return "; ".join(told[:3] + ["…"] * (len(told) > 3)) or campaign["waiting_for"] or "nothing"
 
 
@@ -144,13 +188,20 @@ def _looks(client: Client, campaign: str) -> Iterator[Mapping[str, Any]]:
 
 
 def _followed(looks: Iterator[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The last look. On the way a bar on a terminal, and in a pipe a line whenever there is something new."""
+    """The last look.
+
+    On the way a bar on a terminal, and in a pipe a line whenever there is something new.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
 
     is_terminal, last = sys.stdout.isatty(), ""
     shown: Mapping[str, Any] = {}
-    columns = (BarColumn(), TextColumn("{task.completed}/{task.total} hosts"), TextColumn("{task.description}", markup=False))
+    columns = (
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total} hosts"),
+        TextColumn("{task.description}", markup=False),
+    )
     with Progress(*columns, console=Console(), disable=not is_terminal) as bar:
         task = bar.add_task("", total=None)
         for shown in looks:

@@ -17,10 +17,21 @@ from urllib.parse import urlsplit
 import typer
 
 import forewarn
-from forewarn.cli.client import Asked
+from forewarn.cli.api import Asked
+from forewarn.cli.exit_codes import Usage
 from forewarn.cli.output import Json, show_json, show_list
-from forewarn.cli.usage import Usage
-from forewarn.config import ClientConfig, Config, Identify, LogLevel, Option, Resolved, flag, options, resolve, variable
+from forewarn.config import (
+    ClientConfig,
+    Config,
+    Identify,
+    LogLevel,
+    Option,
+    Resolved,
+    flag,
+    options,
+    resolve,
+    variable,
+)
 from forewarn.errors import Invalid
 
 DEMO: Mapping[str, object] = {
@@ -30,14 +41,20 @@ DEMO: Mapping[str, object] = {
     "rate": 60.0,
     "log_level": LogLevel.WARNING,
 }
-"""What `forewarn demo` takes where nothing is said. It tells of changes in words, so the log need not."""
+"""What `forewarn demo` takes where nothing is said.
+
+It tells of changes in words, so the log need not.
+"""
 BEGIN, END = "<!-- options -->\n", "<!-- /options -->\n"
 
 Show = Annotated[bool, typer.Option("--show", help="Show them (there is nothing else to do).")]
 
 
 def show(found: Resolved[Config], *, is_show: Show = True, as_json: Json = False) -> None:
-    """Every option, its value here, and where that came from. Takes the flags of `serve`, to see what they would come to."""
+    """Every option, its value here, and where that came from.
+
+    Takes the flags of `serve`, to see what they would come to.
+    """
     client = resolved(ClientConfig, found.file, {})
     rows = [
         {"option": name, "value": _public(name, option, value), "from": one.origins[name]}
@@ -48,13 +65,21 @@ def show(found: Resolved[Config], *, is_show: Show = True, as_json: Json = False
     if as_json:
         show_json(rows)
         return
-    show_list({"options": rows, "total": len(rows)}, "options", ("option", "value", "from"), as_json=False)
+    show_list(
+        {"options": rows, "total": len(rows)}, "options", ("option", "value", "from"), as_json=False
+    )
 
 
-def with_options(command: Callable[..., None], defaults: Mapping[str, object] | None = None) -> Callable[..., None]:
-    """A command line for a command that takes a config: its own parameters, and a flag for every option."""
+def with_options(
+    command: Callable[..., None], defaults: Mapping[str, object] | None = None
+) -> Callable[..., None]:
+    """A command line for a command that takes a config: its own parameters, and a flag for every
+    option.
+    """
     _, *own = inspect.signature(command).parameters.values()
-    file_type = Annotated[Path | None, typer.Option("--config", help="The file to read instead of ./forewarn.toml.")]
+    file_type = Annotated[
+        Path | None, typer.Option("--config", help="The file to read instead of ./forewarn.toml.")
+    ]
 
     def run(context: typer.Context, **given: Any) -> None:
         file = given.pop("file") or (context.find_object(Asked) or Asked()).file
@@ -65,7 +90,9 @@ def with_options(command: Callable[..., None], defaults: Mapping[str, object] | 
     context, _ = inspect.signature(run).parameters.values()
     file = inspect.Parameter("file", keyword, default=None, annotation=file_type)
     flags = [
-        inspect.Parameter(name, keyword, default=None, annotation=_flag_type(name, option, defaults or {}))
+        inspect.Parameter(
+            name, keyword, default=None, annotation=_flag_type(name, option, defaults or {})
+        )
         for name, option in options(Config).items()
     ]
     run.__signature__ = inspect.Signature([context, *own, file, *flags])  # type: ignore[attr-defined]
@@ -73,8 +100,15 @@ def with_options(command: Callable[..., None], defaults: Mapping[str, object] | 
     return run
 
 
-def resolved(kind: type[Any], file: Path | None, flags: Mapping[str, Any], defaults: Mapping[str, object] | None = None) -> Any:
-    """The config that the command line and the environment come to; a wrong one is a wrong command line."""
+def resolved(
+    kind: type[Any],
+    file: Path | None,
+    flags: Mapping[str, Any],
+    defaults: Mapping[str, object] | None = None,
+) -> Any:
+    """The config that the command line and the environment come to; a wrong one is a wrong command
+    line.
+    """
     try:
         return resolve(kind, flags=flags, environ=os.environ, file=file, defaults=defaults)
     except Invalid as problem:
@@ -113,9 +147,20 @@ def _flag_type(name: str, option: Option, defaults: Mapping[str, object]) -> Any
     default = defaults.get(name, _default(Config, name))
     panel = option.section
     if isinstance(default, bool):
-        return Annotated[bool | None, typer.Option(f"{flag(name)}/--no{flag(name)[1:]}", help=option.help, rich_help_panel=panel)]
+        return Annotated[
+            bool | None,
+            typer.Option(
+                f"{flag(name)}/--no{flag(name)[1:]}", help=option.help, rich_help_panel=panel
+            ),
+        ]
     help_, text = f"{option.help} {_expected(option)}", list[str] if option.is_repeatable else str
-    told = typer.Option(flag(name), help=help_, metavar="VALUE", show_default=shown(default) or False, rich_help_panel=panel)
+    told = typer.Option(
+        flag(name),
+        help=help_,
+        metavar="VALUE",
+        show_default=shown(default) or False,
+        rich_help_panel=panel,
+    )
     return Annotated[text | None, told]
 
 
@@ -132,14 +177,26 @@ def _tables(kind: type[Any]) -> Iterator[str]:
         yield f"### {section}\n\n| key | flag | variable | default | what it does |\n|---|---|---|---|---|\n"
         for name, option in group:
             default = shown(_default(kind, name))
-            flag_cell = "none: a secret does not stand on a command line" if option.is_secret else f"`{flag(name)}`"
-            cells = [f"`{name}`", flag_cell, f"`{variable(name, option)}`", f"`{default}`" if default else "none"]
+            flag_cell = (
+                "none: a secret does not stand on a command line"
+                if option.is_secret
+                else f"`{flag(name)}`"
+            )
+            cells = [
+                f"`{name}`",
+                flag_cell,
+                f"`{variable(name, option)}`",
+                f"`{default}`" if default else "none",
+            ]
             yield f"| {' | '.join(cells)} | {option.help} {_expected(option)} |\n"
         yield "\n"
 
 
 def _demo_defaults() -> str:
-    told = [f"`{name}` {'its own small fleet' if name == 'fleet' else f'`{shown(value)}`'}" for name, value in DEMO.items()]
+    told = [
+        f"`{name}` {'its own small fleet' if name == 'fleet' else f'`{shown(value)}`'}"
+        for name, value in DEMO.items()
+    ]
     return f"`forewarn demo` has other defaults for {', '.join(told)}.\n"
 
 

@@ -9,34 +9,54 @@ from typing import Annotated
 
 import typer
 
-from forewarn.cli.client import Asked, Client
+from forewarn.cli.api import Asked, Client
 from forewarn.cli.config import resolved
+from forewarn.cli.exit_codes import Exit, Usage
 from forewarn.cli.output import show_json, show_list
-from forewarn.cli.usage import Exit, Usage
 from forewarn.config import ClientConfig
-from forewarn.errors import AlreadyPending, Invalid, Problem, UnknownVm
-from forewarn.lab.conform import report
-from forewarn.lab.conform.check import CHECKS, Check, Failed
-from forewarn.lab.conform.probe import Endpoint, Time
-from forewarn.lab.conform.run import Result, Verdict, run
-from forewarn.lab.conform.stage import Stage
+from forewarn.conformance import report
+from forewarn.conformance.check import CHECKS, Check, Failed
+from forewarn.conformance.raw_http import Endpoint, Time
+from forewarn.conformance.run import Result, Verdict, run
+from forewarn.conformance.session import Stage
+from forewarn.errors import AlreadyPending, Error, Invalid, UnknownVm
 
-Url = Annotated[str | None, typer.Argument(metavar="URL", help="The endpoint, such as http://169.254.169.254")]
+Url = Annotated[
+    str | None, typer.Argument(metavar="URL", help="The endpoint, such as http://169.254.169.254")
+]
 Names = Annotated[
-    list[str] | None, typer.Option("--as", metavar="VM", help="Speak for this VM, by /as/VM/; several times for several VMs.")
+    list[str] | None,
+    typer.Option(
+        "--as", metavar="VM", help="Speak for this VM, by /as/VM/; several times for several VMs."
+    ),
 ]
 ControlUrl = Annotated[
     str | None,
-    typer.Option("--control", metavar="URL", help="Forewarn's control API: events are made for the checks, and taken back."),
+    typer.Option(
+        "--control",
+        metavar="URL",
+        help="Forewarn's control API: events are made for the checks, and taken back.",
+    ),
 ]
 Approve = Annotated[
-    bool, typer.Option("--approve", help="Send approvals too. Without --control they approve the events that are there!")
+    bool,
+    typer.Option(
+        "--approve",
+        help="Send approvals too. Without --control they approve the events that are there!",
+    ),
 ]
-Junit = Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Write the results as JUnit XML too.")]
+Junit = Annotated[
+    Path | None, typer.Option("--junit", metavar="FILE", help="Write the results as JUnit XML too.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON, for programs.")]
-Only = Annotated[list[str] | None, typer.Option("--only", metavar="NAME", help="Only this check; several times for several.")]
+Only = Annotated[
+    list[str] | None,
+    typer.Option("--only", metavar="NAME", help="Only this check; several times for several."),
+]
 List = Annotated[bool, typer.Option("--list", help="List the checks and run none.")]
-Strict = Annotated[bool, typer.Option("--strict", help="Let a failed `should` count like a `must`.")]
+Strict = Annotated[
+    bool, typer.Option("--strict", help="Let a failed `should` count like a `must`.")
+]
 
 
 def conform(
@@ -52,7 +72,10 @@ def conform(
     is_list: List = False,
     strict: Strict = False,
 ) -> None:
-    """Check an endpoint against the rules of the wire. It only reads, unless --control or --approve says more."""
+    """Check an endpoint against the rules of the wire.
+
+    It only reads, unless --control or --approve says more.
+    """
     checks = _chosen(only or [])
     if is_list:
         return _show_list(checks, as_json=as_json)
@@ -73,7 +96,9 @@ def conform(
     if junit is not None:
         _write(junit, report.as_junit(url, results, is_strict=strict))
     _show(url, results, as_json=as_json)
-    is_failed = any(one.is_must_failed or (strict and one.verdict is Verdict.FAILED) for one in results)
+    is_failed = any(
+        one.is_must_failed or (strict and one.verdict is Verdict.FAILED) for one in results
+    )
     if is_failed:
         raise typer.Exit(Exit.REFUSED)
     return None
@@ -130,11 +155,13 @@ def _show(url: str, results: list[Result], *, as_json: bool) -> None:
 
 def _show_list(checks: list[Check], *, as_json: bool) -> None:
     found = report.listed(checks)
-    show_list({"checks": found, "total": len(found)}, "checks", report.LIST_COLUMNS, as_json=as_json)
+    show_list(
+        {"checks": found, "total": len(found)}, "checks", report.LIST_COLUMNS, as_json=as_json
+    )
 
 
 def _write(file: Path, content: bytes) -> None:
     try:
         file.write_bytes(content)
     except OSError as error:
-        raise Problem(f"{os.fspath(file)} cannot be written: {error.strerror or error}") from error
+        raise Error(f"{os.fspath(file)} cannot be written: {error.strerror or error}") from error

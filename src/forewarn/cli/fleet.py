@@ -8,14 +8,16 @@ from typing import Annotated, Any
 
 import typer
 
-from forewarn.cli.client import Asked, Client, connect
+from forewarn.cli.api import Asked, Client, connect
 from forewarn.cli.config import resolved
+from forewarn.cli.exit_codes import needs_server_parts
 from forewarn.cli.output import Json, show_json, show_list
-from forewarn.cli.usage import needs_server_parts
 from forewarn.config import Config
 from forewarn.errors import FleetChanged, Invalid
 
-app = typer.Typer(help="The fleet: show, export, diff, apply, sync, check, schema.", no_args_is_help=True)
+app = typer.Typer(
+    help="The fleet: show, export, diff, apply, sync, check, schema.", no_args_is_help=True
+)
 
 
 class Source(StrEnum):
@@ -23,11 +25,17 @@ class Source(StrEnum):
 
 
 File = Annotated[
-    str, typer.Argument(metavar="FILE", help="A fleet file, YAML or JSON, or a folder of them; - is standard input.")
+    str,
+    typer.Argument(
+        metavar="FILE", help="A fleet file, YAML or JSON, or a folder of them; - is standard input."
+    ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only tell what would change.")]
 From = Annotated[Source, typer.Argument(metavar="SOURCE", help="What tells of the VMs: libvirt.")]
-Uri = Annotated[list[str] | None, typer.Option("--uri", metavar="URI", help="As libvirt_uri, several times if needed.")]
+Uri = Annotated[
+    list[str] | None,
+    typer.Option("--uri", metavar="URI", help="As libvirt_uri, several times if needed."),
+]
 Apply = Annotated[bool, typer.Option("--apply", help="Make it so.")]
 COLUMNS = ("scope", "kind", "name", "update_domain", "host", "address")
 BLANK = {"update_domain": 0, "host": "", "address": ""}
@@ -57,7 +65,9 @@ def export(context: typer.Context) -> None:
 
 
 @app.command()
-def apply(context: typer.Context, file: File, *, dry_run: DryRun = False, as_json: Json = False) -> None:
+def apply(
+    context: typer.Context, file: File, *, dry_run: DryRun = False, as_json: Json = False
+) -> None:
     """Make the fleet what the file says."""
     body = _merge(file) if Path(file).is_dir() else _read(file)
     answer = connect(context).put("fleet", body=body, query="dry_run=true" if dry_run else "")
@@ -71,18 +81,33 @@ def diff(context: typer.Context, file: File, *, as_json: Json = False) -> None:
 
 
 @app.command()
-def sync(context: typer.Context, source: From, *, uri: Uri = None, is_apply: Apply = False, as_json: Json = False) -> None:
-    """Bring the fleet in line with what libvirt tells; without --apply, only tell what would change."""
+def sync(
+    context: typer.Context,
+    source: From,
+    *,
+    uri: Uri = None,
+    is_apply: Apply = False,
+    as_json: Json = False,
+) -> None:
+    """Bring the fleet in line with what libvirt tells; without --apply, only tell what would
+    change.
+    """
     with needs_server_parts(f"fleet sync {source}"):
         from forewarn.cli.sync import fleet_from_libvirt
     service, asked = connect(context), context.find_object(Asked) or Asked()
     config = resolved(Config, asked.file, {"libvirt_uri": uri or None}).config
-    answer = _synced(service, lambda told: fleet_from_libvirt(told, config), query="" if is_apply else "dry_run=true")
+    answer = _synced(
+        service,
+        lambda told: fleet_from_libvirt(told, config),
+        query="" if is_apply else "dry_run=true",
+    )
     _show_difference(answer, dry_run=not is_apply, as_json=as_json)
 
 
 def _synced(service: Client, find: Callable[[Any], bytes], query: str) -> Any:
-    """Put what was found, unless the fleet has changed since it was read: a VM may have moved while libvirt was asked."""
+    """Put what was found, unless the fleet has changed since it was read: a VM may have moved while
+    libvirt was asked.
+    """
     for turn in range(SYNC_TRIES_MAX):
         told, tag = service.get_tagged("fleet")
         try:
@@ -97,7 +122,11 @@ def _show_difference(answer: Mapping[str, Any], *, dry_run: bool, as_json: bool)
     if as_json:
         show_json(answer)
         return
-    told = [f"{name.replace('_', ' ')}: {', '.join(names)}" for name, names in answer.items() if name != "dry_run" and names]
+    told = [
+        f"{name.replace('_', ' ')}: {', '.join(names)}"
+        for name, names in answer.items()
+        if name != "dry_run" and names
+    ]
     typer.echo("\n".join(told) or "the fleet is so already")
     if dry_run:
         typer.echo("nothing was changed: this was a dry run")
@@ -107,25 +136,29 @@ def _show_difference(answer: Mapping[str, Any], *, dry_run: bool, as_json: bool)
 def check(file: File) -> None:
     """Check a fleet file without a service."""
     with needs_server_parts("fleet check"):
-        from forewarn.fleet_files import read_sources
-        from forewarn.wire.fleet import FleetText, parse_all
-    fleet = parse_all(read_sources(Path(file)) if Path(file).is_dir() else [FleetText(file, _read(file))])
-    typer.echo(f"{file}: {len(fleet.scopes)} scopes with {sum(len(scope.vms) for scope in fleet.scopes)} VMs, all well")
+        from forewarn.fleetfile.files import read_sources
+        from forewarn.fleetfile.schema import FleetText, parse_all
+    fleet = parse_all(
+        read_sources(Path(file)) if Path(file).is_dir() else [FleetText(file, _read(file))]
+    )
+    typer.echo(
+        f"{file}: {len(fleet.scopes)} scopes with {sum(len(scope.vms) for scope in fleet.scopes)} VMs, all well"
+    )
 
 
 @app.command()
 def schema() -> None:
     """The JSON Schema of the fleet file."""
     with needs_server_parts("fleet schema"):
-        from forewarn.wire.fleet import SCHEMA
+        from forewarn.fleetfile.schema import SCHEMA
     show_json(SCHEMA)
 
 
 def _merge(folder: str) -> bytes:
     """The files of a folder as one fleet, for a request."""
     with needs_server_parts("fleet apply FOLDER"):
-        from forewarn.fleet_files import read_sources
-        from forewarn.wire.fleet import dump_json, parse_all
+        from forewarn.fleetfile.files import read_sources
+        from forewarn.fleetfile.schema import dump_json, parse_all
     body = dump_json(parse_all(read_sources(Path(folder))))
     if len(body) > FILE_BYTES_MAX:
         raise Invalid(
@@ -143,4 +176,6 @@ def _read(file: str) -> bytes:
         with Path(file).open("rb") as stream:
             return stream.read(FILE_BYTES_MAX + 1)
     except (OSError, ValueError) as error:
-        raise Invalid(f"{file!r} cannot be read: {getattr(error, 'strerror', None) or error}", file=file) from error
+        raise Invalid(
+            f"{file!r} cannot be read: {getattr(error, 'strerror', None) or error}", file=file
+        ) from error

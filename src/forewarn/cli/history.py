@@ -7,16 +7,24 @@ from typing import Annotated, Any
 
 import typer
 
-from forewarn.cli.client import Client, connect
+from forewarn.cli.api import Client, connect
+from forewarn.cli.exit_codes import Usage
 from forewarn.cli.output import Json, show_json, show_list
-from forewarn.cli.usage import Usage
 from forewarn.cli.watch import OfChange, OfEvent, OfHost, OfScope, OfVm, follow, query_of
 from forewarn.cli.watch import show as show_entry
 
-Since = Annotated[str | None, typer.Option(help="Only from then on: 90s, 15m, 2h or 7d ago, or 2030-01-31T12:00:00Z.")]
+Since = Annotated[
+    str | None,
+    typer.Option(help="Only from then on: 90s, 15m, 2h or 7d ago, or 2030-01-31T12:00:00Z."),
+]
 Until = Annotated[str | None, typer.Option(help="Only before then, said as --since.")]
 Limit = Annotated[int, typer.Option(help="At most so many.", min=1, max=1_000_000)]
-Follow = Annotated[bool, typer.Option("--follow", "-f", help="The oldest of them first, and then what happens from now on.")]
+Follow = Annotated[
+    bool,
+    typer.Option(
+        "--follow", "-f", help="The oldest of them first, and then what happens from now on."
+    ),
+]
 
 PAGE_MAX = 1000
 UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
@@ -44,7 +52,9 @@ def history(
     if is_followed and until:
         raise Usage("--follow goes on for good; expected no --until with it")
     newest = read(client, {}, 1)["history"] if is_followed else []
-    answer = read(client, {**asked, "since": moment(since, now), "until": moment(until, now)}, limit)
+    answer = read(
+        client, {**asked, "since": moment(since, now), "until": moment(until, now)}, limit
+    )
     if is_followed:
         tell_on(client, asked, answer["history"], newest, as_json=as_json)
     elif as_json:
@@ -57,12 +67,17 @@ def history(
 
 
 def read(client: Client, asked: Mapping[str, str | None], limit: int) -> dict[str, Any]:
-    """At most `limit` entries as one answer, page by page. A page may be empty where much is looked through."""
+    """At most `limit` entries as one answer, page by page.
+
+    A page may be empty where much is looked through.
+    """
     found: list[dict[str, Any]] = []
     cursor = None
     while True:  # ends: every page is older than the one before
         size = min(limit - len(found), PAGE_MAX)
-        page = client.get("history", query=query_of({**asked, "limit": str(size), "cursor": cursor}))
+        page = client.get(
+            "history", query=query_of({**asked, "limit": str(size), "cursor": cursor})
+        )
         found += page["history"]
         cursor = page["next"]
         if not cursor or len(found) >= limit:
@@ -77,7 +92,8 @@ def tell_on(
     *,
     as_json: bool,
 ) -> None:
-    """What was found, the oldest first, and then what comes: nothing is told twice, and nothing is left out.
+    """What was found, the oldest first, and then what comes: nothing is told twice, and nothing is
+    left out.
 
     `newest` is what was the newest of all before anything was looked for.
     """

@@ -1,4 +1,7 @@
-"""`forewarn lab`: the service as a lab. Its clock, its faults, its transcript; scenarios are in `lab_run.py`."""
+"""`forewarn lab`: the service as a lab.
+
+Its clock, its faults, its transcript; scenarios are in `lab_run.py`.
+"""
 
 import json
 import os
@@ -13,20 +16,25 @@ from typing import Annotated, Any
 
 import typer
 
+from forewarn import duration as spans
 from forewarn.cli import lab_run
-from forewarn.cli.client import connect
+from forewarn.cli.api import connect
 from forewarn.cli.config import DEMO
+from forewarn.cli.exit_codes import Usage, needs_server_parts
 from forewarn.cli.output import Json, show_json, show_list, show_one
 from forewarn.cli.serve import run_until_stopped
-from forewarn.cli.usage import Usage, needs_server_parts
 from forewarn.config import Address
 from forewarn.errors import Invalid
-from forewarn.wire import span as spans
 
 FAULT_COLUMNS = ("id", "fault", "vms", "begins_at", "ends_at", "requests_left")
 
-app = typer.Typer(help="The lab: the service with a clock you control, scenarios and faults.", no_args_is_help=True)
-clock = typer.Typer(help="The lab's clock: show, advance, jump, pause, resume, rate.", no_args_is_help=True)
+app = typer.Typer(
+    help="The lab: the service with a clock you control, scenarios and faults.",
+    no_args_is_help=True,
+)
+clock = typer.Typer(
+    help="The lab's clock: show, advance, jump, pause, resume, rate.", no_args_is_help=True
+)
 fault = typer.Typer(help="Faults at the endpoint: list, add, remove, clear.", no_args_is_help=True)
 app.add_typer(clock, name="clock")
 app.add_typer(fault, name="fault")
@@ -42,13 +50,28 @@ class ClockKind(StrEnum):
 
 Fleet = Annotated[Path | None, typer.Option(help="The fleet file; else the demo's fleet.")]
 Kind = Annotated[ClockKind, typer.Option("--clock", help="A clock that you move, or the real one.")]
-Rate = Annotated[float, typer.Option(help="How many times shorter notices and durations are.", min=0.001, max=1_000_000)]
-Start = Annotated[str | None, typer.Option(help="Where a virtual clock begins, such as 2030-01-31T12:00:00Z; else now.")]
+Rate = Annotated[
+    float,
+    typer.Option(
+        help="How many times shorter notices and durations are.", min=0.001, max=1_000_000
+    ),
+]
+Start = Annotated[
+    str | None,
+    typer.Option(help="Where a virtual clock begins, such as 2030-01-31T12:00:00Z; else now."),
+]
 Seed = Annotated[int, typer.Option(help="Ids and chance come from it.")]
-Running = Annotated[bool, typer.Option("--running", help="A virtual clock follows the real time until it is paused.")]
+Running = Annotated[
+    bool,
+    typer.Option("--running", help="A virtual clock follows the real time until it is paused."),
+]
 Port = Annotated[int, typer.Option(help="Where VMs call; 0 takes a free port.", min=0, max=65535)]
-ControlPort = Annotated[int, typer.Option(help="Where the control API is; 0 takes a free port.", min=0, max=65535)]
-ReadyFile = Annotated[Path | None, typer.Option(help="There while all is ready: a JSON file that tells where.")]
+ControlPort = Annotated[
+    int, typer.Option(help="Where the control API is; 0 takes a free port.", min=0, max=65535)
+]
+ReadyFile = Annotated[
+    Path | None, typer.Option(help="There while all is ready: a JSON file that tells where.")
+]
 Span = Annotated[str, typer.Argument(metavar="SPAN", help="Such as 90s, 15m, 2h, 1h30m or 7d.")]
 
 
@@ -67,13 +90,15 @@ def serve(
 ) -> None:
     """Run a lab until it is told to stop (SIGTERM or Ctrl-C)."""
     if start is not None and clock_kind is ClockKind.REAL:
-        raise Usage(f"--start {start} cannot be: the real clock starts now; expected --clock virtual, or no --start")
+        raise Usage(
+            f"--start {start} cannot be: the real clock starts now; expected --clock virtual, or no --start"
+        )
     with needs_server_parts("lab serve"):
         import asyncio
 
-        from forewarn.lab.laboratory import Setup, laboratory
+        from forewarn.fleetfile.schema import parse
+        from forewarn.lab.service import Setup, laboratory
         from forewarn.server import read_file
-        from forewarn.wire.fleet import parse
 
         path = fleet or Path(str(DEMO["fleet"]))
         setup = Setup(
@@ -87,8 +112,14 @@ def serve(
 
         async def work() -> None:
             async with laboratory(setup) as lab:
-                at = await lab.listen(Address("127.0.0.1", port), Address("127.0.0.1", control_port))
-                told = {"metadata": f"http://{at.metadata}", "control": f"http://{at.control}", "vms": await lab.doors()}
+                at = await lab.listen(
+                    Address("127.0.0.1", port), Address("127.0.0.1", control_port)
+                )
+                told = {
+                    "metadata": f"http://{at.metadata}",
+                    "control": f"http://{at.control}",
+                    "vms": await lab.doors(),
+                }
                 with announced(ready_file, {**told, "pid": os.getpid()}):
                     typer.echo(_welcome(told, setup.is_virtual and not is_running))
                     await asyncio.get_running_loop().create_future()
@@ -99,7 +130,11 @@ def serve(
 
 def _welcome(told: dict[str, Any], stands_still: bool) -> str:  # noqa: FBT001
     doors = "\n".join(f"  {vm:16} {url}" for vm, url in list(told["vms"].items())[:20])
-    still = "\nThe clock stands still: `forewarn lab clock advance 15m` lets time pass." if stands_still else ""
+    still = (
+        "\nThe clock stands still: `forewarn lab clock advance 15m` lets time pass."
+        if stands_still
+        else ""
+    )
     where = f"the lab is ready: metadata {told['metadata']}, control {told['control']}"
     return f"{where}\nEach VM has a door of its own:\n{doors}{still}"
 
@@ -135,14 +170,19 @@ def withdraw(path: Path | None) -> None:
 
 
 def _unwritable(path: Path, error: OSError) -> Invalid:
-    return Invalid(f"the ready file {path} cannot be written: {error.strerror or error}", file=str(path))
+    return Invalid(
+        f"the ready file {path} cannot be written: {error.strerror or error}", file=str(path)
+    )
 
 
 @app.command()
 def transcript(
     context: typer.Context,
     *,
-    after: Annotated[int | None, typer.Option(help="Begin after the entry of this number; else the newest.", min=0)] = None,
+    after: Annotated[
+        int | None,
+        typer.Option(help="Begin after the entry of this number; else the newest.", min=0),
+    ] = None,
     limit: Annotated[int, typer.Option(help="At most so many.", min=1, max=10_000)] = 1000,
     as_json: Json = False,
 ) -> None:
@@ -173,7 +213,9 @@ def show_clock(context: typer.Context, *, as_json: Json = False) -> None:
 @clock.command()
 def advance(context: typer.Context, span: Span, *, as_json: Json = False) -> None:
     """Let time pass, moment by moment; returns when all that was due is done."""
-    show_one(connect(context).post("clock", "advance", said={"seconds": _seconds(span)}), as_json=as_json)
+    show_one(
+        connect(context).post("clock", "advance", said={"seconds": _seconds(span)}), as_json=as_json
+    )
 
 
 @clock.command()
@@ -200,7 +242,12 @@ def resume(context: typer.Context, *, as_json: Json = False) -> None:
 
 
 @clock.command("rate")
-def set_rate(context: typer.Context, rate: Annotated[float, typer.Argument(metavar="RATE")], *, as_json: Json = False) -> None:
+def set_rate(
+    context: typer.Context,
+    rate: Annotated[float, typer.Argument(metavar="RATE")],
+    *,
+    as_json: Json = False,
+) -> None:
     """Make notices and durations of what is asked from now on so many times shorter."""
     _set_clock(context, {"rate": rate}, as_json=as_json)
 
@@ -218,8 +265,15 @@ def list_faults(context: typer.Context, *, as_json: Json = False) -> None:
 @fault.command("add")
 def add_fault(
     context: typer.Context,
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="Such as status, latency or truncate: see docs/faults.md.")],
-    settings: Annotated[list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="Such as code=500 for=2m.")] = None,
+    kind: Annotated[
+        str,
+        typer.Argument(
+            metavar="KIND", help="Such as status, latency or truncate: see docs/faults.md."
+        ),
+    ],
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="Such as code=500 for=2m.")
+    ] = None,
     *,
     vm: Annotated[list[str] | None, typer.Option(help="Whom it befalls; else all.")] = None,
     as_json: Json = False,
@@ -234,7 +288,10 @@ def add_fault(
 
 @fault.command("remove")
 def remove_fault(
-    context: typer.Context, fault_id: Annotated[str, typer.Argument(metavar="ID")], *, as_json: Json = False
+    context: typer.Context,
+    fault_id: Annotated[str, typer.Argument(metavar="ID")],
+    *,
+    as_json: Json = False,
 ) -> None:
     """Let the endpoint behave again in this respect."""
     show_one(connect(context).delete("faults", fault_id)["fault"], as_json=as_json)
@@ -248,7 +305,9 @@ def clear_faults(context: typer.Context, *, as_json: Json = False) -> None:
 
 def _show_faults(answer: dict[str, Any], *, as_json: bool) -> None:
     rows = [{column: one.get(column) for column in FAULT_COLUMNS} for one in answer["faults"]]
-    show_list(answer if as_json else {**answer, "faults": rows}, "faults", FAULT_COLUMNS, as_json=as_json)
+    show_list(
+        answer if as_json else {**answer, "faults": rows}, "faults", FAULT_COLUMNS, as_json=as_json
+    )
 
 
 def _setting(said: str) -> tuple[str, object]:

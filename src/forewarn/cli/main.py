@@ -1,4 +1,6 @@
-"""`forewarn`: the commands put together, and the one place where problems become a line on stderr and an exit code."""
+"""`forewarn`: the commands put together, and the one place where problems become a line on stderr
+and an exit code.
+"""
 
 import os
 import sys
@@ -9,10 +11,26 @@ from typing import Annotated
 import typer
 
 from forewarn import __version__
-from forewarn.cli import agent, campaign, config, conform, event, fleet, history, host, lab, scope, serve, store, token, vm, watch
-from forewarn.cli.client import Asked
-from forewarn.cli.usage import Exit, exit_of
-from forewarn.errors import Problem
+from forewarn.cli import (
+    agent,
+    campaign,
+    config,
+    conform,
+    event,
+    fleet,
+    history,
+    host,
+    lab,
+    scope,
+    serve,
+    store,
+    token,
+    vm,
+    watch,
+)
+from forewarn.cli.api import Asked
+from forewarn.cli.exit_codes import Exit, exit_of
+from forewarn.errors import Error
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 app.command("demo")(config.with_options(serve.demo, config.DEMO))
@@ -37,7 +55,7 @@ def run(arguments: Sequence[str]) -> int:
         sys.stdout.flush()
     except typer.TyperException as wrong:
         return _refused_usage(wrong)
-    except Problem as problem:
+    except Error as problem:
         return _told(problem.message, exit_of(problem))
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
@@ -59,9 +77,15 @@ def version(wanted: bool) -> None:  # noqa: FBT001
 def root(
     context: typer.Context,
     *,
-    control_url: Annotated[str | None, typer.Option(help="Where the service is, else FOREWARN_CONTROL.")] = None,
-    file: Annotated[Path | None, typer.Option("--config", help="The file to read instead of ./forewarn.toml.")] = None,
-    _version: Annotated[bool, typer.Option("--version", callback=version, is_eager=True, help="Tell the version.")] = False,
+    control_url: Annotated[
+        str | None, typer.Option(help="Where the service is, else FOREWARN_CONTROL.")
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option("--config", help="The file to read instead of ./forewarn.toml.")
+    ] = None,
+    _version: Annotated[
+        bool, typer.Option("--version", callback=version, is_eager=True, help="Tell the version.")
+    ] = False,
 ) -> None:
     """Tell VMs in time what is about to happen to them, and let them answer."""
     context.obj = Asked(control_url, file)
@@ -69,7 +93,9 @@ def root(
 
 def _refused_usage(wrong: typer.TyperException) -> int:
     context, message = getattr(wrong, "ctx", None), wrong.format_message()
-    if type(wrong).__name__ == "NoArgsIsHelpError":  # a noun without a verb: its help has been shown, and is all there is to say
+    if (
+        type(wrong).__name__ == "NoArgsIsHelpError"
+    ):  # a noun without a verb: its help has been shown, and is all there is to say
         return Exit.USAGE
     hint = f"; try '{context.command_path} --help'" if context else ""
     return _told(f"{message.rstrip('.')}{hint}", wrong.exit_code)
@@ -82,5 +108,8 @@ def _told(message: str, code: int) -> int:
 
 
 def _stop_writing() -> None:
-    """Whoever read our output has gone; Python would complain once more when it flushes at the end."""
+    """Whoever read our output has gone;
+
+    Python would complain once more when it flushes at the end.
+    """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -10,7 +10,9 @@ import typer
 Json = Annotated[bool, typer.Option("--json", help="The API's own JSON, for programs.")]
 
 
-def show_list(answer: Mapping[str, Any], noun: str, columns: Sequence[str], *, as_json: bool) -> None:
+def show_list(
+    answer: Mapping[str, Any], noun: str, columns: Sequence[str], *, as_json: bool
+) -> None:
     """The list that an answer holds under its noun, one line each."""
     if as_json:
         show_json(answer)
@@ -18,7 +20,9 @@ def show_list(answer: Mapping[str, Any], noun: str, columns: Sequence[str], *, a
     rows = [[_text(one[column]) for column in columns] for one in answer[noun]]
     _show_rows([column.replace("_", " ").upper() for column in columns], rows)
     if answer["total"] > len(rows):
-        typer.echo(f"{len(rows)} of {answer['total']} {noun} are shown; --limit shows more", err=True)
+        typer.echo(
+            f"{len(rows)} of {answer['total']} {noun} are shown; --limit shows more", err=True
+        )
 
 
 def show_one(answer: Mapping[str, Any], *, as_json: bool) -> None:
@@ -31,15 +35,26 @@ def show_one(answer: Mapping[str, Any], *, as_json: bool) -> None:
         typer.echo(f"{name.replace('_', ' '):{width}}  {_text(value)}")
 
 
-def show_events(answer: Mapping[str, Any], nothing: str = "", *, done: str = "", as_json: bool) -> None:
-    """What came of an operation: a sentence for each event. `done` tells what became of an event that is shown as it last was."""
+def show_events(
+    answer: Mapping[str, Any], nothing: str = "", *, done: str = "", as_json: bool
+) -> None:
+    """What came of an operation: a sentence for each event.
+
+    `done` tells what became of an event that is shown as it last was.
+    """
     if as_json:
         show_json(answer)
         return
     told = [event for event in answer.get("events", [answer.get("event")]) if event is not None]
     for event in told:
-        when = f", not before {event['not_before']}" if event["status"] == "Scheduled" and not done else ""
-        typer.echo(f"{event['type']} {event['id']} of {_text(event['resources'])} is {done or event['status']}{when}")
+        when = (
+            f", not before {event['not_before']}"
+            if event["status"] == "Scheduled" and not done
+            else ""
+        )
+        typer.echo(
+            f"{event['type']} {event['id']} of {_text(event['resources'])} is {done or event['status']}{when}"
+        )
     if not told:
         typer.echo(nothing)
 
@@ -62,13 +77,17 @@ def _show_rows(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         return
     widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
     for row in (titles, *rows):
-        typer.echo("  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+        typer.echo(
+            "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        )
 
 
 def _text(value: object) -> str:
     """A value in words."""
     if isinstance(value, Mapping):
-        return "; ".join(f"{name.replace('_', ' ')} {_text(member)}" for name, member in value.items())
+        return "; ".join(
+            f"{name.replace('_', ' ')} {_text(member)}" for name, member in value.items()
+        )
     if isinstance(value, list):
         return ", ".join(_text(member) for member in value) or "-"
     if value is None or value == "":
@@ -82,4 +101,6 @@ def _text(value: object) -> str:
 
 def plain(text: str) -> str:
     """What a terminal would obey instead of showing it is replaced."""
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+    return "".join(
+        letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text
+    )

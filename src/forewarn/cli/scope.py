@@ -1,6 +1,6 @@
 """`forewarn scope`: the delivery groups."""
 
-from forewarn.cli.noun import noun
+from forewarn.cli.resource import noun
 
 COLUMNS = ("name", "kind", "vms", "events", "incarnation", "is_enabled", "seen_at")
 

@@ -1,4 +1,7 @@
-"""`forewarn serve` and `forewarn demo`. The server's parts are imported when needed: the rest of the CLI does without."""
+"""`forewarn serve` and `forewarn demo`.
+
+The server's parts are imported when needed: the rest of the CLI does without.
+"""
 
 import shutil
 import signal
@@ -10,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from forewarn.cli.usage import Usage, needs_server_parts
+from forewarn.cli.exit_codes import Usage, needs_server_parts
 from forewarn.cli.watch import SHOWN, sentence
 from forewarn.config import Address, ClientConfig, Config, Resolved
 from forewarn.errors import Invalid
 
 if TYPE_CHECKING:
+    from forewarn.engine.entry import Note
     from forewarn.server import Addresses
-    from forewarn.wire.note import Note
 
 POLL = "/metadata/scheduledevents?api-version=2020-07-01"
 
@@ -27,20 +30,33 @@ def serve(found: Resolved[Config]) -> None:
 
     def ready(at: "Addresses") -> None:
         scheme = "https" if found.config.control_certificate_file else "http"
-        typer.echo(f"forewarn is ready: metadata http://{at.metadata}, control {scheme}://{at.control}")
+        typer.echo(
+            f"forewarn is ready: metadata http://{at.metadata}, control {scheme}://{at.control}"
+        )
 
     _run("serve", found.config, ready, lambda note: None)
 
 
 def demo(found: Resolved[Config]) -> None:
     """Run a small fleet at a readable pace, and say what to try. Takes the flags of `serve`."""
-    _run("demo", found.config, lambda at: typer.echo(invitation(at.metadata, at.control, found.config.rate)), tell)
+    _run(
+        "demo",
+        found.config,
+        lambda at: typer.echo(invitation(at.metadata, at.control, found.config.rate)),
+        tell,
+    )
 
 
 def invitation(metadata: Address, control: Address, rate: float) -> str:
-    """What is running, and three lines that work when pasted into another terminal in the same folder."""
+    """What is running, and three lines that work when pasted into another terminal in the same
+    folder.
+    """
     poll = f"curl -s -H Metadata:true 'http://{metadata}{POLL}'"
-    where = "" if f"http://{control}" == ClientConfig.control_url else f"FOREWARN_CONTROL=http://{control} "
+    where = (
+        ""
+        if f"http://{control}" == ClientConfig.control_url
+        else f"FOREWARN_CONTROL=http://{control} "
+    )
     return f"""forewarn is ready: metadata http://{metadata}, control http://{control}
 A 15-minute notice takes {900 / rate:g} seconds here. In another terminal, from this folder:
 
@@ -60,7 +76,16 @@ def tell(note: "Note") -> None:
     change = note.change
     if change.what in SHOWN:
         at, event = f"{note.at:%H:%M:%S}", change.event_id
-        typer.echo(sentence(at=at, scope=note.scope, what=change.what, vm=change.vm, detail=change.detail, event=event))
+        typer.echo(
+            sentence(
+                at=at,
+                scope=note.scope,
+                what=change.what,
+                vm=change.vm,
+                detail=change.detail,
+                event=event,
+            )
+        )
 
 
 def program() -> str:
@@ -72,13 +97,19 @@ def program() -> str:
     return str(here.relative_to(Path.cwd())) if here.is_relative_to(Path.cwd()) else str(here)
 
 
-def _run(command: str, config: Config, on_ready: "Callable[[Addresses], None]", on_change: "Callable[[Note], None]") -> None:
+def _run(
+    command: str,
+    config: Config,
+    on_ready: "Callable[[Addresses], None]",
+    on_change: "Callable[[Note], None]",
+) -> None:
     with needs_server_parts(command):
         from forewarn.server import serve as run
 
         try:
             run_until_stopped(lambda: run(config, on_ready, on_change))
-        except Invalid as problem:  # a person has to mend it: the systemd unit does not restart after this exit code
+        # a person has to mend it: the systemd unit does not restart after this exit code
+        except Invalid as problem:
             raise Usage(problem.message) from problem
 
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from forewarn.cli.exit_codes import Usage, needs_server_parts
 from forewarn.cli.offline import on_store
-from forewarn.cli.usage import Usage, needs_server_parts
 from forewarn.errors import StoreLost, StoreUnusable
 
 if TYPE_CHECKING:
@@ -17,9 +17,19 @@ if TYPE_CHECKING:
 app = typer.Typer(help="The store itself, without a service: restore.", no_args_is_help=True)
 
 Backup = Annotated[str, typer.Argument(metavar="BACKUP", help="The file that a backup has made.")]
-Target = Annotated[str, typer.Argument(metavar="TARGET", help="The store, as `serve --store` has it, or the path of its file.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace a store that exists. It is kept under another name.")]
-KeepTokens = Annotated[bool, typer.Option("--keep-tokens", help="Keep the backup's tokens, also those revoked since.")]
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="TARGET", help="The store, as `serve --store` has it, or the path of its file."
+    ),
+]
+Force = Annotated[
+    bool,
+    typer.Option("--force", help="Replace a store that exists. It is kept under another name."),
+]
+KeepTokens = Annotated[
+    bool, typer.Option("--keep-tokens", help="Keep the backup's tokens, also those revoked since.")
+]
 COMMAND = "store restore"
 SECRET_BYTES = 32
 ASIDE = "{}.replaced-{:%Y%m%dT%H%M%SZ}"
@@ -31,16 +41,19 @@ def store() -> None:
 
 
 @app.command()
-def restore(backup: Backup, target: Target, *, force: Force = False, keep_tokens: KeepTokens = False) -> None:
+def restore(
+    backup: Backup, target: Target, *, force: Force = False, keep_tokens: KeepTokens = False
+) -> None:
     """Put a backup in the place of the store. The service must be stopped.
 
-    Copying the file back would bring back old document numbers, so that clients would miss events, and revoked tokens. This
-    raises the numbers above all that was shown, revokes all tokens and makes a new one for an admin.
+    Copying the file back would bring back old document numbers, so that clients would miss events,
+    and revoked tokens. This raises the numbers above all that was shown, revokes all tokens and
+    makes a new one for an admin.
     """
     with needs_server_parts(COMMAND):
         from forewarn.engine.clock import RealClock
         from forewarn.engine.restore import renew
-        from forewarn.store.restore import restoring
+        from forewarn.store.copy import restoring
     source, path = _path("BACKUP", backup), _path("TARGET", target)
     aside, secret = ASIDE.format(path, RealClock().now()), secrets.token_hex(SECRET_BYTES)
     with restoring(source, path, aside=aside, may_replace=force) as copy:
@@ -48,22 +61,29 @@ def restore(backup: Backup, target: Target, *, force: Force = False, keep_tokens
         done = on_store(
             COMMAND,
             f"sqlite:///{copy}",
-            lambda engine: renew(engine, above=above, source=source, keep_tokens=keep_tokens, secret=secret),
+            lambda engine: renew(
+                engine, above=above, source=source, keep_tokens=keep_tokens, secret=secret
+            ),
         )
     _tell(done, source, path, aside, keep_tokens=keep_tokens)
 
 
 def _path(what: str, given: str) -> str:
-    from forewarn.store.url import path_of
+    from forewarn.store.open import path_of
 
     path = path_of(given)
     if not path and (given in ("", "memory") or "://" in given):
-        raise Usage(f"{what}: {given!r} is not a file; expected sqlite:///PATH or the path of a file")
+        raise Usage(
+            f"{what}: {given!r} is not a file; expected sqlite:///PATH or the path of a file"
+        )
     return os.path.realpath(path or given)
 
 
 def _shown_by(path: str) -> int:
-    """The highest document number that the store to be replaced has shown; 0 if there is none or it cannot be read."""
+    """The highest document number that the store to be replaced has shown;
+
+    0 if there is none or it cannot be read.
+    """
     from forewarn.engine.restore import highest_number
 
     async def look(engine: "Engine") -> int:
@@ -74,7 +94,10 @@ def _shown_by(path: str) -> int:
     try:
         return on_store(COMMAND, f"sqlite:///{path}", look)
     except (StoreUnusable, StoreLost) as problem:
-        typer.echo(f"the store to be replaced cannot be read, so only the backup's numbers count: {problem.message}", err=True)
+        typer.echo(
+            f"the store to be replaced cannot be read, so only the backup's numbers count: {problem.message}",
+            err=True,
+        )
         return 0
 
 
@@ -82,7 +105,9 @@ def _tell(done: "Renewed", source: str, path: str, aside: str, *, keep_tokens: b
     typer.echo(f"{path} is restored from {source}")
     if os.path.exists(aside):
         typer.echo(f"the previous store was saved as {aside}")
-    typer.echo(f"document numbers continue at {done.number}, above those of the backup and of the store it replaces")
+    typer.echo(
+        f"document numbers continue at {done.number}, above those of the backup and of the store it replaces"
+    )
     if keep_tokens:
         typer.echo("the tokens are those of the backup: revoke again what was revoked since")
     if done.revoked:

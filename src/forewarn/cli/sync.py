@@ -1,13 +1,16 @@
-"""What `forewarn fleet sync libvirt` asks libvirt, put together: which hosts, what they tell, what the fleet becomes."""
+"""What `forewarn fleet sync libvirt` asks libvirt, put together: which hosts, what they tell, what
+the fleet becomes.
+"""
 
 import asyncio
 import json
 from typing import Any
 
 from forewarn.config import Config
-from forewarn.platform.libvirt_discovery import discover
-from forewarn.platform.libvirt_host import Libvirts
-from forewarn.wire import domain, fleet
+from forewarn.fleetfile import schema as fleet
+from forewarn.platform.libvirt import fleet_import as domain
+from forewarn.platform.libvirt.connection import Libvirts
+from forewarn.platform.libvirt.discovery import discover
 
 
 def fleet_from_libvirt(told: dict[str, Any], config: Config) -> bytes:
@@ -24,11 +27,16 @@ def fleet_from_libvirt(told: dict[str, Any], config: Config) -> bytes:
 
 
 def hosts_to_ask(known: fleet.Fleet, config: Config) -> list[str]:
-    """Those with a URI of their own; with a pattern, every host of the fleet; with a plain URI, whichever host answers there."""
+    """Those with a URI of their own; with a pattern, every host of the fleet; with a plain URI,
+    whichever host answers there.
+    """
     named = {one.host for one in config.libvirt_uri if one.host}
     for one in config.libvirt_uri:
         if not one.host and "{host}" not in one.uri:
             named.add("")
         elif not one.host:
-            named |= {*known.hosts, *(vm.host for scope in known.scopes for vm in scope.vms if vm.host)}
+            named |= {
+                *known.hosts,
+                *(vm.host for scope in known.scopes for vm in scope.vms if vm.host),
+            }
     return sorted(named)

@@ -1,4 +1,7 @@
-"""`forewarn token`: who may call the control API. With `--store` it works on the store itself, without a service."""
+"""`forewarn token`: who may call the control API.
+
+With `--store` it works on the store itself, without a service.
+"""
 
 import json
 import secrets
@@ -8,27 +11,37 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from forewarn.cli.client import connect
+from forewarn.cli.api import connect
+from forewarn.cli.exit_codes import Usage
 from forewarn.cli.offline import on_store
 from forewarn.cli.output import Json, show_json, show_list
-from forewarn.cli.usage import Usage
 
 if TYPE_CHECKING:
     from forewarn.engine.engine import Engine
 
 T = TypeVar("T")
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Of a-z, 0-9 and -; it stands in the history.")]
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="Of a-z, 0-9 and -; it stands in the history.")
+]
 RoleOption = Annotated[str, typer.Option(help="viewer, operator or admin.", metavar="ROLE")]
-Expires = Annotated[str | None, typer.Option(help="For how long, such as 90d or 12h; without it for good.", metavar="SPAN")]
+Expires = Annotated[
+    str | None,
+    typer.Option(help="For how long, such as 90d or 12h; without it for good.", metavar="SPAN"),
+]
 Store = Annotated[
-    str | None, typer.Option(help="The store itself, as `serve --store` has it; no service is asked.", metavar="URL")
+    str | None,
+    typer.Option(
+        help="The store itself, as `serve --store` has it; no service is asked.", metavar="URL"
+    ),
 ]
 COLUMNS = ("name", "role", "created_at", "expires_at", "is_expired")
 BY = "command line"
 SECRET_BYTES = 32
 
-app = typer.Typer(help="Tokens, who may call the control API: create, list, revoke.", no_args_is_help=True)
+app = typer.Typer(
+    help="Tokens, who may call the control API: create, list, revoke.", no_args_is_help=True
+)
 
 
 @app.command()
@@ -41,9 +54,14 @@ def create(
     store: Store = None,
     as_json: Json = False,
 ) -> None:
-    """Make a token and show it, this once. The first has to be an admin's; from then on every request needs one."""
+    """Make a token and show it, this once.
+
+    The first has to be an admin's; from then on every request needs one.
+    """
     said = {"name": name, "role": role, "expires": expires}
-    answer = connect(context).post("tokens", said=said) if store is None else _create_on(store, said)
+    answer = (
+        connect(context).post("tokens", said=said) if store is None else _create_on(store, said)
+    )
     if as_json:
         show_json(answer)
         return
@@ -84,7 +102,9 @@ def _on(store: str, work: "Callable[[Engine], Awaitable[T]]", *, may_make: bool 
     if store == "memory":
         raise Usage("--store: a store in memory is nobody else's; expected sqlite:///PATH")
     if not may_make and _is_missing(store):
-        raise Usage(f"--store: there is no file {store.removeprefix('sqlite:///')}; expected the store of a service")
+        raise Usage(
+            f"--store: there is no file {store.removeprefix('sqlite:///')}; expected the store of a service"
+        )
     return on_store("token --store", store, work)
 
 
@@ -92,8 +112,8 @@ async def _create(engine: "Engine", said: Mapping[str, str | None]) -> Any:
     """As the API would."""
     from msgspec import to_builtins
 
-    from forewarn.web.door import read_strictly
-    from forewarn.web.token import NewToken, make
+    from forewarn.web.control.checks import read_strictly
+    from forewarn.web.control.routes.token import NewToken, make
 
     new = read_strictly(json.dumps(said).encode(), NewToken)
     return to_builtins(await make(engine, new, secret=secrets.token_hex(SECRET_BYTES), by=BY))
@@ -102,6 +122,6 @@ async def _create(engine: "Engine", said: Mapping[str, str | None]) -> Any:
 async def _list(engine: "Engine") -> Any:
     from msgspec import to_builtins
 
-    from forewarn.web.token import listed
+    from forewarn.web.control.routes.token import listed
 
     return to_builtins(listed(engine))

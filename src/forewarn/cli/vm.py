@@ -4,9 +4,9 @@ from typing import Annotated
 
 import typer
 
-from forewarn.cli.client import connect
-from forewarn.cli.noun import NotBefore, noun
+from forewarn.cli.api import connect
 from forewarn.cli.output import Json, show_events
+from forewarn.cli.resource import NotBefore, noun
 
 COLUMNS = ("name", "scope", "host", "update_domain", "power", "address", "events")
 
@@ -24,7 +24,9 @@ def _operation(verb: str, sentence: str) -> None:
     ) -> None:
         answer = connect(context).post("vms", vm, verb, said={"not_before": not_before})
         show_events(
-            answer, f"{verb} of {vm} is being done at once, without notice: nobody polls, or none is wanted", as_json=as_json
+            answer,
+            f"{verb} of {vm} is being done at once, without notice: nobody polls, or none is wanted",
+            as_json=as_json,
         )
 
 

@@ -1,4 +1,7 @@
-"""`forewarn watch`: what happens, as it happens, in words. And the reading of the stream, for whoever follows it."""
+"""`forewarn watch`: what happens, as it happens, in words.
+
+And the reading of the stream, for whoever follows it.
+"""
 
 import json
 import random
@@ -9,7 +12,7 @@ from urllib.parse import urlencode
 
 import typer
 
-from forewarn.cli.client import Client, connect
+from forewarn.cli.api import Client, connect
 from forewarn.cli.output import Json, plain
 from forewarn.errors import Unavailable
 
@@ -36,7 +39,9 @@ OfVm = Annotated[str | None, typer.Option("--vm", help="Only what concerns this 
 OfScope = Annotated[str | None, typer.Option("--scope", help="Only this scope.")]
 OfHost = Annotated[str | None, typer.Option("--host", help="Only what happens on this host.")]
 OfEvent = Annotated[str | None, typer.Option("--event", help="Only this event.")]
-OfChange = Annotated[str | None, typer.Option("--what", help="Only changes of this kind, such as started or failed.")]
+OfChange = Annotated[
+    str | None, typer.Option("--what", help="Only changes of this kind, such as started or failed.")
+]
 
 
 class Message(NamedTuple):
@@ -78,15 +83,25 @@ def sentence(*, at: str, scope: str, what: str, vm: str, detail: str, event: str
     return f"{at}  {scope:10}  {' '.join(words.split())}{f'  ({event[:8]})' if event else ''}"
 
 
-def follow(client: Client, asked: Mapping[str, str | None], after: str = "") -> Iterator[dict[str, Any]]:
-    """Entries as they come. Once it has been reached, a service that does not answer is tried again, ever less often."""
+def follow(
+    client: Client, asked: Mapping[str, str | None], after: str = ""
+) -> Iterator[dict[str, Any]]:
+    """Entries as they come.
+
+    Once it has been reached, a service that does not answer is tried again, ever less often.
+    """
     failures, is_told = 0, False
     while True:  # ends when the caller has enough, or when the service says no
         try:
-            for message in messages(client.lines("stream", query=query_of({**asked, "after": after}))):
+            for message in messages(
+                client.lines("stream", query=query_of({**asked, "after": after}))
+            ):
                 failures, is_told, after = 0, False, message.id or after
                 if message.event == "gap":
-                    typer.echo("forewarn: some of what happened is not kept any more, and is left out", err=True)
+                    typer.echo(
+                        "forewarn: some of what happened is not kept any more, and is left out",
+                        err=True,
+                    )
                 elif message.data:
                     yield json.loads(message.data)
         except Unavailable as problem:

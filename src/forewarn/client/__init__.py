@@ -1,26 +1,36 @@
-"""What runs inside a VM: read, wait, approve. Standard library only, for Forewarn and for Azure, on Unix and on Windows.
+"""What runs inside a VM: read, wait, approve. Standard library only, for Forewarn and for Azure, on
+Unix and on Windows.
 
-`AsyncClient` is loaded when it is first asked for: asyncio is a third of the memory that a guest may use.
+`AsyncClient` is loaded when it is first asked for: asyncio is a third of the memory that a guest
+may use.
 """
 
 from typing import TYPE_CHECKING
 
+from forewarn.client.backoff import Clock
 from forewarn.client.client import Client
-from forewarn.client.dialogue import DEFAULT_ENDPOINT
 from forewarn.client.discovery import ask_dhcp, discover
-from forewarn.client.event import Document, Event
-from forewarn.client.pace import Clock
-from forewarn.client.problem import BadAnswer, BadDocument, Declined, EndpointProblem, NoAnswer, Redirected, TryLater
-from forewarn.client.watch import Change, Kind, Watcher
+from forewarn.client.errors import (
+    ConnectionFailed,
+    EndpointError,
+    HttpError,
+    InvalidDocument,
+    InvalidResponse,
+    RedirectRefused,
+    RetryableError,
+)
+from forewarn.client.models import Document, Event
+from forewarn.client.protocol import DEFAULT_ENDPOINT
+from forewarn.client.watcher import Change, Kind, Watcher
 
 if TYPE_CHECKING:
-    from forewarn.client.async_client import AsyncClient
+    from forewarn.client.aio import AsyncClient
 else:
 
     def __getattr__(name: str) -> object:
         if name != "AsyncClient":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from forewarn.client.async_client import AsyncClient
+        from forewarn.client.aio import AsyncClient
 
         return AsyncClient
 
@@ -28,19 +38,19 @@ else:
 __all__ = [
     "DEFAULT_ENDPOINT",
     "AsyncClient",
-    "BadAnswer",
-    "BadDocument",
     "Change",
     "Client",
     "Clock",
-    "Declined",
+    "ConnectionFailed",
     "Document",
-    "EndpointProblem",
+    "EndpointError",
     "Event",
+    "HttpError",
+    "InvalidDocument",
+    "InvalidResponse",
     "Kind",
-    "NoAnswer",
-    "Redirected",
-    "TryLater",
+    "RedirectRefused",
+    "RetryableError",
     "Watcher",
     "ask_dhcp",
     "discover",

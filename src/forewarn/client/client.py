@@ -1,8 +1,9 @@
 """The client for ordinary programs: one keep-alive connection, and threads.
 
-Any trouble closes the connection, so an answer can never be taken for that to another question. A question that the server
-never saw, because it had closed an idle connection, is asked once more; an approval always has a connection of its own, so that
-it neither meets such a connection nor stands behind a wait.
+Any trouble closes the connection, so an answer can never be taken for that to another question. A
+question that the server never saw, because it had closed an idle connection, is asked once more; an
+approval always has a connection of its own, so that it neither meets such a connection nor stands
+behind a wait.
 """
 
 import errno
@@ -15,7 +16,11 @@ from contextlib import closing, suppress
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
-from forewarn.client.dialogue import (
+from forewarn.client.backoff import WAIT_SECONDS, Clock, Pace
+from forewarn.client.errors import ConnectionFailed, EndpointError
+from forewarn.client.http1 import READ_BYTES, Answer, Endpoint, HungUp, Reader
+from forewarn.client.models import Document
+from forewarn.client.protocol import (
     API_VERSION,
     DEFAULT_ENDPOINT,
     INSTANCE_VERSION,
@@ -25,11 +30,7 @@ from forewarn.client.dialogue import (
     Question,
     name_of,
 )
-from forewarn.client.event import Document
-from forewarn.client.message import READ_BYTES, Answer, Endpoint, HungUp, Reader
-from forewarn.client.pace import WAIT_SECONDS, Clock, Pace
-from forewarn.client.problem import EndpointProblem, NoAnswer
-from forewarn.client.watch import Change, Watcher
+from forewarn.client.watcher import Change, Watcher
 
 CLOSE_LOOK_SECONDS = 0.05
 """How soon a connect that nobody answers notices that the client was closed."""
@@ -48,9 +49,10 @@ class Stop(Protocol):
 class Client:
     """Reads, waits and approves. Everything may be called from any thread.
 
-    A call made while another thread's is under way uses a connection of its own, so nothing waits behind a wait. `close` may
-    be called from a signal handler too: it ends every question that is under way, and every watch, if need be after the pause
-    that it is in. Only the lookup of a host's name, where the endpoint is one, cannot be ended, and has the time limits of the
+    A call made while another thread's is under way uses a connection of its own, so nothing waits
+    behind a wait. `close` may be called from a signal handler too: it ends every question that is
+    under way, and every watch, if need be after the pause that it is in. Only the lookup of a
+    host's name, where the endpoint is one, cannot be ended, and has the time limits of the
     resolver. `timeout_seconds` bounds a whole answer; what a wait is allowed to take comes on top.
     """
 
@@ -63,7 +65,9 @@ class Client:
         timeout_seconds: float = TIMEOUT_SECONDS,
         clock: Clock = Clock(),  # noqa: B008 - a frozen value
     ) -> None:
-        self._dialogue = Dialogue(endpoint, api_version=api_version, instance_version=instance_version)
+        self._dialogue = Dialogue(
+            endpoint, api_version=api_version, instance_version=instance_version
+        )
         self._known = Known(clock.monotonic)
         self._timeout_seconds = timeout_seconds
         self._clock = clock
@@ -76,14 +80,21 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def close(self) -> None:
         self._closed.set()
         for connection in (self._connection, *self._others):
             connection.interrupt()
-        if self._turn.acquire(blocking=False):  # else whoever has the turn finds the connection ended, and closes it
+        if self._turn.acquire(
+            blocking=False
+        ):  # else whoever has the turn finds the connection ended, and closes it
             self._connection.close()
             self._turn.release()
 
@@ -92,15 +103,20 @@ class Client:
         return self._known.keep(self._ask(self._dialogue.document()))
 
     def wait(self, timeout_seconds: float, *, since: Document | None = None) -> Document:
-        """The document when it is another than `since`, or when the time is up. Without `since`, than the last one given here.
+        """The document when it is another than `since`, or when the time is up. Without `since`,
+        than the last one given here.
 
-        An endpoint that cannot wait answers at once, changed or not; so does any that has not been asked before or not lately.
-        Whoever calls this in a loop rests for the rest of a second; where threads share a client, each says since when.
+        An endpoint that cannot wait answers at once, changed or not; so does any that has not been
+        asked before or not lately. Whoever calls this in a loop rests for the rest of a second;
+        where threads share a client, each says since when.
         """
-        return self._known.keep(self._ask(self._dialogue.wait(timeout_seconds, since or self._known.document)))
+        return self._known.keep(
+            self._ask(self._dialogue.wait(timeout_seconds, since or self._known.document))
+        )
 
     def approve(self, *event_ids: str, timeout_seconds: float | None = None) -> None:
-        """Let these events start before their time. Approving again is no problem; one unknown id refuses them all.
+        """Let these events start before their time. Approving again is no problem; one unknown id
+        refuses them all.
 
         `timeout_seconds` is for this call, instead of the client's.
         """
@@ -120,22 +136,29 @@ class Client:
         *,
         stop: Stop | None = None,
         changes_max: int | None = None,
-        on_problem: Callable[[EndpointProblem], object] = lambda problem: None,
+        on_problem: Callable[[EndpointError], object] = lambda problem: None,
         wait_seconds: float = WAIT_SECONDS,
         watcher: Watcher | None = None,
         sleep: Callable[[float], object] | None = None,
     ) -> Iterator[Change]:
-        """What changes, each once, for ever: until `stop` is set, the client is closed, or `changes_max` have been told.
+        """What changes, each once, for ever: until `stop` is set, the client is closed, or
+        `changes_max` have been told.
 
-        Waits where the endpoint can, otherwise asks once a second. Each problem is told to `on_problem`, and the watch goes on.
+        Waits where the endpoint can, otherwise asks once a second. Each problem is told to
+        `on_problem`, and the watch goes on.
         """
         stop = stop or threading.Event()
-        pace = Pace(self._dialogue, watcher or Watcher(approved=self._dialogue.approved), self._clock, wait_seconds)
+        pace = Pace(
+            self._dialogue,
+            watcher or Watcher(approved=self._dialogue.approved),
+            self._clock,
+            wait_seconds,
+        )
         told = 0
         while not (stop.is_set() or self._closed.is_set()):
             try:
                 changes = pace.answered(self._ask(pace.question()))
-            except EndpointProblem as problem:
+            except EndpointError as problem:
                 if self._closed.is_set():
                     return
                 changes = []
@@ -149,7 +172,9 @@ class Client:
             (sleep or stop.wait)(pace.rest_seconds())
 
     def _ask(self, question: Question[T], timeout_seconds: float | None = None) -> T:
-        seconds = (self._timeout_seconds if timeout_seconds is None else timeout_seconds) + question.wait_seconds
+        seconds = (
+            self._timeout_seconds if timeout_seconds is None else timeout_seconds
+        ) + question.wait_seconds
         try:
             if question.is_repeatable and self._turn.acquire(blocking=False):
                 try:
@@ -162,7 +187,7 @@ class Client:
                     return question.read(alone.ask(question.request, seconds))
                 finally:
                     self._others.discard(alone)
-        except EndpointProblem:
+        except EndpointError:
             self._known.forget()
             raise
 
@@ -171,9 +196,13 @@ class Client:
 
 
 class Connection:
-    """A connection that is opened when it is needed and kept while it is of use, until `closed` is set."""
+    """A connection that is opened when it is needed and kept while it is of use, until `closed` is
+    set.
+    """
 
-    def __init__(self, endpoint: Endpoint, monotonic: Callable[[], float], closed: threading.Event) -> None:
+    def __init__(
+        self, endpoint: Endpoint, monotonic: Callable[[], float], closed: threading.Event
+    ) -> None:
         self._endpoint = endpoint
         self._monotonic = monotonic
         self._closed = closed
@@ -208,9 +237,9 @@ class Connection:
                 answer = reader.feed(open_socket.recv(READ_BYTES))
             return answer
         except TimeoutError as error:
-            raise NoAnswer(f"{self._endpoint} did not answer in time") from error
+            raise ConnectionFailed(f"{self._endpoint} did not answer in time") from error
         except OSError as error:
-            kind = NoAnswer if reader.has_begun or self._socket is None else HungUp
+            kind = ConnectionFailed if reader.has_begun or self._socket is None else HungUp
             raise kind(f"no answer from {self._endpoint}: {error.strerror or error}") from error
         finally:
             if answer is None or answer.is_last:
@@ -220,13 +249,18 @@ class Connection:
         if self._socket is None and not self._closed.is_set():
             self._socket = self._connect(deadline)
         if self._socket is None or self._closed.is_set():
-            raise NoAnswer("this client is closed")
+            raise ConnectionFailed("this client is closed")
         self._socket.settimeout(self._seconds_to(deadline))
         return self._socket
 
     def _connect(self, deadline: float) -> socket.socket:
-        """To the first of the host's addresses that accepts. As `socket.create_connection`, which nothing can end early."""
-        addresses = socket.getaddrinfo(self._endpoint.host, self._endpoint.port, type=socket.SOCK_STREAM)
+        """To the first of the host's addresses that accepts.
+
+        As `socket.create_connection`, which nothing can end early.
+        """
+        addresses = socket.getaddrinfo(
+            self._endpoint.host, self._endpoint.port, type=socket.SOCK_STREAM
+        )
         for number, (family, kind, protocol, _, address) in enumerate(addresses, start=1):
             try:
                 return self._connect_to(socket.socket(family, kind, protocol), address, deadline)
@@ -258,7 +292,7 @@ class Connection:
             while not self._closed.is_set():  # ends with the connection, its failure, or the time
                 if selector.select(min(self._seconds_to(deadline), CLOSE_LOOK_SECONDS)):
                     return
-        raise NoAnswer("this client is closed")
+        raise ConnectionFailed("this client is closed")
 
     def _seconds_to(self, deadline: float) -> float:
         rest = deadline - self._monotonic()

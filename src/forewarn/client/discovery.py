@@ -1,14 +1,18 @@
-"""Where the endpoint is. Inside a virtual network it has a fixed address; for a classic cloud service or VM outside one, DHCP
-tells it in option 245 (protocol 7). What only reads and writes bytes is pure; a socket is opened by `ask_dhcp` alone."""
+"""Where the endpoint is.
+
+Inside a virtual network it has a fixed address; for a classic cloud service or VM outside one, DHCP
+tells it in option 245 (protocol 7). What only reads and writes bytes is pure; a socket is opened by
+`ask_dhcp` alone.
+"""
 
 import os
 import socket
 import time
 from collections.abc import Callable, Mapping
 
-from forewarn.client.dialogue import DEFAULT_ENDPOINT
-from forewarn.client.message import Endpoint
-from forewarn.client.problem import NoAnswer, brief
+from forewarn.client.errors import ConnectionFailed, brief
+from forewarn.client.http1 import Endpoint
+from forewarn.client.protocol import DEFAULT_ENDPOINT
 from forewarn.errors import Invalid
 
 VARIABLE = "SCHEDULEDEVENTSIP"
@@ -20,10 +24,14 @@ _COOKIE = bytes((99, 130, 83, 99))
 _OPTIONS_AT = 240
 
 
-def discover(environ: Mapping[str, str], *, endpoint: str = "", ask_dhcp: Callable[[], str] | None = None) -> str:
-    """The endpoint's URL: the one given, or what SCHEDULEDEVENTSIP says, or what DHCP says if it may be asked, or the usual one.
+def discover(
+    environ: Mapping[str, str], *, endpoint: str = "", ask_dhcp: Callable[[], str] | None = None
+) -> str:
+    """The endpoint's URL: the one given, or what SCHEDULEDEVENTSIP says, or what DHCP says if it
+    may be asked, or the usual one.
 
-    `ask_dhcp` gives an address, or nothing; `forewarn.client.ask_dhcp` is one that asks the network.
+    `ask_dhcp` gives an address, or nothing; `forewarn.client.ask_dhcp` is one that asks the
+    network.
     """
     if endpoint:
         return _checked(endpoint, "endpoint")
@@ -40,9 +48,11 @@ def ask_dhcp(
     server: tuple[str, int] = ("255.255.255.255", 67),
     own: tuple[str, int] = ("0.0.0.0", 68),  # noqa: S104 - an offer comes to whoever has no address yet
 ) -> str:
-    """Ask every DHCP server in reach, once; the address in the first offer that has one, or nothing when the time is up.
+    """Ask every DHCP server in reach, once; the address in the first offer that has one, or nothing
+    when the time is up.
 
-    Needs the right to use port 68. It asks for an offer and takes none, so the machine's own lease stays as it is.
+    Needs the right to use port 68. It asks for an offer and takes none, so the machine's own lease
+    stays as it is.
     """
     import uuid  # it may look for the network card when it is first asked
 
@@ -54,26 +64,36 @@ def ask_dhcp(
             asking.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             asking.bind(own)
             asking.sendto(dhcp_request(transaction, card), server)
-            while (rest := deadline - time.monotonic()) > 0:  # ends with an offer for us, or with the time
+            while (
+                rest := deadline - time.monotonic()
+            ) > 0:  # ends with an offer for us, or with the time
                 asking.settimeout(rest)
                 if found := dhcp_endpoint(asking.recv(PACKET_BYTES_MAX), transaction, card):
                     return found
     except TimeoutError:
         pass
     except OSError as error:
-        raise NoAnswer(f"DHCP cannot be asked: {error.strerror or error}; it needs the right to use port {own[1]}") from error
+        raise ConnectionFailed(
+            f"DHCP cannot be asked: {error.strerror or error}; it needs the right to use port {own[1]}"
+        ) from error
     return ""
 
 
 def dhcp_request(transaction: bytes, card: bytes) -> bytes:
-    """A DHCPDISCOVER: a BOOTREQUEST over Ethernet with the one option that says so. The rest of the head is zero."""
+    """A DHCPDISCOVER: a BOOTREQUEST over Ethernet with the one option that says so.
+
+    The rest of the head is zero.
+    """
     assert (len(transaction), len(card)) == (4, 6)
     head = bytes((1, 1, 6, 0)) + transaction + bytes(20) + card
     return head.ljust(_OPTIONS_AT - len(_COOKIE), b"\0") + _COOKIE + bytes((53, 1, 1, 255))
 
 
 def dhcp_endpoint(packet: bytes, transaction: bytes, card: bytes) -> str:
-    """The address in option 245 of an answer to our request. Nothing if there is none, or if the packet is for somebody else."""
+    """The address in option 245 of an answer to our request.
+
+    Nothing if there is none, or if the packet is for somebody else.
+    """
     is_ours = packet[:1] == b"\x02" and packet[4:8] == transaction and packet[28:34] == card
     if not is_ours or packet[_OPTIONS_AT - len(_COOKIE) : _OPTIONS_AT] != _COOKIE:
         return ""
@@ -93,9 +113,15 @@ def _checked(told: str, where: str) -> str:
     """A URL. An address, with a port or without, is made one."""
     url = told
     if "://" not in told:
-        url = f"http://[{told}]" if told.count(":") > 1 and not told.startswith("[") else f"http://{told}"
+        url = (
+            f"http://[{told}]"
+            if told.count(":") > 1 and not told.startswith("[")
+            else f"http://{told}"
+        )
     try:
         Endpoint.parse(url)
     except Invalid as problem:
-        raise Invalid(f"{where} is {brief(told)}; expected an address or a URL like {DEFAULT_ENDPOINT}") from problem
+        raise Invalid(
+            f"{where} is {brief(told)}; expected an address or a URL like {DEFAULT_ENDPOINT}"
+        ) from problem
     return url

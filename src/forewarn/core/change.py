@@ -1,4 +1,7 @@
-"""What became true. Changes go into the history and to whoever listens; the rules never read them back."""
+"""What became true.
+
+Changes go into the history and to whoever listens; the rules never read them back.
+"""
 
 from datetime import datetime
 from enum import StrEnum
@@ -8,7 +11,7 @@ import msgspec
 from forewarn.core.event import Cause, EventType
 
 
-class What(StrEnum):
+class ChangeKind(StrEnum):
     ORDERED = "ordered"
     """An operation runs at once, and nobody needs to be told."""
     SCHEDULED = "scheduled"
@@ -38,12 +41,13 @@ class What(StrEnum):
 class Change(msgspec.Struct, frozen=True, omit_defaults=True):
     """One thing that became true of an event, of a VM, or of the scope itself.
 
-    The rules tell the first four members; the rest is what it concerns, and is filled in by `concern.py`. `host` is where it
-    happens, `host_before` where a VM that moved was. `not_before` and `description` are told when they are new.
-    For APPROVED, `vm` is the VM that approved; it is empty if an operator or a policy did.
+    The rules tell the first four members; the rest is what it concerns, and is filled in by
+    `concern.py`. `host` is where it happens, `host_before` where a VM that moved was. `not_before`
+    and `description` are told when they are new. For APPROVED, `vm` is the VM that approved; it is
+    empty if an operator or a policy did.
     """
 
-    what: What
+    what: ChangeKind
     event_id: str = ""
     vm: str = ""
     detail: str = ""

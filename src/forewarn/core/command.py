@@ -1,4 +1,7 @@
-"""What can be asked of a scope. Commands carry their own ids, so asking again after a lost reply is asking once."""
+"""What can be asked of a scope.
+
+Commands carry their own ids, so asking again after a lost reply is asking once.
+"""
 
 from datetime import datetime
 
@@ -9,7 +12,10 @@ from forewarn.core.fleet import Policy, ScopeKind, Vm
 
 
 class _Operation(msgspec.Struct, frozen=True, kw_only=True):
-    """Something done to one VM. `not_before` may give more notice than the type asks, never less."""
+    """Something done to one VM.
+
+    `not_before` may give more notice than the type asks, never less.
+    """
 
     vm: str
     event_id: str
@@ -33,7 +39,9 @@ class Evict(_Operation, frozen=True):
 
 
 class _HostOperation(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that befalls a host, and so the scope's VMs on it: one event per update domain, ids made from `operation_id`."""
+    """Something that befalls a host, and so the scope's VMs on it: one event per update domain, ids
+    made from `operation_id`.
+    """
 
     host: str
     operation_id: str
@@ -58,7 +66,10 @@ class Fail(_HostOperation, frozen=True):
 
 
 class Approve(msgspec.Struct, frozen=True, kw_only=True):
-    """A VM of the scope says go ahead, to all of these events or to none. `vm` empty: an operator says it, and that suffices."""
+    """A VM of the scope says go ahead, to all of these events or to none.
+
+    `vm` empty: an operator says it, and that suffices.
+    """
 
     event_ids: tuple[str, ...]
     vm: str = ""
@@ -91,9 +102,11 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lapse(msgspec.Struct, frozen=True, kw_only=True):
-    """A server saw an impact unchanged for longer than any claim lasts: its claim, or its wait for the next try, ends now.
+    """A server saw an impact unchanged for longer than any claim lasts: its claim, or its wait for
+    the next try, ends now.
 
-    `due_at` is what the impact said. If it says something else by now, whoever claimed it is alive, and nothing changes.
+    `due_at` is what the impact said. If it says something else by now, whoever claimed it is alive,
+    and nothing changes.
     """
 
     event_id: str
@@ -102,8 +115,11 @@ class Lapse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Finish(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker tells how the try ended: `problem` empty for done. `host` is where the VM is now, if it moved; `detail` is for
-    the history alone."""
+    """A worker tells how the try ended:
+
+    `problem` empty for done. `host` is where the VM is now, if it moved; `detail` is for the
+    history alone.
+    """
 
     event_id: str
     vm: str
@@ -122,10 +138,12 @@ class Tick(msgspec.Struct, frozen=True):
     """Time has passed."""
 
 
-class Enrol(msgspec.Struct, frozen=True, kw_only=True):
-    """The scope's members and choices shall be these. A VM that stays keeps its power; one that joins has the power given here.
+class SetMembers(msgspec.Struct, frozen=True, kw_only=True):
+    """The scope's members and choices shall be these. A VM that stays keeps its power; one that
+    joins has the power given here.
 
-    `is_file` says that this stands in the fleet file, which may be older than a VM's last move; otherwise it is true now.
+    `is_file` says that this stands in the fleet file, which may be older than a VM's last move;
+    otherwise it is true now.
     """
 
     kind: ScopeKind
@@ -140,4 +158,18 @@ class Retire(msgspec.Struct, frozen=True):
 
 Operation = Restart | Redeploy | Delete | Evict
 HostOperation = Maintain | Degrade | Fail
-Command = Operation | HostOperation | Approve | Cancel | Extend | Complete | Claim | Lapse | Finish | Seen | Tick | Enrol | Retire
+Command = (
+    Operation
+    | HostOperation
+    | Approve
+    | Cancel
+    | Extend
+    | Complete
+    | Claim
+    | Lapse
+    | Finish
+    | Seen
+    | Tick
+    | SetMembers
+    | Retire
+)

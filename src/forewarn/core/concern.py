@@ -1,24 +1,35 @@
-"""What a change concerns: the event's type, cause and VMs, and the host. The history is searched by these."""
+"""What a change concerns: the event's type, cause and VMs, and the host.
+
+The history is searched by these.
+"""
 
 from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from forewarn.core.change import Change, What
+from forewarn.core.change import Change, ChangeKind
 from forewarn.core.draft import Places
 from forewarn.core.event import Event, Impact
 from forewarn.core.fleet import Scope, Vm
 
-NEW_EVENT = (What.SCHEDULED, What.EXTENDED)
+NEW_EVENT = (ChangeKind.SCHEDULED, ChangeKind.EXTENDED)
 
 
-def with_concerns(changes: Sequence[Change], before: Scope, after: Scope, places: Places) -> tuple[Change, ...]:
-    """The changes with all that the scope knows of what they are about. What has ended is found in the scope before."""
+def with_concerns(
+    changes: Sequence[Change], before: Scope, after: Scope, places: Places
+) -> tuple[Change, ...]:
+    """The changes with all that the scope knows of what they are about.
+
+    What has ended is found in the scope before.
+    """
     if not changes:
         return ()
     about = _events({change.event_id for change in changes if change.event_id}, before, after)
     resources = [_resources(change, about.get(change.event_id)) for change in changes]
-    names = [_subject(change) or (of_event[0] if of_event else "") for change, of_event in zip(changes, resources, strict=True)]
+    names = [
+        _subject(change) or (of_event[0] if of_event else "")
+        for change, of_event in zip(changes, resources, strict=True)
+    ]
     was = _members(before, names, places)
     is_ = was if after.vms is before.vms else _members(after, names, places)
     return tuple(
@@ -40,12 +51,16 @@ def _events(ids: set[str], before: Scope, after: Scope) -> dict[str, Event | Imp
     silent = ids - found.keys()
     if silent:
         for scope in (before, after):
-            found.update((impact.event_id, impact) for impact in scope.impacts if impact.event_id in silent)
+            found.update(
+                (impact.event_id, impact) for impact in scope.impacts if impact.event_id in silent
+            )
     return found
 
 
 def _resources(change: Change, about: Event | Impact | None) -> tuple[str, ...]:
-    """The VMs that a change is about: one, where it happened to one VM of an event, or else all that the event names."""
+    """The VMs that a change is about: one, where it happened to one VM of an event, or else all
+    that the event names.
+    """
     if about is None:
         return ()
     if isinstance(about, Impact):
@@ -55,8 +70,11 @@ def _resources(change: Change, about: Event | Impact | None) -> tuple[str, ...]:
 
 
 def _subject(change: Change) -> str:
-    """The one VM that a change happened to. An approval happens to the event, which need not name the VM that approves it."""
-    return "" if change.what is What.APPROVED else change.vm
+    """The one VM that a change happened to.
+
+    An approval happens to the event, which need not name the VM that approves it.
+    """
+    return "" if change.what is ChangeKind.APPROVED else change.vm
 
 
 def _with_concern(
@@ -79,6 +97,6 @@ def _with_concern(
         not_before=event.not_before if event and is_new else None,
         description=event.description if event and is_new else "",
     )
-    if change.what is What.MOVED and name in is_:
+    if change.what is ChangeKind.MOVED and name in is_:
         return replace(told, host=is_[name].host, host_before=told.host)
     return told

@@ -1,4 +1,7 @@
-"""What a VM is told (Event) and what is done to it (Impact), as values. No rules here: those are in `machine.py`."""
+"""What a VM is told (Event) and what is done to it (Impact), as values.
+
+No rules here: those are in `machine.py`.
+"""
 
 from datetime import datetime
 from enum import StrEnum
@@ -25,7 +28,10 @@ class Source(StrEnum):
 
 
 class Cause(StrEnum):
-    """Why the event exists. It settles the description that a VM reads (protocol 2.5) and how the platform acts."""
+    """Why the event exists.
+
+    It settles the description that a VM reads (protocol 2.5) and how the platform acts.
+    """
 
     MAINTENANCE = "maintenance"
     INFRASTRUCTURE = "infrastructure"
@@ -70,11 +76,12 @@ class ImpactState(StrEnum):
 
 
 class Impact(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One thing done to one VM: the work behind a Started event, or behind an operation that nobody needed to be told of.
+    """One thing done to one VM: the work behind a Started event, or behind an operation that nobody
+    needed to be told of.
 
-    `event_id` names the event, or for a silent operation the operation itself. A claim is `claimed_by` until `due_at`;
-    for a waiting impact `due_at` is when it may be tried (again). `tries` tells one claim from the next.
-    `first_failed_at` is when its retry window began.
+    `event_id` names the event, or for a silent operation the operation itself. A claim is
+    `claimed_by` until `due_at`; for a waiting impact `due_at` is when it may be tried (again).
+    `tries` tells one claim from the next. `first_failed_at` is when its retry window began.
     """
 
     event_id: str
@@ -97,8 +104,9 @@ class Impact(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
 class Event(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """What the VMs of a scope see. Its resources are of one scope and one update domain.
 
-    `host` is the host whose maintenance it is; empty where the event is about the VM itself. `is_timed`: somebody chose the
-    time, so nothing but a guest's or an operator's own word brings it forward.
+    `host` is the host whose maintenance it is; empty where the event is about the VM itself.
+    `is_timed`: somebody chose the time, so nothing but a guest's or an operator's own word brings
+    it forward.
     """
 
     id: str
@@ -119,7 +127,7 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     is_timed: bool = False
 
 
-class How(StrEnum):
+class EndReason(StrEnum):
     """How an event ended."""
 
     COMPLETED = "completed"
@@ -128,8 +136,11 @@ class How(StrEnum):
 
 
 class Ended(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An event that left the document. Kept for a while, because a guest's approval may arrive after the end."""
+    """An event that left the document.
+
+    Kept for a while, because a guest's approval may arrive after the end.
+    """
 
     id: str
-    how: How
+    how: EndReason
     at: datetime

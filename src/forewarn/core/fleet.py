@@ -1,9 +1,11 @@
-"""Who is told: VMs, the scopes they are in, and what each scope's owner chose. A scope is one document and one record.
+"""Who is told: VMs, the scopes they are in, and what each scope's owner chose. A scope is one
+document and one record.
 
-These values are stored as they are, for years. A member that is empty is left out of the record (`omit_defaults`). A default that
-is a decision is written: a later version may decide otherwise for new scopes, and must not change those that are stored. So
-such a member has a `default_factory`, which msgspec never leaves out. A record with an unknown member comes from a newer version
-and is not read (`forbid_unknown_fields`): written back, it would lose that member.
+These values are stored as they are, for years. A member that is empty is left out of the record
+(`omit_defaults`). A default that is a decision is written: a later version may decide otherwise for
+new scopes, and must not change those that are stored. So such a member has a `default_factory`,
+which msgspec never leaves out. A record with an unknown member comes from a newer version and is
+not read (`forbid_unknown_fields`): written back, it would lose that member.
 """
 
 from datetime import datetime, timedelta
@@ -23,7 +25,9 @@ class ScopeKind(StrEnum):
 
 
 class Approval(StrEnum):
-    """Whose word starts an event early: any VM of the scope, more than half of its running VMs, or every one of them."""
+    """Whose word starts an event early: any VM of the scope, more than half of its running VMs, or
+    every one of them.
+    """
 
     ANY = "any"
     QUORUM = "quorum"
@@ -45,7 +49,10 @@ class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     is_percent: bool = False
 
     def of(self, size: int) -> int:
-        """For a scope of so many VMs. A part is rounded down, but one VM may always be down: else nothing could ever be done."""
+        """For a scope of so many VMs.
+
+        A part is rounded down, but one VM may always be down: else nothing could ever be done.
+        """
         return max(size * self.number // 100, 1) if self.is_percent else self.number
 
     def __str__(self) -> str:
@@ -67,7 +74,10 @@ NOTHING_CHOSEN = Policy()
 
 
 class Power(StrEnum):
-    """Whether a VM runs. A stopped one keeps its place on its host; a deallocated one has given it up."""
+    """Whether a VM runs.
+
+    A stopped one keeps its place on its host; a deallocated one has given it up.
+    """
 
     RUNNING = "running"
     STOPPED = "stopped"
@@ -75,7 +85,10 @@ class Power(StrEnum):
 
 
 class Instance(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What `/metadata/instance` tells a VM about itself, beyond what the rules need. Free text, none of it required."""
+    """What `/metadata/instance` tells a VM about itself, beyond what the rules need.
+
+    Free text, none of it required.
+    """
 
     computer_name: str = ""
     location: str = ""
@@ -100,7 +113,8 @@ NOTHING_TOLD = Instance()
 
 
 class Vm(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One virtual machine. Its name is its entry in Resources and its name in `/metadata/instance`, not its hostname.
+    """One virtual machine. Its name is its entry in Resources and its name in `/metadata/instance`,
+    not its hostname.
 
     `host` is where it is; `declared_host` is what the fleet file said when it was last applied.
     """
@@ -117,7 +131,10 @@ class Vm(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=
 
 
 class Scope(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A delivery group: all its VMs see one document. Events stand in the order in which they were made."""
+    """A delivery group: all its VMs see one document.
+
+    Events stand in the order in which they were made.
+    """
 
     name: str
     kind: ScopeKind = msgspec.field(default_factory=lambda: ScopeKind.VM)

@@ -1,4 +1,5 @@
-"""The state machine: `decide(scope, command, now, timing) -> Outcome`. Pure, and the only place where the rules stand.
+"""The state machine: `decide(scope, command, now, timing) -> Outcome`. Pure, and the only place
+where the rules stand.
 
 An event's life:
 
@@ -10,16 +11,19 @@ An event's life:
 
 An impact's life, one per VM of a Started event, or of an operation that nobody needs to be told of:
 
-    waiting ──claimed by a worker──> claimed ──done──> done            a claim that is not renewed lapses and
-       ^                                │ failed                       another worker may take it over
+    waiting ──claimed by a worker──> claimed ──done──> done            a claim that is not renewed
+    lapses and
+       ^                                │ failed                       another worker may take it
+       over
        └──────── tried again later ─────┴──too long───> failed
 
-A VM has one impact at a time, in the order in which they were started; the next one waits until the one before is over
-(`progress.next_in_line`).
+A VM has one impact at a time, in the order in which they were started; the next one waits until the
+one before is over (`progress.next_in_line`).
 
-Every command is the same three steps: apply its own rule, then `settle` (start all that may start now), then count the
-incarnation up if what a VM can see has changed. So after any command nothing is left that is due and may start, and the
-same incarnation always means the same document. A command that is already true changes nothing and is no problem.
+Every command is the same three steps: apply its own rule, then `settle` (start all that may start
+now), then count the incarnation up if what a VM can see has changed. So after any command nothing
+is left that is due and may start, and the same incarnation always means the same document. A
+command that is already true changes nothing and is no problem.
 """
 
 from collections.abc import Callable, Iterable
@@ -30,7 +34,9 @@ import msgspec
 from msgspec.structs import replace
 
 from forewarn.core import command as ask
-from forewarn.core import membership, operation, progress
+from forewarn.core import lifecycle as progress
+from forewarn.core import membership
+from forewarn.core import scheduling as operation
 from forewarn.core.change import Change
 from forewarn.core.concern import with_concerns
 from forewarn.core.draft import Draft, Places
@@ -55,7 +61,7 @@ RULES: dict[type[ask.Command], Callable[[Draft, Any], None]] = {
     ask.Finish: progress.finish,
     ask.Seen: progress.seen,
     ask.Tick: lambda draft, command: None,  # settling is all there is to do
-    ask.Enrol: membership.enrol,
+    ask.SetMembers: membership.enrol,
     ask.Retire: membership.retire,
 }
 
@@ -69,16 +75,24 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Group:
-    """What commands share that are committed together. `shown` is the scope before the first of them, which is what guests see
-    until the commit: the incarnation counts what changes for them, not the steps in between."""
+    """What commands share that are committed together.
+
+    `shown` is the scope before the first of them, which is what guests see until the commit: the
+    incarnation counts what changes for them, not the steps in between.
+    """
 
     def __init__(self, shown: Scope) -> None:
         self.shown = shown
         self.places = Places()
 
 
-def decide(scope: Scope, command: ask.Command, now: datetime, timing: Timing, group: Group | None = None) -> Outcome:
-    """What the command makes of the scope. Raises a Problem if the rules say no; then nothing has changed."""
+def decide(
+    scope: Scope, command: ask.Command, now: datetime, timing: Timing, group: Group | None = None
+) -> Outcome:
+    """What the command makes of the scope.
+
+    Raises a Problem if the rules say no; then nothing has changed.
+    """
     group = group or Group(scope)
     draft = Draft(scope, now, timing, group.places)
     RULES[type(command)](draft, command)
@@ -93,7 +107,10 @@ def decide(scope: Scope, command: ask.Command, now: datetime, timing: Timing, gr
 
 
 def visible(scope: Scope) -> tuple[object, ...]:
-    """All that any api-version's page is made of. Approvals, claims and members are not part of it."""
+    """All that any api-version's page is made of.
+
+    Approvals, claims and members are not part of it.
+    """
     return tuple(
         (
             event.id,
@@ -110,7 +127,9 @@ def visible(scope: Scope) -> tuple[object, ...]:
 
 
 def next_deadline(scope: Scope) -> datetime | None:
-    """When to tick: the nearest NotBefore of what is not held; the turn of the rest comes with the end of what holds it."""
+    """When to tick: the nearest NotBefore of what is not held; the turn of the rest comes with the
+    end of what holds it.
+    """
     waiting = [event for event in scope.events if event.status is Status.SCHEDULED]
     return min((event.not_before for event in not_held(scope, waiting)), default=None)
 
@@ -118,7 +137,9 @@ def next_deadline(scope: Scope) -> datetime | None:
 def next_impact_at(scope: Scope) -> datetime | None:
     """When the next impact can be claimed: because it waits, or because its claim lapses."""
     lines = open_lines(scope)
-    return min((impact.due_at for line in lines for impact in progress.next_in_line(line)), default=None)
+    return min(
+        (impact.due_at for line in lines for impact in progress.next_in_line(line)), default=None
+    )
 
 
 def due_impacts(scope: Scope, now: datetime) -> tuple[Impact, ...]:
@@ -146,8 +167,9 @@ def settle(draft: Draft) -> None:
 def not_held(scope: Scope, events: list[Event]) -> list[Event]:
     """Those that can start together, in the order of their NotBefore.
 
-    A platform event is held while another update domain of its scope is under impact; and behind one that is held, so that
-    a domain that is always busy does not keep the others waiting for ever. A user's operation is never held.
+    A platform event is held while another update domain of its scope is under impact; and behind
+    one that is held, so that a domain that is always busy does not keep the others waiting for
+    ever. A user's operation is never held.
     """
     if not events:
         return []
@@ -174,19 +196,33 @@ def ready_events(scope: Scope, now: datetime) -> list[Event]:
         event
         for event in scheduled
         if event.not_before <= now
-        or ((event.is_approved or (is_down and not event.is_timed)) and not (must_wait and event.type is EventType.TERMINATE))
+        or (
+            (event.is_approved or (is_down and not event.is_timed))
+            and not (must_wait and event.type is EventType.TERMINATE)
+        )
     ]
 
 
 def why_ready(event: Event, now: datetime) -> str:
     if event.not_before <= now:
         return "NotBefore has come"
-    return f"approved by {', '.join(event.approvals)}" if event.is_approved else "all instances are down"
+    return (
+        f"approved by {', '.join(event.approvals)}"
+        if event.is_approved
+        else "all instances are down"
+    )
 
 
 def newly_agreed(scope: Scope) -> list[Event]:
-    """The events whose approvals are by now those that the policy asks. Once they were, they are: no word is taken back."""
-    asked = [event for event in scope.events if event.status is Status.SCHEDULED and event.approvals and not event.is_approved]
+    """The events whose approvals are by now those that the policy asks.
+
+    Once they were, they are: no word is taken back.
+    """
+    asked = [
+        event
+        for event in scope.events
+        if event.status is Status.SCHEDULED and event.approvals and not event.is_approved
+    ]
     if not asked:
         return []
     running = {vm.name for vm in scope.vms if vm.power is Power.RUNNING}
@@ -205,7 +241,10 @@ def is_agreed(approval: Approval, running: set[str], event: Event) -> bool:
 
 
 def nobody_runs(scope: Scope) -> bool:
-    """Whether all instances are down and the policy lets events pass then. It holds only as long as it is so."""
+    """Whether all instances are down and the policy lets events pass then.
+
+    It holds only as long as it is so.
+    """
     if AutoApprove.ALL_INSTANCES_DOWN not in scope.policy.auto_approve:
         return False
     return all(vm.power is not Power.RUNNING for vm in scope.vms)
@@ -213,7 +252,9 @@ def nobody_runs(scope: Scope) -> bool:
 
 def domains_under_impact(scope: Scope) -> set[int]:
     """The update domains with a Started event, or with a silent operation under way."""
-    started = {event.id: event.update_domain for event in scope.events if event.status is Status.STARTED}
+    started = {
+        event.id: event.update_domain for event in scope.events if event.status is Status.STARTED
+    }
     silent = {impact.vm for impact in scope.impacts if impact.event_id not in started}
     if not silent:
         return set(started.values())
@@ -221,7 +262,9 @@ def domains_under_impact(scope: Scope) -> set[int]:
 
 
 def are_deletions_held(scope: Scope, scheduled: list[Event], now: datetime) -> bool:
-    """Whether approved deletions wait for the scope's other ones: all of them are approved or due, or none goes."""
+    """Whether approved deletions wait for the scope's other ones: all of them are approved or due,
+    or none goes.
+    """
     if not scope.policy.couple_terminates:
         return False
     deletions = (event for event in scheduled if event.type is EventType.TERMINATE)

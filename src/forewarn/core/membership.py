@@ -1,9 +1,12 @@
-"""Membership: who is in a scope. A VM that stays keeps its events; one that leaves takes nobody else's with it."""
+"""Membership: who is in a scope.
+
+A VM that stays keeps its events; one that leaves takes nobody else's with it.
+"""
 
 from msgspec.structs import replace
 
 from forewarn.core import command as ask
-from forewarn.core.change import What
+from forewarn.core.change import ChangeKind
 from forewarn.core.draft import Draft
 from forewarn.core.fleet import Scope, Vm
 from forewarn.errors import (
@@ -13,7 +16,7 @@ from forewarn.errors import (
 )
 
 
-def enrol(draft: Draft, command: ask.Enrol) -> None:
+def enrol(draft: Draft, command: ask.SetMembers) -> None:
     before = {vm.name: vm for vm in draft.scope.vms}
     vms = tuple(_placed(before.get(vm.name), vm, is_file=command.is_file) for vm in command.vms)
     after = {vm.name for vm in vms}
@@ -32,7 +35,7 @@ def enrol(draft: Draft, command: ask.Enrol) -> None:
         if name not in after:
             draft.leave(vm)
     if before and (draft.scope.kind, draft.scope.policy) != (command.kind, command.policy):
-        draft.tell(What.AMENDED)
+        draft.tell(ChangeKind.AMENDED)
     draft.scope = replace(draft.scope, kind=command.kind, policy=command.policy, vms=vms)
     for vm in vms:
         welcome(draft, before.get(vm.name), vm)
@@ -41,18 +44,19 @@ def enrol(draft: Draft, command: ask.Enrol) -> None:
 def welcome(draft: Draft, old: Vm | None, vm: Vm) -> None:
     """Tell what is new about a member, and let go of what no longer concerns it."""
     if old is None:
-        draft.tell(What.JOINED, vm=vm.name)
+        draft.tell(ChangeKind.JOINED, vm=vm.name)
     elif old.host != vm.host:
         draft.move(old, vm.host)
     elif old != replace(vm, declared_host=old.declared_host):
-        draft.tell(What.AMENDED, vm=vm.name)
+        draft.tell(ChangeKind.AMENDED, vm=vm.name)
 
 
 def _placed(old: Vm | None, vm: Vm, *, is_file: bool) -> Vm:
-    """The member as defined, with what the definition does not decide: whether the VM runs and, often, where.
+    """The member as defined, with what the definition does not decide: whether the VM runs and,
+    often, where.
 
-    A fleet file may be older than the VM's last move, so its host counts only if the file did not name the same one before. A
-    definition without a host leaves the VM where it is.
+    A fleet file may be older than the VM's last move, so its host counts only if the file did not
+    name the same one before. A definition without a host leaves the VM where it is.
     """
     if old is None:
         return replace(vm, declared_host=vm.host if is_file else "")
@@ -68,12 +72,14 @@ def _placed(old: Vm | None, vm: Vm, *, is_file: bool) -> Vm:
 def retire(draft: Draft, command: ask.Retire) -> None:
     for vm in draft.scope.vms:
         draft.leave(vm)
-    draft.tell(What.RETIRED)
+    draft.tell(ChangeKind.RETIRED)
     draft.is_gone = True
 
 
 def refuse_new_domain(scope: Scope, old: Vm | None, new: Vm) -> None:
-    """An event's VMs are of one update domain; so a VM keeps its domain while something is pending for it."""
+    """An event's VMs are of one update domain; so a VM keeps its domain while something is pending
+    for it.
+    """
     if old is None or old.update_domain == new.update_domain:
         return
     pending = [event.id for event in scope.events if new.name in event.resources]

@@ -1,4 +1,7 @@
-"""Every notice, duration and lapse, as one table. A rate shortens them all; the clock itself stays true."""
+"""Every notice, duration and lapse, as one table.
+
+A rate shortens them all; the clock itself stays true.
+"""
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -17,7 +20,10 @@ NOTICE: Mapping[EventType, timedelta] = MappingProxyType(
         EventType.TERMINATE: timedelta(minutes=5),
     }
 )
-"""The least notice by type. Terminate is set per scope between TERMINATE_NOTICE_MIN and _MAX; here stands its default."""
+"""The least notice by type.
+
+Terminate is set per scope between TERMINATE_NOTICE_MIN and _MAX; here stands its default.
+"""
 
 TERMINATE_NOTICE_MIN = timedelta(minutes=5)
 TERMINATE_NOTICE_MAX = timedelta(minutes=15)
@@ -31,7 +37,9 @@ DURATION: Mapping[EventType, timedelta] = MappingProxyType(
         EventType.TERMINATE: timedelta(minutes=1),
     }
 )
-"""How long an event stays Started on a simulated platform: the medians seen in the field (protocol 6.3)."""
+"""How long an event stays Started on a simulated platform: the medians seen in the field (protocol
+6.3).
+"""
 
 RETRY_WINDOW = timedelta(seconds=300)
 
@@ -39,9 +47,9 @@ RETRY_WINDOW = timedelta(seconds=300)
 class Timing(msgspec.Struct, frozen=True):
     """The times that the rules work with.
 
-    `claim` is between servers and the retries are between a server and its platform, so no rate touches them. A failed impact
-    is tried again after `retry`, then after twice as long each time, up to `retry_max`, until `retry_window` has passed since
-    its first failure.
+    `claim` is between servers and the retries are between a server and its platform, so no rate
+    touches them. A failed impact is tried again after `retry`, then after twice as long each time,
+    up to `retry_max`, until `retry_window` has passed since its first failure.
     """
 
     notice: Mapping[EventType, timedelta] = NOTICE
@@ -70,6 +78,9 @@ class Timing(msgspec.Struct, frozen=True):
 
 
 def whole_second_after(moment: datetime) -> datetime:
-    """The first whole second at or after a moment. NotBefore has no fractions on the wire, and may never come early."""
+    """The first whole second at or after a moment.
+
+    NotBefore has no fractions on the wire, and may never come early.
+    """
     rounded = moment.replace(microsecond=0)
     return rounded if rounded == moment else rounded + timedelta(seconds=1)

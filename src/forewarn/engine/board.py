@@ -1,6 +1,8 @@
-"""What polls read: every scope as last committed, who is in it, and the pages made of it. In memory: no lock, no store.
+"""What polls read: every scope as last committed, who is in it, and the pages made of it. In
+memory: no lock, no store.
 
-`publish` is the only way in. A page is made once per change and api-version, by whoever first asks for it (`web/poll.py`).
+`publish` is the only way in. A page is made once per change and api-version, by whoever first asks
+for it (`web/metadata/fast_path.py`).
 """
 
 import asyncio
@@ -14,11 +16,12 @@ from forewarn.engine.sorted_keys import SortedKeys
 from forewarn.errors import UnknownHost, UnknownScope, UnknownVm
 
 
-class Place:
+class PublishedScope:
     """One scope on the board. `pages` holds ready bytes and starts empty at every visible change.
 
-    `fresh_until` is the moment (seconds since the epoch) up to which a poll need not be recorded; 0: record the next one.
-    `waiters` wait for the next change of the document, or of who is in the scope.
+    `fresh_until` is the moment (seconds since the epoch) up to which a poll need not be recorded;
+    0: record the next one. `waiters` wait for the next change of the document, or of who is in the
+    scope.
     """
 
     __slots__ = ("fresh_until", "pages", "revision", "scope", "waiters")
@@ -34,29 +37,31 @@ class Place:
 class Board:
     """All scopes and the ways to find them: by name, VM, address, host and event.
 
-    `scope_names`, `vm_names`, `known_hosts` and `event_keys` hold the same in order, for lists in pages; `event_counts` has the
-    number of live events of each type and status. All of it is kept up to date with each change, so that no reader goes
-    through the fleet.
+    `scope_names`, `vm_names`, `known_hosts` and `event_keys` hold the same in order, for lists in
+    pages; `event_counts` has the number of live events of each type and status. All of it is kept
+    up to date with each change, so that no reader goes through the fleet.
     """
 
     def __init__(self, seen_interval_seconds: float) -> None:
         self.seen_interval_seconds = seen_interval_seconds
         self.revision = 0
-        self.scopes: dict[str, Place] = {}
-        self.vms: dict[str, Place] = {}
+        self.scopes: dict[str, PublishedScope] = {}
+        self.vms: dict[str, PublishedScope] = {}
         self.addresses: dict[str, str] = {}
         self.ids: dict[str, str] = {}
         self.shared_ids: dict[str, set[str]] = {}
-        """The VMs of ids that several VMs have: a fleet file with such ids is refused, but a store may hold an older fleet."""
+        """The VMs of ids that several VMs have: a fleet file with such ids is refused, but a store
+        may hold an older fleet.
+        """
         self.hosts: dict[str, set[str]] = {}
-        self.events: dict[str, Place] = {}
-        self.ended: dict[str, Place] = {}
+        self.events: dict[str, PublishedScope] = {}
+        self.ended: dict[str, PublishedScope] = {}
         self.event_counts: Counter[tuple[EventType, Status]] = Counter()
         self.scope_names: SortedKeys[str] = SortedKeys(self.scopes.keys)
         self.vm_names: SortedKeys[str] = SortedKeys(self.vms.keys)
         self.known_hosts: SortedKeys[str] = SortedKeys(lambda: {*self.hosts, *self._declared})
         self.event_keys: SortedKeys[tuple[str, str]] = SortedKeys(self._event_keys)
-        self.followers: list[Callable[[Place], None]] = []
+        self.followers: list[Callable[[PublishedScope], None]] = []
         self._declared: dict[str, None] = {}
         self._gone: dict[str, int] = {}
 
@@ -74,7 +79,10 @@ class Board:
                 change(name)
 
     def publish(self, scope: Scope, revision: int) -> bool:
-        """Show a scope as committed at a revision. News that is older than what is shown changes nothing."""
+        """Show a scope as committed at a revision.
+
+        News that is older than what is shown changes nothing.
+        """
         if not self.is_news(scope.name, revision):
             return False
         place = self.scopes.get(scope.name)
@@ -93,9 +101,12 @@ class Board:
             follower(place)
         return True
 
-    def _add(self, scope: Scope) -> Place:
-        """A scope that is new, with nothing to compare it with and nobody waiting. A start may do this a million times."""
-        place = self.scopes[scope.name] = Place(scope)
+    def _add(self, scope: Scope) -> PublishedScope:
+        """A scope that is new, with nothing to compare it with and nobody waiting.
+
+        A start may do this a million times.
+        """
+        place = self.scopes[scope.name] = PublishedScope(scope)
         self.scope_names.add(scope.name)
         for vm in scope.vms:
             self._learn(place, vm)
@@ -110,7 +121,9 @@ class Board:
         place = self.scopes.get(name)
         if not self.is_news(name, revision):
             return False
-        self._gone[name] = revision  # also where nothing is shown: what is older may still be on its way
+        self._gone[name] = (
+            revision  # also where nothing is shown: what is older may still be on its way
+        )
         if place is None:
             return False
         old, place.scope, place.revision = place.scope, Scope(name=name), revision
@@ -134,18 +147,21 @@ class Board:
             self._gone = {name: gone for name, gone in self._gone.items() if gone > self.revision}
 
     def sort(self) -> None:
-        """Put all keys in order now, so that no reader has to wait for it. Later changes keep them so."""
+        """Put all keys in order now, so that no reader has to wait for it.
+
+        Later changes keep them so.
+        """
         for keys in (self.scope_names, self.vm_names, self.known_hosts, self.event_keys):
             keys.sort()
 
-    def place(self, scope: str) -> Place:
+    def place(self, scope: str) -> PublishedScope:
         """The scope by its name; UnknownScope if there is none."""
         found = self.scopes.get(scope)
         if found is None:
             raise UnknownScope(f"there is no scope {scope!r}", scope=scope)
         return found
 
-    def find_vm(self, name: str) -> tuple[Place, Vm]:
+    def find_vm(self, name: str) -> tuple[PublishedScope, Vm]:
         """The VM by its name, and where it is; UnknownVm if there is none."""
         place = self.vms.get(name)
         vm = place.scope.vm(name) if place else None
@@ -153,11 +169,17 @@ class Board:
             raise UnknownVm(f"there is no VM {name!r}", vm=name)
         return place, vm
 
-    def places_on(self, host: str) -> list[Place]:
-        """The scopes that have VMs on a host, in the order of their names; UnknownHost if nobody ever heard of it."""
+    def places_on(self, host: str) -> list[PublishedScope]:
+        """The scopes that have VMs on a host, in the order of their names;
+
+        UnknownHost if nobody ever heard of it.
+        """
         if not self.is_host(host):
             raise UnknownHost(f"there is no host {host!r}", host=host)
-        return sorted({self.vms[name] for name in self.hosts.get(host, ())}, key=lambda place: place.scope.name)
+        return sorted(
+            {self.vms[name] for name in self.hosts.get(host, ())},
+            key=lambda place: place.scope.name,
+        )
 
     def is_host(self, name: str) -> bool:
         """Whether a VM is on it, or the fleet declares it."""
@@ -166,13 +188,13 @@ class Board:
     def host_names(self) -> list[str]:
         return self.known_hosts[:]
 
-    def find_event(self, event_id: str) -> tuple[Place, Event] | None:
+    def find_event(self, event_id: str) -> tuple[PublishedScope, Event] | None:
         """The live event by its id, and where it is."""
         place = self.events.get(event_id)
         event = place.scope.event(event_id) if place else None
         return None if place is None or event is None else (place, event)
 
-    def _index(self, place: Place, old: Scope, new: Scope) -> None:
+    def _index(self, place: PublishedScope, old: Scope, new: Scope) -> None:
         if old.vms != new.vms:
             self._index_vms(place, old.vms, new.vms)
             wake(place)  # who waits here may belong elsewhere now
@@ -184,8 +206,10 @@ class Board:
                 self.ended.pop(key, None)
             self.ended.update(dict.fromkeys(come - gone, place))
 
-    def _index_vms(self, place: Place, old: Sequence[Vm], new: Sequence[Vm]) -> None:
-        """What is old is dropped before anything new is taken in: two VMs may have exchanged their addresses."""
+    def _index_vms(self, place: PublishedScope, old: Sequence[Vm], new: Sequence[Vm]) -> None:
+        """What is old is dropped before anything new is taken in: two VMs may have exchanged their
+        addresses.
+        """
         before, after = {vm.name: vm for vm in old}, {vm.name: vm for vm in new}
         for vm in old:
             if after.get(vm.name) != vm:
@@ -194,7 +218,9 @@ class Board:
             if before.get(vm.name) != vm:
                 self._learn(place, vm)
 
-    def _index_events(self, place: Place, old: Sequence[Event], new: Sequence[Event]) -> None:
+    def _index_events(
+        self, place: PublishedScope, old: Sequence[Event], new: Sequence[Event]
+    ) -> None:
         before, after = {event.id for event in old}, {event.id for event in new}
         self.event_counts.subtract((event.type, event.status) for event in old)
         self.event_counts.update((event.type, event.status) for event in new)
@@ -210,7 +236,7 @@ class Board:
     def _event_keys(self) -> Iterator[tuple[str, str]]:
         return (_event_key(event) for place in self.scopes.values() for event in place.scope.events)
 
-    def _forget(self, place: Place, vm: Vm) -> None:
+    def _forget(self, place: PublishedScope, vm: Vm) -> None:
         if self.vms.get(vm.name) is not place:  # it has already been seen in another scope
             return
         del self.vms[vm.name]
@@ -226,10 +252,12 @@ class Board:
                 if vm.host not in self._declared:
                     self.known_hosts.remove(vm.host)
 
-    def _learn(self, place: Place, vm: Vm) -> None:
+    def _learn(self, place: PublishedScope, vm: Vm) -> None:
         name, host = vm.name, vm.host
         moved_from = self.vms.get(name)
-        if moved_from is not None and moved_from is not place:  # its old scope has not told us yet that it left
+        if (
+            moved_from is not None and moved_from is not place
+        ):  # its old scope has not told us yet that it left
             known = moved_from.scope.vm(name)
             if known is not None:
                 self._forget(moved_from, known)
@@ -266,11 +294,16 @@ def _event_key(event: Event) -> tuple[str, str]:
 
 
 async def wait_for_change(
-    place: Place, incarnation: int, seconds: float, leaving: Callable[[], Awaitable[object]] | None = None
+    place: PublishedScope,
+    incarnation: int,
+    seconds: float,
+    leaving: Callable[[], Awaitable[object]] | None = None,
 ) -> bool:
-    """True when the place may show another incarnation, or the time is up; False when the one who waits has left before.
+    """True when the place may show another incarnation, or the time is up; False when the one who
+    waits has left before.
 
-    Awaiting `leaving()` ends when it leaves. It is awaited right here, so that a waiting client costs one task and one timer.
+    Awaiting `leaving()` ends when it leaves. It is awaited right here, so that a waiting client
+    costs one task and one timer.
     """
     if place.scope.incarnation != incarnation or seconds <= 0:
         return True
@@ -284,7 +317,7 @@ async def wait_for_change(
 
 
 @contextmanager
-def _waiting(place: Place, limit: asyncio.Timeout) -> Iterator[None]:
+def _waiting(place: PublishedScope, limit: asyncio.Timeout) -> Iterator[None]:
     """Within this, a change at the place ends the wait. Leaving it leaves nothing behind."""
     if place.waiters is None:
         place.waiters = set()
@@ -298,7 +331,7 @@ def _waiting(place: Place, limit: asyncio.Timeout) -> Iterator[None]:
                 place.waiters = None
 
 
-def wake(place: Place) -> None:
+def wake(place: PublishedScope) -> None:
     """Tell all who wait here that there is something new: their time is up now."""
     waiters, place.waiters = place.waiters, None
     for limit in waiters or ():

@@ -1,4 +1,7 @@
-"""The time: real, or moved by hand. Everything above the rules asks one of these two, and nothing else reads a clock."""
+"""The time: real, or moved by hand.
+
+Everything above the rules asks one of these two, and nothing else reads a clock.
+"""
 
 import asyncio
 import heapq
@@ -17,7 +20,10 @@ TURNS_PER_STEP = 50
 
 
 class Clock(Protocol):
-    """Now, and waiting for later. `jump_seconds`: how far the machine's clock is from this one, 0 while they agree."""
+    """Now, and waiting for later.
+
+    `jump_seconds`: how far the machine's clock is from this one, 0 while they agree.
+    """
 
     jump_seconds: float
 
@@ -35,20 +41,26 @@ def steady_seconds() -> float:
 class RealClock:
     """The machine's wall clock, as long as a steady clock confirms it.
 
-    Once it has started, the service lives by the steady clock plus an offset. Each reading compares:
+    Once it has started, the service lives by the steady clock plus an offset. Each reading
+    compares:
 
-        wall clock within JUMP_SECONDS_MAX of our time    the offset follows it: NTP slews and small steps
-        wall clock further off, in either direction       it jumped: the offset stays, and the log and a metric say so
+        wall clock within JUMP_SECONDS_MAX of our time    the offset follows it: NTP slews and small
+        steps
+        wall clock further off, in either direction       it jumped: the offset stays, and the log
+        and a metric say so
 
-    So a clock that is set while we run starts no event early and trims no history, and time never goes back. If the new time is
-    the right one, a restart accepts it; if the wall clock comes back by itself, it is followed again.
+    So a clock that is set while we run starts no event early and trims no history, and time never
+    goes back. If the new time is the right one, a restart accepts it; if the wall clock comes back
+    by itself, it is followed again.
     """
 
     NAP_SECONDS_MAX = 60.0
     JUMP_SECONDS_MAX = 5.0
     JUMP_LOGGED_EVERY_SECONDS = 600.0
 
-    def __init__(self, *, wall: Callable[[], float] = time.time, steady: Callable[[], float] = steady_seconds) -> None:
+    def __init__(
+        self, *, wall: Callable[[], float] = time.time, steady: Callable[[], float] = steady_seconds
+    ) -> None:
         self._wall, self._steady = wall, steady
         self._offset = wall() - steady()
         self._latest = 0.0
@@ -76,8 +88,13 @@ class RealClock:
         self.jump_seconds = jump
         if self._logged_at is None or steady >= self._logged_at + self.JUMP_LOGGED_EVERY_SECONDS:
             self._logged_at = steady
-            facts = {"seconds": round(jump, 3), "remedy": "set the clock right, or restart Forewarn if the new time is right"}
-            log.error("the machine's clock jumped: Forewarn keeps its own time", extra={"facts": facts})
+            facts = {
+                "seconds": round(jump, 3),
+                "remedy": "set the clock right, or restart Forewarn if the new time is right",
+            }
+            log.error(
+                "the machine's clock jumped: Forewarn keeps its own time", extra={"facts": facts}
+            )
 
     async def sleep_until(self, moment: datetime) -> None:
         """Naps at most a minute at a time, so that a clock that is set while we sleep is noticed."""
@@ -86,7 +103,10 @@ class RealClock:
 
 
 class VirtualClock:
-    """A clock of one's own: it stands still until it is told to advance, to jump, or to run. Sleepers wake in their order."""
+    """A clock of one's own: it stands still until it is told to advance, to jump, or to run.
+
+    Sleepers wake in their order.
+    """
 
     jump_seconds = 0.0
     STRIDE_SECONDS = 0.02
@@ -111,11 +131,15 @@ class VirtualClock:
         await waker
 
     async def advance(self, span: timedelta) -> None:
-        """Let the time pass, moment by moment, so that what wakes at one moment is done before the next one comes."""
+        """Let the time pass, moment by moment, so that what wakes at one moment is done before the
+        next one comes.
+        """
         async with self._advancing:  # two at once add up
             await _let_others_run()  # who is about to sleep shall be asleep
             end = self._now + span
-            while self._sleepers and self._sleepers[0][0] <= end:  # ends: each turn takes a sleeper away, and time only grows
+            while (
+                self._sleepers and self._sleepers[0][0] <= end
+            ):  # ends: each turn takes a sleeper away, and time only grows
                 moment, _, waker = heapq.heappop(self._sleepers)
                 if waker.done():
                     continue
@@ -126,7 +150,9 @@ class VirtualClock:
             await _let_others_run()
 
     async def jump(self, moment: datetime) -> None:
-        """Be at a later moment at once, as a machine that was asleep: all that was due meanwhile is due now."""
+        """Be at a later moment at once, as a machine that was asleep: all that was due meanwhile is
+        due now.
+        """
         async with self._advancing:
             assert moment >= self._now
             self._now = moment
@@ -151,7 +177,9 @@ def _let_others_run() -> Generator[None, None, None]:
 
 
 async def within(clock: Clock, limit: timedelta, work: Awaitable[T]) -> T:
-    """The work's result, or TimeoutError when the limit has passed on this clock; the work is then cancelled."""
+    """The work's result, or TimeoutError when the limit has passed on this clock; the work is then
+    cancelled.
+    """
     task = asyncio.ensure_future(work)
     alarm = asyncio.ensure_future(clock.sleep_until(clock.now() + limit))
     try:
@@ -161,5 +189,7 @@ async def within(clock: Clock, limit: timedelta, work: Awaitable[T]) -> T:
         raise TimeoutError(f"not done within {limit}")
     finally:
         alarm.cancel()
-        if task.cancel():  # it may not heed us, so nobody waits for it here; what it still says is not wanted
+        if (
+            task.cancel()
+        ):  # it may not heed us, so nobody waits for it here; what it still says is not wanted
             task.add_done_callback(lambda late: late.cancelled() or late.exception())

@@ -1,4 +1,7 @@
-"""What operators ask, in their words: VMs, hosts, events, the fleet. Finds the scopes concerned, makes ids, submits commands."""
+"""What operators ask, in their words:
+
+VMs, hosts, events, the fleet. Finds the scopes concerned, makes ids, submits commands.
+"""
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -10,21 +13,31 @@ from msgspec.structs import replace
 from sortedcontainers import SortedList
 
 from forewarn.core import command as ask
-from forewarn.core.change import Change, What
-from forewarn.core.event import Cause, Event, EventType, How
+from forewarn.core.change import Change, ChangeKind
+from forewarn.core.event import Cause, EndReason, Event, EventType
 from forewarn.core.fleet import Scope, Vm
 from forewarn.core.machine import decide
-from forewarn.core.operation import event_id_of
+from forewarn.core.scheduling import event_id_of
 from forewarn.engine.engine import FLEET_KEY, Engine
-from forewarn.errors import AlreadyPending, EventEnded, FleetChanged, NotFound, RecordUnreadable, UnknownEvent, UnknownScope
+from forewarn.engine.record import HOSTS
+from forewarn.errors import (
+    AlreadyPending,
+    EventEnded,
+    FleetChanged,
+    NotFound,
+    RecordUnreadable,
+    UnknownEvent,
+    UnknownScope,
+)
+from forewarn.fleetfile.schema import Fleet, dump_json, tag
 from forewarn.store.base import WRITES_MAX, Write
-from forewarn.wire.fleet import Fleet, dump_json, tag
-from forewarn.wire.record import HOSTS
 
 VMS_PER_TURN_MAX = 300
 """How many VMs of a new fleet are looked at before polls get their turn."""
 VMS_PER_COMMIT_MAX = 500
-"""How many VMs of a new fleet are committed and published before polls get their turn; one scope may have more."""
+"""How many VMs of a new fleet are committed and published before polls get their turn; one scope
+may have more.
+"""
 
 Asked = list[tuple[str, ask.Command]]
 
@@ -37,7 +50,9 @@ class Told(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """What applying a fleet changes: names of scopes, and names of VMs and of declared hosts that come and go."""
+    """What applying a fleet changes: names of scopes, and names of VMs and of declared hosts that
+    come and go.
+    """
 
     added: tuple[str, ...]
     changed: tuple[str, ...]
@@ -49,7 +64,10 @@ class Difference(NamedTuple):
 
 
 class Operations:
-    """Everything that the control API and the command line can do. `make_id` gives a new GUID each time."""
+    """Everything that the control API and the command line can do.
+
+    `make_id` gives a new GUID each time.
+    """
 
     def __init__(self, engine: Engine, make_id: Callable[[], str]) -> None:
         self._engine = engine
@@ -69,7 +87,9 @@ class Operations:
     async def restart(self, vm: str, *, by: str, not_before: datetime | None = None) -> Told | None:
         return await self._operate(ask.Restart, vm, by, not_before)
 
-    async def redeploy(self, vm: str, *, by: str, not_before: datetime | None = None) -> Told | None:
+    async def redeploy(
+        self, vm: str, *, by: str, not_before: datetime | None = None
+    ) -> Told | None:
         return await self._operate(ask.Redeploy, vm, by, not_before)
 
     async def evict(self, vm: str, *, by: str, not_before: datetime | None = None) -> Told | None:
@@ -101,33 +121,51 @@ class Operations:
         )
         return await self._befall(command, by)
 
-    async def degrade(self, host: str, *, by: str, not_before: datetime | None = None) -> list[Told]:
-        return await self._befall(ask.Degrade(host=host, operation_id=self._make_id(), not_before=not_before), by)
+    async def degrade(
+        self, host: str, *, by: str, not_before: datetime | None = None
+    ) -> list[Told]:
+        return await self._befall(
+            ask.Degrade(host=host, operation_id=self._make_id(), not_before=not_before), by
+        )
 
     async def fail(self, host: str, *, by: str) -> list[Told]:
         return await self._befall(ask.Fail(host=host, operation_id=self._make_id()), by)
 
     async def approve(self, event_id: str, *, by: str, vm: str = "") -> Told:
-        """An operator's word suffices; with `vm` it is that VM's word, and counts as the scope's policy says."""
+        """An operator's word suffices; with `vm` it is that VM's word, and counts as the scope's
+        policy says.
+        """
         told = await self.event(event_id)
-        outcome = await self._engine.submit(told.scope.name, ask.Approve(event_ids=(told.event.id,), vm=vm), by)
+        outcome = await self._engine.submit(
+            told.scope.name, ask.Approve(event_ids=(told.event.id,), vm=vm), by
+        )
         return Told(outcome.scope, outcome.scope.event(told.event.id) or told.event)
 
     async def cancel(self, event_id: str, *, by: str) -> Told | None:
-        """Take a Scheduled event back. Gives the event as it last was; None if it was canceled before."""
-        return await self._end(ask.Cancel(event_id=event_id.upper()), How.CANCELED, by)
+        """Take a Scheduled event back.
+
+        Gives the event as it last was; None if it was canceled before.
+        """
+        return await self._end(ask.Cancel(event_id=event_id.upper()), EndReason.CANCELED, by)
 
     async def extend(self, event_id: str, *, by: str, not_before: datetime) -> Told:
         """Put a Scheduled event off to a later NotBefore."""
         told = await self.event(event_id)
-        outcome = await self._engine.submit(told.scope.name, ask.Extend(event_id=told.event.id, not_before=not_before), by)
+        outcome = await self._engine.submit(
+            told.scope.name, ask.Extend(event_id=told.event.id, not_before=not_before), by
+        )
         return Told(outcome.scope, outcome.scope.event(told.event.id) or told.event)
 
     async def complete(self, event_id: str, *, by: str) -> Told | None:
-        """End a Started event: what it announced is done. Gives the event as it last was; None if it was completed before."""
-        return await self._end(ask.Complete(event_id=event_id.upper()), How.COMPLETED, by)
+        """End a Started event: what it announced is done.
 
-    async def _end(self, command: ask.Cancel | ask.Complete, how: How, by: str) -> Told | None:
+        Gives the event as it last was; None if it was completed before.
+        """
+        return await self._end(ask.Complete(event_id=event_id.upper()), EndReason.COMPLETED, by)
+
+    async def _end(
+        self, command: ask.Cancel | ask.Complete, how: EndReason, by: str
+    ) -> Told | None:
         try:
             told = await self.event(command.event_id)
         except EventEnded as ended:
@@ -152,11 +190,18 @@ class Operations:
         past = board.ended.get(wanted)
         for ended in past.scope.ended if past else ():
             if ended.id == wanted:
-                raise EventEnded(f"event {wanted} is over: {ended.how} at {ended.at.isoformat()}", event=wanted, how=ended.how)
+                raise EventEnded(
+                    f"event {wanted} is over: {ended.how} at {ended.at.isoformat()}",
+                    event=wanted,
+                    how=ended.how,
+                )
         raise UnknownEvent(f"there is no event {event_id!r}", event=event_id)
 
     def fleet(self) -> Fleet:
-        """The fleet as it is now, in the form of a fleet file. Safe in a thread: `sorted` copies first."""
+        """The fleet as it is now, in the form of a fleet file.
+
+        Safe in a thread: `sorted` copies first.
+        """
         places = sorted(self._engine.board.scopes.values(), key=lambda place: place.scope.name)
         return Fleet(
             scopes=tuple(definition(place.scope) for place in places),
@@ -172,22 +217,34 @@ class Operations:
         return self._engine.applied.digest
 
     async def apply(
-        self, fleet: Fleet, *, by: str, dry_run: bool = False, digest: str | None = None, tags: Collection[str] = ()
+        self,
+        fleet: Fleet,
+        *,
+        by: str,
+        dry_run: bool = False,
+        digest: str | None = None,
+        tags: Collection[str] = (),
     ) -> Difference:
         """Make the fleet so. All of it is checked before the first commit; `dry_run` stops there.
 
-        Large fleets take several commits. If one of them is refused, because an event was announced meanwhile or the store was
-        lost, those before it stand, and applying the fleet again does the rest.
+        Large fleets take several commits. If one of them is refused, because an event was announced
+        meanwhile or the store was lost, those before it stand, and applying the fleet again does
+        the rest.
 
-        Each commit also writes the fleet record at the revision that the one before gave it, so two who change the fleet at once
-        cannot mix: the later one is told to try again. `digest` says that this is the fleet file of a server's configuration. It
-        comes with the last commit, so a file that was applied in part is applied again. `tags`: the fleet must still have one of
+        Each commit also writes the fleet record at the revision that the one before gave it, so two
+        who change the fleet at once cannot mix: the later one is told to try again. `digest` says
+        that this is the fleet file of a server's configuration. It comes with the last commit, so a
+        file that was applied in part is applied again. `tags`: the fleet must still have one of
         these tags.
         """
         async with self._applying:
-            await self._engine.catch_up()  # what another server has changed is not to be done, or left undone, by mistake
+            await (
+                self._engine.catch_up()
+            )  # what another server has changed is not to be done, or left undone, by mistake
             if tags and await asyncio.to_thread(lambda: tag(dump_json(self.fleet()))) not in tags:
-                raise FleetChanged("the fleet has changed since it was read; read it again and retry")
+                raise FleetChanged(
+                    "the fleet has changed since it was read; read it again and retry"
+                )
             return await self._apply(fleet, by, dry_run, digest)
 
     async def _apply(self, fleet: Fleet, by: str, dry_run: bool, digest: str | None) -> Difference:  # noqa: FBT001
@@ -210,7 +267,9 @@ class Operations:
         return difference
 
     async def _asked(self, fleet: Fleet, *, is_file: bool) -> Asked:
-        """What must be asked of each scope that changes, those first that VMs leave, so that no VM is ever in two."""
+        """What must be asked of each scope that changes, those first that VMs leave, so that no VM
+        is ever in two.
+        """
         engine, now, turns = self._engine, self._engine.clock.now(), _Turns()
         losing, others, retired = Asked(), Asked(), Asked()
         wanted: set[str] = set()
@@ -219,7 +278,7 @@ class Operations:
             wanted.add(scope.name)
             place = engine.board.scopes.get(scope.name)
             vms = tuple(self._with_power(scope.name, vm) for vm in scope.vms)
-            command = ask.Enrol(kind=scope.kind, policy=scope.policy, vms=vms, is_file=is_file)
+            command = ask.SetMembers(kind=scope.kind, policy=scope.policy, vms=vms, is_file=is_file)
             before = place.scope if place else Scope(name=scope.name)
             if decide(before, command, now, engine.timing).scope != before or place is None:
                 (losing if _loses_vms(before, scope) else others).append((scope.name, command))
@@ -230,7 +289,9 @@ class Operations:
         return [*retired, *losing, *others]
 
     def _with_power(self, scope: str, vm: Vm) -> Vm:
-        """The VM as the fleet defines it; if it comes from another scope, it runs or not as it did there."""
+        """The VM as the fleet defines it; if it comes from another scope, it runs or not as it did
+        there.
+        """
         place = self._engine.board.vms.get(vm.name)
         if place is None or place.scope.name == scope:
             return vm
@@ -238,12 +299,14 @@ class Operations:
         return vm if known is None else replace(vm, power=known.power)
 
     async def _difference(self, fleet: Fleet, asked: Asked) -> Difference:
-        """Only scopes that change are looked at: a VM that joins, leaves or moves changes the scope that it is or was in."""
+        """Only scopes that change are looked at: a VM that joins, leaves or moves changes the scope
+        that it is or was in.
+        """
         board, turns = self._engine.board, _Turns()
         coming: set[str] = set()
         added, changed, removed, joined, left = (SortedList() for _ in range(5))
         for _, command in asked:
-            if isinstance(command, ask.Enrol):
+            if isinstance(command, ask.SetMembers):
                 await turns.pass_after(3 + len(command.vms))
                 coming.update(vm.name for vm in command.vms)
                 joined.update(vm.name for vm in command.vms if vm.name not in board.vms)
@@ -265,14 +328,15 @@ class Operations:
         )
 
     def _batches(self, asked: Asked) -> Iterator[Asked]:
-        """What is committed together: few enough VMs for one turn, and few enough scopes for one commit. At least one batch.
+        """What is committed together: few enough VMs for one turn, and few enough scopes for one
+        commit. At least one batch.
 
         The records of the fleet and of the floor need room in the commit, too.
         """
         batch, vms = Asked(), 0
         for name, command in asked:
             place = self._engine.board.scopes.get(name)
-            coming = len(command.vms) if isinstance(command, ask.Enrol) else 0
+            coming = len(command.vms) if isinstance(command, ask.SetMembers) else 0
             size = max(coming, len(place.scope.vms) if place else 0)
             if batch and (len(batch) == WRITES_MAX - 2 or vms + size > VMS_PER_COMMIT_MAX):
                 yield batch
@@ -281,7 +345,9 @@ class Operations:
             vms += size
         yield batch
 
-    async def _operate(self, kind: type[ask.Operation], vm: str, by: str, not_before: datetime | None) -> Told | None:
+    async def _operate(
+        self, kind: type[ask.Operation], vm: str, by: str, not_before: datetime | None
+    ) -> Told | None:
         engine = self._engine
         command = kind(vm=vm, event_id=self._make_id(), not_before=not_before)
         place, _ = await engine.look_up(lambda: engine.board.find_vm(vm))
@@ -295,10 +361,11 @@ class Operations:
         return None if event is None else Told(outcome.scope, event)
 
     async def _befall(self, command: ask.HostOperation, by: str) -> list[Told]:
-        """The events of this operation, scope by scope. Scopes that have them already, from another operation, are passed over.
+        """The events of this operation, scope by scope. Scopes that have them already, from another
+        operation, are passed over.
 
-        So an operation that was half done, because the store failed or a VM arrived later, is completed by asking again. It
-        is refused only if there is nothing left to do.
+        So an operation that was half done, because the store failed or a VM arrived later, is
+        completed by asking again. It is refused only if there is nothing left to do.
         """
         told: list[Told] = []
         refusals: list[AlreadyPending] = []
@@ -311,13 +378,18 @@ class Operations:
             except AlreadyPending as refusal:
                 refusals.append(refusal)
                 continue
-            except RecordUnreadable as problem:  # the other scopes are done all the same; then it is reported
+            except (
+                RecordUnreadable
+            ) as problem:  # the other scopes are done all the same; then it is reported
                 unreadable = unreadable or problem
                 continue
             except UnknownScope:  # it has left the fleet meanwhile
                 continue
             scope = outcome.scope
-            ids = [event_id_of(command.operation_id, scope.name, domain) for domain in sorted(domains(scope.vms))]
+            ids = [
+                event_id_of(command.operation_id, scope.name, domain)
+                for domain in sorted(domains(scope.vms))
+            ]
             told += [Told(scope, event) for event in map(scope.event, ids) if event is not None]
             is_known = is_known or not {ended.id for ended in scope.ended}.isdisjoint(ids)
         if unreadable is not None:
@@ -329,8 +401,14 @@ class Operations:
 
 def _host_changes(difference: Difference) -> tuple[Change, ...]:
     """A declared host is of no scope, so the fleet itself tells of it."""
-    added = [Change(what=What.AMENDED, host=host, detail=f"host {host} declared") for host in difference.hosts_added]
-    removed = [Change(what=What.AMENDED, host=host, detail=f"host {host} declared no more") for host in difference.hosts_removed]
+    added = [
+        Change(what=ChangeKind.AMENDED, host=host, detail=f"host {host} declared")
+        for host in difference.hosts_added
+    ]
+    removed = [
+        Change(what=ChangeKind.AMENDED, host=host, detail=f"host {host} declared no more")
+        for host in difference.hosts_removed
+    ]
     return (*added, *removed)
 
 
@@ -350,7 +428,10 @@ class _Turns:
         self._done = 0
 
     async def pass_after(self, work: int) -> None:
-        """Let polls pass if enough has been done since they did. A VM counts 1, a scope 3 more: it takes about so much longer."""
+        """Let polls pass if enough has been done since they did.
+
+        A VM counts 1, a scope 3 more: it takes about so much longer.
+        """
         self._done += work
         if self._done >= VMS_PER_TURN_MAX:
             self._done = 0

@@ -11,8 +11,9 @@ K = TypeVar("K", str, tuple[str, str])
 class SortedKeys(Sequence[K]):
     """The keys of an index, in order.
 
-    They are sorted all at once at the first read, and from then on kept in order with every change. So loading a fleet sorts
-    once, and a change in a large fleet costs hardly more than one in a small fleet.
+    They are sorted all at once at the first read, and from then on kept in order with every change.
+    So loading a fleet sorts once, and a change in a large fleet costs hardly more than one in a
+    small fleet.
     """
 
     def __init__(self, source: Callable[[], Iterable[K]]) -> None:

@@ -1,9 +1,10 @@
-"""Claims that say they last longer than any claim can: a server made them while its clock was wrong, and died.
+"""Claims that say they last longer than any claim can: a server made them while its clock was
+wrong, and died.
 
-Waiting for `due_at` could take a day. So such a claim lapses by what this server observes, as in the leader election of
-Kubernetes: if it is not renewed for as long as a claim lasts, by our own clock, nobody holds it. A live server whose clock is
-ahead renews its claims every few seconds, and each renewal is a new observation. The same goes for an impact that waits for its
-next try.
+Waiting for `due_at` could take a day. So such a claim lapses by what this server observes, as in
+the leader election of Kubernetes: if it is not renewed for as long as a claim lasts, by our own
+clock, nobody holds it. A live server whose clock is ahead renews its claims every few seconds, and
+each renewal is a new observation. The same goes for an impact that waits for its next try.
 """
 
 import asyncio
@@ -13,9 +14,9 @@ from typing import NamedTuple
 from forewarn.core.command import Lapse
 from forewarn.core.event import Impact, ImpactState
 from forewarn.core.timing import Timing
-from forewarn.engine.board import Place
+from forewarn.engine.board import PublishedScope
 from forewarn.engine.engine import Engine
-from forewarn.errors import Problem
+from forewarn.errors import Error
 
 SLACK = timedelta(seconds=5)
 """How far the clocks of two servers may differ before a claim looks strange."""
@@ -29,7 +30,9 @@ class Observation(NamedTuple):
 
 
 class StaleClaims:
-    """Watches the impacts of all scopes for claims that no clock of ours could have made, and lets them lapse."""
+    """Watches the impacts of all scopes for claims that no clock of ours could have made, and lets
+    them lapse.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -46,11 +49,16 @@ class StaleClaims:
             self._changed.clear()
             if not self._observed:
                 await self._changed.wait()
-            first = min((one.since for scope in self._observed.values() for one in scope.values()), default=clock.now())
+            first = min(
+                (one.since for scope in self._observed.values() for one in scope.values()),
+                default=clock.now(),
+            )
             await clock.sleep_until(first + self._engine.timing.claim)
-            await asyncio.gather(*(self._let_lapse(scope, command) for scope, command in self._unchanged()))
+            await asyncio.gather(
+                *(self._let_lapse(scope, command) for scope, command in self._unchanged())
+            )
 
-    def _notice(self, place: Place) -> None:
+    def _notice(self, place: PublishedScope) -> None:
         scope, now = place.scope, self._engine.clock.now()
         before = self._observed.pop(scope.name, {})
         strange = {}
@@ -58,7 +66,11 @@ class StaleClaims:
             if is_strange(impact, now, self._engine.timing):
                 key = (impact.event_id, impact.vm)
                 known = before.get(key)
-                strange[key] = known if known is not None and known.due_at == impact.due_at else Observation(impact.due_at, now)
+                strange[key] = (
+                    known
+                    if known is not None and known.due_at == impact.due_at
+                    else Observation(impact.due_at, now)
+                )
         if strange:
             self._observed[scope.name] = strange
             self._changed.set()
@@ -76,11 +88,15 @@ class StaleClaims:
     async def _let_lapse(self, scope: str, command: Lapse) -> None:
         try:
             await self._engine.submit(scope, command, by="clock")
-        except Problem as problem:
-            self._engine.trouble.tell("stale claim not released", scope=scope, vm=command.vm, problem=problem.message)
+        except Error as problem:
+            self._engine.throttled_log.warn(
+                "stale claim not released", scope=scope, vm=command.vm, problem=problem.message
+            )
 
 
 def is_strange(impact: Impact, now: datetime, timing: Timing) -> bool:
-    """Whether the impact is to stay as it is for longer than it can by a clock that agrees with ours."""
+    """Whether the impact is to stay as it is for longer than it can by a clock that agrees with
+    ours.
+    """
     longest = timing.claim if impact.state is ImpactState.CLAIMED else timing.retry_max
     return not impact.is_over and impact.due_at > now + longest + SLACK

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from forewarn.wire.note import Note
+from forewarn.engine.entry import Note
 
 ENTRIES_MAX = 200_000
 CHARS_MAX = 64 * 1024 * 1024
@@ -31,9 +31,11 @@ class Kind(StrEnum):
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line. `vm`, `scope` and `event` say what it is about, `what` and `detail` what it was, `by` whose doing.
+    """One line. `vm`, `scope` and `event` say what it is about, `what` and `detail` what it was,
+    `by` whose doing.
 
-    A request has `method`, `path` and `status` too; status 0: it got no whole answer. `faults` are the kinds that touched it.
+    A request has `method`, `path` and `status` too; status 0: it got no whole answer. `faults` are
+    the kinds that touched it.
     """
 
     number: int
@@ -54,9 +56,11 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Transcript:
-    """The entries so far; the oldest leave when there are too many, or too long ones. `followers` hear of each as it comes.
+    """The entries so far; the oldest leave when there are too many, or too long ones. `followers`
+    hear of each as it comes.
 
-    The lab writes from its own thread while a test reads from another: readers get a copy, made under the writer's lock.
+    The lab writes from its own thread while a test reads from another: readers get a copy, made
+    under the writer's lock.
     """
 
     def __init__(self, now: Callable[[], datetime], *, chars_max: int = CHARS_MAX) -> None:
@@ -83,7 +87,9 @@ class Transcript:
 
     def _is_over_limit(self) -> bool:
         """Whether the oldest entry has to go. The newest always stays."""
-        return len(self._entries) > ENTRIES_MAX or (self._chars > self._chars_max and len(self._entries) > 1)
+        return len(self._entries) > ENTRIES_MAX or (
+            self._chars > self._chars_max and len(self._entries) > 1
+        )
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -112,7 +118,9 @@ class Transcript:
         """The newest lines, as a person reads them."""
         entries = self.entries
         shown = entries[-SHOWN_ENTRIES_MAX:]
-        left_out = [f"… {len(entries) - len(shown)} lines before"] if len(shown) < len(entries) else []
+        left_out = (
+            [f"… {len(entries) - len(shown)} lines before"] if len(shown) < len(entries) else []
+        )
         return "\n".join([*left_out, *map(readable, shown)])
 
 
@@ -128,7 +136,9 @@ def text(body: bytes) -> str:
 def readable(entry: Entry) -> str:
     """One line for a person. What a terminal would obey instead of showing it is replaced."""
     line = f"{entry.at:%Y-%m-%d %H:%M:%S}  {_subject(entry):<14}  {_words(entry)}"
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in line)
+    return "".join(
+        letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in line
+    )
 
 
 def _subject(entry: Entry) -> str:
@@ -177,7 +187,9 @@ def _document(answered: str) -> str:
 
 def _chars(entry: Entry) -> int:
     """About how large it is, by what a caller can make large."""
-    return len(entry.asked) + len(entry.answered) + len(entry.path) + len(entry.detail) + ENTRY_CHARS
+    return (
+        len(entry.asked) + len(entry.answered) + len(entry.path) + len(entry.detail) + ENTRY_CHARS
+    )
 
 
 def _cut(words: str) -> str:

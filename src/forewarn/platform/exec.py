@@ -1,7 +1,9 @@
-"""A platform that is the operator's own commands: one per type of impact, told by words and environment, judged by exit code.
+"""A platform that is the operator's own commands: one per type of impact, told by words and
+environment, judged by exit code.
 
-A command runs without a shell, in a process group of its own. When its try is over, however it ended, nothing of that group runs.
-What must be ended, at its limit or because the service stops, gets TERM, a grace for all of the group, then KILL.
+A command runs without a shell, in a process group of its own. When its try is over, however it
+ended, nothing of that group runs. What must be ended, at its limit or because the service stops,
+gets TERM, a grace for all of the group, then KILL.
 """
 
 import asyncio
@@ -14,7 +16,7 @@ from contextlib import suppress
 
 from forewarn.config_platform import PLACEHOLDER, PLACEHOLDERS, ExecCommand
 from forewarn.errors import ImpactFailed, Invalid
-from forewarn.platform.base import SHORTAGES, Done, Order
+from forewarn.platform.base import SHORTAGES, ImpactRequest, ImpactResult
 
 OUTPUT_BYTES_MAX = 2048
 READ_BYTES = 65_536
@@ -24,10 +26,17 @@ HOST_LINE = re.compile(r"^host=([A-Za-z0-9_][A-Za-z0-9._-]{0,127})\s*$", re.MULT
 
 
 class ExecPlatform:
-    """Runs `commands`, each for `seconds_max` at most; what must be ended is asked to, and killed after `grace_seconds`."""
+    """Runs `commands`, each for `seconds_max` at most; what must be ended is asked to, and killed
+    after `grace_seconds`.
+    """
 
     def __init__(
-        self, commands: Iterable[ExecCommand], *, seconds_max: float, environ: Mapping[str, str], grace_seconds: float = 5.0
+        self,
+        commands: Iterable[ExecCommand],
+        *,
+        seconds_max: float,
+        environ: Mapping[str, str],
+        grace_seconds: float = 5.0,
     ) -> None:
         self._commands = {command.type: found(command, environ) for command in commands}
         if not self._commands:
@@ -36,12 +45,16 @@ class ExecPlatform:
             )
         self._seconds_max = seconds_max
         self._grace_seconds = grace_seconds
-        self._environ = {name: value for name, value in environ.items() if not name.startswith("FOREWARN_")}
+        self._environ = {
+            name: value for name, value in environ.items() if not name.startswith("FOREWARN_")
+        }
 
-    async def carry_out(self, order: Order) -> Done:
+    async def run_impact(self, order: ImpactRequest) -> ImpactResult:
         words = self._commands.get(order.type) or self._commands.get("*")
         if words is None:
-            raise ImpactFailed(f"there is no command for {order.type}; exec_command can give one", type=order.type)
+            raise ImpactFailed(
+                f"there is no command for {order.type}; exec_command can give one", type=order.type
+            )
         facts = facts_of(order)
         told = {f"FOREWARN_{name.upper()}": value for name, value in facts.items()}
         output = Output()
@@ -54,9 +67,11 @@ class ExecPlatform:
             how = f"was ended by signal {-code}" if code < 0 else f"exited with {code}"
             raise ImpactFailed(f"{words[0]} {how}", output=output.text(), code=code)
         hosts = HOST_LINE.findall(output.text())
-        return Done(host=hosts[-1] if hosts else "", detail=output.text())
+        return ImpactResult(host=hosts[-1] if hosts else "", detail=output.text())
 
-    async def _run(self, words: tuple[str, ...], environ: Mapping[str, str], output: "Output") -> int:
+    async def _run(
+        self, words: tuple[str, ...], environ: Mapping[str, str], output: "Output"
+    ) -> int:
         try:
             process = await asyncio.create_subprocess_exec(
                 *words,
@@ -69,7 +84,9 @@ class ExecPlatform:
         except OSError as error:
             if error.errno in SHORTAGES:
                 raise
-            raise ImpactFailed(f"{words[0]} cannot be started: {error.strerror or error}", program=words[0]) from error
+            raise ImpactFailed(
+                f"{words[0]} cannot be started: {error.strerror or error}", program=words[0]
+            ) from error
         output.start()
         try:
             return await asyncio.wait_for(process.wait(), self._seconds_max)
@@ -85,7 +102,9 @@ class ExecPlatform:
             signal_group(process.pid, signal.SIGKILL)  # what it left behind
 
     async def _end(self, process: asyncio.subprocess.Process) -> None:
-        """The grace is for the whole group: a shell often dies at once, and its children have to clean up."""
+        """The grace is for the whole group: a shell often dies at once, and its children have to
+        clean up.
+        """
         signal_group(process.pid, signal.SIGTERM)
         try:
             async with asyncio.timeout(self._grace_seconds):
@@ -99,7 +118,10 @@ class ExecPlatform:
 
 
 class Output:
-    """What a command writes, the last of it. A pipe of our own: who inherits it cannot keep us waiting, nor fill our memory."""
+    """What a command writes, the last of it.
+
+    A pipe of our own: who inherits it cannot keep us waiting, nor fill our memory.
+    """
 
     def __init__(self) -> None:
         self._outlet, self.inlet = os.pipe()
@@ -140,7 +162,7 @@ class Output:
         return bool(chunk)
 
 
-def facts_of(order: Order) -> dict[str, str]:
+def facts_of(order: ImpactRequest) -> dict[str, str]:
     """What a command is told, by the names of PLACEHOLDERS."""
     vm = order.vm
     what = [order.event_id, order.type, order.cause, order.tries, order.duration_seconds]
@@ -149,7 +171,9 @@ def facts_of(order: Order) -> dict[str, str]:
 
 
 def found(command: ExecCommand, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The words of a command with the path of its program, which must be there when the service starts."""
+    """The words of a command with the path of its program, which must be there when the service
+    starts.
+    """
     program = shutil.which(command.words[0], path=environ.get("PATH"))
     if program is None:
         raise Invalid(

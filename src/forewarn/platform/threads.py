@@ -1,4 +1,7 @@
-"""Calls that may hang, away from the event loop. Each has a daemon thread of its own, so none keeps the process from ending."""
+"""Calls that may hang, away from the event loop.
+
+Each has a daemon thread of its own, so none keeps the process from ending.
+"""
 
 import asyncio
 import threading
@@ -13,16 +16,27 @@ LAST_CALL_SECONDS = 10.0
 
 
 class Threads:
-    """At most `threads_max` calls at once for a key, those included that hang and were given up: who hangs harms only its key."""
+    """At most `threads_max` calls at once for a key, those included that hang and were given up:
+    who hangs harms only its key.
+    """
 
     def __init__(self, threads_max: int = 4) -> None:
         self._threads_max = threads_max
         self._slots: dict[str, asyncio.Semaphore] = {}
 
-    async def call(self, key: str, work: Callable[[], T], seconds_max: float, *, undo: Callable[[], object] | None = None) -> T:
-        """What the work gives or raises; TimeoutError if it is not done in time, the wait for a free thread included.
+    async def call(
+        self,
+        key: str,
+        work: Callable[[], T],
+        seconds_max: float,
+        *,
+        undo: Callable[[], object] | None = None,
+    ) -> T:
+        """What the work gives or raises; TimeoutError if it is not done in time, the wait for a
+        free thread included.
 
-        Work that ends when its caller has given up is undone by `undo`, in the same thread: only there it is known when.
+        Work that ends when its caller has given up is undone by `undo`, in the same thread: only
+        there it is known when.
         """
         slots = self._slots.setdefault(key, asyncio.Semaphore(self._threads_max))
         loop = asyncio.get_running_loop()
@@ -58,13 +72,17 @@ class Threads:
             try:
                 return await done
             finally:
-                is_left.set()  # if the work is done by now, its caller knows that it may undo it itself
+                # if the work is done by now, its caller knows that it may undo it itself
+                is_left.set()
                 if undo is not None and not is_over.is_set():
                     see_through(lambda: is_over.wait(LAST_CALL_SECONDS), LAST_CALL_SECONDS)
 
 
 def see_through(work: Callable[[], object], seconds_max: float) -> None:
-    """Do the work although nobody waits for it. The process does not end before it is done, but for the limit at most."""
+    """Do the work although nobody waits for it.
+
+    The process does not end before it is done, but for the limit at most.
+    """
 
     def run() -> None:
         with suppress(Exception):  # nobody is left to be told

@@ -1,34 +1,54 @@
-"""The Store contract. Every store passes `tests/conformance/`; what it checks is written here in words.
+"""The Store contract. Every store passes `tests/conformance/`; what it checks is written here in
+words.
 
-A store holds records: a key (text), a value (bytes) and the revision at which it was last written. Revisions are
-positive integers of the whole store that only grow; each commit takes one new revision and gives it to all it writes.
+A store holds records: a key (text), a value (bytes) and the revision at which it was last written.
+Revisions are positive integers of the whole store that only grow; each commit takes one new
+revision and gives it to all it writes.
 
-load(prefix)    Every live record whose key starts with the prefix, as of one moment, and the revision of that moment.
+load(prefix)    Every live record whose key starts with the prefix, as of one moment, and the
+revision of that moment.
                 A key that was deleted is not there.
 commit(writes, notes)
-                All of the writes and notes, or nothing. A write names the revision its writer read: 0 says "there is no
-                such record". If any of them is no longer true, Conflict, and nothing is written. A value of None
-                deletes. When commit returns, the change survives a crash of the process and of the machine (a store
-                that lives in memory survives neither, and says so). If it raises StoreLost, nobody knows whether the
-                change happened: load and look. Notes are appended to the history in the order given. More than
-                WRITES_MAX writes, or two to one key, are Invalid. Deleting what is not there changes nothing.
-watch(after)    Every record that changed after a revision, deletions included, in the order of revisions, and then each
-                further change as it happens, from this and from any other process, until it is closed. A record that
-                changed several times may be told once, as it is last. The writes of one commit come in one batch. A batch
-                is never empty and its revision never falls. Where deletions after the revision have been forgotten, StoreLost:
+                All of the writes and notes, or nothing. A write names the revision its writer read:
+                0 says "there is no
+                such record". If any of them is no longer true, Conflict, and nothing is written. A
+                value of None
+                deletes. When commit returns, the change survives a crash of the process and of the
+                machine (a store
+                that lives in memory survives neither, and says so). If it raises StoreLost, nobody
+                knows whether the
+                change happened: load and look. Notes are appended to the history in the order
+                given. More than
+                WRITES_MAX writes, or two to one key, are Invalid. Deleting what is not there
+                changes nothing.
+watch(after)    Every record that changed after a revision, deletions included, in the order of
+revisions, and then each
+                further change as it happens, from this and from any other process, until it is
+                closed. A record that
+                changed several times may be told once, as it is last. The writes of one commit come
+                in one batch. A batch
+                is never empty and its revision never falls. Where deletions after the revision have
+                been forgotten, StoreLost:
                 whoever was away so long loads and looks.
 history(after, limit)
-                The notes after the given number, oldest first. The first note ever has number 1 and each further one the next
+                The notes after the given number, oldest first. The first note ever has number 1 and
+                each further one the next
                 number; so a hole at the beginning says how many were trimmed.
 latest(before, limit)
-                The notes before the given number (None: all), newest first. Both read only; they settle nothing.
+                The notes before the given number (None: all), newest first. Both read only; they
+                settle nothing.
 trim(before, limit)
-                Takes away the oldest notes whose numbers are below the given one, at most so many, and tells how many it took.
-                The newest note of all is never taken, so that numbers go on where they were. Records are not touched.
+                Takes away the oldest notes whose numbers are below the given one, at most so many,
+                and tells how many it took.
+                The newest note of all is never taken, so that numbers go on where they were.
+                Records are not touched.
 forget(revision, limit)
-                Lets go of what is remembered of records that were deleted up to this revision, the oldest first and at most so
-                many, and tells how many. Live records are not touched. A watch from before the last one is StoreLost then.
-close()         Lets go of everything. What is under way is finished or raises StoreLost, watches end, and all that is asked
+                Lets go of what is remembered of records that were deleted up to this revision, the
+                oldest first and at most so
+                many, and tells how many. Live records are not touched. A watch from before the last
+                one is StoreLost then.
+close()         Lets go of everything. What is under way is finished or raises StoreLost, watches
+end, and all that is asked
                 later raises StoreLost. Closing twice is closing once.
 """
 
@@ -44,7 +64,8 @@ WRITES_MAX = 100
 class Record(msgspec.Struct, frozen=True, gc=False):
     """What a key holds, or held until it was deleted at this revision (value None).
 
-    A load makes a million of these, so it is a struct: made in C, and no work for the garbage collector.
+    A load makes a million of these, so it is a struct: made in C, and no work for the garbage
+    collector.
     """
 
     key: str
@@ -62,7 +83,9 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Put this value under the key (None: delete it), if its revision is still the one that was read (0: absent)."""
+    """Put this value under the key (None: delete it), if its revision is still the one that was
+    read (0: absent).
+    """
 
     key: str
     value: bytes | None
@@ -78,7 +101,9 @@ class Note:
 
 
 class Store(Protocol):
-    """Three verbs that settle everything, two that read the history, two that let go of what is old, and an end."""
+    """Three verbs that settle everything, two that read the history, two that let go of what is
+    old, and an end.
+    """
 
     async def load(self, prefix: str = "") -> Snapshot: ...
 

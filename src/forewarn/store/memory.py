@@ -1,4 +1,7 @@
-"""A store that lives in memory: for tests, the lab and the demo. It survives neither a crash nor a restart."""
+"""A store that lives in memory: for tests, the lab and the demo.
+
+It survives neither a crash nor a restart.
+"""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -20,9 +23,12 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self._revision = 0
-        # Live records and tombstones. A write moves its key to the end, so the order of the dict is the order of revisions.
+        # Live records and tombstones. A write moves its key to the end, so the order of the dict is
+        # the order of revisions.
         self._records: dict[str, Record] = {}
-        self._keys: Any = SortedList()  # of the same records: reading one of a large fleet again must not go through all
+        self._keys: Any = (
+            SortedList()
+        )  # of the same records: reading one of a large fleet again must not go through all
         self._forgotten = 0
         self._notes: list[Note] = []
         self._bell = asyncio.Event()
@@ -32,7 +38,9 @@ class MemoryStore:
         self._check_open()
         keys = takewhile(lambda key: key.startswith(prefix), self._keys.irange(prefix))
         found = (self._records[key] for key in keys)
-        return Snapshot(self._revision, tuple(record for record in found if record.value is not None))
+        return Snapshot(
+            self._revision, tuple(record for record in found if record.value is not None)
+        )
 
     async def commit(self, writes: Sequence[Write], notes: Sequence[bytes] = ()) -> int:
         self._check_open()
@@ -51,7 +59,9 @@ class MemoryStore:
 
     async def watch(self, after: int) -> AsyncGenerator[Snapshot, None]:
         while not self._is_closed:  # close() ends it
-            bell = self._bell  # taken before the look, so that no change falls between the look and the wait
+            bell = (
+                self._bell
+            )  # taken before the look, so that no change falls between the look and the wait
             check_watch(after, self._forgotten)
             records = self._changed(after)
             if not records:
@@ -78,7 +88,9 @@ class MemoryStore:
 
     async def forget(self, revision: int, limit: int = 1000) -> int:
         self._check_open()
-        dead = (one for one in self._records.values() if one.value is None and one.revision <= revision)
+        dead = (
+            one for one in self._records.values() if one.value is None and one.revision <= revision
+        )
         found = tuple(islice(dead, max(limit, 0)))  # in the order of revisions, as the records are
         for one in found:
             del self._records[one.key]
@@ -110,7 +122,9 @@ class MemoryStore:
         self._records[write.key] = Record(write.key, write.value, self._revision)
 
     def _changed(self, after: int) -> tuple[Record, ...]:
-        """From the newest back to the first that is old enough: the work is what changed, not what is held."""
+        """From the newest back to the first that is old enough: the work is what changed, not what
+        is held.
+        """
         newest_first = []
         for record in reversed(self._records.values()):
             if record.revision <= after:

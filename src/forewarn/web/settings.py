@@ -9,7 +9,10 @@ from forewarn.errors import Invalid
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """How callers are known and how the protocol's open points are settled. 0 switches a limit or a delay off."""
+    """How callers are known and how the protocol's open points are settled.
+
+    0 switches a limit or a delay off.
+    """
 
     identify: Set[Identify] = frozenset({Identify.ADDRESS})
     proxy_key: bytes = field(default=b"", repr=False)
@@ -22,4 +25,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         if Identify.PROXY in self.identify and not self.proxy_key:
-            raise Invalid("callers are to be known by a proxy's signature, but its key is empty", option="proxy_key_file")
+            raise Invalid(
+                "callers are to be known by a proxy's signature, but its key is empty",
+                option="proxy_key_file",
+            )

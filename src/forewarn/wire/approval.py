@@ -1,4 +1,7 @@
-"""The POST body: which events may start. JSON, whatever the Content-Type says: most clients send another one."""
+"""The POST body: which events may start.
+
+JSON, whatever the Content-Type says: most clients send another one.
+"""
 
 from typing import Annotated
 
@@ -29,9 +32,14 @@ def parse(body: bytes) -> tuple[str, ...]:
     try:
         request = _decoder.decode(body.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
-        raise Invalid(f"Bad request. Expected {SHAPE} in UTF-8; byte {error.start} is not UTF-8", expected=SHAPE) from error
+        raise Invalid(
+            f"Bad request. Expected {SHAPE} in UTF-8; byte {error.start} is not UTF-8",
+            expected=SHAPE,
+        ) from error
     except RecursionError as error:
-        raise Invalid(f"Bad request. Expected {SHAPE}; got JSON that is nested too deeply", expected=SHAPE) from error
+        raise Invalid(
+            f"Bad request. Expected {SHAPE}; got JSON that is nested too deeply", expected=SHAPE
+        ) from error
     except msgspec.DecodeError as error:
         raise Invalid(f"Bad request. Expected {SHAPE}; {error}", expected=SHAPE) from error
     return tuple(dict.fromkeys(start.EventId.upper() for start in request.StartRequests))

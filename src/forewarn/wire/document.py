@@ -1,4 +1,7 @@
-"""A scope's page: the bytes that its VMs read in one api-version. Same incarnation and version, same bytes."""
+"""A scope's page: the bytes that its VMs read in one api-version.
+
+Same incarnation and version, same bytes.
+"""
 
 from collections.abc import Set
 from email.utils import format_datetime
@@ -10,7 +13,9 @@ from forewarn.core.fleet import Scope, ScopeKind
 from forewarn.wire.versions import Version
 
 ISO_VERSION_MAX = "2017-11-01"
-"""The last version whose documents printed NotBefore in ISO 8601; the wire never did (protocol 2.3)."""
+"""The last version whose documents printed NotBefore in ISO 8601; the wire never did (protocol
+2.3).
+"""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -19,7 +24,11 @@ def body(scope: Scope, version: Version, *, iso_not_before: bool = False) -> byt
     """Compact JSON in wire order. Events of a type that the version does not know are not shown."""
     prefix = "_" if version.prefixes_names and scope.kind is not ScopeKind.CLOUD_SERVICE else ""
     is_iso = iso_not_before and version.name <= ISO_VERSION_MAX
-    events = [_entry(event, version, prefix=prefix, is_iso=is_iso) for event in scope.events if event.type in version.types]
+    events = [
+        _entry(event, version, prefix=prefix, is_iso=is_iso)
+        for event in scope.events
+        if event.type in version.types
+    ]
     return _encode({"DocumentIncarnation": scope.incarnation, "Events": events})
 
 
@@ -28,7 +37,8 @@ def etag(scope: Scope) -> str:
 
 
 def read_tags(if_none_match: str) -> frozenset[str]:
-    """The tags of an If-None-Match header, parsed once. Quoted, bare and weak tags all count: clients send back what they like.
+    """The tags of an If-None-Match header, parsed once. Quoted, bare and weak tags all count:
+    clients send back what they like.
 
     `*` stands for any document, but only as it is: `"*"` is a tag like any other, and none of ours.
     """
@@ -65,7 +75,10 @@ def _entry(event: Event, version: Version, *, prefix: str, is_iso: bool) -> dict
 
 
 def _not_before(event: Event, *, is_iso: bool) -> str:
-    """Always a string: published samples call string methods on it. `format_datetime` speaks English in every locale."""
+    """Always a string: published samples call string methods on it.
+
+    `format_datetime` speaks English in every locale.
+    """
     if event.status is Status.STARTED:
         return ""
     if is_iso:

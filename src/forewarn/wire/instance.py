@@ -1,4 +1,6 @@
-"""`/metadata/instance` and `/metadata/versions`: what a VM may read about itself, and how a path walks through it."""
+"""`/metadata/instance` and `/metadata/versions`: what a VM may read about itself, and how a path
+walks through it.
+"""
 
 import base64
 import uuid
@@ -17,7 +19,9 @@ JSON = "application/json; charset=utf-8"
 TEXT = "text/plain; charset=utf-8"
 
 _NAMESPACE = uuid.UUID("5e7c1d0a-3f0b-5d6e-9a51-0f0e5ca1ab1e")
-"""Ids that nobody declared are made from names in this namespace, so that every server gives the same one."""
+"""Ids that nobody declared are made from names in this namespace, so that every server gives the
+same one.
+"""
 
 _FIRST = INSTANCE_VERSIONS[0]
 _SINCE: Mapping[str, str] = MappingProxyType(
@@ -51,8 +55,11 @@ _SINCE: Mapping[str, str] = MappingProxyType(
         "zone": "2017-12-01",
     }
 )
-"""The first version of each member (protocol 8.1), in wire order. What the documents date 2017-04-02 is told from the first
-version on: they do not say what that one held, and an empty answer would help nobody."""
+"""The first version of each member (protocol 8.1), in wire order.
+
+What the documents date 2017-04-02 is told from the first version on: they do not say what that one
+held, and an empty answer would help nobody.
+"""
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -61,31 +68,49 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def tree(scope: Scope, vm: Vm, version: str) -> dict[str, Node]:
-    """All that a VM may read in one version. Every leaf is a string, and what nobody declared is `""`."""
+    """All that a VM may read in one version.
+
+    Every leaf is a string, and what nobody declared is `""`.
+    """
     compute = _compute(scope, vm)
     return {
-        "compute": {member: compute[member] for member, since in _SINCE.items() if since <= version},
+        "compute": {
+            member: compute[member] for member, since in _SINCE.items() if since <= version
+        },
         "network": _network(vm),
     }
 
 
 def walk(tree: Node, path: Sequence[str], format: str) -> Answer:
-    """The part of a tree at a path, as JSON or as text. Text of a leaf is the bare value: a client compares it with Resources."""
+    """The part of a tree at a path, as JSON or as text.
+
+    Text of a leaf is the bare value: a client compares it with Resources.
+    """
     if format not in ("json", "text"):
         raise Invalid(f"Bad request. format is {format!r}; expected json or text", format=format)
     node = tree
     for segment in path:
         children = {name.lower(): child for name, child in _children(node).items()}
         if segment.lower() not in children:
-            raise NotFound(f"Not found. There is no {segment!r} at this path", segment=segment, path="/".join(path))
+            raise NotFound(
+                f"Not found. There is no {segment!r} at this path",
+                segment=segment,
+                path="/".join(path),
+            )
         node = children[segment.lower()]
     if format == "json":
         if isinstance(node, str):
-            raise Invalid("Bad request. A single value is given only with format=text", format=format, path="/".join(path))
+            raise Invalid(
+                "Bad request. A single value is given only with format=text",
+                format=format,
+                path="/".join(path),
+            )
         return Answer(JSON, msgspec.json.encode(node))
     if isinstance(node, str):
         return Answer(TEXT, node.encode())
-    names = (name if isinstance(child, str) else f"{name}/" for name, child in _children(node).items())
+    names = (
+        name if isinstance(child, str) else f"{name}/" for name, child in _children(node).items()
+    )
     return Answer(TEXT, "\n".join(names).encode())
 
 
@@ -127,7 +152,9 @@ def _compute(scope: Scope, vm: Vm) -> dict[str, Node]:
         "tagsList": [{"name": name, "value": value} for name, value in told.tags],
         "userData": base64.b64encode(told.user_data.encode()).decode(),
         "version": told.version,
-        "virtualMachineScaleSet": {"id": _resource_id(vm, f"virtualMachineScaleSets/{scale_set}") if scale_set else ""},
+        "virtualMachineScaleSet": {
+            "id": _resource_id(vm, f"virtualMachineScaleSets/{scale_set}") if scale_set else ""
+        },
         "vmId": vm.id or str(uuid.uuid5(_NAMESPACE, f"vm/{vm.name}")),
         "vmScaleSetName": scale_set,
         "vmSize": told.size,
@@ -136,7 +163,9 @@ def _compute(scope: Scope, vm: Vm) -> dict[str, Node]:
 
 
 def _vm_resource(name: str, scale_set: str) -> str:
-    """A VM of a uniform scale set, `web_7`, is number 7 below the scale set; any other stands for itself."""
+    """A VM of a uniform scale set, `web_7`, is number 7 below the scale set; any other stands for
+    itself.
+    """
     number = name.removeprefix(f"{scale_set}_")
     if scale_set and number != name and number.isdecimal():
         return f"virtualMachineScaleSets/{scale_set}/virtualMachines/{number}"
@@ -186,7 +215,9 @@ def _network(vm: Vm) -> Node:
     subnet, _, prefix = told.subnet.partition("/")
     interface: Node = {
         "ipv4": {
-            "ipAddress": [{"privateIpAddress": vm.address, "publicIpAddress": told.public_address}] if is_ipv4 else [],
+            "ipAddress": [{"privateIpAddress": vm.address, "publicIpAddress": told.public_address}]
+            if is_ipv4
+            else [],
             "subnet": [{"address": subnet, "prefix": prefix}] if is_ipv4 else [],
         },
         "ipv6": {"ipAddress": [{"privateIpAddress": vm.address}] if is_ipv6 else []},

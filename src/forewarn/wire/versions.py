@@ -1,4 +1,7 @@
-"""The table of api-versions: what each one shows and asks for. `/metadata/instance` has a list of its own."""
+"""The table of api-versions: what each one shows and asks for.
+
+`/metadata/instance` has a list of its own.
+"""
 
 import re
 from collections.abc import Mapping
@@ -10,7 +13,10 @@ from forewarn.core.event import EventType
 
 
 class Version(msgspec.Struct, frozen=True):
-    """One Scheduled Events api-version. `fields` are the members of an event, in wire order; the others are really absent."""
+    """One Scheduled Events api-version.
+
+    `fields` are the members of an event, in wire order; the others are really absent.
+    """
 
     name: str
     types: frozenset[EventType]
@@ -51,21 +57,24 @@ INSTANCE_VERSIONS: tuple[str, ...] = (
 """The versions of `/metadata/instance`, oldest first (protocol 1.2)."""
 # fmt: on
 
-_BAD_VERSION = (
-    "Bad request. api-version is invalid or was not specified in the request. For more information refer to aka.ms/azureimds"
-)
+_BAD_VERSION = "Bad request. api-version is invalid or was not specified in the request. For more information refer to aka.ms/azureimds"
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
 def lenient(name: str) -> Version | None:
-    """The version for a name in lenient mode: itself, or for an unknown date the newest version before it."""
+    """The version for a name in lenient mode: itself, or for an unknown date the newest version
+    before it.
+    """
     if not _DATE.fullmatch(name):
         return None
     return next((version for version in reversed(VERSIONS) if version.name <= name), None)
 
 
 def bad_version_body() -> bytes:
-    """The answer to a missing or unknown api-version. Clients call without one on purpose, to read `newest-versions`."""
+    """The answer to a missing or unknown api-version.
+
+    Clients call without one on purpose, to read `newest-versions`.
+    """
     return _bad_version([version.name for version in VERSIONS])
 
 

@@ -1,4 +1,6 @@
-"""A small world for an agent: a clock that is told, steps that note what they were run for, an endpoint that shows documents."""
+"""A small world for an agent: a clock that is told, steps that note what they were run for, an
+endpoint that shows documents.
+"""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -7,13 +9,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from forewarn.agent.agent import Agent
-from forewarn.agent.handling import Applications, Handling, Here, NoApplications
 from forewarn.agent.journal import Journal
-from forewarn.agent.rule import Approve, PlannedStep, Rule
+from forewarn.agent.metrics import Tally
+from forewarn.agent.rules import Approve, PlannedStep, Rule
 from forewarn.agent.settings import Settings
 from forewarn.agent.step import Occasion, StepFailed
-from forewarn.agent.tally import Tally
-from forewarn.client import Change, Clock, Document, EndpointProblem, Event, Watcher
+from forewarn.agent.workflow import Applications, Handling, Here, NoApplications
+from forewarn.client import Change, Clock, Document, EndpointError, Event, Watcher
 from forewarn.client.client import Stop
 
 NOON = datetime(2026, 3, 4, 12, 0, 0, tzinfo=UTC)
@@ -37,7 +39,14 @@ class Hands:
 
 def reboot(key: str = "E1", *, lead_seconds: float = 900, **more: object) -> Event:
     """A reboot of `web-0`, from NOON in so many seconds."""
-    event = Event(key, "Reboot", "Scheduled", "Platform", ("web-0",), not_before=NOON + timedelta(seconds=lead_seconds))
+    event = Event(
+        key,
+        "Reboot",
+        "Scheduled",
+        "Platform",
+        ("web-0",),
+        not_before=NOON + timedelta(seconds=lead_seconds),
+    )
     return replace(event, **more)  # type: ignore[arg-type]
 
 
@@ -72,7 +81,10 @@ class Noted:
 
 
 class World:
-    """Everything that handlings share, and a diary of the steps that were run. `again` is the agent's next life."""
+    """Everything that handlings share, and a diary of the steps that were run.
+
+    `again` is the agent's next life.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -80,11 +92,15 @@ class World:
         self.diary: list[str] = []
         self.journal = Journal.open(folder / "journal", clock=self.hands.clock())
 
-    def step(self, name: str, effect: Callable[[Occasion], None] = nothing, **more: object) -> PlannedStep:
+    def step(
+        self, name: str, effect: Callable[[Occasion], None] = nothing, **more: object
+    ) -> PlannedStep:
         return replace(PlannedStep(Noted(name, self.diary, effect)), **more)  # type: ignore[arg-type]
 
     def here(self, applications: Applications | None = None) -> Here:
-        return Here("web-0", self.journal, applications or NoApplications(), self.hands.clock(), Tally())
+        return Here(
+            "web-0", self.journal, applications or NoApplications(), self.hands.clock(), Tally()
+        )
 
     def handling(self, rule: Rule, event: Event, here: Here | None = None) -> Handling:
         handling = Handling(rule, event, here or self.here())
@@ -101,11 +117,14 @@ class World:
         return replace(Rule("all", approve=Approve.WHEN_PREPARED, **steps), **more)  # type: ignore[arg-type]
 
 
-Scene = Document | EndpointProblem | Callable[[], object]
+Scene = Document | EndpointError | Callable[[], object]
 
 
 class Scripted:
-    """An endpoint that plays its scenes, one after the other, then stops the watch. A function is called between two looks."""
+    """An endpoint that plays its scenes, one after the other, then stops the watch.
+
+    A function is called between two looks.
+    """
 
     def __init__(self, hands: Hands, *scenes: Scene, refusals: int = 0) -> None:
         self.hands = hands
@@ -120,7 +139,7 @@ class Scripted:
     def approve(self, *event_ids: str, timeout_seconds: float) -> None:
         if self.refusals:
             self.refusals -= 1
-            raise EndpointProblem("not now")
+            raise EndpointError("not now")
         self.approvals += event_ids
         self.has_approved.set()
 
@@ -128,7 +147,7 @@ class Scripted:
         self,
         *,
         stop: Stop | None,
-        on_problem: Callable[[EndpointProblem], object],
+        on_problem: Callable[[EndpointError], object],
         wait_seconds: float,
         watcher: Watcher | None,
         sleep: Callable[[float], object] | None,
@@ -137,7 +156,7 @@ class Scripted:
         for scene in self.scenes:
             if isinstance(scene, Document):
                 yield from watcher.update(scene, self.hands.now)
-            elif isinstance(scene, EndpointProblem):
+            elif isinstance(scene, EndpointError):
                 on_problem(scene)
             else:
                 scene()
@@ -147,9 +166,18 @@ def shows(incarnation: int, *events: Event) -> Document:
     return Document(incarnation, events)
 
 
-def agent_of(world: World, client: Scripted, *rules: Rule, is_dry_run: bool = False, **settings: object) -> Agent:
+def agent_of(
+    world: World, client: Scripted, *rules: Rule, is_dry_run: bool = False, **settings: object
+) -> Agent:
     given = replace(Settings(rules=rules), **settings)  # type: ignore[arg-type]
-    return Agent(given, client, world.journal, clock=world.hands.clock(), is_dry_run=is_dry_run, again_seconds=0.01)
+    return Agent(
+        given,
+        client,
+        world.journal,
+        clock=world.hands.clock(),
+        is_dry_run=is_dry_run,
+        again_seconds=0.01,
+    )
 
 
 def until(is_true: Callable[[], object]) -> Callable[[], None]:

@@ -12,10 +12,10 @@ import pytest
 from forewarn.agent.agent import WORKING_MAX, Agent
 from forewarn.agent.journal import Journal, JournalLost
 from forewarn.agent.progress import What
-from forewarn.agent.rule import Approve, Leader, Rule
+from forewarn.agent.rules import Approve, Leader, Rule
 from forewarn.agent.settings import Settings
 from forewarn.agent.step import Occasion
-from forewarn.client import BadDocument, EndpointProblem
+from forewarn.client import EndpointError, InvalidDocument
 from tests.unit.agent.agent_world import (
     PATIENCE_SECONDS,
     Scene,
@@ -35,12 +35,20 @@ def world(tmp_path: Path) -> Iterator[World]:
     yield world
     world.journal.close()
     until(
-        lambda: not [thread for thread in threading.enumerate() if thread.name.startswith(("forewarn-event", "forewarn-approve"))]
+        lambda: (
+            not [
+                thread
+                for thread in threading.enumerate()
+                if thread.name.startswith(("forewarn-event", "forewarn-approve"))
+            ]
+        )
     )()
 
 
 def wrote(world: World, what: str, key: str = "E1") -> Scene:
-    return until(lambda: key in world.journal.progress and what in world.journal.progress[key].marks)
+    return until(
+        lambda: key in world.journal.progress and what in world.journal.progress[key].marks
+    )
 
 
 def ran(world: World, *names: str) -> Scene:
@@ -48,7 +56,9 @@ def ran(world: World, *names: str) -> Scene:
 
 
 def settled(world: World, phase: str, key: str = "E1") -> Scene:
-    return until(lambda: key in world.journal.progress and phase in world.journal.progress[key].ended)
+    return until(
+        lambda: key in world.journal.progress and phase in world.journal.progress[key].ended
+    )
 
 
 def run(agent: Agent) -> Agent:
@@ -92,13 +102,17 @@ def test_an_event_of_another_vm_is_left_alone(world: World) -> None:
 
 
 def test_an_approval_that_fails_is_tried_again_until_it_is_accepted(world: World) -> None:
-    """The endpoint was away for a moment; later and later, but never given up while the event waits."""
+    """The endpoint was away for a moment; later and later, but never given up while the event
+    waits.
+    """
 
     def is_approved() -> bool:
         world.hands.pass_(0.1)
         return What.APPROVED in world.journal.progress["E1"].marks
 
-    client = Scripted(world.hands, shows(1, reboot()), settled(world, "prepare"), until(is_approved), refusals=2)
+    client = Scripted(
+        world.hands, shows(1, reboot()), settled(world, "prepare"), until(is_approved), refusals=2
+    )
     agent = run(agent_of(world, client, world.rule()))
 
     assert client.approvals == ["E1"]
@@ -116,7 +130,9 @@ def test_an_event_that_is_to_be_held_is_never_approved(world: World) -> None:
 def test_at_once_does_not_wait_for_the_steps(world: World) -> None:
     """The approval is sent while prepare is still under way."""
     client = Scripted(world.hands, shows(1, reboot()), settled(world, "prepare"))
-    prepare = world.step("slow", lambda occasion: assert_(client.has_approved.wait(PATIENCE_SECONDS)))
+    prepare = world.step(
+        "slow", lambda occasion: assert_(client.has_approved.wait(PATIENCE_SECONDS))
+    )
     run(agent_of(world, client, world.rule(approve=Approve.AT_ONCE, prepare=(prepare,))))
 
     assert client.approvals == ["E1"]
@@ -127,7 +143,9 @@ def assert_(is_true: bool) -> None:
     assert is_true
 
 
-@pytest.mark.parametrize(("resources", "approvals"), [(("web-0", "web-1"), ["E1"]), (("web-1", "web-0"), [])])
+@pytest.mark.parametrize(
+    ("resources", "approvals"), [(("web-0", "web-1"), ["E1"]), (("web-1", "web-0"), [])]
+)
 def test_only_the_first_of_resources_approves_where_the_leader_does(
     world: World, resources: tuple[str, ...], approvals: list[str]
 ) -> None:
@@ -135,7 +153,12 @@ def test_only_the_first_of_resources_approves_where_the_leader_does(
     rule = world.rule(approve=Approve.WHEN_PREPARED_AND_LEADER)
     event = reboot(resources=resources)
     other = reboot("E2")
-    scenes = (shows(1, event), settled(world, "prepare"), shows(2, event, other), wrote(world, What.APPROVED, "E2"))
+    scenes = (
+        shows(1, event),
+        settled(world, "prepare"),
+        shows(2, event, other),
+        wrote(world, What.APPROVED, "E2"),
+    )
     client = Scripted(world.hands, *scenes)
     run(agent_of(world, client, rule))
 
@@ -146,7 +169,13 @@ def test_where_a_lease_makes_the_leader_only_its_holder_approves(world: World) -
     """Another VM holds it first, and lets it go."""
     path = world.folder / "lease"
     path.write_text("web-1")
-    client = Scripted(world.hands, shows(1, reboot()), settled(world, "prepare"), path.unlink, wrote(world, What.APPROVED))
+    client = Scripted(
+        world.hands,
+        shows(1, reboot()),
+        settled(world, "prepare"),
+        path.unlink,
+        wrote(world, What.APPROVED),
+    )
     rule = world.rule(approve=Approve.WHEN_PREPARED_AND_LEADER, leader=Leader.LEASE)
     run(agent_of(world, client, rule, lease=path))
 
@@ -156,7 +185,10 @@ def test_where_a_lease_makes_the_leader_only_its_holder_approves(world: World) -
 
 def test_where_it_must_be_quiet_the_approval_waits_for_the_other_vms(world: World) -> None:
     """One at a time: web-1 is Started, so web-0 waits until it is over."""
-    rule, other = world.rule(approve=Approve.WHEN_PREPARED_AND_QUIET), started(reboot("E2", resources=("web-1",)))
+    rule, other = (
+        world.rule(approve=Approve.WHEN_PREPARED_AND_QUIET),
+        started(reboot("E2", resources=("web-1",))),
+    )
     client = Scripted(world.hands)
     client.scenes = (
         shows(1, reboot(), other),
@@ -178,7 +210,7 @@ def test_a_document_that_cannot_be_understood_triggers_no_approval(world: World)
     client = Scripted(world.hands)
     client.scenes = (
         shows(1, reboot()),
-        BadDocument("what is this"),
+        InvalidDocument("what is this"),
         held.set,
         settled(world, "prepare"),
         lambda: assert_(not client.has_approved.wait(0.05)),
@@ -192,7 +224,9 @@ def test_a_document_that_cannot_be_understood_triggers_no_approval(world: World)
 
 
 def test_after_a_crash_the_next_life_goes_on_where_the_first_one_was(world: World) -> None:
-    """Prepared and approving, not approved: nothing is prepared again, and the approval is sent again."""
+    """Prepared and approving, not approved: nothing is prepared again, and the approval is sent
+    again.
+    """
     handling = world.handling(world.rule(), reboot())
     handling.work()
     world.journal.write("E1", What.APPROVING)
@@ -206,11 +240,20 @@ def test_after_a_crash_the_next_life_goes_on_where_the_first_one_was(world: Worl
 
 
 def test_after_the_reboot_the_next_life_recovers_once(world: World) -> None:
-    """The event is over when the agent is back: the document does not show it. And the life after that does nothing."""
+    """The event is over when the agent is back: the document does not show it.
+
+    And the life after that does nothing.
+    """
     world.handling(world.rule(), reboot()).work()
     for _ in range(2):
         world.again()
-        run(agent_of(world, Scripted(world.hands, *[shows(9)] * 3, settled(world, "recover")), world.rule()))
+        run(
+            agent_of(
+                world,
+                Scripted(world.hands, *[shows(9)] * 3, settled(world, "recover")),
+                world.rule(),
+            )
+        )
 
     assert world.diary == ["prepare", "recover"]
 
@@ -219,7 +262,7 @@ def test_before_a_document_came_the_next_life_does_nothing(world: World) -> None
     """An endpoint that is down says nothing about what has become of the event."""
     world.handling(world.rule(), reboot()).work()
     world.again()
-    client = Scripted(world.hands, EndpointProblem("away"), EndpointProblem("away"))
+    client = Scripted(world.hands, EndpointError("away"), EndpointError("away"))
     agent = run(agent_of(world, client, world.rule()))
 
     assert world.diary == ["prepare"]
@@ -228,8 +271,13 @@ def test_before_a_document_came_the_next_life_does_nothing(world: World) -> None
     assert (status.problems, status.last_problem, status.last_contact) == (2, "away", None)
 
 
-def test_an_event_that_is_over_and_shown_again_is_not_handled_again(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    """A server that lags after a failover, met by an agent that was restarted. That its old rule is gone matters to nobody."""
+def test_an_event_that_is_over_and_shown_again_is_not_handled_again(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server that lags after a failover, met by an agent that was restarted.
+
+    That its old rule is gone matters to nobody.
+    """
     scenes = (shows(1, reboot()), settled(world, "prepare"), shows(2), settled(world, "recover"))
     run(agent_of(world, Scripted(world.hands, *scenes), world.rule()))
     world.again()
@@ -241,7 +289,9 @@ def test_an_event_that_is_over_and_shown_again_is_not_handled_again(world: World
     assert "is gone" not in caplog.text
 
 
-def test_an_event_whose_rule_is_gone_is_held(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_event_whose_rule_is_gone_is_held(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     """Nobody says any more what to do about it, so nothing is done, and that is said."""
     world.handling(world.rule(), reboot()).work()
     world.again()
@@ -275,22 +325,30 @@ def test_new_rules_are_for_events_that_appear_afterwards(world: World) -> None:
     assert agent.status().rules == ("new",)
 
 
-def test_a_reload_says_what_needs_a_new_start(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_reload_says_what_needs_a_new_start(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     """Rules change at once; where the journal is does not."""
     agent = agent_of(world, Scripted(world.hands))
     agent.reload(Settings(journal=Path("/elsewhere"), wait_seconds=7))
 
-    facts = [getattr(record, "facts", {}) for record in caplog.records if "next start" in record.message]
+    facts = [
+        getattr(record, "facts", {}) for record in caplog.records if "next start" in record.message
+    ]
     assert facts == [{"settings": "journal, wait_seconds"}]
 
 
-def test_a_dry_run_says_what_it_would_do_and_does_nothing(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_dry_run_says_what_it_would_do_and_does_nothing(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     """For trying a file against the real endpoint of a real machine."""
     client = Scripted(world.hands, shows(1, reboot()), shows(2, started(reboot())), shows(3))
     with caplog.at_level(logging.INFO, "forewarn.agent"):
         run(agent_of(world, client, world.rule(), is_dry_run=True))
 
-    facts = [getattr(record, "facts", {}) for record in caplog.records if "dry run" in record.message]
+    facts = [
+        getattr(record, "facts", {}) for record in caplog.records if "dry run" in record.message
+    ]
     assert facts[0]["steps"] == "prepare: prepare; start: start; recover: recover"
     assert (world.diary, client.approvals, world.journal.progress) == ([], [], {})
 
@@ -312,7 +370,9 @@ def test_while_the_disk_is_full_nothing_is_done_and_then_everything_is(world: Wo
     agent = run(agent_of(world, client, world.rule()))
 
     assert world.diary == ["prepare"]
-    assert client.approvals == ["E1", "E1"], "sent, not written down, and sent again: that is approving once"
+    assert client.approvals == ["E1", "E1"], (
+        "sent, not written down, and sent again: that is approving once"
+    )
     assert agent.counts()["forewarn_agent_journal_problems_total"] == 5
 
 
@@ -347,20 +407,26 @@ def test_the_most_urgent_events_are_worked_for_first(world: World) -> None:
         settled(world, "prepare", "LATE"),
         free_all.set,
     )
-    run(agent_of(world, Scripted(world.hands, *scenes), Rule("all", prepare=(world.step("p", note),))))
+    run(
+        agent_of(
+            world, Scripted(world.hands, *scenes), Rule("all", prepare=(world.step("p", note),))
+        )
+    )
 
     assert order[WORKING_MAX:] == ["SOON", "LATE"]
 
 
 def test_the_name_is_asked_for_until_it_is_told(world: World) -> None:
-    """Without it nobody knows whom an event hits; an endpoint that starts after the VM is not unusual."""
+    """Without it nobody knows whom an event hits; an endpoint that starts after the VM is not
+    unusual.
+    """
 
     class Shy(Scripted):
         def name(self) -> str:
             if not self.refusals:
                 return "web-0"
             self.refusals -= 1
-            problem = EndpointProblem("not yet")
+            problem = EndpointError("not yet")
             raise problem
 
     client = Shy(world.hands, shows(1, reboot()), settled(world, "prepare"), refusals=1)
@@ -375,13 +441,19 @@ def test_the_status_shows_what_is_in_hand(world: World) -> None:
     client = Scripted(world.hands)
     agent = agent_of(world, client, world.rule(), endpoint="http://127.0.0.1:1")
     shown = []
-    client.scenes = (shows(1, reboot()), wrote(world, What.APPROVED), lambda: shown.append(agent.status()))
+    client.scenes = (
+        shows(1, reboot()),
+        wrote(world, What.APPROVED),
+        lambda: shown.append(agent.status()),
+    )
     run(agent)
 
     status = shown[0]
     assert (status.name, status.endpoint, status.rules) == ("web-0", "http://127.0.0.1:1", ("all",))
     assert status.last_contact == world.hands.now
-    assert [(one.event.id, one.is_approved, one.seconds_left) for one in status.handlings] == [("E1", True, 900)]
+    assert [(one.event.id, one.is_approved, one.seconds_left) for one in status.handlings] == [
+        ("E1", True, 900)
+    ]
 
 
 def test_a_clock_that_jumps_back_and_forth_ends_nothing(world: World) -> None:
@@ -407,7 +479,9 @@ def test_a_clock_that_jumps_back_and_forth_ends_nothing(world: World) -> None:
     assert world.diary == ["prepare", "start"]
 
 
-def test_an_event_with_an_unknown_status_is_left_alone_until_it_has_one_that_we_know(world: World) -> None:
+def test_an_event_with_an_unknown_status_is_left_alone_until_it_has_one_that_we_know(
+    world: World,
+) -> None:
     """Completed may mean that all is over."""
     client = Scripted(world.hands)
     client.scenes = (
@@ -421,7 +495,9 @@ def test_an_event_with_an_unknown_status_is_left_alone_until_it_has_one_that_we_
     assert world.diary == ["prepare"]
 
 
-def test_an_empty_answer_at_the_start_of_a_life_recovers_nothing_and_the_event_goes_on(world: World) -> None:
+def test_an_empty_answer_at_the_start_of_a_life_recovers_nothing_and_the_event_goes_on(
+    world: World,
+) -> None:
     """The event was there all along."""
     world.handling(world.rule(), reboot()).work()
     world.again()
@@ -432,7 +508,10 @@ def test_an_empty_answer_at_the_start_of_a_life_recovers_nothing_and_the_event_g
 
 
 def test_recover_waits_while_another_event_of_this_vm_is_in_hand(world: World) -> None:
-    """It would bring back what the other has taken away. When that is over too, both are recovered from."""
+    """It would bring back what the other has taken away.
+
+    When that is over too, both are recovered from.
+    """
     scenes = (
         shows(1, reboot("E1"), reboot("E2")),
         settled(world, "prepare", "E1"),
@@ -456,7 +535,9 @@ def test_a_rule_that_now_holds_also_holds_what_is_in_hand(world: World) -> None:
     """The file is edited and read again while the event is being prepared."""
     client = Scripted(world.hands)
     go_on = threading.Event()
-    rule = world.rule(prepare=(world.step("slow", lambda occasion: assert_(go_on.wait(PATIENCE_SECONDS))),))
+    rule = world.rule(
+        prepare=(world.step("slow", lambda occasion: assert_(go_on.wait(PATIENCE_SECONDS))),)
+    )
     agent = agent_of(world, client, rule)
     client.scenes = (
         shows(1, reboot()),

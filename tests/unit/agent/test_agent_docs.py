@@ -1,4 +1,6 @@
-"""The agent's page: every configuration in it is one that the agent takes, and every key and option stands there."""
+"""The agent's page: every configuration in it is one that the agent takes, and every key and option
+stands there.
+"""
 
 import re
 import subprocess
@@ -11,7 +13,7 @@ import pytest
 
 from forewarn.agent import settings
 from forewarn.agent.__main__ import main
-from forewarn.agent.applications import Applications
+from forewarn.agent.participant_socket import Applications
 from forewarn.agent.step import Phase
 from forewarn.client import Event
 
@@ -46,12 +48,16 @@ def test_every_key_of_the_file_stands_in_the_page(key: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["run", "status", "check"])
-def test_every_option_of_a_command_stands_in_the_page(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_option_of_a_command_stands_in_the_page(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The line in the page is the reference; --help only repeats it."""
     with pytest.raises(SystemExit):
         main([command, "--help"])
     options = set(re.findall(r"--[a-z-]+", capsys.readouterr().out)) - {"--help"}
-    line = next(line for line in PAGE.splitlines() if line.startswith(f"| `forewarn agent {command}"))
+    line = next(
+        line for line in PAGE.splitlines() if line.startswith(f"| `forewarn agent {command}")
+    )
 
     assert options == set(re.findall(r"--[a-z-]+", line))
 
@@ -71,7 +77,10 @@ def test_the_program_in_the_page_takes_part() -> None:
         applications.open()
         event = Event("E1", "Reboot", "Scheduled")
         applications.begin(event, Phase.PREPARE, time.monotonic() + 900)
-        program = threading.Thread(target=exec, args=(source, {"flush_everything": flush, "warm_up_the_cache": is_warm.set}))
+        program = threading.Thread(
+            target=exec,
+            args=(source, {"flush_everything": flush, "warm_up_the_cache": is_warm.set}),
+        )
         program.start()
 
         assert is_flushing.wait(20)
@@ -86,8 +95,13 @@ def test_the_program_in_the_page_takes_part() -> None:
 
 @pytest.mark.system
 def test_the_unit_for_systemd_is_understood_by_systemd() -> None:
-    """A key that systemd does not know is ignored by it, with a line that nobody reads. Needs Debian's package systemd."""
+    """A key that systemd does not know is ignored by it, with a line that nobody reads.
+
+    Needs Debian's package systemd.
+    """
     unit = ROOT / "deploy" / "forewarn-agent.service"
-    found = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, timeout=60, check=False)
+    found = subprocess.run(
+        ["systemd-analyze", "verify", unit], capture_output=True, text=True, timeout=60, check=False
+    )
 
     assert (found.returncode, found.stdout, found.stderr) == (0, "", "")

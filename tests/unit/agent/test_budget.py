@@ -20,7 +20,9 @@ def test_a_step_never_gets_more_than_its_own_limit() -> None:
 
 
 def test_when_time_is_short_the_last_steps_are_cut() -> None:
-    """Of many steps in two seconds the first four get half a second each: the order of the file is the order of importance."""
+    """Of many steps in two seconds the first four get half a second each: the order of the file is
+    the order of importance.
+    """
     budget, now, given = Budget(2.0), 0.0, []
     weights = [1.0] * 10
     for index in range(10):
@@ -49,13 +51,17 @@ def test_after_the_deadline_every_step_is_cut() -> None:
 
 
 @pytest.mark.parametrize(("limit_seconds", "expected"), [(None, 300.0), (1000.0, 1000.0)])
-def test_without_a_deadline_a_step_has_its_limit_or_five_minutes(limit_seconds: float | None, expected: float) -> None:
+def test_without_a_deadline_a_step_has_its_limit_or_five_minutes(
+    limit_seconds: float | None, expected: float
+) -> None:
     """Start and recover have nothing to be in time for, but everything has a limit."""
     assert Budget().seconds_for([1, 1], limit_seconds, 0.0) == expected
 
 
 def test_it_is_known_early_that_time_will_not_suffice() -> None:
-    """Two steps that took 30 seconds each do not fit into 59: an operator told at the start can still act."""
+    """Two steps that took 30 seconds each do not fit into 59: an operator told at the start can
+    still act.
+    """
     assert Budget(60.0).will_make_it([30.0, 30.0], 0.0)
     assert not Budget(60.0).will_make_it([30.0, 30.0], 1.0)
     assert Budget().will_make_it([1e9], 0.0)

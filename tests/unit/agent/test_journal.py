@@ -72,8 +72,12 @@ def test_each_line_is_on_disk_before_write_returns(path: Path) -> None:
     journal.close()
 
 
-def test_a_line_is_synced_whole_before_write_returns_and_a_new_file_before_its_folder(path: Path) -> None:
-    """What only the operating system has is lost with the power: on disk means fsync, of the folder too after a rename."""
+def test_a_line_is_synced_whole_before_write_returns_and_a_new_file_before_its_folder(
+    path: Path,
+) -> None:
+    """What only the operating system has is lost with the power: on disk means fsync, of the folder
+    too after a rename.
+    """
     synced: list[int | str] = []
 
     class Watched(Journal):
@@ -105,7 +109,10 @@ def test_saying_a_thing_again_writes_nothing(path: Path) -> None:
 
 @pytest.mark.parametrize("cut", [1, 5, 30])
 def test_a_torn_last_line_is_dropped(path: Path, cut: int) -> None:
-    """That is what a crash in the middle of a write leaves. Nothing was done about it, since write had not returned."""
+    """That is what a crash in the middle of a write leaves.
+
+    Nothing was done about it, since write had not returned.
+    """
     journal = Journal.open(path)
     told(journal)
     journal.close()
@@ -117,11 +124,14 @@ def test_a_torn_last_line_is_dropped(path: Path, cut: int) -> None:
     assert not list(path.parent.glob("*.damaged-*"))
     again.write("E1", What.APPROVING)
     again.close()
-    assert whats(path)[-1] == "approving", "the torn bytes are gone: the next line stands on its own"
+    assert whats(path)[-1] == "approving", (
+        "the torn bytes are gone: the next line stands on its own"
+    )
 
 
 SEEN = json.dumps(
-    {"id": "E2", "what": "seen", "rule": "r", "event": plain(started(reboot("E2")))}, separators=(",", ":")
+    {"id": "E2", "what": "seen", "rule": "r", "event": plain(started(reboot("E2")))},
+    separators=(",", ":"),
 ).encode()
 
 
@@ -187,7 +197,10 @@ def test_the_file_is_written_anew_when_it_has_grown(path: Path) -> None:
 
 
 def test_journal_stays_small_when_every_poll_changes_much(path: Path) -> None:
-    """A thousand lines of a megabyte would be a full disk. The file may double, but not grow with the number of polls."""
+    """A thousand lines of a megabyte would be a full disk.
+
+    The file may double, but not grow with the number of polls.
+    """
     journal = Journal.open(path)
     sizes = []
     for number in range(60):
@@ -245,7 +258,9 @@ def test_details_of_a_finished_event_are_not_kept(path: Path) -> None:
 
 
 def test_events_that_are_over_are_remembered_up_to_a_limit(path: Path) -> None:
-    """The last of them, in case an endpoint that lags shows one again; never one that is still in hand."""
+    """The last of them, in case an endpoint that lags shows one again; never one that is still in
+    hand.
+    """
     journal = Short.open(path)
     journal.see(reboot("LIVE"), "drain")
     for number in range(5):
@@ -274,7 +289,10 @@ class Full(Journal):
 
 
 def test_a_full_disk_is_a_problem_and_what_was_not_written_is_not_known(path: Path) -> None:
-    """Who gets the problem does not act. When there is space again, half a line must not spoil the next."""
+    """Who gets the problem does not act.
+
+    When there is space again, half a line must not spoil the next.
+    """
 
     class OnDisk(Full):
         pass

@@ -40,8 +40,12 @@ def test_the_first_to_ask_leads_and_goes_on_leading(storage: Storage) -> None:
     assert [one.hold(), other.hold(), one.hold(), other.hold()] == [True, False, True, False]
 
 
-def test_a_holder_that_is_gone_is_followed_when_the_lease_has_lapsed_and_not_before(storage: Storage) -> None:
-    """A VM that reboots cannot release; the others watch its lease stay untouched, each by its own clock."""
+def test_a_holder_that_is_gone_is_followed_when_the_lease_has_lapsed_and_not_before(
+    storage: Storage,
+) -> None:
+    """A VM that reboots cannot release; the others watch its lease stay untouched, each by its own
+    clock.
+    """
     storage.lease("web-0").hold()
     other = storage.lease("web-1")
     assert not other.hold()
@@ -158,8 +162,15 @@ class Kept:
     """A keeper at work. `word` is set when it has a new one."""
 
     def __init__(self) -> None:
-        self.hands, self.lease, self.word, self.stop = Hands(), Hanging(), threading.Event(), threading.Event()
-        self.keeper = Keeper(self.lease, monotonic=lambda: self.hands.monotonic, on_word=self.word.set)
+        self.hands, self.lease, self.word, self.stop = (
+            Hands(),
+            Hanging(),
+            threading.Event(),
+            threading.Event(),
+        )
+        self.keeper = Keeper(
+            self.lease, monotonic=lambda: self.hands.monotonic, on_word=self.word.set
+        )
         self.thread = threading.Thread(target=self.keeper.keep, args=(self.stop,), daemon=True)
         self.thread.start()
 

@@ -11,13 +11,13 @@ import pytest
 
 from forewarn.agent.__main__ import main
 from forewarn.agent.agent import Agent
+from forewarn.agent.daemon import Life, Orders, read_again
 from forewarn.agent.journal import Journal
-from forewarn.agent.life import Life, Orders, read_again
 from forewarn.agent.log import Lines
 from forewarn.agent.once import Once
 from forewarn.client import Client, Document, Watcher
 from forewarn.errors import Unavailable
-from forewarn.notify import Notifier
+from forewarn.systemd import Notifier
 from tests.unit.agent.view_of import REBOOT, handling
 
 RULE = '[[rule]]\nname = "all"\napprove = "when-prepared"\nprepare = [{log = "x"}]\n'
@@ -30,29 +30,42 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_file_that_is_fine_is_said_to_be_with_its_rules(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_fine_is_said_to_be_with_its_rules(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["check", "--config", str(config)]) == 0
-    assert capsys.readouterr().out == f"all: all types, approve when-prepared\n{config} is fine: 1 rule(s)\n"
+    assert (
+        capsys.readouterr().out
+        == f"all: all types, approve when-prepared\n{config} is fine: 1 rule(s)\n"
+    )
 
 
-def test_a_wrong_file_is_refused_with_its_line_and_field(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_file_is_refused_with_its_line_and_field(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The one line says where to look."""
     config.write_text(RULE.replace("when-prepared", "whenever"))
 
     assert main(["check", "--config", str(config)]) == 2
     said = capsys.readouterr().err
-    assert said.startswith(f"forewarn-agent: {config}:3: rule[0].approve: expected one of never, at-once")
+    assert said.startswith(
+        f"forewarn-agent: {config}:3: rule[0].approve: expected one of never, at-once"
+    )
     assert said.count("\n") == 1
 
 
-def test_a_wrong_file_is_refused_before_anything_is_begun(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_file_is_refused_before_anything_is_begun(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config.write_text("journl = 1")
 
     assert main(["run", "--config", str(config)]) == 2
     assert "did you mean 'journal'?" in capsys.readouterr().err
 
 
-def test_an_endpoint_that_is_none_is_refused(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_endpoint_that_is_none_is_refused(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["run", "--config", str(config), "--endpoint", "ftp://x"]) == 2
     assert "endpoint is 'ftp://x'" in capsys.readouterr().err
 
@@ -69,8 +82,12 @@ def logging_at_debug() -> Iterator[logging.Logger]:
     root.setLevel(level)
 
 
-def test_a_run_leaves_the_logging_of_its_process_as_it_was(config: Path, logging_at_debug: logging.Logger) -> None:
-    """`forewarn agent run` also runs inside other programs, such as this one, whose standard error may be closed later."""
+def test_a_run_leaves_the_logging_of_its_process_as_it_was(
+    config: Path, logging_at_debug: logging.Logger
+) -> None:
+    """`forewarn agent run` also runs inside other programs, such as this one, whose standard error
+    may be closed later.
+    """
     before = list(logging_at_debug.handlers)
     main(["run", "--config", str(config), "--endpoint", "ftp://x"])
 
@@ -106,7 +123,9 @@ def test_a_bug_that_ends_the_agent_is_logged_with_its_traceback(
 ) -> None:
     """Under `Restart=always` the log is all that is left of it."""
     config.write_text(f'name = "web-0"\njournal = "{config.parent}/journal"\n')
-    life = Life(Orders(config, "http://127.0.0.1:1"), {}, make_notifier({}, pid=1), make_agent=make_agent)
+    life = Life(
+        Orders(config, "http://127.0.0.1:1"), {}, make_notifier({}, pid=1), make_agent=make_agent
+    )
     with pytest.raises(KeyError, match="boom"):
         life.run()
 
@@ -133,13 +152,17 @@ def test_a_command_line_that_makes_no_sense_is_one_line_and_exit_code_2(
     assert said.startswith("forewarn-agent")
 
 
-def test_a_status_with_half_a_character_is_printed_all_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_status_with_half_a_character_is_printed_all_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What an endpoint said may be no text that can be printed."""
     path = tmp_path / "socket"
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
         listening.listen()
-        answering = threading.Thread(target=answer_once, args=(listening, b'{"status": {"name": "web\\ud800"}}\n'))
+        answering = threading.Thread(
+            target=answer_once, args=(listening, b'{"status": {"name": "web\\ud800"}}\n')
+        )
         answering.start()
         assert main(["status", "--socket", str(path)]) == 0
         answering.join()
@@ -154,8 +177,12 @@ def answer_once(listening: socket.socket, answer: bytes) -> None:
         connection.sendall(answer)
 
 
-@pytest.mark.parametrize("problem", [RecursionError("too deep"), OverflowError("int too large"), Unavailable("no disk")])
-def test_whatever_is_wrong_with_a_new_file_the_old_rules_stay(problem: Exception, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "problem", [RecursionError("too deep"), OverflowError("int too large"), Unavailable("no disk")]
+)
+def test_whatever_is_wrong_with_a_new_file_the_old_rules_stay(
+    problem: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
     """A slip of the pen must not end the agent before an event."""
 
     def refuse() -> NoReturn:
@@ -165,7 +192,9 @@ def test_whatever_is_wrong_with_a_new_file_the_old_rules_stay(problem: Exception
 
     assert settings is None
     assert str(problem) in words
-    assert [record.getMessage() for record in caplog.records] == ["the file is refused; the old rules stay"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "the file is refused; the old rules stay"
+    ]
 
 
 def test_once_ends_when_the_journal_cannot_be_written(tmp_path: Path) -> None:
@@ -173,8 +202,16 @@ def test_once_ends_when_the_journal_cannot_be_written(tmp_path: Path) -> None:
     journal = Journal.open(tmp_path / "journal")
     give_up = threading.Event()
     client = cast("Client", Shown(Document(1, (REBOOT,))))
-    once = Once(client, journal, handlings=lambda: (handling(),), journal_problems=lambda: 1, give_up=give_up.set)
-    changes = once.watch(stop=give_up, on_problem=print, wait_seconds=0, watcher=Watcher(), sleep=None)
+    once = Once(
+        client,
+        journal,
+        handlings=lambda: (handling(),),
+        journal_problems=lambda: 1,
+        give_up=give_up.set,
+    )
+    changes = once.watch(
+        stop=give_up, on_problem=print, wait_seconds=0, watcher=Watcher(), sleep=None
+    )
     seen = [change.event for change in changes]
     journal.close()
 

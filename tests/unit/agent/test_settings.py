@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.agent.rule import Approve, Bounds, Concerns, Leader, OnFailure
+from forewarn.agent.rules import Approve, Bounds, Concerns, Leader, OnFailure
 from forewarn.agent.settings import BYTES_MAX, RULES_MAX, Settings, load, parse
 from forewarn.agent.step import Phase, Step
 from forewarn.errors import Invalid
@@ -65,12 +65,28 @@ def test_a_file_that_says_everything_is_read() -> None:
     settings = read(FULL)
     drain, rest = settings.rules
 
-    assert (settings.endpoint, settings.name, settings.listen) == ("http://127.0.0.1:8080", "web-0", "127.0.0.1:9480")
+    assert (settings.endpoint, settings.name, settings.listen) == (
+        "http://127.0.0.1:8080",
+        "web-0",
+        "127.0.0.1:9480",
+    )
     assert (settings.journal, settings.socket) == (Path("/state/journal"), Path("/run/agent.sock"))
-    assert (settings.poll_seconds, settings.wait_seconds, settings.api_version) == (2, 0, "2019-08-01")
-    assert (drain.types, drain.sources, drain.concerns) == (("Reboot", "Redeploy"), ("Platform",), Concerns.ANY)
+    assert (settings.poll_seconds, settings.wait_seconds, settings.api_version) == (
+        2,
+        0,
+        "2019-08-01",
+    )
+    assert (drain.types, drain.sources, drain.concerns) == (
+        ("Reboot", "Redeploy"),
+        ("Platform",),
+        Concerns.ANY,
+    )
     assert (drain.duration_seconds, drain.lead_seconds) == (Bounds(0, 30), Bounds(60, None))
-    assert (drain.scope, drain.approve, drain.leader) == (("web-*",), Approve.WHEN_PREPARED_AND_LEADER, Leader.LEASE)
+    assert (drain.scope, drain.approve, drain.leader) == (
+        ("web-*",),
+        Approve.WHEN_PREPARED_AND_LEADER,
+        Leader.LEASE,
+    )
     assert (drain.hold, drain.applications) == (True, False)
     stop, run = drain.prepare
     assert stop.step.describe() == "systemd ['app.service']"
@@ -78,7 +94,12 @@ def test_a_file_that_says_everything_is_read() -> None:
     assert (run.weight, run.limit_seconds, run.on_failure) == (1, None, OnFailure.CONTINUE)
     assert len(drain.steps(Phase.RECOVER)) == 1
     assert drain.steps(Phase.START) == ()
-    assert (rest.name, rest.approve, rest.concerns, rest.applications) == ("rest", Approve.NEVER, Concerns.OWN, True)
+    assert (rest.name, rest.approve, rest.concerns, rest.applications) == (
+        "rest",
+        Approve.NEVER,
+        Concerns.OWN,
+        True,
+    )
 
 
 def test_an_empty_file_is_an_agent_that_only_watches() -> None:
@@ -92,27 +113,60 @@ WRONG = [
     ("\n\nzebra = 1", "agent.toml:3: zebra: unknown key; expected one of endpoint,"),
     ('endpoint = "ftp://x"', "agent.toml:1: endpoint: "),
     ("name = 7", "agent.toml:1: name: expected text, got 7"),
-    ('listen = "9480"', "agent.toml:1: listen: expected an address and a port, such as 127.0.0.1:9480, got '9480'"),
+    (
+        'listen = "9480"',
+        "agent.toml:1: listen: expected an address and a port, such as 127.0.0.1:9480, got '9480'",
+    ),
     ('listen = "h:99999"', "agent.toml:1: listen: expected an address and a port"),
     ("poll_seconds = 0.5", "agent.toml:1: poll_seconds: expected a number from 1 to 60, got 0.5"),
     ("poll_seconds = nan", "agent.toml:1: poll_seconds: expected a number from 1 to 60, got nan"),
-    ("wait_seconds = true", "agent.toml:1: wait_seconds: expected a number from 0 to 300, got True"),
+    (
+        "wait_seconds = true",
+        "agent.toml:1: wait_seconds: expected a number from 0 to 300, got True",
+    ),
     ("rule = 1", "agent.toml:1: rule: expected a list of at most 256 tables, got 1"),
     ("rule = [1]", "agent.toml:1: rule[0]: expected a table, got 1"),
     ("[[rule]]\n", "agent.toml:1: rule[0].name: expected a name of its own, got nothing"),
     (RULE + RULE, "agent.toml:4: rule[1].name: expected a name of its own, got 'r' again"),
-    (RULE + 'aprove = "never"', "agent.toml:3: rule[0].aprove: unknown key; did you mean 'approve'?"),
-    (RULE + 'approve = "yes"', "agent.toml:3: rule[0].approve: expected one of never, at-once, when-prepared, when-prepared-and"),
-    (RULE + 'types = ["Rebot"]', "agent.toml:3: rule[0].types: expected a list of Freeze, Reboot, Redeploy, Preempt, Terminate"),
+    (
+        RULE + 'aprove = "never"',
+        "agent.toml:3: rule[0].aprove: unknown key; did you mean 'approve'?",
+    ),
+    (
+        RULE + 'approve = "yes"',
+        "agent.toml:3: rule[0].approve: expected one of never, at-once, when-prepared, when-prepared-and",
+    ),
+    (
+        RULE + 'types = ["Rebot"]',
+        "agent.toml:3: rule[0].types: expected a list of Freeze, Reboot, Redeploy, Preempt, Terminate",
+    ),
     (RULE + "types = []", "agent.toml:3: rule[0].types: expected a list of Freeze"),
     (RULE + "scope = [1]", "agent.toml:3: rule[0].scope: expected a list of names, got [1]"),
     (RULE + "hold = 1", "agent.toml:3: rule[0].hold: expected true or false, got 1"),
-    (RULE + 'leader = "lease"', "agent.toml:3: rule[0].leader: expected 'first', or a lease file at the top"),
-    (RULE + "lead_seconds = 5", "agent.toml:3: rule[0].lead_seconds: expected a table with min, max or both, got 5"),
-    (RULE + "lead_seconds = {mim = 5}", "agent.toml:3: rule[0].lead_seconds.mim: unknown key; did you mean 'min'?"),
-    (RULE + "lead_seconds = {min = -5}", "agent.toml:3: rule[0].lead_seconds.min: expected a number from 0 to inf, got -5"),
-    (RULE + "lead_seconds = {min = 5, max = 4}", "agent.toml:3: rule[0].lead_seconds: expected a min that is not above its max"),
-    (RULE + "start = [{weight = 2}]", "agent.toml:3: rule[0].start[0]: expected one kind of step (run, systemd,"),
+    (
+        RULE + 'leader = "lease"',
+        "agent.toml:3: rule[0].leader: expected 'first', or a lease file at the top",
+    ),
+    (
+        RULE + "lead_seconds = 5",
+        "agent.toml:3: rule[0].lead_seconds: expected a table with min, max or both, got 5",
+    ),
+    (
+        RULE + "lead_seconds = {mim = 5}",
+        "agent.toml:3: rule[0].lead_seconds.mim: unknown key; did you mean 'min'?",
+    ),
+    (
+        RULE + "lead_seconds = {min = -5}",
+        "agent.toml:3: rule[0].lead_seconds.min: expected a number from 0 to inf, got -5",
+    ),
+    (
+        RULE + "lead_seconds = {min = 5, max = 4}",
+        "agent.toml:3: rule[0].lead_seconds: expected a min that is not above its max",
+    ),
+    (
+        RULE + "start = [{weight = 2}]",
+        "agent.toml:3: rule[0].start[0]: expected one kind of step (run, systemd,",
+    ),
     (RULE + 'start = [{run = ["x"], log = "y"}]', "got run, log"),
     (
         RULE + 'start = [\n  {log = "a"},\n  {log = "b", weight = 0}]',
@@ -132,7 +186,9 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("text", "message"), WRONG, ids=[message[:60] for _, message in WRONG])
-def test_what_is_wrong_is_refused_with_its_line_its_field_and_what_was_expected(text: str, message: str) -> None:
+def test_what_is_wrong_is_refused_with_its_line_its_field_and_what_was_expected(
+    text: str, message: str
+) -> None:
     """Who edits the file at night must not have to guess."""
     assert message in refusal(text)
 
@@ -147,7 +203,10 @@ def test_hooks_end_each_phase_of_every_rule() -> None:
     """A drop-in directory works without being named in every rule."""
     settings = read('hooks = "/etc/hooks.d"\n' + RULE + 'prepare = [{log = "a"}]')
 
-    assert [one.step.describe() for one in settings.rules[0].prepare] == ["log a", "hooks /etc/hooks.d"]
+    assert [one.step.describe() for one in settings.rules[0].prepare] == [
+        "log a",
+        "hooks /etc/hooks.d",
+    ]
     assert [one.step.describe() for one in settings.rules[0].recover] == ["hooks /etc/hooks.d"]
 
 
@@ -175,7 +234,11 @@ def test_a_file_that_is_missing_too_large_or_no_text_is_refused(tmp_path: Path) 
     large.write_bytes(b"#" * (BYTES_MAX + 1))
     binary.write_bytes(b'name = "a"\n\xff')
 
-    for path, words in ((missing, "No such file"), (large, "at most"), (binary, "binary:2: expected UTF-8, got byte 0xff")):
+    for path, words in (
+        (missing, "No such file"),
+        (large, "at most"),
+        (binary, "binary:2: expected UTF-8, got byte 0xff"),
+    ):
         with pytest.raises(Invalid, match=words):
             load(path)
 
@@ -196,7 +259,9 @@ def test_a_file_is_loaded(tmp_path: Path) -> None:
         "poll_seconds = 0x" + "f" * 5000,
         "rule = [" + "[" * 400 + "]" * 400 + "]",
         '[[rule]]\nname = "r"\nprepare = [{log = "x", weight = ' + "9" * 400 + "}]",
-        '[[rule]]\nname = "r"\nprepare = [{http = {url = "http://127.0.0.1/", body = "' + "[" * 100_000 + '"}}]',
+        '[[rule]]\nname = "r"\nprepare = [{http = {url = "http://127.0.0.1/", body = "'
+        + "[" * 100_000
+        + '"}}]',
     ],
 )
 def test_numbers_and_nesting_beyond_reason_are_refused(text: str) -> None:
@@ -210,7 +275,10 @@ STEPS = "".join(f'{phase} = [\n  {STEP},\n  {{log = "{phase}"}},\n]\n' for phase
 
 
 def many_rules(count: int) -> str:
-    return "".join(f'[[rule]]\nname = "rule {number}"\napprove = "when-prepared"\n{STEPS}\n' for number in range(count))
+    return "".join(
+        f'[[rule]]\nname = "rule {number}"\napprove = "when-prepared"\n{STEPS}\n'
+        for number in range(count)
+    )
 
 
 def test_a_file_with_all_the_rules_it_may_have_is_loaded() -> None:
@@ -225,11 +293,16 @@ def test_a_mistake_in_the_last_of_many_rules_has_its_line() -> None:
     """The lines are indexed once for all rules, so the last one must not be off."""
     text = many_rules(RULES_MAX) + "aprove = 1\n"
 
-    assert refusal(text).startswith(f"agent.toml:{text.count(chr(10))}: rule[{RULES_MAX - 1}].aprove: unknown key")
+    assert refusal(text).startswith(
+        f"agent.toml:{text.count(chr(10))}: rule[{RULES_MAX - 1}].aprove: unknown key"
+    )
 
 
 def test_loading_takes_time_in_proportion_to_the_number_of_rules() -> None:
-    """A text that is searched for each key makes it the square or the cube: 16 or 64 times for four times the rules."""
+    """A text that is searched for each key makes it the square or the cube:
+
+    16 or 64 times for four times the rules.
+    """
     few, many = (min(load_seconds(many_rules(count)) for _ in range(3)) for count in (10, 40))
 
     assert many < 10 * few

@@ -4,7 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 from forewarn.cli.campaign import app, is_all_done
-from forewarn.cli.usage import Usage
+from forewarn.cli.exit_codes import Usage
 
 
 @pytest.mark.parametrize(
@@ -17,15 +17,21 @@ from forewarn.cli.usage import Usage
         ("paused", {"total": 3, "done": 3, "skipped": 0, "failed": 0}, False),
     ],
 )
-def test_a_watch_ends_well_only_if_every_host_has_had_its_maintenance(state: str, hosts: dict[str, int], expected: bool) -> None:
+def test_a_watch_ends_well_only_if_every_host_has_had_its_maintenance(
+    state: str, hosts: dict[str, int], expected: bool
+) -> None:
     """A script goes on by the exit code: a host that was skipped still has its old kernel."""
     assert is_all_done({"state": state, "hosts": hosts}) is expected
 
 
 @pytest.mark.parametrize("option", ["--health-command", "--health-seconds-max"])
 def test_the_removed_health_options_say_where_they_are_now(option: str) -> None:
-    """A script of an earlier version must not go on without its check, and must not search for the reason."""
-    result = CliRunner().invoke(app, ["start", "--type", "Reboot", "--hosts", "rack-*", option, "1"])
+    """A script of an earlier version must not go on without its check, and must not search for the
+    reason.
+    """
+    result = CliRunner().invoke(
+        app, ["start", "--type", "Reboot", "--hosts", "rack-*", option, "1"]
+    )
 
     assert isinstance(result.exception, Usage)
     assert result.exception.message == (

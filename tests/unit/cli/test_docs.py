@@ -6,8 +6,8 @@ from typing import Any
 
 from typer.main import get_command
 
+from forewarn.cli.exit_codes import Exit
 from forewarn.cli.main import app
-from forewarn.cli.usage import Exit
 
 PAGE = (Path(__file__).parents[3] / "docs" / "cli.md").read_text()
 

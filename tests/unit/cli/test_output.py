@@ -11,11 +11,17 @@ from forewarn.cli.output import show_events, show_list, show_one
 from forewarn.cli.serve import invitation, tell
 from forewarn.cli.watch import SHOWN
 from forewarn.config import Address, Config, resolve
-from forewarn.core.change import Change, What
-from forewarn.wire.fleet import parse
-from forewarn.wire.note import Note
+from forewarn.core.change import Change, ChangeKind
+from forewarn.engine.entry import Note
+from forewarn.fleetfile.schema import parse
 
-EVENT = {"id": "E1", "type": "Reboot", "status": "Scheduled", "resources": ["a", "b"], "not_before": "2030-01-31T12:15:00Z"}
+EVENT = {
+    "id": "E1",
+    "type": "Reboot",
+    "status": "Scheduled",
+    "resources": ["a", "b"],
+    "not_before": "2030-01-31T12:15:00Z",
+}
 
 
 def test_nothing_that_a_terminal_obeys_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -27,7 +33,12 @@ def test_nothing_that_a_terminal_obeys_is_printed(capsys: pytest.CaptureFixture[
 
 def test_markup_in_a_name_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     """Rich reads [red] as a colour unless it is told not to."""
-    show_list({"vms": [{"name": "[red]a[/red]", "events": []}], "total": 1}, "vms", ("name", "events"), as_json=False)
+    show_list(
+        {"vms": [{"name": "[red]a[/red]", "events": []}], "total": 1},
+        "vms",
+        ("name", "events"),
+        as_json=False,
+    )
 
     assert capsys.readouterr().out == "NAME          EVENTS\n[red]a[/red]  -\n"
 
@@ -71,10 +82,10 @@ def test_the_demo_tells_a_change_in_words(capsys: pytest.CaptureFixture[str]) ->
     at = datetime(2030, 1, 31, 12, 0, 5, tzinfo=UTC)
 
     for change in (
-        Change(What.SCHEDULED, event_id="0123456789", detail="Reboot of web-0"),
-        Change(What.APPROVED, event_id="0123456789", detail="web-0"),
-        Change(What.CLAIMED, event_id="0123456789", vm="web-0"),
-        Change(What.ENABLED),
+        Change(ChangeKind.SCHEDULED, event_id="0123456789", detail="Reboot of web-0"),
+        Change(ChangeKind.APPROVED, event_id="0123456789", detail="web-0"),
+        Change(ChangeKind.CLAIMED, event_id="0123456789", vm="web-0"),
+        Change(ChangeKind.ENABLED),
     ):
         tell(Note(at, "operator", "web", change))
 
@@ -87,7 +98,7 @@ def test_the_demo_tells_a_change_in_words(capsys: pytest.CaptureFixture[str]) ->
 
 def test_the_demo_speaks_of_changes_that_exist() -> None:
     """A word that no change has would never be heard."""
-    assert set(SHOWN) <= {what.value for what in What}
+    assert set(SHOWN) <= {what.value for what in ChangeKind}
 
 
 def test_the_demo_names_other_ports_where_it_stands_on_them() -> None:
@@ -107,13 +118,23 @@ def test_the_demo_fleet_has_every_kind_of_scope_and_is_this_machine_first() -> N
     fleet = parse(DEMO["fleet"].read_bytes(), "demo.yaml")
 
     assert fleet.scopes[0].vms[0].address == "127.0.0.1"
-    assert {scope.kind.value for scope in fleet.scopes} == {"vm", "cloud-service", "availability-set", "scale-set"}
+    assert {scope.kind.value for scope in fleet.scopes} == {
+        "vm",
+        "cloud-service",
+        "availability-set",
+        "scale-set",
+    }
     assert len({vm.host for scope in fleet.scopes for vm in scope.vms}) == 3
 
 
 def test_a_value_is_shown_as_it_would_be_typed() -> None:
     """What `config --show` prints can be pasted into a flag."""
-    flags = {"simulate_duration": ["Freeze=90s"], "identify": ["address", "path"], "rate": "2.5", "legacy_path": True}
+    flags = {
+        "simulate_duration": ["Freeze=90s"],
+        "identify": ["address", "path"],
+        "rate": "2.5",
+        "legacy_path": True,
+    }
     config = resolve(Config, flags=flags, environ={}, file=Path("/dev/null")).config
 
     told = {name: shown(getattr(config, name)) for name in (*flags, "metadata", "fleet")}

@@ -38,13 +38,16 @@ def test_a_change_is_a_line_in_the_words_of_the_demo() -> None:
 def test_a_change_that_has_no_words_is_told_as_it_is() -> None:
     """What a newer service tells is not hidden."""
     assert (
-        line(ENTRY | {"what": "claimed", "vm": "web-0", "event": "", "detail": "w1"}) == "12:00:00  web         claimed web-0 w1"
+        line(ENTRY | {"what": "claimed", "vm": "web-0", "event": "", "detail": "w1"})
+        == "12:00:00  web         claimed web-0 w1"
     )
 
 
 def test_a_long_detail_is_its_first_line_and_commands_nothing() -> None:
     """A driver's output may hold anything, and a terminal obeys what it reads."""
-    told = line(ENTRY | {"what": "impact-failed", "vm": "web-0", "detail": "no {host}\x1b[2J\nand more"})
+    told = line(
+        ENTRY | {"what": "impact-failed", "vm": "web-0", "detail": "no {host}\x1b[2J\nand more"}
+    )
 
     assert told == "12:00:00  web         web-0: no {host}�[2J  (01234567)"
     assert row(ENTRY | {"detail": "one\ntwo"})["detail"] == "one"
@@ -53,7 +56,11 @@ def test_a_long_detail_is_its_first_line_and_commands_nothing() -> None:
 def test_a_row_of_the_table_names_whom_it_is_about_and_is_not_too_wide() -> None:
     shown = row(ENTRY)
 
-    assert (shown["at"], shown["about"], shown["by"]) == ("2030-01-31T12:00:00Z", ["web-0", "web-1"], "server-6fb313d3-3282")
+    assert (shown["at"], shown["about"], shown["by"]) == (
+        "2030-01-31T12:00:00Z",
+        ["web-0", "web-1"],
+        "server-6fb313d3-3282",
+    )
 
 
 def test_since_may_be_so_long_ago() -> None:

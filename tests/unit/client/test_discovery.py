@@ -11,7 +11,9 @@ CARD = bytes.fromhex("000d3a46e876")
 USUAL = "http://169.254.169.254"
 
 
-def offer(*options: bytes, operation: int = 2, transaction: bytes = TRANSACTION, card: bytes = CARD) -> bytes:
+def offer(
+    *options: bytes, operation: int = 2, transaction: bytes = TRANSACTION, card: bytes = CARD
+) -> bytes:
     """A DHCPOFFER with these options."""
     head = bytes((operation, 1, 6, 0)) + transaction + bytes(20) + card
     return head.ljust(236, b"\0") + bytes.fromhex("63825363") + b"".join(options)
@@ -27,7 +29,10 @@ def never() -> str:
 
 def test_the_endpoint_that_is_given_comes_first() -> None:
     assert (
-        discover({"SCHEDULEDEVENTSIP": "10.0.0.1"}, endpoint="http://127.0.0.1:8080", ask_dhcp=never) == "http://127.0.0.1:8080"
+        discover(
+            {"SCHEDULEDEVENTSIP": "10.0.0.1"}, endpoint="http://127.0.0.1:8080", ask_dhcp=never
+        )
+        == "http://127.0.0.1:8080"
     )
 
 
@@ -64,7 +69,9 @@ def test_a_variable_that_makes_no_sense_is_named(told: str) -> None:
 
 
 def test_the_request_is_the_244_bytes_of_the_published_sample() -> None:
-    """Head of a BOOTREQUEST, transaction at 4, hardware address at 28, cookie at 236, message type DISCOVER, end."""
+    """Head of a BOOTREQUEST, transaction at 4, hardware address at 28, cookie at 236, message type
+    DISCOVER, end.
+    """
     request = dhcp_request(TRANSACTION, CARD)
 
     assert len(request) == 244

@@ -6,11 +6,22 @@ from msgspec.structs import replace
 from forewarn import errors
 from forewarn.core import command as ask
 from forewarn.core.fleet import Power, Scope, ScopeKind, Vm
-from tests.builders import MINUTE, NOON, guid, maintain, outcome_of, restart, run, scope_of, statuses, vm
+from tests.builders import (
+    MINUTE,
+    NOON,
+    guid,
+    maintain,
+    outcome_of,
+    restart,
+    run,
+    scope_of,
+    statuses,
+    vm,
+)
 
 
-def enrol(scope: Scope, *vms: Vm) -> ask.Enrol:
-    return ask.Enrol(kind=scope.kind, policy=scope.policy, vms=vms)
+def enrol(scope: Scope, *vms: Vm) -> ask.SetMembers:
+    return ask.SetMembers(kind=scope.kind, policy=scope.policy, vms=vms)
 
 
 def test_a_vm_that_stays_keeps_its_events() -> None:
@@ -37,7 +48,11 @@ def test_the_last_vm_that_leaves_a_started_event_completes_it() -> None:
 
     after = run(scope, enrol(scope, scope.vms[1]), at=NOON + 16 * MINUTE)
 
-    assert (after.events, after.impacts, [ended.how for ended in after.ended]) == ((), (), ["completed"])
+    assert (after.events, after.impacts, [ended.how for ended in after.ended]) == (
+        (),
+        (),
+        ["completed"],
+    )
 
 
 def test_enrolling_what_is_enrolled_changes_nothing() -> None:
@@ -59,7 +74,10 @@ def test_a_vm_keeps_its_update_domain_while_something_is_pending_for_it() -> Non
 
     with pytest.raises(errors.VmBusy, match="cancel or complete it first"):
         run(scope, enrol(scope, moved, scope.vms[1]))
-    assert run(run(scope, ask.Cancel(event_id=guid(1))), enrol(scope, moved, scope.vms[1])).vms[0] == moved
+    assert (
+        run(run(scope, ask.Cancel(event_id=guid(1))), enrol(scope, moved, scope.vms[1])).vms[0]
+        == moved
+    )
 
 
 def test_a_scope_keeps_its_kind_while_an_event_is_shown() -> None:

@@ -1,4 +1,7 @@
-"""A large fleet is applied in several commits. What stopped it half-way is no harm: applying it again does the rest."""
+"""A large fleet is applied in several commits.
+
+What stopped it half-way is no harm: applying it again does the rest.
+"""
 
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -8,9 +11,9 @@ from forewarn.core import command as ask
 from forewarn.core.fleet import Scope, ScopeKind
 from forewarn.engine.operations import Operations
 from forewarn.errors import VmBusy
+from forewarn.fleetfile.schema import Fleet
 from forewarn.store.base import WRITES_MAX, Write
 from forewarn.store.memory import MemoryStore
-from forewarn.wire.fleet import Fleet
 from tests.builders import guid, vm
 from tests.unit.engine.test_engine import World, live
 
@@ -22,7 +25,10 @@ def many(domain: int) -> Fleet:
     """More scopes than one commit takes, each with one VM in the update domain."""
     names = [f"s{number:03}" for number in range(COUNT)]
     return Fleet(
-        scopes=tuple(Scope(name=name, kind=ScopeKind.SCALE_SET, vms=(vm(f"vm-{name}", domain=domain),)) for name in names),
+        scopes=tuple(
+            Scope(name=name, kind=ScopeKind.SCALE_SET, vms=(vm(f"vm-{name}", domain=domain),))
+            for name in names
+        ),
         hosts=(),
     )
 
@@ -53,7 +59,9 @@ def domains(operations: Operations) -> set[int]:
 
 
 def test_event_that_is_announced_meanwhile_stops_a_fleet_and_applying_again_completes_it() -> None:
-    """A VM keeps its update domain while something is pending for it, also if that came after the fleet was checked."""
+    """A VM keeps its update domain while something is pending for it, also if that came after the
+    fleet was checked.
+    """
 
     async def story(world: World) -> None:
         assert isinstance(world.store, Interrupted)
@@ -77,7 +85,10 @@ def test_event_that_is_announced_meanwhile_stops_a_fleet_and_applying_again_comp
 
 
 def test_standalone_vm_that_is_deleted_meanwhile_does_not_stop_a_fleet() -> None:
-    """VMs are deleted all the time. What a deletion raises, the number that new scopes start above, has its own record."""
+    """VMs are deleted all the time.
+
+    What a deletion raises, the number that new scopes start above, has its own record.
+    """
 
     async def story(world: World) -> None:
         assert isinstance(world.store, Interrupted)

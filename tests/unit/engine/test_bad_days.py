@@ -1,4 +1,7 @@
-"""Bad days: stores that go away, drivers that misbehave, two who do the same at once. Nothing is lost, doubled or mixed."""
+"""Bad days: stores that go away, drivers that misbehave, two who do the same at once.
+
+Nothing is lost, doubled or mixed.
+"""
 
 import asyncio
 import errno
@@ -10,21 +13,24 @@ import pytest
 from forewarn.core import command as ask
 from forewarn.core.event import EventType
 from forewarn.core.fleet import Scope, ScopeKind
-from forewarn.engine.loops import ALARMS_SPARE, Loops
+from forewarn.engine import entry as note
 from forewarn.engine.operations import Operations
+from forewarn.engine.worker import ALARMS_SPARE, Worker
 from forewarn.errors import StoreLost, StoreUnusable, Unavailable, UnknownEvent
-from forewarn.platform.base import Done, Order
+from forewarn.fleetfile.schema import Fleet
+from forewarn.platform.base import ImpactRequest, ImpactResult
 from forewarn.store.base import Write
 from forewarn.store.memory import MemoryStore
-from forewarn.wire import note
-from forewarn.wire.fleet import Fleet
 from tests.builders import MINUTE, NOON, guid, vm
 from tests.unit.engine.test_engine import FLEET, Deaf, World, live
 
 
 def many(prefix: str, count: int) -> Fleet:
     """Standalone VMs, each in a scope of the prefix; the VMs have the same names under any prefix."""
-    scopes = tuple(Scope(name=f"{prefix}{number}", kind=ScopeKind.SCALE_SET, vms=(vm(f"v{number}"),)) for number in range(count))
+    scopes = tuple(
+        Scope(name=f"{prefix}{number}", kind=ScopeKind.SCALE_SET, vms=(vm(f"v{number}"),))
+        for number in range(count)
+    )
     return Fleet(scopes=scopes, hosts=())
 
 
@@ -69,15 +75,23 @@ class Slow(MemoryStore):
 
 @pytest.mark.parametrize("servers", [1, 2])
 def test_two_large_fleets_at_once_do_not_mix(servers: int) -> None:
-    """On one server they take turns; on two the later one is told to try again. No VM is ever in two scopes."""
+    """On one server they take turns; on two the later one is told to try again.
+
+    No VM is ever in two scopes.
+    """
 
     async def story(world: World) -> None:
         first = Operations(await world.engine(), world.make_id)
         second = first if servers == 1 else Operations(await world.engine(), world.make_id)
         results = await asyncio.gather(
-            first.apply(many("a", 250), by="ann"), second.apply(many("b", 250), by="bob"), return_exceptions=True
+            first.apply(many("a", 250), by="ann"),
+            second.apply(many("b", 250), by="bob"),
+            return_exceptions=True,
         )
-        assert all(not isinstance(result, BaseException) or isinstance(result, Unavailable) for result in results)
+        assert all(
+            not isinstance(result, BaseException) or isinstance(result, Unavailable)
+            for result in results
+        )
         if servers == 2:
             assert any(isinstance(result, Unavailable) for result in results)
 
@@ -94,18 +108,18 @@ class Driver:
     def __init__(self, world: World, deed: str = "done") -> None:
         self.world, self.deed, self.tries = world, deed, list[int]()
 
-    async def carry_out(self, order: Order) -> Done:
+    async def run_impact(self, order: ImpactRequest) -> ImpactResult:
         self.tries.append(order.tries)
         if self.deed == "none":
             return None  # type: ignore[return-value]
         if self.deed == "cancel":
             raise asyncio.CancelledError
         await self.world.clock.sleep_until(self.world.clock.now() + MINUTE)
-        return Done()
+        return ImpactResult()
 
 
 async def at_work(desk: Operations, driver: Driver) -> "asyncio.Task[None]":
-    loops = Loops(desk._engine, driver, worker="w1", impact_limit=timedelta(hours=1))
+    loops = Worker(desk._engine, driver, worker="w1", impact_limit=timedelta(hours=1))
     task = asyncio.create_task(loops.run())
     await asyncio.sleep(0)
     return task
@@ -145,15 +159,17 @@ class ShortOfFiles(Driver):
         super().__init__(world)
         self.shortages = shortages
 
-    async def carry_out(self, order: Order) -> Done:
+    async def run_impact(self, order: ImpactRequest) -> ImpactResult:
         if self.shortages:
             self.shortages -= 1
             raise OSError(errno.EMFILE, "Too many open files")
-        return await super().carry_out(order)
+        return await super().run_impact(order)
 
 
 def test_an_impact_that_cannot_be_started_for_lack_of_file_descriptors_has_not_failed() -> None:
-    """It failed three times, the event was given up, and the VM was never rebooted: by somebody's idle connections."""
+    """It failed three times, the event was given up, and the VM was never rebooted: by somebody's
+    idle connections.
+    """
 
     async def story(world: World) -> None:
         desk = await world.desk()
@@ -166,14 +182,16 @@ def test_an_impact_that_cannot_be_started_for_lack_of_file_descriptors_has_not_f
         await ended(task)
 
         assert (driver.shortages, driver.tries) == (0, [1])
-        assert desk._engine.tally.impacts[EventType.REBOOT, "failed"] == 0
-        assert desk._engine.tally.impacts[EventType.REBOOT, "done"] == 1
+        assert desk._engine.metrics.impacts[EventType.REBOOT, "failed"] == 0
+        assert desk._engine.metrics.impacts[EventType.REBOOT, "done"] == 1
 
     live(story)
 
 
 def test_a_shortage_without_end_is_a_failure_at_last() -> None:
-    """An event must not stay Started for ever: the limit for an impact is the limit for its start, too."""
+    """An event must not stay Started for ever: the limit for an impact is the limit for its start,
+    too.
+    """
 
     async def story(world: World) -> None:
         desk = await world.desk()
@@ -184,7 +202,7 @@ def test_a_shortage_without_end_is_a_failure_at_last() -> None:
         await world.clock.advance(timedelta(minutes=90))
         await ended(task)
 
-        assert desk._engine.tally.impacts[EventType.REBOOT, "failed"] == 1
+        assert desk._engine.metrics.impacts[EventType.REBOOT, "failed"] == 1
 
     live(story)
 
@@ -206,14 +224,16 @@ def test_a_driver_that_breaks_its_promise_is_a_failed_try(deed: str) -> None:
 
 
 def test_a_driver_that_is_told_to_stop_is_given_the_time_to_end_what_it_began() -> None:
-    """A command that has suspended a VM wakes it; what else is there to end would be broken off by the end of the process."""
+    """A command that has suspended a VM wakes it; what else is there to end would be broken off by
+    the end of the process.
+    """
 
     class Careful(Driver):
         ends = 0
 
-        async def carry_out(self, order: Order) -> Done:
+        async def run_impact(self, order: ImpactRequest) -> ImpactResult:
             try:
-                return await super().carry_out(order)
+                return await super().run_impact(order)
             except asyncio.CancelledError:
                 for _ in range(100):
                     await asyncio.sleep(0)
@@ -236,20 +256,22 @@ def test_a_driver_that_is_told_to_stop_is_given_the_time_to_end_what_it_began() 
 
 def test_a_driver_that_does_not_heed_a_stop_is_waited_for_no_longer_than_its_limit() -> None:
     class Stubborn(Driver):
-        async def carry_out(self, order: Order) -> Done:
+        async def run_impact(self, order: ImpactRequest) -> ImpactResult:
             self.tries.append(order.tries)
             while not is_free.is_set():
                 try:
                     await is_free.wait()
                 except asyncio.CancelledError:
                     self.tries.append(0)
-            return Done()
+            return ImpactResult()
 
     async def story(world: World) -> None:
         desk = await world.desk()
         driver = Stubborn(world)
         limit = timedelta(hours=1)
-        loops = Loops(desk._engine, driver, worker="w1", impact_limit=limit, ending_seconds_max=0.05)
+        loops = Worker(
+            desk._engine, driver, worker="w1", impact_limit=limit, ending_seconds_max=0.05
+        )
         task = asyncio.create_task(loops.run())
         await desk.restart("web-0", by="ann")
         await world.clock.advance(timedelta(minutes=15, seconds=30))
@@ -266,7 +288,7 @@ def test_the_driver_is_stopped_when_its_scope_is_retired() -> None:
     async def story(world: World) -> None:
         desk = await world.desk()
         driver = Driver(world)
-        loops = Loops(desk._engine, driver, worker="w1", impact_limit=timedelta(hours=1))
+        loops = Worker(desk._engine, driver, worker="w1", impact_limit=timedelta(hours=1))
         task = asyncio.create_task(loops.run())
         told = await desk.restart("web-0", by="ann")
         assert told is not None
@@ -318,7 +340,9 @@ def test_one_record_that_cannot_be_read_keeps_nobody_from_the_others() -> None:
     async def story(world: World) -> None:
         desk = await world.desk()
         other = await world.engine()
-        task = asyncio.create_task(Loops(other, Driver(world), worker="w2", impact_limit=MINUTE).run())
+        task = asyncio.create_task(
+            Worker(other, Driver(world), worker="w2", impact_limit=MINUTE).run()
+        )
         await world.store.commit([Write("scope/strange/", b'{"format":99,"value":{}}', 0)])
         await desk.restart("web-0", by="ann")
         await world.clock.advance(timedelta(seconds=1))
@@ -332,9 +356,11 @@ def test_one_record_that_cannot_be_read_keeps_nobody_from_the_others() -> None:
 def test_alarms_that_were_set_anew_do_not_pile_up() -> None:
     async def story(world: World) -> None:
         desk = await world.desk()
-        loops = Loops(desk._engine, Driver(world), worker="w1", impact_limit=MINUTE)
+        loops = Worker(desk._engine, Driver(world), worker="w1", impact_limit=MINUTE)
         for _ in range(3 * ALARMS_SPARE):
-            told = await desk.maintain("host-b", type=EventType.FREEZE, by="ann", not_before=NOON + timedelta(days=300))
+            told = await desk.maintain(
+                "host-b", type=EventType.FREEZE, by="ann", not_before=NOON + timedelta(days=300)
+            )
             await desk.cancel(told[0].event.id, by="ann")
 
         assert len(loops._alarms) <= ALARMS_SPARE + 3
@@ -342,13 +368,15 @@ def test_alarms_that_were_set_anew_do_not_pile_up() -> None:
     live(story)
 
 
-def test_the_same_trouble_again_is_counted_and_not_repeated(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_same_trouble_again_is_counted_and_not_repeated(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def story(world: World) -> None:
         engine = await world.engine()
         for _ in range(50):
-            engine.trouble.tell("tick failed", problem="no answer")
+            engine.throttled_log.warn("tick failed", problem="no answer")
         await world.clock.advance(MINUTE)
-        engine.trouble.tell("tick failed", problem="no answer")
+        engine.throttled_log.warn("tick failed", problem="no answer")
 
     live(story)
 

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from forewarn.core.fleet import Scope
-from forewarn.engine.board import Board, Place, wait_for_change
+from forewarn.engine.board import Board, PublishedScope, wait_for_change
 from forewarn.errors import UnknownHost, UnknownScope, UnknownVm
 from tests.builders import NOON, guid, restart, run, scope_of, vm
 
@@ -19,7 +19,10 @@ def board_with(*scopes: Scope) -> Board:
     return board
 
 
-WEB = replace(scope_of(vm("web-0", address="10.0.0.1", id=guid(1)), vm("web-1", domain=1, host="host-b")), name="web")
+WEB = replace(
+    scope_of(vm("web-0", address="10.0.0.1", id=guid(1)), vm("web-1", domain=1, host="host-b")),
+    name="web",
+)
 DB = replace(scope_of(vm("db-0", address="10.0.0.2")), name="db")
 
 
@@ -45,8 +48,12 @@ def test_what_is_unknown_is_named() -> None:
 
 @pytest.mark.parametrize("leaving", list(permutations(["a", "b", "c"])))
 @pytest.mark.parametrize("returning", ["a", "b", "c"])
-def test_id_stays_shared_until_a_single_vm_has_it(leaving: tuple[str, str, str], returning: str) -> None:
-    """A request with a shared id could be any of them: while two have it, it must not be taken for one VM's."""
+def test_id_stays_shared_until_a_single_vm_has_it(
+    leaving: tuple[str, str, str], returning: str
+) -> None:
+    """A request with a shared id could be any of them: while two have it, it must not be taken for
+    one VM's.
+    """
     scopes = {name: replace(scope_of(vm(name, id=guid(1))), name=name) for name in "abc"}
     board = board_with(*scopes.values())
     present = {"a", "b", "c"}
@@ -98,7 +105,9 @@ def test_a_scope_that_is_gone_does_not_come_back_by_older_news() -> None:
 
 
 def test_a_vm_that_changes_scopes_is_found_in_the_new_one_whichever_news_comes_first() -> None:
-    """Another server's commits may be told in either order; the VM must never see its old scope's document again."""
+    """Another server's commits may be told in either order; the VM must never see its old scope's
+    document again.
+    """
     without = replace(WEB, vms=WEB.vms[1:])
     with_it = replace(DB, vms=(*DB.vms, WEB.vms[0]))
     for order in ((without, with_it), (with_it, without)):
@@ -145,7 +154,7 @@ def test_events_are_found_while_they_live_and_for_a_while_after() -> None:
     assert (board.events, board.ended) == ({}, {})
 
 
-async def waiting(place: Place, seconds: float = 30) -> "asyncio.Task[bool]":
+async def waiting(place: PublishedScope, seconds: float = 30) -> "asyncio.Task[bool]":
     task = asyncio.create_task(wait_for_change(place, place.scope.incarnation, seconds))
     await asyncio.sleep(0)
     return task

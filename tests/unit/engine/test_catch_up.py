@@ -1,4 +1,6 @@
-"""Two servers behind one address: what the first has answered, the second knows, though it has not followed the store yet."""
+"""Two servers behind one address: what the first has answered, the second knows, though it has not
+followed the store yet.
+"""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -9,21 +11,21 @@ from pathlib import Path
 import httpx
 import pytest
 
+from forewarn.campaign.model import Wish
+from forewarn.campaign.service import Campaigns
 from forewarn.core import command as ask
-from forewarn.core.campaign import Wish
 from forewarn.core.event import EventType
 from forewarn.core.fleet import Scope, ScopeKind
 from forewarn.core.timing import Timing
-from forewarn.engine.campaigns import Campaigns
 from forewarn.engine.clock import VirtualClock
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations, Told
 from forewarn.errors import EventEnded, StoreLost, Unavailable, UnknownEvent
+from forewarn.fleetfile.schema import Fleet
 from forewarn.store.base import Snapshot
 from forewarn.store.memory import MemoryStore
 from forewarn.store.sqlite import SqliteStore
-from forewarn.web.control import app
-from forewarn.wire.fleet import Fleet
+from forewarn.web.control.routes.fleet import app
 from tests.builders import NOON, guid, vm
 from tests.unit.engine.test_engine import FLEET, World, live
 
@@ -31,7 +33,10 @@ TIMES = 20
 
 
 class Server:
-    """A process: an engine of its own on a store that others share. Its loops do not run, so it follows nothing by itself."""
+    """A process: an engine of its own on a store that others share.
+
+    Its loops do not run, so it follows nothing by itself.
+    """
 
     def __init__(self, engine: Engine, first_id: int) -> None:
         self.engine = engine
@@ -67,7 +72,9 @@ async def servers(folder: Path) -> AsyncGenerator[tuple[Server, Server], None]:
 
 
 async def announced(server: Server) -> str:
-    (told,) = await server.operations.maintain("host-b", type=EventType.FREEZE, by="ann", not_before=NOON + timedelta(days=1))
+    (told,) = await server.operations.maintain(
+        "host-b", type=EventType.FREEZE, by="ann", not_before=NOON + timedelta(days=1)
+    )
     return told.event.id
 
 
@@ -93,15 +100,21 @@ def test_event_made_by_one_server_can_be_canceled_through_the_other_at_once(tmp_
     two_servers(tell, tmp_path)
 
 
-def test_event_made_by_one_server_is_extended_approved_and_completed_through_the_other(tmp_path: Path) -> None:
+def test_event_made_by_one_server_is_extended_approved_and_completed_through_the_other(
+    tmp_path: Path,
+) -> None:
     async def tell(one: Server, two: Server) -> None:
         for number in range(TIMES):
             event_id = await announced(one)
             later = NOON + timedelta(days=2, minutes=number)
-            assert (await two.operations.extend(event_id, by="ann", not_before=later)).event.not_before == later
+            assert (
+                await two.operations.extend(event_id, by="ann", not_before=later)
+            ).event.not_before == later
             second = await one.operations.restart("web-0", by="ann")
             assert second is not None
-            assert (await two.operations.approve(second.event.id, by="ann")).event.status == "Started"
+            assert (
+                await two.operations.approve(second.event.id, by="ann")
+            ).event.status == "Started"
             for other in (event_id, second.event.id):
                 end = one.operations.cancel if other == event_id else one.operations.complete
                 assert await end(other, by="ann") is not None
@@ -121,7 +134,9 @@ def test_every_get_finds_what_the_other_server_made(tmp_path: Path) -> None:
                 name, host = f"new-{number}", f"host-{number}"
                 more = Scope(name=name, kind=ScopeKind.VM, vms=(vm(name, host=host),))
                 await one.engine.load()
-                await one.operations.apply(Fleet(scopes=(*FLEET.scopes, more), hosts=FLEET.hosts), by="ann")
+                await one.operations.apply(
+                    Fleet(scopes=(*FLEET.scopes, more), hosts=FLEET.hosts), by="ann"
+                )
                 kinds = {"scopes": name, "vms": name, "hosts": host}
                 for kind in [*kinds, *kinds][number : number + 3]:  # whichever is asked first
                     assert (await client.get(f"/api/v1/{kind}/{kinds[kind]}")).status_code == 200
@@ -132,15 +147,23 @@ def test_every_get_finds_what_the_other_server_made(tmp_path: Path) -> None:
     two_servers(tell, tmp_path)
 
 
-def test_vm_and_host_declared_through_one_server_are_operated_through_the_other(tmp_path: Path) -> None:
+def test_vm_and_host_declared_through_one_server_are_operated_through_the_other(
+    tmp_path: Path,
+) -> None:
     """A host operation goes to all VMs on the host, those included that landed there a moment ago."""
 
     async def tell(one: Server, two: Server) -> None:
-        more = Scope(name="new", kind=ScopeKind.SCALE_SET, vms=(vm("new-0", host="host-a"), vm("new-1", host="host-n")))
+        more = Scope(
+            name="new",
+            kind=ScopeKind.SCALE_SET,
+            vms=(vm("new-0", host="host-a"), vm("new-1", host="host-n")),
+        )
         await one.operations.apply(Fleet(scopes=(*FLEET.scopes, more), hosts=FLEET.hosts), by="ann")
         told = await two.operations.maintain("host-a", type=EventType.REBOOT, by="ann")
         assert {one.scope.name for one in told} == {"db", "new", "web"}
-        assert [each.scope.name for each in await one.operations.degrade("host-n", by="ann")] == ["new"]
+        assert [each.scope.name for each in await one.operations.degrade("host-n", by="ann")] == [
+            "new"
+        ]
 
     two_servers(tell, tmp_path)
 
@@ -190,7 +213,9 @@ async def unknown(operations: Operations) -> None:
 
 
 def test_unknown_id_costs_one_look_at_the_revision_and_nothing_more() -> None:
-    """Whoever asks for ids that do not exist, over and over, must not make this server read its store."""
+    """Whoever asks for ids that do not exist, over and over, must not make this server read its
+    store.
+    """
 
     async def story(world: World) -> None:
         assert isinstance(world.store, Counts)
@@ -217,13 +242,17 @@ def test_many_who_ask_at_once_share_one_look() -> None:
         world.store.gate.set()
         await asyncio.gather(*asking)
 
-        assert world.store.loads == 2  # the one under way, and one for all who came after it had begun
+        assert (
+            world.store.loads == 2
+        )  # the one under way, and one for all who came after it had begun
 
     live(story, Counts())
 
 
 def test_look_that_began_before_the_commit_is_not_taken_for_one_after_it() -> None:
-    """The first look may have read the revision before the event was made; who asks later needs a look of its own."""
+    """The first look may have read the revision before the event was made; who asks later needs a
+    look of its own.
+    """
 
     async def story(world: World) -> None:
         assert isinstance(world.store, Counts)
@@ -308,7 +337,9 @@ def test_event_that_is_over_is_answered_without_a_look() -> None:
     live(story, Counts())
 
 
-def test_fleet_applied_through_one_server_counts_on_what_the_other_just_changed(tmp_path: Path) -> None:
+def test_fleet_applied_through_one_server_counts_on_what_the_other_just_changed(
+    tmp_path: Path,
+) -> None:
     """A scope that was removed a moment ago is made again, though this server still shows it."""
 
     async def tell(one: Server, two: Server) -> None:

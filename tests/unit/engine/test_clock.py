@@ -17,7 +17,10 @@ def test_sleepers_wake_in_the_order_of_their_moments_each_at_its_own() -> None:
             await clock.sleep_until(clock.now() + span)
             told.append(f"{name} {clock.now():%H:%M}")
 
-        tasks = [asyncio.create_task(sleeper(name, n * MINUTE)) for name, n in (("late", 9), ("soon", 1), ("mid", 5))]
+        tasks = [
+            asyncio.create_task(sleeper(name, n * MINUTE))
+            for name, n in (("late", 9), ("soon", 1), ("mid", 5))
+        ]
         await asyncio.sleep(0)
         await clock.advance(5 * MINUTE)
         assert clock.now() == NOON + 5 * MINUTE

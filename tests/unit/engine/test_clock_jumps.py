@@ -1,4 +1,7 @@
-"""A machine whose clock is set while the service runs: Forewarn goes on by its own time, and says so."""
+"""A machine whose clock is set while the service runs:
+
+Forewarn goes on by its own time, and says so.
+"""
 
 import asyncio
 import logging
@@ -9,14 +12,14 @@ import pytest
 from forewarn.core import command as ask
 from forewarn.core.event import Status
 from forewarn.core.timing import Timing
+from forewarn.engine import entry as note
 from forewarn.engine.clock import RealClock
 from forewarn.engine.engine import Engine
-from forewarn.engine.history import Retention
-from forewarn.engine.tail import Tail
+from forewarn.history.feed import HistoryFeed
+from forewarn.history.query import RetentionWorker
 from forewarn.store.memory import MemoryStore
-from forewarn.wire import note
 from tests.builders import MINUTE, NOON, SECOND, scope_of
-from tests.unit.engine.test_history import joined
+from tests.unit.history.test_query import joined
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 
@@ -139,7 +142,9 @@ def test_clock_an_hour_ahead_starts_no_event_early_and_an_hour_behind_stamps_not
     async def story() -> None:
         machine, store, scope = Machine(), MemoryStore(), scope_of()
         engine = Engine(store, machine.clock, Timing())
-        await engine.submit("web", ask.Enrol(kind=scope.kind, policy=scope.policy, vms=scope.vms), by="ann")
+        await engine.submit(
+            "web", ask.SetMembers(kind=scope.kind, policy=scope.policy, vms=scope.vms), by="ann"
+        )
         await engine.submit("web", ask.Seen(), by="poll")
         await engine.submit("web", ask.Restart(vm="web-0", event_id="E1"), by="ann")
         machine.run(MINUTE)
@@ -158,7 +163,7 @@ def test_clock_an_hour_ahead_starts_no_event_early_and_an_hour_behind_stamps_not
     asyncio.run(story())
 
 
-async def kept_after(retention: Retention, store: MemoryStore) -> int:
+async def kept_after(retention: RetentionWorker, store: MemoryStore) -> int:
     await retention.trim()
     return len(await store.history())
 
@@ -169,7 +174,9 @@ def test_clock_a_hundred_days_ahead_trims_no_history() -> None:
     async def story() -> None:
         machine, store = Machine(), MemoryStore()
         await store.commit([], [joined(number) for number in range(10)])
-        retention = Retention(store, machine.clock, Tail(store), keep=90 * DAY, notes_max=0)
+        retention = RetentionWorker(
+            store, machine.clock, HistoryFeed(store), keep=90 * DAY, notes_max=0
+        )
         machine.run(2 * HOUR)
         machine.set(100 * DAY)
         assert await kept_after(retention, store) == 10
@@ -180,19 +187,26 @@ def test_clock_a_hundred_days_ahead_trims_no_history() -> None:
 
 
 def test_history_survives_an_hour_of_a_service_that_started_with_a_wrong_clock() -> None:
-    """Nothing can tell a wrong clock from a right one at the start. So there is time to notice, and a clock set right helps."""
+    """Nothing can tell a wrong clock from a right one at the start.
+
+    So there is time to notice, and a clock set right helps.
+    """
 
     async def story() -> None:
         machine, store = Machine(), MemoryStore()
         await store.commit([], [joined(number) for number in range(10)])
         machine.set(100 * DAY)
         machine.clock = RealClock(wall=lambda: machine.wall, steady=lambda: machine.steady)
-        retention = Retention(store, machine.clock, Tail(store), keep=90 * DAY, notes_max=0)
+        retention = RetentionWorker(
+            store, machine.clock, HistoryFeed(store), keep=90 * DAY, notes_max=0
+        )
         assert await kept_after(retention, store) == 10
         machine.run(59 * MINUTE)
         assert await kept_after(retention, store) == 10
 
-        machine.set(-100 * DAY)  # set right, but the service goes on with the time that it started with
+        machine.set(
+            -100 * DAY
+        )  # set right, but the service goes on with the time that it started with
         machine.run(DAY)
         assert await kept_after(retention, store) == 10
 

@@ -7,14 +7,15 @@ from datetime import timedelta
 import pytest
 
 from forewarn.core import command as ask
-from forewarn.core.change import What
+from forewarn.core.change import ChangeKind
 from forewarn.core.event import EventType, Status
 from forewarn.core.fleet import Approval, Policy, Scope, ScopeKind
 from forewarn.core.timing import DURATION, Timing
+from forewarn.engine import entry as note
 from forewarn.engine.clock import VirtualClock
 from forewarn.engine.engine import Engine
-from forewarn.engine.loops import Loops
 from forewarn.engine.operations import Operations
+from forewarn.engine.worker import Worker
 from forewarn.errors import (
     AlreadyPending,
     EventEnded,
@@ -25,12 +26,11 @@ from forewarn.errors import (
     UnknownScope,
     UnknownVm,
 )
-from forewarn.platform.base import Done, Order
+from forewarn.fleetfile.schema import Fleet
+from forewarn.platform.base import ImpactRequest, ImpactResult
 from forewarn.platform.simulated import SimulatedPlatform
 from forewarn.store.base import Snapshot, Write
 from forewarn.store.memory import MemoryStore
-from forewarn.wire import note
-from forewarn.wire.fleet import Fleet
 from tests.builders import MINUTE, NOON, guid, restart, vm
 
 FLEET = Fleet(
@@ -38,7 +38,10 @@ FLEET = Fleet(
         Scope(
             name="web",
             kind=ScopeKind.AVAILABILITY_SET,
-            vms=(vm("web-0", address="10.0.0.1"), vm("web-1", domain=1, host="host-b", address="10.0.0.2")),
+            vms=(
+                vm("web-0", address="10.0.0.1"),
+                vm("web-1", domain=1, host="host-b", address="10.0.0.2"),
+            ),
         ),
         Scope(name="db", kind=ScopeKind.VM, vms=(vm("db", address="10.0.0.3"),)),
     ),
@@ -89,7 +92,10 @@ def test_what_is_submitted_is_stored_with_its_notes_in_one_commit() -> None:
         (line,) = (await world.store.history())[before:]
         written = note.decode(line.body)
         assert (written.at, written.by, written.scope) == (NOON, "ann", "web")
-        assert (written.change.what, written.change.event_id) == (What.SCHEDULED, told.event.id)
+        assert (written.change.what, written.change.event_id) == (
+            ChangeKind.SCHEDULED,
+            told.event.id,
+        )
         other = await world.engine()
         assert other.board.scopes["web"].scope.events == (told.event,)
 
@@ -124,7 +130,9 @@ def test_two_servers_that_approve_at_once_lose_neither_word() -> None:
             await engine.load()
         scope = FLEET.scopes[0]
         policy = Policy(approval=Approval.ALL)
-        await one.submit("web", ask.Enrol(kind=scope.kind, policy=policy, vms=scope.vms), by="ann")
+        await one.submit(
+            "web", ask.SetMembers(kind=scope.kind, policy=policy, vms=scope.vms), by="ann"
+        )
         results = await asyncio.gather(
             one.submit("web", ask.Approve(event_ids=(told.event.id,), vm="web-0"), by="web-0"),
             two.submit("web", ask.Approve(event_ids=(told.event.id,), vm="web-1"), by="web-1"),
@@ -246,7 +254,10 @@ def test_a_refused_fleet_changes_nothing() -> None:
         moved = Scope(name="web", kind=web.kind, vms=(vm("web-0", domain=4), web.vms[1]))
 
         with pytest.raises(Exception, match="cannot change its update domain"):
-            await desk.apply(Fleet(scopes=(moved, Scope(name="new", kind=ScopeKind.SCALE_SET)), hosts=()), by="ann")
+            await desk.apply(
+                Fleet(scopes=(moved, Scope(name="new", kind=ScopeKind.SCALE_SET)), hosts=()),
+                by="ann",
+            )
         assert (await world.store.load()).revision == revision
 
     live(story)
@@ -256,7 +267,10 @@ def test_applying_a_fleet_tells_the_difference_and_a_dry_run_does_nothing() -> N
     async def story(world: World) -> None:
         desk = await world.desk()
         web = FLEET.scopes[0]
-        wanted = Fleet(scopes=(Scope(name="web", kind=web.kind, vms=(web.vms[0], vm("web-9"))),), hosts=("host-a",))
+        wanted = Fleet(
+            scopes=(Scope(name="web", kind=web.kind, vms=(web.vms[0], vm("web-9"))),),
+            hosts=("host-a",),
+        )
         planned = await desk.apply(wanted, by="ann", dry_run=True)
 
         assert planned[:5] == ((), ("web",), ("db",), ("web-9",), ("db", "web-1"))
@@ -287,7 +301,10 @@ def test_a_large_fleet_takes_several_commits() -> None:
     async def story(world: World) -> None:
         engine = await world.engine()
         desk = Operations(engine, world.make_id)
-        many = tuple(Scope(name=f"s{number}", kind=ScopeKind.VM, vms=(vm(f"v{number}"),)) for number in range(250))
+        many = tuple(
+            Scope(name=f"s{number}", kind=ScopeKind.VM, vms=(vm(f"v{number}"),))
+            for number in range(250)
+        )
         await desk.apply(Fleet(scopes=many, hosts=()), by="ann", digest="d1")
 
         assert len((await world.store.load("scope/")).records) == 250
@@ -317,7 +334,10 @@ def test_maintenance_of_a_host_is_one_event_for_each_scope() -> None:
         desk = await world.desk()
         told = await desk.maintain("host-a", type=EventType.REBOOT, by="ann")
 
-        assert [(one.scope.name, one.event.resources) for one in told] == [("db", ("db",)), ("web", ("web-0",))]
+        assert [(one.scope.name, one.event.resources) for one in told] == [
+            ("db", ("db",)),
+            ("web", ("web-0",)),
+        ]
         with pytest.raises(AlreadyPending):
             await desk.maintain("host-a", type=EventType.REBOOT, by="ann")
         assert await desk.maintain("host-c", type=EventType.REBOOT, by="ann") == []
@@ -358,8 +378,10 @@ class Crew:
         worker: str = "w1",
         durations: Mapping[EventType, timedelta] = DURATION,
     ) -> None:
-        platform = SimulatedPlatform(clock, durations=durations, hosts=engine.board.host_names, failing=failing)
-        loops = Loops(engine, platform, worker=worker, impact_limit=timedelta(hours=1))
+        platform = SimulatedPlatform(
+            clock, durations=durations, hosts=engine.board.host_names, failing=failing
+        )
+        loops = Worker(engine, platform, worker=worker, impact_limit=timedelta(hours=1))
         self.task = asyncio.create_task(loops.run())
 
     async def leave(self) -> None:
@@ -376,7 +398,13 @@ def test_an_event_that_nobody_approves_runs_its_whole_course_by_itself() -> None
         for minutes in (9, 1, 9, 2):
             await world.clock.advance(minutes * MINUTE)
             scope = desk._engine.board.scopes["web"].scope
-            seen.append((scope.incarnation, [str(event.status) for event in scope.events], scope.vms[0].host))
+            seen.append(
+                (
+                    scope.incarnation,
+                    [str(event.status) for event in scope.events],
+                    scope.vms[0].host,
+                )
+            )
         await crew.leave()
 
         assert seen == [
@@ -417,16 +445,18 @@ def test_two_servers_share_the_work_and_do_it_once() -> None:
         def __init__(self) -> None:
             self.calls: list[str] = []
 
-        async def carry_out(self, order: Order) -> Done:
+        async def run_impact(self, order: ImpactRequest) -> ImpactResult:
             self.calls.append(order.vm.name)
-            return Done()
+            return ImpactResult()
 
     async def story(world: World) -> None:
         desk = await world.desk()
         platform = Counting()
         engines = [desk._engine, await world.engine()]
         crews = [
-            asyncio.create_task(Loops(engine, platform, worker=f"w{number}", impact_limit=MINUTE).run())
+            asyncio.create_task(
+                Worker(engine, platform, worker=f"w{number}", impact_limit=MINUTE).run()
+            )
             for number, engine in enumerate(engines)
         ]
         await desk.restart("web-0", by="ann")
@@ -442,10 +472,17 @@ def test_two_servers_share_the_work_and_do_it_once() -> None:
     live(story)
 
 
-def test_a_driver_that_fails_is_tried_again_until_the_retry_window_ends_and_then_the_event_fails() -> None:
+def test_a_driver_that_fails_is_tried_again_until_the_retry_window_ends_and_then_the_event_fails() -> (
+    None
+):
     async def story(world: World) -> None:
         desk = await world.desk()
-        crew = Crew(desk._engine, world.clock, failing=("web-0",), durations=dict.fromkeys(EventType, timedelta(0)))
+        crew = Crew(
+            desk._engine,
+            world.clock,
+            failing=("web-0",),
+            durations=dict.fromkeys(EventType, timedelta(0)),
+        )
         await desk.restart("web-0", by="ann")
         await world.clock.advance(timedelta(hours=2))
         await crew.leave()
@@ -467,19 +504,24 @@ def test_no_more_impacts_at_once_than_allowed() -> None:
         def __init__(self, clock: VirtualClock) -> None:
             self.clock = clock
 
-        async def carry_out(self, order: Order) -> Done:
+        async def run_impact(self, order: ImpactRequest) -> ImpactResult:
             self.now_busy += 1
             self.most = max(self.most, self.now_busy)
             await self.clock.sleep_until(self.clock.now() + MINUTE)
             self.now_busy -= 1
-            return Done()
+            return ImpactResult()
 
     async def story(world: World) -> None:
         desk = await world.desk()
-        many = tuple(Scope(name=f"s{number}", kind=ScopeKind.VM, vms=(vm(f"v{number}"),)) for number in range(10))
+        many = tuple(
+            Scope(name=f"s{number}", kind=ScopeKind.VM, vms=(vm(f"v{number}"),))
+            for number in range(10)
+        )
         await desk.apply(Fleet(scopes=many, hosts=()), by="ann")
         platform = Busy(world.clock)
-        loops = Loops(desk._engine, platform, worker="w", impacts_max=3, impact_limit=timedelta(hours=1))
+        loops = Worker(
+            desk._engine, platform, worker="w", impacts_max=3, impact_limit=timedelta(hours=1)
+        )
         task = asyncio.create_task(loops.run())
         await desk.maintain("host-a", type=EventType.FREEZE, by="ann")
         await world.clock.advance(timedelta(minutes=30))

@@ -1,4 +1,6 @@
-"""Where VMs are, when a fleet is applied: by the file that a server starts with, by an operator, by a sync."""
+"""Where VMs are, when a fleet is applied: by the file that a server starts with, by an operator, by
+a sync.
+"""
 
 import json
 
@@ -7,7 +9,7 @@ from msgspec.structs import replace
 from forewarn.core import command as ask
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
-from forewarn.wire.fleet import Fleet, dump, parse
+from forewarn.fleetfile.schema import Fleet, dump, parse
 from tests.unit.engine.test_engine import FLEET, World, live
 
 
@@ -15,11 +17,19 @@ def placed(web_0: str = "host-a", web_1: str = "host-b", **more: object) -> Flee
     """The fleet with its web VMs on these hosts; `more` is of web-1."""
     web, db = FLEET.scopes
     first, second = web.vms
-    return replace(FLEET, scopes=(replace(web, vms=(replace(first, host=web_0), replace(second, host=web_1, **more))), db))
+    return replace(
+        FLEET,
+        scopes=(
+            replace(web, vms=(replace(first, host=web_0), replace(second, host=web_1, **more))),
+            db,
+        ),
+    )
 
 
 def hosts(desk: Operations) -> dict[str, str]:
-    return {vm.name: vm.host for scope in desk.fleet().scopes for vm in scope.vms if scope.name == "web"}
+    return {
+        vm.name: vm.host for scope in desk.fleet().scopes for vm in scope.vms if scope.name == "web"
+    }
 
 
 async def moved(desk: Operations, engine: Engine, vm: str, host: str) -> None:
@@ -29,7 +39,9 @@ async def moved(desk: Operations, engine: Engine, vm: str, host: str) -> None:
     event = told.event.id
     await desk.approve(event, by="ann")
     await engine.submit("web", ask.Claim(event_id=event, vm=vm, worker="w"), by="w")
-    await engine.submit("web", ask.Finish(event_id=event, vm=vm, worker="w", tries=1, host=host), by="w")
+    await engine.submit(
+        "web", ask.Finish(event_id=event, vm=vm, worker="w", tries=1, host=host), by="w"
+    )
 
 
 async def with_file(world: World) -> tuple[Operations, Engine]:
@@ -42,7 +54,10 @@ async def with_file(world: World) -> tuple[Operations, Engine]:
 
 
 def test_a_fleet_file_does_not_undo_a_move_of_a_vm_it_says_nothing_new_about() -> None:
-    """The file says where a VM was when it was written. Moved back on paper, the VM would miss what awaits its real host."""
+    """The file says where a VM was when it was written.
+
+    Moved back on paper, the VM would miss what awaits its real host.
+    """
 
     async def story(world: World) -> None:
         desk, engine = await with_file(world)

@@ -1,4 +1,6 @@
-"""Commands for one scope that wait for each other are committed together: one write, everyone's own outcome."""
+"""Commands for one scope that wait for each other are committed together: one write, everyone's own
+outcome.
+"""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -11,13 +13,20 @@ from forewarn.core.event import Status
 from forewarn.core.fleet import Approval, Policy, Scope, ScopeKind
 from forewarn.core.machine import Outcome
 from forewarn.core.timing import Timing
+from forewarn.engine import entry as note
 from forewarn.engine.engine import GROUP_MAX, QUEUE_MAX, Engine
 from forewarn.engine.operations import Operations
-from forewarn.errors import AlreadyPending, Conflict, StoreLost, Unavailable, UnknownEvent, UnknownScope
+from forewarn.errors import (
+    AlreadyPending,
+    Conflict,
+    StoreLost,
+    Unavailable,
+    UnknownEvent,
+    UnknownScope,
+)
+from forewarn.fleetfile.schema import Fleet
 from forewarn.store.base import Snapshot, Write
 from forewarn.store.memory import MemoryStore
-from forewarn.wire import note
-from forewarn.wire.fleet import Fleet
 from tests.builders import NOON, approve, guid, restart, vm
 from tests.unit.engine.test_engine import World, live
 
@@ -25,7 +34,10 @@ NAMES = [f"web-{number}" for number in range(GROUP_MAX + 50)]
 
 
 class GatedStore(MemoryStore):
-    """Holds commits back while its gate is closed, and counts commits and reads. Fails the next commits as told."""
+    """Holds commits back while its gate is closed, and counts commits and reads.
+
+    Fails the next commits as told.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,10 +78,14 @@ async def turns(count: int = 20) -> None:
         await asyncio.sleep(0)
 
 
-async def ready(world: World, policy: Policy = Policy(user_operations_max=1000)) -> tuple[Engine, GatedStore]:  # noqa: B008
+async def ready(
+    world: World, policy: Policy = Policy(user_operations_max=1000)
+) -> tuple[Engine, GatedStore]:
     """An engine with one scope that somebody polls, and its store, with the counts at 0."""
     engine = await world.engine()
-    scope = Scope(name="web", kind=ScopeKind.SCALE_SET, policy=policy, vms=tuple(vm(name) for name in NAMES))
+    scope = Scope(
+        name="web", kind=ScopeKind.SCALE_SET, policy=policy, vms=tuple(vm(name) for name in NAMES)
+    )
     await Operations(engine, world.make_id).apply(Fleet(scopes=(scope,), hosts=()), by="test")
     await engine.seen(engine.board.scopes["web"])
     store = cast("GatedStore", world.store)
@@ -80,7 +96,9 @@ async def ready(world: World, policy: Policy = Policy(user_operations_max=1000))
 Submitted = list["asyncio.Task[Outcome]"]
 
 
-async def behind_a_commit(engine: Engine, store: GatedStore, commands: Sequence[ask.Command]) -> Submitted:
+async def behind_a_commit(
+    engine: Engine, store: GatedStore, commands: Sequence[ask.Command]
+) -> Submitted:
     """The first command is being committed, the others wait behind it."""
     store.gate.clear()
     tasks = []
@@ -98,12 +116,16 @@ def live_gated(story: Callable[[World], object]) -> None:
 
 
 def test_commands_that_wait_for_a_commit_are_committed_together() -> None:
-    """Each commit writes the whole scope; a thousand VMs that approve at once must not write it a thousand times."""
+    """Each commit writes the whole scope; a thousand VMs that approve at once must not write it a
+    thousand times.
+    """
 
     async def story(world: World) -> None:
         engine, store = await ready(world)
         before = len(await store.history())
-        tasks = await behind_a_commit(engine, store, [restart(NAMES[number], number + 1) for number in range(6)])
+        tasks = await behind_a_commit(
+            engine, store, [restart(NAMES[number], number + 1) for number in range(6)]
+        )
         store.gate.set()
         outcomes = await asyncio.gather(*tasks)
 
@@ -112,7 +134,9 @@ def test_commands_that_wait_for_a_commit_are_committed_together() -> None:
             assert outcome.scope.event(guid(number + 1)) is not None
             assert [change.event_id for change in outcome.changes] == [guid(number + 1)]
         notes = [note.decode(line.body) for line in (await store.history())[before:]]
-        assert [(one.by, one.change.event_id) for one in notes] == [(f"by-{number}", guid(number + 1)) for number in range(6)]
+        assert [(one.by, one.change.event_id) for one in notes] == [
+            (f"by-{number}", guid(number + 1)) for number in range(6)
+        ]
         stored = (await world.engine()).board.scopes["web"].scope
         assert [event.id for event in stored.events] == [guid(number + 1) for number in range(6)]
 
@@ -125,7 +149,14 @@ def test_a_group_is_one_change_for_the_guests() -> None:
     async def story(world: World) -> None:
         engine, store = await ready(world)
         tasks = await behind_a_commit(
-            engine, store, [restart(NAMES[0], 1), restart(NAMES[1], 2), approve(NAMES[1], 2), restart(NAMES[2], 3)]
+            engine,
+            store,
+            [
+                restart(NAMES[0], 1),
+                restart(NAMES[1], 2),
+                approve(NAMES[1], 2),
+                restart(NAMES[2], 3),
+            ],
         )
         store.gate.set()
         await asyncio.gather(*tasks)
@@ -146,13 +177,29 @@ def test_a_refusal_within_a_group_is_its_own_submitters_alone() -> None:
     async def story(world: World) -> None:
         engine, store = await ready(world)
         commands: list[ask.Command]
-        commands = [restart(NAMES[0], 1), restart(NAMES[1], 2), restart(NAMES[1], 3), approve(NAMES[2], 99), restart(NAMES[3], 4)]
+        commands = [
+            restart(NAMES[0], 1),
+            restart(NAMES[1], 2),
+            restart(NAMES[1], 3),
+            approve(NAMES[2], 99),
+            restart(NAMES[3], 4),
+        ]
         tasks = await behind_a_commit(engine, store, commands)
         store.gate.set()
         results = await asyncio.gather(*tasks, return_exceptions=True)
 
-        assert [type(result) for result in results] == [Outcome, Outcome, AlreadyPending, UnknownEvent, Outcome]
-        assert [event.id for event in engine.board.scopes["web"].scope.events] == [guid(1), guid(2), guid(4)]
+        assert [type(result) for result in results] == [
+            Outcome,
+            Outcome,
+            AlreadyPending,
+            UnknownEvent,
+            Outcome,
+        ]
+        assert [event.id for event in engine.board.scopes["web"].scope.events] == [
+            guid(1),
+            guid(2),
+            guid(4),
+        ]
         assert (store.commits, store.reads) == (2, 1)
 
     live_gated(story)
@@ -166,7 +213,10 @@ def test_a_group_that_lost_the_race_is_decided_again_on_what_the_store_holds() -
         other = Engine(NoGate(store), world.clock, Timing())
         await other.load()
         store.gate.clear()
-        tasks = [asyncio.create_task(engine.submit("web", restart(NAMES[number], number + 1), by="ann")) for number in range(3)]
+        tasks = [
+            asyncio.create_task(engine.submit("web", restart(NAMES[number], number + 1), by="ann"))
+            for number in range(3)
+        ]
         await turns()
         await other.submit("web", restart(NAMES[1], 50), by="other")
         store.gate.set()
@@ -184,7 +234,9 @@ def test_a_group_that_lost_the_race_is_decided_again_on_what_the_store_holds() -
 def test_a_group_whose_commit_failed_once_is_tried_again_as_a_whole(failure: Exception) -> None:
     async def story(world: World) -> None:
         engine, store = await ready(world)
-        tasks = await behind_a_commit(engine, store, [restart(NAMES[number], number + 1) for number in range(4)])
+        tasks = await behind_a_commit(
+            engine, store, [restart(NAMES[number], number + 1) for number in range(4)]
+        )
         store.failures = [failure]
         store.gate.set()
         await asyncio.gather(*tasks)
@@ -197,7 +249,9 @@ def test_a_group_whose_commit_failed_once_is_tried_again_as_a_whole(failure: Exc
 def test_a_store_that_is_lost_is_told_to_everyone_in_the_group() -> None:
     async def story(world: World) -> None:
         engine, store = await ready(world)
-        tasks = await behind_a_commit(engine, store, [restart(NAMES[number], number + 1) for number in range(4)])
+        tasks = await behind_a_commit(
+            engine, store, [restart(NAMES[number], number + 1) for number in range(4)]
+        )
         store.failures = [StoreLost("no answer") for _ in range(4)]
         store.gate.set()
         results = await asyncio.gather(*tasks, return_exceptions=True)
@@ -210,13 +264,17 @@ def test_a_store_that_is_lost_is_told_to_everyone_in_the_group() -> None:
 
 
 def test_what_is_true_already_needs_no_commit_even_if_the_store_is_lost() -> None:
-    """Guests approve at every poll; while the store is away that must not become an error for those who did."""
+    """Guests approve at every poll; while the store is away that must not become an error for those
+    who did.
+    """
 
     async def story(world: World) -> None:
         engine, store = await ready(world, Policy(approval=Approval.ALL))
         await engine.submit("web", restart(NAMES[0], 1), by="ann")
         await engine.submit("web", approve(NAMES[1], 1), by="ann")
-        tasks = await behind_a_commit(engine, store, [restart(NAMES[5], 2), approve(NAMES[1], 1), restart(NAMES[6], 3)])
+        tasks = await behind_a_commit(
+            engine, store, [restart(NAMES[5], 2), approve(NAMES[1], 1), restart(NAMES[6], 3)]
+        )
         store.failures = [StoreLost("no answer") for _ in range(4)]
         store.gate.set()
         results = await asyncio.gather(*tasks, return_exceptions=True)
@@ -227,11 +285,15 @@ def test_what_is_true_already_needs_no_commit_even_if_the_store_is_lost() -> Non
 
 
 def test_a_submitter_that_gives_up_waiting_takes_nobody_with_it() -> None:
-    """A poll waits two seconds for its record, an HTTP client hangs up; the others in the group want their outcome."""
+    """A poll waits two seconds for its record, an HTTP client hangs up; the others in the group
+    want their outcome.
+    """
 
     async def story(world: World) -> None:
         engine, store = await ready(world)
-        tasks = await behind_a_commit(engine, store, [restart(NAMES[number], number + 1) for number in range(4)])
+        tasks = await behind_a_commit(
+            engine, store, [restart(NAMES[number], number + 1) for number in range(4)]
+        )
         tasks[0].cancel()  # its commit is in progress
         tasks[2].cancel()  # nobody has looked at it yet
         await turns()
@@ -240,7 +302,11 @@ def test_a_submitter_that_gives_up_waiting_takes_nobody_with_it() -> None:
 
         kinds = [type(result) for result in results]
         assert kinds == [asyncio.CancelledError, Outcome, asyncio.CancelledError, Outcome]
-        assert [event.id for event in engine.board.scopes["web"].scope.events] == [guid(1), guid(2), guid(4)]
+        assert [event.id for event in engine.board.scopes["web"].scope.events] == [
+            guid(1),
+            guid(2),
+            guid(4),
+        ]
 
     live_gated(story)
 
@@ -252,7 +318,9 @@ def test_a_group_has_a_limit() -> None:
         engine, store = await ready(world)
         commands = [restart(NAMES[number], number + 1) for number in range(GROUP_MAX + 2)]
         tasks = await behind_a_commit(engine, store, commands[:1])
-        tasks += [asyncio.create_task(engine.submit("web", command, by="ann")) for command in commands[1:]]
+        tasks += [
+            asyncio.create_task(engine.submit("web", command, by="ann")) for command in commands[1:]
+        ]
         await turns()
         store.gate.set()
         await asyncio.gather(*tasks)
@@ -266,7 +334,10 @@ def test_the_queue_of_a_scope_has_a_limit() -> None:
     async def story(world: World) -> None:
         engine, store = await ready(world)
         tasks = await behind_a_commit(engine, store, [restart(NAMES[0], 1)])
-        tasks += [asyncio.create_task(engine.submit("web", approve(NAMES[0], 1), by="ann")) for _ in range(QUEUE_MAX)]
+        tasks += [
+            asyncio.create_task(engine.submit("web", approve(NAMES[0], 1), by="ann"))
+            for _ in range(QUEUE_MAX)
+        ]
         await turns()
         with pytest.raises(Unavailable, match="web"):
             await engine.submit("web", ask.Tick(), by="clock")
@@ -279,11 +350,18 @@ def test_the_queue_of_a_scope_has_a_limit() -> None:
 def test_what_waits_behind_the_end_of_a_scope_is_told_that_there_is_none() -> None:
     async def story(world: World) -> None:
         engine, store = await ready(world)
-        tasks = await behind_a_commit(engine, store, [restart(NAMES[0], 1), ask.Retire(), approve(NAMES[0], 1), ask.Tick()])
+        tasks = await behind_a_commit(
+            engine, store, [restart(NAMES[0], 1), ask.Retire(), approve(NAMES[0], 1), ask.Tick()]
+        )
         store.gate.set()
         results = await asyncio.gather(*tasks, return_exceptions=True)
 
-        assert [type(result) for result in results] == [Outcome, Outcome, UnknownScope, UnknownScope]
+        assert [type(result) for result in results] == [
+            Outcome,
+            Outcome,
+            UnknownScope,
+            UnknownScope,
+        ]
         assert "web" not in (await world.engine()).board.scopes
 
     live_gated(story)
@@ -293,7 +371,9 @@ def test_a_bug_in_one_command_fails_that_command_alone() -> None:
     async def story(world: World) -> None:
         engine, store = await ready(world)
         strange = cast("ask.Command", object())
-        tasks = await behind_a_commit(engine, store, [restart(NAMES[0], 1), strange, restart(NAMES[1], 2)])
+        tasks = await behind_a_commit(
+            engine, store, [restart(NAMES[0], 1), strange, restart(NAMES[1], 2)]
+        )
         store.gate.set()
         results = await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -305,7 +385,9 @@ def test_a_bug_in_one_command_fails_that_command_alone() -> None:
 def test_closing_the_engine_leaves_nobody_waiting() -> None:
     async def story(world: World) -> None:
         engine, store = await ready(world)
-        tasks = await behind_a_commit(engine, store, [restart(NAMES[number], number + 1) for number in range(3)])
+        tasks = await behind_a_commit(
+            engine, store, [restart(NAMES[number], number + 1) for number in range(3)]
+        )
         await engine.close()
         results = await asyncio.gather(*tasks, return_exceptions=True)
 

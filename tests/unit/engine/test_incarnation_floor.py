@@ -1,4 +1,6 @@
-"""DocumentIncarnation over the end of a scope: one number never means two documents, or an old ETag would get a wrong 304."""
+"""DocumentIncarnation over the end of a scope: one number never means two documents, or an old ETag
+would get a wrong 304.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -11,9 +13,9 @@ from forewarn.core.event import EventType
 from forewarn.core.fleet import Policy, Scope, ScopeKind
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
+from forewarn.fleetfile.schema import Fleet
 from forewarn.store.base import Write
 from forewarn.store.memory import MemoryStore
-from forewarn.wire.fleet import Fleet
 from tests.builders import NOON, vm
 from tests.unit.engine.test_engine import FLEET, World, live
 
@@ -30,7 +32,9 @@ async def server(world: World) -> tuple[Operations, Engine]:
 
 
 async def deleting(world: World) -> tuple[Operations, Engine, str]:
-    """A server with the fleet, whose standalone VM `db` has been polled and is being deleted; and the event's id."""
+    """A server with the fleet, whose standalone VM `db` has been polled and is being deleted; and
+    the event's id.
+    """
     operations, engine = await server(world)
     await operations.apply(FLEET, by="ann")
     await engine.submit("db", ask.Seen(), by="poll")
@@ -59,10 +63,12 @@ async def by_the_fleet_file(operations: Operations, engine: Engine, event_id: st
 
 
 async def by_losing_its_vm(operations: Operations, engine: Engine, event_id: str) -> None:
-    await engine.submit("db", ask.Enrol(kind=ScopeKind.VM, policy=Policy(), vms=()), by="ann")
+    await engine.submit("db", ask.SetMembers(kind=ScopeKind.VM, policy=Policy(), vms=()), by="ann")
 
 
-@pytest.mark.parametrize("vanish", [by_its_impact, by_an_operator, by_the_fleet_file, by_losing_its_vm])
+@pytest.mark.parametrize(
+    "vanish", [by_its_impact, by_an_operator, by_the_fleet_file, by_losing_its_vm]
+)
 def test_standalone_vm_that_comes_back_starts_above_all_it_ever_showed(vanish: Vanish) -> None:
     """A guest may still hold any ETag of the VM's earlier life, however that life ended."""
 
@@ -100,7 +106,9 @@ def test_scope_that_replaces_another_in_one_fleet_starts_above_it() -> None:
     async def story(world: World) -> None:
         operations, engine, _ = await deleting(world)
         renamed = Scope(name="database", kind=ScopeKind.VM, vms=FLEET.scopes[1].vms)
-        await operations.apply(Fleet(scopes=(FLEET.scopes[0], renamed), hosts=FLEET.hosts), by="ann")
+        await operations.apply(
+            Fleet(scopes=(FLEET.scopes[0], renamed), hosts=FLEET.hosts), by="ann"
+        )
 
         assert incarnation(engine, "database") > SHOWN_LAST
 
@@ -121,7 +129,9 @@ class ChangesMeanwhile(MemoryStore):
 
 
 def test_event_announced_while_its_scope_is_being_removed_counts_too() -> None:
-    """What matters is the number in the commit that ends the scope, not the one that was read before."""
+    """What matters is the number in the commit that ends the scope, not the one that was read
+    before.
+    """
 
     async def story(world: World) -> None:
         assert isinstance(world.store, ChangesMeanwhile)
@@ -145,7 +155,12 @@ def test_two_servers_that_delete_at_once_keep_the_higher_number() -> None:
     """Both raise the floor: the one that comes second reads it again."""
 
     async def story(world: World) -> None:
-        fleet = Fleet(scopes=tuple(Scope(name=name, kind=ScopeKind.VM, vms=(vm(name, host=name),)) for name in "ab"), hosts=())
+        fleet = Fleet(
+            scopes=tuple(
+                Scope(name=name, kind=ScopeKind.VM, vms=(vm(name, host=name),)) for name in "ab"
+            ),
+            hosts=(),
+        )
         servers = [await server(world), await server(world)]
         await servers[0][0].apply(fleet, by="ann")
         await servers[1][1].load()
@@ -153,7 +168,9 @@ def test_two_servers_that_delete_at_once_keep_the_higher_number() -> None:
         for (operations, engine), name, count in zip(servers, "ab", (4, 1), strict=True):
             await engine.submit(name, ask.Seen(), by="poll")
             for _ in range(count):  # announced and canceled: two numbers each
-                (freeze,) = await operations.maintain(name, type=EventType.FREEZE, by="ann", not_before=NOON + timedelta(days=1))
+                (freeze,) = await operations.maintain(
+                    name, type=EventType.FREEZE, by="ann", not_before=NOON + timedelta(days=1)
+                )
                 await operations.cancel(freeze.event.id, by="ann")
             deletion = await operations.delete(name, by="ann")
             assert deletion is not None

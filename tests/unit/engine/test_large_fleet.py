@@ -1,4 +1,7 @@
-"""A large fleet is loaded and applied without keeping anybody waiting. Turns of the event loop are counted, no time is taken."""
+"""A large fleet is loaded and applied without keeping anybody waiting.
+
+Turns of the event loop are counted, no time is taken.
+"""
 
 import asyncio
 from collections.abc import Awaitable
@@ -10,10 +13,10 @@ from forewarn.core.timing import Timing
 from forewarn.engine.clock import VirtualClock
 from forewarn.engine.engine import SCOPE_KEY, Engine
 from forewarn.engine.operations import Difference, Operations
+from forewarn.engine.record import SCOPE
+from forewarn.fleetfile.schema import Fleet
 from forewarn.store.base import Write
 from forewarn.store.memory import MemoryStore
-from forewarn.wire.fleet import Fleet
-from forewarn.wire.record import SCOPE
 from tests.builders import NOON, OPERATION, vm
 
 
@@ -35,13 +38,20 @@ async def turns_during(doing: Awaitable[object]) -> int:
 
 
 def test_polls_pass_while_the_store_is_read() -> None:
-    """A store that was lost is read again as a whole when it is back, and until then every VM can be answered."""
+    """A store that was lost is read again as a whole when it is back, and until then every VM can
+    be answered.
+    """
 
     async def read() -> None:
         store = MemoryStore()
         for first in range(0, 2000, 100):
-            scopes = [Scope(name=f"s{number}", vms=(vm(f"vm-{number}"),)) for number in range(first, first + 100)]
-            await store.commit([Write(SCOPE_KEY.format(scope.name), SCOPE.encode(scope), 0) for scope in scopes])
+            scopes = [
+                Scope(name=f"s{number}", vms=(vm(f"vm-{number}"),))
+                for number in range(first, first + 100)
+            ]
+            await store.commit(
+                [Write(SCOPE_KEY.format(scope.name), SCOPE.encode(scope), 0) for scope in scopes]
+            )
         engine = Engine(store, VirtualClock(NOON), Timing())
         assert await turns_during(engine.load()) >= 10
         assert len(engine.board.vms) == 2000
@@ -53,7 +63,11 @@ def test_polls_pass_while_the_store_is_read() -> None:
 def fleet_of(scopes: int, vms: int) -> Fleet:
     return Fleet(
         scopes=tuple(
-            Scope(name=f"s{scope}", kind=ScopeKind.SCALE_SET, vms=tuple(vm(f"vm-{scope}-{number}") for number in range(vms)))
+            Scope(
+                name=f"s{scope}",
+                kind=ScopeKind.SCALE_SET,
+                vms=tuple(vm(f"vm-{scope}-{number}") for number in range(vms)),
+            )
             for scope in range(scopes)
         )
     )
@@ -65,14 +79,18 @@ def operations() -> Operations:
 
 @pytest.mark.parametrize(("scopes", "vms"), [(50, 100), (5000, 1), (5, 1000)])
 def test_polls_pass_while_a_fleet_is_compared_and_applied(scopes: int, vms: int) -> None:
-    """Five thousand VMs, in scopes of any size: all of them are looked at, and other VMs poll meanwhile."""
+    """Five thousand VMs, in scopes of any size: all of them are looked at, and other VMs poll
+    meanwhile.
+    """
 
     async def apply() -> None:
         service, fleet = operations(), fleet_of(scopes, vms)
         least = min(10, scopes - 1)
         assert await turns_during(service.apply(fleet, by="test", dry_run=True)) >= least
         assert await turns_during(service.apply(fleet, by="test")) >= least
-        assert await turns_during(service.apply(fleet, by="test")) >= least  # it is compared, though nothing has changed
+        assert (
+            await turns_during(service.apply(fleet, by="test")) >= least
+        )  # it is compared, though nothing has changed
         assert len(service.fleet().scopes) == scopes
         assert await turns_during(service.apply(Fleet(), by="test")) >= least
         assert service.fleet() == Fleet()
@@ -86,7 +104,9 @@ def test_a_vm_that_moves_to_another_scope_neither_joins_nor_leaves() -> None:
     async def apply() -> None:
         service = operations()
         a, b, c, d = (vm(name) for name in "abcd")
-        await service.apply(Fleet(scopes=(group("one", a, b), group("two", c), group("three", d))), by="test")
+        await service.apply(
+            Fleet(scopes=(group("one", a, b), group("two", c), group("three", d))), by="test"
+        )
         wanted = Fleet(scopes=(group("one", a), group("two", b, vm("e")), group("four", vm("f"))))
         expected = Difference(
             added=("four",),

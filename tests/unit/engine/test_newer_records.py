@@ -1,4 +1,7 @@
-"""A rolling upgrade: an older server among newer ones. It serves what it can read, and never overwrites what it cannot."""
+"""A rolling upgrade: an older server among newer ones.
+
+It serves what it can read, and never overwrites what it cannot.
+"""
 
 import asyncio
 import logging
@@ -6,17 +9,17 @@ from datetime import timedelta
 
 import pytest
 
+from forewarn.auth.token import Role
 from forewarn.core import command as ask
 from forewarn.core.fleet import Scope, ScopeKind
-from forewarn.core.token import Role
 from forewarn.engine.engine import Engine
-from forewarn.engine.loops import Loops
 from forewarn.engine.operations import Operations
-from forewarn.errors import Problem, RecordUnreadable, Unavailable
-from forewarn.platform.base import Done, Order
+from forewarn.engine.worker import Worker
+from forewarn.errors import Error, RecordUnreadable, Unavailable
+from forewarn.fleetfile.schema import Fleet
+from forewarn.platform.base import ImpactRequest, ImpactResult
 from forewarn.store.base import Record, Write
 from forewarn.store.memory import MemoryStore
-from forewarn.wire.fleet import Fleet
 from tests.builders import MINUTE, vm
 from tests.unit.engine.test_engine import FLEET, World, live
 
@@ -44,7 +47,9 @@ async def server(world: World) -> tuple[Operations, Engine]:
 
 @pytest.mark.parametrize("record", [NEWER_SCOPE, NEWER_FORMAT])
 def test_scope_of_a_newer_server_is_shown_as_it_last_was_after_a_reload(record: bytes) -> None:
-    """A server that reads everything again, after a second without its store, must come back as it was before."""
+    """A server that reads everything again, after a second without its store, must come back as it
+    was before.
+    """
 
     async def story(world: World) -> None:
         operations, engine = await server(world)
@@ -76,9 +81,16 @@ def test_command_on_a_scope_of_a_newer_server_is_refused_and_writes_nothing(reco
                 ask.Tick(),
                 ask.Seen(),
                 ask.Retire(),
-                ask.Enrol(kind=FLEET.scopes[0].kind, policy=FLEET.scopes[0].policy, vms=FLEET.scopes[0].vms),
+                ask.SetMembers(
+                    kind=FLEET.scopes[0].kind,
+                    policy=FLEET.scopes[0].policy,
+                    vms=FLEET.scopes[0].vms,
+                ),
             ):
-                with pytest.raises(RecordUnreadable, match=r"scope web was written by a newer version of Forewarn.*upgrade"):
+                with pytest.raises(
+                    RecordUnreadable,
+                    match=r"scope web was written by a newer version of Forewarn.*upgrade",
+                ):
                     await each.submit("web", command, by="ann")
 
         assert await stored(world.store, "scope/web/") == before
@@ -87,7 +99,9 @@ def test_command_on_a_scope_of_a_newer_server_is_refused_and_writes_nothing(reco
 
 
 def test_scope_that_became_unreadable_meanwhile_is_refused_in_the_commit() -> None:
-    """The record may change between the decision and the commit: the refusal must not turn into a retry without end."""
+    """The record may change between the decision and the commit: the refusal must not turn into a
+    retry without end.
+    """
 
     async def story(world: World) -> None:
         operations, _ = await server(world)
@@ -109,7 +123,9 @@ def test_fleet_is_not_changed_while_part_of_it_cannot_be_read() -> None:
         await rewrite(world.store, "scope/web/", NEWER_SCOPE)
         fresh = await world.engine()
         with pytest.raises(RecordUnreadable, match="scope web"):
-            await Operations(fresh, world.make_id).apply(Fleet(scopes=FLEET.scopes[1:], hosts=()), by="ann")
+            await Operations(fresh, world.make_id).apply(
+                Fleet(scopes=FLEET.scopes[1:], hosts=()), by="ann"
+            )
 
     live(story)
 
@@ -119,11 +135,15 @@ def test_fleet_record_of_a_newer_server_is_never_overwritten() -> None:
 
     async def story(world: World) -> None:
         operations, engine = await server(world)
-        await rewrite(world.store, "fleet", b'{"format":1,"value":{"names":["host-a"],"colour":"red"}}')
+        await rewrite(
+            world.store, "fleet", b'{"format":1,"value":{"names":["host-a"],"colour":"red"}}'
+        )
         before = await stored(world.store, "fleet")
         await engine.load()
         assert engine.board.declared_hosts == FLEET.hosts
-        with pytest.raises(RecordUnreadable, match="the fleet record was written by a newer version"):
+        with pytest.raises(
+            RecordUnreadable, match="the fleet record was written by a newer version"
+        ):
             await operations.apply(Fleet(scopes=FLEET.scopes[:1], hosts=()), by="ann")
 
         assert await stored(world.store, "fleet") == before
@@ -146,7 +166,9 @@ def test_scope_is_writable_again_once_its_record_can_be_read() -> None:
 
         await rewrite(world.store, "scope/web/", NEWER_SCOPE)
         await engine.load()
-        await world.store.commit([Write("scope/web/", None, (await stored(world.store, "scope/web/")).revision)])
+        await world.store.commit(
+            [Write("scope/web/", None, (await stored(world.store, "scope/web/")).revision)]
+        )
         await engine.load()
         await operations.apply(FLEET, by="ann")
         assert await operations.restart("db", by="ann") is None
@@ -157,12 +179,14 @@ def test_scope_is_writable_again_once_its_record_can_be_read() -> None:
 class Idle:
     """A platform that has nothing to do."""
 
-    async def carry_out(self, order: Order) -> Done:
+    async def run_impact(self, order: ImpactRequest) -> ImpactResult:
         raise AssertionError(order)
 
 
 def test_server_stays_ready_beside_a_newer_one_and_leaves_its_deadlines_alone() -> None:
-    """Following, reloading and waiting for NotBefore: one strange scope costs neither readiness nor a read every second."""
+    """Following, reloading and waiting for NotBefore: one strange scope costs neither readiness nor
+    a read every second.
+    """
 
     class Counts(MemoryStore):
         loads = 0
@@ -175,7 +199,7 @@ def test_server_stays_ready_beside_a_newer_one_and_leaves_its_deadlines_alone() 
         assert isinstance(world.store, Counts)
         operations, engine = await server(world)
         await operations.restart("web-0", by="ann")
-        work = asyncio.create_task(Loops(engine, Idle(), worker="w1", impact_limit=MINUTE).run())
+        work = asyncio.create_task(Worker(engine, Idle(), worker="w1", impact_limit=MINUTE).run())
         await rewrite(world.store, "scope/web/", NEWER_SCOPE)
         await world.clock.advance(14 * MINUTE)
         before = world.store.loads
@@ -205,7 +229,9 @@ def test_record_that_cannot_be_read_is_logged_once(caplog: pytest.LogCaptureFixt
 
 
 def test_token_of_a_newer_server_opens_nothing_and_keeps_auth_on() -> None:
-    """With the only token not read, a server would take itself for one without tokens, and let everybody in."""
+    """With the only token not read, a server would take itself for one without tokens, and let
+    everybody in.
+    """
 
     async def story(world: World) -> None:
         maker = await world.engine()
@@ -215,7 +241,7 @@ def test_token_of_a_newer_server_opens_nothing_and_keeps_auth_on() -> None:
 
         assert fresh.tokens
         assert fresh.tokens.holder(text) is None
-        with pytest.raises(Problem):
+        with pytest.raises(Error):
             await fresh.tokens.revoke("boss", by="ann")
         assert (await stored(world.store, "token/boss/")).value == b'{"format":2,"value":{}}'
 
@@ -225,7 +251,9 @@ def test_token_of_a_newer_server_opens_nothing_and_keeps_auth_on() -> None:
 def test_campaign_of_a_newer_server_does_not_stop_a_reload() -> None:
     async def story(world: World) -> None:
         _, engine = await server(world)
-        await world.store.commit([Write("campaign/c9/", NEWER_FORMAT, 0), Write("campaigns", NEWER_FORMAT, 0)])
+        await world.store.commit(
+            [Write("campaign/c9/", NEWER_FORMAT, 0), Write("campaigns", NEWER_FORMAT, 0)]
+        )
         await engine.load()
 
         assert engine.board.place("web").scope.name == "web"
@@ -236,7 +264,10 @@ def test_campaign_of_a_newer_server_does_not_stop_a_reload() -> None:
 
 
 def test_failed_host_reaches_the_scopes_behind_one_that_cannot_be_read() -> None:
-    """The hardware of all of them has failed. The operator learns of the scope that this server could not change."""
+    """The hardware of all of them has failed.
+
+    The operator learns of the scope that this server could not change.
+    """
 
     async def story(world: World) -> None:
         engine = await world.engine()

@@ -1,4 +1,7 @@
-"""Operations of a whole host: asked again they complete what is missing. And VMs that change their scope."""
+"""Operations of a whole host: asked again they complete what is missing.
+
+And VMs that change their scope.
+"""
 
 import pytest
 from msgspec.structs import replace
@@ -8,14 +11,17 @@ from forewarn.core.event import EventType
 from forewarn.core.fleet import Power, Scope, ScopeKind
 from forewarn.engine.operations import Operations, Told
 from forewarn.errors import AlreadyPending, StoreUnusable
-from forewarn.wire.fleet import Fleet
+from forewarn.fleetfile.schema import Fleet
 from tests.builders import MINUTE, guid, vm
 from tests.unit.engine.test_bad_days import FailsAt
 from tests.unit.engine.test_engine import FLEET, World, live
 
 
 def shown(told: list[Told]) -> list[str]:
-    return [f"{one.scope.name}: {one.event.type} {one.event.status} {','.join(one.event.resources)}" for one in told]
+    return [
+        f"{one.scope.name}: {one.event.type} {one.event.status} {','.join(one.event.resources)}"
+        for one in told
+    ]
 
 
 def pending(desk: Operations) -> list[str]:
@@ -25,7 +31,10 @@ def pending(desk: Operations) -> list[str]:
 
 
 def test_a_host_operation_that_was_half_done_is_completed_when_it_is_asked_again() -> None:
-    """The store failed after the first scope. Its VMs have their event; those of the other scope must get theirs."""
+    """The store failed after the first scope.
+
+    Its VMs have their event; those of the other scope must get theirs.
+    """
 
     async def story(world: World) -> None:
         assert isinstance(world.store, FailsAt)
@@ -35,14 +44,20 @@ def test_a_host_operation_that_was_half_done_is_completed_when_it_is_asked_again
             await desk.maintain("host-a", type=EventType.REBOOT, by="ann")
         assert pending(desk) == ["db: Reboot Scheduled db"]
 
-        assert shown(await desk.maintain("host-a", type=EventType.REBOOT, by="ann")) == ["web: Reboot Scheduled web-0"]
+        assert shown(await desk.maintain("host-a", type=EventType.REBOOT, by="ann")) == [
+            "web: Reboot Scheduled web-0"
+        ]
         assert pending(desk) == ["db: Reboot Scheduled db", "web: Reboot Scheduled web-0"]
 
     live(story, FailsAt())
 
 
-def test_a_host_operation_repeated_under_its_id_completes_the_rest_and_lists_all_its_events() -> None:
-    """A client that repeats a request with its Idempotency-Key wants the response of the whole request."""
+def test_a_host_operation_repeated_under_its_id_completes_the_rest_and_lists_all_its_events() -> (
+    None
+):
+    """A client that repeats a request with its Idempotency-Key wants the response of the whole
+    request.
+    """
 
     async def story(world: World) -> None:
         assert isinstance(world.store, FailsAt)
@@ -65,7 +80,13 @@ def test_a_vm_that_moved_onto_a_degraded_host_is_announced_when_it_is_asked_agai
         desk = await world.desk()
         await desk.degrade("host-b", by="ann")
         web, db = FLEET.scopes
-        await desk.apply(Fleet(scopes=(web, replace(db, vms=(replace(db.vms[0], host="host-b"),))), hosts=FLEET.hosts), by="ann")
+        await desk.apply(
+            Fleet(
+                scopes=(web, replace(db, vms=(replace(db.vms[0], host="host-b"),))),
+                hosts=FLEET.hosts,
+            ),
+            by="ann",
+        )
 
         assert shown(await desk.degrade("host-b", by="ann")) == ["db: Redeploy Scheduled db"]
         assert pending(desk) == ["db: Redeploy Scheduled db", "web: Redeploy Scheduled web-1"]
@@ -74,18 +95,27 @@ def test_a_vm_that_moved_onto_a_degraded_host_is_announced_when_it_is_asked_agai
 
 
 def test_a_host_can_always_be_declared_failed_for_the_vms_that_do_not_know_yet() -> None:
-    """Hardware that has failed is a fact; that one scope was told of it before must not hide it from the others."""
+    """Hardware that has failed is a fact; that one scope was told of it before must not hide it
+    from the others.
+    """
 
     async def story(world: World) -> None:
         desk = await world.desk()
         await desk.degrade("host-a", by="ann")
-        assert shown(await desk.fail("host-a", by="ann")) == ["db: Reboot Started db", "web: Reboot Started web-0"]
+        assert shown(await desk.fail("host-a", by="ann")) == [
+            "db: Reboot Started db",
+            "web: Reboot Started web-0",
+        ]
         web, db = FLEET.scopes
         grown = replace(web, vms=(web.vms[0], replace(web.vms[1], host="host-a")))
         await desk.apply(Fleet(scopes=(grown, db), hosts=FLEET.hosts), by="ann")
 
         assert shown(await desk.fail("host-a", by="ann")) == ["web: Reboot Started web-1"]
-        assert pending(desk) == ["db: Reboot Started db", "web: Reboot Started web-0", "web: Reboot Started web-1"]
+        assert pending(desk) == [
+            "db: Reboot Started db",
+            "web: Reboot Started web-0",
+            "web: Reboot Started web-1",
+        ]
 
     live(story)
 
@@ -116,13 +146,17 @@ def test_a_host_operation_is_refused_only_on_what_the_store_says() -> None:
         await other.reload()
         await desk.cancel(told[0].event.id, by="ann")
 
-        assert shown(await other.maintain("host-b", type=EventType.REBOOT, by="bob")) == ["web: Reboot Scheduled web-1"]
+        assert shown(await other.maintain("host-b", type=EventType.REBOOT, by="bob")) == [
+            "web: Reboot Scheduled web-1"
+        ]
 
     live(story)
 
 
 def test_a_vm_keeps_its_power_when_it_moves_to_another_scope() -> None:
-    """An evicted VM does not run again because its owner groups it differently; quorum and budgets count what runs."""
+    """An evicted VM does not run again because its owner groups it differently; quorum and budgets
+    count what runs.
+    """
 
     async def story(world: World) -> None:
         desk = await world.desk()
@@ -133,7 +167,9 @@ def test_a_vm_keeps_its_power_when_it_moves_to_another_scope() -> None:
         await engine.submit("web", ask.Tick(), by="clock")
         await engine.submit("web", ask.Complete(event_id=told.event.id), by="ann")
         bigger = Scope(name="db", kind=ScopeKind.SCALE_SET, vms=(*db.vms, web.vms[0]))
-        await desk.apply(Fleet(scopes=(replace(web, vms=web.vms[1:]), bigger), hosts=FLEET.hosts), by="ann")
+        await desk.apply(
+            Fleet(scopes=(replace(web, vms=web.vms[1:]), bigger), hosts=FLEET.hosts), by="ann"
+        )
 
         moved = (await world.engine()).board.scopes["db"].scope
         assert [member.power for member in moved.vms] == [Power.RUNNING, Power.DEALLOCATED]

@@ -6,16 +6,16 @@ from collections.abc import Awaitable, Callable
 import pytest
 from msgspec.structs import replace
 
+from forewarn.auth.token import Role
 from forewarn.core.timing import Timing
-from forewarn.core.token import Role
 from forewarn.engine.engine import Engine
-from forewarn.engine.history import Wanted, read
 from forewarn.engine.operations import Operations
 from forewarn.engine.restore import JUMP, highest_number, renew
-from forewarn.engine.webhooks import identity_of
 from forewarn.errors import RecordUnreadable, Refused
+from forewarn.fleetfile.schema import Fleet
+from forewarn.history.query import Wanted, read
+from forewarn.history.webhooks import identity_of
 from forewarn.store.base import Write
-from forewarn.wire.fleet import Fleet
 from tests.unit.engine.test_engine import FLEET, World, live
 
 SECRET = "5" * 64
@@ -62,8 +62,14 @@ def test_a_scope_that_is_new_after_a_restore_starts_above_all_that_was_shown() -
 
     async def tell(world: World, desk: Operations, engine: Engine) -> None:
         fresh = await renewed(engine, above=40)
-        more = replace(FLEET.scopes[1], name="db-2", vms=(replace(FLEET.scopes[1].vms[0], name="db-2", address=""),))
-        await Operations(fresh, world.make_id).apply(Fleet(scopes=(*FLEET.scopes, more), hosts=()), by="ann")
+        more = replace(
+            FLEET.scopes[1],
+            name="db-2",
+            vms=(replace(FLEET.scopes[1].vms[0], name="db-2", address=""),),
+        )
+        await Operations(fresh, world.make_id).apply(
+            Fleet(scopes=(*FLEET.scopes, more), hosts=()), by="ann"
+        )
         assert numbers(fresh)["db-2"] > JUMP + 40
 
     story_of(tell)
@@ -71,7 +77,9 @@ def test_a_scope_that_is_new_after_a_restore_starts_above_all_that_was_shown() -
 
 def test_numbers_that_would_not_fit_into_32_bits_are_refused() -> None:
     async def tell(world: World, desk: Operations, engine: Engine) -> None:
-        with pytest.raises(Refused, match=r"document numbers would continue at .*; at most .* is accepted"):
+        with pytest.raises(
+            Refused, match=r"document numbers would continue at .*; at most .* is accepted"
+        ):
             await renewed(engine, above=2**31 - 1 - 2 * JUMP + 1)
         assert highest_number(engine) == 2
         assert highest_number(await renewed(engine, above=2**31 - 1 - 2 * JUMP)) == 2**31 - 1 - JUMP
@@ -80,7 +88,9 @@ def test_numbers_that_would_not_fit_into_32_bits_are_refused() -> None:
 
 
 def test_backup_with_an_unreadable_scope_is_refused_and_unchanged() -> None:
-    """Its document number could not be raised, so its VMs would be answered 304 for another document."""
+    """Its document number could not be raised, so its VMs would be answered 304 for another
+    document.
+    """
 
     async def tell(world: World, desk: Operations, engine: Engine) -> None:
         (found,) = (await engine.store.load("scope/db/")).records
@@ -90,7 +100,10 @@ def test_backup_with_an_unreadable_scope_is_refused_and_unchanged() -> None:
         backup = await world.engine()
         before = await engine.store.load("")
 
-        with pytest.raises(RecordUnreadable, match=r"scope db was written by a newer version of Forewarn, or is damaged"):
+        with pytest.raises(
+            RecordUnreadable,
+            match=r"scope db was written by a newer version of Forewarn, or is damaged",
+        ):
             await renewed(backup)
         assert await engine.store.load("") == before
 
@@ -98,7 +111,10 @@ def test_backup_with_an_unreadable_scope_is_refused_and_unchanged() -> None:
 
 
 def test_tokens_of_a_backup_are_revoked_and_the_api_stays_closed() -> None:
-    """A backup does not know which were revoked since. Without any token the API would be open to all on loopback."""
+    """A backup does not know which were revoked since.
+
+    Without any token the API would be open to all on loopback.
+    """
 
     async def tell(world: World, desk: Operations, engine: Engine) -> None:
         _, boss = await engine.tokens.create("boss", Role.ADMIN, secret="1" * 64, by="test")
@@ -128,13 +144,18 @@ def test_the_history_tells_of_the_restore() -> None:
     async def tell(world: World, desk: Operations, engine: Engine) -> None:
         fresh = await renewed(engine)
         ((shown,), _) = await read(fresh.store, Wanted(what="restored"), limit=10)
-        assert (shown.by, shown.detail) == ("store restore", f"from backup.db; document numbers continue at {JUMP + 2}")
+        assert (shown.by, shown.detail) == (
+            "store restore",
+            f"from backup.db; document numbers continue at {JUMP + 2}",
+        )
 
     story_of(tell)
 
 
 def test_a_restored_store_is_another_one_to_webhooks() -> None:
-    """Its history gives numbers that were given before; a receiver that drops what it knows would drop new entries."""
+    """Its history gives numbers that were given before; a receiver that drops what it knows would
+    drop new entries.
+    """
 
     async def tell(world: World, desk: Operations, engine: Engine) -> None:
         before = await identity_of(engine.store, world.make_id)
@@ -148,7 +169,10 @@ def test_a_large_fleet_is_renewed_in_several_commits() -> None:
     async def story(world: World) -> None:
         engine = await world.engine()
         (_, one) = FLEET.scopes
-        many = tuple(replace(one, name=f"s{n}", vms=(replace(one.vms[0], name=f"v{n}", address=""),)) for n in range(250))
+        many = tuple(
+            replace(one, name=f"s{n}", vms=(replace(one.vms[0], name=f"v{n}", address=""),))
+            for n in range(250)
+        )
         await Operations(engine, world.make_id).apply(Fleet(scopes=many, hosts=()), by="test")
         fresh = await renewed(engine)
         assert set(numbers(fresh).values()) == {JUMP + 1}

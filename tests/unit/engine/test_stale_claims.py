@@ -1,4 +1,6 @@
-"""A server that ran with a clock far ahead and died: what it claimed is taken over in seconds, not when its clock would say."""
+"""A server that ran with a clock far ahead and died: what it claimed is taken over in seconds, not
+when its clock would say.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -8,23 +10,34 @@ from datetime import datetime, timedelta
 import pytest
 from msgspec.structs import replace
 
+from forewarn.campaign.cache import written
+from forewarn.campaign.model import CHECK_SPARE, Phase, UnderWay
+from forewarn.campaign.service import Campaigns
 from forewarn.core import command as ask
-from forewarn.core.campaign import CHECK_SPARE, Phase, UnderWay
 from forewarn.core.event import ImpactState
 from forewarn.core.timing import Timing
-from forewarn.engine.campaigns import Campaigns
 from forewarn.engine.clock import Clock, VirtualClock
 from forewarn.engine.engine import Engine
-from forewarn.engine.loops import Loops
 from forewarn.engine.operations import Operations
-from forewarn.engine.shelf import written
-from forewarn.engine.webhooks import MARGIN
-from forewarn.platform.base import Done, Order
+from forewarn.engine.worker import Worker
+from forewarn.history.webhooks import MARGIN
+from forewarn.platform.base import ImpactRequest, ImpactResult
 from forewarn.store.memory import MemoryStore
-from tests.builders import MINUTE, NOON, SECOND, approve, claim, guid, outcome_of, restart, run, scope_of
-from tests.unit.engine import test_campaigns as campaigns
-from tests.unit.engine import test_webhooks as webhooks
+from tests.builders import (
+    MINUTE,
+    NOON,
+    SECOND,
+    approve,
+    claim,
+    guid,
+    outcome_of,
+    restart,
+    run,
+    scope_of,
+)
+from tests.unit.campaign import test_service as campaigns
 from tests.unit.engine.test_engine import FLEET
+from tests.unit.history import test_webhooks as webhooks
 
 CLAIM = Timing().claim
 DAY = timedelta(days=1)
@@ -51,18 +64,22 @@ class Driver:
         self._clock = clock
         self.tries: list[int] = []
 
-    async def carry_out(self, order: Order) -> Done:
+    async def run_impact(self, order: ImpactRequest) -> ImpactResult:
         self.tries.append(order.tries)
         await self._clock.sleep_until(self._clock.now() + timedelta(hours=1))
-        return Done()
+        return ImpactResult()
 
 
 @asynccontextmanager
-async def server(store: MemoryStore, clock: Clock, driver: Driver, worker: str) -> AsyncIterator[Engine]:
+async def server(
+    store: MemoryStore, clock: Clock, driver: Driver, worker: str
+) -> AsyncIterator[Engine]:
     """At work until the block ends: then it is gone, as if killed."""
     engine = Engine(store, clock, Timing())
     await engine.load()
-    work = asyncio.create_task(Loops(engine, driver, worker=worker, impact_limit=timedelta(hours=2)).run())
+    work = asyncio.create_task(
+        Worker(engine, driver, worker=worker, impact_limit=timedelta(hours=2)).run()
+    )
     try:
         yield engine
     finally:
@@ -102,7 +119,10 @@ def test_live_server_with_a_wrong_clock_keeps_what_it_claims() -> None:
     async def story() -> None:
         store, clock = MemoryStore(), VirtualClock(NOON)
         ahead, driver = Driver(clock), Driver(clock)
-        async with server(store, clock, driver, "w2"), server(store, Ahead(clock), ahead, "w1") as engine:
+        async with (
+            server(store, clock, driver, "w2"),
+            server(store, Ahead(clock), ahead, "w1") as engine,
+        ):
             await failed_host(engine)
             await clock.advance(timedelta(minutes=50))
 
@@ -145,7 +165,9 @@ def test_claim_lapses_only_if_it_is_still_the_one_that_was_observed() -> None:
 
 @pytest.mark.parametrize("is_paused", [False, True])
 def test_webhook_claimed_by_a_dead_server_with_a_wrong_clock_is_told_again(is_paused: bool) -> None:
-    """A claim lasts at most its length after another server first sees it, and a pause at most five minutes."""
+    """A claim lasts at most its length after another server first sees it, and a pause at most five
+    minutes.
+    """
 
     async def tell(world: webhooks.World) -> None:
         true, dead, box = world.clock, webhooks.Box(), webhooks.Box()
@@ -178,7 +200,9 @@ def test_health_check_claimed_for_a_day_is_done_by_another_server() -> None:
         kept = engine.shelf.find(campaign.id)
         until = NOON + DAY + MINUTE + CHECK_SPARE
         dead = UnderWay("h1", NOON, Phase.CHECKING, checker="dead", checked_until=until)
-        await engine.commit([], "test", written(replace(kept.campaign, cursor=1, under_way=(dead,)), kept.revision))
+        await engine.commit(
+            [], "test", written(replace(kept.campaign, cursor=1, under_way=(dead,)), kept.revision)
+        )
         async with world.server(health=campaigns.HealthPlatform()) as other:
             await world.clock.advance(MINUTE)
 

@@ -22,7 +22,13 @@ EVENT = {
 
 
 def request(**members: object) -> Entry:
-    told = {"vm": "web-0", "method": "GET", "path": "/metadata/scheduledevents", "status": 200, **members}
+    told = {
+        "vm": "web-0",
+        "method": "GET",
+        "path": "/metadata/scheduledevents",
+        "status": 200,
+        **members,
+    }
     return msgspec.convert({"number": 1, "at": NOON, "kind": "request", **told}, Entry)
 
 
@@ -32,25 +38,36 @@ def page(*events: dict[str, object]) -> str:
 
 def test_of_a_document_a_person_is_shown_the_number_and_what_matters_of_each_event() -> None:
     """The status is what a test has failed for, more often than not."""
-    started = {**EVENT, "EventStatus": "Started", "EventType": "Freeze", "Resources": ["web-0", "web-1"]}
+    started = {
+        **EVENT,
+        "EventStatus": "Started",
+        "EventType": "Freeze",
+        "Resources": ["web-0", "web-1"],
+    }
     shown = readable(request(answered=page(EVENT, started)))
 
-    assert shown.endswith("-> 200 document 7: Reboot Scheduled of web-0 (602D9444); Freeze Started of web-0, web-1 (602D9444)"), (
-        shown
-    )
+    assert shown.endswith(
+        "-> 200 document 7: Reboot Scheduled of web-0 (602D9444); Freeze Started of web-0, web-1 (602D9444)"
+    ), shown
     assert readable(request(answered=page())).endswith("-> 200 document 7: no events")
     assert readable(request(answered=page(*[EVENT] * 5))).endswith("(602D9444); 2 more")
 
 
 def test_what_is_no_document_is_shown_as_it_came_and_cut() -> None:
-    assert readable(request(answered='{"error":"Gone"}', status=410)).endswith('-> 410 {"error":"Gone"}')
+    assert readable(request(answered='{"error":"Gone"}', status=410)).endswith(
+        '-> 410 {"error":"Gone"}'
+    )
     assert readable(request(answered=page(EVENT)[:40])).endswith(page(EVENT)[:40])
     assert readable(request(answered="x" * 500)).endswith("-> 200 " + "x" * 160 + "…")
     assert "-> no answer" in readable(request(status=0, asked="y" * 500))
 
 
 def test_nothing_that_a_client_says_reaches_the_terminal_as_a_command() -> None:
-    shown = readable(request(asked="\x1b[31mred\nnext", answered=page({**EVENT, "Resources": ["\x1b]0;title\x07"]})))
+    shown = readable(
+        request(
+            asked="\x1b[31mred\nnext", answered=page({**EVENT, "Resources": ["\x1b]0;title\x07"]})
+        )
+    )
 
     assert shown.isprintable()
     assert "\N{REPLACEMENT CHARACTER}[31mred\N{REPLACEMENT CHARACTER}next" in shown
@@ -61,7 +78,9 @@ def test_the_oldest_entries_leave_when_all_together_are_too_long() -> None:
     for number in range(20):
         transcript.add(Kind.REQUEST, method="GET", path=f"/{number}", answered="z" * 800)
 
-    assert [entry.path for entry in transcript.entries] == [f"/{number}" for number in range(11, 20)]
+    assert [entry.path for entry in transcript.entries] == [
+        f"/{number}" for number in range(11, 20)
+    ]
     transcript.add(Kind.REQUEST, method="GET", path="/20", answered="z" * 20_000)
     assert [entry.path for entry in transcript.entries] == ["/20"], "the newest is always there"
     transcript.add(Kind.STEP, what="small")
@@ -69,20 +88,27 @@ def test_the_oldest_entries_leave_when_all_together_are_too_long() -> None:
 
 
 def test_entries_can_be_read_while_another_thread_records() -> None:
-    """A test reads the transcript while the program under test polls, and each poll is recorded by the lab's own thread."""
+    """A test reads the transcript while the program under test polls, and each poll is recorded by
+    the lab's own thread.
+    """
     transcript = Transcript(lambda: NOON)
     for number in range(3):
         transcript.add(Kind.REQUEST, path=f"/{number}")
 
     with ThreadPoolExecutor(1) as lab:
-        seen = [(entry.path, lab.submit(transcript.add, Kind.REQUEST, path="/late").result()) for entry in transcript.entries]
+        seen = [
+            (entry.path, lab.submit(transcript.add, Kind.REQUEST, path="/late").result())
+            for entry in transcript.entries
+        ]
 
     assert [path for path, _ in seen] == ["/0", "/1", "/2"]
     assert len(transcript.entries) == 6
 
 
 def test_a_dump_is_whole_while_another_thread_records() -> None:
-    """Written at the end of a test, when the program under test may still run: each line is an entry, in order."""
+    """Written at the end of a test, when the program under test may still run: each line is an
+    entry, in order.
+    """
     transcript = Transcript(lambda: NOON)
 
     def record() -> None:
@@ -96,4 +122,6 @@ def test_a_dump_is_whole_while_another_thread_records() -> None:
             str(transcript)
         recording.result()
 
-    assert [msgspec.json.decode(line)["number"] for line in transcript.dump().splitlines()] == list(range(1, 20_001))
+    assert [msgspec.json.decode(line)["number"] for line in transcript.dump().splitlines()] == list(
+        range(1, 20_001)
+    )

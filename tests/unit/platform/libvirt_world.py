@@ -1,4 +1,6 @@
-"""Two hosts with libvirt's own test driver: the real library, domains that run nowhere, and a clock that makes nobody wait."""
+"""Two hosts with libvirt's own test driver: the real library, domains that run nowhere, and a clock
+that makes nobody wait.
+"""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -11,9 +13,9 @@ import libvirt
 from forewarn.config_platform import HostUri
 from forewarn.core.event import Cause, EventType
 from forewarn.core.fleet import Vm
-from forewarn.platform.base import Done, Order
-from forewarn.platform.libvirt import LibvirtPlatform
-from forewarn.platform.libvirt_host import Libvirts, prepare
+from forewarn.platform.base import ImpactRequest, ImpactResult
+from forewarn.platform.libvirt.connection import Libvirts, prepare
+from forewarn.platform.libvirt.driver import LibvirtPlatform
 from tests.builders import guid
 from tests.unit.platform.hasty import Hasty
 
@@ -32,11 +34,17 @@ NODE = """
 """The driver makes leases up, and breaks down over a network that has no addresses."""
 HOSTS = ("host-a", "host-b")
 URIS = tuple(HostUri(host, f"test:///{host}") for host in HOSTS)
-RUNNING, PAUSED, OFF = libvirt.VIR_DOMAIN_RUNNING, libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_SHUTOFF
+RUNNING, PAUSED, OFF = (
+    libvirt.VIR_DOMAIN_RUNNING,
+    libvirt.VIR_DOMAIN_PAUSED,
+    libvirt.VIR_DOMAIN_SHUTOFF,
+)
 
 
 def domain_xml(name: str = "web-0", number: int = 1, metadata: str = "") -> str:
-    return DOMAIN.format(name=name, uuid=guid(number).lower(), mac=f"52:54:00:00:00:{number:02x}", metadata=metadata)
+    return DOMAIN.format(
+        name=name, uuid=guid(number).lower(), mac=f"52:54:00:00:00:{number:02x}", metadata=metadata
+    )
 
 
 class LibvirtWorld:
@@ -46,7 +54,9 @@ class LibvirtWorld:
         prepare()
         (folder / "node.xml").write_text(NODE.format(""))
         self.clock = Hasty()
-        self.connections = {f"test:///{host}": libvirt.open(f"test://{folder}/node.xml") for host in hosts}
+        self.connections = {
+            f"test:///{host}": libvirt.open(f"test://{folder}/node.xml") for host in hosts
+        }
         self.hosts = list(hosts)
         self.web = self.on("host-a").defineXML(domain_xml())
         self.web.create()
@@ -64,13 +74,22 @@ class LibvirtWorld:
         return self.connections[uri]
 
     def platform(
-        self, connect: Any = None, *, grace: float = 0, call_seconds_max: float = 30, clock: Any = None
+        self,
+        connect: Any = None,
+        *,
+        grace: float = 0,
+        call_seconds_max: float = 30,
+        clock: Any = None,
     ) -> LibvirtPlatform:
-        libvirts = Libvirts(URIS, call_seconds_max=call_seconds_max, connect=connect or self.connect)
-        return LibvirtPlatform(libvirts, clock or self.clock, hosts=lambda: self.hosts, grace=timedelta(seconds=grace))
+        libvirts = Libvirts(
+            URIS, call_seconds_max=call_seconds_max, connect=connect or self.connect
+        )
+        return LibvirtPlatform(
+            libvirts, clock or self.clock, hosts=lambda: self.hosts, grace=timedelta(seconds=grace)
+        )
 
-    def carry_out(self, what: Order, **more: Any) -> Done:
-        return asyncio.run(self.platform(**more).carry_out(what))
+    def run_impact(self, what: ImpactRequest, **more: Any) -> ImpactResult:
+        return asyncio.run(self.platform(**more).run_impact(what))
 
 
 def order(
@@ -82,8 +101,10 @@ def order(
     name: str = "web-0",
     host: str = "host-a",
     vm_id: str = "",
-) -> Order:
-    return Order(guid(1), "web", Vm(name=name, host=host, id=vm_id), type_, cause, tries, seconds)
+) -> ImpactRequest:
+    return ImpactRequest(
+        guid(1), "web", Vm(name=name, host=host, id=vm_id), type_, cause, tries, seconds
+    )
 
 
 def refusal(number: int) -> libvirt.libvirtError:
@@ -94,7 +115,10 @@ def refusal(number: int) -> libvirt.libvirtError:
 
 
 class Guest:
-    """A domain of the test driver with manners of its own: each of `ways` stands in for a verb. Verbs are written down."""
+    """A domain of the test driver with manners of its own: each of `ways` stands in for a verb.
+
+    Verbs are written down.
+    """
 
     def __init__(self, handle: Any, host: "Host", ways: dict[str, Callable[[Any], Any]]) -> None:
         self._handle, self._host, self._ways = handle, host, ways
@@ -122,9 +146,15 @@ class Host:
         return getattr(self._connection, verb)
 
     def lookupByName(self, name: str) -> Guest:
-        return Guest(self._connection.lookupByName(name), self, {"connect": lambda handle: self, **self._ways})
+        return Guest(
+            self._connection.lookupByName(name),
+            self,
+            {"connect": lambda handle: self, **self._ways},
+        )
 
-    def domainEventRegisterAny(self, domain: Any, what: int, listener: Callable[..., None], more: Any) -> int:
+    def domainEventRegisterAny(
+        self, domain: Any, what: int, listener: Callable[..., None], more: Any
+    ) -> int:
         assert what == libvirt.VIR_DOMAIN_EVENT_ID_REBOOT
         self.listeners.append(listener)
         return 1

@@ -1,4 +1,7 @@
-"""The libvirt platform on libvirt's own test driver: a VM moves. That driver cannot migrate, so most moves stop it."""
+"""The libvirt platform on libvirt's own test driver: a VM moves.
+
+That driver cannot migrate, so most moves stop it.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -8,8 +11,8 @@ import pytest
 
 from forewarn.core.event import Cause, EventType
 from forewarn.errors import ImpactFailed
-from forewarn.platform.base import Done
-from forewarn.platform.libvirt_mark import is_marked, mark
+from forewarn.platform.base import ImpactResult
+from forewarn.platform.libvirt.marker import is_marked, mark
 from tests.builders import guid
 from tests.unit.platform.libvirt_world import OFF, RUNNING, Host, LibvirtWorld, order, refusal
 
@@ -24,48 +27,65 @@ def world(tmp_path: Path) -> LibvirtWorld:
     return LibvirtWorld(tmp_path)
 
 
-def test_where_no_live_migration_is_possible_the_vm_is_stopped_here_and_started_there(world: LibvirtWorld) -> None:
-    done = world.carry_out(REDEPLOY)
+def test_where_no_live_migration_is_possible_the_vm_is_stopped_here_and_started_there(
+    world: LibvirtWorld,
+) -> None:
+    done = world.run_impact(REDEPLOY)
 
-    assert done == Done(host="host-b", detail="the guest shut down by itself; moved to host-b")
+    assert done == ImpactResult(
+        host="host-b", detail="the guest shut down by itself; moved to host-b"
+    )
     assert world.names_on("host-a") == []
     assert world.state("host-b") == RUNNING
     assert world.on("host-b").lookupByName("web-0").UUIDString() == guid(1).lower()
 
 
 def test_a_failed_host_moves_its_vms_too(world: LibvirtWorld) -> None:
-    assert world.carry_out(order(EventType.REBOOT, Cause.FAILED)).host == "host-b"
+    assert world.run_impact(order(EventType.REBOOT, Cause.FAILED)).host == "host-b"
 
 
 def test_a_live_migration_takes_the_definition_along(world: LibvirtWorld) -> None:
     host = Host(world.on("host-a"), migrate3=lambda handle: handle)
 
-    done = world.carry_out(REDEPLOY, connect=lambda uri: host if uri.endswith("host-a") else world.connect(uri))
+    done = world.run_impact(
+        REDEPLOY, connect=lambda uri: host if uri.endswith("host-a") else world.connect(uri)
+    )
 
-    assert done == Done(host="host-b", detail="migrated live to host-b")
+    assert done == ImpactResult(host="host-b", detail="migrated live to host-b")
     to, _, flags = host.arguments["migrate3"]
     assert to is world.on("host-b")
-    assert flags == libvirt.VIR_MIGRATE_LIVE | libvirt.VIR_MIGRATE_PERSIST_DEST | libvirt.VIR_MIGRATE_UNDEFINE_SOURCE
+    assert (
+        flags
+        == libvirt.VIR_MIGRATE_LIVE
+        | libvirt.VIR_MIGRATE_PERSIST_DEST
+        | libvirt.VIR_MIGRATE_UNDEFINE_SOURCE
+    )
     assert "shutdown" not in host.told
 
 
-def test_a_migration_that_breaks_off_is_a_failed_try_and_the_vm_is_not_stopped(world: LibvirtWorld) -> None:
+def test_a_migration_that_breaks_off_is_a_failed_try_and_the_vm_is_not_stopped(
+    world: LibvirtWorld,
+) -> None:
     def break_off(handle: Any) -> None:
         raise refusal(libvirt.VIR_ERR_OPERATION_FAILED)
 
     host = Host(world.on("host-a"), migrate3=break_off)
 
     with pytest.raises(ImpactFailed, match="libvirt of host-a: no"):
-        world.carry_out(REDEPLOY, connect=lambda uri: host if uri.endswith("host-a") else world.connect(uri))
+        world.run_impact(
+            REDEPLOY, connect=lambda uri: host if uri.endswith("host-a") else world.connect(uri)
+        )
     assert world.state() == RUNNING
 
 
 def test_with_one_host_only_the_vm_is_stopped_and_started_where_it_is(tmp_path: Path) -> None:
     world = LibvirtWorld(tmp_path, ["host-a"])
 
-    done = world.carry_out(REDEPLOY)
+    done = world.run_impact(REDEPLOY)
 
-    assert done == Done(detail="the guest shut down by itself; started again: there is no other host")
+    assert done == ImpactResult(
+        detail="the guest shut down by itself; started again: there is no other host"
+    )
     assert world.state() == RUNNING
 
 
@@ -73,17 +93,19 @@ def test_a_try_after_a_crash_between_stop_and_start_goes_on(world: LibvirtWorld)
     world.on("host-b").defineXML(world.web.XMLDesc())
     world.web.destroy()
 
-    assert world.carry_out(AGAIN).host == "host-b"
+    assert world.run_impact(AGAIN).host == "host-b"
     assert world.names_on("host-a") == []
     assert world.state("host-b") == RUNNING
 
 
-def test_a_try_after_a_crash_that_left_the_vm_running_there_does_not_start_it_twice(world: LibvirtWorld) -> None:
+def test_a_try_after_a_crash_that_left_the_vm_running_there_does_not_start_it_twice(
+    world: LibvirtWorld,
+) -> None:
     """Two copies on one disk destroy it."""
     world.on("host-b").defineXML(world.web.XMLDesc()).create()
     world.web.destroy()
 
-    assert world.carry_out(AGAIN) == Done(host="host-b", detail="it runs on host-b")
+    assert world.run_impact(AGAIN) == ImpactResult(host="host-b", detail="it runs on host-b")
     assert world.names_on("host-a") == []
 
 
@@ -105,39 +127,45 @@ def test_a_vm_that_does_not_start_there_is_started_here_again(world: LibvirtWorl
     full = Full(world.on("host-b"))
 
     with pytest.raises(ImpactFailed, match="libvirt of host-b: no"):
-        world.carry_out(REDEPLOY, connect=lambda uri: full if uri.endswith("host-b") else world.connect(uri))
+        world.run_impact(
+            REDEPLOY, connect=lambda uri: full if uri.endswith("host-b") else world.connect(uri)
+        )
     assert world.state() == RUNNING
     assert world.names_on("host-b") == []
 
 
-def test_maintenance_moves_a_vm_that_does_not_run_and_does_not_start_it(world: LibvirtWorld) -> None:
+def test_maintenance_moves_a_vm_that_does_not_run_and_does_not_start_it(
+    world: LibvirtWorld,
+) -> None:
     world.web.destroy()
 
-    done = world.carry_out(order(EventType.REDEPLOY))
+    done = world.run_impact(order(EventType.REDEPLOY))
 
     assert done.host == "host-b"
     assert world.state("host-b") == OFF
-    again = world.carry_out(order(EventType.REDEPLOY, tries=2))
-    assert again == Done(host="host-b", detail="it does not run on host-b")
+    again = world.run_impact(order(EventType.REDEPLOY, tries=2))
+    assert again == ImpactResult(host="host-b", detail="it does not run on host-b")
     assert world.state("host-b") == OFF
 
 
 def test_a_second_try_does_not_start_what_did_not_run_before_the_first(world: LibvirtWorld) -> None:
     world.web.destroy()
 
-    world.carry_out(order(EventType.REDEPLOY, tries=2))
+    world.run_impact(order(EventType.REDEPLOY, tries=2))
 
     assert world.state("host-b") == OFF
 
 
 @pytest.mark.parametrize("is_defined_there", [False, True])
-def test_a_second_try_of_maintenance_starts_what_the_first_had_stopped(world: LibvirtWorld, is_defined_there: bool) -> None:
+def test_a_second_try_of_maintenance_starts_what_the_first_had_stopped(
+    world: LibvirtWorld, is_defined_there: bool
+) -> None:
     mark(world.web, guid(1))
     if is_defined_there:
         world.on("host-b").defineXML(world.web.XMLDesc())
     world.web.destroy()
 
-    assert world.carry_out(order(EventType.REDEPLOY, tries=2)).host == "host-b"
+    assert world.run_impact(order(EventType.REDEPLOY, tries=2)).host == "host-b"
     assert world.names_on("host-a") == []
     assert world.state("host-b") == RUNNING
     assert not is_marked(world.on("host-b").lookupByName("web-0"), guid(1))

@@ -12,7 +12,7 @@ from forewarn.config import Config, resolve
 from forewarn.config_platform import PLACEHOLDERS
 from forewarn.core.event import Cause, EventType
 from forewarn.core.fleet import ScopeKind
-from forewarn.wire.domain import NAMESPACE, parse
+from forewarn.platform.libvirt.fleet_import import NAMESPACE, parse
 
 PAGE = (Path(__file__).parents[3] / "docs" / "platforms.md").read_text()
 EXAMPLES = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
@@ -31,22 +31,32 @@ def test_every_example_is_taken_by_the_service(example: str) -> None:
 
 
 def test_the_examples_of_other_systems_have_a_command_for_every_type() -> None:
-    complete = [example for example in EXAMPLES if all(f'"{type_}=' in example for type_ in EventType)]
+    complete = [
+        example for example in EXAMPLES if all(f'"{type_}=' in example for type_ in EventType)
+    ]
 
     assert len(complete) == 3
     freezes = [line for example in complete for line in example.splitlines() if '"Freeze=' in line]
-    assert all("sh -c 'trap : TERM; " in line for line in freezes), "the end of the service would leave the VM frozen"
+    assert all("sh -c 'trap : TERM; " in line for line in freezes), (
+        "the end of the service would leave the VM frozen"
+    )
 
 
 def test_every_shell_script_of_the_examples_can_be_parsed() -> None:
     """They are pasted; a quote too few would show only when a VM is to be moved."""
-    commands = [line for example in EXAMPLES for line in tomllib.loads(example).get("exec_command", ())]
+    commands = [
+        line for example in EXAMPLES for line in tomllib.loads(example).get("exec_command", ())
+    ]
     words = [shlex.split(command.partition("=")[2]) for command in commands]
-    scripts = [command[2] for command in words if command[:2] == ["sh", "-c"]] + re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
+    scripts = [command[2] for command in words if command[:2] == ["sh", "-c"]] + re.findall(
+        r"```sh\n(.*?)```", PAGE, re.DOTALL
+    )
 
     assert len(scripts) >= 10
     for script in scripts:
-        checked = subprocess.run(["sh", "-n"], input=script, capture_output=True, text=True, timeout=30, check=False)
+        checked = subprocess.run(
+            ["sh", "-n"], input=script, capture_output=True, text=True, timeout=30, check=False
+        )
         assert (checked.returncode, checked.stderr) == (0, ""), script
 
 
@@ -55,5 +65,10 @@ def test_the_metadata_of_the_page_are_read() -> None:
 
     told = parse(f"<domain><name>web-1</name>{sample}</domain>", host="", is_active=True, leases={})
 
-    assert (told.scope, told.kind, told.update_domain, told.fault_domain) == ("web", ScopeKind.AVAILABILITY_SET, 1, 0)
+    assert (told.scope, told.kind, told.update_domain, told.fault_domain) == (
+        "web",
+        ScopeKind.AVAILABILITY_SET,
+        1,
+        0,
+    )
     assert NAMESPACE in sample

@@ -8,20 +8,22 @@ from forewarn.core.event import Cause, EventType
 from forewarn.core.timing import DURATION
 from forewarn.engine.clock import VirtualClock
 from forewarn.errors import ImpactFailed
-from forewarn.platform.base import Done, Order
+from forewarn.platform.base import ImpactRequest, ImpactResult
 from forewarn.platform.simulated import SimulatedPlatform, another_host
 from tests.builders import NOON, SECOND, guid, vm
 
 
-def order(type_: EventType, cause: Cause = Cause.MAINTENANCE) -> Order:
-    return Order(guid(1), "web", vm("web-0"), type_, cause, tries=1)
+def order(type_: EventType, cause: Cause = Cause.MAINTENANCE) -> ImpactRequest:
+    return ImpactRequest(guid(1), "web", vm("web-0"), type_, cause, tries=1)
 
 
-def carried_out(what: Order, *failing: str) -> Done:
-    async def story() -> Done:
+def carried_out(what: ImpactRequest, *failing: str) -> ImpactResult:
+    async def story() -> ImpactResult:
         clock = VirtualClock(NOON)
-        platform = SimulatedPlatform(clock, durations=DURATION, hosts=lambda: ["host-a", "host-b"], failing=failing)
-        task = asyncio.create_task(platform.carry_out(what))
+        platform = SimulatedPlatform(
+            clock, durations=DURATION, hosts=lambda: ["host-a", "host-b"], failing=failing
+        )
+        task = asyncio.create_task(platform.run_impact(what))
         await asyncio.sleep(0)
         await clock.advance(DURATION[what.type] - SECOND)
         assert not task.done()
@@ -37,9 +39,9 @@ def test_every_type_takes_its_time(type_: EventType) -> None:
 
 
 def test_a_redeploy_and_a_failed_host_move_the_vm_and_nothing_else_does() -> None:
-    assert carried_out(order(EventType.REDEPLOY)) == Done(host="host-b")
-    assert carried_out(order(EventType.REBOOT, Cause.FAILED)) == Done(host="host-b")
-    assert carried_out(order(EventType.REBOOT)) == Done()
+    assert carried_out(order(EventType.REDEPLOY)) == ImpactResult(host="host-b")
+    assert carried_out(order(EventType.REBOOT, Cause.FAILED)) == ImpactResult(host="host-b")
+    assert carried_out(order(EventType.REBOOT)) == ImpactResult()
 
 
 def test_it_fails_for_the_vms_it_was_told_to() -> None:
@@ -54,7 +56,9 @@ def test_the_next_host_is_taken_round_and_round() -> None:
 
 
 def test_a_host_that_others_want_is_taken_only_where_there_is_no_better_one() -> None:
-    """Best is one that no campaign has on its list, then one that still waits, and worst one that is under way."""
+    """Best is one that no campaign has on its list, then one that still waits, and worst one that
+    is under way.
+    """
     hosts = ["a", "b", "c", "d"]
 
     assert another_host("a", hosts, {"a": 2, "b": 2, "c": 1}) == "d"

@@ -98,7 +98,11 @@ def test_the_process_does_not_end_before_what_must_be_undone_is_undone() -> None
         await asyncio.gather(call, return_exceptions=True)
 
     asyncio.run(story())
-    waiting = [thread for thread in threading.enumerate() if thread.name == "last-call-wait" and not thread.daemon]
+    waiting = [
+        thread
+        for thread in threading.enumerate()
+        if thread.name == "last-call-wait" and not thread.daemon
+    ]
     go.set()
     assert waiting
     for thread in waiting:

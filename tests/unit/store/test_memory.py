@@ -20,14 +20,19 @@ def test_the_history_in_memory_is_limited_and_its_numbers_go_on() -> None:
 
         assert last.number == newest
         assert first.number == newest - NOTES_MAX + 1
-        assert [note.number for note in await store.history(after=newest - 3, limit=2)] == [newest - 2, newest - 1]
+        assert [note.number for note in await store.history(after=newest - 3, limit=2)] == [
+            newest - 2,
+            newest - 1,
+        ]
         assert await store.history(after=newest) == ()
 
     asyncio.run(story())
 
 
 def test_reading_one_record_costs_the_same_however_many_there_are() -> None:
-    """Every refusal reads its scope again before it is believed, and a VM can make refusals as it likes."""
+    """Every refusal reads its scope again before it is believed, and a VM can make refusals as it
+    likes.
+    """
 
     async def measure(size: int) -> int:
         store = MemoryStore()

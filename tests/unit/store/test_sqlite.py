@@ -1,4 +1,6 @@
-"""What only a file can do: be reopened, be shared, be damaged, be somebody else's, be refused by its disk."""
+"""What only a file can do: be reopened, be shared, be damaged, be somebody else's, be refused by
+its disk.
+"""
 
 import asyncio
 import grp
@@ -64,7 +66,9 @@ def ask(path: Path, *statements: str) -> list[tuple[object, ...]]:
 
 @contextmanager
 def refused(path: Path, message: str) -> Iterator[None]:
-    """Opening it raises StoreUnusable, in one line that names the file, and changes nothing on the disk."""
+    """Opening it raises StoreUnusable, in one line that names the file, and changes nothing on the
+    disk.
+    """
     before = {file: file.read_bytes() for file in path.parent.glob("*") if file.is_file()}
     with pytest.raises(StoreUnusable, match=message) as refusal:
         yield
@@ -137,14 +141,18 @@ def test_a_closed_store_is_one_file_that_says_whose_it_is(tmp_path: Path) -> Non
 
 
 def test_a_commit_waits_for_the_disk(tmp_path: Path) -> None:
-    """No test can pull the plug, so this one asks SQLite whether it syncs at every commit (2 is FULL)."""
+    """No test can pull the plug, so this one asks SQLite whether it syncs at every commit (2 is
+    FULL).
+    """
     with closing(_prepare(str(tmp_path / "store.db"), 1.0)) as connection:
         assert connection.execute("PRAGMA synchronous").fetchall() == [(2,)]
 
 
 @pytest.mark.parametrize("name", ["a b.db", "a?mode=memory", "a#b", "%41.db", ":memory:", "é.db"])
 def test_any_name_of_a_file_is_just_a_name(tmp_path: Path, name: str) -> None:
-    """SQLite reads meaning into some names; an operator does not, and would look for the file in vain."""
+    """SQLite reads meaning into some names; an operator does not, and would look for the file in
+    vain.
+    """
     filled(tmp_path / name)
 
     assert [file.name for file in tmp_path.iterdir()] == [name]
@@ -186,7 +194,9 @@ def test_a_damaged_file_from_an_older_forewarn_is_refused_and_left_alone(tmp_pat
         on_file(path, nothing)
 
 
-def test_a_file_from_an_older_forewarn_is_brought_up_to_date_with_all_it_holds(tmp_path: Path) -> None:
+def test_a_file_from_an_older_forewarn_is_brought_up_to_date_with_all_it_holds(
+    tmp_path: Path,
+) -> None:
     """An upgrade of the program is not an event in anybody's life either."""
     path = filled(tmp_path / "store.db")
     ask(path, "ALTER TABLE counter DROP COLUMN forgotten", "PRAGMA user_version = 1")
@@ -210,7 +220,9 @@ def test_a_file_from_an_older_forewarn_is_brought_up_to_date_with_all_it_holds(t
     ],
     ids=["with tables", "in WAL mode", "with an id", "with a version"],
 )
-def test_somebody_elses_database_is_refused_and_left_alone(tmp_path: Path, statements: tuple[str, ...]) -> None:
+def test_somebody_elses_database_is_refused_and_left_alone(
+    tmp_path: Path, statements: tuple[str, ...]
+) -> None:
     """A mistyped path must not cost the operator another program's records."""
     path = tmp_path / "theirs.db"
     ask(path, *statements)
@@ -220,7 +232,9 @@ def test_somebody_elses_database_is_refused_and_left_alone(tmp_path: Path, state
 
 
 @pytest.mark.parametrize("content", [b"xy", b"scopes:\n  - name: web\n" * 100, b"\x00" * 8192])
-def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_no_database_is_refused_and_left_alone(
+    tmp_path: Path, content: bytes
+) -> None:
     """`--store` given the fleet file is the likeliest slip of all."""
     path = tmp_path / "fleet.yaml"
     path.write_bytes(content)
@@ -230,8 +244,12 @@ def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path: Path, co
 
 
 @pytest.mark.parametrize("damage", ["overwritten", "cut short"])
-def test_a_damaged_file_is_refused_when_it_is_opened_and_left_alone(tmp_path: Path, damage: str) -> None:
-    """Found at the start, it is restored from a copy; found at a commit, it may have been made worse."""
+def test_a_damaged_file_is_refused_when_it_is_opened_and_left_alone(
+    tmp_path: Path, damage: str
+) -> None:
+    """Found at the start, it is restored from a copy; found at a commit, it may have been made
+    worse.
+    """
     path = filled(tmp_path / "store.db")
     with path.open("r+b") as file:
         if damage == "cut short":
@@ -268,7 +286,9 @@ def test_a_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_missing_folder_is_named_and_not_made(tmp_path: Path) -> None:
-    """It may be a volume that is not mounted yet: a store made below it would vanish under the mount."""
+    """It may be a volume that is not mounted yet: a store made below it would vanish under the
+    mount.
+    """
     path = tmp_path / "absent" / "store.db"
 
     with refused(path, f"there is no folder {path.parent}; expected one"):
@@ -278,7 +298,9 @@ def test_a_missing_folder_is_named_and_not_made(tmp_path: Path) -> None:
 
 @pytest.fixture
 def public_folder() -> Iterator[Path]:
-    """A folder that an ordinary user may enter and write: root is refused nothing, so these tests are told as nobody."""
+    """A folder that an ordinary user may enter and write: root is refused nothing, so these tests
+    are told as nobody.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o777)
@@ -309,27 +331,42 @@ def test_a_read_only_file_is_refused_with_the_command_that_helps(public_folder: 
         filled(path)
         path.chmod(0o444)
 
-        with refused(path, f"may not use {path}, which belongs to .* with mode 0444; expected .*: chmod u\\+rw {path}$"):
+        with refused(
+            path,
+            f"may not use {path}, which belongs to .* with mode 0444; expected .*: chmod u\\+rw {path}$",
+        ):
             on_file(path, nothing)
 
 
 @pytest.mark.parametrize("is_new", [True, False])
 def test_a_read_only_folder_is_refused(public_folder: Path, is_new: bool) -> None:
-    """SQLite keeps its log beside the file, so a writable file in a read-only folder is no store either."""
+    """SQLite keeps its log beside the file, so a writable file in a read-only folder is no store
+    either.
+    """
     path = public_folder / "store.db"
     with an_ordinary_user():
         if not is_new:
             filled(path)
     public_folder.chmod(0o555)
 
-    with an_ordinary_user(), refused(path, f"may not use {public_folder}, which belongs to .* with mode 0555; expected"):
+    with (
+        an_ordinary_user(),
+        refused(path, f"may not use {public_folder}, which belongs to .* with mode 0555; expected"),
+    ):
         on_file(path, nothing)
 
 
-@pytest.mark.skipif(os.geteuid() != 0 and "CI" not in os.environ, reason="only root can make a file of another user's")
+@pytest.mark.skipif(
+    os.geteuid() != 0 and "CI" not in os.environ,
+    reason="only root can make a file of another user's",
+)
 @pytest.mark.parametrize("beside", ["", "-wal", "-shm"])
-def test_a_file_of_another_user_is_refused_with_the_command_that_helps(public_folder: Path, beside: str) -> None:
-    """A backup restored as root belongs to root, and so does the log that `sqlite3` leaves behind as root."""
+def test_a_file_of_another_user_is_refused_with_the_command_that_helps(
+    public_folder: Path, beside: str
+) -> None:
+    """A backup restored as root belongs to root, and so does the log that `sqlite3` leaves behind
+    as root.
+    """
     path = public_folder / "store.db"
     with an_ordinary_user():
         filled(path)
@@ -349,7 +386,9 @@ def test_a_file_of_another_user_is_refused_with_the_command_that_helps(public_fo
 
 
 def test_a_new_store_can_be_read_by_its_user_alone(tmp_path: Path) -> None:
-    """It holds the digests of tokens and the user data of VMs; a umask of 022 is what most programs run with."""
+    """It holds the digests of tokens and the user data of VMs; a umask of 022 is what most programs
+    run with.
+    """
     path, before = tmp_path / "store.db", os.umask(0o022)
 
     async def look(store: SqliteStore) -> None:
@@ -373,7 +412,9 @@ def test_an_existing_store_keeps_its_mode(tmp_path: Path) -> None:
 
 
 def test_a_damaged_key_is_reported_as_a_damaged_store(tmp_path: Path) -> None:
-    """Python's SQLite module raises an error of its own for it, which looked like a bug in Forewarn."""
+    """Python's SQLite module raises an error of its own for it, which looked like a bug in
+    Forewarn.
+    """
     path = filled(tmp_path / "store.db")
     ask(path, "UPDATE record SET key = CAST(x'73ff' AS TEXT) WHERE key = 'scope/07'")
 
@@ -399,8 +440,12 @@ def test_a_damaged_key_is_reported_as_a_damaged_store(tmp_path: Path) -> None:
         "DROP TABLE note",
     ],
 )
-def test_rows_that_no_forewarn_writes_are_refused_and_left_alone(tmp_path: Path, statement: str) -> None:
-    """A single flipped bit turns a value into one of another type, and SQLite's own check lets it pass."""
+def test_rows_that_no_forewarn_writes_are_refused_and_left_alone(
+    tmp_path: Path, statement: str
+) -> None:
+    """A single flipped bit turns a value into one of another type, and SQLite's own check lets it
+    pass.
+    """
     path = filled(tmp_path / "store.db")
     ask(path, statement)
 
@@ -408,7 +453,9 @@ def test_rows_that_no_forewarn_writes_are_refused_and_left_alone(tmp_path: Path,
         on_file(path, nothing)
 
 
-def test_the_write_ahead_log_waits_for_another_who_writes_while_the_file_is_made(tmp_path: Path) -> None:
+def test_the_write_ahead_log_waits_for_another_who_writes_while_the_file_is_made(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "store.db"
     with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
         for statement in SCHEMA:
@@ -420,7 +467,9 @@ def test_the_write_ahead_log_waits_for_another_who_writes_while_the_file_is_made
             assert connection.execute("PRAGMA journal_mode").fetchall() == [("wal",)]
 
 
-def test_a_writer_that_holds_the_file_too_long_makes_the_commit_lost_and_the_store_goes_on(tmp_path: Path) -> None:
+def test_a_writer_that_holds_the_file_too_long_makes_the_commit_lost_and_the_store_goes_on(
+    tmp_path: Path,
+) -> None:
     """A stuck process must not stop the others for ever; who reads is not stopped at all."""
     path = filled(tmp_path / "store.db")
 
@@ -441,8 +490,12 @@ def test_a_writer_that_holds_the_file_too_long_makes_the_commit_lost_and_the_sto
 
 
 @pytest.mark.parametrize("fate", ["removed", "replaced"])
-def test_a_file_that_is_removed_or_replaced_under_the_store_is_refused(tmp_path: Path, fate: str) -> None:
-    """SQLite would go on writing into a file that has no name, and every promise kept there is lost."""
+def test_a_file_that_is_removed_or_replaced_under_the_store_is_refused(
+    tmp_path: Path, fate: str
+) -> None:
+    """SQLite would go on writing into a file that has no name, and every promise kept there is
+    lost.
+    """
     path = filled(tmp_path / "store.db")
 
     async def story(store: SqliteStore) -> None:
@@ -470,7 +523,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.system
-def test_a_full_disk_refuses_the_commit_and_the_store_goes_on_when_there_is_space(small_disk: Path) -> None:
+def test_a_full_disk_refuses_the_commit_and_the_store_goes_on_when_there_is_space(
+    small_disk: Path,
+) -> None:
     """Reading needs no space, and an operator who makes some must not have to restart anything."""
     path = small_disk / "store.db"
     ballast = small_disk / "ballast"
@@ -479,7 +534,9 @@ def test_a_full_disk_refuses_the_commit_and_the_store_goes_on_when_there_is_spac
         await store.commit([Write("before", b"1", 0)], [b"before"])
         ballast.write_bytes(b"x" * (os.statvfs(small_disk).f_bavail * 4096))
         for _ in range(3):
-            with pytest.raises(StoreUnusable, match="the disk is full and nothing was written; expected free space"):
+            with pytest.raises(
+                StoreUnusable, match="the disk is full and nothing was written; expected free space"
+            ):
                 await store.commit([Write("big", b"x" * 100_000, 0)], [b"never"])
         assert [record.key for record in (await store.load()).records] == ["before"]
 
@@ -515,7 +572,9 @@ def test_a_full_disk_refuses_to_open_a_store_and_leaves_it_whole(small_disk: Pat
 
     on_file(path, before)
     ballast.write_bytes(b"x" * (os.statvfs(small_disk).f_bavail * 4096))
-    with pytest.raises(StoreLost, match="has no space for the log's index; expected one that can be written"):
+    with pytest.raises(
+        StoreLost, match="has no space for the log's index; expected one that can be written"
+    ):
         on_file(path, nothing)
 
     ballast.unlink()

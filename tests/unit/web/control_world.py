@@ -14,9 +14,9 @@ from forewarn.core.timing import Timing
 from forewarn.engine.clock import VirtualClock
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
+from forewarn.fleetfile.schema import parse
 from forewarn.store.memory import MemoryStore
-from forewarn.web.control import app
-from forewarn.wire.fleet import parse
+from forewarn.web.control.routes.fleet import app
 
 NOON = datetime(2030, 1, 31, 12, tzinfo=UTC)
 FLEET = b"""
@@ -45,7 +45,9 @@ class World:
         numbers = count(9, -1)  # falling: an order by id is not mistaken for an order by age
         self.clock = VirtualClock(NOON)
         self.engine = Engine(MemoryStore(), self.clock, Timing())
-        self.operations = Operations(self.engine, lambda: f"00000000-0000-4000-8000-{next(numbers):012X}")
+        self.operations = Operations(
+            self.engine, lambda: f"00000000-0000-4000-8000-{next(numbers):012X}"
+        )
         self.client = calling(app(self.operations, self.engine, delay_seconds=0))
 
     async def ask(self, method: str, path: str, **more: Any) -> httpx.Response:
@@ -58,17 +60,27 @@ class World:
         return response.json()
 
     async def refused(self, method: str, path: str, **more: Any) -> tuple[int, str, str]:
-        """Status, code and message of a request that is refused; its body has the one form there is, and nothing changed."""
-        before = self.engine.board.revision, {name: place.scope for name, place in self.engine.board.scopes.items()}
+        """Status, code and message of a request that is refused; its body has the one form there
+        is, and nothing changed.
+        """
+        before = (
+            self.engine.board.revision,
+            {name: place.scope for name, place in self.engine.board.scopes.items()},
+        )
         response = await self.ask(method, path, **more)
         answer = response.json()
         assert list(answer) == ["error", "message", "facts"]
-        assert before == (self.engine.board.revision, {name: place.scope for name, place in self.engine.board.scopes.items()})
+        assert before == (
+            self.engine.board.revision,
+            {name: place.scope for name, place in self.engine.board.scopes.items()},
+        )
         return response.status_code, answer["error"], answer["message"]
 
 
 def calling(application: Any) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=httpx.ASGITransport(application), base_url="http://127.0.0.1:8081")
+    return httpx.AsyncClient(
+        transport=httpx.ASGITransport(application), base_url="http://127.0.0.1:8081"
+    )
 
 
 @asynccontextmanager
@@ -82,7 +94,9 @@ async def world(fleet: bytes = FLEET, *, is_polled: bool = True) -> AsyncIterato
     await made.engine.close()
 
 
-def story(tell: Callable[[World], Awaitable[None]], fleet: bytes = FLEET, *, is_polled: bool = True) -> None:
+def story(
+    tell: Callable[[World], Awaitable[None]], fleet: bytes = FLEET, *, is_polled: bool = True
+) -> None:
     async def run() -> None:
         async with world(fleet, is_polled=is_polled) as made:
             await tell(made)

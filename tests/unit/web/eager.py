@@ -5,7 +5,10 @@ import selectors
 
 
 class EagerSelector(selectors.DefaultSelector):
-    """Never blocks: where it would, `waited_seconds` grows instead. So a wait is measured without waiting."""
+    """Never blocks: where it would, `waited_seconds` grows instead.
+
+    So a wait is measured without waiting.
+    """
 
     waited_seconds = 0.0
 
@@ -17,7 +20,10 @@ class EagerSelector(selectors.DefaultSelector):
 
 
 class EagerLoop(asyncio.SelectorEventLoop):
-    """`time()` is what was waited so far. For what happens inside one process: other processes have no time to act."""
+    """`time()` is what was waited so far.
+
+    For what happens inside one process: other processes have no time to act.
+    """
 
     def __init__(self) -> None:
         self.selector = EagerSelector()

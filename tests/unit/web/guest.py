@@ -5,15 +5,15 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from forewarn.core.command import Enrol, Restart
+from forewarn.core.command import Restart, SetMembers
 from forewarn.core.fleet import Policy, ScopeKind, Vm
 from forewarn.core.timing import Timing
-from forewarn.engine.board import Place
+from forewarn.engine.board import PublishedScope
 from forewarn.engine.clock import VirtualClock
 from forewarn.engine.engine import Engine
-from forewarn.errors import Problem, StoreLost
+from forewarn.errors import Error, StoreLost
 from forewarn.store.memory import MemoryStore
-from forewarn.web.metadata import Message, Metadata
+from forewarn.web.metadata.app import Message, Metadata
 from forewarn.web.settings import Settings
 from tests.builders import NOON
 
@@ -28,7 +28,7 @@ class LostStore(MemoryStore):
     """A store that stops answering."""
 
     is_lost = False
-    problem: Problem = StoreLost("the store does not answer")
+    problem: Error = StoreLost("the store does not answer")
 
     async def commit(self, writes: Any, notes: Any = ()) -> int:
         if self.is_lost:
@@ -47,13 +47,15 @@ class Guest:
         self.is_gone = asyncio.Event()
 
     async def enrol(self, scope: str, *vms: Vm) -> None:
-        await self.engine.submit(scope, Enrol(kind=ScopeKind.AVAILABILITY_SET, policy=Policy(), vms=vms), by="test")
+        await self.engine.submit(
+            scope, SetMembers(kind=ScopeKind.AVAILABILITY_SET, policy=Policy(), vms=vms), by="test"
+        )
 
     async def restart(self, vm: str = "web-0", scope: str = "web") -> None:
         await self.engine.submit(scope, Restart(vm=vm, event_id=EVENT_ID), by="test")
 
     @property
-    def place(self) -> Place:
+    def place(self) -> PublishedScope:
         return self.engine.board.scopes["web"]
 
     async def call(
@@ -97,7 +99,9 @@ class Told:
     def __init__(self, sent: list[Message]) -> None:
         self.is_nothing = not sent
         self.status = sent[0]["status"] if sent else 0
-        self.headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]} if sent else {}
+        self.headers = (
+            {name.decode(): value.decode() for name, value in sent[0]["headers"]} if sent else {}
+        )
         self.body = sent[1]["body"] if sent else b""
 
     @property

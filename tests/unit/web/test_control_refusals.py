@@ -1,4 +1,6 @@
-"""What the control API refuses: everything malformed gets a 4xx in the one form there is, and changes nothing."""
+"""What the control API refuses: everything malformed gets a 4xx in the one form there is, and
+changes nothing.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from forewarn.errors import Problem
-from forewarn.web.problems import status_of
+from forewarn.errors import Error
+from forewarn.web.http_status import status_of
 from tests.unit.web.control_world import FLEET, World, story
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -30,23 +32,67 @@ def refusal(method: str, path: str, **more: Any) -> tuple[int, str, str]:
 @pytest.mark.parametrize(
     ("path", "body", "message"),
     [
-        (RESTART, b'{"when": 1}', "body: Object contains unknown field `when`; expected not_before"),
+        (
+            RESTART,
+            b'{"when": 1}',
+            "body: Object contains unknown field `when`; expected not_before",
+        ),
         (RESTART, b'{"not_before": 0}', "body.not_before: Expected `datetime | null`, got 0"),
-        (RESTART, b'{"not_before": "soon"}', 'body.not_before: Invalid RFC3339 encoded datetime, got "soon"'),
+        (
+            RESTART,
+            b'{"not_before": "soon"}',
+            'body.not_before: Invalid RFC3339 encoded datetime, got "soon"',
+        ),
         (RESTART, b"[]", "body: Expected `object`, got `array`"),
         (RESTART, b"null", "body: Expected `object`, got `null`"),
         (RESTART, b"{", "body: Input data was truncated"),
         (RESTART, b"\xff", "body: JSON is malformed: invalid character (byte 0)"),
-        (RESTART, b"not_before=2030-01-31T13:00:00Z", "body: JSON is malformed: invalid character (byte 4)"),
-        (RESTART, b'{"not_before":' * 4000, "body.not_before: Expected `datetime | null`, got what cannot be read"),
+        (
+            RESTART,
+            b"not_before=2030-01-31T13:00:00Z",
+            "body: JSON is malformed: invalid character (byte 4)",
+        ),
+        (
+            RESTART,
+            b'{"not_before":' * 4000,
+            "body.not_before: Expected `datetime | null`, got what cannot be read",
+        ),
         (MAINTAIN, b"", "body: Object missing required field `type`"),
-        (MAINTAIN, b'{"type": "Freez"}', "body.type: Invalid enum value 'Freez'; expected one of Freeze, Reboot, Redeploy"),
-        (MAINTAIN, b'{"type": "Preempt"}', "body.type: Invalid enum value 'Preempt'; expected one of Freeze, Reboot, Redeploy"),
-        (MAINTAIN, b'{"type": "Freeze", "duration_seconds": "9"}', 'body.duration_seconds: Expected `int | null`, got "9"'),
-        (MAINTAIN, b'{"type": "Freeze", "duration_seconds": 1.5}', "body.duration_seconds: Expected `int | null`, got 1.5"),
-        (MAINTAIN, b'{"type": "Freeze", "description": 5}', "body.description: Expected `str | null`, got 5"),
-        ("/api/v1/hosts/host-a/fail", b'{"not_before": null}', "body: Object contains unknown field `not_before`; expected none"),
-        ("/api/v1/events/X/cancel", b'{"vm": "web-0"}', "body: Object contains unknown field `vm`; expected none"),
+        (
+            MAINTAIN,
+            b'{"type": "Freez"}',
+            "body.type: Invalid enum value 'Freez'; expected one of Freeze, Reboot, Redeploy",
+        ),
+        (
+            MAINTAIN,
+            b'{"type": "Preempt"}',
+            "body.type: Invalid enum value 'Preempt'; expected one of Freeze, Reboot, Redeploy",
+        ),
+        (
+            MAINTAIN,
+            b'{"type": "Freeze", "duration_seconds": "9"}',
+            'body.duration_seconds: Expected `int | null`, got "9"',
+        ),
+        (
+            MAINTAIN,
+            b'{"type": "Freeze", "duration_seconds": 1.5}',
+            "body.duration_seconds: Expected `int | null`, got 1.5",
+        ),
+        (
+            MAINTAIN,
+            b'{"type": "Freeze", "description": 5}',
+            "body.description: Expected `str | null`, got 5",
+        ),
+        (
+            "/api/v1/hosts/host-a/fail",
+            b'{"not_before": null}',
+            "body: Object contains unknown field `not_before`; expected none",
+        ),
+        (
+            "/api/v1/events/X/cancel",
+            b'{"vm": "web-0"}',
+            "body: Object contains unknown field `vm`; expected none",
+        ),
     ],
 )
 def test_a_body_that_does_not_fit_is_refused_by_field(path: str, body: bytes, message: str) -> None:
@@ -55,7 +101,13 @@ def test_a_body_that_does_not_fit_is_refused_by_field(path: str, body: bytes, me
 
 
 @pytest.mark.parametrize(
-    "not_before", ["2030-01-31T13:00:00", "0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-23:59", "2031-06-01T00:00:00Z"]
+    "not_before",
+    [
+        "2030-01-31T13:00:00",
+        "0001-01-01T00:00:00+23:59",
+        "9999-12-31T23:59:59-23:59",
+        "2031-06-01T00:00:00Z",
+    ],
 )
 def test_a_moment_that_cannot_be_is_refused(not_before: str) -> None:
     """Without a time zone, before all time, after it, or further away than anybody can mean."""
@@ -91,7 +143,11 @@ def test_maintenance_outside_its_limits_is_refused(said: dict[str, Any], part: s
 )
 def test_a_misspelt_dry_run_never_changes_the_fleet(query: str, message: str) -> None:
     """The one parameter whose being ignored would delete a fleet."""
-    assert refusal("PUT", f"/api/v1/fleet?{query}", content=b"scopes: []") == (400, "invalid", message)
+    assert refusal("PUT", f"/api/v1/fleet?{query}", content=b"scopes: []") == (
+        400,
+        "invalid",
+        message,
+    )
 
 
 @pytest.mark.parametrize("limit", ["0", "-1", "10001", "many", ""])
@@ -114,7 +170,9 @@ def test_a_limit_outside_its_limits_is_refused(limit: str) -> None:
         (b"scopes: " + b"[" * 100_000, "body:1: "),
     ],
 )
-def test_a_fleet_that_cannot_be_read_is_refused_by_line_and_field(body: bytes, message: str) -> None:
+def test_a_fleet_that_cannot_be_read_is_refused_by_line_and_field(
+    body: bytes, message: str
+) -> None:
     """Half of a fleet is worse than none."""
     status, code, said = refusal("PUT", "/api/v1/fleet", content=body)
 
@@ -137,15 +195,20 @@ def test_a_fleet_that_cannot_be_read_is_refused_by_line_and_field(body: bytes, m
         ("GET", "/%00", "not_found"),
     ],
 )
-def test_what_is_not_there_is_told_in_the_one_form_of_errors(method: str, path: str, code: str) -> None:
+def test_what_is_not_there_is_told_in_the_one_form_of_errors(
+    method: str, path: str, code: str
+) -> None:
     """A script reads the code; it must not need to know whose 404 it is."""
     assert refusal(method, path)[:2] == (404, code)
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "allow"), [("DELETE", "/api/v1/vms", "GET"), ("GET", RESTART, "POST"), ("POST", "/healthz", "GET")]
+    ("method", "path", "allow"),
+    [("DELETE", "/api/v1/vms", "GET"), ("GET", RESTART, "POST"), ("POST", "/healthz", "GET")],
 )
-def test_a_verb_that_is_not_known_here_is_told_which_are(method: str, path: str, allow: str) -> None:
+def test_a_verb_that_is_not_known_here_is_told_which_are(
+    method: str, path: str, allow: str
+) -> None:
     """405 without Allow would be half an answer (RFC 9110, 15.5.6)."""
 
     async def tell(world: World) -> None:
@@ -164,7 +227,9 @@ def test_a_body_of_one_byte_too_many_is_refused() -> None:
     assert refusal("POST", RESTART, content=body[: 64 * 1024] + b"}", headers=JSON) == (
         413, "body_too_large", "the body is larger than the 65536 bytes accepted here",
     )  # fmt: skip
-    assert refusal("PUT", "/api/v1/fleet", content=FLEET + b" " * (FLEET_BYTES_MAX + 1 - len(FLEET)))[:2] == (
+    assert refusal(
+        "PUT", "/api/v1/fleet", content=FLEET + b" " * (FLEET_BYTES_MAX + 1 - len(FLEET))
+    )[:2] == (
         413,
         "body_too_large",
     )
@@ -181,13 +246,17 @@ def test_a_body_that_just_fits_is_accepted() -> None:
     story(tell)
 
 
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "192.0.2.1:8081", "[::1", ""])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "192.0.2.1:8081", "[::1", ""]
+)
 def test_a_name_that_is_not_ours_is_refused(host: str) -> None:
     """A page whose name was rebound to 127.0.0.1 still says its own name in Host."""
     assert refusal("GET", "/api/v1/vms", headers={"host": host})[:2] == (403, "forbidden")
 
 
-@pytest.mark.parametrize("host", ["localhost", "localhost:8081", "127.0.0.1", "127.0.0.2:1", "[::1]:8081", "LOCALHOST"])
+@pytest.mark.parametrize(
+    "host", ["localhost", "localhost:8081", "127.0.0.1", "127.0.0.2:1", "[::1]:8081", "LOCALHOST"]
+)
 def test_every_loopback_name_is_ours(host: str) -> None:
     """People forward ports and type what they are used to."""
 
@@ -197,11 +266,19 @@ def test_every_loopback_name_is_ours(host: str) -> None:
     story(tell)
 
 
-@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:9999", "https://127.0.0.1:80819"])
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "null", "http://127.0.0.1:9999", "https://127.0.0.1:80819"]
+)
 def test_another_sites_page_may_not_change_anything(origin: str) -> None:
-    """A browser sends simple requests across sites without asking; Origin tells whose page it was."""
+    """A browser sends simple requests across sites without asking;
+
+    Origin tells whose page it was.
+    """
     assert refusal("POST", RESTART, headers={"origin": origin})[:2] == (403, "forbidden")
-    assert refusal("PUT", "/api/v1/fleet", content=FLEET, headers={"origin": origin})[:2] == (403, "forbidden")
+    assert refusal("PUT", "/api/v1/fleet", content=FLEET, headers={"origin": origin})[:2] == (
+        403,
+        "forbidden",
+    )
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
@@ -211,42 +288,64 @@ def test_a_browser_that_tells_of_another_site_is_believed(site: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "text/plain;json", ""]
+    "kind",
+    [
+        "text/plain",
+        "application/x-www-form-urlencoded",
+        "multipart/form-data; boundary=x",
+        "text/plain;json",
+        "",
+    ],
 )
 @pytest.mark.parametrize("body", [b"", b"{}"])
 def test_what_a_page_can_send_without_asking_first_changes_nothing(kind: str, body: bytes) -> None:
-    """These are the types of a simple request, and an old browser sends a form without Origin. The form may be empty, too."""
-    assert refusal("POST", RESTART, content=body, headers={"content-type": kind})[:2] == (415, "unsupported_media_type")
+    """These are the types of a simple request, and an old browser sends a form without Origin.
+
+    The form may be empty, too.
+    """
+    assert refusal("POST", RESTART, content=body, headers={"content-type": kind})[:2] == (
+        415,
+        "unsupported_media_type",
+    )
 
 
 def test_a_body_without_a_type_is_refused() -> None:
     """A script can send a body of no type across sites, and calls it simple."""
     status, code, message = refusal("POST", RESTART, content=b"{}")
 
-    assert (status, code, message) == (415, "unsupported_media_type", "the body has no Content-Type; expected application/json")
+    assert (status, code, message) == (
+        415,
+        "unsupported_media_type",
+        "the body has no Content-Type; expected application/json",
+    )
 
 
 def test_our_own_page_may() -> None:
     """The console will be served from here."""
 
     async def tell(world: World) -> None:
-        assert (await world.ask("POST", RESTART, headers={"origin": "http://127.0.0.1:8081"})).status_code == 202
+        assert (
+            await world.ask("POST", RESTART, headers={"origin": "http://127.0.0.1:8081"})
+        ).status_code == 202
 
     story(tell)
 
 
 def test_every_code_of_an_error_stands_in_the_page_with_its_status() -> None:
     """A code that is not documented is one that nobody can handle."""
-    rows = [line for line in (DOCS / "control.md").read_text().splitlines() if line.startswith("| `")]
+    rows = [
+        line for line in (DOCS / "control.md").read_text().splitlines() if line.startswith("| `")
+    ]
 
-    for problem in tree(Problem):
+    for problem in tree(Error):
         if problem.__module__ == "forewarn.errors":
-            assert any(f"`{problem.code}`" in row.split("|")[1] and f" {status_of(problem)} " in row for row in rows), (
-                problem.code
-            )
+            assert any(
+                f"`{problem.code}`" in row.split("|")[1] and f" {status_of(problem)} " in row
+                for row in rows
+            ), problem.code
 
 
-def tree(kind: type[Problem]) -> Iterator[type[Problem]]:
+def tree(kind: type[Error]) -> Iterator[type[Error]]:
     yield kind
     for child in kind.__subclasses__():
         yield from tree(child)
@@ -259,10 +358,17 @@ def tree(kind: type[Problem]) -> Iterator[type[Problem]]:
         ("GET", "/api/v1/vms?limit=x", {}, "limit"),
         ("GET", "/api/v1/stream?after=-1", {}, "after"),
         ("GET", "/api/v1/stream", {"headers": {"last-event-id": "x"}}, "Last-Event-ID"),
-        ("POST", "/api/v1/vms/web-0/restart", {"json": {"not_before": "2030-01-31T13:00:00"}}, "not_before"),
+        (
+            "POST",
+            "/api/v1/vms/web-0/restart",
+            {"json": {"not_before": "2030-01-31T13:00:00"}},
+            "not_before",
+        ),
     ],
 )
-def test_what_cannot_be_read_is_named_for_machines_too(method: str, path: str, more: dict[str, Any], field: str) -> None:
+def test_what_cannot_be_read_is_named_for_machines_too(
+    method: str, path: str, more: dict[str, Any], field: str
+) -> None:
     """A program that fills in a form shows the message beside the field."""
 
     async def tell(world: World) -> None:

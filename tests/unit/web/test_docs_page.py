@@ -1,4 +1,6 @@
-"""The description for machines is whole, and the page for people shows all of it without asking anybody else."""
+"""The description for machines is whole, and the page for people shows all of it without asking
+anybody else.
+"""
 
 import base64
 import hashlib
@@ -12,8 +14,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from forewarn.web.example import MESSAGES
-from forewarn.web.reference import page
+from forewarn.web.control.docs_page import page
+from forewarn.web.control.example import MESSAGES
 from tests.unit.web.control_world import World, story
 
 VOID = {"meta", "input", "link", "br", "hr", "img"}
@@ -77,13 +79,18 @@ def test_every_operation_and_every_code_stands_in_the_page() -> None:
                 for code in response["description"].split(", ") if int(status) >= 400 else ():
                     assert f"error-{code}" in reader.ids
         assert len(reader.ids) == len(set(reader.ids)), "an id stands twice"
-        assert [link for link in reader.links if link.startswith("#") and link[1:] not in reader.ids] == []
+        assert [
+            link for link in reader.links if link.startswith("#") and link[1:] not in reader.ids
+        ] == []
 
     story(tell)
 
 
 def test_the_page_asks_nobody_else_for_anything() -> None:
-    """No CDN, no font, no picture: there is no internet where it is read. And it may be used without a mouse or eyes."""
+    """No CDN, no font, no picture: there is no internet where it is read.
+
+    And it may be used without a mouse or eyes.
+    """
 
     async def tell(world: World) -> None:
         shown, headers, _ = await page_of(world)
@@ -147,8 +154,13 @@ def test_every_answer_forbids_guessing_framing_and_keeping() -> None:
     async def tell(world: World) -> None:
         for path in ("/api/v1/vms", "/api/v1/vms/nope", "/nope", "/healthz", "/api/openapi.json"):
             headers = (await world.ask("GET", path)).headers
-            assert (headers["x-content-type-options"], headers["cache-control"]) == ("nosniff", "no-store"), path
-            assert headers["content-security-policy"] == "default-src 'none'; frame-ancestors 'none'"
+            assert (headers["x-content-type-options"], headers["cache-control"]) == (
+                "nosniff",
+                "no-store",
+            ), path
+            assert (
+                headers["content-security-policy"] == "default-src 'none'; frame-ancestors 'none'"
+            )
             assert "access-control-allow-origin" not in headers
 
     story(tell)
@@ -161,7 +173,11 @@ def test_a_head_is_a_get_without_its_body() -> None:
         for path in ("/healthz", "/api/v1/vms", "/api/docs"):
             asked, got = await world.ask("HEAD", path), await world.ask("GET", path)
             assert (asked.status_code, asked.content) == (200, b"")
-            assert asked.headers["content-length"] == got.headers["content-length"] == str(len(got.content))
+            assert (
+                asked.headers["content-length"]
+                == got.headers["content-length"]
+                == str(len(got.content))
+            )
         assert (await world.ask("HEAD", "/api/v1/vms/web-0/restart")).status_code == 405
 
     story(tell)
@@ -169,7 +185,9 @@ def test_a_head_is_a_get_without_its_body() -> None:
 
 @pytest.mark.parametrize("path", ["/api/docs", "/api/openapi.json"])
 def test_the_description_is_made_once_and_not_for_everybody_who_asks(path: str) -> None:
-    """Both are open without a token; to make 160 kB anew for each request would keep VMs waiting for their documents."""
+    """Both are open without a token; to make 160 kB anew for each request would keep VMs waiting
+    for their documents.
+    """
 
     async def calls(world: World, path: str) -> int:
         """How many functions an answer takes, the second time it is asked for."""
@@ -205,7 +223,9 @@ def test_every_answer_is_described_with_an_example_that_fits() -> None:
                         continue
                     assert content.get("examples") or "example" in content, f"{name} {status}"
                     schema = {**content["schema"], "components": described["components"]}
-                    for example in [one["value"] for one in content.get("examples", {}).values()] or [content["example"]]:
+                    for example in [
+                        one["value"] for one in content.get("examples", {}).values()
+                    ] or [content["example"]]:
                         jsonschema.validate(example, schema, jsonschema.Draft202012Validator)
             for content in operation.get("requestBody", {}).get("content", {}).values():
                 schema = {**content["schema"], "components": described["components"]}
@@ -221,7 +241,11 @@ def test_every_error_says_which_codes_it_may_have() -> None:
         described = await world.told("GET", "/api/openapi.json")
         restart = described["paths"]["/api/v1/vms/{vm}/restart"]["post"]
 
-        assert {status: response["description"] for status, response in restart["responses"].items() if int(status) >= 400} == {
+        assert {
+            status: response["description"]
+            for status, response in restart["responses"].items()
+            if int(status) >= 400
+        } == {
             "400": "invalid",
             "401": "unauthorized",
             "403": "forbidden",

@@ -1,4 +1,6 @@
-"""Lists and numbers of a large fleet: what is asked for is what is worked for, however large the fleet is."""
+"""Lists and numbers of a large fleet: what is asked for is what is worked for, however large the
+fleet is.
+"""
 
 import asyncio
 from dataclasses import dataclass
@@ -10,11 +12,11 @@ from msgspec.structs import replace
 
 from forewarn.core.fleet import Scope, ScopeKind, Vm
 from forewarn.engine.board import Board
-from forewarn.web import views
-from forewarn.web.connection import Limits
-from forewarn.web.metadata import Metadata
-from forewarn.web.metrics import route
-from forewarn.web.poll import Polls
+from forewarn.web.control import views
+from forewarn.web.control.routes.metrics import route
+from forewarn.web.http.connection import Limits
+from forewarn.web.metadata.app import Metadata
+from forewarn.web.metadata.fast_path import Polls
 from tests.builders import NOON, restart, run, scope_of, vm
 from tests.unit.web.control_world import World, calling
 from tests.unit.web.guest import BY_ADDRESS
@@ -59,7 +61,9 @@ async def first_page(world: World, path: str) -> int:
 
 @pytest.mark.parametrize("kind", ["vms", "scopes", "hosts", "events"])
 def test_a_page_costs_the_same_in_a_large_fleet(kind: str) -> None:
-    """Polls wait for a page that is made on the event loop, and anybody with a viewer's token may ask for one."""
+    """Polls wait for a page that is made on the event loop, and anybody with a viewer's token may
+    ask for one.
+    """
 
     async def measure() -> tuple[int, int]:
         small, large = fleet_of(SMALL), fleet_of(LARGE)
@@ -92,12 +96,16 @@ def test_a_page_goes_through_a_scope_once_and_not_once_for_each_vm() -> None:
     """A scope of a thousand VMs with events for all of them would be gone through a million times."""
 
     def crowd(size: int) -> Board:
-        members = [vm(Name(f"vm-{number:05}"), host=f"host-{number % 10}") for number in range(size)]
+        members = [
+            vm(Name(f"vm-{number:05}"), host=f"host-{number % 10}") for number in range(size)
+        ]
         scope = replace(scope_of(*members), kind=ScopeKind.SCALE_SET)
         for number in range(20):
             scope = run(scope, restart(f"vm-{number:05}", number))
         everybody = tuple(one.name for one in members)
-        scope = replace(scope, events=tuple(replace(event, resources=everybody) for event in scope.events))
+        scope = replace(
+            scope, events=tuple(replace(event, resources=everybody) for event in scope.events)
+        )
         board = Board(3600)
         board.publish(scope, 1)
         return board
@@ -105,7 +113,9 @@ def test_a_page_goes_through_a_scope_once_and_not_once_for_each_vm() -> None:
     async def measure() -> tuple[int, int]:
         small, large = crowd(20), crowd(200)
         await views.vms(small, 1, None), await views.vms(large, 1, None)
-        return await work_of(views.vms(small, 1000, None)), await work_of(views.vms(large, 1000, None))
+        return await work_of(views.vms(small, 1000, None)), await work_of(
+            views.vms(large, 1000, None)
+        )
 
     small, large = asyncio.run(measure())
     assert large < 15 * small
@@ -135,7 +145,9 @@ def test_a_large_page_lets_polls_pass_while_it_is_made() -> None:
 
 
 def test_lists_stay_in_order_while_the_fleet_changes() -> None:
-    """The order is kept with each change and not made for each page, so a change that is missed would never heal."""
+    """The order is kept with each change and not made for each page, so a change that is missed
+    would never heal.
+    """
 
     async def walk(world: World) -> list[list[str]]:
         board = world.engine.board
@@ -170,7 +182,9 @@ def test_lists_stay_in_order_while_the_fleet_changes() -> None:
             ["scope-00001", "scope-00003"],
         ]
         board.declared_hosts = ()
-        taken = replace(standalone(3), vms=(*standalone(3).vms, *moved.vms))  # it has moved, and its old scope is late to tell
+        taken = replace(
+            standalone(3), vms=(*standalone(3).vms, *moved.vms)
+        )  # it has moved, and its old scope is late to tell
         board.publish(taken, 3)
         board.publish(replace(moved, vms=(), events=()), 4)
         assert await walk(world) == [

@@ -85,7 +85,9 @@ def test_a_vm_that_moves_while_it_waits_gets_the_document_of_its_new_scope() -> 
 
 
 def test_only_the_poll_that_enables_a_scope_is_answered_late() -> None:
-    """As on Azure, where the first answer takes up to two minutes; from then on clients count on quick ones."""
+    """As on Azure, where the first answer takes up to two minutes; from then on clients count on
+    quick ones.
+    """
 
     async def story(guest: Guest) -> None:
         loop, took = asyncio.get_running_loop(), []

@@ -1,4 +1,7 @@
-"""What we rely on in uvicorn and httptools beyond their promised interfaces. If one of these fails, read `web/poll.py` again."""
+"""What we rely on in uvicorn and httptools beyond their promised interfaces.
+
+If one of these fails, read `web/metadata/fast_path.py` again.
+"""
 
 import inspect
 import tomllib
@@ -14,8 +17,23 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 REPOSITORY = Path(__file__).parents[3]
-LIFE = ["connection_made", "connection_lost", "data_received", "eof_received", "pause_writing", "resume_writing", "shutdown"]
-PARSING = ["on_message_begin", "on_url", "on_header", "on_headers_complete", "on_body", "on_message_complete"]
+LIFE = [
+    "connection_made",
+    "connection_lost",
+    "data_received",
+    "eof_received",
+    "pause_writing",
+    "resume_writing",
+    "shutdown",
+]
+PARSING = [
+    "on_message_begin",
+    "on_url",
+    "on_header",
+    "on_headers_complete",
+    "on_body",
+    "on_message_complete",
+]
 ANSWERING = ["on_response_complete", "_start_asgi_task"]
 
 
@@ -41,7 +59,9 @@ class Refusing(Recorder):
 
 
 def test_uvicorn_is_the_version_that_the_connection_was_written_for() -> None:
-    """Its protocol class is not a promised interface, so the version is exact; raising it means reading it again."""
+    """Its protocol class is not a promised interface, so the version is exact; raising it means
+    reading it again.
+    """
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
     assert "uvicorn==0.54.0" in project["project"]["optional-dependencies"]["server"]
     assert version("uvicorn") == "0.54.0"
@@ -66,7 +86,10 @@ def test_the_protocol_is_made_from_the_arguments_that_we_pass_on() -> None:
 @pytest.mark.parametrize(
     ("holder", "names"),
     [
-        (HttpToolsProtocol, "parser transport flow client pipeline cycle headers url expect_100_continue server_state scope"),
+        (
+            HttpToolsProtocol,
+            "parser transport flow client pipeline cycle headers url expect_100_continue server_state scope",
+        ),
         (
             RequestResponseCycle,
             "keep_alive disconnected response_started response_complete chunked_encoding message_event default_headers body",
@@ -83,7 +106,9 @@ def test_the_objects_have_the_attributes_that_we_read_and_set(holder: type, name
 
 
 def test_the_server_runs_by_the_steps_that_we_replace() -> None:
-    """We replace `startup`, `main_loop` and `shutdown`, and leave out the signal handlers by calling `_serve`."""
+    """We replace `startup`, `main_loop` and `shutdown`, and leave out the signal handlers by
+    calling `_serve`.
+    """
     steps = inspect.getsource(uvicorn.Server._serve)
     assert "await self.startup(sockets=sockets)" in steps
     assert "await self.main_loop()" in steps
@@ -92,8 +117,12 @@ def test_the_server_runs_by_the_steps_that_we_replace() -> None:
 
 
 def test_uvicorn_writes_headers_as_our_ready_bytes_do() -> None:
-    """Lower-case names, a colon and a space; the quick and the careful way must give the same bytes."""
-    assert 'content.extend([name, b": ", value, b"\\r\\n"])' in inspect.getsource(RequestResponseCycle.send)
+    """Lower-case names, a colon and a space; the quick and the careful way must give the same
+    bytes.
+    """
+    assert 'content.extend([name, b": ", value, b"\\r\\n"])' in inspect.getsource(
+        RequestResponseCycle.send
+    )
     assert httptools_impl.STATUS_LINE[200] == b"HTTP/1.1 200 OK\r\n"
     assert httptools_impl.STATUS_LINE[304] == b"HTTP/1.1 304 Not Modified\r\n"
 

@@ -36,4 +36,6 @@ def reboot(
 
 
 def holding(*events: Event, kind: ScopeKind = ScopeKind.VM, incarnation: int = 2) -> Scope:
-    return Scope(name="web", kind=kind, vms=(Vm("flatcar-vm1"),), events=events, incarnation=incarnation)
+    return Scope(
+        name="web", kind=kind, vms=(Vm("flatcar-vm1"),), events=events, incarnation=incarnation
+    )

@@ -22,13 +22,18 @@ SHAPE = '{"StartRequests":[{"EventId":"<id>"}]}'
     ],
 )
 def test_every_form_seen_in_the_field_is_one_approval(body: bytes) -> None:
-    """The incarnation came as string, as number and not at all; PowerShell writes a byte order mark; ids differ in case only."""
+    """The incarnation came as string, as number and not at all;
+
+    PowerShell writes a byte order mark; ids differ in case only.
+    """
     assert parse(body) == ("4CAEA225",)
 
 
 def test_several_ids_keep_their_order() -> None:
     """Pacemaker sends a whole set; the answer is all or nothing, in a fixed order."""
-    assert parse(b'{"StartRequests":[{"EventId":"b"},{"EventId":"a"},{"EventId":"B"},{"EventId":"c"}]}') == ("B", "A", "C")
+    assert parse(
+        b'{"StartRequests":[{"EventId":"b"},{"EventId":"a"},{"EventId":"B"},{"EventId":"c"}]}'
+    ) == ("B", "A", "C")
 
 
 @pytest.mark.parametrize(
@@ -37,22 +42,42 @@ def test_several_ids_keep_their_order() -> None:
         (b"", "Input data was truncated"),
         (b"{", "Input data was truncated"),
         (b"StartRequests=1", "JSON is malformed: invalid character (byte 0)"),
-        (b'{"StartRequests":[{"EventId":"A"}]} x', "JSON is malformed: trailing characters (byte 37)"),
+        (
+            b'{"StartRequests":[{"EventId":"A"}]} x',
+            "JSON is malformed: trailing characters (byte 37)",
+        ),
         (b"[]", "Expected `object`, got `array`"),
         (b"null", "Expected `object`, got `null`"),
         (b"{}", "Object missing required field `StartRequests`"),
         (b'{"startrequests":[{"EventId":"A"}]}', "Object missing required field `StartRequests`"),
         (b'{"StartRequests":null}', "Expected `array`, got `null` - at `$.StartRequests`"),
-        (b'{"StartRequests":{"EventId":"A"}}', "Expected `array`, got `object` - at `$.StartRequests`"),
+        (
+            b'{"StartRequests":{"EventId":"A"}}',
+            "Expected `array`, got `object` - at `$.StartRequests`",
+        ),
         (b'{"StartRequests":[]}', "Expected `array` of length >= 1 - at `$.StartRequests`"),
         (b'{"StartRequests":["A"]}', "Expected `object`, got `str` - at `$.StartRequests[0]`"),
-        (b'{"StartRequests":[{"EventId":"A"},{}]}', "Object missing required field `EventId` - at `$.StartRequests[1]`"),
-        (b'{"StartRequests":[{"eventId":"A"}]}', "Object missing required field `EventId` - at `$.StartRequests[0]`"),
-        (b'{"StartRequests":[{"EventId":1}]}', "Expected `str`, got `int` - at `$.StartRequests[0].EventId`"),
-        (b'{"StartRequests":[{"EventId":""}]}', "Expected `str` of length >= 1 - at `$.StartRequests[0].EventId`"),
+        (
+            b'{"StartRequests":[{"EventId":"A"},{}]}',
+            "Object missing required field `EventId` - at `$.StartRequests[1]`",
+        ),
+        (
+            b'{"StartRequests":[{"eventId":"A"}]}',
+            "Object missing required field `EventId` - at `$.StartRequests[0]`",
+        ),
+        (
+            b'{"StartRequests":[{"EventId":1}]}',
+            "Expected `str`, got `int` - at `$.StartRequests[0].EventId`",
+        ),
+        (
+            b'{"StartRequests":[{"EventId":""}]}',
+            "Expected `str` of length >= 1 - at `$.StartRequests[0].EventId`",
+        ),
     ],
 )
-def test_a_malformed_body_is_refused_with_what_was_expected_and_what_came(body: bytes, reason: str) -> None:
+def test_a_malformed_body_is_refused_with_what_was_expected_and_what_came(
+    body: bytes, reason: str
+) -> None:
     """The one thing a person debugging a guest sees is this message."""
     with pytest.raises(Invalid) as refused:
         parse(body)

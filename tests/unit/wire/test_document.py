@@ -38,14 +38,22 @@ def test_the_newest_version_gives_the_captured_bytes() -> None:
     ],
 )
 def test_each_version_has_its_own_bytes(version: str, expected: bytes) -> None:
-    """Fields are absent in older versions, not null: a sample pinned to 2019-01-01 raised KeyError on Description."""
+    """Fields are absent in older versions, not null: a sample pinned to 2019-01-01 raised KeyError
+    on Description.
+    """
     assert body(holding(reboot()), BY_NAME[version]) == expected
 
 
 @pytest.mark.parametrize("version", VERSIONS, ids=lambda version: version.name)
 def test_an_empty_document_is_39_bytes_in_every_version(version: Version) -> None:
-    """Compact, one line, no newline at the end, incarnation a number: Go clients unmarshal it into an int."""
-    assert body(Scope(name="web", incarnation=190), version) == b'{"DocumentIncarnation":190,"Events":[]}'
+    """Compact, one line, no newline at the end, incarnation a number:
+
+    Go clients unmarshal it into an int.
+    """
+    assert (
+        body(Scope(name="web", incarnation=190), version)
+        == b'{"DocumentIncarnation":190,"Events":[]}'
+    )
 
 
 @pytest.mark.parametrize(
@@ -58,9 +66,15 @@ def test_an_empty_document_is_39_bytes_in_every_version(version: Version) -> Non
         ("2020-07-01", ["Freeze", "Reboot", "Redeploy", "Preempt", "Terminate"]),
     ],
 )
-def test_an_event_type_is_hidden_from_versions_older_than_it(version: str, shown: list[str]) -> None:
-    """Terminate needs 2019-01-01 or it is not returned; a client cannot act on a type that it does not know."""
-    document = json.loads(body(holding(*(reboot(type=type_) for type_ in EventType)), BY_NAME[version]))
+def test_an_event_type_is_hidden_from_versions_older_than_it(
+    version: str, shown: list[str]
+) -> None:
+    """Terminate needs 2019-01-01 or it is not returned; a client cannot act on a type that it does
+    not know.
+    """
+    document = json.loads(
+        body(holding(*(reboot(type=type_) for type_ in EventType)), BY_NAME[version])
+    )
 
     assert [event["EventType"] for event in document["Events"]] == shown
 
@@ -76,14 +90,18 @@ def test_the_documented_date_format_is_iso_up_to_2017_11_01(version: str) -> Non
     """The documents of that time printed it so; the option is for clients written after them."""
     event = reboot(not_before=datetime(2016, 9, 19, 18, 29, 47, tzinfo=UTC))
 
-    assert b'"NotBefore":"2016-09-19T18:29:47Z"' in body(holding(event), BY_NAME[version], iso_not_before=True)
+    assert b'"NotBefore":"2016-09-19T18:29:47Z"' in body(
+        holding(event), BY_NAME[version], iso_not_before=True
+    )
     assert b'"NotBefore":"Mon, 19 Sep 2016 18:29:47 GMT"' in body(holding(event), BY_NAME[version])
 
 
 @pytest.mark.parametrize("version", ["2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01"])
 def test_the_documented_date_format_changes_nothing_from_2019_on(version: str) -> None:
     """From then on the documents print what the wire carries."""
-    assert body(holding(reboot()), BY_NAME[version], iso_not_before=True) == body(holding(reboot()), BY_NAME[version])
+    assert body(holding(reboot()), BY_NAME[version], iso_not_before=True) == body(
+        holding(reboot()), BY_NAME[version]
+    )
 
 
 def test_a_started_event_has_an_empty_not_before_in_the_documented_format_too() -> None:
@@ -138,7 +156,9 @@ def test_an_event_without_resources_has_an_empty_list() -> None:
 
 def test_a_description_is_utf8_and_escaped_as_json() -> None:
     """An operator may write what he likes; the document stays JSON."""
-    assert '"Description":"Umzug \\"süd\\""'.encode() in body(holding(reboot(description='Umzug "süd"')), NEWEST)
+    assert '"Description":"Umzug \\"süd\\""'.encode() in body(
+        holding(reboot(description='Umzug "süd"')), NEWEST
+    )
 
 
 def test_events_stand_in_the_order_in_which_they_were_made() -> None:
@@ -153,13 +173,20 @@ def test_the_etag_is_the_incarnation_in_quotes() -> None:
     assert etag(Scope(name="web", incarnation=190)) == '"190"'
 
 
-@pytest.mark.parametrize("header", ['"7"', "7", 'W/"7"', "W/7", '"6", "7"', '"6","7"', ' "7" ', "6, 7", "*", '"1", *'])
+@pytest.mark.parametrize(
+    "header", ['"7"', "7", 'W/"7"', "W/7", '"6", "7"', '"6","7"', ' "7" ', "6, 7", "*", '"1", *']
+)
 def test_a_caller_who_has_the_document_is_recognised_in_every_spelling(header: str) -> None:
     """Microsoft's Node sample sends the bare number; proxies weaken tags; RFC 9110 allows lists."""
     assert matches(header, 7)
 
 
-@pytest.mark.parametrize("header", ["", "0", '"0"', '"77"', '"17"', '"*"', 'W/"*"', '7"7', '"-7"', ",", "W/", '"6", "8"'])
+@pytest.mark.parametrize(
+    "header", ["", "0", '"0"', '"77"', '"17"', '"*"', 'W/"*"', '7"7', '"-7"', ",", "W/", '"6", "8"']
+)
 def test_a_caller_who_has_another_document_gets_this_one(header: str) -> None:
-    """Equality only: a reset counter may be lower than what the caller holds. `0` is Node's word for nothing seen."""
+    """Equality only: a reset counter may be lower than what the caller holds.
+
+    `0` is Node's word for nothing seen.
+    """
     assert not matches(header, 7)

@@ -29,7 +29,14 @@ TOLD = Instance(
     user_data="foobar",
     tags=(("role", "front"), ("tier", "1")),
 )
-VM = Vm("web_7", address="10.0.0.7", update_domain=4, fault_domain=2, id="02aab8a4-74ef-476e-8182-f6d2ba4166a6", instance=TOLD)
+VM = Vm(
+    "web_7",
+    address="10.0.0.7",
+    update_domain=4,
+    fault_domain=2,
+    id="02aab8a4-74ef-476e-8182-f6d2ba4166a6",
+    instance=TOLD,
+)
 SCALE_SET = Scope(name="web", kind=ScopeKind.SCALE_SET, vms=(VM,))
 PREFIX = "/subscriptions/8d10da13-8125-4ba9-a717-bf7490507b3d/resourceGroups/shop/providers/Microsoft.Compute"
 
@@ -77,12 +84,20 @@ def test_a_vm_of_a_scale_set_reads_everything_about_itself() -> None:
         "zone": "1",
     }
     assert storage["dataDisks"] == []
-    assert storage["imageReference"] == {"id": "", "offer": "debian-12", "publisher": "debian", "sku": "12", "version": "12.5"}
+    assert storage["imageReference"] == {
+        "id": "",
+        "offer": "debian-12",
+        "publisher": "debian",
+        "sku": "12",
+        "version": "12.5",
+    }
     assert storage["osDisk"]["osType"] == "Linux"
 
 
 def test_what_nobody_declared_is_an_empty_string() -> None:
-    """All primitives are strings, also the missing ones; a client may call string methods on any of them."""
+    """All primitives are strings, also the missing ones; a client may call string methods on any of
+    them.
+    """
     vm = Vm("db-0")
     told = compute(standalone(vm), vm)
 
@@ -132,7 +147,9 @@ def test_an_id_that_nobody_declared_is_made_from_the_name_and_never_changes() ->
     vm = Vm("db-0")
 
     assert compute(standalone(vm), vm)["vmId"] == "6d27e5f3-1345-5a98-a241-fbbf70673b85"
-    assert compute(standalone(Vm("db-1")), Vm("db-1"))["vmId"] != compute(standalone(vm), vm)["vmId"]
+    assert (
+        compute(standalone(Vm("db-1")), Vm("db-1"))["vmId"] != compute(standalone(vm), vm)["vmId"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -144,7 +161,9 @@ def test_an_id_that_nobody_declared_is_made_from_the_name_and_never_changes() ->
         ("other_7", "virtualMachines/other_7"),
     ],
 )
-def test_a_numbered_vm_of_a_scale_set_has_its_resource_below_the_set(name: str, resource: str) -> None:
+def test_a_numbered_vm_of_a_scale_set_has_its_resource_below_the_set(
+    name: str, resource: str
+) -> None:
     """Uniform sets number their VMs; flexible ones hold VMs with names of their own."""
     assert compute(vm=Vm(name, instance=TOLD))["resourceId"] == f"{PREFIX}/{resource}"
 
@@ -154,7 +173,11 @@ def test_a_vm_outside_a_scale_set_names_none() -> None:
     vm = Vm("web_7", instance=TOLD)
     told = compute(Scope(name="web", kind=ScopeKind.AVAILABILITY_SET, vms=(vm,)), vm)
 
-    assert (told["vmScaleSetName"], told["virtualMachineScaleSet"], told["placementGroupId"]) == ("", {"id": ""}, "")
+    assert (told["vmScaleSetName"], told["virtualMachineScaleSet"], told["placementGroupId"]) == (
+        "",
+        {"id": ""},
+        "",
+    )
     assert told["resourceId"] == f"{PREFIX}/virtualMachines/web_7"
 
 
@@ -173,7 +196,9 @@ def test_a_vm_outside_a_scale_set_names_none() -> None:
         ("2021-03-01", {"virtualMachineScaleSet"}),
     ],
 )
-def test_a_member_is_there_from_its_version_on_and_not_before(version: str, added: set[str]) -> None:
+def test_a_member_is_there_from_its_version_on_and_not_before(
+    version: str, added: set[str]
+) -> None:
     """Protocol 8.1, the first version of each member."""
     before = INSTANCE_VERSIONS[INSTANCE_VERSIONS.index(version) - 1]
 
@@ -199,12 +224,16 @@ def test_the_oldest_versions_tell_the_eleven_oldest_members(version: str) -> Non
 
 
 def test_the_network_of_an_ipv4_vm() -> None:
-    """cloud-init configures interfaces from it; the MAC address has no separators and is in upper case."""
+    """cloud-init configures interfaces from it; the MAC address has no separators and is in upper
+    case.
+    """
     assert tree(SCALE_SET, VM, NEWEST)["network"] == {
         "interface": [
             {
                 "ipv4": {
-                    "ipAddress": [{"privateIpAddress": "10.0.0.7", "publicIpAddress": "203.0.113.9"}],
+                    "ipAddress": [
+                        {"privateIpAddress": "10.0.0.7", "publicIpAddress": "203.0.113.9"}
+                    ],
                     "subnet": [{"address": "10.0.0.0", "prefix": "24"}],
                 },
                 "ipv6": {"ipAddress": []},
@@ -256,8 +285,13 @@ def test_the_root_lists_its_two_categories_as_directories() -> None:
 
 def test_a_node_is_compact_json() -> None:
     """As the rest of the service."""
-    assert walk(tree(SCALE_SET, VM, NEWEST), ["compute", "osProfile"], "json") == Answer(JSON, b'{"computerName":"web000007"}')
-    assert walk(tree(SCALE_SET, VM, NEWEST), ["network", "interface", "0", "ipv6"], "json").body == b'{"ipAddress":[]}'
+    assert walk(tree(SCALE_SET, VM, NEWEST), ["compute", "osProfile"], "json") == Answer(
+        JSON, b'{"computerName":"web000007"}'
+    )
+    assert (
+        walk(tree(SCALE_SET, VM, NEWEST), ["network", "interface", "0", "ipv6"], "json").body
+        == b'{"ipAddress":[]}'
+    )
 
 
 def test_a_leaf_needs_format_text() -> None:

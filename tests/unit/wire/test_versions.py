@@ -43,10 +43,16 @@ def test_seven_versions_are_served_oldest_first() -> None:
         ("2019-01-01", set(EventType), OLD_FIELDS),
         ("2019-04-01", set(EventType), (*OLD_FIELDS, "Description")),
         ("2019-08-01", set(EventType), (*OLD_FIELDS, "Description", "EventSource")),
-        ("2020-07-01", set(EventType), (*OLD_FIELDS, "Description", "EventSource", "DurationInSeconds")),
+        (
+            "2020-07-01",
+            set(EventType),
+            (*OLD_FIELDS, "Description", "EventSource", "DurationInSeconds"),
+        ),
     ],
 )
-def test_each_version_shows_its_own_types_and_fields(name: str, types: set[EventType], fields: tuple[str, ...]) -> None:
+def test_each_version_shows_its_own_types_and_fields(
+    name: str, types: set[EventType], fields: tuple[str, ...]
+) -> None:
     """A version never grew: a client that reads an old one gets what it got then."""
     assert BY_NAME[name].types == types
     assert BY_NAME[name].fields == fields
@@ -79,7 +85,9 @@ def test_the_instance_versions_are_the_35_published_ones_in_ascending_order() ->
     """`/metadata/versions` lists them ascending, and the per-version members compare names."""
     assert len(INSTANCE_VERSIONS) == len(set(INSTANCE_VERSIONS)) == 35
     assert list(INSTANCE_VERSIONS) == sorted(INSTANCE_VERSIONS)
-    assert {"2019-06-01", "2019-08-01", "2021-02-01", "2021-05-01", "2021-12-13"} <= set(INSTANCE_VERSIONS)
+    assert {"2019-06-01", "2019-08-01", "2021-02-01", "2021-05-01", "2021-12-13"} <= set(
+        INSTANCE_VERSIONS
+    )
 
 
 @pytest.mark.parametrize(
@@ -91,12 +99,19 @@ def test_the_instance_versions_are_the_35_published_ones_in_ascending_order() ->
         ("2017-03-02", "2017-03-01"),
     ],
 )
-def test_lenient_mode_serves_an_unknown_date_with_the_newest_version_before_it(asked: str, served: str) -> None:
+def test_lenient_mode_serves_an_unknown_date_with_the_newest_version_before_it(
+    asked: str, served: str
+) -> None:
     """An installer in the field sends 2021-12-13 here, because it is an instance version."""
     assert lenient(asked) is BY_NAME[served]
 
 
-@pytest.mark.parametrize("asked", ["2017-02-28", "latest", "{latest}", "", "2020-07-01 ", "2020-07", "20200701", "9999-99-99x"])
-def test_lenient_mode_guesses_nothing_from_an_earlier_date_or_from_what_is_no_date(asked: str) -> None:
+@pytest.mark.parametrize(
+    "asked",
+    ["2017-02-28", "latest", "{latest}", "", "2020-07-01 ", "2020-07", "20200701", "9999-99-99x"],
+)
+def test_lenient_mode_guesses_nothing_from_an_earlier_date_or_from_what_is_no_date(
+    asked: str,
+) -> None:
     """`{latest}` was withdrawn in 2017, and what is older than the first version has no meaning."""
     assert lenient(asked) is None

@@ -1,4 +1,7 @@
-"""The kinds of steps, one file each. A kind is loaded when a rule names it: TLS costs memory that most agents can spare."""
+"""The kinds of steps, one file each.
+
+A kind is loaded when a rule names it: TLS costs memory that most agents can spare.
+"""
 
 import difflib
 from importlib import import_module
@@ -6,11 +9,25 @@ from importlib import import_module
 from forewarn.agent.step import Step
 from forewarn.errors import Invalid
 
-KINDS = ("run", "systemd", "http", "haproxy", "file", "kubernetes", "signal", "log", "wall", "hooks")
+KINDS = (
+    "run",
+    "systemd",
+    "http",
+    "haproxy",
+    "file",
+    "kubernetes",
+    "signal",
+    "log",
+    "wall",
+    "hooks",
+)
 
 
 def make(kind: str, spec: object, where: str) -> Step:
-    """The step that `kind = spec` asks for. A wrong spec is refused here, so that a wrong file is refused when it is loaded."""
+    """The step that `kind = spec` asks for.
+
+    A wrong spec is refused here, so that a wrong file is refused when it is loaded.
+    """
     if kind not in KINDS:
         near = difflib.get_close_matches(kind[:60], KINDS, 1)
         hint = f"did you mean '{near[0]}'?" if near else f"expected one of {', '.join(KINDS)}"

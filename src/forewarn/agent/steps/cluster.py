@@ -1,4 +1,6 @@
-"""Kubernetes' API server, as far as a drain needs it: plain HTTPS, with our pod's service account or with what was given."""
+"""Kubernetes' API server, as far as a drain needs it: plain HTTPS, with our pod's service account
+or with what was given.
+"""
 
 import json
 import os
@@ -31,7 +33,10 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What is not given is found where a pod finds it. The token is read at each call: it is renewed while we run."""
+    """What is not given is found where a pod finds it.
+
+    The token is read at each call: it is renewed while we run.
+    """
 
     node: str = ""
     server: str = ""
@@ -43,7 +48,9 @@ class Cluster:
     def node_name(self) -> str:
         name = self.node or self.environ.get("NODE_NAME", "")
         if not name:
-            raise StepFailed("which node is ours is not known: give `node`, or NODE_NAME in the environment (spec.nodeName)")
+            raise StepFailed(
+                "which node is ours is not known: give `node`, or NODE_NAME in the environment (spec.nodeName)"
+            )
         return name
 
     def pods(self, occasion: Occasion) -> list[Pod]:
@@ -60,36 +67,58 @@ class Cluster:
         return said
 
     def ask(
-        self, occasion: Occasion, method: str, path: str, body: bytes | None = None, content_type: str = ""
+        self,
+        occasion: Occasion,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        content_type: str = "",
     ) -> tuple[int, object]:
-        """The status, and what was said: an object for 2xx, a message for the rest. 5xx and silence are tried again.
+        """The status, and what was said: an object for 2xx, a message for the rest. 5xx and silence
+        are tried again.
 
-        A POST, which is an eviction, is not, if there is an answer: 429 and 5xx may be about this one pod, and others wait.
+        A POST, which is an eviction, is not, if there is an answer: 429 and 5xx may be about this
+        one pod, and others wait.
         """
-        call = web.Call(method, self._server() + path, self._headers(content_type), body, self._ca_file())
+        call = web.Call(
+            method, self._server() + path, self._headers(content_type), body, self._ca_file()
+        )
         reason = ""
         while True:  # ends with an answer that stays, or at the limit: `pause` raises there
             try:
                 answer = web.send(call, occasion, bytes_max=ANSWER_BYTES_MAX)
             except web.NoAnswer as problem:
                 reason = problem.reason(reason)
-                pause(occasion, AGAIN_SECONDS, f"the API server at {self._server()} does not answer: {reason}")
+                pause(
+                    occasion,
+                    AGAIN_SECONDS,
+                    f"the API server at {self._server()} does not answer: {reason}",
+                )
                 continue
             said = _read(answer.body)
             if method == "POST" or (answer.status < 500 and answer.status != 429):
                 return answer.status, said if answer.status < 300 else _message(said)
-            pause(occasion, AGAIN_SECONDS, f"{method} {path}: status {answer.status}: {_message(said)}")
+            pause(
+                occasion,
+                AGAIN_SECONDS,
+                f"{method} {path}: status {answer.status}: {_message(said)}",
+            )
 
     def _server(self) -> str:
         if self.server:
             return self.server
-        host, port = self.environ.get("KUBERNETES_SERVICE_HOST", ""), self.environ.get("KUBERNETES_SERVICE_PORT", "443")
+        host, port = (
+            self.environ.get("KUBERNETES_SERVICE_HOST", ""),
+            self.environ.get("KUBERNETES_SERVICE_PORT", "443"),
+        )
         if not host:
             raise StepFailed("there is no API server: give `server`, or run in a pod")
         return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
 
     def _headers(self, content_type: str) -> dict[str, str]:
-        headers = {"Accept": "application/json"} | ({"Content-Type": content_type} if content_type else {})
+        headers = {"Accept": "application/json"} | (
+            {"Content-Type": content_type} if content_type else {}
+        )
         path = self.token_file or ("" if self.server else str(self.account / "token"))
         if not path:
             return headers
@@ -104,13 +133,17 @@ class Cluster:
 
 
 def _pod(item: dict[str, dict[str, object]]) -> Pod:
-    """DaemonSets put their pods back on a cordoned node, mirror pods belong to the kubelet, and what is over needs no end."""
+    """DaemonSets put their pods back on a cordoned node, mirror pods belong to the kubelet, and
+    what is over needs no end.
+    """
     try:
         metadata, spec = item["metadata"], item.get("spec") or {}
         owners, notes = metadata.get("ownerReferences") or [], metadata.get("annotations") or {}
         assert isinstance(owners, list)
         assert isinstance(notes, dict)
-        is_daemon = any(owner.get("kind") == "DaemonSet" and owner.get("controller") for owner in owners)
+        is_daemon = any(
+            owner.get("kind") == "DaemonSet" and owner.get("controller") for owner in owners
+        )
         is_over = (item.get("status") or {}).get("phase") in OVER
         grace = spec.get("terminationGracePeriodSeconds")
         return Pod(
@@ -122,7 +155,9 @@ def _pod(item: dict[str, dict[str, object]]) -> Pod:
             is_to_leave=not (is_daemon or is_over or MIRROR in notes),
         )
     except (LookupError, TypeError, AttributeError, AssertionError) as error:
-        raise StepFailed(f"the API server tells of a pod that cannot be understood: {error!r}") from error
+        raise StepFailed(
+            f"the API server tells of a pod that cannot be understood: {error!r}"
+        ) from error
 
 
 def _read(body: bytes) -> object:

@@ -1,4 +1,6 @@
-"""`file`: a health file that nginx or a balancer's probe looks at, taken away (or put there) for the event and back after it."""
+"""`file`: a health file that nginx or a balancer's probe looks at, taken away (or put there) for
+the event and back after it.
+"""
 
 import contextlib
 import errno
@@ -17,8 +19,9 @@ STATES = ("absent", "present")
 class File:
     """Recover undoes what prepare did, and nothing else: marks beside the file tell what that was.
 
-    A file taken away is kept there and put back as it was. One that was absent before has a mark, and stays absent. Where there
-    is neither, a reboot has swept them away, and the file is made anew with `content`. One that we put there is marked as made.
+    A file taken away is kept there and put back as it was. One that was absent before has a mark,
+    and stays absent. Where there is neither, a reboot has swept them away, and the file is made
+    anew with `content`. One that we put there is marked as made.
     """
 
     path: Path
@@ -36,7 +39,9 @@ class File:
             else:
                 self._take()
         except OSError as error:
-            raise StepFailed(f"{self.path} cannot be made {STATES[is_present]}: {error.strerror or error}") from error
+            raise StepFailed(
+                f"{self.path} cannot be made {STATES[is_present]}: {error.strerror or error}"
+            ) from error
 
     def _take(self) -> None:
         if self.path.is_dir():
@@ -51,7 +56,9 @@ class File:
             self._beside("absent").unlink(missing_ok=True)
         except FileNotFoundError:
             if not self._beside("kept").exists():
-                with contextlib.suppress(OSError):  # where no mark can be put, no file will be either
+                with contextlib.suppress(
+                    OSError
+                ):  # where no mark can be put, no file will be either
                     self._beside("absent").touch()
 
     def _put(self) -> None:

@@ -1,4 +1,6 @@
-"""`haproxy`: drains servers through the runtime socket and waits for their sessions to end; makes them ready when all is over."""
+"""`haproxy`: drains servers through the runtime socket and waits for their sessions to end; makes
+them ready when all is over.
+"""
 
 import csv
 import re
@@ -20,7 +22,10 @@ SERVER = re.compile(r"[\w.:-]+/[\w.:-]+", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Haproxy:
-    """`web/{vm}` is our own VM; `web/{resource}` stands for every VM that the event names: for an agent beside the balancer."""
+    """`web/{vm}` is our own VM;
+
+    `web/{resource}` stands for every VM that the event names: for an agent beside the balancer.
+    """
 
     address: str
     servers: tuple[str, ...]
@@ -30,7 +35,9 @@ class Haproxy:
         return f"drain {' '.join(self.servers)} in HAProxy at {self.address}, or in recover make it ready"
 
     def run(self, occasion: Occasion) -> None:
-        """A server that HAProxy does not know must not keep the others from their drain: all are tried, then all is told."""
+        """A server that HAProxy does not know must not keep the others from their drain: all are
+        tried, then all is told.
+        """
         state = "ready" if occasion.phase is Phase.RECOVER else "drain"
         failures: list[StepFailed] = []
         changed: list[str] = []
@@ -63,12 +70,18 @@ class Haproxy:
             busy.update(_sessions(self._ask("show stat -1 4 -1", occasion), servers))
             return not busy
 
-        until(occasion, is_empty, waiting_for=lambda: f"sessions remain: {busy}", every=LOOK_SECONDS)
+        until(
+            occasion, is_empty, waiting_for=lambda: f"sessions remain: {busy}", every=LOOK_SECONDS
+        )
 
     def _servers(self, occasion: Occasion) -> tuple[str, ...]:
         names = [name.removeprefix("_") for name in occasion.event.resources]
         own = [server.replace(OWN, occasion.name.removeprefix("_")) for server in self.servers]
-        servers = [server.replace(EACH, name) for server in own for name in (names if EACH in server else [""])]
+        servers = [
+            server.replace(EACH, name)
+            for server in own
+            for name in (names if EACH in server else [""])
+        ]
         return tuple(dict.fromkeys(servers))
 
     def _ask(self, command: str, occasion: Occasion) -> str:
@@ -85,7 +98,9 @@ def _talk(address: str, command: str) -> str:
         connection.settimeout(TALK_SECONDS)
         connection.sendall(command.encode("ascii") + b"\n")
         answer = bytearray()
-        while part := connection.recv(65536):  # ends with the connection, or where the answer grows too large
+        while part := connection.recv(
+            65536
+        ):  # ends with the connection, or where the answer grows too large
             answer += part
             if len(answer) > ANSWER_BYTES_MAX:
                 raise OSError(f"the answer has more than {ANSWER_BYTES_MAX} bytes")
@@ -107,13 +122,18 @@ def _connect(address: str) -> socket.socket:
 
 
 def _sessions(stat: str, servers: tuple[str, ...]) -> dict[str, int]:
-    """The servers that still have sessions. The table of `show stat` is CSV under a line that begins with `# `."""
+    """The servers that still have sessions.
+
+    The table of `show stat` is CSV under a line that begins with `# `.
+    """
     rows = csv.DictReader(stat.removeprefix("# ").splitlines())
     known = {f"{row.get('pxname')}/{row.get('svname')}": row.get("scur") or "" for row in rows}
     counts = {server: known.get(server, "") for server in servers}
     for server, count in counts.items():
         if not count.isdecimal():
-            raise StepFailed(f"HAProxy does not tell the sessions of {server}: {stat.strip()[:300]}")
+            raise StepFailed(
+                f"HAProxy does not tell the sessions of {server}: {stat.strip()[:300]}"
+            )
     return {server: int(count) for server, count in counts.items() if int(count)}
 
 

@@ -1,6 +1,8 @@
-"""`hooks`: a drop-in directory. What is executable in `prepare.d`, `start.d` or `recover.d` is run in the order of the names.
+"""`hooks`: a drop-in directory. What is executable in `prepare.d`, `start.d` or `recover.d` is run
+in the order of the names.
 
-Names are as run-parts wants them, letters, digits, `_` and `-`, so that editors' and packages' leftovers are not run.
+Names are as run-parts wants them, letters, digits, `_` and `-`, so that editors' and packages'
+leftovers are not run.
 """
 
 import os

@@ -1,4 +1,8 @@
-"""`http`: calls a URL. What passes by itself (no answer, 408, 429, some 5xx) is tried again for as long as the step has time."""
+"""`http`: calls a URL.
+
+What passes by itself (no answer, 408, 429, some 5xx) is tried again for as long as the step has
+time.
+"""
 
 import json
 from collections.abc import Mapping
@@ -26,7 +30,10 @@ SLACK = (
 
 @dataclass(frozen=True, slots=True)
 class Http:
-    """`body` is a template; it is JSON if `is_json`, and then what is filled in is escaped for it. A shape makes its own body."""
+    """`body` is a template; it is JSON if `is_json`, and then what is filled in is escaped for it.
+
+    A shape makes its own body.
+    """
 
     url: str
     method: str
@@ -71,20 +78,31 @@ class Http:
 
     def _call(self, occasion: Occasion) -> web.Call:
         facts = fact.facts(occasion)
-        headers = {name: fact.fill(value, facts, _in_header) for name, value in self.headers.items()}
+        headers = {
+            name: fact.fill(value, facts, _in_header) for name, value in self.headers.items()
+        }
         url = fact.fill(self.url, facts, lambda value: quote(value, safe=""))
-        return web.Call(self.method, url, headers, self._body(occasion, facts), self.ca_file, self.by_proxy)
+        return web.Call(
+            self.method, url, headers, self._body(occasion, facts), self.ca_file, self.by_proxy
+        )
 
     def _body(self, occasion: Occasion, facts: dict[str, str]) -> bytes | None:
         if self.shape == "cloudevents":
             return json.dumps(cloud_event(occasion, facts)).encode()
         if self.shape == "slack":
             return json.dumps({"text": fact.fill(SLACK, facts, _in_slack)}).encode()
-        return fact.fill(self.body, facts, fact.in_json if self.is_json else str).encode() if self.body else None
+        return (
+            fact.fill(self.body, facts, fact.in_json if self.is_json else str).encode()
+            if self.body
+            else None
+        )
 
 
 def cloud_event(occasion: Occasion, facts: Mapping[str, str]) -> dict[str, object]:
-    """CloudEvents 1.0, structured mode. Its data is the event as its endpoint tells it, with our own name and phase."""
+    """CloudEvents 1.0, structured mode.
+
+    Its data is the event as its endpoint tells it, with our own name and phase.
+    """
     event = occasion.event
     told = {
         "EventId": facts["event_id"],
@@ -93,7 +111,9 @@ def cloud_event(occasion: Occasion, facts: Mapping[str, str]) -> dict[str, objec
         "EventSource": facts["event_source"],
         "ResourceType": facts["event_resourcetype"],
         "Resources": list(event.resources),
-        "NotBefore": event.not_before.astimezone(UTC).isoformat().replace("+00:00", "Z") if event.not_before else "",
+        "NotBefore": event.not_before.astimezone(UTC).isoformat().replace("+00:00", "Z")
+        if event.not_before
+        else "",
         "DurationInSeconds": event.duration_seconds,
         "Description": facts["event_description"],
     }
@@ -120,7 +140,13 @@ def make(value: object, where: str) -> Http:
     if body and is_json:
         _check_json(spec, body)
     if not declared and (shape or body):
-        headers["Content-Type"] = SHAPES[shape] if shape else "application/json" if is_json else "text/plain; charset=utf-8"
+        headers["Content-Type"] = (
+            SHAPES[shape]
+            if shape
+            else "application/json"
+            if is_json
+            else "text/plain; charset=utf-8"
+        )
     url = fact.check(spec, "url", spec.text("url", expected="a URL"))
     web.check_url(spec, "url", fact.fill(url, dict.fromkeys(fact.NAMES, "x"), str))
     return Http(
@@ -140,13 +166,21 @@ def _headers(spec: Spec) -> dict[str, str]:
     headers = spec.pairs("headers", expected="a table of names and texts")
     for name, value in headers.items():
         fact.check(spec, "headers", value)
-        if not name.replace("-", "").replace("_", "").isalnum() or not (name + value).isascii() or not value.isprintable():
-            raise spec.refused("headers", "names of letters, digits and '-', and texts of one line in ASCII")
+        if (
+            not name.replace("-", "").replace("_", "").isalnum()
+            or not (name + value).isascii()
+            or not value.isprintable()
+        ):
+            raise spec.refused(
+                "headers", "names of letters, digits and '-', and texts of one line in ASCII"
+            )
     return headers
 
 
 def _check_json(spec: Spec, body: str) -> None:
-    """With words in place of facts it must be JSON: then it is with every fact, for what is filled in is escaped."""
+    """With words in place of facts it must be JSON: then it is with every fact, for what is filled
+    in is escaped.
+    """
     samples = {name: "0" if name in fact.NUMBERS else "x" for name in fact.NAMES}
     try:
         json.loads(fact.fill(body, samples, str))
@@ -158,7 +192,11 @@ def _expect(spec: Spec) -> tuple[int, ...]:
     value = spec.get("expect")
     if value is None:
         return SUCCESS
-    if not isinstance(value, list) or not value or not all(type(part) is int and 100 <= part <= 599 for part in value):
+    if (
+        not isinstance(value, list)
+        or not value
+        or not all(type(part) is int and 100 <= part <= 599 for part in value)
+    ):
         raise spec.refused("expect", "a list of HTTP statuses")
     return tuple(value)
 

@@ -8,7 +8,12 @@ from forewarn.agent.steps import fact
 from forewarn.agent.steps.spec import Spec, only_on_unix
 
 MEMBERS = ("text", "level", "to")
-LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
 PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3}  # RFC 5424
 log = logging.getLogger("forewarn.agent.event")
 
@@ -30,7 +35,10 @@ class Log:
             return
         import syslog  # only Unix has it
 
-        syslog.syslog(PRIORITIES[self.level], f"{line} " + " ".join(f"{name}={value!r}" for name, value in facts.items()))
+        syslog.syslog(
+            PRIORITIES[self.level],
+            f"{line} " + " ".join(f"{name}={value!r}" for name, value in facts.items()),
+        )
 
 
 def make(value: object, where: str) -> Log:
@@ -38,4 +46,6 @@ def make(value: object, where: str) -> Log:
     to = spec.choice("to", ("log", "syslog"), "log")
     if to == "syslog":
         only_on_unix("syslog", where)
-    return Log(fact.check(spec, "text", spec.text("text")), spec.choice("level", tuple(LEVELS), "info"), to)
+    return Log(
+        fact.check(spec, "text", spec.text("text")), spec.choice("level", tuple(LEVELS), "info"), to
+    )

@@ -1,4 +1,6 @@
-"""Commands run for a step: in a process group of their own, within a time, their last words kept for the message."""
+"""Commands run for a step: in a process group of their own, within a time, their last words kept
+for the message.
+"""
 
 import contextlib
 import os
@@ -22,7 +24,11 @@ SETTLE_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What to run. `grace_seconds` lie between TERM and KILL for one that is ended; KILL falls at the limit, not after it."""
+    """What to run.
+
+    `grace_seconds` lie between TERM and KILL for one that is ended; KILL falls at the limit, not
+    after it.
+    """
 
     words: tuple[str, ...]
     directory: str | None = None
@@ -37,14 +43,19 @@ class Command:
 def run(command: Command, occasion: Occasion) -> str:
     """Run it to its end, and give back its last words. An exit code other than 0 is a failure.
 
-    What it leaves running in the background is not touched, unless it is ended at its limit: then its whole group is.
+    What it leaves running in the background is not touched, unless it is ended at its limit: then
+    its whole group is.
     """
     if occasion.seconds_left <= 0:
         raise StepTimedOut(f"{command.name} was not run: no time was left")
-    grace_seconds = min(command.grace_seconds, occasion.seconds_left / 2)  # the work has at least half of the time
+    grace_seconds = min(
+        command.grace_seconds, occasion.seconds_left / 2
+    )  # the work has at least half of the time
     process = _start(command, occasion)
     said = bytearray()
-    listener = threading.Thread(target=_listen, args=(process, said), name="forewarn-step-output", daemon=True)
+    listener = threading.Thread(
+        target=_listen, args=(process, said), name="forewarn-step-output", daemon=True
+    )
     listener.start()
     code = _wait(process, replace(occasion, deadline=occasion.deadline - grace_seconds))
     if code is None:
@@ -57,7 +68,10 @@ def run(command: Command, occasion: Occasion) -> str:
 
 
 def run_each(commands: Sequence[Command], occasion: Occasion) -> None:
-    """One after the other, each within its even share of the time left. The rest is run even where one fails, and all is told."""
+    """One after the other, each within its even share of the time left.
+
+    The rest is run even where one fails, and all is told.
+    """
     failures: list[StepFailed] = []
     for index, command in enumerate(commands):
         if occasion.stop.is_set():
@@ -98,7 +112,9 @@ def _start(command: Command, occasion: Occasion) -> "subprocess.Popen[bytes]":
 def _listen(process: "subprocess.Popen[bytes]", said: bytearray) -> None:
     assert process.stdout is not None
     with process.stdout as output:
-        while part := os.read(output.fileno(), OUTPUT_BYTES_MAX):  # ends when nobody holds the pipe any more
+        while part := os.read(
+            output.fileno(), OUTPUT_BYTES_MAX
+        ):  # ends when nobody holds the pipe any more
             said += part
             del said[:-OUTPUT_BYTES_MAX]
 
@@ -114,13 +130,17 @@ def _wait(process: "subprocess.Popen[bytes]", occasion: Occasion) -> int | None:
 
 
 def _end(process: "subprocess.Popen[bytes]", grace_seconds: float) -> None:
-    """TERM, and after the grace KILL, to everybody in the group: a shell that ends leaves its children behind."""
+    """TERM, and after the grace KILL, to everybody in the group: a shell that ends leaves its
+    children behind.
+    """
     if sys.platform == "win32":
         process.kill()
     else:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGTERM)
-            while grace_seconds > 0:  # ends with the grace, or when the group is empty: the last line raises then
+            while (
+                grace_seconds > 0
+            ):  # ends with the grace, or when the group is empty: the last line raises then
                 _look(process, min(LOOK_SECONDS, grace_seconds))
                 grace_seconds -= LOOK_SECONDS
                 os.killpg(process.pid, 0)
@@ -133,7 +153,10 @@ def _end(process: "subprocess.Popen[bytes]", grace_seconds: float) -> None:
 
 
 def _look(process: "subprocess.Popen[bytes]", seconds: float) -> None:
-    """Until the group's first process ends. Where it has ended already, the others still have their time."""
+    """Until the group's first process ends.
+
+    Where it has ended already, the others still have their time.
+    """
     if process.poll() is not None:
         time.sleep(seconds)
         return

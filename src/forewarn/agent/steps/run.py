@@ -1,4 +1,8 @@
-"""`run`: a command. Its exit code decides; the event is in its environment, never in its words, so no shell can be tricked."""
+"""`run`: a command.
+
+Its exit code decides; the event is in its environment, never in its words, so no shell can be
+tricked.
+"""
 
 import os
 from dataclasses import dataclass
@@ -29,13 +33,22 @@ def make(value: object, where: str) -> Run:
             words=_words(spec),
             directory=spec.text("directory", "") or None,
             variables=spec.pairs("environment", expected="a table of names and texts"),
-            grace_seconds=spec.seconds("grace_seconds", process.GRACE_SECONDS, most=GRACE_SECONDS_MAX),
+            grace_seconds=spec.seconds(
+                "grace_seconds", process.GRACE_SECONDS, most=GRACE_SECONDS_MAX
+            ),
         )
     )
 
 
 def _words(spec: Spec) -> tuple[str, ...]:
     if not spec.is_set("shell"):
-        return spec.texts("command", expected="a list of a command and its arguments (or a text, with shell = true)")
+        return spec.texts(
+            "command",
+            expected="a list of a command and its arguments (or a text, with shell = true)",
+        )
     text = spec.text("command", expected="a text for the shell")
-    return (os.environ.get("COMSPEC", "cmd.exe"), "/c", text) if os.name == "nt" else ("/bin/sh", "-c", text)
+    return (
+        (os.environ.get("COMSPEC", "cmd.exe"), "/c", text)
+        if os.name == "nt"
+        else ("/bin/sh", "-c", text)
+    )

@@ -1,4 +1,6 @@
-"""`signal`: sends a signal to a process, so that it writes a checkpoint or ends, and waits for the file or for its end."""
+"""`signal`: sends a signal to a process, so that it writes a checkpoint or ends, and waits for the
+file or for its end.
+"""
 
 import os
 import signal
@@ -26,21 +28,35 @@ class Signal:
     systemctl: str = "systemctl"
 
     def describe(self) -> str:
-        wait = f", wait for {self.until_file}" if self.until_file else ", wait for its end" if self.is_until_exit else ""
+        wait = (
+            f", wait for {self.until_file}"
+            if self.until_file
+            else ", wait for its end"
+            if self.is_until_exit
+            else ""
+        )
         return f"send {signal.Signals(self.number).name} to {self.unit or self.pid_file}{wait}"
 
     def run(self, occasion: Occasion) -> None:
-        """The file counts when it appears or changes after the signal; a process that ends without it has failed."""
+        """The file counts when it appears or changes after the signal; a process that ends without
+        it has failed.
+        """
         pid = self._pid(occasion)
         before = self._mark(occasion)
         try:
             os.kill(pid, self.number)
         except OSError as error:
-            raise StepFailed(f"process {pid} cannot be sent a signal: {error.strerror}", pid=pid) from error
+            raise StepFailed(
+                f"process {pid} cannot be sent a signal: {error.strerror}", pid=pid
+            ) from error
         if self.until_file:
-            until(occasion, lambda: self._is_written(pid, before, occasion), waiting_for=self._missing)
+            until(
+                occasion, lambda: self._is_written(pid, before, occasion), waiting_for=self._missing
+            )
         if self.is_until_exit:
-            until(occasion, lambda: _has_ended(pid), waiting_for=lambda: f"process {pid} did not end")
+            until(
+                occasion, lambda: _has_ended(pid), waiting_for=lambda: f"process {pid} did not end"
+            )
 
     def _is_written(self, pid: int, before: tuple[int, int] | None, occasion: Occasion) -> bool:
         has_ended = _has_ended(pid)  # asked first: its last act may have been the file
@@ -56,7 +72,11 @@ class Signal:
     def _mark(self, occasion: Occasion) -> tuple[int, int] | None:
         """On a file server that is lost, even to look has no end of its own."""
         try:
-            return within(occasion, occasion.seconds_left, lambda: _mark(self.until_file)) if self.until_file else None
+            return (
+                within(occasion, occasion.seconds_left, lambda: _mark(self.until_file))
+                if self.until_file
+                else None
+            )
         except TimeoutError as error:
             raise StepTimedOut(f"{self.until_file} cannot be looked at: {error}") from error
 
@@ -64,10 +84,19 @@ class Signal:
         """Never 0, 1 or less: to the system these mean whole groups, init, or everybody."""
         if self.unit:
             systemctl = process.find(self.systemctl)
-            text = process.run(process.Command((systemctl, "show", "--property=MainPID", "--value", "--", self.unit)), occasion)
+            text = process.run(
+                process.Command(
+                    (systemctl, "show", "--property=MainPID", "--value", "--", self.unit)
+                ),
+                occasion,
+            )
         else:
             try:
-                text = within(occasion, occasion.seconds_left, lambda: _read(self.pid_file)).decode("ascii").strip()
+                text = (
+                    within(occasion, occasion.seconds_left, lambda: _read(self.pid_file))
+                    .decode("ascii")
+                    .strip()
+                )
             except (OSError, ValueError) as error:
                 raise StepFailed(f"{self.pid_file} cannot be read: {error}") from error
         if len(text) > PID_BYTES_MAX or not text.isdecimal() or not 1 < int(text) <= PID_MAX:
@@ -101,7 +130,13 @@ def _has_ended(pid: int) -> bool:
     """A process whose parent has not asked for its exit code is over too."""
     try:
         os.kill(pid, 0)
-        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[0] == "Z"
+        return (
+            Path(f"/proc/{pid}/stat")
+            .read_text(encoding="ascii", errors="replace")
+            .rpartition(")")[2]
+            .split()[0]
+            == "Z"
+        )
     except ProcessLookupError:
         return True
     except OSError:

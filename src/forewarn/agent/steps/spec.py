@@ -1,4 +1,7 @@
-"""A step's part of the settings, read member by member. What is wrong is refused with its place, what was expected, what came."""
+"""A step's part of the settings, read member by member.
+
+What is wrong is refused with its place, what was expected, what came.
+"""
 
 import difflib
 import sys
@@ -11,19 +14,33 @@ _MISSING = object()
 
 
 class Spec:
-    """The members of one step. Where a kind has a `short` member, its bare value stands for the table with that one member."""
+    """The members of one step.
 
-    def __init__(self, value: object, where: str, *, members: Sequence[str], short: str = "") -> None:
+    Where a kind has a `short` member, its bare value stands for the table with that one member.
+    """
+
+    def __init__(
+        self, value: object, where: str, *, members: Sequence[str], short: str = ""
+    ) -> None:
         self.where = where
         self._short = "" if isinstance(value, dict) else short
         self._given: Mapping[str, object] = value if isinstance(value, dict) else {short: value}
         if not isinstance(value, dict) and not short:
-            raise Invalid(f"{where}: expected a table with {', '.join(members)}, got {shown(value)}", field=where)
+            raise Invalid(
+                f"{where}: expected a table with {', '.join(members)}, got {shown(value)}",
+                field=where,
+            )
         for name in self._given:
             if name not in members:
                 near = difflib.get_close_matches(name[:SHOWN_MAX], members, 1)
-                hint = f"did you mean '{near[0]}'?" if near else f"expected one of {', '.join(members)}"
-                raise Invalid(f"{self._place(name)}: unknown member; {hint}", field=self._place(name))
+                hint = (
+                    f"did you mean '{near[0]}'?"
+                    if near
+                    else f"expected one of {', '.join(members)}"
+                )
+                raise Invalid(
+                    f"{self._place(name)}: unknown member; {hint}", field=self._place(name)
+                )
 
     def text(self, name: str, default: str | None = None, *, expected: str = "some text") -> str:
         """Without a default, the member must be there and not empty."""
@@ -43,7 +60,9 @@ class Spec:
     def pairs(self, name: str, *, expected: str) -> dict[str, str]:
         """No environment can hold a name with "=" in it, nor can a header."""
         value = self._given.get(name, {})
-        if not isinstance(value, dict) or not all(isinstance(part, str) and "\0" not in part for part in value.values()):
+        if not isinstance(value, dict) or not all(
+            isinstance(part, str) and "\0" not in part for part in value.values()
+        ):
             raise self.refused(name, expected)
         if not all(key and not {"=", "\0"} & set(key) for key in value):
             raise self.refused(name, f"{expected}, the names without '='")
@@ -72,16 +91,23 @@ class Spec:
 
     def refused(self, name: str, expected: str) -> Invalid:
         got = shown(self._given.get(name, _MISSING))
-        return Invalid(f"{self._place(name)}: expected {expected}, got {got}", field=self._place(name))
+        return Invalid(
+            f"{self._place(name)}: expected {expected}, got {got}", field=self._place(name)
+        )
 
     def _place(self, name: str) -> str:
         return self.where if name == self._short else f"{self.where}.{name}"
 
 
 def only_on_unix(kind: str, where: str, platform: str = sys.platform) -> None:
-    """For the kinds that a Windows machine cannot have: said when the settings are read, not when an event comes."""
+    """For the kinds that a Windows machine cannot have: said when the settings are read, not when
+    an event comes.
+    """
     if platform == "win32":
-        raise Invalid(f"{where}: expected a kind of step that Windows has, got '{kind}', which only Unix has", field=where)
+        raise Invalid(
+            f"{where}: expected a kind of step that Windows has, got '{kind}', which only Unix has",
+            field=where,
+        )
 
 
 def shown(value: object) -> str:

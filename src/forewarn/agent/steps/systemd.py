@@ -1,4 +1,6 @@
-"""`systemd`: stops units in their order, and starts them again in the reverse order when the event is over."""
+"""`systemd`: stops units in their order, and starts them again in the reverse order when the event
+is over.
+"""
 
 from dataclasses import dataclass
 
@@ -29,7 +31,9 @@ class Systemd:
             action = "start" if occasion.phase is Phase.RECOVER else "stop"
         units = self.units if action in FORWARD else self.units[::-1]
         systemctl = process.find(self.systemctl)
-        process.run_each([process.Command((systemctl, action, "--", unit)) for unit in units], occasion)
+        process.run_each(
+            [process.Command((systemctl, action, "--", unit)) for unit in units], occasion
+        )
 
 
 def make(value: object, where: str) -> Systemd:

@@ -11,7 +11,11 @@ T = TypeVar("T")
 
 
 def until(
-    occasion: Occasion, is_done: Callable[[], bool], *, waiting_for: Callable[[], str], every: float = LOOK_SECONDS
+    occasion: Occasion,
+    is_done: Callable[[], bool],
+    *,
+    waiting_for: Callable[[], str],
+    every: float = LOOK_SECONDS,
 ) -> None:
     """Look now and then. At the limit, `waiting_for` says in words what did not come."""
     while not is_done():  # ends at the limit: `pause` raises there
@@ -19,7 +23,9 @@ def until(
 
 
 def pause(occasion: Occasion, seconds: float, waiting_for: str) -> None:
-    """Raises at the limit, so that no further try is begun there whose failure would hide the reason of the last."""
+    """Raises at the limit, so that no further try is begun there whose failure would hide the
+    reason of the last.
+    """
     if occasion.stop.wait(min(seconds, occasion.seconds_left)):
         raise StepFailed(f"the agent has to end: {waiting_for}")
     if occasion.seconds_left <= 0:
@@ -28,12 +34,17 @@ def pause(occasion: Occasion, seconds: float, waiting_for: str) -> None:
 
 def together(failures: Sequence[StepFailed]) -> StepFailed:
     """Several failures told as one, each only once. It is one of time only if all of them are."""
-    kind = StepTimedOut if all(isinstance(failure, StepTimedOut) for failure in failures) else StepFailed
+    kind = (
+        StepTimedOut
+        if all(isinstance(failure, StepTimedOut) for failure in failures)
+        else StepFailed
+    )
     return kind("; ".join(dict.fromkeys(failure.message for failure in failures)))
 
 
 def within(occasion: Occasion, seconds: float, work: Callable[[], T]) -> T:
-    """What `work` returns. It is given up when its time is over: looking up a name or an answer that drips in knows no limit.
+    """What `work` returns. It is given up when its time is over: looking up a name or an answer
+    that drips in knows no limit.
 
     Then it raises TimeoutError, as for any connection that is silent.
     """

@@ -1,4 +1,6 @@
-"""One HTTP call from a step: bounded, verified, not redirected, and past any proxy unless one is wanted."""
+"""One HTTP call from a step: bounded, verified, not redirected, and past any proxy unless one is
+wanted.
+"""
 
 import http.client
 import ssl
@@ -18,14 +20,20 @@ AGAIN = (408, 429, 500, 502, 503, 504)
 
 
 class NoAnswer(Exception):
-    """Nobody is there, the time for one try is over, or what came is no HTTP. It may be another way in a moment."""
+    """Nobody is there, the time for one try is over, or what came is no HTTP.
+
+    It may be another way in a moment.
+    """
 
     def __init__(self, reason: str, *, is_cut_short: bool = False) -> None:
         super().__init__(reason)
         self.is_cut_short = is_cut_short
 
     def reason(self, before: str) -> str:
-        """Why there is no answer. A try that the end of the step cut short says less than the one before it."""
+        """Why there is no answer.
+
+        A try that the end of the step cut short says less than the one before it.
+        """
         return before if before and self.is_cut_short else str(self)
 
 
@@ -53,8 +61,14 @@ def send(call: Call, occasion: Occasion, *, bytes_max: int) -> Answer:
         return within(occasion, seconds, lambda: _exchange(call, seconds, bytes_max))
     except urllib.error.URLError as error:
         raise NoAnswer(str(error.reason), is_cut_short=occasion.seconds_left <= 0) from error
-    except (OSError, ValueError, http.client.HTTPException) as error:  # ValueError: a host whose name cannot be one
-        raise NoAnswer(str(error) or type(error).__name__, is_cut_short=occasion.seconds_left <= 0) from error
+    except (
+        OSError,
+        ValueError,
+        http.client.HTTPException,
+    ) as error:  # ValueError: a host whose name cannot be one
+        raise NoAnswer(
+            str(error) or type(error).__name__, is_cut_short=occasion.seconds_left <= 0
+        ) from error
 
 
 def check_url(spec: Spec, name: str, url: str) -> str:
@@ -70,7 +84,11 @@ def check_url(spec: Spec, name: str, url: str) -> str:
 
 def _exchange(call: Call, seconds: float, bytes_max: int) -> Answer:
     proxies = urllib.request.ProxyHandler(None if call.by_proxy else {})
-    tls = [urllib.request.HTTPSHandler(context=_trusting(call.ca_file))] if call.url.startswith("https:") else []
+    tls = (
+        [urllib.request.HTTPSHandler(context=_trusting(call.ca_file))]
+        if call.url.startswith("https:")
+        else []
+    )
     opener = urllib.request.build_opener(proxies, _NoRedirect, *tls)
     headers = {"User-Agent": "forewarn-agent", **call.headers}
     request = urllib.request.Request(call.url, call.body, headers, method=call.method)  # noqa: S310 - `check_url` was here
@@ -86,11 +104,15 @@ def _trusting(ca_file: str) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=ca_file or None)
     except OSError as error:
-        raise NoAnswer(f"the authorities in {ca_file} cannot be read: {error.strerror or error}") from error
+        raise NoAnswer(
+            f"the authorities in {ca_file} cannot be read: {error.strerror or error}"
+        ) from error
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirected POST becomes a GET without its body, and whoever it goes to was not named in the settings."""
+    """A redirected POST becomes a GET without its body, and whoever it goes to was not named in the
+    settings.
+    """
 
     def redirect_request(self, *_: object) -> None:
         return None

@@ -1,8 +1,10 @@
-"""The filter around the metadata application: it records every request, and does to it what the faults in force say.
+"""The filter around the metadata application: it records every request, and does to it what the
+faults in force say.
 
-It knows the application by its answers only. A request that no fault touches passes through, and its answer is not changed by a
-byte. What faults do is done in this order: delay, refusal, error status, what the document shows (`view.py`), body
-(`body.py`). Where one of the last two touches a GET of the document, it is answered at once (`Prefer: wait` or not).
+It knows the application by its answers only. A request that no fault touches passes through, and
+its answer is not changed by a byte. What faults do is done in this order: delay, refusal, error
+status, what the document shows (`view.py`), body (`body.py`). Where one of the last two touches a
+GET of the document, it is answered at once (`Prefer: wait` or not).
 """
 
 import asyncio
@@ -12,15 +14,15 @@ from random import Random
 
 from forewarn.engine.clock import Clock
 from forewarn.errors import Invalid
-from forewarn.lab.fault.body import Answer, Ending, error, spoil
-from forewarn.lab.fault.kind import BODIES, VIEWS, FirstCall, Latency, Refuse, Status
-from forewarn.lab.fault.line import Dropped, FilteredPolls, line_of
-from forewarn.lab.fault.standing import Call, Faults, Standing, delay_seconds
-from forewarn.lab.fault.view import Memory, read
+from forewarn.lab.fault.active import Call, Faults, Standing, delay_seconds
+from forewarn.lab.fault.kinds import BODIES, VIEWS, FirstCall, Latency, Refuse, Status
+from forewarn.lab.fault.response import Answer, Ending, error, spoil
+from forewarn.lab.fault.shown_document import Memory, read
+from forewarn.lab.fault.tcp import Dropped, FilteredPolls, line_of
 from forewarn.lab.transcript import BODY_CHARS_MAX, Kind, Transcript, text
-from forewarn.web import request as ask
-from forewarn.web.metadata import Message, Receive, Send
-from forewarn.web.page import Header
+from forewarn.web.metadata import request as ask
+from forewarn.web.metadata.app import Message, Receive, Send
+from forewarn.web.metadata.rendered_document import Header
 from forewarn.wire import document
 
 __all__ = ["Dropped", "FaultFilter", "FilteredPolls"]
@@ -33,7 +35,10 @@ Application = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
 class FaultFilter:
-    """An ASGI application around another. `vm_of` tells whose request it is: a VM, or nobody (`""`)."""
+    """An ASGI application around another.
+
+    `vm_of` tells whose request it is: a VM, or nobody (`""`).
+    """
 
     def __init__(
         self,
@@ -62,13 +67,19 @@ class FaultFilter:
             if not exchange.is_recorded:  # cut off, by whoever
                 exchange.record(0, b"")
 
-    async def _answer(self, exchange: "Exchange", before: Sequence[Standing] = (), given: Answer | None = None) -> Answer | None:
+    async def _answer(
+        self, exchange: "Exchange", before: Sequence[Standing] = (), given: Answer | None = None
+    ) -> Answer | None:
         """What to answer; None if the client has left.
 
-        A fault that comes while a VM waits for a change touches the answer to that, too: then `before` were there already, and
-        `given` is the answer if nothing else touches it.
+        A fault that comes while a VM waits for a change touches the answer to that, too: then
+        `before` were there already, and `given` is the answer if nothing else touches it.
         """
-        active = [one for one in self._faults.active(exchange.call.vm, self._clock.now()) if one not in before]
+        active = [
+            one
+            for one in self._faults.active(exchange.call.vm, self._clock.now())
+            if one not in before
+        ]
         touching = self._faults.touching(exchange.call, active, self._random)
         exchange.touching += touching
         if given is not None and not touching:
@@ -92,13 +103,18 @@ class FaultFilter:
         if not exchange.call.is_document:
             return await self._ask(exchange, headers)
         if any(isinstance(one.fault, (*VIEWS, *BODIES)) for one in exchange.touching):
-            answer = await self._ask(exchange, [header for header in headers if header[0] not in (CONDITIONAL, PREFER)])
+            answer = await self._ask(
+                exchange, [header for header in headers if header[0] not in (CONDITIONAL, PREFER)]
+            )
             return answer and self._shown(exchange, answer)
         answer = await self._ask(exchange, self._by_real_number(exchange))
         return answer and await self._answer(exchange, before, answer)
 
     def _by_real_number(self, exchange: "Exchange") -> list[Header]:
-        """The headers of a request that no fault touches. What the VM has may bear another number than it really has."""
+        """The headers of a request that no fault touches.
+
+        What the VM has may bear another number than it really has.
+        """
         headers: list[Header] = exchange.scope["headers"]
         memory = self._memories.get(exchange.key)
         if memory is None or not memory.is_renumbered:
@@ -119,7 +135,10 @@ class FaultFilter:
         return answer
 
     def _shown(self, exchange: "Exchange", answer: Answer) -> Answer:
-        """A document as the VM sees it; 304 if it has that already, unless its body is about to be spoilt."""
+        """A document as the VM sees it;
+
+        304 if it has that already, unless its body is about to be spoilt.
+        """
         real = read(answer.body) if answer.status == 200 else None
         if real is None:
             return answer
@@ -139,7 +158,11 @@ class FaultFilter:
         await self._app({**exchange.scope, "headers": headers}, exchange.receive, collect)
         if not sent:
             return None
-        return Answer(sent[0]["status"], tuple(sent[0]["headers"]), b"".join(one.get("body", b"") for one in sent[1:]))
+        return Answer(
+            sent[0]["status"],
+            tuple(sent[0]["headers"]),
+            b"".join(one.get("body", b"") for one in sent[1:]),
+        )
 
     def _memory(self, exchange: "Exchange") -> Memory:
         if exchange.key not in self._memories and len(self._memories) >= MEMORIES_MAX:
@@ -148,11 +171,19 @@ class FaultFilter:
 
 
 class Exchange:
-    """One request while it is being answered. What it asks is read on its way to the application."""
+    """One request while it is being answered.
 
-    def __init__(self, scope: Message, receive: Receive, send: Send, vm: str, transcript: Transcript) -> None:
+    What it asks is read on its way to the application.
+    """
+
+    def __init__(
+        self, scope: Message, receive: Receive, send: Send, vm: str, transcript: Transcript
+    ) -> None:
         _, self._path = ask.split(scope["path"])
-        is_document = scope["method"] == "GET" and ask.route(self._path) in (ask.EVENTS, ask.EVENTS_LEGACY)
+        is_document = scope["method"] == "GET" and ask.route(self._path) in (
+            ask.EVENTS,
+            ask.EVENTS_LEGACY,
+        )
         self.scope = scope
         self.send = send
         self.call = Call(vm, scope["method"], is_document)
@@ -175,9 +206,15 @@ class Exchange:
         return message
 
     async def sleep(self, seconds: float) -> bool:
-        """On the clock of the caller, if it has one of its own. Whether the client is still there."""
+        """On the clock of the caller, if it has one of its own.
+
+        Whether the client is still there.
+        """
         clock = (self.scope.get("extensions") or {}).get(SLEEP, asyncio.sleep)
-        asleep, leaving = asyncio.ensure_future(clock(seconds)), asyncio.ensure_future(self._until_it_leaves())
+        asleep, leaving = (
+            asyncio.ensure_future(clock(seconds)),
+            asyncio.ensure_future(self._until_it_leaves()),
+        )
         try:
             await asyncio.wait({asleep, leaving}, return_when=asyncio.FIRST_COMPLETED)
             return not leaving.done()
@@ -196,11 +233,21 @@ class Exchange:
     async def answer(self, answer: Answer) -> None:
         """Record the answer and send it, as far as it goes."""
         is_whole = answer.ending is Ending.WHOLE
-        self.record(answer.status if is_whole else 0, b"" if answer.ending is Ending.DROP else answer.body)
+        self.record(
+            answer.status if is_whole else 0, b"" if answer.ending is Ending.DROP else answer.body
+        )
         line = None if is_whole else line_of(self.scope)
         if answer.ending is not Ending.DROP:
-            await self.send({"type": "http.response.start", "status": answer.status, "headers": list(answer.headers)})
-            await self.send({"type": "http.response.body", "body": answer.body, "more_body": not is_whole})
+            await self.send(
+                {
+                    "type": "http.response.start",
+                    "status": answer.status,
+                    "headers": list(answer.headers),
+                }
+            )
+            await self.send(
+                {"type": "http.response.body", "body": answer.body, "more_body": not is_whole}
+            )
         if line is not None:
             await (line.close() if answer.ending is Ending.CLOSE else line.reset())
 

@@ -1,1 +1,4 @@
-"""Scenarios: stories in YAML, played in a lab and judged. `library/` are those that come with Forewarn."""
+"""Scenarios: stories in YAML, played in a lab and judged.
+
+`library/` are those that come with Forewarn.
+"""

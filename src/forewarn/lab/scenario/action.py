@@ -4,28 +4,30 @@ import random
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 
+from forewarn import duration as span
 from forewarn.core.event import Cause, EventType
 from forewarn.core.fleet import Power
 from forewarn.engine.operations import Told
 from forewarn.errors import NotFound, Refused
-from forewarn.lab.laboratory import Laboratory
 from forewarn.lab.scenario import step as do
-from forewarn.lab.scenario.file import Scenario
-from forewarn.lab.scenario.story import BY, Story
-from forewarn.wire import span
+from forewarn.lab.scenario.schema import Scenario
+from forewarn.lab.scenario.timeline import BY, Story
+from forewarn.lab.service import LabService
 
 
 class Actions:
     """Does what steps say. Who is `any` is chosen by `chance`, from those that nothing awaits."""
 
-    def __init__(self, scenario: Scenario, lab: Laboratory, story: Story, chance: random.Random) -> None:
+    def __init__(
+        self, scenario: Scenario, lab: LabService, story: Story, chance: random.Random
+    ) -> None:
         self._scenario = scenario
         self._lab = lab
         self._story = story
         self._chance = chance
         self._faults: dict[str, str] = {}
 
-    async def carry_out(self, number: int, step: do.Step) -> None:
+    async def run_impact(self, number: int, step: do.Step) -> None:
         """One step. A Problem says why it could not be done."""
         match step:
             case do.OnVm():
@@ -89,12 +91,19 @@ class Actions:
             case do.Complete():
                 await operations.complete(event_id, by=BY)
             case do.Extend():
-                later = operations.find_event(event_id).event.not_before + span.parse(step.by) / self._lab.rate
+                later = (
+                    operations.find_event(event_id).event.not_before
+                    + span.parse(step.by) / self._lab.rate
+                )
                 await operations.extend(event_id, by=BY, not_before=later)
 
     def _standing(self, name: str) -> list[str]:
         live = self._lab.engine.board.events
-        found = [known.id for known in self._story.events.values() if known.name == name and known.id in live]
+        found = [
+            known.id
+            for known in self._story.events.values()
+            if known.name == name and known.id in live
+        ]
         if not found:
             raise NotFound(f"no event named {name} stands", event=name)
         return found
@@ -108,7 +117,9 @@ class Actions:
                 self._lab.remove_fault(fault_id)
 
     def _not_before(self, notice: str | None) -> datetime | None:
-        return None if notice is None else self._lab.clock.now() + span.parse(notice) / self._lab.rate
+        return (
+            None if notice is None else self._lab.clock.now() + span.parse(notice) / self._lab.rate
+        )
 
     def _chosen(self, name: str, free: Callable[[], list[str]], what: str) -> str:
         if name != do.ANY:
@@ -123,8 +134,12 @@ class Actions:
         free = []
         for place in self._lab.engine.board.scopes.values():
             scope = place.scope
-            busy = {vm for event in scope.events for vm in event.resources} | {impact.vm for impact in scope.impacts}
-            free += [vm.name for vm in scope.vms if vm.power is Power.RUNNING and vm.name not in busy]
+            busy = {vm for event in scope.events for vm in event.resources} | {
+                impact.vm for impact in scope.impacts
+            }
+            free += [
+                vm.name for vm in scope.vms if vm.power is Power.RUNNING and vm.name not in busy
+            ]
         return sorted(free)
 
     def _free_hosts(self) -> list[str]:

@@ -6,7 +6,7 @@ from enum import StrEnum
 import msgspec
 
 from forewarn.core.event import EventType, Status
-from forewarn.lab.scenario.story import Happening
+from forewarn.lab.scenario.timeline import Happening
 
 FORMS = (
     "VM approved",
@@ -47,7 +47,9 @@ def parse(text: str, *, vms: Collection[str], names: Collection[str]) -> Conditi
             return Condition(Verb.APPROVED, vm, name=name)
         case [vm, "polled"] if vm in vms:
             return Condition(Verb.POLLED, vm)
-        case [vm, "sees", type_, status] if vm in vms and type_ in list(EventType) and status in list(Status):
+        case [vm, "sees", type_, status] if (
+            vm in vms and type_ in list(EventType) and status in list(Status)
+        ):
             return Condition(Verb.SEES, vm, type=type_, status=status)
         case [name, status] if name in names and status in BECOMES:
             return Condition(Verb.BECAME, name, status=status)
@@ -59,17 +61,26 @@ def is_met(condition: Condition, happening: Happening) -> bool:
     """Whether this entry makes it true."""
     match condition.verb:
         case Verb.APPROVED:
-            return any(vm == condition.subject and condition.name in ("", known.name) for vm, known in happening.approvals)
+            return any(
+                vm == condition.subject and condition.name in ("", known.name)
+                for vm, known in happening.approvals
+            )
         case Verb.POLLED:
             return happening.is_poll and happening.entry.vm == condition.subject
         case Verb.SEES:
             if happening.entry.vm != condition.subject or happening.document is None:
                 return False
             wanted_event = (condition.type, condition.status)
-            return any((event.type, event.status) == wanted_event for event in happening.document.events)
+            return any(
+                (event.type, event.status) == wanted_event for event in happening.document.events
+            )
         case Verb.BECAME:
             known = happening.known
-            if known is None or known.name != condition.subject or happening.change != condition.status:
+            if (
+                known is None
+                or known.name != condition.subject
+                or happening.change != condition.status
+            ):
                 return False
             return happening.story.have_all(condition.subject, condition.status)
 

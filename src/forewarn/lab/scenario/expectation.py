@@ -1,7 +1,8 @@
-"""What a scenario can expect, each kind a type with the words for a person. The types are the parser and the JSON Schema.
+"""What a scenario can expect, each kind a type with the words for a person. The types are the
+parser and the JSON Schema.
 
-`monitor.py` knows who watches over them. `within` counts from when the event was Scheduled, or from the start where no event
-is named.
+`monitor.py` knows who watches over them. `within` counts from when the event was Scheduled, or from
+the start where no event is named.
 """
 
 from enum import StrEnum
@@ -11,13 +12,15 @@ import msgspec
 from msgspec import Meta
 
 from forewarn.core.event import EventType, Source, Status
+from forewarn.duration import Span
+from forewarn.fleetfile.schema import Name
 from forewarn.lab.scenario.step import Called
-from forewarn.wire.fleet import Name
-from forewarn.wire.span import Span
 
 OWN = "own"
 LEADER = "leader"
-Who = Annotated[Name, Meta(description="a VM; own: one that the event names; leader: the first that it names")]
+Who = Annotated[
+    Name, Meta(description="a VM; own: one that the event names; leader: the first that it names")
+]
 Vms = Annotated[tuple[Name, ...], Meta(max_length=10_000, description="a list of names of VMs")]
 
 
@@ -29,7 +32,9 @@ class Becomes(StrEnum):
     FAILED = "failed"
 
 
-class Expected(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="expect"):
+class Expected(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="expect"
+):
     """What all have: a kind, and `words`, the expectation as a sentence."""
 
     @property
@@ -62,7 +67,9 @@ class NoApproval(Expected, frozen=True, kw_only=True, tag="no-approval"):
 
 
 class NoForeignApproval(Expected, frozen=True, kw_only=True, tag="no-foreign-approval"):
-    """None of these VMs (nobody named: no VM at all) approves an event whose Resources do not name it."""
+    """None of these VMs (nobody named: no VM at all) approves an event whose Resources do not name
+    it.
+    """
 
     vms: Vms = ()
 
@@ -73,7 +80,10 @@ class NoForeignApproval(Expected, frozen=True, kw_only=True, tag="no-foreign-app
 class Order(Expected, frozen=True, kw_only=True, tag="order"):
     """The first approvals of these VMs come in this order; with `of`, of the events of that name."""
 
-    vms: Annotated[tuple[Name, ...], Meta(min_length=2, max_length=10_000, description="a list of two or more names of VMs")]
+    vms: Annotated[
+        tuple[Name, ...],
+        Meta(min_length=2, max_length=10_000, description="a list of two or more names of VMs"),
+    ]
     of: Called | None = None
 
     def words(self) -> str:
@@ -103,7 +113,9 @@ class Document(Expected, frozen=True, kw_only=True, tag="document"):
     def words(self) -> str:
         shown = self.shows.words()
         article = "an" if shown.startswith("event") else "a"
-        return f"{self.vm} is shown {article} {shown}{f' within {self.within}' if self.within else ''}"
+        return (
+            f"{self.vm} is shown {article} {shown}{f' within {self.within}' if self.within else ''}"
+        )
 
 
 class Course(Expected, frozen=True, kw_only=True, tag="event"):
@@ -155,7 +167,18 @@ class Recovery(Expected, frozen=True, kw_only=True, tag="recovery"):
         return f"{self.vm} asks again within {self.within} of a bad answer, until it has a good one"
 
 
-Expectation = Approval | NoApproval | NoForeignApproval | Order | Document | Course | OneAtATime | Together | Polls | Recovery
+Expectation = (
+    Approval
+    | NoApproval
+    | NoForeignApproval
+    | Order
+    | Document
+    | Course
+    | OneAtATime
+    | Together
+    | Polls
+    | Recovery
+)
 EXPECTATIONS: tuple[type[Expected], ...] = Expectation.__args__
 
 

@@ -1,7 +1,9 @@
-"""Model guests: they play the software in a VM, through the same endpoint as everybody, faults and transcript included.
+"""Model guests: they play the software in a VM, through the same endpoint as everybody, faults and
+transcript included.
 
-A day of polls once a second would tell nothing new most of the time. So a guest looks when something has changed, at its next
-poll moment; it goes on looking while an answer was bad or a fault is in force, and once an hour to keep its scope enabled.
+A day of polls once a second would tell nothing new most of the time. So a guest looks when
+something has changed, at its next poll moment; it goes on looking while an answer was bad or a
+fault is in force, and once an hour to keep its scope enabled.
 """
 
 import asyncio
@@ -10,14 +12,14 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
 
-from forewarn.client.dialogue import API_VERSION
-from forewarn.client.event import Document, Event, read_document
-from forewarn.client.problem import BadDocument
+from forewarn import duration as span
+from forewarn.client.errors import InvalidDocument
+from forewarn.client.models import Document, Event, read_document
+from forewarn.client.protocol import API_VERSION
 from forewarn.core.fleet import Power
-from forewarn.lab.laboratory import Answer, Laboratory
-from forewarn.lab.scenario.agenda import Agenda
-from forewarn.lab.scenario.file import NEVER, GuestEntry, Of
-from forewarn.wire import span
+from forewarn.lab.scenario.scheduler import Agenda
+from forewarn.lab.scenario.schema import NEVER, GuestEntry, Of
+from forewarn.lab.service import Answer, LabService
 
 TARGET = f"/metadata/scheduledevents?api-version={API_VERSION}"
 HEADERS = (("Metadata", "true"),)
@@ -27,14 +29,18 @@ IDLE = timedelta(hours=1)
 class Guest:
     """One VM's software. `phase` (0 to 1) is where in its interval it polls."""
 
-    def __init__(self, vm: str, entry: GuestEntry, lab: Laboratory, agenda: Agenda, *, phase: float) -> None:
+    def __init__(
+        self, vm: str, entry: GuestEntry, lab: LabService, agenda: Agenda, *, phase: float
+    ) -> None:
         assert entry.poll != NEVER
         self.vm = vm
         self._entry = entry
         self._lab = lab
         self._agenda = agenda
         self._interval = span.parse(entry.poll) / lab.rate
-        self._approve_after = None if entry.approve == NEVER else span.parse(entry.approve) / lab.rate
+        self._approve_after = (
+            None if entry.approve == NEVER else span.parse(entry.approve) / lab.rate
+        )
         self._first = lab.clock.now() + self._interval * phase
         self._alarm: asyncio.Task[None] | None = None
         self._poll_at = datetime.max.replace(tzinfo=self._first.tzinfo)
@@ -90,7 +96,9 @@ class Guest:
             if key in self._noticed or self._approve_after is None or not self._is_ours(event):
                 continue
             self._noticed.add(key)
-            self._agenda.at(self._agenda.clock.now() + self._approve_after, partial(self._approve, key))
+            self._agenda.at(
+                self._agenda.clock.now() + self._approve_after, partial(self._approve, key)
+            )
 
     def _is_ours(self, event: Event) -> bool:
         if self._entry.types and event.type not in self._entry.types:
@@ -113,12 +121,14 @@ class Guest:
         body = json.dumps({"StartRequests": [{"EventId": event.id}]}).encode()
         answer = await self._lab.ask(self.vm, "POST", TARGET, body, HEADERS)
         if answer.status != 200:
-            self._agenda.at(self._moment_after(self._agenda.clock.now()), partial(self._approve, key))
+            self._agenda.at(
+                self._moment_after(self._agenda.clock.now()), partial(self._approve, key)
+            )
 
 
 def read(answer: Answer) -> Document | None:
     """The document, if a careful client would believe it."""
     if answer.status == 200 and answer.body:
-        with suppress(BadDocument):
+        with suppress(InvalidDocument):
             return read_document(answer.body)
     return None

@@ -1,13 +1,15 @@
-"""The monitor for each kind of expectation; here are those that look at approvals, starts and requests as a whole. Pure."""
+"""The monitor for each kind of expectation; here are those that look at approvals, starts and
+requests as a whole. Pure.
+"""
 
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
 from forewarn.lab.scenario import expectation as expect
-from forewarn.lab.scenario.each_event import ApprovalMonitor, CourseMonitor, DocumentMonitor
-from forewarn.lab.scenario.story import ENDS, Happening, Known, Story
-from forewarn.lab.scenario.verdict import Monitor
+from forewarn.lab.scenario.monitors import ApprovalMonitor, CourseMonitor, DocumentMonitor
+from forewarn.lab.scenario.result import Monitor
+from forewarn.lab.scenario.timeline import ENDS, Happening, Known, Story
 from forewarn.lab.transcript import Kind
 
 
@@ -15,14 +17,20 @@ class NoApprovalMonitor(Monitor):
     has_come = False
 
     def watch(self, happening: Happening) -> None:
-        if happening.change == "scheduled" and happening.known and happening.known.name == self.expected.of:
+        if (
+            happening.change == "scheduled"
+            and happening.known
+            and happening.known.name == self.expected.of
+        ):
             self.has_come = True
         for vm, known in happening.approvals:
             if known.name == self.expected.of and self.expected.by in (None, vm):
                 self.fail(f"{vm} approved {known} at {self.clock(happening.at)}")
 
     def conclude(self, now: datetime) -> str:
-        return "it did not" if self.has_come else self.fail(f"no event named {self.expected.of} came")
+        return (
+            "it did not" if self.has_come else self.fail(f"no event named {self.expected.of} came")
+        )
 
 
 class NoForeignMonitor(Monitor):
@@ -33,11 +41,17 @@ class NoForeignMonitor(Monitor):
             if self.expected.vms and vm not in self.expected.vms:
                 continue
             if vm not in known.resources:
-                self.fail(f"{vm} approved {known} at {self.clock(happening.at)}, which does not name it")
+                self.fail(
+                    f"{vm} approved {known} at {self.clock(happening.at)}, which does not name it"
+                )
             self.count += happening.change == "approved"
 
     def conclude(self, now: datetime) -> str:
-        return f"{self.count} approvals, each by a VM that the event names" if self.count else "nothing was approved"
+        return (
+            f"{self.count} approvals, each by a VM that the event names"
+            if self.count
+            else "nothing was approved"
+        )
 
 
 class OrderMonitor(Monitor):
@@ -50,7 +64,9 @@ class OrderMonitor(Monitor):
             if self.expected.of not in (None, known.name) or vm not in self.left:
                 continue
             if vm != self.left[0]:
-                self.fail(f"{vm} approved {known} at {self.clock(happening.at)}, before {self.left[0]} had approved")
+                self.fail(
+                    f"{vm} approved {known} at {self.clock(happening.at)}, before {self.left[0]} had approved"
+                )
                 return
             del self.left[0]
 
@@ -83,11 +99,15 @@ class StartsMonitor(Monitor):
                 self.fail(f"{known} was Started at {self.clock(at)}, while {other} still was")
         elif self.starts and at > self.starts[0][0] + self.story.patience("1s"):
             first_at, first = self.starts[0]
-            self.fail(f"{known} was Started at {self.clock(at)}, but {first} at {self.clock(first_at)}")
+            self.fail(
+                f"{known} was Started at {self.clock(at)}, but {first} at {self.clock(first_at)}"
+            )
 
     def conclude(self, now: datetime) -> str:
         if len(self.starts) < 2:
-            return self.fail(f"{len(self.starts)} of the events named {self.expected.of} was Started; expected two or more")
+            return self.fail(
+                f"{len(self.starts)} of the events named {self.expected.of} was Started; expected two or more"
+            )
         return f"{len(self.starts)} were"
 
 
@@ -118,7 +138,9 @@ class PollsMonitor(Monitor):
 
 
 class RecoveryMonitor(Monitor):
-    """While a door is shut, nobody hears who calls there; so its opening counts as a bad answer, and nothing before it does."""
+    """While a door is shut, nobody hears who calls there; so its opening counts as a bad answer,
+    and nothing before it does.
+    """
 
     def __init__(self, expected: expect.Recovery, story: Story) -> None:
         super().__init__(expected, story)
@@ -161,7 +183,9 @@ class RecoveryMonitor(Monitor):
         if entry.kind is Kind.FAULT:
             return f"the refusal that ended at {self.clock(self.bad.at)}"
         faults = f" ({', '.join(entry.faults)})" if entry.faults else ""
-        return f"the answer {entry.status or 'that never came'}{faults} at {self.clock(self.bad.at)}"
+        return (
+            f"the answer {entry.status or 'that never came'}{faults} at {self.clock(self.bad.at)}"
+        )
 
     def conclude(self, now: datetime) -> str:
         self.expire(now)

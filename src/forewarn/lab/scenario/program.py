@@ -15,9 +15,16 @@ ENDPOINT = "{endpoint}"
 
 @asynccontextmanager
 async def running(
-    command: Sequence[str], *, endpoint: str, environment: Mapping[str, str], tell: Callable[[str], None]
+    command: Sequence[str],
+    *,
+    endpoint: str,
+    environment: Mapping[str, str],
+    tell: Callable[[str], None],
 ) -> AsyncIterator["Program"]:
-    """Within this the program runs, in a process group of its own. `tell` is given each line that it prints."""
+    """Within this the program runs, in a process group of its own.
+
+    `tell` is given each line that it prints.
+    """
     words = [word.replace(ENDPOINT, endpoint) for word in command]
     try:
         process = await asyncio.create_subprocess_exec(
@@ -29,7 +36,9 @@ async def running(
             start_new_session=True,
         )
     except OSError as error:
-        raise Invalid(f"{words[0]!r} cannot be started: {error.strerror or error}", command=words[0]) from error
+        raise Invalid(
+            f"{words[0]!r} cannot be started: {error.strerror or error}", command=words[0]
+        ) from error
     program = Program(process, words)
     assert process.stdout is not None
     listening = asyncio.create_task(_listen(process.stdout, tell))
@@ -85,4 +94,6 @@ async def _listen(output: asyncio.StreamReader, tell: Callable[[str], None]) -> 
 
 def _text(line: bytes) -> str:
     """As a terminal may show it: what it would obey is replaced."""
-    return "".join(letter if letter.isprintable() else " " for letter in line.decode(errors="replace").rstrip())
+    return "".join(
+        letter if letter.isprintable() else " " for letter in line.decode(errors="replace").rstrip()
+    )

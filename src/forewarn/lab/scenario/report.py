@@ -1,13 +1,15 @@
-"""How a run is told: live and readable, then a verdict for each expectation; as JUnit for a CI system."""
+"""How a run is told: live and readable, then a verdict for each expectation; as JUnit for a CI
+system.
+"""
 
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from xml.etree import ElementTree
 
 from forewarn.errors import Invalid
-from forewarn.lab.scenario.file import Scenario
-from forewarn.lab.scenario.story import Happening, Story
-from forewarn.lab.scenario.verdict import Verdict
+from forewarn.lab.scenario.result import Verdict
+from forewarn.lab.scenario.schema import Scenario
+from forewarn.lab.scenario.timeline import Happening, Story
 from forewarn.lab.transcript import Entry, Kind, Transcript
 from forewarn.wire import approval
 
@@ -77,9 +79,15 @@ class Progress:
         return f"{entry.what} {entry.detail}"
 
     def _request(self, happening: Happening, story: Story) -> str:
-        """Approvals matter, and what goes wrong, but not over and over; the rest is for those who want to see everything."""
+        """Approvals matter, and what goes wrong, but not over and over; the rest is for those who
+        want to see everything.
+        """
         entry = happening.entry
-        asked = f"approves {approved(entry, story)}".rstrip() if entry.method == "POST" else f"{entry.method} {entry.path}"
+        asked = (
+            f"approves {approved(entry, story)}".rstrip()
+            if entry.method == "POST"
+            else f"{entry.method} {entry.path}"
+        )
         touched = f" ({', '.join(entry.faults)})" if entry.faults else ""
         words = f"{asked} -> {entry.status or 'no answer'}{touched}"
         if self._loudness is Loudness.VERBOSE:
@@ -95,9 +103,15 @@ class Progress:
     def verdicts(self, scenario: Scenario, verdicts: Sequence[Verdict]) -> None:
         """Said however quiet it is meant to be."""
         for verdict in verdicts:
-            self._write(f"{'passed' if verdict.is_passed else 'FAILED'}  {verdict.expected}: {verdict.reason}")
+            self._write(
+                f"{'passed' if verdict.is_passed else 'FAILED'}  {verdict.expected}: {verdict.reason}"
+            )
         failed = sum(not verdict.is_passed for verdict in verdicts)
-        whole = f"FAILED ({failed} of {len(verdicts)} expectations)" if failed else f"passed ({len(verdicts)} expectations)"
+        whole = (
+            f"FAILED ({failed} of {len(verdicts)} expectations)"
+            if failed
+            else f"passed ({len(verdicts)} expectations)"
+        )
         self._write(f"{scenario.file.name} {whole}")
 
 
@@ -107,16 +121,27 @@ def approved(entry: Entry, story: Story) -> str:
         ids = approval.parse(entry.asked.encode())
     except Invalid:
         return entry.asked
-    return ", ".join((story.events[event].name if event in story.events else "") or event[:8] for event in ids)
+    return ", ".join(
+        (story.events[event].name if event in story.events else "") or event[:8] for event in ids
+    )
 
 
 def junit(scenario: Scenario, verdicts: Sequence[Verdict], transcript: Transcript) -> bytes:
     """One test case for each expectation; a failure ends with the newest lines of the transcript."""
     name = scenario.file.name
     failures = sum(not verdict.is_passed for verdict in verdicts)
-    suite = ElementTree.Element("testsuite", name=name, tests=str(len(verdicts)), failures=str(failures), errors="0", skipped="0")
+    suite = ElementTree.Element(
+        "testsuite",
+        name=name,
+        tests=str(len(verdicts)),
+        failures=str(failures),
+        errors="0",
+        skipped="0",
+    )
     for verdict in verdicts:
-        case = ElementTree.SubElement(suite, "testcase", classname=f"forewarn.lab.{name}", name=legible(verdict.expected))
+        case = ElementTree.SubElement(
+            suite, "testcase", classname=f"forewarn.lab.{name}", name=legible(verdict.expected)
+        )
         if not verdict.is_passed:
             failure = ElementTree.SubElement(case, "failure", message=legible(verdict.reason))
             failure.text = legible(f"{verdict.expected}: {verdict.reason}\n\n{transcript}")
@@ -129,7 +154,10 @@ def junit(scenario: Scenario, verdicts: Sequence[Verdict], transcript: Transcrip
 
 def legible(text: str) -> str:
     """Without what XML cannot hold."""
-    return "".join(letter if letter.isprintable() or letter == "\n" else "\N{REPLACEMENT CHARACTER}" for letter in text)
+    return "".join(
+        letter if letter.isprintable() or letter == "\n" else "\N{REPLACEMENT CHARACTER}"
+        for letter in text
+    )
 
 
 def cut(words: str) -> str:

@@ -1,4 +1,7 @@
-"""What a scenario can do, each action a type, and when. The types are the parser, the JSON Schema and the words of the errors."""
+"""What a scenario can do, each action a type, and when.
+
+The types are the parser, the JSON Schema and the words of the errors.
+"""
 
 from datetime import datetime
 from enum import StrEnum
@@ -7,18 +10,27 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from forewarn.lab.fault.kind import Fault
-from forewarn.wire.fleet import FleetFile, Name, Text
-from forewarn.wire.span import Span
+from forewarn.duration import Span
+from forewarn.fleetfile.schema import FleetFile, Name, Text
+from forewarn.lab.fault.kinds import Fault
 
 ANY = "any"
 TIMES_MAX = 100_000
 
-Target = Annotated[Name, Meta(description="a name, or any: one that nothing awaits, chosen by the seed")]
+Target = Annotated[
+    Name, Meta(description="a name, or any: one that nothing awaits, chosen by the seed")
+]
 Called = Annotated[Name, Meta(description="a name that a step gives with `as`")]
-Times = Annotated[int, Meta(ge=1, le=TIMES_MAX, description=f"a whole number from 1 to {TIMES_MAX}")]
-Seconds = Annotated[int, Meta(ge=-1, le=86_400, description="a whole number of seconds from -1 (unknown) to 86400")]
-Condition = Annotated[str, Meta(max_length=400, description="a condition such as `web-0 approved` or `patch completed`")]
+Times = Annotated[
+    int, Meta(ge=1, le=TIMES_MAX, description=f"a whole number from 1 to {TIMES_MAX}")
+]
+Seconds = Annotated[
+    int, Meta(ge=-1, le=86_400, description="a whole number of seconds from -1 (unknown) to 86400")
+]
+Condition = Annotated[
+    str,
+    Meta(max_length=400, description="a condition such as `web-0 approved` or `patch completed`"),
+]
 Moment = Annotated[datetime, Meta(tz=True, description="a moment such as 2030-01-01T00:00:00Z")]
 
 
@@ -43,7 +55,14 @@ class Repeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     times: Times
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="do", rename={"as_": "as"}):
+class Step(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="do",
+    rename={"as_": "as"},
+):
     """What all have: a time since the start, or a condition and how long after it."""
 
     at: Span | None = None
@@ -57,7 +76,10 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Announcing(Step, frozen=True, kw_only=True):
-    """What makes events. `as` names them for later mention; `notice` asks for more of it than there must be."""
+    """What makes events.
+
+    `as` names them for later mention; `notice` asks for more of it than there must be.
+    """
 
     as_: Name | None = None
     notice: Span | None = None
@@ -166,7 +188,9 @@ class Mend(Step, frozen=True, kw_only=True, tag="mend"):
 
 
 class Jump(Step, frozen=True, kw_only=True, tag="jump"):
-    """The clock leaps ahead, as that of a machine that slept: all that was due meanwhile is due now. Only on a virtual clock."""
+    """The clock leaps ahead, as that of a machine that slept: all that was due meanwhile is due
+    now. Only on a virtual clock.
+    """
 
     by: Span
 

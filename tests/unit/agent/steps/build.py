@@ -1,4 +1,6 @@
-"""An event and the occasion of a step, scripts that stand in for commands, and a web server that answers as it is told."""
+"""An event and the occasion of a step, scripts that stand in for commands, and a web server that
+answers as it is told.
+"""
 
 import threading
 import time
@@ -29,7 +31,9 @@ def reboot(**more: Any) -> Event:
     return Event(**{**facts, **more})
 
 
-def occasion(phase: str = "prepare", *, seconds: float = 20, event: Event | None = None, stop: bool = False) -> Occasion:
+def occasion(
+    phase: str = "prepare", *, seconds: float = 20, event: Event | None = None, stop: bool = False
+) -> Occasion:
     made = Occasion(event or reboot(), Phase(phase), "web-0", deadline=0)
     if stop:
         made.stop.set()
@@ -37,7 +41,9 @@ def occasion(phase: str = "prepare", *, seconds: float = 20, event: Event | None
 
 
 def occasion_until(path: Path) -> Occasion:
-    """Time stands still until the file has something in it (or for a minute); then the limit has come."""
+    """Time stands still until the file has something in it (or for a minute); then the limit has
+    come.
+    """
     end = time.monotonic() + 60
 
     def now() -> float:
@@ -54,7 +60,9 @@ def script(path: Path, *lines: str) -> str:
 
 
 class Server:
-    """Answers with these statuses, one after the other and the last for ever, and keeps what it was asked."""
+    """Answers with these statuses, one after the other and the last for ever, and keeps what it was
+    asked.
+    """
 
     SILENT = 0
     """Instead of a status: no answer until the server ends."""

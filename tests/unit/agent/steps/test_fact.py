@@ -31,7 +31,10 @@ def test_not_before_is_told_in_gmt_and_empty_for_now() -> None:
     """That is how the endpoint itself writes it."""
     eastern = NOON.astimezone(timezone(timedelta(hours=-5)))
 
-    assert fact.facts(occasion(event=reboot(not_before=eastern)))["event_notbefore"] == "Wed, 04 Mar 2026 12:00:00 GMT"
+    assert (
+        fact.facts(occasion(event=reboot(not_before=eastern)))["event_notbefore"]
+        == "Wed, 04 Mar 2026 12:00:00 GMT"
+    )
     assert fact.facts(occasion(event=reboot(not_before=None)))["event_notbefore"] == ""
 
 
@@ -44,7 +47,10 @@ def test_a_fact_that_no_environment_can_hold_is_cleaned() -> None:
 
 def test_only_braces_with_a_fact_are_filled() -> None:
     """JSON and GraphQL have braces of their own."""
-    assert fact.fill('{"q": "{viewer}", "id": "{event_id}"}', {"event_id": "E1"}, str) == '{"q": "{viewer}", "id": "E1"}'
+    assert (
+        fact.fill('{"q": "{viewer}", "id": "{event_id}"}', {"event_id": "E1"}, str)
+        == '{"q": "{viewer}", "id": "E1"}'
+    )
 
 
 def test_a_fact_in_json_stays_inside_its_quotes() -> None:
@@ -61,7 +67,9 @@ def test_a_fact_in_a_line_stays_in_its_line() -> None:
 
 def test_a_fact_is_cut_to_what_an_environment_can_hold() -> None:
     """Whole characters, and whole names: half a name may be another VM's."""
-    said = fact.facts(occasion(event=reboot(description="x" + "é" * 70_000, resources=("web-10",) * 20_000)))
+    said = fact.facts(
+        occasion(event=reboot(description="x" + "é" * 70_000, resources=("web-10",) * 20_000))
+    )
 
     assert said["event_description"] == "x" + "é" * 2047
     assert set(said["event_resources"].split(" ")) == {"web-10"}

@@ -37,7 +37,9 @@ def test_a_health_file_that_the_reboot_swept_away_is_made_anew(tmp_path: Path) -
 
 def test_a_drain_file_is_there_for_the_event_and_gone_after_it(tmp_path: Path) -> None:
     """The other way round, for balancers that look for a file that says no."""
-    made = make("file", {"path": str(tmp_path / "drain"), "in_prepare": "present", "content": "x"}, "W")
+    made = make(
+        "file", {"path": str(tmp_path / "drain"), "in_prepare": "present", "content": "x"}, "W"
+    )
     made.run(occasion("prepare"))
     made.run(occasion("prepare"))
 

@@ -34,7 +34,10 @@ def haproxy(*answers: str) -> Iterator[tuple[str, list[str]]]:
 
 def test_a_server_is_drained_and_its_sessions_are_waited_for() -> None:
     """The last request of a session is answered before the machine goes."""
-    with haproxy("\n", HEAD + "web,a,0,0,2,\n", HEAD + "web,a,0,0,0,\nweb,b,0,0,7,\n") as (address, asked):
+    with haproxy("\n", HEAD + "web,a,0,0,2,\n", HEAD + "web,a,0,0,0,\nweb,b,0,0,7,\n") as (
+        address,
+        asked,
+    ):
         make("haproxy", {"socket": address, "servers": ["web/a"]}, "W").run(occasion())
 
     assert asked == ["set server web/a state drain", "show stat -1 4 -1", "show stat -1 4 -1"]
@@ -60,29 +63,45 @@ def test_an_agent_beside_the_balancer_drains_every_vm_that_the_event_names() -> 
 def test_a_resource_whose_name_is_a_command_is_not_sent() -> None:
     """A semicolon begins the next command in HAProxy's socket."""
     evil = reboot(resources=("a;disable frontend f",))
-    with haproxy() as (address, asked), pytest.raises(StepFailed, match="cannot be the name of a server"):
-        make("haproxy", {"socket": address, "servers": ["web/{resource}"]}, "W").run(occasion(event=evil))
+    with (
+        haproxy() as (address, asked),
+        pytest.raises(StepFailed, match="cannot be the name of a server"),
+    ):
+        make("haproxy", {"socket": address, "servers": ["web/{resource}"]}, "W").run(
+            occasion(event=evil)
+        )
 
     assert asked == []
 
 
-@pytest.mark.parametrize("answer", ["No such server.\n\n", "Permission denied\n\n", "Unknown command: 'set'\n"])
+@pytest.mark.parametrize(
+    "answer", ["No such server.\n\n", "Permission denied\n\n", "Unknown command: 'set'\n"]
+)
 def test_what_haproxy_says_to_a_change_is_a_refusal(answer: str) -> None:
     """It has no exit codes: where it agrees, it is silent."""
-    with haproxy(answer) as (address, _), pytest.raises(StepFailed, match=f"HAProxy does not drain web/a: {answer.strip()}"):
+    with (
+        haproxy(answer) as (address, _),
+        pytest.raises(StepFailed, match=f"HAProxy does not drain web/a: {answer.strip()}"),
+    ):
         make("haproxy", {"socket": address, "servers": ["web/a"]}, "W").run(occasion())
 
 
 def test_sessions_that_do_not_end_are_told_at_the_limit() -> None:
     """How many, and where."""
     busy = HEAD + "web,a,0,0,2,\n"
-    with haproxy("\n", *[busy] * 20) as (address, _), pytest.raises(StepTimedOut, match=r"sessions remain: {'web/a': 2}"):
+    with (
+        haproxy("\n", *[busy] * 20) as (address, _),
+        pytest.raises(StepTimedOut, match=r"sessions remain: {'web/a': 2}"),
+    ):
         make("haproxy", {"socket": address, "servers": ["web/a"]}, "W").run(occasion(seconds=1.5))
 
 
 def test_a_table_without_the_server_is_no_proof_that_it_has_no_sessions() -> None:
     """Silence is not zero."""
-    with haproxy("\n", HEAD) as (address, _), pytest.raises(StepFailed, match="does not tell the sessions of web/a"):
+    with (
+        haproxy("\n", HEAD) as (address, _),
+        pytest.raises(StepFailed, match="does not tell the sessions of web/a"),
+    ):
         make("haproxy", {"socket": address, "servers": ["web/a"]}, "W").run(occasion())
 
 
@@ -94,11 +113,15 @@ def test_nobody_at_the_socket_is_a_failure() -> None:
 
 
 @pytest.mark.parametrize(("phase", "state"), [("prepare", "drain"), ("recover", "ready")])
-def test_a_server_that_haproxy_does_not_know_does_not_keep_the_others_from_their_turn(phase: str, state: str) -> None:
+def test_a_server_that_haproxy_does_not_know_does_not_keep_the_others_from_their_turn(
+    phase: str, state: str
+) -> None:
     """An event names databases too. All are tried, and then all that failed are told."""
     unknown = "No such server.\n\n"
     with haproxy(unknown, "\n", unknown) as (address, asked):
-        made = make("haproxy", {"socket": address, "servers": ["web/{resource}"], "wait": False}, "W")
+        made = make(
+            "haproxy", {"socket": address, "servers": ["web/{resource}"], "wait": False}, "W"
+        )
         with pytest.raises(StepFailed) as failure:
             made.run(occasion(phase, event=reboot(resources=("a", "b", "c"))))
 
@@ -111,7 +134,10 @@ def test_a_server_that_haproxy_does_not_know_does_not_keep_the_others_from_their
 def test_the_sessions_of_those_that_drain_are_waited_for_though_another_failed() -> None:
     """The rule may go on after a failure, and then these sessions are cut."""
     busy, idle = HEAD + "web,b,0,0,2,\n", HEAD + "web,b,0,0,0,\n"
-    with haproxy("No such server.\n\n", "\n", busy, idle) as (address, asked), pytest.raises(StepFailed, match="web/a"):
+    with (
+        haproxy("No such server.\n\n", "\n", busy, idle) as (address, asked),
+        pytest.raises(StepFailed, match="web/a"),
+    ):
         make("haproxy", {"socket": address, "servers": ["web/a", "web/b"]}, "W").run(occasion())
 
     assert asked[2:] == ["show stat -1 4 -1", "show stat -1 4 -1"]

@@ -25,12 +25,22 @@ def test_the_hooks_of_a_phase_are_run_in_the_order_of_their_names(tmp_path: Path
     made.run(occasion("start"))
     made.run(occasion("recover"))
 
-    assert (tmp_path / "said").read_text().splitlines() == ["10-a E1 prepare", "20-b E1 prepare", "10-c E1 recover"]
+    assert (tmp_path / "said").read_text().splitlines() == [
+        "10-a E1 prepare",
+        "20-b E1 prepare",
+        "10-c E1 recover",
+    ]
 
 
 def test_leftovers_of_editors_and_packages_are_not_run(tmp_path: Path) -> None:
     """Nor what was switched off by taking its x away, nor directories."""
-    for name in ("prepare.d/a~", "prepare.d/a.dpkg-old", "prepare.d/.a", "prepare.d/a.sh", "prepare.d/off"):
+    for name in (
+        "prepare.d/a~",
+        "prepare.d/a.dpkg-old",
+        "prepare.d/.a",
+        "prepare.d/a.sh",
+        "prepare.d/off",
+    ):
         hook(tmp_path, name)
     (tmp_path / "prepare.d" / "off").chmod(0o644)
     (tmp_path / "prepare.d" / "folder").mkdir()

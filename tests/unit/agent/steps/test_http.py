@@ -31,7 +31,9 @@ def test_facts_are_escaped_for_the_place_where_they_stand() -> None:
     spec = {"body": body, "headers": {"X-Why": "{event_description}"}}
     with Server(200).running() as server:
         evil = reboot(description='"}\r\nX-Admin: 1 é/?')
-        make("http", {**spec, "url": server.url + "/a?why={event_description}"}, "W").run(occasion(event=evil))
+        make("http", {**spec, "url": server.url + "/a?why={event_description}"}, "W").run(
+            occasion(event=evil)
+        )
     method, path, headers, sent = server.asked[0]
 
     assert (method, path) == ("POST", "/a?why=%22%7D%0D%0AX-Admin%3A%201%20%C3%A9%2F%3F")
@@ -50,7 +52,10 @@ def test_a_text_that_is_no_json_is_sent_as_it_is() -> None:
 
 
 def test_the_cloudevents_shape_is_cloudevents_1_0_in_structured_mode() -> None:
-    """Brokers refuse what is only nearly that. The id is the same at every try, so that they can drop repeats."""
+    """Brokers refuse what is only nearly that.
+
+    The id is the same at every try, so that they can drop repeats.
+    """
     with Server(200).running() as server:
         make("http", {"url": server.url, "shape": "cloudevents"}, "W").run(occasion())
     method, _, headers, sent = server.asked[0]
@@ -82,7 +87,9 @@ def test_the_cloudevents_shape_is_cloudevents_1_0_in_structured_mode() -> None:
 def test_the_slack_shape_is_one_text_without_markup_from_outside() -> None:
     """<!channel> in a resource's name should wake nobody."""
     with Server(200).running() as server:
-        make("http", {"url": server.url, "shape": "slack"}, "W").run(occasion(event=reboot(resources=("<!channel>",))))
+        make("http", {"url": server.url, "shape": "slack"}, "W").run(
+            occasion(event=reboot(resources=("<!channel>",)))
+        )
 
     assert json.loads(server.asked[0][3]) == {
         "text": "Reboot of &lt;!channel&gt;: prepare on web-0"
@@ -100,7 +107,10 @@ def test_what_passes_by_itself_is_tried_again() -> None:
 
 def test_what_stays_is_not_tried_again() -> None:
     """A wrong token is as wrong in a minute."""
-    with Server(403).running() as server, pytest.raises(StepFailed, match="status 403: answer 403") as failure:
+    with (
+        Server(403).running() as server,
+        pytest.raises(StepFailed, match="status 403: answer 403") as failure,
+    ):
         make("http", server.url, "W").run(occasion())
 
     assert len(server.asked) == 1
@@ -109,14 +119,25 @@ def test_what_stays_is_not_tried_again() -> None:
 
 def test_the_tries_end_at_the_limit_with_the_last_reason() -> None:
     """Not with a bare time-out."""
-    with Server(503).running() as server, pytest.raises(StepTimedOut, match="status 503: answer 503"):
+    with (
+        Server(503).running() as server,
+        pytest.raises(StepTimedOut, match="status 503: answer 503"),
+    ):
         make("http", server.url, "W").run(occasion(seconds=1))
 
 
 def test_a_last_try_that_is_cut_short_does_not_hide_why_the_others_failed() -> None:
-    """The last try has only what is left of the step's time; that it did not suffice is not the reason."""
+    """The last try has only what is left of the step's time; that it did not suffice is not the
+    reason.
+    """
     with Server(503, Server.SILENT).running() as server:
-        limited = Occasion(reboot(), Phase.PREPARE, "web-0", deadline=50, now=lambda: 99 if len(server.asked) > 1 else 0)
+        limited = Occasion(
+            reboot(),
+            Phase.PREPARE,
+            "web-0",
+            deadline=50,
+            now=lambda: 99 if len(server.asked) > 1 else 0,
+        )
 
         with pytest.raises(StepTimedOut, match="status 503: answer 503"):
             make("http", server.url, "steps[0]").run(limited)
@@ -143,7 +164,9 @@ def test_nobody_there_is_told_at_the_limit() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         with pytest.raises(StepTimedOut, match="refused"):
-            make("http", f"http://127.0.0.1:{taken.getsockname()[1]}/", "W").run(occasion(seconds=1))
+            make("http", f"http://127.0.0.1:{taken.getsockname()[1]}/", "W").run(
+                occasion(seconds=1)
+            )
 
 
 def test_a_host_whose_name_cannot_be_one_is_a_failure_of_the_step() -> None:
@@ -167,13 +190,17 @@ def test_an_answer_that_drips_in_is_given_up_at_the_limit() -> None:
         thread = threading.Thread(target=drip, args=(listener,))
         thread.start()
         with pytest.raises(StepTimedOut):
-            make("http", f"http://127.0.0.1:{listener.getsockname()[1]}/", "W").run(occasion(seconds=0.5))
+            make("http", f"http://127.0.0.1:{listener.getsockname()[1]}/", "W").run(
+                occasion(seconds=0.5)
+            )
         over.set()
         thread.join()
 
 
 @pytest.mark.parametrize(("by_proxy", "asked"), [(False, "/x"), (True, "http://far.test/x")])
-def test_a_proxy_in_the_environment_is_used_only_where_it_is_wanted(by_proxy: bool, asked: str) -> None:
+def test_a_proxy_in_the_environment_is_used_only_where_it_is_wanted(
+    by_proxy: bool, asked: str
+) -> None:
     """A proxy set for package updates must not get to hear of drains."""
     with Server(200).running() as server:
         url = "http://far.test/x" if by_proxy else f"{server.url}/x"
@@ -183,14 +210,18 @@ def test_a_proxy_in_the_environment_is_used_only_where_it_is_wanted(by_proxy: bo
             f"make('http', {{'url': {url!r}, 'proxy': {by_proxy}}}, 'W').run(occasion())"
         )
         environ = {**os.environ, "http_proxy": proxy, "no_proxy": ""}
-        done = subprocess.run([sys.executable, "-c", code], env=environ, cwd=ROOT, check=False, capture_output=True)
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environ, cwd=ROOT, check=False, capture_output=True
+        )
 
     assert (done.returncode, done.stderr) == (0, b"")
     assert server.asked[0][1] == asked
 
 
 def test_the_path_of_a_url_is_never_told() -> None:
-    """In the URL of a web hook it is the secret, and descriptions and failures go to logs and status pages."""
+    """In the URL of a web hook it is the secret, and descriptions and failures go to logs and
+    status pages.
+    """
     with Server(403).running() as server:
         made = make("http", f"{server.url}/services/T0/secret?key=secret", "W")
         with pytest.raises(StepFailed) as failure:

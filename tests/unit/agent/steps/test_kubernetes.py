@@ -1,4 +1,7 @@
-"""Whose cordon it is, which pods leave, and where the API server is. Drains against a whole API server are in e2e."""
+"""Whose cordon it is, which pods leave, and where the API server is.
+
+Drains against a whole API server are in e2e.
+"""
 
 import json
 import threading
@@ -19,13 +22,19 @@ from tests.unit.agent.steps.build import Server, occasion
 
 def node(*, cordoned: bool = False, reasons: str = "") -> dict[str, Any]:
     return {
-        "metadata": {"resourceVersion": "7", "annotations": {ANNOTATION: reasons} if reasons else {"other": "x"}},
+        "metadata": {
+            "resourceVersion": "7",
+            "annotations": {ANNOTATION: reasons} if reasons else {"other": "x"},
+        },
         "spec": {"unschedulable": True} if cordoned else {},
     }
 
 
 def patch(reasons: str | None, *, cordoned: bool | None) -> dict[str, Any]:
-    return {"metadata": {"resourceVersion": "7", "annotations": {ANNOTATION: reasons}}, "spec": {"unschedulable": cordoned}}
+    return {
+        "metadata": {"resourceVersion": "7", "annotations": {ANNOTATION: reasons}},
+        "spec": {"unschedulable": cordoned},
+    }
 
 
 @pytest.mark.parametrize(
@@ -105,10 +114,15 @@ def test_an_api_server_in_trouble_is_asked_again_until_the_limit(status: int) ->
 
 
 def test_a_pod_whose_eviction_is_answered_with_500_does_not_keep_the_others_from_theirs() -> None:
-    """Two budgets on one pod are answered so for ever. It is told at the limit, and asked again until then."""
+    """Two budgets on one pod are answered so for ever.
+
+    It is told at the limit, and asked again until then.
+    """
     with api_server() as (url, evicted):
         made = make("kubernetes", {"node": "n", "server": url}, "W")
-        with pytest.raises(StepTimedOut, match=r"still on the node: d/a \(held back: status 500: two budgets\)$"):
+        with pytest.raises(
+            StepTimedOut, match=r"still on the node: d/a \(held back: status 500: two budgets\)$"
+        ):
             made.run(occasion(seconds=2.5))
 
     assert evicted[:3] == ["a", "b", "a"]

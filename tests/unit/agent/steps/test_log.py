@@ -13,7 +13,9 @@ from tests.unit.agent.steps.build import occasion, reboot, script
 def test_a_line_is_logged_with_the_facts_beside_it(caplog: pytest.LogCaptureFixture) -> None:
     """The text for a person, the facts for a program."""
     with caplog.at_level(logging.DEBUG, "forewarn.agent.event"):
-        make("log", {"text": "{event_type} of {event_resources}", "level": "warning"}, "W").run(occasion())
+        make("log", {"text": "{event_type} of {event_resources}", "level": "warning"}, "W").run(
+            occasion()
+        )
     record = caplog.records[0]
 
     assert (record.levelname, record.getMessage()) == ("WARNING", "Reboot of web-0 web-1")
@@ -23,7 +25,9 @@ def test_a_line_is_logged_with_the_facts_beside_it(caplog: pytest.LogCaptureFixt
 def test_a_description_cannot_forge_a_line(caplog: pytest.LogCaptureFixture) -> None:
     """It comes from outside, percent signs and line ends included."""
     with caplog.at_level(logging.DEBUG, "forewarn.agent.event"):
-        make("log", "why: {event_description}", "W").run(occasion(event=reboot(description="%s\nERROR all is lost")))
+        make("log", "why: {event_description}", "W").run(
+            occasion(event=reboot(description="%s\nERROR all is lost"))
+        )
 
     assert caplog.records[0].getMessage() == "why: %s ERROR all is lost"
 

@@ -18,9 +18,15 @@ def shell(text: str, **more: object) -> dict[str, object]:
 
 
 def test_a_command_finds_the_event_in_its_environment(tmp_path: Path) -> None:
-    """And what the settings add, and where they put it; never in its words, where a shell could read it as code."""
+    """And what the settings add, and where they put it; never in its words, where a shell could
+    read it as code.
+    """
     text = 'echo "$EVENT_ID $EVENT_TYPE $EVENT_PHASE $EXTRA" > said'
-    make("run", shell(text, directory=str(tmp_path), environment={"EXTRA": "more", "EVENT_ID": "no"}), "W").run(occasion())
+    make(
+        "run",
+        shell(text, directory=str(tmp_path), environment={"EXTRA": "more", "EVENT_ID": "no"}),
+        "W",
+    ).run(occasion())
 
     assert (tmp_path / "said").read_text() == "E1 Reboot prepare more\n"
 
@@ -43,7 +49,9 @@ def test_an_exit_code_other_than_0_is_a_failure_told_with_the_last_words() -> No
 
 
 def test_only_the_end_of_a_long_output_is_kept() -> None:
-    """A command that talks for ever must not fill our memory, and its last words tell why it failed."""
+    """A command that talks for ever must not fill our memory, and its last words tell why it
+    failed.
+    """
     with pytest.raises(StepFailed) as failure:
         make("run", shell("yes | head -c 3000000; echo why; exit 1"), "W").run(occasion())
 
@@ -70,7 +78,9 @@ def test_a_command_is_ended_at_its_limit_with_term(tmp_path: Path) -> None:
         make("run", shell(text, grace_seconds=20), "W").run(occasion_until(tmp_path / "begun"))
 
 
-def test_what_does_not_hear_term_is_killed_after_the_grace_with_all_its_children(tmp_path: Path) -> None:
+def test_what_does_not_hear_term_is_killed_after_the_grace_with_all_its_children(
+    tmp_path: Path,
+) -> None:
     """A shell that dies and leaves its child at work has not been ended."""
     text = f"trap '' TERM; sleep 600 & echo $! > {tmp_path}/child; wait; sleep 600"
     with pytest.raises(StepTimedOut):
@@ -81,9 +91,16 @@ def test_what_does_not_hear_term_is_killed_after_the_grace_with_all_its_children
 
 def test_the_children_of_a_command_that_heard_term_are_ended_too(tmp_path: Path) -> None:
     """The group is what is ended, not its first process."""
-    stubborn = script(tmp_path / "stubborn", "trap '' TERM", f"echo $$ > {tmp_path}/child", "while :; do sleep 0.05; done")
+    stubborn = script(
+        tmp_path / "stubborn",
+        "trap '' TERM",
+        f"echo $$ > {tmp_path}/child",
+        "while :; do sleep 0.05; done",
+    )
     with pytest.raises(StepTimedOut):
-        make("run", shell(f"{stubborn} & wait", grace_seconds=0.3), "W").run(occasion_until(tmp_path / "child"))
+        make("run", shell(f"{stubborn} & wait", grace_seconds=0.3), "W").run(
+            occasion_until(tmp_path / "child")
+        )
 
     assert not is_running(int((tmp_path / "child").read_text()))
 
@@ -115,10 +132,18 @@ def test_no_command_is_begun_without_time() -> None:
         run(Command(("sleep", "60")), occasion(seconds=0))
 
 
-def test_of_several_commands_each_has_an_even_share_and_the_rest_is_run_where_one_fails(tmp_path: Path) -> None:
+def test_of_several_commands_each_has_an_even_share_and_the_rest_is_run_where_one_fails(
+    tmp_path: Path,
+) -> None:
     """One that hangs must not cost the others their turn."""
-    commands = [Command(("sleep", "600")), Command(("false",)), Command(("touch", str(tmp_path / "done")))]
-    with pytest.raises(StepFailed, match=r"^sleep was ended at its limit; false ended with exit code 1$") as failure:
+    commands = [
+        Command(("sleep", "600")),
+        Command(("false",)),
+        Command(("touch", str(tmp_path / "done"))),
+    ]
+    with pytest.raises(
+        StepFailed, match=r"^sleep was ended at its limit; false ended with exit code 1$"
+    ) as failure:
         run_each(commands, occasion(seconds=3))
 
     assert (tmp_path / "done").exists()
@@ -132,7 +157,8 @@ def test_no_further_command_is_begun_when_the_agent_has_to_end(tmp_path: Path) -
     timer.start()
     commands = [Command(("sleep", "60")), Command(("touch", str(tmp_path / "done")))]
     with pytest.raises(
-        StepFailed, match=r"^sleep was ended because the agent has to end; touch was not run: the agent has to end$"
+        StepFailed,
+        match=r"^sleep was ended because the agent has to end; touch was not run: the agent has to end$",
     ):
         run_each(commands, soon)
     timer.join()
@@ -143,9 +169,13 @@ def test_no_further_command_is_begun_when_the_agent_has_to_end(tmp_path: Path) -
 def test_the_children_of_a_shell_that_died_at_once_still_have_their_grace(tmp_path: Path) -> None:
     """The shell does not tidy up; the database that it started does."""
     tidy = f"trap 'sleep 0.4; echo tidied > {tmp_path}/tidied; exit' TERM"
-    child = script(tmp_path / "tidy", tidy, f"echo $$ > {tmp_path}/child", "while :; do sleep 0.05; done")
+    child = script(
+        tmp_path / "tidy", tidy, f"echo $$ > {tmp_path}/child", "while :; do sleep 0.05; done"
+    )
     with pytest.raises(StepTimedOut):
-        make("run", shell(f"{child} & wait", grace_seconds=20), "W").run(occasion_until(tmp_path / "child"))
+        make("run", shell(f"{child} & wait", grace_seconds=20), "W").run(
+            occasion_until(tmp_path / "child")
+        )
 
     assert (tmp_path / "tidied").read_text() == "tidied\n"
 
@@ -154,7 +184,9 @@ def test_what_does_not_hear_term_is_over_at_the_limit_and_not_a_grace_later() ->
     """The limit is what is left before the event: what runs past it takes the time of the approval."""
     begun = time.monotonic()
     with pytest.raises(StepTimedOut):
-        make("run", shell("trap '' TERM; while :; do sleep 0.05; done", grace_seconds=20), "W").run(occasion(seconds=1))
+        make("run", shell("trap '' TERM; while :; do sleep 0.05; done", grace_seconds=20), "W").run(
+            occasion(seconds=1)
+        )
 
     assert 0.9 < time.monotonic() - begun < 3
 

@@ -45,13 +45,20 @@ def test_an_old_checkpoint_is_not_taken_for_a_new_one(tmp_path: Path) -> None:
     """To approve on it would lose the work since then."""
     (tmp_path / "checkpoint").write_text("old")
     with worker(tmp_path, ":"), pytest.raises(StepTimedOut, match="checkpoint was not written"):
-        make("signal", checkpoint(tmp_path, until_file=str(tmp_path / "checkpoint")), "W").run(occasion(seconds=0.5))
+        make("signal", checkpoint(tmp_path, until_file=str(tmp_path / "checkpoint")), "W").run(
+            occasion(seconds=0.5)
+        )
 
 
 def test_a_process_that_ends_without_its_checkpoint_has_failed(tmp_path: Path) -> None:
     """And is not waited for any longer."""
-    with worker(tmp_path, "exit 1"), pytest.raises(StepFailed, match="ended without writing") as failure:
-        make("signal", checkpoint(tmp_path, until_file=str(tmp_path / "checkpoint")), "W").run(occasion())
+    with (
+        worker(tmp_path, "exit 1"),
+        pytest.raises(StepFailed, match="ended without writing") as failure,
+    ):
+        make("signal", checkpoint(tmp_path, until_file=str(tmp_path / "checkpoint")), "W").run(
+            occasion()
+        )
 
     assert not isinstance(failure.value, StepTimedOut)
 
@@ -75,12 +82,17 @@ def test_the_end_of_a_process_is_waited_for(tmp_path: Path) -> None:
 
 def test_a_process_that_does_not_end_is_told_at_the_limit(tmp_path: Path) -> None:
     """By its number, so that one can look."""
-    with worker(tmp_path, ":") as process, pytest.raises(StepTimedOut, match=f"process {process.pid} did not end"):
+    with (
+        worker(tmp_path, ":") as process,
+        pytest.raises(StepTimedOut, match=f"process {process.pid} did not end"),
+    ):
         make("signal", checkpoint(tmp_path, until_exit=True), "W").run(occasion(seconds=0.3))
 
 
 @pytest.mark.parametrize("text", ["", "0", "1", "-1", "-5", "12 13", "abc", "٣", "9" * 32])
-def test_a_number_that_means_more_than_one_process_is_never_signalled(tmp_path: Path, text: str) -> None:
+def test_a_number_that_means_more_than_one_process_is_never_signalled(
+    tmp_path: Path, text: str
+) -> None:
     """kill(-1) is everybody, kill(0) is ourselves."""
     (tmp_path / "pid").write_text(text)
     with pytest.raises(StepFailed, match=r"names no process|cannot be read"):
@@ -99,8 +111,14 @@ def test_a_process_that_is_gone_is_a_failure(tmp_path: Path) -> None:
 def test_the_process_of_a_unit_is_asked_of_systemctl(tmp_path: Path) -> None:
     """systemd knows its main process better than any file."""
     with worker(tmp_path, "exit 0"):
-        systemctl = script(tmp_path / "systemctl", f'echo "$@" > {tmp_path}/asked', f"cat {tmp_path}/pid")
-        make("signal", {"send": "sigusr1", "unit": "x", "until_exit": True, "systemctl": systemctl}, "W").run(occasion())
+        systemctl = script(
+            tmp_path / "systemctl", f'echo "$@" > {tmp_path}/asked', f"cat {tmp_path}/pid"
+        )
+        make(
+            "signal",
+            {"send": "sigusr1", "unit": "x", "until_exit": True, "systemctl": systemctl},
+            "W",
+        ).run(occasion())
 
     assert (tmp_path / "asked").read_text() == "show --property=MainPID --value -- x\n"
 
@@ -116,14 +134,19 @@ def test_a_pid_file_that_is_a_pipe_or_a_device_is_refused_at_once(tmp_path: Path
     """To read from it might never end, and the agent with it."""
     os.mkfifo(tmp_path / "pid")
     for path in (str(tmp_path / "pid"), "/dev/zero"):
-        with pytest.raises(StepFailed, match=f"{path} cannot be read: it is not a regular file") as failure:
+        with pytest.raises(
+            StepFailed, match=f"{path} cannot be read: it is not a regular file"
+        ) as failure:
             make("signal", {"send": "USR1", "pid_file": path}, "W").run(occasion(seconds=5))
 
         assert not isinstance(failure.value, StepTimedOut)
 
 
 def test_a_pid_file_that_is_too_long_is_refused_and_not_read_in_part(tmp_path: Path) -> None:
-    """What stands first in it may be another process. The number here is beyond those that Linux gives."""
+    """What stands first in it may be another process.
+
+    The number here is beyond those that Linux gives.
+    """
     (tmp_path / "pid").write_text("5000000" + " " * 40 + "3")
     with pytest.raises(StepFailed, match="pid cannot be read: it has more than 32 bytes"):
         make("signal", checkpoint(tmp_path), "W").run(occasion())

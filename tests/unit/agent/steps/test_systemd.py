@@ -40,7 +40,10 @@ def test_units_are_stopped_in_their_order_and_started_in_the_reverse(
 
 def test_a_unit_that_does_not_stop_leaves_time_for_the_others(tmp_path: Path) -> None:
     """The machine goes down anyway: better one unit cut off than all."""
-    spec = {"units": ["slow", "b"], "systemctl": systemctl(tmp_path, '[ "$3" = slow ] && sleep 600', "exit 0")}
+    spec = {
+        "units": ["slow", "b"],
+        "systemctl": systemctl(tmp_path, '[ "$3" = slow ] && sleep 600', "exit 0"),
+    }
     with pytest.raises(StepTimedOut, match="systemctl was ended at its limit"):
         make("systemd", spec, "W").run(occasion(seconds=4))
 

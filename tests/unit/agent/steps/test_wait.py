@@ -45,7 +45,10 @@ def test_a_call_gives_back_what_it_returns_and_raises_what_it_raises() -> None:
 
 
 def test_a_call_that_does_not_return_is_given_up() -> None:
-    """Name resolution knows no limit of its own. Its own time first, then the step's, then the agent's."""
+    """Name resolution knows no limit of its own.
+
+    Its own time first, then the step's, then the agent's.
+    """
     never = threading.Event()
     with pytest.raises(TimeoutError, match=r"no answer within 0\.1 seconds"):
         within(occasion(), 0.1, never.wait)

@@ -1,4 +1,6 @@
-"""A VM whose endpoint misbehaves: the real metadata application behind the filter, without a socket."""
+"""A VM whose endpoint misbehaves: the real metadata application behind the filter, without a
+socket.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -8,11 +10,11 @@ from typing import Any
 
 from forewarn.core.command import Approve, Cancel, Restart
 from forewarn.core.fleet import Vm
+from forewarn.lab.fault.active import Faults, Standing, parse
 from forewarn.lab.fault.filter import FaultFilter
-from forewarn.lab.fault.standing import Faults, Standing, parse
 from forewarn.lab.transcript import Transcript
-from forewarn.web.callers import plain
-from forewarn.web.metadata import Message, Receive, Send
+from forewarn.web.metadata.app import Message, Receive, Send
+from forewarn.web.metadata.client_identity import plain
 from tests.builders import NOON, guid
 from tests.unit.web.guest import EVENTS, TRUE, WEB_0, WEB_1, Guest, Told
 
@@ -21,7 +23,9 @@ NO_EVENTS = b'{"DocumentIncarnation":1,"Events":[]}'
 AT_1215 = "Wed, 04 Mar 2026 12:15:00 GMT"
 
 
-def entry(number: int = 1, vm: str = "web-0", not_before: str = AT_1215, status: str = "Scheduled") -> str:
+def entry(
+    number: int = 1, vm: str = "web-0", not_before: str = AT_1215, status: str = "Scheduled"
+) -> str:
     """An event as it stands on the wire."""
     return (
         f'{{"EventId":"{guid(number)}","EventStatus":"{status}","EventType":"Reboot","ResourceType":"VirtualMachine",'
@@ -49,7 +53,10 @@ class Line:
 
 
 class Filtered(Guest):
-    """`slept`: how long the filter waited, each time. `line` is the connection; without one the caller is in this process."""
+    """`slept`: how long the filter waited, each time.
+
+    `line` is the connection; without one the caller is in this process.
+    """
 
     def __init__(self, seed: int = 7) -> None:
         super().__init__()
@@ -59,11 +66,15 @@ class Filtered(Guest):
         self.slept: list[float] = []
         self.sleeps_for_good = False
         self.line: Line | None = Line()
-        self.filter = FaultFilter(self.inner, self.faults, self.transcript, self.clock, Random(seed), self.vm_of)
+        self.filter = FaultFilter(
+            self.inner, self.faults, self.transcript, self.clock, Random(seed), self.vm_of
+        )
         self.application: Callable[[Message, Receive, Send], Awaitable[None]] = self.call_filter  # type: ignore[assignment]
 
     async def call_filter(self, scope: Message, receive: Receive, send: Send) -> None:
-        scope["extensions"] = {"forewarn.sleep": self.sleep} | ({"forewarn.connection": self.line} if self.line else {})
+        scope["extensions"] = {"forewarn.sleep": self.sleep} | (
+            {"forewarn.connection": self.line} if self.line else {}
+        )
         await self.filter(scope, receive, send)
 
     def vm_of(self, scope: Message) -> str:
@@ -76,7 +87,9 @@ class Filtered(Guest):
 
     def add(self, kind: str, **members: Any) -> Standing:
         spelt = {name.removesuffix("_"): value for name, value in members.items()}
-        return self.faults.add(f"f{len(self.faults.standing) + 1}", parse({"fault": kind, **spelt}), self.clock.now())
+        return self.faults.add(
+            f"f{len(self.faults.standing) + 1}", parse({"fault": kind, **spelt}), self.clock.now()
+        )
 
     async def poll(self, known: str = "", **more: Any) -> Told:
         conditional = [(b"if-none-match", known.encode())] if known else []

@@ -10,9 +10,9 @@ import jsonschema
 import pytest
 
 from forewarn.errors import Invalid, NotFound, Refused
-from forewarn.lab.fault.kind import KINDS, FirstCall, Latency, Status, kind_of
-from forewarn.lab.fault.standing import FAULTS_MAX, SCHEMA, Call, Faults, delay_seconds, parse
-from forewarn.wire.text import Misfit, convert, refusal
+from forewarn.fleetfile.yaml_source import Misfit, convert, refusal
+from forewarn.lab.fault.active import FAULTS_MAX, SCHEMA, Call, Faults, delay_seconds, parse
+from forewarn.lab.fault.kinds import KINDS, FirstCall, Latency, Status, kind_of
 from tests.builders import NOON, SECOND
 
 GET = Call("web-0", "GET", is_document=True)
@@ -34,12 +34,26 @@ def kinds(faults: Faults, now: datetime = NOON, vm: str = "web-0") -> list[str]:
 
 
 def test_a_fault_is_read_with_all_its_members() -> None:
-    said = {"fault": "status", "code": 429, "retry_after": 5, "vms": ["web-0"], "from": "90s", "for": "1h30m", "requests": 3}
+    said = {
+        "fault": "status",
+        "code": 429,
+        "retry_after": 5,
+        "vms": ["web-0"],
+        "from": "90s",
+        "for": "1h30m",
+        "requests": 3,
+    }
     fault = parse(said | {"chance": 0.5, "method": "POST"})
 
     assert isinstance(fault, Status)
     assert (fault.kind, fault.code, fault.retry_after, fault.vms) == ("status", 429, 5, ("web-0",))
-    assert (fault.from_, fault.for_, fault.requests, fault.chance, fault.method) == ("90s", "1h30m", 3, 0.5, "POST")
+    assert (fault.from_, fault.for_, fault.requests, fault.chance, fault.method) == (
+        "90s",
+        "1h30m",
+        3,
+        0.5,
+        "POST",
+    )
 
 
 def test_a_number_with_a_fraction_may_come_as_text() -> None:
@@ -59,7 +73,11 @@ def test_a_number_with_a_fraction_may_come_as_text() -> None:
         ({"fault": "lapse", "requests": 1}, "requests", "unknown member"),
         ({"fault": "latency", "seconds": 120.5}, "seconds", "from 0 to 120, got 120.5"),
         ({"fault": "latency", "seconds": "120.5"}, "seconds", "from 0 to 120, got '120.5'"),
-        ({"fault": "latency", "seconds": 1, "distribution": "zipf"}, "distribution", "expected one of exponential"),
+        (
+            {"fault": "latency", "seconds": 1, "distribution": "zipf"},
+            "distribution",
+            "expected one of exponential",
+        ),
         ({"fault": "stale", "for": "15"}, "for", "expected a time such as 90s, 15m, 2h"),
         ({"fault": "stale", "for": "-1s"}, "for", "expected a time"),
         ({"fault": "stale", "from": "tomorrow"}, "from", "a moment such as"),
@@ -72,7 +90,9 @@ def test_a_number_with_a_fraction_may_come_as_text() -> None:
         ({"fault": "skew", "seconds": 604_801}, "seconds", "got 604801"),
     ],
 )
-def test_what_is_no_fault_is_refused_with_the_field_and_what_was_expected(said: dict[str, Any], field: str, words: str) -> None:
+def test_what_is_no_fault_is_refused_with_the_field_and_what_was_expected(
+    said: dict[str, Any], field: str, words: str
+) -> None:
     with pytest.raises(Invalid, match=words) as caught:
         parse(said)
     assert caught.value.facts["field"] == field
@@ -87,7 +107,9 @@ def test_a_fault_inside_another_file_is_refused_with_its_line() -> None:
     }
     text = b'{"faults": [\n{"fault": "lapse"},\n{"fault": "status", "cod": 500}]}'
 
-    problem = refusal(Misfit(("faults", 1)), json.loads(text), text=text, source="story.yaml", schema=schema)
+    problem = refusal(
+        Misfit(("faults", 1)), json.loads(text), text=text, source="story.yaml", schema=schema
+    )
 
     assert problem.message == "story.yaml:3: faults[1].cod: unknown member; did you mean 'code'?"
     with pytest.raises(Misfit):
@@ -102,7 +124,13 @@ def test_the_schema_takes_what_the_parser_takes(kind: str) -> None:
         "skew": {"seconds": -60},
         "short-notice": {"seconds": 30},
     }
-    said = {"fault": kind, "vms": ["web-0"], "from": "2026-03-04T12:00:00Z", "for": "2h", **needed.get(kind, {})}
+    said = {
+        "fault": kind,
+        "vms": ["web-0"],
+        "from": "2026-03-04T12:00:00Z",
+        "for": "2h",
+        **needed.get(kind, {}),
+    }
 
     jsonschema.validate(said, SCHEMA)
     assert parse(said).kind == kind
@@ -175,7 +203,18 @@ def test_only_a_get_of_the_document_is_touched_by_what_only_that_can_show() -> N
 
 def test_faults_are_applied_in_one_order_whatever_the_order_they_came_in() -> None:
     faults = Faults()
-    said = ("reset", "text-plain", "reorder", "stale", "no-started", "first-call", "no-events", "truncate", "empty", "duplicate")
+    said = (
+        "reset",
+        "text-plain",
+        "reorder",
+        "stale",
+        "no-started",
+        "first-call",
+        "no-events",
+        "truncate",
+        "empty",
+        "duplicate",
+    )
     for kind in said:
         faults.add(kind, parse({"fault": kind}), NOON)
 
@@ -274,5 +313,7 @@ def test_a_first_call_may_take_as_long_as_the_real_one_has() -> None:
 
 
 def test_a_kind_that_is_none_is_told_with_those_that_there_are() -> None:
-    with pytest.raises(Invalid, match=r"^fault: expected one of first-call, latency, .*, got 'stauts'"):
+    with pytest.raises(
+        Invalid, match=r"^fault: expected one of first-call, latency, .*, got 'stauts'"
+    ):
         parse({"fault": "stauts"})

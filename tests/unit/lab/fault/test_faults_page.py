@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.lab.fault.kind import KINDS, kind_of
-from forewarn.lab.fault.standing import SCHEMA, parse
-from forewarn.wire import text
+from forewarn.fleetfile import yaml_source as text
+from forewarn.lab.fault.active import SCHEMA, parse
+from forewarn.lab.fault.kinds import KINDS, kind_of
 
 PAGE = (Path(__file__).parents[4] / "docs" / "faults.md").read_text()
 SHARED = ("fault", "vms", "from", "for", "requests", "chance", "method")

@@ -1,4 +1,6 @@
-"""What a VM gets from an endpoint that misbehaves, byte by byte; and that nothing is changed while it behaves."""
+"""What a VM gets from an endpoint that misbehaves, byte by byte; and that nothing is changed while
+it behaves.
+"""
 
 import asyncio
 import json
@@ -6,8 +8,8 @@ import json
 import pytest
 
 from forewarn.core.fleet import Vm
+from forewarn.lab.fault.active import FAULTS_MAX
 from forewarn.lab.fault.filter import Dropped
-from forewarn.lab.fault.standing import FAULTS_MAX
 from tests.builders import guid
 from tests.unit.lab.fault.filtered import NO_EVENTS, Filtered, body, entry, run
 from tests.unit.web.guest import EVENTS, TRUE, Told
@@ -37,7 +39,11 @@ def shown(told: Told) -> tuple[int, dict[str, str], bytes]:
 @pytest.mark.parametrize(("target", "headers", "method", "sent"), REQUESTS)
 @pytest.mark.parametrize("is_other_vm_touched", [False, True])
 def test_without_a_fault_an_answer_is_not_changed_by_a_byte(
-    target: str, headers: tuple[tuple[bytes, bytes], ...], method: str, sent: bytes, is_other_vm_touched: bool
+    target: str,
+    headers: tuple[tuple[bytes, bytes], ...],
+    method: str,
+    sent: bytes,
+    is_other_vm_touched: bool,
 ) -> None:
     async def story(guest: Filtered) -> None:
         await guest.restarts()
@@ -59,8 +65,17 @@ def test_every_request_is_recorded_with_who_what_and_the_answer() -> None:
         first, approval, refused = guest.transcript.entries
         assert (first.vm, first.method, first.path, first.status) == ("web-0", "GET", EVENTS, 200)
         assert (first.answered, first.faults) == (NO_EVENTS.decode(), ())
-        assert (approval.vm, approval.method, approval.status, approval.asked) == ("web-1", "POST", 200, APPROVAL.decode())
-        assert (refused.status, refused.answered, refused.faults) == (503, '{"error":"Service Unavailable"}', ("status",))
+        assert (approval.vm, approval.method, approval.status, approval.asked) == (
+            "web-1",
+            "POST",
+            200,
+            APPROVAL.decode(),
+        )
+        assert (refused.status, refused.answered, refused.faults) == (
+            503,
+            '{"error":"Service Unavailable"}',
+            ("status",),
+        )
 
     run(story)
 
@@ -159,7 +174,9 @@ def test_a_late_answer_may_still_be_waited_for() -> None:
 
     async def story(guest: Filtered) -> None:
         guest.add("latency", seconds=2)
-        waiting = asyncio.create_task(guest.call(EVENTS, TRUE, (b"if-none-match", b'"1"'), (b"prefer", b"wait=60")))
+        waiting = asyncio.create_task(
+            guest.call(EVENTS, TRUE, (b"if-none-match", b'"1"'), (b"prefer", b"wait=60"))
+        )
         for _ in range(20):
             await asyncio.sleep(0)
         assert not waiting.done()
@@ -201,7 +218,11 @@ def test_an_error_is_answered_instead_and_the_request_is_not_heard(code: int) ->
         await guest.restarts()
         guest.add("status", code=code)
         told = await guest.call(EVENTS, TRUE, method="POST", body=APPROVAL)
-        assert (told.status, list(told.json), "retry-after" in told.headers) == (code, ["error"], False)
+        assert (told.status, list(told.json), "retry-after" in told.headers) == (
+            code,
+            ["error"],
+            False,
+        )
         assert guest.place.scope.events[0].approvals == ()
 
     run(story)
@@ -273,7 +294,11 @@ def test_an_answer_may_be_empty_but_a_refusal_is_not() -> None:
     async def story(guest: Filtered) -> None:
         guest.add("empty")
         told = await guest.poll('"1"')
-        assert shown(told) == (200, {"content-type": "application/json; charset=utf-8", "content-length": "0"}, b"")
+        assert shown(told) == (
+            200,
+            {"content-type": "application/json; charset=utf-8", "content-length": "0"},
+            b"",
+        )
         assert (await guest.call(EVENTS)).status == 400
 
     run(story)
@@ -283,7 +308,11 @@ def test_json_may_be_cut_with_a_length_that_fits() -> None:
     async def story(guest: Filtered) -> None:
         guest.add("truncate", mode="whole", bytes=20)
         told = await guest.poll()
-        assert (told.status, told.body, told.headers["content-length"]) == (200, NO_EVENTS[:20], "20")
+        assert (told.status, told.body, told.headers["content-length"]) == (
+            200,
+            NO_EVENTS[:20],
+            "20",
+        )
 
     run(story)
 
@@ -296,7 +325,10 @@ def test_an_answer_may_end_before_its_length(kind: str, end: str) -> None:
         assert (told.body, told.headers["content-length"]) == (NO_EVENTS[:5], "37")
         assert guest.line is not None
         assert guest.line.end == end
-        assert (guest.transcript.entries[-1].status, guest.transcript.entries[-1].answered) == (0, '{"Doc')
+        assert (guest.transcript.entries[-1].status, guest.transcript.entries[-1].answered) == (
+            0,
+            '{"Doc',
+        )
 
     run(story)
 
@@ -349,7 +381,11 @@ def test_several_faults_are_applied_in_order() -> None:
             guest.add(kind, **members)
         told = await guest.poll()
         assert guest.slept == [9]
-        assert (told.status, told.headers["content-type"], told.body) == (500, "text/plain; charset=utf-8", b'{"e')
+        assert (told.status, told.headers["content-type"], told.body) == (
+            500,
+            "text/plain; charset=utf-8",
+            b'{"e',
+        )
         assert guest.transcript.entries[-1].faults == ("latency", "status", "text-plain", "reset")
 
     run(story)

@@ -8,23 +8,38 @@ from typing import Any
 
 import uvloop
 
-from forewarn.lab.scenario.file import START, Scenario, parse
 from forewarn.lab.scenario.report import Progress
-from forewarn.lab.scenario.run import Result, Wish, run
+from forewarn.lab.scenario.runner import Result, Wish, run
+from forewarn.lab.scenario.schema import START, Scenario, parse
 from forewarn.lab.transcript import Entry, Kind
 
 WEB = {
     "name": "web",
     "kind": "availability-set",
-    "vms": [{"name": "web-0", "host": "host-a"}, {"name": "web-1", "host": "host-b", "update_domain": 1}],
+    "vms": [
+        {"name": "web-0", "host": "host-a"},
+        {"name": "web-1", "host": "host-b", "update_domain": 1},
+    ],
 }
 TOLD = ("scheduled", "approved", "extended")
 DB = {"name": "db", "vms": [{"name": "db-0", "host": "host-a"}]}
 
 
-def scene(*steps: dict[str, Any], until: str = "1h", scopes: Sequence[dict[str, Any]] = (WEB, DB), **more: Any) -> Scenario:
-    """A scenario with two scopes on two hosts; all VMs are played by guests that never approve, unless said otherwise."""
-    whole = {"name": "test", "fleet": {"scopes": list(scopes)}, "guests": [{"approve": "never"}], "until": until}
+def scene(
+    *steps: dict[str, Any],
+    until: str = "1h",
+    scopes: Sequence[dict[str, Any]] = (WEB, DB),
+    **more: Any,
+) -> Scenario:
+    """A scenario with two scopes on two hosts; all VMs are played by guests that never approve,
+    unless said otherwise.
+    """
+    whole = {
+        "name": "test",
+        "fleet": {"scopes": list(scopes)},
+        "guests": [{"approve": "never"}],
+        "until": until,
+    }
     return parse(json.dumps({**whole, "steps": steps, **more}).encode(), "test.json")
 
 
@@ -40,11 +55,21 @@ def seconds(entry: Entry) -> float:
 
 def changes(result: Result, *names: str) -> list[str]:
     """The changes of these kinds, in order: when, what, and of which VM or event."""
-    entries = [entry for entry in result.transcript.entries if entry.kind is Kind.CHANGE and entry.what in names]
-    words = {entry.number: entry.vm or (entry.detail if entry.what in TOLD else "") for entry in entries}
+    entries = [
+        entry
+        for entry in result.transcript.entries
+        if entry.kind is Kind.CHANGE and entry.what in names
+    ]
+    words = {
+        entry.number: entry.vm or (entry.detail if entry.what in TOLD else "") for entry in entries
+    }
     return [f"{seconds(entry):g} {entry.what} {words[entry.number]}".strip() for entry in entries]
 
 
 def requests(result: Result, vm: str, method: str = "GET") -> list[Entry]:
     entries = result.transcript.entries
-    return [entry for entry in entries if entry.kind is Kind.REQUEST and (entry.vm, entry.method) == (vm, method)]
+    return [
+        entry
+        for entry in entries
+        if entry.kind is Kind.REQUEST and (entry.vm, entry.method) == (vm, method)
+    ]

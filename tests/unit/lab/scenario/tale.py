@@ -11,8 +11,8 @@ from forewarn.core.fleet import Scope
 from forewarn.engine.operations import Told
 from forewarn.lab.scenario import expectation as expect
 from forewarn.lab.scenario.monitor import monitor
-from forewarn.lab.scenario.story import Happening, Story
-from forewarn.lab.scenario.verdict import Monitor, Verdict
+from forewarn.lab.scenario.result import Monitor, Verdict
+from forewarn.lab.scenario.timeline import Happening, Story
 from forewarn.lab.transcript import Entry, Kind
 from tests.builders import NOON, guid, vm
 
@@ -36,7 +36,12 @@ class Tale:
             self.monitor = monitor(msgspec.convert(expected, expect.Expectation), self.story)
 
     def scheduled(
-        self, number: int = 1, *, seconds: float, name: str = "patch", resources: tuple[str, ...] = ("web-0",)
+        self,
+        number: int = 1,
+        *,
+        seconds: float,
+        name: str = "patch",
+        resources: tuple[str, ...] = ("web-0",),
     ) -> "Tale":
         event = Event(
             id=guid(number),
@@ -55,22 +60,43 @@ class Tale:
         return self.change("scheduled", number, seconds=seconds, by=f"scenario: {name}")
 
     def change(self, what: str, number: int = 1, *, seconds: float, **more: str) -> "Tale":
-        return self._add(seconds, kind=Kind.CHANGE, what=what, event=guid(number), scope="web", **more)
+        return self._add(
+            seconds, kind=Kind.CHANGE, what=what, event=guid(number), scope="web", **more
+        )
 
     def approves(self, vm: str, *numbers: int, seconds: float, status: int = 200) -> "Tale":
-        asked = json.dumps({"StartRequests": [{"EventId": guid(number).lower()} for number in numbers or (1,)]})
+        asked = json.dumps(
+            {"StartRequests": [{"EventId": guid(number).lower()} for number in numbers or (1,)]}
+        )
         return self._request(seconds, vm=vm, method="POST", asked=asked, status=status)
 
-    def polls(self, vm: str, *shown: tuple[int, str], seconds: float, status: int = 200, faults: tuple[str, ...] = ()) -> "Tale":
+    def polls(
+        self,
+        vm: str,
+        *shown: tuple[int, str],
+        seconds: float,
+        status: int = 200,
+        faults: tuple[str, ...] = (),
+    ) -> "Tale":
         """`shown` are events with their status."""
         events = [
-            {"EventId": guid(number), "EventType": "Reboot", "EventStatus": word, "Resources": ["web-0"], "NotBefore": ""}
+            {
+                "EventId": guid(number),
+                "EventType": "Reboot",
+                "EventStatus": word,
+                "Resources": ["web-0"],
+                "NotBefore": "",
+            }
             for number, word in shown
         ]
         answered = json.dumps({"DocumentIncarnation": 1, "Events": events}) if status == 200 else ""
-        return self._request(seconds, vm=vm, method="GET", status=status, answered=answered, faults=faults)
+        return self._request(
+            seconds, vm=vm, method="GET", status=status, answered=answered, faults=faults
+        )
 
-    def fault(self, what: str, detail: str = "f1 refuse", *, seconds: float, vms: str = "") -> "Tale":
+    def fault(
+        self, what: str, detail: str = "f1 refuse", *, seconds: float, vms: str = ""
+    ) -> "Tale":
         return self._add(seconds, kind=Kind.FAULT, what=what, vm=vms, detail=detail)
 
     def ends(self, seconds: float = 3600) -> Verdict:

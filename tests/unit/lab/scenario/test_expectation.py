@@ -1,4 +1,6 @@
-"""What is expected of a run, each kind in both directions: it holds, and it fails for the right reason."""
+"""What is expected of a run, each kind in both directions: it holds, and it fails for the right
+reason.
+"""
 
 from datetime import timedelta
 from typing import Any
@@ -7,7 +9,7 @@ import pytest
 
 from forewarn.lab.scenario.expectation import EXPECTATIONS
 from forewarn.lab.scenario.monitor import MONITORS
-from forewarn.lab.scenario.story import shown
+from forewarn.lab.scenario.timeline import shown
 from tests.unit.lab.scenario.tale import Tale
 
 
@@ -23,7 +25,12 @@ def test_every_kind_has_a_monitor() -> None:
 
 
 def test_an_approval_in_time_is_as_expected() -> None:
-    verdict = approval(by="web-0", within="60s").scheduled(seconds=60).approves("web-0", seconds=80).ends()
+    verdict = (
+        approval(by="web-0", within="60s")
+        .scheduled(seconds=60)
+        .approves("web-0", seconds=80)
+        .ends()
+    )
 
     assert (verdict.is_passed, verdict.reason) == (True, "after 20s")
 
@@ -34,34 +41,60 @@ def test_an_approval_that_is_a_second_late_is_not() -> None:
     assert tale.approves("web-0", seconds=120).ends().is_passed
     late = approval(within="60s").scheduled(seconds=60).approves("web-0", seconds=121).ends()
     assert not late.is_passed
-    assert late.reason == "Reboot of web-0 (00000000), Scheduled at +1m, was not approved by a VM in time"
+    assert (
+        late.reason
+        == "Reboot of web-0 (00000000), Scheduled at +1m, was not approved by a VM in time"
+    )
 
 
 def test_an_approval_may_be_too_soon() -> None:
     """Who approves before it can have drained has not drained."""
-    assert approval(after="10s").scheduled(seconds=60).approves("web-0", seconds=70).ends().is_passed
+    assert (
+        approval(after="10s").scheduled(seconds=60).approves("web-0", seconds=70).ends().is_passed
+    )
     soon = approval(after="10s").scheduled(seconds=60).approves("web-0", seconds=69).ends()
 
-    assert soon.reason == "web-0 approved Reboot of web-0 (00000000) 9s after it was Scheduled, too soon, at +1m9s"
+    assert (
+        soon.reason
+        == "web-0 approved Reboot of web-0 (00000000) 9s after it was Scheduled, too soon, at +1m9s"
+    )
 
 
 def test_where_times_are_shortened_an_approval_may_be_a_second_too_soon() -> None:
     """As it may be a second late: a program cannot wait for less than it takes to look at the time."""
-    assert approval(rate=60, is_real=True, after="2m").scheduled(seconds=60).approves("web-0", seconds=61).ends().is_passed
-    soon = approval(rate=60, is_real=True, after="2m").scheduled(seconds=60).approves("web-0", seconds=60.9).ends()
+    assert (
+        approval(rate=60, is_real=True, after="2m")
+        .scheduled(seconds=60)
+        .approves("web-0", seconds=61)
+        .ends()
+        .is_passed
+    )
+    soon = (
+        approval(rate=60, is_real=True, after="2m")
+        .scheduled(seconds=60)
+        .approves("web-0", seconds=60.9)
+        .ends()
+    )
 
     assert "too soon" in soon.reason
 
 
 def test_the_wrong_vm_is_not_who_was_asked_and_is_named() -> None:
-    verdict = approval(by="web-0", within="60s").scheduled(seconds=60).approves("web-1", seconds=70).ends()
+    verdict = (
+        approval(by="web-0", within="60s")
+        .scheduled(seconds=60)
+        .approves("web-1", seconds=70)
+        .ends()
+    )
 
     assert not verdict.is_passed
     assert verdict.reason.endswith("was not approved by web-0 in time: web-1 approved it at +1m10s")
 
 
 @pytest.mark.parametrize(("by", "first", "second"), [("own", True, True), ("leader", True, False)])
-def test_own_is_any_vm_that_the_event_names_and_leader_the_first(by: str, first: bool, second: bool) -> None:
+def test_own_is_any_vm_that_the_event_names_and_leader_the_first(
+    by: str, first: bool, second: bool
+) -> None:
     def by_vm(name: str) -> bool:
         tale = approval(by=by).scheduled(seconds=60, resources=("web-0", "web-1"))
         return tale.approves(name, seconds=70).ends().is_passed
@@ -70,7 +103,13 @@ def test_own_is_any_vm_that_the_event_names_and_leader_the_first(by: str, first:
 
 
 def test_an_approval_that_was_refused_is_none() -> None:
-    assert not approval().scheduled(seconds=60).approves("web-0", seconds=70, status=500).ends().is_passed
+    assert (
+        not approval()
+        .scheduled(seconds=60)
+        .approves("web-0", seconds=70, status=500)
+        .ends()
+        .is_passed
+    )
 
 
 def test_an_approval_whose_answer_was_lost_counts() -> None:
@@ -89,21 +128,37 @@ def test_an_operators_word_in_the_name_of_a_vm_is_not_the_vms() -> None:
 def test_an_event_that_starts_unapproved_has_failed_at_that_moment() -> None:
     tale = approval().scheduled(seconds=60).change("started", seconds=960)
 
-    assert tale.ends().reason == "Reboot of web-0 (00000000) was Started at +16m, and no VM had approved it"
+    assert (
+        tale.ends().reason
+        == "Reboot of web-0 (00000000) was Started at +16m, and no VM had approved it"
+    )
 
 
 def test_an_event_that_is_canceled_before_its_time_was_up_asks_nothing_of_anybody() -> None:
     tale = approval(within="60s").scheduled(1, seconds=60).change("canceled", 1, seconds=90)
 
     assert tale.scheduled(2, seconds=200).approves("web-0", 2, seconds=210).ends().is_passed
-    nothing = approval(within="60s").scheduled(1, seconds=60).change("canceled", 1, seconds=90).ends()
-    assert nothing.reason == "nothing named patch was approved by a VM: no such event came, or all were canceled before"
+    nothing = (
+        approval(within="60s").scheduled(1, seconds=60).change("canceled", 1, seconds=90).ends()
+    )
+    assert (
+        nothing.reason
+        == "nothing named patch was approved by a VM: no such event came, or all were canceled before"
+    )
 
 
 def test_each_event_of_a_name_must_be_approved() -> None:
-    tale = approval().scheduled(1, seconds=60).scheduled(2, seconds=120).approves("web-0", 1, seconds=130)
+    tale = (
+        approval()
+        .scheduled(1, seconds=60)
+        .scheduled(2, seconds=120)
+        .approves("web-0", 1, seconds=130)
+    )
 
-    assert tale.ends().reason == "Reboot of web-0 (00000000), Scheduled at +2m, was never approved by a VM"
+    assert (
+        tale.ends().reason
+        == "Reboot of web-0 (00000000), Scheduled at +2m, was never approved by a VM"
+    )
 
 
 def test_an_event_of_another_scope_asks_nothing_of_this_vm() -> None:
@@ -120,23 +175,37 @@ def test_what_is_done_at_once_because_nobody_polled_is_said_so() -> None:
 
 def test_at_a_rate_all_times_are_the_scenarios_and_a_second_of_grace_is_given() -> None:
     """NotBefore has whole seconds: at a rate of 60, one second is a minute of the scenario's time."""
-    fast = Tale(expect="approval", of="patch", within="60s", rate=60.0, is_real=True).scheduled(seconds=1)
+    fast = Tale(expect="approval", of="patch", within="60s", rate=60.0, is_real=True).scheduled(
+        seconds=1
+    )
 
     assert fast.approves("web-0", seconds=3).ends().reason == "after 2m"
-    slow = Tale(expect="approval", of="patch", within="60s", rate=60.0, is_real=True).scheduled(seconds=1)
+    slow = Tale(expect="approval", of="patch", within="60s", rate=60.0, is_real=True).scheduled(
+        seconds=1
+    )
     assert not slow.approves("web-0", seconds=3.1).ends().is_passed
 
 
 def test_a_client_that_polls_each_second_keeps_to_a_second_on_the_real_clock() -> None:
-    """Each poll comes a little more than a second after the last one: the request itself takes time."""
+    """Each poll comes a little more than a second after the last one: the request itself takes
+    time.
+    """
     real = Tale(expect="polls", vm="web-0", every="1s", is_real=True)
     for number in range(1, 5):
         real.polls("web-0", seconds=number * 1.02)
     assert real.ends(5).is_passed
 
-    late = Tale(expect="polls", vm="web-0", every="1s", is_real=True).polls("web-0", seconds=1).polls("web-0", seconds=3.1)
+    late = (
+        Tale(expect="polls", vm="web-0", every="1s", is_real=True)
+        .polls("web-0", seconds=1)
+        .polls("web-0", seconds=3.1)
+    )
     assert not late.ends(4).is_passed
-    virtual = Tale(expect="polls", vm="web-0", every="1s").polls("web-0", seconds=1).polls("web-0", seconds=2.02)
+    virtual = (
+        Tale(expect="polls", vm="web-0", every="1s")
+        .polls("web-0", seconds=1)
+        .polls("web-0", seconds=2.02)
+    )
     assert not virtual.ends(3).is_passed, "in virtual time nothing is late by chance"
 
 
@@ -144,11 +213,18 @@ def test_a_client_that_polls_each_second_keeps_to_a_second_on_the_real_clock() -
 
 
 def test_no_approval_fails_with_who_and_when() -> None:
-    silent = Tale(expect="no-approval", of="patch", by="web-1").scheduled(seconds=60).approves("web-0", seconds=70)
+    silent = (
+        Tale(expect="no-approval", of="patch", by="web-1")
+        .scheduled(seconds=60)
+        .approves("web-0", seconds=70)
+    )
     assert silent.ends().is_passed
 
     loud = silent.approves("web-1", seconds=80).ends()
-    assert (loud.is_passed, loud.reason) == (False, "web-1 approved Reboot of web-0 (00000000) at +1m20s")
+    assert (loud.is_passed, loud.reason) == (
+        False,
+        "web-1 approved Reboot of web-0 (00000000) at +1m20s",
+    )
 
 
 def test_no_approval_of_what_never_came_says_nothing() -> None:
@@ -160,11 +236,18 @@ def test_a_foreign_approval_is_one_of_an_event_that_does_not_name_the_vm() -> No
     assert tale.ends().is_passed
 
     verdict = tale.approves("web-1", seconds=80).ends()
-    assert verdict.reason == "web-1 approved Reboot of web-0 (00000000) at +1m20s, which does not name it"
+    assert (
+        verdict.reason
+        == "web-1 approved Reboot of web-0 (00000000) at +1m20s, which does not name it"
+    )
 
 
 def test_foreign_approvals_of_others_do_not_matter_where_vms_are_named() -> None:
-    tale = Tale(expect="no-foreign-approval", vms=["web-0"]).scheduled(seconds=60).approves("web-1", seconds=70)
+    tale = (
+        Tale(expect="no-foreign-approval", vms=["web-0"])
+        .scheduled(seconds=60)
+        .approves("web-1", seconds=70)
+    )
 
     assert tale.ends().is_passed
 
@@ -174,20 +257,50 @@ def test_foreign_approvals_of_others_do_not_matter_where_vms_are_named() -> None
 
 def test_approvals_come_in_order_or_the_first_that_did_not_is_named() -> None:
     both = Tale(expect="order", vms=["web-0", "web-1"]).scheduled(seconds=60)
-    assert both.approves("web-0", seconds=70).approves("web-1", seconds=71).approves("web-0", seconds=72).ends().is_passed
+    assert (
+        both.approves("web-0", seconds=70)
+        .approves("web-1", seconds=71)
+        .approves("web-0", seconds=72)
+        .ends()
+        .is_passed
+    )
 
-    wrong = Tale(expect="order", vms=["web-0", "web-1"]).scheduled(seconds=60).approves("web-1", seconds=70).ends()
-    assert wrong.reason == "web-1 approved Reboot of web-0 (00000000) at +1m10s, before web-0 had approved"
-    half = Tale(expect="order", vms=["web-0", "web-1"]).scheduled(seconds=60).approves("web-0", seconds=70).ends()
+    wrong = (
+        Tale(expect="order", vms=["web-0", "web-1"])
+        .scheduled(seconds=60)
+        .approves("web-1", seconds=70)
+        .ends()
+    )
+    assert (
+        wrong.reason
+        == "web-1 approved Reboot of web-0 (00000000) at +1m10s, before web-0 had approved"
+    )
+    half = (
+        Tale(expect="order", vms=["web-0", "web-1"])
+        .scheduled(seconds=60)
+        .approves("web-0", seconds=70)
+        .ends()
+    )
     assert half.reason == "web-1 never approved"
 
 
 def two(kind: str) -> Tale:
-    return Tale(expect=kind, of="patch").scheduled(1, seconds=60).scheduled(2, seconds=60).change("started", 1, seconds=70)
+    return (
+        Tale(expect=kind, of="patch")
+        .scheduled(1, seconds=60)
+        .scheduled(2, seconds=60)
+        .change("started", 1, seconds=70)
+    )
 
 
 def test_one_at_a_time_means_that_the_first_is_over_before_the_second_starts() -> None:
-    assert two("one-at-a-time").change("completed", 1, seconds=80).change("started", 2, seconds=80).ends().is_passed
+    assert (
+        two("one-at-a-time")
+        .change("completed", 1, seconds=80)
+        .change("started", 2, seconds=80)
+        .ends()
+        .is_passed
+    )
 
     verdict = two("one-at-a-time").change("started", 2, seconds=75).ends()
     assert verdict.reason.startswith("Reboot of web-0 (00000000) was Started at +1m15s, while")
@@ -196,7 +309,10 @@ def test_one_at_a_time_means_that_the_first_is_over_before_the_second_starts() -
 def test_together_means_at_the_same_moment() -> None:
     assert two("together").change("started", 2, seconds=70).ends().is_passed
 
-    assert "was Started at +1m20s, but" in two("together").change("started", 2, seconds=80).ends().reason
+    assert (
+        "was Started at +1m20s, but"
+        in two("together").change("started", 2, seconds=80).ends().reason
+    )
     assert "expected two or more" in two("together").ends().reason
 
 
@@ -208,37 +324,80 @@ def document(**shows: str) -> Tale:
 
 
 def test_a_document_must_be_shown_to_that_vm_in_time() -> None:
-    verdict = document(event="patch", status="Scheduled").scheduled(seconds=60).polls("web-0", (1, "Scheduled"), seconds=62)
+    verdict = (
+        document(event="patch", status="Scheduled")
+        .scheduled(seconds=60)
+        .polls("web-0", (1, "Scheduled"), seconds=62)
+    )
     assert verdict.ends().reason == "after 2s"
 
-    other = document(event="patch").scheduled(seconds=60).polls("web-1", (1, "Scheduled"), seconds=62).ends()
+    other = (
+        document(event="patch")
+        .scheduled(seconds=60)
+        .polls("web-1", (1, "Scheduled"), seconds=62)
+        .ends()
+    )
     assert "was not shown so in time" in other.reason
 
 
 def test_what_was_shown_instead_is_said() -> None:
-    tale = document(event="patch", status="Started").scheduled(seconds=60).polls("web-0", (1, "Scheduled"), seconds=62)
+    tale = (
+        document(event="patch", status="Started")
+        .scheduled(seconds=60)
+        .polls("web-0", (1, "Scheduled"), seconds=62)
+    )
 
-    assert tale.ends().reason.endswith("was not shown so in time: it was last shown as Scheduled Reboot at +1m2s")
+    assert tale.ends().reason.endswith(
+        "was not shown so in time: it was last shown as Scheduled Reboot at +1m2s"
+    )
 
 
 def test_without_a_name_the_time_counts_from_the_start() -> None:
-    assert document(type="Reboot").scheduled(seconds=20).polls("web-0", (1, "Scheduled"), seconds=50).ends().is_passed
+    assert (
+        document(type="Reboot")
+        .scheduled(seconds=20)
+        .polls("web-0", (1, "Scheduled"), seconds=50)
+        .ends()
+        .is_passed
+    )
 
-    late = document(type="Reboot").scheduled(seconds=50).polls("web-0", (1, "Scheduled"), seconds=70).ends()
+    late = (
+        document(type="Reboot")
+        .scheduled(seconds=50)
+        .polls("web-0", (1, "Scheduled"), seconds=70)
+        .ends()
+    )
     assert late.reason == "it came at +1m10s only"
-    assert document(type="Freeze").polls("web-0", (1, "Scheduled"), seconds=5).ends().reason.startswith("no document that web-0")
+    assert (
+        document(type="Freeze")
+        .polls("web-0", (1, "Scheduled"), seconds=5)
+        .ends()
+        .reason.startswith("no document that web-0")
+    )
 
 
 def test_an_event_takes_its_course_or_another_one() -> None:
     tale = Tale(expect="event", of="patch", becomes="completed", within="30m").scheduled(seconds=60)
-    assert tale.change("started", seconds=70).change("completed", seconds=670).ends().reason == "after 10m10s"
+    assert (
+        tale.change("started", seconds=70).change("completed", seconds=670).ends().reason
+        == "after 10m10s"
+    )
 
-    other = Tale(expect="event", of="patch", becomes="completed").scheduled(seconds=60).change("canceled", seconds=90).ends()
+    other = (
+        Tale(expect="event", of="patch", becomes="completed")
+        .scheduled(seconds=60)
+        .change("canceled", seconds=90)
+        .ends()
+    )
     assert other.reason == "Reboot of web-0 (00000000) was canceled at +1m30s instead"
 
 
 def test_an_event_that_is_still_under_way_is_told_as_it_last_was() -> None:
-    tale = Tale(expect="event", of="patch", becomes="completed").scheduled(seconds=60).change("started", seconds=70)
+    tale = (
+        Tale(expect="event", of="patch", becomes="completed")
+        .scheduled(seconds=60)
+        .change("started", seconds=70)
+    )
 
     assert tale.ends().reason.endswith("was never completed: started at +1m10s")
 
@@ -278,23 +437,44 @@ def recovery() -> Tale:
 
 
 def test_recovery_is_asking_again_until_there_is_a_good_answer() -> None:
-    assert recovery().polls("web-0", seconds=70, status=500).polls("web-0", seconds=80).ends().is_passed
+    assert (
+        recovery()
+        .polls("web-0", seconds=70, status=500)
+        .polls("web-0", seconds=80)
+        .ends()
+        .is_passed
+    )
 
-    assert "after the answer 500 at +1m it did not ask again" in recovery().polls("web-0", seconds=71).ends().reason
+    assert (
+        "after the answer 500 at +1m it did not ask again"
+        in recovery().polls("web-0", seconds=71).ends().reason
+    )
     assert recovery().ends(65).reason == "the answer 500 at +1m was its last"
 
 
 def test_a_touched_answer_is_bad_whatever_its_status_but_a_late_one_is_not() -> None:
-    stale = Tale(expect="recovery", vm="web-0", within="10s").polls("web-0", seconds=60, faults=("stale",))
+    stale = Tale(expect="recovery", vm="web-0", within="10s").polls(
+        "web-0", seconds=60, faults=("stale",)
+    )
     assert stale.ends(65).reason == "the answer 200 (stale) at +1m was its last"
 
-    late = Tale(expect="recovery", vm="web-0", within="10s").polls("web-0", seconds=60, faults=("latency",))
+    late = Tale(expect="recovery", vm="web-0", within="10s").polls(
+        "web-0", seconds=60, faults=("latency",)
+    )
     assert late.ends().reason == "web-0 never had a bad answer"
 
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(0, "0s"), (0.25, "0.2s"), (59, "59s"), (60, "1m"), (80.1, "1m20.1s"), (3600, "1h"), (90061, "25h1m1s")],
+    [
+        (0, "0s"),
+        (0.25, "0.2s"),
+        (59, "59s"),
+        (60, "1m"),
+        (80.1, "1m20.1s"),
+        (3600, "1h"),
+        (90061, "25h1m1s"),
+    ],
 )
 def test_a_length_of_time_is_shown_as_a_person_writes_it(seconds: float, words: str) -> None:
     assert shown(timedelta(seconds=seconds)) == words
@@ -325,5 +505,9 @@ def test_a_bad_answer_before_the_door_was_shut_is_not_waited_on_while_it_is() ->
     tale.fault("added", seconds=60).fault("added", "f2 refuse", seconds=70)
 
     assert (
-        tale.fault("removed", seconds=80).fault("removed", "f2 refuse", seconds=95).polls("web-0", seconds=100).ends().is_passed
+        tale.fault("removed", seconds=80)
+        .fault("removed", "f2 refuse", seconds=95)
+        .polls("web-0", seconds=100)
+        .ends()
+        .is_passed
     )

@@ -59,12 +59,21 @@ def test_verbose_has_every_request_with_its_answer() -> None:
 
 def test_junit_has_a_case_for_each_expectation_and_the_transcripts_end_in_a_failure() -> None:
     result = play(SCENARIO)
-    suite = ElementTree.fromstring(junit(SCENARIO, result.verdicts, result.transcript)).find("testsuite")  # noqa: S314 - our own
+    suite = ElementTree.fromstring(junit(SCENARIO, result.verdicts, result.transcript)).find(
+        "testsuite"
+    )
 
     assert suite is not None
-    assert {name: suite.get(name) for name in ("name", "tests", "failures")} == {"name": "test", "tests": "2", "failures": "1"}
+    assert {name: suite.get(name) for name in ("name", "tests", "failures")} == {
+        "name": "test",
+        "tests": "2",
+        "failures": "1",
+    }
     passed, failed = suite.findall("testcase")
-    assert (passed.get("name"), passed.find("failure")) == ("web-0 approves restart within 60s", None)
+    assert (passed.get("name"), passed.find("failure")) == (
+        "web-0 approves restart within 60s",
+        None,
+    )
     failure = failed.find("failure")
     assert failure is not None
     assert failure.text is not None
@@ -75,7 +84,8 @@ def test_junit_has_a_case_for_each_expectation_and_the_transcripts_end_in_a_fail
 @pytest.mark.parametrize("letter", ["\x00", "\x1b", "\ufffe"])
 def test_junit_can_be_read_whatever_somebody_wrote(letter: str) -> None:
     scenario = scene(
-        {"at": "1m", "do": "log", "text": f"a{letter}b"}, expectations=[{"expect": "polls", "vm": "db-0", "every": "1s"}]
+        {"at": "1m", "do": "log", "text": f"a{letter}b"},
+        expectations=[{"expect": "polls", "vm": "db-0", "every": "1s"}],
     )
     result = play(scenario)
 

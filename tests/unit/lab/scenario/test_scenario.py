@@ -7,10 +7,10 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from forewarn.errors import Invalid
+from forewarn.fleetfile.yaml_source import read
 from forewarn.lab.scenario import step as do
 from forewarn.lab.scenario.condition import Condition, Verb
-from forewarn.lab.scenario.file import SCHEMA, library, parse, shipped
-from forewarn.wire.text import read
+from forewarn.lab.scenario.schema import SCHEMA, library, parse, shipped
 
 WHOLE = """\
 name: host-reboot
@@ -49,44 +49,82 @@ def test_a_file_says_who_there_is_what_happens_and_what_is_expected() -> None:
 
     assert scenario.vms == ("web-0", "web-1")
     assert scenario.file.clock.start.year == 2031
-    assert scenario.file.steps[0] == do.Maintain(at="1m", host="host-a", type=do.MaintenanceType.REBOOT, as_="patch")
+    assert scenario.file.steps[0] == do.Maintain(
+        at="1m", host="host-a", type=do.MaintenanceType.REBOOT, as_="patch"
+    )
     assert scenario.conditions == {1: Condition(Verb.APPROVED, "web-0", name="patch")}
 
 
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
-        ("until: 40m", "until: soon", "scenario.yaml:20: until: expected a time such as 90s, 15m, 2h, 1h30m or 7d, got 'soon'"),
+        (
+            "until: 40m",
+            "until: soon",
+            "scenario.yaml:20: until: expected a time such as 90s, 15m, 2h, 1h30m or 7d, got 'soon'",
+        ),
         ("until: 40m", "until: 400d", "scenario.yaml:20: until: expected at most 366d, got '400d'"),
         ("seed: 7", "sead: 7", "scenario.yaml:2: sead: unknown member; did you mean 'seed'?"),
-        ("host: host-b,", "hots: host-b,", "scenario.yaml:10: fleet.scopes[0].vms[1].hots: unknown member; did you mean 'host'?"),
+        (
+            "host: host-b,",
+            "hots: host-b,",
+            "scenario.yaml:10: fleet.scopes[0].vms[1].hots: unknown member; did you mean 'host'?",
+        ),
         (
             "{name: web-1, host",
             "{name: WEB-0, host",
             "scenario.yaml:10: fleet.scopes[0].vms[1].name: expected a VM name not used by scopes[0].vms[0].name, got 'WEB-0'",
         ),
-        ("do: maintain", "do: mantain", "scenario.yaml:16: steps[0].do: expected one of restart, redeploy, evict, delete,"),
-        ("type: Reboot, as", "type: Boot, as", "scenario.yaml:16: steps[0].type: expected one of Freeze, Reboot, Redeploy, got"),
-        ("host: host-a, type", "type", "scenario.yaml:16: steps[0].host: expected a name, or any: one that nothing awaits"),
-        ("host: host-a, type", "vm: web-0, type", "scenario.yaml:16: steps[0].vm: unknown member; expected one of"),
+        (
+            "do: maintain",
+            "do: mantain",
+            "scenario.yaml:16: steps[0].do: expected one of restart, redeploy, evict, delete,",
+        ),
+        (
+            "type: Reboot, as",
+            "type: Boot, as",
+            "scenario.yaml:16: steps[0].type: expected one of Freeze, Reboot, Redeploy, got",
+        ),
+        (
+            "host: host-a, type",
+            "type",
+            "scenario.yaml:16: steps[0].host: expected a name, or any: one that nothing awaits",
+        ),
+        (
+            "host: host-a, type",
+            "vm: web-0, type",
+            "scenario.yaml:16: steps[0].vm: unknown member; expected one of",
+        ),
         (
             "host: host-a, type",
             "host: host-z, type",
             "scenario.yaml:16: steps[0].host: expected a host of the fleet: host-a, host-b, got 'host-z'",
         ),
-        ("{at: 1m, do: maintain", "{do: maintain", "scenario.yaml:16: steps[0]: expected either `at` or `when`, got"),
+        (
+            "{at: 1m, do: maintain",
+            "{do: maintain",
+            "scenario.yaml:16: steps[0]: expected either `at` or `when`, got",
+        ),
         (
             "{at: 1m, do",
             "{at: 1m, after: 1s, do",
             "scenario.yaml:16: steps[0].after: expected `after` only with `when`, got '1s'",
         ),
-        ("{at: 1m, do", "{at: 41m, do", "scenario.yaml:16: steps[0].at: expected nothing later than `until`, which is 40m, got"),
+        (
+            "{at: 1m, do",
+            "{at: 41m, do",
+            "scenario.yaml:16: steps[0].at: expected nothing later than `until`, which is 40m, got",
+        ),
         (
             "as: patch}",
             "as: patch, repeat: {every: 10m, times: 5}}",
             "scenario.yaml:16: steps[0].repeat: expected nothing later than `until`, which is 40m, got",
         ),
-        ("as: patch}", "as: web-1}", "scenario.yaml:16: steps[0].as: expected a name that no VM has, got 'web-1'"),
+        (
+            "as: patch}",
+            "as: web-1}",
+            "scenario.yaml:16: steps[0].as: expected a name that no VM has, got 'web-1'",
+        ),
         (
             "event: patch}",
             "event: path}",
@@ -97,14 +135,26 @@ def test_a_file_says_who_there_is_what_happens_and_what_is_expected() -> None:
             "{vms: [web-0, web-0]",
             "scenario.yaml:12: guests[0].vms[1]: expected a VM that no guest above plays",
         ),
-        ("poll: 1s", "poll: 0s", "scenario.yaml:12: guests[0].poll: expected a second or more, got '0s'"),
-        ("code: 500", "code: 501", "scenario.yaml:14: faults[0].code: expected one of 404, 410, 429, 500, 503, got 501"),
+        (
+            "poll: 1s",
+            "poll: 0s",
+            "scenario.yaml:12: guests[0].poll: expected a second or more, got '0s'",
+        ),
+        (
+            "code: 500",
+            "code: 501",
+            "scenario.yaml:14: faults[0].code: expected one of 404, 410, 429, 500, 503, got 501",
+        ),
         (
             "vms: [web-0], from",
             "vms: [web-7], from",
             "scenario.yaml:14: faults[0].vms[0]: expected a VM of the fleet: web-0, web-1",
         ),
-        ("from: 5m", "from: 2030-02-31T00:00:00Z", "scenario.yaml:14: faults[0].from: expected a time from now such as"),
+        (
+            "from: 5m",
+            "from: 2030-02-31T00:00:00Z",
+            "scenario.yaml:14: faults[0].from: expected a time from now such as",
+        ),
         (
             "{at: 1m, do",
             "{at: 1x, do",
@@ -115,13 +165,21 @@ def test_a_file_says_who_there_is_what_happens_and_what_is_expected() -> None:
             "as: patch, repeat: {every: 1s, times: 1000000000}}",
             "scenario.yaml:16: steps[0].repeat.times: expected a whole number from 1 to 100000, got 1000000000",
         ),
-        ("as: patch}", "as: patch, repeat: 5}", "scenario.yaml:16: steps[0].repeat: expected a mapping with every, times, got 5"),
+        (
+            "as: patch}",
+            "as: patch, repeat: 5}",
+            "scenario.yaml:16: steps[0].repeat: expected a mapping with every, times, got 5",
+        ),
         (
             "as: patch}",
             "as: patch, duration_seconds: -7}",
             "scenario.yaml:16: steps[0].duration_seconds: expected a whole number of seconds from -1 (unknown) to 86400, got -7",
         ),
-        ("within: 60s", "within: 5", "scenario.yaml:19: expectations[0].within: expected a time such as 90s, 15m, 2h, 1h30m or"),
+        (
+            "within: 60s",
+            "within: 5",
+            "scenario.yaml:19: expectations[0].within: expected a time such as 90s, 15m, 2h, 1h30m or",
+        ),
         (
             "{start: 2031-01-01T00:00:00Z}",
             "{rate: 1000000}",
@@ -137,7 +195,11 @@ def test_a_file_says_who_there_is_what_happens_and_what_is_expected() -> None:
             "start: 8991-01-01T00:00:00Z",
             "scenario.yaml:3: clock.start: expected a moment of the years 1971 to 8990, got '8991-01-01T00:00:00Z'",
         ),
-        ("start: 2031", "start: 1970", "scenario.yaml:3: clock.start: expected a moment of the years 1971 to 8990, got '1970-"),
+        (
+            "start: 2031",
+            "start: 1970",
+            "scenario.yaml:3: clock.start: expected a moment of the years 1971 to 8990, got '1970-",
+        ),
         (
             "expect: approval",
             "expect: aproval",
@@ -169,7 +231,9 @@ def test_a_mistake_is_told_with_its_line_and_field(before: str, after: str, said
 def test_a_condition_that_is_none_is_told_what_there_is(wrong: str) -> None:
     said = refused("when: web-0 approved patch", f"when: {wrong!r}")
 
-    assert said.startswith("scenario.yaml:17: steps[1].when: expected one of: VM approved; VM approved NAME; VM polled;")
+    assert said.startswith(
+        "scenario.yaml:17: steps[1].when: expected one of: VM approved; VM approved NAME; VM polled;"
+    )
     assert "with web-0, web-1 for VM and patch for NAME, got" in said
 
 
@@ -178,36 +242,47 @@ def test_a_condition_that_is_none_is_told_what_there_is(wrong: str) -> None:
     [
         ("web-1 approved", Condition(Verb.APPROVED, "web-1")),
         ("web-1 polled", Condition(Verb.POLLED, "web-1")),
-        ("web-0 sees Reboot Started", Condition(Verb.SEES, "web-0", type="Reboot", status="Started")),
+        (
+            "web-0 sees Reboot Started",
+            Condition(Verb.SEES, "web-0", type="Reboot", status="Started"),
+        ),
         ("patch approved", Condition(Verb.BECAME, "patch", status="approved")),
         ("patch  completed", Condition(Verb.BECAME, "patch", status="completed")),
     ],
 )
 def test_a_condition_is_a_few_plain_words(text: str, meant: Condition) -> None:
-    scenario = parse(WHOLE.replace("when: web-0 approved patch", f"when: {text}").encode(), "scenario.yaml")
+    scenario = parse(
+        WHOLE.replace("when: web-0 approved patch", f"when: {text}").encode(), "scenario.yaml"
+    )
 
     assert scenario.conditions[1] == meant
 
 
 def test_a_fault_of_a_step_begins_with_the_step() -> None:
-    text = WHOLE.replace("do: cancel, event: patch}", "do: fault, set: {fault: status, code: 500, from: 1m}}")
+    text = WHOLE.replace(
+        "do: cancel, event: patch}", "do: fault, set: {fault: status, code: 500, from: 1m}}"
+    )
 
-    with pytest.raises(Invalid, match=r"steps\[1\]\.set\.from: expected a fault that begins with its step"):
+    with pytest.raises(
+        Invalid, match=r"steps\[1\]\.set\.from: expected a fault that begins with its step"
+    ):
         parse(text.encode(), "scenario.yaml")
 
 
 def test_a_jump_stands_at_a_time_of_its_own() -> None:
     text = WHOLE.replace("do: cancel, event: patch}", "do: jump, by: 1h}")
 
-    with pytest.raises(Invalid, match=r"steps\[1\]: expected a jump with `at` and without `repeat`"):
+    with pytest.raises(
+        Invalid, match=r"steps\[1\]: expected a jump with `at` and without `repeat`"
+    ):
         parse(text.encode(), "scenario.yaml")
 
 
 def test_vms_of_a_fleet_to_come_can_be_spoken_of() -> None:
-    apply = (
-        "  - {at: 2m, do: apply, fleet: {scopes: [{name: new, vms: [{name: new-0}]}]}}\n  - {at: 3m, do: restart, vm: new-0}\n"
+    apply = "  - {at: 2m, do: apply, fleet: {scopes: [{name: new, vms: [{name: new-0}]}]}}\n  - {at: 3m, do: restart, vm: new-0}\n"
+    scenario = parse(
+        WHOLE.replace("expectations:", f"{apply}expectations:").encode(), "scenario.yaml"
     )
-    scenario = parse(WHOLE.replace("expectations:", f"{apply}expectations:").encode(), "scenario.yaml")
 
     assert scenario.vms == ("web-0", "web-1", "new-0")
     assert scenario.fleets[2].scopes[0].name == "new"

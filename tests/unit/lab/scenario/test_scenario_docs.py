@@ -9,7 +9,7 @@ import pytest
 from forewarn.errors import Invalid
 from forewarn.lab.scenario.condition import FORMS
 from forewarn.lab.scenario.expectation import EXPECTATIONS
-from forewarn.lab.scenario.file import GuestEntry, Of, ScenarioFile, library, parse
+from forewarn.lab.scenario.schema import GuestEntry, Of, ScenarioFile, library, parse
 from forewarn.lab.scenario.step import ACTIONS
 from tests.unit.lab.scenario.stage import play
 
@@ -28,14 +28,24 @@ def members(type_: type[msgspec.Struct]) -> set[str]:
 
 
 @pytest.mark.parametrize("type_", [*ACTIONS, *EXPECTATIONS], ids=lambda type_: type_.__name__)
-def test_an_action_or_expectation_stands_in_the_page_with_all_its_members(type_: type[msgspec.Struct]) -> None:
-    said = [set(re.findall(r"`(\w+)`", row.split(" | ")[1])) for row in rows(str(type_.__struct_config__.tag))]
+def test_an_action_or_expectation_stands_in_the_page_with_all_its_members(
+    type_: type[msgspec.Struct],
+) -> None:
+    said = [
+        set(re.findall(r"`(\w+)`", row.split(" | ")[1]))
+        for row in rows(str(type_.__struct_config__.tag))
+    ]
 
     assert members(type_) - (TIMES if type_ in ACTIONS else set()) in said
 
 
 def test_members_guests_conditions_and_the_library_stand_in_the_page() -> None:
-    names = [*members(ScenarioFile), *members(GuestEntry), *library(), *(form.replace("|", "\\|") for form in FORMS)]
+    names = [
+        *members(ScenarioFile),
+        *members(GuestEntry),
+        *library(),
+        *(form.replace("|", "\\|") for form in FORMS),
+    ]
 
     assert [name for name in names if not rows(name)] == []
     assert [of for of in Of if f"`{of}`" not in PAGE] == []

@@ -1,18 +1,28 @@
-"""The scenarios that come with Forewarn: each passes with good guests, and fails for the right reason with a wrong one."""
+"""The scenarios that come with Forewarn: each passes with good guests, and fails for the right
+reason with a wrong one.
+"""
 
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from forewarn.lab.scenario.file import GuestEntry, Of, Scenario, library, shipped
+from forewarn.lab.scenario.schema import GuestEntry, Of, Scenario, library, shipped
 from tests.unit.lab.scenario.stage import play
 
 NEVER = {"approve": "never"}
 WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "bad-day": (NEVER, "web-0 approves patch within 3m", "was not approved by web-0 in time"),
-    "cancelled-maintenance": ({"approve": "5s"}, "no VM approves patch", "web-0 approved Reboot of web-0"),
-    "degraded-hardware": (NEVER, "db-0 approves repair within 1d", "was not approved by db-0 in time"),
+    "cancelled-maintenance": (
+        {"approve": "5s"},
+        "no VM approves patch",
+        "web-0 approved Reboot of web-0",
+    ),
+    "degraded-hardware": (
+        NEVER,
+        "db-0 approves repair within 1d",
+        "was not approved by db-0 in time",
+    ),
     "hardware-failure": (
         {"poll": "10m"},
         "web-0 is shown a Started Platform Reboot event failure within 5s",
@@ -24,11 +34,31 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
         "no VM approves an event of other VMs",
         "web-1 approved Freeze of web-0",
     ),
-    "live-migration": ({"of": Of.FOREIGN}, "db-2 never approves migration", "db-2 approved Freeze of db-0, db-1"),
-    "long-day": (NEVER, "a VM of its own approves restart within 90s", "was not approved by a VM of its own in time"),
-    "rolling-update": ({"of": Of.FOREIGN}, "no VM approves an event of other VMs", "which does not name it"),
-    "scale-in-terminate": (NEVER, "a VM of its own approves scale-in within 3m", "was not approved by a VM of its own in time"),
-    "spot-eviction": ({"approve": "25s"}, "batch_0 approves eviction within 20s", "was not approved by batch_0 in time"),
+    "live-migration": (
+        {"of": Of.FOREIGN},
+        "db-2 never approves migration",
+        "db-2 approved Freeze of db-0, db-1",
+    ),
+    "long-day": (
+        NEVER,
+        "a VM of its own approves restart within 90s",
+        "was not approved by a VM of its own in time",
+    ),
+    "rolling-update": (
+        {"of": Of.FOREIGN},
+        "no VM approves an event of other VMs",
+        "which does not name it",
+    ),
+    "scale-in-terminate": (
+        NEVER,
+        "a VM of its own approves scale-in within 3m",
+        "was not approved by a VM of its own in time",
+    ),
+    "spot-eviction": (
+        {"approve": "25s"},
+        "batch_0 approves eviction within 20s",
+        "was not approved by batch_0 in time",
+    ),
     "user-redeploy": ({"approve": "10s"}, "no VM approves patch", "app-0 approved Reboot of app-0"),
     "user-restart": (NEVER, "restart is started within 30s", "was not started in time"),
 }
@@ -46,7 +76,9 @@ def test_a_scenario_passes_with_good_guests(name: str) -> None:
 def test_a_scenario_fails_for_the_right_reason_with_a_wrong_guest(name: str) -> None:
     guest, expected, reason = WRONG[name]
     result = play(with_guest(shortened(shipped(name)), GuestEntry(**guest)))
-    failed = {verdict.expected: verdict.reason for verdict in result.verdicts if not verdict.is_passed}
+    failed = {
+        verdict.expected: verdict.reason for verdict in result.verdicts if not verdict.is_passed
+    }
 
     assert expected in failed
     assert reason in failed[expected]
@@ -59,6 +91,10 @@ def with_guest(scenario: Scenario, guest: GuestEntry) -> Scenario:
 def shortened(scenario: Scenario) -> Scenario:
     """A thousand times the same failure is not needed to see it once."""
     steps = tuple(
-        step if step.repeat is None else replace(step, repeat=replace(step.repeat, times=3)) for step in scenario.file.steps
+        step if step.repeat is None else replace(step, repeat=replace(step.repeat, times=3))
+        for step in scenario.file.steps
     )
-    return replace(scenario, file=replace(scenario.file, steps=steps, until=min(scenario.file.until, "2h", key=len)))
+    return replace(
+        scenario,
+        file=replace(scenario.file, steps=steps, until=min(scenario.file.until, "2h", key=len)),
+    )

@@ -1,0 +1,1 @@
+"""Tokens and roles: who may call the control API."""

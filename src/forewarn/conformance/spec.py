@@ -1,0 +1,76 @@
+"""What the protocol says, as tables.
+
+Written from its documents and captures, not from any server.
+"""
+
+EVENTS = "/metadata/scheduledevents"
+INSTANCE = "/metadata/instance"
+VERSIONS_PATH = "/metadata/versions"
+
+VERSIONS = (
+    "2017-03-01",
+    "2017-08-01",
+    "2017-11-01",
+    "2019-01-01",
+    "2019-04-01",
+    "2019-08-01",
+    "2020-07-01",
+)
+"""The api-versions of Scheduled Events, oldest first (1.1)."""
+OLDEST, NEWEST = VERSIONS[0], VERSIONS[-1]
+INSTANCE_VERSION = "2021-02-01"
+"""One that instance clients really use (8.2); it has every member but the youngest."""
+INSTANCE_VERSION_OLD = "2017-12-01"
+
+FIELDS = (
+    ("EventId", OLDEST),
+    ("EventStatus", OLDEST),
+    ("EventType", OLDEST),
+    ("ResourceType", OLDEST),
+    ("Resources", OLDEST),
+    ("NotBefore", OLDEST),
+    ("Description", "2019-04-01"),
+    ("EventSource", "2019-08-01"),
+    ("DurationInSeconds", "2020-07-01"),
+)
+"""The members of an event in wire order, each with its first version (1.1, 2.1)."""
+
+TYPES = ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate")
+PREEMPT_SINCE, TERMINATE_SINCE = "2017-11-01", "2019-01-01"
+
+NO_HEADER = {"error": "Bad request. Required metadata header not specified"}
+BAD_VERSION = "Bad request. api-version is invalid or was not specified in the request. For more information refer to aka.ms/azureimds"
+
+COMPUTE_ALWAYS = (
+    "location",
+    "name",
+    "offer",
+    "osType",
+    "platformFaultDomain",
+    "platformUpdateDomain",
+    "publisher",
+    "sku",
+    "version",
+    "vmId",
+    "vmSize",
+)
+"""The members of `compute` that every version has (8.1)."""
+
+COMPUTE_LATER = (
+    "azEnvironment",
+    "evictionPolicy",
+    "osProfile",
+    "priority",
+    "provider",
+    "resourceId",
+    "storageProfile",
+    "tagsList",
+    "userData",
+    "virtualMachineScaleSet",
+)
+"""Members of `compute` that are younger than INSTANCE_VERSION_OLD (8.1)."""
+
+
+def fields(version: str) -> list[str]:
+    """The members of an event in a version, in wire order."""
+    return [name for name, since in FIELDS if since <= version]

@@ -1,0 +1,100 @@
+"""What happened, as numbers: counted and timed from the notes of this server's own commits.
+
+No event id leaves this room.
+"""
+
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Sequence
+from datetime import datetime
+from itertools import accumulate
+
+from forewarn.core.change import ChangeKind
+from forewarn.core.event import EventType
+from forewarn.core.fleet import Scope
+from forewarn.engine.board import Board
+from forewarn.engine.entry import Note
+
+EVENT_CHANGES = (
+    ChangeKind.SCHEDULED,
+    ChangeKind.STARTED,
+    ChangeKind.COMPLETED,
+    ChangeKind.CANCELED,
+    ChangeKind.FAILED,
+)
+IMPACT_RESULT = {ChangeKind.IMPACTED: "done", ChangeKind.IMPACT_FAILED: "failed"}
+NOTICE_BOUNDS = (1, 5, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 21_600, 86_400, 604_800)
+NOT_VMS = ("operator", "policy")
+"""Who else may approve."""
+STAMPS_KEPT = 64
+STORE_BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
+
+
+class Histogram:
+    """How long things took: how many up to each bound, and the sum."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.counts[bisect_left(self.bounds, seconds)] += 1
+        self.sum += seconds
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """As Prometheus counts: each bound with all that was not above it."""
+        names = [*(f"{bound:g}" for bound in self.bounds), "+Inf"]
+        return list(zip(names, map(float, accumulate(self.counts)), strict=True))
+
+
+class Metrics:
+    """Numbers since the server started.
+
+    All begin at 0, not at the first time: else nobody sees that first time come.
+    """
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self.events = Counter({(type_, what): 0 for type_ in EventType for what in EVENT_CHANGES})
+        self.impacts = Counter(
+            {(type_, result): 0 for type_ in EventType for result in IMPACT_RESULT.values()}
+        )
+        self.approvals = Counter(dict.fromkeys(("vm", *NOT_VMS), 0))
+        self.notice = {type_: Histogram(NOTICE_BOUNDS) for type_ in EventType}
+        self.approval = {type_: Histogram(NOTICE_BOUNDS) for type_ in EventType}
+        self.store = Histogram(STORE_BOUNDS)
+        self.conflicts = 0
+        self._ahead: deque[float] = deque([0.0], maxlen=STAMPS_KEPT)
+
+    @property
+    def skew_seconds(self) -> float:
+        """How far the clock of another server was ahead of ours, by the stamps of its latest
+        commits; 0 if it was not.
+        """
+        return max(self._ahead)
+
+    def compare(self, scope: Scope, now: datetime) -> None:
+        """Another server has committed this: none of its stamps should be of a time to come."""
+        latest = scope.seen_at or now
+        for event in scope.events:
+            latest = max(latest, event.started_at or event.created_at)
+        self._ahead.append((latest - now).total_seconds() if latest > now else 0.0)
+
+    def hear(self, note: Note) -> None:
+        """A change that has been committed and is shown on the board."""
+        change = note.change
+        if change.type is None:
+            return
+        place = self._board.events.get(change.event_id)
+        event = place.scope.event(change.event_id) if place else None
+        if change.what in EVENT_CHANGES:
+            self.events[change.type, change.what] += 1
+        if change.what in IMPACT_RESULT:
+            self.impacts[change.type, IMPACT_RESULT[change.what]] += 1
+        if change.what is ChangeKind.STARTED and event is not None:
+            self.notice[event.type].add((note.at - event.created_at).total_seconds())
+        if change.what is ChangeKind.APPROVED:
+            self.approvals["vm" if change.vm else change.detail] += 1
+            if event is not None and event.approvals[:1] == (change.detail,):
+                self.approval[event.type].add((note.at - event.created_at).total_seconds())

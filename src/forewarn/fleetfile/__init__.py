@@ -1,0 +1,1 @@
+"""The fleet file: schema, parsing with line numbers, and files on disk."""

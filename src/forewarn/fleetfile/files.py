@@ -1,0 +1,75 @@
+"""A fleet file on disk, or a folder of them, as the texts that `wire.fleet` parses.
+
+What they say is not its concern.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from forewarn.errors import Invalid
+from forewarn.fleetfile.schema import FleetText
+from forewarn.fleetfile.yaml_source import SIZE_MAX
+
+SUFFIXES = (".yaml", ".yml", ".json")
+FILES_MAX = 1000
+FOLDER_BYTES_MAX = 1024 * 1024 * 1024
+
+
+def read_sources(path: Path) -> list[FleetText]:
+    """The file, or all fleet files of the folder in the order of their names.
+
+    Of a file that is too large only so much is read that the parser refuses it.
+    """
+    try:
+        files = sorted(filter(_is_fleet_file, path.iterdir())) if path.is_dir() else [path]
+        _check_folder(path, files)
+        return [_read(file) for file in files]
+    except OSError as error:
+        raise Invalid(
+            f"the fleet file {path} cannot be read: {error.strerror or error}", file=str(path)
+        ) from error
+
+
+def digest_of(sources: Sequence[FleetText]) -> str:
+    """Differs when a file changes, comes or goes.
+
+    For a single file it is the SHA-256 of its text.
+    """
+    if len(sources) == 1:
+        return hashlib.sha256(sources[0].text).hexdigest()
+    digest = hashlib.sha256()
+    for source in sources:
+        digest.update(
+            f"{Path(source.name).name}\0{hashlib.sha256(source.text).hexdigest()}\n".encode()
+        )
+    return digest.hexdigest()
+
+
+def _is_fleet_file(path: Path) -> bool:
+    """Hidden files belong to editors and to the system."""
+    return path.suffix in SUFFIXES and not path.name.startswith(".") and path.is_file()
+
+
+def _check_folder(path: Path, files: Sequence[Path]) -> None:
+    if not files:
+        raise Invalid(
+            f"the folder {path} has no fleet file; expected *.yaml, *.yml or *.json in it",
+            file=str(path),
+        )
+    if len(files) > FILES_MAX:
+        raise Invalid(
+            f"the folder {path} has {len(files)} fleet files; expected at most {FILES_MAX}",
+            file=str(path),
+        )
+    size = sum(file.stat().st_size for file in files)
+    if size > FOLDER_BYTES_MAX:
+        raise Invalid(
+            f"the fleet files in {path} have {size} bytes; expected at most {FOLDER_BYTES_MAX}",
+            file=str(path),
+        )
+
+
+def _read(path: Path) -> FleetText:
+    with path.open("rb") as stream:
+        return FleetText(str(path), stream.read(SIZE_MAX + 1))

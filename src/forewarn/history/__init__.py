@@ -1,0 +1,1 @@
+"""What happened: entries, queries, retention, the live feed and webhooks."""

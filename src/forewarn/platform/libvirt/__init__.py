@@ -1,0 +1,1 @@
+"""The libvirt platform: carries impacts out on local and remote hypervisors."""

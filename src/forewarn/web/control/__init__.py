@@ -1,0 +1,1 @@
+"""The control listener: what an operator may call."""

@@ -1,0 +1,1 @@
+"""The routes of the control API, one file per resource."""

@@ -1,0 +1,1 @@
+"""HTTP connections and their limits, listeners, TLS and rate limits."""

@@ -1,0 +1,1 @@
+"""The metadata listener: what a VM may call."""

@@ -1,0 +1,448 @@
+"""What operations make: notice, refusal, silence."""
+
+from datetime import datetime, timedelta
+
+import pytest
+
+from forewarn import errors
+from forewarn.core import command as ask
+from forewarn.core.event import Cause, EventType, Source, Status
+from forewarn.core.fleet import AutoApprove, Power, ScopeKind
+from forewarn.core.timing import Timing
+from tests.builders import (
+    MINUTE,
+    NOON,
+    OPERATION,
+    SECOND,
+    guid,
+    maintain,
+    outcome_of,
+    restart,
+    run,
+    run_impact,
+    scope_of,
+    statuses,
+    vm,
+)
+
+
+@pytest.mark.parametrize(
+    ("command", "notice"),
+    [
+        (restart(), 15 * MINUTE),
+        (ask.Redeploy(vm="web-0", event_id=guid(1)), 10 * MINUTE),
+        (ask.Evict(vm="web-0", event_id=guid(1)), 30 * SECOND),
+        (ask.Delete(vm="web-0", event_id=guid(1)), 5 * MINUTE),
+        (maintain(type_=EventType.FREEZE), 15 * MINUTE),
+        (maintain(type_=EventType.REBOOT), 15 * MINUTE),
+        (maintain(type_=EventType.REDEPLOY), 10 * MINUTE),
+        (ask.Degrade(host="host-a", operation_id=OPERATION), timedelta(days=7)),
+    ],
+)
+def test_every_type_gives_its_notice(command: ask.Command, notice: timedelta) -> None:
+    """The notice is what a guest plans with (protocol 6.2)."""
+    (event,) = run(scope_of(), command).events
+
+    assert (event.status, event.not_before) == (Status.SCHEDULED, NOON + notice)
+
+
+@pytest.mark.parametrize(
+    ("command", "type_", "source", "seconds", "description"),
+    [
+        (
+            restart(),
+            "Reboot",
+            "User",
+            -1,
+            "Virtual machine is going to be restarted as requested by authorized user.",
+        ),
+        (
+            ask.Redeploy(vm="web-0", event_id=guid(1)),
+            "Redeploy",
+            "User",
+            -1,
+            "Virtual machine is going to be redeployed as requested by authorized user.",
+        ),
+        (ask.Evict(vm="web-0", event_id=guid(1)), "Preempt", "Platform", -1, ""),
+        (
+            ask.Delete(vm="web-0", event_id=guid(1)),
+            "Terminate",
+            "User",
+            -1,
+            "Virtual machine is going to be deleted as requested by authorized user.",
+        ),
+        (maintain(), "Freeze", "Platform", 9, "Host server is undergoing maintenance."),
+        (
+            maintain(cause=Cause.LIVE_MIGRATION, duration_seconds=5),
+            "Freeze",
+            "Platform",
+            5,
+            "Virtual machine is being paused because of a memory-preserving Live Migration operation.",
+        ),
+        (
+            maintain(type_=EventType.REBOOT, description="New kernel."),
+            "Reboot",
+            "Platform",
+            -1,
+            "New kernel.",
+        ),
+        (
+            ask.Degrade(host="host-a", operation_id=OPERATION),
+            "Redeploy",
+            "Platform",
+            -1,
+            "Host server is undergoing an emergency repair.",
+        ),
+        (
+            ask.Fail(host="host-a", operation_id=OPERATION),
+            "Reboot",
+            "Platform",
+            -1,
+            "Virtual machine has encountered a failure.",
+        ),
+    ],
+)
+def test_each_cause_has_its_type_source_duration_and_description(
+    command: ask.Command, type_: str, source: str, seconds: int, description: str
+) -> None:
+    """Clients sort by these; the texts are those seen on the wire (protocol 2.2 and 2.5)."""
+    (event,) = run(scope_of(), command).events
+
+    assert (event.type, event.source, event.duration_seconds, event.description) == (
+        type_,
+        source,
+        seconds,
+        description,
+    )
+
+
+def test_not_before_is_rounded_up_to_a_whole_second() -> None:
+    """The wire has no fractions, and early is a broken promise."""
+    at = NOON + timedelta(microseconds=1)
+
+    (event,) = run(scope_of(), restart(), at=at).events
+
+    assert event.not_before == NOON + 15 * MINUTE + SECOND
+
+
+def test_an_operator_may_give_more_notice() -> None:
+    later = NOON + timedelta(hours=3, milliseconds=500)
+
+    (event,) = run(scope_of(), restart(not_before=later)).events
+
+    assert event.not_before == NOON + timedelta(hours=3, seconds=1)
+
+
+def test_an_operator_may_not_give_less_notice_by_even_a_second() -> None:
+    with pytest.raises(
+        errors.NoticeTooShort,
+        match=r"12:14:59Z; this Reboot needs .* 0:15:00, so 2026-03-04T12:15:00Z at",
+    ):
+        run(scope_of(), restart(not_before=NOON + 15 * MINUTE - SECOND))
+
+
+def test_a_time_that_is_absurdly_far_ahead_is_refused() -> None:
+    with pytest.raises(errors.Invalid, match="at most 366 days ahead"):
+        run(scope_of(), restart(not_before=NOON + timedelta(days=367)))
+
+
+@pytest.mark.parametrize(
+    "absurd", ["0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-23:59", "2026-03-05T00:00:00"]
+)
+def test_a_time_that_is_no_time_is_refused(absurd: str) -> None:
+    """The ends of the calendar, and a time without a zone:
+
+    `decide` raises nothing but a Problem.
+    """
+    with pytest.raises(errors.Invalid, match="not_before"):
+        run(scope_of(), restart(not_before=datetime.fromisoformat(absurd)))
+
+
+def test_a_rate_shortens_every_notice() -> None:
+    """At 60, a quarter of an hour is a quarter of a minute; the clock itself stays true."""
+    timing = Timing.at_rate(60)
+
+    scope = run(
+        scope_of(terminate_notice=10 * MINUTE),
+        restart(),
+        ask.Delete(vm="web-1", event_id=guid(2)),
+        timing=timing,
+    )
+
+    assert [event.not_before for event in scope.events] == [NOON + 15 * SECOND, NOON + 10 * SECOND]
+
+
+def test_asking_the_same_command_again_is_asking_once() -> None:
+    """After a lost reply the engine asks again; the VM must not be restarted twice."""
+    once = run(scope_of(), restart())
+
+    assert run(once, restart()) == once
+
+
+def test_a_second_restart_is_refused_with_the_id_of_the_pending_one() -> None:
+    with pytest.raises(errors.AlreadyPending) as caught:
+        run(scope_of(), restart(number=1), restart(number=2))
+
+    assert caught.value.facts == {"vm": "web-0", "event": guid(1)}
+
+
+def test_other_vms_and_other_operations_are_not_in_each_others_way() -> None:
+    scope = run(
+        scope_of(), restart(), restart("web-1", 2), ask.Redeploy(vm="web-0", event_id=guid(3))
+    )
+
+    assert len(scope.events) == 3
+
+
+def test_the_limit_of_user_operations_counts_what_is_scheduled() -> None:
+    scope = run(scope_of(user_operations_max=1), restart())
+
+    with pytest.raises(errors.TooManyOperations, match="at most 1"):
+        run(scope, restart("web-1", 2))
+    assert len(run(scope, ask.Cancel(event_id=guid(1)), restart("web-1", 2)).events) == 1
+
+
+def test_platform_events_do_not_count_as_user_operations() -> None:
+    scope = run(scope_of(user_operations_max=1), maintain(), restart())
+
+    assert len(scope.events) == 2
+
+
+def test_where_nobody_polls_an_operation_runs_at_once_and_makes_no_event() -> None:
+    """Polling must not be a condition for a restart to happen; it only delays it."""
+    scope = run(scope_of(is_enabled=False), restart())
+
+    assert scope.events == ()
+    assert [(impact.vm, impact.type) for impact in scope.impacts] == [("web-0", "Reboot")]
+    assert scope.incarnation == 1
+
+
+def test_a_silent_operation_is_carried_out_once() -> None:
+    scope = run_impact(run(scope_of(is_enabled=False), restart()))
+
+    assert scope.impacts == ()
+    assert run(scope, restart()) == scope
+
+
+def test_an_operation_with_a_time_of_its_own_waits_for_it_even_where_nobody_polls() -> None:
+    scope = run(scope_of(is_enabled=False), restart(not_before=NOON + timedelta(hours=1)))
+
+    assert statuses(scope) == ["Reboot Scheduled web-0"]
+
+
+def test_a_time_of_ones_own_is_kept_whatever_the_policy_approves_by_itself() -> None:
+    """Restart it tomorrow does not mean now."""
+    tomorrow = NOON + timedelta(days=1)
+    automatic = scope_of(auto_approve=(AutoApprove.USER_RESTART,))
+    down = scope_of(vm("web-0", power=Power.STOPPED))
+
+    assert statuses(run(automatic, restart(not_before=tomorrow))) == ["Reboot Scheduled web-0"]
+    assert statuses(run(down, restart(not_before=tomorrow))) == ["Reboot Scheduled web-0"]
+    assert statuses(run(down, maintain(not_before=tomorrow))) == ["Freeze Scheduled web-0"]
+
+
+def test_what_was_announced_to_half_a_host_can_be_asked_again_for_the_rest() -> None:
+    """A VM that came later, or a scope that was missed when the store was lost, is told; who knows
+    is not told twice.
+    """
+    scope = run(scope_of(vm("a")), ask.Degrade(host="host-a", operation_id=OPERATION))
+    scope = run(scope, ask.SetMembers(kind=scope.kind, policy=scope.policy, vms=(vm("a"), vm("b"))))
+
+    again = run(scope, ask.Degrade(host="host-a", operation_id=guid(77)))
+
+    assert statuses(again) == ["Redeploy Scheduled a", "Redeploy Scheduled b"]
+    with pytest.raises(errors.AlreadyPending):
+        run(again, ask.Degrade(host="host-a", operation_id=guid(78)))
+
+
+def test_platform_maintenance_is_announced_even_where_nobody_polls() -> None:
+    assert statuses(run(scope_of(is_enabled=False), maintain())) == ["Freeze Scheduled web-0"]
+
+
+def test_with_terminate_notice_off_a_delete_runs_at_once() -> None:
+    scope = run(scope_of(terminate_notice=None), ask.Delete(vm="web-0", event_id=guid(1)))
+
+    assert scope.events == ()
+    assert [vm.name for vm in run_impact(scope).vms] == ["web-1"]
+
+
+def test_restarting_a_stopped_vm_starts_it_and_tells_nobody() -> None:
+    stopped = scope_of(vm("web-0", power=Power.STOPPED), vm("web-1", domain=1))
+
+    scope = run(stopped, restart())
+
+    assert scope.events == ()
+    assert run_impact(scope).vms[0].power is Power.RUNNING
+
+
+def test_evicting_a_deallocated_vm_is_refused() -> None:
+    with pytest.raises(errors.VmDown):
+        run(scope_of(vm("web-0", power=Power.DEALLOCATED)), ask.Evict(vm="web-0", event_id=guid(1)))
+
+
+def test_an_unknown_vm_is_named() -> None:
+    with pytest.raises(errors.UnknownVm, match="'web-9'"):
+        run(scope_of(), restart("web-9"))
+
+
+def test_one_event_for_each_update_domain_on_the_host() -> None:
+    """An event's Resources are of one update domain, so a guest can tell what goes down together."""
+    scope = scope_of(vm("a"), vm("b", domain=1), vm("c"), vm("elsewhere", host="host-b"))
+
+    assert statuses(run(scope, maintain())) == ["Freeze Scheduled a,c", "Freeze Scheduled b"]
+
+
+def test_maintenance_passes_over_deallocated_vms() -> None:
+    scope = scope_of(vm("a"), vm("b", power=Power.DEALLOCATED))
+
+    assert statuses(run(scope, maintain())) == ["Freeze Scheduled a"]
+
+
+def test_the_same_maintenance_twice_is_refused_but_failure_is_not() -> None:
+    scope = run(scope_of(), maintain(type_=EventType.REBOOT))
+
+    with pytest.raises(errors.AlreadyPending):
+        run(scope, maintain(type_=EventType.REBOOT, operation_id=guid(7)))
+    assert statuses(run(scope, ask.Fail(host="host-a", operation_id=guid(8)))) == [
+        "Reboot Scheduled web-0",
+        "Reboot Started web-0",
+    ]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        maintain(type_=EventType.PREEMPT),
+        maintain(type_=EventType.TERMINATE),
+        maintain(cause=Cause.RESTART),
+        maintain(duration_seconds=-2),
+        maintain(duration_seconds=86_401),
+        maintain(description="x" * 501),
+        maintain(description="a\x1b[2Jb"),
+    ],
+)
+def test_maintenance_that_makes_no_sense_is_refused(bad: ask.Maintain) -> None:
+    with pytest.raises(errors.Invalid):
+        run(scope_of(), bad)
+
+
+def test_failed_hardware_starts_at_once_even_while_another_domain_is_under_impact() -> None:
+    """Broken is broken: waiting would only be a lie."""
+    busy = run(scope_of(), maintain(), at=NOON)
+    busy = run(busy, ask.Tick(), at=NOON + 15 * MINUTE)
+
+    scope = run(busy, ask.Fail(host="host-b", operation_id=guid(8)), at=NOON + 16 * MINUTE)
+
+    assert statuses(scope) == ["Freeze Started web-0", "Reboot Started web-1"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "command"),
+    [
+        (AutoApprove.USER_RESTART, restart()),
+        (AutoApprove.USER_REDEPLOY, ask.Redeploy(vm="web-0", event_id=guid(1))),
+    ],
+)
+def test_automatic_approval_starts_the_chosen_operation_at_once(
+    choice: AutoApprove, command: ask.Command
+) -> None:
+    scope = run(scope_of(auto_approve=(choice,)), command)
+
+    assert scope.events[0].status is Status.STARTED
+    assert scope.events[0].approvals == ("policy",)
+    assert scope.incarnation == 2
+
+
+def test_automatic_approval_of_restarts_leaves_the_platforms_reboots_alone() -> None:
+    scope = run(
+        scope_of(auto_approve=(AutoApprove.USER_RESTART,)), maintain(type_=EventType.REBOOT)
+    )
+
+    assert statuses(scope) == ["Reboot Scheduled web-0"]
+
+
+def test_where_all_instances_are_down_maintenance_waits_for_nobody() -> None:
+    down = (
+        vm("web-0", power=Power.STOPPED),
+        vm("web-1", domain=1, power=Power.STOPPED, host="host-b"),
+    )
+
+    assert statuses(run(scope_of(*down), maintain())) == ["Freeze Started web-0"]
+    assert statuses(run(scope_of(*down, auto_approve=()), maintain())) == ["Freeze Scheduled web-0"]
+    assert statuses(run(scope_of(vm("web-0"), down[1]), maintain())) == ["Freeze Scheduled web-0"]
+
+
+@pytest.mark.parametrize("kind", list(ScopeKind))
+def test_all_four_kinds_of_scope_have_the_same_rules(kind: ScopeKind) -> None:
+    outcome = outcome_of(scope_of(vm("web-0"), kind=kind), restart())
+
+    assert outcome.scope.events[0].source is Source.USER
+    assert [change.what for change in outcome.changes] == ["scheduled"]
+
+
+def test_failed_hardware_supersedes_the_announcement_that_it_would_fail() -> None:
+    """The redeploy within days is pointless once the host is dead; the history says why the event
+    ended.
+    """
+    scope = run(
+        scope_of(vm("a"), vm("b", domain=1)), ask.Degrade(host="host-a", operation_id=OPERATION)
+    )
+
+    outcome = outcome_of(scope, ask.Fail(host="host-a", operation_id=guid(8)))
+
+    assert statuses(outcome.scope) == ["Reboot Started a", "Reboot Started b"]
+    canceled = [change for change in outcome.changes if change.what == "canceled"]
+    assert [change.event_id for change in canceled] == [event.id for event in scope.events]
+    assert {change.detail for change in canceled} == {"host-a has failed"}
+
+
+def test_failed_hardware_ends_a_redeploy_that_waits_for_its_retry_but_not_one_that_runs() -> None:
+    """Nobody can be sure that a platform call which runs right now will not succeed; a retry would
+    move the VM once more.
+    """
+    scope = run(scope_of(vm("a"), vm("b")), ask.Degrade(host="host-a", operation_id=OPERATION))
+    event_id = scope.events[0].id
+    scope = run(scope, ask.Approve(event_ids=(event_id,)))
+    scope = run(scope, *(ask.Claim(event_id=event_id, vm=name, worker="w1") for name in "ab"))
+    scope = run(
+        scope, ask.Finish(event_id=event_id, vm="a", worker="w1", tries=1, problem="no answer")
+    )
+
+    scope = run(scope, ask.Fail(host="host-a", operation_id=guid(8)))
+
+    assert statuses(scope) == ["Redeploy Started b", "Reboot Started a,b"]
+
+
+def test_other_hosts_keep_their_announcements_when_one_fails() -> None:
+    scope = run(
+        scope_of(),
+        ask.Degrade(host="host-a", operation_id=OPERATION),
+        ask.Degrade(host="host-b", operation_id=guid(7)),
+        ask.Fail(host="host-a", operation_id=guid(8)),
+    )
+
+    assert statuses(scope) == ["Redeploy Scheduled web-1", "Reboot Started web-0"]
+
+
+def test_maintenance_of_a_large_host_looks_at_each_vm_once() -> None:
+    """A command is decided between polls, and a host may carry a whole scope."""
+    names = [CountedName(f"v{number}") for number in range(300)]
+    scope = run(scope_of(*(vm(name) for name in names)), maintain(type_=EventType.REBOOT))
+    CountedName.comparisons = 0
+
+    run(scope, maintain(operation_id=guid(7)))
+
+    assert CountedName.comparisons < 10 * len(names)
+
+
+class CountedName(str):
+    """A VM's name that counts how often it is compared."""
+
+    __slots__ = ()
+    comparisons = 0
+
+    def __eq__(self, other: object) -> bool:
+        CountedName.comparisons += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__

@@ -1,0 +1,85 @@
+"""The words for a misfit: every member of every schema says what is expected there, whether it must
+be told or not.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from forewarn.fleetfile.schema import SCHEMA as FLEET
+from forewarn.fleetfile.yaml_source import Misfit, explained
+from forewarn.lab.fault.kinds import SCHEMA as FAULT
+from forewarn.lab.scenario.schema import SCHEMA as SCENARIO
+
+SCHEMAS = {"fleet": FLEET, "fault": FAULT, "scenario": SCENARIO}
+WRONG = 5.5
+"""Which no member takes but those for a number, and they are told so anyhow."""
+
+
+def members(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Each mapping that a schema speaks of, with each of its members."""
+    for name, node in schema["$defs"].items():
+        for member in node.get("properties", ()):
+            yield name, member
+
+
+def is_list(node: dict[str, Any]) -> bool:
+    return any(one.get("type") == "array" for one in (node, *node.get("anyOf", ())))
+
+
+EVERY = [(which, *member) for which, schema in SCHEMAS.items() for member in members(schema)]
+
+
+@pytest.mark.parametrize(("which", "name", "member"), EVERY)
+def test_a_wrong_member_is_told_what_is_expected_of_it(which: str, name: str, member: str) -> None:
+    schema = {"$ref": f"#/$defs/{name}", "$defs": SCHEMAS[which]["$defs"]}
+
+    path, words = explained(Misfit((member,)), {member: WRONG}, schema)
+
+    assert path == (member,)
+    assert words.startswith("expected ")
+    assert words.endswith(", got 5.5")
+    assert words != "expected a list, got 5.5" or is_list(
+        schema["$defs"][name]["properties"][member]
+    )
+
+
+def schema_of(member: dict[str, Any]) -> dict[str, Any]:
+    inner = {
+        "properties": {"size": {"description": "a size"}},
+        "required": [],
+        "additionalProperties": False,
+    }
+    return {"properties": {"thing": member}, "required": [], "$defs": {"Thing": inner}}
+
+
+def test_a_member_that_may_be_left_out_is_looked_into() -> None:
+    optional = schema_of({"anyOf": [{"$ref": "#/$defs/Thing"}, {"type": "null"}], "default": None})
+
+    assert explained(Misfit(("thing", "size")), {"thing": {"size": 7}}, optional) == (
+        ("thing", "size"),
+        "expected a size, got 7",
+    )
+    assert (
+        explained(Misfit(("thing",)), {"thing": {"sise": 7}}, optional)[1]
+        == "unknown member; did you mean 'size'?"
+    )
+
+
+def test_what_is_said_of_the_member_goes_before_what_is_said_of_its_type() -> None:
+    optional = schema_of(
+        {"description": "a fine thing", "anyOf": [{"description": "a thing"}, {"type": "null"}]}
+    )
+
+    assert (
+        explained(Misfit(("thing",)), {"thing": 5}, optional)[1] == "expected a fine thing, got 5"
+    )
+
+
+def test_of_several_types_only_the_words_for_all_of_them_are_said() -> None:
+    either = schema_of(
+        {"description": "this or that", "anyOf": [{"description": "this"}, {"description": "that"}]}
+    )
+
+    assert explained(Misfit(("thing",)), {"thing": 5}, either)[1] == "expected this or that, got 5"

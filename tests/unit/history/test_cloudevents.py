@@ -1,0 +1,115 @@
+"""CloudEvents 1.0 and the signatures of Standard Webhooks."""
+
+import base64
+import hashlib
+import hmac
+import json
+from datetime import UTC, datetime
+
+import pytest
+from msgspec.structs import replace
+
+from forewarn.core.change import Change, ChangeKind
+from forewarn.engine.entry import Entry, Note, entry
+from forewarn.engine.entry import encode as encode_note
+from forewarn.errors import Invalid
+from forewarn.history.cloudevents import cloud_event, encode, headers, parse_secrets
+
+AT = datetime(2030, 1, 31, 12, tzinfo=UTC)
+
+
+def started() -> Entry:
+    change = Change(
+        what=ChangeKind.STARTED, event_id="E1", resources=("web-0",), detail="approved by web-1"
+    )
+    shown = entry(42, encode_note(Note(AT, "vm web-1", "web", change)))
+    assert shown is not None
+    return shown
+
+
+def test_a_cloudevent_has_every_attribute_that_the_specification_asks_for() -> None:
+    """Receivers are other people's programs, and know the specification, not us."""
+    told = json.loads(encode(cloud_event("7b1c", started())))
+
+    assert told.pop("data")["detail"] == "approved by web-1"
+    assert told == {
+        "specversion": "1.0",
+        "id": "7b1c-42",
+        "source": "/forewarn/7b1c",
+        "type": "forewarn.event.started",
+        "subject": "E1",
+        "time": "2030-01-31T12:00:00Z",
+        "datacontenttype": "application/json",
+    }
+
+
+@pytest.mark.parametrize(
+    ("members", "type_", "subject"),
+    [
+        ({"event": "", "vm": "web-0", "what": ChangeKind.JOINED}, "forewarn.vm.joined", "web-0"),
+        ({"event": "", "what": ChangeKind.ENABLED}, "forewarn.scope.enabled", "web"),
+        (
+            {"event": "", "scope": "", "what": ChangeKind.TOKEN_CREATED},
+            "forewarn.service.token-created",
+            "forewarn",
+        ),
+    ],
+)
+def test_the_type_and_the_subject_name_what_changed(
+    members: dict[str, object], type_: str, subject: str
+) -> None:
+    told = cloud_event("7b1c", replace(started(), **members))
+
+    assert (told.type, told.subject) == (type_, subject)
+
+
+def test_the_signature_is_the_one_that_standard_webhooks_describes() -> None:
+    """id, timestamp and body with full stops between them: none of the three can be exchanged."""
+    secret = b"MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+    said = headers("7b1c-42", b'{"a":1}', AT, [secret])
+
+    seconds = int(AT.timestamp())
+    expected = hmac.new(secret, f'7b1c-42.{seconds}.{{"a":1}}'.encode(), hashlib.sha256).digest()
+    assert said == {
+        "content-type": "application/cloudevents+json; charset=utf-8",
+        "webhook-id": "7b1c-42",
+        "webhook-timestamp": str(seconds),
+        "webhook-signature": f"v1,{base64.b64encode(expected).decode()}",
+    }
+
+
+def test_the_signature_fits_the_example_of_the_specifications_own_library() -> None:
+    """A vector that others publish: our own reading of the words proves nothing."""
+    (secret,) = parse_secrets(b"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\n", "secret")
+    at = datetime.fromtimestamp(1614265330, UTC)
+
+    said = headers("msg_p5jXN8AQM9LWM0D4loKWxJek", b'{"test": 2432232314}', at, [secret])
+    assert said["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+
+
+def test_every_secret_of_the_file_signs() -> None:
+    """So a secret can be changed: the receiver learns the new one while the old one still counts."""
+    secrets = parse_secrets(
+        b"first secret of twenty-four\n\nsecond secret of twenty-four\n", "secret"
+    )
+
+    assert len(headers("1", b"", AT, secrets)["webhook-signature"].split(" ")) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"", "0 secrets; 1 to 5"),
+        (b"\n".join([b"x" * 30] * 6), "6 secrets; 1 to 5"),
+        (b"too short", "9 bytes; expected at least 24"),
+        (b"whsec_" + base64.b64encode(b"x" * 23), "23 bytes"),
+        (b"whsec_not*base64", "is not base64"),
+    ],
+)
+def test_a_secret_that_protects_nothing_is_refused_and_not_repeated(
+    text: bytes, message: str
+) -> None:
+    with pytest.raises(Invalid, match=message) as refusal:
+        parse_secrets(text, "secret.txt")
+    assert "too short" not in str(refusal.value)
+    assert "not*base64" not in str(refusal.value)

@@ -1,0 +1,281 @@
+"""What a VM is shown of its document: exact bytes, and numbers that keep their promise."""
+
+import json
+
+import pytest
+
+from forewarn.lab.fault.active import Standing, parse
+from forewarn.lab.fault.shown_document import Document, Memory
+from tests.builders import NOON
+from tests.unit.lab.fault.filtered import NO_EVENTS, Filtered, body, entry, run
+from tests.unit.web.guest import EVENTS, TRUE
+
+
+def test_a_stale_document_is_the_one_last_shown_before_with_its_number() -> None:
+    async def story(guest: Filtered) -> None:
+        guest.add("stale")
+        await guest.restarts()
+        await guest.restarts(2, "web-1")
+        told = await guest.poll()
+        assert (told.body, told.headers["etag"]) == (NO_EVENTS, '"1"')
+        assert (await guest.poll('"1"')).status == 304
+        guest.faults.clear()
+        assert (await guest.poll('"1"')).body == body(3, entry(), entry(2, "web-1"))
+
+    run(story)
+
+
+def test_a_document_may_lag_behind_by_some_changes() -> None:
+    async def story(guest: Filtered) -> None:
+        await guest.restarts()
+        await guest.poll()
+        guest.add("stale", by=1)
+        assert await guest.bodies(2) == [NO_EVENTS, NO_EVENTS]
+        await guest.restarts(2, "web-1")
+        assert await guest.bodies(2) == [body(2, entry())] * 2
+
+    run(story)
+
+
+def test_who_was_shown_nothing_yet_gets_the_first_document_as_stale() -> None:
+    async def story(guest: Filtered) -> None:
+        guest.add("stale", by=5)
+        guest.add("stale")
+        assert (await guest.poll(address="10.0.0.2")).body == NO_EVENTS
+
+    run(story)
+
+
+def test_each_document_is_shown_again_after_its_successor() -> None:
+    async def story(guest: Filtered) -> None:
+        guest.add("duplicate")
+        await guest.restarts()
+        one = body(2, entry())
+        assert await guest.bodies(4) == [one, NO_EVENTS, one, one]
+        await guest.restarts(2, "web-1")
+        two = body(3, entry(), entry(2, "web-1"))
+        assert await guest.bodies(4) == [two, one, two, two]
+        assert (await guest.poll('"3"')).status == 304
+
+    run(story)
+
+
+def test_documents_come_out_of_order() -> None:
+    async def story(guest: Filtered) -> None:
+        guest.add("reorder")
+        await guest.restarts()
+        new = body(2, entry())
+        assert await guest.bodies(4) == [new, NO_EVENTS, new, NO_EVENTS]
+
+    run(story)
+
+
+def test_the_numbers_begin_again_at_one() -> None:
+    async def story(guest: Filtered) -> None:
+        await guest.restarts()
+        await guest.restarts(2, "web-1")
+        assert (await guest.poll()).json["DocumentIncarnation"] == 3
+        guest.add("incarnation-reset")
+        told = await guest.poll()
+        assert (told.body, told.headers["etag"]) == (body(1, entry(), entry(2, "web-1")), '"1"')
+        assert (await guest.poll('"1"')).status == 304
+        await guest.cancels(2)
+        assert await guest.bodies(2) == [body(2, entry())] * 2
+        guest.faults.clear()
+        assert (await guest.poll('"2"')).body == body(4, entry())
+
+    run(story)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(90, "Wed, 04 Mar 2026 12:16:30 GMT"), (-43_500, "Wed, 04 Mar 2026 00:10:00 GMT")],
+)
+def test_not_before_may_be_told_wrong(seconds: int, expected: str) -> None:
+    async def story(guest: Filtered) -> None:
+        await guest.restarts()
+        guest.add("skew", seconds=seconds)
+        assert (await guest.poll()).body == body(2, entry(not_before=expected))
+        await guest.starts()
+        assert (await guest.poll()).body == body(3, entry(not_before="", status="Started"))
+
+    run(story)
+
+
+def test_an_event_is_hidden_until_shortly_before_its_time_and_then_counts_as_a_change() -> None:
+    """Late visibility: the notice that a VM gets is shorter than the one that was given."""
+
+    async def story(guest: Filtered) -> None:
+        guest.add("short-notice", seconds=30)
+        await guest.restarts()
+        assert await guest.bodies(1) == [NO_EVENTS]
+        await guest.pass_time(minutes=14, seconds=29)
+        assert (await guest.poll('"1"')).status == 304
+        await guest.pass_time(seconds=1)
+        told = await guest.poll('"1"')
+        assert (told.body, told.headers["etag"]) == (body(2, entry()), '"2"')
+
+    run(story)
+
+
+def test_an_event_that_is_hidden_shows_once_it_has_started() -> None:
+    async def story(guest: Filtered) -> None:
+        guest.add("short-notice", seconds=30)
+        await guest.restarts()
+        await guest.starts()
+        assert (await guest.poll()).body == body(3, entry(not_before="", status="Started"))
+
+    run(story)
+
+
+def test_an_event_stays_scheduled_until_it_is_gone() -> None:
+    async def story(guest: Filtered) -> None:
+        await guest.restarts()
+        await guest.poll()
+        guest.add("no-started")
+        await guest.starts()
+        told = await guest.poll('"2"')
+        assert told.status == 304
+        assert (await guest.poll()).body == body(2, entry())
+
+    run(story)
+
+
+def test_an_event_of_which_only_the_start_was_ever_there_is_not_shown() -> None:
+    async def story(guest: Filtered) -> None:
+        guest.add("no-started")
+        await guest.restarts()
+        await guest.starts()
+        assert (await guest.poll()).body == NO_EVENTS
+
+    run(story)
+
+
+def test_the_same_number_is_the_same_document_whatever_comes_and_goes() -> None:
+    """A VM that keeps a document by its number must never be wrong, during a fault or after it."""
+
+    async def story(guest: Filtered) -> None:
+        seen: dict[int, list[dict[str, str]]] = {}
+        last = 0
+
+        async def look() -> None:
+            nonlocal last
+            shown = (await guest.poll()).json
+            assert seen.setdefault(shown["DocumentIncarnation"], shown["Events"]) == shown["Events"]
+            assert shown["DocumentIncarnation"] >= last
+            last = shown["DocumentIncarnation"]
+
+        await guest.restarts()
+        faults = (
+            ("skew", {"seconds": 60}),
+            ("skew", {"seconds": 120}),
+            ("short-notice", {"seconds": 1}),
+        )
+        for number, (kind, members) in enumerate(faults, 2):
+            await look()
+            guest.add(kind, **members)
+            await look()
+            await guest.restarts(number, "web-1")
+            await look()
+            guest.faults.clear()
+            await look()
+            await guest.cancels(number)
+            await look()
+        assert len(seen) == 12
+
+    run(story)
+
+
+def test_numbers_that_ran_ahead_stay_ahead_and_a_wait_still_works() -> None:
+    async def story(guest: Filtered) -> None:
+        await guest.restarts()
+        await guest.poll()
+        guest.add("skew", seconds=60, requests=1)
+        assert (await guest.poll()).headers["etag"] == '"3"'
+        assert (await guest.poll()).body == body(4, entry())
+        conditional, prefer = (b"if-none-match", b'"4"'), (b"prefer", b"wait=60")
+        told = await guest.call(EVENTS, TRUE, conditional, prefer, meanwhile=guest.cancels)
+        assert (told.status, told.body) == (200, b'{"DocumentIncarnation":5,"Events":[]}')
+        told = await guest.poll('"5"')
+        assert (told.status, told.headers) == (304, {"etag": '"5"'})
+
+    run(story)
+
+
+def test_who_waits_while_the_view_is_wrong_is_answered_at_once() -> None:
+    async def story(guest: Filtered) -> None:
+        guest.add("skew", seconds=60)
+        told = await guest.call(EVENTS, TRUE, (b"if-none-match", b'"1"'), (b"prefer", b"wait=60"))
+        assert (told.status, told.headers, told.body) == (304, {"etag": '"1"'}, b"")
+
+    run(story)
+
+
+def test_a_fault_that_comes_while_a_vm_waits_touches_the_answer_that_it_gets() -> None:
+    async def story(guest: Filtered) -> None:
+        guest.add("latency", seconds=1)
+
+        async def meanwhile() -> None:
+            guest.add("text-plain", method="POST")
+            guest.add("stale", requests=1)
+            await guest.restarts()
+
+        conditional, prefer = (b"if-none-match", b'"1"'), (b"prefer", b"wait=60")
+        told = await guest.call(EVENTS, TRUE, conditional, prefer, meanwhile=meanwhile)
+        assert (told.status, told.headers) == (304, {"etag": '"1"'})
+        assert guest.transcript.entries[-1].faults == ("latency", "stale")
+        assert guest.slept == [1]
+        assert (await guest.poll()).body == body(2, entry())
+
+    run(story)
+
+
+def test_each_vm_and_each_version_has_a_view_of_its_own() -> None:
+    async def story(guest: Filtered) -> None:
+        await guest.restarts()
+        guest.add("stale", vms=["web-0"])
+        assert (await guest.poll()).body == NO_EVENTS
+        assert (await guest.poll(address="10.0.0.2")).body == body(2, entry())
+        old = EVENTS.replace("2020-07-01", "2017-03-01")
+        assert (await guest.call(old, TRUE)).json["Events"][0]["Resources"] == ["_web-0"]
+
+    run(story)
+
+
+def test_views_are_combined_in_order() -> None:
+    """Skewed, then late by one change, then numbered anew."""
+
+    async def story(guest: Filtered) -> None:
+        await guest.restarts()
+        guest.add("incarnation-reset")
+        guest.add("stale", by=1)
+        guest.add("skew", seconds=60)
+        await guest.poll()
+        await guest.restarts(2, "web-1")
+        assert (await guest.poll()).body == body(
+            2, entry(not_before="Wed, 04 Mar 2026 12:16:00 GMT")
+        )
+        assert guest.transcript.entries[-1].faults == ("skew", "stale", "incarnation-reset")
+
+    run(story)
+
+
+def test_a_refusal_is_shown_as_it_is_under_any_view() -> None:
+    async def story(guest: Filtered) -> None:
+        guest.add("stale")
+        told = await guest.call(EVENTS)
+        assert (told.status, told.json) == (
+            400,
+            {"error": "Bad request. Required metadata header not specified"},
+        )
+
+    run(story)
+
+
+def test_dates_of_the_old_form_keep_their_form() -> None:
+    skew = Standing("f1", parse({"fault": "skew", "seconds": 60}), NOON)
+    old = json.loads(entry(not_before="2026-03-04T12:15:00Z"))
+
+    assert Memory().look(Document(1, [old]), [skew], NOON).events == [
+        old | {"NotBefore": "2026-03-04T12:16:00Z"}
+    ]

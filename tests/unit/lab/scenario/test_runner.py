@@ -1,0 +1,395 @@
+"""Running scenarios: every action does what it says, conditions hold steps back, and the same seed
+gives the same day.
+"""
+
+from typing import Any
+
+import pytest
+
+from forewarn.errors import Invalid, NotFound
+from forewarn.lab.scenario.report import Progress
+from forewarn.lab.scenario.runner import Wish, players, rate_of
+from forewarn.lab.scenario.schema import shipped
+from forewarn.lab.scenario.step import ACTIONS
+from forewarn.lab.transcript import Kind
+from tests.unit.lab.scenario.stage import DB, WEB, changes, play, scene
+
+RESTART = {"at": "10m", "do": "restart", "vm": "web-0", "as": "restart"}
+PATCH = {"at": "10m", "do": "maintain", "host": "host-a", "type": "Reboot", "as": "patch"}
+CHANGES = (
+    "scheduled",
+    "started",
+    "completed",
+    "canceled",
+    "extended",
+    "ordered",
+    "failed",
+    "joined",
+    "left",
+    "approved",
+)
+
+DONE: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
+    "restart": ([RESTART], ["600 scheduled Reboot of web-0", "1500 started", "2100 completed"]),
+    "redeploy": (
+        [{**RESTART, "do": "redeploy"}],
+        ["600 scheduled Redeploy of web-0", "1200 started", "1800 completed"],
+    ),
+    "evict": (
+        [{**RESTART, "do": "evict"}],
+        ["600 scheduled Preempt of web-0", "630 started", "660 completed"],
+    ),
+    "delete": (
+        [{**RESTART, "do": "delete", "notice": "20m"}],
+        ["600 scheduled Terminate of web-0", "1800 started", "1860 left web-0", "1860 completed"],
+    ),
+    "maintain": (
+        [{**PATCH, "host": "host-b"}],
+        ["600 scheduled Reboot of web-1", "1500 started", "2100 completed"],
+    ),
+    "degrade": (
+        [{"at": "10m", "do": "degrade", "host": "host-b"}],
+        ["600 scheduled Redeploy of web-1"],
+    ),
+    "fail": (
+        [{"at": "10m", "do": "fail", "host": "host-b"}],
+        ["600 scheduled Reboot of web-1", "600 started", "1200 completed"],
+    ),
+    "approve": (
+        [RESTART, {"at": "11m", "do": "approve", "event": "restart"}],
+        ["600 scheduled Reboot of web-0", "660 approved operator", "660 started", "1260 completed"],
+    ),
+    "cancel": (
+        [RESTART, {"at": "11m", "do": "cancel", "event": "restart"}],
+        ["600 scheduled Reboot of web-0", "660 canceled"],
+    ),
+    "complete": (
+        [
+            {**RESTART, "do": "evict", "as": "x"},
+            {"when": "x started", "after": "5s", "do": "complete", "event": "x"},
+        ],
+        ["600 scheduled Preempt of web-0", "630 started", "635 completed"],
+    ),
+    "extend": (
+        [RESTART, {"at": "11m", "do": "extend", "event": "restart", "by": "30m"}],
+        ["600 scheduled Reboot of web-0", "660 extended to 2030-01-01T00:55:00Z", "3300 started"],
+    ),
+    "apply": ([{"at": "10m", "do": "apply", "fleet": {"scopes": [WEB]}}], ["600 left db-0"]),
+    "fault": ([{"at": "10m", "do": "fault", "set": {"fault": "empty", "for": "10s"}}], []),
+    "clear": ([{"at": "10m", "do": "clear"}], []),
+    "break": (
+        [{"at": "1m", "do": "break", "vm": "web-0"}, {**RESTART, "do": "evict"}],
+        ["600 scheduled Preempt of web-0", "630 started", "990 failed"],
+    ),
+    "mend": (
+        [
+            {"at": "1m", "do": "break", "vm": "web-0"},
+            {**RESTART, "do": "evict"},
+            {"at": "11m", "do": "mend", "vm": "web-0"},
+        ],
+        ["600 scheduled Preempt of web-0", "630 started", "660 completed"],
+    ),
+    "jump": (
+        [RESTART, {"at": "11m", "do": "jump", "by": "20m"}],
+        ["600 scheduled Reboot of web-0", "1860 started", "2460 completed"],
+    ),
+    "log": ([{"at": "10m", "do": "log", "text": "half time"}], []),
+}
+
+
+def test_every_action_is_tried_here() -> None:
+    assert set(DONE) == {str(action.__struct_config__.tag) for action in ACTIONS}
+
+
+@pytest.mark.parametrize("action", DONE)
+def test_an_action_does_what_it_says(action: str) -> None:
+    steps, expected = DONE[action]
+    result = play(scene(*steps))
+
+    assert changes(result, *CHANGES) == expected
+    assert result.is_passed
+
+
+def faults(result: Any) -> list[tuple[str, str]]:
+    entries = [entry for entry in result.transcript.entries if entry.kind is Kind.FAULT]
+    return [(entry.at.strftime("%H:%M:%S"), entry.what) for entry in entries]
+
+
+def test_a_fault_ends_with_its_time() -> None:
+    result = play(scene(faults=[{"fault": "empty", "vms": ["db-0"], "from": "5m", "for": "90s"}]))
+
+    assert faults(result) == [("00:05:00", "added"), ("00:06:30", "removed")]
+
+
+def test_a_fault_that_is_cleared_is_over_once() -> None:
+    set_fault = {
+        "at": "5m",
+        "do": "fault",
+        "set": {"fault": "empty", "for": "10m"},
+        "as": "silence",
+    }
+    result = play(scene(set_fault, {"at": "6m", "do": "clear", "fault": "silence"}))
+
+    assert faults(result) == [("00:05:00", "added"), ("00:06:00", "removed")]
+
+
+def test_a_name_stands_for_all_events_that_a_step_made() -> None:
+    """A host with VMs of two scopes has two events; what is said of the one name is said of both."""
+    result = play(scene(PATCH, {"at": "11m", "do": "cancel", "event": "patch"}))
+
+    assert changes(result, "scheduled", "canceled") == [
+        "600 scheduled Reboot of db-0",
+        "600 scheduled Reboot of web-0",
+        "660 canceled",
+        "660 canceled",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("when", "happens"),
+    [
+        ("patch scheduled", 600),
+        ("patch started", 1500),
+        ("patch completed", 2100),
+        ("web-0 sees Reboot Started", 1501),
+        ("web-0 polled", 0),
+    ],
+)
+def test_a_step_waits_for_its_condition(when: str, happens: int) -> None:
+    result = play(
+        scene(
+            PATCH,
+            {"when": when, "after": "5s", "do": "restart", "vm": "web-1"},
+            {"at": "0s", "do": "log", "text": "begin"},
+        )
+    )
+    restarts = [
+        float(line.split()[0]) for line in changes(result, "scheduled") if line.endswith("web-1")
+    ]
+
+    assert len(restarts) == 1
+    assert happens - 1 < restarts[0] - 5 <= happens + 1
+
+
+def test_a_condition_on_a_name_holds_when_all_its_events_are_so() -> None:
+    events = [
+        {**RESTART, "vm": "web-0", "as": "x"},
+        {**RESTART, "at": "20m", "vm": "web-1", "as": "x"},
+    ]
+    approve = {"at": "30m", "do": "approve", "event": "x"}
+    result = play(
+        scene(*events, approve, {"when": "x completed", "do": "log", "text": "all are"}, until="2h")
+    )
+
+    logged = [
+        entry.at.strftime("%H:%M:%S") for entry in result.transcript.entries if entry.what == "log"
+    ]
+    assert logged == ["00:40:00"]
+
+
+@pytest.mark.parametrize(
+    ("when", "happens"), [("web-0 approved", "00:05:00"), ("web-0 approved patch", "00:10:00")]
+)
+def test_an_approval_is_a_condition_too(when: str, happens: str) -> None:
+    """Of any event, or of those of a name."""
+    steps = [{**RESTART, "at": "5m"}, PATCH, {"when": when, "do": "log", "text": "web-0 is ready"}]
+    result = play(scene(*steps, guests=[{}]))
+
+    assert [
+        entry.at.strftime("%H:%M:%S") for entry in result.transcript.entries if entry.what == "log"
+    ] == [happens]
+
+
+def test_a_step_that_cannot_be_done_fails_the_run_and_says_why() -> None:
+    result = play(scene(RESTART, {**RESTART, "at": "11m"}))
+
+    assert not result.is_passed
+    assert [verdict.expected for verdict in result.verdicts] == ["step 2 (restart) can be done"]
+    assert "web-0 has a Reboot pending already" in result.verdicts[0].reason
+
+
+@pytest.mark.parametrize(
+    ("step", "reason"),
+    [
+        ({"when": "restart canceled"}, "`restart canceled` never held"),
+        ({"when": "web-0 approved restart", "after": "1m"}, "`web-0 approved restart` never held"),
+        (
+            {"when": "restart completed", "after": "26m"},
+            "`restart completed` held, but 26m after it the scenario was over",
+        ),
+    ],
+)
+def test_a_step_that_was_never_done_fails_the_run(step: dict[str, str], reason: str) -> None:
+    """What the scenario is about did not happen, and nobody would know."""
+    result = play(scene(RESTART, {**step, "do": "log", "text": "so it is"}))
+
+    assert [
+        (verdict.expected, verdict.reason, verdict.is_passed) for verdict in result.verdicts
+    ] == [("step 2 (log) is done", reason, False)]
+
+
+def test_a_step_that_was_done_in_time_is_no_verdict() -> None:
+    result = play(
+        scene(
+            RESTART, {"when": "restart completed", "after": "25m", "do": "log", "text": "so it is"}
+        )
+    )
+
+    assert result.verdicts == ()
+
+
+def test_a_jump_beyond_the_end_of_the_calendar_fails_the_run() -> None:
+    jumps = [{"at": f"{number}m", "do": "jump", "by": "366d"} for number in range(12)]
+    result = play(scene(*jumps, clock={"start": "8990-12-31T00:00:00Z"}))
+
+    assert "step 12 (jump) can be done" in [verdict.expected for verdict in result.verdicts]
+    assert not result.is_passed
+
+
+def test_the_clock_is_in_utc_whatever_the_file_says() -> None:
+    result = play(scene(RESTART, clock={"start": "2030-01-01T02:00:00+02:00"}))
+
+    assert {str(entry.at.tzinfo) for entry in result.transcript.entries} == {"UTC"}
+    assert changes(result, "started") == ["1500 started"]
+
+
+def test_an_event_that_does_not_stand_cannot_be_spoken_of() -> None:
+    result = play(scene(RESTART, {"at": "9m", "do": "cancel", "event": "restart"}))
+
+    assert [verdict.reason for verdict in result.verdicts] == ["no event named restart stands"]
+
+
+def test_any_is_whom_nothing_awaits() -> None:
+    result = play(scene({**RESTART, "vm": "any", "repeat": {"every": "1s", "times": 3}}))
+
+    assert sorted(line.split()[-1] for line in changes(result, "scheduled")) == [
+        "db-0",
+        "web-0",
+        "web-1",
+    ]
+    assert result.is_passed
+    too_many = play(scene({**RESTART, "vm": "any", "repeat": {"every": "1s", "times": 4}}))
+    assert (
+        too_many.verdicts[0].reason == "something awaits every VM; expected one that nothing awaits"
+    )
+
+
+@pytest.mark.parametrize(("busy", "free"), [("web-0", "web-1"), ("web-1", "web-0")])
+def test_any_host_is_one_whose_vms_nothing_awaits(busy: str, free: str) -> None:
+    maintain = {"at": "11m", "do": "maintain", "host": "any", "type": "Freeze"}
+    result = play(scene({**RESTART, "vm": busy}, maintain, scopes=[WEB]))
+
+    assert changes(result, "scheduled") == [
+        f"600 scheduled Reboot of {busy}",
+        f"660 scheduled Freeze of {free}",
+    ]
+
+
+def test_a_repeated_step_keeps_its_beat() -> None:
+    result = play(
+        scene({"at": "1m", "do": "log", "text": "tick", "repeat": {"every": "90s", "times": 3}})
+    )
+    ticks = [
+        entry.at.strftime("%H:%M:%S") for entry in result.transcript.entries if entry.what == "log"
+    ]
+
+    assert ticks == ["00:01:00", "00:02:30", "00:04:00"]
+
+
+def test_the_verdicts_end_the_transcript() -> None:
+    expected = {"expect": "approval", "of": "restart"}
+    result = play(scene(RESTART, expectations=[expected], guests=[{"approve": "1s"}]))
+
+    assert [(entry.kind, entry.what) for entry in result.transcript.entries][-1:] == [
+        (Kind.VERDICT, "passed")
+    ]
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_gives_others() -> None:
+    scenario = shipped("bad-day")
+    first = play(scenario, seed=7).transcript.dump()
+
+    assert play(scenario, seed=7).transcript.dump() == first
+    assert play(scenario, seed=8).transcript.dump() != first
+
+
+# --- who plays, and on which clock
+
+
+@pytest.mark.parametrize(
+    ("guests", "wish", "outside"),
+    [
+        ([{}], Wish(), ()),
+        ([{"vms": ["web-0"]}], Wish(), ("web-1", "db-0")),
+        ([{"vms": ["web-0"]}], Wish(outside=("web-0",)), ("web-0",)),
+        ([{}], Wish(command=("true",)), ("web-0",)),
+        ([{"vms": ["web-0", "web-1"]}], Wish(command=("true",)), ("db-0",)),
+    ],
+)
+def test_whom_no_guest_plays_is_played_from_outside(
+    guests: list[Any], wish: Wish, outside: tuple[str, ...]
+) -> None:
+    assert players(scene(guests=guests), wish) == outside
+
+
+def test_a_vm_that_is_not_there_cannot_be_played() -> None:
+    with pytest.raises(
+        NotFound, match="there is no VM 'web-9' in test; expected one of web-0, web-1, db-0"
+    ):
+        players(scene(), Wish(outside=("web-9",)))
+
+
+def test_the_clock_is_virtual_unless_somebody_real_takes_part_or_a_rate_is_told() -> None:
+    quick = scene(clock={"rate": 60})
+
+    assert rate_of(scene(), Wish(), ()) is None
+    assert rate_of(scene(), Wish(), ("web-0",)) == 1.0
+    assert (rate_of(quick, Wish(), ()), rate_of(quick, Wish(rate=5), ())) == (60.0, 5)
+
+
+def test_a_jump_needs_a_virtual_clock() -> None:
+    with pytest.raises(Invalid, match="test has a jump, which only a virtual clock can make"):
+        play(scene({"at": "1m", "do": "jump", "by": "1h"}), rate=60.0)
+
+
+def test_on_the_real_clock_all_times_are_shorter() -> None:
+    """An hour in less than a second. Not timed: only what happened is looked at."""
+    steps = [RESTART, {"at": "30m", "do": "log", "text": "half time"}]
+    expected = {"expect": "event", "of": "restart", "becomes": "started"}
+    result = play(
+        scene(*steps, scopes=[WEB, DB], guests=[{"approve": "10s"}], expectations=[expected]),
+        rate=5000.0,
+    )
+
+    assert result.is_passed
+    assert [entry.what for entry in result.transcript.entries if entry.kind is Kind.STEP] == [
+        "restart",
+        "log",
+    ]
+
+
+def test_limits_have_a_grace_on_the_real_clock_at_any_rate() -> None:
+    """At rate 1 nothing is shortened, but what a program does still takes a moment."""
+    expected = {"expect": "polls", "vm": "web-0", "every": "0s"}
+
+    assert play(scene(until="0s", expectations=[expected]), rate=1.0).is_passed
+
+
+def test_whoever_was_to_come_and_did_not_is_named() -> None:
+    result = play(scene(guests=[{"vms": ["web-0", "web-1"]}]), patience_seconds=0.1)
+
+    assert [(verdict.expected, verdict.reason) for verdict in result.verdicts] == [
+        ("db-0 polls its endpoint", "nobody polled within 0.1 s")
+    ]
+    assert not result.is_passed
+
+
+def test_a_run_in_which_something_broke_has_no_verdict() -> None:
+    """A change is told by the engine, which goes on whatever a listener does; the run must not."""
+
+    def write(line: str) -> None:
+        if "Scheduled" in line:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        play(scene(RESTART), Progress(write))

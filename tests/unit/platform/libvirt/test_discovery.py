@@ -1,0 +1,137 @@
+"""What libvirt's own test driver tells of its domains."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import libvirt
+import pytest
+
+from forewarn.config_platform import HostUri
+from forewarn.platform.libvirt.connection import Libvirts, open_connection
+from forewarn.platform.libvirt.discovery import discover
+from forewarn.platform.libvirt.fleet_import import parse
+from tests.builders import guid
+from tests.unit.platform.libvirt_world import URIS, Guest, Host, LibvirtWorld, domain_xml
+
+pytestmark = pytest.mark.system
+
+OURS = "<f:vm xmlns:f='urn:forewarn:vm:1' scope='web' update-domain='2'/>"
+
+
+def test_the_domains_of_each_host_are_told_with_what_was_leased_to_them(tmp_path: Path) -> None:
+    world = LibvirtWorld(tmp_path)
+    world.on("host-b").defineXML(domain_xml("web-1", 2, metadata=OURS))
+
+    told = asyncio.run(
+        discover(Libvirts(URIS, call_seconds_max=30, connect=world.connect), ["host-a", "host-b"])
+    )
+
+    ((web_0,), (web_1,)) = told["host-a"], told["host-b"]
+    assert (web_0.is_active, web_1.is_active) == (True, False)
+    assert web_0.leases == {"52:54:00:00:00:01": ("192.168.122.129",)}
+    assert web_1.leases == {}
+    known = parse(web_1.xml, host="host-b", is_active=False, leases={})
+    assert (known.name, known.id, known.scope, known.update_domain) == (
+        "web-1",
+        guid(2).lower(),
+        "web",
+        2,
+    )
+
+
+class Leasing:
+    """A connection to libvirt whose only network has given `leases`: address to the second at which
+    the lease ends.
+    """
+
+    def __init__(self, connection: Any, mac: str, leases: dict[str, int]) -> None:
+        self._connection, self._mac, self._leases = connection, mac, leases
+
+    def __getattr__(self, verb: str) -> Any:
+        return getattr(self._connection, verb)
+
+    def listAllDomains(self) -> list[Any]:
+        tap = {"hwaddr": self._mac, "addrs": [{"addr": address} for address in self._leases]}
+        ways = {"interfaceAddresses": lambda handle: {"vnet0": tap}}
+        return [
+            Guest(handle, Host(self._connection), ways)
+            for handle in self._connection.listAllDomains()
+        ]
+
+    def listAllNetworks(self, flags: int) -> list[Any]:
+        return [self]
+
+    def DHCPLeases(self) -> list[dict[str, Any]]:
+        return [
+            {"mac": self._mac, "ipaddr": address, "expirytime": end}
+            for address, end in self._leases.items()
+        ]
+
+
+@pytest.mark.parametrize(
+    ("leases", "address"),
+    [
+        ({"10.0.0.7": 1_700_000_000, "10.0.0.8": 1_700_000_900}, "10.0.0.8"),
+        ({"10.0.0.8": 1_700_000_900, "10.0.0.7": 1_700_000_000}, "10.0.0.8"),
+        ({"10.0.0.7": 1_700_000_000, "10.0.0.8": 0}, "10.0.0.8"),
+        (
+            {"2001:db8::8": 1_700_000_900, "10.0.0.7": 1_700_000_000, "10.0.0.8": 1_700_000_100},
+            "10.0.0.8",
+        ),
+        ({"2001:db8::7": 1_700_000_000, "2001:db8::8": 1_700_000_900}, "2001:db8::8"),
+    ],
+    ids=[
+        "stale one first",
+        "stale one last",
+        "one without an end",
+        "IPv4 before IPv6",
+        "IPv6 alone",
+    ],
+)
+def test_of_several_leases_the_one_that_ends_last_is_the_address(
+    tmp_path: Path, leases: dict[str, int], address: str
+) -> None:
+    """A VM that was installed again asks with another client id and gets another address; the old
+    lease stays until it ends.
+    """
+    world, mac = LibvirtWorld(tmp_path), "52:54:00:00:00:01"
+    libvirts = Libvirts(
+        URIS, call_seconds_max=30, connect=lambda uri: Leasing(world.on("host-a"), mac, leases)
+    )
+
+    ((web_0,),) = asyncio.run(discover(libvirts, ["host-a"])).values()
+
+    assert parse(web_0.xml, host="host-a", is_active=True, leases=web_0.leases).address == address
+
+
+def test_metadata_that_virsh_has_set_are_read(tmp_path: Path) -> None:
+    """As docs/platforms.md tells it: virsh metadata … --key forewarn --set '<vm …/>'."""
+    world = LibvirtWorld(tmp_path)
+    world.web.setMetadata(
+        libvirt.VIR_DOMAIN_METADATA_ELEMENT,
+        '<vm scope="web" update-domain="1"/>',
+        "forewarn",
+        "urn:forewarn:vm:1",
+        libvirt.VIR_DOMAIN_AFFECT_LIVE | libvirt.VIR_DOMAIN_AFFECT_CONFIG,
+    )
+
+    ((web_0,),) = asyncio.run(
+        discover(Libvirts(URIS, call_seconds_max=30, connect=world.connect), ["host-a"])
+    ).values()
+
+    known = parse(web_0.xml, host="host-a", is_active=True, leases={})
+    assert (known.scope, known.update_domain) == ("web", 1)
+
+
+def test_a_libvirt_without_a_host_name_of_ours_is_called_as_it_calls_itself() -> None:
+    here = "test:///default"
+
+    told = asyncio.run(discover(Libvirts([HostUri("", here)], call_seconds_max=30), [""]))
+
+    assert list(told) == [open_connection(here).getHostname()]
+    assert [
+        parse(one.xml, host="x", is_active=True, leases={}).name
+        for each in told.values()
+        for one in each
+    ] == ["test"]

@@ -1,0 +1,370 @@
+"""The libvirt platform on libvirt's own test driver: what is done to a domain that stays where it
+is.
+"""
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import libvirt
+import pytest
+
+from forewarn.core.event import Cause, EventType
+from forewarn.errors import ImpactFailed
+from forewarn.platform.base import ImpactResult
+from forewarn.platform.libvirt.connection import Libvirts
+from forewarn.platform.libvirt.marker import is_marked, mark, suspend
+from tests.builders import SECOND, guid
+from tests.unit.platform.libvirt_world import (
+    OFF,
+    PAUSED,
+    RUNNING,
+    URIS,
+    Host,
+    LibvirtWorld,
+    domain_xml,
+    order,
+    refusal,
+)
+
+pytestmark = pytest.mark.system
+
+STEPS = ("suspend", "resume", "reboot", "reset", "shutdown", "destroy", "create", "undefineFlags")
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> LibvirtWorld:
+    return LibvirtWorld(tmp_path)
+
+
+def steps(host: Host) -> list[str]:
+    return [verb for verb in host.told if verb in STEPS]
+
+
+def test_a_freeze_suspends_for_as_long_as_the_vm_was_told_and_resumes(world: LibvirtWorld) -> None:
+    host = Host(world.on("host-a"))
+
+    done = world.run_impact(order(EventType.FREEZE, seconds=5), connect=lambda uri: host)
+
+    assert done == ImpactResult(detail="suspended for 5 seconds, and resumed")
+    assert steps(host) == ["suspend", "resume"]
+    assert world.clock.slept == [5 * SECOND]
+    assert world.state() == RUNNING
+
+
+def test_a_freeze_of_unknown_length_takes_nine_seconds(world: LibvirtWorld) -> None:
+    world.run_impact(order(EventType.FREEZE))
+
+    assert world.clock.slept == [9 * SECOND]
+
+
+def test_a_try_after_a_crash_in_the_middle_of_a_freeze_resumes_the_vm(world: LibvirtWorld) -> None:
+    """Whoever suspended it is no more, and nobody else would wake it."""
+    suspend(world.web, guid(1))
+
+    world.run_impact(order(EventType.FREEZE, tries=2))
+
+    assert world.state() == RUNNING
+    assert world.clock.slept == []
+    assert not is_marked(world.web, guid(1))
+
+
+@pytest.mark.parametrize("tries", [1, 2])
+def test_a_vm_that_its_owner_had_suspended_stays_so(world: LibvirtWorld, tries: int) -> None:
+    """A first try that failed before it did anything is no sign that it was us."""
+    world.web.suspend()
+
+    done = world.run_impact(order(EventType.FREEZE, tries=tries))
+
+    assert done.detail == "it was suspended already, and stays so"
+    assert world.state() == PAUSED
+    assert (
+        world.run_impact(order(EventType.REBOOT, tries=tries)).detail
+        == "it was suspended, and stays so"
+    )
+    assert world.state() == PAUSED
+
+
+def test_a_restart_wakes_a_vm_that_was_suspended(world: LibvirtWorld) -> None:
+    world.web.suspend()
+
+    world.run_impact(order(EventType.REBOOT, Cause.RESTART))
+
+    assert world.state() == RUNNING
+
+
+def test_a_vm_that_another_event_had_marked_is_not_ours_to_wake(world: LibvirtWorld) -> None:
+    suspend(world.web, guid(2))
+
+    world.run_impact(order(EventType.FREEZE, tries=2))
+
+    assert world.state() == PAUSED
+
+
+def test_a_freeze_leaves_no_mark_and_no_other_metadata_are_touched(world: LibvirtWorld) -> None:
+    ours = "<f:vm xmlns:f='urn:forewarn:vm:1' scope='web'/>"
+    world.on("host-a").defineXML(domain_xml(metadata=ours))
+    before = world.web.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE)
+
+    world.run_impact(order(EventType.FREEZE))
+
+    assert world.web.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE) == before
+    assert not is_marked(world.web, guid(1))
+
+
+@pytest.mark.parametrize("how", ["limit", "cancel"])
+def test_a_suspend_that_comes_through_when_nobody_waits_any_more_is_undone(
+    world: LibvirtWorld, how: str
+) -> None:
+    """The wake of a try that gives up comes too early, and there may be no other try."""
+    entered, go, awake = threading.Event(), threading.Event(), threading.Event()
+
+    def slow(handle: Any) -> None:
+        entered.set()
+        go.wait(30)
+        handle.suspend()
+
+    def resume(handle: Any) -> None:
+        handle.resume()
+        awake.set()
+
+    async def story() -> None:
+        host = Host(world.on("host-a"), suspend=slow, resume=resume)
+        platform = world.platform(
+            connect=lambda uri: host, call_seconds_max=0.3 if how == "limit" else 30
+        )
+        work = asyncio.create_task(platform.run_impact(order(EventType.FREEZE, tries=3)))
+        await asyncio.to_thread(entered.wait, 30)
+        if how == "cancel":
+            work.cancel()
+        (ended,) = await asyncio.gather(work, return_exceptions=True)
+        assert isinstance(ended, ImpactFailed if how == "limit" else asyncio.CancelledError)
+
+    asyncio.run(story())
+    assert world.state() == RUNNING
+    go.set()
+    assert awake.wait(30)
+    assert world.state() == RUNNING
+
+
+def test_a_freeze_that_is_cancelled_resumes_the_vm(world: LibvirtWorld) -> None:
+    """The service is stopped, or another server has taken over: the VM must not stay frozen."""
+    awake = threading.Event()
+
+    def resume(handle: Any) -> None:
+        handle.resume()
+        awake.set()
+
+    class Endless:
+        now = world.clock.now
+
+        async def sleep_until(self, moment: object) -> None:
+            frozen.set()
+            await asyncio.Event().wait()
+
+    async def story() -> None:
+        host = Host(world.on("host-a"), resume=resume)
+        platform = world.platform(connect=lambda uri: host, clock=Endless())
+        work = asyncio.create_task(platform.run_impact(order(EventType.FREEZE)))
+        await frozen.wait()
+        assert world.state() == PAUSED
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+
+    frozen = asyncio.Event()
+    asyncio.run(story())
+
+    assert awake.wait(30)
+    assert world.state() == RUNNING
+
+
+def test_a_guest_that_agrees_reboots_by_itself(world: LibvirtWorld) -> None:
+    host = Host(
+        world.on("host-a"), reboot=lambda handle: [listener() for listener in host.listeners]
+    )
+
+    done = world.run_impact(order(EventType.REBOOT), connect=lambda uri: host, grace=60)
+
+    assert done.detail == "the guest rebooted by itself"
+    assert steps(host) == ["reboot"]
+
+
+def test_a_guest_that_does_not_react_is_reset_when_its_time_is_over(world: LibvirtWorld) -> None:
+    host = Host(world.on("host-a"), reboot=lambda handle: 0)
+
+    done = world.run_impact(order(EventType.REBOOT), connect=lambda uri: host, grace=60)
+
+    assert done.detail == "the guest did not reboot within 60 seconds: reset"
+    assert steps(host) == ["reboot", "reset"]
+    assert sum(world.clock.slept, 0 * SECOND) == 60 * SECOND
+
+
+def test_a_guest_that_cannot_be_asked_is_reset_at_once(world: LibvirtWorld) -> None:
+    def refuse(handle: Any) -> None:
+        raise refusal(libvirt.VIR_ERR_OPERATION_UNSUPPORTED)
+
+    host = Host(world.on("host-a"), reboot=refuse)
+
+    world.run_impact(order(EventType.REBOOT), connect=lambda uri: host, grace=60)
+
+    assert steps(host) == ["reboot", "reset"]
+    assert world.clock.slept == []
+
+
+def test_a_guest_that_shuts_down_when_asked_to_reboot_is_started_again(world: LibvirtWorld) -> None:
+    host = Host(world.on("host-a"), reboot=lambda handle: handle.shutdown())
+
+    world.run_impact(order(EventType.REBOOT), connect=lambda uri: host, grace=60)
+
+    assert steps(host) == ["reboot", "create"]
+    assert world.state() == RUNNING
+
+
+def test_a_restart_starts_a_vm_that_does_not_run_and_maintenance_does_not(
+    world: LibvirtWorld,
+) -> None:
+    world.web.destroy()
+
+    for tries in (1, 2):
+        world.run_impact(order(EventType.REBOOT, tries=tries))
+        assert world.state() == OFF
+    world.run_impact(order(EventType.REBOOT, Cause.RESTART))
+    assert world.state() == RUNNING
+
+
+def test_a_try_after_a_crash_in_the_middle_of_a_reboot_starts_what_has_shut_down(
+    world: LibvirtWorld,
+) -> None:
+    mark(world.web, guid(1))
+    world.web.shutdown()
+
+    assert world.run_impact(order(EventType.REBOOT, tries=2)).detail == "it did not run: started"
+    assert world.state() == RUNNING
+    assert not is_marked(world.web, guid(1))
+
+
+def test_a_reboot_leaves_no_mark(world: LibvirtWorld) -> None:
+    host = Host(
+        world.on("host-a"), reboot=lambda handle: [listener() for listener in host.listeners]
+    )
+
+    world.run_impact(order(EventType.REBOOT), connect=lambda uri: host, grace=60)
+    assert not is_marked(world.web, guid(1))
+    world.run_impact(order(EventType.REBOOT))
+    assert not is_marked(world.web, guid(1))
+
+
+def test_an_eviction_shuts_the_guest_down_and_keeps_its_definition(world: LibvirtWorld) -> None:
+    host = Host(world.on("host-a"))
+
+    done = world.run_impact(order(EventType.PREEMPT, Cause.EVICTION), connect=lambda uri: host)
+
+    assert done.detail == "the guest shut down by itself"
+    assert steps(host) == ["shutdown"]
+    assert world.state() == OFF
+
+
+def test_a_guest_that_does_not_shut_down_in_time_is_stopped(world: LibvirtWorld) -> None:
+    host = Host(world.on("host-a"), shutdown=lambda handle: 0)
+
+    done = world.run_impact(
+        order(EventType.PREEMPT, Cause.EVICTION), connect=lambda uri: host, grace=30
+    )
+
+    assert done.detail == "the guest did not shut down within 30 seconds: stopped"
+    assert steps(host) == ["shutdown", "destroy"]
+    assert sum(world.clock.slept, 0 * SECOND) == 30 * SECOND
+    assert world.state() == OFF
+
+
+def test_a_deletion_stops_the_vm_and_forgets_it(world: LibvirtWorld) -> None:
+    world.run_impact(order(EventType.TERMINATE, Cause.DELETION))
+
+    assert world.names_on("host-a") == []
+
+
+def test_a_deletion_that_libvirt_refuses_has_failed(world: LibvirtWorld) -> None:
+    def refuse(handle: Any) -> None:
+        raise refusal(libvirt.VIR_ERR_OPERATION_INVALID)
+
+    host = Host(world.on("host-a"), undefineFlags=refuse)
+
+    with pytest.raises(ImpactFailed, match="libvirt of host-a: no"):
+        world.run_impact(order(EventType.TERMINATE, Cause.DELETION), connect=lambda uri: host)
+
+
+def test_what_is_gone_already_is_deleted_already(world: LibvirtWorld) -> None:
+    """The try before this one may have done it, and died before it could tell."""
+    done = world.run_impact(order(EventType.TERMINATE, Cause.DELETION, name="web-9"))
+
+    assert done.detail == "libvirt knows no such domain: there was nothing left to do"
+
+
+def test_a_domain_that_does_not_exist_cannot_be_rebooted(world: LibvirtWorld) -> None:
+    with pytest.raises(
+        ImpactFailed, match="libvirt knows no domain web-9 on any host of the fleet"
+    ):
+        world.run_impact(order(EventType.REBOOT, name="web-9"))
+
+
+def test_a_vm_with_an_id_is_found_by_it_whatever_its_name(world: LibvirtWorld) -> None:
+    world.run_impact(order(EventType.PREEMPT, name="another", vm_id=guid(1).lower()))
+    assert world.state() == OFF
+
+    with pytest.raises(ImpactFailed, match=guid(7).lower()):
+        world.run_impact(order(EventType.REBOOT, vm_id=guid(7).lower()))
+
+
+def test_a_vm_that_stands_on_another_host_than_the_fleet_says_is_found_there(
+    world: LibvirtWorld,
+) -> None:
+    done = world.run_impact(order(EventType.REBOOT, host="host-b"))
+
+    assert done.host == "host-a"
+
+
+def test_a_host_that_nobody_gave_a_uri_for_is_not_asked(world: LibvirtWorld) -> None:
+    libvirts = Libvirts((), call_seconds_max=30, connect=world.connect)
+
+    with pytest.raises(ImpactFailed, match="libvirt_uri says nothing of host 'host-a'"):
+        asyncio.run(libvirts.ask("host-a", lambda connection: connection))
+
+
+def test_a_libvirt_that_hangs_is_a_failed_impact_and_holds_up_nobody(world: LibvirtWorld) -> None:
+    """The second host is served while the first one hangs, time and again."""
+
+    def connect(uri: str) -> Any:
+        if uri == "test:///host-a":
+            threading.Event().wait()
+        return world.connect(uri)
+
+    async def story() -> None:
+        platform = world.platform(connect, call_seconds_max=0.2)
+        world.on("host-b").defineXML(world.web.XMLDesc()).create()
+        hanging = [platform.run_impact(order(EventType.REBOOT)) for _ in range(9)]
+        answers = await asyncio.gather(*hanging, return_exceptions=True)
+        assert {str(answer) for answer in answers} == {
+            "libvirt of host-a did not answer within 0.2 seconds"
+        }
+        assert sum(thread.name == "call-test:///host-a" for thread in threading.enumerate()) == 4
+        await platform.run_impact(order(EventType.REBOOT, host="host-b"))
+
+    asyncio.run(story())
+
+
+def test_a_connection_that_hung_is_not_used_again(world: LibvirtWorld) -> None:
+    class Hung(Host):
+        def isAlive(self) -> bool:
+            return threading.Event().wait()
+
+    connections = [Hung(world.on("host-a")), world.on("host-a")]
+
+    async def story() -> None:
+        libvirts = Libvirts(URIS, call_seconds_max=0.2, connect=lambda uri: connections.pop(0))
+        await libvirts.ask("host-a", lambda connection: connection)
+        with pytest.raises(ImpactFailed, match="did not answer"):
+            await libvirts.ask("host-a", lambda connection: connection)
+        assert await libvirts.ask("host-a", lambda connection: connection) is world.on("host-a")
+
+    asyncio.run(story())

@@ -1,0 +1,215 @@
+"""A fleet from what libvirt tells."""
+
+import pytest
+from msgspec.structs import replace
+
+from forewarn.core.fleet import Instance, Scope, ScopeKind, Vm
+from forewarn.errors import Invalid
+from forewarn.fleetfile.schema import Fleet
+from forewarn.platform.libvirt.fleet_import import Discovered, parse, synced
+
+UUID = "11111111-2222-3333-4444-555555555555"
+METADATA = '<metadata><f:vm xmlns:f="urn:forewarn:vm:1" {}/></metadata>'
+XML = """<domain type='kvm'><name>web-0</name><uuid>11111111-2222-3333-4444-55555555555{number}</uuid>{metadata}
+<devices><interface type='bridge'><mac address='52:54:00:AA:00:01'/></interface>
+<interface type='network'><mac address='52:54:00:aa:00:02'/></interface></devices></domain>"""
+
+
+def parsed(attributes: str = "", leases: dict[str, list[str]] | None = None) -> Discovered:
+    metadata = METADATA.format(attributes) if attributes else ""
+    return parse(
+        XML.format(number=5, metadata=metadata), host="host-a", is_active=True, leases=leases or {}
+    )
+
+
+def found(name: str, **more: object) -> Discovered:
+    made = Discovered(name=name, id=f"id-of-{name}", host="host-a")
+    return replace(made, **more)
+
+
+def shape(fleet: Fleet) -> dict[str, list[str]]:
+    return {scope.name: [f"{vm.name}@{vm.host}" for vm in scope.vms] for scope in fleet.scopes}
+
+
+FLEET = Fleet(
+    scopes=(
+        Scope(
+            name="web",
+            kind=ScopeKind.AVAILABILITY_SET,
+            vms=(Vm(name="web-0", host="host-a", update_domain=3), Vm(name="web-1", host="host-b")),
+        ),
+        Scope(name="db", vms=(Vm(name="db", host="host-a", id="id-of-db"),)),
+    ),
+    hosts=("host-c",),
+)
+
+
+def test_a_domain_tells_its_name_id_mac_and_leased_address() -> None:
+    told = parsed(leases={"52:54:00:aa:00:02": ["fe80::1", "2001:db8::7", "10.0.0.7"]})
+
+    assert told == Discovered(
+        name="web-0", id=UUID, host="host-a", mac="52:54:00:aa:00:01", address="10.0.0.7"
+    )
+
+
+def test_metadata_tell_what_libvirt_does_not_know() -> None:
+    told = parsed('scope="web" kind="scale-set" update-domain="4" fault-domain="1"')
+
+    assert (told.scope, told.kind, told.update_domain, told.fault_domain) == (
+        "web",
+        ScopeKind.SCALE_SET,
+        4,
+        1,
+    )
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        (
+            'kind="herd"',
+            "metadata of domain 'web-0': kind: expected one of vm, cloud-service, .*, got 'herd'",
+        ),
+        ('update-domain="100"', "update-domain: expected a whole number from 0 to 99, got '100'"),
+        ('fault-domain="-1"', "fault-domain: expected a whole number from 0 to 99, got '-1'"),
+        ('fault-domain="²"', "fault-domain: expected a whole number"),
+    ],
+)
+def test_metadata_that_make_no_sense_are_told(attributes: str, message: str) -> None:
+    with pytest.raises(Invalid, match=message):
+        parsed(attributes)
+
+
+def test_a_known_vm_keeps_its_scope_its_domain_and_what_libvirt_does_not_tell() -> None:
+    known = Vm(
+        name="web-0",
+        host="host-b",
+        update_domain=3,
+        address="10.0.0.1",
+        instance=Instance(size="big"),
+    )
+    fleet = Fleet(scopes=(Scope(name="web", kind=ScopeKind.AVAILABILITY_SET, vms=(known,)),))
+
+    (scope,) = synced(fleet, [found("web-0", mac="52:54:00:aa:00:01")], ["host-a"]).scopes
+
+    told = Instance(size="big", mac="52:54:00:aa:00:01")
+    assert scope.vms == (replace(known, host="host-a", id="id-of-web-0", instance=told),)
+
+
+def test_an_unknown_domain_becomes_a_scope_of_its_own() -> None:
+    fleet = synced(FLEET, [found("web-0"), found("db"), found("new")], ["host-a"])
+
+    assert shape(fleet)["new"] == ["new@host-a"]
+    assert fleet.scopes[-1].kind is ScopeKind.VM
+
+
+def test_metadata_put_a_domain_into_a_scope_known_or_new() -> None:
+    fleet = synced(
+        Fleet(),
+        [found("a", scope="web", update_domain=1), found("b", scope="web", update_domain=2)],
+        ["host-a"],
+    )
+
+    (scope,) = fleet.scopes
+    assert (scope.name, scope.kind) == ("web", ScopeKind.AVAILABILITY_SET)
+    assert [(vm.name, vm.update_domain) for vm in scope.vms] == [("a", 1), ("b", 2)]
+
+
+def test_a_domain_whose_metadata_name_another_scope_changes_scopes() -> None:
+    fleet = synced(FLEET, [found("web-0"), found("db", scope="web")], ["host-a"])
+
+    assert shape(fleet) == {"web": ["web-0@host-a", "web-1@host-b", "db@host-a"]}
+
+
+def test_a_vm_leaves_only_if_its_host_was_looked_at() -> None:
+    """Of a host that nobody asked nothing is known."""
+    assert shape(synced(FLEET, [], ["host-a"])) == {"web": ["web-1@host-b"]}
+    assert shape(synced(FLEET, [found("web-0"), found("db")], ["host-a"])) == shape(FLEET)
+
+
+def test_a_vm_that_was_renamed_is_known_by_its_id() -> None:
+    fleet = synced(FLEET, [found("web-0"), found("db-2", id="id-of-db")], ["host-a"])
+
+    assert shape(fleet)["db"] == ["db-2@host-a"]
+
+
+def test_a_domain_that_was_made_anew_with_another_id_is_known_by_its_name() -> None:
+    known = Vm(name="web-0", host="host-a", id="old", update_domain=3)
+    fleet = Fleet(scopes=(Scope(name="web", kind=ScopeKind.AVAILABILITY_SET, vms=(known,)),))
+
+    (scope,) = synced(fleet, [found("web-0", host="host-b")], ["host-a", "host-b"]).scopes
+
+    assert scope.vms == (replace(known, id="id-of-web-0", host="host-b"),)
+
+
+def test_a_vm_of_the_same_name_on_a_host_that_was_not_asked_is_not_lost() -> None:
+    """It may still be there, with the id that the fleet knows."""
+    with pytest.raises(
+        Invalid,
+        match="two VMs would be called 'db': another on host-b and id-of-db on host-a; expected",
+    ):
+        synced(FLEET, [found("db", id="another", host="host-b", scope="web")], ["host-b"])
+
+
+def test_a_new_domain_with_the_old_name_of_one_that_was_renamed_is_another_vm() -> None:
+    domains = [found("db-2", id="id-of-db"), found("db", id="another", scope="db")]
+
+    assert shape(synced(FLEET, [found("web-0"), *domains], ["host-a"]))["db"] == [
+        "db-2@host-a",
+        "db@host-a",
+    ]
+    with pytest.raises(
+        Invalid,
+        match="domain 'db' is in no scope, and its own would be called 'db', which is taken",
+    ):
+        synced(FLEET, [domains[0], found("db", id="another")], ["host-a"])
+
+
+@pytest.mark.parametrize("known", [Fleet(), FLEET])
+@pytest.mark.parametrize("scope", ["", "web"])
+def test_two_domains_of_one_name_are_refused_and_both_are_named(scope: str, known: Fleet) -> None:
+    two = [
+        found("web-0", id="one", scope=scope),
+        found("web-0", id="other", host="host-b", scope=scope),
+    ]
+
+    with pytest.raises(
+        Invalid,
+        match="two VMs would be called 'web-0': one on host-a and other on host-b; expected",
+    ):
+        synced(known, two, ["host-a", "host-b"])
+
+
+def test_two_kinds_for_one_scope_are_refused_and_both_are_named() -> None:
+    two = [
+        found("a", scope="web", kind=ScopeKind.SCALE_SET),
+        found("b", scope="web", kind=ScopeKind.CLOUD_SERVICE),
+    ]
+
+    message = "scope 'web' is called scale-set by domain 'a' and cloud-service by domain 'b'; expected one kind"
+    with pytest.raises(Invalid, match=message):
+        synced(Fleet(), two, ["host-a"])
+    (scope,) = synced(Fleet(), [two[0], found("b", scope="web")], ["host-a"]).scopes
+    assert scope.kind is ScopeKind.SCALE_SET
+
+
+def test_a_domain_that_is_defined_twice_counts_where_it_runs() -> None:
+    copies = [found("web-0", is_active=False), found("web-0", host="host-b")]
+
+    assert "web-0@host-b" in shape(synced(FLEET, copies, ["host-a", "host-b"]))["web"]
+    assert "web-0@host-b" in shape(synced(FLEET, copies[::-1], ["host-a", "host-b"]))["web"]
+
+
+def test_a_domain_can_be_left_out_by_its_metadata() -> None:
+    assert shape(synced(Fleet(), [parsed('ignore="yes"')], ["host-a"])) == {}
+
+
+def test_the_hosts_that_were_looked_at_are_known_from_then_on() -> None:
+    assert synced(FLEET, [], ["host-c", "host-z"]).hosts == ("host-c", "host-z")
+
+
+def test_doing_it_again_changes_nothing() -> None:
+    domains = [found("web-0", scope="web"), found("db"), found("new", address="10.0.0.9")]
+    once = synced(FLEET, domains, ["host-a"])
+
+    assert synced(once, domains, ["host-a"]) == once

@@ -1,0 +1,259 @@
+"""What a test holds of a lab: which call gives which event, and what can be learned of it and done
+with it.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import timedelta
+
+import pytest
+
+from forewarn.errors import Error, Invalid, WrongStatus
+from forewarn.testing.lab import Lab
+from forewarn.testing.objects import LabEvent, LabVm
+from tests.builders import MINUTE, NOON, SECOND
+from tests.unit.testing.caller import Caller
+
+EVENTS = {
+    "freeze": ("Freeze", "Platform", "Scheduled", 15 * MINUTE, 9),
+    "live_migrate": ("Freeze", "Platform", "Scheduled", 15 * MINUTE, 5),
+    "reboot": ("Reboot", "Platform", "Scheduled", 15 * MINUTE, -1),
+    "redeploy": ("Redeploy", "Platform", "Scheduled", 10 * MINUTE, -1),
+    "preempt": ("Preempt", "Platform", "Scheduled", 30 * SECOND, -1),
+    "degrade": ("Redeploy", "Platform", "Scheduled", timedelta(days=7), -1),
+    "fail": ("Reboot", "Platform", "Started", timedelta(0), -1),
+    "terminate": ("Terminate", "User", "Scheduled", 5 * MINUTE, -1),
+    "user_restart": ("Reboot", "User", "Scheduled", 15 * MINUTE, -1),
+    "user_redeploy": ("Redeploy", "User", "Scheduled", 10 * MINUTE, -1),
+}
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    with Lab(start=NOON) as lab:
+        yield lab
+
+
+@pytest.fixture
+def vm(lab: Lab) -> LabVm:
+    return lab.vm("web-0")
+
+
+@pytest.mark.parametrize("call", EVENTS)
+def test_each_call_gives_its_event_with_its_notice(vm: LabVm, call: str) -> None:
+    """PROTOCOL 6.2, and what the endpoint shows of it."""
+    event = getattr(vm, call)()
+
+    shown = Caller(vm.url).events()
+    assert (
+        event.type,
+        event.source,
+        event.status,
+        event.not_before - NOON,
+        shown[0]["DurationInSeconds"],
+    ) == EVENTS[call]
+    assert (shown[0]["EventId"], shown[0]["EventType"], shown[0]["EventSource"]) == (
+        event.id,
+        event.type,
+        event.source,
+    )
+    assert (shown[0]["Resources"], shown[0]["Description"]) == (["web-0"], event.description)
+
+
+def test_a_live_migration_says_so_in_its_description(vm: LabVm) -> None:
+    told = [event.description for event in (vm.freeze(), vm.live_migrate())]
+
+    assert told == [
+        "Host server is undergoing maintenance.",
+        "Virtual machine is being paused because of a memory-preserving Live Migration operation.",
+    ]
+
+
+@pytest.mark.parametrize("call", [name for name in EVENTS if name != "fail"])
+def test_more_notice_may_be_given(vm: LabVm, call: str) -> None:
+    later = NOON + timedelta(days=9)
+
+    assert getattr(vm, call)(not_before=later).not_before == later
+
+
+def test_an_event_starts_at_not_before_ends_in_its_time_and_is_over(lab: Lab, vm: LabVm) -> None:
+    event = vm.reboot()
+
+    lab.advance(15 * MINUTE - SECOND)
+    assert (event.status, event.is_over) == ("Scheduled", False)
+    lab.advance(seconds=1)
+    assert (event.status, event.is_over) == ("Started", False)
+    lab.advance(minutes=10)
+    assert (event.status, event.is_over) == ("Completed", True)
+    assert (event.approved_by, event.approved_at, event.approvals) == (None, None, ())
+
+
+def test_an_approval_is_told_with_its_vm_and_its_moment(lab: Lab, vm: LabVm) -> None:
+    event = vm.reboot()
+    lab.advance(minutes=3)
+
+    assert Caller(vm.url).approve(event.id) == 200
+    assert Caller(vm.url).approve(event.id) == 200
+
+    assert (event.status, event.approved_by, event.approved_at) == (
+        "Started",
+        "web-0",
+        NOON + 3 * MINUTE,
+    )
+    assert [(one.at, one.by, one.event_id) for one in lab.approvals] == [
+        (NOON + 3 * MINUTE, "web-0", event.id)
+    ]
+
+
+def test_another_vms_approval_is_told_as_that_vms(lab: Lab, vm: LabVm) -> None:
+    """Any VM of a set may approve for all; a test wants to know which did."""
+    event = vm.reboot()
+    Caller(lab.vm("web-1").url).approve(event.id)
+
+    assert event.approved_by == "web-1"
+
+
+@pytest.mark.parametrize("name", ["operator", "policy"])
+def test_a_vm_named_like_another_approver_is_still_a_vm(lab: Lab, name: str) -> None:
+    """Both are legal names of a VM, and the list of approvals holds names only."""
+    vm = lab.vm(name)
+    event = vm.reboot()
+    lab.advance(minutes=3)
+    Caller(vm.url).approve(event.id)
+
+    assert (event.approved_by, event.approved_at, event.approvals) == (
+        name,
+        NOON + 3 * MINUTE,
+        (name,),
+    )
+    assert [(one.by, one.vm) for one in lab.approvals] == [(name, name)]
+
+
+def test_an_operators_approval_is_not_that_of_a_vm_named_operator(lab: Lab) -> None:
+    event = lab.vm("operator").reboot()
+    event.approve()
+
+    assert (event.approved_by, event.approved_at, event.approvals) == (None, None, ("operator",))
+    assert [(one.by, one.vm) for one in lab.approvals] == [("operator", "")]
+
+
+def test_what_the_test_approves_itself_is_no_vms_word(vm: LabVm) -> None:
+    event = vm.reboot()
+    event.approve()
+
+    assert (event.status, event.approved_by, event.approved_at, event.approvals) == (
+        "Started",
+        None,
+        None,
+        ("operator",),
+    )
+
+
+def test_a_test_may_speak_for_a_vm(vm: LabVm) -> None:
+    event = vm.reboot()
+    event.approve("web-0")
+
+    assert event.approved_by == "web-0"
+
+
+def test_a_canceled_event_is_over_and_gone(vm: LabVm) -> None:
+    event = vm.freeze()
+    event.cancel()
+
+    assert (event.status, event.is_over) == ("Canceled", True)
+    assert Caller(vm.url).events() == []
+
+
+def test_a_started_event_can_be_completed_and_a_scheduled_one_cannot(vm: LabVm) -> None:
+    event = vm.freeze(duration_seconds=30)
+    with pytest.raises(WrongStatus):
+        event.complete()
+    event.approve()
+    event.complete()
+
+    assert event.status == "Completed"
+    with pytest.raises(Error, match="is over"):
+        event.cancel()
+
+
+def test_an_extended_event_starts_later(lab: Lab, vm: LabVm) -> None:
+    event = vm.reboot()
+    event.extend(minutes=30)
+    lab.advance(minutes=44)
+
+    assert (event.not_before, event.status) == (NOON + 45 * MINUTE, "Scheduled")
+    lab.advance(minutes=1)
+    assert event.status == "Started"
+
+
+def waiting(event: LabEvent, status: str) -> threading.Thread:
+    """Somebody who waits, for as long as it takes."""
+
+    def wait() -> None:
+        with suppress(AssertionError):
+            event.wait_for(status, seconds=600)
+
+    waiter = threading.Thread(target=wait, daemon=True)
+    waiter.start()
+    return waiter
+
+
+def test_waiting_ends_when_the_status_comes(vm: LabVm) -> None:
+    event = vm.reboot()
+    waiter = waiting(event, "Started")
+    Caller(vm.url).approve(event.id)
+    waiter.join(10)
+
+    assert not waiter.is_alive()
+
+
+def test_waiting_ends_when_the_status_can_no_more_come(vm: LabVm) -> None:
+    event = vm.reboot()
+    waiter = waiting(event, "Started")
+    event.cancel()
+    waiter.join(10)
+
+    assert not waiter.is_alive()
+
+
+def test_waiting_for_what_has_been_ends_at_once(lab: Lab, vm: LabVm) -> None:
+    event = vm.reboot()
+    event.wait_for("Scheduled")
+    lab.advance(hours=1)
+
+    event.wait_for("Scheduled", seconds=0)
+    event.wait_for("Started", seconds=0)
+    event.wait_for("Completed", seconds=0)
+
+
+def test_waiting_for_what_does_not_come_fails_in_words(vm: LabVm) -> None:
+    event = vm.reboot()
+    with pytest.raises(
+        AssertionError,
+        match=r"waited for Started, but <Reboot .* of web-0: Scheduled, .*> is still so after 0.01 s",
+    ):
+        event.wait_for("Started", seconds=0.01)
+    event.cancel()
+    with pytest.raises(
+        AssertionError, match=r"waited for Started, but <Reboot .* of web-0: Canceled, .*> is over"
+    ):
+        event.wait_for("Started")
+    with pytest.raises(
+        Invalid, match="there is no status 'Done'; it is one of Scheduled, Started, Completed"
+    ):
+        event.wait_for("Done")
+
+
+def test_an_event_reads_well_in_a_failed_assertion(vm: LabVm) -> None:
+    event = vm.reboot()
+    assert repr(event) == f"<Reboot {event.id[:8]} of web-0: Scheduled, approved by nobody>"
+    event.approve("web-0")
+    assert repr(event) == f"<Reboot {event.id[:8]} of web-0: Started, approved by web-0>"
+
+
+def test_the_same_event_is_equal_however_it_was_found(lab: Lab, vm: LabVm) -> None:
+    event = vm.reboot()
+
+    assert vm.events == lab.events == [event]
+    assert (lab.vm("web-0"), lab.host("host-0")) == (vm, vm.host)

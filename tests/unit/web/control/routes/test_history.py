@@ -1,0 +1,111 @@
+"""The history over the control API."""
+
+import pytest
+
+from tests.unit.web.control_world import PLAIN_FLEET, World, story
+
+EVENT = "00000000-0000-4000-8000-000000000009"
+
+
+def test_the_history_tells_when_who_what_and_why_the_newest_first() -> None:
+    async def tell(world: World) -> None:
+        await world.told("POST", "/api/v1/vms/web-0/restart")
+        await world.told("POST", f"/api/v1/events/{EVENT}/approve")
+        answer = await world.told("GET", "/api/v1/history?limit=3")
+
+        started, approved, scheduled = answer["history"]
+        assert [one["what"] for one in (started, approved, scheduled)] == [
+            "started",
+            "approved",
+            "scheduled",
+        ]
+        assert answer["next"]
+        assert (approved["by"], approved["detail"]) == ("operator", "operator")
+        assert scheduled == {
+            "number": scheduled["number"],
+            "at": "2030-01-31T12:00:00Z",
+            "by": "operator",
+            "what": "scheduled",
+            "scope": "web",
+            "event": EVENT,
+            "type": "Reboot",
+            "cause": "user-restart",
+            "resources": ["web-0"],
+            "vm": "",
+            "host": "host-a",
+            "host_before": "",
+            "not_before": "2030-01-31T12:15:00Z",
+            "description": "Virtual machine is going to be restarted as requested by authorized user.",
+            "detail": "Reboot of web-0",
+        }
+
+    story(tell, PLAIN_FLEET)
+
+
+@pytest.mark.parametrize(
+    ("query", "count"),
+    [
+        ("vm=web-0", 2),
+        ("scope=shop", 3),
+        ("host=host-b", 2),
+        ("host=host-b&scope=web", 1),
+        (f"event={EVENT}", 1),
+        (f"event={EVENT.lower()}", 1),
+        ("what=enabled", 2),
+        ("since=2030-01-31T12:00:00Z", 7),
+        ("since=2030-01-31T13:00:00%2B01:00&until=2030-01-31T12:00:01Z", 7),
+        ("until=2030-01-31T12:00:00Z", 0),
+        ("vm=absent", 0),
+    ],
+)
+def test_it_is_searched_by_vm_scope_host_event_change_and_time(query: str, count: int) -> None:
+    async def tell(world: World) -> None:
+        await world.told("POST", "/api/v1/vms/web-0/restart")
+
+        assert len((await world.told("GET", f"/api/v1/history?{query}"))["history"]) == count
+
+    story(tell, PLAIN_FLEET)
+
+
+def test_pages_go_on_by_their_cursors_to_the_end() -> None:
+    async def tell(world: World) -> None:
+        numbers, cursor = [], ""
+        while cursor is not None:
+            page = await world.told(
+                "GET", f"/api/v1/history?limit=2{cursor and f'&cursor={cursor}'}"
+            )
+            numbers += [one["number"] for one in page["history"]]
+            cursor = page["next"]
+
+        assert numbers == [6, 5, 4, 3, 2, 1]
+
+    story(tell, PLAIN_FLEET)
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("what=statred", "what: expected one of ordered, scheduled"),
+        (
+            "since=yesterday",
+            "since: expected a moment such as 2030-01-31T12:00:00Z, got 'yesterday'",
+        ),
+        ("since=2030-01-31T12:00:00", "since: expected a moment"),
+        ("until=9999-12-31T23:59:59-12:00", "until: expected a moment"),
+        ("cursor=7", "cursor: expected the `next` of an earlier answer"),
+        ("cursor=WyJ4Il0", "cursor: expected the `next` of an earlier answer"),
+        ("limit=0", "limit"),
+        ("limit=1001", "limit"),
+        ("vms=web-0", "unknown query parameter 'vms'"),
+    ],
+)
+def test_a_question_that_makes_no_sense_is_refused_with_what_would(
+    query: str, message: str
+) -> None:
+    async def tell(world: World) -> None:
+        status, code, said = await world.refused("GET", f"/api/v1/history?{query}")
+
+        assert (status, code) == (400, "invalid")
+        assert message in said
+
+    story(tell, PLAIN_FLEET)

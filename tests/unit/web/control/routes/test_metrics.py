@@ -1,0 +1,173 @@
+"""What Prometheus reads: the numbers are those of what really happened, and nobody outside can make
+up a label.
+"""
+
+from typing import Any
+
+import httpx
+import pytest
+from litestar import Litestar
+from prometheus_client.parser import text_string_to_metric_families
+
+from forewarn.core.change import ChangeKind
+from forewarn.core.command import Approve, Cancel, Claim, Finish, Seen, Tick
+from forewarn.core.event import EventType
+from forewarn.engine.engine import Engine
+from forewarn.errors import StoreLost
+from forewarn.web.control.routes.metrics import route
+from forewarn.web.http.connection import Limits
+from forewarn.web.metadata.fast_path import Polls
+from tests.builders import MINUTE, NOON, SECOND, vm
+from tests.unit.web.guest import BY_ADDRESS, EVENT_ID, EVENTS, TRUE, Guest, run
+
+Numbers = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+async def read(guest: Guest) -> Numbers:
+    polls = Polls(guest.engine, BY_ADDRESS, Limits())
+    app: Any = Litestar(
+        [route(guest.engine, guest.application, polls)], openapi_config=None, logging_config=None
+    )
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://test"
+    ) as client:
+        answer = await client.get("/metrics")
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    families = text_string_to_metric_families(answer.text)
+    return {
+        (one.name, frozenset(one.labels.items())): one.value
+        for family in families
+        for one in family.samples
+    }
+
+
+def number(numbers: Numbers, name: str, **labels: str) -> float:
+    return numbers.get((name, frozenset(labels.items())), 0.0)
+
+
+def test_an_event_is_counted_from_its_announcement_to_its_end() -> None:
+    async def telling(guest: Guest) -> None:
+        await guest.call(EVENTS, TRUE)
+        await guest.restart()
+        before = await read(guest)
+        assert number(before, "forewarn_events", type="Reboot", status="Scheduled") == 1
+        await guest.clock.advance(4 * MINUTE)
+        await guest.engine.submit("web", Approve(event_ids=(EVENT_ID,), vm="web-1"), by="vm web-1")
+        await guest.engine.submit("web", Claim(event_id=EVENT_ID, vm="web-0", worker="w"), by="w")
+        await guest.engine.submit(
+            "web", Finish(event_id=EVENT_ID, vm="web-0", worker="w", tries=1, problem="no"), by="w"
+        )
+        await guest.clock.advance(5 * SECOND)
+        await guest.engine.submit("web", Claim(event_id=EVENT_ID, vm="web-0", worker="w"), by="w")
+        await guest.engine.submit(
+            "web", Finish(event_id=EVENT_ID, vm="web-0", worker="w", tries=2), by="w"
+        )
+        after = await read(guest)
+        assert not [name for name, _ in after if name == "forewarn_events"]
+        assert number(before, "forewarn_event_changes_total", type="Reboot", change="failed") == 0
+        assert (
+            "forewarn_event_changes_total",
+            frozenset({"type": "Reboot", "change": "failed"}.items()),
+        ) in before
+        for change in ("scheduled", "started", "completed"):
+            assert number(after, "forewarn_event_changes_total", type="Reboot", change=change) == 1
+        assert number(after, "forewarn_approvals_total", by="vm") == 1
+        assert number(after, "forewarn_notice_seconds_sum", type="Reboot") == 240
+        assert number(after, "forewarn_approval_seconds_bucket", type="Reboot", le="300") == 1
+        assert number(after, "forewarn_approval_seconds_bucket", type="Reboot", le="120") == 0
+        assert number(after, "forewarn_impacts_total", type="Reboot", result="done") == 1
+        assert number(after, "forewarn_impacts_total", type="Reboot", result="failed") == 1
+        assert number(after, "forewarn_commit_seconds_count") > 5
+
+    run(telling)
+
+
+def test_an_approval_by_a_vm_named_operator_counts_as_one_of_a_vm() -> None:
+    """A legal name: the label says what kind of approver it was, not what it is called."""
+
+    async def telling(guest: Guest) -> None:
+        await guest.enrol("odd", vm("operator"))
+        await guest.engine.submit("odd", Seen(), by="poll")
+        await guest.restart("operator", "odd")
+        await guest.engine.submit(
+            "odd", Approve(event_ids=(EVENT_ID,), vm="operator"), by="vm operator"
+        )
+        numbers = await read(guest)
+        assert number(numbers, "forewarn_approvals_total", by="vm") == 1
+        assert number(numbers, "forewarn_approvals_total", by="operator") == 0
+
+    run(telling)
+
+
+def test_requests_are_counted_by_what_they_ask_and_how_they_were_answered() -> None:
+    async def telling(guest: Guest) -> None:
+        for _ in range(3):
+            await guest.call(EVENTS, TRUE)
+        await guest.call(EVENTS)
+        await guest.call("/metadata/instance?api-version=2021-02-01", TRUE)
+        for made_up in range(20):
+            await guest.call(f"/metadata/{made_up}", TRUE)
+        numbers = await read(guest)
+        assert number(numbers, "forewarn_requests_total", kind="document", status="200") == 3
+        assert number(numbers, "forewarn_requests_total", kind="document", status="400") == 1
+        assert number(numbers, "forewarn_requests_total", kind="instance", status="200") == 1
+        assert number(numbers, "forewarn_requests_total", kind="other", status="404") == 20
+        assert (
+            len([name for name, _ in numbers if name == "forewarn_requests_total"]) == 5
+        )  # with 304, which is always there
+
+    run(telling)
+
+
+def test_no_event_id_and_no_name_of_a_vm_stands_in_a_label() -> None:
+    async def telling(guest: Guest) -> None:
+        await guest.call(EVENTS, TRUE)
+        await guest.restart()
+        await guest.engine.submit("web", Tick(), by="clock")
+        labels = {value for _, labels in await read(guest) for _, value in labels}
+        assert not labels & {EVENT_ID, "web-0", "web-1", "web"}
+
+    run(telling)
+
+
+def test_another_servers_clock_that_is_ahead_is_seen_by_its_stamps() -> None:
+    async def telling(guest: Guest) -> None:
+        await guest.call(EVENTS, TRUE)
+        assert number(await read(guest), "forewarn_clock_skew_seconds") == 0
+        scope = guest.engine.board.scopes["web"].scope
+        guest.engine.metrics.compare(scope, NOON - 7 * SECOND)
+        assert number(await read(guest), "forewarn_clock_skew_seconds") == 7
+
+    run(telling)
+
+
+def test_what_another_server_announced_is_counted_by_who_tells_its_end() -> None:
+    """Of two servers on a store one may announce an event and the other cancel it."""
+
+    async def telling(guest: Guest) -> None:
+        await guest.call(EVENTS, TRUE)
+        await guest.restart()
+        other = Engine(guest.store, guest.clock, guest.engine.timing)
+        await other.load()
+        await other.submit("web", Cancel(event_id=EVENT_ID), by="test")
+        assert other.metrics.events[EventType.REBOOT, ChangeKind.CANCELED] == 1
+
+    run(telling)
+
+
+def test_a_server_whose_store_takes_no_commit_says_that_it_cannot_serve() -> None:
+    """What has been read can still be shown, but nothing new can be announced."""
+
+    async def telling(guest: Guest) -> None:
+        await guest.call(EVENTS, TRUE)
+        guest.engine.is_ready = True
+        guest.store.is_lost = True
+        with pytest.raises(StoreLost):
+            await guest.restart()
+        assert not guest.engine.can_serve
+        assert number(await read(guest), "forewarn_ready") == 0
+        guest.store.is_lost = False
+        await guest.restart()
+        assert guest.engine.can_serve
+
+    run(telling)

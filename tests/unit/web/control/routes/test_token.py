@@ -1,0 +1,405 @@
+"""Who may call the control API: tokens over the real engine, role by role, and what becomes of
+those that are none.
+"""
+
+import asyncio
+import logging
+from datetime import timedelta
+from typing import Any
+
+import httpx
+import pytest
+
+from forewarn.auth.token import Role
+from forewarn.engine.engine import Engine
+from forewarn.engine.entry import decode
+from forewarn.web.control.routes.fleet import app
+from tests.unit.web.control_world import World, calling, story
+
+SECRET = "5ec4e7" + "0" * 58
+ADMIN = {"authorization": f"Bearer fw_root_{SECRET}"}
+
+
+async def token(world: World, name: str, role: str, **more: Any) -> dict[str, str]:
+    """A new token, as the header that shows it."""
+    answer = await world.told(
+        "POST", "/api/v1/tokens", json={"name": name, "role": role, **more}, headers=ADMIN
+    )
+    return {"authorization": f"Bearer {answer['text']}"}
+
+
+async def with_admin(world: World) -> None:
+    await world.engine.tokens.create("root", Role.ADMIN, secret=SECRET, by="test")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "needs"),
+    [
+        ("GET", "/api/v1/vms", "viewer"),
+        ("GET", "/api/v1/fleet", "viewer"),
+        ("HEAD", "/api/v1/events", "viewer"),
+        ("POST", "/api/v1/vms/web-0/restart", "operator"),
+        ("POST", "/api/v1/hosts/host-a/fail", "operator"),
+        ("PUT", "/api/v1/fleet?dry_run=true", "operator"),
+        ("PUT", "/api/v1/fleet", "admin"),
+        ("GET", "/api/v1/tokens", "admin"),
+        ("POST", "/api/v1/tokens", "admin"),
+        ("DELETE", "/api/v1/tokens/viewer", "admin"),
+    ],
+)
+def test_each_role_may_do_its_part_and_no_more(method: str, path: str, needs: str) -> None:
+    """The table of docs/security.md, request by request."""
+
+    async def tell(world: World) -> None:
+        await with_admin(world)
+        roles = ["viewer", "operator", "admin"]
+        holders = {role: await token(world, role, role) for role in roles}
+
+        answers = {
+            role: (await world.ask(method, path, headers=holders[role])).status_code
+            for role in roles
+        }
+
+        assert [answers[role] == 403 for role in roles] == [
+            roles.index(role) < roles.index(needs) for role in roles
+        ], answers
+
+    story(tell)
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        {},
+        {"authorization": "Basic cm9vdDpyb290"},
+        {"authorization": "Bearer"},
+        {"authorization": "Bearer fw_root_" + "0" * 64},
+        {"authorization": "Bearer fw_nobody_" + SECRET},
+        {"authorization": f"Bearer fw_root_{SECRET}0"},
+        {"authorization": f"Bearer fw_root_{SECRET.upper()}"},
+        {"authorization": SECRET},
+        {"authorization": "Bearer \u00e9".encode("latin-1").decode("latin-1")},
+    ],
+)
+def test_once_there_are_tokens_nobody_comes_in_without_one(shown: dict[str, str]) -> None:
+    """Loopback is not enough any more: other users of the machine reach it too.
+
+    The answer never tells what was wrong.
+    """
+
+    async def tell(world: World) -> None:
+        await with_admin(world)
+        response = await world.client.get(
+            "/api/v1/vms", headers=[(k.encode(), v.encode("latin-1")) for k, v in shown.items()]
+        )
+
+        assert (response.status_code, response.json()["error"]) == (401, "unauthorized")
+        assert response.headers["www-authenticate"] == 'Bearer realm="forewarn"'
+        assert "Authorization: Bearer TOKEN" in response.json()["message"]
+
+    story(tell)
+
+
+@pytest.mark.parametrize("path", ["/", "/healthz", "/api/openapi.json", "/api/docs"])
+def test_health_and_what_is_the_same_for_everybody_needs_no_token(path: str) -> None:
+    """A load balancer has none, and a browser cannot show one before it has a page."""
+
+    async def tell(world: World) -> None:
+        await with_admin(world)
+        assert (await world.ask("GET", path)).status_code == 200
+
+    story(tell)
+
+
+def test_every_other_path_needs_one() -> None:
+    """What somebody adds tomorrow is closed unless they open it."""
+
+    async def tell(world: World) -> None:
+        await with_admin(world)
+        described = await world.told("GET", "/api/openapi.json")
+        for path, item in described["paths"].items():
+            for verb, operation in item.items():
+                where = path.replace("{", "").replace("}", "")
+                status = (await world.ask(verb.upper(), where)).status_code
+                is_open = operation["security"] == []
+                assert (status != 401) == is_open, f"{verb} {path}"
+                assert is_open == (path in ("/", "/healthz", "/readyz")), path
+
+    story(tell)
+
+
+def test_a_token_that_came_without_being_asked_for_is_not_looked_at() -> None:
+    """FOREWARN_TOKEN may be set for another service."""
+
+    async def tell(world: World) -> None:
+        assert (
+            await world.ask("GET", "/api/v1/vms", headers={"authorization": "Bearer old"})
+        ).status_code == 200
+        assert world.engine.tokens.refused_count == 0
+
+    story(tell)
+
+
+def test_beyond_loopback_nobody_is_let_in_even_if_the_last_token_is_revoked() -> None:
+    """The door was opened to the world for those with tokens; no tokens must never mean everybody."""
+
+    async def tell(world: World) -> None:
+        await with_admin(world)
+        await world.engine.tokens.revoke("root", by="test")
+        async with calling(
+            app(world.operations, world.engine, host="0.0.0.0", delay_seconds=0)
+        ) as outside:
+            assert (
+                await outside.get("/api/v1/vms", headers={"host": "ops.example"})
+            ).status_code == 401
+            assert (await outside.get("/api/v1/vms", headers=ADMIN)).status_code == 401
+            assert (
+                await outside.get("/healthz", headers={"host": "10.1.2.3:8081"})
+            ).status_code == 200
+
+    story(tell)
+
+
+def test_whoever_shows_a_token_may_call_us_by_any_name() -> None:
+    """Host is checked against pages that were lured here (DNS rebinding), and those have no token."""
+
+    async def tell(world: World) -> None:
+        await with_admin(world)
+        assert (
+            await world.ask("GET", "/api/v1/vms", headers=ADMIN | {"host": "ops.example"})
+        ).status_code == 200
+        assert (
+            await world.ask("GET", "/api/v1/vms", headers={"host": "ops.example"})
+        ).status_code == 403
+        strange = ADMIN | {"origin": "http://evil.example"}
+        assert (
+            await world.ask("POST", "/api/v1/vms/web-0/restart", headers=strange)
+        ).status_code == 403
+
+    story(tell)
+
+
+def test_the_history_names_the_token() -> None:
+    """Who did it, not from which address."""
+
+    async def tell(world: World) -> None:
+        await world.told("POST", "/api/v1/vms/web-1/restart")
+        await with_admin(world)
+        holder = await token(world, "ci-7", "operator")
+        await world.told("POST", "/api/v1/vms/web-0/restart", headers=holder)
+
+        notes = [decode(note.body) for note in await world.engine.store.history()]
+
+        assert [(note.by, str(note.change.what), note.change.detail) for note in notes[-4:]] == [
+            ("operator", "scheduled", "Reboot of web-1"),
+            ("test", "token-created", "root (admin)"),
+            ("token root", "token-created", "ci-7 (operator)"),
+            ("token ci-7", "scheduled", "Reboot of web-0"),
+        ]
+
+    story(tell)
+
+
+def test_a_token_is_told_once_and_kept_as_a_digest() -> None:
+    """Whoever reads the store, the list, or a backup, has no token."""
+
+    async def tell(world: World) -> None:
+        await with_admin(world)
+        key = {"idempotency-key": "k1"}
+        said = {"name": "ci", "role": "operator", "expires": "12h"}
+        answer = await world.told("POST", "/api/v1/tokens", json=said, headers=ADMIN | key)
+        secret = answer["text"].removeprefix("fw_ci_")
+
+        listed = await world.told("GET", "/api/v1/tokens", headers=ADMIN)
+        stored = b"".join(one.value or b"" for one in (await world.engine.store.load()).records)
+
+        assert len(secret) == 64
+        assert secret.encode() not in stored
+        assert secret not in str(listed)
+        assert [(one["name"], one["role"], one["expires_at"]) for one in listed["tokens"]] == [
+            ("ci", "operator", "2030-02-01T00:00:00Z"),
+            ("root", "admin", None),
+        ]
+
+    story(tell)
+
+
+def test_a_token_ends_when_it_expires_and_still_keeps_the_door_shut() -> None:
+    """One second early it is good.
+
+    When all have expired, nobody may come in: time opens no door.
+    """
+
+    async def tell(world: World) -> None:
+        await world.told(
+            "POST", "/api/v1/tokens", json={"name": "root", "role": "admin", "expires": "60s"}
+        )
+        text = (
+            await world.engine.tokens.create(
+                "short", Role.VIEWER, secret=SECRET, by="t", expires_in=timedelta(minutes=1)
+            )
+        )[1]
+        holder = {"authorization": f"Bearer {text}"}
+
+        await world.clock.advance(timedelta(seconds=59))
+        assert (await world.ask("GET", "/api/v1/vms", headers=holder)).status_code == 200
+        await world.clock.advance(timedelta(seconds=1))
+        assert (await world.ask("GET", "/api/v1/vms", headers=holder)).status_code == 401
+        assert (await world.ask("GET", "/api/v1/vms")).status_code == 401
+
+    story(tell)
+
+
+def test_a_revoked_token_is_none_from_that_moment_on() -> None:
+    """Somebody has left, or a laptop was stolen."""
+
+    async def tell(world: World) -> None:
+        await with_admin(world)
+        holder = await token(world, "ci", "viewer")
+        assert (await world.ask("GET", "/api/v1/vms", headers=holder)).status_code == 200
+        await world.told("DELETE", "/api/v1/tokens/ci", headers=ADMIN)
+        assert (await world.ask("GET", "/api/v1/vms", headers=holder)).status_code == 401
+
+    story(tell)
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "message"),
+    [
+        (
+            {"name": "CI", "role": "viewer"},
+            400,
+            "name: expected 1 to 63 of a-z, 0-9 and -, got 'CI'",
+        ),
+        ({"name": "", "role": "viewer"}, 400, "name: expected 1 to 63 of a-z, 0-9 and -, got ''"),
+        ({"name": "a" * 64, "role": "viewer"}, 400, "name: expected 1 to 63 of a-z"),
+        ({"name": "a/b", "role": "viewer"}, 400, "name: expected 1 to 63 of a-z"),
+        (
+            {"name": "ci", "role": "owner"},
+            400,
+            "body.role: Invalid enum value 'owner'; expected one of viewer, operator, admin",
+        ),
+        (
+            {"name": "ci", "role": "viewer", "expires": "soon"},
+            400,
+            "body.expires: expected a time such as 90s",
+        ),
+        (
+            {"name": "ci", "role": "viewer", "expires": "0s"},
+            400,
+            "expires: expected at most 3660 days from now",
+        ),
+        (
+            {"name": "ci", "role": "viewer", "expires": "9999d"},
+            400,
+            "expires: expected at most 3660 days from now",
+        ),
+        ({"name": "root", "role": "viewer"}, 409, "there is a token 'root' already"),
+    ],
+)
+def test_a_token_that_cannot_be_is_refused(said: dict[str, str], status: int, message: str) -> None:
+    """The name stands in keys, logs and the token itself; a second one of a name would hide the
+    first.
+    """
+
+    async def tell(world: World) -> None:
+        await with_admin(world)
+        refused = await world.refused("POST", "/api/v1/tokens", json=said, headers=ADMIN)
+        assert refused[0] == status
+        assert refused[2].startswith(message)
+
+    story(tell)
+
+
+def test_the_first_token_is_an_admins_and_the_last_admin_goes_last() -> None:
+    """Otherwise one command would lock everybody out."""
+
+    async def tell(world: World) -> None:
+        status, code, _ = await world.refused(
+            "POST", "/api/v1/tokens", json={"name": "ci", "role": "viewer"}
+        )
+        assert (status, code) == (409, "refused")
+        await with_admin(world)
+        await token(world, "ci", "viewer")
+
+        assert (await world.refused("DELETE", "/api/v1/tokens/root", headers=ADMIN))[:2] == (
+            409,
+            "refused",
+        )
+        assert (await world.refused("DELETE", "/api/v1/tokens/nobody", headers=ADMIN))[:2] == (
+            404,
+            "unknown_token",
+        )
+        await world.told("DELETE", "/api/v1/tokens/ci", headers=ADMIN)
+        await world.told("DELETE", "/api/v1/tokens/root", headers=ADMIN)
+        assert (await world.ask("GET", "/api/v1/vms")).status_code == 200
+
+    story(tell)
+
+
+def test_bad_tokens_are_slowed_and_counted_and_too_many_are_turned_away() -> None:
+    """Trying is slow and seen; who tries in a flood does not even hold a connection open.
+
+    A good token always passes.
+    """
+
+    async def tell(world: World) -> None:
+        await with_admin(world)
+        bad = {"authorization": "Bearer fw_root_guess"}
+        async with calling(app(world.operations, world.engine, delay_seconds=0.2)) as client:
+            start = asyncio.get_running_loop().time()
+            asked = [client.get("/api/v1/vms", headers=bad) for _ in range(20)]
+            answers = [response.status_code for response in await asyncio.gather(*asked)]
+            took = asyncio.get_running_loop().time() - start
+            good = await client.get("/api/v1/vms", headers=ADMIN)
+
+        assert {401, 429} == set(answers)
+        assert answers.count(401) in (5, 6)
+        assert took >= 0.2
+        assert world.engine.tokens.refused_count == 20
+        assert good.status_code == 200
+
+    story(tell)
+
+
+def test_tokens_are_never_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """A log is read by many and kept for long."""
+    caplog.set_level(logging.DEBUG)
+
+    async def tell(world: World) -> None:
+        await with_admin(world)
+        holder = await token(world, "ci", "operator")
+        await world.ask(
+            "GET", "/api/v1/vms", headers={"authorization": "Bearer fw_ci_" + "f00d" * 16}
+        )
+        await world.ask("POST", "/api/v1/vms/web-0/restart", headers=holder)
+        said = caplog.text + "".join(str(record.__dict__) for record in caplog.records)
+
+        assert "token-created" in said
+        for secret in (SECRET, "f00d" * 16, holder["authorization"].rpartition("_")[2]):
+            assert secret not in said
+
+    story(tell)
+
+
+def test_a_token_is_good_on_every_server_of_a_store_and_its_end_too() -> None:
+    """Servers share a store; none of them is asked about another's tokens."""
+
+    async def tell(world: World) -> None:
+        other = Engine(world.engine.store, world.clock, world.engine.timing)
+        await with_admin(world)
+        await other.load()
+        async with calling(app(world.operations, other, delay_seconds=0)) as elsewhere:
+            assert await status_of(elsewhere) == 200
+            await world.engine.tokens.revoke("root", by="test")
+            await other.load()
+            assert await status_of(elsewhere, {}) == 200, (
+                "no tokens are left, and it is on loopback"
+            )
+            assert not other.tokens
+
+    story(tell)
+
+
+async def status_of(client: httpx.AsyncClient, headers: dict[str, str] = ADMIN) -> int:
+    return (await client.get("/api/v1/vms", headers=headers)).status_code

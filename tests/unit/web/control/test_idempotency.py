@@ -1,0 +1,502 @@
+"""An Idempotency-Key: a POST that is asked again is answered as before, and done once."""
+
+import asyncio
+import json
+from datetime import timedelta
+from typing import Any
+
+import httpx
+import pytest
+from litestar import post
+
+from forewarn.auth.token import Role
+from forewarn.core.change import Change, ChangeKind
+from forewarn.core.command import Seen
+from forewarn.engine import entry as note
+from forewarn.engine.engine import Engine
+from forewarn.engine.operations import Operations
+from forewarn.engine.record import ANSWER, Answer
+from forewarn.errors import StoreLost
+from forewarn.fleetfile.schema import parse
+from forewarn.store.base import Write
+from forewarn.store.memory import MemoryStore
+from forewarn.web.control import idempotency
+from forewarn.web.control.routes.fleet import app
+from tests.unit.web.control_world import FLEET, World, calling, story
+
+RESTART, KEY = "/api/v1/vms/web-0/restart", {"idempotency-key": "wish-1"}
+
+
+async def ask(world: World, path: str = RESTART, **more: Any) -> httpx.Response:
+    return await world.ask("POST", path, headers=KEY, **more)
+
+
+def server_of(world: World, store: Any = None) -> tuple[Engine, httpx.AsyncClient]:
+    """Another server on the same store, or the same one after a restart."""
+    engine = Engine(store or world.engine.store, world.clock, world.engine.timing)
+    return engine, calling(
+        app(Operations(engine, lambda: "00000000-0000-4000-8000-00000000AAAA"), engine)
+    )
+
+
+def test_a_repeated_post_is_answered_as_the_first_was() -> None:
+    """The reply was lost on the way; asking again must neither fail nor do it twice."""
+
+    async def tell(world: World) -> None:
+        first, again = await ask(world), await ask(world)
+
+        assert (first.status_code, "idempotency-replayed" in first.headers) == (202, False)
+        assert (again.status_code, again.content) == (first.status_code, first.content)
+        assert again.headers["idempotency-replayed"] == "true"
+        assert (await world.told("GET", "/api/v1/events"))["total"] == 1
+
+    story(tell)
+
+
+def test_it_is_answered_so_also_when_the_event_has_ended_since() -> None:
+    """The first answer stands for a day, whatever became of the event."""
+
+    async def tell(world: World) -> None:
+        first = await ask(world)
+        await world.told("POST", f"/api/v1/events/{first.json()['event']['id']}/cancel")
+        await world.clock.advance(timedelta(hours=23, minutes=59))
+
+        assert (await ask(world)).content == first.content
+        assert (await world.told("GET", "/api/v1/events"))["total"] == 0
+
+    story(tell)
+
+
+def test_a_refusal_is_repeated_too() -> None:
+    """What was refused once is the answer to that wish; a new wish has a new key."""
+
+    async def tell(world: World) -> None:
+        event = (await world.told("POST", RESTART))["event"]["id"]
+        first = await ask(world)
+        await world.told("POST", f"/api/v1/events/{event}/cancel")
+        again = await ask(world)
+
+        assert (first.status_code, first.json()["error"]) == (409, "already_pending")
+        assert (again.status_code, again.content) == (409, first.content)
+
+    story(tell)
+
+
+def test_after_a_restart_and_on_another_server_the_answer_is_the_same() -> None:
+    """It is kept in the store, which is what servers share."""
+
+    async def tell(world: World) -> None:
+        first = await ask(world)
+        engine, elsewhere = server_of(world)
+        await engine.load()
+        async with elsewhere:
+            again = await elsewhere.post(RESTART, headers=KEY)
+
+        assert (again.status_code, again.content) == (202, first.content)
+
+    story(tell)
+
+
+class Forgetful(MemoryStore):
+    """A store that an operation reaches and its answer does not: the server dies, or is cut off, in
+    between.
+    """
+
+    is_cut_off = False
+
+    async def commit(self, writes: Any, notes: Any = ()) -> int:
+        if self.is_cut_off and not notes and any(one.revision for one in writes):
+            raise StoreLost("the server died")
+        return await super().commit(writes, notes)
+
+
+async def forgetful(world: World) -> tuple[Engine, httpx.AsyncClient]:
+    """A server whose store takes operations and no answers."""
+    store = Forgetful()
+    engine, client = server_of(world, store)
+    await Operations(engine, lambda: "").apply(parse(FLEET, "fleet"), by="test")
+    store.is_cut_off = True
+    return engine, client
+
+
+@pytest.mark.parametrize("hours", [0, 13, 23])
+@pytest.mark.parametrize(
+    ("path", "body", "is_polled"),
+    [
+        ("/api/v1/hosts/host-a/maintain", {"type": "Freeze"}, True),
+        (RESTART, {}, True),
+        (RESTART, {}, False),
+        ("/api/v1/campaigns", {"type": "Freeze", "hosts": ["host-*"]}, True),
+    ],
+)
+def test_a_retry_after_a_crash_is_the_same_operation(
+    path: str, body: dict[str, object], is_polled: bool, hours: int
+) -> None:
+    """The server died between doing it and storing the answer; the retry comes to another server,
+    on another day.
+    """
+
+    async def tell(world: World) -> None:
+        engine, client = await forgetful(world)
+        for scope in list(engine.board.scopes) if is_polled else ():
+            await engine.submit(scope, Seen(), by="test")
+        async with client:
+            first = await client.post(path, headers=KEY, json=body)
+        done = await operations_in(engine)
+        await world.clock.advance(timedelta(hours=hours))
+        other, elsewhere = server_of(world, engine.store)
+        await other.load()
+        async with elsewhere:
+            again = await elsewhere.post(path, headers=KEY, json=body)
+
+        assert (first.status_code, again.status_code) == (202, 202)
+        assert identities(again.json()) == identities(first.json())
+        assert await operations_in(engine) == done, "nothing was done a second time"
+        assert len(done) == (2 if "maintain" in path else 1)
+
+    story(tell)
+
+
+async def operations_in(engine: Engine) -> list[Change]:
+    """What the history says was announced, done at once, or started as a campaign."""
+    changes = [note.decode(one.body).change for one in await engine.store.history()]
+    return [
+        one
+        for one in changes
+        if one.what in (ChangeKind.SCHEDULED, ChangeKind.ORDERED, ChangeKind.CAMPAIGN)
+    ]
+
+
+def identities(answer: dict[str, Any]) -> list[str | None]:
+    """The ids of what an answer is about; None for an operation that was done at once."""
+    return [
+        one and one["id"]
+        for one in answer.get("events") or [answer.get("event") or answer.get("campaign")]
+    ]
+
+
+def test_a_key_that_is_used_every_night_does_its_work_every_night() -> None:
+    """A cron job often has one key for ever; to say 202 and do nothing would leave its VM as it
+    was.
+    """
+
+    async def tell(world: World) -> None:
+        events = []
+        for _ in range(3):
+            answer = (await ask(world)).json()
+            again = await ask(world)
+            assert again.headers["idempotency-replayed"] == "true"
+            assert again.json() == answer
+            events.append(answer["event"]["id"])
+            await world.told("POST", f"/api/v1/events/{events[-1]}/cancel")
+            await world.clock.advance(timedelta(hours=24))
+            await world.engine.submit("web", Seen(), by="test")
+
+        assert len(set(events)) == 3
+
+    story(tell)
+
+
+def test_a_key_whose_record_was_trimmed_is_a_new_operation() -> None:
+    """Of very many keys only the newest are known; one that is forgotten must do its work, not
+    nothing.
+    """
+
+    async def tell(world: World) -> None:
+        first = (await ask(world)).json()["event"]["id"]
+        await world.told("POST", f"/api/v1/events/{first}/cancel")
+        for one in (await world.engine.store.load("answer/")).records:
+            await world.engine.store.commit([Write(one.key, None, one.revision)])
+        again = (await ask(world)).json()["event"]
+
+        assert again["status"] == "Scheduled"
+        assert again["id"] != first
+
+    story(tell)
+
+
+def test_an_answer_that_the_version_before_stored_is_replayed() -> None:
+    """A retry may come after an upgrade; without tokens the record of the key has the same name."""
+
+    async def tell(world: World) -> None:
+        await ask(world)
+        ((found,),) = [(await world.engine.store.load("answer/")).records]
+        asked = json.loads(found.value or b"")["value"]["asked"]
+        old = {
+            "format": 1,
+            "value": {
+                "asked": asked,
+                "status": 202,
+                "body": '{"event":null}',
+                "at": "2030-01-31T12:00:00Z",
+            },
+        }
+        await world.engine.store.commit(
+            [Write(found.key, json.dumps(old).encode(), found.revision)]
+        )
+        again = await ask(world)
+
+        assert (again.status_code, again.json()) == (202, {"event": None})
+
+    story(tell)
+
+
+def test_one_campaign_comes_of_one_key_on_whatever_server_it_is_asked() -> None:
+    """Two servers asked at the same moment: the record of the key settles which operation it is."""
+    asked = {"type": "Freeze", "hosts": ["host-*"]}
+
+    async def tell(world: World) -> None:
+        engine, elsewhere = server_of(world)
+        await engine.load()
+        async with elsewhere:
+            here = [ask(world, "/api/v1/campaigns", json=asked) for _ in range(2)]
+            there = [elsewhere.post("/api/v1/campaigns", headers=KEY, json=asked) for _ in range(2)]
+            answers = await asyncio.gather(*here, *there)
+        assert [answer.json()["campaign"]["id"] for answer in answers] == ["c1"] * 4
+
+    story(tell)
+
+
+def test_several_who_ask_at_once_get_one_answer() -> None:
+    """An impatient client asks again before the first answer is there.
+
+    This holds for every POST, whatever it does.
+    """
+    counted: list[int] = []
+
+    @post("/api/v1/count", status_code=200)
+    async def count() -> dict[str, int]:
+        await asyncio.sleep(0)
+        counted.append(1)
+        return {"count": len(counted)}
+
+    async def tell(world: World) -> None:
+        async with calling(app(world.operations, world.engine, more=[count])) as client:
+            answers = await asyncio.gather(
+                *(client.post("/api/v1/count", headers=KEY) for _ in range(5))
+            )
+
+        assert [answer.json() for answer in answers] == [{"count": 1}] * 5
+
+    story(tell)
+
+
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        ("/api/v1/vms/web-1/restart", {}),
+        (RESTART, {"json": {"not_before": "2030-01-31T13:00:00Z"}}),
+    ],
+)
+def test_a_key_that_came_with_another_request_is_refused(path: str, more: dict[str, Any]) -> None:
+    """Somebody's generator of keys is broken; to answer with another request's event would be a
+    lie.
+    """
+
+    async def tell(world: World) -> None:
+        await ask(world)
+        refused = await world.refused("POST", path, headers=KEY, **more)
+
+        assert refused[:2] == (422, "idempotency_key_reused")
+
+    story(tell)
+
+
+def test_keys_of_two_callers_are_two_keys() -> None:
+    """Nobody reads another's answer by guessing a key."""
+
+    async def tell(world: World) -> None:
+        for name, secret in (("a", "a" * 64), ("b", "b" * 64)):
+            await world.engine.tokens.create(name, Role.ADMIN, secret=secret, by="test")
+        first = await world.ask(
+            "POST", RESTART, headers=KEY | {"authorization": f"Bearer fw_a_{'a' * 64}"}
+        )
+        other = await world.ask(
+            "POST", RESTART, headers=KEY | {"authorization": f"Bearer fw_b_{'b' * 64}"}
+        )
+
+        assert (first.status_code, other.status_code, other.json()["error"]) == (
+            202,
+            409,
+            "already_pending",
+        )
+
+    story(tell)
+
+
+def test_a_token_made_again_under_an_old_name_does_not_get_the_old_answers() -> None:
+    """The name was an operator's and is a viewer's now; what the operator was answered is not the
+    viewer's to read.
+    """
+
+    async def tell(world: World) -> None:
+        tokens = world.engine.tokens
+        await tokens.create("root", Role.ADMIN, secret="a" * 64, by="test")
+        _, old = await tokens.create("ci", Role.OPERATOR, secret="b" * 64, by="test")
+        first = await world.ask("POST", RESTART, headers=KEY | {"authorization": f"Bearer {old}"})
+        await tokens.revoke("ci", by="test")
+        _, new = await tokens.create("ci", Role.OPERATOR, secret="c" * 64, by="test")
+        again = await world.ask("POST", RESTART, headers=KEY | {"authorization": f"Bearer {new}"})
+
+        assert first.status_code == 202
+        assert (again.status_code, again.json()["error"]) == (409, "already_pending")
+        assert "idempotency-replayed" not in again.headers
+
+    story(tell)
+
+
+def test_after_a_day_the_answer_is_forgotten_and_lets_go_of_its_place() -> None:
+    """Everything has a limit, the memory of answers too."""
+
+    async def tell(world: World) -> None:
+        await ask(world)
+        await world.clock.advance(timedelta(hours=24))
+        for number in range(idempotency.TRIM_EVERY):
+            await world.ask(
+                "POST", "/api/v1/vms/nope/restart", headers={"idempotency-key": f"k{number}"}
+            )
+
+        kept = (await world.engine.store.load("answer/")).records
+        assert len(kept) == idempotency.TRIM_EVERY
+
+    story(tell)
+
+
+def test_unreadable_record_does_not_keep_expired_ones_in_the_store() -> None:
+    """One record of a newer server, or a damaged one, must not let the store grow for ever."""
+
+    async def tell(world: World) -> None:
+        store, at = world.engine.store, world.clock.now() - idempotency.KEPT_FOR
+        expired = ANSWER.encode(Answer(asked="x", at=at, status=202))
+        await store.commit([Write(f"answer/{name}/", expired, 0) for name in ("a", "z")])
+        await store.commit(
+            [Write("answer/unreadable/", expired.replace(b'"format":1', b'"format":9'), 0)]
+        )
+
+        assert (await ask(world)).status_code == 202
+
+        kept = {one.key for one in (await store.load("answer/")).records}
+        assert len(kept) == 2
+        assert "answer/unreadable/" in kept
+
+    story(tell)
+
+
+def test_only_the_latest_answers_are_kept_whatever_their_keys() -> None:
+    """Whoever makes up keys without end must not fill the store; and those who asked last ask
+    again.
+    """
+
+    async def tell(world: World) -> None:
+        store, now = world.engine.store, world.clock.now()
+        for number in range(21):
+            value = ANSWER.encode(
+                Answer(asked="", status=202, body="", at=now + timedelta(seconds=number))
+            )
+            await store.commit(
+                [Write(f"answer/{99 - number}-{one:02}/", value, 0) for one in range(100)]
+            )
+        await ask(world)
+
+        kept = [one.key for one in (await store.load("answer/")).records]
+        assert len(kept) == 2000
+        assert [key for key in kept if key.startswith("answer/99-")] == []
+        assert "answer/98-00/" not in kept
+        assert "answer/98-99/" in kept
+        assert (await ask(world)).headers["idempotency-replayed"] == "true"
+
+    story(tell)
+
+
+@pytest.mark.parametrize(("size", "is_kept"), [(16 * 1024, True), (16 * 1024 + 1, False)])
+def test_an_answer_of_over_sixteen_kilobytes_is_not_kept(size: int, is_kept: bool) -> None:
+    """All of them together are read now and then, while VMs wait for their documents."""
+
+    @post("/api/v1/large", status_code=200)
+    async def large() -> str:
+        return "x" * size
+
+    async def tell(world: World) -> None:
+        async with calling(app(world.operations, world.engine, more=[large])) as client:
+            first, again = [await client.post("/api/v1/large", headers=KEY) for _ in range(2)]
+
+        assert (len(first.content), again.status_code) == (size, 200)
+        assert ("idempotency-replayed" in again.headers) == is_kept
+
+    story(tell)
+
+
+@pytest.mark.parametrize("key", ["", " ", "x" * 201, "caf\u00e9", "a\tb"])
+def test_a_key_that_is_none_is_refused(key: str) -> None:
+    """At most 200 printable ASCII characters; an empty one would be everybody's."""
+
+    async def tell(world: World) -> None:
+        response = await world.client.post(
+            RESTART, headers=[(b"idempotency-key", key.encode("latin-1"))]
+        )
+
+        assert (response.status_code, response.json()["error"]) == (400, "invalid")
+        assert (await world.told("GET", "/api/v1/events"))["total"] == 0
+
+    story(tell)
+
+
+def test_a_key_of_two_hundred_is_good() -> None:
+    """A limit that is off by one refuses what it promises to take."""
+
+    async def tell(world: World) -> None:
+        assert (
+            await world.ask("POST", RESTART, headers={"idempotency-key": "x" * 200})
+        ).status_code == 202
+
+    story(tell)
+
+
+def test_a_bug_of_ours_is_not_kept() -> None:
+    """When it is mended, the same wish is granted."""
+    broken = [True]
+
+    class Clumsy(Operations):
+        async def degrade(self, host: str, **more: Any) -> Any:
+            if broken:
+                raise RuntimeError("a bug")
+            return await super().degrade(host, **more)
+
+    async def tell(world: World) -> None:
+        async with calling(
+            app(Clumsy(world.engine, world.operations.new_id), world.engine)
+        ) as client:
+            first = await client.post("/api/v1/hosts/host-a/degrade", headers=KEY)
+            broken.clear()
+            again = await client.post("/api/v1/hosts/host-a/degrade", headers=KEY)
+
+        assert (first.status_code, again.status_code) == (500, 202)
+
+    story(tell)
+
+
+def test_what_the_store_could_not_take_is_not_kept() -> None:
+    """Try again later must mean that trying again helps."""
+
+    class Sulking(MemoryStore):
+        is_down = False
+
+        async def commit(self, writes: Any, notes: Any = ()) -> int:
+            if self.is_down:
+                raise StoreLost("the store does not answer")
+            return await super().commit(writes, notes)
+
+    async def tell(world: World) -> None:
+        store = Sulking()
+        engine, client = server_of(world, store)
+        async with client:
+            assert (await client.put("/api/v1/fleet", content=FLEET)).status_code == 200
+            store.is_down = True
+            down = await client.post(RESTART, headers=KEY)
+            store.is_down = False
+            up = await client.post(RESTART, headers=KEY)
+        await engine.close()
+
+        assert (down.status_code, up.status_code) == (503, 202)
+
+    story(tell)

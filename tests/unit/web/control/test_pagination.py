@@ -1,0 +1,99 @@
+"""Lists in pages: whatever changes meanwhile, what was there throughout is shown exactly once."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forewarn.errors import Invalid
+from forewarn.web.control.pagination import decode, encode, page
+from tests.unit.web.control_world import World, story
+
+NAMES = st.sets(st.text(max_size=5), max_size=12)
+
+
+@given(lasting=NAMES, turns=st.lists(NAMES, max_size=20), limit=st.integers(1, 4))
+def test_what_exists_throughout_is_shown_exactly_once(
+    lasting: set[str], turns: list[set[str]], limit: int
+) -> None:
+    """Others come and go between two pages; nobody else is skipped or shown twice for it."""
+    shown: list[str] = []
+    cursor: str | None = None
+    for turn in range(200):
+        passing = turns[turn] if turn < len(turns) else set()
+        items = sorted(lasting | passing)
+        part, cursor = page(items, lambda name: (name,), limit, cursor)
+        shown += part
+        assert len(part) <= limit
+        if cursor is None:
+            break
+
+    assert cursor is None
+    assert [name for name in shown if name in lasting] == sorted(lasting)
+    assert len(shown) == len(set(shown))
+
+
+def test_the_last_page_says_that_it_is_even_when_it_is_full() -> None:
+    """Otherwise everybody would ask once more for nothing."""
+    assert page(["a", "b"], lambda name: (name,), 2, None) == (["a", "b"], None)
+    assert page(["a", "b", "c"], lambda name: (name,), 2, None) == (["a", "b"], encode(("b",)))
+    assert page([], lambda name: (name,), 2, None) == ([], None)
+
+
+@given(st.lists(st.text(max_size=20), min_size=1, max_size=3).map(tuple))
+def test_a_cursor_is_plain_text_and_comes_back_as_it_was(key: tuple[str, ...]) -> None:
+    """It stands in a URL, so it needs no quoting."""
+    assert encode(key).replace("-", "").replace("_", "").isalnum()
+    assert decode(encode(key)) == key
+
+
+@pytest.mark.parametrize(
+    "cursor", ["", "x", "!!!!", "W10", "WzFd", "bnVsbA", "é", "A" * 2000, "W1tbW1tb"]
+)
+def test_a_cursor_that_is_none_of_ours_is_refused(cursor: str) -> None:
+    """It came from elsewhere, or was cut on the way."""
+    with pytest.raises(Invalid, match="cursor: expected the `next` of an earlier answer"):
+        decode(cursor)
+
+
+async def walk(world: World, kind: str, limit: int) -> list[Any]:
+    found: list[Any] = []
+    answer = await world.told("GET", f"/api/v1/{kind}?limit={limit}")
+    while True:  # ends with the last page
+        found += [one.get("name", one.get("id")) for one in answer[kind]]
+        if answer["next"] is None:
+            return found
+        answer = await world.told("GET", f"/api/v1/{kind}?limit={limit}&cursor={answer['next']}")
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 4, 5])
+def test_every_list_can_be_walked_page_by_page(limit: int) -> None:
+    """Scopes, VMs, hosts and events; the last page says that it is."""
+
+    async def tell(world: World) -> None:
+        for vm in ("web-1", "web-0", "FrontEnd_IN_0"):
+            await world.told("POST", f"/api/v1/vms/{vm}/restart")
+            await world.clock.advance(timedelta(seconds=1))
+
+        assert await walk(world, "vms", limit) == [
+            "BackEnd_IN_0",
+            "FrontEnd_IN_0",
+            "web-0",
+            "web-1",
+        ]
+        assert await walk(world, "scopes", limit) == ["shop", "web"]
+        assert await walk(world, "hosts", limit) == ["host-a", "host-b", "host-c"]
+        assert [id_[-1] for id_ in await walk(world, "events", limit)] == ["9", "8", "7"]
+
+    story(tell)
+
+
+def test_a_bad_cursor_is_told_by_its_name() -> None:
+    """A list that began anew in silence would never end."""
+
+    async def tell(world: World) -> None:
+        assert (await world.refused("GET", "/api/v1/vms?cursor=zzz"))[:2] == (400, "invalid")
+
+    story(tell)

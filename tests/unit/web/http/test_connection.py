@@ -1,0 +1,51 @@
+"""What stands behind a parser's error.
+
+The limits themselves are tested on real sockets, in `e2e`.
+"""
+
+import httptools
+import pytest
+
+from forewarn.errors import Invalid
+from forewarn.web.http.connection import problem_of
+from forewarn.web.http_status import HeadTooLarge
+
+
+class Raising:
+    """A connection that finds something at the end of the headers."""
+
+    def __init__(self, found: Exception) -> None:
+        self._found = found
+
+    def on_headers_complete(self) -> None:
+        raise self._found
+
+
+def error_from(data: bytes, found: Exception) -> httptools.HttpParserError:
+    with pytest.raises(httptools.HttpParserError) as raised:
+        httptools.HttpRequestParser(Raising(found)).feed_data(data)
+    return raised.value
+
+
+REQUEST = b"GET / HTTP/1.1\r\n\r\n"
+
+
+def test_what_is_not_http_is_a_bad_request() -> None:
+    assert isinstance(problem_of(error_from(b"HELLO", KeyError())), Invalid)
+
+
+def test_a_limit_that_was_reached_is_told_as_it_is() -> None:
+    limit = HeadTooLarge("too large")
+    assert problem_of(error_from(REQUEST, limit)) is limit
+
+
+def test_a_target_that_is_no_url_is_a_bad_request() -> None:
+    assert isinstance(
+        problem_of(error_from(REQUEST, httptools.HttpParserInvalidURLError("no"))), Invalid
+    )
+
+
+def test_a_bug_of_ours_is_not_blamed_on_the_client() -> None:
+    """It would be answered with 400, and nobody would ever hear of it."""
+    with pytest.raises(KeyError):
+        problem_of(error_from(REQUEST, KeyError("ours")))

@@ -1,0 +1,249 @@
+"""A listener begins and ends when it is told to, and says in one line why it cannot."""
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import uvloop
+
+from forewarn.config import Address
+from forewarn.errors import Error, Invalid, Unavailable
+from forewarn.web.http.connection import Connection, ConnectionPolicy, Limits
+from forewarn.web.http.listener import SERVER_CONTROL, SERVER_METADATA, Listener
+from forewarn.web.http_status import control_body, metadata_body
+from forewarn.web.metadata.app import Message, Receive, Send
+from tests.unit.web.eager import EagerLoop
+
+LOOPBACK = Address("127.0.0.1", 0)
+
+
+async def hello(scope: Message, receive: Receive, send: Send) -> None:
+    await send(
+        {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"5")]}
+    )
+    await send({"type": "http.response.body", "body": b"hello"})
+
+
+def listener(
+    address: Address = LOOPBACK, application: Callable[..., Awaitable[None]] = hello
+) -> Listener:
+    return Listener(
+        application,
+        address,
+        ConnectionPolicy(Limits(), metadata_body),
+        server_name=SERVER_METADATA,
+        stop_seconds_max=0.2,
+    )
+
+
+async def get(address: Address) -> bytes:
+    reader, writer = await asyncio.open_connection(*address)
+    writer.write(b"GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
+    answer = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    return answer
+
+
+@pytest.mark.parametrize("factory", [uvloop.new_event_loop, asyncio.new_event_loop])
+def test_a_started_listener_answers_on_the_port_that_it_tells(
+    factory: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    async def story() -> None:
+        one = listener()
+        await one.start()
+        assert one.address.port > 0
+        answer = await get(one.address)
+        assert answer.startswith(b"HTTP/1.1 200 OK\r\ndate: ")
+        assert b"server: Forewarn-IMDS/" in answer
+        assert answer.endswith(b"connection: close\r\n\r\nhello")
+        await one.stop()
+        with pytest.raises(ConnectionRefusedError):
+            await get(one.address)
+
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(story())
+
+
+def test_two_listeners_live_in_one_loop_and_end_one_by_one() -> None:
+    async def story() -> None:
+        first = listener()
+        second = Listener(
+            hello, LOOPBACK, ConnectionPolicy(Limits(), control_body), server_name=SERVER_CONTROL
+        )
+        await first.start()
+        await second.start()
+        assert b"server: Forewarn/" in await get(second.address)
+        await first.stop()
+        assert (await get(second.address)).endswith(b"hello")
+        await second.stop()
+
+    asyncio.run(story())
+
+
+def test_a_listener_touches_no_signals() -> None:
+    """Who stops the service is decided by the service."""
+
+    async def story() -> None:
+        one = listener()
+        await one.start()
+        assert signal.getsignal(signal.SIGTERM) == before
+        await one.stop()
+
+    before = signal.getsignal(signal.SIGTERM)
+    asyncio.run(story())
+
+
+def test_stopping_twice_or_before_the_start_is_stopping() -> None:
+    async def story() -> None:
+        one = listener()
+        await one.stop()
+        await one.start()
+        await one.stop()
+        await one.stop()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("has_connection", [False, True])
+def test_a_listener_with_nothing_to_answer_stops_without_a_pause(*, has_connection: bool) -> None:
+    """A test suite opens a listener in every test; a pause of 100 ms at each end would add up to
+    minutes.
+    """
+
+    async def story() -> float:
+        one = listener()
+        await one.start()
+        streams = [await asyncio.open_connection(*one.address)] if has_connection else []
+        began = loop.time()
+        await one.stop()
+        took = loop.time() - began
+        for reader, writer in streams:
+            assert await reader.read() == b""
+            writer.close()
+            await writer.wait_closed()
+        return took
+
+    loop = EagerLoop()
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        assert runner.run(story()) < 0.05
+
+
+def test_what_takes_too_long_is_cut_off_when_the_listener_stops() -> None:
+    async def forever(scope: Message, receive: Receive, send: Send) -> None:
+        has_begun.set()
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    async def story() -> None:
+        one = listener(application=forever)
+        await one.start()
+        asking = asyncio.create_task(get(one.address))
+        await has_begun.wait()
+        await one.stop()
+        assert await asking == b""
+
+    has_begun = asyncio.Event()
+    asyncio.run(story())
+
+
+def test_who_waits_for_a_listener_learns_of_its_end() -> None:
+    async def story() -> None:
+        one = listener()
+        await one.start()
+        waiting = asyncio.create_task(one.wait())
+        await asyncio.sleep(0)
+        await one.stop()
+        await waiting
+
+    asyncio.run(story())
+
+
+async def answers(guard: ConnectionPolicy, *requests: bytes) -> list[bytes]:
+    """What a listener answers to each of the requests, on a connection of its own."""
+    one = Listener(hello, LOOPBACK, guard, server_name=SERVER_CONTROL, stop_seconds_max=0.2)
+    await one.start()
+    read = []
+    for request in requests:
+        reader, writer = await asyncio.open_connection(*one.address)
+        writer.write(request)
+        read.append(await reader.read())
+        writer.close()
+        await writer.wait_closed()
+    await one.stop()
+    return read
+
+
+@pytest.mark.parametrize("target", [b"a://b", b"http://h?q", b"http://u:p@h", b"http://[::1]"])
+def test_a_whole_url_without_a_path_is_a_bad_request_and_logged_nowhere(
+    target: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On the control listener too, where nobody has shown a token yet: bytes alone must not fill
+    the log.
+    """
+    caplog.set_level(logging.INFO)
+    request = b"GET " + target + b" HTTP/1.1\r\nHost: h\r\n\r\n"
+    [answer] = asyncio.run(answers(ConnectionPolicy(Limits(), control_body), request))
+    assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert (
+        b'{"error":"invalid","message":"Bad request. The URL of the request has no path"' in answer
+    )
+    assert caplog.records == []
+
+
+class BrokenConnection(Connection):
+    def begin(self) -> None:
+        raise KeyError("ours")
+
+
+class BrokenGuard(ConnectionPolicy):
+    """Its connections have a bug that every request meets."""
+
+    def connector(self, **given: Any) -> Callable[[], asyncio.Protocol]:
+        return partial(BrokenConnection, self, **given)
+
+
+def test_a_bug_in_a_connection_is_answered_and_logged_once_however_often_it_is_met(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Somebody has to hear of it, and whoever knows the bytes must not be able to fill the log."""
+    request = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"
+    read = asyncio.run(answers(BrokenGuard(Limits(), control_body), *[request] * 3))
+    assert [answer[:12] for answer in read] == [b"HTTP/1.1 500"] * 3
+    assert [record.getMessage() for record in caplog.records] == ["request failed"]
+    assert "KeyError: 'ours'" in caplog.text
+
+
+def refusal(address: Address) -> Error:
+    with pytest.raises(Error) as refused:
+        asyncio.run(listener(address).start())
+    return refused.value
+
+
+def test_an_address_in_use_is_told() -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        problem = refusal(Address("127.0.0.1", holder.getsockname()[1]))
+    assert isinstance(problem, Unavailable)
+    assert "another program" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        (Address("192.0.2.1", 0), "192.0.2.1:0"),
+        (Address("no such host", 0), "no such host:0"),
+        (Address("2001:db8::1", 8080), "[2001:db8::1]:8080"),
+    ],
+)
+def test_an_address_that_cannot_be_had_is_told_in_one_line(address: Address, said: str) -> None:
+    problem = refusal(address)
+    assert isinstance(problem, Invalid)
+    assert problem.message.startswith(f"cannot listen on {said}: ")
+    assert "\n" not in problem.message

@@ -1,0 +1,194 @@
+"""Who is calling, in each way and in all of them together."""
+
+import hmac
+
+import pytest
+
+from forewarn.config import Identify
+from forewarn.core.fleet import Scope, Vm
+from forewarn.engine.board import Board
+from forewarn.errors import Forbidden, Invalid
+from forewarn.web.metadata.client_identity import identify, plain
+from forewarn.web.metadata.request import Request
+from forewarn.web.settings import Settings
+
+KEY = b"a shared secret"
+ADDRESS = Settings(identify={Identify.ADDRESS})
+PATH = Settings(identify={Identify.PATH})
+PROXY = Settings(identify={Identify.PROXY}, proxy_key=KEY)
+ALL = Settings(identify=set(Identify), proxy_key=KEY)
+
+
+def board() -> Board:
+    shown = Board(seen_interval_seconds=3600)
+    vms = (Vm(name="web-0", address="10.0.0.1", id="6f1c"), Vm(name="web-1", address="fd00::1"))
+    shown.publish(Scope(name="web", vms=vms), 1)
+    shown.publish(Scope(name="db", vms=(Vm(name="db-0", address="10.0.0.3"),)), 2)
+    return shown
+
+
+def asked(
+    address: str = "10.0.0.1", vm: str = "", headers: dict[bytes, bytes] | None = None
+) -> Request:
+    return Request("GET", vm, "/metadata/scheduledevents", b"", headers or {}, address)
+
+
+def signed(vm: str, key: bytes = KEY) -> dict[bytes, bytes]:
+    return {
+        b"x-instance-id": vm.encode(),
+        b"x-instance-id-signature": hmac.digest(key, vm.encode(), "sha256").hex().encode(),
+    }
+
+
+def test_a_vm_is_known_by_the_address_it_calls_from() -> None:
+    caller = identify(asked("10.0.0.1"), board(), ADDRESS)
+    assert (caller.vm, caller.place.scope.name) == ("web-0", "web")
+
+
+@pytest.mark.parametrize(
+    ("address", "written"),
+    [
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("10.0.0.1", "10.0.0.1"),
+        ("fd00::1", "fd00::1"),
+        ("fe80::1%eth0", "fe80::1"),
+        ("::ffff:0:1", "::ffff:0:1"),
+    ],
+)
+def test_an_address_is_compared_as_the_fleet_file_writes_it(address: str, written: str) -> None:
+    """On a socket for both families the kernel reports IPv4 callers in IPv6 form."""
+    assert plain(address) == written
+
+
+def test_an_address_of_no_vm_is_forbidden() -> None:
+    with pytest.raises(Forbidden, match=r"10\.9\.9\.9"):
+        identify(asked("10.9.9.9"), board(), ADDRESS)
+
+
+def test_a_vm_that_left_the_fleet_is_forbidden_at_once() -> None:
+    shown = board()
+    shown.publish(Scope(name="web", vms=()), 3)
+    with pytest.raises(Forbidden):
+        identify(asked("10.0.0.1"), shown, ADDRESS)
+
+
+def test_a_path_names_the_vm_where_paths_may() -> None:
+    assert identify(asked("10.9.9.9", vm="db-0"), board(), PATH).vm == "db-0"
+
+
+def test_a_path_that_names_no_vm_of_the_fleet_is_forbidden() -> None:
+    with pytest.raises(Forbidden, match="db-9"):
+        identify(asked("10.0.0.1", vm="db-9"), board(), ALL)
+
+
+VICTIM = "6f1c0c1e-6d0b-5a7e-9d5c-0a4e5c2b7f10"
+
+
+@pytest.mark.parametrize("said", [VICTIM, VICTIM.upper()])
+def test_an_id_beats_a_name_that_looks_like_it(said: str) -> None:
+    """The proxy signs ids.
+
+    A VM that is named like another VM's id must not get what was signed for the other.
+    """
+    shown = Board(seen_interval_seconds=3600)
+    shown.publish(Scope(name="db", vms=(Vm(name="db-0", id=VICTIM),)), 1)
+    shown.publish(Scope(name="evil", vms=(Vm(name=said),)), 2)
+
+    assert identify(asked(headers=signed(said)), shown, PROXY).vm == "db-0"
+
+
+def test_an_id_that_two_vms_have_is_refused_until_one_of_them_is_gone() -> None:
+    """Version 0.1 took such fleets, so a store may hold one.
+
+    To answer would be to guess whose events to show.
+    """
+    shown = Board(seen_interval_seconds=3600)
+    shown.publish(Scope(name="a", vms=(Vm(name="a-0", id=VICTIM),)), 1)
+    shown.publish(Scope(name="b", vms=(Vm(name="b-0", id=VICTIM), Vm(name="b-1", id=VICTIM))), 2)
+
+    for number, vms in enumerate(
+        [(Vm(name="b-1", id=VICTIM),), (Vm(name="b-1", id=VICTIM), Vm(name="b-2"))], start=3
+    ):
+        with pytest.raises(Forbidden, match=f"^Forbidden. Several VMs have the id {VICTIM}$"):
+            identify(asked(headers=signed(VICTIM)), shown, PROXY)
+        shown.publish(Scope(name="b", vms=vms), number)
+    shown.publish(Scope(name="b", vms=(Vm(name="b-2"),)), 5)
+    assert identify(asked(headers=signed(VICTIM)), shown, PROXY).vm == "a-0"
+    shown.withdraw("a", 6)
+    with pytest.raises(Forbidden, match="is no VM of this fleet"):
+        identify(asked(headers=signed(VICTIM)), shown, PROXY)
+
+
+@pytest.mark.parametrize(("said", "vm"), [("web-0", "web-0"), ("6f1c", "web-0"), ("db-0", "db-0")])
+def test_a_proxy_vouches_for_a_vm_by_name_or_id(said: str, vm: str) -> None:
+    assert identify(asked("10.9.9.9", headers=signed(said)), board(), PROXY).vm == vm
+
+
+def test_a_signature_may_be_in_upper_case() -> None:
+    headers = signed("web-0")
+    headers[b"x-instance-id-signature"] = headers[b"x-instance-id-signature"].upper()
+    assert identify(asked(headers=headers), board(), PROXY).vm == "web-0"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        signed("web-0", key=b"another key"),
+        {**signed("web-0"), b"x-instance-id": b"db-0"},
+        {b"x-instance-id": b"web-0"},
+        {b"x-instance-id-signature": b"00"},
+        {**signed("web-0"), b"x-instance-id-signature": b"\xff"},
+        {**signed("web-0"), b"x-instance-id": b"web-0, db-0"},
+    ],
+)
+def test_a_wrong_signature_is_forbidden_even_where_the_address_is_known(
+    headers: dict[bytes, bytes],
+) -> None:
+    """Whoever tries to speak for another VM is not served as itself."""
+    with pytest.raises(Forbidden, match="signature"):
+        identify(asked("10.0.0.1", headers=headers), board(), ALL)
+
+
+def test_a_right_signature_for_no_vm_of_the_fleet_is_forbidden() -> None:
+    with pytest.raises(Forbidden, match="web-9"):
+        identify(asked(headers=signed("web-9")), board(), PROXY)
+
+
+def test_without_a_proxy_the_headers_of_one_mean_nothing() -> None:
+    """A guest can send any header it likes."""
+    assert identify(asked("10.0.0.1", headers=signed("db-0")), board(), ADDRESS).vm == "web-0"
+
+
+def test_with_a_proxy_only_an_unsigned_request_is_forbidden() -> None:
+    with pytest.raises(Forbidden):
+        identify(asked("10.0.0.1"), board(), PROXY)
+
+
+def test_ways_can_be_combined() -> None:
+    shown = board()
+    assert identify(asked("10.0.0.3"), shown, ALL).vm == "db-0"
+    assert identify(asked("10.0.0.3", vm="web-1"), shown, ALL).vm == "web-1"
+    assert identify(asked("10.0.0.3", headers=signed("web-0")), shown, ALL).vm == "web-0"
+
+
+@pytest.mark.parametrize("vm", ["", "web-0"])
+def test_a_request_that_was_passed_on_is_refused(vm: str) -> None:
+    """A proxy that forwards requests hides who asks; the protocol refuses them all."""
+    with pytest.raises(Invalid, match="X-Forwarded-For"):
+        identify(asked(vm=vm, headers={b"x-forwarded-for": b"10.0.0.1"}), board(), ALL)
+
+
+def test_a_proxy_that_signs_may_pass_a_request_on() -> None:
+    """OpenStack's metadata proxy adds X-Forwarded-For to all that it signs."""
+    headers = {**signed("web-0"), b"x-forwarded-for": b"10.0.0.1"}
+    assert identify(asked("10.9.9.9", headers=headers), board(), PROXY).vm == "web-0"
+
+
+def test_a_proxy_without_a_key_is_no_setting() -> None:
+    """An empty key would let anybody sign."""
+    with pytest.raises(Invalid, match="key"):
+        Settings(identify={Identify.PROXY})
+
+
+def test_the_key_is_never_shown() -> None:
+    assert "secret" not in repr(PROXY)
