@@ -29,12 +29,12 @@ from forewarn.engine.keeping import kept
 from forewarn.engine.operations import Operations
 from forewarn.engine.worker import Worker
 from forewarn.errors import Invalid, StoreUnusable, Unavailable
-from forewarn.fleetfile import schema as fleet
-from forewarn.fleetfile.files import digest_of, read_sources
+from forewarn.fleetfile import parser as fleet
+from forewarn.fleetfile.files import compute_digest, read_sources
 from forewarn.history.cloudevents import parse_secrets
 from forewarn.log import set_up_log
 from forewarn.platform.base import Platform
-from forewarn.platform.open import health_platform, real_platform
+from forewarn.platform.open import open_health_platform, open_platform
 from forewarn.platform.simulated import SimulatedPlatform
 from forewarn.store.base import Store
 from forewarn.store.open import open_store, path_of
@@ -184,7 +184,7 @@ def make_platform(config: Config, clock: Clock, engine: Engine) -> Platform:
     def hosts() -> Iterator[str]:
         return chain(board.hosts, board.declared_hosts)
 
-    real = real_platform(config, clock, hosts=hosts, wanted=engine.shelf.turns, environ=os.environ)
+    real = open_platform(config, clock, hosts=hosts, avoid=engine.shelf.turns, environ=os.environ)
     if real is not None:
         return real
     durations = {
@@ -200,14 +200,14 @@ def make_platform(config: Config, clock: Clock, engine: Engine) -> Platform:
         clock,
         durations=durations,
         hosts=hosts,
-        wanted=engine.shelf.turns,
+        avoid=engine.shelf.turns,
         failing=config.simulate_failure,
     )
 
 
 def make_health_check(config: Config) -> HealthCheck | None:
     """What is run after each host of a campaign: a command of our own configuration, or nothing."""
-    platform = health_platform(config, os.environ)
+    platform = open_health_platform(config, os.environ)
     return (
         None
         if platform is None
@@ -304,7 +304,7 @@ def operators_door(
     address: Address,
     more: Sequence[Any] = (),
     certificate: Certificate | None = None,
-    limits: Limits = Limits(),  # noqa: B008, frozen
+    limits: Limits = Limits(),
 ) -> Listener:
     """The control listener, with `more` routes.
 
@@ -376,7 +376,7 @@ async def apply_fleet_file(operations: Operations, path: Path | None) -> None:
     if path is None:
         return
     sources = read_sources(path)
-    digest = digest_of(sources)
+    digest = compute_digest(sources)
     if digest == operations.applied_digest():
         return
     wanted = fleet.parse_all(sources)

@@ -140,7 +140,7 @@ def test_the_star_stands_for_every_type_without_a_command_of_its_own() -> None:
 
 def test_a_type_without_a_command_fails_with_a_clear_message() -> None:
     with pytest.raises(
-        ImpactFailed, match="there is no command for Reboot; exec_command can give one"
+        ImpactFailed, match="no command for Reboot; set exec_command for it"
     ):
         carried_out(platform("true", type_="Freeze"))
 

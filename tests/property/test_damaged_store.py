@@ -17,7 +17,7 @@ from forewarn.engine.clock import VirtualClock
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
 from forewarn.errors import StoreUnusable
-from forewarn.fleetfile.schema import Fleet
+from forewarn.fleetfile.parser import Fleet
 from forewarn.history.query import Wanted, read
 from forewarn.store.sqlite import SqliteStore
 from tests.builders import NOON, guid, vm

@@ -15,8 +15,9 @@ from forewarn.core.event import Ended, Event, Impact, Status
 from forewarn.core.fleet import AutoApprove, Instance, Policy, Power, Scope, ScopeKind, Vm
 from forewarn.engine.record import SCOPE
 from forewarn.errors import Invalid, StoreUnusable
-from forewarn.fleetfile import schema as fleet
-from forewarn.fleetfile.schema import SCHEMA, Fleet
+from forewarn.fleetfile import parser as fleet
+from forewarn.fleetfile.parser import Fleet
+from forewarn.fleetfile.schema import SCHEMA
 from forewarn.wire import approval
 from forewarn.wire.document import body, etag, matches
 from forewarn.wire.instance import tree, walk

@@ -22,7 +22,7 @@ from forewarn.core.fleet import Vm
 from forewarn.engine.clock import RealClock
 from forewarn.errors import ImpactFailed
 from forewarn.platform.base import ImpactRequest, ImpactResult
-from forewarn.platform.libvirt.connection import Libvirts
+from forewarn.platform.libvirt.connection import LibvirtHosts
 from forewarn.platform.libvirt.discovery import discover
 from forewarn.platform.libvirt.driver import LibvirtPlatform
 from forewarn.platform.libvirt.fleet_import import parse
@@ -54,8 +54,8 @@ def hosts(made: Hosts) -> Iterator[Hosts]:
         host.clear()
 
 
-def libvirts(hosts: Hosts, call_seconds_max: float = 30) -> Libvirts:
-    return Libvirts(
+def libvirts(hosts: Hosts, call_seconds_max: float = 30) -> LibvirtHosts:
+    return LibvirtHosts(
         [HostUri(name, host.uri) for name, host in hosts.items()], call_seconds_max=call_seconds_max
     )
 
@@ -103,7 +103,7 @@ def test_a_freeze_suspends_and_resumes(hosts: Hosts) -> None:
     told = events(host, host.run_vm(), libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE)
 
     start = time.monotonic()
-    assert run_impact(hosts, EventType.FREEZE).detail == "suspended for 2 seconds, and resumed"
+    assert run_impact(hosts, EventType.FREEZE).detail == "suspended for 2 seconds and resumed"
 
     assert time.monotonic() - start >= 2
     wait_for(lambda: len(told) >= 2, 10)

@@ -20,7 +20,7 @@ from forewarn.engine.clock import Clock
 from forewarn.errors import Conflict, Invalid, Refused, Unavailable, UnknownToken
 from forewarn.store.base import Record, Store, Write
 
-TOKEN_KEY = "token/{}/"  # noqa: S105
+TOKEN_KEY = "token/{}/"
 ROLL_KEY = "tokens"
 ROLL = b'{"format":1}'
 KINDS = ("token", ROLL_KEY)

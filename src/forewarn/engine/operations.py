@@ -29,7 +29,7 @@ from forewarn.errors import (
     UnknownEvent,
     UnknownScope,
 )
-from forewarn.fleetfile.schema import Fleet, dump_json, tag
+from forewarn.fleetfile.parser import Fleet, compute_etag, dump_json
 from forewarn.store.base import WRITES_MAX, Write
 
 VMS_PER_TURN_MAX = 300
@@ -241,13 +241,17 @@ class Operations:
             await (
                 self._engine.catch_up()
             )  # what another server has changed is not to be done, or left undone, by mistake
-            if tags and await asyncio.to_thread(lambda: tag(dump_json(self.fleet()))) not in tags:
+            if (
+                tags
+                and await asyncio.to_thread(lambda: compute_etag(dump_json(self.fleet())))
+                not in tags
+            ):
                 raise FleetChanged(
                     "the fleet has changed since it was read; read it again and retry"
                 )
             return await self._apply(fleet, by, dry_run, digest)
 
-    async def _apply(self, fleet: Fleet, by: str, dry_run: bool, digest: str | None) -> Difference:  # noqa: FBT001
+    async def _apply(self, fleet: Fleet, by: str, dry_run: bool, digest: str | None) -> Difference:
         revision = self._engine.fleet_revision
         asked = await self._asked(fleet, is_file=digest is not None)
         difference = await self._difference(fleet, asked)

@@ -28,7 +28,7 @@ from forewarn.engine.clock import RealClock, VirtualClock
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
 from forewarn.errors import Conflict, Invalid, Refused, Unavailable
-from forewarn.fleetfile.schema import Fleet
+from forewarn.fleetfile.parser import Fleet
 from forewarn.lab.fault.active import Fault, Faults, Standing
 from forewarn.lab.fault.filter import Dropped, FaultFilter, FilteredPolls
 from forewarn.lab.listeners import DOORS_MAX, Doors
@@ -122,7 +122,7 @@ class LabService:
             clock,
             durations=engine.timing.duration,
             hosts=lambda: chain(board.hosts, board.declared_hosts),
-            wanted=engine.shelf.turns,
+            avoid=engine.shelf.turns,
         )
         self.settings = Settings(identify=frozenset({Identify.PATH, Identify.ADDRESS}))
         self.metadata_inner = LabMetadata(engine, self.settings, self.faults)

@@ -34,7 +34,7 @@ from forewarn.errors import (
     TooManyCampaigns,
     UnknownCampaign,
 )
-from forewarn.fleetfile.schema import Fleet
+from forewarn.fleetfile.parser import Fleet
 from forewarn.platform.base import ImpactRequest, ImpactResult, Platform
 from forewarn.platform.simulated import SimulatedPlatform
 from forewarn.store.base import Write
@@ -94,7 +94,7 @@ class World:
             self.clock,
             durations=DURATION,
             hosts=engine.board.host_names,
-            wanted=engine.shelf.turns,
+            avoid=engine.shelf.turns,
             failing=self.failing,
         )
         check = HealthCheck(health, MINUTE) if health else None

@@ -21,7 +21,7 @@ from forewarn.engine.clock import VirtualClock
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations, Told
 from forewarn.errors import EventEnded, StoreLost, Unavailable, UnknownEvent
-from forewarn.fleetfile.schema import Fleet
+from forewarn.fleetfile.parser import Fleet
 from forewarn.store.base import Snapshot
 from forewarn.store.memory import MemoryStore
 from forewarn.store.sqlite import SqliteStore

@@ -14,7 +14,7 @@ from forewarn.engine.clock import VirtualClock
 from forewarn.engine.engine import SCOPE_KEY, Engine
 from forewarn.engine.operations import Difference, Operations
 from forewarn.engine.record import SCOPE
-from forewarn.fleetfile.schema import Fleet
+from forewarn.fleetfile.parser import Fleet
 from forewarn.store.base import Write
 from forewarn.store.memory import MemoryStore
 from tests.builders import NOON, OPERATION, vm

@@ -15,8 +15,8 @@ from forewarn.engine.clock import VirtualClock
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
 from forewarn.errors import Invalid
-from forewarn.fleetfile.files import FILES_MAX, digest_of, read_sources
-from forewarn.fleetfile.schema import Fleet, parse, parse_all
+from forewarn.fleetfile.files import FILES_MAX, compute_digest, read_sources
+from forewarn.fleetfile.parser import Fleet, parse, parse_all
 from forewarn.fleetfile.yaml_source import SIZE_MAX
 from forewarn.server import apply_fleet_file
 from forewarn.store.memory import MemoryStore
@@ -113,12 +113,12 @@ def test_what_stands_in_two_files_is_refused_with_both_places(
         tmp_path / "fleet", a_yaml=WEB, b_yaml=f"scopes:\n  - {scope.replace('ID', ID)}\n"
     )
 
-    with pytest.raises(Invalid) as refusal:
+    with pytest.raises(Invalid) as locate:
         read(folder)
-    assert refusal.value.message == (
+    assert locate.value.message == (
         f"{folder}/b.yaml:2: scopes[0].{field}: expected {expected} {folder}/{other}, got '{got}'"
     )
-    assert refusal.value.facts == {
+    assert locate.value.facts == {
         "source": f"{folder}/b.yaml",
         "line": 2,
         "field": f"scopes[0].{field}",
@@ -181,14 +181,14 @@ def test_a_path_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 def test_the_digest_changes_with_every_file(tmp_path: Path) -> None:
     """It decides whether a folder is applied when the service starts."""
     folder = write(tmp_path / "fleet", a_yaml=WEB)
-    digests = [digest_of(read_sources(folder))]
+    digests = [compute_digest(read_sources(folder))]
     assert digests == [hashlib.sha256(WEB.encode()).hexdigest()]
     for files in ({"b_json": DB}, {"b_json": DB + " "}, {"c_yaml": "scopes: []"}):
-        digests.append(digest_of(read_sources(write(folder, **files))))
+        digests.append(compute_digest(read_sources(write(folder, **files))))
     (folder / "c.yaml").rename(folder / "d.yaml")
-    digests.append(digest_of(read_sources(folder)))
+    digests.append(compute_digest(read_sources(folder)))
     assert len(set(digests)) == 5
-    assert digest_of(read_sources(folder)) == digests[-1]
+    assert compute_digest(read_sources(folder)) == digests[-1]
 
 
 def test_a_folder_is_applied_at_the_start_and_again_when_a_file_changed(tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ from forewarn.core.fleet import (
 )
 from forewarn.engine import record
 from forewarn.errors import Invalid
-from forewarn.fleetfile.schema import SCHEMA, Fleet, FleetFile, InstanceEntry, dump, parse
+from forewarn.fleetfile.parser import Fleet, dump, parse
+from forewarn.fleetfile.schema import SCHEMA, FleetFile, InstanceEntry
 
 SCHEMA_SAYS = Draft202012Validator(SCHEMA, format_checker=Draft202012Validator.FORMAT_CHECKER)
 
@@ -286,11 +287,11 @@ def test_an_alias_stands_for_what_it_names() -> None:
         ),
         (
             DESIGNED.replace(b"host: host-a", b"name: web-9"),
-            "fleet.yaml:6: scopes[0].vms[0].name: expected each key once, got it twice",
+            "fleet.yaml:6: scopes[0].vms[0].name: duplicate key",
         ),
         (
             DESIGNED.replace(b"    vms:", b"\tvms:"),
-            "fleet.yaml:5: expected YAML or JSON, got what cannot be read: found character that cannot start any token",
+            "fleet.yaml:5: not valid YAML or JSON: found character that cannot start any token",
         ),
         (
             b"scopes:\n- name: a\n  vms:\n",
@@ -310,14 +311,14 @@ def test_an_alias_stands_for_what_it_names() -> None:
         (b"a: 1\n--- 2", "fleet.yaml:2: expected one document, got a second one"),
         (
             b"scopes: !!set {a}",
-            "fleet.yaml:1: scopes: expected a value without a tag, got the tag 'tag:yaml.org,2002:set'",
+            "fleet.yaml:1: scopes: expected a value without a tag, got 'tag:yaml.org,2002:set'",
         ),
         (b"a: 1\n? [b]\n: c", "fleet.yaml:2: expected a name as key, got another kind of value"),
-        (b"a: 1\nb: *c", "fleet.yaml:2: b: expected an anchor that stands before, got '*c'"),
+        (b"a: 1\nb: *c", "fleet.yaml:2: b: expected a defined anchor, got '*c'"),
         (b"a: 1\nb: \xff", "fleet.yaml:2: expected UTF-8, got the byte 0xff"),
         (
             b"a: 1\nb: \x01",
-            "fleet.yaml:2: expected YAML or JSON, got what cannot be read: control characters are not allowed",
+            "fleet.yaml:2: not valid YAML or JSON: control characters are not allowed",
         ),
     ],
 )
@@ -385,11 +386,11 @@ def test_a_vm_may_be_named_by_its_own_id() -> None:
         ),
         (
             '{"scopes": [],\n "scopes": []}',
-            "fleet.yaml:2: scopes: expected each key once, got it twice",
+            "fleet.yaml:2: scopes: duplicate key",
         ),
         (
             '{"scopes": [\n[',
-            "fleet.yaml:2: expected YAML or JSON, got what cannot be read: did not find expected node content",
+            "fleet.yaml:2: not valid YAML or JSON: did not find expected node content",
         ),
         (
             '{"scopes": [\n  {"name": "a", "vms": [{"name": "\\ud83d\\ude00"}]}]}',

@@ -8,7 +8,7 @@ from forewarn.config import Config, PlatformName, resolve
 from forewarn.config_platform import ExecCommand, HostUri
 from forewarn.errors import Invalid
 from forewarn.platform.exec import ExecPlatform
-from forewarn.platform.open import health_platform, real_platform
+from forewarn.platform.open import open_health_platform, open_platform
 from tests.unit.platform.hasty import Hasty
 
 
@@ -17,7 +17,7 @@ def config(**flags: object) -> Config:
 
 
 def chosen(**flags: object) -> object:
-    return real_platform(config(**flags), Hasty(), hosts=list, environ={"PATH": "/usr/bin:/bin"})
+    return open_platform(config(**flags), Hasty(), hosts=list, environ={"PATH": "/usr/bin:/bin"})
 
 
 def test_impacts_are_simulated_unless_somebody_asks_for_more() -> None:
@@ -64,7 +64,7 @@ def test_a_placeholder_that_does_not_exist_or_names_the_program_is_refused(text:
 
 @pytest.mark.system
 def test_libvirt_answers_at_one_uri_at_a_pattern_or_at_one_for_each_host() -> None:
-    from forewarn.platform.libvirt.connection import Libvirts
+    from forewarn.platform.libvirt.connection import LibvirtHosts
 
     plain, pattern = "qemu:///system", "qemu+ssh://root@{host}/system?keyfile=/k"
     named = f"host-b={plain}"
@@ -73,11 +73,11 @@ def test_libvirt_answers_at_one_uri_at_a_pattern_or_at_one_for_each_host() -> No
         HostUri("", pattern),
         HostUri("host-b", plain),
     )
-    libvirts = Libvirts(config(libvirt_uri=[pattern, named]).libvirt_uri, call_seconds_max=1)
+    libvirts = LibvirtHosts(config(libvirt_uri=[pattern, named]).libvirt_uri, call_seconds_max=1)
     assert libvirts.uri("host-a") == "qemu+ssh://root@host-a/system?keyfile=/k"
     assert libvirts.uri("host-b") == plain
     assert libvirts.uri("") == ""
-    assert Libvirts([HostUri("host-b", plain)], call_seconds_max=1).uri("host-a") == ""
+    assert LibvirtHosts([HostUri("host-b", plain)], call_seconds_max=1).uri("host-a") == ""
 
 
 @pytest.mark.parametrize(
@@ -94,12 +94,12 @@ def test_a_health_command_without_its_program_is_refused_by_its_option() -> None
     """The service must not start with a check that would pause every campaign."""
     environ = {"PATH": "/usr/bin:/bin"}
 
-    assert health_platform(config(), environ) is None
+    assert open_health_platform(config(), environ) is None
     assert isinstance(
-        health_platform(config(campaign_health_command="true {host}"), environ), ExecPlatform
+        open_health_platform(config(campaign_health_command="true {host}"), environ), ExecPlatform
     )
     with pytest.raises(
         Invalid,
         match=r"^campaign_health_command: '/no/such/program' is not found or not executable; expected",
     ):
-        health_platform(config(campaign_health_command="/no/such/program"), environ)
+        open_health_platform(config(campaign_health_command="/no/such/program"), environ)

@@ -9,7 +9,7 @@ from forewarn.core.timing import DURATION
 from forewarn.engine.clock import VirtualClock
 from forewarn.errors import ImpactFailed
 from forewarn.platform.base import ImpactRequest, ImpactResult
-from forewarn.platform.simulated import SimulatedPlatform, another_host
+from forewarn.platform.simulated import SimulatedPlatform, choose_host
 from tests.builders import NOON, SECOND, guid, vm
 
 
@@ -50,9 +50,9 @@ def test_it_fails_for_the_vms_it_was_told_to() -> None:
 
 
 def test_the_next_host_is_taken_round_and_round() -> None:
-    assert another_host("b", ["a", "b", "c"]) == "c"
-    assert another_host("c", ["a", "b", "c"]) == "a"
-    assert another_host("a", ["a"]) == ""
+    assert choose_host("b", ["a", "b", "c"]) == "c"
+    assert choose_host("c", ["a", "b", "c"]) == "a"
+    assert choose_host("a", ["a"]) == ""
 
 
 def test_a_host_that_others_want_is_taken_only_where_there_is_no_better_one() -> None:
@@ -61,6 +61,6 @@ def test_a_host_that_others_want_is_taken_only_where_there_is_no_better_one() ->
     """
     hosts = ["a", "b", "c", "d"]
 
-    assert another_host("a", hosts, {"a": 2, "b": 2, "c": 1}) == "d"
-    assert another_host("a", hosts, {"a": 2, "b": 2, "c": 1, "d": 2}) == "c"
-    assert another_host("d", hosts, {"a": 1, "b": 1, "c": 1}) == "a"
+    assert choose_host("a", hosts, {"a": 2, "b": 2, "c": 1}) == "d"
+    assert choose_host("a", hosts, {"a": 2, "b": 2, "c": 1, "d": 2}) == "c"
+    assert choose_host("d", hosts, {"a": 1, "b": 1, "c": 1}) == "a"

@@ -5,12 +5,12 @@ import threading
 
 import pytest
 
-from forewarn.platform.threads import Threads, see_through
+from forewarn.platform.threads import CallThreads, run_to_completion
 
 
 def test_a_call_gives_what_the_work_gives_and_raises_what_it_raises() -> None:
     async def story() -> None:
-        threads = Threads()
+        threads = CallThreads()
         assert await threads.call("a", lambda: 6 * 7, 30) == 42
         with pytest.raises(ZeroDivisionError):
             await threads.call("a", lambda: 1 // 0, 30)
@@ -20,7 +20,7 @@ def test_a_call_gives_what_the_work_gives_and_raises_what_it_raises() -> None:
 
 def test_calls_that_hang_are_bounded_and_their_places_are_free_again_when_they_end() -> None:
     async def story() -> None:
-        threads, go, entered = Threads(threads_max=2), threading.Event(), []
+        threads, go, entered = CallThreads(threads_max=2), threading.Event(), []
 
         def hang() -> None:
             entered.append(1)
@@ -46,7 +46,7 @@ def test_a_call_that_ends_after_the_loop_is_closed_harms_nobody() -> None:
 
     async def story() -> None:
         with pytest.raises(TimeoutError):
-            await Threads().call("a", work, 0.01)
+            await CallThreads().call("a", work, 0.01)
 
     asyncio.run(story())
     go.set()
@@ -67,7 +67,7 @@ def test_work_that_ends_after_its_caller_gave_up_is_undone_there_and_then() -> N
 
     async def story() -> None:
         with pytest.raises(TimeoutError):
-            await Threads().call("a", work, 0.05, undo=undo)
+            await CallThreads().call("a", work, 0.05, undo=undo)
         assert deeds == []
         go.set()
 
@@ -79,7 +79,7 @@ def test_work_that_ends_after_its_caller_gave_up_is_undone_there_and_then() -> N
 def test_work_whose_caller_waits_is_not_undone() -> None:
     undone = threading.Event()
 
-    assert asyncio.run(Threads().call("a", lambda: 42, 30, undo=undone.set)) == 42
+    assert asyncio.run(CallThreads().call("a", lambda: 42, 30, undo=undone.set)) == 42
     assert not undone.is_set()
 
 
@@ -92,7 +92,7 @@ def test_the_process_does_not_end_before_what_must_be_undone_is_undone() -> None
         go.wait(30)
 
     async def story() -> None:
-        call = asyncio.create_task(Threads().call("a", work, 30, undo=lambda: None))
+        call = asyncio.create_task(CallThreads().call("a", work, 30, undo=lambda: None))
         await asyncio.to_thread(entered.wait, 30)
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
@@ -113,6 +113,6 @@ def test_the_process_does_not_end_before_what_must_be_undone_is_undone() -> None
 def test_a_last_call_is_made_though_nobody_waits() -> None:
     made = threading.Event()
 
-    see_through(made.set, 30)
+    run_to_completion(made.set, 30)
 
     assert made.wait(30)

@@ -14,7 +14,7 @@ from forewarn.core.timing import Timing
 from forewarn.engine.clock import VirtualClock
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
-from forewarn.fleetfile.schema import parse
+from forewarn.fleetfile.parser import parse
 from forewarn.store.memory import MemoryStore
 from forewarn.web.control.routes.fleet import app
 

@@ -18,7 +18,7 @@ from forewarn.core.lifecycle import is_enabled
 from forewarn.engine.board import Board, PublishedScope
 from forewarn.engine.engine import POLLS_PASS_EVERY, Engine
 from forewarn.engine.operations import Difference, Told
-from forewarn.fleetfile.schema import said_of
+from forewarn.fleetfile.parser import format_budget
 from forewarn.web.control.pagination import Key, page
 
 K = TypeVar("K")
@@ -347,5 +347,5 @@ def _policy(policy: Policy) -> PolicyView:
         None if notice is None else notice.total_seconds(),
         policy.couple_terminates,
         policy.user_operations_max,
-        said_of(policy.max_unavailable),
+        format_budget(policy.max_unavailable),
     )

@@ -13,7 +13,7 @@ import pytest
 from forewarn.core.event import Cause, EventType
 from forewarn.errors import ImpactFailed
 from forewarn.platform.base import ImpactResult
-from forewarn.platform.libvirt.connection import Libvirts
+from forewarn.platform.libvirt.connection import LibvirtHosts
 from forewarn.platform.libvirt.marker import is_marked, mark, suspend
 from tests.builders import SECOND, guid
 from tests.unit.platform.libvirt_world import (
@@ -47,7 +47,7 @@ def test_a_freeze_suspends_for_as_long_as_the_vm_was_told_and_resumes(world: Lib
 
     done = world.run_impact(order(EventType.FREEZE, seconds=5), connect=lambda uri: host)
 
-    assert done == ImpactResult(detail="suspended for 5 seconds, and resumed")
+    assert done == ImpactResult(detail="suspended for 5 seconds and resumed")
     assert steps(host) == ["suspend", "resume"]
     assert world.clock.slept == [5 * SECOND]
     assert world.state() == RUNNING
@@ -77,11 +77,11 @@ def test_a_vm_that_its_owner_had_suspended_stays_so(world: LibvirtWorld, tries: 
 
     done = world.run_impact(order(EventType.FREEZE, tries=tries))
 
-    assert done.detail == "it was suspended already, and stays so"
+    assert done.detail == "the VM was already suspended and stays suspended"
     assert world.state() == PAUSED
     assert (
         world.run_impact(order(EventType.REBOOT, tries=tries)).detail
-        == "it was suspended, and stays so"
+        == "the VM was suspended and stays suspended"
     )
     assert world.state() == PAUSED
 
@@ -239,7 +239,7 @@ def test_a_try_after_a_crash_in_the_middle_of_a_reboot_starts_what_has_shut_down
     mark(world.web, guid(1))
     world.web.shutdown()
 
-    assert world.run_impact(order(EventType.REBOOT, tries=2)).detail == "it did not run: started"
+    assert world.run_impact(order(EventType.REBOOT, tries=2)).detail == "the VM was off: started"
     assert world.state() == RUNNING
     assert not is_marked(world.web, guid(1))
 
@@ -298,7 +298,7 @@ def test_what_is_gone_already_is_deleted_already(world: LibvirtWorld) -> None:
     """The try before this one may have done it, and died before it could tell."""
     done = world.run_impact(order(EventType.TERMINATE, Cause.DELETION, name="web-9"))
 
-    assert done.detail == "libvirt knows no such domain: there was nothing left to do"
+    assert done.detail == "libvirt has no such domain: nothing to do"
 
 
 def test_a_domain_that_does_not_exist_cannot_be_rebooted(world: LibvirtWorld) -> None:
@@ -325,7 +325,7 @@ def test_a_vm_that_stands_on_another_host_than_the_fleet_says_is_found_there(
 
 
 def test_a_host_that_nobody_gave_a_uri_for_is_not_asked(world: LibvirtWorld) -> None:
-    libvirts = Libvirts((), call_seconds_max=30, connect=world.connect)
+    libvirts = LibvirtHosts((), call_seconds_max=30, connect=world.connect)
 
     with pytest.raises(ImpactFailed, match="libvirt_uri says nothing of host 'host-a'"):
         asyncio.run(libvirts.ask("host-a", lambda connection: connection))
@@ -361,7 +361,7 @@ def test_a_connection_that_hung_is_not_used_again(world: LibvirtWorld) -> None:
     connections = [Hung(world.on("host-a")), world.on("host-a")]
 
     async def story() -> None:
-        libvirts = Libvirts(URIS, call_seconds_max=0.2, connect=lambda uri: connections.pop(0))
+        libvirts = LibvirtHosts(URIS, call_seconds_max=0.2, connect=lambda uri: connections.pop(0))
         await libvirts.ask("host-a", lambda connection: connection)
         with pytest.raises(ImpactFailed, match="did not answer"):
             await libvirts.ask("host-a", lambda connection: connection)

@@ -17,7 +17,7 @@ from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
 from forewarn.engine.record import ANSWER, Answer
 from forewarn.errors import StoreLost
-from forewarn.fleetfile.schema import parse
+from forewarn.fleetfile.parser import parse
 from forewarn.store.base import Write
 from forewarn.store.memory import MemoryStore
 from forewarn.web.control import idempotency

@@ -35,7 +35,8 @@ from forewarn.core.event import Cause, EventType, Status
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
 from forewarn.errors import CampaignOver, OverBudget, TooManyCampaigns, UnknownCampaign
-from forewarn.fleetfile.schema import MaxUnavailable, budget_of, said_of
+from forewarn.fleetfile.parser import format_budget, parse_budget
+from forewarn.fleetfile.schema import MaxUnavailable
 from forewarn.web.control.auth import Principal
 from forewarn.web.control.openapi import BodyOptional
 from forewarn.web.control.openapi_responses import ANY, answers
@@ -277,7 +278,7 @@ def view(engine: Engine, campaign: Campaign, *, is_listed: bool = False) -> Camp
         estimated_end=estimate(campaign, now, engine.timing),
         patterns=wish.patterns,
         max_hosts=wish.max_hosts,
-        max_unavailable=said_of(wish.max_unavailable),
+        max_unavailable=format_budget(wish.max_unavailable),
         pause_on_failure=wish.pause_on_failure,
         under_way=[_under_way(engine, campaign, one) for one in campaign.under_way],
         troubles=campaign.troubles,
@@ -334,7 +335,7 @@ def _wish(data: NewCampaign) -> Wish:
         duration_seconds=data.duration_seconds,
         description=data.description,
         max_hosts=data.max_hosts,
-        max_unavailable=budget_of(data.max_unavailable),
+        max_unavailable=parse_budget(data.max_unavailable),
         pause_on_failure=data.pause_on_failure,
     )
 

@@ -25,7 +25,8 @@ from forewarn.core.event import Cause, EventType
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations, Told
 from forewarn.errors import Invalid, Unavailable
-from forewarn.fleetfile.schema import SCHEMA, dump_json, parse, tag
+from forewarn.fleetfile.parser import compute_etag, dump_json, parse
+from forewarn.fleetfile.schema import SCHEMA
 from forewarn.web.control import views
 from forewarn.web.control.app import Application
 from forewarn.web.control.auth import DELAY_SECONDS, Authenticator, Principal
@@ -230,7 +231,7 @@ class Fleets(Controller):
         text: Any = await asyncio.to_thread(
             lambda: dump_json(operations.fleet())
         )  # what is bytes already is sent as it is
-        headers = {"ETag": f'"{await asyncio.to_thread(tag, text)}"'}
+        headers = {"ETag": f'"{await asyncio.to_thread(compute_etag, text)}"'}
         return Response(text, media_type=MediaType.JSON, headers=headers)
 
     @put(

@@ -14,7 +14,7 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 from litestar.status_codes import HTTP_200_OK, HTTP_201_CREATED
 
-from forewarn import duration as span
+from forewarn import duration
 from forewarn.auth.token import Role
 from forewarn.auth.token import Token as Held
 from forewarn.engine.engine import Engine
@@ -100,7 +100,7 @@ class Tokens(Controller):
 
 async def make(engine: Engine, new: NewToken, *, secret: str, by: str) -> TokenAnswer:
     try:
-        expires_in = None if new.expires is None else span.parse(new.expires)
+        expires_in = None if new.expires is None else duration.parse_duration(new.expires)
     except ValueError as error:
         raise Invalid(f"body.expires: {error}", field="expires") from error
     token, text = await engine.tokens.create(

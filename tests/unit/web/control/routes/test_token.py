@@ -282,7 +282,7 @@ def test_a_revoked_token_is_none_from_that_moment_on() -> None:
         (
             {"name": "ci", "role": "viewer", "expires": "soon"},
             400,
-            "body.expires: expected a time such as 90s",
+            "body.expires: expected a duration such as 90s",
         ),
         (
             {"name": "ci", "role": "viewer", "expires": "0s"},
