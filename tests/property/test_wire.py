@@ -20,7 +20,7 @@ from forewarn.fleetfile.parser import Fleet
 from forewarn.fleetfile.schema import SCHEMA
 from forewarn.wire import approval
 from forewarn.wire.document import body, etag, matches
-from forewarn.wire.instance import tree, walk
+from forewarn.wire.instance import tree, select
 from forewarn.wire.versions import INSTANCE_VERSIONS, VERSIONS, Version
 
 SCHEMA_SAYS = Draft202012Validator(SCHEMA, format_checker=Draft202012Validator.FORMAT_CHECKER)
@@ -272,12 +272,12 @@ def test_every_path_that_a_tree_lists_can_be_walked(scope: Scope, version: str) 
     waiting: list[list[str]] = [[]]
     while waiting:  # ends with the tree, which is finite
         path = waiting.pop()
-        for name in filter(None, walk(root, path, "text").body.decode().split("\n")):
+        for name in filter(None, select(root, path, "text").body.decode().split("\n")):
             child = [*path, name.removesuffix("/")]
             if name.endswith("/"):
                 waiting.append(child)
             else:
-                walk(root, child, "text")
+                select(root, child, "text")
 
 
 def _refusal(text: bytes) -> Invalid | None:

@@ -12,7 +12,7 @@ from forewarn.wire.versions import (
     VERSIONS,
     bad_instance_version_body,
     bad_version_body,
-    lenient,
+    find_lenient,
 )
 
 OLD_TYPES = {EventType.FREEZE, EventType.REBOOT, EventType.REDEPLOY}
@@ -103,7 +103,7 @@ def test_lenient_mode_serves_an_unknown_date_with_the_newest_version_before_it(
     asked: str, served: str
 ) -> None:
     """An installer in the field sends 2021-12-13 here, because it is an instance version."""
-    assert lenient(asked) is BY_NAME[served]
+    assert find_lenient(asked) is BY_NAME[served]
 
 
 @pytest.mark.parametrize(
@@ -114,4 +114,4 @@ def test_lenient_mode_guesses_nothing_from_an_earlier_date_or_from_what_is_no_da
     asked: str,
 ) -> None:
     """`{latest}` was withdrawn in 2017, and what is older than the first version has no meaning."""
-    assert lenient(asked) is None
+    assert find_lenient(asked) is None

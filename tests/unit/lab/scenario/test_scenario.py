@@ -153,7 +153,7 @@ def test_a_file_says_who_there_is_what_happens_and_what_is_expected() -> None:
         (
             "from: 5m",
             "from: 2030-02-31T00:00:00Z",
-            "scenario.yaml:14: faults[0].from: expected a duration from now such as",
+            "scenario.yaml:14: faults[0].from: expected a time from now such as 90s",
         ),
         (
             "{at: 1m, do",
