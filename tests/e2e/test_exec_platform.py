@@ -153,7 +153,7 @@ def test_nonzero_exit_code_fails_with_the_output() -> None:
 
 
 def test_death_by_signal_is_a_failure() -> None:
-    with pytest.raises(ImpactFailed, match=f"sh was ended by signal {int(signal.SIGSEGV)}"):
+    with pytest.raises(ImpactFailed, match=f"sh was killed by signal {int(signal.SIGSEGV)}"):
         carried_out(shell("kill -SEGV $$"))
 
 
@@ -165,7 +165,7 @@ def test_command_over_its_limit_is_killed_with_its_children(
     script = f"trap '' TERM; echo $$ > {tmp_path}/parent; {child}; echo going; wait"
 
     with pytest.raises(
-        ImpactFailed, match=r"was not done within 0.5 seconds, and was ended"
+        ImpactFailed, match=r"did not finish within 0.5 seconds and was killed"
     ) as raised:
         carried_out(shell(script, seconds_max=0.5))
 
@@ -230,7 +230,7 @@ def test_children_get_the_grace_period_after_their_shell_dies(tmp_path: Path) ->
         f"trap 'sleep 0.1; echo clean > {tmp_path}/end; exit' TERM; echo > {tmp_path}/begun; while"
         " :; do sleep 0.05; done"
     )
-    with pytest.raises(ImpactFailed, match="and was ended"):
+    with pytest.raises(ImpactFailed, match="and was killed"):
         carried_out(shell(f"sh -c {shlex.quote(child)} & wait", seconds_max=0.5))
 
     assert (tmp_path / "begun").exists()

@@ -105,7 +105,7 @@ def test_try_after_a_crash_does_not_start_a_moved_vm_again(
     world.on("host-b").defineXML(world.web.XMLDesc()).create()
     world.web.destroy()
 
-    assert world.run_impact(AGAIN) == ImpactResult(host="host-b", detail="it runs on host-b")
+    assert world.run_impact(AGAIN) == ImpactResult(host="host-b", detail="running on host-b")
     assert world.names_on("host-a") == []
 
 
@@ -144,7 +144,7 @@ def test_maintenance_moves_a_stopped_vm_without_starting_it(
     assert done.host == "host-b"
     assert world.state("host-b") == OFF
     again = world.run_impact(order(EventType.REDEPLOY, tries=2))
-    assert again == ImpactResult(host="host-b", detail="it does not run on host-b")
+    assert again == ImpactResult(host="host-b", detail="off on host-b")
     assert world.state("host-b") == OFF
 
 

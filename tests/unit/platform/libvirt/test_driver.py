@@ -301,7 +301,7 @@ def test_deleting_a_missing_domain_succeeds(world: LibvirtWorld) -> None:
 
 def test_a_domain_that_does_not_exist_cannot_be_rebooted(world: LibvirtWorld) -> None:
     with pytest.raises(
-        ImpactFailed, match="libvirt knows no domain web-9 on any host of the fleet"
+        ImpactFailed, match="no host of the fleet has a domain web-9"
     ):
         world.run_impact(order(EventType.REBOOT, name="web-9"))
 
@@ -325,7 +325,7 @@ def test_vm_on_another_host_is_found_there(
 def test_host_without_a_uri_is_not_queried(world: LibvirtWorld) -> None:
     libvirts = LibvirtHosts((), call_seconds_max=30, connect=world.connect)
 
-    with pytest.raises(ImpactFailed, match="libvirt_uri says nothing of host 'host-a'"):
+    with pytest.raises(ImpactFailed, match="libvirt_uri has no URI for host 'host-a'"):
         asyncio.run(libvirts.ask("host-a", lambda connection: connection))
 
 
