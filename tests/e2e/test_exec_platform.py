@@ -296,7 +296,7 @@ def test_the_service_refuses_to_start_without_any_command() -> None:
 
     assert told.returncode == 2
     assert told.stderr.startswith(
-        "forewarn: the exec platform has no command; exec_command gives it one"
+        "forewarn: the exec platform has no command; expected exec_command"
     )
 
 
