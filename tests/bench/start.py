@@ -82,7 +82,7 @@ def read_alone(path: Path) -> float:
 
 
 async def start(path: Path) -> float:
-    """Seconds from opening the file to the moment at which `serve` would open its listeners."""
+    """Seconds from opening the file until `serve` would open its listeners."""
     began = time.perf_counter()
     clock = RealClock()
     async with (
