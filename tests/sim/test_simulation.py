@@ -10,7 +10,7 @@ import pytest
 from forewarn.core.change import ChangeKind
 from forewarn.engine import entry as note
 from forewarn.engine.clock import VirtualClock
-from forewarn.store.base import Record, Write
+from forewarn.store.base import Check, Record, Write
 from forewarn.store.memory import MemoryStore
 from tests.builders import NOON
 from tests.rules import Broken
@@ -81,7 +81,7 @@ def test_the_same_seed_tells_the_same_story() -> None:
 class CarelessStore(MemoryStore):
     """Planted fault: takes any write, whatever revision its writer had read."""
 
-    async def commit(self, writes: Sequence[Write], notes: Sequence[bytes] = ()) -> int:
+    async def commit(self, writes: Sequence[Write], checks: Sequence[Check] = (), entries: bytes | None = None) -> int:
         self._revision += 1
         for write in writes:
             self._records.pop(write.key, None)
@@ -95,11 +95,11 @@ class ForgetfulStore(MemoryStore):
 
     calls = 0
 
-    async def commit(self, writes: Sequence[Write], notes: Sequence[bytes] = ()) -> int:
+    async def commit(self, writes: Sequence[Write], checks: Sequence[Check] = (), entries: bytes | None = None) -> int:
         self.calls += 1
         if self.calls % 7 == 0:
             return self._revision + 1
-        return await super().commit(writes, notes)
+        return await super().commit(writes, checks, entries)
 
 
 class HastyClock(VirtualClock):

@@ -31,7 +31,7 @@ from forewarn.engine.worker import Worker
 from forewarn.errors import Error, ImpactFailed, StoreLost
 from forewarn.fleetfile.schema import Fleet
 from forewarn.platform.base import ImpactRequest, ImpactResult
-from forewarn.store.base import Note, Snapshot, Store, Write
+from forewarn.store.base import Check, Note, Snapshot, Store, Write
 from forewarn.store.memory import MemoryStore
 from forewarn.web.metadata.rendered_document import body_of, page
 from forewarn.wire.versions import VERSIONS
@@ -176,11 +176,11 @@ class FlakyStore:
             raise StoreLost("load refused")
         return await self._inner.load(prefix)
 
-    async def commit(self, writes: Sequence[Write], notes: Sequence[bytes] = ()) -> int:
+    async def commit(self, writes: Sequence[Write], checks: Sequence[Check] = (), entries: bytes | None = None) -> int:
         await self._dawdle()
         if self._chance.random() < self._manners.refused:
             raise StoreLost("commit refused")
-        revision = await self._inner.commit(writes, notes)
+        revision = await self._inner.commit(writes, checks, entries)
         self._witness.committed(writes, notes)
         if self._chance.random() < self._manners.lost_reply:
             raise StoreLost("reply lost")

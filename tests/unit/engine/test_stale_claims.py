@@ -138,7 +138,7 @@ def test_impact_that_waits_a_day_for_its_next_try_is_tried_again() -> None:
         store, clock = MemoryStore(), VirtualClock(NOON)
         wrong = Engine(store, Ahead(clock), Timing())
         await failed_host(wrong)
-        (impact,) = wrong.board.place("web").scope.impacts
+        (impact,) = wrong.board.find_scope("web").scope.impacts
         assert (impact.state, impact.due_at) == (ImpactState.WAITING, NOON + DAY)
         driver = Driver(clock)
         async with server(store, clock, driver, "w2"):

@@ -81,7 +81,7 @@ def test_a_scrape_costs_the_same_in_a_large_fleet() -> None:
         polls = Polls(world.engine, BY_ADDRESS, Limits())
         for number in range(len(world.engine.board.vms)):
             assert polls.admit(IdleConnection(Name(f"10.0.{number // 250}.{number % 250}")))
-        handler = route(world.engine, Metadata(world.engine, BY_ADDRESS), polls)
+        handler = route(world.service, Metadata(world.engine, BY_ADDRESS), polls)
         world.client = calling(Litestar([handler], openapi_config=None, logging_config=None))
         return await first_page(world, "/metrics")
 

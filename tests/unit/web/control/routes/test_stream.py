@@ -45,14 +45,14 @@ async def told(stream: Frames) -> list[tuple[int, str]]:
 
 def test_a_stream_begins_now_and_tells_each_change_with_its_number() -> None:
     async def tell(world: World) -> None:
-        stream = frames(world.engine.tail, Wanted(), None)
+        stream = frames(world.service.feed, Wanted(), None)
         assert parsed(await anext(stream)) == [{"retry": "2000", "id": "6"}]
         waiting = asyncio.ensure_future(told(stream))
         await world.told("POST", "/api/v1/vms/web-0/restart")
 
         assert await waiting == [(7, "scheduled")]
         shown = await world.told("GET", "/api/v1/history?limit=1")
-        again = frames(world.engine.tail, Wanted(), 6)
+        again = frames(world.service.feed, Wanted(), 6)
         await anext(again)
         assert json.loads(parsed(await anext(again))[0]["data"]) == shown["history"][0]
 
@@ -63,10 +63,10 @@ def test_a_stream_goes_on_after_the_number_it_is_told() -> None:
     """A console that lost its connection for a minute missed nothing."""
 
     async def tell(world: World) -> None:
-        stream = frames(world.engine.tail, Wanted(), 4)
+        stream = frames(world.service.feed, Wanted(), 4)
         assert parsed(await anext(stream))[0]["id"] == "4"
         assert await told(stream) == [(5, "enabled"), (6, "enabled")]
-        everything = frames(world.engine.tail, Wanted(), 0)
+        everything = frames(world.service.feed, Wanted(), 0)
         await anext(everything)
         assert [number for number, _ in await told(everything)] == [1, 2, 3, 4, 5, 6]
 
@@ -78,7 +78,7 @@ def test_what_is_not_kept_any_more_is_told_as_a_gap() -> None:
 
     async def tell(world: World) -> None:
         await world.engine.store.trim(4)
-        stream = frames(world.engine.tail, Wanted(), 1)
+        stream = frames(world.service.feed, Wanted(), 1)
         await anext(stream)
 
         assert parsed(await anext(stream)) == [{"event": "gap", "data": '{"after":1,"next":4}'}]
@@ -91,7 +91,7 @@ def test_the_numbers_of_another_store_are_a_gap_and_all_of_this_one_is_new() -> 
     """A service whose store is in memory was started again."""
 
     async def tell(world: World) -> None:
-        stream = frames(world.engine.tail, Wanted(), 1000)
+        stream = frames(world.service.feed, Wanted(), 1000)
         await anext(stream)
 
         assert parsed(await anext(stream)) == [{"event": "gap", "data": '{"after":1000,"next":1}'}]
@@ -104,7 +104,7 @@ def test_a_filter_tells_only_what_is_wanted_and_heartbeats_tell_how_far_it_is() 
     """So that who resumes does not look through everything again."""
 
     async def tell(world: World) -> None:
-        stream = frames(world.engine.tail, Wanted(vm="web-1"), 0, heartbeat_seconds=0.05)
+        stream = frames(world.service.feed, Wanted(vm="web-1"), 0, heartbeat_seconds=0.05)
         await anext(stream)
         assert await told(stream) == [(2, "joined")]
 
@@ -115,14 +115,14 @@ def test_a_filter_tells_only_what_is_wanted_and_heartbeats_tell_how_far_it_is() 
 
 def test_a_stream_ends_at_once_when_the_server_stops() -> None:
     async def tell(world: World) -> None:
-        stream = frames(world.engine.tail, Wanted(), None)
+        stream = frames(world.service.feed, Wanted(), None)
         await anext(stream)
         waiting = asyncio.ensure_future(anext(stream, None))
         await asyncio.sleep(0)
-        world.engine.tail.stop()
+        world.service.feed.stop()
         async with asyncio.timeout(5):
             assert await waiting is None
-        assert world.engine.tail.followers == 0
+        assert world.service.feed.followers == 0
 
     story(tell, PLAIN_FLEET)
 
@@ -143,14 +143,14 @@ def test_a_stream_ends_when_its_token_is_revoked() -> None:
     """Revoked means now, not when the connection happens to break."""
 
     async def tell(world: World) -> None:
-        tokens = world.engine.tokens
+        tokens = world.service.tokens
         assert permission(tokens, "")()
         without = permission(tokens, "")
         _, text = await tokens.create("boss", Role.ADMIN, secret=SECRET, by="test")
         assert not without()
         _, text = await tokens.create("ci", Role.VIEWER, secret=SECRET, by="test")
         stream = frames(
-            world.engine.tail, Wanted(), None, is_allowed=permission(tokens, f"Bearer {text}")
+            world.service.feed, Wanted(), None, is_allowed=permission(tokens, f"Bearer {text}")
         )
         await anext(stream)
         waiting = asyncio.ensure_future(anext(stream, None))
@@ -198,7 +198,7 @@ async def open_stream(
         "asgi": {"version": "3.0"},
         "extensions": {},
     }
-    application: Any = app(world.operations, world.engine)
+    application: Any = app(world.service)
     serving = asyncio.ensure_future(application(scope, receive, sent.put))
     async with asyncio.timeout(5):
         start, first = await sent.get(), await sent.get()
@@ -215,7 +215,7 @@ def test_a_client_that_leaves_ends_its_stream() -> None:
         assert (b"content-type", b"text/event-stream; charset=utf-8") in start["headers"]
         assert parsed(first)[0]["id"] == "6"
         await asyncio.sleep(0)
-        assert world.engine.tail.followers == 0
+        assert world.service.feed.followers == 0
 
     story(tell, PLAIN_FLEET)
 
@@ -269,7 +269,7 @@ def test_the_head_of_a_stream_is_refused_however_its_path_is_written() -> None:
 def test_there_is_a_limit_to_the_number_of_streams() -> None:
     async def tell(world: World) -> None:
         streams = [
-            frames(world.engine.tail, Wanted(), None, by=f"token {number}")
+            frames(world.service.feed, Wanted(), None, by=f"token {number}")
             for number in range(STREAMS_MAX)
         ]
         for stream in streams:
@@ -280,7 +280,7 @@ def test_there_is_a_limit_to_the_number_of_streams() -> None:
             "unavailable",
             "100 streams are open; at most 100 may be",
         )
-        assert [chunk async for chunk in frames(world.engine.tail, Wanted(), None)] == []
+        assert [chunk async for chunk in frames(world.service.feed, Wanted(), None)] == []
         await streams[0].aclose()
         assert (await open_stream(world))[0]["status"] == 200
 
@@ -293,12 +293,12 @@ def test_one_token_cannot_take_the_streams_of_all() -> None:
     """
 
     async def tell(world: World) -> None:
-        tokens = world.engine.tokens
+        tokens = world.service.tokens
         await tokens.create("boss", Role.ADMIN, secret=SECRET, by="test")
         viewer, text = await tokens.create("ci", Role.VIEWER, secret="6" * 64, by="test")
         bearer = {"authorization": f"Bearer {text}"}
         streams = [
-            frames(world.engine.tail, Wanted(), None, by=viewer.digest)
+            frames(world.service.feed, Wanted(), None, by=viewer.digest)
             for _ in range(STREAMS_PER_CALLER_MAX)
         ]
         for stream in streams:
@@ -311,7 +311,7 @@ def test_one_token_cannot_take_the_streams_of_all() -> None:
             why,
         )
         assert [
-            chunk async for chunk in frames(world.engine.tail, Wanted(), None, by=viewer.digest)
+            chunk async for chunk in frames(world.service.feed, Wanted(), None, by=viewer.digest)
         ] == []
         boss = (b"authorization", f"Bearer fw_boss_{SECRET}".encode())
         assert (await open_stream(world, headers=(boss,)))[0]["status"] == 200
@@ -335,7 +335,7 @@ def test_a_long_history_is_told_in_pieces() -> None:
                 (await world.told("GET", "/api/v1/events"))["events"][0]["id"], by="y" * 1000
             )
             await world.clock.advance(timedelta(seconds=1))
-        stream = frames(world.engine.tail, Wanted(), 0)
+        stream = frames(world.service.feed, Wanted(), 0)
         await anext(stream)
         numbers: list[int] = []
         while len(numbers) < 606:
