@@ -26,6 +26,7 @@ from forewarn.engine.clock import Clock, RealClock
 from forewarn.engine.engine import Engine
 from forewarn.engine.entry import Note
 from forewarn.engine.keeping import kept
+from forewarn.engine.migration import UPGRADE
 from forewarn.engine.operations import Operations
 from forewarn.engine.worker import Worker
 from forewarn.errors import Invalid, StoreUnusable, Unavailable
@@ -84,7 +85,7 @@ async def serve(
         config.rate, retry_window=timedelta(seconds=config.impact_retry_seconds_max)
     )
     certificate = read_certificate(config)
-    async with collector_paused(), opened(await open_store(config.store), clock, timing) as engine:
+    async with collector_paused(), opened(await open_store(config.store, UPGRADE), clock, timing) as engine:
         warn_of_readable_store(config.store)
         refuse_open_door(engine, config.control, config.store)
         if not is_loopback(config.control.host) and certificate is None:

@@ -18,7 +18,7 @@ from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
 from forewarn.errors import StoreUnusable
 from forewarn.fleetfile.schema import Fleet
-from forewarn.history.query import Wanted, read
+from forewarn.history.query import EntryFilter, read
 from forewarn.store.sqlite import SqliteStore
 from tests.builders import NOON, guid, vm
 
@@ -62,7 +62,7 @@ async def use(path: Path) -> None:
     try:
         await engine.load()
         await anext(engine.store.watch(0))
-        await read(engine.store, Wanted(), limit=1000)
+        await read(engine.store, EntryFilter(), limit=1000)
     finally:
         await engine.close()
 

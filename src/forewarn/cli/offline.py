@@ -21,10 +21,11 @@ def on_store(command: str, url: str, work: "Callable[[Engine], Awaitable[T]]") -
         from forewarn.core.timing import Timing
         from forewarn.engine.clock import RealClock
         from forewarn.engine.engine import Engine
+        from forewarn.engine.migration import UPGRADE
         from forewarn.store.open import open_store
 
     async def run() -> T:
-        engine = Engine(await open_store(url), RealClock(), Timing())
+        engine = Engine(await open_store(url, UPGRADE), RealClock(), Timing())
         try:
             await engine.load()
             return await work(engine)

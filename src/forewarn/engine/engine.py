@@ -56,6 +56,7 @@ TRIES_MAX = 10
 LOSSES_MAX = 2
 GROUP_MAX = 256
 """How many commands for one scope are committed together."""
+ENTRIES_PER_COMMIT = 1000
 QUEUE_MAX = 10_000
 """How many commands for one scope may wait."""
 WELL_AGAIN = timedelta(seconds=15)
@@ -513,7 +514,11 @@ class Engine:
         for write in (*writes, *others):
             self.check_readable(write.key)
         try:
-            revision = await self._store([*writes, *others], [note.encode(one) for one in notes])
+            first, rest = notes[:ENTRIES_PER_COMMIT], notes[ENTRIES_PER_COMMIT:]
+            revision = await self._store([*writes, *others], note.encode_all(first))
+            for start in range(0, len(rest), ENTRIES_PER_COMMIT):
+                more = rest[start : start + ENTRIES_PER_COMMIT]
+                await self._store([], note.encode_all(more))
         except (Conflict, StoreLost):
             if len(others) > len(
                 extra
@@ -533,7 +538,7 @@ class Engine:
             if log.isEnabledFor(level):
                 log.log(level, str(one.change.what), extra={"facts": facts_of(one)})
             self._tell(one)
-        self.tail.ring()
+        self.tail.notify()
         return revision
 
     def _above_floor(
@@ -569,12 +574,12 @@ class Engine:
         """Records that are no scope's, with the note of what became true by them."""
         return await self.commit([], by, *writes, changes=(change,))
 
-    async def _store(self, writes: Sequence[Write], notes: Sequence[bytes]) -> int:
+    async def _store(self, writes: Sequence[Write], entries: bytes | None) -> int:
         """The store's commit, timed; and known whether it takes any."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
-            revision = await self.store.commit(writes, notes)
+            revision = await self.store.commit(writes, entries=entries)
         except (StoreLost, StoreUnusable):
             self._lost_at = self.clock.now()
             raise
@@ -647,13 +652,7 @@ class Engine:
         return Scope(name=scope, incarnation=self.floor + 1)
 
     async def _read_again(self, key: str) -> None:
-        snapshot = await self.store.load(key)
-        self.learn(
-            next(
-                (one for one in snapshot.records if one.key == key),
-                Record(key, None, snapshot.revision),
-            )
-        )
+        self.learn(await self.store.get(key))
 
 
 def kind_of(key: str) -> str:

@@ -11,7 +11,7 @@ from forewarn.config import Config
 from forewarn.core.change import ChangeKind
 from forewarn.engine.engine import Engine
 from forewarn.errors import Invalid
-from forewarn.history.query import RetentionWorker
+from forewarn.history.retention import RetentionWorker
 from forewarn.history.webhook_http import Postbox
 from forewarn.history.webhooks import Office, Receiver, identity_of
 
@@ -33,7 +33,7 @@ async def kept(
     tail = engine.tail
     keep = timedelta(days=config.history_days)
     retention = RetentionWorker(
-        engine.store, engine.clock, tail, keep=keep, notes_max=config.history_notes_max
+        engine.store, engine.clock, tail, keep=keep, commits_max=config.history_notes_max
     )
     receivers = []
     if config.webhook:
@@ -54,7 +54,7 @@ async def kept(
         receivers = [Receiver(url, box, office) for url, box in boxes.items()]
     for receiver in receivers:
         await receiver.enter()
-    tail.receivers = tuple(receivers)
+    tail.webhooks = tuple(receivers)
     work = asyncio.create_task(_run(retention, receivers))
     try:
         yield work

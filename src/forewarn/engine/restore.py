@@ -90,9 +90,8 @@ async def _raise_numbers(engine: Engine, number: int, detail: str) -> None:
         await engine.commit([], BY, *writes[first : first + WRITES_MAX])
     known = [
         one
-        for key in (FLOOR_KEY, IDENTITY_KEY)
-        for one in (await engine.store.load(key)).records
-        if one.key == key
+        for one in [await engine.store.get(key) for key in (FLOOR_KEY, IDENTITY_KEY)]
+        if one.value is not None
     ]
     revisions = {one.key: one.revision for one in known}
     floor = Write(FLOOR_KEY, FLOOR.encode(Floor(number)), revisions.get(FLOOR_KEY, 0))

@@ -456,7 +456,7 @@ class Worker:
                 for found in batch.records:
                     self._engine.learn(found)
                 self._engine.board.caught_up(batch.revision)
-                self._engine.tail.ring()
+                self._engine.tail.notify()
 
     async def _attempt(self, what: str, turn: Callable[[], Awaitable[None]]) -> bool:
         try:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -19,7 +20,6 @@ from forewarn.core.command import Approve, Cancel
 from forewarn.core.event import EventType
 from forewarn.core.fleet import Budget, Policy, Scope, ScopeKind
 from forewarn.core.timing import DURATION, Timing
-from forewarn.engine import entry as note
 from forewarn.engine.clock import VirtualClock
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
@@ -40,6 +40,7 @@ from forewarn.platform.simulated import SimulatedPlatform
 from forewarn.store.base import Write
 from forewarn.store.memory import MemoryStore
 from tests.builders import MINUTE, NOON, guid, vm
+from tests.history import entries_of
 
 HOSTS = ("h1", "h2", "h3", "h4")
 TURN = timedelta(minutes=26)
@@ -110,8 +111,8 @@ class World:
 
     async def history(self, what: str) -> list[str]:
         """Who did what."""
-        lines = [note.decode(one.body) for one in await self.store.history()]
-        return [f"{one.by}: {one.change.detail}" for one in lines if one.change.what == what]
+        lines = await entries_of(self.store)
+        return [f"{one.by}: {one.detail}" for one in lines if one.what == what]
 
 
 class HealthPlatform:
@@ -632,8 +633,8 @@ class Forgetful(MemoryStore):
 
     is_losing = False
 
-    async def commit(self, writes: Sequence[Write], notes: Sequence[bytes] = ()) -> int:
-        revision = await super().commit(writes, notes)
+    async def commit(self, writes: Sequence[Write], checks: Any = (), entries: bytes | None = None) -> int:
+        revision = await super().commit(writes, checks, entries)
         if self.is_losing:
             self.is_losing = False
             raise StoreLost("the answer was lost")

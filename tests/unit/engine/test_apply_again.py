@@ -4,6 +4,7 @@ What stopped it half-way is no harm: applying it again does the rest.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -41,13 +42,15 @@ class Interrupted(MemoryStore):
         self.deed: Callable[[], Awaitable[object]] | None = None
         self._commits = 0
 
-    async def commit(self, writes: Sequence[Write], notes: Sequence[bytes] = ()) -> int:
+    async def commit(
+        self, writes: Sequence[Write], checks: Any = (), entries: bytes | None = None
+    ) -> int:
         if self.deed is not None:
             self._commits += 1
             if self._commits == 2:
                 deed, self.deed = self.deed, None
                 await deed()
-        return await super().commit(writes, notes)
+        return await super().commit(writes, checks, entries)
 
 
 async def server(world: World) -> Operations:

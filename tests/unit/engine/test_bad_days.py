@@ -7,6 +7,7 @@ import asyncio
 import errno
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -39,11 +40,13 @@ class FailsAt(MemoryStore):
 
     calls, fails_at = 0, 0
 
-    async def commit(self, writes: Sequence[Write], notes: Sequence[bytes] = ()) -> int:
+    async def commit(
+        self, writes: Sequence[Write], checks: Any = (), entries: bytes | None = None
+    ) -> int:
         self.calls += 1
         if self.calls == self.fails_at:
             raise StoreUnusable("the disk is full")
-        return await super().commit(writes, notes)
+        return await super().commit(writes, checks, entries)
 
 
 def test_a_fleet_file_that_was_applied_in_part_is_not_taken_for_applied() -> None:
@@ -67,10 +70,12 @@ def test_a_fleet_file_that_was_applied_in_part_is_not_taken_for_applied() -> Non
 class Slow(MemoryStore):
     """Lets others have a turn before every commit."""
 
-    async def commit(self, writes: Sequence[Write], notes: Sequence[bytes] = ()) -> int:
+    async def commit(
+        self, writes: Sequence[Write], checks: Any = (), entries: bytes | None = None
+    ) -> int:
         for _ in range(3):
             await asyncio.sleep(0)
-        return await super().commit(writes, notes)
+        return await super().commit(writes, checks, entries)
 
 
 @pytest.mark.parametrize("servers", [1, 2])

@@ -5,6 +5,7 @@ would get a wrong 304.
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -122,10 +123,12 @@ class ChangesMeanwhile(MemoryStore):
         super().__init__()
         self.meanwhile: list[Callable[[], Awaitable[object]]] = []
 
-    async def commit(self, writes: Sequence[Write], notes: Sequence[bytes] = ()) -> int:
+    async def commit(
+        self, writes: Sequence[Write], checks: Any = (), entries: bytes | None = None
+    ) -> int:
         if self.meanwhile:
             await self.meanwhile.pop()()
-        return await super().commit(writes, notes)
+        return await super().commit(writes, checks, entries)
 
 
 def test_event_announced_while_its_scope_is_being_removed_counts_too() -> None:

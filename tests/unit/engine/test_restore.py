@@ -13,7 +13,7 @@ from forewarn.engine.operations import Operations
 from forewarn.engine.restore import JUMP, highest_number, renew
 from forewarn.errors import RecordUnreadable, Refused
 from forewarn.fleetfile.schema import Fleet
-from forewarn.history.query import Wanted, read
+from forewarn.history.query import EntryFilter, read
 from forewarn.history.webhooks import identity_of
 from forewarn.store.base import Write
 from tests.unit.engine.test_engine import FLEET, World, live
@@ -143,7 +143,7 @@ def test_tokens_can_be_kept_and_none_is_made_where_there_was_none() -> None:
 def test_the_history_tells_of_the_restore() -> None:
     async def tell(world: World, desk: Operations, engine: Engine) -> None:
         fresh = await renewed(engine)
-        ((shown,), _) = await read(fresh.store, Wanted(what="restored"), limit=10)
+        ((shown,), _) = await read(fresh.store, EntryFilter(what="restored"), limit=10)
         assert (shown.by, shown.detail) == (
             "store restore",
             f"from backup.db; document numbers continue at {JUMP + 2}",

@@ -175,7 +175,7 @@ def test_webhook_claimed_by_a_dead_server_with_a_wrong_clock_is_told_again(is_pa
         dying = world.receiver(dead, worker="dead")
         await dying.enter()
         dead.is_hanging, dead.problem = not is_paused, "no answer" if is_paused else ""
-        await world.store.commit([], [webhooks.note("1")])
+        await world.store.commit([], entries=webhooks.entry("1"))
         turn = asyncio.ensure_future(dying.turn())
         await true.advance(timedelta(0))
         turn.cancel()

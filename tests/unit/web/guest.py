@@ -30,10 +30,10 @@ class LostStore(MemoryStore):
     is_lost = False
     problem: Error = StoreLost("the store does not answer")
 
-    async def commit(self, writes: Any, notes: Any = ()) -> int:
+    async def commit(self, writes: Any, checks: Any = (), entries: bytes | None = None) -> int:
         if self.is_lost:
             raise self.problem
-        return await super().commit(writes, notes)
+        return await super().commit(writes, checks, entries)
 
 
 class Guest:

@@ -10,10 +10,10 @@ import pytest
 from litestar import post
 
 from forewarn.auth.token import Role
-from forewarn.core.change import Change, ChangeKind
+from forewarn.core.change import ChangeKind
 from forewarn.core.command import Seen
-from forewarn.engine import entry as note
 from forewarn.engine.engine import Engine
+from forewarn.engine.entry import Entry
 from forewarn.engine.operations import Operations
 from forewarn.engine.record import ANSWER, Answer
 from forewarn.errors import StoreLost
@@ -22,6 +22,7 @@ from forewarn.store.base import Write
 from forewarn.store.memory import MemoryStore
 from forewarn.web.control import idempotency
 from forewarn.web.control.routes.fleet import app
+from tests.history import entries_of
 from tests.unit.web.control_world import FLEET, World, calling, story
 
 RESTART, KEY = "/api/v1/vms/web-0/restart", {"idempotency-key": "wish-1"}
@@ -104,10 +105,10 @@ class Forgetful(MemoryStore):
 
     is_cut_off = False
 
-    async def commit(self, writes: Any, notes: Any = ()) -> int:
-        if self.is_cut_off and not notes and any(one.revision for one in writes):
+    async def commit(self, writes: Any, checks: Any = (), entries: bytes | None = None) -> int:
+        if self.is_cut_off and entries is None and any(one.revision for one in writes):
             raise StoreLost("the server died")
-        return await super().commit(writes, notes)
+        return await super().commit(writes, checks, entries)
 
 
 async def forgetful(world: World) -> tuple[Engine, httpx.AsyncClient]:
@@ -157,9 +158,9 @@ def test_a_retry_after_a_crash_is_the_same_operation(
     story(tell)
 
 
-async def operations_in(engine: Engine) -> list[Change]:
+async def operations_in(engine: Engine) -> list[Entry]:
     """What the history says was announced, done at once, or started as a campaign."""
-    changes = [note.decode(one.body).change for one in await engine.store.history()]
+    changes = await entries_of(engine.store)
     return [
         one
         for one in changes
@@ -481,10 +482,10 @@ def test_what_the_store_could_not_take_is_not_kept() -> None:
     class Sulking(MemoryStore):
         is_down = False
 
-        async def commit(self, writes: Any, notes: Any = ()) -> int:
+        async def commit(self, writes: Any, checks: Any = (), entries: bytes | None = None) -> int:
             if self.is_down:
                 raise StoreLost("the store does not answer")
-            return await super().commit(writes, notes)
+            return await super().commit(writes, checks, entries)
 
     async def tell(world: World) -> None:
         store = Sulking()

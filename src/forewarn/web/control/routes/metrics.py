@@ -203,9 +203,9 @@ class Numbers(Collector):
         yield counter(
             "forewarn_notes_trimmed",
             "Notes of the history that were too old.",
-            {(): tail.notes_trimmed},
+            {(): tail.entries_trimmed},
         )
-        failing = {(one.name,): float(one.is_failing) for one in tail.receivers}
+        failing = {(one.name,): float(one.is_failing) for one in tail.webhooks}
         yield gauge(
             "forewarn_webhook_failing",
             "1 while a receiver does not take what it is told.",
@@ -214,7 +214,7 @@ class Numbers(Collector):
         )
         results = ("delivered", "failed", "refused", "lost")
         told = {
-            (one.name, result): getattr(one, result) for one in tail.receivers for result in results
+            (one.name, result): getattr(one, result) for one in tail.webhooks for result in results
         }
         yield counter(
             "forewarn_webhooks",

@@ -12,8 +12,8 @@ import pytest
 
 from forewarn.auth.token import Role
 from forewarn.engine.engine import Engine
-from forewarn.engine.entry import decode
 from forewarn.web.control.routes.fleet import app
+from tests.history import entries_of
 from tests.unit.web.control_world import World, calling, story
 
 SECRET = "5ec4e7" + "0" * 58
@@ -188,9 +188,9 @@ def test_the_history_names_the_token() -> None:
         holder = await token(world, "ci-7", "operator")
         await world.told("POST", "/api/v1/vms/web-0/restart", headers=holder)
 
-        notes = [decode(note.body) for note in await world.engine.store.history()]
+        notes = await entries_of(world.engine.store)
 
-        assert [(note.by, str(note.change.what), note.change.detail) for note in notes[-4:]] == [
+        assert [(note.by, str(note.what), note.detail) for note in notes[-4:]] == [
             ("operator", "scheduled", "Reboot of web-1"),
             ("test", "token-created", "root (admin)"),
             ("token root", "token-created", "ci-7 (operator)"),
