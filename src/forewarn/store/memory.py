@@ -174,7 +174,7 @@ class MemoryStore:
             self._compacted = self._records.pop(key).revision
 
     def _records_after(self, revision: int) -> tuple[Record, ...]:
-        """Reads backwards from the newest, so the work grows with what changed, not with the store."""
+        """Reads backwards from the newest, so the work grows only with what changed."""
         newest_first = []
         for record in reversed(self._records.values()):
             if record.revision <= revision:

@@ -247,7 +247,7 @@ class _DbThread:
         self._thread.shutdown(wait=False)
 
     def check_file(self, opened: os.stat_result) -> None:
-        """SQLite keeps writing to a file that was deleted or replaced, and those writes are lost."""
+        """SQLite keeps writing to a file that was deleted or replaced; such writes are lost."""
         with suppress(OSError):
             if os.path.samestat(os.stat(self._path), opened):
                 return

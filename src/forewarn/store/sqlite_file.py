@@ -25,8 +25,7 @@ BUSY_SECONDS = 5.0
 NEW_TABLES = (
     "CREATE INDEX tombstone ON record (revision) WHERE value IS NULL",
     "CREATE TABLE history (position INTEGER PRIMARY KEY, value BLOB NOT NULL)",
-    "CREATE TABLE lease (key TEXT PRIMARY KEY NOT NULL, ttl REAL NOT NULL,"
-    " expires_at REAL NOT NULL)",
+    "CREATE TABLE lease (key TEXT PRIMARY KEY NOT NULL, ttl REAL, expires_at REAL)",
 )
 SCHEMA = (
     "CREATE TABLE counter (revision INTEGER NOT NULL, compacted INTEGER NOT NULL)",
@@ -69,8 +68,7 @@ ERRORS: dict[int, tuple[type[Error], str]] = {
     sqlite3.SQLITE_CORRUPT: (StoreUnusable, DAMAGED),
     sqlite3.SQLITE_ERROR: (
         StoreUnusable,
-        "its tables are not those of a Forewarn store; expected a whole one:"
-        " restore it from a copy",
+        "its tables are not those of a Forewarn store; expected all of them: restore it from a copy",
     ),
     sqlite3.SQLITE_FULL: (
         StoreUnusable,

@@ -91,7 +91,7 @@ def test_the_signature_fits_the_example_of_the_specifications_own_library() -> N
 
 
 def test_every_secret_of_the_file_signs() -> None:
-    """So a secret can be changed: the receiver learns the new one while the old one still counts."""
+    """A secret can be replaced: the receiver learns the new one while the old one is valid."""
     secrets = parse_secrets(
         b"first secret of twenty-four\n\nsecond secret of twenty-four\n", "secret"
     )
