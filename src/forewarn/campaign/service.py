@@ -105,8 +105,15 @@ class Campaigns:
                 vms=one.vms,
                 max_unavailable=one.limit,
             )
+        campaign: Campaign | None = None
 
         def decide_start(transaction: Transaction) -> Campaign:
+            nonlocal campaign
+            if (
+                campaign is not None
+                and transaction.get(CAMPAIGN_KEY.format(campaign.id)) == campaign
+            ):
+                return campaign  # it was committed, and only the reply was lost
             if (known := self._asked_before(operation_id)) is not None:
                 return known
             campaign = replace(self._numbered(wish, planned), asked_as=operation_id)

@@ -145,7 +145,7 @@ def test_an_admin_that_has_expired_is_no_admin_who_could_stay() -> None:
     """The last one who can still come in goes last."""
 
     async def tell(server: Server) -> None:
-        clock = engine.clock
+        clock = server.engine.clock
         assert isinstance(clock, VirtualClock)
         await server.tokens.create(
             "old", Role.ADMIN, secret=SECRET, by="t", expires_in=timedelta(hours=1)

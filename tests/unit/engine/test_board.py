@@ -75,7 +75,7 @@ def test_id_stays_shared_until_a_single_vm_has_it(
 
 def test_a_declared_host_without_vms_is_known() -> None:
     board = board_with(WEB)
-    board.declared_hosts = ("host-z",)
+    board.declare_hosts((), ("host-z",))
 
     assert board.scopes_on("host-z") == []
     assert board.host_names() == ["host-a", "host-b", "host-z"]

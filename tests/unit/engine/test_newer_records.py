@@ -144,7 +144,7 @@ def test_fleet_record_of_a_newer_server_is_never_overwritten() -> None:
         )
         before = await stored(world.store, "fleet")
         await engine.load()
-        assert engine.board.declared_hosts == FLEET.hosts
+        assert engine.declared_hosts() == FLEET.hosts
         with pytest.raises(
             RecordUnreadable, match="the fleet record was written by a newer version"
         ):

@@ -395,7 +395,9 @@ def test_only_the_latest_answers_are_kept_whatever_their_keys() -> None:
         store, now = world.engine.store, world.clock.now()
         for number in range(21):
             value = idempotency.ANSWER.encode(
-                idempotency.Answer(asked="", status=202, body="", at=now + timedelta(seconds=number))
+                idempotency.Answer(
+                    asked="", status=202, body="", at=now + timedelta(seconds=number)
+                )
             )
             await store.commit(
                 [Write(f"answer/{99 - number}-{one:02}/", value, 0) for one in range(100)]

@@ -113,7 +113,9 @@ def test_a_host_under_way_tells_what_it_waits_for_and_until_when() -> None:
 
     async def tell(world: World) -> None:
         await start(world, hosts=["host-a"])
-        desk = Campaigns(world.engine, world.service.campaigns.cache, health_limit=timedelta(seconds=60))
+        desk = Campaigns(
+            world.engine, world.service.campaigns.cache, health_limit=timedelta(seconds=60)
+        )
         await desk.tell("c1", Look())
         seen = [(await world.told("GET", f"{PATH}/c1"))["under_way"]]
         event_id = await announce(world)

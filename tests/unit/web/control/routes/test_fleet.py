@@ -490,7 +490,9 @@ def test_a_bug_is_answered_without_a_traceback() -> None:
             raise RuntimeError("the secret inside")
 
     async def tell(world: World) -> None:
-        async with calling(app(world.service._replace(operations=Broken(world.engine, lambda: "")))) as client:
+        async with calling(
+            app(world.service._replace(operations=Broken(world.engine, lambda: "")))
+        ) as client:
             response = await client.get("/api/v1/fleet")
 
         assert response.status_code == 500

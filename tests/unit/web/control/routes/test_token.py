@@ -146,9 +146,7 @@ def test_beyond_loopback_nobody_is_let_in_even_if_the_last_token_is_revoked() ->
     async def tell(world: World) -> None:
         await with_admin(world)
         await world.service.tokens.revoke("root", by="test")
-        async with calling(
-            app(world.service, host="0.0.0.0", delay_seconds=0)
-        ) as outside:
+        async with calling(app(world.service, host="0.0.0.0", delay_seconds=0)) as outside:
             assert (
                 await outside.get("/api/v1/vms", headers={"host": "ops.example"})
             ).status_code == 401
