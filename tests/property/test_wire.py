@@ -20,7 +20,7 @@ from forewarn.fleetfile.parser import Fleet
 from forewarn.fleetfile.schema import SCHEMA
 from forewarn.wire import approval
 from forewarn.wire.document import body, etag, matches
-from forewarn.wire.instance import tree, select
+from forewarn.wire.instance import select, tree
 from forewarn.wire.versions import INSTANCE_VERSIONS, VERSIONS, Version
 
 SCHEMA_SAYS = Draft202012Validator(SCHEMA, format_checker=Draft202012Validator.FORMAT_CHECKER)

@@ -148,7 +148,7 @@ class Lab:
         """A host of the fleet. That of a VM is `vm.host`."""
 
         async def check() -> None:  # in the lab's own thread, where the board changes
-            self._thread.laboratory.engine.board.places_on(name)
+            self._thread.laboratory.engine.board.scopes_on(name)
 
         self._thread.call("host", check)
         return LabHost(name, self._thread)

@@ -227,8 +227,9 @@ class Unlucky(LabService):
 def test_a_door_that_cannot_be_opened_is_told_once_and_tried_until_it_can() -> None:
     async def story() -> None:
         clock = VirtualClock(NOON)
-        async with server.opened(MemoryStore(), clock, timing_at(1)) as engine:
-            lab = Unlucky(Setup(), clock, engine)
+        store, timing = MemoryStore(), timing_at(1)
+        async with server.open_service(store, clock, timing, lambda: "") as service:
+            lab = Unlucky(Setup(), clock, service)
             keeping = asyncio.create_task(lab.keep_faults())
             async with asyncio.timeout(10):
                 while lab.tries < 4:

@@ -7,7 +7,7 @@ import pytest
 
 from forewarn.core.fleet import Instance, Scope, ScopeKind, Vm
 from forewarn.errors import Invalid, NotFound
-from forewarn.wire.instance import JSON, TEXT, InstanceResponse, tree, versions_body, select
+from forewarn.wire.instance import JSON, TEXT, InstanceResponse, select, tree, versions_body
 from forewarn.wire.versions import INSTANCE_VERSIONS
 
 NEWEST = INSTANCE_VERSIONS[-1]

@@ -223,7 +223,7 @@ class Run:
 
     async def play(self, program: Program | None) -> Result:
         self._lab.transcript.followers.append(self._hear)
-        self._lab.engine.board.followers.append(self._wake_guests)
+        self._lab.engine.board.subscribe(self._wake_guests)
         async with self._agenda:
             for guest in self._guests.values():
                 guest.begin()

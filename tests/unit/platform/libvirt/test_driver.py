@@ -300,9 +300,7 @@ def test_deleting_a_missing_domain_succeeds(world: LibvirtWorld) -> None:
 
 
 def test_a_domain_that_does_not_exist_cannot_be_rebooted(world: LibvirtWorld) -> None:
-    with pytest.raises(
-        ImpactFailed, match="no host of the fleet has a domain web-9"
-    ):
+    with pytest.raises(ImpactFailed, match="no host of the fleet has a domain web-9"):
         world.run_impact(order(EventType.REBOOT, name="web-9"))
 
 
