@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime
 
 from forewarn.client.errors import InvalidDocument, InvalidResponse, brief
 
@@ -204,52 +204,32 @@ def _not_before(entry: Mapping[str, object]) -> datetime | None:
 
 
 # Dates. The wire has RFC 1123 (`Mon, 17 Apr 2017 18:40:06 GMT`), Microsoft's articles show ISO
-# 8601 (protocol 2.3). The weekday is ignored: published examples have it wrong. Without a zone a
-# date is in UTC. Written by hand because `strptime` depends on the locale and `email.utils` costs
-# memory.
+# 8601 (protocol 2.3). Written by hand because `strptime` depends on the locale and `email.utils`
+# costs memory.
 
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
-_TIME = (
-    r"(?P<hour>\d{1,2}):(?P<minute>\d\d)(:(?P<second>\d\d)([.,](?P<fraction>\d{1,12}))?)?"
-    r"\s*(?P<zone>|z|ut|utc|gmt|[+-]\d\d:?\d\d)"
-)
-_ISO = re.compile(
-    rf"(?P<year>\d{{4}})-(?P<month>\d\d)-(?P<day>\d\d)[t ]{_TIME}", re.ASCII | re.IGNORECASE
-)
+_ISO = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d.*", re.ASCII)
 _RFC_1123 = re.compile(
-    rf"([a-z]+,?\s+)?(?P<day>\d{{1,2}})\s(?P<month>[a-z]{{3,9}})\s(?P<year>\d{{4}})\s+{_TIME}",
-    re.ASCII | re.IGNORECASE,
+    r"([A-Z]+,? +)?(\d{1,2}) ([A-Z]{3})[A-Z]* (\d{4}) +(\d\d:\d\d(?::\d\d)?) *(.*)", re.ASCII
 )
+_LEAP_SECOND = re.compile(r"(\d\d:\d\d):60")
 
 
 def parse_date(text: str) -> datetime:
-    """A date in any form that endpoints use, in UTC. Raises ValueError for anything else."""
-    match = _ISO.fullmatch(text.strip()) or _RFC_1123.fullmatch(text.strip())
-    if match is None:
-        raise ValueError(f"not a date: {text[:80]!r}")
-    part = match.groupdict(default="")
+    """A date in any form that endpoints use, in UTC, which is also the default zone.
+
+    Raises ValueError for anything else. The weekday is ignored: published examples have it wrong.
+    """
+    iso = text.strip().upper()
     try:
-        date = datetime(
-            int(part["year"]),
-            _month(part["month"]),
-            int(part["day"]),
-            int(part["hour"]),
-            int(part["minute"]),
-            59 if part["second"] == "60" else int(part["second"] or 0),  # a leap second
-            int(part["fraction"].ljust(6, "0")[:6]),
-            _zone(part["zone"]),
-        )
-        return date.astimezone(UTC)
+        if match := _RFC_1123.fullmatch(iso):
+            _, day, month, year, time, zone = match.groups()
+            number = _MONTHS.index(month.lower()) + 1
+            offset = "Z" if zone in ("GMT", "UTC", "UT") else zone
+            iso = f"{year}-{number:02}-{int(day):02}T{time}{offset}"
+        if not _ISO.fullmatch(iso):
+            raise ValueError
+        date = datetime.fromisoformat(_LEAP_SECOND.sub(r"\1:59", iso))
+        return (date if date.tzinfo else date.replace(tzinfo=UTC)).astimezone(UTC)
     except (ValueError, OverflowError) as error:
         raise ValueError(f"not a date: {text[:80]!r}") from error
-
-
-def _month(name: str) -> int:
-    return int(name) if name.isdecimal() else _MONTHS.index(name[:3].lower()) + 1
-
-
-def _zone(offset: str) -> timezone:
-    if offset[:1] not in ("+", "-"):
-        return UTC
-    minutes = int(offset[1:3]) * 60 + int(offset[-2:])
-    return timezone(timedelta(minutes=-minutes if offset[0] == "-" else minutes))
