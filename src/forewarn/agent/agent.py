@@ -54,7 +54,7 @@ class Endpoint(Protocol):
         self,
         *,
         stop: Stop | None,
-        on_problem: Callable[[EndpointError], object],
+        on_error: Callable[[EndpointError], object],
         wait_seconds: float,
         watcher: Watcher | None,
         sleep: Callable[[float], object] | None,
@@ -143,7 +143,7 @@ class Agent:
         try:
             for change in self._client.watch(
                 stop=stop,
-                on_problem=self._contact.failed,
+                on_error=self._contact.failed,
                 wait_seconds=self._settings.wait_seconds,
                 watcher=watcher,
                 sleep=lambda seconds: stop.wait(seconds + more_seconds if seconds else 0),

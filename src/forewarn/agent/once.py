@@ -54,7 +54,7 @@ class Once:
         self,
         *,
         stop: Stop | None,
-        on_problem: Callable[[EndpointError], object],
+        on_error: Callable[[EndpointError], object],
         wait_seconds: float,
         watcher: Watcher | None,
         sleep: Callable[[float], object] | None,

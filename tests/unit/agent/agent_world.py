@@ -147,7 +147,7 @@ class Scripted:
         self,
         *,
         stop: Stop | None,
-        on_problem: Callable[[EndpointError], object],
+        on_error: Callable[[EndpointError], object],
         wait_seconds: float,
         watcher: Watcher | None,
         sleep: Callable[[float], object] | None,
@@ -157,7 +157,7 @@ class Scripted:
             if isinstance(scene, Document):
                 yield from watcher.update(scene, self.hands.now)
             elif isinstance(scene, EndpointError):
-                on_problem(scene)
+                on_error(scene)
             else:
                 scene()
 

@@ -210,7 +210,7 @@ def test_once_ends_when_the_journal_cannot_be_written(tmp_path: Path) -> None:
         give_up=give_up.set,
     )
     changes = once.watch(
-        stop=give_up, on_problem=print, wait_seconds=0, watcher=Watcher(), sleep=None
+        stop=give_up, on_error=print, wait_seconds=0, watcher=Watcher(), sleep=None
     )
     seen = [change.event for change in changes]
     journal.close()
