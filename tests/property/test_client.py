@@ -22,7 +22,7 @@ from forewarn.client import (
 )
 from forewarn.client.backoff import PAUSE_SECONDS_MAX, RETRY_AFTER_SECONDS_MAX, pause_seconds
 from forewarn.client.discovery import dhcp_endpoint
-from forewarn.client.http1 import Response, Reader
+from forewarn.client.http1 import Reader, Response
 from forewarn.client.models import parse_date, read_document
 from forewarn.client.watcher import BLANKS_MIN, LOOKS_MIN
 
@@ -225,7 +225,7 @@ FORMS = (
 
 
 @patient
-@given(st.datetimes(datetime(1971, 1, 1), datetime(9000, 1, 1)), st.sampled_from(FORMS))
+@given(st.datetimes(datetime(1971, 1, 1), datetime(9000, 1, 1)), st.sampled_from(FORMS))  # noqa: DTZ001
 def test_every_moment_is_read_back_from_every_form(moment: datetime, form: object) -> None:
     moment = moment.replace(tzinfo=UTC, microsecond=0)
     assert callable(form)

@@ -63,7 +63,7 @@ class Client:
         api_version: str = API_VERSION,
         instance_version: str = INSTANCE_VERSION,
         timeout_seconds: float = TIMEOUT_SECONDS,
-        clock: Clock = Clock(),
+        clock: Clock = Clock(),  # noqa: B008 - a frozen value
     ) -> None:
         self._api = Api(endpoint, api_version=api_version, instance_version=instance_version)
         self._cache = ConditionalCache(clock.monotonic)

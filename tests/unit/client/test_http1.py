@@ -8,9 +8,9 @@ from forewarn.client.http1 import (
     INTERIM_MAX,
     LINE_BYTES_MAX,
     LINES_MAX,
-    Response,
     Endpoint,
     Reader,
+    Response,
     encode,
 )
 from forewarn.errors import Invalid
