@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from forewarn.agent.participant_socket import ask_status
+from forewarn.agent.participant_socket import request_status
 
 T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
-PATIENCE_SECONDS = 60
+TIMEOUT_SECONDS = 60
 MODULE = (sys.executable, "-m", "forewarn.agent")
 RULE = """
 [[rule]]
@@ -41,7 +41,7 @@ def zipapp(folder: Path) -> tuple[str, ...]:
 
 def eventually(look: Callable[[], T], is_right: Callable[[T], bool] = bool) -> T:
     """What is seen when it is right at last; fails when it never is."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while True:  # ends at the deadline
         seen = look()
         if is_right(seen):
@@ -116,7 +116,7 @@ class AgentProcess:
             env=self.environ,
             capture_output=True,
             text=True,
-            timeout=PATIENCE_SECONDS,
+            timeout=TIMEOUT_SECONDS,
             check=False,
         )
 
@@ -130,7 +130,7 @@ class AgentProcess:
         if process is None:
             return 0
         process.send_signal(number)
-        return process.wait(PATIENCE_SECONDS)
+        return process.wait(TIMEOUT_SECONDS)
 
     def log(self) -> str:
         path = self.folder / "log"
@@ -147,7 +147,7 @@ class AgentProcess:
         ]
 
     def status(self) -> dict[str, object]:
-        return ask_status(self.socket)
+        return request_status(self.socket)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from forewarn.agent.agent import Agent
 from forewarn.agent.journal import Journal
-from forewarn.agent.progress import Facts, What
+from forewarn.agent.progress import Facts, EntryKind
 from forewarn.agent.settings import load
 from forewarn.client import Client
 
@@ -28,7 +28,7 @@ class Mortal(Journal):
     moment = ""
     lines_left = 0
 
-    def _append(self, key: str, what: What, facts: Facts) -> None:
+    def _append(self, key: str, what: EntryKind, facts: Facts) -> None:
         self.lines_left -= 1
         if self.lines_left == 0 and self.moment == "before":
             os._exit(KILLED)

@@ -56,7 +56,7 @@ def complete_when_started(
 ) -> None:
     """End the impact when the agent has seen that it began."""
     event = answer["event"] if "event" in answer else answer["events"][0]
-    eventually(agent.diary, lambda diary: f"start {kind}" in diary)
+    eventually(agent.ran, lambda diary: f"start {kind}" in diary)
     assert service.ask("POST", f"/events/{event['id']}/complete")[0] == 200
 
 
@@ -89,13 +89,13 @@ def test_each_type_of_event_is_prepared_for_approved_and_recovered_from_once(
             complete_when_started(service, agent, kind, answer)
             expected += [f"{phase} {kind}" for phase in ("prepare", "start", "recover")]
             recovered = expected[-1]
-            diary = eventually(agent.diary, lambda lines: recovered in lines)  # noqa: B023
+            diary = eventually(agent.ran, lambda lines: recovered in lines)  # noqa: B023
             assert diary == expected
         eventually(agent.status, lambda status: not status["handlings"])
 
         assert agent.journal().count("approved") == len(EVENTS)
         assert agent.end() == 0
-        assert agent.diary() == expected
+        assert agent.ran() == expected
         assert not agent.socket.exists()
 
 
@@ -113,7 +113,7 @@ def test_an_own_preempt_is_prepared_for_and_approved_in_its_30_seconds(tmp_path:
         service.ask("POST", "/vms/web-1/evict")
         eventually(agent.journal, lambda journal: "approved" in journal)
 
-        assert agent.diary()[0] == "prepare Preempt"
+        assert agent.ran()[0] == "prepare Preempt"
         assert agent.status()["is_drained"]
 
 
@@ -128,7 +128,7 @@ def test_an_agent_that_was_told_to_hold_never_approves(tmp_path: Path) -> None:
         agent.configure(RULE + "hold = true\n")
         agent.start()
         _, answer = service.ask("POST", "/vms/web-0/restart")
-        eventually(agent.diary, lambda diary: diary == ["prepare Reboot", "start Reboot"])
+        eventually(agent.ran, lambda diary: diary == ["prepare Reboot", "start Reboot"])
 
         assert "approving" not in agent.journal()
         assert service.ask("GET", f"/events/{answer['event']['id']}")[1]["approvals"] == []
@@ -149,13 +149,13 @@ def test_the_journal_survives_the_agent(tmp_path: Path) -> None:
         eventually(lambda: agent.status()["contact_seconds"], lambda heard: heard is not None)
         service.approve(answer["event"]["id"])
         complete_when_started(service, agent, "Reboot", answer)
-        eventually(agent.diary, lambda diary: "recover Reboot" in diary)
+        eventually(agent.ran, lambda diary: "recover Reboot" in diary)
         eventually(agent.status, lambda status: not status["handlings"])
         agent.end()
         agent.start()
         eventually(lambda: agent.status()["contact_seconds"], lambda heard: heard is not None)
 
-        assert agent.diary() == ["prepare Reboot", "start Reboot", "recover Reboot"]
+        assert agent.ran() == ["prepare Reboot", "start Reboot", "recover Reboot"]
 
 
 def test_an_event_that_ended_while_the_agent_was_away_is_recovered_from(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_an_event_that_ended_while_the_agent_was_away_is_recovered_from(tmp_path
         service.approve(answer["event"]["id"])
         eventually(service.poll, lambda document: not document["Events"])
         agent.start()
-        eventually(agent.diary, lambda diary: diary == ["prepare Reboot", "recover Reboot"])
+        eventually(agent.ran, lambda diary: diary == ["prepare Reboot", "recover Reboot"])
 
 
 def test_hangup_loads_new_rules_and_a_wrong_file_leaves_the_old_ones(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_hangup_loads_new_rules_and_a_wrong_file_leaves_the_old_ones(tmp_path: P
         assert fetch(f"http://{listen}/readyz")[0] == 503
         assert fetch(f"http://{listen}/healthz") == (200, "alive\n")
         service.ask("POST", "/vms/web-0/restart")
-        eventually(agent.diary, lambda diary: "recover Reboot" in diary)
+        eventually(agent.ran, lambda diary: "recover Reboot" in diary)
         agent.configure(RULE, more="listen = '127.0.0.1:0'")
         agent.send(signal.SIGHUP)
         assert eventually(lambda: fetch(f"http://{listen}/readyz")[0], lambda status: status == 200)
@@ -223,7 +223,7 @@ def test_a_load_balancer_sees_that_the_vm_is_drained(tmp_path: Path) -> None:
         service.approve(answer["event"]["id"])
         eventually(lambda: fetch(drainz), lambda said: said == (200, "in service\n"))
 
-        assert agent.diary()[-1] == "recover Reboot"
+        assert agent.ran()[-1] == "recover Reboot"
 
 
 def test_the_agent_approves_when_a_local_program_is_ready_and_not_before(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_the_agent_approves_when_a_local_program_is_ready_and_not_before(tmp_pat
             assert json.loads(lines.readline()) == {"registered": "db"}
             _, answer = service.ask("POST", "/vms/web-0/restart")
             told = json.loads(lines.readline())
-            eventually(agent.diary, lambda diary: diary == ["prepare Reboot"])
+            eventually(agent.ran, lambda diary: diary == ["prepare Reboot"])
             program.sendall(
                 json.dumps({"more": told["event"]["id"], "seconds": 60}).encode() + b"\n"
             )
@@ -313,7 +313,7 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(tmp_path: Path) -> N
         assert dry.returncode == 0, dry.stderr
         assert "dry run: this would be done" in dry.stderr
         assert "prepare: run /bin/sh" in dry.stderr
-        assert agent.diary() == []
+        assert agent.ran() == []
         assert [path.name for path in agent.folder.iterdir()] == ["agent.toml"]
         assert service.poll()["Events"][0]["EventStatus"] == "Scheduled"
 
@@ -327,11 +327,11 @@ def test_once_does_what_is_due_and_ends(tmp_path: Path) -> None:
         agent.configure()
         service.ask("POST", "/vms/web-0/restart")
         first = agent.run("run", "--config", str(agent.config), "--once")
-        assert (first.returncode, agent.diary()) == (0, ["prepare Reboot"]), first.stderr
+        assert (first.returncode, agent.ran()) == (0, ["prepare Reboot"]), first.stderr
         eventually(service.poll, lambda document: not document["Events"])
         second = agent.run("run", "--config", str(agent.config), "--once")
 
-        assert (second.returncode, agent.diary()) == (0, ["prepare Reboot", "recover Reboot"]), (
+        assert (second.returncode, agent.ran()) == (0, ["prepare Reboot", "recover Reboot"]), (
             second.stderr
         )
 

@@ -65,7 +65,7 @@ def test_what_cannot_be_understood_is_said_and_never_approved(tmp_path: Path, wr
         assert agent.log().count("the endpoint has a problem") == 1
         problem = agent.log().partition("problem=")[2].partition("\n")[0]
         assert any(word in problem for word in said.split("|")), problem
-        assert eventually(agent.diary) == ["prepare Reboot"]
+        assert eventually(agent.ran) == ["prepare Reboot"]
 
 
 def test_an_empty_answer_is_no_events_and_no_problem(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_an_empty_answer_is_no_events_and_no_problem(tmp_path: Path) -> None:
     ):
         agent.configure(EAGER, name="web-0")
         agent.start()
-        eventually(agent.diary)
+        eventually(agent.ran)
 
         assert "the endpoint has a problem" not in agent.log()
 
@@ -91,7 +91,7 @@ def test_a_name_that_does_not_come_is_asked_for_until_it_does(tmp_path: Path) ->
         agent.configure('[[rule]]\nname = "own"\n')
         agent.start()
 
-        assert eventually(agent.diary) == ["prepare Reboot"]
+        assert eventually(agent.ran) == ["prepare Reboot"]
         assert "compute.name" in agent.log()
 
 

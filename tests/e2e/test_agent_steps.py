@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from forewarn.agent.step import Occasion, Phase, StepFailed, StepTimedOut
+from forewarn.agent.steps.base import StepContext, Phase, StepFailed, StepTimedOut
 from forewarn.agent.steps import KINDS, make
 from forewarn.client import Event
 from tests.e2e.api_server import ApiServer, Pod, certify, serving
@@ -37,7 +37,7 @@ def run(
 ) -> float:
     """Run the step, and say how long it took."""
     begun = time.monotonic()
-    make(kind, spec, kind).run(Occasion(event, Phase(phase), "web-0", begun + seconds))
+    make(kind, spec, kind).run(StepContext(event, Phase(phase), "web-0", begun + seconds))
     return time.monotonic() - begun
 
 

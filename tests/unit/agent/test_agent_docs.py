@@ -13,8 +13,11 @@ import pytest
 
 from forewarn.agent import settings
 from forewarn.agent.__main__ import main
-from forewarn.agent.participant_socket import Applications
-from forewarn.agent.step import Phase
+from forewarn.agent.config_reader import file_keys
+from forewarn.agent.participant_socket import ParticipantSocket
+from forewarn.agent.rules import Rule, StepOptions
+from forewarn.agent.settings import Settings
+from forewarn.agent.steps.base import Phase
 from forewarn.client import Event
 
 ROOT = Path(__file__).parents[3]
@@ -41,7 +44,9 @@ def test_each_of_the_six_uses_has_a_configuration(use: str) -> None:
     assert "```toml" in re.split(r"\n##", part)[0]
 
 
-@pytest.mark.parametrize("key", sorted({*settings.TOP, *settings.RULE, *settings.STEP}))
+@pytest.mark.parametrize(
+    "key", sorted({*file_keys(Settings), *file_keys(Rule), *file_keys(StepOptions)})
+)
 def test_every_key_of_the_file_stands_in_the_page(key: str) -> None:
     """A key that is not documented is one that nobody finds."""
     assert f"\n| `{key}` |" in PAGE
@@ -73,10 +78,10 @@ def test_the_program_in_the_page_takes_part() -> None:
             is_flushing.set()
             may_go_on.wait(20)
 
-        applications = Applications(path, dict)
-        applications.open()
+        programs = ParticipantSocket(path, dict)
+        programs.open()
         event = Event("E1", "Reboot", "Scheduled")
-        applications.begin(event, Phase.PREPARE, time.monotonic() + 900)
+        programs.begin(event, Phase.PREPARE, time.monotonic() + 900)
         program = threading.Thread(
             target=exec,
             args=(source, {"flush_everything": flush, "warm_up_the_cache": is_warm.set}),
@@ -84,12 +89,12 @@ def test_the_program_in_the_page_takes_part() -> None:
         program.start()
 
         assert is_flushing.wait(20)
-        assert not applications.all_ready("E1")
+        assert not programs.all_ready("E1")
         may_go_on.set()
-        assert any(applications.all_ready("E1") or is_warm.wait(0.01) for _ in range(2000))
-        applications.begin(event, Phase.RECOVER, time.monotonic() + 300)
+        assert any(programs.all_ready("E1") or is_warm.wait(0.01) for _ in range(2000))
+        programs.begin(event, Phase.RECOVER, time.monotonic() + 300)
         assert is_warm.wait(20)
-        applications.close()
+        programs.close()
         program.join(20)
 
 

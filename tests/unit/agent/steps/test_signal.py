@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.agent.step import StepFailed, StepTimedOut
-from forewarn.agent.steps import make
-from tests.unit.agent.steps.build import occasion, script
+from forewarn.agent.steps import make_step
+from forewarn.agent.steps.base import StepFailed, StepTimedOut
+from forewarn.agent.steps.signal import SignalStep
+from tests.unit.agent.steps.build import context, script
 
 
 @contextmanager
@@ -36,7 +37,7 @@ def test_a_checkpoint_is_waited_for(tmp_path: Path) -> None:
     file = tmp_path / "checkpoint"
     file.write_text("old")
     with worker(tmp_path, f"echo new > {file}.new; mv {file}.new {file}"):
-        make("signal", checkpoint(tmp_path, until_file=str(file)), "W").run(occasion())
+        make_step("signal", checkpoint(tmp_path, until_file=str(file)), "W").run(context())
 
     assert file.read_text() == "new\n"
 
@@ -45,8 +46,8 @@ def test_an_old_checkpoint_is_not_taken_for_a_new_one(tmp_path: Path) -> None:
     """To approve on it would lose the work since then."""
     (tmp_path / "checkpoint").write_text("old")
     with worker(tmp_path, ":"), pytest.raises(StepTimedOut, match="checkpoint was not written"):
-        make("signal", checkpoint(tmp_path, until_file=str(tmp_path / "checkpoint")), "W").run(
-            occasion(seconds=0.5)
+        make_step("signal", checkpoint(tmp_path, until_file=str(tmp_path / "checkpoint")), "W").run(
+            context(is_simulated=True)
         )
 
 
@@ -54,10 +55,10 @@ def test_a_process_that_ends_without_its_checkpoint_has_failed(tmp_path: Path) -
     """And is not waited for any longer."""
     with (
         worker(tmp_path, "exit 1"),
-        pytest.raises(StepFailed, match="ended without writing") as failure,
+        pytest.raises(StepFailed, match="exited without writing") as failure,
     ):
-        make("signal", checkpoint(tmp_path, until_file=str(tmp_path / "checkpoint")), "W").run(
-            occasion()
+        make_step("signal", checkpoint(tmp_path, until_file=str(tmp_path / "checkpoint")), "W").run(
+            context()
         )
 
     assert not isinstance(failure.value, StepTimedOut)
@@ -67,7 +68,7 @@ def test_a_checkpoint_that_was_the_last_act_counts(tmp_path: Path) -> None:
     """Many programs write and end."""
     spec = checkpoint(tmp_path, until_file=str(tmp_path / "checkpoint"), until_exit=True)
     with worker(tmp_path, f"touch {tmp_path}/checkpoint; exit 0"):
-        make("signal", spec, "W").run(occasion())
+        make_step("signal", spec, "W").run(context())
 
     assert (tmp_path / "checkpoint").exists()
 
@@ -75,7 +76,7 @@ def test_a_checkpoint_that_was_the_last_act_counts(tmp_path: Path) -> None:
 def test_the_end_of_a_process_is_waited_for(tmp_path: Path) -> None:
     """Though nobody has asked for its exit code yet."""
     with worker(tmp_path, "exit 0") as process:
-        make("signal", checkpoint(tmp_path, until_exit=True), "W").run(occasion())
+        make_step("signal", checkpoint(tmp_path, until_exit=True), "W").run(context())
 
         assert process.wait(5) == 0
 
@@ -84,9 +85,11 @@ def test_a_process_that_does_not_end_is_told_at_the_limit(tmp_path: Path) -> Non
     """By its number, so that one can look."""
     with (
         worker(tmp_path, ":") as process,
-        pytest.raises(StepTimedOut, match=f"process {process.pid} did not end"),
+        pytest.raises(StepTimedOut, match=f"process {process.pid} did not exit"),
     ):
-        make("signal", checkpoint(tmp_path, until_exit=True), "W").run(occasion(seconds=0.3))
+        make_step("signal", checkpoint(tmp_path, until_exit=True), "W").run(
+            context(is_simulated=True)
+        )
 
 
 @pytest.mark.parametrize("text", ["", "0", "1", "-1", "-5", "12 13", "abc", "٣", "9" * 32])
@@ -95,8 +98,8 @@ def test_a_number_that_means_more_than_one_process_is_never_signalled(
 ) -> None:
     """kill(-1) is everybody, kill(0) is ourselves."""
     (tmp_path / "pid").write_text(text)
-    with pytest.raises(StepFailed, match=r"names no process|cannot be read"):
-        make("signal", checkpoint(tmp_path), "W").run(occasion())
+    with pytest.raises(StepFailed, match=r"does not name a process|cannot read"):
+        make_step("signal", checkpoint(tmp_path), "W").run(context())
 
 
 def test_a_process_that_is_gone_is_a_failure(tmp_path: Path) -> None:
@@ -104,8 +107,8 @@ def test_a_process_that_is_gone_is_a_failure(tmp_path: Path) -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
     (tmp_path / "pid").write_text(str(gone.pid))
-    with pytest.raises(StepFailed, match="cannot be sent a signal: No such process"):
-        make("signal", checkpoint(tmp_path), "W").run(occasion())
+    with pytest.raises(StepFailed, match=r"cannot signal process .*: No such process"):
+        make_step("signal", checkpoint(tmp_path), "W").run(context())
 
 
 def test_the_process_of_a_unit_is_asked_of_systemctl(tmp_path: Path) -> None:
@@ -114,20 +117,16 @@ def test_the_process_of_a_unit_is_asked_of_systemctl(tmp_path: Path) -> None:
         systemctl = script(
             tmp_path / "systemctl", f'echo "$@" > {tmp_path}/asked', f"cat {tmp_path}/pid"
         )
-        make(
-            "signal",
-            {"send": "sigusr1", "unit": "x", "until_exit": True, "systemctl": systemctl},
-            "W",
-        ).run(occasion())
+        SignalStep("sigusr1", unit="x", until_exit=True, systemctl=systemctl).run(context())
 
     assert (tmp_path / "asked").read_text() == "show --property=MainPID --value -- x\n"
 
 
 def test_a_unit_that_is_not_running_has_no_process(tmp_path: Path) -> None:
     """systemctl says 0 then, and 0 would be ourselves."""
-    spec = {"send": "USR1", "unit": "x", "systemctl": script(tmp_path / "systemctl", "echo 0")}
-    with pytest.raises(StepFailed, match="x names no process: '0'"):
-        make("signal", spec, "W").run(occasion())
+    step = SignalStep("USR1", unit="x", systemctl=script(tmp_path / "systemctl", "echo 0"))
+    with pytest.raises(StepFailed, match="x does not name a process: '0'"):
+        step.run(context())
 
 
 def test_a_pid_file_that_is_a_pipe_or_a_device_is_refused_at_once(tmp_path: Path) -> None:
@@ -135,9 +134,9 @@ def test_a_pid_file_that_is_a_pipe_or_a_device_is_refused_at_once(tmp_path: Path
     os.mkfifo(tmp_path / "pid")
     for path in (str(tmp_path / "pid"), "/dev/zero"):
         with pytest.raises(
-            StepFailed, match=f"{path} cannot be read: it is not a regular file"
+            StepFailed, match=f"cannot read {path}: it is not a regular file"
         ) as failure:
-            make("signal", {"send": "USR1", "pid_file": path}, "W").run(occasion(seconds=5))
+            make_step("signal", {"send": "USR1", "pid_file": path}, "W").run(context(seconds=5))
 
         assert not isinstance(failure.value, StepTimedOut)
 
@@ -148,5 +147,5 @@ def test_a_pid_file_that_is_too_long_is_refused_and_not_read_in_part(tmp_path: P
     The number here is beyond those that Linux gives.
     """
     (tmp_path / "pid").write_text("5000000" + " " * 40 + "3")
-    with pytest.raises(StepFailed, match="pid cannot be read: it has more than 32 bytes"):
-        make("signal", checkpoint(tmp_path), "W").run(occasion())
+    with pytest.raises(StepFailed, match=r"cannot read .*pid: it has more than 32 bytes"):
+        make_step("signal", checkpoint(tmp_path), "W").run(context())
