@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from forewarn.agent.steps.base import StepContext, Phase, StepFailed, StepTimedOut
-from forewarn.agent.steps import KINDS, make
+from forewarn.agent.steps import KINDS, make_step
+from forewarn.agent.steps.base import Phase, StepContext, StepFailed, StepTimedOut
 from forewarn.client import Event
 from tests.e2e.api_server import ApiServer, Pod, certify, serving
 from tests.e2e.balancer import balancing
-from tests.unit.agent.steps.build import Server, occasion_until, script
+from tests.unit.agent.steps.build import Server, context_until, script
 
 EVENT = Event(
     id="E1",
@@ -37,7 +37,7 @@ def run(
 ) -> float:
     """Run the step, and say how long it took."""
     begun = time.monotonic()
-    make(kind, spec, kind).run(StepContext(event, Phase(phase), "web-0", begun + seconds))
+    make_step(kind, spec, kind).run(StepContext(event, Phase(phase), "web-0", begun + seconds))
     return time.monotonic() - begun
 
 
@@ -56,9 +56,9 @@ def test_run_ends_a_command_with_all_its_children_at_the_limit(tmp_path: Path) -
         + f"open({str(tmp_path / 'leaf')!r}, 'w').write(str(__import__('os').getpid())); time.sleep(600)"
     )
     tree = deep + f"subprocess.Popen([sys.executable, '-c', {leaf!r}]); time.sleep(600)"
-    step = make("run", {"command": [sys.executable, "-c", tree], "grace_seconds": 0.5}, "W")
+    step = make_step("run", {"command": [sys.executable, "-c", tree], "grace_seconds": 0.5}, "W")
     with pytest.raises(StepTimedOut):
-        step.run(occasion_until(tmp_path / "leaf"))
+        step.run(context_until(tmp_path / "leaf"))
 
     leaf_stat = Path(f"/proc/{(tmp_path / 'leaf').read_text()}/stat")
     until = time.monotonic() + 10
@@ -116,15 +116,17 @@ def test_haproxy_tells_of_sessions_that_outlast_the_limit_and_of_what_it_refuses
     with balancing(tmp_path) as balancer, balancer.session(), balancer.session():
         with pytest.raises(StepTimedOut, match=r"sessions remain: {'web/web-0': 1}"):
             run("haproxy", {"socket": balancer.path, "servers": ["web/web-0"]}, seconds=2)
-        with pytest.raises(StepFailed, match="HAProxy does not drain web/web-9: No such server"):
+        with pytest.raises(
+            StepFailed, match="HAProxy cannot set web/web-9 to drain: No such server"
+        ):
             run("haproxy", {"socket": balancer.path, "servers": ["web/web-9"]})
         with pytest.raises(
-            StepFailed, match=r"HAProxy does not drain nil/web-0: No such (backend|server)"
+            StepFailed, match=r"HAProxy cannot set nil/web-0 to drain: No such (backend|server)"
         ):
             run("haproxy", {"socket": balancer.path, "servers": ["nil/web-0"]})
         with pytest.raises(
             StepFailed,
-            match=r"HAProxy does not drain web/web-0: (Permission denied|Unknown command)",
+            match=r"HAProxy cannot set web/web-0 to drain: (Permission denied|Unknown command)",
         ):
             run("haproxy", {"socket": str(tmp_path / "user.sock"), "servers": ["web/web-0"]})
 
@@ -188,7 +190,7 @@ def test_kubernetes_gives_a_pod_no_more_grace_than_there_is_time(tmp_path: Path)
 def test_kubernetes_tells_which_pods_do_not_end(tmp_path: Path) -> None:
     """A kubelet that is lost does not end them, whatever the grace."""
     with serving(tmp_path, Pod("stuck", gone_at=float("inf"))) as api:
-        with pytest.raises(StepTimedOut, match=r"still on the node: default/stuck \(ending\)"):
+        with pytest.raises(StepTimedOut, match=r"still on the node: default/stuck \(terminating\)"):
             run("kubernetes", kubernetes(api, tmp_path), seconds=2)
 
         assert api.evictions == []
@@ -274,15 +276,15 @@ def test_http_calls_by_verified_https_and_by_plain_http(tmp_path: Path) -> None:
     with Server(503, 202).running() as server:
         run("http", {"url": server.url, "shape": "cloudevents", "expect": [202]})
 
-    assert [json.loads(body)["id"] for _, _, _, body in server.asked] == ["E1/prepare/web-0"] * 2
+    assert [json.loads(body)["id"] for _, _, _, body in server.requests] == ["E1/prepare/web-0"] * 2
 
 
 def test_systemd_stops_units_in_order_and_starts_them_in_the_reverse(tmp_path: Path) -> None:
     """By the systemctl that is first on the PATH."""
     script(tmp_path / "systemctl", f'echo "$1 $3" >> {tmp_path}/asked')
     code = (
-        "from tests.unit.agent.steps.build import occasion; from forewarn.agent.steps import make;"
-        "[make('systemd', ['a', 'b'], 'W').run(occasion(phase)) for phase in ('prepare', 'recover')]"
+        "from tests.unit.agent.steps.build import context; from forewarn.agent.steps import make_step as make;"
+        "[make('systemd', ['a', 'b'], 'W').run(context(phase)) for phase in ('prepare', 'recover')]"
     )
     environ = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
     subprocess.run(
@@ -383,9 +385,7 @@ def test_file_is_never_seen_half_written_while_it_comes_and_goes(tmp_path: Path)
     assert path.read_text() == "healthy" * 1000
 
 
-def test_log_and_wall_and_hooks_do_their_part(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_log_and_hooks_do_their_part(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The small ones, with the real commands of this machine."""
     (tmp_path / "prepare.d").mkdir()
     script(
@@ -394,8 +394,6 @@ def test_log_and_wall_and_hooks_do_their_part(
     )
     with caplog.at_level(logging.INFO):
         run("log", "{event_type} is coming")
-    run("log", {"text": "{event_type} is coming", "to": "syslog"})
-    run("wall", "{event_type} is coming")
     run("hooks", str(tmp_path))
 
     assert caplog.messages == ["Reboot is coming"]

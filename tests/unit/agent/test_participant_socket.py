@@ -258,30 +258,30 @@ def test_a_program_that_does_not_read_loses_its_place_and_nobody_waits_for_it(
 def test_the_65th_program_is_refused_and_status_is_still_answered(
     path: Path, programs: ParticipantSocket
 ) -> None:
-    programs = [Program(path) for _ in range(PROGRAMS_MAX + 1)]
+    connections = [Program(path) for _ in range(PROGRAMS_MAX + 1)]
     try:
-        answers = [program.ask(register=f"p{number}") for number, program in enumerate(programs)]
+        answers = [program.ask(register=f"p{number}") for number, program in enumerate(connections)]
 
         assert answers[-2] == {"registered": "p63"}
         assert answers[-1] == {"problem": "64 programs have registered, which is the limit"}
         assert request_status(path) == {"name": "web-0"}
     finally:
-        for program in programs:
+        for program in connections:
             program.close()
 
 
 def test_connections_beyond_the_limit_are_closed_at_once(
     path: Path, programs: ParticipantSocket
 ) -> None:
-    programs = [Program(path) for _ in range(CONNECTIONS_MAX)]
+    connections = [Program(path) for _ in range(CONNECTIONS_MAX)]
     try:
-        for program in programs[:PROGRAMS_MAX]:
+        for program in connections[:PROGRAMS_MAX]:
             program.ask(register="p")
         with Program(path) as late:
             assert late.hear() is None
-        assert programs[0].ask(register="p") == {"registered": "p"}
+        assert connections[0].ask(register="p") == {"registered": "p"}
     finally:
-        for program in programs:
+        for program in connections:
             program.close()
 
 
