@@ -91,10 +91,10 @@ lines: st.SearchStrategy[tuple[EntryKind, dict[str, object]]] = st.one_of(
     seconds=st.floats(0, 1000),
     takes=st.floats(0, 1),
 )
-def test_steps_never_take_longer_than_there_is_and_only_the_last_are_cut(
+def test_steps_fit_into_the_time_and_only_the_last_are_cut(
     weights: list[float], seconds: float, takes: float
 ) -> None:
-    """Whatever the weights, and however quick the steps: in time, and cut from the end."""
+    """Whatever the weights, and however fast the steps."""
     budget, now, given_seconds = Budget.until(seconds, 0.0), 0.0, []
     for index in range(len(weights)):
         given_seconds.append(budget.seconds_for(weights[index:], None, now))
@@ -108,8 +108,8 @@ def test_steps_never_take_longer_than_there_is_and_only_the_last_are_cut(
 
 
 @given(event=events)
-def test_an_event_comes_back_from_the_journal_as_it_was_kept(event: Event) -> None:
-    """A step that runs after a restart gets what it would have got before; no step can see `extra`."""
+def test_event_survives_the_journal(event: Event) -> None:
+    """A step that runs after a restart sees the same event; no step can see `extra`."""
     kept = for_journal(event)
 
     assert parse_event(event_to_json(event)) == kept
@@ -119,10 +119,9 @@ def test_an_event_comes_back_from_the_journal_as_it_was_kept(event: Event) -> No
 
 @settings(deadline=None)
 @given(event=events, story=st.lists(lines, max_size=20))
-def test_writing_the_journal_anew_changes_nothing_that_it_says(
+def test_compaction_changes_nothing(
     event: Event, story: list[tuple[EntryKind, dict[str, object]]]
 ) -> None:
-    """The fewest lines that say the same say the same."""
     progress = Progress(for_journal(event), "rule")
     for what, facts in story:
         progress = fold(progress, what, facts)
@@ -136,12 +135,12 @@ def test_writing_the_journal_anew_changes_nothing_that_it_says(
 
 @settings(deadline=None, max_examples=50)
 @given(story=st.lists(lines, min_size=1, max_size=10), part=st.floats(0, 1))
-def test_a_journal_torn_anywhere_says_what_it_said_at_some_moment(
+def test_torn_journal_is_an_earlier_state(
     story: list[tuple[EntryKind, dict[str, object]]], part: float
 ) -> None:
-    """A power cut leaves a beginning of the file.
+    """A power cut leaves the beginning of the file.
 
-    No half line is believed, and no whole one is lost.
+    No partial line counts, and no complete one is lost.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "journal")
@@ -226,10 +225,10 @@ class Unsynced(Journal):
 
 @settings(deadline=None, max_examples=200)
 @given(data=st.data())
-def test_agent_starts_whatever_a_journal_line_was_damaged_into(data: st.DataObject) -> None:
-    """One damaged line must not keep the VM without its agent.
+def test_agent_starts_with_any_damaged_line(data: st.DataObject) -> None:
+    """One damaged line must not leave the VM without its agent.
 
-    What was read is whole: it can be written and worked with.
+    What was read can be written and run.
     """
     with tempfile.TemporaryDirectory() as folder:
         path, clock = Path(folder, "journal"), FakeTime().clock()
@@ -351,7 +350,7 @@ class Lives:
     on_failure=st.sampled_from(OnFailure),
     hold=st.booleans(),
 )
-def test_whenever_the_agent_is_killed_it_ends_where_it_would_have_ended(
+def test_killed_agent_reaches_the_same_end(
     told: int,
     begun: int,
     crashes: list[int],
@@ -359,9 +358,7 @@ def test_whenever_the_agent_is_killed_it_ends_where_it_would_have_ended(
     on_failure: OnFailure,
     hold: bool,
 ) -> None:
-    """Some lives while the event is Scheduled, some while it is Started, then it is over: recover
-    is done, once.
-    """
+    """Processes while the event is Scheduled, Started and over, each killed: recover runs once."""
     with tempfile.TemporaryDirectory() as folder:
         lives = Lives(Path(folder, "journal"), failing=failing, on_failure=on_failure, hold=hold)
         deaths = [*crashes, *[-1] * 20]
@@ -389,8 +386,8 @@ def test_whenever_the_agent_is_killed_it_ends_where_it_would_have_ended(
         lambda at: FULL[: at[0]] + at[1] + FULL[at[0] :]
     )
 )
-def test_any_text_is_settings_or_is_refused_with_a_line(text: str) -> None:
-    """A file that was edited in a hurry never breaks the agent that reloads it."""
+def test_any_text_is_valid_or_rejected(text: str) -> None:
+    """A file that was edited in a hurry must not end the agent that reloads it."""
     try:
         outcome = parse(text, "agent.toml")
     except Invalid as problem:

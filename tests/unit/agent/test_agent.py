@@ -73,8 +73,8 @@ class Hasty(threading.Event):
         return self.is_set()
 
 
-def test_an_event_is_prepared_approved_started_and_recovered(world: World) -> None:
-    """The whole walk, over four documents."""
+def test_event_is_prepared_approved_started_and_recovered(world: World) -> None:
+    """The whole cycle, over four documents."""
     scenes = (
         shows(1),
         shows(2, reboot()),
@@ -92,7 +92,7 @@ def test_an_event_is_prepared_approved_started_and_recovered(world: World) -> No
     assert agent.status().workflows == ()
 
 
-def test_an_event_of_another_vm_is_left_alone(world: World) -> None:
+def test_event_of_another_vm_is_left_alone(world: World) -> None:
     """All VMs of a scope read the same document."""
     client = ScriptedClient(world.time, shows(1, reboot(resources=("web-1",))))
     agent = run(agent_of(world, client, world.rule()))
@@ -101,11 +101,7 @@ def test_an_event_of_another_vm_is_left_alone(world: World) -> None:
     assert agent.status().counters['forewarn_agent_events_total{matched="no"}'] == 1
 
 
-def test_an_approval_that_fails_is_tried_again_until_it_is_accepted(world: World) -> None:
-    """The endpoint was away for a moment; later and later, but never given up while the event
-    waits.
-    """
-
+def test_failed_approval_is_retried_until_it_is_accepted(world: World) -> None:
     def is_approved() -> bool:
         world.time.advance(0.1)
         return EntryKind.APPROVED in world.journal.progress["E1"].marks
@@ -119,8 +115,8 @@ def test_an_approval_that_fails_is_tried_again_until_it_is_accepted(world: World
     assert agent.status().counters['forewarn_agent_approvals_total{result="failed"}'] == 2
 
 
-def test_an_event_that_is_to_be_held_is_never_approved(world: World) -> None:
-    """Whatever else the rule says."""
+def test_held_event_is_never_approved(world: World) -> None:
+    """Whatever `approve` says."""
     client = ScriptedClient(world.time, shows(1, reboot()), settled(world, "prepare"))
     run(agent_of(world, client, world.rule(approve=ApproveWhen.AT_ONCE, hold=True)))
 
@@ -128,7 +124,7 @@ def test_an_event_that_is_to_be_held_is_never_approved(world: World) -> None:
 
 
 def test_at_once_does_not_wait_for_the_steps(world: World) -> None:
-    """The approval is sent while prepare is still under way."""
+    """The approval is sent while prepare is running."""
     client = ScriptedClient(world.time, shows(1, reboot()), settled(world, "prepare"))
     prepare = world.step("slow", lambda context: assert_(client.has_approved.wait(TIMEOUT_SECONDS)))
     run(agent_of(world, client, world.rule(approve=ApproveWhen.AT_ONCE, prepare=(prepare,))))
@@ -144,10 +140,10 @@ def assert_(is_true: bool) -> None:
 @pytest.mark.parametrize(
     ("resources", "approvals"), [(("web-0", "web-1"), ["E1"]), (("web-1", "web-0"), [])]
 )
-def test_only_the_first_of_resources_approves_where_the_leader_does(
+def test_only_the_leader_approves(
     world: World, resources: tuple[str, ...], approvals: list[str]
 ) -> None:
-    """Approval by one VM covers all: the others must not speak for it before it is prepared."""
+    """One approval covers all VMs: the others must not approve before it is prepared."""
     rule = world.rule(approve=ApproveWhen.WHEN_PREPARED_AND_LEADER)
     event = reboot(resources=resources)
     other = reboot("E2")
@@ -163,8 +159,8 @@ def test_only_the_first_of_resources_approves_where_the_leader_does(
     assert [key for key in client.approvals if key == "E1"] == approvals
 
 
-def test_where_it_must_be_quiet_the_approval_waits_for_the_other_vms(world: World) -> None:
-    """One at a time: web-1 is Started, so web-0 waits until it is over."""
+def test_approval_waits_for_a_quiet_scope(world: World) -> None:
+    """One VM at a time: web-1 is Started, so web-0 waits until it is over."""
     rule, other = (
         world.rule(approve=ApproveWhen.WHEN_PREPARED_AND_QUIET),
         started(reboot("E2", resources=("web-1",))),
@@ -182,8 +178,8 @@ def test_where_it_must_be_quiet_the_approval_waits_for_the_other_vms(world: Worl
     assert client.approvals == ["E1"]
 
 
-def test_a_document_that_cannot_be_understood_triggers_no_approval(world: World) -> None:
-    """Whether it is quiet cannot be known then, and nothing is prepared for what cannot be read."""
+def test_invalid_document_triggers_no_approval(world: World) -> None:
+    """Whether the scope is quiet is unknown then."""
     rule = world.rule(approve=ApproveWhen.WHEN_PREPARED_AND_QUIET)
     held = threading.Event()
     prepare = world.step("prepare", lambda context: assert_(held.wait(TIMEOUT_SECONDS)))
@@ -203,10 +199,8 @@ def test_a_document_that_cannot_be_understood_triggers_no_approval(world: World)
     assert agent.status().counters["forewarn_agent_endpoint_problems_total"] == 1
 
 
-def test_after_a_crash_the_next_life_goes_on_where_the_first_one_was(world: World) -> None:
-    """Prepared and approving, not approved: nothing is prepared again, and the approval is sent
-    again.
-    """
+def test_restarted_agent_sends_a_pending_approval_again(world: World) -> None:
+    """Prepared and approving, not approved: prepare does not run again."""
     workflow = world.workflow(world.rule(), reboot())
     workflow.run()
     world.journal.write("E1", EntryKind.APPROVING)
@@ -219,11 +213,8 @@ def test_after_a_crash_the_next_life_goes_on_where_the_first_one_was(world: Worl
     assert client.approvals == ["E1"]
 
 
-def test_after_the_reboot_the_next_life_recovers_once(world: World) -> None:
-    """The event is over when the agent is back: the document does not show it.
-
-    And the life after that does nothing.
-    """
+def test_restarted_agent_recovers_once(world: World) -> None:
+    """The event is over when the agent is back. The process after that does nothing."""
     world.workflow(world.rule(), reboot()).run()
     for _ in range(2):
         world.restart()
@@ -238,8 +229,8 @@ def test_after_the_reboot_the_next_life_recovers_once(world: World) -> None:
     assert world.ran == ["prepare", "recover"]
 
 
-def test_before_a_document_came_the_next_life_does_nothing(world: World) -> None:
-    """An endpoint that is down says nothing about what has become of the event."""
+def test_restarted_agent_does_nothing_before_a_document_comes(world: World) -> None:
+    """An endpoint that is down says nothing about the event."""
     world.workflow(world.rule(), reboot()).run()
     world.restart()
     client = ScriptedClient(world.time, EndpointError("away"), EndpointError("away"))
@@ -251,13 +242,10 @@ def test_before_a_document_came_the_next_life_does_nothing(world: World) -> None
     assert (status.problems, status.last_problem, status.last_contact) == (2, "away", None)
 
 
-def test_an_event_that_is_over_and_shown_again_is_not_handled_again(
+def test_finished_event_shown_again_is_ignored(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A server that lags after a failover, met by an agent that was restarted.
-
-    That its old rule is gone matters to nobody.
-    """
+    """A lagging server after a failover, read by a restarted agent."""
     scenes = (shows(1, reboot()), settled(world, "prepare"), shows(2), settled(world, "recover"))
     run(agent_of(world, ScriptedClient(world.time, *scenes), world.rule()))
     world.restart()
@@ -269,10 +257,10 @@ def test_an_event_that_is_over_and_shown_again_is_not_handled_again(
     assert "no longer exists" not in caplog.text
 
 
-def test_an_event_whose_rule_is_gone_is_held(
+def test_event_whose_rule_was_removed_is_held(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody says any more what to do about it, so nothing is done, and that is said."""
+    """And that is logged."""
     world.workflow(world.rule(), reboot()).run()
     world.restart()
     client = ScriptedClient(world.time)
@@ -283,8 +271,8 @@ def test_an_event_whose_rule_is_gone_is_held(
     assert "the rule of an event no longer exists" in caplog.text
 
 
-def test_new_rules_are_for_events_that_appear_afterwards(world: World) -> None:
-    """What is in hand is finished as it was begun."""
+def test_new_rules_apply_to_new_events(world: World) -> None:
+    """Current events are finished by the rule that they began with."""
     client = ScriptedClient(world.time)
     agent = agent_of(world, client, world.rule(recover=(world.step("old recover"),)))
     new = Rule("new", prepare=(world.step("new prepare"),), recover=(world.step("new recover"),))
@@ -305,10 +293,10 @@ def test_new_rules_are_for_events_that_appear_afterwards(world: World) -> None:
     assert agent.status().rules == ("new",)
 
 
-def test_a_reload_says_what_needs_a_new_start(
+def test_reload_logs_settings_that_need_a_restart(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Rules change at once; where the journal is does not."""
+    """Rules change immediately; the path of the journal does not."""
     agent = agent_of(world, ScriptedClient(world.time))
     agent.reload(Settings(journal=Path("/elsewhere"), wait_seconds=7))
 
@@ -320,10 +308,8 @@ def test_a_reload_says_what_needs_a_new_start(
     assert facts == [{"settings": "journal, wait_seconds"}]
 
 
-def test_a_dry_run_says_what_it_would_do_and_does_nothing(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
-    """For trying a file against the real endpoint of a real machine."""
+def test_dry_run_logs_and_does_nothing(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """To try a file on a real machine."""
     client = ScriptedClient(world.time, shows(1, reboot()), shows(2, started(reboot())), shows(3))
     with caplog.at_level(logging.INFO, "forewarn.agent"):
         run(agent_of(world, client, world.rule(), is_dry_run=True))
@@ -335,8 +321,8 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing(
     assert (world.ran, client.approvals, world.journal.progress) == ([], [], {})
 
 
-def test_while_the_disk_is_full_nothing_is_done_and_then_everything_is(world: World) -> None:
-    """What is not on disk must not be acted on; the event is not forgotten over it."""
+def test_full_disk_delays_everything_and_loses_nothing(world: World) -> None:
+    """The agent acts only on what is on disk, and does not forget the event."""
     fulls = [
         EntryKind.SEEN,
         EntryKind.BEGUN,
@@ -363,8 +349,8 @@ def test_while_the_disk_is_full_nothing_is_done_and_then_everything_is(world: Wo
     assert agent.status().counters["forewarn_agent_journal_problems_total"] == 5
 
 
-def test_the_agents_end_stops_steps_and_leaves_the_event_for_the_next_start(world: World) -> None:
-    """SIGTERM: also what the machine's own shutdown sends."""
+def test_stopping_the_agent_leaves_the_event_for_the_next_start(world: World) -> None:
+    """SIGTERM is also what the machine's own shutdown sends."""
     prepare = world.step("slow", lambda context: assert_(context.stop.wait(TIMEOUT_SECONDS)))
     client = ScriptedClient(world.time, shows(1, reboot()), ran(world, "slow"))
     agent = run(agent_of(world, client, world.rule(prepare=(prepare,))))
@@ -373,8 +359,8 @@ def test_the_agents_end_stops_steps_and_leaves_the_event_for_the_next_start(worl
     assert client.approvals == []
 
 
-def test_the_most_urgent_events_are_worked_for_first(world: World) -> None:
-    """With more events than threads the rest wait in the order of NotBefore."""
+def test_most_urgent_events_get_the_next_free_worker(world: World) -> None:
+    """With more events than threads, the rest wait in the order of NotBefore."""
     held = [reboot(f"HELD-{number}") for number in range(WORKERS_MAX)]
     late, soon = reboot("LATE", lead_seconds=800), reboot("SOON", lead_seconds=100)
     free_one, free_all, begun = threading.Event(), threading.Event(), threading.Semaphore(0)
@@ -405,10 +391,8 @@ def test_the_most_urgent_events_are_worked_for_first(world: World) -> None:
     assert order[WORKERS_MAX:] == ["SOON", "LATE"]
 
 
-def test_the_name_is_asked_for_until_it_is_told(world: World) -> None:
-    """Without it nobody knows whom an event hits; an endpoint that starts after the VM is not
-    unusual.
-    """
+def test_name_is_requested_until_it_comes(world: World) -> None:
+    """An endpoint that starts after the VM is not unusual."""
 
     class Shy(ScriptedClient):
         def name(self) -> str:
@@ -425,8 +409,7 @@ def test_the_name_is_asked_for_until_it_is_told(world: World) -> None:
     assert world.ran == ["prepare"]
 
 
-def test_the_status_shows_what_is_in_hand(world: World) -> None:
-    """What `forewarn agent status` and the port show."""
+def test_status_shows_current_events(world: World) -> None:
     client = ScriptedClient(world.time)
     agent = agent_of(world, client, world.rule(), endpoint="http://127.0.0.1:1")
     shown = []
@@ -445,7 +428,7 @@ def test_the_status_shows_what_is_in_hand(world: World) -> None:
     ]
 
 
-def test_a_clock_that_jumps_back_and_forth_ends_nothing(world: World) -> None:
+def test_clock_jumps_end_no_event(world: World) -> None:
     """NTP sets the time of day by hours, between two documents."""
 
     def jump(hours: int) -> Scene:
@@ -468,10 +451,10 @@ def test_a_clock_that_jumps_back_and_forth_ends_nothing(world: World) -> None:
     assert world.ran == ["prepare", "start"]
 
 
-def test_an_event_with_an_unknown_status_is_left_alone_until_it_has_one_that_we_know(
+def test_unknown_status_is_left_alone_until_it_is_known(
     world: World,
 ) -> None:
-    """Completed may mean that all is over."""
+    """Completed may mean that the event is over."""
     client = ScriptedClient(world.time)
     client.scenes = (
         shows(1, reboot(status="Completed")),
@@ -484,7 +467,7 @@ def test_an_event_with_an_unknown_status_is_left_alone_until_it_has_one_that_we_
     assert world.ran == ["prepare"]
 
 
-def test_an_empty_answer_at_the_start_of_a_life_recovers_nothing_and_the_event_goes_on(
+def test_empty_first_document_after_a_restart_ends_no_event(
     world: World,
 ) -> None:
     """The event was there all along."""
@@ -498,11 +481,8 @@ def test_an_empty_answer_at_the_start_of_a_life_recovers_nothing_and_the_event_g
     assert world.ran == ["prepare"]
 
 
-def test_recover_waits_while_another_event_of_this_vm_is_in_hand(world: World) -> None:
-    """It would bring back what the other has taken away.
-
-    When that is over too, both are recovered from.
-    """
+def test_recover_waits_for_other_events_of_this_vm(world: World) -> None:
+    """It would restore what the other event has taken out of service."""
     scenes = (
         shows(1, reboot("E1"), reboot("E2")),
         settled(world, "prepare", "E1"),
@@ -522,8 +502,8 @@ def test_recover_waits_while_another_event_of_this_vm_is_in_hand(world: World) -
     assert world.ran == ["prepare", "prepare", "start", "recover", "recover"]
 
 
-def test_a_rule_that_now_holds_also_holds_what_is_in_hand(world: World) -> None:
-    """The file is edited and read again while the event is being prepared."""
+def test_reloaded_rule_can_hold_a_current_event(world: World) -> None:
+    """The file is edited while the event is being prepared."""
     client = ScriptedClient(world.time)
     go_on = threading.Event()
     rule = world.rule(

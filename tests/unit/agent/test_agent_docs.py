@@ -31,14 +31,13 @@ USES = (
 
 
 @pytest.mark.parametrize("text", BLOCKS, ids=map(str, range(len(BLOCKS))))
-def test_every_configuration_in_the_page_is_taken(text: str) -> None:
-    """Whoever copies one must not be the first to try it."""
+def test_every_configuration_in_the_page_is_valid(text: str) -> None:
+    """Users copy them."""
     assert settings.parse(text, "docs/agent.md").rules
 
 
 @pytest.mark.parametrize("use", USES)
 def test_each_of_the_six_uses_has_a_configuration(use: str) -> None:
-    """They are what the founding documents promise."""
     part = PAGE.partition(f"\n### {use}\n")[2]
 
     assert "```toml" in re.split(r"\n##", part)[0]
@@ -47,16 +46,14 @@ def test_each_of_the_six_uses_has_a_configuration(use: str) -> None:
 @pytest.mark.parametrize(
     "key", sorted({*file_keys(Settings), *file_keys(Rule), *file_keys(StepOptions)})
 )
-def test_every_key_of_the_file_stands_in_the_page(key: str) -> None:
-    """A key that is not documented is one that nobody finds."""
+def test_every_key_of_the_file_is_documented(key: str) -> None:
     assert f"\n| `{key}` |" in PAGE
 
 
 @pytest.mark.parametrize("command", ["run", "status", "check"])
-def test_every_option_of_a_command_stands_in_the_page(
+def test_every_option_of_a_command_is_documented(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The line in the page is the reference; --help only repeats it."""
     with pytest.raises(SystemExit):
         main([command, "--help"])
     options = set(re.findall(r"--[a-z-]+", capsys.readouterr().out)) - {"--help"}
@@ -67,8 +64,8 @@ def test_every_option_of_a_command_stands_in_the_page(
     assert options == set(re.findall(r"--[a-z-]+", line))
 
 
-def test_the_program_in_the_page_takes_part() -> None:
-    """It asks for more time, does its work, says ready, and is told when all is over."""
+def test_program_in_the_page_works() -> None:
+    """It extends its time, does its work, gets ready, and is notified of recover."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "socket")
         source = PROGRAM.replace("/run/forewarn-agent/socket", str(path))
@@ -99,11 +96,8 @@ def test_the_program_in_the_page_takes_part() -> None:
 
 
 @pytest.mark.system
-def test_the_unit_for_systemd_is_understood_by_systemd() -> None:
-    """A key that systemd does not know is ignored by it, with a line that nobody reads.
-
-    Needs Debian's package systemd.
-    """
+def test_unit_for_systemd_is_valid() -> None:
+    """systemd ignores keys that it does not know. Needs Debian's package systemd."""
     unit = ROOT / "deploy" / "forewarn-agent.service"
     found = subprocess.run(
         ["systemd-analyze", "verify", unit], capture_output=True, text=True, timeout=60, check=False

@@ -88,8 +88,8 @@ def turns(world: World, approver: Approver, workflow: Workflow, *, seconds: int)
         world.time.advance(1)
 
 
-def test_an_approval_is_written_down_before_it_is_sent_and_sent_once(world: World) -> None:
-    """A crash in between must not lose it; approving is over when it was accepted."""
+def test_approval_is_journaled_before_it_is_sent_once(world: World) -> None:
+    """A crash in between must not lose it."""
     desk = Desk(world)
     turns(world, desk.approver(), prepared(world), seconds=5)
 
@@ -98,16 +98,15 @@ def test_an_approval_is_written_down_before_it_is_sent_and_sent_once(world: Worl
     assert EntryKind.APPROVED in world.journal.progress["E1"].marks
 
 
-def test_an_approval_that_fails_is_sent_again_later_and_later(world: World) -> None:
-    """After 1, 2, 4, 8 and then each 10 seconds: an endpoint in trouble is not helped by haste."""
+def test_failed_approval_is_retried_with_growing_pauses(world: World) -> None:
+    """After 1, 2, 4, 8 and then every 10 seconds."""
     desk = Desk(world, *[ConnectionFailed("away")] * 6)
     turns(world, desk.approver(), prepared(world), seconds=60)
 
     assert [at for _, at in desk.arrived] == [0, 1, 3, 7, 15, 25, 35]
 
 
-def test_an_endpoint_that_asks_for_a_pause_gets_it(world: World) -> None:
-    """Retry-After."""
+def test_retry_after_is_respected(world: World) -> None:
     desk = Desk(world, RetryableError("too many", status=429, retry_after_seconds=9))
     turns(world, desk.approver(), prepared(world), seconds=30)
 
@@ -115,9 +114,7 @@ def test_an_endpoint_that_asks_for_a_pause_gets_it(world: World) -> None:
 
 
 @pytest.mark.parametrize("news", ["started", "over"])
-def test_an_approval_is_no_longer_tried_when_the_event_has_started_or_is_over(
-    world: World, news: str
-) -> None:
+def test_approval_is_not_retried_after_start_or_end(world: World, news: str) -> None:
     """There is nothing left to approve."""
     desk = Desk(world, *[ConnectionFailed("away")] * 100)
     approver, workflow = desk.approver(), prepared(world)
@@ -131,8 +128,8 @@ def test_an_approval_is_no_longer_tried_when_the_event_has_started_or_is_over(
     assert len(desk.arrived) == 1
 
 
-def test_the_approver_comes_back_soon_while_something_waits(world: World) -> None:
-    """And rests when nothing does: an idle agent costs nothing."""
+def test_approver_asks_for_another_turn_while_events_wait(world: World) -> None:
+    """Otherwise it sleeps: an idle agent costs nothing."""
     desk = Desk(world, ConnectionFailed("away"))
     approver, workflow = desk.approver(), prepared(world)
 
@@ -141,7 +138,7 @@ def test_the_approver_comes_back_soon_while_something_waits(world: World) -> Non
     assert not approver.turn([workflow], shows(1))
 
 
-def test_without_a_document_to_trust_it_is_not_quiet(world: World) -> None:
+def test_scope_is_not_quiet_without_a_trusted_document(world: World) -> None:
     """The last one may be from before another VM started."""
     desk = Desk(world)
     approver, workflow = (
@@ -158,10 +155,8 @@ def test_without_a_document_to_trust_it_is_not_quiet(world: World) -> None:
 @pytest.mark.parametrize(
     "now", [[Rule("all", approve=ApproveWhen.AT_ONCE, hold=True)], [Rule("all")], []]
 )
-def test_an_event_in_hand_is_held_when_its_rule_now_says_so_or_is_gone(
-    world: World, now: list[Rule]
-) -> None:
-    """Somebody edits the file in haste, to stop just this."""
+def test_reloaded_or_removed_rule_holds_a_prepared_event(world: World, now: list[Rule]) -> None:
+    """An operator edits the file in a hurry, to stop just this event."""
     desk = Desk(world)
     desk.rules = now
     turns(world, desk.approver(), prepared(world), seconds=3)
@@ -169,8 +164,8 @@ def test_an_event_in_hand_is_held_when_its_rule_now_says_so_or_is_gone(
     assert desk.arrived == []
 
 
-def test_trouble_with_one_event_does_not_keep_the_others_from_being_approved(world: World) -> None:
-    """It is told when all have had their turn."""
+def test_bug_with_one_event_does_not_block_other_approvals(world: World) -> None:
+    """It is raised when all have had their turn."""
 
     class Broken(Workflow):
         @property
@@ -187,7 +182,7 @@ def test_trouble_with_one_event_does_not_keep_the_others_from_being_approved(wor
 
 
 def test_ready_events_share_one_request_most_urgent_first(world: World) -> None:
-    """One after the other, each waits for the answers to those before it."""
+    """One after the other, each would wait for the responses to those before it."""
     desk = Desk(world)
     desk.approver().turn(
         [notice(world, "E1", 900), notice(world, "E2", 30), notice(world, "E3", 300)], shows(1)
@@ -198,10 +193,10 @@ def test_ready_events_share_one_request_most_urgent_first(world: World) -> None:
 
 
 @pytest.mark.parametrize("status", [400, 404, 413])
-def test_refused_id_does_not_block_other_approvals(world: World, status: int) -> None:
-    """One unknown id refuses a whole request, so each is then sent alone.
+def test_rejected_id_does_not_block_other_approvals(world: World, status: int) -> None:
+    """One unknown id rejects a whole request, so each event is then sent alone.
 
-    The refused one is tried again, later and later.
+    The rejected one is retried.
     """
     desk = Desk(world)
     desk.unknown, desk.unknown_status = {"E2"}, status
@@ -230,8 +225,8 @@ def test_refused_id_does_not_block_other_approvals(world: World, status: int) ->
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_busy_endpoint_is_not_asked_for_each_event_alone(world: World, status: int) -> None:
-    """That would make it busier. All wait for as long as it asked for."""
+def test_busy_endpoint_gets_no_request_per_event(world: World, status: int) -> None:
+    """That would make it busier. All wait for the requested pause."""
     desk = Desk(world, RetryableError("busy", status=status, retry_after_seconds=9))
     approver, workflows = desk.approver(), [notice(world, "E1", HOUR), notice(world, "E2", HOUR)]
     for _ in range(12):
@@ -243,9 +238,7 @@ def test_busy_endpoint_is_not_asked_for_each_event_alone(world: World, status: i
 
 
 def test_hanging_request_delays_others_by_two_seconds_at_most(world: World) -> None:
-    """A Preempt has 3 of its 30 seconds for the approval, and the endpoint may hang for what came
-    before it.
-    """
+    """A Preempt has 3 of its 30 seconds for the approval, and the endpoint may hang before."""
     desk = Desk(world)
     desk.answer_seconds = HOUR
     approver, slow = desk.approver(), [notice(world, f"E{number}", HOUR) for number in (1, 2, 3)]
@@ -260,9 +253,7 @@ def test_hanging_request_delays_others_by_two_seconds_at_most(world: World) -> N
 
 
 def test_urgent_event_overtakes_a_slow_series_of_requests(world: World) -> None:
-    """A turn has an end, and what it did not get to is sent in the next one, after kind is more
-    urgent by then.
-    """
+    """A turn has an end. The next one sends the rest, after events that are more urgent by then."""
     desk = Desk(world)
     desk.unknown, desk.answer_seconds = {"E9"}, 0.4
     approver, workflows = (
@@ -284,7 +275,7 @@ def test_urgent_event_overtakes_a_slow_series_of_requests(world: World) -> None:
 def test_attempt_leaves_time_for_another_before_not_before(
     world: World, seconds_left: float, timeout_seconds: float
 ) -> None:
-    """Half of kind is left, but never less than a second: a sound endpoint answers within that."""
+    """Half of the time left, but at least a second: a healthy endpoint responds within that."""
     desk = Desk(world)
     desk.approver().turn([notice(world, "E1", seconds_left), notice(world, "E2", HOUR)], shows(1))
 
@@ -292,7 +283,7 @@ def test_attempt_leaves_time_for_another_before_not_before(
 
 
 def test_many_events_are_sent_in_several_requests(world: World) -> None:
-    """A request has a limit, as everything has."""
+    """A request has a limit, like everything else."""
     desk = Desk(world)
     desk.approver().turn(
         [notice(world, f"E{number:03}", HOUR + number) for number in range(IDS_MAX + 1)], shows(1)
@@ -302,7 +293,7 @@ def test_many_events_are_sent_in_several_requests(world: World) -> None:
 
 
 def test_slow_disk_delays_the_most_urgent_approval_only_briefly(world: World) -> None:
-    """All of a request is on disk before it is sent, so a request is closed when that takes long."""
+    """A whole request is on disk before it is sent, so it is closed early where that takes long."""
 
     class Slow(Journal):
         def write(self, key: str, kind: EntryKind, **facts: object) -> None:
@@ -327,7 +318,7 @@ def test_slow_disk_delays_the_most_urgent_approval_only_briefly(world: World) ->
 
 
 def test_event_that_cannot_be_journaled_is_not_sent(world: World) -> None:
-    """What is not on disk is not acted on."""
+    """The agent acts only on what is on disk."""
 
     class Spotty(Journal):
         def write(self, key: str, kind: EntryKind, **facts: object) -> None:

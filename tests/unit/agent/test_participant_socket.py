@@ -109,10 +109,9 @@ def settle(path: Path) -> None:
     request_status(path)
 
 
-def test_a_program_is_told_and_the_agent_waits_until_it_is_ready(
+def test_program_is_notified_and_awaited_until_ready(
     path: Path, programs: ParticipantSocket
 ) -> None:
-    """The promise of the socket."""
     with Program(path) as program:
         assert program.ask(register="db") == {"registered": "db"}
         programs.begin(REBOOT, Phase.PREPARE, 1810.0)
@@ -137,9 +136,7 @@ def test_a_program_is_told_and_the_agent_waits_until_it_is_ready(
         assert programs.all_ready("E1")
 
 
-def test_a_program_that_needs_more_time_gets_it(
-    path: Path, time: Time, programs: ParticipantSocket
-) -> None:
+def test_program_can_extend_its_time(path: Path, time: Time, programs: ParticipantSocket) -> None:
     with Program(path) as program:
         program.ask(register="db")
         programs.begin(REBOOT, Phase.PREPARE, 1810.0)
@@ -152,7 +149,7 @@ def test_a_program_that_needs_more_time_gets_it(
         assert programs.all_ready("E1")
 
 
-def test_a_program_that_disconnects_counts_as_gone(path: Path, programs: ParticipantSocket) -> None:
+def test_disconnected_program_is_not_awaited(path: Path, programs: ParticipantSocket) -> None:
     """A crashed program must not cost the VM its notice."""
     with Program(path) as program:
         program.ask(register="db")
@@ -164,9 +161,7 @@ def test_a_program_that_disconnects_counts_as_gone(path: Path, programs: Partici
     assert programs.names() == ()
 
 
-def test_a_program_that_comes_in_the_middle_is_told(
-    path: Path, programs: ParticipantSocket
-) -> None:
+def test_late_program_is_notified(path: Path, programs: ParticipantSocket) -> None:
     programs.begin(REBOOT, Phase.PREPARE, 1810.0)
     with Program(path) as program:
         program.ask(register="db")
@@ -177,8 +172,8 @@ def test_a_program_that_comes_in_the_middle_is_told(
         assert not programs.all_ready("E1")
 
 
-def test_registering_twice_is_registering_once(path: Path, programs: ParticipantSocket) -> None:
-    """And it is not told twice."""
+def test_registering_twice_changes_nothing(path: Path, programs: ParticipantSocket) -> None:
+    """And it is not notified twice."""
     programs.begin(REBOOT, Phase.PREPARE, 1810.0)
     with Program(path) as program:
         program.ask(register="db")
@@ -202,10 +197,9 @@ def test_registering_twice_is_registering_once(path: Path, programs: Participant
         (b"{}\n", "expected register, ready, more or status"),
     ],
 )
-def test_nonsense_is_answered_and_harms_nobody(
+def test_invalid_line_gets_an_error_and_the_connection_stays(
     path: Path, programs: ParticipantSocket, line: bytes, problem: str
 ) -> None:
-    """The program is told what was wrong, and may go on."""
     with Program(path) as program:
         program.send(line)
         answer = program.hear()
@@ -215,8 +209,8 @@ def test_nonsense_is_answered_and_harms_nobody(
         assert program.ask(register="db") == {"registered": "db"}
 
 
-def test_a_line_without_an_end_is_cut_off(path: Path, programs: ParticipantSocket) -> None:
-    """Nobody can fill the agent's memory."""
+def test_line_without_an_end_is_rejected(path: Path, programs: ParticipantSocket) -> None:
+    """A program cannot fill the agent's memory."""
     with Program(path) as program:
         program.send(b"x" * (LINE_BYTES_MAX + 1))
 
@@ -226,7 +220,7 @@ def test_a_line_without_an_end_is_cut_off(path: Path, programs: ParticipantSocke
         assert program.hear() is None
 
 
-def test_a_line_that_comes_in_parts_is_one_line(path: Path, programs: ParticipantSocket) -> None:
+def test_line_may_come_in_parts(path: Path, programs: ParticipantSocket) -> None:
     with Program(path) as program:
         program.send(b'{"regis')
         settle(path)
@@ -235,10 +229,10 @@ def test_a_line_that_comes_in_parts_is_one_line(path: Path, programs: Participan
         assert program.hear() == {"registered": "db"}
 
 
-def test_a_program_that_does_not_read_loses_its_place_and_nobody_waits_for_it(
+def test_program_that_does_not_read_is_disconnected(
     path: Path, programs: ParticipantSocket
 ) -> None:
-    """Neither the agent nor the other programs feel it."""
+    """Neither the agent nor the other programs notice."""
     with Program(path) as deaf, Program(path) as other:
         deaf.ask(register="deaf")
         other.ask(register="other")
@@ -255,7 +249,7 @@ def test_a_program_that_does_not_read_loses_its_place_and_nobody_waits_for_it(
         assert programs.all_ready("E1")
 
 
-def test_the_65th_program_is_refused_and_status_is_still_answered(
+def test_65th_program_is_rejected_and_status_still_works(
     path: Path, programs: ParticipantSocket
 ) -> None:
     connections = [Program(path) for _ in range(PROGRAMS_MAX + 1)]
@@ -270,9 +264,7 @@ def test_the_65th_program_is_refused_and_status_is_still_answered(
             program.close()
 
 
-def test_connections_beyond_the_limit_are_closed_at_once(
-    path: Path, programs: ParticipantSocket
-) -> None:
+def test_connections_over_the_limit_are_closed(path: Path, programs: ParticipantSocket) -> None:
     connections = [Program(path) for _ in range(CONNECTIONS_MAX)]
     try:
         for program in connections[:PROGRAMS_MAX]:
@@ -285,10 +277,9 @@ def test_connections_beyond_the_limit_are_closed_at_once(
             program.close()
 
 
-def test_who_connects_and_says_nothing_is_sent_away(
+def test_connection_that_does_not_register_is_closed(
     path: Path, time: Time, programs: ParticipantSocket
 ) -> None:
-    """Places are for those who take part."""
     with Program(path) as silent, Program(path) as registered:
         registered.ask(register="db")
         settle(path)
@@ -297,21 +288,21 @@ def test_who_connects_and_says_nothing_is_sent_away(
         assert registered.ask(register="db") == {"registered": "db"}
 
 
-def test_the_status_is_what_the_agent_says(path: Path, programs: ParticipantSocket) -> None:
+def test_status_is_returned(path: Path, programs: ParticipantSocket) -> None:
     assert request_status(path) == {"name": "web-0"}
 
 
-def test_no_agent_at_the_socket_is_said_in_one_line(path: Path) -> None:
+def test_status_without_an_agent_is_an_error(path: Path) -> None:
     with pytest.raises(Unavailable, match=r"no agent responds at .*: No such file or directory"):
         request_status(path)
 
 
-def test_only_the_owner_and_the_group_may_call(path: Path, programs: ParticipantSocket) -> None:
-    """Who can say ready can let the machine go down."""
+def test_only_owner_and_group_may_connect(path: Path, programs: ParticipantSocket) -> None:
+    """A program that sends `ready` can let the machine go down."""
     assert stat.S_IMODE(path.stat().st_mode) == 0o660
 
 
-def test_a_second_agent_is_refused(path: Path, programs: ParticipantSocket) -> None:
+def test_second_agent_is_rejected(path: Path, programs: ParticipantSocket) -> None:
     second = ParticipantSocket(path, dict, monotonic=Time())
     with pytest.raises(Unavailable, match="another agent responds there"):
         second.open()
@@ -319,7 +310,7 @@ def test_a_second_agent_is_refused(path: Path, programs: ParticipantSocket) -> N
     assert request_status(path) == {"name": "web-0"}
 
 
-def test_a_socket_that_a_crash_left_is_replaced(path: Path, time: Time) -> None:
+def test_stale_socket_is_replaced(path: Path, time: Time) -> None:
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
     with serving(path, time):
@@ -328,8 +319,8 @@ def test_a_socket_that_a_crash_left_is_replaced(path: Path, time: Time) -> None:
     assert not path.exists()
 
 
-def test_a_file_that_is_no_socket_is_never_replaced(path: Path, time: Time) -> None:
-    """A typing error must not cost somebody a file."""
+def test_regular_file_is_never_replaced(path: Path, time: Time) -> None:
+    """A typo must not destroy a file."""
     path.write_text("precious")
     programs = ParticipantSocket(path, dict, monotonic=time)
     with pytest.raises(Invalid, match="another kind of file"):
@@ -338,14 +329,14 @@ def test_a_file_that_is_no_socket_is_never_replaced(path: Path, time: Time) -> N
     assert path.read_text() == "precious"
 
 
-def test_a_name_that_is_too_long_is_refused_with_a_reason(path: Path, time: Time) -> None:
+def test_path_that_is_too_long_is_rejected(path: Path, time: Time) -> None:
     programs = ParticipantSocket(path.with_name("x" * 200), dict, monotonic=time)
     with pytest.raises(Unavailable, match="too long"):
         programs.open()
 
 
-def test_another_agents_socket_is_left_when_this_one_ends(path: Path, time: Time) -> None:
-    """It took the place while we were ending."""
+def test_socket_of_another_agent_is_not_removed(path: Path, time: Time) -> None:
+    """It replaced the file while this one was ending."""
     with serving(path, time):
         path.unlink()
         path.write_text("another's")
@@ -354,10 +345,8 @@ def test_another_agents_socket_is_left_when_this_one_ends(path: Path, time: Time
     assert os.listdir(path.parent) == ["socket"]
 
 
-def test_a_program_is_told_of_an_event_with_a_long_description(
-    path: Path, programs: ParticipantSocket
-) -> None:
-    """It was sent away untold, and the event approved without it."""
+def test_long_description_is_cut_in_a_notification(path: Path, programs: ParticipantSocket) -> None:
+    """The program was once disconnected instead, and the event approved without it."""
     with Program(path) as program:
         program.ask(register="db")
         programs.begin(replace(REBOOT, description="x" * 300_000), Phase.PREPARE, 1810.0)
@@ -368,9 +357,7 @@ def test_a_program_is_told_of_an_event_with_a_long_description(
         assert not programs.all_ready("E1")
 
 
-def test_a_bug_with_one_caller_costs_only_that_one_its_place(path: Path, time: Time) -> None:
-    """The others are answered at once, and the same bug is not met again and again."""
-
+def test_bug_on_one_connection_ends_only_that_one(path: Path, time: Time) -> None:
     def broken() -> dict[str, object]:
         raise RuntimeError("bug")
 
@@ -386,9 +373,7 @@ def test_a_bug_with_one_caller_costs_only_that_one_its_place(path: Path, time: T
         programs.close()
 
 
-def test_after_a_restart_an_event_waits_for_programs_to_register_again(
-    path: Path, time: Time
-) -> None:
+def test_after_a_restart_an_event_waits_for_programs(path: Path, time: Time) -> None:
     """The program had asked for more time when the agent was killed."""
     programs = ParticipantSocket(path, dict, resumed=("E1",), monotonic=time)
     programs.open()

@@ -19,8 +19,8 @@ def called(*programs: str, deadline: float = 900, phase: Phase = Phase.PREPARE) 
     return participants
 
 
-def test_an_event_waits_until_the_last_program_is_ready() -> None:
-    """One that is still writing must not lose what it writes."""
+def test_event_waits_until_the_last_program_is_ready() -> None:
+    """A program that is still writing must not lose data."""
     participants = called("db", "cache")
     participants.answer("db", {"ready": "E1"}, 1)
 
@@ -29,16 +29,16 @@ def test_an_event_waits_until_the_last_program_is_ready() -> None:
     assert participants.all_ready("e1", 2)
 
 
-def test_a_program_that_does_not_answer_is_waited_for_30_seconds_and_no_longer() -> None:
-    """Silence must not cost the VM all of its notice."""
+def test_silent_program_is_awaited_for_30_seconds() -> None:
+    """It must not cost the VM all of its notice."""
     participants = called("db")
 
     assert not participants.all_ready("e1", 29.9)
     assert participants.all_ready("e1", 30)
 
 
-def test_nobody_is_waited_for_past_the_deadline() -> None:
-    """What is after it is kept for the approval."""
+def test_no_program_is_awaited_beyond_the_deadline() -> None:
+    """The time after it is for the approval."""
     participants = called("db", deadline=20)
 
     assert participants.answer("db", {"more": "e1", "seconds": 60}, 5) == {
@@ -49,7 +49,7 @@ def test_nobody_is_waited_for_past_the_deadline() -> None:
     assert participants.all_ready("e1", 20)
 
 
-def test_a_program_gets_the_time_that_it_asks_for() -> None:
+def test_program_gets_the_extension_it_asks_for() -> None:
     participants = called("db")
     participants.answer("db", {"more": "e1", "seconds": 100}, 10)
 
@@ -57,7 +57,7 @@ def test_a_program_gets_the_time_that_it_asks_for() -> None:
     assert participants.all_ready("e1", 110)
 
 
-def test_one_answer_gives_at_most_five_minutes() -> None:
+def test_one_extension_is_at_most_five_minutes() -> None:
     participants = called("db", deadline=9000)
 
     assert participants.answer("db", {"more": "e1", "seconds": 8000}, 0) == {
@@ -66,8 +66,8 @@ def test_one_answer_gives_at_most_five_minutes() -> None:
     }
 
 
-def test_asking_for_less_takes_nothing_away() -> None:
-    """`more` can only be more."""
+def test_short_extension_takes_nothing_away() -> None:
+    """`more` can only extend."""
     participants = called("db")
 
     assert participants.answer("db", {"more": "e1", "seconds": 1}, 0) == {
@@ -76,8 +76,8 @@ def test_asking_for_less_takes_nothing_away() -> None:
     }
 
 
-def test_a_program_that_asks_for_ever_is_refused_at_last() -> None:
-    """Otherwise one that never gets ready would decide for all."""
+def test_extensions_are_limited() -> None:
+    """Otherwise one program that never gets ready would decide for all."""
     participants = called("db", deadline=9000)
     for _ in range(EXTENSIONS_MAX):
         participants.answer("db", {"more": "e1", "seconds": 40}, 0)
@@ -87,7 +87,7 @@ def test_a_program_that_asks_for_ever_is_refused_at_last() -> None:
     assert participants.all_ready("e1", 40)
 
 
-def test_who_is_too_late_to_ask_gets_nothing() -> None:
+def test_late_extension_is_refused() -> None:
     """The event may have been approved by then."""
     participants = called("db")
 
@@ -96,13 +96,13 @@ def test_who_is_too_late_to_ask_gets_nothing() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0, -1, "60", None, True, float("nan"), float("inf")])
-def test_a_time_that_is_none_is_refused(seconds: object) -> None:
+def test_invalid_seconds_are_rejected(seconds: object) -> None:
     with pytest.raises(Invalid, match="expected a number above 0"):
         called("db").answer("db", {"more": "e1", "seconds": seconds}, 0)
 
 
-def test_who_is_not_waited_for_cannot_hold_anything_up() -> None:
-    """A connection that has not registered, or has said ready, has no say."""
+def test_program_that_is_not_awaited_cannot_extend() -> None:
+    """It has not registered, or is ready."""
     participants = called("db")
     participants.answer("db", {"ready": "e1"}, 0)
 
@@ -111,15 +111,15 @@ def test_who_is_not_waited_for_cannot_hold_anything_up() -> None:
             participants.answer(stranger, {"more": "e1", "seconds": 40}, 0)
 
 
-def test_a_program_that_has_gone_is_not_waited_for() -> None:
+def test_disconnected_program_is_not_awaited() -> None:
     participants = called("db")
     participants.leave("db")
 
     assert participants.all_ready("e1", 0)
 
 
-def test_a_program_that_comes_late_is_told_and_waited_for() -> None:
-    """After a crash of its own it still has something to save."""
+def test_late_program_is_notified_and_awaited() -> None:
+    """After its own crash it still has something to save."""
     participants = called()
 
     assert [call.event for call in participants.join("db", 100)] == [REBOOT]
@@ -129,16 +129,15 @@ def test_a_program_that_comes_late_is_told_and_waited_for() -> None:
 
 @pytest.mark.parametrize("phase", [Phase.START, Phase.RECOVER])
 def test_only_prepare_waits_for_answers(phase: Phase) -> None:
-    """What has begun is not held up by anybody."""
+    """An event that has started cannot be delayed."""
     assert called("db", phase=phase).all_ready("e1", 0)
 
 
-def test_an_event_that_is_recovered_from_is_not_told_to_who_comes_later() -> None:
+def test_late_program_is_not_notified_of_recover() -> None:
     assert list(called(phase=Phase.RECOVER).join("db", 0)) == []
 
 
-def test_an_event_that_nobody_was_told_of_is_not_found() -> None:
-    """And waits for nobody."""
+def test_unknown_event_is_not_found() -> None:
     participants = called("db")
 
     with pytest.raises(NotFound, match="unknown event 'e2'"):
@@ -148,14 +147,14 @@ def test_an_event_that_nobody_was_told_of_is_not_found() -> None:
     assert participants.all_ready("e2", 0)
 
 
-def test_an_answer_in_no_known_word_is_refused() -> None:
+def test_unknown_request_is_rejected() -> None:
     with pytest.raises(
         Invalid, match="the line has hello; expected register, ready, more or status"
     ):
         called("db").answer("db", {"hello": 1}, 0)
 
 
-def test_calls_have_a_limit() -> None:
+def test_notices_have_a_limit() -> None:
     """Events that never end must not fill the memory."""
     participants = Participants()
     for number in range(NOTICES_MAX + 5):
@@ -165,18 +164,16 @@ def test_calls_have_a_limit() -> None:
     assert len(participants.notices) == NOTICES_MAX
 
 
-def test_a_number_beyond_all_bounds_is_five_minutes_too() -> None:
-    """Python's whole numbers have no end, and its others do."""
+def test_huge_number_of_seconds_is_five_minutes_too() -> None:
+    """Python's integers are unbounded, its floats are not."""
     assert called("db").answer("db", {"more": "e1", "seconds": 10**400}, 0) == {
         "more": "e1",
         "seconds": 300,
     }
 
 
-def test_an_event_that_is_resumed_waits_for_programs_to_come_back() -> None:
-    """The agent's restart cut their connections: that nobody is there does not say that nobody
-    needs time.
-    """
+def test_resumed_event_waits_for_programs_to_reconnect() -> None:
+    """The agent's restart ended their connections."""
     participants = Participants(resumed={REBOOT.key}, since=100)
     participants.begin(REBOOT, Phase.PREPARE, deadline=900, programs=(), now=101)
 
@@ -184,7 +181,7 @@ def test_an_event_that_is_resumed_waits_for_programs_to_come_back() -> None:
     assert participants.all_ready("e1", 130)
 
 
-def test_a_program_that_came_back_is_waited_for_as_any_other() -> None:
+def test_reconnected_program_is_awaited() -> None:
     participants = Participants(resumed={REBOOT.key}, since=100)
     participants.begin(REBOOT, Phase.PREPARE, deadline=900, programs=(), now=101)
     list(participants.join("db", 110))
@@ -194,22 +191,22 @@ def test_a_program_that_came_back_is_waited_for_as_any_other() -> None:
     assert participants.all_ready("e1", 170)
 
 
-def test_an_event_that_is_resumed_does_not_wait_past_its_deadline() -> None:
+def test_resumed_event_does_not_wait_beyond_its_deadline() -> None:
     participants = Participants(resumed={REBOOT.key}, since=100)
     participants.begin(REBOOT, Phase.PREPARE, deadline=105, programs=(), now=101)
 
     assert participants.all_ready("e1", 105)
 
 
-def test_an_event_that_is_new_waits_for_nobody_who_may_come() -> None:
+def test_new_event_does_not_wait_for_unknown_programs() -> None:
     participants = Participants(resumed={"E2"}, since=100)
     participants.begin(REBOOT, Phase.PREPARE, deadline=900, programs=(), now=101)
 
     assert participants.all_ready("e1", 101)
 
 
-def test_long_texts_are_cut_so_that_everybody_can_be_told() -> None:
-    """Who is sent more than fits loses its place, and is not even told why."""
+def test_notice_always_fits_into_the_socket_buffer() -> None:
+    """A line that does not fit would disconnect the program."""
     long = "\x01" * 300_000
     event = Event(
         long,
@@ -224,7 +221,7 @@ def test_long_texts_are_cut_so_that_everybody_can_be_told() -> None:
     assert len(line) < UNREAD_BYTES_MAX
 
 
-def test_text_that_is_not_long_is_told_as_it_is() -> None:
+def test_short_texts_are_not_cut() -> None:
     event = Event("e1", "Reboot", "Scheduled", resources=("web-0", "web-1"), description="ä" * 2048)
     said = Notice(event, Phase.PREPARE, 900).to_json(0)["event"]
 

@@ -37,8 +37,8 @@ def marks(world: World, key: str = "E1") -> frozenset[EntryKind]:
     return world.journal.progress[key].marks
 
 
-def test_an_event_is_prepared_started_and_recovered_each_once(world: World) -> None:
-    """The whole life of an event, with calls in between that bring no news."""
+def test_event_is_prepared_started_and_recovered_once(world: World) -> None:
+    """Each phase runs once, however often `run` is called without a change."""
     workflow = world.workflow(world.rule(), reboot())
     for _ in range(2):
         workflow.run()
@@ -58,7 +58,7 @@ def test_an_event_is_prepared_started_and_recovered_each_once(world: World) -> N
     assert workflow.is_done
 
 
-def test_a_canceled_event_is_recovered_without_being_started(world: World) -> None:
+def test_canceled_event_is_recovered_without_start(world: World) -> None:
     """What was drained for nothing must come back."""
     workflow = world.workflow(world.rule(), reboot())
     workflow.run()
@@ -68,8 +68,8 @@ def test_a_canceled_event_is_recovered_without_being_started(world: World) -> No
     assert world.ran == ["prepare", "recover"]
 
 
-def test_an_event_that_ended_before_anything_was_begun_needs_no_recovery(world: World) -> None:
-    """To start what was never stopped may be harmful."""
+def test_event_that_ended_before_any_phase_needs_no_recovery(world: World) -> None:
+    """Starting something that was never stopped may do harm."""
     workflow = world.workflow(world.rule(), reboot())
     workflow.finish()
     workflow.run()
@@ -78,8 +78,8 @@ def test_an_event_that_ended_before_anything_was_begun_needs_no_recovery(world: 
     assert workflow.is_done
 
 
-def test_an_event_first_seen_started_is_started_and_recovered(world: World) -> None:
-    """The agent came late; prepare is for what has not begun."""
+def test_event_first_seen_started_skips_prepare(world: World) -> None:
+    """The agent came late; prepare is for events that have not started."""
     workflow = world.workflow(world.rule(), started(reboot()))
     workflow.run()
     workflow.finish()
@@ -88,8 +88,8 @@ def test_an_event_first_seen_started_is_started_and_recovered(world: World) -> N
     assert world.ran == ["start", "recover"]
 
 
-def test_everything_is_in_the_journal_before_it_is_done(world: World) -> None:
-    """At the moment a step runs, the disk knows that it was begun."""
+def test_step_is_in_the_journal_before_it_runs(world: World) -> None:
+    """While a step runs, the disk knows that it began."""
     seen: list[object] = []
 
     def look(context: StepContext) -> None:
@@ -101,8 +101,8 @@ def test_everything_is_in_the_journal_before_it_is_done(world: World) -> None:
     assert seen == [(reboot(), {Phase.PREPARE}, {(Phase.PREPARE, 0): EntryKind.STEP_BEGUN})]
 
 
-def test_after_a_crash_done_steps_stay_done_and_the_one_in_doubt_is_run_again(world: World) -> None:
-    """Begun and not done: nobody knows how far it came."""
+def test_after_a_crash_only_the_step_in_doubt_runs_again(world: World) -> None:
+    """It began and did not end: it may have done anything."""
     rule = world.rule(prepare=(world.step("a"), world.step("b", die), world.step("c")))
     with pytest.raises(Died):
         world.workflow(rule, reboot()).run()
@@ -115,8 +115,8 @@ def test_after_a_crash_done_steps_stay_done_and_the_one_in_doubt_is_run_again(wo
     assert world.ran == ["a", "b", "b", "c"]
 
 
-def test_after_the_reboot_itself_nothing_is_prepared_and_recover_runs_once(world: World) -> None:
-    """The event was about this machine: the next life finds it over."""
+def test_after_the_reboot_recover_runs_once(world: World) -> None:
+    """The event rebooted this machine: the next process finds it over."""
     world.workflow(world.rule(), reboot()).run()
     for _ in range(2):
         world.restart()
@@ -127,8 +127,8 @@ def test_after_the_reboot_itself_nothing_is_prepared_and_recover_runs_once(world
     assert world.ran == ["prepare", "recover"]
 
 
-def test_a_handling_of_an_earlier_life_waits_until_its_event_is_shown_again(world: World) -> None:
-    """How much time is left is not in the journal, and the event may be over."""
+def test_resumed_workflow_waits_until_its_event_is_shown(world: World) -> None:
+    """The time left is not in the journal, and the event may be over."""
     with pytest.raises(Died):
         world.workflow(
             world.rule(prepare=(world.step("a", die),), approve=ApproveWhen.AT_ONCE), reboot()
@@ -143,8 +143,8 @@ def test_a_handling_of_an_earlier_life_waits_until_its_event_is_shown_again(worl
     assert workflow.wants_approval
 
 
-def test_a_step_gets_its_share_of_the_time_to_not_before(world: World) -> None:
-    """900 seconds less 5 for the approval, split one to three."""
+def test_step_gets_its_share_of_the_time_to_not_before(world: World) -> None:
+    """900 seconds less 5 for the approval, shared one to three."""
     steps = (world.step("a"), world.step("b", weight=3))
     world.workflow(world.rule(prepare=steps), reboot()).run()
 
@@ -154,8 +154,8 @@ def test_a_step_gets_its_share_of_the_time_to_not_before(world: World) -> None:
     assert deadlines == [1000 + 895 / 4, 1000 + 895]
 
 
-def test_a_clock_that_jumps_does_not_move_a_deadline(world: World) -> None:
-    """NotBefore meets the time of day once per reading; from then on the other clock counts."""
+def test_clock_jump_does_not_move_a_deadline(world: World) -> None:
+    """NotBefore is compared with the time of day once; then the monotonic clock counts."""
 
     def jump(context: StepContext) -> None:
         world.time.now += timedelta(days=1)
@@ -167,8 +167,8 @@ def test_a_clock_that_jumps_does_not_move_a_deadline(world: World) -> None:
     assert last.step.contexts[0].deadline == 1000 + 895
 
 
-def test_a_not_before_that_moved_moves_the_deadline(world: World) -> None:
-    """The document that shows it is a new reading."""
+def test_postponed_event_moves_the_deadline(world: World) -> None:
+    """A document with a new NotBefore is a new comparison."""
     workflow: list[Workflow] = []
 
     def postpone(context: StepContext) -> None:
@@ -183,12 +183,8 @@ def test_a_not_before_that_moved_moves_the_deadline(world: World) -> None:
 
 
 @pytest.mark.parametrize("event", [reboot(lead_seconds=-60), reboot(not_before=None)])
-def test_an_event_that_is_overdue_is_prepared_within_thirty_seconds(
-    world: World, event: Event
-) -> None:
-    """It may start at any moment, or our clock is wrong: doing nothing would be worse than doing it
-    quickly.
-    """
+def test_overdue_event_is_prepared_within_thirty_seconds(world: World, event: Event) -> None:
+    """It may start at any time, or the clock is wrong. Doing nothing would be worse."""
     step = world.step("a")
     world.workflow(world.rule(prepare=(step,)), event).run()
 
@@ -196,8 +192,8 @@ def test_an_event_that_is_overdue_is_prepared_within_thirty_seconds(
     assert step.step.contexts[0].deadline == 1000 + 27
 
 
-def test_in_a_preempt_the_last_steps_are_cut_and_it_is_approved_in_time(world: World) -> None:
-    """30 seconds: the first step takes all it may, and those after it have nothing left."""
+def test_preempt_cuts_the_last_steps_and_is_approved_in_time(world: World) -> None:
+    """The first step takes all of the 30 seconds that it may, and nothing is left for the rest."""
 
     def take_all(context: StepContext) -> None:
         world.time.advance(context.seconds_left)
@@ -217,12 +213,8 @@ def test_in_a_preempt_the_last_steps_are_cut_and_it_is_approved_in_time(world: W
     assert world.journal.progress["E1"].steps[Phase.PREPARE, 3] is EntryKind.STEP_CUT
 
 
-def test_it_is_said_at_the_start_that_the_time_will_not_suffice(world: World) -> None:
-    """By the limits:
-
-    100 and 100 seconds do not fit into 60. In the log, the status, the journal and the counters,
-    once.
-    """
+def test_limits_that_exceed_the_time_are_reported_early(world: World) -> None:
+    """Limits of 100 and 100 seconds do not fit into 60. Reported once."""
     shared = world.context()
     states: list[bool] = []
     workflow: list[Workflow] = []
@@ -239,8 +231,8 @@ def test_it_is_said_at_the_start_that_the_time_will_not_suffice(world: World) ->
     assert shared.counters.values()["forewarn_agent_late_total"] == 1
 
 
-def test_what_a_step_took_before_tells_that_it_will_be_late(world: World) -> None:
-    """There is no limit in the file, but the last drain took two minutes."""
+def test_past_durations_that_exceed_the_time_are_reported(world: World) -> None:
+    """The file has no limit, but the last drain took two minutes."""
     shared = world.context()
     rule = world.rule(prepare=(world.step("drain", lambda context: world.time.advance(120)),))
     world.workflow(rule, reboot("E1"), shared).run()
@@ -252,8 +244,8 @@ def test_what_a_step_took_before_tells_that_it_will_be_late(world: World) -> Non
     assert EntryKind.LATE in marks(world, "E2")
 
 
-def test_a_step_that_fails_does_not_stop_the_rest_by_default(world: World) -> None:
-    """One drain that hangs is no reason to lose the checkpoint too."""
+def test_failed_step_does_not_stop_the_rest_by_default(world: World) -> None:
+    """A failed drain is no reason to lose the checkpoint too."""
     workflow = world.workflow(
         world.rule(prepare=(world.step("a", fail), world.step("b"))), reboot()
     )
@@ -263,11 +255,8 @@ def test_a_step_that_fails_does_not_stop_the_rest_by_default(world: World) -> No
     assert workflow.wants_approval
 
 
-def test_a_step_that_must_not_fail_ends_the_phase_and_forbids_the_approval(world: World) -> None:
-    """on_failure = stop: rather the full notice than data that was not saved.
-
-    In the next life too.
-    """
+def test_failed_step_with_stop_ends_the_phase_unapproved(world: World) -> None:
+    """on_failure = "stop": better the full notice than unsaved data. Also after a restart."""
     rule = world.rule(prepare=(world.step("a", fail, on_failure=OnFailure.STOP), world.step("b")))
     for _ in range(2):
         workflow = world.workflow(rule, reboot())
@@ -278,8 +267,8 @@ def test_a_step_that_must_not_fail_ends_the_phase_and_forbids_the_approval(world
     assert world.ran == ["a"]
 
 
-def test_a_step_that_must_not_fail_and_is_cut_forbids_the_approval(world: World) -> None:
-    """Not run is not done."""
+def test_cut_step_with_stop_prevents_the_approval(world: World) -> None:
+    """A step that did not run did not succeed."""
     first = world.step("a", lambda context: world.time.advance(1000))
     workflow = world.workflow(
         world.rule(prepare=(first, world.step("b", on_failure=OnFailure.STOP))), reboot()
@@ -290,8 +279,8 @@ def test_a_step_that_must_not_fail_and_is_cut_forbids_the_approval(world: World)
     assert not workflow.wants_approval
 
 
-def test_a_step_with_a_bug_has_failed_and_the_rest_goes_on(world: World) -> None:
-    """The agent outlives its steps."""
+def test_step_with_a_bug_fails_and_the_rest_runs(world: World) -> None:
+    """The agent survives its steps."""
 
     def break_(context: StepContext) -> None:
         raise ZeroDivisionError
@@ -302,8 +291,8 @@ def test_a_step_with_a_bug_has_failed_and_the_rest_goes_on(world: World) -> None
     assert world.journal.progress["E1"].steps[Phase.PREPARE, 0] is EntryKind.STEP_FAILED
 
 
-def test_started_stops_the_step_under_way_and_leaves_the_rest_of_prepare(world: World) -> None:
-    """Another VM approved: there is no time left, and the start steps must be run now."""
+def test_started_interrupts_prepare(world: World) -> None:
+    """Another VM approved: no time is left, and the start steps must run now."""
     workflow: list[Workflow] = []
 
     def be_overtaken(context: StepContext) -> None:
@@ -320,10 +309,8 @@ def test_started_stops_the_step_under_way_and_leaves_the_rest_of_prepare(world: 
 
 
 @pytest.mark.parametrize("phase", ["prepare", "start"])
-def test_the_end_of_the_event_stops_what_is_under_way_and_recovers(
-    world: World, phase: str
-) -> None:
-    """Canceled or finished: what was for it is for nothing now."""
+def test_end_of_the_event_interrupts_the_phase_and_recovers(world: World, phase: str) -> None:
+    """Canceled or finished: the running phase has lost its purpose."""
     workflow: list[Workflow] = []
 
     def be_overtaken(context: StepContext) -> None:
@@ -338,10 +325,8 @@ def test_the_end_of_the_event_stops_what_is_under_way_and_recovers(
     assert workflow[0].is_done
 
 
-def test_an_event_that_no_longer_hits_this_vm_is_over_for_it(world: World) -> None:
-    """The VM was taken out of the event: what it drained must come back, and it has no business in
-    approving.
-    """
+def test_event_that_no_longer_names_this_vm_is_over(world: World) -> None:
+    """What was drained must come back, and this VM must not approve."""
     workflow = world.workflow(world.rule(), reboot(resources=("web-0", "web-1")))
     workflow.run()
     workflow.update(reboot(resources=("web-1",)))
@@ -351,8 +336,8 @@ def test_an_event_that_no_longer_hits_this_vm_is_over_for_it(world: World) -> No
     assert not workflow.wants_approval
 
 
-def test_a_rule_for_peers_goes_on_when_a_peer_has_gone(world: World) -> None:
-    """There the event never hit this VM."""
+def test_rule_for_peers_continues_when_a_peer_is_removed(world: World) -> None:
+    """Such an event never affected this VM."""
     workflow = world.workflow(
         world.rule(concerns=Concerns.PEER), reboot(resources=("web-1", "web-2"))
     )
@@ -363,8 +348,8 @@ def test_a_rule_for_peers_goes_on_when_a_peer_has_gone(world: World) -> None:
     assert world.ran == ["prepare"]
 
 
-def test_a_step_stopped_by_the_agents_own_end_is_in_doubt(world: World) -> None:
-    """The next life runs it again: it was not the step's fault."""
+def test_step_interrupted_by_the_agents_end_runs_again(world: World) -> None:
+    """It was not the step's fault."""
     workflow: list[Workflow] = []
 
     def be_ended(context: StepContext) -> None:
@@ -404,10 +389,8 @@ class Slow:
         return ()
 
 
-def test_applications_are_told_of_each_phase_and_awaited_in_prepare(world: World) -> None:
-    """They are told before the steps, with the same deadline, and it is not prepared before they
-    have answered.
-    """
+def test_programs_are_notified_and_awaited_in_prepare(world: World) -> None:
+    """They are notified before the steps, with the same deadline."""
     applications = Slow(world, looks=2)
     workflow = world.workflow(world.rule(), reboot(), world.context(applications))
     workflow.run()
@@ -418,8 +401,8 @@ def test_applications_are_told_of_each_phase_and_awaited_in_prepare(world: World
     assert applications.looks == -1
 
 
-def test_when_time_is_up_applications_are_awaited_no_longer(world: World) -> None:
-    """One program that never answers must not cost the approval."""
+def test_programs_are_not_awaited_beyond_the_deadline(world: World) -> None:
+    """A program that never answers must not cost the approval."""
     workflow = world.workflow(
         world.rule(), reboot(lead_seconds=30), world.context(Slow(world, looks=100))
     )
@@ -441,8 +424,7 @@ class Overtaken(Slow):
         return False
 
 
-def test_the_end_of_the_event_ends_the_wait_for_applications(world: World) -> None:
-    """What they were asked for is over."""
+def test_end_of_the_event_ends_the_wait_for_programs(world: World) -> None:
     applications = Overtaken(world, looks=1)
     workflow = applications.workflow = world.workflow(
         world.rule(), reboot(), world.context(applications)
@@ -452,8 +434,7 @@ def test_the_end_of_the_event_ends_the_wait_for_applications(world: World) -> No
     assert world.ran == ["prepare", "recover"]
 
 
-def test_a_rule_without_applications_does_not_tell_them(world: World) -> None:
-    """applications = false"""
+def test_rule_without_applications_notifies_no_programs(world: World) -> None:
     applications = Slow(world, looks=0)
     world.workflow(world.rule(applications=False), reboot(), world.context(applications)).run()
 
@@ -470,18 +451,16 @@ def test_a_rule_without_applications_does_not_tell_them(world: World) -> None:
         (Rule("r", approve=ApproveWhen.WHEN_PREPARED, hold=True), False, False),
     ],
 )
-def test_the_rule_says_when_to_approve_and_hold_is_stronger(
-    world: World, rule: Rule, before: bool, after: bool
-) -> None:
-    """The agent never approves an event that it was told to hold."""
+def test_hold_overrides_approve(world: World, rule: Rule, before: bool, after: bool) -> None:
+    """The agent never approves an event that it must hold."""
     workflow = world.workflow(rule, reboot())
     assert workflow.wants_approval is before
     workflow.run()
     assert workflow.wants_approval is after
 
 
-def test_what_was_done_is_not_done_again_because_it_could_not_be_written(world: World) -> None:
-    """The disk is full for a moment, right after a step: in this life we still know."""
+def test_full_disk_does_not_repeat_a_finished_step(world: World) -> None:
+    """The process still knows what it could not write."""
     failures = [JournalLost("full")]
 
     class Flaky(Journal):
@@ -499,8 +478,7 @@ def test_what_was_done_is_not_done_again_because_it_could_not_be_written(world: 
     assert world.ran == ["a", "b"]
 
 
-def test_the_status_tells_the_phase_and_the_step_under_way(world: World) -> None:
-    """For `forewarn agent status`: what it is doing, and how long it has."""
+def test_status_shows_the_running_phase_and_step(world: World) -> None:
     workflow: list[Workflow] = []
     shown = []
 
@@ -522,7 +500,7 @@ def test_the_status_tells_the_phase_and_the_step_under_way(world: World) -> None
     assert (workflow[0].status().phase, workflow[0].status().is_prepared) == ("", True)
 
 
-def test_an_event_with_an_unknown_status_is_neither_prepared_nor_approved(world: World) -> None:
+def test_event_with_unknown_status_is_left_alone(world: World) -> None:
     workflow = world.workflow(world.rule(approve=ApproveWhen.AT_ONCE), reboot(status="Completed"))
     workflow.run()
 
@@ -531,8 +509,8 @@ def test_an_event_with_an_unknown_status_is_neither_prepared_nor_approved(world:
     assert not workflow.has_work
 
 
-def test_recover_is_for_all_the_names_that_the_event_had_at_first(world: World) -> None:
-    """Our own name goes first, and our own server must come back. In the next life too."""
+def test_recover_is_for_all_original_resources(world: World) -> None:
+    """This VM's name disappears first, and its server must come back. Also after a restart."""
     step = world.step("back")
     rule = world.rule(recover=(step,))
     world.workflow(rule, reboot(resources=("web-0", "web-1"))).run()
@@ -545,10 +523,8 @@ def test_recover_is_for_all_the_names_that_the_event_had_at_first(world: World) 
     assert [context.event.resources for context in step.step.contexts] == [("web-0", "web-1")]
 
 
-def test_a_step_that_the_file_did_not_have_before_is_run(world: World) -> None:
-    """The file was edited between two lives: kind is done is known by its name as well as by its
-    place.
-    """
+def test_changed_step_runs_after_a_restart(world: World) -> None:
+    """The file was edited: a step is recognised by its name and its index."""
     with pytest.raises(Died):
         world.workflow(world.rule(prepare=(world.step("a"), world.step("b", die))), reboot()).run()
     world.restart()
@@ -558,8 +534,7 @@ def test_a_step_that_the_file_did_not_have_before_is_run(world: World) -> None:
     assert world.ran == ["a", "b", "checkpoint", "a"]
 
 
-def test_applications_are_told_once_however_often_the_disk_is_full(world: World) -> None:
-    """A program is no place to hear of our disk."""
+def test_full_disk_does_not_repeat_a_notification(world: World) -> None:
     failures = [JournalLost("full")] * 3
 
     class Flaky(Journal):
@@ -579,10 +554,8 @@ def test_applications_are_told_once_however_often_the_disk_is_full(world: World)
     assert [phase for phase, _ in applications.told] == ["prepare"]
 
 
-def test_description_cut_for_the_journal_is_not_news_forever(world: World) -> None:
-    """The journal keeps its beginning; compared with the whole, the handling would never be at
-    rest.
-    """
+def test_truncated_description_is_not_a_change(world: World) -> None:
+    """Compared with the full text, the workflow would never be idle."""
     workflow = world.workflow(world.rule(), reboot(description="x" * 100_000))
     workflow.run()
 

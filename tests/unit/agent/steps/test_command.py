@@ -24,10 +24,8 @@ def shell(text: str, **more: object) -> dict[str, object]:
     return {"command": text, "shell": True, **more}
 
 
-def test_a_command_finds_the_event_in_its_environment(tmp_path: Path) -> None:
-    """And what the settings add, and where they put it; never in its words, where a shell could
-    read it as code.
-    """
+def test_command_gets_the_event_in_its_environment(tmp_path: Path) -> None:
+    """Never in its arguments, where a shell could read it as code."""
     text = 'echo "$EVENT_ID $EVENT_TYPE $EVENT_PHASE $EXTRA" > said'
     make_step(
         "run",
@@ -38,7 +36,7 @@ def test_a_command_finds_the_event_in_its_environment(tmp_path: Path) -> None:
     assert (tmp_path / "said").read_text() == "E1 Reboot prepare more\n"
 
 
-def test_a_list_is_run_without_a_shell(tmp_path: Path) -> None:
+def test_list_runs_without_a_shell(tmp_path: Path) -> None:
     """A dollar or a semicolon in an argument is only a character."""
     made = script(tmp_path / "show", f'printf "%s|" "$@" > {tmp_path}/said')
     make_step("run", [made, "$HOME; ls", "two"], "W").run(context())
@@ -46,7 +44,7 @@ def test_a_list_is_run_without_a_shell(tmp_path: Path) -> None:
     assert (tmp_path / "said").read_text() == "$HOME; ls|two|"
 
 
-def test_an_exit_code_other_than_0_is_a_failure_told_with_the_last_words() -> None:
+def test_nonzero_exit_code_fails_with_the_output() -> None:
     """The operator sees the reason without searching for it."""
     with pytest.raises(StepFailed, match=r"^sh ended with exit code 3: out\nerr$") as failure:
         make_step("run", shell("echo out; echo err >&2; exit 3"), "W").run(context())
@@ -56,9 +54,7 @@ def test_an_exit_code_other_than_0_is_a_failure_told_with_the_last_words() -> No
 
 
 def test_only_the_end_of_a_long_output_is_kept() -> None:
-    """A command that talks for ever must not fill our memory, and its last words tell why it
-    failed.
-    """
+    """It must not fill the memory, and the end explains the failure."""
     with pytest.raises(StepFailed) as failure:
         make_step("run", shell("yes | head -c 3000000; echo why; exit 1"), "W").run(context())
 
@@ -66,20 +62,18 @@ def test_only_the_end_of_a_long_output_is_kept() -> None:
     assert len(failure.value.message) < OUTPUT_BYTES_MAX + 100
 
 
-def test_a_command_that_a_signal_ended_has_failed() -> None:
-    """It cannot have done its work."""
+def test_command_killed_by_a_signal_fails() -> None:
     with pytest.raises(StepFailed, match="was killed by SIGKILL"):
         make_step("run", shell("kill -9 $$"), "W").run(context())
 
 
-def test_a_command_that_is_not_there_is_a_failure_of_the_step() -> None:
-    """And not a crash of the agent."""
+def test_missing_command_fails_the_step() -> None:
     with pytest.raises(StepFailed, match="cannot run /no/such: No such file or directory"):
         make_step("run", ["/no/such"], "W").run(context())
 
 
-def test_a_command_is_ended_at_its_limit_with_term(tmp_path: Path) -> None:
-    """It may still tidy up."""
+def test_command_gets_sigterm_at_its_limit(tmp_path: Path) -> None:
+    """It may still clean up."""
     text = f"trap 'echo tidied; exit' TERM; echo begun | tee {tmp_path}/begun; while :; do sleep 0.05; done"
     with pytest.raises(
         StepTimedOut, match=r"(?s)^sh was terminated at its time limit: begun\n.*tidied$"
@@ -87,10 +81,10 @@ def test_a_command_is_ended_at_its_limit_with_term(tmp_path: Path) -> None:
         make_step("run", shell(text, grace_seconds=20), "W").run(context_until(tmp_path / "begun"))
 
 
-def test_what_does_not_hear_term_is_killed_after_the_grace_with_all_its_children(
+def test_command_that_ignores_sigterm_is_killed_with_children(
     tmp_path: Path,
 ) -> None:
-    """A shell that dies and leaves its child at work has not been ended."""
+    """A shell that dies and leaves its child running has not been stopped."""
     text = f"trap '' TERM; sleep 600 & echo $! > {tmp_path}/child; wait; sleep 600"
     with pytest.raises(StepTimedOut):
         make_step("run", shell(text, grace_seconds=0.2), "W").run(context_until(tmp_path / "child"))
@@ -98,8 +92,8 @@ def test_what_does_not_hear_term_is_killed_after_the_grace_with_all_its_children
     assert not is_running(int((tmp_path / "child").read_text()))
 
 
-def test_the_children_of_a_command_that_heard_term_are_ended_too(tmp_path: Path) -> None:
-    """The group is what is ended, not its first process."""
+def test_children_of_a_terminated_command_are_killed(tmp_path: Path) -> None:
+    """The whole group is terminated, not only its first process."""
     stubborn = script(
         tmp_path / "stubborn",
         "trap '' TERM",
@@ -114,8 +108,8 @@ def test_the_children_of_a_command_that_heard_term_are_ended_too(tmp_path: Path)
     assert not is_running(int((tmp_path / "child").read_text()))
 
 
-def test_a_command_is_ended_when_the_agent_has_to_end() -> None:
-    """A machine that shuts down does not wait for a step of five minutes."""
+def test_command_is_terminated_when_the_step_must_stop() -> None:
+    """A shutdown does not wait for a step of five minutes."""
     soon = context(seconds=60)
     timer = threading.Timer(0.2, soon.stop.set)
     timer.start()
@@ -126,8 +120,8 @@ def test_a_command_is_ended_when_the_agent_has_to_end() -> None:
     assert not isinstance(failure.value, StepTimedOut)
 
 
-def test_what_a_command_leaves_in_the_background_is_not_waited_for(tmp_path: Path) -> None:
-    """Recovery starts daemons by such commands, and they hold our pipe open."""
+def test_background_processes_are_not_awaited(tmp_path: Path) -> None:
+    """Recovery starts daemons with such commands, and they keep the pipe open."""
     make_step("run", shell(f"sleep 600 & echo $! > {tmp_path}/child"), "W").run(context())
     child = int((tmp_path / "child").read_text())
 
@@ -135,16 +129,16 @@ def test_what_a_command_leaves_in_the_background_is_not_waited_for(tmp_path: Pat
     os.kill(child, 9)
 
 
-def test_no_command_is_begun_without_time() -> None:
-    """To begin a failover only to shoot it is worse than not to."""
+def test_command_is_not_started_without_time() -> None:
+    """Starting a failover only to kill it is worse than not starting it."""
     with pytest.raises(StepTimedOut, match="sleep was not run: no time left"):
         run_command(Command(("sleep", "60")), context(seconds=0))
 
 
-def test_of_several_commands_each_has_an_even_share_and_the_rest_is_run_where_one_fails(
+def test_commands_share_the_time_and_a_failure_stops_none(
     tmp_path: Path,
 ) -> None:
-    """One that hangs must not cost the others their turn."""
+    """A command that hangs must not cost the others their turn."""
     commands = [
         Command(("/bin/sh", "-c", f"echo begun > {tmp_path}/begun; sleep 600")),
         Command(("false",)),
@@ -159,8 +153,7 @@ def test_of_several_commands_each_has_an_even_share_and_the_rest_is_run_where_on
     assert not isinstance(failure.value, StepTimedOut)
 
 
-def test_no_further_command_is_begun_when_the_agent_has_to_end(tmp_path: Path) -> None:
-    """And what was not begun is not taken for done."""
+def test_no_command_is_started_when_the_step_must_stop(tmp_path: Path) -> None:
     soon = context()
     timer = threading.Timer(0.2, soon.stop.set)
     timer.start()
@@ -175,8 +168,8 @@ def test_no_further_command_is_begun_when_the_agent_has_to_end(tmp_path: Path) -
     assert not (tmp_path / "done").exists()
 
 
-def test_the_children_of_a_shell_that_died_at_once_still_have_their_grace(tmp_path: Path) -> None:
-    """The shell does not tidy up; the database that it started does."""
+def test_children_of_a_dead_shell_still_get_the_grace(tmp_path: Path) -> None:
+    """The shell does not clean up; the database that it started does."""
     tidy = f"trap 'sleep 0.4; echo tidied > {tmp_path}/tidied; exit' TERM"
     child = script(
         tmp_path / "tidy", tidy, f"echo $$ > {tmp_path}/child", "while :; do sleep 0.05; done"
@@ -189,8 +182,8 @@ def test_the_children_of_a_shell_that_died_at_once_still_have_their_grace(tmp_pa
     assert (tmp_path / "tidied").read_text() == "tidied\n"
 
 
-def test_what_does_not_hear_term_is_over_at_the_limit_and_not_a_grace_later() -> None:
-    """The limit is what is left before the event: what runs past it takes the time of the approval."""
+def test_command_that_ignores_sigterm_ends_at_the_limit() -> None:
+    """Not a grace period later: that time is for the approval."""
     begun = time.monotonic()
     with pytest.raises(StepTimedOut):
         make_step(
@@ -200,8 +193,8 @@ def test_what_does_not_hear_term_is_over_at_the_limit_and_not_a_grace_later() ->
     assert time.monotonic() - begun < 3
 
 
-def test_a_description_of_any_length_does_not_keep_a_command_from_being_run() -> None:
-    """Linux refuses a variable of 128 KiB, and with it every command of the rule."""
+def test_long_description_does_not_prevent_a_command() -> None:
+    """Linux rejects a variable of 128 KiB, and with it every command of the rule."""
     make_step("run", ["true"], "W").run(context(event=reboot(description="x" * 140_000)))
 
 
@@ -224,17 +217,17 @@ def asked(folder: Path) -> list[str]:
         ("recover", "restart", ["restart -- b", "restart -- a"]),
     ],
 )
-def test_units_are_stopped_in_their_order_and_started_in_the_reverse(
+def test_units_stop_in_order_and_start_in_reverse(
     tmp_path: Path, phase: str, action: Literal["stop"], expected: list[str]
 ) -> None:
-    """The same line may stand in both phases; who needs something else says so."""
+    """The same step may be in both phases; `action` overrides."""
     SystemdStep(("a", "b"), action, systemctl(tmp_path)).run(context(phase))
 
     assert asked(tmp_path) == expected
 
 
-def test_a_unit_that_does_not_stop_leaves_time_for_the_others(tmp_path: Path) -> None:
-    """The machine goes down anyway: better one unit cut off than all."""
+def test_unit_that_does_not_stop_leaves_time_for_others(tmp_path: Path) -> None:
+    """The machine goes down anyway: better one unit killed than all."""
     step = SystemdStep(
         ("slow", "b"), systemctl=systemctl(tmp_path, '[ "$3" = slow ] && sleep 600', "exit 0")
     )
@@ -244,15 +237,14 @@ def test_a_unit_that_does_not_stop_leaves_time_for_the_others(tmp_path: Path) ->
     assert asked(tmp_path) == ["stop -- slow", "stop -- b"]
 
 
-def test_what_systemctl_says_is_told(tmp_path: Path) -> None:
-    """It knows best why."""
+def test_output_of_systemctl_is_in_the_error(tmp_path: Path) -> None:
     step = SystemdStep(("x",), systemctl=systemctl(tmp_path, "echo Unit x not loaded.; exit 5"))
     with pytest.raises(StepFailed, match=r"systemctl ended with exit code 5: Unit x not loaded\."):
         step.run(context())
 
 
-def test_a_machine_without_systemd_is_told_so() -> None:
-    """Containers have none, and should hear it in these words."""
+def test_missing_systemctl_is_reported() -> None:
+    """Containers have none."""
     step = SystemdStep(("x",), systemctl="no-such-systemctl")
     with pytest.raises(StepFailed, match="no-such-systemctl is not installed"):
         step.run(context())
@@ -265,8 +257,7 @@ def hook(folder: Path, name: str, *lines: str) -> Path:
     return path
 
 
-def test_the_hooks_of_a_phase_are_run_in_the_order_of_their_names(tmp_path: Path) -> None:
-    """As every drop-in directory does it."""
+def test_hooks_of_a_phase_run_in_the_order_of_their_names(tmp_path: Path) -> None:
     for name in ("prepare.d/20-b", "prepare.d/10-a", "recover.d/10-c"):
         hook(tmp_path, name)
     made = make_step("hooks", str(tmp_path), "W")
@@ -281,8 +272,8 @@ def test_the_hooks_of_a_phase_are_run_in_the_order_of_their_names(tmp_path: Path
     ]
 
 
-def test_leftovers_of_editors_and_packages_are_not_run(tmp_path: Path) -> None:
-    """Nor what was switched off by taking its x away, nor directories."""
+def test_leftovers_in_a_hook_directory_do_not_run(tmp_path: Path) -> None:
+    """Nor files without the x bit, nor directories."""
     for name in (
         "prepare.d/a~",
         "prepare.d/a.dpkg-old",
@@ -298,8 +289,8 @@ def test_leftovers_of_editors_and_packages_are_not_run(tmp_path: Path) -> None:
     assert not (tmp_path / "said").exists()
 
 
-def test_a_hook_that_fails_or_hangs_does_not_keep_the_others(tmp_path: Path) -> None:
-    """They were dropped in by different people."""
+def test_failing_or_hanging_hook_does_not_block_others(tmp_path: Path) -> None:
+    """They come from different packages."""
     hook(tmp_path, "prepare.d/1", "sleep 600")
     hook(tmp_path, "prepare.d/2", "echo no; exit 4")
     hook(tmp_path, "prepare.d/3")
@@ -313,8 +304,8 @@ def test_a_hook_that_fails_or_hangs_does_not_keep_the_others(tmp_path: Path) -> 
     assert (tmp_path / "said").read_text().splitlines()[-1] == "3 E1 prepare"
 
 
-def test_a_directory_that_is_not_there_is_a_failure(tmp_path: Path) -> None:
-    """It was named, so somebody believes that his hooks are run."""
+def test_missing_hook_directory_fails_the_step(tmp_path: Path) -> None:
+    """It was configured, so hooks are expected to run."""
     with pytest.raises(StepFailed, match="does not exist"):
         make_step("hooks", str(tmp_path / "hoks.d"), "W").run(context())
 

@@ -32,8 +32,7 @@ def haproxy(*answers: str) -> Iterator[tuple[str, list[str]]]:
         yield f"127.0.0.1:{listener.getsockname()[1]}", asked
 
 
-def test_a_server_is_drained_and_its_sessions_are_waited_for() -> None:
-    """The last request of a session is answered before the machine goes."""
+def test_server_is_drained_and_its_sessions_awaited() -> None:
     with haproxy("\n", HEAD + "web,a,0,0,2,\n", HEAD + "web,a,0,0,0,\nweb,b,0,0,7,\n") as (
         address,
         asked,
@@ -45,16 +44,15 @@ def test_a_server_is_drained_and_its_sessions_are_waited_for() -> None:
     assert asked == ["set server web/a state drain", "show stat -1 4 -1", "show stat -1 4 -1"]
 
 
-def test_a_server_is_ready_again_in_recover() -> None:
-    """Without a wait: sessions come by themselves."""
+def test_server_is_ready_again_in_recover() -> None:
     with haproxy("\n") as (address, asked):
         make_step("haproxy", {"socket": address, "servers": ["web/a"]}, "W").run(context("recover"))
 
     assert asked == ["set server web/a state ready"]
 
 
-def test_an_agent_beside_the_balancer_drains_every_vm_that_the_event_names() -> None:
-    """2017-03-01 writes names with an underscore before them."""
+def test_resource_placeholder_drains_every_vm_of_the_event() -> None:
+    """2017-03-01 prefixes names with an underscore."""
     with haproxy("\n", "\n") as (address, asked):
         spec = {"socket": address, "servers": ["web/{resource}"], "wait": False}
         make_step("haproxy", spec, "W").run(context(event=reboot(resources=("_web-0", "web-1"))))
@@ -62,8 +60,8 @@ def test_an_agent_beside_the_balancer_drains_every_vm_that_the_event_names() -> 
     assert asked == ["set server web/web-0 state drain", "set server web/web-1 state drain"]
 
 
-def test_a_resource_whose_name_is_a_command_is_not_sent() -> None:
-    """A semicolon begins the next command in HAProxy's socket."""
+def test_resource_name_with_a_command_is_not_sent() -> None:
+    """A semicolon begins the next command on HAProxy's socket."""
     evil = reboot(resources=("a;disable frontend f",))
     with (
         haproxy() as (address, asked),
@@ -79,8 +77,8 @@ def test_a_resource_whose_name_is_a_command_is_not_sent() -> None:
 @pytest.mark.parametrize(
     "answer", ["No such server.\n\n", "Permission denied\n\n", "Unknown command: 'set'\n"]
 )
-def test_what_haproxy_says_to_a_change_is_a_refusal(answer: str) -> None:
-    """It has no exit codes: where it agrees, it is silent."""
+def test_any_response_of_haproxy_to_a_change_is_an_error(answer: str) -> None:
+    """It has no exit codes: success has an empty response."""
     with (
         haproxy(answer) as (address, _),
         pytest.raises(StepFailed, match=f"HAProxy cannot set web/a to drain: {answer.strip()}"),
@@ -88,8 +86,7 @@ def test_what_haproxy_says_to_a_change_is_a_refusal(answer: str) -> None:
         make_step("haproxy", {"socket": address, "servers": ["web/a"]}, "W").run(context())
 
 
-def test_sessions_that_do_not_end_are_told_at_the_limit() -> None:
-    """How many, and where."""
+def test_remaining_sessions_are_reported_at_the_limit() -> None:
     busy = HEAD + "web,a,0,0,2,\n"
     with (
         haproxy("\n", *[busy] * 100) as (address, _),
@@ -100,8 +97,7 @@ def test_sessions_that_do_not_end_are_told_at_the_limit() -> None:
         )
 
 
-def test_a_table_without_the_server_is_no_proof_that_it_has_no_sessions() -> None:
-    """Silence is not zero."""
+def test_missing_row_does_not_mean_no_sessions() -> None:
     with (
         haproxy("\n", HEAD) as (address, _),
         pytest.raises(StepFailed, match="shows no sessions of web/a"),
@@ -109,7 +105,7 @@ def test_a_table_without_the_server_is_no_proof_that_it_has_no_sessions() -> Non
         make_step("haproxy", {"socket": address, "servers": ["web/a"]}, "W").run(context())
 
 
-def test_nobody_at_the_socket_is_a_failure() -> None:
+def test_haproxy_that_does_not_respond_fails_the_step() -> None:
     """By path or by port."""
     for address in ("/no/such.sock", "127.0.0.1:1"):
         with pytest.raises(StepFailed, match=f"HAProxy at {address} does not respond"):
@@ -117,10 +113,8 @@ def test_nobody_at_the_socket_is_a_failure() -> None:
 
 
 @pytest.mark.parametrize(("phase", "state"), [("prepare", "drain"), ("recover", "ready")])
-def test_a_server_that_haproxy_does_not_know_does_not_keep_the_others_from_their_turn(
-    phase: str, state: str
-) -> None:
-    """An event names databases too. All are tried, and then all that failed are told."""
+def test_unknown_server_does_not_block_the_others(phase: str, state: str) -> None:
+    """An event names databases too. All servers are tried, and all failures reported."""
     unknown = "No such server.\n\n"
     with haproxy(unknown, "\n", unknown) as (address, asked):
         made = make_step(
@@ -136,8 +130,8 @@ def test_a_server_that_haproxy_does_not_know_does_not_keep_the_others_from_their
     )
 
 
-def test_the_sessions_of_those_that_drain_are_waited_for_though_another_failed() -> None:
-    """The rule may go on after a failure, and then these sessions are cut."""
+def test_sessions_are_awaited_even_if_a_server_failed() -> None:
+    """The rule may continue after a failure, and would cut these sessions."""
     busy, idle = HEAD + "web,b,0,0,2,\n", HEAD + "web,b,0,0,0,\n"
     with (
         haproxy("No such server.\n\n", "\n", busy, idle) as (address, asked),
@@ -151,8 +145,8 @@ def test_the_sessions_of_those_that_drain_are_waited_for_though_another_failed()
 
 
 @pytest.mark.parametrize("resources", [("web-1", "web-2"), ("web-0", "web-1"), ()])
-def test_our_own_vm_is_one_server_whomever_else_the_event_names(resources: tuple[str, ...]) -> None:
-    """An agent on web-0 that drains web-1 too would make it ready while it is still down."""
+def test_vm_placeholder_is_this_vm_only(resources: tuple[str, ...]) -> None:
+    """An agent on web-0 that drained web-1 too would make it ready while it is still down."""
     with haproxy("\n") as (address, asked):
         spec = {"socket": address, "servers": ["web/{vm}"]}
         make_step("haproxy", spec, "W").run(context("recover", event=reboot(resources=resources)))

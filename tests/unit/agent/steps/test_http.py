@@ -17,16 +17,15 @@ from tests.unit.agent.steps.build import Server, context, reboot
 ROOT = Path(__file__).parents[4]
 
 
-def test_a_url_alone_is_asked_by_get_and_any_2xx_is_right() -> None:
-    """The shortest form does the plain thing."""
+def test_bare_url_is_a_get_and_any_2xx_is_success() -> None:
     with Server(204).running() as server:
         make_step("http", f"{server.url}/x", "W").run(context())
 
     assert [(method, path) for method, path, _, _ in server.requests] == [("GET", "/x")]
 
 
-def test_facts_are_escaped_for_the_place_where_they_stand() -> None:
-    """What the endpoint says must not become part of our request."""
+def test_facts_are_escaped_for_url_header_and_json() -> None:
+    """The endpoint's values must not change the request."""
     body = '{"why": "{event_description}", "seconds": {event_duration}}'
     spec = {"body": body, "headers": {"X-Why": "{event_description}"}}
     with Server(200).running() as server:
@@ -42,8 +41,7 @@ def test_facts_are_escaped_for_the_place_where_they_stand() -> None:
     assert json.loads(sent) == {"why": evil.description, "seconds": 9}
 
 
-def test_a_text_that_is_no_json_is_sent_as_it_is() -> None:
-    """Quotes need no backslashes there."""
+def test_plain_text_body_is_not_escaped() -> None:
     with Server(200).running() as server:
         spec = {"url": server.url, "method": "PUT", "body": "why: {event_description}"}
         make_step("http", spec, "W").run(context(event=reboot(description='"x"')))
@@ -51,11 +49,8 @@ def test_a_text_that_is_no_json_is_sent_as_it_is() -> None:
     assert (server.requests[0][0], server.requests[0][3]) == ("PUT", b'why: "x"')
 
 
-def test_the_cloudevents_shape_is_cloudevents_1_0_in_structured_mode() -> None:
-    """Brokers refuse what is only nearly that.
-
-    The id is the same at every try, so that they can drop repeats.
-    """
+def test_cloudevents_shape_is_structured_cloudevents_1_0() -> None:
+    """The id is the same at every attempt, so that brokers can drop duplicates."""
     with Server(200).running() as server:
         make_step("http", {"url": server.url, "shape": "cloudevents"}, "W").run(context())
     method, _, headers, sent = server.requests[0]
@@ -84,8 +79,8 @@ def test_the_cloudevents_shape_is_cloudevents_1_0_in_structured_mode() -> None:
     }
 
 
-def test_the_slack_shape_is_one_text_without_markup_from_outside() -> None:
-    """<!channel> in a resource's name should wake nobody."""
+def test_slack_shape_escapes_markup() -> None:
+    """<!channel> in a resource's name must not notify anyone."""
     with Server(200).running() as server:
         make_step("http", {"url": server.url, "shape": "slack"}, "W").run(
             context(event=reboot(resources=("<!channel>",)))
@@ -97,16 +92,16 @@ def test_the_slack_shape_is_one_text_without_markup_from_outside() -> None:
     }
 
 
-def test_what_passes_by_itself_is_tried_again() -> None:
-    """A balancer that is just being reloaded answers 503 for a moment."""
+def test_temporary_errors_are_retried() -> None:
+    """A load balancer that is being reloaded may respond 503."""
     with Server(503, 429, 200).running() as server:
         make_step("http", server.url, "W").run(context(is_simulated=True))
 
     assert len(server.requests) == 3
 
 
-def test_what_stays_is_not_tried_again() -> None:
-    """A wrong token is as wrong in a minute."""
+def test_permanent_errors_are_not_retried() -> None:
+    """A wrong token stays wrong."""
     with (
         Server(403).running() as server,
         pytest.raises(StepFailed, match="status 403: status 403") as failure,
@@ -117,8 +112,7 @@ def test_what_stays_is_not_tried_again() -> None:
     assert not isinstance(failure.value, StepTimedOut)
 
 
-def test_the_tries_end_at_the_limit_with_the_last_reason() -> None:
-    """Not with a bare time-out."""
+def test_retries_end_at_the_limit_with_the_last_reason() -> None:
     with (
         Server(503).running() as server,
         pytest.raises(StepTimedOut, match="status 503: status 503"),
@@ -126,10 +120,7 @@ def test_the_tries_end_at_the_limit_with_the_last_reason() -> None:
         make_step("http", server.url, "W").run(context(is_simulated=True))
 
 
-def test_a_last_try_that_is_cut_short_does_not_hide_why_the_others_failed() -> None:
-    """The last try has only what is left of the step's time; that it did not suffice is not the
-    reason.
-    """
+def test_last_attempt_cut_short_does_not_hide_the_reason() -> None:
     with Server(503, Server.SILENT).running() as server:
         limited = StepContext(
             reboot(),
@@ -144,24 +135,23 @@ def test_a_last_try_that_is_cut_short_does_not_hide_why_the_others_failed() -> N
             make_step("http", server.url, "W").run(limited)
 
 
-def test_only_what_is_expected_counts_where_it_is_given() -> None:
-    """For services that answer 200 to everything but 202 to what they took."""
+def test_expect_replaces_2xx() -> None:
+    """For services that respond 202 when they accept."""
     with Server(200).running() as server:
         with pytest.raises(StepFailed, match="status 200"):
             make_step("http", {"url": server.url, "expect": [202]}, "W").run(context())
         make_step("http", {"url": server.url, "expect": [200]}, "W").run(context())
 
 
-def test_a_redirect_is_not_followed() -> None:
-    """Whoever it leads to was not named in the settings."""
+def test_redirect_is_not_followed() -> None:
+    """The configuration does not name its target."""
     with Server(302).running() as server, pytest.raises(StepFailed, match="status 302"):
         make_step("http", server.url, "W").run(context())
 
     assert len(server.requests) == 1
 
 
-def test_nobody_there_is_told_at_the_limit() -> None:
-    """With the reason that the system gives."""
+def test_refused_connection_is_reported_at_the_limit() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         with pytest.raises(StepTimedOut, match="refused"):
@@ -170,8 +160,8 @@ def test_nobody_there_is_told_at_the_limit() -> None:
             )
 
 
-def test_a_host_whose_name_cannot_be_one_is_a_failure_of_the_step() -> None:
-    """Where a fact stands in the host, the endpoint chooses the name."""
+def test_impossible_host_name_fails_the_step() -> None:
+    """A fact in the host lets the endpoint choose the name."""
     odd = reboot(type="x" * 70)
     with pytest.raises(StepTimedOut, match=r"http://{event_type}\.test"):
         make_step("http", "http://{event_type}.test/", "W").run(
@@ -179,8 +169,8 @@ def test_a_host_whose_name_cannot_be_one_is_a_failure_of_the_step() -> None:
         )
 
 
-def test_an_answer_that_drips_in_is_given_up_at_the_limit() -> None:
-    """A limit on each byte is none on the whole."""
+def test_slow_response_is_abandoned_at_the_limit() -> None:
+    """A limit on each byte does not limit the whole."""
     over = threading.Event()
 
     def drip(listener: socket.socket) -> None:
@@ -201,10 +191,8 @@ def test_an_answer_that_drips_in_is_given_up_at_the_limit() -> None:
 
 
 @pytest.mark.parametrize(("by_proxy", "asked"), [(False, "/x"), (True, "http://far.test/x")])
-def test_a_proxy_in_the_environment_is_used_only_where_it_is_wanted(
-    by_proxy: bool, asked: str
-) -> None:
-    """A proxy set for package updates must not get to hear of drains."""
+def test_proxy_is_used_only_if_configured(by_proxy: bool, asked: str) -> None:
+    """A proxy for package updates must not see drains."""
     with Server(200).running() as server:
         url = "http://far.test/x" if by_proxy else f"{server.url}/x"
         proxy = server.url if by_proxy else "http://127.0.0.1:9"
@@ -221,10 +209,8 @@ def test_a_proxy_in_the_environment_is_used_only_where_it_is_wanted(
     assert server.requests[0][1] == asked
 
 
-def test_the_path_of_a_url_is_never_told() -> None:
-    """In the URL of a web hook it is the secret, and descriptions and failures go to logs and
-    status pages.
-    """
+def test_path_of_a_url_is_never_shown() -> None:
+    """In the URL of a web hook it is the secret, and errors go to logs and status pages."""
     with Server(403).running() as server:
         made = make_step("http", f"{server.url}/services/T0/secret?key=secret", "W")
         with pytest.raises(StepFailed) as failure:

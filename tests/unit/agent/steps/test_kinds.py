@@ -173,12 +173,8 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("kind", "spec", "message"), WRONG)
-def test_a_wrong_step_is_refused_with_its_place_what_was_expected_and_what_came(
-    kind: str, spec: object, message: str
-) -> None:
-    """A step that cannot work must be found when the file is read, not thirty seconds before a
-    Preempt.
-    """
+def test_wrong_step_is_rejected_with_its_field(kind: str, spec: object, message: str) -> None:
+    """It must be found when the file is read, not 30 seconds before a Preempt."""
     with pytest.raises(Invalid) as refusal:
         make_step(kind, spec, "W")
 
@@ -186,8 +182,8 @@ def test_a_wrong_step_is_refused_with_its_place_what_was_expected_and_what_came(
     assert str(refusal.value.facts["field"]).startswith("W")
 
 
-def test_every_kind_has_an_example_in_the_page_and_every_example_is_a_step() -> None:
-    """People copy these lines."""
+def test_every_kind_has_a_valid_example_in_the_page() -> None:
+    """Users copy them."""
     assert [kind for kind, _ in EXAMPLES] == list(KINDS)
     for kind, text in EXAMPLES:
         tables = [table for phase in tomllib.loads(text).values() for table in phase]
@@ -202,8 +198,7 @@ def test_every_kind_has_an_example_in_the_page_and_every_example_is_a_step() -> 
         assert all(step.describe() for step in made)
 
 
-def test_every_member_of_every_kind_stands_in_the_page() -> None:
-    """An option that is not documented is one that nobody finds."""
+def test_every_key_of_every_kind_is_documented() -> None:
     for kind in KINDS:
         with pytest.raises(Invalid, match="expected one of") as refusal:
             make_step(kind, {"qqqqqq": 1}, "W")
@@ -216,8 +211,8 @@ def test_every_member_of_every_kind_stands_in_the_page() -> None:
         ] == []
 
 
-def test_a_kind_that_no_rule_names_is_not_loaded() -> None:
-    """The agent may take 25 MB, and TLS alone is several."""
+def test_unused_kind_is_not_imported() -> None:
+    """The agent may use 25 MB, and TLS alone needs several."""
     code = "import sys; from forewarn.agent import steps; steps.make_step('log', 'x', 'W'); sys.exit('ssl' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

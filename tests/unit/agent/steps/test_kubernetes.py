@@ -46,10 +46,10 @@ def patch(reasons: str | None, *, cordoned: bool | None) -> dict[str, Any]:
         ({"metadata": {"resourceVersion": "7"}}, patch("E1", cordoned=True)),
     ],
 )
-def test_a_node_is_cordoned_once_and_for_each_event_that_needs_it(
+def test_node_is_cordoned_for_each_event_that_needs_it(
     before: dict[str, Any], expected: dict[str, Any] | None
 ) -> None:
-    """A node that a person cordoned gets no mark of ours: it is not ours to uncordon."""
+    """A node that an operator cordoned gets no annotation, so it is never uncordoned."""
     assert cordon_patch(before, "E1", should_cordon=True) == expected
 
 
@@ -63,15 +63,15 @@ def test_a_node_is_cordoned_once_and_for_each_event_that_needs_it(
         (node(), None),
     ],
 )
-def test_a_node_is_uncordoned_by_the_last_event_that_it_was_cordoned_for(
+def test_node_is_uncordoned_by_its_last_event(
     before: dict[str, Any], expected: dict[str, Any] | None
 ) -> None:
-    """Another event that is still pending keeps it, and so does a person."""
+    """Another pending event keeps it cordoned, and so does an operator."""
     assert cordon_patch(before, "E1", should_cordon=False) == expected
 
 
-def test_in_a_pod_the_service_account_says_it_all(tmp_path: Path) -> None:
-    """Server from the environment, token and authority from the mounted folder."""
+def test_pod_uses_its_service_account(tmp_path: Path) -> None:
+    """Server from the environment, token and certificate from the mounted directory."""
     environ = {"KUBERNETES_SERVICE_HOST": "::1", "KUBERNETES_SERVICE_PORT": "1", "NODE_NAME": "n1"}
     (tmp_path / "token").write_text("t")
     api = ApiServer.find(KubernetesStep(), environ, tmp_path)
@@ -87,16 +87,15 @@ def test_in_a_pod_the_service_account_says_it_all(tmp_path: Path) -> None:
         api.get("/x", context())
 
 
-def test_outside_a_pod_what_is_missing_is_named() -> None:
-    """With the words that help."""
+def test_missing_node_or_server_is_named() -> None:
     with pytest.raises(StepFailed, match="set `server`, or run in a pod"):
         ApiServer.find(KubernetesStep(node="n"), {})
     with pytest.raises(StepFailed, match="set `node`, or NODE_NAME"):
         ApiServer.find(KubernetesStep(server="http://x"), {})
 
 
-def test_what_the_api_server_refuses_is_told_in_its_words() -> None:
-    """Missing rights are the usual reason, and do not pass by themselves."""
+def test_rejection_of_the_api_server_is_reported() -> None:
+    """Missing permissions are the usual reason."""
     with Server(403).running() as server, pytest.raises(StepFailed, match="status 403: status 403"):
         make_step("kubernetes", {"node": "n", "server": server.url}, "W").run(context())
 
@@ -106,7 +105,7 @@ def test_what_the_api_server_refuses_is_told_in_its_words() -> None:
 
 
 @pytest.mark.parametrize("status", [503, 429])
-def test_an_api_server_in_trouble_is_asked_again_until_the_limit(status: int) -> None:
+def test_failing_api_server_is_retried_until_the_limit(status: int) -> None:
     """Control planes are restarted by the same maintenance."""
     with Server(status).running() as server, pytest.raises(StepTimedOut, match=f"status {status}"):
         make_step("kubernetes", {"node": "n", "server": server.url}, "W").run(
@@ -116,11 +115,8 @@ def test_an_api_server_in_trouble_is_asked_again_until_the_limit(status: int) ->
     assert len(server.requests) >= 2
 
 
-def test_a_pod_whose_eviction_is_answered_with_500_does_not_keep_the_others_from_theirs() -> None:
-    """Two budgets on one pod are answered so for ever.
-
-    It is told at the limit, and asked again until then.
-    """
+def test_pod_with_a_failing_eviction_does_not_block_others() -> None:
+    """Two budgets on one pod always get a 500. It is retried, and reported at the limit."""
     with api_server() as (url, evicted):
         made = make_step("kubernetes", {"node": "n", "server": url}, "W")
         with pytest.raises(
