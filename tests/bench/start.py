@@ -23,7 +23,7 @@ from forewarn.engine.engine import SCOPE_KEY
 from forewarn.engine.record import SCOPE
 from forewarn.engine.worker import Worker
 from forewarn.platform.simulated import SimulatedPlatform
-from forewarn.server import collector_paused, opened, resume_collector
+from forewarn.server import pause_collector, opened, resume_collector
 from forewarn.store.base import WRITES_MAX, Write
 from forewarn.store.sqlite import SqliteStore
 
@@ -86,7 +86,7 @@ async def start(path: Path) -> float:
     began = time.perf_counter()
     clock = RealClock()
     async with (
-        collector_paused(),
+        pause_collector(),
         opened(await SqliteStore.open(str(path)), clock, Timing()) as engine,
     ):
         resume_collector()

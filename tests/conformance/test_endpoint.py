@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from forewarn.cli.api import Client
-from forewarn.config import ClientConfig
+from forewarn.cli.options import ClientConfig
 from forewarn.conformance import checks as topic
 from forewarn.conformance.check import CHECKS
 from forewarn.conformance.raw_http import Endpoint, Time

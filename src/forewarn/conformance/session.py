@@ -37,9 +37,9 @@ rate.
 class Control(Protocol):
     """Forewarn's control API, as the CLI's client speaks it."""
 
-    def get(self, *path: str, query: str = "") -> Any: ...
+    def get(self, *path: str) -> Any: ...
 
-    def post(self, *path: str, said: Mapping[str, object] | None = None) -> Any: ...
+    def post(self, *path: str, body: Mapping[str, object] | None = None) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -287,9 +287,9 @@ class Stage:
         vm = self.control.get("vms", self.vm)
         if what == "freeze":
             said |= {"type": "Freeze", "duration_seconds": 9}
-            made = self.control.post("hosts", vm["host"], "maintain", said=said)["events"]
+            made = self.control.post("hosts", vm["host"], "maintain", body=said)["events"]
         else:
-            made = [self.control.post("vms", self.vm, what, said=said)["event"]]
+            made = [self.control.post("vms", self.vm, what, body=said)["event"]]
         self._made += [event["id"] for event in made]
         return next(str(event["id"]) for event in made if self.vm in event["resources"])
 

@@ -84,7 +84,7 @@ async def laboratory(setup: Setup) -> AsyncIterator["LabService"]:
         if setup.fleet is not None:
             await lab.operations.apply(setup.fleet, by="lab")
         engine.listeners.append(lab.transcript.hear)
-        async with server.at_work(Config(), engine, lab.platform, "platform"):
+        async with server.run_workers(Config(), engine, lab.platform, "platform"):
             works = [lab.keep_faults(), *([clock.run()] if isinstance(clock, VirtualClock) else [])]
             tasks = [asyncio.create_task(work) for work in works]
             try:
@@ -288,7 +288,7 @@ class LabService:
         )
 
         service = server.Service(self.engine, self.operations, self.settings)
-        operators = server.operators_door(service, address, more=[routes(self)])
+        operators = server.make_control_listener(service, address, more=[routes(self)])
         await self._open(operators)
         return operators.address
 
