@@ -1,4 +1,4 @@
-"""The history as the store's file holds it."""
+"""The history, read from the file of the store."""
 
 import sqlite3
 from contextlib import closing
@@ -9,7 +9,7 @@ from forewarn.engine.entry import decode
 
 
 def changes_in(folder: Path, scope: str) -> list[Change]:
-    """What became true of the scope of the service in this folder, in its order."""
+    """The changes of a scope, in their order."""
     with closing(sqlite3.connect(folder / "forewarn.db")) as store:
         notes = [decode(body) for (body,) in store.execute("SELECT body FROM note ORDER BY number")]
     return [note.change for note in notes if note.scope == scope]

@@ -9,9 +9,10 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from forewarn.core.change import ChangeKind
-from tests.e2e.cli_service import forewarn, soon
+from tests.e2e.cli_service import forewarn
 from tests.e2e.notes import changes_in
 from tests.e2e.service import Service, running
+from tests.e2e.waiting import eventually
 from tests.unit.cli.test_api import serving
 from tests.unit.platform.libvirt_world import NODE, domain_xml
 
@@ -47,10 +48,10 @@ def test_a_restart_reaches_the_domain_and_one_that_libvirt_does_not_know_has_fai
     with running(tmp_path, *flags, "--impact-retry-seconds-max", "1", fleet=FLEET) as service:
         assert service.ask("POST", "/vms/test/restart")[0] == 202
         assert service.ask("POST", "/vms/lost/restart")[0] == 202
-        soon(
+        eventually(
             lambda: ChangeKind.COMPLETED in [change.what for change in changes_in(tmp_path, "test")]
         )
-        soon(lambda: ChangeKind.FAILED in [change.what for change in changes_in(tmp_path, "lost")])
+        eventually(lambda: ChangeKind.FAILED in [change.what for change in changes_in(tmp_path, "lost")])
 
     done = [
         change.detail
@@ -73,7 +74,7 @@ def test_a_libvirt_that_nobody_answers_at_is_a_failed_impact_and_not_a_failed_se
         tmp_path, "--platform", "libvirt", "--libvirt-uri", NOWHERE, fleet=FLEET
     ) as service:
         assert service.ask("POST", "/vms/test/restart")[0] == 202
-        soon(
+        eventually(
             lambda: (
                 ChangeKind.IMPACT_FAILED in [change.what for change in changes_in(tmp_path, "test")]
             )
@@ -94,7 +95,7 @@ def test_a_libvirtd_that_hangs_keeps_neither_the_polls_nor_the_end_of_the_servic
         with running(tmp_path, *flags, fleet=FLEET) as service:
             assert service.ask("POST", "/vms/test/restart")[0] == 202
             assert service.poll(vm="lost")["Events"] == []
-            soon(
+            eventually(
                 lambda: (
                     ChangeKind.IMPACT_FAILED
                     in [change.what for change in changes_in(tmp_path, "test")]

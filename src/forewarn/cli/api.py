@@ -44,6 +44,7 @@ class Client:
             headers=headers,
             timeout=TIMEOUT_SECONDS,
             trust_env=False,
+            limits=httpx.Limits(max_keepalive_connections=0),  # nobody closes the client
             verify=_ssl_context(config) if self._url.startswith("https:") else False,
         )
 
