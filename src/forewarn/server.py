@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from forewarn.campaign.worker import HealthCheck
-from forewarn.config import Address, Config, Identify, NotBeforeFormat, is_loopback
+from forewarn.config import Address, Config, Identify, is_loopback
 from forewarn.core.event import EventType
 from forewarn.core.timing import Timing
 from forewarn.engine.clock import Clock, RealClock
@@ -39,13 +39,13 @@ from forewarn.platform.simulated import SimulatedPlatform
 from forewarn.store.base import Store
 from forewarn.store.open import open_store, path_of
 from forewarn.systemd import Notifier
-from forewarn.web.http.connection import ConnectionPolicy, Limits
+from forewarn.web.http.admission import Limits
+from forewarn.web.http.connection import ConnectionPolicy
 from forewarn.web.http.listener import SERVER_CONTROL, SERVER_METADATA, Listener
 from forewarn.web.http.tls import Certificate
 from forewarn.web.http_status import control_body
 from forewarn.web.metadata.app import Metadata
 from forewarn.web.metadata.fast_path import Polls
-from forewarn.web.settings import Settings
 
 log = logging.getLogger("forewarn")
 
@@ -68,7 +68,6 @@ class Service(NamedTuple):
 
     engine: Engine
     operations: Operations
-    settings: Settings
 
 
 async def serve(
@@ -108,7 +107,7 @@ async def serve(
                 chance=random.random,
             ) as history,
         ):
-            service = Service(engine, operations, settings(config))
+            service = Service(engine, operations)
             async with listening(*listeners(config, service, certificate, descriptors)) as (
                 metadata,
                 operators,
@@ -237,19 +236,6 @@ async def first_end(*works: Awaitable[None]) -> None:
         one.result()
 
 
-def settings(config: Config) -> Settings:
-    return Settings(
-        identify=frozenset(config.identify),
-        proxy_key=read_key(config.proxy_key_file),
-        wait_seconds_max=config.wait_seconds_max,
-        requests_per_second=config.requests_per_second,
-        first_call_delay_seconds=config.first_call_delay_seconds,
-        iso_not_before=config.not_before_format is NotBeforeFormat.DOCUMENTED,
-        legacy_path=config.legacy_path,
-        lenient_versions=config.lenient_versions,
-    )
-
-
 def listeners(
     config: Config, service: Service, certificate: Certificate | None, descriptors: int
 ) -> tuple[Listener, Listener]:
@@ -257,10 +243,10 @@ def listeners(
     the engine.
     """
     vms, operators = connection_limits(config, descriptors)
-    from forewarn.web.control.routes import metrics
+    from forewarn.web.control.routes.metrics import make_metrics_route
 
-    metadata = Metadata(service.engine, service.settings)
-    polls = Polls(service.engine, service.settings, vms)
+    metadata = Metadata(service.engine, config, read_key(config.proxy_key_file))
+    polls = Polls(service.engine, config, vms)
     return (
         Listener(
             metadata, config.metadata, polls, server_name=SERVER_METADATA, on_stop=metadata.stop
@@ -268,7 +254,7 @@ def listeners(
         operators_door(
             service,
             config.control,
-            [metrics.route(service.engine, metadata, polls)],
+            [make_metrics_route(service.engine, metadata, polls)],
             certificate,
             operators,
         ),
@@ -310,12 +296,13 @@ def operators_door(
 
     Its framework is imported here: it takes longer than all the rest.
     """
-    from forewarn.web.control.routes import fleet as control
+    from forewarn.web.control.app import make_app
+    from forewarn.web.control.routes.fleet import FLEET_BYTES_MAX
 
     refuse_open_door(service.engine, address)
-    app = control.app(service.operations, service.engine, host=address.host, more=more)
+    app = make_app(service.operations, service.engine, host=address.host, more=more)
     guard = ConnectionPolicy(
-        replace(limits, body_bytes_max=control.FLEET_BYTES_MAX),
+        replace(limits, body_bytes_max=FLEET_BYTES_MAX),
         control_body,
         service.engine.throttled_log,
     )

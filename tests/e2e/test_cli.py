@@ -265,7 +265,7 @@ def test_a_port_that_is_taken_is_told(tmp_path: Path, service: Service) -> None:
     )
 
     assert refused.returncode == 4
-    assert refused.stderr == f"forewarn: cannot listen on {taken}: another program does already\n"
+    assert refused.stderr == f"forewarn: cannot listen on {taken}: the address is in use\n"
 
 
 def test_no_service_or_another_one_is_told_from_a_refusal() -> None:

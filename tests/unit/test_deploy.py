@@ -11,16 +11,16 @@ import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 
 from forewarn.cli.exit_codes import Exit, exit_of
+from forewarn.config import Config
 from forewarn.core.timing import Timing
 from forewarn.engine.clock import RealClock
 from forewarn.engine.engine import Engine
 from forewarn.errors import StoreDenied
 from forewarn.store.memory import MemoryStore
-from forewarn.web.control.routes.metrics import Numbers
-from forewarn.web.http.connection import Limits
+from forewarn.web.control.routes.metrics import ServiceCollector
+from forewarn.web.http.admission import Limits
 from forewarn.web.metadata.app import Metadata
 from forewarn.web.metadata.fast_path import Polls
-from forewarn.web.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -28,9 +28,9 @@ UNIT = (DEPLOY / "forewarn.service").read_text()
 NAME = re.compile(r"\bforewarn_[a-z_]+\b")
 
 
-def numbers() -> Numbers:
-    engine, settings = Engine(MemoryStore(), RealClock(), Timing()), Settings()
-    return Numbers(engine, Metadata(engine, settings), Polls(engine, settings, Limits()))
+def numbers() -> ServiceCollector:
+    engine, config = Engine(MemoryStore(), RealClock(), Timing()), Config()
+    return ServiceCollector(engine, Metadata(engine, config), Polls(engine, config, Limits()))
 
 
 def told(command: list[str], given: bytes = b"") -> tuple[int, str]:

@@ -11,7 +11,8 @@ import pytest
 
 from forewarn.config import Address, Config, Identify
 from forewarn.server import connection_limits, listening, warn_of_readable_store
-from forewarn.web.http.connection import ConnectionPolicy, Limits
+from forewarn.web.http.admission import Limits
+from forewarn.web.http.connection import ConnectionPolicy
 from forewarn.web.http.listener import (
     ABORT_SECONDS_MAX,
     SERVER_METADATA,

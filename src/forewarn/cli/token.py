@@ -112,16 +112,16 @@ async def _create(engine: "Engine", said: Mapping[str, str | None]) -> Any:
     """As the API would."""
     from msgspec import to_builtins
 
-    from forewarn.web.control.checks import read_strictly
-    from forewarn.web.control.routes.token import NewToken, make
+    from forewarn.web.control.checks import decode_strictly
+    from forewarn.web.control.routes.token import NewToken, create_token
 
-    new = read_strictly(json.dumps(said).encode(), NewToken)
-    return to_builtins(await make(engine, new, secret=secrets.token_hex(SECRET_BYTES), by=BY))
+    new = decode_strictly(json.dumps(said).encode(), NewToken)
+    return to_builtins(await create_token(engine, new, secret=secrets.token_hex(SECRET_BYTES), by=BY))
 
 
 async def _list(engine: "Engine") -> Any:
     from msgspec import to_builtins
 
-    from forewarn.web.control.routes.token import listed
+    from forewarn.web.control.routes.token import token_list
 
-    return to_builtins(listed(engine))
+    return to_builtins(token_list(engine))

@@ -35,12 +35,11 @@ from forewarn.lab.listeners import DOORS_MAX, Doors
 from forewarn.lab.transcript import Kind, Transcript
 from forewarn.platform.simulated import SimulatedPlatform
 from forewarn.store.memory import MemoryStore
-from forewarn.web.http.connection import Limits
+from forewarn.web.http.admission import Limits
 from forewarn.web.http.listener import SERVER_METADATA, Application, Listener
+from forewarn.web.http.message import plain_address
 from forewarn.web.metadata import request as ask
 from forewarn.web.metadata.app import Message, Metadata, Receive, Send
-from forewarn.web.metadata.client_identity import plain
-from forewarn.web.settings import Settings
 
 SPAN_MAX = timedelta(days=366)
 START_MIN, END_MAX = datetime(1970, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
@@ -124,8 +123,8 @@ class LabService:
             hosts=lambda: chain(board.hosts, board.declared_hosts),
             wanted=engine.shelf.turns,
         )
-        self.settings = Settings(identify=frozenset({Identify.PATH, Identify.ADDRESS}))
-        self.metadata_inner = LabMetadata(engine, self.settings, self.faults)
+        self.config = Config(identify=(Identify.PATH, Identify.ADDRESS))
+        self.metadata_inner = LabMetadata(engine, self.config, self.faults)
         self.metadata = FaultFilter(
             self.metadata_inner,
             faults=self.faults,
@@ -287,7 +286,7 @@ class LabService:
             routes,  # its framework takes longer to import than all the rest
         )
 
-        service = server.Service(self.engine, self.operations, self.settings)
+        service = server.Service(self.engine, self.operations)
         operators = server.operators_door(service, address, more=[routes(self)])
         await self._open(operators)
         return operators.address
@@ -378,7 +377,7 @@ class LabService:
         """The VM that a request comes from; empty if it is none of the fleet."""
         named, _ = ask.split(scope["path"])
         name = named or self.engine.board.addresses.get(
-            plain(scope["client"][0]) if scope["client"] else "", ""
+            plain_address(scope["client"][0]) if scope["client"] else "", ""
         )
         return name if name in self.engine.board.vms else ""
 
@@ -390,7 +389,7 @@ class LabService:
         )
 
     def _listener(self, application: Application, address: Address) -> Listener:
-        guard = FilteredPolls(self.engine, self.settings, Limits())
+        guard = FilteredPolls(self.engine, self.config, Limits())
         return Listener(
             application, address, guard, server_name=SERVER_METADATA, stop_seconds_max=1.0
         )
@@ -415,8 +414,8 @@ class LabService:
 class LabMetadata(Metadata):
     """The service's metadata application. While enablement lapses, a poll counts for nothing."""
 
-    def __init__(self, engine: Engine, settings: Settings, faults: Faults) -> None:
-        super().__init__(engine, settings)
+    def __init__(self, engine: Engine, config: Config, faults: Faults) -> None:
+        super().__init__(engine, config)
         self._faults = faults
 
     async def _record(self, place: PublishedScope) -> None:

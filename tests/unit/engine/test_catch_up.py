@@ -25,7 +25,7 @@ from forewarn.fleetfile.schema import Fleet
 from forewarn.store.base import Snapshot
 from forewarn.store.memory import MemoryStore
 from forewarn.store.sqlite import SqliteStore
-from forewarn.web.control.routes.fleet import app
+from forewarn.web.control.app import make_app
 from tests.builders import NOON, guid, vm
 from tests.unit.engine.test_engine import FLEET, World, live
 
@@ -48,7 +48,7 @@ class Server:
         return guid(self._last_id)
 
     def client(self) -> httpx.AsyncClient:
-        transport = httpx.ASGITransport(app(self.operations, self.engine, delay_seconds=0))
+        transport = httpx.ASGITransport(make_app(self.operations, self.engine, delay_seconds=0))
         return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8081")
 
 

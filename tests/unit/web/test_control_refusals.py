@@ -23,7 +23,7 @@ def refusal(method: str, path: str, **more: Any) -> tuple[int, str, str]:
     found: list[tuple[int, str, str]] = []
 
     async def tell(world: World) -> None:
-        found.append(await world.refused(method, path, **more))
+        found.append(await world.error(method, path, **more))
 
     story(tell)
     return found[0]
@@ -55,7 +55,7 @@ def refusal(method: str, path: str, **more: Any) -> tuple[int, str, str]:
         (
             RESTART,
             b'{"not_before":' * 4000,
-            "body.not_before: Expected `datetime | null`, got what cannot be read",
+            "body.not_before: Expected `datetime | null`, got malformed JSON",
         ),
         (MAINTAIN, b"", "body: Object missing required field `type`"),
         (
@@ -135,9 +135,9 @@ def test_maintenance_outside_its_limits_is_refused(said: dict[str, Any], part: s
 @pytest.mark.parametrize(
     ("query", "message"),
     [
-        ("dryrun=true", "unknown query parameter 'dryrun'; known here: dry_run"),
-        ("dry_run=true&dry_run=false", "query parameter 'dry_run' stands twice; expected it once"),
-        ("limit=5", "unknown query parameter 'limit'; known here: dry_run"),
+        ("dryrun=true", "unknown query parameter 'dryrun'; accepted: dry_run"),
+        ("dry_run=true&dry_run=false", "duplicate query parameter 'dry_run'"),
+        ("limit=5", "unknown query parameter 'limit'; accepted: dry_run"),
         ("dry_run=maybe", "dry_run: Expected `bool`, got 'maybe'"),
     ],
 )
@@ -212,7 +212,7 @@ def test_a_verb_that_is_not_known_here_is_told_which_are(
     """405 without Allow would be half an answer (RFC 9110, 15.5.6)."""
 
     async def tell(world: World) -> None:
-        response = await world.ask(method, path)
+        response = await world.request(method, path)
 
         assert (response.status_code, response.json()["error"]) == (405, "method_not_allowed")
         assert allow in response.headers["allow"].split(", ")
@@ -225,7 +225,7 @@ def test_a_body_of_one_byte_too_many_is_refused() -> None:
     body = b'{"not_before": null' + b" " * (64 * 1024)
 
     assert refusal("POST", RESTART, content=body[: 64 * 1024] + b"}", headers=JSON) == (
-        413, "body_too_large", "the body is larger than the 65536 bytes accepted here",
+        413, "body_too_large", "the body is too large; at most 65536 bytes are accepted",
     )  # fmt: skip
     assert refusal(
         "PUT", "/api/v1/fleet", content=FLEET + b" " * (FLEET_BYTES_MAX + 1 - len(FLEET))
@@ -241,7 +241,7 @@ def test_a_body_that_just_fits_is_accepted() -> None:
     async def tell(world: World) -> None:
         body = b'{"not_before": null' + b" " * (64 * 1024 - 20) + b"}"
         assert len(body) == 64 * 1024
-        assert (await world.ask("POST", RESTART, content=body, headers=JSON)).status_code == 202
+        assert (await world.request("POST", RESTART, content=body, headers=JSON)).status_code == 202
 
     story(tell)
 
@@ -261,7 +261,9 @@ def test_every_loopback_name_is_ours(host: str) -> None:
     """People forward ports and type what they are used to."""
 
     async def tell(world: World) -> None:
-        assert (await world.ask("GET", "/api/v1/vms", headers={"host": host})).status_code == 200
+        assert (
+            await world.request("GET", "/api/v1/vms", headers={"host": host})
+        ).status_code == 200
 
     story(tell)
 
@@ -325,7 +327,7 @@ def test_our_own_page_may() -> None:
 
     async def tell(world: World) -> None:
         assert (
-            await world.ask("POST", RESTART, headers={"origin": "http://127.0.0.1:8081"})
+            await world.request("POST", RESTART, headers={"origin": "http://127.0.0.1:8081"})
         ).status_code == 202
 
     story(tell)
@@ -372,7 +374,7 @@ def test_what_cannot_be_read_is_named_for_machines_too(
     """A program that fills in a form shows the message beside the field."""
 
     async def tell(world: World) -> None:
-        answer = (await world.ask(method, path, **more)).json()
+        answer = (await world.request(method, path, **more)).json()
 
         assert (answer["error"], answer["facts"]) == ("invalid", {"field": field})
 

@@ -1,10 +1,11 @@
-"""A POST with an Idempotency-Key is done once: a retry within a day gets the first answer, also
-after a restart.
+"""A POST with an Idempotency-Key is executed once; a retry within 24 hours gets the first response.
 
-Before the operation a record of the key is written, with the id that the operation will have;
-afterwards it gets the answer. If a server dies in between, or two servers are asked at once, the
-retry repeats the operation under the same id, and the rules recognise it. When the record has
-expired or was trimmed, the key is new, and so is the operation.
+    no record  -> RESERVED   before the operation; the record holds the operation's id
+    RESERVED   -> STORED     after it; the record holds the response
+    RESERVED or STORED       expire after 24 hours, or when there are too many; the key is new again
+
+If a server dies while RESERVED, or two servers get the request at once, the retry repeats the
+operation under the same id, and the rules recognise it.
 """
 
 import asyncio
@@ -29,7 +30,7 @@ from forewarn.web.http_status import KeyReused
 HEADER = "Idempotency-Key"
 KEY = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,198}[\x21-\x7e])?")
 KEY_LENGTH_MAX = 200
-ANSWER_KEY = "answer/{}/"
+RECORD_KEY = "answer/{}/"
 KEPT_FOR = timedelta(hours=24)
 KEPT_MAX = 2000
 BODY_BYTES_MAX = 16 * 1024
@@ -37,10 +38,10 @@ TRIM_EVERY = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class Reservation:
     """The record of a key whose request is being handled.
 
-    Its lock keeps others with this key waiting, on this server.
+    Its lock makes other requests with the same key wait, on this server.
     """
 
     lock: asyncio.Lock
@@ -53,8 +54,8 @@ class Slot:
         return self.reserved.operation_id
 
 
-class Answers:
-    """The records of the keys, in the engine's store. `make_id` makes the id of a new operation."""
+class Idempotency:
+    """The records of the keys. `make_id` makes the id of a new operation."""
 
     def __init__(self, engine: Engine, make_id: Callable[[], str]) -> None:
         self._engine = engine
@@ -63,60 +64,60 @@ class Answers:
         self._reserved_count = 0
 
     async def begin(
-        self, request: Request[Any, Any, Any], caller: Principal, body: bytes
-    ) -> Slot | Response[bytes]:
-        """The first answer if this was asked before; else a slot, whose lock is held until the
-        request has been answered.
-        """
-        said = request.headers[HEADER]
-        if not KEY.fullmatch(said):
+        self, request: Request[Any, Any, Any], principal: Principal, body: bytes
+    ) -> Reservation | Response[bytes]:
+        """The stored response, or a reservation whose lock is held until the response is sent."""
+        value = request.headers[HEADER]
+        if not KEY.fullmatch(value):
             raise Invalid(
-                f"{HEADER}: expected 1 to {KEY_LENGTH_MAX} printable ASCII characters, got {said[:80]!r}",
+                f"{HEADER}: expected 1 to {KEY_LENGTH_MAX} printable ASCII characters,"
+                f" got {value[:80]!r}",
                 field=HEADER,
             )
-        key = ANSWER_KEY.format(_digest(caller.identity.encode(), said.encode()))
-        asked = _digest(request.scope["raw_path"], request.scope["query_string"], body)
+        key = RECORD_KEY.format(_digest(principal.identity.encode(), value.encode()))
+        digest = _digest(request.scope["raw_path"], request.scope["query_string"], body)
         lock = self._locks.get(key)
         if lock is None:
             lock = self._locks[key] = asyncio.Lock()
         await lock.acquire()
         try:
-            answer, revision = await self._reserve(key, asked)
-            if answer.asked != asked:
+            stored, revision = await self._reserve(key, digest)
+            if stored.asked != digest:
                 raise KeyReused(
-                    f"{HEADER} {said[:80]!r} came with another request before; expected a new key",
-                    key=said,
+                    f"{HEADER} {value[:80]!r} was used for another request; expected a new key",
+                    key=value,
                 )
-            if not answer.status:
-                return Slot(lock, key, revision, answer)
+            if not stored.status:
+                return Reservation(lock, key, revision, stored)
         except BaseException:
             lock.release()
             raise
         lock.release()
-        replayed = {"Idempotency-Replayed": "true"}
         return Response(
-            answer.body.encode(),
-            status_code=answer.status,
+            stored.body.encode(),
+            status_code=stored.status,
             media_type=MediaType.JSON,
-            headers=replayed,
+            headers={"Idempotency-Replayed": "true"},
         )
 
-    async def keep(self, slot: Slot, status: int, body: bytes) -> None:
-        """Store the answer before it is sent.
+    async def finish(self, reservation: Reservation, status: int, body: bytes) -> None:
+        """Store the response before it is sent.
 
-        A failure of ours is not stored, so that it can be tried again.
+        A server error is not stored, so that a retry can succeed.
         """
         if status >= 500 or len(body) > BODY_BYTES_MAX:
             return
-        answer = replace(slot.reserved, status=status, body=body.decode())
+        answer = replace(reservation.reserved, status=status, body=body.decode())
         try:
-            await self._engine.store.commit([Write(slot.key, ANSWER.encode(answer), slot.revision)])
+            await self._engine.store.commit(
+                [Write(reservation.key, ANSWER.encode(answer), reservation.revision)]
+            )
         except Conflict:
-            return  # another server was asked the same, and has stored its answer
-        except Unavailable as problem:
-            self._engine.throttled_log.warn("answer not kept", problem=problem.message)
+            return  # another server got the same request, and has stored its response
+        except Unavailable as error:
+            self._engine.throttled_log.warn("response not stored", problem=error.message)
 
-    async def _reserve(self, key: str, asked: str) -> tuple[Answer, int]:
+    async def _reserve(self, key: str, digest: str) -> tuple[Answer, int]:
         """The record of a key and its revision.
 
         If there is none, or it has expired, a new one is written.
@@ -128,7 +129,7 @@ class Answers:
             )
             if found is not None and (answer := _answer_in(found)).at + KEPT_FOR > now:
                 return answer, found.revision
-            answer = Answer(asked=asked, at=now, operation_id=self._make_id())
+            answer = Answer(asked=digest, at=now, operation_id=self._make_id())
             try:
                 revision = await store.commit(
                     [Write(key, ANSWER.encode(answer), found.revision if found else 0)]
@@ -152,8 +153,8 @@ class Answers:
                 )
         except Conflict:
             return  # another server is trimming
-        except Unavailable as problem:
-            self._engine.throttled_log.warn("answers not trimmed", problem=problem.message)
+        except Unavailable as error:
+            self._engine.throttled_log.warn("responses not trimmed", problem=error.message)
 
 
 def _old(records: Sequence[Record], until: datetime) -> list[Record]:

@@ -21,21 +21,21 @@ from forewarn.fleetfile.schema import parse
 from forewarn.store.base import Write
 from forewarn.store.memory import MemoryStore
 from forewarn.web.control import idempotency
-from forewarn.web.control.routes.fleet import app
-from tests.unit.web.control_world import FLEET, World, calling, story
+from forewarn.web.control.app import make_app
+from tests.unit.web.control_world import FLEET, World, make_client, story
 
 RESTART, KEY = "/api/v1/vms/web-0/restart", {"idempotency-key": "wish-1"}
 
 
 async def ask(world: World, path: str = RESTART, **more: Any) -> httpx.Response:
-    return await world.ask("POST", path, headers=KEY, **more)
+    return await world.request("POST", path, headers=KEY, **more)
 
 
 def server_of(world: World, store: Any = None) -> tuple[Engine, httpx.AsyncClient]:
     """Another server on the same store, or the same one after a restart."""
     engine = Engine(store or world.engine.store, world.clock, world.engine.timing)
-    return engine, calling(
-        app(Operations(engine, lambda: "00000000-0000-4000-8000-00000000AAAA"), engine)
+    return engine, make_client(
+        make_app(Operations(engine, lambda: "00000000-0000-4000-8000-00000000AAAA"), engine)
     )
 
 
@@ -48,7 +48,7 @@ def test_a_repeated_post_is_answered_as_the_first_was() -> None:
         assert (first.status_code, "idempotency-replayed" in first.headers) == (202, False)
         assert (again.status_code, again.content) == (first.status_code, first.content)
         assert again.headers["idempotency-replayed"] == "true"
-        assert (await world.told("GET", "/api/v1/events"))["total"] == 1
+        assert (await world.json("GET", "/api/v1/events"))["total"] == 1
 
     story(tell)
 
@@ -58,11 +58,11 @@ def test_it_is_answered_so_also_when_the_event_has_ended_since() -> None:
 
     async def tell(world: World) -> None:
         first = await ask(world)
-        await world.told("POST", f"/api/v1/events/{first.json()['event']['id']}/cancel")
+        await world.json("POST", f"/api/v1/events/{first.json()['event']['id']}/cancel")
         await world.clock.advance(timedelta(hours=23, minutes=59))
 
         assert (await ask(world)).content == first.content
-        assert (await world.told("GET", "/api/v1/events"))["total"] == 0
+        assert (await world.json("GET", "/api/v1/events"))["total"] == 0
 
     story(tell)
 
@@ -71,9 +71,9 @@ def test_a_refusal_is_repeated_too() -> None:
     """What was refused once is the answer to that wish; a new wish has a new key."""
 
     async def tell(world: World) -> None:
-        event = (await world.told("POST", RESTART))["event"]["id"]
+        event = (await world.json("POST", RESTART))["event"]["id"]
         first = await ask(world)
-        await world.told("POST", f"/api/v1/events/{event}/cancel")
+        await world.json("POST", f"/api/v1/events/{event}/cancel")
         again = await ask(world)
 
         assert (first.status_code, first.json()["error"]) == (409, "already_pending")
@@ -188,7 +188,7 @@ def test_a_key_that_is_used_every_night_does_its_work_every_night() -> None:
             assert again.headers["idempotency-replayed"] == "true"
             assert again.json() == answer
             events.append(answer["event"]["id"])
-            await world.told("POST", f"/api/v1/events/{events[-1]}/cancel")
+            await world.json("POST", f"/api/v1/events/{events[-1]}/cancel")
             await world.clock.advance(timedelta(hours=24))
             await world.engine.submit("web", Seen(), by="test")
 
@@ -204,7 +204,7 @@ def test_a_key_whose_record_was_trimmed_is_a_new_operation() -> None:
 
     async def tell(world: World) -> None:
         first = (await ask(world)).json()["event"]["id"]
-        await world.told("POST", f"/api/v1/events/{first}/cancel")
+        await world.json("POST", f"/api/v1/events/{first}/cancel")
         for one in (await world.engine.store.load("answer/")).records:
             await world.engine.store.commit([Write(one.key, None, one.revision)])
         again = (await ask(world)).json()["event"]
@@ -271,7 +271,7 @@ def test_several_who_ask_at_once_get_one_answer() -> None:
         return {"count": len(counted)}
 
     async def tell(world: World) -> None:
-        async with calling(app(world.operations, world.engine, more=[count])) as client:
+        async with make_client(make_app(world.operations, world.engine, more=[count])) as client:
             answers = await asyncio.gather(
                 *(client.post("/api/v1/count", headers=KEY) for _ in range(5))
             )
@@ -295,7 +295,7 @@ def test_a_key_that_came_with_another_request_is_refused(path: str, more: dict[s
 
     async def tell(world: World) -> None:
         await ask(world)
-        refused = await world.refused("POST", path, headers=KEY, **more)
+        refused = await world.error("POST", path, headers=KEY, **more)
 
         assert refused[:2] == (422, "idempotency_key_reused")
 
@@ -308,10 +308,10 @@ def test_keys_of_two_callers_are_two_keys() -> None:
     async def tell(world: World) -> None:
         for name, secret in (("a", "a" * 64), ("b", "b" * 64)):
             await world.engine.tokens.create(name, Role.ADMIN, secret=secret, by="test")
-        first = await world.ask(
+        first = await world.request(
             "POST", RESTART, headers=KEY | {"authorization": f"Bearer fw_a_{'a' * 64}"}
         )
-        other = await world.ask(
+        other = await world.request(
             "POST", RESTART, headers=KEY | {"authorization": f"Bearer fw_b_{'b' * 64}"}
         )
 
@@ -333,10 +333,14 @@ def test_a_token_made_again_under_an_old_name_does_not_get_the_old_answers() -> 
         tokens = world.engine.tokens
         await tokens.create("root", Role.ADMIN, secret="a" * 64, by="test")
         _, old = await tokens.create("ci", Role.OPERATOR, secret="b" * 64, by="test")
-        first = await world.ask("POST", RESTART, headers=KEY | {"authorization": f"Bearer {old}"})
+        first = await world.request(
+            "POST", RESTART, headers=KEY | {"authorization": f"Bearer {old}"}
+        )
         await tokens.revoke("ci", by="test")
         _, new = await tokens.create("ci", Role.OPERATOR, secret="c" * 64, by="test")
-        again = await world.ask("POST", RESTART, headers=KEY | {"authorization": f"Bearer {new}"})
+        again = await world.request(
+            "POST", RESTART, headers=KEY | {"authorization": f"Bearer {new}"}
+        )
 
         assert first.status_code == 202
         assert (again.status_code, again.json()["error"]) == (409, "already_pending")
@@ -352,7 +356,7 @@ def test_after_a_day_the_answer_is_forgotten_and_lets_go_of_its_place() -> None:
         await ask(world)
         await world.clock.advance(timedelta(hours=24))
         for number in range(idempotency.TRIM_EVERY):
-            await world.ask(
+            await world.request(
                 "POST", "/api/v1/vms/nope/restart", headers={"idempotency-key": f"k{number}"}
             )
 
@@ -417,7 +421,7 @@ def test_an_answer_of_over_sixteen_kilobytes_is_not_kept(size: int, is_kept: boo
         return "x" * size
 
     async def tell(world: World) -> None:
-        async with calling(app(world.operations, world.engine, more=[large])) as client:
+        async with make_client(make_app(world.operations, world.engine, more=[large])) as client:
             first, again = [await client.post("/api/v1/large", headers=KEY) for _ in range(2)]
 
         assert (len(first.content), again.status_code) == (size, 200)
@@ -436,7 +440,7 @@ def test_a_key_that_is_none_is_refused(key: str) -> None:
         )
 
         assert (response.status_code, response.json()["error"]) == (400, "invalid")
-        assert (await world.told("GET", "/api/v1/events"))["total"] == 0
+        assert (await world.json("GET", "/api/v1/events"))["total"] == 0
 
     story(tell)
 
@@ -446,7 +450,7 @@ def test_a_key_of_two_hundred_is_good() -> None:
 
     async def tell(world: World) -> None:
         assert (
-            await world.ask("POST", RESTART, headers={"idempotency-key": "x" * 200})
+            await world.request("POST", RESTART, headers={"idempotency-key": "x" * 200})
         ).status_code == 202
 
     story(tell)
@@ -463,8 +467,8 @@ def test_a_bug_of_ours_is_not_kept() -> None:
             return await super().degrade(host, **more)
 
     async def tell(world: World) -> None:
-        async with calling(
-            app(Clumsy(world.engine, world.operations.new_id), world.engine)
+        async with make_client(
+            make_app(Clumsy(world.engine, world.operations.new_id), world.engine)
         ) as client:
             first = await client.post("/api/v1/hosts/host-a/degrade", headers=KEY)
             broken.clear()

@@ -60,12 +60,12 @@ def test_a_cursor_that_is_none_of_ours_is_refused(cursor: str) -> None:
 
 async def walk(world: World, kind: str, limit: int) -> list[Any]:
     found: list[Any] = []
-    answer = await world.told("GET", f"/api/v1/{kind}?limit={limit}")
+    answer = await world.json("GET", f"/api/v1/{kind}?limit={limit}")
     while True:  # ends with the last page
         found += [one.get("name", one.get("id")) for one in answer[kind]]
         if answer["next"] is None:
             return found
-        answer = await world.told("GET", f"/api/v1/{kind}?limit={limit}&cursor={answer['next']}")
+        answer = await world.json("GET", f"/api/v1/{kind}?limit={limit}&cursor={answer['next']}")
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 4, 5])
@@ -74,7 +74,7 @@ def test_every_list_can_be_walked_page_by_page(limit: int) -> None:
 
     async def tell(world: World) -> None:
         for vm in ("web-1", "web-0", "FrontEnd_IN_0"):
-            await world.told("POST", f"/api/v1/vms/{vm}/restart")
+            await world.json("POST", f"/api/v1/vms/{vm}/restart")
             await world.clock.advance(timedelta(seconds=1))
 
         assert await walk(world, "vms", limit) == [
@@ -94,6 +94,6 @@ def test_a_bad_cursor_is_told_by_its_name() -> None:
     """A list that began anew in silence would never end."""
 
     async def tell(world: World) -> None:
-        assert (await world.refused("GET", "/api/v1/vms?cursor=zzz"))[:2] == (400, "invalid")
+        assert (await world.error("GET", "/api/v1/vms?cursor=zzz"))[:2] == (400, "invalid")
 
     story(tell)

@@ -13,7 +13,8 @@ import uvloop
 
 from forewarn.config import Address
 from forewarn.errors import Error, Invalid, Unavailable
-from forewarn.web.http.connection import Connection, ConnectionPolicy, Limits
+from forewarn.web.http.admission import Limits
+from forewarn.web.http.connection import Connection, ConnectionPolicy
 from forewarn.web.http.listener import SERVER_CONTROL, SERVER_METADATA, Listener
 from forewarn.web.http_status import control_body, metadata_body
 from forewarn.web.metadata.app import Message, Receive, Send
@@ -164,9 +165,9 @@ def test_who_waits_for_a_listener_learns_of_its_end() -> None:
     asyncio.run(story())
 
 
-async def answers(guard: ConnectionPolicy, *requests: bytes) -> list[bytes]:
+async def answers(policy: ConnectionPolicy, *requests: bytes) -> list[bytes]:
     """What a listener answers to each of the requests, on a connection of its own."""
-    one = Listener(hello, LOOPBACK, guard, server_name=SERVER_CONTROL, stop_seconds_max=0.2)
+    one = Listener(hello, LOOPBACK, policy, server_name=SERVER_CONTROL, stop_seconds_max=0.2)
     await one.start()
     read = []
     for request in requests:
@@ -197,15 +198,15 @@ def test_a_whole_url_without_a_path_is_a_bad_request_and_logged_nowhere(
 
 
 class BrokenConnection(Connection):
-    def begin(self) -> None:
+    def start_request(self) -> None:
         raise KeyError("ours")
 
 
-class BrokenGuard(ConnectionPolicy):
+class BrokenPolicy(ConnectionPolicy):
     """Its connections have a bug that every request meets."""
 
-    def connector(self, **given: Any) -> Callable[[], asyncio.Protocol]:
-        return partial(BrokenConnection, self, **given)
+    def connector(self, **arguments: Any) -> Callable[[], asyncio.Protocol]:
+        return partial(BrokenConnection, self, **arguments)
 
 
 def test_a_bug_in_a_connection_is_answered_and_logged_once_however_often_it_is_met(
@@ -213,7 +214,7 @@ def test_a_bug_in_a_connection_is_answered_and_logged_once_however_often_it_is_m
 ) -> None:
     """Somebody has to hear of it, and whoever knows the bytes must not be able to fill the log."""
     request = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"
-    read = asyncio.run(answers(BrokenGuard(Limits(), control_body), *[request] * 3))
+    read = asyncio.run(answers(BrokenPolicy(Limits(), control_body), *[request] * 3))
     assert [answer[:12] for answer in read] == [b"HTTP/1.1 500"] * 3
     assert [record.getMessage() for record in caplog.records] == ["request failed"]
     assert "KeyError: 'ours'" in caplog.text
@@ -231,7 +232,7 @@ def test_an_address_in_use_is_told() -> None:
         holder.listen()
         problem = refusal(Address("127.0.0.1", holder.getsockname()[1]))
     assert isinstance(problem, Unavailable)
-    assert "another program" in problem.message
+    assert "in use" in problem.message
 
 
 @pytest.mark.parametrize(

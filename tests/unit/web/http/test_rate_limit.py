@@ -32,6 +32,6 @@ def test_less_than_one_a_second_still_admits_the_first() -> None:
 def test_vms_that_have_not_called_for_a_while_are_forgotten() -> None:
     """The memory is that of the VMs that called within a second, however many there are."""
     limit = TokenBucket(5)
-    for number in range(10 * pace.VMS_MIN):
+    for number in range(10 * pace.CLIENTS_MIN):
         limit.admits(f"vm-{number}", number * 0.001)
-    assert len(limit._full_at) <= pace.VMS_MIN
+    assert len(limit._full_at) <= pace.CLIENTS_MIN

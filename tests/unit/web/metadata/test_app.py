@@ -5,11 +5,11 @@ from datetime import timedelta
 
 import pytest
 
+from forewarn.config import Config, NotBeforeFormat
 from forewarn.core.command import Cancel, Restart, Seen, SetMembers
 from forewarn.core.fleet import Policy, ScopeKind, Vm
 from forewarn.engine.entry import Note
 from forewarn.errors import StoreUnusable
-from forewarn.web.settings import Settings
 from tests.builders import NOON
 from tests.unit.web.guest import EVENT_ID, EVENTS, TRUE, WEB_1, Guest, run, settle
 
@@ -139,7 +139,7 @@ def test_a_caller_that_is_no_vm_of_the_fleet_is_forbidden_whatever_it_asks() -> 
             told = await guest.call(target, TRUE, address="10.9.9.9")
             assert (told.status, told.json) == (
                 403,
-                {"error": "Forbidden. 10.9.9.9 is no VM of this fleet"},
+                {"error": "Forbidden. 10.9.9.9 is not a VM of this fleet"},
             )
 
     run(story)
@@ -185,7 +185,7 @@ def test_the_oldest_path_is_served_only_where_it_is_wished() -> None:
             await guest.call("/metadata/latest/scheduledevents", method="POST", body=APPROVAL)
         ).status == 200
 
-    run(story, Settings(legacy_path=True))
+    run(story, Config(legacy_path=True))
 
 
 def test_not_before_can_be_written_as_the_old_documents_did() -> None:
@@ -197,7 +197,7 @@ def test_not_before_can_be_written_as_the_old_documents_did() -> None:
         assert old.json["Events"][0]["NotBefore"] == "2026-03-04T12:15:00Z"
         assert new.json["Events"][0]["NotBefore"] == "Wed, 04 Mar 2026 12:15:00 GMT"
 
-    run(story, Settings(iso_not_before=True))
+    run(story, Config(not_before_format=NotBeforeFormat.DOCUMENTED))
 
 
 def test_an_approval_is_answered_with_nothing_and_approves() -> None:
@@ -454,7 +454,7 @@ def test_who_calls_too_often_is_told_to_slow_down() -> None:
         assert (answers[5].headers["retry-after"], list(answers[5].json)) == ("1", ["error"])
         assert (await guest.call(EVENTS, TRUE, address="10.0.0.2")).status == 200
 
-    run(story, Settings(requests_per_second=5))
+    run(story, Config(requests_per_second=5))
 
 
 def test_what_is_broken_in_the_service_is_a_500_and_one_line_in_its_log(

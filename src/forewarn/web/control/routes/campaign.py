@@ -37,8 +37,7 @@ from forewarn.engine.operations import Operations
 from forewarn.errors import CampaignOver, OverBudget, TooManyCampaigns, UnknownCampaign
 from forewarn.fleetfile.schema import MaxUnavailable, budget_of, said_of
 from forewarn.web.control.auth import Principal
-from forewarn.web.control.openapi import BodyOptional
-from forewarn.web.control.openapi_responses import ANY, answers
+from forewarn.web.control.openapi import COMMON_ERRORS, error_responses
 from forewarn.web.control.pagination import Key, page
 from forewarn.web.http_status import BodyTooLarge
 
@@ -180,17 +179,16 @@ def _verb(
         operation_id=f"{verb}_campaign",
         status_code=HTTP_200_OK,
         description=sentence,
-        operation_class=BodyOptional,
-        responses=answers(UnknownCampaign, CampaignOver, BodyTooLarge),
+        responses=error_responses(UnknownCampaign, CampaignOver, BodyTooLarge),
     )
     async def handler(
         self: Controller,
         campaign: FromPath[str],
         engine: Engines,
-        caller: Asker,
+        principal: Asker,
         data: JSONBody[NoWords] = NO_WORDS,
     ) -> CampaignAnswer:
-        return CampaignAnswer(view(engine, await act(Desk(engine), campaign, caller.name)))
+        return CampaignAnswer(view(engine, await act(Desk(engine), campaign, principal.name)))
 
     return handler
 
@@ -199,7 +197,7 @@ class Campaigns(Controller):
     path = "/api/v1/campaigns"
     tags = ("Campaigns",)
 
-    @get("/", responses=ANY)
+    @get("/", responses=COMMON_ERRORS)
     async def list_campaigns(
         self, engine: Engines, limit: Limit = 1000, cursor: Cursor = None
     ) -> CampaignList:
@@ -208,7 +206,7 @@ class Campaigns(Controller):
         shown, after = page(found, _age, limit, cursor)
         return CampaignList([view(engine, one, is_listed=True) for one in shown], len(found), after)
 
-    @get("/{campaign:str}", responses=answers(UnknownCampaign))
+    @get("/{campaign:str}", responses=error_responses(UnknownCampaign))
     async def show_campaign(self, campaign: FromPath[str], engine: Engines) -> CampaignView:
         """A campaign: how far it is, what it waits for, and when it will probably end."""
         return view(engine, (await engine.look_up(lambda: engine.shelf.find(campaign))).campaign)
@@ -216,14 +214,14 @@ class Campaigns(Controller):
     @post(
         "/",
         status_code=HTTP_202_ACCEPTED,
-        responses=answers(OverBudget, TooManyCampaigns, BodyTooLarge),
+        responses=error_responses(OverBudget, TooManyCampaigns, BodyTooLarge),
     )
     async def start_campaign(
         self,
         data: JSONBody[NewCampaign],
         engine: Engines,
         operations: NamedDependency[Operations],
-        caller: Asker,
+        principal: Asker,
     ) -> CampaignAnswer:
         """Starts a campaign; with `plan` only tells its waves.
 
@@ -232,7 +230,9 @@ class Campaigns(Controller):
         wish = _wish(data)
         if data.plan:
             return CampaignAnswer(plan=plan_view(await Desk(engine).plan(wish)))
-        started = await Desk(engine).start(wish, by=caller.name, operation_id=operations.new_id())
+        started = await Desk(engine).start(
+            wish, by=principal.name, operation_id=operations.new_id()
+        )
         return CampaignAnswer(view(engine, started))
 
     pause = _verb(

@@ -12,8 +12,9 @@ from forewarn.core.command import Claim, Finish
 from forewarn.core.event import MAINTENANCE_CAUSES
 from forewarn.core.scheduling import MAINTENANCE_TYPES
 from forewarn.engine.operations import Operations
-from forewarn.web.control.routes.fleet import Maintenance, app
-from tests.unit.web.control_world import FLEET, NOON, World, calling, story
+from forewarn.web.control.app import make_app
+from forewarn.web.control.routes.host import Maintenance
+from tests.unit.web.control_world import FLEET, NOON, World, make_client, story
 
 EVENT_MEMBERS = "id type status source scope resources not_before duration_seconds description created_at started_at approvals impacts cause"
 
@@ -22,7 +23,7 @@ def test_a_restart_is_announced_and_the_event_is_shown_as_the_design_promises() 
     """Consoles and scripts are written against these members; they stay put."""
 
     async def tell(world: World) -> None:
-        response = await world.ask("POST", "/api/v1/vms/web-0/restart")
+        response = await world.request("POST", "/api/v1/vms/web-0/restart")
 
         assert response.status_code == 202
         assert response.json() == {
@@ -52,7 +53,7 @@ def test_a_restart_that_nobody_needs_to_be_told_of_has_no_event() -> None:
     """A scope that never polled is not enabled: the operation runs at once."""
 
     async def tell(world: World) -> None:
-        assert await world.told("POST", "/api/v1/vms/web-0/restart") == {"event": None}
+        assert await world.json("POST", "/api/v1/vms/web-0/restart") == {"event": None}
 
     story(tell, is_polled=False)
 
@@ -72,7 +73,7 @@ def test_each_operation_on_a_vm_has_its_type_and_notice(
     """The four verbs of section 7, each with the notice that Azure gives."""
 
     async def tell(world: World) -> None:
-        event = (await world.told("POST", f"/api/v1/vms/web-0/{verb}"))["event"]
+        event = (await world.json("POST", f"/api/v1/vms/web-0/{verb}"))["event"]
 
         assert (event["type"], event["not_before"]) == (
             type_,
@@ -87,12 +88,12 @@ def test_more_notice_may_be_asked_for_and_less_is_refused() -> None:
 
     async def tell(world: World) -> None:
         path = "/api/v1/vms/web-0/restart"
-        status, code, _ = await world.refused(
+        status, code, _ = await world.error(
             "POST", path, json={"not_before": "2030-01-31T12:14:59Z"}
         )
         assert (status, code) == (409, "notice_too_short")
 
-        event = (await world.told("POST", path, json={"not_before": "2030-01-31T14:00:00+01:00"}))[
+        event = (await world.json("POST", path, json={"not_before": "2030-01-31T14:00:00+01:00"}))[
             "event"
         ]
         assert event["not_before"] == "2030-01-31T13:00:00Z"
@@ -104,9 +105,9 @@ def test_a_second_restart_is_refused_with_the_id_of_the_pending_one() -> None:
     """Whoever asks twice wants to know what became of the first."""
 
     async def tell(world: World) -> None:
-        first = (await world.told("POST", "/api/v1/vms/web-0/restart"))["event"]["id"]
+        first = (await world.json("POST", "/api/v1/vms/web-0/restart"))["event"]["id"]
 
-        response = await world.ask("POST", "/api/v1/vms/web-0/restart")
+        response = await world.request("POST", "/api/v1/vms/web-0/restart")
 
         assert response.status_code == 409
         assert response.json()["error"] == "already_pending"
@@ -125,7 +126,7 @@ def test_maintenance_of_a_host_is_one_event_for_each_scope_and_domain() -> None:
             "duration_seconds": 5,
             "description": "moving",
         }
-        response = await world.ask("POST", "/api/v1/hosts/host-a/maintain", json=said)
+        response = await world.request("POST", "/api/v1/hosts/host-a/maintain", json=said)
 
         assert response.status_code == 202
         events = response.json()["events"]
@@ -145,8 +146,8 @@ def test_a_host_may_be_going_to_fail_or_have_failed() -> None:
     """Degraded hardware gives days, failed hardware gives nothing."""
 
     async def tell(world: World) -> None:
-        degraded = (await world.told("POST", "/api/v1/hosts/host-a/degrade"))["events"]
-        failed = (await world.told("POST", "/api/v1/hosts/host-b/fail"))["events"]
+        degraded = (await world.json("POST", "/api/v1/hosts/host-a/degrade"))["events"]
+        failed = (await world.json("POST", "/api/v1/hosts/host-b/fail"))["events"]
 
         assert {(event["status"], event["not_before"]) for event in degraded} == {
             ("Scheduled", "2030-02-07T12:00:00Z")
@@ -166,7 +167,7 @@ def test_a_host_without_vms_has_nobody_to_tell() -> None:
     """It is known from the fleet file, so it is no mistake to name it."""
 
     async def tell(world: World) -> None:
-        assert await world.told("POST", "/api/v1/hosts/host-c/fail") == {"events": []}
+        assert await world.json("POST", "/api/v1/hosts/host-c/fail") == {"events": []}
 
     story(tell)
 
@@ -175,11 +176,11 @@ def test_an_operators_approval_starts_an_event_and_approving_again_changes_nothi
     """An operator's word suffices under every policy, and a lost reply may be asked for again."""
 
     async def tell(world: World) -> None:
-        id_ = (await world.told("POST", "/api/v1/vms/FrontEnd_IN_0/restart"))["event"]["id"]
+        id_ = (await world.json("POST", "/api/v1/vms/FrontEnd_IN_0/restart"))["event"]["id"]
 
-        event = (await world.told("POST", f"/api/v1/events/{id_.lower()}/approve"))["event"]
+        event = (await world.json("POST", f"/api/v1/events/{id_.lower()}/approve"))["event"]
         incarnation = world.engine.board.place("shop").scope.incarnation
-        again = (await world.told("POST", f"/api/v1/events/{id_}/approve"))["event"]
+        again = (await world.json("POST", f"/api/v1/events/{id_}/approve"))["event"]
 
         assert (event["status"], event["approvals"]) == ("Started", ["operator"])
         assert again == event
@@ -192,13 +193,13 @@ def test_an_approval_in_a_vms_name_counts_as_the_policy_says() -> None:
     """Under `all` one VM is not enough; a VM of another scope has no say at all."""
 
     async def tell(world: World) -> None:
-        id_ = (await world.told("POST", "/api/v1/vms/FrontEnd_IN_0/restart"))["event"]["id"]
+        id_ = (await world.json("POST", "/api/v1/vms/FrontEnd_IN_0/restart"))["event"]["id"]
         path = f"/api/v1/events/{id_}/approve"
 
-        status, code, _ = await world.refused("POST", path, json={"vm": "web-0"})
+        status, code, _ = await world.error("POST", path, json={"vm": "web-0"})
         assert (status, code) == (403, "forbidden")
-        one = (await world.told("POST", path, json={"vm": "FrontEnd_IN_0"}))["event"]
-        both = (await world.told("POST", path, json={"vm": "BackEnd_IN_0"}))["event"]
+        one = (await world.json("POST", path, json={"vm": "FrontEnd_IN_0"}))["event"]
+        both = (await world.json("POST", path, json={"vm": "BackEnd_IN_0"}))["event"]
 
         assert (one["status"], both["status"]) == ("Scheduled", "Started")
         assert both["approvals"] == ["FrontEnd_IN_0", "BackEnd_IN_0"]
@@ -210,10 +211,10 @@ def test_a_canceled_event_is_shown_as_it_last_was_and_is_gone_afterwards() -> No
     """Gone is not the same as never there: the code tells which."""
 
     async def tell(world: World) -> None:
-        event = (await world.told("POST", "/api/v1/vms/web-0/restart"))["event"]
+        event = (await world.json("POST", "/api/v1/vms/web-0/restart"))["event"]
 
-        assert (await world.told("POST", f"/api/v1/events/{event['id']}/cancel"))["event"] == event
-        response = await world.ask("GET", f"/api/v1/events/{event['id']}")
+        assert (await world.json("POST", f"/api/v1/events/{event['id']}/cancel"))["event"] == event
+        response = await world.request("GET", f"/api/v1/events/{event['id']}")
 
         assert (response.status_code, response.json()["error"]) == (404, "event_ended")
         assert response.json()["facts"]["how"] == "canceled"
@@ -225,20 +226,20 @@ def test_a_started_event_can_be_completed_and_a_scheduled_one_cannot() -> None:
     """Complete says that it is done; what has not begun cannot be."""
 
     async def tell(world: World) -> None:
-        id_ = (await world.told("POST", "/api/v1/vms/web-0/restart"))["event"]["id"]
+        id_ = (await world.json("POST", "/api/v1/vms/web-0/restart"))["event"]["id"]
 
-        assert (await world.refused("POST", f"/api/v1/events/{id_}/complete"))[:2] == (
+        assert (await world.error("POST", f"/api/v1/events/{id_}/complete"))[:2] == (
             409,
             "wrong_status",
         )
-        await world.told("POST", f"/api/v1/events/{id_}/approve")
-        assert (await world.refused("POST", f"/api/v1/events/{id_}/cancel"))[:2] == (
+        await world.json("POST", f"/api/v1/events/{id_}/approve")
+        assert (await world.error("POST", f"/api/v1/events/{id_}/cancel"))[:2] == (
             409,
             "wrong_status",
         )
-        await world.told("POST", f"/api/v1/events/{id_}/complete")
+        await world.json("POST", f"/api/v1/events/{id_}/complete")
 
-        assert await world.told("GET", "/api/v1/events") == {"events": [], "total": 0, "next": None}
+        assert await world.json("GET", "/api/v1/events") == {"events": [], "total": 0, "next": None}
 
     story(tell)
 
@@ -247,11 +248,11 @@ def test_scopes_vms_and_hosts_name_each_other_and_their_events() -> None:
     """From any of them an operator finds the way to the others."""
 
     async def tell(world: World) -> None:
-        id_ = (await world.told("POST", "/api/v1/vms/web-0/restart"))["event"]["id"]
+        id_ = (await world.json("POST", "/api/v1/vms/web-0/restart"))["event"]["id"]
 
-        scope = await world.told("GET", "/api/v1/scopes/web")
-        vm = await world.told("GET", "/api/v1/vms/web-0")
-        host = await world.told("GET", "/api/v1/hosts/host-a")
+        scope = await world.json("GET", "/api/v1/scopes/web")
+        vm = await world.json("GET", "/api/v1/vms/web-0")
+        host = await world.json("GET", "/api/v1/hosts/host-a")
 
         assert (scope["vms"], scope["events"], scope["is_enabled"]) == (
             ["web-0", "web-1"],
@@ -283,14 +284,14 @@ def test_lists_have_a_fixed_order_and_a_limit_and_tell_the_total() -> None:
     """A fleet of 100,000 must not be sent because somebody looked."""
 
     async def tell(world: World) -> None:
-        listed = await world.told("GET", "/api/v1/vms?limit=3")
+        listed = await world.json("GET", "/api/v1/vms?limit=3")
 
         assert [vm["name"] for vm in listed["vms"]] == ["BackEnd_IN_0", "FrontEnd_IN_0", "web-0"]
         assert listed["total"] == 4
         assert [
-            scope["name"] for scope in (await world.told("GET", "/api/v1/scopes"))["scopes"]
+            scope["name"] for scope in (await world.json("GET", "/api/v1/scopes"))["scopes"]
         ] == ["shop", "web"]
-        assert [host["name"] for host in (await world.told("GET", "/api/v1/hosts"))["hosts"]] == [
+        assert [host["name"] for host in (await world.json("GET", "/api/v1/hosts"))["hosts"]] == [
             "host-a",
             "host-b",
             "host-c",
@@ -305,12 +306,12 @@ def test_events_are_listed_the_oldest_first() -> None:
     """
 
     async def tell(world: World) -> None:
-        await world.told("POST", "/api/v1/vms/web-1/restart")
+        await world.json("POST", "/api/v1/vms/web-1/restart")
         await world.clock.advance(timedelta(minutes=1))
-        await world.told("POST", "/api/v1/vms/FrontEnd_IN_0/restart")
-        await world.told("POST", "/api/v1/vms/web-0/restart")
+        await world.json("POST", "/api/v1/vms/FrontEnd_IN_0/restart")
+        await world.json("POST", "/api/v1/vms/web-0/restart")
 
-        listed = await world.told("GET", "/api/v1/events")
+        listed = await world.json("GET", "/api/v1/events")
 
         assert [event["resources"] for event in listed["events"]] == [
             ["web-1"],
@@ -325,7 +326,7 @@ def test_the_fleet_that_is_shown_can_be_put_back() -> None:
     """Export, edit, apply: the round trip of every operator."""
 
     async def tell(world: World) -> None:
-        shown = await world.told("GET", "/api/v1/fleet")
+        shown = await world.json("GET", "/api/v1/fleet")
         names = (
             "added",
             "changed",
@@ -337,9 +338,9 @@ def test_the_fleet_that_is_shown_can_be_put_back() -> None:
         )
         nothing = {**{name: [] for name in names}, "dry_run": False}
 
-        assert await world.told("PUT", "/api/v1/fleet", json=shown) == nothing
+        assert await world.json("PUT", "/api/v1/fleet", json=shown) == nothing
         assert (
-            await world.told(
+            await world.json(
                 "PUT", "/api/v1/fleet", content=FLEET, headers={"content-type": "application/yaml"}
             )
             == nothing
@@ -364,13 +365,13 @@ def test_a_dry_run_tells_the_difference_and_changes_nothing() -> None:
         }
         hosts = {"hosts_added": [], "hosts_removed": ["host-c"]}
         left = {"vms_left": ["BackEnd_IN_0", "FrontEnd_IN_0", "web-1"], **hosts}
-        before = await world.told("GET", "/api/v1/fleet")
+        before = await world.json("GET", "/api/v1/fleet")
 
-        assert await world.told(
+        assert await world.json(
             "PUT", "/api/v1/fleet?dry_run=true", content=wanted
         ) == difference | left | {"dry_run": True}
-        assert await world.told("GET", "/api/v1/fleet") == before
-        assert await world.told("PUT", "/api/v1/fleet", content=wanted) == difference | left | {
+        assert await world.json("GET", "/api/v1/fleet") == before
+        assert await world.json("PUT", "/api/v1/fleet", content=wanted) == difference | left | {
             "dry_run": False
         }
         assert sorted(world.engine.board.scopes) == ["new", "web"]
@@ -383,7 +384,7 @@ def test_a_host_that_is_declared_stands_in_the_difference_and_in_the_history() -
 
     async def tell(world: World) -> None:
         wanted = FLEET.replace(b"hosts: [host-c]", b"hosts: [host-d]")
-        told = await world.told(
+        told = await world.json(
             "PUT", "/api/v1/fleet", content=wanted, headers={"content-type": "application/yaml"}
         )
         assert (told["hosts_added"], told["hosts_removed"], told["changed"]) == (
@@ -391,7 +392,7 @@ def test_a_host_that_is_declared_stands_in_the_difference_and_in_the_history() -
             ["host-c"],
             [],
         )
-        (note,) = (await world.told("GET", "/api/v1/history?host=host-d"))["history"]
+        (note,) = (await world.json("GET", "/api/v1/history?host=host-d"))["history"]
         assert (note["what"], note["detail"]) == ("amended", "host host-d declared")
 
     story(tell)
@@ -403,24 +404,24 @@ def test_a_fleet_that_has_changed_since_it_was_read_is_not_put() -> None:
     """
 
     async def tell(world: World) -> None:
-        read = await world.ask("GET", "/api/v1/fleet")
+        read = await world.request("GET", "/api/v1/fleet")
         tag, wanted = read.headers["etag"], read.json()
-        await world.told("PUT", "/api/v1/fleet", content=FLEET.replace(b"10.0.0.11", b"10.0.0.12"))
+        await world.json("PUT", "/api/v1/fleet", content=FLEET.replace(b"10.0.0.11", b"10.0.0.12"))
 
-        stale = await world.refused("PUT", "/api/v1/fleet", json=wanted, headers={"if-match": tag})
+        stale = await world.error("PUT", "/api/v1/fleet", json=wanted, headers={"if-match": tag})
         assert stale[:2] == (412, "fleet_changed")
-        stale = await world.refused(
+        stale = await world.error(
             "PUT", "/api/v1/fleet?dry_run=true", json=wanted, headers={"if-match": tag}
         )
         assert stale[:2] == (412, "fleet_changed")
 
-        fresh = (await world.ask("GET", "/api/v1/fleet")).headers["etag"]
+        fresh = (await world.request("GET", "/api/v1/fleet")).headers["etag"]
         assert fresh != tag
-        await world.told(
+        await world.json(
             "PUT", "/api/v1/fleet", json=wanted, headers={"if-match": f'"other", {fresh}'}
         )
-        assert (await world.ask("GET", "/api/v1/fleet")).headers["etag"] == tag
-        await world.told("PUT", "/api/v1/fleet", json=wanted, headers={"if-match": "*"})
+        assert (await world.request("GET", "/api/v1/fleet")).headers["etag"] == tag
+        await world.json("PUT", "/api/v1/fleet", json=wanted, headers={"if-match": "*"})
 
     story(tell)
 
@@ -429,15 +430,15 @@ def test_the_tag_of_the_fleet_changes_when_a_vm_moves_and_not_with_its_events() 
     """A busy fleet could never be put if every event were a change of it."""
 
     async def tell(world: World) -> None:
-        tag = (await world.ask("GET", "/api/v1/fleet")).headers["etag"]
-        event = (await world.told("POST", "/api/v1/vms/web-0/redeploy"))["event"]["id"]
-        assert (await world.ask("GET", "/api/v1/fleet")).headers["etag"] == tag
+        tag = (await world.request("GET", "/api/v1/fleet")).headers["etag"]
+        event = (await world.json("POST", "/api/v1/vms/web-0/redeploy"))["event"]["id"]
+        assert (await world.request("GET", "/api/v1/fleet")).headers["etag"] == tag
 
-        await world.told("POST", f"/api/v1/events/{event}/approve")
+        await world.json("POST", f"/api/v1/events/{event}/approve")
         await world.engine.submit("web", Claim(event_id=event, vm="web-0", worker="w"), by="w")
         moved = Finish(event_id=event, vm="web-0", worker="w", tries=1, host="host-c")
         await world.engine.submit("web", moved, by="w")
-        assert (await world.ask("GET", "/api/v1/fleet")).headers["etag"] != tag
+        assert (await world.request("GET", "/api/v1/fleet")).headers["etag"] != tag
 
     story(tell)
 
@@ -446,7 +447,7 @@ def test_the_fleets_schema_is_published() -> None:
     """Editors check a fleet file while it is written."""
 
     async def tell(world: World) -> None:
-        assert (await world.told("GET", "/api/v1/fleet/schema"))[
+        assert (await world.json("GET", "/api/v1/fleet/schema"))[
             "$schema"
         ] == "https://json-schema.org/draft/2020-12/schema"
 
@@ -459,10 +460,10 @@ def test_readiness_waits_for_the_store_and_health_does_not() -> None:
     """
 
     async def tell(world: World) -> None:
-        assert (await world.refused("GET", "/readyz"))[:2] == (503, "unavailable")
-        assert await world.told("GET", "/healthz") == {"status": "ok"}
+        assert (await world.error("GET", "/readyz"))[:2] == (503, "unavailable")
+        assert await world.json("GET", "/healthz") == {"status": "ok"}
         world.engine.is_ready = True
-        assert await world.told("GET", "/readyz") == {"status": "ready"}
+        assert await world.json("GET", "/readyz") == {"status": "ready"}
 
     story(tell)
 
@@ -471,7 +472,7 @@ def test_the_front_page_tells_what_is_here() -> None:
     """Whoever opens the port in a browser should find the way."""
 
     async def tell(world: World) -> None:
-        told = await world.told("GET", "/")
+        told = await world.json("GET", "/")
 
         assert (told["service"], told["api"], told["openapi"]) == (
             "forewarn",
@@ -490,7 +491,7 @@ def test_a_bug_is_answered_without_a_traceback() -> None:
             raise RuntimeError("the secret inside")
 
     async def tell(world: World) -> None:
-        async with calling(app(Broken(world.engine, lambda: ""), world.engine)) as client:
+        async with make_client(make_app(Broken(world.engine, lambda: ""), world.engine)) as client:
             response = await client.get("/api/v1/fleet")
 
         assert response.status_code == 500
@@ -504,7 +505,7 @@ def test_the_description_names_every_operation_with_a_sentence_and_its_errors() 
     """OpenAPI is how other people's tools learn of this API."""
 
     async def tell(world: World) -> None:
-        described = await world.told("GET", "/api/openapi.json")
+        described = await world.json("GET", "/api/openapi.json")
 
         operations = {
             f"{verb.upper()} {path}": operation

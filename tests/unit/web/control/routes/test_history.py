@@ -9,9 +9,9 @@ EVENT = "00000000-0000-4000-8000-000000000009"
 
 def test_the_history_tells_when_who_what_and_why_the_newest_first() -> None:
     async def tell(world: World) -> None:
-        await world.told("POST", "/api/v1/vms/web-0/restart")
-        await world.told("POST", f"/api/v1/events/{EVENT}/approve")
-        answer = await world.told("GET", "/api/v1/history?limit=3")
+        await world.json("POST", "/api/v1/vms/web-0/restart")
+        await world.json("POST", f"/api/v1/events/{EVENT}/approve")
+        answer = await world.json("GET", "/api/v1/history?limit=3")
 
         started, approved, scheduled = answer["history"]
         assert [one["what"] for one in (started, approved, scheduled)] == [
@@ -60,9 +60,9 @@ def test_the_history_tells_when_who_what_and_why_the_newest_first() -> None:
 )
 def test_it_is_searched_by_vm_scope_host_event_change_and_time(query: str, count: int) -> None:
     async def tell(world: World) -> None:
-        await world.told("POST", "/api/v1/vms/web-0/restart")
+        await world.json("POST", "/api/v1/vms/web-0/restart")
 
-        assert len((await world.told("GET", f"/api/v1/history?{query}"))["history"]) == count
+        assert len((await world.json("GET", f"/api/v1/history?{query}"))["history"]) == count
 
     story(tell, PLAIN_FLEET)
 
@@ -71,7 +71,7 @@ def test_pages_go_on_by_their_cursors_to_the_end() -> None:
     async def tell(world: World) -> None:
         numbers, cursor = [], ""
         while cursor is not None:
-            page = await world.told(
+            page = await world.json(
                 "GET", f"/api/v1/history?limit=2{cursor and f'&cursor={cursor}'}"
             )
             numbers += [one["number"] for one in page["history"]]
@@ -103,7 +103,7 @@ def test_a_question_that_makes_no_sense_is_refused_with_what_would(
     query: str, message: str
 ) -> None:
     async def tell(world: World) -> None:
-        status, code, said = await world.refused("GET", f"/api/v1/history?{query}")
+        status, code, said = await world.error("GET", f"/api/v1/history?{query}")
 
         assert (status, code) == (400, "invalid")
         assert message in said

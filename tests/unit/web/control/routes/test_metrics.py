@@ -14,8 +14,8 @@ from forewarn.core.command import Approve, Cancel, Claim, Finish, Seen, Tick
 from forewarn.core.event import EventType
 from forewarn.engine.engine import Engine
 from forewarn.errors import StoreLost
-from forewarn.web.control.routes.metrics import route
-from forewarn.web.http.connection import Limits
+from forewarn.web.control.routes.metrics import make_metrics_route
+from forewarn.web.http.admission import Limits
 from forewarn.web.metadata.fast_path import Polls
 from tests.builders import MINUTE, NOON, SECOND, vm
 from tests.unit.web.guest import BY_ADDRESS, EVENT_ID, EVENTS, TRUE, Guest, run
@@ -26,7 +26,9 @@ Numbers = dict[tuple[str, frozenset[tuple[str, str]]], float]
 async def read(guest: Guest) -> Numbers:
     polls = Polls(guest.engine, BY_ADDRESS, Limits())
     app: Any = Litestar(
-        [route(guest.engine, guest.application, polls)], openapi_config=None, logging_config=None
+        [make_metrics_route(guest.engine, guest.application, polls)],
+        openapi_config=None,
+        logging_config=None,
     )
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app), base_url="http://test"

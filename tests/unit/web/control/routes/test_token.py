@@ -13,8 +13,8 @@ import pytest
 from forewarn.auth.token import Role
 from forewarn.engine.engine import Engine
 from forewarn.engine.entry import decode
-from forewarn.web.control.routes.fleet import app
-from tests.unit.web.control_world import World, calling, story
+from forewarn.web.control.app import make_app
+from tests.unit.web.control_world import World, make_client, story
 
 SECRET = "5ec4e7" + "0" * 58
 ADMIN = {"authorization": f"Bearer fw_root_{SECRET}"}
@@ -22,7 +22,7 @@ ADMIN = {"authorization": f"Bearer fw_root_{SECRET}"}
 
 async def token(world: World, name: str, role: str, **more: Any) -> dict[str, str]:
     """A new token, as the header that shows it."""
-    answer = await world.told(
+    answer = await world.json(
         "POST", "/api/v1/tokens", json={"name": name, "role": role, **more}, headers=ADMIN
     )
     return {"authorization": f"Bearer {answer['text']}"}
@@ -56,7 +56,7 @@ def test_each_role_may_do_its_part_and_no_more(method: str, path: str, needs: st
         holders = {role: await token(world, role, role) for role in roles}
 
         answers = {
-            role: (await world.ask(method, path, headers=holders[role])).status_code
+            role: (await world.request(method, path, headers=holders[role])).status_code
             for role in roles
         }
 
@@ -106,7 +106,7 @@ def test_health_and_what_is_the_same_for_everybody_needs_no_token(path: str) -> 
 
     async def tell(world: World) -> None:
         await with_admin(world)
-        assert (await world.ask("GET", path)).status_code == 200
+        assert (await world.request("GET", path)).status_code == 200
 
     story(tell)
 
@@ -116,11 +116,11 @@ def test_every_other_path_needs_one() -> None:
 
     async def tell(world: World) -> None:
         await with_admin(world)
-        described = await world.told("GET", "/api/openapi.json")
+        described = await world.json("GET", "/api/openapi.json")
         for path, item in described["paths"].items():
             for verb, operation in item.items():
                 where = path.replace("{", "").replace("}", "")
-                status = (await world.ask(verb.upper(), where)).status_code
+                status = (await world.request(verb.upper(), where)).status_code
                 is_open = operation["security"] == []
                 assert (status != 401) == is_open, f"{verb} {path}"
                 assert is_open == (path in ("/", "/healthz", "/readyz")), path
@@ -133,7 +133,7 @@ def test_a_token_that_came_without_being_asked_for_is_not_looked_at() -> None:
 
     async def tell(world: World) -> None:
         assert (
-            await world.ask("GET", "/api/v1/vms", headers={"authorization": "Bearer old"})
+            await world.request("GET", "/api/v1/vms", headers={"authorization": "Bearer old"})
         ).status_code == 200
         assert world.engine.tokens.refused_count == 0
 
@@ -146,8 +146,8 @@ def test_beyond_loopback_nobody_is_let_in_even_if_the_last_token_is_revoked() ->
     async def tell(world: World) -> None:
         await with_admin(world)
         await world.engine.tokens.revoke("root", by="test")
-        async with calling(
-            app(world.operations, world.engine, host="0.0.0.0", delay_seconds=0)
+        async with make_client(
+            make_app(world.operations, world.engine, host="0.0.0.0", delay_seconds=0)
         ) as outside:
             assert (
                 await outside.get("/api/v1/vms", headers={"host": "ops.example"})
@@ -166,14 +166,14 @@ def test_whoever_shows_a_token_may_call_us_by_any_name() -> None:
     async def tell(world: World) -> None:
         await with_admin(world)
         assert (
-            await world.ask("GET", "/api/v1/vms", headers=ADMIN | {"host": "ops.example"})
+            await world.request("GET", "/api/v1/vms", headers=ADMIN | {"host": "ops.example"})
         ).status_code == 200
         assert (
-            await world.ask("GET", "/api/v1/vms", headers={"host": "ops.example"})
+            await world.request("GET", "/api/v1/vms", headers={"host": "ops.example"})
         ).status_code == 403
         strange = ADMIN | {"origin": "http://evil.example"}
         assert (
-            await world.ask("POST", "/api/v1/vms/web-0/restart", headers=strange)
+            await world.request("POST", "/api/v1/vms/web-0/restart", headers=strange)
         ).status_code == 403
 
     story(tell)
@@ -183,10 +183,10 @@ def test_the_history_names_the_token() -> None:
     """Who did it, not from which address."""
 
     async def tell(world: World) -> None:
-        await world.told("POST", "/api/v1/vms/web-1/restart")
+        await world.json("POST", "/api/v1/vms/web-1/restart")
         await with_admin(world)
         holder = await token(world, "ci-7", "operator")
-        await world.told("POST", "/api/v1/vms/web-0/restart", headers=holder)
+        await world.json("POST", "/api/v1/vms/web-0/restart", headers=holder)
 
         notes = [decode(note.body) for note in await world.engine.store.history()]
 
@@ -207,10 +207,10 @@ def test_a_token_is_told_once_and_kept_as_a_digest() -> None:
         await with_admin(world)
         key = {"idempotency-key": "k1"}
         said = {"name": "ci", "role": "operator", "expires": "12h"}
-        answer = await world.told("POST", "/api/v1/tokens", json=said, headers=ADMIN | key)
+        answer = await world.json("POST", "/api/v1/tokens", json=said, headers=ADMIN | key)
         secret = answer["text"].removeprefix("fw_ci_")
 
-        listed = await world.told("GET", "/api/v1/tokens", headers=ADMIN)
+        listed = await world.json("GET", "/api/v1/tokens", headers=ADMIN)
         stored = b"".join(one.value or b"" for one in (await world.engine.store.load()).records)
 
         assert len(secret) == 64
@@ -231,7 +231,7 @@ def test_a_token_ends_when_it_expires_and_still_keeps_the_door_shut() -> None:
     """
 
     async def tell(world: World) -> None:
-        await world.told(
+        await world.json(
             "POST", "/api/v1/tokens", json={"name": "root", "role": "admin", "expires": "60s"}
         )
         text = (
@@ -242,10 +242,10 @@ def test_a_token_ends_when_it_expires_and_still_keeps_the_door_shut() -> None:
         holder = {"authorization": f"Bearer {text}"}
 
         await world.clock.advance(timedelta(seconds=59))
-        assert (await world.ask("GET", "/api/v1/vms", headers=holder)).status_code == 200
+        assert (await world.request("GET", "/api/v1/vms", headers=holder)).status_code == 200
         await world.clock.advance(timedelta(seconds=1))
-        assert (await world.ask("GET", "/api/v1/vms", headers=holder)).status_code == 401
-        assert (await world.ask("GET", "/api/v1/vms")).status_code == 401
+        assert (await world.request("GET", "/api/v1/vms", headers=holder)).status_code == 401
+        assert (await world.request("GET", "/api/v1/vms")).status_code == 401
 
     story(tell)
 
@@ -256,9 +256,9 @@ def test_a_revoked_token_is_none_from_that_moment_on() -> None:
     async def tell(world: World) -> None:
         await with_admin(world)
         holder = await token(world, "ci", "viewer")
-        assert (await world.ask("GET", "/api/v1/vms", headers=holder)).status_code == 200
-        await world.told("DELETE", "/api/v1/tokens/ci", headers=ADMIN)
-        assert (await world.ask("GET", "/api/v1/vms", headers=holder)).status_code == 401
+        assert (await world.request("GET", "/api/v1/vms", headers=holder)).status_code == 200
+        await world.json("DELETE", "/api/v1/tokens/ci", headers=ADMIN)
+        assert (await world.request("GET", "/api/v1/vms", headers=holder)).status_code == 401
 
     story(tell)
 
@@ -304,7 +304,7 @@ def test_a_token_that_cannot_be_is_refused(said: dict[str, str], status: int, me
 
     async def tell(world: World) -> None:
         await with_admin(world)
-        refused = await world.refused("POST", "/api/v1/tokens", json=said, headers=ADMIN)
+        refused = await world.error("POST", "/api/v1/tokens", json=said, headers=ADMIN)
         assert refused[0] == status
         assert refused[2].startswith(message)
 
@@ -315,24 +315,24 @@ def test_the_first_token_is_an_admins_and_the_last_admin_goes_last() -> None:
     """Otherwise one command would lock everybody out."""
 
     async def tell(world: World) -> None:
-        status, code, _ = await world.refused(
+        status, code, _ = await world.error(
             "POST", "/api/v1/tokens", json={"name": "ci", "role": "viewer"}
         )
         assert (status, code) == (409, "refused")
         await with_admin(world)
         await token(world, "ci", "viewer")
 
-        assert (await world.refused("DELETE", "/api/v1/tokens/root", headers=ADMIN))[:2] == (
+        assert (await world.error("DELETE", "/api/v1/tokens/root", headers=ADMIN))[:2] == (
             409,
             "refused",
         )
-        assert (await world.refused("DELETE", "/api/v1/tokens/nobody", headers=ADMIN))[:2] == (
+        assert (await world.error("DELETE", "/api/v1/tokens/nobody", headers=ADMIN))[:2] == (
             404,
             "unknown_token",
         )
-        await world.told("DELETE", "/api/v1/tokens/ci", headers=ADMIN)
-        await world.told("DELETE", "/api/v1/tokens/root", headers=ADMIN)
-        assert (await world.ask("GET", "/api/v1/vms")).status_code == 200
+        await world.json("DELETE", "/api/v1/tokens/ci", headers=ADMIN)
+        await world.json("DELETE", "/api/v1/tokens/root", headers=ADMIN)
+        assert (await world.request("GET", "/api/v1/vms")).status_code == 200
 
     story(tell)
 
@@ -346,7 +346,9 @@ def test_bad_tokens_are_slowed_and_counted_and_too_many_are_turned_away() -> Non
     async def tell(world: World) -> None:
         await with_admin(world)
         bad = {"authorization": "Bearer fw_root_guess"}
-        async with calling(app(world.operations, world.engine, delay_seconds=0.2)) as client:
+        async with make_client(
+            make_app(world.operations, world.engine, delay_seconds=0.2)
+        ) as client:
             start = asyncio.get_running_loop().time()
             asked = [client.get("/api/v1/vms", headers=bad) for _ in range(20)]
             answers = [response.status_code for response in await asyncio.gather(*asked)]
@@ -369,10 +371,10 @@ def test_tokens_are_never_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def tell(world: World) -> None:
         await with_admin(world)
         holder = await token(world, "ci", "operator")
-        await world.ask(
+        await world.request(
             "GET", "/api/v1/vms", headers={"authorization": "Bearer fw_ci_" + "f00d" * 16}
         )
-        await world.ask("POST", "/api/v1/vms/web-0/restart", headers=holder)
+        await world.request("POST", "/api/v1/vms/web-0/restart", headers=holder)
         said = caplog.text + "".join(str(record.__dict__) for record in caplog.records)
 
         assert "token-created" in said
@@ -389,7 +391,7 @@ def test_a_token_is_good_on_every_server_of_a_store_and_its_end_too() -> None:
         other = Engine(world.engine.store, world.clock, world.engine.timing)
         await with_admin(world)
         await other.load()
-        async with calling(app(world.operations, other, delay_seconds=0)) as elsewhere:
+        async with make_client(make_app(world.operations, other, delay_seconds=0)) as elsewhere:
             assert await status_of(elsewhere) == 200
             await world.engine.tokens.revoke("root", by="test")
             await other.load()
