@@ -14,13 +14,13 @@ from forewarn.cli.exit_codes import Exit, exit_of
 from forewarn.config import Config
 from forewarn.core.timing import Timing
 from forewarn.engine.clock import RealClock
-from forewarn.engine.engine import Engine
 from forewarn.errors import StoreDenied
 from forewarn.store.memory import MemoryStore
 from forewarn.web.control.routes.metrics import ServiceCollector
 from forewarn.web.http.admission import Limits
 from forewarn.web.metadata.app import Metadata
 from forewarn.web.metadata.fast_path import Polls
+from forewarn.web.service import build_service
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -29,8 +29,9 @@ NAME = re.compile(r"\bforewarn_[a-z_]+\b")
 
 
 def numbers() -> ServiceCollector:
-    engine, config = Engine(MemoryStore(), RealClock(), Timing()), Config()
-    return ServiceCollector(engine, Metadata(engine, config), Polls(engine, config, Limits()))
+    service = build_service(MemoryStore(), RealClock(), Timing(), lambda: "")
+    engine, config = service.engine, Config()
+    return ServiceCollector(service, Metadata(engine, config), Polls(engine, config, Limits()))
 
 
 def told(command: list[str], given: bytes = b"") -> tuple[int, str]:

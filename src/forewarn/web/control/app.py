@@ -14,7 +14,6 @@ from litestar.types import ControllerRouterHandler
 from litestar.utils.path import normalize_path
 
 from forewarn.config import is_loopback
-from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
 from forewarn.web.control.auth import BAD_TOKEN_DELAY_SECONDS, Authenticator, Principal
 from forewarn.web.control.checks import make_checks
@@ -32,6 +31,7 @@ from forewarn.web.control.routes.service import healthz, landing, readyz
 from forewarn.web.control.routes.stream import StreamController
 from forewarn.web.control.routes.token import TokenController
 from forewarn.web.control.routes.vm import VmController
+from forewarn.web.service import Service
 
 BODY_BYTES_MAX = 64 * 1024
 SECRET_BYTES = 32
@@ -65,8 +65,7 @@ Message = dict[str, Any]
 
 
 def make_app(
-    operations: Operations,
-    engine: Engine,
+    service: Service,
     *,
     host: str = "127.0.0.1",
     more: Sequence[ControllerRouterHandler] = (),
@@ -77,9 +76,10 @@ def make_app(
 
     The response to a bad token is delayed by `delay_seconds`.
     """
-    idempotency = Idempotency(engine, operations.new_id)
+    operations = service.operations
+    idempotency = Idempotency(service.engine, operations.new_id)
     authenticator = Authenticator(
-        engine.tokens, is_loopback=is_loopback(host), delay_seconds=delay_seconds
+        service.tokens, is_loopback=is_loopback(host), delay_seconds=delay_seconds
     )
 
     def provide_principal(request: Request[Any, Any, Any]) -> Principal:
@@ -95,7 +95,10 @@ def make_app(
         route_handlers=[*ROUTES, *more],
         dependencies={
             "operations": Provide(provide_operations, sync_to_thread=False),
-            "engine": Provide(lambda: engine, sync_to_thread=False),
+            "engine": Provide(lambda: service.engine, sync_to_thread=False),
+            "campaigns": Provide(lambda: service.campaigns, sync_to_thread=False),
+            "feed": Provide(lambda: service.feed, sync_to_thread=False),
+            "tokens": Provide(lambda: service.tokens, sync_to_thread=False),
             "principal": Provide(provide_principal, sync_to_thread=False),
             "make_secret": Provide(lambda: make_secret, sync_to_thread=False),
         },

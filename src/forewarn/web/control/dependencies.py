@@ -6,6 +6,7 @@ import msgspec
 from litestar.di import NamedDependency
 from litestar.params import QueryParameter
 
+from forewarn.auth.tokens import Tokens
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
 from forewarn.web.control.auth import Principal
@@ -15,6 +16,7 @@ LIST_MAX = 10_000
 EngineDependency = NamedDependency[Engine]
 OperationsDependency = NamedDependency[Operations]
 PrincipalDependency = NamedDependency[Principal]
+TokensDependency = NamedDependency[Tokens]
 Limit = Annotated[
     int, QueryParameter(ge=1, le=LIST_MAX, description="Items per page; `total` counts all.")
 ]

@@ -14,7 +14,7 @@ from forewarn.core.lifecycle import is_enabled
 from forewarn.engine.board import Board, PublishedScope
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Difference, Told
-from forewarn.fleetfile.schema import said_of
+from forewarn.fleetfile.parser import format_budget
 from forewarn.web.control.pagination import Key, build_in_slices, page
 
 V = TypeVar("V", bound=msgspec.Struct)
@@ -210,7 +210,7 @@ def scope_view(engine: Engine, scope: Scope) -> ScopeView:
             PolicyView,
             policy,
             terminate_notice_seconds=None if notice is None else notice.total_seconds(),
-            max_unavailable=said_of(policy.max_unavailable),
+            max_unavailable=format_budget(policy.max_unavailable),
         ),
         vms=tuple(vm.name for vm in scope.vms),
         events=tuple(event.id for event in scope.events),
@@ -258,7 +258,7 @@ def _vm_views(board: Board, names: Sequence[str]) -> Iterator[VmView]:
 
 
 def host_view(board: Board, name: str) -> HostView:
-    scopes = [published.scope for published in board.places_on(name)]
+    scopes = [published.scope for published in board.scopes_on(name)]
     vms = board.hosts.get(name, set())
     return HostView(
         name=name,

@@ -246,7 +246,7 @@ class Metadata:
         path = request.path[len(requests.INSTANCE) :]
         segments = [segment for segment in path.split("/") if segment]
         tree = instance.tree(client.place.scope, vm, version)
-        leaf = instance.walk(tree, segments, query.get("format", "json"))
+        leaf = instance.select(tree, segments, query.get("format", "json"))
         content_type = (b"content-type", leaf.content_type.encode())
         return Reply(200, (content_type, content_length(leaf.body)), leaf.body)
 

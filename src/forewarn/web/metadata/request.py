@@ -98,7 +98,9 @@ def parse_query(query: bytes) -> dict[str, str]:
 def events_version(request: Request, config: Config) -> Version:
     """The api-version of a Scheduled Events request. Only one version waives the header."""
     name = parse_query(request.query).get("api-version", "")
-    version = BY_NAME.get(name) or (versions.lenient(name) if config.lenient_versions else None)
+    version = BY_NAME.get(name)
+    if version is None and config.lenient_versions:
+        version = versions.find_lenient(name)
     if config.legacy_path and normalize(request.path) == EVENTS_LEGACY:
         version = LEGACY_VERSION
     if version is None or version.requires_header:

@@ -54,7 +54,7 @@ def test_a_cursor_is_plain_text_and_comes_back_as_it_was(key: tuple[str, ...]) -
 )
 def test_a_cursor_that_is_none_of_ours_is_refused(cursor: str) -> None:
     """It came from elsewhere, or was cut on the way."""
-    with pytest.raises(Invalid, match="cursor: expected the `next` of an earlier answer"):
+    with pytest.raises(Invalid, match="cursor: expected the `next` of an earlier page"):
         decode(cursor)
 
 

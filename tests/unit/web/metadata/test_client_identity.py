@@ -6,11 +6,17 @@ import pytest
 
 from forewarn.config import Config, Identify
 from forewarn.core.fleet import Scope, Vm
+from forewarn.core.timing import Timing
 from forewarn.engine.board import Board
+from forewarn.engine.clock import VirtualClock
+from forewarn.engine.engine import Engine
 from forewarn.errors import Forbidden, Invalid
+from forewarn.store.memory import MemoryStore
 from forewarn.web.http.message import plain_address
+from forewarn.web.metadata.app import Metadata
 from forewarn.web.metadata.client_identity import identify
 from forewarn.web.metadata.request import Request
+from tests.builders import NOON
 
 KEY = b"a shared secret"
 ADDRESS = Config(identify=(Identify.ADDRESS,))
@@ -184,11 +190,8 @@ def test_a_proxy_that_signs_may_pass_a_request_on() -> None:
     assert identify(asked("10.9.9.9", headers=headers), board(), PROXY, KEY).vm == "web-0"
 
 
-def test_a_proxy_without_a_key_is_no_setting() -> None:
-    """An empty key would let anybody sign."""
-    with pytest.raises(Invalid, match="key"):
-        Config(identify=(Identify.PROXY,))
-
-
-def test_the_key_is_never_shown() -> None:
-    assert "secret" not in repr(PROXY)
+def test_proxy_mode_needs_a_key() -> None:
+    """With an empty key anybody could sign."""
+    engine = Engine(MemoryStore(), VirtualClock(NOON), Timing())
+    with pytest.raises(Invalid, match="the key is empty"):
+        Metadata(engine, PROXY, b"")

@@ -8,7 +8,8 @@ from litestar.params import HeaderParameter, QueryParameter, RawBody
 
 from forewarn import errors
 from forewarn.auth.token import Role
-from forewarn.fleetfile.schema import SCHEMA, dump_json, parse, tag
+from forewarn.fleetfile.parser import compute_etag, dump_json, parse
+from forewarn.fleetfile.schema import SCHEMA
 from forewarn.web.control.dependencies import OperationsDependency, PrincipalDependency
 from forewarn.web.control.openapi import COMMON_ERRORS, error_responses
 from forewarn.web.control.views import DifferenceView, difference_view
@@ -34,7 +35,7 @@ class FleetController(Controller):
         """The fleet as JSON that PUT accepts. Its ETag is for the If-Match of that PUT."""
         # Any: Litestar sends bytes as they are, and the type documents their content.
         body: Any = await asyncio.to_thread(lambda: dump_json(operations.fleet()))
-        headers = {"ETag": f'"{await asyncio.to_thread(tag, body)}"'}
+        headers = {"ETag": f'"{await asyncio.to_thread(compute_etag, body)}"'}
         return Response(body, media_type=MediaType.JSON, headers=headers)
 
     @put(

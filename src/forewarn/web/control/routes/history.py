@@ -10,7 +10,7 @@ from litestar.params import QueryParameter
 from forewarn.core.change import ChangeKind
 from forewarn.engine.entry import Entry
 from forewarn.errors import Invalid
-from forewarn.history.query import Wanted, read
+from forewarn.history.query import EntryFilter, read
 from forewarn.web.control import pagination
 from forewarn.web.control.dependencies import EngineDependency
 from forewarn.web.control.openapi import COMMON_ERRORS
@@ -71,7 +71,7 @@ class HistoryController(Controller):
         cursor: PageCursor = None,
     ) -> HistoryList:
         """What happened, newest first: when, by whom, what and why."""
-        wanted = Wanted(
+        wanted = EntryFilter(
             vm=vm,
             scope=of_scope,
             host=host,

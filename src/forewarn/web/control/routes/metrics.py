@@ -22,10 +22,10 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from forewarn import __version__
-from forewarn.engine.engine import Engine
 from forewarn.engine.metrics import Histogram
 from forewarn.web.metadata.app import Metadata
 from forewarn.web.metadata.fast_path import Polls
+from forewarn.web.service import Service
 
 CONTENT_TYPE = "text/plain; version=0.0.4"  # Litestar adds the charset
 
@@ -33,9 +33,9 @@ S = TypeVar("S", bound=str)
 K = TypeVar("K", bound=tuple[str, ...])
 
 
-def make_metrics_route(engine: Engine, metadata: Metadata, polls: Polls) -> HTTPRouteHandler:
+def make_metrics_route(service: Service, metadata: Metadata, polls: Polls) -> HTTPRouteHandler:
     registry = CollectorRegistry()
-    registry.register(ServiceCollector(engine, metadata, polls))
+    registry.register(ServiceCollector(service, metadata, polls))
     for standard in (ProcessCollector, PlatformCollector, GCCollector):
         standard(registry=registry)
 
@@ -50,19 +50,20 @@ def make_metrics_route(engine: Engine, metadata: Metadata, polls: Polls) -> HTTP
 class ServiceCollector(Collector):
     """Reads the counts of all parts. The work of a scrape does not grow with the fleet."""
 
-    def __init__(self, engine: Engine, metadata: Metadata, polls: Polls) -> None:
-        self._engine = engine
+    def __init__(self, service: Service, metadata: Metadata, polls: Polls) -> None:
+        self._service = service
+        self._engine = service.engine
         self._metadata = metadata
         self._polls = polls
 
     def collect(self) -> Iterator[Metric]:
-        yield from self._service()
+        yield from self._state()
         yield from self._requests()
         yield from self._events()
         yield from self._work()
         yield from self._operators()
 
-    def _service(self) -> Iterator[Metric]:
+    def _state(self) -> Iterator[Metric]:
         engine, board = self._engine, self._engine.board
         build = {(__version__,): 1.0}
         yield _gauge("build_info", "Always 1; the version is a label.", build, "version")
@@ -120,18 +121,19 @@ class ServiceCollector(Collector):
         yield _histogram("commit_seconds", text, {"": metrics.store}, label="")
 
     def _operators(self) -> Iterator[Metric]:
-        engine, feed = self._engine, self._engine.tail
-        campaigns = Counter((str(campaign.state),) for campaign in engine.shelf.listed())
+        service, feed = self._service, self._service.feed
+        listed = service.campaigns.cache.listed()
+        campaigns = Counter((str(campaign.state),) for campaign in listed)
         yield _gauge("campaigns", "Stored campaigns, by state.", campaigns, "state")
-        yield _counter("tokens_refused", "Requests with a bad token.", engine.tokens.refused_count)
+        yield _counter("tokens_refused", "Requests with a bad token.", service.tokens.refused_count)
         yield _gauge("streams", "Open streams of the history.", feed.followers)
-        yield _counter("notes_trimmed", "History entries that were trimmed.", feed.notes_trimmed)
-        failing = {(receiver.name,): float(receiver.is_failing) for receiver in feed.receivers}
+        yield _counter("notes_trimmed", "History entries that were trimmed.", feed.entries_trimmed)
+        failing = {(receiver.name,): float(receiver.is_failing) for receiver in feed.webhooks}
         text = "1 while deliveries to a webhook fail."
         yield _gauge("webhook_failing", text, failing, "receiver")
         results = {
             (receiver.name, result): float(getattr(receiver, result))
-            for receiver in feed.receivers
+            for receiver in feed.webhooks
             for result in ("delivered", "failed", "refused", "lost")
         }
         text = "Changes for each webhook, by result."

@@ -23,5 +23,5 @@ class ScopeController(Controller):
     @get("/{name:str}", responses=error_responses(UnknownScope))
     async def show_scope(self, name: FromPath[str], engine: EngineDependency) -> views.ScopeView:
         """A scope, its policy, its VMs and the ids of its events."""
-        published = await engine.look_up(lambda: engine.place(name))
+        published = await engine.look_up(lambda: engine.find_scope(name))
         return views.scope_view(engine, published.scope)

@@ -1,6 +1,6 @@
 """The history as it grows, as server-sent events.
 
-A stream holds a position in the history and no entries: a slow client is never buffered for.
+A stream holds the number of an entry and no entries: a slow client is never buffered for.
 """
 
 import asyncio
@@ -11,16 +11,17 @@ from typing import Annotated, Any
 
 import msgspec
 from litestar import Controller, Request, get
+from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import HeaderParameter, QueryParameter
 from litestar.response import ServerSentEvent, ServerSentEventMessage
 
 from forewarn.auth.tokens import Tokens
-from forewarn.engine.entry import encode_entry
+from forewarn.engine.entry import encode_entry, first_number, last_number
 from forewarn.errors import Error
 from forewarn.history.feed import HistoryFeed
-from forewarn.history.query import Wanted
-from forewarn.web.control.dependencies import EngineDependency, PrincipalDependency
+from forewarn.history.query import EntryFilter
+from forewarn.web.control.dependencies import PrincipalDependency, TokensDependency
 from forewarn.web.control.openapi import COMMON_ERRORS
 from forewarn.web.control.routes.history import (
     ChangeFilter,
@@ -36,7 +37,7 @@ STREAMS_PER_PRINCIPAL_MAX = 10
 """Open streams per token; without tokens, of all clients together."""
 HEARTBEAT_SECONDS = 15.0
 RETRY_MILLISECONDS = 2000
-POSITION_MAX = 2**63 - 1
+NUMBER_MAX = 2**63 - 1
 
 Message = partial(ServerSentEventMessage, data=None, sep="\n")
 After = Annotated[
@@ -44,7 +45,7 @@ After = Annotated[
     QueryParameter(
         name="after",
         ge=0,
-        le=POSITION_MAX,
+        le=NUMBER_MAX,
         description="Start after the entry with this number; 0 starts with the oldest.",
     ),
 ]
@@ -53,7 +54,7 @@ LastEventId = Annotated[
     HeaderParameter(
         name="Last-Event-ID",
         ge=0,
-        le=POSITION_MAX,
+        le=NUMBER_MAX,
         description="As `after`; browsers send it when they reconnect.",
     ),
 ]
@@ -73,7 +74,8 @@ class StreamController(Controller):
     async def follow(
         self,
         request: Request[Any, Any, Any],
-        engine: EngineDependency,
+        feed: NamedDependency[HistoryFeed],
+        tokens: TokensDependency,
         principal: PrincipalDependency,
         *,
         vm: VmFilter = "",
@@ -85,16 +87,16 @@ class StreamController(Controller):
         last_id: LastEventId = None,
     ) -> ServerSentEvent:
         """Sends every new history entry; its number is the id of the server-sent event."""
-        engine.tail.check_room(STREAMS_MAX, principal.identity, STREAMS_PER_PRINCIPAL_MAX)
-        wanted = Wanted(
+        feed.check_room(STREAMS_MAX, principal.identity, STREAMS_PER_PRINCIPAL_MAX)
+        wanted = EntryFilter(
             vm=vm, scope=of_scope, host=host, event=event.upper(), what=check_change(what)
         )
         messages = follow_history(
-            engine.tail,
+            feed,
             wanted,
             after if last_id is None else last_id,
             by=principal.identity,
-            is_allowed=make_permission(engine.tokens, request.headers.get("authorization", "")),
+            is_allowed=make_permission(tokens, request.headers.get("authorization", "")),
         )
         return ServerSentEvent(messages, headers={"Cache-Control": "no-store"})
 
@@ -109,7 +111,7 @@ def make_permission(tokens: Tokens, authorization: str) -> Callable[[], bool]:
 
 async def follow_history(
     feed: HistoryFeed,
-    wanted: Wanted,
+    wanted: EntryFilter,
     after: int | None,
     *,
     by: str = "",
@@ -123,33 +125,35 @@ async def follow_history(
     clock = asyncio.get_running_loop().time
     stops = feed.stops
     with suppress(Error), feed.following(STREAMS_MAX, by, STREAMS_PER_PRINCIPAL_MAX):
-        position = last = await feed.last()
+        number = last = await feed.last()
         if after is not None:
-            position = after if after <= last else 0
-        yield Message(id=position, retry=RETRY_MILLISECONDS)
+            number = after if after <= last else 0
+        yield Message(id=number, retry=RETRY_MILLISECONDS)
         if after is not None and after > last:
-            yield _gap(after, 1)  # a position in another store: all entries of this one are new
+            yield _gap(after, first_number(1))  # of another store: all entries here are new
         heartbeat_at = clock() + heartbeat_seconds
         while feed.stops == stops and is_allowed():
-            changed = feed.bell
-            values = await feed.after(position)
-            if values and values[0].number != position + 1:
-                yield _gap(position, values[0].number)
-            for entry in wanted.pick(values):
+            changed = feed.changed
+            values = await feed.after(number)
+            if values and (oldest := await feed.gap_after(number)):
+                yield _gap(number, oldest)
+            for entry in wanted.select(values):
+                if entry.number <= number:
+                    continue  # of the same commit as the last entry that the client has
                 yield Message(id=entry.number, data=encode_entry(entry))
                 heartbeat_at = clock() + heartbeat_seconds
             if values:
-                position = values[-1].number
+                number = last_number(values[-1].position)
             if clock() >= heartbeat_at:
-                yield Message(id=position, comment="heartbeat")
+                yield Message(id=number, comment="heartbeat")
                 heartbeat_at = clock() + heartbeat_seconds
             if not values:
                 await _wait(changed, heartbeat_at - clock())
 
 
-def _gap(after: int, following: int) -> ServerSentEventMessage:
-    """Entries after `after` are no longer stored; the next one has the number `following`."""
-    return Message(event="gap", data=msgspec.json.encode({"after": after, "next": following}))
+def _gap(after: int, oldest: int) -> ServerSentEventMessage:
+    """Entries between these numbers may be missing: they are no longer stored."""
+    return Message(event="gap", data=msgspec.json.encode({"after": after, "next": oldest}))
 
 
 async def _wait(changed: asyncio.Event, seconds: float) -> None:

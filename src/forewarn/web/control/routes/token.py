@@ -13,10 +13,15 @@ from litestar.status_codes import HTTP_200_OK, HTTP_201_CREATED
 
 from forewarn import duration
 from forewarn.auth.token import Role, Token
+from forewarn.auth.tokens import Tokens
 from forewarn.engine.engine import Engine
 from forewarn.errors import Invalid, Refused, UnknownToken
 from forewarn.web.control.checks import ROLE, SECRET
-from forewarn.web.control.dependencies import EngineDependency, PrincipalDependency
+from forewarn.web.control.dependencies import (
+    EngineDependency,
+    PrincipalDependency,
+    TokensDependency,
+)
 from forewarn.web.control.openapi import COMMON_ERRORS, error_responses
 from forewarn.web.control.views import view
 
@@ -57,9 +62,9 @@ class TokenController(Controller):
     opt = MappingProxyType({ROLE: Role.ADMIN})
 
     @get("/", responses=COMMON_ERRORS)
-    async def list_tokens(self, engine: EngineDependency) -> TokenList:
+    async def list_tokens(self, engine: EngineDependency, tokens: TokensDependency) -> TokenList:
         """All tokens, by name, without their secrets."""
-        return token_list(engine)
+        return token_list(engine, tokens)
 
     @post(
         "/",
@@ -71,6 +76,7 @@ class TokenController(Controller):
         self,
         data: JSONBody[NewToken],
         engine: EngineDependency,
+        tokens: TokensDependency,
         principal: PrincipalDependency,
         make_secret: NamedDependency[Callable[[], str]],
     ) -> CreatedToken:
@@ -78,34 +84,40 @@ class TokenController(Controller):
 
         The first token must be an admin's; from then on every request needs a token.
         """
-        return await create_token(engine, data, secret=make_secret(), by=principal.name)
+        return await create_token(engine, tokens, data, secret=make_secret(), by=principal.name)
 
     @delete(
         "/{token:str}", status_code=HTTP_200_OK, responses=error_responses(UnknownToken, Refused)
     )
     async def revoke_token(
-        self, token: FromPath[str], engine: EngineDependency, principal: PrincipalDependency
+        self,
+        token: FromPath[str],
+        engine: EngineDependency,
+        tokens: TokensDependency,
+        principal: PrincipalDependency,
     ) -> TokenView:
         """Revokes a token at once, on every server.
 
         The last admin token can be revoked only after all others.
         """
-        return token_view(engine, await engine.tokens.revoke(token, by=principal.name))
+        return token_view(engine, await tokens.revoke(token, by=principal.name))
 
 
-async def create_token(engine: Engine, new: NewToken, *, secret: str, by: str) -> CreatedToken:
+async def create_token(
+    engine: Engine, tokens: Tokens, new: NewToken, *, secret: str, by: str
+) -> CreatedToken:
     try:
-        expires_in = None if new.expires is None else duration.parse(new.expires)
+        expires_in = None if new.expires is None else duration.parse_duration(new.expires)
     except ValueError as error:
         raise Invalid(f"body.expires: {error}", field="expires") from error
-    token, text = await engine.tokens.create(
+    token, text = await tokens.create(
         new.name, Role(new.role), secret=secret, by=by, expires_in=expires_in
     )
     return CreatedToken(token_view(engine, token), text)
 
 
-def token_list(engine: Engine) -> TokenList:
-    views = [token_view(engine, token) for token in engine.tokens.all()]
+def token_list(engine: Engine, tokens: Tokens) -> TokenList:
+    views = [token_view(engine, token) for token in tokens.all()]
     return TokenList(views, len(views))
 
 
