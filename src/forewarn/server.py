@@ -348,7 +348,7 @@ def operators_door(
     address: Address,
     more: Sequence[Any] = (),
     certificate: Certificate | None = None,
-    limits: Limits = Limits(),
+    limits: Limits = Limits(),  # noqa: B008, frozen
 ) -> Listener:
     """The control listener, with `more` routes.
 

@@ -128,7 +128,7 @@ def serve(
         run_until_stopped(work)
 
 
-def _welcome(told: dict[str, Any], stands_still: bool) -> str:
+def _welcome(told: dict[str, Any], stands_still: bool) -> str:  # noqa: FBT001
     doors = "\n".join(f"  {vm:16} {url}" for vm, url in list(told["vms"].items())[:20])
     still = (
         "\nThe clock stands still: `forewarn lab clock advance 15m` lets time pass."
