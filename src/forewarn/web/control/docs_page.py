@@ -15,25 +15,18 @@ from forewarn.web.control.checks import PUBLIC
 from forewarn.web.control.openapi import Json, openapi_document, resolve
 
 STYLE = """
-:root { color-scheme: light dark; --line: #8884; --link: light-dark(#0b6bcb, #6cb2ff); }
+:root { color-scheme: light dark; }
 body { margin: auto; padding: 1rem; max-width: 62rem; font: 16px/1.5 system-ui, sans-serif; }
-input { width: 100%; padding: 0.5rem; font: inherit; }
-a { color: var(--link); }
-section { border: 1px solid var(--line); border-radius: 6px; padding: 0 1rem; margin: 1rem 0; }
-h3 { overflow-wrap: anywhere; }
+section { border: 1px solid #8884; border-radius: 6px; padding: 0 1rem; margin: 1rem 0; }
 table { border-collapse: collapse; width: 100%; margin: 0.5rem 0; }
-caption { text-align: left; font-weight: 600; }
-th, td { text-align: left; vertical-align: top; padding: 0.2rem; border-top: 1px solid #8884; }
+caption, td { text-align: left; vertical-align: top; padding: 0.2rem; border-top: 1px solid #8884; }
 pre { background: #8881; padding: 0.75rem; white-space: pre-wrap; }
 """
 SCRIPT = """
-const box = document.getElementById("search");
-box.addEventListener("input", () => {
-  const words = box.value.toLowerCase().split(/\\s+/);
-  for (const section of document.querySelectorAll("section")) {
-    const text = section.textContent.toLowerCase();
-    section.hidden = !words.every((word) => text.includes(word));
-  }
+document.getElementById("search").addEventListener("input", (event) => {
+  const words = event.target.value.toLowerCase().split(/\\s+/);
+  for (const section of document.querySelectorAll("section"))
+    section.hidden = !words.every((word) => section.textContent.toLowerCase().includes(word));
 });
 """
 
@@ -51,11 +44,10 @@ POLICY = (
 @get("/api/docs", include_in_schema=False, opt={PUBLIC: True})
 async def docs(request: Request[Any, Any, Any]) -> Response[bytes]:
     """Rendered once: anybody may request it, without a token."""
-    state = request.app.state
-    if "docs" not in state:
-        state["docs"] = render(openapi_document(request.app)).encode()
+    if "docs" not in request.app.state:
+        request.app.state["docs"] = render(openapi_document(request.app)).encode()
     headers = {"Content-Security-Policy": POLICY}
-    return Response(state["docs"], media_type=MediaType.HTML, headers=headers)
+    return Response(request.app.state["docs"], media_type=MediaType.HTML, headers=headers)
 
 
 def render(document: Json) -> str:
@@ -75,26 +67,20 @@ def render(document: Json) -> str:
         for tag, rows in groupby(operations, key=lambda row: row[0])
     )
     return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
+<html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{escape(info["title"])}</title>
 <style>{STYLE}</style>
-</head>
-<body>
-<main>
+</head><body><main>
 <h1>{escape(info["title"])} {escape(info["version"])}</h1>
 <p>{_prose(info["description"])}</p>
 <p>For programs: <a href="/api/openapi.json">/api/openapi.json</a>.</p>
-<label for="search">Search</label>
-<input id="search" type="search" placeholder="restart, 409, token …" autocomplete="off">
+<label for="search">Search</label> <input id="search" type="search" autocomplete="off">
 <nav aria-label="Operations"><ul>
 {index}</ul></nav>
 {groups}</main>
 <script>{SCRIPT}</script>
-</body>
-</html>
+</body></html>
 """
 
 
@@ -106,12 +92,12 @@ def _operation(method: str, path: str, operation: Json, schemas: Json) -> str:
         (parameter["name"], parameter["in"], parameter.get("description", ""))
         for parameter in operation.get("parameters", ())
     ]
-    errors = []
-    results = ""
+    errors, results = [], ""
     for status, response in operation["responses"].items():
         if int(status) >= 400:
             errors.append((status, response["description"]))
-        for media in response.get("content", {}).values() if int(status) < 400 else ():
+            continue
+        for media in response.get("content", {}).values():
             schema = resolve(media.get("schema", {}), schemas)
             results += _table(f"Response {status}", _fields(schema, schemas))
     return f"""<section id="{escape(operation["operationId"])}">
@@ -150,12 +136,10 @@ def _fields(schema: Json, schemas: Json) -> Iterable[tuple[str, str, str]]:
 
 def _table(caption: str, rows: Iterable[tuple[str, ...]]) -> str:
     """A table whose first column is code; nothing if there are no rows."""
-    lines = "".join(
-        f"<tr><td><code>{escape(row[0])}</code></td>"
-        + "".join(f"<td>{_prose(cell)}</td>" for cell in row[1:])
-        + "</tr>\n"
-        for row in rows
-    )
+    lines = ""
+    for name, *cells in rows:
+        lines += f"<tr><td><code>{escape(name)}</code></td>"
+        lines += "".join(f"<td>{_prose(cell)}</td>" for cell in cells) + "</tr>\n"
     return f"<table><caption>{caption}</caption>\n{lines}</table>\n" if lines else ""
 
 

@@ -28,6 +28,12 @@ ACCEPT_ITERATIONS = 3
 CLOSE_ITERATIONS_MAX = 100
 DRAIN_SECONDS_MIN, DRAIN_SECONDS_MAX = 0.001, 0.1
 """Pause between checks whether all connections have closed; it doubles each time."""
+BIND_ERRORS: dict[int | None, tuple[type[Error], str]] = {
+    errno.EADDRINUSE: (Unavailable, "the address is in use"),
+    errno.EACCES: (Invalid, "permission denied; ports below 1024 need a privilege"),
+    errno.EPERM: (Invalid, "permission denied; ports below 1024 need a privilege"),
+    errno.EADDRNOTAVAIL: (Invalid, "this machine does not have the address"),
+}
 
 Application = Callable[..., Any]
 
@@ -246,21 +252,5 @@ def _bind(address: Address) -> socket.socket:
 
 def _bind_error(address: Address, error: Exception) -> Error:
     number = getattr(error, "errno", None)
-    if number == errno.EADDRINUSE:
-        return Unavailable(
-            f"cannot listen on {address}: the address is in use", address=str(address)
-        )
-    if number in (errno.EACCES, errno.EPERM):
-        return Invalid(
-            f"cannot listen on {address}: permission denied; ports below 1024 need a privilege",
-            address=str(address),
-        )
-    if number == errno.EADDRNOTAVAIL:
-        return Invalid(
-            f"cannot listen on {address}: {address.host} is not an address of this machine",
-            address=str(address),
-        )
-    return Invalid(
-        f"cannot listen on {address}: {getattr(error, 'strerror', None) or error}",
-        address=str(address),
-    )
+    kind, reason = BIND_ERRORS.get(number, (Invalid, getattr(error, "strerror", None) or error))
+    return kind(f"cannot listen on {address}: {reason}", address=str(address))

@@ -43,7 +43,7 @@ def server_of(world: World, store: Any = None) -> tuple[Engine, httpx.AsyncClien
     return service.engine, make_client(make_app(service))
 
 
-def test_a_repeated_post_is_answered_as_the_first_was() -> None:
+def test_retry_gets_the_first_response() -> None:
     """The reply was lost on the way; asking again must neither fail nor do it twice."""
 
     async def tell(world: World) -> None:
@@ -57,7 +57,7 @@ def test_a_repeated_post_is_answered_as_the_first_was() -> None:
     story(tell)
 
 
-def test_it_is_answered_so_also_when_the_event_has_ended_since() -> None:
+def test_retry_gets_the_first_response_after_the_event_ended() -> None:
     """The first answer stands for a day, whatever became of the event."""
 
     async def tell(world: World) -> None:
@@ -71,7 +71,7 @@ def test_it_is_answered_so_also_when_the_event_has_ended_since() -> None:
     story(tell)
 
 
-def test_a_refusal_is_repeated_too() -> None:
+def test_error_response_is_replayed() -> None:
     """What was refused once is the answer to that wish; a new wish has a new key."""
 
     async def tell(world: World) -> None:
@@ -86,7 +86,7 @@ def test_a_refusal_is_repeated_too() -> None:
     story(tell)
 
 
-def test_after_a_restart_and_on_another_server_the_answer_is_the_same() -> None:
+def test_retry_on_another_server_gets_the_first_response() -> None:
     """It is kept in the store, which is what servers share."""
 
     async def tell(world: World) -> None:
@@ -179,7 +179,7 @@ def identities(answer: dict[str, Any]) -> list[str | None]:
     ]
 
 
-def test_a_key_that_is_used_every_night_does_its_work_every_night() -> None:
+def test_key_works_again_after_a_day() -> None:
     """A cron job often has one key for ever; to say 202 and do nothing would leave its VM as it
     was.
     """
@@ -201,7 +201,7 @@ def test_a_key_that_is_used_every_night_does_its_work_every_night() -> None:
     story(tell)
 
 
-def test_a_key_whose_record_was_trimmed_is_a_new_operation() -> None:
+def test_trimmed_key_is_a_new_operation() -> None:
     """Of very many keys only the newest are known; one that is forgotten must do its work, not
     nothing.
     """
@@ -219,7 +219,7 @@ def test_a_key_whose_record_was_trimmed_is_a_new_operation() -> None:
     story(tell)
 
 
-def test_an_answer_that_the_version_before_stored_is_replayed() -> None:
+def test_response_stored_by_version_0_2_is_replayed() -> None:
     """A retry may come after an upgrade; without tokens the record of the key has the same name."""
 
     async def tell(world: World) -> None:
@@ -245,7 +245,7 @@ def test_an_answer_that_the_version_before_stored_is_replayed() -> None:
     story(tell)
 
 
-def test_one_campaign_comes_of_one_key_on_whatever_server_it_is_asked() -> None:
+def test_one_key_on_two_servers_starts_one_campaign() -> None:
     """Two servers asked at the same moment: the record of the key settles which operation it is."""
     asked = {"type": "Freeze", "hosts": ["host-*"]}
 
@@ -261,7 +261,7 @@ def test_one_campaign_comes_of_one_key_on_whatever_server_it_is_asked() -> None:
     story(tell)
 
 
-def test_several_who_ask_at_once_get_one_answer() -> None:
+def test_concurrent_retries_get_one_response() -> None:
     """An impatient client asks again before the first answer is there.
 
     This holds for every POST, whatever it does.
@@ -292,7 +292,7 @@ def test_several_who_ask_at_once_get_one_answer() -> None:
         (RESTART, {"json": {"not_before": "2030-01-31T13:00:00Z"}}),
     ],
 )
-def test_a_key_that_came_with_another_request_is_refused(path: str, more: dict[str, Any]) -> None:
+def test_key_of_another_request_is_rejected(path: str, more: dict[str, Any]) -> None:
     """Somebody's generator of keys is broken; to answer with another request's event would be a
     lie.
     """
@@ -306,7 +306,7 @@ def test_a_key_that_came_with_another_request_is_refused(path: str, more: dict[s
     story(tell)
 
 
-def test_keys_of_two_callers_are_two_keys() -> None:
+def test_keys_belong_to_their_token() -> None:
     """Nobody reads another's answer by guessing a key."""
 
     async def tell(world: World) -> None:
@@ -328,7 +328,7 @@ def test_keys_of_two_callers_are_two_keys() -> None:
     story(tell)
 
 
-def test_a_token_made_again_under_an_old_name_does_not_get_the_old_answers() -> None:
+def test_new_token_of_an_old_name_has_its_own_keys() -> None:
     """The name was an operator's and is a viewer's now; what the operator was answered is not the
     viewer's to read.
     """
@@ -353,7 +353,7 @@ def test_a_token_made_again_under_an_old_name_does_not_get_the_old_answers() -> 
     story(tell)
 
 
-def test_after_a_day_the_answer_is_forgotten_and_lets_go_of_its_place() -> None:
+def test_response_expires_after_a_day_and_is_deleted() -> None:
     """Everything has a limit, the memory of answers too."""
 
     async def tell(world: World) -> None:
@@ -370,7 +370,7 @@ def test_after_a_day_the_answer_is_forgotten_and_lets_go_of_its_place() -> None:
     story(tell)
 
 
-def test_unreadable_record_does_not_keep_expired_ones_in_the_store() -> None:
+def test_unreadable_record_does_not_stop_trimming() -> None:
     """One record of a newer server, or a damaged one, must not let the store grow for ever."""
 
     async def tell(world: World) -> None:
@@ -392,7 +392,7 @@ def test_unreadable_record_does_not_keep_expired_ones_in_the_store() -> None:
     story(tell)
 
 
-def test_only_the_latest_answers_are_kept_whatever_their_keys() -> None:
+def test_only_the_newest_responses_are_kept() -> None:
     """Whoever makes up keys without end must not fill the store; and those who asked last ask
     again.
     """
@@ -421,7 +421,7 @@ def test_only_the_latest_answers_are_kept_whatever_their_keys() -> None:
 
 
 @pytest.mark.parametrize(("size", "is_kept"), [(16 * 1024, True), (16 * 1024 + 1, False)])
-def test_an_answer_of_over_sixteen_kilobytes_is_not_kept(size: int, is_kept: bool) -> None:
+def test_response_over_16_kib_is_not_stored(size: int, is_kept: bool) -> None:
     """All of them together are read now and then, while VMs wait for their documents."""
 
     @post("/api/v1/large", status_code=200)
@@ -439,7 +439,7 @@ def test_an_answer_of_over_sixteen_kilobytes_is_not_kept(size: int, is_kept: boo
 
 
 @pytest.mark.parametrize("key", ["", " ", "x" * 201, "caf\u00e9", "a\tb"])
-def test_a_key_that_is_none_is_refused(key: str) -> None:
+def test_invalid_key_is_rejected(key: str) -> None:
     """At most 200 printable ASCII characters; an empty one would be everybody's."""
 
     async def tell(world: World) -> None:
@@ -453,7 +453,7 @@ def test_a_key_that_is_none_is_refused(key: str) -> None:
     story(tell)
 
 
-def test_a_key_of_two_hundred_is_good() -> None:
+def test_key_of_maximum_length_is_accepted() -> None:
     """A limit that is off by one refuses what it promises to take."""
 
     async def tell(world: World) -> None:
@@ -464,7 +464,7 @@ def test_a_key_of_two_hundred_is_good() -> None:
     story(tell)
 
 
-def test_a_bug_of_ours_is_not_kept() -> None:
+def test_response_to_a_bug_is_not_stored() -> None:
     """When it is mended, the same wish is granted."""
     broken = [True]
 
@@ -486,7 +486,7 @@ def test_a_bug_of_ours_is_not_kept() -> None:
     story(tell)
 
 
-def test_what_the_store_could_not_take_is_not_kept() -> None:
+def test_response_to_a_store_failure_is_not_stored() -> None:
     """Try again later must mean that trying again helps."""
 
     class Sulking(MemoryStore):

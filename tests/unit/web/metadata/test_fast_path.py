@@ -31,14 +31,14 @@ def polls(config: Config = BOTH) -> Polls:
     return Polls(engine, config, Limits())
 
 
-def test_a_poll_asks_for_a_version_in_the_name_of_its_address() -> None:
+def test_poll_by_address_is_parsed() -> None:
     assert polls().parse(URL, HEADERS, is_last=False) == PLAIN
     assert polls().parse(URL, HEADERS, is_last=True) == ParsedPoll(
         "", NEWEST, frozenset(), is_last=True
     )
 
 
-def test_a_poll_may_ask_in_the_name_that_stands_in_its_path() -> None:
+def test_poll_by_path_is_parsed() -> None:
     assert polls().parse(b"/as/web-0" + URL, HEADERS, is_last=False) == ParsedPoll(
         "web-0", NEWEST, frozenset(), is_last=False
     )
@@ -58,7 +58,7 @@ def test_a_poll_may_ask_in_the_name_that_stands_in_its_path() -> None:
         (b"", set()),
     ],
 )
-def test_a_poll_may_say_which_documents_it_has(tags: bytes, known: set[int]) -> None:
+def test_if_none_match_of_a_poll_is_parsed(tags: bytes, known: set[int]) -> None:
     plan = polls().parse(URL, [*HEADERS, (b"if-none-match", tags)], is_last=False)
     assert plan is not None
     assert plan.known == known
@@ -77,12 +77,12 @@ def test_reading_if_none_match_takes_time_linear_in_its_length() -> None:
     assert growth(plan, 500) < LINEAR_MAX
 
 
-def test_a_poll_that_has_any_document_is_not_ordinary() -> None:
+def test_if_none_match_star_is_left_to_the_application() -> None:
     assert polls().parse(URL, [*HEADERS, (b"if-none-match", b"*")], is_last=False) is None
 
 
 @pytest.mark.parametrize("name", sorted(poll.UNUSUAL_HEADERS))
-def test_a_header_that_changes_the_answer_makes_a_poll_unusual(name: bytes) -> None:
+def test_unusual_headers_are_left_to_the_application(name: bytes) -> None:
     assert polls().parse(URL, [*HEADERS, (name, b"x")], is_last=False) is None
 
 
@@ -100,15 +100,15 @@ def test_a_header_that_changes_the_answer_makes_a_poll_unusual(name: bytes) -> N
         b"*",
     ],
 )
-def test_what_is_refused_or_elsewhere_is_not_ordinary(url: bytes) -> None:
+def test_other_requests_are_left_to_the_application(url: bytes) -> None:
     assert polls().parse(url, HEADERS, is_last=False) is None
 
 
-def test_where_requests_are_counted_no_poll_is_ordinary() -> None:
+def test_rate_limited_polls_go_to_the_application() -> None:
     assert polls(Config(requests_per_second=5)).parse(URL, HEADERS, is_last=False) is None
 
 
-def test_the_answer_is_the_page_of_the_callers_scope() -> None:
+def test_response_is_the_document_of_the_clients_scope() -> None:
     ready = polls()
     ready.ok, ready.unchanged = b"OK\r\n", b"UNCHANGED\r\n"
     page = b'content-type: application/json; charset=utf-8\r\netag: "7"\r\ncontent-length: 37\r\n'
@@ -120,14 +120,14 @@ def test_the_answer_is_the_page_of_the_callers_scope() -> None:
     assert ready.respond(knowing, "") == b'UNCHANGED\r\netag: "7"\r\n\r\n'
 
 
-def test_a_caller_that_is_unknown_gets_no_quick_answer() -> None:
+def test_unknown_client_is_left_to_the_application() -> None:
     assert polls().respond(PLAIN, "10.9.9.9") is None
     assert (
         polls().respond(ParsedPoll("web-9", NEWEST, frozenset(), is_last=False), "10.0.0.1") is None
     )
 
 
-def test_a_poll_that_must_be_recorded_gets_no_quick_answer() -> None:
+def test_poll_to_record_is_left_to_the_application() -> None:
     ready = polls()
     place = ready.board.scopes["web"]
     place.fresh_until = NOON.timestamp() + 1
@@ -145,13 +145,13 @@ def test_a_poll_that_must_be_recorded_gets_no_quick_answer() -> None:
         b"a" * poll.REQUEST_BYTES_MAX + b"\r\n\r\n",
     ],
 )
-def test_only_one_small_whole_request_is_remembered(data: bytes) -> None:
+def test_only_a_single_small_request_is_remembered(data: bytes) -> None:
     ready = polls()
     ready.remember(data, PLAIN)
     assert ready.parsed == {}
 
 
-def test_what_is_remembered_has_a_limit() -> None:
+def test_number_of_remembered_polls_is_limited() -> None:
     """Clients that send another header at each poll fill it; then it starts anew."""
     ready = polls()
     for number in range(poll.POLLS_MAX + 10):

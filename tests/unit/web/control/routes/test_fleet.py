@@ -19,7 +19,7 @@ from tests.unit.web.control_world import FLEET, NOON, World, make_client, story
 EVENT_MEMBERS = "id type status source scope resources not_before duration_seconds description created_at started_at approvals impacts cause"
 
 
-def test_a_restart_is_announced_and_the_event_is_shown_as_the_design_promises() -> None:
+def test_restart_returns_the_scheduled_event() -> None:
     """Consoles and scripts are written against these members; they stay put."""
 
     async def tell(world: World) -> None:
@@ -49,7 +49,7 @@ def test_a_restart_is_announced_and_the_event_is_shown_as_the_design_promises() 
     story(tell)
 
 
-def test_a_restart_that_nobody_needs_to_be_told_of_has_no_event() -> None:
+def test_restart_without_polling_vms_has_no_event() -> None:
     """A scope that never polled is not enabled: the operation runs at once."""
 
     async def tell(world: World) -> None:
@@ -83,7 +83,7 @@ def test_each_operation_on_a_vm_has_its_type_and_notice(
     story(tell)
 
 
-def test_more_notice_may_be_asked_for_and_less_is_refused() -> None:
+def test_more_notice_is_accepted_and_less_rejected() -> None:
     """NotBefore is a promise to the guest; an operator may be kinder than the rule, never harsher."""
 
     async def tell(world: World) -> None:
@@ -101,7 +101,7 @@ def test_more_notice_may_be_asked_for_and_less_is_refused() -> None:
     story(tell)
 
 
-def test_a_second_restart_is_refused_with_the_id_of_the_pending_one() -> None:
+def test_second_restart_is_rejected_with_the_pending_id() -> None:
     """Whoever asks twice wants to know what became of the first."""
 
     async def tell(world: World) -> None:
@@ -116,7 +116,7 @@ def test_a_second_restart_is_refused_with_the_id_of_the_pending_one() -> None:
     story(tell)
 
 
-def test_maintenance_of_a_host_is_one_event_for_each_scope_and_domain() -> None:
+def test_maintenance_is_one_event_per_scope_and_domain() -> None:
     """A guest sees only its own scope, and two domains never go down together."""
 
     async def tell(world: World) -> None:
@@ -142,7 +142,7 @@ def test_maintenance_of_a_host_is_one_event_for_each_scope_and_domain() -> None:
     story(tell)
 
 
-def test_a_host_may_be_going_to_fail_or_have_failed() -> None:
+def test_host_can_be_degraded_or_failed() -> None:
     """Degraded hardware gives days, failed hardware gives nothing."""
 
     async def tell(world: World) -> None:
@@ -163,7 +163,7 @@ def test_a_host_may_be_going_to_fail_or_have_failed() -> None:
     story(tell)
 
 
-def test_a_host_without_vms_has_nobody_to_tell() -> None:
+def test_host_without_vms_has_no_events() -> None:
     """It is known from the fleet file, so it is no mistake to name it."""
 
     async def tell(world: World) -> None:
@@ -172,7 +172,7 @@ def test_a_host_without_vms_has_nobody_to_tell() -> None:
     story(tell)
 
 
-def test_an_operators_approval_starts_an_event_and_approving_again_changes_nothing() -> None:
+def test_operator_approval_starts_an_event_once() -> None:
     """An operator's word suffices under every policy, and a lost reply may be asked for again."""
 
     async def tell(world: World) -> None:
@@ -189,7 +189,7 @@ def test_an_operators_approval_starts_an_event_and_approving_again_changes_nothi
     story(tell)
 
 
-def test_an_approval_in_a_vms_name_counts_as_the_policy_says() -> None:
+def test_approval_for_a_vm_follows_the_policy() -> None:
     """Under `all` one VM is not enough; a VM of another scope has no say at all."""
 
     async def tell(world: World) -> None:
@@ -207,7 +207,7 @@ def test_an_approval_in_a_vms_name_counts_as_the_policy_says() -> None:
     story(tell)
 
 
-def test_a_canceled_event_is_shown_as_it_last_was_and_is_gone_afterwards() -> None:
+def test_cancel_returns_the_last_state_of_the_event() -> None:
     """Gone is not the same as never there: the code tells which."""
 
     async def tell(world: World) -> None:
@@ -222,7 +222,7 @@ def test_a_canceled_event_is_shown_as_it_last_was_and_is_gone_afterwards() -> No
     story(tell)
 
 
-def test_a_started_event_can_be_completed_and_a_scheduled_one_cannot() -> None:
+def test_only_a_started_event_can_be_completed() -> None:
     """Complete says that it is done; what has not begun cannot be."""
 
     async def tell(world: World) -> None:
@@ -244,7 +244,7 @@ def test_a_started_event_can_be_completed_and_a_scheduled_one_cannot() -> None:
     story(tell)
 
 
-def test_scopes_vms_and_hosts_name_each_other_and_their_events() -> None:
+def test_scopes_vms_and_hosts_reference_each_other() -> None:
     """From any of them an operator finds the way to the others."""
 
     async def tell(world: World) -> None:
@@ -280,7 +280,7 @@ def test_scopes_vms_and_hosts_name_each_other_and_their_events() -> None:
     story(tell)
 
 
-def test_lists_have_a_fixed_order_and_a_limit_and_tell_the_total() -> None:
+def test_lists_have_order_limit_and_total() -> None:
     """A fleet of 100,000 must not be sent because somebody looked."""
 
     async def tell(world: World) -> None:
@@ -300,7 +300,7 @@ def test_lists_have_a_fixed_order_and_a_limit_and_tell_the_total() -> None:
     story(tell)
 
 
-def test_events_are_listed_the_oldest_first() -> None:
+def test_events_are_listed_oldest_first() -> None:
     """What has waited longest is most likely what is looked for; of one moment, the order is by id
     and always the same.
     """
@@ -322,7 +322,7 @@ def test_events_are_listed_the_oldest_first() -> None:
     story(tell)
 
 
-def test_the_fleet_that_is_shown_can_be_put_back() -> None:
+def test_fleet_can_be_read_and_put_back() -> None:
     """Export, edit, apply: the round trip of every operator."""
 
     async def tell(world: World) -> None:
@@ -349,7 +349,7 @@ def test_the_fleet_that_is_shown_can_be_put_back() -> None:
     story(tell)
 
 
-def test_a_dry_run_tells_the_difference_and_changes_nothing() -> None:
+def test_dry_run_returns_the_difference_and_changes_nothing() -> None:
     """Look before you leap."""
 
     async def tell(world: World) -> None:
@@ -379,7 +379,7 @@ def test_a_dry_run_tells_the_difference_and_changes_nothing() -> None:
     story(tell)
 
 
-def test_a_host_that_is_declared_stands_in_the_difference_and_in_the_history() -> None:
+def test_declared_host_is_in_the_difference_and_the_history() -> None:
     """Every change is a note in the same commit, also one that concerns no VM."""
 
     async def tell(world: World) -> None:
@@ -398,7 +398,7 @@ def test_a_host_that_is_declared_stands_in_the_difference_and_in_the_history() -
     story(tell)
 
 
-def test_a_fleet_that_has_changed_since_it_was_read_is_not_put() -> None:
+def test_put_with_an_outdated_if_match_is_rejected() -> None:
     """Two who edit what they read would undo each other, and a sync would undo a move that ended
     meanwhile.
     """
@@ -426,7 +426,7 @@ def test_a_fleet_that_has_changed_since_it_was_read_is_not_put() -> None:
     story(tell)
 
 
-def test_the_tag_of_the_fleet_changes_when_a_vm_moves_and_not_with_its_events() -> None:
+def test_fleet_etag_changes_with_vms_not_with_events() -> None:
     """A busy fleet could never be put if every event were a change of it."""
 
     async def tell(world: World) -> None:
@@ -443,7 +443,7 @@ def test_the_tag_of_the_fleet_changes_when_a_vm_moves_and_not_with_its_events() 
     story(tell)
 
 
-def test_the_fleets_schema_is_published() -> None:
+def test_fleet_schema_is_published() -> None:
     """Editors check a fleet file while it is written."""
 
     async def tell(world: World) -> None:
@@ -454,7 +454,7 @@ def test_the_fleets_schema_is_published() -> None:
     story(tell)
 
 
-def test_readiness_waits_for_the_store_and_health_does_not() -> None:
+def test_only_readyz_waits_for_the_store() -> None:
     """A load balancer must not send anybody to a server that knows no fleet; a supervisor must not
     kill it either.
     """
@@ -468,7 +468,7 @@ def test_readiness_waits_for_the_store_and_health_does_not() -> None:
     story(tell)
 
 
-def test_the_front_page_tells_what_is_here() -> None:
+def test_landing_lists_the_entry_points() -> None:
     """Whoever opens the port in a browser should find the way."""
 
     async def tell(world: World) -> None:
@@ -483,7 +483,7 @@ def test_the_front_page_tells_what_is_here() -> None:
     story(tell)
 
 
-def test_a_bug_is_answered_without_a_traceback() -> None:
+def test_bug_is_a_500_without_a_traceback() -> None:
     """What is wrong inside belongs in the log, not on the wire."""
 
     class Broken(Operations):
@@ -503,7 +503,7 @@ def test_a_bug_is_answered_without_a_traceback() -> None:
     story(tell)
 
 
-def test_the_description_names_every_operation_with_a_sentence_and_its_errors() -> None:
+def test_every_operation_is_described_with_its_errors() -> None:
     """OpenAPI is how other people's tools learn of this API."""
 
     async def tell(world: World) -> None:
@@ -531,7 +531,7 @@ def test_the_description_names_every_operation_with_a_sentence_and_its_errors() 
     story(tell)
 
 
-def test_the_maintenance_that_may_be_asked_for_is_what_the_rules_allow() -> None:
+def test_maintenance_types_match_the_rules() -> None:
     """The types and causes stand in the API's description by name; the rules own them."""
     told = Maintenance.__annotations__
 

@@ -7,7 +7,7 @@ from tests.unit.web.control_world import PLAIN_FLEET, World, story
 EVENT = "00000000-0000-4000-8000-000000000009"
 
 
-def test_the_history_tells_when_who_what_and_why_the_newest_first() -> None:
+def test_history_is_newest_first_with_all_fields() -> None:
     async def tell(world: World) -> None:
         await world.json("POST", "/api/v1/vms/web-0/restart")
         await world.json("POST", f"/api/v1/events/{EVENT}/approve")
@@ -58,7 +58,7 @@ def test_the_history_tells_when_who_what_and_why_the_newest_first() -> None:
         ("vm=absent", 0),
     ],
 )
-def test_it_is_searched_by_vm_scope_host_event_change_and_time(query: str, count: int) -> None:
+def test_history_is_filtered_by_every_parameter(query: str, count: int) -> None:
     async def tell(world: World) -> None:
         await world.json("POST", "/api/v1/vms/web-0/restart")
 
@@ -67,7 +67,7 @@ def test_it_is_searched_by_vm_scope_host_event_change_and_time(query: str, count
     story(tell, PLAIN_FLEET)
 
 
-def test_pages_go_on_by_their_cursors_to_the_end() -> None:
+def test_history_pages_follow_their_cursors() -> None:
     async def tell(world: World) -> None:
         numbers, cursor = [], ""
         while cursor is not None:
@@ -99,9 +99,7 @@ def test_pages_go_on_by_their_cursors_to_the_end() -> None:
         ("vms=web-0", "unknown query parameter 'vms'"),
     ],
 )
-def test_a_question_that_makes_no_sense_is_refused_with_what_would(
-    query: str, message: str
-) -> None:
+def test_invalid_query_is_rejected_with_the_expected_value(query: str, message: str) -> None:
     async def tell(world: World) -> None:
         status, code, said = await world.error("GET", f"/api/v1/history?{query}")
 

@@ -47,7 +47,7 @@ async def with_admin(world: World) -> None:
         ("DELETE", "/api/v1/tokens/viewer", "admin"),
     ],
 )
-def test_each_role_may_do_its_part_and_no_more(method: str, path: str, needs: str) -> None:
+def test_roles_allow_their_routes_and_no_others(method: str, path: str, needs: str) -> None:
     """The table of docs/security.md, request by request."""
 
     async def tell(world: World) -> None:
@@ -81,7 +81,7 @@ def test_each_role_may_do_its_part_and_no_more(method: str, path: str, needs: st
         {"authorization": "Bearer \u00e9".encode("latin-1").decode("latin-1")},
     ],
 )
-def test_once_there_are_tokens_nobody_comes_in_without_one(shown: dict[str, str]) -> None:
+def test_first_token_makes_tokens_required(shown: dict[str, str]) -> None:
     """Loopback is not enough any more: other users of the machine reach it too.
 
     The answer never tells what was wrong.
@@ -101,7 +101,7 @@ def test_once_there_are_tokens_nobody_comes_in_without_one(shown: dict[str, str]
 
 
 @pytest.mark.parametrize("path", ["/", "/healthz", "/api/openapi.json", "/api/docs"])
-def test_health_and_what_is_the_same_for_everybody_needs_no_token(path: str) -> None:
+def test_public_paths_need_no_token(path: str) -> None:
     """A load balancer has none, and a browser cannot show one before it has a page."""
 
     async def tell(world: World) -> None:
@@ -111,7 +111,7 @@ def test_health_and_what_is_the_same_for_everybody_needs_no_token(path: str) -> 
     story(tell)
 
 
-def test_every_other_path_needs_one() -> None:
+def test_all_other_paths_need_a_token() -> None:
     """What somebody adds tomorrow is closed unless they open it."""
 
     async def tell(world: World) -> None:
@@ -128,7 +128,7 @@ def test_every_other_path_needs_one() -> None:
     story(tell)
 
 
-def test_a_token_that_came_without_being_asked_for_is_not_looked_at() -> None:
+def test_token_is_ignored_while_none_is_required() -> None:
     """FOREWARN_TOKEN may be set for another service."""
 
     async def tell(world: World) -> None:
@@ -140,7 +140,7 @@ def test_a_token_that_came_without_being_asked_for_is_not_looked_at() -> None:
     story(tell)
 
 
-def test_beyond_loopback_nobody_is_let_in_even_if_the_last_token_is_revoked() -> None:
+def test_beyond_loopback_a_token_is_always_required() -> None:
     """The door was opened to the world for those with tokens; no tokens must never mean everybody."""
 
     async def tell(world: World) -> None:
@@ -158,7 +158,7 @@ def test_beyond_loopback_nobody_is_let_in_even_if_the_last_token_is_revoked() ->
     story(tell)
 
 
-def test_whoever_shows_a_token_may_call_us_by_any_name() -> None:
+def test_request_with_a_token_may_use_any_host_name() -> None:
     """Host is checked against pages that were lured here (DNS rebinding), and those have no token."""
 
     async def tell(world: World) -> None:
@@ -177,7 +177,7 @@ def test_whoever_shows_a_token_may_call_us_by_any_name() -> None:
     story(tell)
 
 
-def test_the_history_names_the_token() -> None:
+def test_history_names_the_token() -> None:
     """Who did it, not from which address."""
 
     async def tell(world: World) -> None:
@@ -198,7 +198,7 @@ def test_the_history_names_the_token() -> None:
     story(tell)
 
 
-def test_a_token_is_told_once_and_kept_as_a_digest() -> None:
+def test_token_is_shown_once_and_stored_as_a_digest() -> None:
     """Whoever reads the store, the list, or a backup, has no token."""
 
     async def tell(world: World) -> None:
@@ -222,7 +222,7 @@ def test_a_token_is_told_once_and_kept_as_a_digest() -> None:
     story(tell)
 
 
-def test_a_token_ends_when_it_expires_and_still_keeps_the_door_shut() -> None:
+def test_expired_token_is_rejected_and_keeps_auth_on() -> None:
     """One second early it is good.
 
     When all have expired, nobody may come in: time opens no door.
@@ -248,7 +248,7 @@ def test_a_token_ends_when_it_expires_and_still_keeps_the_door_shut() -> None:
     story(tell)
 
 
-def test_a_revoked_token_is_none_from_that_moment_on() -> None:
+def test_revoked_token_is_rejected_at_once() -> None:
     """Somebody has left, or a laptop was stolen."""
 
     async def tell(world: World) -> None:
@@ -295,7 +295,7 @@ def test_a_revoked_token_is_none_from_that_moment_on() -> None:
         ({"name": "root", "role": "viewer"}, 409, "there is a token 'root' already"),
     ],
 )
-def test_a_token_that_cannot_be_is_refused(said: dict[str, str], status: int, message: str) -> None:
+def test_invalid_token_request_is_rejected(said: dict[str, str], status: int, message: str) -> None:
     """The name stands in keys, logs and the token itself; a second one of a name would hide the
     first.
     """
@@ -309,7 +309,7 @@ def test_a_token_that_cannot_be_is_refused(said: dict[str, str], status: int, me
     story(tell)
 
 
-def test_the_first_token_is_an_admins_and_the_last_admin_goes_last() -> None:
+def test_first_token_is_admin_and_last_admin_goes_last() -> None:
     """Otherwise one command would lock everybody out."""
 
     async def tell(world: World) -> None:
@@ -335,7 +335,7 @@ def test_the_first_token_is_an_admins_and_the_last_admin_goes_last() -> None:
     story(tell)
 
 
-def test_bad_tokens_are_slowed_and_counted_and_too_many_are_turned_away() -> None:
+def test_bad_tokens_are_delayed_counted_and_limited() -> None:
     """Trying is slow and seen; who tries in a flood does not even hold a connection open.
 
     A good token always passes.
@@ -380,7 +380,7 @@ def test_tokens_are_never_logged(caplog: pytest.LogCaptureFixture) -> None:
     story(tell)
 
 
-def test_a_token_is_good_on_every_server_of_a_store_and_its_end_too() -> None:
+def test_tokens_and_revocations_reach_every_server() -> None:
     """Servers share a store; none of them is asked about another's tokens."""
 
     async def tell(world: World) -> None:

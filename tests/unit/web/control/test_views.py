@@ -60,7 +60,7 @@ async def first_page(world: World, path: str) -> int:
 
 
 @pytest.mark.parametrize("kind", ["vms", "scopes", "hosts", "events"])
-def test_a_page_costs_the_same_in_a_large_fleet(kind: str) -> None:
+def test_page_cost_does_not_grow_with_the_fleet(kind: str) -> None:
     """Polls wait for a page that is made on the event loop, and anybody with a viewer's token may
     ask for one.
     """
@@ -74,7 +74,7 @@ def test_a_page_costs_the_same_in_a_large_fleet(kind: str) -> None:
     assert large < 1.2 * small
 
 
-def test_a_scrape_costs_the_same_in_a_large_fleet() -> None:
+def test_scrape_cost_does_not_grow_with_the_fleet() -> None:
     """Prometheus asks every few seconds."""
 
     async def scrape(world: World) -> int:
@@ -92,7 +92,7 @@ def test_a_scrape_costs_the_same_in_a_large_fleet() -> None:
     assert large < 1.2 * small
 
 
-def test_a_page_goes_through_a_scope_once_and_not_once_for_each_vm() -> None:
+def test_page_of_vms_reads_each_scope_once() -> None:
     """A scope of a thousand VMs with events for all of them would be gone through a million times."""
 
     def crowd(size: int) -> Board:
@@ -121,7 +121,7 @@ def test_a_page_goes_through_a_scope_once_and_not_once_for_each_vm() -> None:
     assert large < 15 * small
 
 
-def test_a_large_page_lets_polls_pass_while_it_is_made() -> None:
+def test_building_a_large_page_does_not_block_polls() -> None:
     """A page may have 10,000 entries."""
 
     async def measure() -> tuple[int, int]:
