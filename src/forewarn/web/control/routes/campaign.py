@@ -38,8 +38,7 @@ from forewarn.errors import CampaignOver, OverBudget, TooManyCampaigns, UnknownC
 from forewarn.fleetfile.parser import format_budget, parse_budget
 from forewarn.fleetfile.schema import MaxUnavailable
 from forewarn.web.control.auth import Principal
-from forewarn.web.control.openapi import BodyOptional
-from forewarn.web.control.openapi_responses import ANY, answers
+from forewarn.web.control.openapi import COMMON_ERRORS, error_responses
 from forewarn.web.control.pagination import Key, page
 from forewarn.web.http_status import BodyTooLarge
 
@@ -182,18 +181,19 @@ def _verb(
         operation_id=f"{verb}_campaign",
         status_code=HTTP_200_OK,
         description=sentence,
-        operation_class=BodyOptional,
-        responses=answers(UnknownCampaign, CampaignOver, BodyTooLarge),
+        responses=error_responses(UnknownCampaign, CampaignOver, BodyTooLarge),
     )
     async def handler(
         self: Controller,
         campaign: FromPath[str],
         engine: Engines,
         campaigns: Desks,
-        caller: Asker,
+        principal: Asker,
         data: JSONBody[NoWords] = NO_WORDS,
     ) -> CampaignAnswer:
-        return CampaignAnswer(view(engine, campaigns, await act(campaigns, campaign, caller.name)))
+        return CampaignAnswer(
+            view(engine, campaigns, await act(campaigns, campaign, principal.name))
+        )
 
     return handler
 
@@ -202,7 +202,7 @@ class Campaigns(Controller):
     path = "/api/v1/campaigns"
     tags = ("Campaigns",)
 
-    @get("/", responses=ANY)
+    @get("/", responses=COMMON_ERRORS)
     async def list_campaigns(
         self, engine: Engines, campaigns: Desks, limit: Limit = 1000, cursor: Cursor = None
     ) -> CampaignList:
@@ -212,7 +212,7 @@ class Campaigns(Controller):
         views = [view(engine, campaigns, one, is_listed=True) for one in shown]
         return CampaignList(views, len(found), after)
 
-    @get("/{campaign:str}", responses=answers(UnknownCampaign))
+    @get("/{campaign:str}", responses=error_responses(UnknownCampaign))
     async def show_campaign(
         self, campaign: FromPath[str], engine: Engines, campaigns: Desks
     ) -> CampaignView:
@@ -223,7 +223,7 @@ class Campaigns(Controller):
     @post(
         "/",
         status_code=HTTP_202_ACCEPTED,
-        responses=answers(OverBudget, TooManyCampaigns, BodyTooLarge),
+        responses=error_responses(OverBudget, TooManyCampaigns, BodyTooLarge),
     )
     async def start_campaign(
         self,
@@ -231,7 +231,7 @@ class Campaigns(Controller):
         engine: Engines,
         campaigns: Desks,
         operations: NamedDependency[Operations],
-        caller: Asker,
+        principal: Asker,
     ) -> CampaignAnswer:
         """Starts a campaign; with `plan` only tells its waves.
 
@@ -240,7 +240,7 @@ class Campaigns(Controller):
         wish = _wish(data)
         if data.plan:
             return CampaignAnswer(plan=plan_view(await campaigns.plan(wish)))
-        started = await campaigns.start(wish, by=caller.name, operation_id=operations.new_id())
+        started = await campaigns.start(wish, by=principal.name, operation_id=operations.new_id())
         return CampaignAnswer(view(engine, campaigns, started))
 
     pause = _verb(
