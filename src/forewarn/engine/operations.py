@@ -402,11 +402,11 @@ class Operations:
 def _host_changes(difference: Difference) -> tuple[Change, ...]:
     """A declared host is of no scope, so the fleet itself tells of it."""
     added = [
-        Change(what=ChangeKind.AMENDED, host=host, detail=f"host {host} declared")
+        Change(what=ChangeKind.UPDATED, host=host, detail=f"host {host} declared")
         for host in difference.hosts_added
     ]
     removed = [
-        Change(what=ChangeKind.AMENDED, host=host, detail=f"host {host} declared no more")
+        Change(what=ChangeKind.UPDATED, host=host, detail=f"host {host} declared no more")
         for host in difference.hosts_removed
     ]
     return (*added, *removed)

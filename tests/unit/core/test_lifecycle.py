@@ -408,7 +408,7 @@ def test_what_has_started_is_unknown_or_is_a_deletion_cannot_be_extended() -> No
         run(scope_of(), restart(), approve("web-0"), extend(2))
     with pytest.raises(errors.UnknownEvent, match="there is no event"):
         run(scope_of(), restart(), extend(2, number=9))
-    with pytest.raises(errors.Refused, match="a deletion is not put off"):
+    with pytest.raises(errors.Refused, match="a deletion cannot be postponed"):
         run(scope_of(), ask.Delete(vm="web-0", event_id=guid(1)), extend(2))
 
 

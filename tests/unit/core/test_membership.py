@@ -106,7 +106,7 @@ def test_a_new_fleet_file_does_not_bring_an_evicted_vm_back_to_life() -> None:
 
 
 def test_a_vm_stands_in_a_scope_once() -> None:
-    with pytest.raises(errors.Invalid, match="twice"):
+    with pytest.raises(errors.Invalid, match="duplicate VM in scope web"):
         run(scope_of(), enrol(scope_of(), vm("a"), vm("a")))
 
 

@@ -197,7 +197,7 @@ def test_other_vms_and_other_operations_are_not_in_each_others_way() -> None:
 def test_the_limit_of_user_operations_counts_what_is_scheduled() -> None:
     scope = run(scope_of(user_operations_max=1), restart())
 
-    with pytest.raises(errors.TooManyOperations, match="at most 1"):
+    with pytest.raises(errors.TooManyOperations, match="the maximum is 1"):
         run(scope, restart("web-1", 2))
     assert len(run(scope, ask.Cancel(event_id=guid(1)), restart("web-1", 2)).events) == 1
 

@@ -163,7 +163,7 @@ async def operations_in(engine: Engine) -> list[Change]:
     return [
         one
         for one in changes
-        if one.what in (ChangeKind.SCHEDULED, ChangeKind.ORDERED, ChangeKind.CAMPAIGN)
+        if one.what in (ChangeKind.SCHEDULED, ChangeKind.EXECUTED_SILENTLY, ChangeKind.CAMPAIGN)
     ]
 
 
