@@ -27,7 +27,7 @@ class Lines:
         self._text = text
         self._lines: dict[Path, int] | None = None
 
-    def line_of(self, path: Path) -> int:
+    def find_line(self, path: Path) -> int:
         """The line of the value at this path or, where it has none of its own, of what is around
         it.
         """
