@@ -20,15 +20,13 @@ from forewarn.campaign.model import (
     CampaignCommand,
     CampaignSpec,
     CampaignState,
-    CancelCampaign,
     CancelEvent,
     CheckHealth,
     EventRef,
     HealthChecked,
     HostAnnounced,
-    PauseCampaign,
+    OperatorCommand,
     Reconcile,
-    ResumeCampaign,
 )
 from forewarn.campaign.rules import CampaignContext, Decision, decide_campaign
 from forewarn.core.command import Approve, Cancel, Claim, Command, Finish, Maintain, Tick
@@ -190,8 +188,7 @@ class World:
                 self.submit(name, Approve(event_ids=(event.id,)))
             if self.choices.pick(12) == 1:
                 self.submit(name, Cancel(event_id=event.id))
-        commands: tuple[CampaignCommand, ...]
-        commands = (PauseCampaign(), ResumeCampaign(), CancelCampaign())
+        commands = tuple(OperatorCommand)
         choice = self.choices.pick(10)
         for campaign_id, campaign in self.campaigns.items():
             is_open = campaign.state in (CampaignState.RUNNING, CampaignState.PAUSED)
@@ -288,7 +285,7 @@ def test_budgets_hold_and_every_host_ends_whatever_happens(
         if step > 60:  # the story is over: an operator resumes everything
             for campaign_id, campaign in world.campaigns.items():
                 if campaign.state is CampaignState.PAUSED:
-                    world.apply(campaign_id, ResumeCampaign())
+                    world.apply(campaign_id, OperatorCommand.RESUME)
     for campaign in world.campaigns.values():
         assert campaign.is_over
         assert campaign.done + campaign.skipped + campaign.failed == campaign.total

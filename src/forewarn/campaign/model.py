@@ -154,16 +154,12 @@ class Reconcile(msgspec.Struct, frozen=True):
     """Something may have changed: see which hosts are done and which are next."""
 
 
-class PauseCampaign(msgspec.Struct, frozen=True):
-    pass
+class OperatorCommand(StrEnum):
+    """What an operator does to a campaign. The value is the word for the history."""
 
-
-class ResumeCampaign(msgspec.Struct, frozen=True):
-    pass
-
-
-class CancelCampaign(msgspec.Struct, frozen=True):
-    pass
+    PAUSE = "paused"
+    RESUME = "resumed"
+    CANCEL = "canceled"
 
 
 class HostAnnounced(msgspec.Struct, frozen=True):
@@ -181,7 +177,6 @@ class HealthChecked(msgspec.Struct, frozen=True):
     problem: str = ""
 
 
-OperatorCommand = PauseCampaign | ResumeCampaign | CancelCampaign
 CampaignCommand = OperatorCommand | Reconcile | HostAnnounced | HealthChecked
 
 

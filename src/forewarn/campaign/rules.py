@@ -40,7 +40,6 @@ from forewarn.campaign.model import (
     Campaign,
     CampaignCommand,
     CampaignState,
-    CancelCampaign,
     CancelEvent,
     CheckHealth,
     EventRef,
@@ -49,9 +48,7 @@ from forewarn.campaign.model import (
     HostPhase,
     HostRun,
     OperatorCommand,
-    PauseCampaign,
     Reconcile,
-    ResumeCampaign,
     SkippedHost,
     operation_id_of,
 )
@@ -181,37 +178,30 @@ class CampaignDraft:
         self.put(state=state, pause_reason=pause_reason, paused_by_failure=paused_by_failure)
 
 
+STATE_AFTER = {
+    OperatorCommand.PAUSE: CampaignState.PAUSED,
+    OperatorCommand.RESUME: CampaignState.RUNNING,
+    OperatorCommand.CANCEL: CampaignState.CANCELED,
+}
+
+
 # --- a rule for each command
 
 
-def pause(draft: CampaignDraft, command: PauseCampaign) -> None:
-    refuse_if_ending(draft.campaign)
-    if draft.campaign.state is CampaignState.RUNNING:
-        draft.set_state(CampaignState.PAUSED, "paused by an operator")
-        draft.record("paused")
-
-
-def resume(draft: CampaignDraft, command: ResumeCampaign) -> None:
-    refuse_if_ending(draft.campaign)
-    if draft.campaign.state is CampaignState.PAUSED:
-        draft.set_state(CampaignState.RUNNING)
-        draft.record("resumed")
-
-
-def cancel(draft: CampaignDraft, command: CancelCampaign) -> None:
-    if draft.campaign.state is not CampaignState.CANCELED:
-        refuse_if_ending(draft.campaign)
-        draft.set_state(CampaignState.CANCELED)
-        draft.record("canceled")
-
-
-def refuse_if_ending(campaign: Campaign) -> None:
+def operate(draft: CampaignDraft, command: OperatorCommand) -> None:
+    state = STATE_AFTER[command]
+    campaign = draft.campaign
+    if campaign.state is state:
+        return
     if campaign.state in (CampaignState.CANCELED, CampaignState.DONE):
         raise CampaignOver(
             f"campaign {campaign.id} is {campaign.state}; expected one that is running or paused",
             campaign=campaign.id,
             state=campaign.state,
         )
+    paused = state is CampaignState.PAUSED
+    draft.set_state(state, "paused by an operator" if paused else "")
+    draft.record(command.value)
 
 
 def announced(draft: CampaignDraft, command: HostAnnounced) -> None:
@@ -231,9 +221,7 @@ def health_checked(draft: CampaignDraft, command: HealthChecked) -> None:
 
 RULES: dict[type[CampaignCommand], Callable[[CampaignDraft, Any], None]] = {
     Reconcile: lambda draft, command: None,  # `advance` does the work
-    PauseCampaign: pause,
-    ResumeCampaign: resume,
-    CancelCampaign: cancel,
+    OperatorCommand: operate,
     HostAnnounced: announced,
     HealthChecked: health_checked,
 }

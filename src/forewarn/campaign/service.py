@@ -16,11 +16,8 @@ from forewarn.campaign.model import (
     Campaign,
     CampaignCommand,
     CampaignSpec,
-    CancelCampaign,
     HostRun,
     OperatorCommand,
-    PauseCampaign,
-    ResumeCampaign,
     host_duration,
 )
 from forewarn.campaign.rules import CampaignContext, Decision, decide_campaign
@@ -147,14 +144,14 @@ class Campaigns:
 
     async def pause(self, campaign_id: str, by: str) -> Campaign:
         """Start no more hosts. Announced hosts continue."""
-        return (await self.apply(campaign_id, PauseCampaign(), by)).campaign
+        return (await self.apply(campaign_id, OperatorCommand.PAUSE, by)).campaign
 
     async def resume(self, campaign_id: str, by: str) -> Campaign:
-        return (await self.apply(campaign_id, ResumeCampaign(), by)).campaign
+        return (await self.apply(campaign_id, OperatorCommand.RESUME, by)).campaign
 
     async def cancel(self, campaign_id: str, by: str) -> Campaign:
         """Start no more hosts and cancel Scheduled events. Started events end by themselves."""
-        return (await self.apply(campaign_id, CancelCampaign(), by)).campaign
+        return (await self.apply(campaign_id, OperatorCommand.CANCEL, by)).campaign
 
     async def apply(
         self,

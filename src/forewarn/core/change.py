@@ -29,8 +29,8 @@ class ChangeKind(StrEnum):
     RETIRED = "retired"
     CAMPAIGN = "campaign"
     """A campaign changed; the detail has its id and what happened."""
-    TOKEN_CREATED = "token-created"
-    TOKEN_REVOKED = "token-revoked"
+    TOKEN_CREATED = "token-created"  # noqa: S105
+    TOKEN_REVOKED = "token-revoked"  # noqa: S105
     RESTORED = "restored"
     """The store was restored from a backup; later history is missing."""
 

@@ -15,7 +15,6 @@ from forewarn.campaign.model import (
     CampaignCommand,
     CampaignSpec,
     CampaignState,
-    CancelCampaign,
     CancelEvent,
     CheckHealth,
     EventRef,
@@ -23,9 +22,8 @@ from forewarn.campaign.model import (
     HostAnnounced,
     HostPhase,
     HostRun,
-    PauseCampaign,
+    OperatorCommand,
     Reconcile,
-    ResumeCampaign,
     SkippedHost,
     operation_id_of,
 )
@@ -311,7 +309,7 @@ def test_failure_is_only_counted_without_pause_on_failure() -> None:
 def test_resumed_campaign_continues_with_the_next_host() -> None:
     """Resuming starts no host itself, so the history attributes that to the campaign."""
     fleet = one_at_a_time()
-    resumed = apply(fail_first_event(begin(fleet), fleet), ResumeCampaign(), fleet).campaign
+    resumed = apply(fail_first_event(begin(fleet), fleet), OperatorCommand.RESUME, fleet).campaign
 
     assert (resumed.state, resumed.pause_reason) == (CampaignState.RUNNING, "")
     assert running(resumed) == []
@@ -455,7 +453,7 @@ def test_cancel_cancels_scheduled_events_and_waits_for_started_ones() -> None:
     campaign = begin(fleet, max_hosts=2)
     first, second = fleet.scopes["web"].events
     fleet.submit(Approve(event_ids=(first.id,)))
-    canceled = apply(campaign, CancelCampaign(), fleet)
+    canceled = apply(campaign, OperatorCommand.CANCEL, fleet)
 
     assert canceled.campaign.state is CampaignState.CANCELED
     assert canceled.actions == (CancelEvent("web", second.id),)
@@ -471,7 +469,7 @@ def test_canceled_campaign_learns_its_events_before_canceling_them() -> None:
     """The host may have been announced before a crash; announcing again returns the events."""
     fleet = Fleet(web(0))
     campaign = reconcile(campaign_of(1), fleet)
-    canceled = apply(campaign, CancelCampaign(), fleet)
+    canceled = apply(campaign, OperatorCommand.CANCEL, fleet)
 
     assert canceled.actions == (AnnounceHost("h1", operation_id_of(campaign, "h1")),)
     known = apply(canceled.campaign, fleet.announce("h1", campaign), fleet)
@@ -481,9 +479,9 @@ def test_canceled_campaign_learns_its_events_before_canceling_them() -> None:
 @pytest.mark.parametrize(
     ("command", "state"),
     [
-        (PauseCampaign(), CampaignState.PAUSED),
-        (ResumeCampaign(), CampaignState.RUNNING),
-        (CancelCampaign(), CampaignState.CANCELED),
+        (OperatorCommand.PAUSE, CampaignState.PAUSED),
+        (OperatorCommand.RESUME, CampaignState.RUNNING),
+        (OperatorCommand.CANCEL, CampaignState.CANCELED),
     ],
 )
 def test_repeated_command_changes_nothing(command: CampaignCommand, state: CampaignState) -> None:
@@ -495,7 +493,7 @@ def test_repeated_command_changes_nothing(command: CampaignCommand, state: Campa
     assert (again.campaign, again.changes) == (once, ())
 
 
-@pytest.mark.parametrize("command", [PauseCampaign(), ResumeCampaign(), CancelCampaign()])
+@pytest.mark.parametrize("command", OperatorCommand)
 def test_campaign_that_is_done_accepts_no_command(command: CampaignCommand) -> None:
     over = replace(campaign_of(), state=CampaignState.DONE, ended_at=NOON)
 
@@ -506,14 +504,14 @@ def test_campaign_that_is_done_accepts_no_command(command: CampaignCommand) -> N
 def test_canceled_campaign_may_only_be_canceled_again() -> None:
     over = replace(campaign_of(), state=CampaignState.CANCELED, ended_at=NOON)
 
-    assert apply(over, CancelCampaign(), Fleet()).campaign == over
+    assert apply(over, OperatorCommand.CANCEL, Fleet()).campaign == over
     with pytest.raises(CampaignOver):
-        apply(over, ResumeCampaign(), Fleet())
+        apply(over, OperatorCommand.RESUME, Fleet())
 
 
 def test_paused_campaign_starts_no_host() -> None:
     fleet = Fleet(web(0, 0, 0))
-    paused = apply(campaign_of(), PauseCampaign(), fleet).campaign
+    paused = apply(campaign_of(), OperatorCommand.PAUSE, fleet).campaign
 
     assert reconcile(paused, fleet) == paused
 
