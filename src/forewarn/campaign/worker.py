@@ -74,7 +74,12 @@ class CampaignWorker:
 
     async def run(self) -> None:
         """Work until cancelled, while this server holds the lease."""
-        await run_under_lease(self._engine.store, "campaigns", self._work)
+        clock = self._engine.clock
+
+        async def sleep(seconds: float) -> None:
+            await clock.sleep_until(clock.now() + timedelta(seconds=seconds))
+
+        await run_under_lease(self._engine.store, "campaigns", self._work, sleep=sleep)
 
     async def _work(self, lease: Lease) -> None:
         self._lease = lease
