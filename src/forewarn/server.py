@@ -169,9 +169,7 @@ async def run_workers(
         impacts_max=config.impacts_max,
         impact_limit=limit,
     )
-    campaigns = CampaignWorker(
-        service.engine, service.campaigns.cache, worker, make_health_check(config)
-    )
+    campaigns = CampaignWorker(service.engine, service.campaigns, make_health_check(config))
     work = asyncio.create_task(run_together(impacts.run(), campaigns.run()))
     try:
         yield work
@@ -241,7 +239,8 @@ async def run_together(*works: Coroutine[Any, Any, None]) -> None:
 
 def make_platform(config: Config, clock: Clock, service: Service) -> Platform:
     """The platform that carries out impacts."""
-    engine, board, turns = service.engine, service.engine.board, service.campaigns.cache.turns
+    engine, board = service.engine, service.engine.board
+    priorities = service.campaigns.cache.host_priorities
 
     def hosts() -> Iterator[str]:
         return chain(board.hosts, board.declared_hosts)
@@ -249,7 +248,7 @@ def make_platform(config: Config, clock: Clock, service: Service) -> Platform:
     for command in config.exec_command:
         if command.type != "*":
             parse_event_type("exec_command", command.type)
-    real = open_platform(config, clock, hosts=hosts, avoid=turns, environ=os.environ)
+    real = open_platform(config, clock, hosts=hosts, avoid=priorities, environ=os.environ)
     if real is not None:
         return real
     simulated = {
@@ -264,7 +263,7 @@ def make_platform(config: Config, clock: Clock, service: Service) -> Platform:
         clock,
         durations={**engine.timing.duration, **simulated},
         hosts=hosts,
-        avoid=turns,
+        avoid=priorities,
         failing=config.simulate_failure,
     )
 

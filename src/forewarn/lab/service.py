@@ -126,7 +126,7 @@ class LabService:
             clock,
             durations=engine.timing.duration,
             hosts=lambda: chain(board.hosts, board.declared_hosts),
-            avoid=service.campaigns.cache.turns,
+            avoid=service.campaigns.cache.host_priorities,
         )
         self.config = Config(identify=(Identify.PATH, Identify.ADDRESS))
         self.metadata_inner = LabMetadata(engine, self.config, self.faults)
