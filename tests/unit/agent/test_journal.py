@@ -339,3 +339,35 @@ def test_changed_event_keeps_its_rule_and_progress(path: Path) -> None:
     assert progress.event.is_started
     assert progress.rule == "drain"
     assert progress.is_step_over(Phase.PREPARE, 0, "")
+
+
+VERSION_0_2 = """\
+{"id":"E1","what":"seen","at":"2026-03-04T12:00:00+00:00","event":{"id":"E1","type":"Reboot",\
+"status":"Scheduled","source":"Platform","resources":["web-0"],"resource_type":"VirtualMachine",\
+"not_before":"2026-03-04T12:15:00+00:00","duration_seconds":-1,"description":"","extra":{}},\
+"rule":"drain"}
+{"id":"E1","what":"begun","at":"2026-03-04T12:00:00+00:00","phase":"prepare"}
+{"id":"E1","what":"step-begun","at":"2026-03-04T12:00:00+00:00","phase":"prepare","index":0,\
+"step":"run a"}
+{"id":"E1","what":"step-done","at":"2026-03-04T12:00:01+00:00","phase":"prepare","index":0,\
+"step":"run a","seconds":1.5}
+{"id":"E1","what":"late","at":"2026-03-04T12:00:01+00:00","expected_seconds":99.0}
+{"id":"E1","what":"ended","at":"2026-03-04T12:00:01+00:00","phase":"prepare","is_stopped":false}
+{"id":"E1","what":"approving","at":"2026-03-04T12:00:01+00:00"}
+"""
+
+
+def test_journal_of_version_0_2_is_read(path: Path) -> None:
+    """An agent upgraded in the middle of an event must continue it."""
+    path.parent.mkdir()
+    path.write_text(VERSION_0_2)
+    journal = Journal.open(path)
+    journal.close()
+
+    progress = journal.progress["E1"]
+    assert (progress.event, progress.rule, progress.resources) == (reboot(), "drain", ("web-0",))
+    assert progress.is_prepared
+    assert progress.is_step_over(Phase.PREPARE, 0, "run a")
+    assert progress.durations == {(Phase.PREPARE, 0): 1.5}
+    assert progress.marks == {EntryKind.LATE, EntryKind.APPROVING}
+    assert not list(path.parent.glob("*.damaged-*"))

@@ -219,3 +219,40 @@ def test_unused_kind_is_not_imported() -> None:
     )
 
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+DESCRIPTIONS = [
+    ("run", ["a", "b c"], "run a b c"),
+    ("run", {"command": "x; y", "shell": True}, "run /bin/sh -c x; y"),
+    ("systemd", ["a", "b"], "stop, or in recover start, a b"),
+    ("systemd", {"units": ["a"], "action": "reload"}, "reload a"),
+    ("http", {"url": "http://x:1/a?b", "shape": "slack"}, "POST http://x:1"),
+    (
+        "haproxy",
+        {"socket": "/s", "servers": ["w/{vm}"]},
+        "drain w/{vm} in HAProxy at /s, or in recover make it ready",
+    ),
+    ("file", "/x//y", "make /x/y absent, or in recover the opposite"),
+    ("kubernetes", {}, "cordon our node and evict its pods, or in recover uncordon it"),
+    ("kubernetes", {"node": "n", "evict": False}, "cordon n, or in recover uncordon it"),
+    (
+        "signal",
+        {"send": "usr1", "unit": "u", "until_exit": True},
+        "send SIGUSR1 to u, wait for its end",
+    ),
+    (
+        "signal",
+        {"send": "HUP", "pid_file": "/p", "until_file": "/f"},
+        "send SIGHUP to /p, wait for /f",
+    ),
+    ("log", "x", "log 'x'"),
+    ("hooks", "/h/", "run the hooks in /h"),
+]
+
+
+@pytest.mark.parametrize(("kind", "value", "description"), DESCRIPTIONS)
+def test_description_of_a_step_never_changes(kind: str, value: object, description: str) -> None:
+    """The journal recognises a step by it: after an upgrade in the middle of an event, a step with
+    another description would run again.
+    """
+    assert make_step(kind, value, "W").describe() == description
