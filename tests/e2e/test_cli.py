@@ -168,7 +168,7 @@ def test_a_folder_of_files_is_served_checked_and_applied(tmp_path: Path) -> None
     ("arguments", "code", "message"),
     [
         (("vm", "show", "nope"), 3, "there is no VM 'nope'"),
-        (("vm", "restart", "a/../b"), 3, r"there is nothing at .*"),
+        (("vm", "restart", "a/../b"), 3, r"no such path: .*"),
         (("scope", "show", "nope"), 3, "there is no scope 'nope'"),
         (("host", "fail", "nope"), 3, "there is no host 'nope'"),
         (("event", "approve", "nope"), 3, "there is no event 'nope'"),
