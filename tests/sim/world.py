@@ -136,7 +136,9 @@ class Witness:
         """
         scope = place.scope
         key = (scope.name, self.lives.get(scope.name, 0), scope.incarnation)
-        found = tuple(render(place, version, is_iso=False).partition(BLANK_LINE)[2] for version in VERSIONS)
+        found = tuple(
+            render(place, version, is_iso=False).partition(BLANK_LINE)[2] for version in VERSIONS
+        )
         must(found == pages(scope), "a page shows the scope as it is", key)
         must(
             self.shown.setdefault(key, found) == found,

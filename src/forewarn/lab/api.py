@@ -109,7 +109,9 @@ class Clocks(Controller):
         await lab.change_clock(rate=data.rate, moment=data.now, is_running=data.is_running)
         return clock_view(lab)
 
-    @post("/advance", status_code=HTTP_200_OK, responses=error_responses(errors.Refused, BodyTooLarge))
+    @post(
+        "/advance", status_code=HTTP_200_OK, responses=error_responses(errors.Refused, BodyTooLarge)
+    )
     async def advance_clock(self, data: JSONBody[Span], lab: Lab) -> ClockView:
         """Lets the time pass, moment by moment, and answers when all that was due is done."""
         try:
@@ -132,7 +134,9 @@ class Faults(Controller):
         shown = [fault_view(one) for one in lab.faults.standing.values() if not one.is_over(now)]
         return FaultsView(shown[:limit], len(shown))
 
-    @post("/", status_code=HTTP_201_CREATED, responses=error_responses(errors.Refused, BodyTooLarge))
+    @post(
+        "/", status_code=HTTP_201_CREATED, responses=error_responses(errors.Refused, BodyTooLarge)
+    )
     async def add_fault(self, body: RawBody, lab: Lab) -> FaultView:
         """From its moment on, the endpoint misbehaves so; the schema is at /api/v1/faults/schema."""
         said = text.load(body, "body")

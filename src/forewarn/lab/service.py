@@ -88,7 +88,7 @@ async def laboratory(setup: Setup) -> AsyncIterator["LabService"]:
         if setup.fleet is not None:
             await lab.operations.apply(setup.fleet, by="lab")
         service.engine.subscribe_entries(lab.transcript.hear)
-        async with server.at_work(Config(), service, lab.platform, "platform"):
+        async with server.run_workers(Config(), service, lab.platform, "platform"):
             works = [lab.keep_faults(), *([clock.run()] if isinstance(clock, VirtualClock) else [])]
             tasks = [asyncio.create_task(work) for work in works]
             try:
@@ -126,7 +126,7 @@ class LabService:
             clock,
             durations=engine.timing.duration,
             hosts=lambda: chain(board.hosts, board.declared_hosts),
-            avoid=service.campaigns.cache.turns,
+            avoid=service.campaigns.cache.host_priorities,
         )
         self.config = Config(identify=(Identify.PATH, Identify.ADDRESS))
         self.metadata_inner = LabMetadata(engine, self.config, self.faults)
@@ -291,7 +291,7 @@ class LabService:
             routes,  # its framework takes longer to import than all the rest
         )
 
-        operators = server.operators_door(self.service, address, more=[routes(self)])
+        operators = server.make_control_listener(self.service, address, more=[routes(self)])
         await self._open(operators)
         return operators.address
 

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from forewarn.auth.tokens import Tokens
-from forewarn.campaign.cache import CampaignCache
 from forewarn.campaign.service import Campaigns
 from forewarn.core.timing import Timing
 from forewarn.engine.clock import Clock
@@ -37,7 +36,7 @@ def build_service(
     return Service(
         engine,
         Operations(engine, make_id),
-        Campaigns(engine, CampaignCache(engine)),
+        Campaigns(engine),
         feed,
         Tokens(engine),
     )

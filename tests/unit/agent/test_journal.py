@@ -79,13 +79,13 @@ def test_entry_is_fsynced_before_write_returns(
 
     A rename also needs an fsync of its directory.
     """
-    sync_fleet: list[int | str] = []
+    synced: list[int | str] = []
 
     class Watched(Journal):
         @staticmethod
         def sync(handle: int) -> None:
             found = os.fstat(handle)
-            sync_fleet.append("folder" if stat.S_ISDIR(found.st_mode) else found.st_size)
+            synced.append("folder" if stat.S_ISDIR(found.st_mode) else found.st_size)
 
     journal = Watched.open(path)
     assert synced == [0, "folder"]

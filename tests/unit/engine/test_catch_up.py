@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from forewarn.campaign.model import Wish
+from forewarn.campaign.model import CampaignSpec
 from forewarn.core import command as ask
 from forewarn.core.event import EventType
 from forewarn.core.fleet import Scope, ScopeKind
@@ -139,8 +139,8 @@ def test_every_get_finds_what_the_other_server_made(tmp_path: Path) -> None:
                 kinds = {"scopes": name, "vms": name, "hosts": host}
                 for kind in [*kinds, *kinds][number : number + 3]:  # whichever is asked first
                     assert (await client.get(f"/api/v1/{kind}/{kinds[kind]}")).status_code == 200
-            wish = Wish(type=EventType.FREEZE, patterns=("host-b",))
-            campaign = await one.service.campaigns.start(wish, "ann")
+            spec = CampaignSpec(type=EventType.FREEZE, patterns=("host-b",))
+            campaign = await one.service.campaigns.start(spec, "ann", "request-1")
             assert (await client.get(f"/api/v1/campaigns/{campaign.id}")).status_code == 200
 
     two_servers(tell, tmp_path)

@@ -21,7 +21,7 @@ from forewarn.web.control.docs_page import docs
 from forewarn.web.control.error_handlers import EXCEPTION_HANDLERS
 from forewarn.web.control.idempotency import Idempotency
 from forewarn.web.control.openapi import make_openapi_config
-from forewarn.web.control.routes.campaign import Campaigns
+from forewarn.web.control.routes.campaign import CampaignController
 from forewarn.web.control.routes.event import EventController
 from forewarn.web.control.routes.fleet import FleetController
 from forewarn.web.control.routes.history import HistoryController
@@ -58,7 +58,7 @@ ROUTES: tuple[ControllerRouterHandler, ...] = (
     TokenController,
     HistoryController,
     StreamController,
-    Campaigns,
+    CampaignController,
 )
 
 Message = dict[str, Any]

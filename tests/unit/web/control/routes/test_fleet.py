@@ -393,7 +393,7 @@ def test_declared_host_is_in_the_difference_and_the_history() -> None:
             [],
         )
         (note,) = (await world.json("GET", "/api/v1/history?host=host-d"))["history"]
-        assert (note["what"], note["detail"]) == ("amended", "host host-d declared")
+        assert (note["what"], note["detail"]) == ("updated", "host host-d declared")
 
     story(tell)
 
