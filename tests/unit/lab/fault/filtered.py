@@ -16,7 +16,7 @@ from forewarn.lab.transcript import Transcript
 from forewarn.web.http.message import plain_address
 from forewarn.web.metadata.app import Message, Receive, Send
 from tests.builders import NOON, guid
-from tests.unit.web.guest import EVENTS, TRUE, WEB_0, WEB_1, Guest, Told
+from tests.unit.web.guest import EVENTS, TRUE, WEB_0, WEB_1, Guest, GuestResponse
 
 POLL = (EVENTS, TRUE)
 NO_EVENTS = b'{"DocumentIncarnation":1,"Events":[]}'
@@ -91,7 +91,7 @@ class Filtered(Guest):
             f"f{len(self.faults.standing) + 1}", parse({"fault": kind, **spelt}), self.clock.now()
         )
 
-    async def poll(self, known: str = "", **more: Any) -> Told:
+    async def poll(self, known: str = "", **more: Any) -> GuestResponse:
         conditional = [(b"if-none-match", known.encode())] if known else []
         return await self.call(*POLL, *conditional, **more)
 
