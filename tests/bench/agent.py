@@ -149,7 +149,7 @@ def latencies(folder: Path, name: str, *, wait_seconds: int) -> list[float]:
         for vm in names:
             time.sleep(1.2 + chance.random())
             now = time.time()
-            _, answer = service.ask("POST", f"/vms/{vm}/restart")
+            _, answer = service.request("POST", f"/vms/{vm}/restart")
             asked[answer["event"]["id"]] = now
         begun = eventually(lambda: steps_begun(agent), lambda found: len(found) == SAMPLES)
     return [begun[event] - moment for event, moment in asked.items()]

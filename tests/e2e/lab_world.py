@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 from forewarn.config import Address
-from forewarn.lab.fault.active import Faults, parse
+from forewarn.lab.fault.active import Faults, parse_fault
 from forewarn.lab.fault.filter import FaultFilter, FilteredPolls
 from forewarn.lab.transcript import Transcript
 from forewarn.web.http.connection import Limits
@@ -22,7 +22,7 @@ class FaultyWorld(World):
     def __init__(self) -> None:
         super().__init__()
         clock = self.engine.clock
-        self.faults = Faults()
+        self.faults = FaultSet()
         self.transcript = Transcript(clock.now)
         self.application = FaultFilter(
             self.metadata, self.faults, self.transcript, clock, Random(1), self.vm_of
@@ -45,7 +45,7 @@ class FaultyWorld(World):
 
         async def add() -> None:
             self.faults.add(
-                f"f{len(self.faults.standing) + 1}",
+                f"f{len(self.faults.by_id) + 1}",
                 parse({"fault": kind, **members}),
                 self.engine.clock.now(),
             )

@@ -53,7 +53,7 @@ def test_without_a_fault_the_bytes_are_those_of_the_service(world: FaultyWorld) 
             POLL.replace(b"Host", b'If-None-Match: "1"\r\nHost'),
             POLL.replace(b"Metadata: true\r\n", b""),
         ):
-            assert world.ask(request).undated == plain.ask(request).undated
+            assert world.request(request).undated == plain.request(request).undated
 
 
 def test_every_poll_is_seen_by_the_filter(world: FaultyWorld) -> None:
@@ -100,7 +100,7 @@ def test_a_cut_document_of_fitting_length_keeps_the_connection(world: FaultyWorl
 def test_requests_that_were_sent_behind_a_dropped_one_are_dropped_too(world: FaultyWorld) -> None:
     world.add("refuse", requests=1)
     assert came(world, POLL + POLL) == (b"", True)
-    assert world.ask(POLL).body == NO_EVENTS
+    assert world.request(POLL).body == NO_EVENTS
 
 
 def test_what_is_sent_before_a_reset_arrives_whole(world: FaultyWorld) -> None:
@@ -185,7 +185,7 @@ class Watch:
 def test_our_client_survives(world: FaultyWorld, kind: str, members: dict[str, Any]) -> None:
     """Every event is told once, though the endpoint misbehaves before, while and after it is there."""
     earlier, second = EVENT_ID.replace("602D", "502D"), EVENT_ID.replace("602D", "702D")
-    world.ask(POLL)
+    world.request(POLL)
     world.restart("web-1", earlier)
     world.submit(Cancel(event_id=earlier))
     watch = Watch(world)

@@ -1,11 +1,7 @@
-"""`forewarn lab`: the service as a lab.
-
-Its clock, its faults, its transcript; scenarios are in `lab_run.py`.
-"""
+"""`forewarn lab`: a lab, its clock, faults and transcript. Scenarios are in `lab_run.py`."""
 
 import json
 import os
-import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +12,6 @@ from typing import Annotated, Any
 
 import typer
 
-from forewarn import duration
 from forewarn.cli import lab_run
 from forewarn.cli.api import connect
 from forewarn.cli.config import DEMO
@@ -24,9 +19,11 @@ from forewarn.cli.exit_codes import Usage, needs_server_parts
 from forewarn.cli.output import Json, show_json, show_list, show_one
 from forewarn.cli.serve import run_until_stopped
 from forewarn.config import Address
+from forewarn.duration import EXPECTED, parse_duration
 from forewarn.errors import Invalid
 
 FAULT_COLUMNS = ("id", "fault", "vms", "begins_at", "ends_at", "requests_left")
+URLS_SHOWN_MAX = 20
 
 app = typer.Typer(
     help="The lab: the service with a clock you control, scenarios and faults.",
@@ -48,7 +45,7 @@ class ClockKind(StrEnum):
     REAL = "real"
 
 
-Fleet = Annotated[Path | None, typer.Option(help="The fleet file; else the demo's fleet.")]
+Fleet = Annotated[Path | None, typer.Option(help="The fleet file. Default: the demo's fleet.")]
 Kind = Annotated[ClockKind, typer.Option("--clock", help="A clock that you move, or the real one.")]
 Rate = Annotated[
     float,
@@ -58,21 +55,22 @@ Rate = Annotated[
 ]
 Start = Annotated[
     str | None,
-    typer.Option(help="Where a virtual clock begins, such as 2030-01-31T12:00:00Z; else now."),
+    typer.Option(help="The start of a virtual clock, such as 2030-01-31T12:00:00Z. Default: now."),
 ]
-Seed = Annotated[int, typer.Option(help="Ids and chance come from it.")]
+Seed = Annotated[int, typer.Option(help="The seed of event ids and random choices.")]
 Running = Annotated[
-    bool,
-    typer.Option("--running", help="A virtual clock follows the real time until it is paused."),
+    bool, typer.Option("--running", help="Let a virtual clock follow the real time.")
 ]
-Port = Annotated[int, typer.Option(help="Where VMs call; 0 takes a free port.", min=0, max=65535)]
+Port = Annotated[
+    int, typer.Option(help="The port of the metadata endpoint; 0: a free port.", min=0, max=65535)
+]
 ControlPort = Annotated[
-    int, typer.Option(help="Where the control API is; 0 takes a free port.", min=0, max=65535)
+    int, typer.Option(help="The port of the control API; 0: a free port.", min=0, max=65535)
 ]
 ReadyFile = Annotated[
-    Path | None, typer.Option(help="There while all is ready: a JSON file that tells where.")
+    Path | None,
+    typer.Option(help="A JSON file with all URLs, which exists while the lab is ready."),
 ]
-Duration = Annotated[str, typer.Argument(metavar="SPAN", help="Such as 90s, 15m, 2h, 1h30m or 7d.")]
 
 
 @app.command()
@@ -88,91 +86,82 @@ def serve(
     control_port: ControlPort = 8081,
     ready_file: ReadyFile = None,
 ) -> None:
-    """Run a lab until it is told to stop (SIGTERM or Ctrl-C)."""
-    if start is not None and clock_kind is ClockKind.REAL:
-        raise Usage(
-            f"--start {start} cannot be: the real clock starts now; expected --clock virtual, or no --start"
-        )
+    """Run a lab until SIGTERM or Ctrl-C."""
+    is_virtual = clock_kind is ClockKind.VIRTUAL
+    if start is not None and not is_virtual:
+        raise Usage(f"--start {start} needs --clock virtual: the real clock starts now")
     with needs_server_parts("lab serve"):
         import asyncio
 
         from forewarn.fleetfile.parser import parse
-        from forewarn.lab.service import Setup, laboratory
+        from forewarn.lab.service import Setup, open_lab
         from forewarn.server import read_file
 
-        path = fleet or Path(str(DEMO["fleet"]))
-        setup = Setup(
-            fleet=parse(read_file(path, "fleet file"), str(path)),
-            is_virtual=clock_kind is ClockKind.VIRTUAL,
-            is_running=is_running,
-            start=_moment(start),
-            rate=rate,
-            seed=seed,
-        )
-
-        async def work() -> None:
-            async with laboratory(setup) as lab:
-                at = await lab.listen(
-                    Address("127.0.0.1", port), Address("127.0.0.1", control_port)
-                )
-                told = {
-                    "metadata": f"http://{at.metadata}",
-                    "control": f"http://{at.control}",
-                    "vms": await lab.doors(),
-                }
-                with announced(ready_file, {**told, "pid": os.getpid()}):
-                    typer.echo(_welcome(told, setup.is_virtual and not is_running))
-                    await asyncio.get_running_loop().create_future()
-
-        withdraw(ready_file)
-        run_until_stopped(work)
-
-
-def _welcome(told: dict[str, Any], stands_still: bool) -> str:
-    doors = "\n".join(f"  {vm:16} {url}" for vm, url in list(told["vms"].items())[:20])
-    still = (
-        "\nThe clock stands still: `forewarn lab clock advance 15m` lets time pass."
-        if stands_still
-        else ""
+    path = fleet or Path(str(DEMO["fleet"]))
+    setup = Setup(
+        fleet=parse(read_file(path, "fleet file"), str(path)),
+        is_virtual=is_virtual,
+        is_running=is_running,
+        start=None if start is None else parse_time(start),
+        rate=rate,
+        seed=seed,
     )
-    where = f"the lab is ready: metadata {told['metadata']}, control {told['control']}"
-    return f"{where}\nEach VM has a door of its own:\n{doors}{still}"
+
+    async def work() -> None:
+        async with open_lab(setup) as lab:
+            urls = {
+                "metadata": await lab.listen_metadata(Address("127.0.0.1", port)),
+                "control": await lab.listen_control(Address("127.0.0.1", control_port)),
+                "vms": await lab.listen_vms(),
+            }
+            with write_ready_file(ready_file, {**urls, "pid": os.getpid()}):
+                typer.echo(describe_urls(urls))
+                if is_virtual and not is_running:
+                    typer.echo("The clock is paused; `forewarn lab clock advance 15m` moves it.")
+                await asyncio.get_running_loop().create_future()
+
+    remove_ready_file(ready_file)  # a lab that was killed may have left one
+    run_until_stopped(work)
+
+
+def describe_urls(urls: dict[str, Any]) -> str:
+    vms = [f"  {vm:16} {url}" for vm, url in list(urls["vms"].items())[:URLS_SHOWN_MAX]]
+    ready = f"the lab is ready: metadata {urls['metadata']}, control {urls['control']}"
+    return "\n".join([ready, "Each VM has its own endpoint:", *vms])
 
 
 @contextmanager
-def announced(path: Path | None, told: dict[str, Any]) -> Iterator[None]:
-    """While it is so, the file says so: whoever waits for it finds all of it or none."""
+def write_ready_file(path: Path | None, values: dict[str, Any]) -> Iterator[None]:
+    """Keep the file while the lab runs. It appears in one piece, by a rename."""
     if path is None:
         yield
         return
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(handle, "w") as file:
-            file.write(json.dumps(told, indent=2) + "\n")
+            file.write(json.dumps(values, indent=2) + "\n")
         Path(name).chmod(0o644)
         Path(name).replace(path)
     except OSError as error:
-        raise _unwritable(path, error) from error
+        raise _ready_file_error(path, error) from error
     try:
         yield
     finally:
-        withdraw(path)
+        remove_ready_file(path)
 
 
-def withdraw(path: Path | None) -> None:
-    """What a lab that was killed has left there must not be taken for ours."""
-    if path is None:
-        return
+def remove_ready_file(path: Path | None) -> None:
     try:
-        path.unlink(missing_ok=True)
+        if path is not None:
+            path.unlink(missing_ok=True)
     except OSError as error:
-        raise _unwritable(path, error) from error
+        assert path is not None
+        raise _ready_file_error(path, error) from error
 
 
-def _unwritable(path: Path, error: OSError) -> Invalid:
-    return Invalid(
-        f"the ready file {path} cannot be written: {error.strerror or error}", file=str(path)
-    )
+def _ready_file_error(path: Path, error: OSError) -> Invalid:
+    reason = error.strerror or error
+    return Invalid(f"the ready file {path} cannot be written: {reason}", file=str(path))
 
 
 @app.command()
@@ -181,57 +170,66 @@ def transcript(
     *,
     after: Annotated[
         int | None,
-        typer.Option(help="Begin after the entry of this number; else the newest.", min=0),
+        typer.Option(help="Start after the entry of this number. Default: the newest.", min=0),
     ] = None,
-    limit: Annotated[int, typer.Option(help="At most so many.", min=1, max=10_000)] = 1000,
+    limit: Annotated[int, typer.Option(help="The most entries to show.", min=1, max=10_000)] = 1000,
     as_json: Json = False,
 ) -> None:
-    """What happened so far: every request with its answer, every change, every step."""
+    """Show every request with its response, every change and every step."""
     begin = "newest=true" if after is None else f"after={after}"
-    answer = connect(context).get("transcript", query=f"{begin}&limit={limit}")
+    page = connect(context).get("transcript", query=f"{begin}&limit={limit}")
     if as_json:
-        show_json(answer)
+        show_json(page)
         return
     with needs_server_parts("lab transcript"):
         import msgspec
 
-        from forewarn.lab.transcript import Entry, readable
+        from forewarn.lab.transcript import Entry, format_entry
 
-        for entry in msgspec.convert(answer["entries"], list[Entry]):
-            typer.echo(readable(entry))
-    if answer["left_out"]:
-        where = "before" if after is None else "after"
-        typer.echo(f"{answer['left_out']} more lines {where} these; --limit shows more", err=True)
+    for entry in msgspec.convert(page["entries"], list[Entry]):
+        typer.echo(format_entry(entry))
+    if page["left_out"]:
+        where = "earlier" if after is None else "later"
+        typer.echo(f"{page['left_out']} {where} entries are not shown; raise --limit", err=True)
 
 
 @clock.command("show")
 def show_clock(context: typer.Context, *, as_json: Json = False) -> None:
-    """The lab's time, and how fast things happen."""
+    """Show the lab's time and rate."""
     show_one(connect(context).get("clock"), as_json=as_json)
 
 
 @clock.command()
-def advance(context: typer.Context, span: Duration, *, as_json: Json = False) -> None:
-    """Let time pass, moment by moment; returns when all that was due is done."""
-    show_one(
-        connect(context).post("clock", "advance", said={"seconds": _seconds(span)}), as_json=as_json
-    )
+def advance(
+    context: typer.Context,
+    duration: Annotated[
+        str, typer.Argument(metavar="DURATION", help="Such as 90s, 15m, 2h, 1h30m or 7d.")
+    ],
+    *,
+    as_json: Json = False,
+) -> None:
+    """Let time pass; returns when everything that was due is done."""
+    try:
+        seconds = parse_duration(duration).total_seconds()
+    except ValueError as error:
+        raise Usage(f"{duration!r} is not a duration; expected {EXPECTED}") from error
+    show_one(connect(context).post("clock", "advance", said={"seconds": seconds}), as_json=as_json)
 
 
 @clock.command()
 def jump(
     context: typer.Context,
-    moment: Annotated[str, typer.Argument(metavar="MOMENT", help="Such as 2030-01-31T12:00:00Z.")],
+    time: Annotated[str, typer.Argument(metavar="TIME", help="Such as 2030-01-31T12:00:00Z.")],
     *,
     as_json: Json = False,
 ) -> None:
-    """Be at a later moment at once, as a machine that slept."""
-    _set_clock(context, {"now": moment}, as_json=as_json)
+    """Set a later time immediately, as on a machine that was suspended."""
+    _set_clock(context, {"now": time}, as_json=as_json)
 
 
 @clock.command()
 def pause(context: typer.Context, *, as_json: Json = False) -> None:
-    """Let a virtual clock stand still."""
+    """Pause a virtual clock."""
     _set_clock(context, {"is_running": False}, as_json=as_json)
 
 
@@ -248,17 +246,17 @@ def set_rate(
     *,
     as_json: Json = False,
 ) -> None:
-    """Make notices and durations of what is asked from now on so many times shorter."""
+    """Make notices and durations of new events this many times shorter."""
     _set_clock(context, {"rate": rate}, as_json=as_json)
 
 
-def _set_clock(context: typer.Context, said: dict[str, object], *, as_json: bool) -> None:
-    show_one(connect(context).put("clock", body=json.dumps(said).encode()), as_json=as_json)
+def _set_clock(context: typer.Context, change: dict[str, object], *, as_json: bool) -> None:
+    show_one(connect(context).put("clock", body=json.dumps(change).encode()), as_json=as_json)
 
 
 @fault.command("list")
 def list_faults(context: typer.Context, *, as_json: Json = False) -> None:
-    """The faults that are in force or will be."""
+    """List the faults that are active or will be."""
     _show_faults(connect(context).get("faults"), as_json=as_json)
 
 
@@ -275,15 +273,14 @@ def add_fault(
         list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="Such as code=500 for=2m.")
     ] = None,
     *,
-    vm: Annotated[list[str] | None, typer.Option(help="Whom it befalls; else all.")] = None,
+    vm: Annotated[list[str] | None, typer.Option(help="A VM to affect. Default: all.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Let the endpoint misbehave."""
-    said: dict[str, object] = {"fault": kind, **dict(map(_setting, settings or ()))}
+    """Add a fault to the endpoint."""
+    members: dict[str, object] = {"fault": kind, **dict(map(_parse_setting, settings or ()))}
     if vm:
-        said["vms"] = vm
-    added = connect(context).post("faults", said=said)
-    show_one(added["fault"], as_json=as_json)
+        members["vms"] = vm
+    show_one(connect(context).post("faults", said=members)["fault"], as_json=as_json)
 
 
 @fault.command("remove")
@@ -293,45 +290,37 @@ def remove_fault(
     *,
     as_json: Json = False,
 ) -> None:
-    """Let the endpoint behave again in this respect."""
+    """Remove a fault."""
     show_one(connect(context).delete("faults", fault_id)["fault"], as_json=as_json)
 
 
 @fault.command("clear")
 def clear_faults(context: typer.Context, *, as_json: Json = False) -> None:
-    """Let the endpoint behave again."""
+    """Remove all faults."""
     _show_faults(connect(context).delete("faults"), as_json=as_json)
 
 
-def _show_faults(answer: dict[str, Any], *, as_json: bool) -> None:
-    rows = [{column: one.get(column) for column in FAULT_COLUMNS} for one in answer["faults"]]
-    show_list(
-        answer if as_json else {**answer, "faults": rows}, "faults", FAULT_COLUMNS, as_json=as_json
-    )
+def _show_faults(page: dict[str, Any], *, as_json: bool) -> None:
+    if not as_json:
+        rows = [{column: each.get(column) for column in FAULT_COLUMNS} for each in page["faults"]]
+        page = {**page, "faults": rows}
+    show_list(page, "faults", FAULT_COLUMNS, as_json=as_json)
 
 
-def _setting(said: str) -> tuple[str, object]:
-    """A whole number is one; the rest is text, which the service reads."""
-    name, equals, value = said.partition("=")
+def _parse_setting(setting: str) -> tuple[str, object]:
+    """Parse NAME=VALUE. The server reads numbers with a fraction from text."""
+    name, equals, value = setting.partition("=")
     if not equals or not name:
-        raise Usage(f"{said!r} is no setting; expected NAME=VALUE, such as code=500")
-    return name, int(value) if re.fullmatch(r"-?[0-9]{1,9}", value) else value
+        raise Usage(f"{setting!r} is not a setting; expected NAME=VALUE, such as code=500")
+    is_whole = value.removeprefix("-").isdecimal() and value.isascii()
+    return name, int(value) if is_whole and len(value) < 10 else value
 
 
-def _seconds(span: str) -> float:
+def parse_time(text: str) -> datetime:
     try:
-        return duration.parse_duration(span).total_seconds()
-    except ValueError as error:
-        raise Usage(f"{span!r} is no span of time; expected {duration.EXPECTED}") from error
-
-
-def _moment(said: str | None) -> datetime | None:
-    if said is None:
-        return None
-    try:
-        moment = datetime.fromisoformat(said)
-        if moment.tzinfo is None:
-            raise Usage(f"{said!r} has no time zone; expected a moment such as {said}Z")
-        return moment.astimezone(UTC)
+        time = datetime.fromisoformat(text)
+        if time.tzinfo is None:
+            raise Usage(f"{text!r} has no time zone; expected a time such as {text}Z")
+        return time.astimezone(UTC)
     except (ValueError, OverflowError) as error:
-        raise Usage(f"{said!r} is no moment; expected one such as 2030-01-31T12:00:00Z") from error
+        raise Usage(f"{text!r} is not a time; expected one such as 2030-01-31T12:00:00Z") from error
