@@ -20,6 +20,7 @@ async def start_program(
     endpoint: str,
     environment: Mapping[str, str],
     write: Callable[[str], None],
+    stop_seconds_max: float = STOP_SECONDS_MAX,
 ) -> AsyncIterator["Program"]:
     """Run a program in its own process group. `write` gets each line of its output."""
     arguments = [argument.replace(ENDPOINT, endpoint) for argument in command]
@@ -36,7 +37,7 @@ async def start_program(
         raise Invalid(
             f"{arguments[0]!r} cannot be started: {error.strerror or error}", command=arguments[0]
         ) from error
-    program = Program(process)
+    program = Program(process, stop_seconds_max)
     assert process.stdout is not None
     reading = asyncio.create_task(_read_lines(process.stdout, write))
     try:
@@ -44,14 +45,15 @@ async def start_program(
     finally:
         await program.stop()
         with suppress(TimeoutError):  # a process that it left behind may keep the pipe open
-            await asyncio.wait_for(reading, STOP_SECONDS_MAX)
+            await asyncio.wait_for(reading, stop_seconds_max)
 
 
 class Program:
     """A running process."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, stop_seconds_max: float) -> None:
         self._process = process
+        self._stop_seconds_max = stop_seconds_max
 
     @property
     def exit_code(self) -> int | None:
@@ -71,7 +73,7 @@ class Program:
         if self._process.returncode is None:
             self._signal(signal.SIGTERM)
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), STOP_SECONDS_MAX)
+                await asyncio.wait_for(self._process.wait(), self._stop_seconds_max)
         self._signal(signal.SIGKILL)
         await self._process.wait()
 

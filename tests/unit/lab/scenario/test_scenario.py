@@ -263,7 +263,9 @@ def test_a_condition_is_a_few_plain_words(text: str, meant: Condition) -> None:
 def test_a_removed_fault_names_its_replacement(kind: str) -> None:
     message = refused("fault: status, code: 500", f"fault: {kind}")
 
-    assert message.startswith("scenario.yaml:14: faults[0].fault: expected instead: {fault: stale, by")
+    assert message.startswith(
+        "scenario.yaml:14: faults[0].fault: expected instead: {fault: stale, by"
+    )
 
 
 def test_a_fault_of_a_step_begins_with_the_step() -> None:

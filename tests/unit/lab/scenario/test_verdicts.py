@@ -271,10 +271,7 @@ def test_approvals_come_in_order_or_the_first_that_did_not_is_named() -> None:
         .approves("web-1", seconds=70)
         .ends()
     )
-    assert (
-        wrong.reason
-        == "web-1 approved Reboot of web-0 (00000000) at +1m10s, before web-0"
-    )
+    assert wrong.reason == "web-1 approved Reboot of web-0 (00000000) at +1m10s, before web-0"
     half = (
         Tale(expect="order", vms=["web-0", "web-1"])
         .scheduled(seconds=60)
