@@ -16,6 +16,7 @@
     └── Unavailable         try again later
         ├── Conflict        somebody else wrote first (settled inside the engine)
         ├── StoreLost       the store does not answer; the write may or may not have happened
+        │   └── Compacted   deletions since then are no longer known; load again
         └── StoreUnusable   the store is damaged, read-only, full, or from the future
             ├── StoreDenied this user may not read and write the store's files
             └── RecordUnreadable   one record is: what it holds cannot be changed here
@@ -147,6 +148,10 @@ class Conflict(Unavailable):
 
 class StoreLost(Unavailable):
     code = "store_lost"
+
+
+class Compacted(StoreLost):
+    code = "compacted"
 
 
 class StoreUnusable(Unavailable):

@@ -1,7 +1,4 @@
-"""`forewarn agent`: hands over to the agent's own command line, which knows nothing of this one.
-
-Needs no extra.
-"""
+"""`forewarn agent`: hands over to the agent's own command line. Needs no extra."""
 
 import typer
 
@@ -9,7 +6,7 @@ PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_optio
 
 
 def agent(context: typer.Context) -> None:
-    """The agent inside a VM: run, status, check. `forewarn agent --help` tells more."""
-    from forewarn.agent.__main__ import main  # no other command needs it
+    """The agent inside a VM: run, status, check. See `forewarn agent --help`."""
+    from forewarn.agent.__main__ import main  # only this command needs it
 
     raise typer.Exit(main(context.args, program="forewarn agent"))

@@ -1,4 +1,4 @@
-"""`forewarn conform`: is this endpoint one that clients of Scheduled Events can live with?"""
+"""`forewarn conform`: check any endpoint against the Scheduled Events protocol."""
 
 import os
 import sys
@@ -15,10 +15,11 @@ from forewarn.cli.exit_codes import Exit, Usage
 from forewarn.cli.output import show_json, show_list
 from forewarn.config import ClientConfig
 from forewarn.conformance import report
-from forewarn.conformance.check import CHECKS, Check, Failed
-from forewarn.conformance.raw_http import Endpoint, Time
+from forewarn.conformance.check import Check, Failed
+from forewarn.conformance.checks import CHECKS
+from forewarn.conformance.raw_http import SessionClock
 from forewarn.conformance.run import Result, Verdict, run
-from forewarn.conformance.session import Stage
+from forewarn.conformance.session import Session, parse_endpoint
 from forewarn.errors import AlreadyPending, Error, Invalid, UnknownVm
 
 Url = Annotated[
@@ -26,36 +27,35 @@ Url = Annotated[
 ]
 Names = Annotated[
     list[str] | None,
-    typer.Option(
-        "--as", metavar="VM", help="Speak for this VM, by /as/VM/; several times for several VMs."
-    ),
+    typer.Option("--as", metavar="VM", help="Call as this VM, by /as/VM/; may be repeated."),
 ]
 ControlUrl = Annotated[
     str | None,
     typer.Option(
         "--control",
         metavar="URL",
-        help="Forewarn's control API: events are made for the checks, and taken back.",
+        help="Forewarn's control API: the checks create events and cancel them.",
     ),
 ]
 Approve = Annotated[
     bool,
     typer.Option(
         "--approve",
-        help="Send approvals too. Without --control they approve the events that are there!",
+        help="Also send approvals. Without --control they approve existing events!",
     ),
 ]
 Junit = Annotated[
-    Path | None, typer.Option("--junit", metavar="FILE", help="Write the results as JUnit XML too.")
+    Path | None,
+    typer.Option("--junit", metavar="FILE", help="Also write the results as JUnit XML."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON, for programs.")]
 Only = Annotated[
     list[str] | None,
-    typer.Option("--only", metavar="NAME", help="Only this check; several times for several."),
+    typer.Option("--only", metavar="NAME", help="Only this check; may be repeated."),
 ]
-List = Annotated[bool, typer.Option("--list", help="List the checks and run none.")]
+List = Annotated[bool, typer.Option("--list", help="List the checks and exit.")]
 Strict = Annotated[
-    bool, typer.Option("--strict", help="Let a failed `should` count like a `must`.")
+    bool, typer.Option("--strict", help="Treat a failed `should` like a failed `must`.")
 ]
 
 
@@ -72,42 +72,42 @@ def conform(
     is_list: List = False,
     strict: Strict = False,
 ) -> None:
-    """Check an endpoint against the rules of the wire.
+    """Check an endpoint against the Scheduled Events protocol.
 
-    It only reads, unless --control or --approve says more.
+    It only reads, unless --control or --approve is given.
     """
-    checks = _chosen(only or [])
+    checks = _select(only or [])
     if is_list:
         return _show_list(checks, as_json=as_json)
     if url is None:
         raise Usage("conform needs the URL of an endpoint, such as http://169.254.169.254")
     try:
-        endpoint = Endpoint.parse(url)
-    except Invalid as problem:
-        raise Usage(problem.message) from problem
-    stage = Stage(
+        endpoint = parse_endpoint(url)
+    except Invalid as error:
+        raise Usage(error.message) from error
+    session = Session(
         endpoint,
         names=tuple(names or ()),
         control=_connect(context, control) if control else None,
         may_approve=approve,
-        time=Time(time.monotonic, time.sleep),
+        clock=SessionClock(time.monotonic, time.sleep),
     )
-    results = list(_run(stage, checks))
+    results = list(_run(session, checks))
     if junit is not None:
         _write(junit, report.as_junit(url, results, is_strict=strict))
     _show(url, results, as_json=as_json)
     is_failed = any(
-        one.is_must_failed or (strict and one.verdict is Verdict.FAILED) for one in results
+        result.is_must_failed or (strict and result.verdict is Verdict.FAILED) for result in results
     )
     if is_failed:
         raise typer.Exit(Exit.REFUSED)
     return None
 
 
-def _chosen(only: list[str]) -> list[Check]:
+def _select(only: list[str]) -> list[Check]:
     unknown = [name for name in only if name not in CHECKS]
     if unknown:
-        raise Usage(f"there is no check {unknown[0]!r}; --list names them")
+        raise Usage(f"unknown check {unknown[0]!r}; see --list")
     return [check for name, check in CHECKS.items() if not only or name in only]
 
 
@@ -116,52 +116,50 @@ def _connect(context: typer.Context, control: str) -> Client:
     return Client(resolved(ClientConfig, file, {"control_url": control}).config)
 
 
-def _run(stage: Stage, checks: list[Check]) -> Iterator[Result]:
-    """The results; on a terminal, with a word on how far it is."""
-    _tell("waiting for the first answer, which may take two minutes")
+def _run(session: Session, checks: list[Check]) -> Iterator[Result]:
+    """The results, with progress on a terminal."""
+    _show_progress("waiting for the first response, which may take two minutes")
     try:
-        _begin(stage, checks)
-        for number, result in enumerate(run(stage, checks), start=1):
-            _tell(f"{number} of {len(checks)}: {result.check.name}")
+        _begin(session, checks)
+        for number, result in enumerate(run(session, checks), start=1):
+            _show_progress(f"{number} of {len(checks)}: {result.check.name}")
             yield result
     finally:
-        _tell("")
+        _show_progress("")
 
 
-def _begin(stage: Stage, checks: list[Check]) -> None:
+def _begin(session: Session, checks: list[Check]) -> None:
     try:
-        stage.reach()
-        stage.survey(checks)
-    except (UnknownVm, AlreadyPending) as problem:
-        raise Usage(problem.message) from problem
-    except Failed:  # the endpoint does not tell the VM's name: the checks will say so
+        session.reach()
+        session.preflight(checks)
+    except (UnknownVm, AlreadyPending) as error:
+        raise Usage(error.message) from error
+    except Failed:  # no name of the VM: the checks report that
         return
 
 
-def _tell(progress: str) -> None:
-    """On a line of its own that the next one overwrites."""
+def _show_progress(text: str) -> None:
+    """On a line that the next call overwrites."""
     if sys.stderr.isatty():
-        typer.echo(f"\r\033[K{progress}", err=True, nl=False)
+        typer.echo(f"\r\033[K{text}", err=True, nl=False)
 
 
 def _show(url: str, results: list[Result], *, as_json: bool) -> None:
     if as_json:
         show_json(report.as_json(url, results))
         return
-    found = report.rows(results)
-    show_list({"checks": found, "total": len(found)}, "checks", report.COLUMNS, as_json=False)
+    rows = report.rows(results)
+    show_list({"checks": rows, "total": len(rows)}, "checks", report.COLUMNS, as_json=False)
     typer.echo(report.summary(results))
 
 
 def _show_list(checks: list[Check], *, as_json: bool) -> None:
-    found = report.listed(checks)
-    show_list(
-        {"checks": found, "total": len(found)}, "checks", report.LIST_COLUMNS, as_json=as_json
-    )
+    rows = report.list_checks(checks)
+    show_list({"checks": rows, "total": len(rows)}, "checks", report.LIST_COLUMNS, as_json=as_json)
 
 
 def _write(file: Path, content: bytes) -> None:
     try:
         file.write_bytes(content)
     except OSError as error:
-        raise Error(f"{os.fspath(file)} cannot be written: {error.strerror or error}") from error
+        raise Error(f"cannot write {os.fspath(file)}: {error.strerror or error}") from error

@@ -19,13 +19,14 @@ from msgspec.structs import replace
 
 from forewarn import server
 from forewarn.config import Address, Config, Identify
-from forewarn.core.machine import Outcome
+from forewarn.core.fleet import Scope
 from forewarn.core.timing import Timing
 from forewarn.engine.board import PublishedScope
 from forewarn.engine.clock import RealClock, VirtualClock
 from forewarn.engine.engine import Engine
-from forewarn.engine.operations import Operations
-from forewarn.errors import Conflict, Invalid, Refused
+from forewarn.engine.replica import SCOPE_KEY
+from forewarn.engine.transaction import Transaction
+from forewarn.errors import Invalid, Refused
 from forewarn.fleetfile.parser import Fleet
 from forewarn.lab.fault.active import ActiveFault, FaultSet
 from forewarn.lab.fault.filter import SLEEP, FaultFilter
@@ -40,6 +41,7 @@ from forewarn.web.http.listener import SERVER_METADATA, Application, Listener
 from forewarn.web.metadata import request as metadata_request
 from forewarn.web.metadata.app import Message, Metadata, Receive, Send
 from forewarn.web.metadata.client_identity import plain
+from forewarn.web.service import Service
 from forewarn.web.settings import Settings
 
 ADVANCE_MAX = timedelta(days=366)
@@ -76,13 +78,16 @@ class LabResponse(NamedTuple):
 async def open_lab(setup: Setup) -> AsyncIterator["LabService"]:
     """Run a lab; everything that it opened is closed at the end."""
     clock = make_clock(setup)
-    timing = make_timing(setup.rate)
-    async with server.opened(MemoryStore(), clock, timing) as engine:
-        lab = LabService(setup, clock, engine)
+    rng = random.Random(f"ids {setup.seed}")
+    settings = Settings(identify=frozenset({Identify.PATH, Identify.ADDRESS}))
+    async with server.open_service(
+        MemoryStore(), clock, make_timing(setup.rate), partial(make_id, rng), settings
+    ) as service:
+        lab = LabService(setup, clock, service)
         if setup.fleet is not None:
             await lab.operations.apply(setup.fleet, by="lab")
-        engine.listeners.append(lab.transcript.add_change)
-        async with server.at_work(Config(), engine, lab.platform, "platform"):
+        service.engine.subscribe_entries(lab.transcript.add_change)
+        async with server.run_workers(Config(), service, lab.platform, "platform"):
             if isinstance(clock, VirtualClock):
                 lab.start_task(clock.run())
             try:
@@ -95,11 +100,12 @@ async def open_lab(setup: Setup) -> AsyncIterator["LabService"]:
 class LabService:
     """A running lab. Created by `open_lab`."""
 
-    def __init__(self, setup: Setup, clock: VirtualClock | RealClock, engine: Engine) -> None:
+    def __init__(self, setup: Setup, clock: VirtualClock | RealClock, service: Service) -> None:
+        self.service = service
         self.clock = clock
-        self.engine = engine
+        self.engine = engine = service.engine
         self.rate = setup.rate
-        self.operations = Operations(engine, partial(make_id, random.Random(f"ids {setup.seed}")))
+        self.operations = service.operations
         self.transcript = Transcript(clock.now)
         self.faults = FaultSet()
         self._faults_count = 0
@@ -109,9 +115,9 @@ class LabService:
             clock,
             durations=engine.timing.duration,
             hosts=lambda: chain(board.hosts, board.declared_hosts),
-            avoid=engine.shelf.turns,
+            avoid=service.campaigns.cache.turns,
         )
-        self.settings = Settings(identify=frozenset({Identify.PATH, Identify.ADDRESS}))
+        self.settings = service.settings
         self._application = LabMetadata(engine, self.settings, self.faults)
         self.metadata = FaultFilter(
             self._application,
@@ -231,15 +237,17 @@ class LabService:
         for name in sorted({board.vms[vm].scope.name for vm in vms}):
             await self._forget_polls(board.scopes[name])
 
-    async def _forget_polls(self, scope: PublishedScope) -> None:
+    async def _forget_polls(self, published: PublishedScope) -> None:
         """Disable the scope, as if it had not been polled for a day."""
-        while scope.scope.seen_at is not None:  # ends: a conflict means that another commit won
-            outcome = Outcome(replace(scope.scope, seen_at=None), ())
-            try:
-                await self.engine.commit([(outcome, scope.revision)], "fault")
-            except Conflict:
-                await asyncio.sleep(0)
-        scope.fresh_until = 0.0
+        key = SCOPE_KEY.format(published.scope.name)
+
+        def forget(transaction: Transaction) -> None:
+            scope: Scope | None = transaction.get(key)
+            if scope is not None and scope.seen_at is not None:
+                transaction.put(key, replace(scope, seen_at=None))
+
+        await self.engine.update([key], forget, by="fault")
+        published.fresh_until = 0.0
 
     # --- requests and listeners
 
@@ -297,8 +305,8 @@ class LabService:
         """Open the control API with the routes of the lab. Returns its URL."""
         from forewarn.lab.api import make_router  # its framework is slow to import
 
-        service = server.Service(self.engine, self.operations, self.settings)
-        return await self._open(server.operators_door(service, address, more=[make_router(self)]))
+        more = [make_router(self)]
+        return await self._open(server.make_control_listener(self.service, address, more=more))
 
     async def listen_vm(self, vm: str) -> str:
         """Open the listener of a VM, once. Returns its URL."""

@@ -211,7 +211,7 @@ class Lab:
             self._control_url = await self._thread.service.listen_control(LOOPBACK)
 
     async def _check_host(self, name: str) -> None:
-        self._thread.service.engine.board.places_on(name)
+        self._thread.service.engine.board.scopes_on(name)
 
     async def _prepare_vm(self, name: str, *, enabled: bool | None) -> None:
         engine = self._thread.service.engine

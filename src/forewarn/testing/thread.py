@@ -91,7 +91,7 @@ class LabThread:
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
         async with open_lab(self._setup) as service:
             self.service, self.ledger = service, Ledger(service.engine.board)
-            service.engine.listeners.append(self.ledger.add_change)
+            service.engine.subscribe_entries(self.ledger.add_change)
             self.url = await service.listen_metadata(LOOPBACK)
             self._ready.set_result(None)
             await self._stopping.wait()

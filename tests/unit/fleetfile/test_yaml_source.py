@@ -32,7 +32,7 @@ EVERY = [(which, *member) for which, schema in SCHEMAS.items() for member in mem
 
 
 @pytest.mark.parametrize(("which", "name", "member"), EVERY)
-def test_a_wrong_member_is_told_what_is_expected_of_it(which: str, name: str, member: str) -> None:
+def test_invalid_member_error_says_what_is_expected(which: str, name: str, member: str) -> None:
     schema = {"$ref": f"#/$defs/{name}", "$defs": SCHEMAS[which]["$defs"]}
 
     path, words = explain(FieldError((member,)), {member: WRONG}, schema)
@@ -54,7 +54,7 @@ def schema_of(member: dict[str, Any]) -> dict[str, Any]:
     return {"properties": {"thing": member}, "required": [], "$defs": {"Thing": inner}}
 
 
-def test_a_member_that_may_be_left_out_is_looked_into() -> None:
+def test_errors_inside_optional_members_are_located() -> None:
     optional = schema_of({"anyOf": [{"$ref": "#/$defs/Thing"}, {"type": "null"}], "default": None})
 
     assert explain(FieldError(("thing", "size")), {"thing": {"size": 7}}, optional) == (
@@ -67,7 +67,7 @@ def test_a_member_that_may_be_left_out_is_looked_into() -> None:
     )
 
 
-def test_what_is_said_of_the_member_goes_before_what_is_said_of_its_type() -> None:
+def test_member_description_wins_over_type_description() -> None:
     optional = schema_of(
         {"description": "a fine thing", "anyOf": [{"description": "a thing"}, {"type": "null"}]}
     )
@@ -77,7 +77,7 @@ def test_what_is_said_of_the_member_goes_before_what_is_said_of_its_type() -> No
     )
 
 
-def test_of_several_types_only_the_words_for_all_of_them_are_said() -> None:
+def test_union_uses_its_own_description() -> None:
     either = schema_of(
         {"description": "this or that", "anyOf": [{"description": "this"}, {"description": "that"}]}
     )

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from forewarn.client import dates
+from forewarn.client.models import parse_date
 from forewarn.lab.fault.active import ActiveFault
 from forewarn.lab.fault.kinds import AnyFault, IncarnationReset, NoStarted, ShortNotice, Skew, Stale
 
@@ -132,14 +132,14 @@ class VmView:
 
 def _time_left(event: EventEntry, now: datetime) -> timedelta:
     """Return the time until NotBefore; zero once the event has started."""
-    return dates.parse(event["NotBefore"]) - now if event["NotBefore"] else timedelta(0)
+    return parse_date(event["NotBefore"]) - now if event["NotBefore"] else timedelta(0)
 
 
 def _shift(event: EventEntry, seconds: int) -> EventEntry:
     text = event["NotBefore"]
     if not text:
         return event
-    shifted = dates.parse(text) + timedelta(seconds=seconds)
+    shifted = parse_date(text) + timedelta(seconds=seconds)
     is_iso = text[0].isdigit()
     return event | {
         "NotBefore": f"{shifted:%Y-%m-%dT%H:%M:%SZ}"

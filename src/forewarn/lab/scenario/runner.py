@@ -207,7 +207,7 @@ class Runner:
 
     async def run(self, program: Program | None) -> RunResult:
         self._lab.transcript.followers.append(self._follow)
-        self._lab.engine.board.followers.append(self._wake_guests)
+        self._lab.engine.board.subscribe(self._wake_guests)
         async with self._scheduler:
             for guest in self._guests.values():
                 guest.start()

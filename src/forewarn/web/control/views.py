@@ -16,8 +16,9 @@ from forewarn.core.event import Cause, Event, EventType, Impact, ImpactState, So
 from forewarn.core.fleet import Approval, AutoApprove, Policy, Power, Scope, ScopeKind, Vm
 from forewarn.core.lifecycle import is_enabled
 from forewarn.engine.board import Board, PublishedScope
-from forewarn.engine.engine import POLLS_PASS_EVERY, Engine
+from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Difference, Told
+from forewarn.engine.replica import POLLS_PASS_EVERY
 from forewarn.fleetfile.parser import format_budget
 from forewarn.web.control.pagination import Key, page
 
@@ -271,7 +272,7 @@ def _vm(in_scope: Scope, shown: Vm, event_ids: Iterable[str]) -> VmView:
 
 
 def host(board: Board, name: str) -> HostView:
-    places = board.places_on(name)
+    places = board.scopes_on(name)
     names = board.hosts.get(name, set())
     found = [
         one for place in places for one in place.scope.events if not names.isdisjoint(one.resources)

@@ -44,7 +44,7 @@ FLEET = Fleet(
 )
 
 
-def test_a_domain_tells_its_name_id_mac_and_leased_address() -> None:
+def test_domain_xml_gives_name_id_mac_and_address() -> None:
     told = parsed(leases={"52:54:00:aa:00:02": ["fe80::1", "2001:db8::7", "10.0.0.7"]})
 
     assert told == DiscoveredVm(
@@ -52,7 +52,7 @@ def test_a_domain_tells_its_name_id_mac_and_leased_address() -> None:
     )
 
 
-def test_metadata_tell_what_libvirt_does_not_know() -> None:
+def test_metadata_gives_scope_kind_and_domains() -> None:
     told = parsed('scope="web" kind="scale-set" update-domain="4" fault-domain="1"')
 
     assert (told.scope, told.kind, told.update_domain, told.fault_domain) == (
@@ -75,12 +75,12 @@ def test_metadata_tell_what_libvirt_does_not_know() -> None:
         ('fault-domain="²"', "fault-domain: expected a whole number"),
     ],
 )
-def test_metadata_that_make_no_sense_are_told(attributes: str, message: str) -> None:
+def test_invalid_metadata_is_refused(attributes: str, message: str) -> None:
     with pytest.raises(Invalid, match=message):
         parsed(attributes)
 
 
-def test_a_known_vm_keeps_its_scope_its_domain_and_what_libvirt_does_not_tell() -> None:
+def test_known_vm_keeps_what_libvirt_does_not_know() -> None:
     known = Vm(
         name="web-0",
         host="host-b",
@@ -96,14 +96,14 @@ def test_a_known_vm_keeps_its_scope_its_domain_and_what_libvirt_does_not_tell() 
     assert scope.vms == (replace(known, host="host-a", id="id-of-web-0", instance=told),)
 
 
-def test_an_unknown_domain_becomes_a_scope_of_its_own() -> None:
+def test_new_domain_gets_its_own_scope() -> None:
     fleet = sync_fleet(FLEET, [found("web-0"), found("db"), found("new")], ["host-a"])
 
     assert shape(fleet)["new"] == ["new@host-a"]
     assert fleet.scopes[-1].kind is ScopeKind.VM
 
 
-def test_metadata_put_a_domain_into_a_scope_known_or_new() -> None:
+def test_metadata_assigns_a_domain_to_a_scope() -> None:
     fleet = sync_fleet(
         Fleet(),
         [found("a", scope="web", update_domain=1), found("b", scope="web", update_domain=2)],
@@ -115,13 +115,13 @@ def test_metadata_put_a_domain_into_a_scope_known_or_new() -> None:
     assert [(vm.name, vm.update_domain) for vm in scope.vms] == [("a", 1), ("b", 2)]
 
 
-def test_a_domain_whose_metadata_name_another_scope_changes_scopes() -> None:
+def test_changed_metadata_moves_a_vm_to_another_scope() -> None:
     fleet = sync_fleet(FLEET, [found("web-0"), found("db", scope="web")], ["host-a"])
 
     assert shape(fleet) == {"web": ["web-0@host-a", "web-1@host-b", "db@host-a"]}
 
 
-def test_a_vm_leaves_only_if_its_host_was_looked_at() -> None:
+def test_vm_is_removed_only_if_its_host_was_queried() -> None:
     """Of a host that nobody asked nothing is known."""
     assert shape(sync_fleet(FLEET, [], ["host-a"])) == {"web": ["web-1@host-b"]}
     assert shape(sync_fleet(FLEET, [found("web-0"), found("db")], ["host-a"])) == shape(FLEET)
@@ -133,7 +133,7 @@ def test_a_vm_that_was_renamed_is_known_by_its_id() -> None:
     assert shape(fleet)["db"] == ["db-2@host-a"]
 
 
-def test_a_domain_that_was_made_anew_with_another_id_is_known_by_its_name() -> None:
+def test_recreated_domain_is_matched_by_name() -> None:
     known = Vm(name="web-0", host="host-a", id="old", update_domain=3)
     fleet = Fleet(scopes=(Scope(name="web", kind=ScopeKind.AVAILABILITY_SET, vms=(known,)),))
 
@@ -142,7 +142,7 @@ def test_a_domain_that_was_made_anew_with_another_id_is_known_by_its_name() -> N
     assert scope.vms == (replace(known, id="id-of-web-0", host="host-b"),)
 
 
-def test_a_vm_of_the_same_name_on_a_host_that_was_not_asked_is_not_lost() -> None:
+def test_vm_of_the_same_name_on_another_host_is_not_lost() -> None:
     """It may still be there, with the id that the fleet knows."""
     with pytest.raises(
         Invalid,
@@ -151,7 +151,7 @@ def test_a_vm_of_the_same_name_on_a_host_that_was_not_asked_is_not_lost() -> Non
         sync_fleet(FLEET, [found("db", id="another", host="host-b", scope="web")], ["host-b"])
 
 
-def test_a_new_domain_with_the_old_name_of_one_that_was_renamed_is_another_vm() -> None:
+def test_new_domain_with_a_freed_name_is_another_vm() -> None:
     domains = [found("db-2", id="id-of-db"), found("db", id="another", scope="db")]
 
     assert shape(sync_fleet(FLEET, [found("web-0"), *domains], ["host-a"]))["db"] == [
@@ -167,7 +167,7 @@ def test_a_new_domain_with_the_old_name_of_one_that_was_renamed_is_another_vm() 
 
 @pytest.mark.parametrize("known", [Fleet(), FLEET])
 @pytest.mark.parametrize("scope", ["", "web"])
-def test_two_domains_of_one_name_are_refused_and_both_are_named(scope: str, known: Fleet) -> None:
+def test_duplicate_domain_names_are_refused(scope: str, known: Fleet) -> None:
     two = [
         found("web-0", id="one", scope=scope),
         found("web-0", id="other", host="host-b", scope=scope),
@@ -180,35 +180,37 @@ def test_two_domains_of_one_name_are_refused_and_both_are_named(scope: str, know
         sync_fleet(known, two, ["host-a", "host-b"])
 
 
-def test_two_kinds_for_one_scope_are_refused_and_both_are_named() -> None:
+def test_conflicting_scope_kinds_are_refused() -> None:
     two = [
         found("a", scope="web", kind=ScopeKind.SCALE_SET),
         found("b", scope="web", kind=ScopeKind.CLOUD_SERVICE),
     ]
 
-    message = "scope 'web' is scale-set in domain 'a' and cloud-service in domain 'b'; expected one kind"
+    message = (
+        "scope 'web' is scale-set in domain 'a' and cloud-service in domain 'b'; expected one kind"
+    )
     with pytest.raises(Invalid, match=message):
         sync_fleet(Fleet(), two, ["host-a"])
     (scope,) = sync_fleet(Fleet(), [two[0], found("b", scope="web")], ["host-a"]).scopes
     assert scope.kind is ScopeKind.SCALE_SET
 
 
-def test_a_domain_that_is_defined_twice_counts_where_it_runs() -> None:
+def test_domain_defined_twice_counts_where_it_runs() -> None:
     copies = [found("web-0", is_active=False), found("web-0", host="host-b")]
 
     assert "web-0@host-b" in shape(sync_fleet(FLEET, copies, ["host-a", "host-b"]))["web"]
     assert "web-0@host-b" in shape(sync_fleet(FLEET, copies[::-1], ["host-a", "host-b"]))["web"]
 
 
-def test_a_domain_can_be_left_out_by_its_metadata() -> None:
+def test_metadata_can_exclude_a_domain() -> None:
     assert shape(sync_fleet(Fleet(), [parsed('ignore="yes"')], ["host-a"])) == {}
 
 
-def test_the_hosts_that_were_looked_at_are_known_from_then_on() -> None:
+def test_queried_hosts_are_added_to_the_fleet() -> None:
     assert sync_fleet(FLEET, [], ["host-c", "host-z"]).hosts == ("host-c", "host-z")
 
 
-def test_doing_it_again_changes_nothing() -> None:
+def test_syncing_again_changes_nothing() -> None:
     domains = [found("web-0", scope="web"), found("db"), found("new", address="10.0.0.9")]
     once = sync_fleet(FLEET, domains, ["host-a"])
 

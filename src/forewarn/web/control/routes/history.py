@@ -14,7 +14,7 @@ from forewarn.core.change import ChangeKind
 from forewarn.engine.engine import Engine
 from forewarn.engine.entry import Entry
 from forewarn.errors import Invalid
-from forewarn.history.query import Wanted, read
+from forewarn.history.query import EntryFilter, read
 from forewarn.web.control import pagination as cursors
 from forewarn.web.control.openapi_responses import ANY
 
@@ -76,7 +76,7 @@ class Histories(Controller):
         cursor: Cursor = None,
     ) -> Entries:
         """ChangeKind happened, the newest first: when, by whom, what and why."""
-        wanted = Wanted(
+        wanted = EntryFilter(
             vm=vm,
             scope=of_scope,
             host=host,

@@ -16,11 +16,10 @@ from litestar.params import HeaderParameter, QueryParameter
 from litestar.response import Stream
 
 from forewarn.auth.tokens import Tokens
-from forewarn.engine.engine import Engine
-from forewarn.engine.entry import encode_entry
+from forewarn.engine.entry import encode_entry, first_number, last_number
 from forewarn.errors import Error
 from forewarn.history.feed import HistoryFeed
-from forewarn.history.query import Wanted
+from forewarn.history.query import EntryFilter
 from forewarn.web.control.auth import Principal
 from forewarn.web.control.openapi_responses import ANY
 from forewarn.web.control.routes.history import OfChange, OfEvent, OfHost, OfScope, OfVm, change
@@ -74,7 +73,8 @@ class Streams(Controller):
     async def follow(
         self,
         request: Request[Any, Any, Any],
-        engine: NamedDependency[Engine],
+        feed: NamedDependency[HistoryFeed],
+        tokens: NamedDependency[Tokens],
         caller: NamedDependency[Principal],
         *,
         vm: OfVm = "",
@@ -88,11 +88,13 @@ class Streams(Controller):
         """Tells every change as it happens: an entry of the history each, its number as the id,
         from now on or after a number.
         """
-        engine.tail.check_room(STREAMS_MAX, caller.identity, STREAMS_PER_CALLER_MAX)
-        wanted = Wanted(vm=vm, scope=of_scope, host=host, event=event.upper(), what=change(what))
-        is_allowed = permission(engine.tokens, request.headers.get("authorization", ""))
+        feed.check_room(STREAMS_MAX, caller.identity, STREAMS_PER_CALLER_MAX)
+        wanted = EntryFilter(
+            vm=vm, scope=of_scope, host=host, event=event.upper(), what=change(what)
+        )
+        is_allowed = permission(tokens, request.headers.get("authorization", ""))
         begin = after if last_id is None else last_id
-        sent = frames(engine.tail, wanted, begin, by=caller.identity, is_allowed=is_allowed)
+        sent = frames(feed, wanted, begin, by=caller.identity, is_allowed=is_allowed)
         return Stream(sent, media_type=MEDIA_TYPE, headers=HEADERS)
 
 
@@ -108,7 +110,7 @@ def permission(tokens: Tokens, authorization: str) -> Callable[[], bool]:
 
 async def frames(
     tail: HistoryFeed,
-    wanted: Wanted,
+    wanted: EntryFilter,
     after: int | None,
     *,
     by: str = "",
@@ -127,35 +129,38 @@ async def frames(
             number = after if after <= last else 0
         yield b"retry: %d\nid: %d\n\n" % (RETRY_MILLISECONDS, number)
         if after is not None and after > last:
-            yield _gap(after, 1)  # the numbers of another store: all of this one is new
+            # a number of another store: everything of this one is new
+            yield _gap(after, first_number(1))
         beat_at = clock() + heartbeat_seconds
         while tail.stops == stops and is_allowed():  # ends with the server, too
-            bell = tail.bell
-            notes = await tail.after(number)
-            if notes and notes[0].number != number + 1:
-                yield _gap(number, notes[0].number)
+            changed = tail.changed
+            values = await tail.after(number)
+            if values and (oldest := await tail.gap_after(number)):
+                yield _gap(number, oldest)
             chunk = b""
-            for shown in wanted.pick(notes):
-                chunk += b"id: %d\ndata: %s\n\n" % (shown.number, encode_entry(shown))
+            for entry in wanted.select(values):
+                if entry.number <= number:
+                    continue  # it shares its commit with the entry that the client has
+                chunk += b"id: %d\ndata: %s\n\n" % (entry.number, encode_entry(entry))
                 if len(chunk) >= CHUNK_BYTES:
                     yield chunk
                     chunk = b""
-            number = notes[-1].number if notes else number
+            number = last_number(values[-1].position) if values else number
             if not chunk and clock() >= beat_at:
                 chunk = b": still here\nid: %d\n\n" % number
             if chunk:
                 yield chunk
                 beat_at = clock() + heartbeat_seconds
-            if not notes:
-                await _rung(bell, beat_at - clock())
+            if not values:
+                await _wait(changed, beat_at - clock())
 
 
-def _gap(after: int, first: int) -> bytes:
-    """What was asked for is not there any more: the next entry is of this number."""
-    return b"event: gap\ndata: %s\n\n" % msgspec.json.encode({"after": after, "next": first})
+def _gap(after: int, oldest: int) -> bytes:
+    """Entries between these numbers are gone."""
+    return b"event: gap\ndata: %s\n\n" % msgspec.json.encode({"after": after, "next": oldest})
 
 
-async def _rung(bell: asyncio.Event, seconds: float) -> None:
+async def _wait(changed: asyncio.Event, seconds: float) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(max(seconds, 0)):
-            await bell.wait()
+            await changed.wait()

@@ -77,7 +77,7 @@ def test_pages_go_on_by_their_cursors_to_the_end() -> None:
             numbers += [one["number"] for one in page["history"]]
             cursor = page["next"]
 
-        assert numbers == [6, 5, 4, 3, 2, 1]
+        assert numbers == [12288, 8192, 4099, 4098, 4097, 4096]
 
     story(tell, PLAIN_FLEET)
 

@@ -7,10 +7,11 @@ from datetime import timedelta
 from typing import Any
 
 from forewarn.auth.token import Role
+from forewarn.engine.entry import first_number, last_number
 from forewarn.errors import StoreLost
 from forewarn.history.feed import HistoryFeed
-from forewarn.history.query import Wanted
-from forewarn.store.base import Note
+from forewarn.history.query import EntryFilter
+from forewarn.store.base import HistoryValue
 from forewarn.store.memory import MemoryStore
 from forewarn.web.control.routes.fleet import app
 from forewarn.web.control.routes.stream import (
@@ -23,6 +24,8 @@ from tests.unit.web.control_world import PLAIN_FLEET, World, story
 
 SECRET = "5" * 64
 Frames = AsyncGenerator[bytes, None]
+NUMBERS = [4096, 4097, 4098, 4099, 8192, 12288]
+"""The entries of `PLAIN_FLEET`: four VMs in one commit, two scopes that were enabled."""
 
 
 def parsed(chunk: bytes) -> list[dict[str, str]]:
@@ -45,14 +48,14 @@ async def told(stream: Frames) -> list[tuple[int, str]]:
 
 def test_a_stream_begins_now_and_tells_each_change_with_its_number() -> None:
     async def tell(world: World) -> None:
-        stream = frames(world.engine.tail, Wanted(), None)
-        assert parsed(await anext(stream)) == [{"retry": "2000", "id": "6"}]
+        stream = frames(world.service.feed, EntryFilter(), None)
+        assert parsed(await anext(stream)) == [{"retry": "2000", "id": str(last_number(3))}]
         waiting = asyncio.ensure_future(told(stream))
         await world.told("POST", "/api/v1/vms/web-0/restart")
 
-        assert await waiting == [(7, "scheduled")]
+        assert await waiting == [(first_number(4), "scheduled")]
         shown = await world.told("GET", "/api/v1/history?limit=1")
-        again = frames(world.engine.tail, Wanted(), 6)
+        again = frames(world.service.feed, EntryFilter(), last_number(3))
         await anext(again)
         assert json.loads(parsed(await anext(again))[0]["data"]) == shown["history"][0]
 
@@ -63,12 +66,12 @@ def test_a_stream_goes_on_after_the_number_it_is_told() -> None:
     """A console that lost its connection for a minute missed nothing."""
 
     async def tell(world: World) -> None:
-        stream = frames(world.engine.tail, Wanted(), 4)
-        assert parsed(await anext(stream))[0]["id"] == "4"
-        assert await told(stream) == [(5, "enabled"), (6, "enabled")]
-        everything = frames(world.engine.tail, Wanted(), 0)
+        stream = frames(world.service.feed, EntryFilter(), NUMBERS[2])
+        assert parsed(await anext(stream))[0]["id"] == str(NUMBERS[2])
+        assert [number for number, _ in await told(stream)] == NUMBERS[3:]
+        everything = frames(world.service.feed, EntryFilter(), 0)
         await anext(everything)
-        assert [number for number, _ in await told(everything)] == [1, 2, 3, 4, 5, 6]
+        assert [number for number, _ in await told(everything)] == NUMBERS
 
     story(tell, PLAIN_FLEET)
 
@@ -77,12 +80,14 @@ def test_what_is_not_kept_any_more_is_told_as_a_gap() -> None:
     """Whoever shows what the stream tells must know that something is missing."""
 
     async def tell(world: World) -> None:
-        await world.engine.store.trim(4)
-        stream = frames(world.engine.tail, Wanted(), 1)
+        await world.engine.store.trim(3)
+        stream = frames(world.service.feed, EntryFilter(), NUMBERS[1])
         await anext(stream)
 
-        assert parsed(await anext(stream)) == [{"event": "gap", "data": '{"after":1,"next":4}'}]
-        assert [number for number, _ in await told(stream)] == [4, 5, 6]
+        assert parsed(await anext(stream)) == [
+            {"event": "gap", "data": '{"after":4097,"next":12288}'}
+        ]
+        assert [number for number, _ in await told(stream)] == NUMBERS[5:]
 
     story(tell, PLAIN_FLEET)
 
@@ -91,11 +96,13 @@ def test_the_numbers_of_another_store_are_a_gap_and_all_of_this_one_is_new() -> 
     """A service whose store is in memory was started again."""
 
     async def tell(world: World) -> None:
-        stream = frames(world.engine.tail, Wanted(), 1000)
+        stream = frames(world.service.feed, EntryFilter(), 100_000)
         await anext(stream)
 
-        assert parsed(await anext(stream)) == [{"event": "gap", "data": '{"after":1000,"next":1}'}]
-        assert [number for number, _ in await told(stream)] == [1, 2, 3, 4, 5, 6]
+        assert parsed(await anext(stream)) == [
+            {"event": "gap", "data": '{"after":100000,"next":4096}'}
+        ]
+        assert [number for number, _ in await told(stream)] == NUMBERS
 
     story(tell, PLAIN_FLEET)
 
@@ -104,36 +111,36 @@ def test_a_filter_tells_only_what_is_wanted_and_heartbeats_tell_how_far_it_is() 
     """So that who resumes does not look through everything again."""
 
     async def tell(world: World) -> None:
-        stream = frames(world.engine.tail, Wanted(vm="web-1"), 0, heartbeat_seconds=0.05)
+        stream = frames(world.service.feed, EntryFilter(vm="web-1"), 0, heartbeat_seconds=0.05)
         await anext(stream)
-        assert await told(stream) == [(2, "joined")]
+        assert await told(stream) == [(NUMBERS[1], "joined")]
 
-        assert parsed(await anext(stream)) == [{"": "still here", "id": "6"}]
+        assert parsed(await anext(stream)) == [{"": "still here", "id": str(last_number(3))}]
 
     story(tell, PLAIN_FLEET)
 
 
 def test_a_stream_ends_at_once_when_the_server_stops() -> None:
     async def tell(world: World) -> None:
-        stream = frames(world.engine.tail, Wanted(), None)
+        stream = frames(world.service.feed, EntryFilter(), None)
         await anext(stream)
         waiting = asyncio.ensure_future(anext(stream, None))
         await asyncio.sleep(0)
-        world.engine.tail.stop()
+        world.service.feed.stop()
         async with asyncio.timeout(5):
             assert await waiting is None
-        assert world.engine.tail.followers == 0
+        assert world.service.feed.followers == 0
 
     story(tell, PLAIN_FLEET)
 
 
 def test_a_stream_ends_when_the_store_is_lost_and_the_client_comes_again() -> None:
     class Lost(MemoryStore):
-        async def history(self, after: int = 0, limit: int = 1000) -> tuple[Note, ...]:
+        async def history(self, after: int = 0, limit: int = 1000) -> tuple[HistoryValue, ...]:
             raise StoreLost("gone")
 
     async def tell() -> None:
-        stream = frames(HistoryFeed(Lost()), Wanted(), 0)
+        stream = frames(HistoryFeed(Lost()), EntryFilter(), 0)
         assert len([chunk async for chunk in stream]) == 1
 
     asyncio.run(tell())
@@ -143,14 +150,14 @@ def test_a_stream_ends_when_its_token_is_revoked() -> None:
     """Revoked means now, not when the connection happens to break."""
 
     async def tell(world: World) -> None:
-        tokens = world.engine.tokens
+        tokens = world.service.tokens
         assert permission(tokens, "")()
         without = permission(tokens, "")
         _, text = await tokens.create("boss", Role.ADMIN, secret=SECRET, by="test")
         assert not without()
         _, text = await tokens.create("ci", Role.VIEWER, secret=SECRET, by="test")
         stream = frames(
-            world.engine.tail, Wanted(), None, is_allowed=permission(tokens, f"Bearer {text}")
+            world.service.feed, EntryFilter(), None, is_allowed=permission(tokens, f"Bearer {text}")
         )
         await anext(stream)
         waiting = asyncio.ensure_future(anext(stream, None))
@@ -198,7 +205,7 @@ async def open_stream(
         "asgi": {"version": "3.0"},
         "extensions": {},
     }
-    application: Any = app(world.operations, world.engine)
+    application: Any = app(world.service)
     serving = asyncio.ensure_future(application(scope, receive, sent.put))
     async with asyncio.timeout(5):
         start, first = await sent.get(), await sent.get()
@@ -213,9 +220,9 @@ def test_a_client_that_leaves_ends_its_stream() -> None:
 
         assert start["status"] == 200
         assert (b"content-type", b"text/event-stream; charset=utf-8") in start["headers"]
-        assert parsed(first)[0]["id"] == "6"
+        assert parsed(first)[0]["id"] == str(last_number(3))
         await asyncio.sleep(0)
-        assert world.engine.tail.followers == 0
+        assert world.service.feed.followers == 0
 
     story(tell, PLAIN_FLEET)
 
@@ -269,7 +276,7 @@ def test_the_head_of_a_stream_is_refused_however_its_path_is_written() -> None:
 def test_there_is_a_limit_to_the_number_of_streams() -> None:
     async def tell(world: World) -> None:
         streams = [
-            frames(world.engine.tail, Wanted(), None, by=f"token {number}")
+            frames(world.service.feed, EntryFilter(), None, by=f"token {number}")
             for number in range(STREAMS_MAX)
         ]
         for stream in streams:
@@ -278,9 +285,9 @@ def test_there_is_a_limit_to_the_number_of_streams() -> None:
         assert (status, code, message) == (
             503,
             "unavailable",
-            "100 streams are open; at most 100 may be",
+            "100 streams are open; at most 100 are accepted",
         )
-        assert [chunk async for chunk in frames(world.engine.tail, Wanted(), None)] == []
+        assert [chunk async for chunk in frames(world.service.feed, EntryFilter(), None)] == []
         await streams[0].aclose()
         assert (await open_stream(world))[0]["status"] == 200
 
@@ -293,12 +300,12 @@ def test_one_token_cannot_take_the_streams_of_all() -> None:
     """
 
     async def tell(world: World) -> None:
-        tokens = world.engine.tokens
+        tokens = world.service.tokens
         await tokens.create("boss", Role.ADMIN, secret=SECRET, by="test")
         viewer, text = await tokens.create("ci", Role.VIEWER, secret="6" * 64, by="test")
         bearer = {"authorization": f"Bearer {text}"}
         streams = [
-            frames(world.engine.tail, Wanted(), None, by=viewer.digest)
+            frames(world.service.feed, EntryFilter(), None, by=viewer.digest)
             for _ in range(STREAMS_PER_CALLER_MAX)
         ]
         for stream in streams:
@@ -311,7 +318,8 @@ def test_one_token_cannot_take_the_streams_of_all() -> None:
             why,
         )
         assert [
-            chunk async for chunk in frames(world.engine.tail, Wanted(), None, by=viewer.digest)
+            chunk
+            async for chunk in frames(world.service.feed, EntryFilter(), None, by=viewer.digest)
         ] == []
         boss = (b"authorization", f"Bearer fw_boss_{SECRET}".encode())
         assert (await open_stream(world, headers=(boss,)))[0]["status"] == 200
@@ -335,7 +343,7 @@ def test_a_long_history_is_told_in_pieces() -> None:
                 (await world.told("GET", "/api/v1/events"))["events"][0]["id"], by="y" * 1000
             )
             await world.clock.advance(timedelta(seconds=1))
-        stream = frames(world.engine.tail, Wanted(), 0)
+        stream = frames(world.service.feed, EntryFilter(), 0)
         await anext(stream)
         numbers: list[int] = []
         while len(numbers) < 606:
@@ -343,6 +351,7 @@ def test_a_long_history_is_told_in_pieces() -> None:
             assert len(chunk) < 40_000
             numbers += [int(one["id"]) for one in parsed(chunk)]
 
-        assert numbers == list(range(1, 607))
+        assert numbers == sorted(set(numbers))
+        assert numbers[:6] == NUMBERS
 
     story(tell, PLAIN_FLEET)
