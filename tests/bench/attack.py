@@ -172,20 +172,20 @@ def observe(service: Service) -> tuple[float, float, float]:
     """The victim's p50 and p99 in milliseconds, and how late an event started that came due
     meanwhile, in seconds.
     """
-    _, response = service.request(
+    _, response = service.ask(
         "POST", "/hosts/host-c/maintain", {"type": "Reboot", "duration_seconds": 600}
     )
     event = response["events"][0]["id"]
     milliseconds = sorted(1000 * seconds for seconds in poll_times(metadata_port(service)))
     started = None
     while started is None:  # ends: an event that is due starts
-        event_now = service.request("GET", f"/events/{event}")[1]
+        event_now = service.ask("GET", f"/events/{event}")[1]
         started = event_now["started_at"]
         time.sleep(0.1)
     lateness = (
         datetime.fromisoformat(started) - datetime.fromisoformat(event_now["not_before"])
     ).total_seconds()
-    assert service.request("POST", f"/events/{event}/complete")[0] == 200
+    assert service.ask("POST", f"/events/{event}/complete")[0] == 200
     return statistics.median(milliseconds), milliseconds[len(milliseconds) * 99 // 100], lateness
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.testing import Lab  # loaded before pytester takes its snapshot of sys.modules
+import forewarn.testing.lab  # noqa: F401 - loaded before pytester takes its snapshot of sys.modules
 
 pytest_plugins = ["pytester"]
 
@@ -27,7 +27,6 @@ UNHEARD = "test_an_approval_that_was_not_heard_is_given_again"
 
 def run_tests(pytester: pytest.Pytester, text: str, *arguments: str) -> str:
     """Run a suite of one file in this process, with warnings as errors. Returns its output."""
-    assert Lab
     pytester.makefile(".ini", pytest=INI)
     pytester.makepyfile(test_it=text)
     return pytester.runpytest_inprocess(*FLAGS, *arguments).stdout.str()

@@ -118,10 +118,8 @@ def test_a_file_that_cannot_be_written_is_found_out_before_the_run(
     done = run(scenario, option, scenario.parent / "nowhere" / "file")
 
     assert (done.code, done.stdout) == (2, "")
-    assert (
-        done.stderr
-        == f"forewarn: {option} {scenario.parent}/nowhere/file cannot be written: No such file or directory\n"
-    )
+    path = scenario.parent / "nowhere" / "file"
+    assert done.stderr == f"forewarn: {option}: cannot write {path}: No such file or directory\n"
 
 
 def test_a_file_that_is_to_be_written_is_left_alone_until_there_is_something_to_write(
@@ -142,7 +140,7 @@ def test_the_verdict_is_told_even_if_its_file_cannot_be_written_any_more(
     done = run(scenario, "--transcript", "/dev/full")
 
     assert (done.code, done.stdout.endswith("small passed (2 expectations)\n")) == (1, True)
-    assert done.stderr == "forewarn: /dev/full cannot be written: No space left on device\n"
+    assert done.stderr == "forewarn: cannot write /dev/full: No space left on device\n"
 
 
 def test_a_scenario_that_goes_wrong_has_an_exit_code_and_a_reason(run: Run, scenario: Path) -> None:

@@ -161,11 +161,11 @@ def test_transcript_shows_the_newest_entries_and_how_many_are_left_out(
             lab.control("POST", "/clock/advance", {"seconds": number})
         assert show("--limit", "2") == (
             ["0:00:04", "0:00:05"],
-            "3 earlier entries are not shown; raise --limit\n",
+            "3 earlier entries; use --limit to see more\n",
         )
         assert show("--limit", "2", "--after", "1") == (
             ["0:00:02", "0:00:03"],
-            "2 later entries are not shown; raise --limit\n",
+            "2 later entries; use --limit to see more\n",
         )
         assert show()[1] == ""
 
@@ -180,7 +180,7 @@ def test_advance_takes_a_duration(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_the_commands_for_a_lab_elsewhere_do_without_the_servers_parts() -> None:
-    program = "import sys; sys.modules['msgspec'] = None; from forewarn.cli.lab import parse_time; print(parse_time('2030-01-31T12:00:00Z'))"
+    program = "import sys; sys.modules['msgspec'] = None; from forewarn.cli.lab import _parse_time; print(_parse_time('2030-01-31T12:00:00Z'))"
     ran = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False
     )
@@ -265,9 +265,9 @@ def test_a_real_clock_refuses_to_be_moved_and_takes_another_rate(tmp_path: Path)
             "the clock cannot start at 9999-12-31T12:00:00+00:00; expected 1970",
         ),
         (["--start", "9999-12-31T23:59:59-14:00"], "is not a time"),
-        (["--clock", "real", "--start", "2030-01-31T12:00:00Z"], "the real clock starts now"),
-        (["--fleet", "nowhere.yaml"], "nowhere.yaml cannot be read"),
-        (["--ready-file", "no/such/folder/f"], "cannot be written"),
+        (["--clock", "real", "--start", "2030-01-31T12:00:00Z"], "the real clock cannot be set"),
+        (["--fleet", "nowhere.yaml"], "cannot read the fleet file nowhere.yaml"),
+        (["--ready-file", "no/such/folder/f"], "cannot write the ready file"),
     ],
 )
 def test_invalid_options_are_explained_in_one_line(

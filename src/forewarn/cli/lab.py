@@ -1,43 +1,47 @@
-"""`forewarn lab`: a lab, its clock, faults and transcript. Scenarios are in `lab_run.py`."""
+"""`forewarn lab`: scenarios, and the service with a clock and faults that you control."""
 
 import json
+import logging
 import os
+import re
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forewarn.cli import lab_run
 from forewarn.cli.api import connect
-from forewarn.cli.config import DEMO
-from forewarn.cli.exit_codes import Usage, needs_server_parts
-from forewarn.cli.output import Json, show_json, show_list, show_one
+from forewarn.cli.exit_codes import Exit, Usage, needs_extra
+from forewarn.cli.options import DEMO, Json
+from forewarn.cli.output import show_json, show_list, show_one
 from forewarn.cli.serve import run_until_stopped
 from forewarn.config import Address
 from forewarn.duration import EXPECTED, parse_duration
-from forewarn.errors import Invalid
+from forewarn.errors import Error, Invalid, NotFound
 
+if TYPE_CHECKING:
+    from forewarn.lab.scenario.runner import RunResult
+    from forewarn.lab.scenario.schema import Scenario
+
+SCENARIO_BYTES_MAX = 4 * 1024 * 1024
 FAULT_COLUMNS = ("id", "fault", "vms", "begins_at", "ends_at", "requests_left")
-URLS_SHOWN_MAX = 20
+VMS_SHOWN_MAX = 20
 
 app = typer.Typer(
-    help="The lab: the service with a clock you control, scenarios and faults.",
+    help="The lab: scenarios, and the service with a clock and faults that you control.",
     no_args_is_help=True,
 )
 clock = typer.Typer(
     help="The lab's clock: show, advance, jump, pause, resume, rate.", no_args_is_help=True
 )
-fault = typer.Typer(help="Faults at the endpoint: list, add, remove, clear.", no_args_is_help=True)
+fault = typer.Typer(help="Faults of the endpoint: list, add, remove, clear.", no_args_is_help=True)
 app.add_typer(clock, name="clock")
 app.add_typer(fault, name="fault")
-app.command("run")(lab_run.run)
-app.command("scenarios")(lab_run.scenarios)
-app.command("schema")(lab_run.schema)
 
 
 class ClockKind(StrEnum):
@@ -45,32 +49,131 @@ class ClockKind(StrEnum):
     REAL = "real"
 
 
-Fleet = Annotated[Path | None, typer.Option(help="The fleet file. Default: the demo's fleet.")]
+# fmt: off
+Scenarios = Annotated[str, typer.Argument(metavar="FILE|NAME",
+    help="A scenario file, or the name of one that comes with Forewarn.")]
+Command = Annotated[list[str] | None, typer.Argument(metavar="[-- COMMAND...]", show_default=False,
+    help="The software under test; {endpoint} in it becomes the endpoint of its VM.")]
+RunRate = Annotated[float | None, typer.Option(min=0.001, max=100_000,
+    help="Use the real clock, with every time divided by this.")]
+Real = Annotated[bool, typer.Option("--real", help="Use the real clock: the same as --rate 1.")]
+RunSeed = Annotated[int | None, typer.Option(min=0,
+    help="The seed of ids and random choices, instead of the file's.")]
+As = Annotated[list[str] | None, typer.Option("--as",
+    help="A VM that the command, or other software, plays; may be repeated.")]
+TranscriptFile = Annotated[Path | None, typer.Option(
+    help="Write everything that happened to this file, as JSON lines.")]
+JunitFile = Annotated[Path | None, typer.Option(help="Write the results to this file, for CI.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print every request too.")]
+Fleet = Annotated[Path | None, typer.Option(help="The fleet file; default: the demo's fleet.")]
 Kind = Annotated[ClockKind, typer.Option("--clock", help="A clock that you move, or the real one.")]
-Rate = Annotated[
-    float,
-    typer.Option(
-        help="How many times shorter notices and durations are.", min=0.001, max=1_000_000
-    ),
-]
-Start = Annotated[
-    str | None,
-    typer.Option(help="The start of a virtual clock, such as 2030-01-31T12:00:00Z. Default: now."),
-]
-Seed = Annotated[int, typer.Option(help="The seed of event ids and random choices.")]
-Running = Annotated[
-    bool, typer.Option("--running", help="Let a virtual clock follow the real time.")
-]
-Port = Annotated[
-    int, typer.Option(help="The port of the metadata endpoint; 0: a free port.", min=0, max=65535)
-]
-ControlPort = Annotated[
-    int, typer.Option(help="The port of the control API; 0: a free port.", min=0, max=65535)
-]
-ReadyFile = Annotated[
-    Path | None,
-    typer.Option(help="A JSON file with all URLs, which exists while the lab is ready."),
-]
+Rate = Annotated[float, typer.Option(min=0.001, max=1_000_000,
+    help="Divide notices and durations by this.")]
+Start = Annotated[str | None, typer.Option(
+    help="The start of a virtual clock, such as 2030-01-31T12:00:00Z; default: now.")]
+Seed = Annotated[int, typer.Option(help="The seed of ids and random choices.")]
+Running = Annotated[bool, typer.Option("--running",
+    help="Let a virtual clock follow the real time until it is paused.")]
+Port = Annotated[int, typer.Option(min=0, max=65535,
+    help="The port that VMs call; 0 takes a free port.")]
+ControlPort = Annotated[int, typer.Option(min=0, max=65535,
+    help="The port of the control API; 0 takes a free port.")]
+ReadyFile = Annotated[Path | None, typer.Option(
+    help="A JSON file with the URLs; it exists while the lab is ready.")]
+DurationText = Annotated[str, typer.Argument(metavar="DURATION",
+    help="Such as 90s, 15m, 2h, 1h30m or 7d.")]
+TimeText = Annotated[str, typer.Argument(metavar="TIME", help="Such as 2030-01-31T12:00:00Z.")]
+After = Annotated[int | None, typer.Option(min=0,
+    help="Start after the entry with this number; default: the newest entries.")]
+TranscriptLimit = Annotated[int, typer.Option(help="Show at most this many.", min=1, max=10_000)]
+FaultKind = Annotated[str, typer.Argument(metavar="KIND",
+    help="Such as status, latency or truncate: see docs/faults.md.")]
+FaultSettings = Annotated[list[str] | None, typer.Argument(metavar="[NAME=VALUE]...",
+    help="Such as code=500 for=2m.")]
+FaultVms = Annotated[list[str] | None, typer.Option("--vm",
+    help="Only requests of this VM; may be repeated.")]
+# fmt: on
+
+
+@app.command()
+def run(
+    which: Scenarios,
+    command: Command = None,
+    *,
+    rate: RunRate = None,
+    is_real: Real = False,
+    seed: RunSeed = None,
+    vms: As = None,
+    transcript: TranscriptFile = None,
+    junit: JunitFile = None,
+    is_quiet: Quiet = False,
+    is_verbose: Verbose = False,
+) -> int:
+    """Run a scenario: exit code 0 if it passed, 1 if it failed, 2 if the file is wrong."""
+    if is_real and rate is not None:
+        raise Usage(f"--real means --rate 1, but --rate is {rate:g}; expected one of the two")
+    with needs_extra("lab run"):
+        from forewarn.lab.scenario.report import Console, Verbosity, render_junit
+        from forewarn.lab.scenario.runner import RunOptions
+        from forewarn.lab.scenario.runner import run as run_scenario
+
+    scenario = _load_scenario(which)
+    for option, path in (("--transcript", transcript), ("--junit", junit)):
+        if path is not None:
+            _check_writable(option, path)
+    options = RunOptions(
+        seed=seed,
+        rate=1.0 if is_real else rate,
+        external=tuple(vms or ()),
+        command=tuple(command or ()),
+    )
+    verbosity = Verbosity.VERBOSE if is_verbose else Verbosity.NORMAL
+    console = Console(typer.echo, Verbosity.QUIET if is_quiet else verbosity)
+    # The console prints what happens, so the log is not needed.
+    logging.getLogger("forewarn").addHandler(logging.NullHandler())
+    results: list[RunResult] = []
+
+    async def work() -> None:
+        try:
+            results.append(await run_scenario(scenario, options, console))
+        except (Invalid, NotFound) as error:
+            raise Usage(error.message) from error
+
+    run_until_stopped(work)
+    if not results:
+        return Exit.INTERRUPTED
+    result, name = results[0], scenario.file.name
+    console.print_verdicts(name, result.verdicts)
+    if transcript is not None:
+        _write(transcript, result.transcript.dump())
+    if junit is not None:
+        _write(junit, render_junit(name, result.verdicts, result.transcript))
+    return Exit.DONE if result.is_passed else Exit.REFUSED
+
+
+@app.command()
+def scenarios(*, as_json: Json = False) -> None:
+    """List the scenarios that come with Forewarn. `forewarn lab run NAME` runs one."""
+    with needs_extra("lab scenarios"):
+        from forewarn.lab.scenario.schema import list_library, load_from_library
+
+    files = [load_from_library(name).file for name in list_library()]
+    rows = [{"name": file.name, "lasts": file.until, "about": file.about} for file in files]
+    response = {"scenarios": rows, "total": len(rows)}
+    if as_json:
+        show_json(response)
+    else:
+        show_list(response, "scenarios", ("name", "lasts", "about"))
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of a scenario file."""
+    with needs_extra("lab schema"):
+        from forewarn.lab.scenario.schema import SCHEMA
+
+    show_json(SCHEMA)
 
 
 @app.command()
@@ -87,22 +190,21 @@ def serve(
     ready_file: ReadyFile = None,
 ) -> None:
     """Run a lab until SIGTERM or Ctrl-C."""
-    is_virtual = clock_kind is ClockKind.VIRTUAL
-    if start is not None and not is_virtual:
-        raise Usage(f"--start {start} needs --clock virtual: the real clock starts now")
-    with needs_server_parts("lab serve"):
+    if start is not None and clock_kind is ClockKind.REAL:
+        raise Usage(f"--start {start} needs --clock virtual: the real clock cannot be set")
+    with needs_extra("lab serve"):
         import asyncio
 
         from forewarn.fleetfile.parser import parse
         from forewarn.lab.service import Setup, open_lab
         from forewarn.server import read_file
 
-    path = fleet or Path(str(DEMO["fleet"]))
+    path = fleet or Path(DEMO["fleet"])
     setup = Setup(
         fleet=parse(read_file(path, "fleet file"), str(path)),
-        is_virtual=is_virtual,
+        is_virtual=clock_kind is ClockKind.VIRTUAL,
         is_running=is_running,
-        start=None if start is None else parse_time(start),
+        start=_parse_time(start),
         rate=rate,
         seed=seed,
     )
@@ -114,83 +216,38 @@ def serve(
                 "control": await lab.listen_control(Address("127.0.0.1", control_port)),
                 "vms": await lab.listen_vms(),
             }
-            with write_ready_file(ready_file, {**urls, "pid": os.getpid()}):
-                typer.echo(describe_urls(urls))
-                if is_virtual and not is_running:
-                    typer.echo("The clock is paused; `forewarn lab clock advance 15m` moves it.")
+            with _announce(ready_file, {**urls, "pid": os.getpid()}):
+                typer.echo(_format_welcome(urls, is_paused=setup.is_virtual and not is_running))
                 await asyncio.get_running_loop().create_future()
 
-    remove_ready_file(ready_file)  # a lab that was killed may have left one
+    _remove(ready_file)  # a lab that was killed may have left one
     run_until_stopped(work)
-
-
-def describe_urls(urls: dict[str, Any]) -> str:
-    vms = [f"  {vm:16} {url}" for vm, url in list(urls["vms"].items())[:URLS_SHOWN_MAX]]
-    ready = f"the lab is ready: metadata {urls['metadata']}, control {urls['control']}"
-    return "\n".join([ready, "Each VM has its own endpoint:", *vms])
-
-
-@contextmanager
-def write_ready_file(path: Path | None, values: dict[str, Any]) -> Iterator[None]:
-    """Keep the file while the lab runs. It appears in one piece, by a rename."""
-    if path is None:
-        yield
-        return
-    try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "w") as file:
-            file.write(json.dumps(values, indent=2) + "\n")
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
-    except OSError as error:
-        raise _ready_file_error(path, error) from error
-    try:
-        yield
-    finally:
-        remove_ready_file(path)
-
-
-def remove_ready_file(path: Path | None) -> None:
-    try:
-        if path is not None:
-            path.unlink(missing_ok=True)
-    except OSError as error:
-        assert path is not None
-        raise _ready_file_error(path, error) from error
-
-
-def _ready_file_error(path: Path, error: OSError) -> Invalid:
-    reason = error.strerror or error
-    return Invalid(f"the ready file {path} cannot be written: {reason}", file=str(path))
 
 
 @app.command()
 def transcript(
     context: typer.Context,
     *,
-    after: Annotated[
-        int | None,
-        typer.Option(help="Start after the entry of this number. Default: the newest.", min=0),
-    ] = None,
-    limit: Annotated[int, typer.Option(help="The most entries to show.", min=1, max=10_000)] = 1000,
+    after: After = None,
+    limit: TranscriptLimit = 1000,
     as_json: Json = False,
 ) -> None:
-    """Show every request with its response, every change and every step."""
-    begin = "newest=true" if after is None else f"after={after}"
-    page = connect(context).get("transcript", query=f"{begin}&limit={limit}")
+    """Show what happened so far: every request and response, every change, every step."""
+    start = {"newest": "true"} if after is None else {"after": after}
+    response = connect(context).get("transcript", query={**start, "limit": limit})
     if as_json:
-        show_json(page)
+        show_json(response)
         return
-    with needs_server_parts("lab transcript"):
+    with needs_extra("lab transcript"):
         import msgspec
 
         from forewarn.lab.transcript import Entry, format_entry
 
-    for entry in msgspec.convert(page["entries"], list[Entry]):
-        typer.echo(format_entry(entry))
-    if page["left_out"]:
+    for entry in msgspec.convert(response["entries"], list[Entry]):
+        print(format_entry(entry))
+    if response["left_out"]:
         where = "earlier" if after is None else "later"
-        typer.echo(f"{page['left_out']} {where} entries are not shown; raise --limit", err=True)
+        print(f"{response['left_out']} {where} entries; use --limit to see more", file=sys.stderr)
 
 
 @clock.command("show")
@@ -200,36 +257,21 @@ def show_clock(context: typer.Context, *, as_json: Json = False) -> None:
 
 
 @clock.command()
-def advance(
-    context: typer.Context,
-    duration: Annotated[
-        str, typer.Argument(metavar="DURATION", help="Such as 90s, 15m, 2h, 1h30m or 7d.")
-    ],
-    *,
-    as_json: Json = False,
-) -> None:
-    """Let time pass; returns when everything that was due is done."""
-    try:
-        seconds = parse_duration(duration).total_seconds()
-    except ValueError as error:
-        raise Usage(f"{duration!r} is not a duration; expected {EXPECTED}") from error
-    show_one(connect(context).post("clock", "advance", said={"seconds": seconds}), as_json=as_json)
+def advance(context: typer.Context, duration: DurationText, *, as_json: Json = False) -> None:
+    """Let time pass, deadline by deadline. Returns when everything that was due is done."""
+    body = {"seconds": _parse_seconds(duration)}
+    show_one(connect(context).post("clock", "advance", body=body), as_json=as_json)
 
 
 @clock.command()
-def jump(
-    context: typer.Context,
-    time: Annotated[str, typer.Argument(metavar="TIME", help="Such as 2030-01-31T12:00:00Z.")],
-    *,
-    as_json: Json = False,
-) -> None:
-    """Set a later time immediately, as on a machine that was suspended."""
+def jump(context: typer.Context, time: TimeText, *, as_json: Json = False) -> None:
+    """Set the clock to a later time in one step, like a machine that was suspended."""
     _set_clock(context, {"now": time}, as_json=as_json)
 
 
 @clock.command()
 def pause(context: typer.Context, *, as_json: Json = False) -> None:
-    """Pause a virtual clock."""
+    """Stop a virtual clock."""
     _set_clock(context, {"is_running": False}, as_json=as_json)
 
 
@@ -246,41 +288,34 @@ def set_rate(
     *,
     as_json: Json = False,
 ) -> None:
-    """Make notices and durations of new events this many times shorter."""
+    """Divide the notices and durations of new events by this."""
     _set_clock(context, {"rate": rate}, as_json=as_json)
 
 
-def _set_clock(context: typer.Context, change: dict[str, object], *, as_json: bool) -> None:
-    show_one(connect(context).put("clock", body=json.dumps(change).encode()), as_json=as_json)
+def _set_clock(context: typer.Context, body: dict[str, object], *, as_json: bool) -> None:
+    show_one(connect(context).put("clock", body=json.dumps(body).encode()), as_json=as_json)
 
 
 @fault.command("list")
 def list_faults(context: typer.Context, *, as_json: Json = False) -> None:
-    """List the faults that are active or will be."""
+    """List the active and planned faults."""
     _show_faults(connect(context).get("faults"), as_json=as_json)
 
 
 @fault.command("add")
 def add_fault(
     context: typer.Context,
-    kind: Annotated[
-        str,
-        typer.Argument(
-            metavar="KIND", help="Such as status, latency or truncate: see docs/faults.md."
-        ),
-    ],
-    settings: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="Such as code=500 for=2m.")
-    ] = None,
+    kind: FaultKind,
+    settings: FaultSettings = None,
     *,
-    vm: Annotated[list[str] | None, typer.Option(help="A VM to affect. Default: all.")] = None,
+    vm: FaultVms = None,
     as_json: Json = False,
 ) -> None:
-    """Add a fault to the endpoint."""
-    members: dict[str, object] = {"fault": kind, **dict(map(_parse_setting, settings or ()))}
+    """Make the endpoint misbehave."""
+    body: dict[str, object] = {"fault": kind, **dict(map(_parse_setting, settings or ()))}
     if vm:
-        members["vms"] = vm
-    show_one(connect(context).post("faults", said=members)["fault"], as_json=as_json)
+        body["vms"] = vm
+    show_one(connect(context).post("faults", body=body)["fault"], as_json=as_json)
 
 
 @fault.command("remove")
@@ -290,7 +325,7 @@ def remove_fault(
     *,
     as_json: Json = False,
 ) -> None:
-    """Remove a fault."""
+    """Remove one fault."""
     show_one(connect(context).delete("faults", fault_id)["fault"], as_json=as_json)
 
 
@@ -300,23 +335,112 @@ def clear_faults(context: typer.Context, *, as_json: Json = False) -> None:
     _show_faults(connect(context).delete("faults"), as_json=as_json)
 
 
-def _show_faults(page: dict[str, Any], *, as_json: bool) -> None:
-    if not as_json:
-        rows = [{column: each.get(column) for column in FAULT_COLUMNS} for each in page["faults"]]
-        page = {**page, "faults": rows}
-    show_list(page, "faults", FAULT_COLUMNS, as_json=as_json)
+def _show_faults(response: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        show_json(response)
+        return
+    rows = [{column: each.get(column) for column in FAULT_COLUMNS} for each in response["faults"]]
+    show_list({**response, "faults": rows}, "faults", FAULT_COLUMNS)
 
 
-def _parse_setting(setting: str) -> tuple[str, object]:
-    """Parse NAME=VALUE. The server reads numbers with a fraction from text."""
-    name, equals, value = setting.partition("=")
+def _load_scenario(which: str) -> "Scenario":
+    """The file if it exists, else the scenario of the library with that name."""
+    from forewarn.lab.scenario.schema import load_from_library, parse_scenario
+
+    path = Path(which)
+    try:
+        if not path.exists() and path.suffix == "":
+            return load_from_library(which)
+        with path.open("rb") as file:
+            text = file.read(SCENARIO_BYTES_MAX + 1)
+        if len(text) > SCENARIO_BYTES_MAX:
+            raise Usage(f"{which}: expected at most {SCENARIO_BYTES_MAX} bytes")
+        return parse_scenario(text, which)
+    except Error as error:
+        raise Usage(error.message) from error
+    except OSError as error:
+        raise Usage(f"cannot read the scenario {which}: {error.strerror or error}") from error
+
+
+def _check_writable(option: str, path: Path) -> None:
+    """Fail before the run rather than after it. Existing content stays."""
+    if path.is_fifo():  # its reader would see the end of the file
+        return
+    is_new = not path.exists()
+    try:
+        path.open("ab").close()
+        if is_new:
+            path.unlink()
+    except OSError as error:
+        raise Usage(f"{option}: cannot write {path}: {error.strerror or error}") from error
+
+
+def _write(path: Path, body: bytes) -> None:
+    try:
+        path.write_bytes(body)
+    except OSError as error:
+        raise Error(f"cannot write {path}: {error.strerror or error}", file=str(path)) from error
+
+
+def _format_welcome(urls: dict[str, Any], *, is_paused: bool) -> str:
+    vms = "\n".join(f"  {vm:16} {url}" for vm, url in list(urls["vms"].items())[:VMS_SHOWN_MAX])
+    paused = "\nThe clock is paused: `forewarn lab clock advance 15m` lets time pass."
+    return (
+        f"the lab is ready: metadata {urls['metadata']}, control {urls['control']}\n"
+        f"Each VM has an endpoint of its own:\n{vms}{paused if is_paused else ''}"
+    )
+
+
+@contextmanager
+def _announce(path: Path | None, content: dict[str, Any]) -> Iterator[None]:
+    """Keep the file while the block runs. It appears in one step: nobody reads half of it."""
+    if path is None:
+        yield
+        return
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(handle, "w") as file:
+            file.write(json.dumps(content, indent=2) + "\n")
+        Path(name).chmod(0o644)
+        Path(name).replace(path)
+    except OSError as error:
+        raise _ready_file_error(path, error) from error
+    try:
+        yield
+    finally:
+        _remove(path)
+
+
+def _remove(path: Path | None) -> None:
+    try:
+        if path is not None:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise _ready_file_error(path, error) from error
+
+
+def _ready_file_error(path: Path | None, error: OSError) -> Invalid:
+    return Invalid(f"cannot write the ready file {path}: {error.strerror or error}", file=str(path))
+
+
+def _parse_setting(text: str) -> tuple[str, object]:
+    """Whole numbers become numbers; the service parses the rest."""
+    name, equals, value = text.partition("=")
     if not equals or not name:
-        raise Usage(f"{setting!r} is not a setting; expected NAME=VALUE, such as code=500")
-    is_whole = value.removeprefix("-").isdecimal() and value.isascii()
-    return name, int(value) if is_whole and len(value) < 10 else value
+        raise Usage(f"{text!r} is not a setting; expected NAME=VALUE, such as code=500")
+    return name, int(value) if re.fullmatch(r"-?[0-9]{1,9}", value) else value
 
 
-def parse_time(text: str) -> datetime:
+def _parse_seconds(text: str) -> float:
+    try:
+        return parse_duration(text).total_seconds()
+    except ValueError as error:
+        raise Usage(f"{text!r} is not a duration; expected {EXPECTED}") from error
+
+
+def _parse_time(text: str | None) -> datetime | None:
+    if text is None:
+        return None
     try:
         time = datetime.fromisoformat(text)
         if time.tzinfo is None:

@@ -277,7 +277,7 @@ def test_a_lab_that_cannot_be_is_refused_before_it_starts(tmp_path: Path) -> Non
         Lab(timeout_seconds=0)
     with pytest.raises(Invalid, match="scopes"):
         Lab({"scopes": 7})
-    with pytest.raises(Invalid, match=r"the fleet file .* cannot be read"):
+    with pytest.raises(Invalid, match=r"cannot read the fleet file .*"):
         Lab(tmp_path / "nowhere.yaml")
 
 
