@@ -310,7 +310,7 @@ def test_a_rate_that_is_no_number(scheduled_events): ...
     assert "During handling" not in output
     assert "unexpected keyword argument 'fleat'" in output
     assert "takes one fleet, and the rest by name; got ('a.yaml', 'b.yaml')" in output
-    assert re.search(r"the fleet file \S+/nowhere.yaml cannot be read: No such file", output)
+    assert re.search(r"cannot read the fleet file \S+/nowhere.yaml: No such file", output)
 
 
 def test_suite_that_does_not_use_the_fixture_does_not_load_the_lab(tmp_path: Path) -> None:
