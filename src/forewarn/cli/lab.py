@@ -25,7 +25,7 @@ from forewarn.duration import EXPECTED, parse_duration
 from forewarn.errors import Error, Invalid, NotFound
 
 if TYPE_CHECKING:
-    from forewarn.lab.scenario.runner import Result
+    from forewarn.lab.scenario.runner import RunResult
     from forewarn.lab.scenario.schema import Scenario
 
 SCENARIO_BYTES_MAX = 4 * 1024 * 1024
@@ -114,41 +114,41 @@ def run(
     if is_real and rate is not None:
         raise Usage(f"--real means --rate 1, but --rate is {rate:g}; expected one of the two")
     with needs_extra("lab run"):
-        from forewarn.lab.scenario import report
-        from forewarn.lab.scenario.runner import Wish
+        from forewarn.lab.scenario.report import Console, Verbosity, render_junit
+        from forewarn.lab.scenario.runner import RunOptions
         from forewarn.lab.scenario.runner import run as run_scenario
 
     scenario = _load_scenario(which)
     for option, path in (("--transcript", transcript), ("--junit", junit)):
         if path is not None:
             _check_writable(option, path)
-    options = Wish(
+    options = RunOptions(
         seed=seed,
         rate=1.0 if is_real else rate,
-        outside=tuple(vms or ()),
+        external=tuple(vms or ()),
         command=tuple(command or ()),
     )
-    loudness = report.Loudness.VERBOSE if is_verbose else report.Loudness.NORMAL
-    progress = report.Progress(typer.echo, report.Loudness.QUIET if is_quiet else loudness)
-    # Progress prints what happens, so the log is not needed.
+    verbosity = Verbosity.VERBOSE if is_verbose else Verbosity.NORMAL
+    console = Console(typer.echo, Verbosity.QUIET if is_quiet else verbosity)
+    # The console prints what happens, so the log is not needed.
     logging.getLogger("forewarn").addHandler(logging.NullHandler())
-    results: list[Result] = []
+    results: list[RunResult] = []
 
     async def work() -> None:
         try:
-            results.append(await run_scenario(scenario, options, progress))
+            results.append(await run_scenario(scenario, options, console))
         except (Invalid, NotFound) as error:
             raise Usage(error.message) from error
 
     run_until_stopped(work)
     if not results:
         return Exit.INTERRUPTED
-    result = results[0]
-    progress.verdicts(scenario, result.verdicts)
+    result, name = results[0], scenario.file.name
+    console.print_verdicts(name, result.verdicts)
     if transcript is not None:
         _write(transcript, result.transcript.dump())
     if junit is not None:
-        _write(junit, report.junit(scenario, result.verdicts, result.transcript))
+        _write(junit, render_junit(name, result.verdicts, result.transcript))
     return Exit.DONE if result.is_passed else Exit.REFUSED
 
 
@@ -156,9 +156,9 @@ def run(
 def scenarios(*, as_json: Json = False) -> None:
     """List the scenarios that come with Forewarn. `forewarn lab run NAME` runs one."""
     with needs_extra("lab scenarios"):
-        from forewarn.lab.scenario.schema import library, shipped
+        from forewarn.lab.scenario.schema import list_library, load_from_library
 
-    files = [shipped(name).file for name in library()]
+    files = [load_from_library(name).file for name in list_library()]
     rows = [{"name": file.name, "lasts": file.until, "about": file.about} for file in files]
     response = {"scenarios": rows, "total": len(rows)}
     if as_json:
@@ -196,7 +196,7 @@ def serve(
         import asyncio
 
         from forewarn.fleetfile.parser import parse
-        from forewarn.lab.service import Setup, laboratory
+        from forewarn.lab.service import Setup, open_lab
         from forewarn.server import read_file
 
     path = fleet or Path(DEMO["fleet"])
@@ -210,12 +210,11 @@ def serve(
     )
 
     async def work() -> None:
-        async with laboratory(setup) as lab:
-            at = await lab.listen(Address("127.0.0.1", port), Address("127.0.0.1", control_port))
+        async with open_lab(setup) as lab:
             urls = {
-                "metadata": f"http://{at.metadata}",
-                "control": f"http://{at.control}",
-                "vms": await lab.doors(),
+                "metadata": await lab.listen_metadata(Address("127.0.0.1", port)),
+                "control": await lab.listen_control(Address("127.0.0.1", control_port)),
+                "vms": await lab.listen_vms(),
             }
             with _announce(ready_file, {**urls, "pid": os.getpid()}):
                 typer.echo(_format_welcome(urls, is_paused=setup.is_virtual and not is_running))
@@ -242,10 +241,10 @@ def transcript(
     with needs_extra("lab transcript"):
         import msgspec
 
-        from forewarn.lab.transcript import Entry, readable
+        from forewarn.lab.transcript import Entry, format_entry
 
     for entry in msgspec.convert(response["entries"], list[Entry]):
-        print(readable(entry))
+        print(format_entry(entry))
     if response["left_out"]:
         where = "earlier" if after is None else "later"
         print(f"{response['left_out']} {where} entries; use --limit to see more", file=sys.stderr)
@@ -346,17 +345,17 @@ def _show_faults(response: dict[str, Any], *, as_json: bool) -> None:
 
 def _load_scenario(which: str) -> "Scenario":
     """The file if it exists, else the scenario of the library with that name."""
-    from forewarn.lab.scenario.schema import parse, shipped
+    from forewarn.lab.scenario.schema import load_from_library, parse_scenario
 
     path = Path(which)
     try:
         if not path.exists() and path.suffix == "":
-            return shipped(which)
+            return load_from_library(which)
         with path.open("rb") as file:
             text = file.read(SCENARIO_BYTES_MAX + 1)
         if len(text) > SCENARIO_BYTES_MAX:
             raise Usage(f"{which}: expected at most {SCENARIO_BYTES_MAX} bytes")
-        return parse(text, which)
+        return parse_scenario(text, which)
     except Error as error:
         raise Usage(error.message) from error
     except OSError as error:
