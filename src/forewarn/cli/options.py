@@ -177,25 +177,13 @@ def use_file(context: typer.Context, file: Path | None) -> Path | None:
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Limit = Annotated[int, typer.Option(help="Show at most this many.", min=1, max=1_000_000)]
-File = Annotated[
-    Path | None,
-    typer.Option(
-        "--config",
-        help=f"The config file to read instead of ./{FILE_NAME}.",
-        is_eager=True,
-        callback=use_file,
-    ),
-]
-RootFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--config",
-        help=f"The config file to read instead of ./{FILE_NAME}.",
-        is_eager=True,
-        envvar=FILE_VARIABLE,
-        callback=use_root_file,
-    ),
-]
+FILE_HELP = f"The config file to read instead of ./{FILE_NAME}."
+# fmt: off
+File = Annotated[Path | None, typer.Option(
+    "--config", help=FILE_HELP, is_eager=True, callback=use_file)]
+RootFile = Annotated[Path | None, typer.Option(
+    "--config", help=FILE_HELP, is_eager=True, callback=use_root_file, envvar=FILE_VARIABLE)]
+# fmt: on
 
 
 def find_value(context: typer.Context, name: str) -> tuple[str, Any]:
