@@ -162,10 +162,10 @@ def test_the_transcript_shows_the_newest_lines_and_says_how_many_it_leaves_out(
             lab.control("POST", "/clock/advance", {"seconds": number})
         shown = forewarn(lab, "lab", "transcript", "--limit", "2")
         assert [line.split()[-1] for line in shown.stdout.splitlines()] == ["0:00:04", "0:00:05"]
-        assert shown.stderr == "3 more lines before these; --limit shows more\n"
+        assert shown.stderr == "3 entries more; use --limit to see them\n"
         shown = forewarn(lab, "lab", "transcript", "--limit", "2", "--after", "1")
         assert [line.split()[-1] for line in shown.stdout.splitlines()] == ["0:00:02", "0:00:03"]
-        assert shown.stderr == "2 more lines after these; --limit shows more\n"
+        assert shown.stderr == "2 entries more; use --limit to see them\n"
         assert forewarn(lab, "lab", "transcript").stderr == ""
 
 
@@ -173,16 +173,16 @@ def test_a_span_of_time_is_written_as_everywhere_else(tmp_path: Path) -> None:
     with serving(tmp_path, "--start", "2030-01-31T12:00:00Z") as lab:
         assert forewarn(lab, "lab", "clock", "advance", "1h30m").returncode == 0
         assert lab.control("GET", "/clock")["now"] == "2030-01-31T13:30:00Z"
-        wrong = forewarn(lab, "lab", "clock", "advance", "1.5h")
+        wrong = forewarn(lab, "lab", "clock", "advance", "1,5h")
         assert wrong.returncode == 2
         assert (
-            "'1.5h' is no span of time; expected a time such as 90s, 15m, 2h, 1h30m or 7d"
+            "'1,5h' is not a duration; expected a time such as 90s, 15m, 2h, 1h30m or 7d"
             in wrong.stderr
         )
 
 
 def test_the_commands_for_a_lab_elsewhere_do_without_the_servers_parts() -> None:
-    program = "import sys; sys.modules['msgspec'] = None; from forewarn.cli.lab import _seconds; print(_seconds('1h30m'))"
+    program = "import sys; sys.modules['msgspec'] = None; from forewarn.cli.lab import _parse_seconds; print(_parse_seconds('1h30m'))"
     ran = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False
     )
@@ -260,14 +260,14 @@ def test_a_real_clock_refuses_to_be_moved_and_takes_another_rate(tmp_path: Path)
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--start", "yesterday"], "'yesterday' is no moment"),
+        (["--start", "yesterday"], "'yesterday' is not a time"),
         (["--start", "2030-01-31T12:00:00"], "has no time zone"),
         (
             ["--start", "9999-12-31T12:00:00Z"],
             "the clock cannot start at 9999-12-31T12:00:00+00:00; expected a moment from 1970",
         ),
-        (["--start", "9999-12-31T23:59:59-14:00"], "is no moment"),
-        (["--clock", "real", "--start", "2030-01-31T12:00:00Z"], "the real clock starts now"),
+        (["--start", "9999-12-31T23:59:59-14:00"], "is not a time"),
+        (["--clock", "real", "--start", "2030-01-31T12:00:00Z"], "the real clock cannot be set"),
         (["--fleet", "nowhere.yaml"], "nowhere.yaml cannot be read"),
         (["--ready-file", "no/such/folder/f"], "cannot be written"),
     ],

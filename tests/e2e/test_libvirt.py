@@ -133,7 +133,7 @@ def test_a_sync_tells_what_would_change_and_then_makes_it_so(tmp_path: Path) -> 
             sync(service, "--uri", f"host-a={uri}", "--apply").splitlines()
             == told.splitlines()[:-1]
         )
-        assert sync(service, "--uri", f"host-a={uri}", "--apply") == "the fleet is so already\n"
+        assert sync(service, "--uri", f"host-a={uri}", "--apply") == "no changes\n"
 
         fleet = service.ask("GET", "/fleet")[1]
     assert [scope["name"] for scope in fleet["scopes"]] == ["test", "web"]

@@ -137,4 +137,4 @@ def _write(file: Path, content: bytes) -> None:
     try:
         file.write_bytes(content)
     except OSError as error:
-        raise Error(f"cannot write {os.fspath(file)}: {error.strerror or error}") from error
+        raise Error(f"{os.fspath(file)} cannot be written: {error.strerror or error}") from error

@@ -345,14 +345,16 @@ def _check_writable(option: str, path: Path) -> None:
         if is_new:
             path.unlink()
     except OSError as error:
-        raise Usage(f"{option}: cannot write {path}: {error.strerror or error}") from error
+        raise Usage(f"{option} {path} cannot be written: {error.strerror or error}") from error
 
 
 def _write(path: Path, body: bytes) -> None:
     try:
         path.write_bytes(body)
     except OSError as error:
-        raise Error(f"cannot write {path}: {error.strerror or error}", file=str(path)) from error
+        raise Error(
+            f"{path} cannot be written: {error.strerror or error}", file=str(path)
+        ) from error
 
 
 def _format_welcome(urls: dict[str, Any], *, is_paused: bool) -> str:
@@ -393,7 +395,9 @@ def _remove(path: Path | None) -> None:
 
 
 def _ready_file_error(path: Path | None, error: OSError) -> Invalid:
-    return Invalid(f"cannot write the ready file {path}: {error.strerror or error}", file=str(path))
+    return Invalid(
+        f"the ready file {path} cannot be written: {error.strerror or error}", file=str(path)
+    )
 
 
 def _parse_setting(text: str) -> tuple[str, object]:
