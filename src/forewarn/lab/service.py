@@ -38,6 +38,7 @@ from forewarn.platform.simulated import SimulatedPlatform
 from forewarn.store.memory import MemoryStore
 from forewarn.web.http.admission import Limits
 from forewarn.web.http.listener import SERVER_METADATA, Application, Listener
+from forewarn.web.http.message import plain_address
 from forewarn.web.metadata import request as metadata_request
 from forewarn.web.metadata.app import Message, Metadata, Receive, Send
 from forewarn.web.service import Service
