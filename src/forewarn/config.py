@@ -34,7 +34,7 @@ FILE_NAME, FILE_VARIABLE, FILE_BYTES_MAX = "forewarn.toml", "FOREWARN_CONFIG", 1
 UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 SIMULATED_MAX = timedelta(hours=24)
 WEBHOOK_CHANGES = (
-    "ordered",
+    "executed_silently",
     "scheduled",
     "extended",
     "started",

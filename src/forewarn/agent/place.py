@@ -9,9 +9,9 @@ Path = tuple[str | int, ...]
 
 _TOKEN = re.compile(
     r'"""(?:\\.|[^\\])*?"{3,5}'
-     r"|'''.*?'{3,5}"
-     r'|"(?:\\.|[^"\\])*"'
-     r"|'[^']*'"  # texts, the long ones first
+    r"|'''.*?'{3,5}"
+    r'|"(?:\\.|[^"\\])*"'
+    r"|'[^']*'"  # texts, the long ones first
     r"|\#[^\n]*|[\[\]{}=,\n]|[^\s\[\]{}=,\#\"']+",
     re.DOTALL,
 )

@@ -18,7 +18,7 @@ from forewarn.errors import Unavailable
 
 SHOWN = {
     "enabled": "a VM polls: from now on it is told before anything is done to it",
-    "ordered": "{vm}: {detail} at once, without notice",
+    "executed_silently": "{vm}: {detail} at once, without notice",
     "scheduled": "Scheduled: {detail}",
     "approved": "approved by {detail}",
     "extended": "put off {detail}",

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from forewarn.core.fleet import (
-    NOTHING_TOLD,
+    DEFAULT_INSTANCE,
     Approval,
     AutoApprove,
     Budget,
@@ -363,7 +363,7 @@ def _vm(entry: VmEntry, at: Path) -> Vm:
 
 def _instance(entry: InstanceEntry, at: Path) -> Instance:
     if entry == _UNTOLD:
-        return NOTHING_TOLD
+        return DEFAULT_INSTANCE
     told = msgspec.structs.asdict(entry) | {
         "public_address": _address(entry.public_address, (*at, "public_address")),
         "subnet": _subnet(entry.subnet, (*at, "subnet")),

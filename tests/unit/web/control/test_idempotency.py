@@ -167,7 +167,7 @@ async def operations_in(engine: Engine) -> list[Entry]:
     return [
         one
         for one in changes
-        if one.what in (ChangeKind.SCHEDULED, ChangeKind.ORDERED, ChangeKind.CAMPAIGN)
+        if one.what in (ChangeKind.SCHEDULED, ChangeKind.EXECUTED_SILENTLY, ChangeKind.CAMPAIGN)
     ]
 
 

@@ -392,7 +392,7 @@ def test_a_host_that_is_declared_stands_in_the_difference_and_in_the_history() -
             [],
         )
         (note,) = (await world.told("GET", "/api/v1/history?host=host-d"))["history"]
-        assert (note["what"], note["detail"]) == ("amended", "host host-d declared")
+        assert (note["what"], note["detail"]) == ("updated", "host host-d declared")
 
     story(tell)
 

@@ -85,7 +85,7 @@ def test_pages_go_on_by_their_cursors_to_the_end() -> None:
 @pytest.mark.parametrize(
     ("query", "message"),
     [
-        ("what=statred", "what: expected one of ordered, scheduled"),
+        ("what=statred", "what: expected one of executed_silently, scheduled"),
         (
             "since=yesterday",
             "since: expected a moment such as 2030-01-31T12:00:00Z, got 'yesterday'",
