@@ -8,6 +8,7 @@ is compared with what any server showed before.
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -26,13 +27,14 @@ from forewarn.engine.board import Board, PublishedScope, wait_for_change
 from forewarn.engine.clock import VirtualClock
 from forewarn.engine.engine import Engine
 from forewarn.engine.entry import decode_all
+from forewarn.engine.lease import TTL_SECONDS
 from forewarn.engine.operations import Operations, Told
 from forewarn.engine.record import SCOPE
 from forewarn.engine.worker import Worker
 from forewarn.errors import Error, ImpactFailed, StoreLost
 from forewarn.fleetfile.schema import Fleet
 from forewarn.platform.base import ImpactRequest, ImpactResult
-from forewarn.store.base import HistoryValue, Lease, Record, Snapshot, Store, Write
+from forewarn.store.base import HistoryValue, Lease, Record, Snapshot, Write
 from forewarn.store.memory import MemoryStore
 from forewarn.web.metadata.rendered_document import body_of, page
 from forewarn.wire.versions import VERSIONS
@@ -167,9 +169,11 @@ class FlakyStore:
     """
 
     def __init__(
-        self, inner: Store, chance: random.Random, manners: Manners, witness: Witness
+        self, inner: MemoryStore, chance: random.Random, manners: Manners, witness: Witness
     ) -> None:
         self._inner, self._chance, self._manners, self._witness = inner, chance, manners, witness
+        self.leases: list[Lease] = []
+        self.is_dead = False
 
     async def load(self, prefix: str = "") -> Snapshot:
         await self._dawdle()
@@ -218,8 +222,34 @@ class FlakyStore:
         return await self._inner.get(key)
 
     async def lease(self, name: str, ttl_seconds: float) -> Lease | None:
+        """Leases are renewed silently; `expire` says when one is not."""
         await self._dawdle()
-        return await self._inner.lease(name, ttl_seconds)
+        if self._chance.random() < self._manners.refused:
+            raise StoreLost("lease refused")
+        inner = await self._inner.lease(name, ttl_seconds)
+        if inner is None:
+            return None
+        lease = Lease(
+            name,
+            inner.revision,
+            ttl_seconds=math.inf,
+            monotonic=lambda: 0.0,
+            release=self._release,
+        )
+        self.leases.append(lease)
+        return lease
+
+    async def _release(self, lease: Lease) -> None:
+        """A dead process releases nothing."""
+        if not self.is_dead:
+            await self.expire(lease)
+
+    async def expire(self, lease: Lease) -> None:
+        """The lease was not renewed for its ttl."""
+        if lease in self.leases:
+            self.leases.remove(lease)
+            lease.end()
+            await self._inner.expire(lease.name)
 
     async def close(self) -> None:
         """The shared store stays open for the others."""
@@ -267,7 +297,8 @@ class Server:
     """One process: an engine with its loops, until it is killed."""
 
     def __init__(self, world: "World", number: int) -> None:
-        self.engine = Engine(world.flaky(), world.server_clock, world.timing)
+        self.store = world.flaky()
+        self.engine = Engine(self.store, world.server_clock, world.timing)
         self.operations = Operations(self.engine, world.make_id)
         self._world = world
         self._number = number
@@ -288,10 +319,18 @@ class Server:
         self._task = asyncio.create_task(loops.run())
 
     async def kill(self) -> None:
-        """Nothing is said goodbye to. (A crash of a loop is a finding, not part of the story.)"""
+        """As SIGKILL: it releases nothing, and its lease expires after its ttl."""
         assert self._task is not None
+        self.store.is_dead = True
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
+        self._world.expire_later(self.store, timedelta(seconds=TTL_SECONDS))
+
+    async def lose_lease(self) -> None:
+        """As a store that did not take renewals: the server stops first, then the lease expires."""
+        for lease in self.store.leases:
+            lease.end()
+        self._world.expire_later(self.store, timedelta(seconds=TTL_SECONDS / 3))
 
     def check_alive(self) -> None:
         if self._task is not None and self._task.done() and not self._task.cancelled():
@@ -327,9 +366,20 @@ class World:
         self.witness = Witness(self.clock.now)
         self.store = store or MemoryStore()
         self.servers: list[Server] = []
+        self.expiries: set[asyncio.Task[None]] = set()
         self.acknowledged: list[str] = []
         self.waits: list[tuple[PublishedScope, int, asyncio.Task[bool]]] = []
         self.last_id = ""
+
+    def expire_later(self, store: FlakyStore, delay: timedelta) -> None:
+        """Let the present leases of a server expire by the simulated clock."""
+
+        async def expire(leases: list[Lease]) -> None:
+            await self.clock.sleep_until(self.clock.now() + delay)
+            for lease in leases:
+                await store.expire(lease)
+
+        self.expiries.add(asyncio.create_task(expire(list(store.leases))))
 
     def flaky(self) -> FlakyStore:
         return FlakyStore(self.store, self.chance, self.manners, self.witness)
@@ -381,11 +431,12 @@ class World:
             self._operate_host,
             self._operate_event,
             self._restart_server,
+            self._lose_lease,
             self._change_fleet,
             self._crowd,
             self._wait,
         ]
-        weights = [6, 6, 4, 4, 4, 4, 4, 4, 4, 2, 1, 1, 3, 2]
+        weights = [6, 6, 4, 4, 4, 4, 4, 4, 4, 2, 1, 1, 1, 3, 2]
         await self._trying(self.chance.choices(deeds, weights)[0])
 
     async def _trying(self, deed: Callable[[], Awaitable[object]]) -> None:
@@ -489,6 +540,9 @@ class World:
             await self.clock.advance(self.chance.choice(SPANS))
         self.servers[number] = Server(self, number)
         await self.servers[number].start()
+
+    async def _lose_lease(self) -> None:
+        await self._server().lose_lease()
 
     async def _change_fleet(self) -> None:
         await self._server().operations.apply(self._fleet(), by="fleet")

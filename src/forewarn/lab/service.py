@@ -47,10 +47,6 @@ from forewarn.web.settings import Settings
 SPAN_MAX = timedelta(days=366)
 START_MIN, END_MAX = datetime(1970, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
 RATE_MIN, RATE_MAX = 0.001, 1_000_000
-CLAIM = timedelta(days=1)
-"""One server works on a lab's store, so nobody takes a claim over, and renewing one only costs
-time.
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -447,7 +443,7 @@ def make_clock(setup: Setup) -> VirtualClock | RealClock:
 def timing_at(rate: float) -> Timing:
     if not RATE_MIN <= rate <= RATE_MAX:
         raise Invalid(f"the rate is {rate:g}; expected {RATE_MIN} to {RATE_MAX}", rate=rate)
-    return replace(Timing.at_rate(rate), claim=CLAIM)
+    return Timing.at_rate(rate)
 
 
 def make_id(chance: random.Random) -> str:
