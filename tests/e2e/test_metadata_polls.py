@@ -11,7 +11,7 @@ import pytest
 
 from forewarn.config import Identify
 from forewarn.core.fleet import Vm
-from forewarn.engine.clock import VirtualClock
+from forewarn.lab.clock import VirtualClock
 from forewarn.web.metadata import fast_path as poll
 from forewarn.web.settings import Settings
 from forewarn.wire.versions import VERSIONS

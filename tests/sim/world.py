@@ -24,7 +24,6 @@ from forewarn.core.fleet import Approval, AutoApprove, Policy, Scope, ScopeKind,
 from forewarn.core.lifecycle import is_enabled
 from forewarn.core.timing import Timing
 from forewarn.engine.board import Board, PublishedScope, wait_for_change
-from forewarn.engine.clock import VirtualClock
 from forewarn.engine.engine import Engine
 from forewarn.engine.entry import decode_all
 from forewarn.engine.lease import TTL_SECONDS
@@ -33,6 +32,7 @@ from forewarn.engine.record import SCOPE
 from forewarn.engine.worker import Worker
 from forewarn.errors import Error, ImpactFailed, StoreLost
 from forewarn.fleetfile.schema import Fleet
+from forewarn.lab.clock import VirtualClock
 from forewarn.platform.base import ImpactRequest, ImpactResult
 from forewarn.store.base import HistoryValue, Lease, Record, Snapshot, Write
 from forewarn.store.memory import MemoryStore

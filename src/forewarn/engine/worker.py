@@ -17,9 +17,10 @@ from forewarn.core.lifecycle import WAIT_MAX, impact_of
 from forewarn.core.machine import due_impacts, next_deadline, next_impact_at
 from forewarn.engine.board import PublishedScope
 from forewarn.engine.clock import within
-from forewarn.engine.engine import Engine, LeaseLost
+from forewarn.engine.engine import Engine
 from forewarn.engine.lease import work_until_lost
 from forewarn.engine.replica import SCOPE_KEY
+from forewarn.engine.transaction import LeaseLost
 from forewarn.errors import Error, ImpactFailed, NotFound, Unavailable
 from forewarn.platform.base import SHORTAGES, ImpactRequest, ImpactResult, Platform
 from forewarn.store.base import LEASE_KEY, Lease

@@ -24,12 +24,13 @@ from forewarn.config import Address, Config, Identify
 from forewarn.core.fleet import Scope
 from forewarn.core.timing import Timing
 from forewarn.engine.board import PublishedScope
-from forewarn.engine.clock import RealClock, VirtualClock
+from forewarn.engine.clock import RealClock
 from forewarn.engine.engine import Engine
 from forewarn.engine.replica import SCOPE_KEY
 from forewarn.engine.transaction import Transaction
 from forewarn.errors import Invalid, Refused, Unavailable
 from forewarn.fleetfile.schema import Fleet
+from forewarn.lab.clock import VirtualClock
 from forewarn.lab.fault.active import Fault, Faults, Standing
 from forewarn.lab.fault.filter import Dropped, FaultFilter, FilteredPolls
 from forewarn.lab.listeners import DOORS_MAX, Doors

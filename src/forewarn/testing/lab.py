@@ -14,9 +14,9 @@ import msgspec
 from msgspec.structs import replace
 
 from forewarn.core.command import Seen
-from forewarn.engine.clock import VirtualClock
 from forewarn.errors import Invalid, Refused, UnknownVm
 from forewarn.fleetfile import schema as wire
+from forewarn.lab.clock import VirtualClock
 from forewarn.lab.fault.active import Fault, parse
 from forewarn.lab.service import RATE_MAX, RATE_MIN, Setup
 from forewarn.lab.transcript import Transcript

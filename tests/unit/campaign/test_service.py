@@ -20,7 +20,6 @@ from forewarn.core.command import Approve, Cancel
 from forewarn.core.event import EventType
 from forewarn.core.fleet import Budget, Policy, Scope, ScopeKind
 from forewarn.core.timing import DURATION, Timing
-from forewarn.engine.clock import VirtualClock
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
 from forewarn.engine.worker import Worker
@@ -35,6 +34,7 @@ from forewarn.errors import (
     UnknownCampaign,
 )
 from forewarn.fleetfile.schema import Fleet
+from forewarn.lab.clock import VirtualClock
 from forewarn.platform.base import ImpactRequest, ImpactResult, Platform
 from forewarn.platform.simulated import SimulatedPlatform
 from forewarn.server import run_together

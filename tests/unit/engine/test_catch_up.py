@@ -16,10 +16,10 @@ from forewarn.core import command as ask
 from forewarn.core.event import EventType
 from forewarn.core.fleet import Scope, ScopeKind
 from forewarn.core.timing import Timing
-from forewarn.engine.clock import VirtualClock
 from forewarn.engine.operations import Operations, Told
 from forewarn.errors import EventEnded, StoreLost, Unavailable, UnknownEvent
 from forewarn.fleetfile.schema import Fleet
+from forewarn.lab.clock import VirtualClock
 from forewarn.store.base import Record, Snapshot, Store
 from forewarn.store.memory import MemoryStore
 from forewarn.store.sqlite import SqliteStore

@@ -9,12 +9,14 @@ import pytest
 
 from forewarn.core.event import ImpactState
 from forewarn.core.timing import Timing
-from forewarn.engine.clock import Clock, VirtualClock
-from forewarn.engine.engine import Engine, LeaseLost
+from forewarn.engine.clock import Clock
+from forewarn.engine.engine import Engine
 from forewarn.engine.lease import run_under_lease
 from forewarn.engine.operations import Operations
+from forewarn.engine.transaction import LeaseLost
 from forewarn.engine.worker import Worker
 from forewarn.errors import StoreLost
+from forewarn.lab.clock import VirtualClock
 from forewarn.platform.base import ImpactRequest, ImpactResult
 from forewarn.store.base import LEASE_KEY, Lease
 from forewarn.store.memory import MemoryStore

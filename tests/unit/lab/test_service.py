@@ -12,9 +12,9 @@ import pytest
 
 from forewarn import server
 from forewarn.core.event import EventType
-from forewarn.engine.clock import VirtualClock
 from forewarn.errors import Invalid, Refused, Unavailable, UnknownVm
 from forewarn.fleetfile.schema import Fleet, parse
+from forewarn.lab.clock import VirtualClock
 from forewarn.lab.fault.active import Standing
 from forewarn.lab.fault.active import parse as parse_fault
 from forewarn.lab.listeners import DOORS_MAX

@@ -11,8 +11,8 @@ import httpx
 
 from forewarn.core.command import Seen
 from forewarn.core.timing import Timing
-from forewarn.engine.clock import VirtualClock
 from forewarn.fleetfile.schema import parse
+from forewarn.lab.clock import VirtualClock
 from forewarn.store.memory import MemoryStore
 from forewarn.web.control.routes.fleet import app
 from forewarn.web.service import build_service

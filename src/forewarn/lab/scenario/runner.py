@@ -15,9 +15,9 @@ from msgspec.structs import replace
 
 from forewarn import duration as span
 from forewarn.engine.board import PublishedScope
-from forewarn.engine.clock import VirtualClock
 from forewarn.engine.operations import Told
 from forewarn.errors import Error, Invalid, NotFound
+from forewarn.lab.clock import VirtualClock
 from forewarn.lab.fault.active import begin_of
 from forewarn.lab.fault.kinds import Fault
 from forewarn.lab.scenario import step as do

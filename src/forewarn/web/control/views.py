@@ -17,8 +17,8 @@ from forewarn.core.fleet import Approval, AutoApprove, Policy, Power, Scope, Sco
 from forewarn.core.lifecycle import is_enabled
 from forewarn.engine.board import Board, PublishedScope
 from forewarn.engine.engine import Engine
-from forewarn.engine.replica import POLLS_PASS_EVERY
 from forewarn.engine.operations import Difference, Told
+from forewarn.engine.replica import POLLS_PASS_EVERY
 from forewarn.fleetfile.schema import said_of
 from forewarn.web.control.pagination import Key, page
 
