@@ -27,7 +27,7 @@ from forewarn.engine.board import Board, PublishedScope, wait_for_change
 from forewarn.engine.engine import Engine
 from forewarn.engine.entry import decode_all
 from forewarn.engine.lease import TTL_SECONDS
-from forewarn.engine.operations import Operations, Told
+from forewarn.engine.operations import Operations, ScopedEvent
 from forewarn.engine.record import SCOPE
 from forewarn.engine.worker import Worker
 from forewarn.errors import Error, ImpactFailed, StoreLost
@@ -444,7 +444,7 @@ class World:
         with suppress(Error):
             answer = await deed()
             told = answer if isinstance(answer, list) else [answer]
-            self.acknowledged += [one.event.id for one in told if isinstance(one, Told)]
+            self.acknowledged += [one.event.id for one in told if isinstance(one, ScopedEvent)]
 
     def _server(self) -> Server:
         return self.chance.choice(self.servers)
@@ -518,7 +518,7 @@ class World:
         if events:
             desk = server.operations
             later = self.clock.now() + timedelta(minutes=self.chance.randrange(1, 40))
-            deeds: list[Callable[..., Awaitable[Told | None]]]
+            deeds: list[Callable[..., Awaitable[ScopedEvent | None]]]
             deeds = [
                 desk.cancel,
                 desk.complete,

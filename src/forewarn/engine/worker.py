@@ -70,7 +70,7 @@ class Worker:
     other states: a VM has one impact at a time on its platform, too. Claims and results are
     committed only under the lease, and no platform call starts without it. A claim is good while
     the lease of its worker exists; no renewal is written for it. After a lost lease the worker
-    continues under another name, so that nobody takes its old claims for good.
+    continues under another name, so that its old claims are not mistaken for good ones.
     """
 
     def __init__(
@@ -288,7 +288,7 @@ class Worker:
         try:
             finish = await job.call
         except LeaseLost:
-            return  # whoever takes over records the result
+            return  # the server that takes over records the result
         finally:
             job.call.cancel()
             job.call = None
@@ -344,7 +344,7 @@ class Worker:
         give_up_at = clock.now() + self._impact_limit
         while True:  # ends when the call started, when its time is up, or when cancelled
             call = asyncio.ensure_future(self._call(request, lease))
-            self._calls.add(call)  # until it has ended, even if nobody waits for it any more
+            self._calls.add(call)  # until it has ended, even if it is no longer awaited
             call.add_done_callback(self._calls.discard)
             try:
                 return await within(clock, self._impact_limit, call)

@@ -10,7 +10,7 @@ TURNS_PER_STEP = 50
 
 
 class VirtualClock:
-    """A clock that stands still until `advance`, `jump` or `run` moves it. Sleepers wake in order."""
+    """Stands still until `advance`, `jump` or `run` moves it. Sleepers wake in order."""
 
     jump_seconds = 0.0
     STRIDE_SECONDS = 0.02

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from forewarn.core.event import Cause, EventType
-from forewarn.engine.operations import Told
+from forewarn.engine.operations import ScopedEvent
 from forewarn.errors import Invalid, Refused
 from forewarn.testing.ledger import STATUSES, Approval
 from forewarn.testing.thread import LabThread
@@ -208,7 +208,7 @@ class LabHost:
             self._lab.call("fail", lambda: self._lab.laboratory.operations.fail(self.name, by=BY))
         )
 
-    def _told(self, told: Iterable[Told]) -> list[LabEvent]:
+    def _told(self, told: Iterable[ScopedEvent]) -> list[LabEvent]:
         return [LabEvent(one.event.id, self._lab) for one in told]
 
 
@@ -327,7 +327,7 @@ class LabVm:
                 return event
         raise Refused(f"{self.name} has been told of this already, or is deallocated", vm=self.name)
 
-    def _asked(self, told: Told | None) -> LabEvent | None:
+    def _asked(self, told: ScopedEvent | None) -> LabEvent | None:
         return None if told is None else LabEvent(told.event.id, self._lab)
 
 

@@ -7,7 +7,7 @@ from datetime import datetime
 from forewarn import duration as span
 from forewarn.core.event import Cause, EventType
 from forewarn.core.fleet import Power
-from forewarn.engine.operations import Told
+from forewarn.engine.operations import ScopedEvent
 from forewarn.errors import NotFound, Refused
 from forewarn.lab.scenario import step as do
 from forewarn.lab.scenario.schema import Scenario
@@ -54,7 +54,7 @@ class Actions:
     async def _operate(self, step: do.OnVm) -> None:
         vm = self._chosen(step.vm, self._free_vms, "VM")
         operations = self._lab.operations
-        operate: dict[type[do.OnVm], Callable[..., Awaitable[Told | None]]] = {
+        operate: dict[type[do.OnVm], Callable[..., Awaitable[ScopedEvent | None]]] = {
             do.Restart: operations.restart,
             do.Redeploy: operations.redeploy,
             do.Evict: operations.evict,

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from forewarn import duration as span
 from forewarn.engine.board import PublishedScope
-from forewarn.engine.operations import Told
+from forewarn.engine.operations import ScopedEvent
 from forewarn.errors import Error, Invalid, NotFound
 from forewarn.lab.clock import VirtualClock
 from forewarn.lab.fault.active import begin_of
@@ -391,7 +391,7 @@ class Run:
         """A length of the scenario's time on the lab's clock."""
         return span.parse(told) / self._lab.rate
 
-    def _find(self, event_id: str) -> Told | None:
+    def _find(self, event_id: str) -> ScopedEvent | None:
         with suppress(Error):
             return self._lab.operations.find_event(event_id)
         return None

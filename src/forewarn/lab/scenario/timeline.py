@@ -12,7 +12,7 @@ import msgspec
 from forewarn import duration as span
 from forewarn.client.errors import InvalidDocument
 from forewarn.client.models import Document, read_document
-from forewarn.engine.operations import Told
+from forewarn.engine.operations import ScopedEvent
 from forewarn.errors import Invalid
 from forewarn.lab.transcript import Entry, Kind
 from forewarn.wire import approval
@@ -56,7 +56,7 @@ class Story:
     def __init__(
         self,
         start: dt.datetime,
-        find: Callable[[str], Told | None],
+        find: Callable[[str], ScopedEvent | None],
         *,
         rate: float = 1.0,
         is_real: bool = False,

@@ -17,7 +17,7 @@ from forewarn.core.fleet import Approval, AutoApprove, Policy, Power, Scope, Sco
 from forewarn.core.lifecycle import is_enabled
 from forewarn.engine.board import Board, PublishedScope
 from forewarn.engine.engine import Engine
-from forewarn.engine.operations import Difference, Told
+from forewarn.engine.operations import Difference, ScopedEvent
 from forewarn.engine.replica import POLLS_PASS_EVERY
 from forewarn.fleetfile.schema import said_of
 from forewarn.web.control.pagination import Key, page
@@ -182,15 +182,15 @@ class DifferenceView(msgspec.Struct, frozen=True):
     dry_run: bool
 
 
-def event(told: Told) -> EventView:
+def event(told: ScopedEvent) -> EventView:
     return _event(told.scope, told.event)
 
 
-def event_answer(told: Told | None) -> EventAnswer:
+def event_answer(told: ScopedEvent | None) -> EventAnswer:
     return EventAnswer(None if told is None else event(told))
 
 
-def events_answer(told: Iterable[Told]) -> EventsAnswer:
+def events_answer(told: Iterable[ScopedEvent]) -> EventsAnswer:
     return EventsAnswer([event(one) for one in told])
 
 

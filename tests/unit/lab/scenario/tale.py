@@ -8,7 +8,7 @@ import msgspec
 
 from forewarn.core.event import Cause, Event, EventType, Source, Status
 from forewarn.core.fleet import Scope
-from forewarn.engine.operations import Told
+from forewarn.engine.operations import ScopedEvent
 from forewarn.lab.scenario import expectation as expect
 from forewarn.lab.scenario.monitor import monitor
 from forewarn.lab.scenario.result import Monitor, Verdict
@@ -27,7 +27,7 @@ class Tale:
     """One monitor, and what happens before its eyes."""
 
     def __init__(self, *, rate: float = 1.0, is_real: bool = False, **expected: Any) -> None:
-        self._told: dict[str, Told] = {}
+        self._told: dict[str, ScopedEvent] = {}
         self._count = 0
         self.story = Story(NOON, self._told.get, rate=rate, is_real=is_real)
         self.happenings: list[Happening] = []
@@ -56,7 +56,7 @@ class Tale:
             description="",
             created_at=at(seconds),
         )
-        self._told[event.id] = Told(Scope(name="web", vms=tuple(vm(one) for one in MEMBERS)), event)
+        self._told[event.id] = ScopedEvent(Scope(name="web", vms=tuple(vm(one) for one in MEMBERS)), event)
         return self.change("scheduled", number, seconds=seconds, by=f"scenario: {name}")
 
     def change(self, what: str, number: int = 1, *, seconds: float, **more: str) -> "Tale":

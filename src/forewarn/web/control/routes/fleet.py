@@ -23,7 +23,7 @@ from forewarn.auth.token import Role
 from forewarn.config import is_loopback
 from forewarn.core.event import Cause, EventType
 from forewarn.engine.engine import Engine
-from forewarn.engine.operations import Operations, Told
+from forewarn.engine.operations import Operations, ScopedEvent
 from forewarn.errors import Invalid, Unavailable
 from forewarn.fleetfile.schema import SCHEMA, dump_json, parse, tag
 from forewarn.web.control import views
@@ -294,7 +294,7 @@ class Scopes(Controller):
 
 
 def _operation(
-    verb: str, operate: Callable[..., Awaitable[Told | None]], sentence: str
+    verb: str, operate: Callable[..., Awaitable[ScopedEvent | None]], sentence: str
 ) -> HTTPRouteHandler:
     @post(
         f"/{{vm:str}}/{verb}",
