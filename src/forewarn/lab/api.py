@@ -10,8 +10,8 @@ from litestar.params import FromPath, JSONBody, QueryParameter, RawBody
 from litestar.status_codes import HTTP_200_OK, HTTP_201_CREATED
 
 from forewarn import errors
-from forewarn.engine.clock import VirtualClock
 from forewarn.fleetfile import yaml_source
+from forewarn.lab.clock import VirtualClock
 from forewarn.lab.fault.active import ActiveFault, parse_fault
 from forewarn.lab.fault.kinds import SCHEMA
 from forewarn.lab.service import LabService

@@ -22,12 +22,13 @@ from forewarn.config import Address, Config, Identify
 from forewarn.core.fleet import Scope
 from forewarn.core.timing import Timing
 from forewarn.engine.board import PublishedScope
-from forewarn.engine.clock import RealClock, VirtualClock
+from forewarn.engine.clock import RealClock
 from forewarn.engine.engine import Engine
 from forewarn.engine.replica import SCOPE_KEY
 from forewarn.engine.transaction import Transaction
 from forewarn.errors import Invalid, Refused
 from forewarn.fleetfile.parser import Fleet
+from forewarn.lab.clock import VirtualClock
 from forewarn.lab.fault.active import ActiveFault, FaultSet
 from forewarn.lab.fault.filter import SLEEP, FaultFilter
 from forewarn.lab.fault.kinds import Fault, Lapse
@@ -399,7 +400,7 @@ def make_clock(setup: Setup) -> VirtualClock | RealClock:
 def make_timing(rate: float) -> Timing:
     if not RATE_MIN <= rate <= RATE_MAX:
         raise Invalid(f"the rate is {rate:g}; expected {RATE_MIN} to {RATE_MAX}", rate=rate)
-    return replace(Timing.at_rate(rate), claim=CLAIM)
+    return Timing.at_rate(rate)
 
 
 def make_id(rng: random.Random) -> str:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from forewarn.client.errors import InvalidDocument
 from forewarn.client.models import Document, read_document
 from forewarn.duration import parse_duration
-from forewarn.engine.operations import Told
+from forewarn.engine.operations import ScopedEvent
 from forewarn.errors import Invalid
 from forewarn.lab.transcript import Entry, Kind
 from forewarn.wire.approval import parse as parse_approval
@@ -92,7 +92,7 @@ class Timeline:
     def __init__(
         self,
         start: datetime,
-        find: Callable[[str], Told | None],
+        find: Callable[[str], ScopedEvent | None],
         *,
         rate: float = 1.0,
         is_real: bool = False,
