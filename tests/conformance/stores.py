@@ -1,7 +1,4 @@
-"""Every store there is, each as a way to open a fresh one, and the way to tell a story on each.
-
-A new store is one more line.
-"""
+"""Every store, each with a way to open a new one. To test another store, add one line."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -10,17 +7,28 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from forewarn.store.base import Store
+from forewarn.store.base import Lease, Store
 from forewarn.store.memory import MemoryStore
 from forewarn.store.sqlite import SqliteStore
 
-Opening = Callable[[], AbstractAsyncContextManager[Store]]
-STORY_SECONDS_MAX = 20
+Open = Callable[[], AbstractAsyncContextManager[Store]]
+TEST_SECONDS_MAX = 20
+TOMBSTONES_MAX = 20
+
+
+class FakeTime:
+    """A monotonic clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.seconds = 1000.0
+
+    def __call__(self) -> float:
+        return self.seconds
 
 
 @asynccontextmanager
 async def memory() -> AsyncIterator[Store]:
-    store = MemoryStore()
+    store = MemoryStore(tombstones_max=TOMBSTONES_MAX)
     try:
         yield store
     finally:
@@ -30,25 +38,39 @@ async def memory() -> AsyncIterator[Store]:
 @asynccontextmanager
 async def sqlite() -> AsyncIterator[Store]:
     with TemporaryDirectory() as folder:
-        store = await SqliteStore.open(f"{folder}/store.db")
+        store = await SqliteStore.open(
+            f"{folder}/store.db", tombstones_max=TOMBSTONES_MAX, monotonic=FakeTime()
+        )
         try:
             yield store
         finally:
             await store.close()
 
 
-STORES: tuple[Opening, ...] = (memory, sqlite)
+STORES: tuple[Open, ...] = (memory, sqlite)
 
 
-def on_every_store(story: Callable[[Store], Awaitable[None]]) -> Callable[[Opening], None]:
-    """Makes an async story about a store into a test of each one."""
+async def kill_holder(store: Store, lease: Lease) -> None:
+    """Let the lease expire, as if the process of its holder had died."""
+    if isinstance(store, MemoryStore):
+        await store.expire(lease.name)
+    else:
+        assert isinstance(store, SqliteStore)
+        clock = store._monotonic
+        assert isinstance(clock, FakeTime)
+        clock.seconds += lease.ttl_seconds + 1
+        await store.renew_leases()
 
-    async def told(opening: Opening) -> None:
-        async with asyncio.timeout(STORY_SECONDS_MAX), opening() as store:
-            await story(store)
 
-    def test(opening: Opening) -> None:
-        asyncio.run(told(opening))
+def on_every_store(test: Callable[[Store], Awaitable[None]]) -> Callable[[Open], None]:
+    """Run an async test on each store."""
 
-    test.__name__, test.__doc__ = story.__name__, story.__doc__
-    return pytest.mark.parametrize("opening", STORES, ids=lambda opening: opening.__name__)(test)
+    async def run(open_store: Open) -> None:
+        async with asyncio.timeout(TEST_SECONDS_MAX), open_store() as store:
+            await test(store)
+
+    def run_test(open_store: Open) -> None:
+        asyncio.run(run(open_store))
+
+    run_test.__name__, run_test.__doc__ = test.__name__, test.__doc__
+    return pytest.mark.parametrize("open_store", STORES, ids=lambda store: store.__name__)(run_test)

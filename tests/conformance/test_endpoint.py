@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from forewarn.cli.api import Client
-from forewarn.config import ClientConfig
+from forewarn.cli.options import ClientConfig
 from forewarn.conformance.checks import CHECKS
 from forewarn.conformance.raw_http import SessionClock
 from forewarn.conformance.run import Result, Verdict, run

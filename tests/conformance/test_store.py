@@ -1,6 +1,4 @@
-"""One suite for every store: each sentence of the contract in `forewarn/store/base.py`, tried on
-each store in `stores.py`.
-"""
+"""The contract of `forewarn/store/base.py`, sentence by sentence, on each store: records."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -8,27 +6,37 @@ from contextlib import suppress
 
 import pytest
 
-from forewarn.errors import Conflict, Invalid, StoreLost
-from forewarn.store.base import WRITES_MAX, Record, Snapshot, Store, Write
-from tests.conformance.stores import on_every_store
+from forewarn.errors import Compacted, Conflict, Invalid, StoreLost
+from forewarn.store.base import (
+    CHECKS_MAX,
+    COMMIT_BYTES_MAX,
+    VALUE_BYTES_MAX,
+    WRITES_MAX,
+    Check,
+    Record,
+    Snapshot,
+    Store,
+    Write,
+)
+from tests.conformance.stores import TOMBSTONES_MAX, on_every_store
 
 
 async def values(store: Store, prefix: str = "") -> dict[str, bytes | None]:
     return {record.key: record.value for record in (await store.load(prefix)).records}
 
 
-async def bodies(store: Store, after: int = 0) -> list[bytes]:
-    return [note.body for note in await store.history(after)]
+async def history(store: Store) -> list[bytes]:
+    return [value.value for value in await store.history()]
 
 
-async def told_until(watching: AsyncIterator[Snapshot], revision: int) -> list[Record]:
-    """What a watch tells, up to a revision that must come."""
-    told: list[Record] = []
-    async for batch in watching:
-        told.extend(batch.records)
+async def watch_until(watch: AsyncIterator[Snapshot], revision: int) -> list[Record]:
+    """The records of a watch up to a revision that must come."""
+    records: list[Record] = []
+    async for batch in watch:
+        records.extend(batch.records)
         if batch.revision >= revision:
             break
-    return told
+    return records
 
 
 @on_every_store
@@ -39,7 +47,7 @@ async def test_a_new_store_is_empty(store: Store) -> None:
 
 
 @on_every_store
-async def test_what_is_committed_is_loaded_with_the_revision_of_its_commit(store: Store) -> None:
+async def test_load_returns_committed_records_with_their_revision(store: Store) -> None:
     """The engine writes against the revision it read here."""
     revision = await store.commit([Write("scope/web", b"one", 0), Write("scope/db", b"", 0)])
 
@@ -53,13 +61,13 @@ async def test_what_is_committed_is_loaded_with_the_revision_of_its_commit(store
 
 
 @on_every_store
-async def test_each_commit_takes_a_greater_revision_and_leaves_others_records_at_theirs(
+async def test_each_commit_takes_a_greater_revision(
     store: Store,
 ) -> None:
     """If revisions fell or were shared, a stale writer could win."""
     first = await store.commit([Write("a", b"1", 0)])
     second = await store.commit([Write("b", b"1", 0)])
-    noted = await store.commit([], [b"only a note"])
+    noted = await store.commit([], entries=b"only history")
     third = await store.commit([Write("b", b"2", second)])
 
     assert first < second < noted < third
@@ -68,10 +76,8 @@ async def test_each_commit_takes_a_greater_revision_and_leaves_others_records_at
 
 
 @on_every_store
-async def test_load_gives_the_keys_that_start_with_the_prefix_and_no_others(store: Store) -> None:
-    """Neighbours in the order of keys, wildcards of query languages and characters of every width
-    must not leak in.
-    """
+async def test_load_returns_exactly_the_keys_with_the_prefix(store: Store) -> None:
+    """Neighbouring keys, SQL wildcards and wide characters must not match."""
     inside = {"scope/", "scope/%", "scope/_", "scope/a*", "scope/é", "scope/\U0010ffff\U0010ffff"}
     outside = {"scope", "scope.", "scope0", "Scope/a", "campaign/scope/", "scopé/"}
     await store.commit([Write(key, b"x", 0) for key in sorted(inside | outside)])
@@ -82,18 +88,18 @@ async def test_load_gives_the_keys_that_start_with_the_prefix_and_no_others(stor
 
 
 @on_every_store
-async def test_the_snapshots_revision_is_the_stores_even_if_nothing_has_the_prefix(
+async def test_load_without_a_match_has_the_revision_of_the_store(
     store: Store,
 ) -> None:
-    """A watch that starts here must not be told the past again."""
+    """A watch that starts here must not return the past again."""
     revision = await store.commit([Write("a", b"1", 0)])
 
     assert await store.load("nothing") == Snapshot(revision, ())
 
 
 @on_every_store
-async def test_revision_0_says_that_there_is_no_such_record(store: Store) -> None:
-    """Two servers that both create a scope: the second learns that it is not the first."""
+async def test_writing_at_revision_0_requires_that_the_record_is_absent(store: Store) -> None:
+    """If two servers create the same scope, the second one must notice."""
     await store.commit([Write("a", b"mine", 0)])
 
     with pytest.raises(Conflict):
@@ -102,8 +108,8 @@ async def test_revision_0_says_that_there_is_no_such_record(store: Store) -> Non
 
 
 @on_every_store
-async def test_a_write_on_any_revision_but_the_records_own_is_a_conflict(store: Store) -> None:
-    """One too old is the lost race; one too new would be a bug somewhere, and must not pass either."""
+async def test_a_write_at_another_revision_is_a_conflict(store: Store) -> None:
+    """Too old is a lost race; too new would be a bug, and must not succeed either."""
     await store.commit([Write("other", b"x", 0)])
     revision = await store.commit([Write("a", b"1", 0)])
 
@@ -118,27 +124,26 @@ async def test_a_write_on_any_revision_but_the_records_own_is_a_conflict(store: 
 
 
 @on_every_store
-async def test_one_conflict_among_several_writes_writes_nothing_and_notes_nothing(
+async def test_a_conflict_writes_neither_records_nor_history(
     store: Store,
 ) -> None:
-    """A change over two scopes is there as a whole, or not at all; the history tells only what
-    became true.
-    """
-    revision = await store.commit([Write("a", b"1", 0), Write("b", b"1", 0)], [b"made"])
+    """A change of two scopes happens as a whole, and the history has only what happened."""
+    revision = await store.commit([Write("a", b"1", 0), Write("b", b"1", 0)], entries=b"created")
 
     with pytest.raises(Conflict):
         await store.commit(
-            [Write("a", b"2", revision), Write("new", b"2", 0), Write("b", b"2", 0)], [b"never"]
+            [Write("a", b"2", revision), Write("new", b"2", 0), Write("b", b"2", 0)],
+            entries=b"never",
         )
     assert await store.load() == Snapshot(
         revision, (Record("a", b"1", revision), Record("b", b"1", revision))
     )
-    assert await bodies(store) == [b"made"]
+    assert await history(store) == [b"created"]
 
 
 @on_every_store
-async def test_a_deleted_record_is_gone_and_may_be_made_again(store: Store) -> None:
-    """A scope that left the fleet may come back; who still holds its old revision may not write it."""
+async def test_a_deleted_record_can_be_created_again(store: Store) -> None:
+    """A scope may return to the fleet, but not by a write at its old revision."""
     made = await store.commit([Write("a", b"1", 0)])
     gone = await store.commit([Write("a", None, made)])
     assert await store.load() == Snapshot(gone, ())
@@ -153,44 +158,22 @@ async def test_a_deleted_record_is_gone_and_may_be_made_again(store: Store) -> N
 
 
 @on_every_store
-async def test_deleting_what_is_not_there_changes_nothing(store: Store) -> None:
-    """Already true means no change, not a problem; and nobody who watches hears of it."""
+async def test_deleting_an_absent_record_changes_nothing(store: Store) -> None:
+    """It is already true, so it is neither an error nor a change that a watch sees."""
     await store.commit([Write("absent", None, 0)])
     revision = await store.commit([Write("a", b"1", 0)])
 
     assert await values(store) == {"a": b"1"}
-    assert [record.key for record in await told_until(store.watch(0), revision)] == ["a"]
+    assert [record.key for record in await watch_until(store.watch(0), revision)] == ["a"]
 
 
 @on_every_store
-async def test_a_commit_takes_as_many_writes_as_allowed_and_not_one_more(store: Store) -> None:
-    """A caller that fits one store fits all of them."""
-    with pytest.raises(Invalid, match=r"101 writes; at most 100"):
-        await store.commit(
-            [Write(f"k{number}", b"x", 0) for number in range(WRITES_MAX + 1)], [b"never"]
-        )
-    assert await values(store) == {}
-    assert await bodies(store) == []
-
-    await store.commit([Write(f"k{number}", b"x", 0) for number in range(WRITES_MAX)])
-    assert len(await values(store)) == WRITES_MAX
-
-
-@on_every_store
-async def test_a_commit_that_writes_one_key_twice_is_refused(store: Store) -> None:
-    """Both stand on one revision, so only one of them could be true."""
-    with pytest.raises(Invalid, match="'a' twice"):
-        await store.commit([Write("a", b"1", 0), Write("b", b"1", 0), Write("a", b"2", 0)])
-    assert await values(store) == {}
-
-
-@on_every_store
-async def test_of_many_commits_at_once_to_one_record_exactly_one_wins(store: Store) -> None:
-    """This is what lets any number of servers run with no leader."""
+async def test_one_of_many_concurrent_commits_to_a_record_wins(store: Store) -> None:
+    """This lets any number of servers run without a leader."""
 
     async def attempt(name: bytes) -> bytes | None:
         with suppress(Conflict):
-            await store.commit([Write("a", name, 0)], [name])
+            await store.commit([Write("a", name, 0)], entries=name)
             return name
         return None
 
@@ -199,15 +182,12 @@ async def test_of_many_commits_at_once_to_one_record_exactly_one_wins(store: Sto
     winners = [name for name in outcomes if name is not None]
     assert len(winners) == 1
     assert await values(store) == {"a": winners[0]}
-    assert await bodies(store) == winners
+    assert await history(store) == winners
 
 
 @on_every_store
-async def test_a_closed_store_answers_that_it_is_lost(store: Store) -> None:
-    """A request that comes while the server stops is told to try again elsewhere.
-
-    Closing twice is closing once.
-    """
+async def test_a_closed_store_raises_store_lost(store: Store) -> None:
+    """A request during shutdown must be retried elsewhere. Closing twice is harmless."""
     await store.close()
     await store.close()
 
@@ -215,17 +195,20 @@ async def test_a_closed_store_answers_that_it_is_lost(store: Store) -> None:
         await store.load()
     with pytest.raises(StoreLost):
         await store.commit([Write("a", b"1", 0)])
-    for asked in (store.history, store.latest):
+    for read in (store.history, store.latest, store.oldest_position):
         with pytest.raises(StoreLost):
-            await asked()
-    for let_go in (store.trim, store.forget):
-        with pytest.raises(StoreLost):
-            await let_go(1)
+            await read()
+    with pytest.raises(StoreLost):
+        await store.get("a")
+    with pytest.raises(StoreLost):
+        await store.trim(1)
+    with pytest.raises(StoreLost):
+        await store.lease("a", 10)
 
 
 @on_every_store
-async def test_what_is_under_way_when_the_store_is_closed_is_finished_or_lost(store: Store) -> None:
-    """A commit never hangs, and never ends as something its caller does not know."""
+async def test_commits_in_progress_at_close_finish_or_are_lost(store: Store) -> None:
+    """A commit never hangs, and its caller gets a result that it can handle."""
     commits = [
         asyncio.ensure_future(store.commit([Write(f"k{number}", b"x", 0)])) for number in range(10)
     ]
@@ -237,31 +220,29 @@ async def test_what_is_under_way_when_the_store_is_closed_is_finished_or_lost(st
 
 
 @on_every_store
-async def test_a_watch_tells_what_changed_after_its_revision_and_nothing_older(
+async def test_a_watch_returns_only_changes_after_its_revision(
     store: Store,
 ) -> None:
-    """A server loads, then watches from there: between the two nothing is missed and nothing is
-    told twice.
-    """
+    """A server loads, then watches from there; nothing may be missed or repeated."""
     old = await store.commit([Write("old", b"1", 0), Write("doomed", b"1", 0)])
     await store.commit([Write("z", b"1", 0)])
     last = await store.commit([Write("b", b"1", 0), Write("doomed", None, old)])
 
-    told = await told_until(store.watch(old), last)
+    records = await watch_until(store.watch(old), last)
 
-    assert [(record.key, record.value) for record in told if record.revision < last] == [
+    assert [(record.key, record.value) for record in records if record.revision < last] == [
         ("z", b"1")
     ]
-    assert {(record.key, record.value) for record in told if record.revision == last} == {
+    assert {(record.key, record.value) for record in records if record.revision == last} == {
         ("b", b"1"),
         ("doomed", None),
     }
-    assert told[0].key == "z"
+    assert records[0].key == "z"
 
 
 @on_every_store
-async def test_a_watch_from_0_ends_up_knowing_what_a_load_knows(store: Store) -> None:
-    """A record may be told once for many changes, but as it is last."""
+async def test_a_watch_from_0_returns_what_a_load_returns(store: Store) -> None:
+    """Several changes of a record may be reported once, with the last value."""
     revision = 0
     for number in range(10):
         revision = await store.commit([Write("a", b"%d" % number, revision)])
@@ -269,19 +250,17 @@ async def test_a_watch_from_0_ends_up_knowing_what_a_load_knows(store: Store) ->
     await store.commit([Write("b", None, made)])
     last = await store.commit([Write("b", b"again", 0)])
 
-    told = {record.key: record for record in await told_until(store.watch(0), last)}
+    seen = {record.key: record for record in await watch_until(store.watch(0), last)}
 
-    assert set(told.values()) == set((await store.load()).records)
+    assert set(seen.values()) == set((await store.load()).records)
 
 
 @on_every_store
-async def test_a_watch_tells_each_further_change_as_it_happens(store: Store) -> None:
-    """A guest that waits for its document is answered when it changes, not at the next poll of
-    anything.
-    """
-    watching = store.watch(0)
+async def test_a_watch_returns_each_further_change_as_it_happens(store: Store) -> None:
+    """A long poll must be answered when the document changes."""
+    watch = store.watch(0)
     for number in range(3):
-        waiting = asyncio.ensure_future(anext(watching))
+        waiting = asyncio.ensure_future(anext(watch))
         await asyncio.sleep(0)
         revision = await store.commit([Write(f"k{number}", b"x", 0)])
 
@@ -289,26 +268,15 @@ async def test_a_watch_tells_each_further_change_as_it_happens(store: Store) -> 
 
 
 @on_every_store
-async def test_a_commit_of_several_writes_is_told_in_one_batch(store: Store) -> None:
-    """Whoever goes on after a batch's revision must have seen all of that revision."""
-    watching = store.watch(0)
-    waiting = asyncio.ensure_future(anext(watching))
-    await asyncio.sleep(0)
-    await store.commit([Write(f"k{number}", b"x", 0) for number in range(WRITES_MAX)])
-
-    assert len((await waiting).records) == WRITES_MAX
-
-
-@on_every_store
-async def test_under_a_stream_of_commits_batches_are_never_empty_and_never_fall(
+async def test_batches_are_never_empty_and_their_revisions_grow(
     store: Store,
 ) -> None:
-    """Followers apply batches blindly: a fall would bring an old document back to life."""
+    """Followers apply batches blindly: an older one would bring an old document back."""
 
     async def write() -> int:
         revision = 0
         for number in range(100):
-            await store.commit([], [b"a note alone changes no record"])
+            await store.commit([], entries=b"history alone changes no record")
             revision = await store.commit(
                 [Write("a", b"%d" % number, revision), Write(f"k{number}", b"x", 0)]
             )
@@ -339,8 +307,8 @@ async def test_under_a_stream_of_commits_batches_are_never_empty_and_never_fall(
 
 
 @on_every_store
-async def test_a_watch_that_is_left_disturbs_no_other(store: Store) -> None:
-    """A server's loop may be cancelled and started again while others go on."""
+async def test_a_cancelled_watch_does_not_affect_others(store: Store) -> None:
+    """A server may cancel and restart its watch while others continue."""
     left = asyncio.ensure_future(anext(store.watch(0)))
     stays = asyncio.ensure_future(anext(store.watch(0)))
     await asyncio.sleep(0)
@@ -352,13 +320,119 @@ async def test_a_watch_that_is_left_disturbs_no_other(store: Store) -> None:
 
 
 @on_every_store
-async def test_closing_the_store_ends_its_watches(store: Store) -> None:
-    """A server that stops must not wait for ever on its own follower."""
+async def test_close_ends_all_watches(store: Store) -> None:
+    """A server that stops must not wait for its own watch."""
     revision = await store.commit([Write("a", b"1", 0)])
     behind, idle = store.watch(0), store.watch(revision)
     assert (await anext(behind)).revision == revision
-    waiting = [asyncio.ensure_future(anext(watching, None)) for watching in (behind, idle)]
+    waiting = [asyncio.ensure_future(anext(watch, None)) for watch in (behind, idle)]
     await asyncio.sleep(0)
     await store.close()
 
     assert await asyncio.gather(*waiting) == [None, None]
+
+
+@on_every_store
+async def test_get_returns_one_record(store: Store) -> None:
+    """It must not match keys that only start with the same text."""
+    revision = await store.commit([Write("a", b"1", 0), Write("ab", b"2", 0)])
+    later = await store.commit([Write("c", b"3", 0)])
+
+    assert await store.get("a") == Record("a", b"1", revision)
+    assert later > revision
+
+
+@on_every_store
+async def test_get_of_an_absent_record_has_the_current_revision(store: Store) -> None:
+    """The reader learns as of when it is absent, whether it ever existed or not."""
+    created = await store.commit([Write("gone", b"1", 0)])
+    await store.commit([Write("gone", None, created)])
+    revision = await store.commit([Write("b", b"1", 0)])
+
+    for key in ("gone", "never"):
+        assert await store.get(key) == Record(key, None, revision)
+
+
+@on_every_store
+async def test_a_check_compares_without_writing(store: Store) -> None:
+    """A decision that depends on a record must fail if that record has changed."""
+    first = await store.commit([Write("a", b"1", 0)])
+    checks = [Check("a", first), Check("absent", 0)]
+
+    second = await store.commit([Write("b", b"1", 0)], checks)
+
+    assert (await store.get("a")).revision == first
+    for wrong in (Check("a", 0), Check("a", second), Check("absent", first)):
+        with pytest.raises(Conflict):
+            await store.commit([Write("b", b"2", second)], [wrong], b"never")
+    assert (await store.get("b")).value == b"1"
+    assert await history(store) == []
+
+
+def writes(count: int, size: int = 1) -> list[Write]:
+    return [Write(f"k{number}", b"x" * size, 0) for number in range(count)]
+
+
+def checks(count: int) -> list[Check]:
+    return [Check(f"c{number}", 0) for number in range(count)]
+
+
+@on_every_store
+async def test_a_commit_at_every_limit_is_accepted(store: Store) -> None:
+    """A caller that fits one store fits all of them."""
+    await store.commit(writes(WRITES_MAX), checks(CHECKS_MAX))
+    await store.commit([Write("large", b"x" * VALUE_BYTES_MAX, 0)], (), b"x" * VALUE_BYTES_MAX)
+
+    assert len((await store.load()).records) == WRITES_MAX + 1
+
+
+@on_every_store
+async def test_a_commit_above_a_limit_is_rejected(store: Store) -> None:
+    """Nothing may be written: no store would know which part."""
+    large = VALUE_BYTES_MAX + 1
+    for commit, message in (
+        ((writes(WRITES_MAX + 1),), "101 writes; at most 100"),
+        ((writes(1), checks(CHECKS_MAX + 1)), "101 checks; at most 100"),
+        ((writes(1, large),), f"'k0' has {large} bytes; at most {VALUE_BYTES_MAX}"),
+        ((writes(1), (), b"x" * large), f"history entries has {large} bytes"),
+        (
+            (writes(2, VALUE_BYTES_MAX), (), b"x"),
+            f"{COMMIT_BYTES_MAX + 1} bytes; at most {COMMIT_BYTES_MAX}",
+        ),
+        ((writes(2) + writes(1),), "'k0' twice"),
+        ((writes(1), [Check("k0", 0)]), "'k0' twice"),
+        (([], [Check("a", 0), Check("a", 1)]), "'a' twice"),
+    ):
+        with pytest.raises(Invalid, match=message):
+            await store.commit(*commit)
+
+    assert await store.load() == Snapshot(0, ())
+    assert await history(store) == []
+
+
+@on_every_store
+async def test_a_watch_sees_deletions_up_to_the_limit(store: Store) -> None:
+    """A server that was away for a while must notice what was removed."""
+    created = await store.commit(writes(TOMBSTONES_MAX))
+    last = await store.commit([Write(f"k{n}", None, created) for n in range(TOMBSTONES_MAX)])
+
+    deleted = await watch_until(store.watch(created), last)
+    assert {record.value for record in deleted} == {None}
+    assert len(deleted) == TOMBSTONES_MAX
+
+
+@on_every_store
+async def test_a_watch_that_would_miss_a_deletion_is_compacted(store: Store) -> None:
+    """A server that was away for too long must load again instead of showing deleted scopes."""
+    created = await store.commit([*writes(TOMBSTONES_MAX + 1), Write("stays", b"1", 0)])
+    behind = store.watch(0)
+    await anext(behind)
+    first = await store.commit([Write("k0", None, created)])
+    current = store.watch(first)
+    last = await store.commit([Write(f"k{n + 1}", None, created) for n in range(TOMBSTONES_MAX)])
+
+    with pytest.raises(Compacted, match=f"after {created} would miss some"):
+        await anext(behind)
+    assert (await anext(current)).revision == last
+    assert await values(store) == {"stays": b"1"}
+    await store.commit([Write("k0", b"2", 0)])

@@ -1,6 +1,4 @@
-"""Every store against the plainest one: a dict of records and a list of notes, under any sequence
-of commits.
-"""
+"""Each store against the simplest model, a dict and a list, under any sequence of commits."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -10,118 +8,113 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from forewarn.errors import Conflict, StoreLost
-from forewarn.store.base import Record, Store, Write
-from tests.conformance.stores import STORES, STORY_SECONDS_MAX, Opening
+from forewarn.errors import Conflict
+from forewarn.store.base import Check, Record, Store, Write
+from tests.conformance.stores import STORES, TEST_SECONDS_MAX, Open
 
 KEYS = st.sampled_from(["scope/a", "scope/b", "scope/ab", "scopes", "campaign/1"])
 VALUES = st.one_of(st.none(), st.binary(max_size=8))
-NOTES = st.lists(st.binary(max_size=4), max_size=3)
+ENTRIES = st.one_of(st.none(), st.binary(max_size=4))
 SETTINGS = settings(max_examples=25, stateful_step_count=20, deadline=None, database=None)
 
 
 class StoreAndModel(RuleBasedStateMachine):
-    """The model holds live records and every record's last change; the store must agree after each
-    step.
-    """
+    """The model has the live records, the last change of each record, and the history."""
 
-    def __init__(self, opening: Opening) -> None:
+    def __init__(self, open_store: Open) -> None:
         super().__init__()
         self.runner = asyncio.Runner()
-        self.open_things = AsyncExitStack()
-        self.store: Store = self.runner.run(self.open_things.enter_async_context(opening()))
+        self.exit_stack = AsyncExitStack()
+        self.store: Store = self.runner.run(self.exit_stack.enter_async_context(open_store()))
         self.live: dict[str, Record] = {}
         self.last: dict[str, Record] = {}
-        self.notes: list[bytes] = []
-        self.trimmed = 0
+        self.history: list[tuple[int, bytes]] = []
         self.revision = 0
-        self.forgotten = 0
 
     def teardown(self) -> None:
-        self.runner.run(self.open_things.aclose())
+        self.runner.run(self.exit_stack.aclose())
         self.runner.close()
 
-    @rule(wanted=st.dictionaries(KEYS, VALUES, max_size=4), notes=NOTES)
-    def commit_on_what_is_true(self, wanted: dict[str, bytes | None], notes: list[bytes]) -> None:
-        writes = [Write(key, value, self.found(key)) for key, value in wanted.items()]
-        revision = self.runner.run(self.store.commit(writes, notes))
+    @rule(
+        values=st.dictionaries(KEYS, VALUES, max_size=4),
+        checked=st.sets(KEYS, max_size=3),
+        entries=ENTRIES,
+    )
+    def commit(
+        self, values: dict[str, bytes | None], checked: set[str], entries: bytes | None
+    ) -> None:
+        writes = [Write(key, value, self.live_revision(key)) for key, value in values.items()]
+        checks = [Check(key, self.live_revision(key)) for key in sorted(checked - values.keys())]
+        revision = self.runner.run(self.store.commit(writes, checks, entries))
         assert revision > self.revision
         self.revision = revision
-        self.notes += notes
+        if entries is not None:
+            self.history.append((revision, entries))
         for write in writes:
             self.apply(write, revision)
 
     @rule(
-        wanted=st.dictionaries(KEYS, VALUES, min_size=1, max_size=4),
+        values=st.dictionaries(KEYS, VALUES, min_size=1, max_size=4),
         wrong=st.integers(min_value=0, max_value=30),
-        chosen=st.integers(min_value=0, max_value=3),
+        index=st.integers(min_value=0, max_value=3),
+        is_check=st.booleans(),
     )
-    def commit_with_one_thing_untrue(
-        self, wanted: dict[str, bytes | None], wrong: int, chosen: int
+    def commit_with_one_wrong_revision(
+        self, values: dict[str, bytes | None], wrong: int, index: int, is_check: bool
     ) -> None:
-        writes = [Write(key, value, self.found(key)) for key, value in wanted.items()]
-        place = chosen % len(writes)
-        stale = Write(
-            writes[place].key,
-            writes[place].value,
-            wrong if wrong != writes[place].revision else wrong + 1,
-        )
+        writes = [Write(key, value, self.live_revision(key)) for key, value in values.items()]
+        right = writes.pop(index % len(writes))
+        revision = wrong if wrong != right.revision else wrong + 1
+        checks = [Check(right.key, revision)] if is_check else []
+        if not is_check:
+            writes.append(Write(right.key, right.value, revision))
         with pytest.raises(Conflict):
-            self.runner.run(
-                self.store.commit([*writes[:place], stale, *writes[place + 1 :]], [b"never"])
-            )
+            self.runner.run(self.store.commit(writes, checks, b"never"))
 
     @rule(
         before=st.integers(min_value=0, max_value=40), limit=st.integers(min_value=0, max_value=5)
     )
     def trim(self, before: int, limit: int) -> None:
-        count = max(min(before - 1 - self.trimmed, limit, len(self.notes) - self.trimmed - 1), 0)
+        old = [position for position, _ in self.history[:-1] if position < before]
+        count = min(len(old), limit)
         assert self.runner.run(self.store.trim(before, limit)) == count
-        self.trimmed += count
-
-    @rule(revision=st.integers(min_value=0, max_value=30))
-    def forget(self, revision: int) -> None:
-        dead = [one for one in self.last.values() if one.value is None and one.revision <= revision]
-        assert self.runner.run(self.store.forget(revision)) == len(dead)
-        for one in dead:
-            del self.last[one.key]
-            self.forgotten = max(self.forgotten, one.revision)
+        del self.history[:count]
 
     @invariant()
-    def loads_are_the_model(self) -> None:
+    def reads_match(self) -> None:
         for prefix in ("", "scope/", "scope/a", "t"):
             loaded = self.runner.run(self.store.load(prefix))
             assert set(loaded.records) == {
                 record for record in self.live.values() if record.key.startswith(prefix)
             }
             assert loaded.revision == self.revision
+        for key in ("scope/a", "campaign/1"):
+            expected = self.live.get(key, Record(key, None, self.revision))
+            assert self.runner.run(self.store.get(key)) == expected
 
     @invariant()
-    def watches_are_the_model(self) -> None:
+    def watches_match(self) -> None:
         for after in (0, self.revision // 2, self.revision - 1):
             expected = {record for record in self.last.values() if record.revision > after}
-            if after < self.forgotten:
-                with pytest.raises(StoreLost):
-                    self.runner.run(self.first_batch(after))
-            elif expected:
-                told = self.runner.run(self.first_batch(after))
-                assert set(told) == expected
-                assert [record.revision for record in told] == sorted(
-                    record.revision for record in told
-                )
+            if expected:
+                records = self.runner.run(self.first_batch(after))
+                assert set(records) == expected
+                revisions = [record.revision for record in records]
+                assert revisions == sorted(revisions)
 
     @invariant()
-    def the_history_is_the_model(self) -> None:
-        kept = list(enumerate(self.notes, start=1))[self.trimmed :]
-        assert [(note.number, note.body) for note in self.runner.run(self.store.history())] == kept
-        assert [
-            (note.number, note.body) for note in self.runner.run(self.store.history(limit=3))
-        ] == kept[:3]
-        assert [
-            (note.number, note.body) for note in self.runner.run(self.store.latest(limit=3))
-        ] == kept[::-1][:3]
+    def histories_match(self) -> None:
+        for read, expected in (
+            (self.store.history(), self.history),
+            (self.store.history(limit=3), self.history[:3]),
+            (self.store.latest(limit=3), self.history[::-1][:3]),
+        ):
+            values = self.runner.run(read)
+            assert [(value.position, value.value) for value in values] == expected
+        oldest = self.history[0][0] if self.history else 0
+        assert self.runner.run(self.store.oldest_position()) == oldest
 
-    def found(self, key: str) -> int:
+    def live_revision(self, key: str) -> int:
         return self.live[key].revision if key in self.live else 0
 
     def apply(self, write: Write, revision: int) -> None:
@@ -133,16 +126,16 @@ class StoreAndModel(RuleBasedStateMachine):
             self.live[write.key] = self.last[write.key]
 
     async def first_batch(self, after: int) -> tuple[Record, ...]:
-        async with asyncio.timeout(STORY_SECONDS_MAX):
+        async with asyncio.timeout(TEST_SECONDS_MAX):
             return (await anext(self.store.watch(after))).records
 
 
-@pytest.mark.parametrize("opening", STORES, ids=lambda opening: opening.__name__)
-def test_a_store_is_a_dict_that_remembers_its_changes(opening: Opening) -> None:
-    """Whatever is asked in whatever order, the store and the dict tell the same."""
+@pytest.mark.parametrize("open_store", STORES, ids=lambda store: store.__name__)
+def test_a_store_behaves_like_the_model(open_store: Open) -> None:
+    """Whatever the order of calls, the store and the dict agree."""
 
     class OnThisStore(StoreAndModel):
         def __init__(self) -> None:
-            super().__init__(opening)
+            super().__init__(open_store)
 
     run_state_machine_as_test(OnThisStore, settings=SETTINGS)

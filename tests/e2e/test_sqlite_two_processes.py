@@ -81,9 +81,8 @@ async def count(store: SqliteStore, times: int) -> None:
         records = (await store.load("counter")).records
         value, revision = (int(records[0].value or b""), records[0].revision) if records else (0, 0)
         try:
-            await store.commit(
-                [Write("counter", b"%d" % (value + 1), revision)], [b"%d" % (value + 1)]
-            )
+            value += 1
+            await store.commit([Write("counter", b"%d" % value, revision)], entries=b"%d" % value)
             done += 1
         except Conflict:
             lost += 1
@@ -103,7 +102,7 @@ async def write_for_ever(store: SqliteStore, _: int) -> None:
                 Write("right", value * 500, revision),
                 Write(f"k{number}", b"x", 0),
             ],
-            [value],
+            entries=value,
         )
         print(number, flush=True)
 
@@ -212,7 +211,7 @@ def test_processes_that_count_together_lose_no_count(tmp_path: Path, is_new: boo
     async def story() -> None:
         store = await SqliteStore.open(str(path))
         assert (await store.load()).records == (Record("counter", b"200", 200),)
-        assert [note.body for note in await store.history()] == [
+        assert [value.value for value in await store.history()] == [
             b"%d" % number for number in range(1, 201)
         ]
         await store.close()
@@ -243,7 +242,7 @@ async def check_whole(path: Path, acknowledged: int) -> None:
     assert acknowledged <= last <= acknowledged + 1
     assert held["right"] == b"%d" % last * 500
     assert set(held) == {"left", "right"} | {f"k{number}" for number in range(1, last + 1)}
-    assert [note.body for note in await store.history(limit=10_000)] == [
+    assert [value.value for value in await store.history(limit=10_000)] == [
         b"%d" % number for number in range(1, last + 1)
     ]
     assert loaded.revision == last

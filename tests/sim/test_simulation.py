@@ -4,15 +4,16 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
+from typing import Any
 
 import pytest
 
 from forewarn.core.change import ChangeKind
-from forewarn.engine import entry as note
 from forewarn.engine.clock import VirtualClock
 from forewarn.store.base import Record, Write
 from forewarn.store.memory import MemoryStore
 from tests.builders import NOON
+from tests.history import entries_of
 from tests.rules import Broken
 from tests.sim.world import Manners, World
 
@@ -47,15 +48,13 @@ def test_the_worlds_are_lively_enough_to_find_something() -> None:
     for seed in range(SEEDS):
         world = World(seed)
         asyncio.run(world.run())
-        changes = [
-            note.decode(line.body).change for line in asyncio.run(world.store.history(limit=10**6))
-        ]
+        changes = asyncio.run(entries_of(world.store, limit=10**6))
         seen |= {change.what for change in changes}
         claims = Counter(
-            (change.event_id, change.vm) for change in changes if change.what is ChangeKind.CLAIMED
+            (change.event, change.vm) for change in changes if change.what is ChangeKind.CLAIMED
         )
         failures = Counter(
-            (change.event_id, change.vm)
+            (change.event, change.vm)
             for change in changes
             if change.what is ChangeKind.IMPACT_FAILED
         )
@@ -81,12 +80,14 @@ def test_the_same_seed_tells_the_same_story() -> None:
 class CarelessStore(MemoryStore):
     """Planted fault: takes any write, whatever revision its writer had read."""
 
-    async def commit(self, writes: Sequence[Write], notes: Sequence[bytes] = ()) -> int:
+    async def commit(
+        self, writes: Sequence[Write], checks: Any = (), entries: bytes | None = None
+    ) -> int:
         self._revision += 1
         for write in writes:
             self._records.pop(write.key, None)
             self._records[write.key] = Record(write.key, write.value, self._revision)
-        self._ring()
+        self._notify()
         return self._revision
 
 
@@ -95,11 +96,13 @@ class ForgetfulStore(MemoryStore):
 
     calls = 0
 
-    async def commit(self, writes: Sequence[Write], notes: Sequence[bytes] = ()) -> int:
+    async def commit(
+        self, writes: Sequence[Write], checks: Any = (), entries: bytes | None = None
+    ) -> int:
         self.calls += 1
         if self.calls % 7 == 0:
             return self._revision + 1
-        return await super().commit(writes, notes)
+        return await super().commit(writes, checks, entries)
 
 
 class HastyClock(VirtualClock):

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
+from typing import Any
 
 from forewarn.core import command as ask
 from forewarn.core.change import ChangeKind
@@ -21,19 +22,20 @@ from forewarn.core.event import Cause, EventType, Status
 from forewarn.core.fleet import Approval, AutoApprove, Policy, Scope, ScopeKind, Vm
 from forewarn.core.lifecycle import is_enabled
 from forewarn.core.timing import Timing
-from forewarn.engine import entry as note
 from forewarn.engine.board import Board, PublishedScope, wait_for_change
 from forewarn.engine.clock import VirtualClock
 from forewarn.engine.engine import Engine
+from forewarn.engine.entry import decode_all
 from forewarn.engine.operations import Operations, Told
 from forewarn.engine.record import SCOPE
 from forewarn.engine.worker import Worker
 from forewarn.errors import Error, ImpactFailed, StoreLost
-from forewarn.fleetfile.schema import Fleet
+from forewarn.fleetfile.parser import Fleet
 from forewarn.platform.base import ImpactRequest, ImpactResult
-from forewarn.store.base import Note, Snapshot, Store, Write
+from forewarn.store.base import HistoryValue, Lease, Record, Snapshot, Store, Write
 from forewarn.store.memory import MemoryStore
-from forewarn.web.metadata.rendered_document import body_of, page
+from forewarn.web.http.message import BLANK_LINE
+from forewarn.web.metadata.fast_path import render
 from forewarn.wire.versions import VERSIONS
 from tests.builders import NOON
 from tests.rules import Broken, check_domains, check_members, check_state, check_step, must, pages
@@ -83,12 +85,12 @@ class Witness:
             self.broken = self.broken or broken
             raise
 
-    def committed(self, writes: Sequence[Write], notes: Sequence[bytes]) -> None:
-        told = [note.decode(one) for one in notes]
+    def committed(self, writes: Sequence[Write], entries: bytes | None) -> None:
+        told = decode_all(HistoryValue(0, entries or b"[]"))
         for one in told:
-            if one.change.what is ChangeKind.IMPACTED and one.by.startswith("server-"):
+            if one.what is ChangeKind.IMPACTED and one.by.startswith("server-"):
                 self.must(
-                    (one.change.event_id, one.change.vm) in self.done,
+                    (one.event, one.vm) in self.done,
                     "what is told as done was done",
                     one,
                 )
@@ -134,7 +136,9 @@ class Witness:
         """
         scope = place.scope
         key = (scope.name, self.lives.get(scope.name, 0), scope.incarnation)
-        found = tuple(body_of(page(place, version, iso_not_before=False)) for version in VERSIONS)
+        found = tuple(
+            render(place, version, is_iso=False).partition(BLANK_LINE)[2] for version in VERSIONS
+        )
         must(found == pages(scope), "a page shows the scope as it is", key)
         must(
             self.shown.setdefault(key, found) == found,
@@ -176,12 +180,14 @@ class FlakyStore:
             raise StoreLost("load refused")
         return await self._inner.load(prefix)
 
-    async def commit(self, writes: Sequence[Write], notes: Sequence[bytes] = ()) -> int:
+    async def commit(
+        self, writes: Sequence[Write], checks: Any = (), entries: bytes | None = None
+    ) -> int:
         await self._dawdle()
         if self._chance.random() < self._manners.refused:
             raise StoreLost("commit refused")
-        revision = await self._inner.commit(writes, notes)
-        self._witness.committed(writes, notes)
+        revision = await self._inner.commit(writes, checks, entries)
+        self._witness.committed(writes, entries)
         if self._chance.random() < self._manners.lost_reply:
             raise StoreLost("reply lost")
         await self._dawdle()
@@ -194,17 +200,29 @@ class FlakyStore:
                 raise StoreLost("watch broken")
             yield batch
 
-    async def history(self, after: int = 0, limit: int = 1000) -> tuple[Note, ...]:
+    async def history(self, after: int = 0, limit: int = 1000) -> tuple[HistoryValue, ...]:
         return await self._inner.history(after, limit)
 
-    async def latest(self, before: int | None = None, limit: int = 1000) -> tuple[Note, ...]:
+    async def latest(
+        self, before: int | None = None, limit: int = 1000
+    ) -> tuple[HistoryValue, ...]:
         return await self._inner.latest(before, limit)
 
     async def trim(self, before: int, limit: int = 1000) -> int:
         return await self._inner.trim(before, limit)
 
-    async def forget(self, revision: int, limit: int = 1000) -> int:
-        return await self._inner.forget(revision, limit)
+    async def oldest_position(self) -> int:
+        return await self._inner.oldest_position()
+
+    async def get(self, key: str) -> Record:
+        await self._dawdle()
+        if self._chance.random() < self._manners.refused:
+            raise StoreLost("get refused")
+        return await self._inner.get(key)
+
+    async def lease(self, name: str, ttl_seconds: float) -> Lease | None:
+        await self._dawdle()
+        return await self._inner.lease(name, ttl_seconds)
 
     async def close(self) -> None:
         """The shared store stays open for the others."""

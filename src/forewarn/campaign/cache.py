@@ -1,175 +1,114 @@
-"""Every campaign as last committed, beside the board. `learn` is the only way in, and news that is
-older changes nothing.
+"""Every campaign as last committed, and the fleet as the rules of campaigns see it.
 
-The record of a campaign is small, for it is written at every step; the list of its hosts is written
-once, in pieces of its own.
+The record of a campaign is small, because each step writes it. The list of its hosts is a record of
+its own, written once.
 """
 
-import asyncio
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
 
-from forewarn.campaign.model import Campaign, Roll, State, Turn
-from forewarn.campaign.summary import Glances
-from forewarn.engine import record
+from forewarn.campaign.budget import ScopeSummary, summarize
+from forewarn.campaign.model import (
+    CAMPAIGN,
+    CAMPAIGN_HOSTS,
+    Campaign,
+    CampaignState,
+    HostPriority,
+)
 from forewarn.engine.board import Board
-from forewarn.errors import UnknownCampaign
-from forewarn.store.base import Record, Write
+from forewarn.engine.engine import Engine
+from forewarn.errors import UnknownCampaign, UnknownHost
 
-KINDS = ("campaigns", "campaign", "campaign-hosts")
-ROLL_KEY = "campaigns"
 CAMPAIGN_KEY = "campaign/{}/"
-HOSTS_KEY = "campaign-hosts/{}/{}"
-HOSTS_PER_RECORD = 5000
-
-
-class Kept(NamedTuple):
-    """A campaign, and the revision at which it stood so."""
-
-    campaign: Campaign
-    revision: int
-
-
-class Piece(NamedTuple):
-    """Some of a campaign's hosts."""
-
-    names: tuple[str, ...]
-    revision: int
+HOSTS_KEY = "campaign-hosts/{}/0"
+"""Version 0.2 numbered several records of a long list; only the first one is left."""
+SUMMARIES_MAX = 10_000
 
 
 class CampaignCache:
-    """All campaigns that the roll names.
+    """The engine's records of campaigns. Create it before the engine loads."""
 
-    `followers` hear of each that changed: as it was, if it was, and as it is.
-    """
+    def __init__(self, engine: Engine) -> None:
+        self._records = engine.records
+        self._subscribers: list[Callable[[Campaign | None, Campaign], None]] = []
+        self._last: dict[str, Campaign] = {}
+        self.fleet = BoardView(engine.board)
+        engine.register("campaign", CAMPAIGN, self._on_change)
+        engine.register("campaign-hosts", CAMPAIGN_HOSTS)
 
-    def __init__(self) -> None:
-        self.roll = Roll()
-        self.roll_revision = 0
-        self.kept: dict[str, Kept] = {}
-        self.hosts: dict[str, dict[int, Piece]] = {}
-        self.followers: list[Callable[[Campaign | None, Campaign], None]] = []
-        self.deciding = asyncio.Lock()
-        self._glances: Glances | None = None
+    def subscribe(self, callback: Callable[[Campaign | None, Campaign], None]) -> None:
+        """Call this with each campaign that changed: as it was (None: new) and as it is."""
+        self._subscribers.append(callback)
 
-    def learn(self, found: Record) -> None:
-        kind, _, rest = found.key.rstrip("/").partition("/")
-        if kind == ROLL_KEY:
-            self._learn_roll(found)
-        elif found.value is None:
-            return  # the roll tells who is no more
-        elif kind == "campaign":
-            self._learn_campaign(found, found.value)
-        else:
-            campaign, _, number = rest.partition("/")
-            self.hosts.setdefault(campaign, {})[int(number)] = Piece(
-                record.NAMES.decode(found.value), found.revision
-            )
+    def _on_change(self, key: str, campaign: Campaign | None, revision: int) -> None:
+        before = self._last.pop(key, None)
+        if campaign is not None:
+            self._last[key] = campaign
+            for callback in self._subscribers:
+                callback(before, campaign)
 
-    def find(self, campaign_id: str) -> Kept:
-        found = self.kept.get(campaign_id.lower())
-        if found is None:
+    def find(self, campaign_id: str) -> Campaign:
+        campaign: Campaign | None = self._records.get(campaign_key(campaign_id)).value
+        if campaign is None:
             raise UnknownCampaign(f"there is no campaign {campaign_id!r}", campaign=campaign_id)
-        return found
+        return campaign
 
-    def alive(self) -> list[Campaign]:
-        return [self.kept[one].campaign for one in self.roll.alive if one in self.kept]
+    def all(self) -> list[Campaign]:
+        """The oldest first."""
+        campaigns: list[Campaign] = [value for _, value in self._records.values("campaign")]
+        return sorted(campaigns, key=lambda campaign: campaign.number)
 
-    def listed(self) -> list[Campaign]:
-        """The latest first."""
-        return [
-            self.kept[one].campaign
-            for one in reversed((*self.roll.ended, *self.roll.alive))
-            if one in self.kept
-        ]
+    def live(self) -> list[Campaign]:
+        return [campaign for campaign in self.all() if not campaign.is_over]
 
-    def hosts_of(self, campaign_id: str, start: int, stop: int) -> list[str]:
-        """Some of a campaign's hosts in their order; none of those that are not known here yet."""
-        pieces = self.hosts.get(campaign_id, {})
-        places = (divmod(index, HOSTS_PER_RECORD) for index in range(start, stop))
-        return [
-            pieces[number].names[place]
-            for number, place in places
-            if number in pieces and place < len(pieces[number].names)
-        ]
+    def hosts_of(self, campaign_id: str) -> tuple[str, ...] | None:
+        """A campaign's hosts in their order; None if the campaign is over, or not known yet."""
+        hosts: tuple[str, ...] | None = self._records.get(HOSTS_KEY.format(campaign_id)).value
+        return hosts
 
-    def turns(self) -> dict[str, Turn]:
-        """The hosts that wait for their turn, or have it, in campaigns that go on."""
-        found: dict[str, Turn] = {}
-        alive = self.alive()
-        for campaign in alive:
-            if campaign.state is not State.CANCELED:
-                found |= dict.fromkeys(campaign.window, Turn.WAITING)
-                for number, piece in self.hosts.get(campaign.id, {}).items():
-                    found |= dict.fromkeys(
-                        piece.names[max(campaign.cursor - number * HOSTS_PER_RECORD, 0) :],
-                        Turn.WAITING,
-                    )
-        for campaign in alive:
-            found |= {one.host: Turn.UNDER_WAY for one in campaign.under_way}
-        return found
-
-    def glances(self, board: Board) -> Glances:
-        """The board as all campaigns look at it."""
-        if self._glances is None:
-            self._glances = Glances(board)
-        return self._glances
-
-    def _learn_roll(self, found: Record) -> None:
-        if found.revision <= self.roll_revision or found.value is None:
-            return
-        self.roll, self.roll_revision = record.ROLL.decode(found.value), found.revision
-        alive = set(self.roll.alive)
-        known = alive.union(self.roll.ended)
-        for gone in [
-            one
-            for one, kept in self.kept.items()
-            if one not in known and kept.revision < found.revision
-        ]:
-            del self.kept[gone]
-        for gone in [one for one in self.hosts if one not in alive]:
-            del self.hosts[gone]
-
-    def _learn_campaign(self, found: Record, value: bytes) -> None:
-        campaign = record.CAMPAIGN.decode(value)
-        before = self.kept.get(campaign.id)
-        if before is not None and before.revision >= found.revision:
-            return
-        self.kept[campaign.id] = Kept(campaign, found.revision)
-        for follower in self.followers:
-            follower(before.campaign if before else None, campaign)
+    def host_priorities(self) -> dict[str, HostPriority]:
+        """The hosts of live campaigns that wait or are in progress."""
+        priorities: dict[str, HostPriority] = {}
+        live = self.live()
+        for campaign in live:
+            if campaign.state is not CampaignState.CANCELED:
+                rest = (self.hosts_of(campaign.id) or ())[campaign.cursor :]
+                priorities |= dict.fromkeys((*campaign.window, *rest), HostPriority.WAITING)
+        for campaign in live:
+            priorities |= {run.host: HostPriority.IN_PROGRESS for run in campaign.in_progress}
+        return priorities
 
 
-def written(campaign: Campaign, revision: int) -> Write:
-    return Write(CAMPAIGN_KEY.format(campaign.id), record.CAMPAIGN.encode(campaign), revision)
+def campaign_key(campaign_id: str) -> str:
+    return CAMPAIGN_KEY.format(campaign_id.lower())
 
 
-def written_roll(roll: Roll, revision: int) -> Write:
-    return Write(ROLL_KEY, record.ROLL.encode(roll), revision)
+class BoardView:
+    """The board as a `FleetView`. A large scope is summarized once for each of its revisions."""
 
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._summaries: dict[str, ScopeSummary] = {}
 
-def written_hosts(campaign_id: str, hosts: Sequence[str]) -> list[Write]:
-    starts = enumerate(range(0, len(hosts), HOSTS_PER_RECORD))
-    return [
-        Write(
-            HOSTS_KEY.format(campaign_id, number),
-            record.NAMES.encode(tuple(hosts[start : start + HOSTS_PER_RECORD])),
-            0,
-        )
-        for number, start in starts
-    ]
+    @property
+    def revision(self) -> int:
+        return self._board.revision
 
+    def scope(self, name: str) -> ScopeSummary | None:
+        published = self._board.scopes.get(name)
+        if published is None:
+            self._summaries.pop(name, None)
+            return None
+        summary = self._summaries.get(name)
+        if summary is None or summary.revision != published.revision:
+            if len(self._summaries) >= SUMMARIES_MAX:
+                self._summaries.clear()
+            summary = self._summaries[name] = summarize(published.scope, published.revision)
+        return summary
 
-def forgotten(shelf: CampaignCache, campaign_id: str) -> list[Write]:
-    """A campaign that is too long ago is no more."""
-    kept = shelf.kept.get(campaign_id)
-    return [] if kept is None else [Write(CAMPAIGN_KEY.format(campaign_id), None, kept.revision)]
-
-
-def forgotten_hosts(shelf: CampaignCache, campaign_id: str) -> list[Write]:
-    """Nobody asks for the hosts of a campaign that is over."""
-    pieces = shelf.hosts.get(campaign_id, {})
-    return [
-        Write(HOSTS_KEY.format(campaign_id, number), None, piece.revision)
-        for number, piece in pieces.items()
-    ]
+    def scopes_on(self, host: str) -> list[ScopeSummary] | None:
+        try:
+            published = self._board.scopes_on(host)
+        except UnknownHost:
+            return None
+        summaries = (self.scope(one.scope.name) for one in published)
+        return [summary for summary in summaries if summary is not None]

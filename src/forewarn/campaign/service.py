@@ -1,275 +1,248 @@
-"""Campaigns, as operators ask for them; and the one way to change one: read, decide, commit if
-nobody was faster.
-
-Whoever gives a host its turn writes the roll of campaigns anew in the same commit. So two servers,
-or two campaigns, never both count on the same room in a scope.
-"""
+"""Campaigns as operators use them, and the one way to change one."""
 
 import asyncio
 import fnmatch
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 
-from msgspec.structs import replace
-
-from forewarn.campaign import model as said
-from forewarn.campaign.budget import Standing, standing
-from forewarn.campaign.cache import (
-    CAMPAIGN_KEY,
-    ROLL_KEY,
-    forgotten,
-    forgotten_hosts,
-    written,
-    written_hosts,
-    written_roll,
-)
+from forewarn.campaign.budget import ScopeSummary, summarize
+from forewarn.campaign.cache import HOSTS_KEY, CampaignCache, campaign_key
 from forewarn.campaign.forecast import Forecast, forecast
-from forewarn.campaign.model import HOSTS_MAX, Campaign, Roll, UnderWay, Wish, host_seconds
-from forewarn.campaign.rules import Decision, View, decide
+from forewarn.campaign.model import (
+    HOSTS_BYTES_MAX,
+    HOSTS_MAX,
+    NAMESPACE,
+    Campaign,
+    CampaignCommand,
+    CampaignSpec,
+    HostRun,
+    OperatorCommand,
+    host_duration,
+)
+from forewarn.campaign.rules import CampaignContext, Decision, decide_campaign
 from forewarn.core.change import Change, ChangeKind
 from forewarn.core.command import Maintain
 from forewarn.core.fleet import Scope
-from forewarn.core.machine import decide as decide_scope
-from forewarn.engine.engine import TRIES_MAX, Engine
-from forewarn.errors import Conflict, Invalid, OverBudget, StoreLost, TooManyCampaigns, Unavailable
-from forewarn.store.base import Write
+from forewarn.core.machine import decide
+from forewarn.engine.engine import Engine
+from forewarn.engine.replica import POLLS_PASS_EVERY
+from forewarn.engine.transaction import Transaction
+from forewarn.errors import Invalid, OverBudget, TooManyCampaigns, UnknownCampaign
+from forewarn.store.base import Lease
 
-ALIVE_MAX = 100
+LIVE_MAX = 100
+"""A step compares all live campaigns and a lease: as many checks as one commit may have."""
 ENDED_MAX = 1000
-POLLS_PASS_EVERY = 200
-"""How many hosts are gathered for a plan before polls get their turn."""
+DELETIONS_MAX = 10
 
 
 class Campaigns:
-    """All that can be asked of campaigns.
+    """Plan, start, pause, resume and cancel campaigns. Create it before the engine loads."""
 
-    `health_limit`: how long this server's health command may take; None: it has none.
-    """
-
-    def __init__(self, engine: Engine, health_limit: timedelta | None = None) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._health_limit = health_limit
-        self._shelf = engine.shelf
-        self.fleet = engine.shelf.glances(engine.board)
+        self.cache = CampaignCache(engine)
 
-    async def plan(self, wish: Wish) -> Forecast:
-        """What a campaign would do, as things stand now. Nothing is changed."""
-        engine, board = self._engine, self._engine.board
-        self._check(wish)
-        hosts = await asyncio.to_thread(matching, board.host_names(), wish.patterns)
+    async def plan(self, spec: CampaignSpec) -> Forecast:
+        """What a campaign would do at present. Nothing is changed."""
+        engine = self._engine
+        # Let the rules of maintenance check the request.
+        decide(
+            Scope(name="-"), maintain(spec, "-", NAMESPACE.hex), engine.clock.now(), engine.timing
+        )
+        hosts = await asyncio.to_thread(match_hosts, engine.board.host_names(), spec.patterns)
         if not hosts:
             raise Invalid(
-                f"no host matches {', '.join(wish.patterns)}; expected patterns such as rack7-*",
+                f"no host matches {', '.join(spec.patterns)}; expected patterns such as rack7-*",
                 field="hosts",
             )
         if len(hosts) > HOSTS_MAX:
             raise Invalid(
-                f"{len(hosts)} hosts match; expected at most {HOSTS_MAX}",
+                f"{len(hosts)} hosts match; expected at most {HOSTS_MAX} in one campaign",
                 field="hosts",
                 hosts=len(hosts),
             )
+        size = sum(len(host.encode()) for host in hosts)
+        if size > HOSTS_BYTES_MAX:
+            raise Invalid(
+                f"the names of the {len(hosts)} hosts that match have {size} bytes;"
+                f" expected at most {HOSTS_BYTES_MAX} in one campaign",
+                field="hosts",
+                hosts=len(hosts),
+            )
+        scopes = await self._scopes_on(hosts)
+        horizon = engine.clock.now() + host_duration(spec, engine.timing)
+
+        def compute() -> Forecast:
+            summaries: dict[str, ScopeSummary] = {}
+            for scope in (scope for on_host in scopes.values() for scope in on_host):
+                if scope.name not in summaries:
+                    summaries[scope.name] = summarize(scope)
+            return forecast(
+                hosts,
+                lambda host: [summaries[scope.name] for scope in scopes[host]],
+                max_hosts=spec.max_hosts,
+                budget=spec.max_unavailable,
+                horizon=horizon,
+            )
+
+        return await asyncio.to_thread(compute)
+
+    async def _scopes_on(self, hosts: Sequence[str]) -> dict[str, list[Scope]]:
+        board = self._engine.board
         scopes: dict[str, list[Scope]] = {}
         for number, host in enumerate(hosts):
             if number % POLLS_PASS_EVERY == 0:
                 await asyncio.sleep(0)
-            places = {board.vms[vm] for vm in board.hosts.get(host, ())}
-            scopes[host] = sorted((place.scope for place in places), key=lambda scope: scope.name)
-        horizon = engine.clock.now() + host_seconds(wish, engine.timing)
-        glances = await asyncio.to_thread(glanced, scopes)
-        return await asyncio.to_thread(
-            forecast,
-            hosts,
-            lambda host: [glances[scope.name] for scope in scopes[host]],
-            max_hosts=wish.max_hosts,
-            budget=wish.max_unavailable,
-            horizon=horizon,
-        )
+            published = {board.vms[vm] for vm in board.hosts.get(host, ())}
+            scopes[host] = sorted((one.scope for one in published), key=lambda scope: scope.name)
+        return scopes
 
-    async def start(self, wish: Wish, by: str, operation_id: str = "") -> Campaign:
-        """A new campaign. A host that alone takes more than a scope's budget is told now, not found
-        in the night.
+    async def start(self, spec: CampaignSpec, by: str, operation_id: str) -> Campaign:
+        """Start a campaign. Refused if a host alone exceeds the budget of a scope.
 
-        `operation_id` names the request: one that was carried out before, here or by another
-        server, gives what it gave then.
+        `operation_id` identifies the request. Repeated, here or on another server, it returns the
+        campaign that it started before.
         """
-        if (before := self._asked_before(operation_id)) is not None:
-            return before
-        planned = await self.plan(wish)
+        known = self._find_started(operation_id)
+        if known is not None:
+            return known
+        planned = await self.plan(spec)
         if planned.too_large:
-            one = planned.too_large[0]
-            more = (
-                f"; {len(planned.too_large)} hosts are too large"
-                if len(planned.too_large) > 1
-                else ""
+            refuse_too_large(planned)
+
+        def decide_start(transaction: Transaction) -> Campaign:
+            known = self._find_started(operation_id)
+            if known is not None:
+                return known
+            campaigns = self.cache.all()
+            if sum(not campaign.is_over for campaign in campaigns) >= LIVE_MAX:
+                raise TooManyCampaigns(
+                    f"{LIVE_MAX} campaigns are running or paused, which is the maximum",
+                    campaigns_max=LIVE_MAX,
+                )
+            campaign = Campaign(
+                id=f"c{max((known.number for known in campaigns), default=0) + 1}",
+                spec=spec,
+                started_at=transaction.now,
+                total=len(planned.hosts),
+                waves=len(planned.waves) + len(planned.waiting),
+                operation_id=operation_id,
             )
-            raise OverBudget(
-                f"{one}{more}",
-                host=one.host,
-                scope=one.scope,
-                vms=one.vms,
-                max_unavailable=one.limit,
-            )
-        async with self._shelf.deciding:
-            for _ in range(TRIES_MAX):
-                if (before := self._asked_before(operation_id)) is not None:
-                    return before
-                campaign = replace(self._numbered(wish, planned), asked_as=operation_id)
-                if await self._commit_start(campaign, planned.hosts, by):
-                    return campaign
-        raise Unavailable("too many change the campaigns at once; try again")
+            transaction.put(campaign_key(campaign.id), campaign)
+            transaction.put(HOSTS_KEY.format(campaign.id), planned.hosts)
+            detail = f"{campaign.id} started: {spec.type} of {campaign.total} hosts"
+            transaction.record(Change(what=ChangeKind.CAMPAIGN, detail=detail))
+            return campaign
+
+        return await self._engine.update(["campaign/"], decide_start, by=by)
+
+    def _find_started(self, operation_id: str) -> Campaign | None:
+        campaigns = (one for one in self.cache.all() if one.operation_id == operation_id)
+        return next(campaigns, None)
 
     async def pause(self, campaign_id: str, by: str) -> Campaign:
-        """No new hosts; what is announced goes on."""
-        return (await self.tell(campaign_id, said.Pause(), by)).campaign
+        """Start no more hosts. Announced hosts continue."""
+        return (await self.apply(campaign_id, OperatorCommand.PAUSE, by)).campaign
 
     async def resume(self, campaign_id: str, by: str) -> Campaign:
-        return (await self.tell(campaign_id, said.Resume(), by)).campaign
+        return (await self.apply(campaign_id, OperatorCommand.RESUME, by)).campaign
 
     async def cancel(self, campaign_id: str, by: str) -> Campaign:
-        """No new hosts; what is Scheduled is canceled, what is Started ends by itself."""
-        return (await self.tell(campaign_id, said.Cancel(), by)).campaign
+        """Start no more hosts and cancel Scheduled events. Started events end by themselves."""
+        return (await self.apply(campaign_id, OperatorCommand.CANCEL, by)).campaign
 
-    async def tell(self, campaign_id: str, word: said.Word, by: str = "") -> Decision:
-        """Say something of a campaign, durably.
+    async def apply(
+        self,
+        campaign_id: str,
+        command: CampaignCommand,
+        by: str = "",
+        *,
+        health_limit: timedelta | None = None,
+        lease: Lease | None = None,
+    ) -> Decision:
+        """Apply a command durably. Without `by` the campaign itself is the author.
 
-        What is returned has been committed. `by` empty: the campaign says it itself.
+        A step that may start hosts compares every live campaign, so that no two steps use the
+        same part of a budget.
         """
-        async with self._shelf.deciding:
-            if campaign_id.lower() not in self._shelf.kept:
-                await self._read_again(
-                    campaign_id.lower()
-                )  # another server may have started it just now
-            for _ in range(TRIES_MAX):
-                before, revision = self._shelf.find(campaign_id)
-                decision = decide(before, word, self.view(before), self._engine.clock.now())
-                if decision.campaign == before:
-                    return decision
-                writes = [written(decision.campaign, revision), *self._roll_writes(decision)]
-                try:
-                    await self._engine.commit(
-                        [], by or before.by, *writes, changes=decision.changes
-                    )
-                except (Conflict, StoreLost):
-                    await self._read_again(before.id)
-                    continue
-                return decision
-        raise Unavailable(
-            f"campaign {campaign_id} is being changed by too many at once; try again",
-            campaign=campaign_id,
-        )
+        key = campaign_key(campaign_id)
 
-    def view(self, campaign: Campaign) -> View:
-        """What a decision about a campaign rests on."""
-        others: list[UnderWay] = []
-        for other in self._shelf.alive():
-            others += other.under_way if other.id != campaign.id else ()
-        return View(
-            fleet=self.fleet,
-            hosts=lambda start, stop: self._shelf.hosts_of(campaign.id, start, stop),
+        def decide_step(transaction: Transaction) -> Decision:
+            before: Campaign | None = transaction.get(key)
+            if before is None:
+                raise UnknownCampaign(f"there is no campaign {campaign_id!r}", campaign=campaign_id)
+            others: list[HostRun] = []
+            if not isinstance(command, OperatorCommand):
+                others = self._others(before, transaction)
+            context = self.context(before, others, health_limit)
+            decision = decide_campaign(before, command, context, transaction.now)
+            if decision.campaign != before:
+                transaction.put(key, decision.campaign)
+                transaction.record(*decision.changes, by=by or before.by)
+                if decision.campaign.is_over:
+                    self._clean_up(transaction, before.id)
+            return decision
+
+        return await self._engine.update([key], decide_step, by=by, lease=lease)
+
+    def _others(self, campaign: Campaign, transaction: Transaction) -> list[HostRun]:
+        live = (other for other in self.cache.live() if other.id != campaign.id)
+        read = (transaction.get(campaign_key(other.id)) for other in live)
+        return [run for other in read if other is not None for run in other.in_progress]
+
+    def _clean_up(self, transaction: Transaction, campaign_id: str) -> None:
+        """Delete the list of hosts, and the oldest campaigns that are over."""
+        transaction.put(HOSTS_KEY.format(campaign_id), None)
+        ended = [campaign.id for campaign in self.cache.all() if campaign.is_over]
+        surplus = max(len(ended) + 1 - ENDED_MAX, 0)
+        for old in ended[: min(surplus, DELETIONS_MAX)]:
+            transaction.put(campaign_key(old), None)
+
+    def context(
+        self,
+        campaign: Campaign,
+        others: Sequence[HostRun] | None = None,
+        health_limit: timedelta | None = None,
+    ) -> CampaignContext:
+        """What a decision about a campaign depends on. `others` default to the cached ones."""
+        if others is None:
+            live = (other for other in self.cache.live() if other.id != campaign.id)
+            others = [run for other in live for run in other.in_progress]
+        return CampaignContext(
+            fleet=self.cache.fleet,
+            hosts=self.cache.hosts_of(campaign.id),
             others=others,
-            horizon=host_seconds(campaign.wish, self._engine.timing),
-            health_limit=self._health_limit,
+            horizon=host_duration(campaign.spec, self._engine.timing),
+            health_limit=health_limit,
         )
 
-    def _check(self, wish: Wish) -> None:
-        """The rules of maintenance are asked what they would say."""
-        decide_scope(
-            Scope(name="-"),
-            maintenance(wish, "-", said.NAMESPACE.hex),
-            self._engine.clock.now(),
-            self._engine.timing,
-        )
 
-    def _asked_before(self, operation_id: str) -> Campaign | None:
-        campaigns = (kept.campaign for kept in self._shelf.kept.values())
-        return next((one for one in campaigns if one.asked_as == operation_id != ""), None)
-
-    def _numbered(self, wish: Wish, planned: Forecast) -> Campaign:
-        roll = self._shelf.roll
-        if len(roll.alive) >= ALIVE_MAX:
-            raise TooManyCampaigns(
-                f"{ALIVE_MAX} campaigns are going on; at most {ALIVE_MAX} may",
-                campaigns_max=ALIVE_MAX,
-            )
-        return Campaign(
-            id=f"c{roll.started + 1}",
-            wish=wish,
-            started_at=self._engine.clock.now(),
-            total=len(planned.hosts),
-            waves=len(planned.waves) + len(planned.waiting),
-        )
-
-    async def _commit_start(self, campaign: Campaign, hosts: Sequence[str], by: str) -> bool:
-        shelf, roll = self._shelf, self._shelf.roll
-        after = replace(roll, started=roll.started + 1, alive=(*roll.alive, campaign.id))
-        writes = [
-            *written_hosts(campaign.id, hosts),
-            written(campaign, 0),
-            written_roll(after, shelf.roll_revision),
-        ]
-        told = Change(
-            what=ChangeKind.CAMPAIGN,
-            detail=f"{campaign.id} started: {campaign.wish.type} of {campaign.total} hosts",
-        )
-        try:
-            await self._engine.commit([], by, *writes, changes=(told,))
-        except (Conflict, StoreLost):
-            await self._read_again(campaign.id)
-            kept = shelf.kept.get(campaign.id)
-            return (
-                kept is not None and kept.campaign == campaign
-            )  # it was written, and only the answer was lost
-        return True
-
-    def _roll_writes(self, decision: Decision) -> list[Write]:
-        """What else a decision writes: the roll, so that nobody else gives a turn meanwhile, or
-        because the campaign is over.
-        """
-        shelf, campaign, roll = self._shelf, decision.campaign, self._shelf.roll
-        if not campaign.is_over:
-            return [written_roll(roll, shelf.roll_revision)] if decision.is_taking else []
-        ended = (*roll.ended, campaign.id)
-        after = Roll(
-            roll.started, tuple(one for one in roll.alive if one != campaign.id), ended[-ENDED_MAX:]
-        )
-        too_old = [write for one in ended[:-ENDED_MAX] for write in forgotten(shelf, one)]
-        return [
-            written_roll(after, shelf.roll_revision),
-            *forgotten_hosts(shelf, campaign.id),
-            *too_old,
-        ]
-
-    async def _read_again(self, campaign_id: str) -> None:
-        """The roll, and every campaign that takes room in the fleet."""
-        await self._read(ROLL_KEY)
-        for one in dict.fromkeys((*self._shelf.roll.alive, campaign_id)):
-            await self._read(CAMPAIGN_KEY.format(one))
-
-    async def _read(self, key: str) -> None:
-        for found in (await self._engine.store.load(key)).records:
-            if found.key == key:
-                self._engine.learn(found)
+def refuse_too_large(planned: Forecast) -> None:
+    first, count = planned.too_large[0], len(planned.too_large)
+    more = f"; {count} hosts are too large" if count > 1 else ""
+    raise OverBudget(
+        f"{first}{more}",
+        host=first.host,
+        scope=first.scope,
+        vms=first.vms,
+        max_unavailable=first.limit,
+    )
 
 
-def matching(hosts: Iterable[str], patterns: Sequence[str]) -> list[str]:
-    """The hosts that match any of the shell patterns, in the order in which they come."""
+def match_hosts(hosts: Iterable[str], patterns: Sequence[str]) -> list[str]:
+    """The hosts that match any of the shell patterns, in their order."""
     wanted = re.compile("|".join(f"(?:{fnmatch.translate(pattern)})" for pattern in patterns))
     return [host for host in hosts if wanted.match(host)]
 
 
-def glanced(scopes: Mapping[str, Iterable[Scope]]) -> dict[str, Standing]:
-    """Each scope on any of the hosts, gone through once."""
-    each = {scope.name: scope for on_host in scopes.values() for scope in on_host}
-    return {name: standing(scope) for name, scope in each.items()}
-
-
-def maintenance(wish: Wish, host: str, operation_id: str) -> Maintain:
+def maintain(spec: CampaignSpec, host: str, operation_id: str) -> Maintain:
     return Maintain(
         host=host,
         operation_id=operation_id,
-        type=wish.type,
-        cause=wish.cause,
-        duration_seconds=wish.duration_seconds,
-        description=wish.description,
+        type=spec.type,
+        cause=spec.cause,
+        duration_seconds=spec.duration_seconds,
+        description=spec.description,
     )

@@ -48,7 +48,7 @@ class Control(Protocol):
 
     def get(self, *path: str) -> Any: ...
 
-    def post(self, *path: str, said: Mapping[str, object] | None = None) -> Any: ...
+    def post(self, *path: str, body: Mapping[str, object] | None = None) -> Any: ...
 
 
 def parse_endpoint(url: str) -> Endpoint:
@@ -277,9 +277,9 @@ class Session:
         vm = self.control.get("vms", self.vm)
         if operation == "freeze":
             body |= {"type": "Freeze", "duration_seconds": 9}
-            events = self.control.post("hosts", vm["host"], "maintain", said=body)["events"]
+            events = self.control.post("hosts", vm["host"], "maintain", body=body)["events"]
         else:
-            events = [self.control.post("vms", self.vm, operation, said=body)["event"]]
+            events = [self.control.post("vms", self.vm, operation, body=body)["event"]]
         self._created += [event["id"] for event in events]
         return next(str(event["id"]) for event in events if self.vm in event["resources"])
 

@@ -1,82 +1,112 @@
-"""A history note: one change, when it became true, where, and by whom.
+"""History entries: changes with their time, author and scope, written in the commit they describe.
 
-Written in the same commit as the change itself.
+All entries of a commit are one value in the store. The number of an entry is its public position:
+numbers only grow and are not dense.
 """
 
+from collections.abc import Sequence
 from datetime import datetime
+from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import asdict, force_setattr
 
 from forewarn.core.change import Change, ChangeKind
 from forewarn.core.event import Cause, EventType
+from forewarn.store.base import HistoryValue
+
+ENTRIES_MAX = 4096
+"""How many entries a commit can have."""
 
 
 class Note(msgspec.Struct, frozen=True):
+    """A change as the engine records it."""
+
     at: datetime
     by: str
     scope: str
     change: Change
 
 
-class Entry(msgspec.Struct, frozen=True):
-    """A note as it is shown, in the history, the stream and webhooks alike: its number, and what
-    was empty as empty.
-    """
+class Commit(NamedTuple):
+    """A revision of the store, and its entries if this server has written them."""
 
-    number: int
+    revision: int
+    entries: Sequence[Note] = ()
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """An entry as the history, the stream and webhooks show it."""
+
+    number: int = 0
     at: datetime
     by: str
     what: ChangeKind
-    scope: str
-    event: str
-    type: EventType | None
-    cause: Cause | None
-    resources: tuple[str, ...]
-    vm: str
-    host: str
-    host_before: str
-    not_before: datetime | None
-    description: str
-    detail: str
+    scope: str = ""
+    event: str = ""
+    type: EventType | None = None
+    cause: Cause | None = None
+    resources: tuple[str, ...] = ()
+    vm: str = ""
+    host: str = ""
+    host_before: str = ""
+    not_before: datetime | None = None
+    description: str = ""
+    detail: str = ""
 
 
-def encode(note: Note) -> bytes:
-    return msgspec.json.encode(note)
+_RAW = msgspec.json.Decoder(list[msgspec.Raw])
+_ENTRY = msgspec.json.Decoder(Entry)
 
 
-def decode(body: bytes) -> Note:
-    return msgspec.json.decode(body, type=Note)
+def encode_all(notes: Sequence[Note]) -> bytes | None:
+    """The history value of a commit: the fields of each entry that are not empty."""
+    assert len(notes) <= ENTRIES_MAX
+    return msgspec.json.encode([_fields(note) for note in notes]) if notes else None
 
 
-def entry(number: int, body: bytes) -> Entry | None:
-    """The note of this number as it is shown;
+def _fields(note: Note) -> dict[str, object]:
+    fields = asdict(note.change)
+    fields["event"] = fields.pop("event_id")
+    fields |= {"at": note.at, "by": note.by, "scope": note.scope}
+    return {name: value for name, value in fields.items() if value or name == "by"}
 
-    None if we cannot read it: a newer server wrote it, or it is damaged.
+
+def decode_all(value: HistoryValue) -> list[Entry]:
+    """The entries of a history value, oldest first.
+
+    An entry that cannot be read is left out: a newer server wrote it, or it is damaged.
     """
     try:
-        note = decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return None
-    change = note.change
-    return Entry(
-        number=number,
-        at=note.at,
-        by=note.by,
-        what=change.what,
-        scope=note.scope,
-        event=change.event_id,
-        type=change.type,
-        cause=change.cause,
-        resources=change.resources,
-        vm=change.vm,
-        host=change.host,
-        host_before=change.host_before,
-        not_before=change.not_before,
-        description=change.description,
-        detail=change.detail,
-    )
+        raw_entries = _RAW.decode(value.value)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return []
+    entries = []
+    for index, raw in enumerate(raw_entries):
+        try:
+            entry = _ENTRY.decode(raw)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            continue
+        force_setattr(entry, "number", first_number(value.position) + index)
+        entries.append(entry)
+    return entries
 
 
-def encode_entry(shown: Entry) -> bytes:
+def first_number(position: int) -> int:
+    """The number of the first entry of the commit at this position of the store's history."""
+    return position * ENTRIES_MAX
+
+
+def last_number(position: int) -> int:
+    """A number that covers all entries of the commit at this position."""
+    return first_number(position + 1) - 1
+
+
+def position_of(number: int) -> int:
+    """The position of the commit that the entry with this number belongs to."""
+    return number // ENTRIES_MAX
+
+
+def encode_entry(entry: Entry) -> bytes:
     """One line of JSON."""
-    return msgspec.json.encode(shown)
+    return msgspec.json.encode(entry)

@@ -1,25 +1,26 @@
-"""The end of the history, as it grows: for all who follow it here, whoever wrote it. Nobody is
-told: they wait, then read.
+"""The end of the history as it grows, for streams and webhooks. Followers wait, then read.
 
-Who follows keeps only the number of the last note it has seen, so one that is slow costs nothing
-but its own time. The newest notes are kept in memory: many who follow read the store once.
+A follower keeps only the number it has reached, so a slow one costs nothing but its own time. The
+newest values are cached: many followers cause one read of the store.
 """
 
 import asyncio
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from forewarn.engine.entry import first_number, last_number, position_of
 from forewarn.errors import Unavailable
-from forewarn.store.base import Note, Store
+from forewarn.store.base import HistoryValue, Store
 
-RECENT_MAX = 1000
-BATCH = 200
+RECENT_MAX = 500
+BATCH = 50
 
 
-class Told(Protocol):
-    """One who is told of changes: a webhook, and how it is doing."""
+class WebhookStatus(Protocol):
+    """What metrics show of a webhook."""
 
     name: str
     delivered: int
@@ -30,76 +31,70 @@ class Told(Protocol):
 
 
 class HistoryFeed:
-    """`ring` says that there may be something new.
+    """Call `notify` when there may be something new.
 
-    The counters are for whoever shows how the service is doing.
+    The cache holds all values after position `_since`, up to the newest that was read.
     """
 
     def __init__(self, store: Store) -> None:
         self.stops = 0
         self.followers = 0
-        self._followers_by: Counter[str] = Counter()
-        self.notes_trimmed = 0
-        self.receivers: tuple[Told, ...] = ()
+        self.entries_trimmed = 0
+        self.webhooks: tuple[WebhookStatus, ...] = ()
         self._store = store
-        self._bell = asyncio.Event()
+        self._followers_by: Counter[str] = Counter()
+        self._changed = asyncio.Event()
         self._reading = asyncio.Lock()
-        self._recent: list[Note] = []
+        self._since = 0
+        self._recent: list[HistoryValue] = []
 
     @property
-    def bell(self) -> asyncio.Event:
-        """Rings once.
+    def changed(self) -> asyncio.Event:
+        """Set by the next `notify`. Take it before you read, so that no change is missed."""
+        return self._changed
 
-        Take it before you look, so that nothing falls between the look and the wait.
-        """
-        return self._bell
-
-    def ring(self) -> None:
-        self._bell.set()
-        self._bell = asyncio.Event()
+    def notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     def stop(self) -> None:
-        """All who follow end now: they see that this count is not what it was when they began."""
+        """End all followers: they see that this count has changed since they began."""
         self.stops += 1
-        self.ring()
+        self.notify()
 
     async def last(self) -> int:
-        """The number of the newest note; 0 if there is none."""
+        """A number that covers the newest entry; 0 if there is none."""
         newest = await self._store.latest(limit=1)
-        return newest[0].number if newest else 0
+        return last_number(newest[0].position) if newest else 0
 
-    async def after(self, number: int) -> tuple[Note, ...]:
-        """The next notes after this number, from memory if they are there."""
+    async def gap_after(self, number: int) -> int:
+        """The oldest number there is, if entries after `number` may have been trimmed; else 0."""
+        oldest = first_number(await self._store.oldest_position())
+        return oldest if 0 < number < oldest - 1 else 0
+
+    async def after(self, number: int) -> tuple[HistoryValue, ...]:
+        """The next values that may have entries after this number, oldest first."""
+        position = position_of(number + 1)
         async with self._reading:
-            if self._recent and number > self._recent[-1].number:
-                # from a time when somebody followed: it would be caught up with in many looks
-                self._recent = []
-            if not self._recent or number + 1 < self._recent[0].number:
-                if number + BATCH < await self.last():
-                    return await self._store.history(number, BATCH)
-                self._recent = []
-            newest = self._recent[-1].number if self._recent else number
-            if newest <= number:
-                self._keep(await self._store.history(newest, BATCH), newest)
-            start = max(number + 1 - self._recent[0].number, 0) if self._recent else 0
+            newest = self._recent[-1].position if self._recent else self._since
+            if not self._since < position <= newest + 1:
+                values = await self._store.history(position - 1, BATCH)
+                if len(values) == BATCH:
+                    return values  # far from the end: not worth caching
+                self._since, self._recent = position - 1, list(values)
+            elif newest < position:
+                self._recent += await self._store.history(newest, BATCH)
+                if len(self._recent) > 2 * RECENT_MAX:
+                    self._since = self._recent[-RECENT_MAX - 1].position
+                    del self._recent[:-RECENT_MAX]
+            start = bisect_left(self._recent, position, key=lambda value: value.position)
             return tuple(self._recent[start : start + BATCH])
-
-    def _keep(self, notes: tuple[Note, ...], newest: int) -> None:
-        """In memory numbers have no holes, so that a note is found by its number."""
-        if notes and notes[0].number != newest + 1:
-            self._recent = []
-        self._recent.extend(notes)
-        if len(self._recent) > 2 * RECENT_MAX:
-            del self._recent[:-RECENT_MAX]
 
     @contextmanager
     def following(
         self, followers_max: int, by: str = "", each_max: int | None = None
     ) -> Iterator[None]:
-        """Within this one more follows, on behalf of `by`;
-
-        Unavailable if too many do, in all or on behalf of the same.
-        """
+        """Count one more follower for `by`; Unavailable if there are too many."""
         self.check_room(followers_max, by, each_max)
         self.followers += 1
         self._followers_by[by] += 1
@@ -119,6 +114,6 @@ class HistoryFeed:
             )
         if self.followers >= followers_max:
             raise Unavailable(
-                f"{self.followers} streams are open; at most {followers_max} may be",
+                f"{self.followers} streams are open; at most {followers_max} are accepted",
                 streams_max=followers_max,
             )

@@ -21,12 +21,12 @@ from msgspec.structs import replace
 
 from forewarn.core.change import ChangeKind
 from forewarn.engine.clock import Clock, within
-from forewarn.engine.entry import Entry, entry
+from forewarn.engine.entry import Entry, decode_all, last_number, position_of
 from forewarn.engine.log_throttle import ThrottledLog
 from forewarn.errors import Conflict, Error
 from forewarn.history.cloudevents import cloud_event, encode, headers
 from forewarn.history.feed import HistoryFeed
-from forewarn.store.base import Note, Store, Write
+from forewarn.store.base import HistoryValue, Store, Write
 
 log = logging.getLogger("forewarn")
 
@@ -116,7 +116,7 @@ class Receiver:
         """Tell what happens until cancelled; then let go, so that another goes on at once."""
         try:
             while True:  # ends when cancelled
-                bell = self._tail.bell
+                bell = self._tail.changed
                 until = await self._attempt()
                 await self._wait(bell, until)
         finally:
@@ -159,13 +159,13 @@ class Receiver:
         if free_at > now and self._cursor.claimed_by != self._office.worker:
             return free_at
         self._seen = max(self._seen, self._cursor.number)
-        notes = await self._store.history(self._seen, BATCH)
+        notes = await self._store.history(position_of(self._seen + 1) - 1, BATCH)
         if not notes:
             return None
-        self._count_lost(notes[0])
+        await self._count_lost()
         if any(self._chosen(note) for note in notes):
             return await self._tell(notes)
-        self._seen = notes[-1].number
+        self._seen = last_number(notes[-1].position)
         if now >= self._saved_at + SAVED_EVERY:
             await self._write(replace(self._cursor, number=self._seen))
         return now
@@ -180,12 +180,13 @@ class Receiver:
         longest = self._claim_length if self._cursor.claimed_by else PAUSE_MAX
         return min(self._cursor.due_at, self._first_seen[1] + longest)
 
-    async def _tell(self, notes: Sequence[Note]) -> datetime:
+    async def _tell(self, notes: Sequence[HistoryValue]) -> datetime:
         for note in notes:
-            shown = self._chosen(note)
-            if shown is not None and not await self._deliver(shown):
-                return self._cursor.due_at
-            self._seen = note.number
+            for shown in self._chosen(note):
+                if not await self._deliver(shown):
+                    return self._cursor.due_at
+                self._seen = shown.number
+            self._seen = last_number(note.position)
         await self._write(
             Cursor(self._seen, self._clock.now() + self._claim_length, self._office.worker)
         )
@@ -257,20 +258,19 @@ class Receiver:
             Cursor(self._seen, self._clock.now() + pause, tries=tries, refusals=refusals)
         )
 
-    def _count_lost(self, first: Note) -> None:
-        """What retention took away before it could be told is gone; that it is, is told."""
-        count = first.number - self._seen - 1
-        if count > 0:
-            self.lost += count
-            self._seen = first.number - 1
-            log.error(
-                "webhook lost notes",
-                extra={"facts": {"receiver": self.name, "notes": count, "before": first.number}},
-            )
+    async def _count_lost(self) -> None:
+        """Report entries that were trimmed before they could be delivered."""
+        if oldest := await self._tail.gap_after(self._seen):
+            self.lost += 1
+            self._seen = oldest - 1
+            log.error("webhook lost entries", extra={"facts": {"receiver": self.name}})
 
-    def _chosen(self, note: Note) -> Entry | None:
-        shown = entry(note.number, note.body)
-        return shown if shown is not None and shown.what in self._office.changes else None
+    def _chosen(self, value: HistoryValue) -> list[Entry]:
+        return [
+            entry
+            for entry in decode_all(value)
+            if entry.number > self._seen and entry.what in self._office.changes
+        ]
 
     async def _read(self) -> bool:
         found = next(

@@ -1,70 +1,60 @@
-"""The Store contract. Every store passes `tests/conformance/`; what it checks is written here in
-words.
+"""The store contract. Every store passes `tests/conformance/`, which tests each sentence here.
 
-A store holds records: a key (text), a value (bytes) and the revision at which it was last written.
-Revisions are positive integers of the whole store that only grow; each commit takes one new
-revision and gives it to all it writes.
+A store holds records: a key (text), a value (bytes) and the revision of its last write. Revisions
+are positive integers of the whole store that only grow. Each commit takes one new revision and
+gives it to everything it writes.
 
-load(prefix)    Every live record whose key starts with the prefix, as of one moment, and the
-revision of that moment.
-                A key that was deleted is not there.
-commit(writes, notes)
-                All of the writes and notes, or nothing. A write names the revision its writer read:
-                0 says "there is no
-                such record". If any of them is no longer true, Conflict, and nothing is written. A
-                value of None
-                deletes. When commit returns, the change survives a crash of the process and of the
-                machine (a store
-                that lives in memory survives neither, and says so). If it raises StoreLost, nobody
-                knows whether the
-                change happened: load and look. Notes are appended to the history in the order
-                given. More than
-                WRITES_MAX writes, or two to one key, are Invalid. Deleting what is not there
-                changes nothing.
+get(key)        One record. If it is absent: value None and the current revision of the store.
+load(prefix)    All live records whose key starts with the prefix, as of one revision.
+commit(writes, checks, entries)
+                All or nothing. A write names the revision that was read (0: absent), a check
+                compares without writing. If one of them no longer matches: Conflict, and nothing
+                is written. A value of None deletes; deleting an absent record changes nothing.
+                `entries` is the history of this commit, as one value at position = its revision.
+                Limits (`check_commit`) are checked first, with the same errors in every store.
+                Once commit returns, the change survives a crash of the machine (not in memory).
+                StoreLost: it is unknown whether the change happened; read and look.
 watch(after)    Every record that changed after a revision, deletions included, in the order of
-revisions, and then each
-                further change as it happens, from this and from any other process, until it is
-                closed. A record that
-                changed several times may be told once, as it is last. The writes of one commit come
-                in one batch. A batch
-                is never empty and its revision never falls. Where deletions after the revision have
-                been forgotten, StoreLost:
-                whoever was away so long loads and looks.
-history(after, limit)
-                The notes after the given number, oldest first. The first note ever has number 1 and
-                each further one the next
-                number; so a hole at the beginning says how many were trimmed.
-latest(before, limit)
-                The notes before the given number (None: all), newest first. Both read only; they
-                settle nothing.
+                revisions, then each further change as it happens, from any process, until closed.
+                A record that changed several times may be reported once, with its last value. A
+                batch is never empty and its revision only grows. Compacted: deletions after this
+                revision are no longer known; load again.
+history(after, limit), latest(before, limit)
+                History values, oldest first and newest first. Positions grow and are not dense.
+oldest_position()
+                Position of the oldest value that is still there; 0 if the history is empty.
 trim(before, limit)
-                Takes away the oldest notes whose numbers are below the given one, at most so many,
-                and tells how many it took.
-                The newest note of all is never taken, so that numbers go on where they were.
-                Records are not touched.
-forget(revision, limit)
-                Lets go of what is remembered of records that were deleted up to this revision, the
-                oldest first and at most so
-                many, and tells how many. Live records are not touched. A watch from before the last
-                one is StoreLost then.
-close()         Lets go of everything. What is under way is finished or raises StoreLost, watches
-end, and all that is asked
-                later raises StoreLost. Closing twice is closing once.
+                Delete at most `limit` of the oldest history values with a position below `before`,
+                and return how many. The newest value always stays.
+lease(name, ttl_seconds)
+                Acquire the record `lease/{name}`; None while another holder has it. See `Lease`.
+close()         Release all leases and end all watches. Calls in progress finish or raise
+                StoreLost, later calls raise StoreLost. Closing twice is harmless.
+
+How long deletions are remembered is the business of each store.
 """
 
-from collections.abc import AsyncGenerator, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
+from forewarn.errors import Compacted, Conflict, Invalid
+
 WRITES_MAX = 100
+CHECKS_MAX = 100
+VALUE_BYTES_MAX = 512 * 1024
+COMMIT_BYTES_MAX = 1024 * 1024
+LEASE_KEY = "lease/{}"
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
-    """What a key holds, or held until it was deleted at this revision (value None).
+    """What a key holds, or that it was deleted at this revision (value None).
 
-    A load makes a million of these, so it is a struct: made in C, and no work for the garbage
+    A load creates a million of these: a struct is created in C and not tracked by the garbage
     collector.
     """
 
@@ -75,7 +65,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Records as of one moment. A watch after this revision misses nothing."""
+    """Records as of one revision. A watch after this revision misses nothing."""
 
     revision: int
     records: tuple[Record, ...]
@@ -83,9 +73,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Put this value under the key (None: delete it), if its revision is still the one that was
-    read (0: absent).
-    """
+    """Set the key to this value (None: delete it) if it still has the revision that was read."""
 
     key: str
     value: bytes | None
@@ -93,30 +81,161 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
-    """One line of history and its number."""
+class Check:
+    """Compare the key's revision (0: absent) without writing it."""
 
-    number: int
-    body: bytes
+    key: str
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryValue:
+    """The history entries of one commit; the position is the revision of that commit."""
+
+    position: int
+    value: bytes
+
+
+class Lease:
+    """The right to do something alone, held by this process while it lives.
+
+    States:  HELD -> LOST, by release, by deletion of the record, or because no renewal succeeded
+    for two thirds of the ttl. It is never held again: acquire a new one.
+
+    The store renews it every third of the ttl, without a new revision. The holder stops at two
+    thirds, and another process can acquire the lease after the full ttl, so no two overlap. A
+    commit that must not happen without the lease carries `Check(lease.key, lease.revision)`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        revision: int,
+        *,
+        ttl_seconds: float,
+        monotonic: Callable[[], float],
+        release: Callable[["Lease"], Awaitable[None]],
+    ) -> None:
+        self.name = name
+        self.key = LEASE_KEY.format(name)
+        self.revision = revision
+        self.ttl_seconds = ttl_seconds
+        self._monotonic = monotonic
+        self._release = release
+        self._ended = asyncio.Event()
+        self.renew(monotonic())
+
+    def is_held(self) -> bool:
+        return not self._ended.is_set() and self._monotonic() < self._held_until
+
+    async def lost(self) -> None:
+        """Wait until the lease is no longer held."""
+        while self.is_held():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(self._held_until - self._monotonic(), 3600)):
+                    await self._ended.wait()
+
+    async def release(self) -> None:
+        """Give the lease up, so that another process can acquire it at once."""
+        if not self._ended.is_set():
+            self.end()
+            await self._release(self)
+
+    def renew(self, at: float) -> None:
+        """Called by the store: a renewal that began at this monotonic time has succeeded."""
+        self._held_until = at + self.ttl_seconds * 2 / 3
+
+    def end(self) -> None:
+        """Called by the store: the lease is lost."""
+        self._ended.set()
+
+
+class Upgrade(NamedTuple):
+    """How the values of an older schema are rewritten. Both functions are pure and never raise.
+
+    `record(key, value)` returns the new value, or None to drop the record. `entries(value)`
+    returns the history value of what was one history entry.
+    """
+
+    record: Callable[[str, bytes], bytes | None]
+    entries: Callable[[bytes], bytes]
 
 
 class Store(Protocol):
-    """Three verbs that settle everything, two that read the history, two that let go of what is
-    old, and an end.
-    """
+    async def get(self, key: str) -> Record: ...
 
     async def load(self, prefix: str = "") -> Snapshot: ...
 
-    async def commit(self, writes: Sequence[Write], notes: Sequence[bytes] = ()) -> int: ...
+    async def commit(
+        self,
+        writes: Sequence[Write],
+        checks: Sequence[Check] = (),
+        entries: bytes | None = None,
+    ) -> int: ...
 
     def watch(self, after: int) -> AsyncGenerator[Snapshot, None]: ...
 
-    async def history(self, after: int = 0, limit: int = 1000) -> tuple[Note, ...]: ...
+    async def history(self, after: int = 0, limit: int = 1000) -> tuple[HistoryValue, ...]: ...
 
-    async def latest(self, before: int | None = None, limit: int = 1000) -> tuple[Note, ...]: ...
+    async def latest(
+        self, before: int | None = None, limit: int = 1000
+    ) -> tuple[HistoryValue, ...]: ...
+
+    async def oldest_position(self) -> int: ...
 
     async def trim(self, before: int, limit: int = 1000) -> int: ...
 
-    async def forget(self, revision: int, limit: int = 1000) -> int: ...
+    async def lease(self, name: str, ttl_seconds: float) -> Lease | None: ...
 
     async def close(self) -> None: ...
+
+
+def check_commit(writes: Sequence[Write], checks: Sequence[Check], entries: bytes | None) -> None:
+    """Reject a commit that some store could not take. Called before anything is written."""
+    for what, count, limit in (
+        ("writes", len(writes), WRITES_MAX),
+        ("checks", len(checks), CHECKS_MAX),
+    ):
+        if count > limit:
+            raise Invalid(f"commit has {count} {what}; at most {limit} are accepted", limit=limit)
+    sizes = {"the history entries": len(entries or b"")}
+    compared: tuple[Write | Check, ...] = (*writes, *checks)
+    for each in compared:
+        key = repr(each.key)
+        if key in sizes:
+            raise Invalid(f"commit names {key} twice; a key is accepted once", key=each.key)
+        sizes[key] = len(each.value or b"") if isinstance(each, Write) else 0
+    for what, size in sizes.items():
+        if size > VALUE_BYTES_MAX:
+            raise Invalid(
+                f"value of {what} has {size} bytes; at most {VALUE_BYTES_MAX} are accepted",
+                bytes_max=VALUE_BYTES_MAX,
+            )
+    total = sum(sizes.values())
+    if total > COMMIT_BYTES_MAX:
+        raise Invalid(
+            f"commit has {total} bytes; at most {COMMIT_BYTES_MAX} are accepted",
+            bytes_max=COMMIT_BYTES_MAX,
+        )
+
+
+def check_revision(compared: Write | Check, found: int) -> None:
+    """Raise Conflict unless the key still has the revision that was read (0: absent)."""
+    if compared.revision != found:
+        raise Conflict(
+            f"{compared.key!r} is at revision {found}; expected revision {compared.revision}",
+            key=compared.key,
+            found=found,
+            expected=compared.revision,
+        )
+
+
+def check_watch(after: int, compacted: int) -> None:
+    """A watch must not miss a deletion."""
+    if after < compacted:
+        raise Compacted(
+            f"deletions up to revision {compacted} are compacted; a watch after {after} would miss"
+            " some: load again",
+            after=after,
+            compacted=compacted,
+        )

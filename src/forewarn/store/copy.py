@@ -1,7 +1,7 @@
-"""A backup put in the place of an SQLite store: the files, who has them open, and whose they are.
+"""Replace an SQLite store by a copy of a backup: files, locks and owners.
 
-What must change inside the copy is settled by `engine/restore.py`. The target is replaced in one
-step, at the end: until then it is as it was, and whatever goes wrong leaves it so.
+`engine/restore.py` changes what must change inside the copy. The target is replaced in one step at
+the end; any failure before leaves it as it was.
 """
 
 import fcntl
@@ -11,21 +11,19 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 from forewarn.errors import Invalid, Refused, StoreDenied, StoreUnusable
-from forewarn.store.sqlite import FILE_MODE, check_path, copy_store
+from forewarn.store.sqlite_file import FILE_MODE, check_path, copy_store
 
-# Where SQLite keeps its locks in a file
-# (https://www.sqlite.org/fileformat.html#the_lock_byte_page). Everybody who has the file open in
-# WAL mode holds a shared lock on these bytes.
+# Where SQLite locks a file (https://www.sqlite.org/fileformat.html#the_lock_byte_page). In WAL mode
+# every process that has the file open holds a shared lock on these bytes.
 SHARED_FIRST, SHARED_SIZE = 0x40000002, 510
 
 
 @contextmanager
 def restoring(backup: str, target: str, *, aside: str, may_replace: bool) -> Iterator[str]:
-    """Within this the copy of the backup can be changed, at the path that is given; afterwards it
-    is the target.
+    """Yield the path of a copy of the backup, to be changed; then move it to the target.
 
-    A target that exists is kept under the name `aside`, and is replaced only with `may_replace` and
-    while nobody has it open.
+    An existing target is kept under the name `aside`. It is replaced only with `may_replace` and
+    if no process has it open.
     """
     backup, target = os.path.realpath(backup), os.path.realpath(target)
     _check_backup(backup, target)
@@ -37,8 +35,8 @@ def restoring(backup: str, target: str, *, aside: str, may_replace: bool) -> Ite
     try:
         copy_store(backup, copy)
         yield copy
-        _give_to_owner(copy, like=os.path.dirname(target) if is_new else target)
-        _swap(copy, target, aside, is_new=is_new)
+        _set_owner(copy, like=os.path.dirname(target) if is_new else target)
+        _replace(copy, target, aside, is_new=is_new)
         _sync(os.path.dirname(target))
     except OSError as error:
         raise StoreUnusable(
@@ -52,7 +50,7 @@ def restoring(backup: str, target: str, *, aside: str, may_replace: bool) -> Ite
 
 def _check_backup(backup: str, target: str) -> None:
     if backup == target:
-        raise Invalid(f"{backup} is the backup and the target; expected two files", file=backup)
+        raise Invalid(f"{backup} is both backup and target; expected two files", file=backup)
     if not os.path.isfile(backup) or not os.access(backup, os.R_OK, effective_ids=True):
         raise Invalid(
             f"the backup {backup} cannot be read; expected a file that this user may read",
@@ -63,24 +61,26 @@ def _check_backup(backup: str, target: str) -> None:
 def _check_replaceable(target: str, *, may_replace: bool) -> None:
     if not may_replace:
         raise Refused(
-            f"{target} exists; expected --force, which keeps it under another name, or another target",
+            f"{target} exists; expected --force, which keeps it under another name,"
+            " or another target",
             file=target,
         )
-    owner, us = os.stat(target).st_uid, os.geteuid()
-    if us not in (0, owner):
+    owner, uid = os.stat(target).st_uid, os.geteuid()
+    if uid not in (0, owner):
         raise StoreDenied(
             f"{target} belongs to user {owner}, and the restored file would belong to another user;"
             " run this as that user or as root"
         )
-    with _alone(target):
+    with _lock_alone(target):
         return
 
 
 @contextmanager
-def _alone(target: str) -> Iterator[None]:
-    """Within this nobody else can have the file open as a store.
+def _lock_alone(target: str) -> Iterator[None]:
+    """No other process can have the file open as a store within this context.
 
-    Closing any descriptor of it ends this, so SQLite must not.
+    Closing any descriptor of the file in this process would drop the lock, so SQLite must not be
+    used on it meanwhile.
     """
     descriptor = os.open(target, os.O_RDWR)
     try:
@@ -96,25 +96,24 @@ def _alone(target: str) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _give_to_owner(copy: str, like: str) -> None:
+def _set_owner(copy: str, like: str) -> None:
     """The service must be able to open what root has restored."""
-    found = os.stat(like)
-    os.chmod(copy, stat.S_IMODE(found.st_mode) if stat.S_ISREG(found.st_mode) else FILE_MODE)
+    status = os.stat(like)
+    os.chmod(copy, stat.S_IMODE(status.st_mode) if stat.S_ISREG(status.st_mode) else FILE_MODE)
     if os.geteuid() == 0:
-        os.chown(copy, found.st_uid, found.st_gid)
+        os.chown(copy, status.st_uid, status.st_gid)
 
 
-def _swap(copy: str, target: str, aside: str, *, is_new: bool) -> None:
-    """Under the lock, so that no server opens the target now.
+def _replace(copy: str, target: str, aside: str, *, is_new: bool) -> None:
+    """Move the copy to the target under the lock, so that no server opens it meanwhile.
 
-    SQLite would replay an old log beside the new file, and damage it: the log goes first. A crash
-    may leave one without its file.
+    SQLite would replay an old log beside the new file and damage it, so the log is moved first. A
+    crash may leave a log without its file.
     """
-    # its name is taken first: this fails if somebody has made the target meanwhile, and the log is
-    # theirs
+    # Create the name first: this fails if a server has created the target meanwhile.
     if is_new:
         os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE))
-    with _alone(target), ExitStack() as undo:
+    with _lock_alone(target), ExitStack() as undo:
         if is_new:
             undo.callback(os.unlink, target)
         else:

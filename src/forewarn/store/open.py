@@ -1,7 +1,7 @@
-"""A store's URL, as `--store` takes it, and the store it names."""
+"""The store that a URL names, as `--store` takes it."""
 
 from forewarn.errors import Invalid
-from forewarn.store.base import Store
+from forewarn.store.base import Store, Upgrade
 from forewarn.store.memory import MemoryStore
 from forewarn.store.sqlite import SqliteStore
 
@@ -9,26 +9,24 @@ SQLITE = "sqlite:///"
 ACCEPTED = "memory, sqlite:///relative.db or sqlite:////absolute/path.db"
 
 
-async def open_store(url: str) -> Store:
-    """Opens the store that the URL names.
+async def open_store(url: str, upgrade: Upgrade | None = None) -> Store:
+    """Open the store. `upgrade` rewrites the values of an older one.
 
-    Of a URL that is refused only the scheme is repeated: the rest may hold a secret.
+    An error repeats only the scheme of the URL: the rest may hold a secret.
     """
     if url == "memory":
         return MemoryStore()
     path = path_of(url)
     if path:
-        return await SqliteStore.open(path)
+        return await SqliteStore.open(path, upgrade=upgrade)
     scheme = url.partition(":")[0]
     if scheme == "etcd":
         raise Invalid(
-            f"The store etcd is not built in this version; {ACCEPTED} is accepted", scheme=scheme
+            f"the etcd store is not part of this version; {ACCEPTED} is accepted", scheme=scheme
         )
-    raise Invalid(
-        f"No store is named by a URL of scheme {scheme!r}; {ACCEPTED} is accepted", scheme=scheme
-    )
+    raise Invalid(f"unknown store scheme {scheme!r}; {ACCEPTED} is accepted", scheme=scheme)
 
 
 def path_of(url: str) -> str:
-    """The file of an SQLite store; empty for a store that is no file."""
+    """The file of an SQLite store; empty for other stores."""
     return url.removeprefix(SQLITE) if url.startswith(SQLITE) else ""

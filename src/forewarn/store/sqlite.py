@@ -1,98 +1,37 @@
-"""A store in one SQLite file: the embedded default. Any number of processes of one machine may
-share the file.
-
-What lives here: the file, its recognition, and the translation of every SQLite error. A file that
-is not plainly ours and whole is refused before a byte of it is written.
-"""
+"""A store in one SQLite file, the default. Processes of one machine can share the file."""
 
 import asyncio
 import os
 import sqlite3
-import stat
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import suppress
 from itertools import starmap
-from pathlib import Path
-from typing import Concatenate, ParamSpec, Self, TypeVar
+from typing import Concatenate, NamedTuple, ParamSpec, Self, TypeVar
+from uuid import uuid4
 
-from forewarn.errors import Error, StoreDenied, StoreLost, StoreUnusable
-from forewarn.store.base import Note, Record, Snapshot, Write
-from forewarn.store.check import check_revision, check_watch, check_writes
+from forewarn.errors import StoreLost, StoreUnusable, Unavailable
+from forewarn.store.base import (
+    LEASE_KEY,
+    Check,
+    HistoryValue,
+    Lease,
+    Record,
+    Snapshot,
+    Upgrade,
+    Write,
+    check_commit,
+    check_revision,
+    check_watch,
+)
+from forewarn.store.sqlite_file import BUSY_SECONDS, connect, open_file, translate_errors
 
-APPLICATION_ID = 0x466F7265  # "Fore", in the file's header: this database is ours
-SCHEMA_NUMBER = 2
-FILE_MODE = 0o600  # of a new file: it holds digests of tokens and the user data of VMs
-BUSY_SECONDS = 5.0
 # how late another process's commit is seen: 250 ms is promised, and a look costs some 0.2 ms
 POLL_SECONDS = 0.1
-
-# A deleted record stays as a row without a value, so that a watch in another process learns of it.
-SCHEMA = (
-    "CREATE TABLE counter (revision INTEGER NOT NULL, forgotten INTEGER NOT NULL DEFAULT 0)",
-    "INSERT INTO counter (revision) VALUES (0)",
-    "CREATE TABLE record (key TEXT PRIMARY KEY NOT NULL, value BLOB, revision INTEGER NOT NULL)",
-    "CREATE INDEX record_revision ON record (revision)",
-    "CREATE TABLE note (number INTEGER PRIMARY KEY, body BLOB NOT NULL)",
-    f"PRAGMA application_id = {APPLICATION_ID}",
-    f"PRAGMA user_version = {SCHEMA_NUMBER}",
-)
-UPGRADES = {
-    1: (
-        "ALTER TABLE counter ADD COLUMN forgotten INTEGER NOT NULL DEFAULT 0",
-        "PRAGMA user_version = 2",
-    )
-}
-"""What makes an older file one of the next schema.
-
-A server of the older kind that has it open can go on.
-"""
-
-DAMAGED = "the file is damaged; expected a whole database: restore it from a copy"
-WRONG_ROWS = {
-    "a record with a value of the wrong type": "SELECT 1 FROM record WHERE typeof(key) <> 'text'"
-    " OR typeof(revision) <> 'integer' OR typeof(value) NOT IN ('blob', 'null') LIMIT 1",
-    "a history entry of the wrong type": "SELECT 1 FROM note WHERE typeof(body) <> 'blob' LIMIT 1",
-    "a revision counter of the wrong type": "SELECT 1 FROM counter WHERE typeof(revision) <> 'integer'"
-    " OR typeof(forgotten) <> 'integer' LIMIT 1",
-    "more or less than one revision counter": "SELECT 1 WHERE (SELECT count(*) FROM counter) <> 1",
-}
-
-# SQLite's primary code: the problem, what was found and what is expected. Any other code is a
-# StoreLost in SQLite's own words.
-MEANING: dict[int, tuple[type[Error], str]] = {
-    sqlite3.SQLITE_BUSY: (
-        StoreLost,
-        "another writer holds it; expected a turn before the wait ran out",
-    ),
-    sqlite3.SQLITE_CANTOPEN: (
-        StoreUnusable,
-        "the file cannot be opened; expected a file and folder that this user may write",
-    ),
-    sqlite3.SQLITE_CORRUPT: (StoreUnusable, DAMAGED),
-    sqlite3.SQLITE_ERROR: (
-        StoreUnusable,
-        "its tables are not those of a Forewarn store; expected a whole one: restore it from a copy",
-    ),
-    sqlite3.SQLITE_FULL: (
-        StoreUnusable,
-        "the disk is full and nothing was written; expected free space",
-    ),
-    sqlite3.SQLITE_IOERR: (
-        StoreLost,
-        "the disk fails, or has no space for the log's index; expected one that can be written",
-    ),
-    sqlite3.SQLITE_NOTADB: (
-        StoreUnusable,
-        "the file is not an SQLite database; expected a Forewarn store, or no file",
-    ),
-    sqlite3.SQLITE_READONLY: (
-        StoreUnusable,
-        "the file is read-only; expected a file and folder that this user may write",
-    ),
-}
+TOMBSTONES_MAX = 10_000
+"""How many deleted records are remembered for watches."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -101,76 +40,158 @@ T = TypeVar("T")
 class SqliteStore:
     """The contract of `base.py` on a file.
 
-    Commits and reads have a lane each, so a commit that waits delays no reader.
+    Commits and reads have a thread each, so a commit that waits delays no reader.
+
+    Leases are timed by the machine's monotonic clock, which all its processes share: a step of the
+    wall clock neither ends nor prolongs one.
     """
 
-    def __init__(self, writing: "_Lane", reading: "_Lane") -> None:
-        self._writing = writing
-        self._reading = reading
-        self._bell = asyncio.Event()
+    def __init__(
+        self,
+        writer: "_DbThread",
+        reader: "_DbThread",
+        *,
+        tombstones_max: int,
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._writer = writer
+        self._reader = reader
+        self._tombstones_max = tombstones_max
+        self._monotonic = monotonic
+        self._changed = asyncio.Event()
+        self._leases: set[Lease] = set()
+        self._renewing: asyncio.Task[None] | None = None
 
     @classmethod
-    async def open(cls, path: str, *, busy_seconds: float = BUSY_SECONDS) -> Self:
-        """Opens the file, makes it if there is none, and refuses what is damaged, foreign, newer or
-        not writable.
+    async def open(
+        cls,
+        path: str,
+        *,
+        upgrade: Upgrade | None = None,
+        busy_seconds: float = BUSY_SECONDS,
+        tombstones_max: int = TOMBSTONES_MAX,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> Self:
+        """Open the file, or create it. Reject one that is damaged, foreign, newer or read-only.
+
+        A file of an older version is upgraded with `upgrade`.
         """
         path = os.path.realpath(path)
-        writing = await _Lane.open(_prepare, path, busy_seconds)
+        writer = await _DbThread.open(path, lambda: open_file(path, busy_seconds, upgrade))
         try:
-            reading = await _Lane.open(_connect, path, busy_seconds)
+            reader = await _DbThread.open(path, lambda: connect(path, busy_seconds))
         except BaseException:
-            await writing.close()
+            await writer.close()
             raise
-        return cls(writing, reading)
+        return cls(writer, reader, tombstones_max=tombstones_max, monotonic=monotonic)
+
+    async def get(self, key: str) -> Record:
+        return await self._reader.run(_get, key)
 
     async def load(self, prefix: str = "") -> Snapshot:
-        return await self._reading.run(_load, prefix)
+        return await self._reader.run(_load, prefix)
 
-    async def commit(self, writes: Sequence[Write], notes: Sequence[bytes] = ()) -> int:
-        check_writes(writes)
-        revision = await self._writing.run(_commit, tuple(writes), tuple(notes))
-        self._ring()
+    async def commit(
+        self,
+        writes: Sequence[Write],
+        checks: Sequence[Check] = (),
+        entries: bytes | None = None,
+    ) -> int:
+        check_commit(writes, checks, entries)
+        revision = await self._writer.run(
+            _commit, tuple(writes), tuple(checks), entries, self._tombstones_max
+        )
+        self._notify()
         return revision
 
     async def watch(self, after: int) -> AsyncGenerator[Snapshot, None]:
-        while not self._reading.is_closed:  # close() ends it
-            bell = (
-                self._bell
-            )  # taken before the look, so that no change falls between the look and the wait
-            records = await self._reading.run(_changed, after)
+        while not self._reader.is_closed:
+            changed = self._changed  # taken before reading, so that no change is missed
+            records = await self._reader.run(_records_after, after)
             if not records:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(POLL_SECONDS):
-                        await bell.wait()
+                        await changed.wait()
                 continue
             after = records[-1].revision
             yield Snapshot(after, records)
 
-    async def history(self, after: int = 0, limit: int = 1000) -> tuple[Note, ...]:
-        return await self._reading.run(_history, after, limit)
+    async def history(self, after: int = 0, limit: int = 1000) -> tuple[HistoryValue, ...]:
+        return await self._reader.run(_history, after, limit)
 
-    async def latest(self, before: int | None = None, limit: int = 1000) -> tuple[Note, ...]:
-        return await self._reading.run(_latest, before, limit)
+    async def latest(
+        self, before: int | None = None, limit: int = 1000
+    ) -> tuple[HistoryValue, ...]:
+        return await self._reader.run(_latest, before, limit)
+
+    async def oldest_position(self) -> int:
+        return await self._reader.run(_oldest_position)
 
     async def trim(self, before: int, limit: int = 1000) -> int:
-        return await self._writing.run(_trim, before, limit)
+        return await self._writer.run(_trim, before, limit)
 
-    async def forget(self, revision: int, limit: int = 1000) -> int:
-        return await self._writing.run(_forget, revision, limit)
+    async def lease(self, name: str, ttl_seconds: float) -> Lease | None:
+        now, key = self._monotonic(), LEASE_KEY.format(name)
+        revision = await self._writer.run(_acquire, key, uuid4().hex.encode(), ttl_seconds, now)
+        self._notify()
+        if not revision:
+            return None
+        lease = Lease(
+            name,
+            revision,
+            ttl_seconds=ttl_seconds,
+            monotonic=self._monotonic,
+            release=self._release,
+        )
+        lease.renew(now)
+        self._leases.add(lease)
+        if self._renewing is None:
+            self._renewing = asyncio.create_task(self._renew_forever())
+        return lease
+
+    async def renew_leases(self) -> None:
+        """Renew the leases of this process, and delete the expired ones of others."""
+        now = self._monotonic()
+        leases = [lease for lease in self._leases if lease.is_held()]
+        with suppress(Unavailable):  # the next renewal may succeed, until the lease is lost
+            renewed = await self._writer.run(_renew, [_Held.of(lease) for lease in leases], now)
+            for lease in leases:
+                if lease.key in renewed:
+                    lease.renew(now)
+                else:
+                    lease.end()
+            self._notify()
+        self._leases = {lease for lease in self._leases if lease.is_held()}
 
     async def close(self) -> None:
-        await self._reading.close()
-        await self._writing.close()  # the last one out brings the write-ahead log into the file
-        self._ring()
+        if self._renewing is not None:
+            self._renewing.cancel()
+            self._renewing = None
+        for lease in list(self._leases):
+            with suppress(Unavailable):
+                await lease.release()
+        await self._reader.close()
+        await self._writer.close()  # the last one to close moves the write-ahead log into the file
+        self._notify()
 
-    def _ring(self) -> None:
-        """Wakes every watch that waits now; those that come later wait for the next bell."""
-        self._bell.set()
-        self._bell = asyncio.Event()
+    async def _renew_forever(self) -> None:
+        while True:
+            await asyncio.sleep(min((lease.ttl_seconds for lease in self._leases), default=3) / 3)
+            await self.renew_leases()
+
+    async def _release(self, lease: Lease) -> None:
+        self._leases.discard(lease)
+        await self._writer.run(_release, _Held.of(lease))
+        self._notify()
+
+    def _notify(self) -> None:
+        """Wake all waiting watches; later ones wait for the next event."""
+        self._changed.set()
+        self._changed = asyncio.Event()
 
 
-class _Lane:
-    """One connection and the one thread it lives in: the event loop never waits for the disk."""
+class _DbThread:
+    """One connection and the one thread that uses it: the event loop never waits for the disk."""
 
     def __init__(
         self, path: str, thread: ThreadPoolExecutor, connection: sqlite3.Connection
@@ -182,28 +203,25 @@ class _Lane:
         self._file = os.stat(path)
 
     @classmethod
-    async def open(
-        cls, opening: Callable[[str, float], sqlite3.Connection], path: str, busy_seconds: float
-    ) -> Self:
+    async def open(cls, path: str, open_connection: Callable[[], sqlite3.Connection]) -> Self:
         thread = ThreadPoolExecutor(1, thread_name_prefix="forewarn-sqlite")
         before = os.stat(path) if os.path.exists(path) else None
         try:
-            with _problems_of(path):
+            with translate_errors(path):
                 connection = await asyncio.get_running_loop().run_in_executor(
-                    thread, opening, path, busy_seconds
+                    thread, open_connection
                 )
         except BaseException:
             thread.shutdown(wait=False)
             raise
-        lane = cls(path, thread, connection)
+        opened = cls(path, thread, connection)
         try:
-            lane.check_file(
-                before or lane._file
-            )  # a restore may have replaced it while we waited for its lock
+            # a restore may have replaced the file while we waited for its lock
+            opened.check_file(before or opened._file)
         except StoreUnusable:
-            await lane.close()
+            await opened.close()
             raise
-        return lane
+        return opened
 
     async def run(
         self,
@@ -211,17 +229,17 @@ class _Lane:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        def worked() -> T:
+        def run_checked() -> T:
             self.check_file(self._file)
             return work(self._connection, *args, **kwargs)
 
         if self.is_closed:
             raise StoreLost(f"{self._path}: the store is closed; expected an open one")
-        with _problems_of(self._path):
-            return await asyncio.get_running_loop().run_in_executor(self._thread, worked)
+        with translate_errors(self._path):
+            return await asyncio.get_running_loop().run_in_executor(self._thread, run_checked)
 
     async def close(self) -> None:
-        """What is under way is finished first: the thread takes its work in order."""
+        """Work in progress finishes first: the thread takes its work in order."""
         if self.is_closed:
             return
         self.is_closed = True
@@ -229,314 +247,207 @@ class _Lane:
         self._thread.shutdown(wait=False)
 
     def check_file(self, opened: os.stat_result) -> None:
-        """SQLite goes on writing to a file that was deleted or replaced, and what it writes is
-        lost.
-        """
+        """SQLite keeps writing to a file that was deleted or replaced; such writes are lost."""
         with suppress(OSError):
             if os.path.samestat(os.stat(self._path), opened):
                 return
         raise StoreUnusable(
-            f"{self._path}: the file was removed or replaced; expected the one that was opened: start again"
+            f"{self._path}: the file was removed or replaced; expected the one that was opened:"
+            " restart the service"
         )
+
+
+class _Held(NamedTuple):
+    """A lease as the functions below see it."""
+
+    key: str
+    revision: int
+    ttl_seconds: float
+
+    @classmethod
+    def of(cls, lease: Lease) -> Self:
+        return cls(lease.key, lease.revision, lease.ttl_seconds)
+
+
+# The functions below run in a database thread. Those that write open a transaction of their own.
+
+
+def _get(connection: sqlite3.Connection, key: str) -> Record:
+    rows = connection.execute(
+        "SELECT record.value, coalesce(record.revision, counter.revision) FROM counter"
+        " LEFT JOIN record ON record.key = ? AND record.value IS NOT NULL",
+        (key,),
+    ).fetchall()
+    ((value, revision),) = rows
+    return Record(key, value, revision)
 
 
 def _load(connection: sqlite3.Connection, prefix: str) -> Snapshot:
     with connection:
         connection.execute("BEGIN")
         ((revision,),) = connection.execute("SELECT revision FROM counter").fetchall()
-        # No text in UTF-8 holds the byte FF, so this is the first thing after every key with the
-        # prefix.
+        # UTF-8 never contains the byte FF, so this sorts directly after every key with the prefix.
         ceiling = prefix.encode() + b"\xff"
         rows = connection.execute(
-            "SELECT key, value, revision FROM record WHERE key >= ? AND key < CAST(? AS TEXT) AND value IS NOT NULL ORDER BY key",
+            "SELECT key, value, revision FROM record"
+            " WHERE key >= ? AND key < CAST(? AS TEXT) AND value IS NOT NULL ORDER BY key",
             (prefix, ceiling),
         ).fetchall()
     return Snapshot(revision, tuple(starmap(Record, rows)))
 
 
 def _commit(
-    connection: sqlite3.Connection, writes: tuple[Write, ...], notes: tuple[bytes, ...]
+    connection: sqlite3.Connection,
+    writes: tuple[Write, ...],
+    checks: tuple[Check, ...],
+    entries: bytes | None,
+    tombstones_max: int,
 ) -> int:
     with connection:
         connection.execute("BEGIN IMMEDIATE")
-        for write in writes:
-            check_revision(write, _found(connection, write.key))
-        connection.execute("UPDATE counter SET revision = revision + 1")
-        ((revision,),) = connection.execute("SELECT revision FROM counter").fetchall()
-        connection.executemany(
-            "INSERT INTO record (key, value, revision) VALUES (?, ?, ?)"
-            " ON CONFLICT (key) DO UPDATE SET value = excluded.value, revision = excluded.revision",
-            # Deleting what is not there is already true, and leaves no row.
-            [
-                (write.key, write.value, revision)
-                for write in writes
-                if write.value is not None or write.revision != 0
-            ],
-        )
-        connection.executemany("INSERT INTO note (body) VALUES (?)", [(body,) for body in notes])
-    return int(revision)
+        compared: tuple[Write | Check, ...] = (*writes, *checks)
+        for each in compared:
+            check_revision(each, _live_revision(connection, each.key))
+        revision = _next_revision(connection)
+        # deleting an absent record leaves no row
+        changes = [write for write in writes if write.value is not None or write.revision]
+        _put(connection, [(write.key, write.value, revision) for write in changes])
+        if any(write.value is None for write in changes):
+            _compact(connection, tombstones_max)
+        if entries is not None:
+            connection.execute("INSERT INTO history VALUES (?, ?)", (revision, entries))
+    return revision
 
 
-def _found(connection: sqlite3.Connection, key: str) -> int:
+def _live_revision(connection: sqlite3.Connection, key: str) -> int:
     rows = connection.execute(
         "SELECT revision FROM record WHERE key = ? AND value IS NOT NULL", (key,)
     ).fetchall()
     return int(rows[0][0]) if rows else 0
 
 
-def _changed(connection: sqlite3.Connection, after: int) -> tuple[Record, ...]:
+def _next_revision(connection: sqlite3.Connection) -> int:
+    connection.execute("UPDATE counter SET revision = revision + 1")
+    ((revision,),) = connection.execute("SELECT revision FROM counter").fetchall()
+    return int(revision)
+
+
+def _put(connection: sqlite3.Connection, rows: Sequence[tuple[str, bytes | None, int]]) -> None:
+    connection.executemany(
+        "INSERT INTO record (key, value, revision) VALUES (?, ?, ?)"
+        " ON CONFLICT (key) DO UPDATE SET value = excluded.value, revision = excluded.revision",
+        rows,
+    )
+
+
+def _compact(connection: sqlite3.Connection, tombstones_max: int) -> None:
+    """Drop the oldest tombstones above the limit, and remember up to which revision."""
+    surplus = connection.execute(
+        "SELECT key, revision FROM record WHERE value IS NULL ORDER BY revision DESC"
+        " LIMIT -1 OFFSET ?",
+        (tombstones_max,),
+    ).fetchall()
+    if surplus:
+        connection.executemany("DELETE FROM record WHERE key = ?", [(key,) for key, _ in surplus])
+        connection.execute("UPDATE counter SET compacted = max(compacted, ?)", (surplus[0][1],))
+
+
+def _records_after(connection: sqlite3.Connection, after: int) -> tuple[Record, ...]:
     rows = connection.execute(
         "SELECT key, value, revision FROM record WHERE revision > ? ORDER BY revision", (after,)
     ).fetchall()
-    # Asked afterwards: what was forgotten between the two is known as well.
-    ((forgotten,),) = connection.execute("SELECT forgotten FROM counter").fetchall()
-    check_watch(after, forgotten)
-    return tuple(Record(*row) for row in rows)
+    # read second, so that a compaction between the two reads is noticed
+    ((compacted,),) = connection.execute("SELECT compacted FROM counter").fetchall()
+    check_watch(after, compacted)
+    return tuple(starmap(Record, rows))
 
 
-def _history(connection: sqlite3.Connection, after: int, limit: int) -> tuple[Note, ...]:
+def _history(connection: sqlite3.Connection, after: int, limit: int) -> tuple[HistoryValue, ...]:
     rows = connection.execute(
-        "SELECT number, body FROM note WHERE number > ? ORDER BY number LIMIT ?",
+        "SELECT position, value FROM history WHERE position > ? ORDER BY position LIMIT ?",
         (after, max(limit, 0)),
     )
-    return tuple(Note(*row) for row in rows.fetchall())
+    return tuple(starmap(HistoryValue, rows.fetchall()))
 
 
-def _latest(connection: sqlite3.Connection, before: int | None, limit: int) -> tuple[Note, ...]:
+def _latest(
+    connection: sqlite3.Connection, before: int | None, limit: int
+) -> tuple[HistoryValue, ...]:
     rows = connection.execute(
-        "SELECT number, body FROM note WHERE number < ? ORDER BY number DESC LIMIT ?",
+        "SELECT position, value FROM history WHERE position < ? ORDER BY position DESC LIMIT ?",
         (sys.maxsize if before is None else before, max(limit, 0)),
     )
-    return tuple(Note(*row) for row in rows.fetchall())
+    return tuple(starmap(HistoryValue, rows.fetchall()))
+
+
+def _oldest_position(connection: sqlite3.Connection) -> int:
+    ((oldest,),) = connection.execute("SELECT min(position) FROM history").fetchall()
+    return int(oldest or 0)
 
 
 def _trim(connection: sqlite3.Connection, before: int, limit: int) -> int:
-    """The newest note stays:
-
-    SQLite gives the next one its number plus one, and would begin at 1 again without it.
-    """
     return connection.execute(
-        "DELETE FROM note WHERE number IN (SELECT number FROM note WHERE number < min(?, (SELECT max(number) FROM note))"
-        " ORDER BY number LIMIT ?)",
+        "DELETE FROM history WHERE position IN (SELECT position FROM history"
+        " WHERE position < min(?, (SELECT max(position) FROM history)) ORDER BY position LIMIT ?)",
         (before, max(limit, 0)),
     ).rowcount
 
 
-def _forget(connection: sqlite3.Connection, revision: int, limit: int) -> int:
+def _acquire(
+    connection: sqlite3.Connection, key: str, token: bytes, ttl_seconds: float, now: float
+) -> int:
+    """The revision of the new lease; 0 if another holder has it."""
     with connection:
         connection.execute("BEGIN IMMEDIATE")
-        dead = connection.execute(
-            "SELECT key, revision FROM record WHERE revision <= ? AND value IS NULL ORDER BY revision LIMIT ?",
-            (revision, max(limit, 0)),
-        ).fetchall()
-        connection.executemany("DELETE FROM record WHERE key = ?", [(key,) for key, _ in dead])
+        _delete_expired(connection, now)
+        if _live_revision(connection, key):
+            return 0
+        revision = _next_revision(connection)
+        _put(connection, [(key, token, revision)])
+        connection.execute(
+            "INSERT OR REPLACE INTO lease VALUES (?, ?, ?)", (key, ttl_seconds, now + ttl_seconds)
+        )
+    return revision
+
+
+def _renew(connection: sqlite3.Connection, leases: Sequence[_Held], now: float) -> Collection[str]:
+    """Renew what is still held, return its keys, and delete what has expired."""
+    with connection:
+        connection.execute("BEGIN IMMEDIATE")
+        held = [
+            lease for lease in leases if _live_revision(connection, lease.key) == lease.revision
+        ]
         connection.executemany(
-            "UPDATE counter SET forgotten = max(forgotten, ?)", [(last,) for _, last in dead[-1:]]
+            "UPDATE lease SET expires_at = ? WHERE key = ?",
+            [(now + lease.ttl_seconds, lease.key) for lease in held],
         )
-    return len(dead)
+        _delete_expired(connection, now)
+    return {lease.key for lease in held}
 
 
-def _prepare(path: str, busy_seconds: float) -> sqlite3.Connection:
-    """The file, recognised, whole and ready to be written."""
-    check_path(path)
-    with suppress(
-        FileExistsError
-    ):  # SQLite would make it readable by all, and gives its log the mode of the file
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, FILE_MODE))
-    connection = _connect(path, busy_seconds)
-    try:
-        connection.execute("PRAGMA synchronous = FULL")  # a commit is on the disk when it returns
-        with connection:
-            connection.execute("BEGIN IMMEDIATE")
-            number = _schema_number(connection, path)
-            if number in UPGRADES:
-                _check_whole(connection, path)  # what is damaged stays as it is
-            statements = SCHEMA if number == 0 else UPGRADES.get(number, ())
-            for statement in statements:
-                connection.execute(statement)
-        _check_whole(connection, path)
-        _check_rows(connection, path)
-        _log_ahead(connection, busy_seconds)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
+def _release(connection: sqlite3.Connection, lease: _Held) -> None:
+    with connection:
+        connection.execute("BEGIN IMMEDIATE")
+        if _live_revision(connection, lease.key) == lease.revision:
+            _delete_leases(connection, [lease.key])
 
 
-def _log_ahead(connection: sqlite3.Connection, busy_seconds: float) -> None:
-    """Where two open a new file at once, SQLite refuses one of them this change at once, whatever
-    wait it was given.
+def _delete_expired(connection: sqlite3.Connection, now: float) -> None:
+    """Delete the records of expired leases, as ordinary deletions that every watch sees.
+
+    A lease that would expire far later than a ttl from now was written before the last boot.
     """
-    until = time.monotonic() + busy_seconds
-    while True:  # until it is done, or the wait has run out
-        try:
-            connection.execute("PRAGMA journal_mode = WAL")
-            return
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
-                raise
-            time.sleep(0.005)
+    rows = connection.execute(
+        "SELECT record.key FROM record LEFT JOIN lease ON lease.key = record.key"
+        " WHERE record.key >= 'lease/' AND record.key < 'lease0' AND record.value IS NOT NULL"
+        " AND (lease.key IS NULL OR ? NOT BETWEEN expires_at - 2 * ttl AND expires_at)",
+        (now,),
+    ).fetchall()
+    _delete_leases(connection, [key for (key,) in rows])
 
 
-def _connect(path: str, busy_seconds: float) -> sqlite3.Connection:
-    """Never makes the file: only `_prepare` does, with the right mode."""
-    return sqlite3.connect(
-        f"{Path(path).as_uri()}?mode=rw", uri=True, timeout=busy_seconds, isolation_level=None
-    )
-
-
-def check_path(path: str) -> None:
-    """SQLite opens what it may only read without a word, and its word for the rest is one for all.
-
-    So we look ourselves.
-    """
-    folder = os.path.dirname(path)
-    if not os.path.isdir(folder):
-        raise StoreUnusable(
-            f"{path}: there is no folder {folder}; expected one that this user may write"
-        )
-    _check_access(path, folder, "wx")
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise StoreUnusable(f"{path}: it is a folder or a device; expected a file")
-    for file in (path, f"{path}-wal", f"{path}-shm"):
-        if os.path.exists(file):
-            _check_access(path, file, "rw")
-
-
-def _check_access(path: str, file: str, needed: str) -> None:
-    """Refuse a file or folder of the store that this user may not use, with its owner, its mode and
-    the command that helps.
-    """
-    wanted = [{"r": os.R_OK, "w": os.W_OK, "x": os.X_OK}[letter] for letter in needed]
-    if os.access(file, sum(wanted), effective_ids=True):
-        return
-    found, user = os.stat(file), os.geteuid()
-    owner = f"{_user_name(found.st_uid)}:{_group_name(found.st_gid)}"
-    us = _user_name(user)
-    if found.st_uid != user:
-        fix = f"chown {us}:{_group_name(os.getegid())} {file}"
-    elif any(not found.st_mode & bit << 6 for bit in wanted):
-        fix = f"chmod u+{needed} {file}"
-    else:  # it is ours and may be written: the file system as a whole may not
-        raise StoreUnusable(
-            f"{path}: {file} is on a read-only file system; expected one that can be written"
-        )
-    raise StoreDenied(
-        f"{path}: user {us} may not use {file}, which belongs to {owner} with mode {stat.S_IMODE(found.st_mode):04o};"
-        f" expected a store that {us} may read and write: {fix}",
-        file=file,
-        owner=owner,
-        fix=fix,
-    )
-
-
-def _user_name(number: int) -> str:
-    import pwd  # POSIX only; the lab imports this module on Windows too
-
-    try:
-        return pwd.getpwuid(number).pw_name
-    except KeyError:
-        return str(number)
-
-
-def _group_name(number: int) -> str:
-    import grp  # POSIX only, as above
-
-    try:
-        return grp.getgrgid(number).gr_name
-    except KeyError:
-        return str(number)
-
-
-def copy_store(source: str, target: str) -> None:
-    """A copy of a whole store, made by SQLite's own backup; the target must not exist.
-
-    The source is not written to.
-    """
-    # Beside a log there may be a server. Without one the file is read as it is, which also works
-    # where nothing may be written.
-    how = "mode=ro" if os.path.exists(f"{source}-wal") else "immutable=1"
-    with (
-        _problems_of(source),
-        closing(sqlite3.connect(f"{Path(source).as_uri()}?{how}", uri=True)) as original,
-    ):
-        if _schema_number(original, source) == 0:
-            raise StoreUnusable(f"{source}: the file holds nothing; expected a Forewarn store")
-        _check_whole(original, source)
-        os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_RDWR, FILE_MODE))
-        with closing(_connect(target, BUSY_SECONDS)) as copy:
-            original.backup(copy)
-
-
-def _schema_number(connection: sqlite3.Connection, path: str) -> int:
-    """0 for a database with nothing in it yet.
-
-    What belongs to somebody else, or to a newer Forewarn, is refused.
-    """
-    ((application_id,),) = connection.execute("PRAGMA application_id").fetchall()
-    ((number,),) = connection.execute("PRAGMA user_version").fetchall()
-    if application_id == APPLICATION_ID:
-        if number > SCHEMA_NUMBER:
-            raise StoreUnusable(
-                f"{path}: the file is of schema {number}, from a newer Forewarn; expected schema {SCHEMA_NUMBER} or older",
-                found=number,
-                expected=SCHEMA_NUMBER,
-            )
-        if number < 1:
-            raise StoreUnusable(
-                f"{path}: the file is a Forewarn store without a schema number ({number}); expected 1 to {SCHEMA_NUMBER}:"
-                " restore it from a copy",
-                found=number,
-                expected=SCHEMA_NUMBER,
-            )
-        return int(number)
-    ((tables,),) = connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
-    if application_id or number or tables:
-        raise StoreUnusable(
-            f"{path}: the file is another program's database (application id {application_id:#x}, {tables} tables and indexes);"
-            f" expected a Forewarn store ({APPLICATION_ID:#x}), or no file",
-            found=application_id,
-            expected=APPLICATION_ID,
-        )
-    return 0
-
-
-def _check_whole(connection: sqlite3.Connection, path: str) -> None:
-    """Damage is found when the server starts and a person is there, not in the night when the page
-    is needed.
-
-    The quick check would not compare indexes with their tables, and a record that its index does
-    not know is lost.
-    """
-    ((finding,),) = connection.execute("PRAGMA integrity_check(1)").fetchall()
-    if finding != "ok":
-        raise StoreUnusable(f"{path}: {DAMAGED} ({' '.join(finding.split())})")
-
-
-def _check_rows(connection: sqlite3.Connection, path: str) -> None:
-    """SQLite's own check lets a value of another type pass, and a flipped bit can make one."""
-    for what, query in WRONG_ROWS.items():
-        if connection.execute(query).fetchall():
-            raise StoreUnusable(f"{path}: {DAMAGED} ({what})")
-
-
-@contextmanager
-def _problems_of(path: str) -> Iterator[None]:
-    """SQLite's errors end here."""
-    try:
-        yield
-    except (
-        UnicodeDecodeError
-    ) as error:  # Python's module fails on SQLite's own message about a damaged name
-        raise StoreUnusable(f"{path}: {DAMAGED}") from error
-    except sqlite3.DatabaseError as error:
-        if str(error).startswith(
-            "Could not decode to UTF-8"
-        ):  # a damaged key, found by Python's module, not by SQLite
-            raise StoreUnusable(f"{path}: {DAMAGED}") from error
-        if not hasattr(error, "sqlite_errorcode"):
-            raise  # not SQLite's: a bug in how we call it
-        kind, meaning = MEANING.get(
-            error.sqlite_errorcode & 0xFF, (StoreLost, f"SQLite says {error}; expected an answer")
-        )
-        raise kind(f"{path}: {meaning}", sqlite=error.sqlite_errorname) from error
+def _delete_leases(connection: sqlite3.Connection, keys: Sequence[str]) -> None:
+    if keys:
+        revision = _next_revision(connection)
+        _put(connection, [(key, None, revision) for key in keys])
+        connection.executemany("DELETE FROM lease WHERE key = ?", [(key,) for key in keys])

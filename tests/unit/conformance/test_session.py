@@ -27,7 +27,7 @@ class ControlDouble:
             raise UnknownVm(f"there is no VM {name!r}")
         return {"name": name, "events": self.vms[name]}
 
-    def post(self, *path: str, said: Mapping[str, object] | None = None) -> Any:
+    def post(self, *path: str, body: Mapping[str, object] | None = None) -> Any:
         raise AssertionError(path)
 
 

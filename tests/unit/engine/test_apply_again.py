@@ -11,8 +11,8 @@ from forewarn.core import command as ask
 from forewarn.core.fleet import Scope, ScopeKind
 from forewarn.engine.operations import Operations
 from forewarn.errors import VmBusy
-from forewarn.fleetfile.schema import Fleet
-from forewarn.store.base import WRITES_MAX, Write
+from forewarn.fleetfile.parser import Fleet
+from forewarn.store.base import WRITES_MAX, Check, Write
 from forewarn.store.memory import MemoryStore
 from tests.builders import guid, vm
 from tests.unit.engine.test_engine import World, live
@@ -41,13 +41,15 @@ class Interrupted(MemoryStore):
         self.deed: Callable[[], Awaitable[object]] | None = None
         self._commits = 0
 
-    async def commit(self, writes: Sequence[Write], notes: Sequence[bytes] = ()) -> int:
+    async def commit(
+        self, writes: Sequence[Write], checks: Sequence[Check] = (), entries: bytes | None = None
+    ) -> int:
         if self.deed is not None:
             self._commits += 1
             if self._commits == 2:
                 deed, self.deed = self.deed, None
                 await deed()
-        return await super().commit(writes, notes)
+        return await super().commit(writes, checks, entries)
 
 
 async def server(world: World) -> Operations:

@@ -12,13 +12,13 @@ import pytest
 from forewarn.core import command as ask
 from forewarn.core.event import Status
 from forewarn.core.timing import Timing
-from forewarn.engine import entry as note
 from forewarn.engine.clock import RealClock
 from forewarn.engine.engine import Engine
 from forewarn.history.feed import HistoryFeed
-from forewarn.history.query import RetentionWorker
+from forewarn.history.retention import RetentionWorker
 from forewarn.store.memory import MemoryStore
 from tests.builders import MINUTE, NOON, SECOND, scope_of
+from tests.history import entries_of, write_history
 from tests.unit.history.test_query import joined
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
@@ -150,13 +150,13 @@ def test_clock_an_hour_ahead_starts_no_event_early_and_an_hour_behind_stamps_not
         machine.run(MINUTE)
         machine.set(HOUR)
         await engine.submit("web", ask.Tick(), by="clock")
-        assert engine.board.place("web").scope.events[0].status is Status.SCHEDULED
+        assert engine.board.find_scope("web").scope.events[0].status is Status.SCHEDULED
         machine.run(14 * MINUTE)
         machine.set(-2 * HOUR)
         await engine.submit("web", ask.Tick(), by="clock")
-        assert engine.board.place("web").scope.events[0].status is Status.STARTED
+        assert engine.board.find_scope("web").scope.events[0].status is Status.STARTED
 
-        stamps = [note.decode(line.body).at for line in await store.history()]
+        stamps = [entry.at for entry in await entries_of(store)]
         assert stamps == sorted(stamps)
         assert stamps[-1] == NOON + 15 * MINUTE
 
@@ -173,9 +173,9 @@ def test_clock_a_hundred_days_ahead_trims_no_history() -> None:
 
     async def story() -> None:
         machine, store = Machine(), MemoryStore()
-        await store.commit([], [joined(number) for number in range(10)])
+        await write_history(store, *(joined(number) for number in range(10)))
         retention = RetentionWorker(
-            store, machine.clock, HistoryFeed(store), keep=90 * DAY, notes_max=0
+            store, machine.clock, HistoryFeed(store), keep=90 * DAY, commits_max=0
         )
         machine.run(2 * HOUR)
         machine.set(100 * DAY)
@@ -194,11 +194,11 @@ def test_history_survives_an_hour_of_a_service_that_started_with_a_wrong_clock()
 
     async def story() -> None:
         machine, store = Machine(), MemoryStore()
-        await store.commit([], [joined(number) for number in range(10)])
+        await write_history(store, *(joined(number) for number in range(10)))
         machine.set(100 * DAY)
         machine.clock = RealClock(wall=lambda: machine.wall, steady=lambda: machine.steady)
         retention = RetentionWorker(
-            store, machine.clock, HistoryFeed(store), keep=90 * DAY, notes_max=0
+            store, machine.clock, HistoryFeed(store), keep=90 * DAY, commits_max=0
         )
         assert await kept_after(retention, store) == 10
         machine.run(59 * MINUTE)

@@ -11,7 +11,6 @@ from forewarn.core.change import ChangeKind
 from forewarn.core.event import EventType, Status
 from forewarn.core.fleet import Approval, Policy, Scope, ScopeKind
 from forewarn.core.timing import DURATION, Timing
-from forewarn.engine import entry as note
 from forewarn.engine.clock import VirtualClock
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
@@ -26,12 +25,13 @@ from forewarn.errors import (
     UnknownScope,
     UnknownVm,
 )
-from forewarn.fleetfile.schema import Fleet
+from forewarn.fleetfile.parser import Fleet
 from forewarn.platform.base import ImpactRequest, ImpactResult
 from forewarn.platform.simulated import SimulatedPlatform
-from forewarn.store.base import Snapshot, Write
+from forewarn.store.base import Check, Record, Snapshot, Write
 from forewarn.store.memory import MemoryStore
 from tests.builders import MINUTE, NOON, guid, restart, vm
+from tests.history import entries_of
 
 FLEET = Fleet(
     scopes=(
@@ -85,17 +85,13 @@ def live(story: Callable[[World], Awaitable[None]], store: MemoryStore | None = 
 def test_what_is_submitted_is_stored_with_its_notes_in_one_commit() -> None:
     async def story(world: World) -> None:
         desk = await world.desk()
-        before = len(await world.store.history())
+        before = len(await entries_of(world.store))
         told = await desk.restart("web-0", by="ann")
 
         assert told is not None
-        (line,) = (await world.store.history())[before:]
-        written = note.decode(line.body)
+        (written,) = (await entries_of(world.store))[before:]
         assert (written.at, written.by, written.scope) == (NOON, "ann", "web")
-        assert (written.change.what, written.change.event_id) == (
-            ChangeKind.SCHEDULED,
-            told.event.id,
-        )
+        assert (written.what, written.event) == (ChangeKind.SCHEDULED, told.event.id)
         other = await world.engine()
         assert other.board.scopes["web"].scope.events == (told.event,)
 
@@ -151,8 +147,10 @@ class LosesReplies(MemoryStore):
 
     calls = 0
 
-    async def commit(self, writes: Sequence[Write], notes: Sequence[bytes] = ()) -> int:
-        revision = await super().commit(writes, notes)
+    async def commit(
+        self, writes: Sequence[Write], checks: Sequence[Check] = (), entries: bytes | None = None
+    ) -> int:
+        revision = await super().commit(writes, checks, entries)
         self.calls += 1
         if self.calls % 2 == 0:
             raise StoreLost("reply lost")
@@ -178,12 +176,14 @@ class AlwaysContested(MemoryStore):
 
     is_contested = False
 
-    async def commit(self, writes: Sequence[Write], notes: Sequence[bytes] = ()) -> int:
+    async def commit(
+        self, writes: Sequence[Write], checks: Sequence[Check] = (), entries: bytes | None = None
+    ) -> int:
         if self.is_contested:
             for write in writes:
                 record = self._records[write.key]
                 await super().commit([Write(write.key, record.value, record.revision)])
-        return await super().commit(writes, notes)
+        return await super().commit(writes, checks, entries)
 
 
 def test_a_race_that_is_lost_again_and_again_is_given_up() -> None:
@@ -192,7 +192,7 @@ def test_a_race_that_is_lost_again_and_again_is_given_up() -> None:
         assert isinstance(world.store, AlwaysContested)
         world.store.is_contested = True
 
-        with pytest.raises(Unavailable, match="web is being changed by too many at once"):
+        with pytest.raises(Unavailable, match="too many clients change scope web at once"):
             await desk.restart("web-0", by="ann")
 
     live(story, AlwaysContested())
@@ -203,10 +203,17 @@ class Deaf(MemoryStore):
 
     is_deaf = False
 
-    async def commit(self, writes: Sequence[Write], notes: Sequence[bytes] = ()) -> int:
+    async def commit(
+        self, writes: Sequence[Write], checks: Sequence[Check] = (), entries: bytes | None = None
+    ) -> int:
         if self.is_deaf:
             raise StoreLost("no answer")
-        return await super().commit(writes, notes)
+        return await super().commit(writes, checks, entries)
+
+    async def get(self, key: str) -> Record:
+        if self.is_deaf:
+            raise StoreLost("no answer")
+        return await super().get(key)
 
     async def load(self, prefix: str = "") -> Snapshot:
         if self.is_deaf:
@@ -489,8 +496,8 @@ def test_a_driver_that_fails_is_tried_again_until_the_retry_window_ends_and_then
 
         scope = desk._engine.board.scopes["web"].scope
         assert (scope.events, scope.ended[-1].how) == ((), "failed")
-        lines = [note.decode(one.body).change for one in await world.store.history()]
-        assert [str(change.what) for change in lines].count("impact-failed") == 9
+        entries = await entries_of(world.store)
+        assert [str(entry.what) for entry in entries].count("impact-failed") == 9
 
     live(story)
 

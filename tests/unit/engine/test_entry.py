@@ -1,10 +1,22 @@
-"""History notes as stored bytes and as entries."""
+"""History entries: how they are stored, numbered and shown."""
 
 from datetime import UTC, datetime
 
+import msgspec
+import pytest
+
 from forewarn.core.change import Change, ChangeKind
 from forewarn.core.event import Cause, EventType
-from forewarn.engine.entry import Note, encode, encode_entry, entry
+from forewarn.engine.entry import (
+    ENTRIES_MAX,
+    Note,
+    decode_all,
+    encode_all,
+    encode_entry,
+    last_number,
+    position_of,
+)
+from forewarn.store.base import HistoryValue
 
 AT = datetime(2030, 1, 31, 12, tzinfo=UTC)
 FULL = Change(
@@ -16,44 +28,60 @@ FULL = Change(
     resources=("web-0",),
     host="host-a",
     not_before=AT,
-    description="As asked.",
+    description="As requested.",
 )
+ENABLED = Change(what=ChangeKind.ENABLED)
 
 
-def test_an_entry_tells_all_that_its_note_holds_and_what_is_empty_as_empty() -> None:
-    """Programs read the same members whatever happened."""
-    shown = entry(7, encode(Note(AT, "token ci", "web", FULL)))
+def value(*changes: Change, position: int = 1) -> HistoryValue:
+    stored = encode_all([Note(AT, "token ci", "web", change) for change in changes])
+    assert stored is not None
+    return HistoryValue(position, stored)
 
-    assert shown is not None
-    assert encode_entry(shown) == (
-        b'{"number":7,"at":"2030-01-31T12:00:00Z","by":"token ci","what":"scheduled","scope":"web","event":"E1","type":"Reboot",'
-        b'"cause":"user-restart","resources":["web-0"],"vm":"","host":"host-a","host_before":"",'
-        b'"not_before":"2030-01-31T12:00:00Z","description":"As asked.","detail":"Reboot of web-0"}'
+
+def test_an_entry_shows_everything_and_empty_fields_as_empty() -> None:
+    """Programs read the same fields whatever happened."""
+    (entry,) = decode_all(value(FULL))
+
+    assert encode_entry(entry) == (
+        b'{"number":4096,"at":"2030-01-31T12:00:00Z","by":"token ci","what":"scheduled",'
+        b'"scope":"web","event":"E1","type":"Reboot","cause":"user-restart","resources":["web-0"],'
+        b'"vm":"","host":"host-a","host_before":"","not_before":"2030-01-31T12:00:00Z",'
+        b'"description":"As requested.","detail":"Reboot of web-0"}'
     )
 
 
-def test_a_note_from_before_there_were_concerns_is_still_read() -> None:
-    """An upgrade must not lose the history."""
-    shown = entry(
-        1,
-        b'{"at":"2030-01-31T12:00:00Z","by":"ann","scope":"web","change":{"what":"started","event_id":"E1"}}',
-    )
-
-    assert shown is not None
-    assert (shown.what, shown.event, shown.host, shown.resources) == (
-        ChangeKind.STARTED,
-        "E1",
-        "",
-        (),
-    )
+def test_empty_fields_are_not_stored() -> None:
+    """A million entries must stay small."""
+    assert msgspec.json.decode(value(ENABLED).value) == [
+        {"what": "enabled", "at": "2030-01-31T12:00:00Z", "by": "token ci", "scope": "web"}
+    ]
+    assert encode_all([]) is None
 
 
-def test_a_note_that_a_newer_server_wrote_is_none_of_ours() -> None:
-    assert (
-        entry(
-            1,
-            b'{"at":"2030-01-31T12:00:00Z","by":"ann","scope":"web","change":{"what":"teleported"}}',
-        )
-        is None
-    )
-    assert entry(1, b"\xff not JSON") is None
+def test_numbers_grow_within_a_commit_and_between_commits() -> None:
+    """The number is the cursor of clients, so it must never be the same or fall."""
+    numbers = [
+        entry.number
+        for position in (6, 7)
+        for entry in decode_all(value(FULL, ENABLED, position=position))
+    ]
+
+    assert numbers == [6 * 4096, 6 * 4096 + 1, 7 * 4096, 7 * 4096 + 1]
+    assert [position_of(number) for number in numbers] == [6, 6, 7, 7]
+    assert last_number(6) == 7 * ENTRIES_MAX - 1
+
+
+@pytest.mark.parametrize("unreadable", [b'{"what":"teleported"}', b"7", b"[]"])
+def test_an_unreadable_entry_does_not_hide_others(unreadable: bytes) -> None:
+    """A newer server may have written it. The others keep their numbers."""
+    stored = value(ENABLED).value
+    mixed = HistoryValue(1, b"[" + unreadable + b"," + stored[1:])
+
+    assert [entry.number for entry in decode_all(mixed)] == [4097]
+
+
+@pytest.mark.parametrize("damaged", [b"", b"\xff", b"{}", b"[{]"])
+def test_a_damaged_value_has_no_entries(damaged: bytes) -> None:
+    """Reading the history must not fail because of one commit."""
+    assert decode_all(HistoryValue(1, damaged)) == []

@@ -13,7 +13,6 @@ from forewarn.core.event import Status
 from forewarn.core.fleet import Approval, Policy, Scope, ScopeKind
 from forewarn.core.machine import Outcome
 from forewarn.core.timing import Timing
-from forewarn.engine import entry as note
 from forewarn.engine.engine import GROUP_MAX, QUEUE_MAX, Engine
 from forewarn.engine.operations import Operations
 from forewarn.errors import (
@@ -24,10 +23,11 @@ from forewarn.errors import (
     UnknownEvent,
     UnknownScope,
 )
-from forewarn.fleetfile.schema import Fleet
-from forewarn.store.base import Snapshot, Write
+from forewarn.fleetfile.parser import Fleet
+from forewarn.store.base import Check, Record, Snapshot, Write
 from forewarn.store.memory import MemoryStore
 from tests.builders import NOON, approve, guid, restart, vm
+from tests.history import entries_of
 from tests.unit.engine.test_engine import World, live
 
 NAMES = [f"web-{number}" for number in range(GROUP_MAX + 50)]
@@ -47,16 +47,18 @@ class GatedStore(MemoryStore):
         self.reads = 0
         self.failures: list[Exception] = []
 
-    async def commit(self, writes: Sequence[Write], notes: Sequence[bytes] = ()) -> int:
+    async def commit(
+        self, writes: Sequence[Write], checks: Sequence[Check] = (), entries: bytes | None = None
+    ) -> int:
         await self.gate.wait()
         self.commits += 1
         if self.failures:
             raise self.failures.pop(0)
-        return await super().commit(writes, notes)
+        return await super().commit(writes, checks, entries)
 
-    async def load(self, prefix: str = "") -> Snapshot:
+    async def get(self, key: str) -> Record:
         self.reads += 1
-        return await super().load(prefix)
+        return await super().get(key)
 
 
 class NoGate(MemoryStore):
@@ -66,8 +68,13 @@ class NoGate(MemoryStore):
         super().__init__()
         self._store = store
 
-    async def commit(self, writes: Sequence[Write], notes: Sequence[bytes] = ()) -> int:
-        return await MemoryStore.commit(self._store, writes, notes)
+    async def commit(
+        self, writes: Sequence[Write], checks: Sequence[Check] = (), entries: bytes | None = None
+    ) -> int:
+        return await MemoryStore.commit(self._store, writes, checks, entries)
+
+    async def get(self, key: str) -> Record:
+        return await MemoryStore.get(self._store, key)
 
     async def load(self, prefix: str = "") -> Snapshot:
         return await MemoryStore.load(self._store, prefix)
@@ -122,7 +129,7 @@ def test_commands_that_wait_for_a_commit_are_committed_together() -> None:
 
     async def story(world: World) -> None:
         engine, store = await ready(world)
-        before = len(await store.history())
+        before = len(await entries_of(store))
         tasks = await behind_a_commit(
             engine, store, [restart(NAMES[number], number + 1) for number in range(6)]
         )
@@ -133,8 +140,8 @@ def test_commands_that_wait_for_a_commit_are_committed_together() -> None:
         for number, outcome in enumerate(outcomes):
             assert outcome.scope.event(guid(number + 1)) is not None
             assert [change.event_id for change in outcome.changes] == [guid(number + 1)]
-        notes = [note.decode(line.body) for line in (await store.history())[before:]]
-        assert [(one.by, one.change.event_id) for one in notes] == [
+        entries = (await entries_of(store))[before:]
+        assert [(entry.by, entry.event) for entry in entries] == [
             (f"by-{number}", guid(number + 1)) for number in range(6)
         ]
         stored = (await world.engine()).board.scopes["web"].scope

@@ -13,8 +13,8 @@ from forewarn.core.event import EventType
 from forewarn.core.fleet import Policy, Scope, ScopeKind
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
-from forewarn.fleetfile.schema import Fleet
-from forewarn.store.base import Write
+from forewarn.fleetfile.parser import Fleet
+from forewarn.store.base import Check, Write
 from forewarn.store.memory import MemoryStore
 from tests.builders import NOON, vm
 from tests.unit.engine.test_engine import FLEET, World, live
@@ -46,7 +46,7 @@ async def deleting(world: World) -> tuple[Operations, Engine, str]:
 
 
 def incarnation(engine: Engine, scope: str = "db") -> int:
-    return engine.board.place(scope).scope.incarnation
+    return engine.board.find_scope(scope).scope.incarnation
 
 
 async def by_its_impact(operations: Operations, engine: Engine, event_id: str) -> None:
@@ -122,10 +122,12 @@ class ChangesMeanwhile(MemoryStore):
         super().__init__()
         self.meanwhile: list[Callable[[], Awaitable[object]]] = []
 
-    async def commit(self, writes: Sequence[Write], notes: Sequence[bytes] = ()) -> int:
+    async def commit(
+        self, writes: Sequence[Write], checks: Sequence[Check] = (), entries: bytes | None = None
+    ) -> int:
         if self.meanwhile:
             await self.meanwhile.pop()()
-        return await super().commit(writes, notes)
+        return await super().commit(writes, checks, entries)
 
 
 def test_event_announced_while_its_scope_is_being_removed_counts_too() -> None:

@@ -10,9 +10,6 @@ from datetime import datetime, timedelta
 import pytest
 from msgspec.structs import replace
 
-from forewarn.campaign.cache import written
-from forewarn.campaign.model import CHECK_SPARE, Phase, UnderWay
-from forewarn.campaign.service import Campaigns
 from forewarn.core import command as ask
 from forewarn.core.event import ImpactState
 from forewarn.core.timing import Timing
@@ -24,7 +21,6 @@ from forewarn.history.webhooks import MARGIN
 from forewarn.platform.base import ImpactRequest, ImpactResult
 from forewarn.store.memory import MemoryStore
 from tests.builders import (
-    MINUTE,
     NOON,
     SECOND,
     approve,
@@ -35,7 +31,6 @@ from tests.builders import (
     run,
     scope_of,
 )
-from tests.unit.campaign import test_service as campaigns
 from tests.unit.engine.test_engine import FLEET
 from tests.unit.history import test_webhooks as webhooks
 
@@ -138,7 +133,7 @@ def test_impact_that_waits_a_day_for_its_next_try_is_tried_again() -> None:
         store, clock = MemoryStore(), VirtualClock(NOON)
         wrong = Engine(store, Ahead(clock), Timing())
         await failed_host(wrong)
-        (impact,) = wrong.board.place("web").scope.impacts
+        (impact,) = wrong.board.find_scope("web").scope.impacts
         assert (impact.state, impact.due_at) == (ImpactState.WAITING, NOON + DAY)
         driver = Driver(clock)
         async with server(store, clock, driver, "w2"):
@@ -175,7 +170,7 @@ def test_webhook_claimed_by_a_dead_server_with_a_wrong_clock_is_told_again(is_pa
         dying = world.receiver(dead, worker="dead")
         await dying.enter()
         dead.is_hanging, dead.problem = not is_paused, "no answer" if is_paused else ""
-        await world.store.commit([], [webhooks.note("1")])
+        await world.store.commit([], entries=webhooks.entry("1"))
         turn = asyncio.ensure_future(dying.turn())
         await true.advance(timedelta(0))
         turn.cancel()
@@ -189,23 +184,3 @@ def test_webhook_claimed_by_a_dead_server_with_a_wrong_clock_is_told_again(is_pa
         assert box.told == ["1"]
 
     webhooks.story(tell)
-
-
-def test_health_check_claimed_for_a_day_is_done_by_another_server() -> None:
-    """The campaign waited for the dead server's clock."""
-
-    async def story(world: campaigns.World) -> None:
-        engine = await world.engine(campaigns.fleet())
-        campaign = await Campaigns(engine).start(campaigns.wish("h1"), by="ann")
-        kept = engine.shelf.find(campaign.id)
-        until = NOON + DAY + MINUTE + CHECK_SPARE
-        dead = UnderWay("h1", NOON, Phase.CHECKING, checker="dead", checked_until=until)
-        await engine.commit(
-            [], "test", written(replace(kept.campaign, cursor=1, under_way=(dead,)), kept.revision)
-        )
-        async with world.server(health=campaigns.HealthPlatform()) as other:
-            await world.clock.advance(MINUTE)
-
-            assert other.shelf.find(campaign.id).campaign.is_over
-
-    campaigns.live(story)

@@ -13,14 +13,13 @@ from forewarn.core import command as ask
 from forewarn.core.event import EventType
 from forewarn.core.fleet import Scope, ScopeKind
 from forewarn.core.timing import Timing
-from forewarn.engine import entry as note
 from forewarn.engine.clock import VirtualClock
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
 from forewarn.engine.worker import Worker
-from forewarn.fleetfile.schema import Fleet
+from forewarn.fleetfile.parser import Fleet
 from forewarn.platform.base import ImpactRequest, ImpactResult
-from forewarn.store.base import Write
+from forewarn.store.base import Check, Write
 from forewarn.store.memory import MemoryStore
 from tests.builders import MINUTE, NOON, SECOND, guid, vm
 from tests.unit.engine.test_engine import World, live
@@ -158,9 +157,11 @@ class StalledStore(MemoryStore):
         self.stalled = ""
         self.meanwhile: Callable[[], Awaitable[None]] | None = None
 
-    async def commit(self, writes: Sequence[Write], notes: Sequence[bytes] = ()) -> int:
-        revision = await super().commit(writes, notes)
-        if self.stalled and any(note.decode(one).by == self.stalled for one in notes):
+    async def commit(
+        self, writes: Sequence[Write], checks: Sequence[Check] = (), entries: bytes | None = None
+    ) -> int:
+        revision = await super().commit(writes, checks, entries)
+        if self.stalled and self.stalled.encode() in (entries or b""):
             self.stalled = ""
             assert self.meanwhile is not None
             await self.meanwhile()
@@ -257,10 +258,12 @@ class CountingStore(MemoryStore):
 
     commits, size = 0, 0
 
-    async def commit(self, writes: Sequence[Write], notes: Sequence[bytes] = ()) -> int:
+    async def commit(
+        self, writes: Sequence[Write], checks: Sequence[Check] = (), entries: bytes | None = None
+    ) -> int:
         self.commits += 1
-        self.size += sum(len(write.value or b"") for write in writes) + sum(map(len, notes))
-        return await super().commit(writes, notes)
+        self.size += sum(len(write.value or b"") for write in writes) + len(entries or b"")
+        return await super().commit(writes, checks, entries)
 
 
 class QuickPlatform:

@@ -9,9 +9,8 @@ from datetime import UTC, datetime
 import pytest
 from msgspec.structs import replace
 
-from forewarn.core.change import Change, ChangeKind
-from forewarn.engine.entry import Entry, Note, entry
-from forewarn.engine.entry import encode as encode_note
+from forewarn.core.change import ChangeKind
+from forewarn.engine.entry import Entry
 from forewarn.errors import Invalid
 from forewarn.history.cloudevents import cloud_event, encode, headers, parse_secrets
 
@@ -19,12 +18,16 @@ AT = datetime(2030, 1, 31, 12, tzinfo=UTC)
 
 
 def started() -> Entry:
-    change = Change(
-        what=ChangeKind.STARTED, event_id="E1", resources=("web-0",), detail="approved by web-1"
+    return Entry(
+        number=42,
+        at=AT,
+        by="vm web-1",
+        what=ChangeKind.STARTED,
+        scope="web",
+        event="E1",
+        resources=("web-0",),
+        detail="approved by web-1",
     )
-    shown = entry(42, encode_note(Note(AT, "vm web-1", "web", change)))
-    assert shown is not None
-    return shown
 
 
 def test_a_cloudevent_has_every_attribute_that_the_specification_asks_for() -> None:
@@ -88,7 +91,7 @@ def test_the_signature_fits_the_example_of_the_specifications_own_library() -> N
 
 
 def test_every_secret_of_the_file_signs() -> None:
-    """So a secret can be changed: the receiver learns the new one while the old one still counts."""
+    """A secret can be replaced: the receiver learns the new one while the old one is valid."""
     secrets = parse_secrets(
         b"first secret of twenty-four\n\nsecond secret of twenty-four\n", "secret"
     )

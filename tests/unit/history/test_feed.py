@@ -1,116 +1,143 @@
-"""The end of the history, for all who follow it."""
+"""The end of the history, for all followers."""
 
 import asyncio
 
 import pytest
 
+from forewarn.engine.entry import first_number, last_number
 from forewarn.errors import Unavailable
 from forewarn.history.feed import BATCH, RECENT_MAX, HistoryFeed
-from forewarn.store.base import Note
+from forewarn.store.base import HistoryValue
 from forewarn.store.memory import MemoryStore
 
 
-class Counted(MemoryStore):
+class CountingStore(MemoryStore):
     reads = 0
 
-    async def history(self, after: int = 0, limit: int = 1000) -> tuple[Note, ...]:
+    async def history(self, after: int = 0, limit: int = 1000) -> tuple[HistoryValue, ...]:
         self.reads += 1
         return await super().history(after, limit)
 
 
 async def add(store: MemoryStore, count: int) -> None:
-    await store.commit([], [b"note"] * count)
+    """History with holes: every other commit has no entries."""
+    for _ in range(count):
+        await store.commit([], entries=b"[]")
+        await store.commit([])
 
 
-async def all_after(tail: HistoryFeed, number: int) -> list[int]:
-    found: list[int] = []
-    while notes := await tail.after(found[-1] if found else number):
-        assert len(notes) <= BATCH
-        found += [note.number for note in notes]
-    return found
+async def read_all(feed: HistoryFeed, number: int) -> list[int]:
+    positions: list[int] = []
+    while values := await feed.after(number):
+        assert len(values) <= BATCH
+        positions += [value.position for value in values]
+        number = last_number(positions[-1])
+    return positions
 
 
-def test_whoever_follows_gets_every_note_once_from_wherever_it_begins() -> None:
-    async def tell() -> None:
+def test_a_follower_gets_every_value_once_from_any_number() -> None:
+    """Whether it comes from the cache or from the store."""
+
+    async def run() -> None:
         store = MemoryStore()
-        tail = HistoryFeed(store)
-        assert (await tail.last(), await tail.after(0)) == (0, ())
+        feed = HistoryFeed(store)
+        assert (await feed.last(), await feed.after(0)) == (0, ())
         for count in (1, BATCH, 3 * RECENT_MAX):
             await add(store, count)
-            last = await tail.last()
-            for start in (0, 1, last - BATCH - 1, last - BATCH, last - 1, last, last + 7):
-                assert await all_after(tail, start) == list(range(max(start, 0) + 1, last + 1))
+            positions = [value.position for value in await store.history(limit=10_000)]
+            last = positions[-1]
+            for start in (0, 1, last - 2 * BATCH - 1, last - 2 * BATCH, last - 1, last, last + 7):
+                expected = [position for position in positions if position > start]
+                assert await read_all(feed, last_number(start)) == expected
 
-    asyncio.run(tell())
+    asyncio.run(run())
 
 
-def test_many_who_follow_read_the_store_once() -> None:
-    """A hundred consoles must not cost a hundred looks at the disk for each change."""
+def test_a_number_within_a_commit_returns_the_rest_of_that_commit() -> None:
+    """A client may have lost its connection between two entries of one commit."""
 
-    async def tell() -> None:
-        store = Counted()
+    async def run() -> None:
+        store = MemoryStore()
+        await add(store, 3)
+        feed = HistoryFeed(store)
+        for _ in range(2):
+            values = await feed.after(first_number(3))
+            assert [value.position for value in values] == [3, 5]
+
+    asyncio.run(run())
+
+
+def test_many_followers_read_the_store_once() -> None:
+    """A hundred consoles must not cost a hundred reads for each change."""
+
+    async def run() -> None:
+        store = CountingStore()
         await add(store, 5)
-        tail = HistoryFeed(store)
-        await all_after(tail, 5)
+        feed = HistoryFeed(store)
+        number = await feed.last()
+        await read_all(feed, number)
         await add(store, 3)
         store.reads = 0
 
-        told = await asyncio.gather(*(tail.after(5) for _ in range(100)))
-        assert [[note.number for note in one] for one in told] == [[6, 7, 8]] * 100
+        results = await asyncio.gather(*(feed.after(number) for _ in range(100)))
+        assert [[value.position for value in values] for values in results] == [[11, 13, 15]] * 100
         assert store.reads == 1
 
-    asyncio.run(tell())
+    asyncio.run(run())
 
 
-def test_whoever_begins_at_the_end_is_told_the_next_note_however_long_nobody_followed() -> None:
-    """What was kept for the last one who followed may be thousands of notes old."""
+def test_a_new_follower_at_the_end_gets_the_next_change() -> None:
+    """The cache may be thousands of commits old if nobody followed for a while."""
 
-    async def tell() -> None:
+    async def run() -> None:
         store = MemoryStore()
-        tail = HistoryFeed(store)
+        feed = HistoryFeed(store)
         await add(store, 1)
-        await all_after(tail, 0)
+        await read_all(feed, 0)
         await add(store, 3 * BATCH)
-        last = await tail.last()
-        assert await tail.after(last) == ()
+        last = await feed.last()
+        assert await feed.after(last) == ()
         await add(store, 1)
 
-        assert [note.number for note in await tail.after(last)] == [last + 1]
+        assert len(await feed.after(last)) == 1
 
-    asyncio.run(tell())
+    asyncio.run(run())
 
 
-def test_a_hole_in_the_history_is_seen_as_a_hole() -> None:
-    async def tell() -> None:
+def test_a_follower_can_ask_whether_it_missed_entries() -> None:
+    """Positions have holes anyway, so only the oldest one that is left can tell."""
+
+    async def run() -> None:
         store = MemoryStore()
-        tail = HistoryFeed(store)
+        feed = HistoryFeed(store)
         await add(store, 10)
-        await all_after(tail, 0)
-        await add(store, 10)
-        await store.trim(16)
+        await store.trim(9)
+        assert await store.oldest_position() == 9
 
-        assert await all_after(tail, 10) == [16, 17, 18, 19, 20]
-        assert [note.number for note in await tail.after(17)] == [18, 19, 20]
+        assert await feed.gap_after(last_number(7)) == first_number(9)
+        assert await feed.gap_after(last_number(8)) == 0  # it has everything before 9
+        assert await feed.gap_after(last_number(9)) == 0
+        assert await feed.gap_after(0) == 0  # it wants what there is
 
-    asyncio.run(tell())
-
-
-def test_a_bell_that_is_taken_before_the_look_misses_nothing() -> None:
-    async def tell() -> None:
-        tail = HistoryFeed(MemoryStore())
-        bell = tail.bell
-        tail.ring()
-
-        assert bell.is_set()
-        assert not tail.bell.is_set()
-
-    asyncio.run(tell())
+    asyncio.run(run())
 
 
-def test_there_is_a_limit_to_how_many_may_follow() -> None:
-    tail = HistoryFeed(MemoryStore())
-    with tail.following(2), tail.following(2):
-        assert tail.followers == 2
+def test_an_event_taken_before_reading_misses_no_change() -> None:
+    async def run() -> None:
+        feed = HistoryFeed(MemoryStore())
+        changed = feed.changed
+        feed.notify()
+
+        assert changed.is_set()
+        assert not feed.changed.is_set()
+
+    asyncio.run(run())
+
+
+def test_the_number_of_followers_is_limited() -> None:
+    feed = HistoryFeed(MemoryStore())
+    with feed.following(2), feed.following(2):
+        assert feed.followers == 2
         with pytest.raises(Unavailable, match="2 streams are open; at most 2"):
-            tail.check_room(2)
-    assert tail.followers == 0
+            feed.check_room(2)
+    assert feed.followers == 0

@@ -277,7 +277,7 @@ def missing(path: Path) -> None:
     [
         (damaged, StoreUnusable, "damaged"),
         (foreign, StoreUnusable, "another program's database"),
-        (empty, StoreUnusable, "holds nothing; expected a Forewarn store"),
+        (empty, StoreUnusable, "the file is empty; expected a Forewarn store"),
         (missing, Invalid, "cannot be read"),
     ],
 )

@@ -49,9 +49,9 @@ def test_anything_else_is_refused_with_what_is_accepted(url: str) -> None:
         asyncio.run(open_store(url))
 
 
-def test_etcd_is_refused_as_not_built_in_this_version() -> None:
+def test_etcd_is_rejected_as_not_part_of_this_version() -> None:
     """The documentation names it, so the answer is not that it was mistyped."""
-    with pytest.raises(Invalid, match="etcd is not built in this version"):
+    with pytest.raises(Invalid, match="etcd store is not part of this version"):
         asyncio.run(open_store("etcd://h1,h2,h3/prefix"))
 
 

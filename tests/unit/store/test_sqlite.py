@@ -1,6 +1,4 @@
-"""What only a file can do: be reopened, be shared, be damaged, be somebody else's, be refused by
-its disk.
-"""
+"""What only a file can do: be reopened, shared, damaged, foreign, or rejected by its disk."""
 
 import asyncio
 import grp
@@ -17,33 +15,34 @@ from threading import Timer
 import pytest
 
 from forewarn.errors import StoreDenied, StoreLost, StoreUnusable
-from forewarn.store.base import Note, Record, Write
-from forewarn.store.sqlite import APPLICATION_ID, SCHEMA, SqliteStore, _log_ahead, _prepare
+from forewarn.store.base import HistoryValue, Record, Write
+from forewarn.store.sqlite import SqliteStore
+from forewarn.store.sqlite_file import APPLICATION_ID, SCHEMA, _enable_wal, open_file
 
 NOBODY = 65534
-STORY_SECONDS_MAX = 20
-Story = Callable[[SqliteStore], Awaitable[None]]
+TEST_SECONDS_MAX = 20
+Work = Callable[[SqliteStore], Awaitable[None]]
 
 
-def on_file(path: Path, story: Story, busy_seconds: float = 5.0) -> None:
-    async def told() -> None:
+def on_file(path: Path, work: Work, busy_seconds: float = 5.0) -> None:
+    async def run() -> None:
         store = await SqliteStore.open(str(path), busy_seconds=busy_seconds)
         try:
-            async with asyncio.timeout(STORY_SECONDS_MAX):
-                await story(store)
+            async with asyncio.timeout(TEST_SECONDS_MAX):
+                await work(store)
         finally:
             await store.close()
 
-    asyncio.run(told())
+    asyncio.run(run())
 
 
 async def nothing(store: SqliteStore) -> None:
-    """The story of a store that is only opened and closed."""
+    """Only open and close the store."""
 
 
 async def fill(store: SqliteStore) -> None:
     for number in range(40):
-        await store.commit([Write(f"scope/{number:02}", b"x" * 2000, 0)], [b"scope %d" % number])
+        await store.commit([Write(f"scope/{number:02}", b"x" * 2000, 0)], entries=b"[%d]" % number)
 
 
 async def fill_more(store: SqliteStore) -> None:
@@ -56,7 +55,7 @@ def filled(path: Path) -> Path:
 
 
 def ask(path: Path, *statements: str) -> list[tuple[object, ...]]:
-    """What SQLite itself says of the file: the rows of the last statement."""
+    """Run statements on the file; the rows of the last one."""
     with closing(sqlite3.connect(path)) as connection:
         for statement in statements:
             rows = connection.execute(statement).fetchall()
@@ -65,40 +64,38 @@ def ask(path: Path, *statements: str) -> list[tuple[object, ...]]:
 
 
 @contextmanager
-def refused(path: Path, message: str) -> Iterator[None]:
-    """Opening it raises StoreUnusable, in one line that names the file, and changes nothing on the
-    disk.
-    """
+def rejects(path: Path, message: str) -> Iterator[None]:
+    """Opening it raises StoreUnusable with the file's name, and changes nothing on disk."""
     before = {file: file.read_bytes() for file in path.parent.glob("*") if file.is_file()}
-    with pytest.raises(StoreUnusable, match=message) as refusal:
+    with pytest.raises(StoreUnusable, match=message) as error:
         yield
-    assert str(refusal.value).startswith(f"{path}: ")
-    assert "expected" in str(refusal.value)
-    assert "\n" not in str(refusal.value)
+    assert str(error.value).startswith(f"{path}: ")
+    assert "expected" in str(error.value)
+    assert "\n" not in str(error.value)
     assert {file: file.read_bytes() for file in path.parent.glob("*") if file.is_file()} == before
 
 
-def test_a_store_that_is_reopened_holds_all_it_held(tmp_path: Path) -> None:
-    """A restart of the server is not an event in anybody's life."""
+def test_a_reopened_store_has_everything_it_had(tmp_path: Path) -> None:
+    """A restart of the server loses nothing."""
     path = tmp_path / "store.db"
 
     async def before(store: SqliteStore) -> None:
-        await store.commit([Write("a", b"1", 0), Write("b", b"1", 0)], [b"made"])
-        await store.commit([Write("b", None, 1)], [b"gone"])
+        await store.commit([Write("a", b"1", 0), Write("b", b"1", 0)], entries=b"created")
+        await store.commit([Write("b", None, 1)], entries=b"gone")
 
     async def after(store: SqliteStore) -> None:
         loaded = await store.load()
         assert (loaded.revision, loaded.records) == (2, (Record("a", b"1", 1),))
-        assert await store.history() == (Note(1, b"made"), Note(2, b"gone"))
-        assert await store.commit([Write("b", b"2", 0)], [b"back"]) == 3
-        assert (await store.history(2)) == (Note(3, b"back"),)
+        assert await store.history() == (HistoryValue(1, b"created"), HistoryValue(2, b"gone"))
+        assert await store.commit([Write("b", b"2", 0)], entries=b"back") == 3
+        assert (await store.history(2)) == (HistoryValue(3, b"back"),)
 
     on_file(path, before)
     on_file(path, after)
 
 
-def test_a_deletion_is_told_to_a_watch_that_was_not_there(tmp_path: Path) -> None:
-    """A server that comes back asks for what changed since; a scope that was removed is among it."""
+def test_a_watch_sees_deletions_made_before_it_was_opened(tmp_path: Path) -> None:
+    """A server that restarts must learn which scopes were removed meanwhile."""
     path = tmp_path / "store.db"
 
     async def before(store: SqliteStore) -> None:
@@ -113,101 +110,70 @@ def test_a_deletion_is_told_to_a_watch_that_was_not_there(tmp_path: Path) -> Non
     on_file(path, after)
 
 
-def test_two_stores_on_one_file_are_one_store(tmp_path: Path) -> None:
-    """What one commits the other loads, watches and must build on."""
+def test_two_stores_on_one_file_see_each_other(tmp_path: Path) -> None:
+    """What one commits, the other loads, watches and compares with."""
     path = tmp_path / "store.db"
 
-    async def story(one: SqliteStore) -> None:
+    async def run(store: SqliteStore) -> None:
         other = await SqliteStore.open(str(path))
         waiting = asyncio.ensure_future(anext(other.watch(0)))
-        await one.commit([Write("a", b"1", 0)], [b"made"])
+        await store.commit([Write("a", b"1", 0)])
 
         assert (await waiting).records == (Record("a", b"1", 1),)
         assert await other.commit([Write("a", None, 1)]) == 2
-        assert (await one.load()).records == ()
+        assert (await store.load()).records == ()
         await other.close()
 
-    on_file(path, story)
+    on_file(path, run)
 
 
-def test_a_closed_store_is_one_file_that_says_whose_it_is(tmp_path: Path) -> None:
-    """An operator may copy it; a newer Forewarn will know what it holds."""
+def test_a_closed_store_is_one_file_with_our_id_and_version(tmp_path: Path) -> None:
+    """An operator can copy it, and a newer version can recognise it."""
     path = filled(tmp_path / "store.db")
 
     assert [file.name for file in tmp_path.iterdir()] == ["store.db"]
     assert ask(path, "PRAGMA application_id") == [(APPLICATION_ID,)]
-    assert ask(path, "PRAGMA user_version") == [(2,)]
+    assert ask(path, "PRAGMA user_version") == [(3,)]
     assert ask(path, "PRAGMA journal_mode") == [("wal",)]
 
 
 def test_a_commit_waits_for_the_disk(tmp_path: Path) -> None:
-    """No test can pull the plug, so this one asks SQLite whether it syncs at every commit (2 is
-    FULL).
-    """
-    with closing(_prepare(str(tmp_path / "store.db"), 1.0)) as connection:
+    """A test cannot cut the power, so this asks SQLite if it syncs every commit (2 is FULL)."""
+    with closing(open_file(str(tmp_path / "store.db"), 1.0, None)) as connection:
         assert connection.execute("PRAGMA synchronous").fetchall() == [(2,)]
 
 
 @pytest.mark.parametrize("name", ["a b.db", "a?mode=memory", "a#b", "%41.db", ":memory:", "é.db"])
-def test_any_name_of_a_file_is_just_a_name(tmp_path: Path, name: str) -> None:
-    """SQLite reads meaning into some names; an operator does not, and would look for the file in
-    vain.
-    """
+def test_special_characters_in_file_names_have_no_meaning(tmp_path: Path, name: str) -> None:
+    """SQLite interprets some names; an operator would not find the file."""
     filled(tmp_path / name)
 
     assert [file.name for file in tmp_path.iterdir()] == [name]
 
 
 def test_an_empty_file_becomes_a_store(tmp_path: Path) -> None:
-    """`touch`, a mounted volume or a crash in the first second leave one, and it is nobody's."""
+    """`touch`, a mounted volume or a crash in the first second can leave one."""
     path = tmp_path / "store.db"
     path.touch()
 
     filled(path)
 
 
-def test_a_file_from_a_newer_forewarn_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_a_file_of_a_newer_version_is_rejected_unchanged(tmp_path: Path) -> None:
     """After a downgrade, half-understood records are worse than none."""
     path = filled(tmp_path / "store.db")
-    ask(path, "PRAGMA user_version = 3")
+    ask(path, "PRAGMA user_version = 4")
 
-    with refused(path, "schema 3, from a newer Forewarn; expected schema 2"):
+    with rejects(path, "schema 4, from a newer Forewarn; expected schema 3"):
         on_file(path, nothing)
 
 
-def test_a_file_of_ours_that_lost_its_number_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_a_file_without_a_schema_number_is_rejected_unchanged(tmp_path: Path) -> None:
     path = filled(tmp_path / "store.db")
     ask(path, "PRAGMA user_version = 0")
 
-    with refused(path, "without a schema number"):
+    with rejects(path, "without a schema number"):
         on_file(path, nothing)
-
-
-def test_a_damaged_file_from_an_older_forewarn_is_refused_and_left_alone(tmp_path: Path) -> None:
-    path = filled(tmp_path / "store.db")
-    ask(path, "ALTER TABLE counter DROP COLUMN forgotten", "PRAGMA user_version = 1")
-    with path.open("r+b") as file:
-        file.seek(8 * 4096)
-        file.write(b"\xa5" * 2 * 4096)
-
-    with refused(path, "damaged; expected a whole database"):
-        on_file(path, nothing)
-
-
-def test_a_file_from_an_older_forewarn_is_brought_up_to_date_with_all_it_holds(
-    tmp_path: Path,
-) -> None:
-    """An upgrade of the program is not an event in anybody's life either."""
-    path = filled(tmp_path / "store.db")
-    ask(path, "ALTER TABLE counter DROP COLUMN forgotten", "PRAGMA user_version = 1")
-
-    async def look(store: SqliteStore) -> None:
-        loaded = await store.load()
-        assert loaded.records
-        assert await store.forget(loaded.revision) == 0
-
-    on_file(path, look)
-    assert ask(path, "PRAGMA user_version") == [(2,)]
 
 
 @pytest.mark.parametrize(
@@ -220,36 +186,32 @@ def test_a_file_from_an_older_forewarn_is_brought_up_to_date_with_all_it_holds(
     ],
     ids=["with tables", "in WAL mode", "with an id", "with a version"],
 )
-def test_somebody_elses_database_is_refused_and_left_alone(
+def test_a_database_of_another_program_is_rejected_unchanged(
     tmp_path: Path, statements: tuple[str, ...]
 ) -> None:
     """A mistyped path must not cost the operator another program's records."""
     path = tmp_path / "theirs.db"
     ask(path, *statements)
 
-    with refused(path, "another program's database"):
+    with rejects(path, "another program's database"):
         on_file(path, nothing)
 
 
 @pytest.mark.parametrize("content", [b"xy", b"scopes:\n  - name: web\n" * 100, b"\x00" * 8192])
-def test_a_file_that_is_no_database_is_refused_and_left_alone(
+def test_a_file_that_is_not_a_database_is_rejected_unchanged(
     tmp_path: Path, content: bytes
 ) -> None:
-    """`--store` given the fleet file is the likeliest slip of all."""
+    """Passing the fleet file as `--store` is the most likely mistake."""
     path = tmp_path / "fleet.yaml"
     path.write_bytes(content)
 
-    with refused(path, "not an SQLite database; expected a Forewarn store"):
+    with rejects(path, "not an SQLite database; expected a Forewarn store"):
         on_file(path, nothing)
 
 
 @pytest.mark.parametrize("damage", ["overwritten", "cut short"])
-def test_a_damaged_file_is_refused_when_it_is_opened_and_left_alone(
-    tmp_path: Path, damage: str
-) -> None:
-    """Found at the start, it is restored from a copy; found at a commit, it may have been made
-    worse.
-    """
+def test_a_damaged_file_is_rejected_unchanged(tmp_path: Path, damage: str) -> None:
+    """Found at the start, it can be restored; found at a commit, it may have become worse."""
     path = filled(tmp_path / "store.db")
     with path.open("r+b") as file:
         if damage == "cut short":
@@ -258,49 +220,45 @@ def test_a_damaged_file_is_refused_when_it_is_opened_and_left_alone(
             file.seek(8 * 4096)
             file.write(b"\xa5" * 2 * 4096)
 
-    with refused(path, "damaged; expected a whole database"):
+    with rejects(path, "damaged; expected a whole database"):
         on_file(path, nothing)
 
 
-def test_damage_that_comes_later_is_told_by_whoever_reads_it(tmp_path: Path) -> None:
+def test_damage_while_the_store_is_open_is_reported(tmp_path: Path) -> None:
     """A broken disk does not wait for a restart."""
     path = filled(tmp_path / "store.db")
 
-    async def story(store: SqliteStore) -> None:
+    async def run(store: SqliteStore) -> None:
         with path.open("r+b") as file:
             file.seek(4096)
             file.write(b"\xa5" * (path.stat().st_size - 4096))
         with pytest.raises(StoreUnusable, match="damaged"):
             await store.load()
 
-    on_file(path, story)
+    on_file(path, run)
 
 
-def test_a_folder_is_refused(tmp_path: Path) -> None:
+def test_a_folder_is_rejected(tmp_path: Path) -> None:
     """`--store sqlite:////var/lib/forewarn` is half a path."""
     path = tmp_path / "folder"
     path.mkdir()
 
-    with refused(path, "a folder or a device; expected a file"):
+    with rejects(path, "a folder or a device; expected a file"):
         on_file(path, nothing)
 
 
-def test_a_missing_folder_is_named_and_not_made(tmp_path: Path) -> None:
-    """It may be a volume that is not mounted yet: a store made below it would vanish under the
-    mount.
-    """
+def test_a_missing_folder_is_reported_and_not_created(tmp_path: Path) -> None:
+    """It may be a volume that is not mounted yet: a store created now would be hidden later."""
     path = tmp_path / "absent" / "store.db"
 
-    with refused(path, f"there is no folder {path.parent}; expected one"):
+    with rejects(path, f"there is no folder {path.parent}; expected one"):
         on_file(path, nothing)
     assert not path.parent.exists()
 
 
 @pytest.fixture
 def public_folder() -> Iterator[Path]:
-    """A folder that an ordinary user may enter and write: root is refused nothing, so these tests
-    are told as nobody.
-    """
+    """A folder that anyone may write: root has all permissions, so these tests run as nobody."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o777)
@@ -324,14 +282,14 @@ def names(user: int, group: int) -> str:
     return f"{pwd.getpwuid(user).pw_name}:{grp.getgrgid(group).gr_name}"
 
 
-def test_a_read_only_file_is_refused_with_the_command_that_helps(public_folder: Path) -> None:
-    """A server that can only read would promise a notice and never record it."""
+def test_a_read_only_file_is_rejected_with_a_fix(public_folder: Path) -> None:
+    """A server that can only read could not record what it announces."""
     path = public_folder / "store.db"
     with an_ordinary_user():
         filled(path)
         path.chmod(0o444)
 
-        with refused(
+        with rejects(
             path,
             f"may not use {path}, which belongs to .* with mode 0444; expected .*: chmod u\\+rw {path}$",
         ):
@@ -339,10 +297,8 @@ def test_a_read_only_file_is_refused_with_the_command_that_helps(public_folder: 
 
 
 @pytest.mark.parametrize("is_new", [True, False])
-def test_a_read_only_folder_is_refused(public_folder: Path, is_new: bool) -> None:
-    """SQLite keeps its log beside the file, so a writable file in a read-only folder is no store
-    either.
-    """
+def test_a_read_only_folder_is_rejected(public_folder: Path, is_new: bool) -> None:
+    """SQLite writes its log next to the file, so the folder must be writable too."""
     path = public_folder / "store.db"
     with an_ordinary_user():
         if not is_new:
@@ -351,7 +307,7 @@ def test_a_read_only_folder_is_refused(public_folder: Path, is_new: bool) -> Non
 
     with (
         an_ordinary_user(),
-        refused(path, f"may not use {public_folder}, which belongs to .* with mode 0555; expected"),
+        rejects(path, f"may not use {public_folder}, which belongs to .* with mode 0555; expected"),
     ):
         on_file(path, nothing)
 
@@ -361,12 +317,8 @@ def test_a_read_only_folder_is_refused(public_folder: Path, is_new: bool) -> Non
     reason="only root can make a file of another user's",
 )
 @pytest.mark.parametrize("beside", ["", "-wal", "-shm"])
-def test_a_file_of_another_user_is_refused_with_the_command_that_helps(
-    public_folder: Path, beside: str
-) -> None:
-    """A backup restored as root belongs to root, and so does the log that `sqlite3` leaves behind
-    as root.
-    """
+def test_a_file_of_another_user_is_rejected_with_a_fix(public_folder: Path, beside: str) -> None:
+    """A backup restored by root belongs to root, as does the log that `sqlite3` leaves behind."""
     path = public_folder / "store.db"
     with an_ordinary_user():
         filled(path)
@@ -385,25 +337,23 @@ def test_a_file_of_another_user_is_refused_with_the_command_that_helps(
     )
 
 
-def test_a_new_store_can_be_read_by_its_user_alone(tmp_path: Path) -> None:
-    """It holds the digests of tokens and the user data of VMs; a umask of 022 is what most programs
-    run with.
-    """
+def test_a_new_store_is_readable_by_its_user_only(tmp_path: Path) -> None:
+    """It holds token digests and user data of VMs, and the usual umask is 022."""
     path, before = tmp_path / "store.db", os.umask(0o022)
 
-    async def look(store: SqliteStore) -> None:
+    async def check(store: SqliteStore) -> None:
         await store.commit([Write("a", b"1", 0)])
         modes = {file.name: file.stat().st_mode & 0o777 for file in tmp_path.iterdir()}
         assert modes == {"store.db": 0o600, "store.db-wal": 0o600, "store.db-shm": 0o600}
 
     try:
-        on_file(path, look)
+        on_file(path, check)
     finally:
         os.umask(before)
 
 
 def test_an_existing_store_keeps_its_mode(tmp_path: Path) -> None:
-    """An operator may have given a group the right to read it; that is not ours to take away."""
+    """An operator may have made it readable for a group."""
     path = filled(tmp_path / "store.db")
     path.chmod(0o640)
 
@@ -412,19 +362,17 @@ def test_an_existing_store_keeps_its_mode(tmp_path: Path) -> None:
 
 
 def test_a_damaged_key_is_reported_as_a_damaged_store(tmp_path: Path) -> None:
-    """Python's SQLite module raises an error of its own for it, which looked like a bug in
-    Forewarn.
-    """
+    """Python's SQLite module raises an error of its own for it, which looked like a bug."""
     path = filled(tmp_path / "store.db")
     ask(path, "UPDATE record SET key = CAST(x'73ff' AS TEXT) WHERE key = 'scope/07'")
 
-    async def look(store: SqliteStore) -> None:
+    async def check(store: SqliteStore) -> None:
         with pytest.raises(StoreUnusable, match="damaged; expected a whole database"):
             await store.load()
         with pytest.raises(StoreUnusable, match="damaged; expected a whole database"):
             await anext(store.watch(0))
 
-    on_file(path, look)
+    on_file(path, check)
 
 
 @pytest.mark.parametrize(
@@ -433,27 +381,25 @@ def test_a_damaged_key_is_reported_as_a_damaged_store(tmp_path: Path) -> None:
         "UPDATE record SET value = 7 WHERE key = 'scope/07'",
         "UPDATE record SET revision = 'x' WHERE key = 'scope/07'",
         "UPDATE record SET key = x'00' WHERE key = 'scope/07'",
-        "UPDATE note SET body = 'text' WHERE number = 7",
+        "UPDATE history SET value = 'text' WHERE position = 7",
+        "INSERT INTO lease VALUES ('lease/a', 'x', 1.0)",
         "UPDATE counter SET revision = 'x'",
         "DELETE FROM counter",
-        "INSERT INTO counter (revision) VALUES (1)",
-        "DROP TABLE note",
+        "INSERT INTO counter VALUES (1, 0)",
+        "DROP TABLE history",
+        "DROP TABLE lease",
     ],
 )
-def test_rows_that_no_forewarn_writes_are_refused_and_left_alone(
-    tmp_path: Path, statement: str
-) -> None:
-    """A single flipped bit turns a value into one of another type, and SQLite's own check lets it
-    pass.
-    """
+def test_rows_of_the_wrong_type_are_rejected_unchanged(tmp_path: Path, statement: str) -> None:
+    """A flipped bit can change the type of a value, and SQLite's own check accepts that."""
     path = filled(tmp_path / "store.db")
     ask(path, statement)
 
-    with refused(path, "restore it from a copy"):
+    with rejects(path, "restore it from a copy"):
         on_file(path, nothing)
 
 
-def test_the_write_ahead_log_waits_for_another_who_writes_while_the_file_is_made(
+def test_enabling_the_write_ahead_log_waits_for_a_writer(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "store.db"
@@ -463,42 +409,40 @@ def test_the_write_ahead_log_waits_for_another_who_writes_while_the_file_is_made
         other.execute("BEGIN IMMEDIATE")
         Timer(0.2, other.execute, ["COMMIT"]).start()
         with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-            _log_ahead(connection, 20)
+            _enable_wal(connection, 20)
             assert connection.execute("PRAGMA journal_mode").fetchall() == [("wal",)]
 
 
-def test_a_writer_that_holds_the_file_too_long_makes_the_commit_lost_and_the_store_goes_on(
+def test_a_commit_times_out_if_another_writer_is_stuck(
     tmp_path: Path,
 ) -> None:
-    """A stuck process must not stop the others for ever; who reads is not stopped at all."""
+    """A stuck process must not block others forever, and readers not at all."""
     path = filled(tmp_path / "store.db")
 
-    async def story(store: SqliteStore) -> None:
+    async def run(store: SqliteStore) -> None:
         with closing(sqlite3.connect(path, isolation_level=None)) as stuck:
             stuck.execute("BEGIN IMMEDIATE")
-            committing = asyncio.ensure_future(store.commit([Write("a", b"1", 0)], [b"never"]))
+            committing = asyncio.ensure_future(
+                store.commit([Write("a", b"1", 0)], entries=b"never")
+            )
             assert len((await store.load()).records) == 40
             assert not committing.done()
-            with pytest.raises(StoreLost, match="another writer holds it"):
+            with pytest.raises(StoreLost, match="another process is writing"):
                 async with asyncio.timeout(4):
                     await committing
             stuck.execute("ROLLBACK")
-        assert await store.commit([Write("a", b"2", 0)], [b"made"]) == 41
+        assert await store.commit([Write("a", b"2", 0)]) == 41
         assert (await store.load("a")).records == (Record("a", b"2", 41),)
 
-    on_file(path, story, busy_seconds=0.3)
+    on_file(path, run, busy_seconds=0.3)
 
 
 @pytest.mark.parametrize("fate", ["removed", "replaced"])
-def test_a_file_that_is_removed_or_replaced_under_the_store_is_refused(
-    tmp_path: Path, fate: str
-) -> None:
-    """SQLite would go on writing into a file that has no name, and every promise kept there is
-    lost.
-    """
+def test_a_file_that_is_removed_or_replaced_is_rejected(tmp_path: Path, fate: str) -> None:
+    """SQLite would keep writing to a file without a name, and all of it would be lost."""
     path = filled(tmp_path / "store.db")
 
-    async def story(store: SqliteStore) -> None:
+    async def run(store: SqliteStore) -> None:
         path.unlink()
         if fate == "replaced":
             path.write_bytes(b"")
@@ -507,7 +451,7 @@ def test_a_file_that_is_removed_or_replaced_under_the_store_is_refused(
         with pytest.raises(StoreUnusable, match="removed or replaced"):
             await store.load()
 
-    on_file(path, story)
+    on_file(path, run)
 
 
 @pytest.fixture
@@ -523,35 +467,35 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.system
-def test_a_full_disk_refuses_the_commit_and_the_store_goes_on_when_there_is_space(
+def test_a_full_disk_fails_commits_until_there_is_space(
     small_disk: Path,
 ) -> None:
-    """Reading needs no space, and an operator who makes some must not have to restart anything."""
+    """Reading needs no space, and freeing some must be enough to continue."""
     path = small_disk / "store.db"
     ballast = small_disk / "ballast"
 
-    async def story(store: SqliteStore) -> None:
-        await store.commit([Write("before", b"1", 0)], [b"before"])
+    async def run(store: SqliteStore) -> None:
+        await store.commit([Write("before", b"1", 0)], entries=b"before")
         ballast.write_bytes(b"x" * (os.statvfs(small_disk).f_bavail * 4096))
         for _ in range(3):
             with pytest.raises(
                 StoreUnusable, match="the disk is full and nothing was written; expected free space"
             ):
-                await store.commit([Write("big", b"x" * 100_000, 0)], [b"never"])
+                await store.commit([Write("big", b"x" * 100_000, 0)], entries=b"never")
         assert [record.key for record in (await store.load()).records] == ["before"]
 
         ballast.unlink()
-        assert await store.commit([Write("big", b"x" * 100_000, 0)], [b"after"]) == 2
+        assert await store.commit([Write("big", b"x" * 100_000, 0)], entries=b"after") == 2
         assert (await anext(store.watch(1))).records == (Record("big", b"x" * 100_000, 2),)
-        assert [note.body for note in await store.history()] == [b"before", b"after"]
+        assert [value.value for value in await store.history()] == [b"before", b"after"]
 
-    on_file(path, story)
+    on_file(path, run)
     on_file(path, nothing)
 
 
 @pytest.mark.system
-def test_a_full_disk_refuses_a_new_store(small_disk: Path) -> None:
-    """The server says so and stops, instead of starting without a memory."""
+def test_a_full_disk_fails_a_new_store(small_disk: Path) -> None:
+    """The server must report it and stop."""
     (small_disk / "ballast").write_bytes(b"x" * (os.statvfs(small_disk).f_bavail * 4096))
 
     with pytest.raises(StoreUnusable, match="the disk is full"):
@@ -559,8 +503,8 @@ def test_a_full_disk_refuses_a_new_store(small_disk: Path) -> None:
 
 
 @pytest.mark.system
-def test_a_full_disk_refuses_to_open_a_store_and_leaves_it_whole(small_disk: Path) -> None:
-    """A restart while the disk is full must cost nothing but time."""
+def test_a_full_disk_fails_opening_and_damages_nothing(small_disk: Path) -> None:
+    """A restart while the disk is full must lose nothing."""
     path = small_disk / "store.db"
     ballast = small_disk / "ballast"
 

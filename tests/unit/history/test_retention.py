@@ -1,0 +1,119 @@
+"""The history is kept within its limits."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from datetime import timedelta
+from typing import Any
+
+from forewarn.engine.clock import VirtualClock
+from forewarn.errors import StoreLost
+from forewarn.history.feed import HistoryFeed
+from forewarn.history.retention import INTERVAL, RetentionWorker
+from forewarn.store.base import Record, Write
+from forewarn.store.memory import MemoryStore
+from tests.builders import MINUTE, NOON
+from tests.history import write_history
+from tests.unit.history.test_query import joined
+
+DAY = timedelta(days=1)
+
+
+def with_store(test: Callable[[MemoryStore], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(test(MemoryStore()))
+
+
+def retention(
+    store: MemoryStore,
+    clock: VirtualClock,
+    *,
+    days: int = 0,
+    commits_max: int = 0,
+    batch: int = 1000,
+) -> RetentionWorker:
+    return RetentionWorker(
+        store, clock, HistoryFeed(store), keep=days * DAY, commits_max=commits_max, batch=batch
+    )
+
+
+async def positions(store: MemoryStore) -> list[int]:
+    return [value.position for value in await store.history()]
+
+
+def test_entries_are_trimmed_at_their_age_and_not_earlier() -> None:
+    """Unreadable ones go together with their neighbours."""
+
+    async def test(store: MemoryStore) -> None:
+        await write_history(store, joined(1))
+        await store.commit([], entries=b"unreadable")
+        await write_history(store, joined(2), joined(3))
+        clock = VirtualClock(NOON + 90 * DAY - 58 * MINUTE)
+        worker = retention(store, clock, days=90)
+        await clock.advance(60 * MINUTE)
+
+        assert await worker.trim() == 1
+        assert await positions(store) == [2, 3, 4]
+        await clock.advance(timedelta(seconds=1))
+        assert await worker.trim() == 2
+        assert await positions(store) == [4]
+
+    with_store(test)
+
+
+def test_the_oldest_commits_above_the_limit_are_trimmed() -> None:
+    async def test(store: MemoryStore) -> None:
+        await write_history(store, *(joined(number) for number in range(10)))
+        assert await retention(store, VirtualClock(NOON), commits_max=4).trim() == 6
+        assert await positions(store) == [7, 8, 9, 10]
+
+    with_store(test)
+
+
+def test_without_limits_everything_is_kept() -> None:
+    async def test(store: MemoryStore) -> None:
+        await write_history(store, *(joined(number) for number in range(10)))
+        assert await retention(store, VirtualClock(NOON + 36_500 * DAY)).trim() == 0
+
+    with_store(test)
+
+
+def test_trimming_goes_in_small_batches_and_touches_no_record() -> None:
+    """A long history that gets a limit must not block those who write."""
+
+    async def test(store: MemoryStore) -> None:
+        revision = await store.commit([Write("scope/web/", b"live", 0)])
+        await write_history(store, *(joined(number) for number in range(100)))
+        clock = VirtualClock(NOON)
+        work = asyncio.ensure_future(retention(store, clock, commits_max=5, batch=10).run())
+        await clock.advance(timedelta(seconds=1))
+        # a batch at once, then one every fifth of a second
+        assert await positions(store) == list(range(62, 102))
+        await clock.advance(timedelta(seconds=2))
+        work.cancel()
+
+        assert await positions(store) == [97, 98, 99, 100, 101]
+        assert await store.get("scope/web/") == Record("scope/web/", b"live", revision)
+
+    with_store(test)
+
+
+def test_trimming_continues_after_the_store_was_lost() -> None:
+    class LostStore(MemoryStore):
+        is_lost = True
+
+        async def trim(self, before: int, limit: int = 1000) -> int:
+            if self.is_lost:
+                raise StoreLost("gone")
+            return await super().trim(before, limit)
+
+    async def run() -> None:
+        store, clock = LostStore(), VirtualClock(NOON)
+        await write_history(store, *(joined(number) for number in range(10)))
+        work = asyncio.ensure_future(retention(store, clock, commits_max=1).run())
+        await clock.advance(INTERVAL)
+        store.is_lost = False
+        await clock.advance(INTERVAL)
+        work.cancel()
+
+        assert await positions(store) == [10]
+
+    asyncio.run(run())
