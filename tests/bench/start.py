@@ -23,7 +23,7 @@ from forewarn.engine.engine import SCOPE_KEY
 from forewarn.engine.record import SCOPE
 from forewarn.engine.worker import Worker
 from forewarn.platform.simulated import SimulatedPlatform
-from forewarn.server import pause_collector, opened, resume_collector
+from forewarn.server import opened, pause_collector, resume_collector
 from forewarn.store.base import WRITES_MAX, Write
 from forewarn.store.sqlite import SqliteStore
 
