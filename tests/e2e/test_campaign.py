@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.cli_service import FOREWARN, environment, forewarn, soon
+from tests.e2e.cli_service import FOREWARN, environment, forewarn
 from tests.e2e.service import Service, running
+from tests.e2e.waiting import eventually
 
 HOSTS = ("rack-1", "rack-2", "rack-3", "rack-4")
 FLEET = (
@@ -50,10 +51,10 @@ def test_campaign_continues_after_the_service_was_killed(tmp_path: Path) -> None
     """No host is forgotten and none is done twice: every VM has one event in the history."""
     with running(tmp_path, *FAST, fleet=FLEET) as service:
         campaign = start(service, "--name", "kernel")
-        soon(lambda: show(service, campaign)["hosts"]["done"] >= 1)
+        eventually(lambda: show(service, campaign)["hosts"]["done"] >= 1)
         service.kill()
         service.start()
-        soon(lambda: bool(show(service, campaign)["ended_at"]))
+        eventually(lambda: bool(show(service, campaign)["ended_at"]))
 
         end = show(service, campaign)
         assert (end["state"], end["hosts"]["done"]) == ("done", 4)
@@ -97,7 +98,7 @@ def test_watch_shows_progress_and_ends_with_the_campaign(tmp_path: Path) -> None
         ) as watching:
             assert watching.stdout
             first = watching.stdout.readline()
-            soon(lambda: bool(approve_all(service, campaign)["ended_at"]))
+            eventually(lambda: bool(approve_all(service, campaign)["ended_at"]))
             rest = watching.stdout.read().splitlines()
 
     assert "rack-1: 1 event to start until" in first
@@ -151,7 +152,7 @@ def test_failed_impact_pauses_the_campaign_until_a_resume(tmp_path: Path) -> Non
         campaign = start(service)
         watched = forewarn("campaign", "watch", campaign, FOREWARN_CONTROL=service.control)
         resumed = forewarn("campaign", "resume", campaign, FOREWARN_CONTROL=service.control)
-        soon(lambda: bool(show(service, campaign)["ended_at"]))
+        eventually(lambda: bool(show(service, campaign)["ended_at"]))
         end = show(service, campaign)
 
     assert watched.returncode == 1
@@ -173,7 +174,7 @@ def test_failing_health_command_pauses_the_campaign(tmp_path: Path) -> None:
         tmp_path, *FAST, "--campaign-health-command", f"{script} {{host}}", fleet=FLEET
     ) as service:
         campaign = start(service)
-        soon(lambda: bool(show(service, campaign)["state"] == "paused"))
+        eventually(lambda: bool(show(service, campaign)["state"] == "paused"))
         paused = show(service, campaign)
 
     assert (paused["hosts"]["done"], paused["hosts"]["failed"], paused["paused_by_failure"]) == (
@@ -187,9 +188,9 @@ def test_failing_health_command_pauses_the_campaign(tmp_path: Path) -> None:
 def test_cancel_cancels_scheduled_events(tmp_path: Path) -> None:
     with running(tmp_path, "--rate", "1", fleet=FLEET) as service:
         campaign = start(service)
-        soon(lambda: len(service.ask("GET", "/events")[1]["events"]) == 1)
+        eventually(lambda: len(service.ask("GET", "/events")[1]["events"]) == 1)
         result = forewarn("campaign", "cancel", campaign, FOREWARN_CONTROL=service.control)
-        soon(lambda: bool(show(service, campaign)["ended_at"]))
+        eventually(lambda: bool(show(service, campaign)["ended_at"]))
 
         assert result.stdout.startswith(f"campaign {campaign} is canceled")
         assert service.ask("GET", "/events")[1]["events"] == []
@@ -209,8 +210,8 @@ def test_health_command_that_hangs_is_killed_with_its_children(tmp_path: Path) -
     check = ("--campaign-health-command", str(script), "--campaign-health-seconds-max", "1")
     with running(tmp_path, *FAST, *check, fleet=FLEET) as service:
         campaign = start(service)
-        soon(lambda: bool(show(service, campaign)["state"] == "paused"))
+        eventually(lambda: bool(show(service, campaign)["state"] == "paused"))
         paused = show(service, campaign)
 
     assert "did not finish within 1 seconds and was killed" in paused["pause_reason"]
-    soon(lambda: not Path(f"/proc/{(tmp_path / 'child').read_text().strip()}").exists())
+    eventually(lambda: not Path(f"/proc/{(tmp_path / 'child').read_text().strip()}").exists())

@@ -166,7 +166,7 @@ def test_a_new_certificate_is_taken_up_while_it_runs_and_a_broken_one_is_not(
     old = shown_certificate(secure)
     (folder / "live.pem").write_text("half a certif")
     assert secure.process.stderr
-    while "new certificate refused" not in (
+    while "new certificate rejected" not in (
         line := secure.process.stderr.readline()
     ):  # ends with the process
         assert line, "the service has ended"
@@ -190,11 +190,11 @@ def test_a_key_that_may_be_read_only_later_is_taken_up_then(folder: Path) -> Non
     """Whoever renews it writes the file first and gives it to the service's user afterwards."""
     certificate, key = make_pair(folder, "live")
     pair = Certificate(certificate, key)
-    assert not pair.look()
+    assert not pair.reload()
 
     def is_taken() -> bool:
         key.chmod(0o640)
-        return pair.look()
+        return pair.reload()
 
     soon(is_taken)
 
@@ -271,13 +271,13 @@ def test_a_pair_that_cannot_be_used_is_told_at_the_start(folder: Path) -> None:
         ),
         (certificate, other): (
             2,
-            ".* do not fit: the key is another certificate's; expected the two of one pair",
+            ".* do not belong together; expected the two files of one pair",
         ),
         (certificate, locked): (
             2,
-            ".* cannot be used: the key is encrypted; expected one without a password",
+            ".* cannot be used: the key is encrypted; expected a key without a password",
         ),
-        (folder / "fleet.yaml", key): (2, ".* cannot be used: .*; expected two files in PEM form"),
+        (folder / "fleet.yaml", key): (2, ".* cannot be used: .*; expected two PEM files"),
         (certificate, None): (
             2,
             "control_key_file is not given; TLS needs both a certificate and its key",
@@ -354,7 +354,7 @@ def test_tokens_by_the_command_line_from_the_first_to_the_last(folder: Path) -> 
         assert "shown once" in first.stderr
 
         bare = forewarn("vm", "list", cwd=folder, FOREWARN_CONTROL=service.control)
-        assert (bare.returncode, "this needs a token" in bare.stderr) == (1, True)
+        assert (bare.returncode, "this request needs a token" in bare.stderr) == (1, True)
         second = forewarn(
             "token", "create", "ci", "--role", "viewer", "--expires", "30d", cwd=folder, **root
         )
@@ -363,7 +363,7 @@ def test_tokens_by_the_command_line_from_the_first_to_the_last(folder: Path) -> 
         denied = forewarn("vm", "restart", "web-0", cwd=folder, **ci)
         assert (denied.returncode, denied.stderr) == (
             1,
-            "forewarn: token ci is viewer; expected operator: see the table of roles\n",
+            "forewarn: token ci has the role viewer; this needs the role operator\n",
         )
         listed = forewarn("token", "list", cwd=folder, **root).stdout
         assert re.search(r"\nci +viewer ", listed)

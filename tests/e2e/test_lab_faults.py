@@ -61,7 +61,7 @@ def test_every_poll_is_seen_by_the_filter(world: FaultyWorld) -> None:
     with world.connect() as client:
         for _ in range(5):
             client.send(POLL)
-            client.answer()
+            client.response()
     assert len(world.transcript.entries) == 5
 
 
@@ -92,9 +92,9 @@ def test_a_cut_document_of_fitting_length_keeps_the_connection(world: FaultyWorl
     world.add("truncate", bytes=10, mode="whole", requests=1)
     with world.connect() as client:
         client.send(POLL)
-        assert client.answer().body == NO_EVENTS[:10]
+        assert client.response().body == NO_EVENTS[:10]
         client.send(POLL)
-        assert client.answer().body == NO_EVENTS
+        assert client.response().body == NO_EVENTS
 
 
 def test_requests_that_were_sent_behind_a_dropped_one_are_dropped_too(world: FaultyWorld) -> None:
@@ -161,7 +161,7 @@ class Watch:
     def _watch(self) -> None:
         watching = self._client.watch(
             stop=self._is_over,
-            on_problem=self.problems.append,
+            on_error=self.problems.append,
             sleep=lambda seconds: self._is_over.wait(seconds / 20),
         )
         for change in watching:

@@ -183,7 +183,9 @@ def test_history_shows_what_happened_and_goes_on_with_follow(tmp_path: Path) -> 
             "executed_silently",
             "joined",
         ]
-        with command(service, *asked, "--follow", "--json", "--what", "executed_silently") as following:
+        with command(
+            service, *asked, "--follow", "--json", "--what", "executed_silently"
+        ) as following:
             assert following.stdout
             first = json.loads(following.stdout.readline())
             service.ask("POST", "/vms/web-0/restart")

@@ -18,7 +18,7 @@ from forewarn.engine.record import RAW
 from forewarn.engine.transaction import Transaction
 from forewarn.errors import Invalid, Refused, UnknownToken
 
-TOKEN_KEY = "token/{}/"
+TOKEN_KEY = "token/{}/"  # noqa: S105
 ROLL_KEY = "tokens"
 ROLL = b'{"format":1}'
 KEYS = (ROLL_KEY, "token/")

@@ -9,9 +9,9 @@ import typer
 
 from forewarn.cli.api import connect
 from forewarn.cli.exit_codes import Exit, Usage
-from forewarn.cli.host import Cause, Description, Duration, Type
-from forewarn.cli.output import Json, show_json
-from forewarn.cli.resource import noun
+from forewarn.cli.options import Json
+from forewarn.cli.output import show_json
+from forewarn.cli.resource import Cause, Description, Duration, Type, resource
 
 Id = Annotated[str, typer.Argument(metavar="CAMPAIGN")]
 Hosts = Annotated[
@@ -32,7 +32,7 @@ Plan = Annotated[bool, typer.Option("--plan", help="Only print the waves; nothin
 COLUMNS = ("id", "name", "type", "state", "hosts", "started_at", "estimated_end")
 WATCH_INTERVAL_SECONDS = 1.0
 
-app = noun(
+app = resource(
     "campaign",
     "Campaigns, maintenance of many hosts: start, list, show, watch, pause, resume, cancel.",
     COLUMNS,
@@ -78,7 +78,7 @@ def start(
         "description": description,
         "plan": plan or None,
     }
-    response = connect(context).post("campaigns", said=body)
+    response = connect(context).post("campaigns", body=body)
     if as_json:
         show_json(response)
     elif plan:

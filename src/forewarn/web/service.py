@@ -13,7 +13,6 @@ from forewarn.engine.record import RAW
 from forewarn.history.feed import HistoryFeed
 from forewarn.history.webhooks import IDENTITY_KEY
 from forewarn.store.base import Store
-from forewarn.web.settings import Settings
 
 
 class Service(NamedTuple):
@@ -24,15 +23,10 @@ class Service(NamedTuple):
     campaigns: Campaigns
     feed: HistoryFeed
     tokens: Tokens
-    settings: Settings
 
 
 def build_service(
-    store: Store,
-    clock: Clock,
-    timing: Timing,
-    make_id: Callable[[], str],
-    settings: Settings = Settings(),  # noqa: B008, frozen
+    store: Store, clock: Clock, timing: Timing, make_id: Callable[[], str]
 ) -> Service:
     """The service over a store that has not been read yet: call `engine.load()` next."""
     engine = Engine(store, clock, timing)
@@ -45,5 +39,4 @@ def build_service(
         Campaigns(engine),
         feed,
         Tokens(engine),
-        settings,
     )

@@ -23,7 +23,7 @@ from forewarn.fleetfile.parser import Fleet
 from forewarn.store.base import Record, Snapshot, Store
 from forewarn.store.memory import MemoryStore
 from forewarn.store.sqlite import SqliteStore
-from forewarn.web.control.routes.fleet import app
+from forewarn.web.control.app import make_app
 from forewarn.web.service import build_service
 from tests.builders import NOON, guid, vm
 from tests.unit.engine.test_engine import FLEET, World, live
@@ -47,7 +47,7 @@ class Server:
         return guid(self._last_id)
 
     def client(self) -> httpx.AsyncClient:
-        transport = httpx.ASGITransport(app(self.service, delay_seconds=0))
+        transport = httpx.ASGITransport(make_app(self.service, delay_seconds=0))
         return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8081")
 
 

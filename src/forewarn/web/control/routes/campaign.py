@@ -8,7 +8,7 @@ import msgspec
 from litestar import Controller, get, post
 from litestar.di import NamedDependency
 from litestar.handlers import HTTPRouteHandler
-from litestar.params import FromPath, JSONBody, QueryParameter
+from litestar.params import FromPath, JSONBody
 from litestar.status_codes import HTTP_200_OK, HTTP_202_ACCEPTED
 from msgspec import Meta
 
@@ -29,24 +29,24 @@ from forewarn.campaign.rules import find_next_blocker
 from forewarn.campaign.service import Campaigns
 from forewarn.core.event import Cause, EventType, Status
 from forewarn.engine.engine import Engine
-from forewarn.engine.operations import Operations
 from forewarn.errors import CampaignOver, OverBudget, TooManyCampaigns, UnknownCampaign
 from forewarn.fleetfile.parser import format_budget, parse_budget
 from forewarn.fleetfile.schema import MaxUnavailable
-from forewarn.web.control.auth import Principal
-from forewarn.web.control.openapi import BodyOptional
-from forewarn.web.control.openapi_responses import ANY, answers
+from forewarn.web.control.dependencies import (
+    EMPTY_BODY,
+    Cursor,
+    EmptyBody,
+    EngineDependency,
+    Limit,
+    OperationsDependency,
+    PrincipalDependency,
+)
+from forewarn.web.control.openapi import COMMON_ERRORS, error_responses
 from forewarn.web.control.pagination import Key, page
 from forewarn.web.http_status import BodyTooLarge
 
 NUMBER_MAX = 10**12
 
-Limit = Annotated[
-    int, QueryParameter(ge=1, le=10_000, description="The size of a page; `total` counts all.")
-]
-Cursor = Annotated[
-    str | None, QueryParameter(description="The `next` of the previous page, for the page after.")
-]
 Pattern = Annotated[str, Meta(min_length=1, max_length=128)]
 Name = Annotated[str, Meta(pattern=r"^([A-Za-z0-9_][A-Za-z0-9._ -]{0,63})?$(?!\n)")]
 
@@ -86,13 +86,6 @@ class NewCampaign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             max_unavailable=parse_budget(self.max_unavailable),
             pause_on_failure=self.pause_on_failure,
         )
-
-
-class EmptyBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The path says everything."""
-
-
-EMPTY_BODY = EmptyBody()
 
 
 class HostCounts(msgspec.Struct, frozen=True):
@@ -180,18 +173,19 @@ def _verb(
         operation_id=f"{verb}_campaign",
         status_code=HTTP_200_OK,
         description=description,
-        operation_class=BodyOptional,
-        responses=answers(UnknownCampaign, CampaignOver, BodyTooLarge),
+        responses=error_responses(UnknownCampaign, CampaignOver, BodyTooLarge),
     )
     async def handler(
         self: Controller,
         campaign: FromPath[str],
-        engine: NamedDependency[Engine],
+        engine: EngineDependency,
         campaigns: NamedDependency[Campaigns],
-        caller: NamedDependency[Principal],
+        principal: PrincipalDependency,
         data: JSONBody[EmptyBody] = EMPTY_BODY,
     ) -> CampaignAnswer:
-        return CampaignAnswer(view(engine, campaigns, await act(campaigns, campaign, caller.name)))
+        return CampaignAnswer(
+            view(engine, campaigns, await act(campaigns, campaign, principal.name))
+        )
 
     return handler
 
@@ -200,10 +194,10 @@ class CampaignController(Controller):
     path = "/api/v1/campaigns"
     tags = ("Campaigns",)
 
-    @get("/", responses=ANY)
+    @get("/", responses=COMMON_ERRORS)
     async def list_campaigns(
         self,
-        engine: NamedDependency[Engine],
+        engine: EngineDependency,
         campaigns: NamedDependency[Campaigns],
         limit: Limit = 1000,
         cursor: Cursor = None,
@@ -214,11 +208,11 @@ class CampaignController(Controller):
         views = [view(engine, campaigns, campaign, is_listed=True) for campaign in shown]
         return CampaignList(views, len(found), after)
 
-    @get("/{campaign:str}", responses=answers(UnknownCampaign))
+    @get("/{campaign:str}", responses=error_responses(UnknownCampaign))
     async def show_campaign(
         self,
         campaign: FromPath[str],
-        engine: NamedDependency[Engine],
+        engine: EngineDependency,
         campaigns: NamedDependency[Campaigns],
     ) -> CampaignView:
         """A campaign: its progress, what it waits for, and when it will probably end."""
@@ -228,15 +222,15 @@ class CampaignController(Controller):
     @post(
         "/",
         status_code=HTTP_202_ACCEPTED,
-        responses=answers(OverBudget, TooManyCampaigns, BodyTooLarge),
+        responses=error_responses(OverBudget, TooManyCampaigns, BodyTooLarge),
     )
     async def start_campaign(
         self,
         data: JSONBody[NewCampaign],
-        engine: NamedDependency[Engine],
+        engine: EngineDependency,
         campaigns: NamedDependency[Campaigns],
-        operations: NamedDependency[Operations],
-        caller: NamedDependency[Principal],
+        operations: OperationsDependency,
+        principal: PrincipalDependency,
     ) -> CampaignAnswer:
         """Starts a campaign; with `plan` only returns its waves.
 
@@ -251,7 +245,7 @@ class CampaignController(Controller):
                 total=len(planned.hosts) + len(planned.too_large),
             )
             return CampaignAnswer(plan=plan)
-        started = await campaigns.start(data.spec(), caller.name, operations.new_id())
+        started = await campaigns.start(data.spec(), principal.name, operations.new_id())
         return CampaignAnswer(view(engine, campaigns, started))
 
     pause = _verb("pause", Campaigns.pause, "Starts no more hosts. Announced hosts continue.")

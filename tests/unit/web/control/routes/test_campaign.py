@@ -10,7 +10,7 @@ from forewarn.core.command import Approve, Maintain
 from forewarn.core.event import EventType
 from forewarn.core.scheduling import event_id_of
 from forewarn.web.control.routes.campaign import NewCampaign
-from forewarn.web.control.routes.fleet import Maintenance
+from forewarn.web.control.routes.host import Maintenance
 from tests.unit.web.control_world import World, story
 
 PATH = "/api/v1/campaigns"
@@ -18,11 +18,11 @@ BODY: dict[str, object] = {"type": "Reboot", "hosts": ["host-*"]}
 
 
 async def start(world: World, **more: object) -> Any:
-    return (await world.told("POST", PATH, json=BODY | more))["campaign"]
+    return (await world.json("POST", PATH, json=BODY | more))["campaign"]
 
 
 async def show(world: World) -> Any:
-    return await world.told("GET", f"{PATH}/c1")
+    return await world.json("GET", f"{PATH}/c1")
 
 
 def test_started_campaign_is_shown_with_everything_known() -> None:
@@ -44,7 +44,7 @@ def test_started_campaign_is_shown_with_everything_known() -> None:
         assert campaign["estimated_end"] == "2030-01-31T12:50:00Z", "two waves"
         assert (campaign["pause_reason"], campaign["paused_by_failure"]) == ("", False)
         assert (campaign["in_progress"], campaign["skipped_hosts"]) == ([], [])
-        assert await world.told("GET", f"{PATH}/C1") == campaign
+        assert await world.json("GET", f"{PATH}/C1") == campaign
 
     story(tell)
 
@@ -53,12 +53,12 @@ def test_plan_has_the_waves_and_starts_nothing() -> None:
     """host-a and host-b have two update domains of the same scopes; host-c has no VMs."""
 
     async def tell(world: World) -> None:
-        response = await world.told("POST", PATH, json=BODY | {"max_hosts": 3, "plan": True})
+        response = await world.json("POST", PATH, json=BODY | {"max_hosts": 3, "plan": True})
 
         waves = [["host-a", "host-c"], ["host-b"]]
         plan = {"waves": waves, "too_large": [], "waiting": [], "total": 3}
         assert response == {"campaign": None, "plan": plan}
-        assert (await world.told("GET", PATH))["campaigns"] == []
+        assert (await world.json("GET", PATH))["campaigns"] == []
 
     story(tell)
 
@@ -77,12 +77,12 @@ def test_host_that_is_too_large_is_planned_as_such_and_refused() -> None:
 
     async def tell(world: World) -> None:
         why = "host-a alone takes 2 VMs of web down at once; its max_unavailable is 1"
-        plan = (await world.told("POST", PATH, json=BODY | {"plan": True}))["plan"]
+        plan = (await world.json("POST", PATH, json=BODY | {"plan": True}))["plan"]
 
         assert plan["too_large"] == [{"host": "host-a", "scope": "web", "why": why}]
         assert (plan["waves"], plan["total"]) == ([["host-b"]], 2)
-        assert await world.refused("POST", PATH, json=BODY) == (409, "over_budget", why)
-        assert (await world.told("GET", "/api/v1/scopes/web"))["policy"]["max_unavailable"] == "40%"
+        assert await world.error("POST", PATH, json=BODY) == (409, "over_budget", why)
+        assert (await world.json("GET", "/api/v1/scopes/web"))["policy"]["max_unavailable"] == "40%"
 
     story(tell, TIGHT)
 
@@ -111,7 +111,7 @@ def test_host_in_progress_shows_what_it_waits_for_and_until_when() -> None:
         seen.append(await show(world))
         await world.engine.submit("web", Approve(event_ids=(event_id,)), by="test")
         seen.append(await show(world))
-        await world.told("POST", f"/api/v1/events/{event_id}/complete")
+        await world.json("POST", f"/api/v1/events/{event_id}/complete")
         await campaigns.apply("c1", Reconcile(), health_limit=timedelta(seconds=60))
         seen.append(await show(world))
 
@@ -141,12 +141,12 @@ def test_campaign_shows_why_the_next_host_waits() -> None:
     """Not in the list: for many campaigns it would take too long."""
 
     async def tell(world: World) -> None:
-        event = (await world.told("POST", "/api/v1/vms/web-1/restart"))["event"]["id"]
-        await world.told("POST", f"/api/v1/events/{event}/approve")
+        event = (await world.json("POST", "/api/v1/vms/web-1/restart"))["event"]["id"]
+        await world.json("POST", f"/api/v1/events/{event}/approve")
         campaign = await start(world, hosts=["host-a"])
 
         assert campaign["waiting_for"] == "host-a: another update domain of web is in progress"
-        assert (await world.told("GET", PATH))["campaigns"][0]["waiting_for"] == ""
+        assert (await world.json("GET", PATH))["campaigns"][0]["waiting_for"] == ""
 
     story(tell)
 
@@ -156,8 +156,8 @@ def test_repeated_verbs_change_nothing_and_the_history_has_the_author() -> None:
         await start(world)
         states = []
         for verb in ("pause", "pause", "resume", "resume", "cancel", "cancel"):
-            states.append((await world.told("POST", f"{PATH}/c1/{verb}"))["campaign"]["state"])
-        entries = (await world.told("GET", "/api/v1/history?what=campaign"))["history"]
+            states.append((await world.json("POST", f"{PATH}/c1/{verb}"))["campaign"]["state"])
+        entries = (await world.json("GET", "/api/v1/history?what=campaign"))["history"]
 
         assert states == ["paused", "paused", "running", "running", "canceled", "canceled"]
         assert [f"{entry['by']}: {entry['detail']}" for entry in reversed(entries)] == [
@@ -167,7 +167,7 @@ def test_repeated_verbs_change_nothing_and_the_history_has_the_author() -> None:
             "operator: c1 canceled",
         ]
         message = "campaign c1 is canceled; expected one that is running or paused"
-        assert await world.refused("POST", f"{PATH}/c1/resume") == (409, "campaign_over", message)
+        assert await world.error("POST", f"{PATH}/c1/resume") == (409, "campaign_over", message)
 
     story(tell)
 
@@ -176,8 +176,8 @@ def test_list_has_the_latest_campaign_first_in_pages() -> None:
     async def tell(world: World) -> None:
         for _ in range(11):
             await start(world)
-        first = await world.told("GET", f"{PATH}?limit=6")
-        second = await world.told("GET", f"{PATH}?limit=6&cursor={first['next']}")
+        first = await world.json("GET", f"{PATH}?limit=6")
+        second = await world.json("GET", f"{PATH}?limit=6&cursor={first['next']}")
 
         ids = [[campaign["id"] for campaign in page["campaigns"]] for page in (first, second)]
         assert ids == [["c11", "c10", "c9", "c8", "c7", "c6"], ["c5", "c4", "c3", "c2", "c1"]]
@@ -208,11 +208,11 @@ def test_list_has_the_latest_campaign_first_in_pages() -> None:
 )
 def test_invalid_request_is_a_400(wrong: dict[str, object]) -> None:
     async def tell(world: World) -> None:
-        status, code, message = await world.refused("POST", PATH, json=BODY | wrong)
+        status, code, message = await world.error("POST", PATH, json=BODY | wrong)
 
         assert (status, code) == (400, "invalid")
         assert message
-        assert (await world.told("GET", PATH))["total"] == 0
+        assert (await world.json("GET", PATH))["total"] == 0
 
     story(tell)
 
@@ -220,10 +220,10 @@ def test_invalid_request_is_a_400(wrong: dict[str, object]) -> None:
 def test_unknown_campaign_is_a_404() -> None:
     async def tell(world: World) -> None:
         unknown = (404, "unknown_campaign", "there is no campaign 'c9'")
-        assert await world.refused("GET", f"{PATH}/c9") == unknown
-        assert await world.refused("POST", f"{PATH}/c9/pause") == unknown
+        assert await world.error("GET", f"{PATH}/c9") == unknown
+        assert await world.error("POST", f"{PATH}/c9/pause") == unknown
         body = {"why": "lunch"}
-        assert (await world.refused("POST", f"{PATH}/c9/pause", json=body))[0] == 400
+        assert (await world.error("POST", f"{PATH}/c9/pause", json=body))[0] == 400
 
     story(tell)
 
@@ -238,8 +238,8 @@ def test_request_cannot_name_a_command_to_run_on_the_server(field: str) -> None:
         )
         for plan in (False, True):
             body = BODY | {field: "/usr/bin/touch /tmp/executed", "plan": plan}
-            assert await world.refused("POST", PATH, json=body) == (400, "invalid", message)
-        assert (await world.told("GET", PATH))["total"] == 0
+            assert await world.error("POST", PATH, json=body) == (400, "invalid", message)
+        assert (await world.json("GET", PATH))["total"] == 0
 
     story(tell)
 
