@@ -11,7 +11,7 @@ import pytest
 
 from forewarn.config import Config, Identify
 from forewarn.core.fleet import Vm
-from forewarn.engine.clock import VirtualClock
+from forewarn.lab.clock import VirtualClock
 from forewarn.web.metadata import fast_path as poll
 from forewarn.wire.versions import VERSIONS
 from tests.builders import NOON

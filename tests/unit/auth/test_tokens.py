@@ -10,9 +10,9 @@ import pytest
 from forewarn.auth.token import Role, Token
 from forewarn.auth.tokens import TOKEN_KEY, Tokens
 from forewarn.core.timing import Timing
-from forewarn.engine.clock import VirtualClock
 from forewarn.engine.engine import Engine
 from forewarn.errors import Refused
+from forewarn.lab.clock import VirtualClock
 from forewarn.store.base import Record, Snapshot, Store
 from forewarn.store.memory import MemoryStore
 

@@ -7,11 +7,11 @@ from datetime import timedelta
 from typing import Any
 
 from forewarn.core.change import Change, ChangeKind
-from forewarn.engine.clock import VirtualClock
 from forewarn.engine.entry import Note, encode_all
 from forewarn.errors import StoreLost, Unavailable
 from forewarn.history.feed import HistoryFeed
 from forewarn.history.webhooks import MARGIN, REFUSALS_MAX, Office, Receiver, identity_of
+from forewarn.lab.clock import VirtualClock
 from forewarn.store.base import Write
 from forewarn.store.memory import MemoryStore
 from tests.builders import NOON

@@ -10,8 +10,8 @@ from forewarn.core.command import Restart, SetMembers
 from forewarn.core.fleet import Policy, ScopeKind, Vm
 from forewarn.core.timing import Timing
 from forewarn.engine.board import PublishedScope
-from forewarn.engine.clock import VirtualClock
 from forewarn.errors import Error, StoreLost
+from forewarn.lab.clock import VirtualClock
 from forewarn.store.memory import MemoryStore
 from forewarn.web.metadata.app import Message, Metadata
 from forewarn.web.service import build_service

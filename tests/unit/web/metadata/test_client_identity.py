@@ -8,9 +8,9 @@ from forewarn.config import Config, Identify
 from forewarn.core.fleet import Scope, Vm
 from forewarn.core.timing import Timing
 from forewarn.engine.board import Board
-from forewarn.engine.clock import VirtualClock
 from forewarn.engine.engine import Engine
 from forewarn.errors import Forbidden, Invalid
+from forewarn.lab.clock import VirtualClock
 from forewarn.store.memory import MemoryStore
 from forewarn.web.http.message import plain_address
 from forewarn.web.metadata.app import Metadata
