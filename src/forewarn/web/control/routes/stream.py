@@ -133,7 +133,7 @@ async def frames(
         while tail.stops == stops and is_allowed():  # ends with the server, too
             changed = tail.changed
             values = await tail.after(number)
-            if values and (oldest := await tail.gap_after(number)):
+            if oldest := await tail.gap_after(number, values):
                 yield _gap(number, oldest)
             chunk = b""
             for entry in wanted.select(values):
