@@ -10,7 +10,7 @@ import os
 import random
 import stat
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -18,24 +18,28 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from forewarn.campaign.worker import HealthCheck
+from forewarn.auth.tokens import Tokens
+from forewarn.campaign.worker import CampaignWorker, HealthCheck
 from forewarn.config import Address, Config, Identify, NotBeforeFormat, is_loopback
+from forewarn.core.change import ChangeKind
 from forewarn.core.event import EventType
 from forewarn.core.timing import Timing
 from forewarn.engine.clock import Clock, RealClock
-from forewarn.engine.engine import Engine
 from forewarn.engine.entry import Note
-from forewarn.engine.keeping import kept
+from forewarn.engine.lease import run_under_lease
 from forewarn.engine.migration import UPGRADE
 from forewarn.engine.operations import Operations
 from forewarn.engine.worker import Worker
 from forewarn.errors import Invalid, StoreUnusable, Unavailable
-from forewarn.fleetfile import schema as fleet
-from forewarn.fleetfile.files import digest_of, read_sources
+from forewarn.fleetfile import parser as fleet
+from forewarn.fleetfile.files import compute_digest, read_sources
 from forewarn.history.cloudevents import parse_secrets
+from forewarn.history.retention import RetentionWorker
+from forewarn.history.webhook_sender import WebhookSender
+from forewarn.history.webhooks import Webhook, WebhookContext, deliver_all, get_identity
 from forewarn.log import set_up_log
 from forewarn.platform.base import Platform
-from forewarn.platform.open import health_platform, real_platform
+from forewarn.platform.open import open_health_platform, open_platform
 from forewarn.platform.simulated import SimulatedPlatform
 from forewarn.store.base import Store
 from forewarn.store.open import open_store, path_of
@@ -46,6 +50,7 @@ from forewarn.web.http.tls import Certificate
 from forewarn.web.http_status import control_body
 from forewarn.web.metadata.app import Metadata
 from forewarn.web.metadata.fast_path import Polls
+from forewarn.web.service import Service, build_service
 from forewarn.web.settings import Settings
 
 log = logging.getLogger("forewarn")
@@ -64,14 +69,6 @@ class Addresses(NamedTuple):
     control: Address
 
 
-class Service(NamedTuple):
-    """The parts at work, but for the doors: nobody can call them yet."""
-
-    engine: Engine
-    operations: Operations
-    settings: Settings
-
-
 async def serve(
     config: Config,
     on_ready: Callable[[Addresses], None],
@@ -85,31 +82,27 @@ async def serve(
         config.rate, retry_window=timedelta(seconds=config.impact_retry_seconds_max)
     )
     certificate = read_certificate(config)
-    async with collector_paused(), opened(await open_store(config.store, UPGRADE), clock, timing) as engine:
+    store = await open_store(config.store, UPGRADE)
+    async with (
+        collector_paused(),
+        open_service(store, clock, timing, make_id, settings(config)) as service,
+    ):
+        engine, operations = service.engine, service.operations
         warn_of_readable_store(config.store)
-        refuse_open_door(engine, config.control, config.store)
+        refuse_open_door(service.tokens, config.control, config.store)
         if not is_loopback(config.control.host) and certificate is None:
             log.warning(
                 "tokens can be read on the way: no TLS",
                 extra={"facts": {"control": str(config.control)}},
             )
-        engine.listeners.append(on_change)
-        operations = Operations(engine, make_id)
+        engine.subscribe_entries(on_change)
         await apply_fleet_file(operations, config.fleet)
         resume_collector()
         worker = f"server-{uuid.uuid4()}"
         async with (
-            at_work(config, engine, make_platform(config, clock, engine), worker) as work,
-            kept(
-                config,
-                engine,
-                worker=worker,
-                secrets=webhook_secrets(config),
-                make_id=make_id,
-                chance=random.random,
-            ) as history,
+            at_work(config, service, make_platform(config, clock, service), worker) as work,
+            history_at_work(config, service) as history,
         ):
-            service = Service(engine, operations, settings(config))
             async with listening(*listeners(config, service, certificate, descriptors)) as (
                 metadata,
                 operators,
@@ -144,33 +137,39 @@ async def told_to_systemd(words: str) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def opened(store: Store, clock: Clock, timing: Timing) -> AsyncIterator[Engine]:
-    """An engine that shows all that its store holds."""
-    engine = Engine(store, clock, timing)
+async def open_service(
+    store: Store,
+    clock: Clock,
+    timing: Timing,
+    make_id: Callable[[], str],
+    settings: Settings = Settings(),  # noqa: B008, frozen
+) -> AsyncIterator[Service]:
+    """A service whose engine has loaded the store. Closes the store at the end."""
+    service = build_service(store, clock, timing, make_id, settings)
     try:
-        await engine.load()
-        yield engine
+        await service.engine.load()
+        yield service
     finally:
-        await engine.close()
+        await service.engine.close()
 
 
 @asynccontextmanager
 async def at_work(
-    config: Config, engine: Engine, platform: Platform, worker: str
+    config: Config, service: Service, platform: Platform, worker: str
 ) -> AsyncIterator[asyncio.Task[None]]:
-    """Within this the loops run, in the task that is given: whoever waits for it learns if they
-    break.
-    """
+    """Run the workers within this. Await the task to see whether one failed."""
     limit = timedelta(seconds=config.impact_seconds_max)
-    loops = Worker(
-        engine,
+    impacts = Worker(
+        service.engine,
         platform,
         worker=worker,
         impacts_max=config.impacts_max,
         impact_limit=limit,
-        health=make_health_check(config),
     )
-    work = asyncio.create_task(loops.run())
+    campaigns = CampaignWorker(
+        service.engine, service.campaigns.cache, worker, make_health_check(config)
+    )
+    work = asyncio.create_task(run_together(impacts.run(), campaigns.run()))
     try:
         yield work
     finally:
@@ -178,14 +177,79 @@ async def at_work(
         await asyncio.gather(work, return_exceptions=True)
 
 
-def make_platform(config: Config, clock: Clock, engine: Engine) -> Platform:
+@asynccontextmanager
+async def history_at_work(config: Config, service: Service) -> AsyncIterator[asyncio.Task[None]]:
+    """Trim the history and send webhooks within this."""
+    engine, feed = service.engine, service.feed
+    retention = RetentionWorker(
+        engine.store,
+        engine.clock,
+        feed,
+        keep=timedelta(days=config.history_days),
+        commits_max=config.history_notes_max,
+    )
+    works = [run_under_lease(engine.store, "retention", lambda lease: retention.run())]
+    webhooks = await make_webhooks(config, service) if config.webhook else ()
+    if webhooks:
+        feed.webhooks = webhooks
+        works.append(
+            run_under_lease(engine.store, "webhooks", lambda lease: deliver_all(webhooks, lease))
+        )
+    work = asyncio.create_task(run_together(*works))
+    try:
+        yield work
+    finally:
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+        for webhook in webhooks:
+            await webhook.close()
+
+
+async def make_webhooks(config: Config, service: Service) -> tuple[Webhook, ...]:
+    """The configured webhooks, registered: they get everything that happens from now on."""
+    context = WebhookContext(
+        engine=service.engine,
+        feed=service.feed,
+        identity=await get_identity(service.engine, make_id),
+        changes=webhook_changes(config.webhook_changes),
+        secrets=webhook_secrets(config),
+        random=random.random,
+    )
+    timeout_seconds = config.webhook_seconds_max
+    webhooks = tuple(
+        Webhook(url, WebhookSender(url, timeout_seconds=timeout_seconds), context)
+        for url in config.webhook
+    )
+    for webhook in webhooks:
+        await webhook.register()
+    return webhooks
+
+
+def webhook_changes(names: Sequence[str]) -> frozenset[ChangeKind]:
+    unknown = [name for name in names if name not in list(ChangeKind)]
+    if unknown:
+        raise Invalid(
+            f"webhook_changes: expected some of {', '.join(ChangeKind)}, got {unknown[0]!r}",
+            option="webhook_changes",
+        )
+    return frozenset(ChangeKind(name) for name in names)
+
+
+async def run_together(*works: Coroutine[Any, Any, None]) -> None:
+    """Run all until cancelled; if one fails, so do the others."""
+    async with asyncio.TaskGroup() as group:
+        for work in works:
+            group.create_task(work)
+
+
+def make_platform(config: Config, clock: Clock, service: Service) -> Platform:
     """What carries the impacts out."""
-    board = engine.board
+    engine, board, turns = service.engine, service.engine.board, service.campaigns.cache.turns
 
     def hosts() -> Iterator[str]:
         return chain(board.hosts, board.declared_hosts)
 
-    real = real_platform(config, clock, hosts=hosts, wanted=engine.shelf.turns, environ=os.environ)
+    real = open_platform(config, clock, hosts=hosts, avoid=turns, environ=os.environ)
     if real is not None:
         return real
     durations = {
@@ -201,14 +265,14 @@ def make_platform(config: Config, clock: Clock, engine: Engine) -> Platform:
         clock,
         durations=durations,
         hosts=hosts,
-        wanted=engine.shelf.turns,
+        avoid=turns,
         failing=config.simulate_failure,
     )
 
 
 def make_health_check(config: Config) -> HealthCheck | None:
     """What is run after each host of a campaign: a command of our own configuration, or nothing."""
-    platform = health_platform(config, os.environ)
+    platform = open_health_platform(config, os.environ)
     return (
         None
         if platform is None
@@ -269,7 +333,7 @@ def listeners(
         operators_door(
             service,
             config.control,
-            [metrics.route(service.engine, metadata, polls)],
+            [metrics.route(service, metadata, polls)],
             certificate,
             operators,
         ),
@@ -305,7 +369,7 @@ def operators_door(
     address: Address,
     more: Sequence[Any] = (),
     certificate: Certificate | None = None,
-    limits: Limits = Limits(),  # noqa: B008, frozen
+    limits: Limits = Limits(),
 ) -> Listener:
     """The control listener, with `more` routes.
 
@@ -313,14 +377,14 @@ def operators_door(
     """
     from forewarn.web.control.routes import fleet as control
 
-    refuse_open_door(service.engine, address)
-    app = control.app(service.operations, service.engine, host=address.host, more=more)
+    refuse_open_door(service.tokens, address)
+    app = control.app(service, host=address.host, more=more)
     guard = ConnectionPolicy(
         replace(limits, body_bytes_max=control.FLEET_BYTES_MAX),
         control_body,
         service.engine.throttled_log,
     )
-    end_streams = service.engine.tail.stop
+    end_streams = service.feed.stop
     return Listener(
         app,
         address,
@@ -331,9 +395,9 @@ def operators_door(
     )
 
 
-def refuse_open_door(engine: Engine, address: Address, store: str = "URL") -> None:
+def refuse_open_door(tokens: Tokens, address: Address, store: str = "URL") -> None:
     """Beyond loopback nobody is let in without a token, so there must be one."""
-    if engine.tokens or is_loopback(address.host):
+    if tokens or is_loopback(address.host):
         return
     make = f"make a token first: forewarn token create NAME --role admin --store {store}"
     way = (
@@ -377,7 +441,7 @@ async def apply_fleet_file(operations: Operations, path: Path | None) -> None:
     if path is None:
         return
     sources = read_sources(path)
-    digest = digest_of(sources)
+    digest = compute_digest(sources)
     if digest == operations.applied_digest():
         return
     wanted = fleet.parse_all(sources)

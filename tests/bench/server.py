@@ -1,7 +1,7 @@
 """Our side of the bench, as a process of its own: a metadata listener over a fleet that fills the
 board.
 
-It says one JSON line when it listens, and one whenever it is told `rss`; `change` makes it change
+It prints one JSON line when it listens, and one for each `rss` on stdin; `change` makes it change
 the caller's document. The end of its input ends it.
 """
 
@@ -40,7 +40,7 @@ def rss_bytes() -> int:
 
 
 def fill(engine: Engine, *, vms: int, vms_per_scope: int) -> None:
-    """Show the fleet on the board directly. Every scope was polled a moment ago."""
+    """Show the fleet on the board directly. Every scope was just polled."""
     now = datetime.now(UTC)
     for first in range(0, vms, vms_per_scope):
         members = tuple(

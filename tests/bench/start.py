@@ -19,11 +19,11 @@ from pathlib import Path
 from forewarn.core.fleet import Scope, ScopeKind, Vm
 from forewarn.core.timing import Timing
 from forewarn.engine.clock import RealClock
-from forewarn.engine.engine import SCOPE_KEY
 from forewarn.engine.record import SCOPE
+from forewarn.engine.replica import SCOPE_KEY
 from forewarn.engine.worker import Worker
 from forewarn.platform.simulated import SimulatedPlatform
-from forewarn.server import collector_paused, opened, resume_collector
+from forewarn.server import collector_paused, open_service, resume_collector
 from forewarn.store.base import WRITES_MAX, Write
 from forewarn.store.sqlite import SqliteStore
 
@@ -82,14 +82,15 @@ def read_alone(path: Path) -> float:
 
 
 async def start(path: Path) -> float:
-    """Seconds from opening the file to the moment at which `serve` would open its listeners."""
+    """Seconds from opening the file until `serve` would open its listeners."""
     began = time.perf_counter()
     clock = RealClock()
     async with (
         collector_paused(),
-        opened(await SqliteStore.open(str(path)), clock, Timing()) as engine,
+        open_service(await SqliteStore.open(str(path)), clock, Timing(), lambda: "") as service,
     ):
         resume_collector()
+        engine = service.engine
         platform = SimulatedPlatform(clock, durations={}, hosts=lambda: engine.board.hosts)
         Worker(engine, platform, worker="bench", impact_limit=timedelta(hours=1))
         return time.perf_counter() - began

@@ -89,7 +89,7 @@ def test_each_type_of_event_is_prepared_for_approved_and_recovered_from_once(
             complete_when_started(service, agent, kind, answer)
             expected += [f"{phase} {kind}" for phase in ("prepare", "start", "recover")]
             recovered = expected[-1]
-            diary = eventually(agent.diary, lambda lines: recovered in lines)  # noqa: B023
+            diary = eventually(agent.diary, lambda lines: recovered in lines)
             assert diary == expected
         eventually(agent.status, lambda status: not status["handlings"])
 

@@ -212,5 +212,5 @@ def test_a_health_command_that_hangs_is_ended_with_all_it_started_and_says_no(
         soon(lambda: bool(shown(service, campaign)["state"] == "paused"))
         braked = shown(service, campaign)
 
-    assert "was not done within 1 seconds, and was ended" in braked["why_paused"]
+    assert "did not finish within 1 seconds and was killed" in braked["why_paused"]
     soon(lambda: not Path(f"/proc/{(tmp_path / 'child').read_text().strip()}").exists())

@@ -176,7 +176,7 @@ def test_a_span_of_time_is_written_as_everywhere_else(tmp_path: Path) -> None:
         wrong = forewarn(lab, "lab", "clock", "advance", "1.5h")
         assert wrong.returncode == 2
         assert (
-            "'1.5h' is no span of time; expected a time such as 90s, 15m, 2h, 1h30m or 7d"
+            "'1.5h' is no span of time; expected a duration such as 90s, 15m, 2h, 1h30m or 7d"
             in wrong.stderr
         )
 

@@ -226,7 +226,7 @@ FORMS = (
 
 
 @patient
-@given(st.datetimes(datetime(1971, 1, 1), datetime(9000, 1, 1)), st.sampled_from(FORMS))  # noqa: DTZ001
+@given(st.datetimes(datetime(1971, 1, 1), datetime(9000, 1, 1)), st.sampled_from(FORMS))
 def test_every_moment_is_read_back_from_every_form(moment: datetime, form: object) -> None:
     moment = moment.replace(tzinfo=UTC, microsecond=0)
     assert callable(form)

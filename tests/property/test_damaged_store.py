@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from forewarn.auth.token import Role
+from forewarn.auth.tokens import Tokens
 from forewarn.core.fleet import Scope, ScopeKind
 from forewarn.core.timing import Timing
 from forewarn.engine.clock import VirtualClock
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
 from forewarn.errors import StoreUnusable
-from forewarn.fleetfile.schema import Fleet
+from forewarn.fleetfile.parser import Fleet
 from forewarn.history.query import EntryFilter, read
 from forewarn.store.sqlite import SqliteStore
 from tests.builders import NOON, guid, vm
@@ -42,6 +43,7 @@ FLEET = Fleet(
 async def fill(path: Path) -> None:
     """A store with every kind of record: scopes with events, the fleet, tokens, history."""
     engine = Engine(await SqliteStore.open(str(path)), VirtualClock(NOON), Timing())
+    tokens = Tokens(engine)
     try:
         await engine.load()
         ids = (guid(number) for number in range(1, 1000))
@@ -49,7 +51,7 @@ async def fill(path: Path) -> None:
         await operations.apply(FLEET, by="test")
         await engine.seen(engine.board.scopes["web"])
         await operations.restart("web-0", by="test")
-        await engine.tokens.create(
+        await tokens.create(
             "boss", Role.ADMIN, secret="a" * 64, by="test", expires_in=timedelta(days=1)
         )
     finally:

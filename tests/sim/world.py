@@ -30,7 +30,7 @@ from forewarn.engine.operations import Operations, Told
 from forewarn.engine.record import SCOPE
 from forewarn.engine.worker import Worker
 from forewarn.errors import Error, ImpactFailed, StoreLost
-from forewarn.fleetfile.schema import Fleet
+from forewarn.fleetfile.parser import Fleet
 from forewarn.platform.base import ImpactRequest, ImpactResult
 from forewarn.store.base import HistoryValue, Lease, Record, Snapshot, Store, Write
 from forewarn.store.memory import MemoryStore

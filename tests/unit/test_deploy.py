@@ -13,14 +13,13 @@ from prometheus_client import CollectorRegistry, generate_latest
 from forewarn.cli.exit_codes import Exit, exit_of
 from forewarn.core.timing import Timing
 from forewarn.engine.clock import RealClock
-from forewarn.engine.engine import Engine
 from forewarn.errors import StoreDenied
 from forewarn.store.memory import MemoryStore
 from forewarn.web.control.routes.metrics import Numbers
 from forewarn.web.http.connection import Limits
 from forewarn.web.metadata.app import Metadata
 from forewarn.web.metadata.fast_path import Polls
-from forewarn.web.settings import Settings
+from forewarn.web.service import build_service
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -29,8 +28,9 @@ NAME = re.compile(r"\bforewarn_[a-z_]+\b")
 
 
 def numbers() -> Numbers:
-    engine, settings = Engine(MemoryStore(), RealClock(), Timing()), Settings()
-    return Numbers(engine, Metadata(engine, settings), Polls(engine, settings, Limits()))
+    service = build_service(MemoryStore(), RealClock(), Timing(), lambda: "")
+    engine, settings = service.engine, service.settings
+    return Numbers(service, Metadata(engine, settings), Polls(engine, settings, Limits()))
 
 
 def told(command: list[str], given: bytes = b"") -> tuple[int, str]:

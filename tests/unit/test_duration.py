@@ -5,7 +5,7 @@ from datetime import timedelta
 import msgspec
 import pytest
 
-from forewarn.duration import Span, parse
+from forewarn.duration import Duration, parse_duration
 
 
 @pytest.mark.parametrize(
@@ -21,8 +21,8 @@ from forewarn.duration import Span, parse
     ],
 )
 def test_a_length_of_time_is_read(text: str, expected: timedelta) -> None:
-    assert parse(text) == expected
-    assert msgspec.convert(text, Span) == text
+    assert parse_duration(text) == expected
+    assert msgspec.convert(text, Duration) == text
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,6 @@ def test_a_length_of_time_is_read(text: str, expected: timedelta) -> None:
 )
 def test_what_is_no_length_of_time_is_refused_by_the_type_and_by_the_reader(text: str) -> None:
     with pytest.raises(ValueError, match="such as 90s, 15m, 2h"):
-        parse(text)
+        parse_duration(text)
     with pytest.raises(msgspec.ValidationError):
-        msgspec.convert(text, Span)
+        msgspec.convert(text, Duration)

@@ -22,7 +22,7 @@ from forewarn.web.http_status import metadata_body
 from tests.unit.web.http.test_listener import hello
 
 
-def shares(descriptors: int, config: Config = Config()) -> tuple[int, int, int, int]:  # noqa: B008, frozen
+def shares(descriptors: int, config: Config = Config()) -> tuple[int, int, int, int]:
     """Connections of VMs, of one VM's address, of operators, and of one operator's address."""
     vms, operators = connection_limits(config, descriptors)
     return (

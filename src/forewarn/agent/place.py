@@ -9,9 +9,9 @@ Path = tuple[str | int, ...]
 
 _TOKEN = re.compile(
     r'"""(?:\\.|[^\\])*?"{3,5}'
-     r"|'''.*?'{3,5}"
-     r'|"(?:\\.|[^"\\])*"'
-     r"|'[^']*'"  # texts, the long ones first
+    r"|'''.*?'{3,5}"
+    r'|"(?:\\.|[^"\\])*"'
+    r"|'[^']*'"  # texts, the long ones first
     r"|\#[^\n]*|[\[\]{}=,\n]|[^\s\[\]{}=,\#\"']+",
     re.DOTALL,
 )
@@ -27,7 +27,7 @@ class Lines:
         self._text = text
         self._lines: dict[Path, int] | None = None
 
-    def line_of(self, path: Path) -> int:
+    def find_line(self, path: Path) -> int:
         """The line of the value at this path or, where it has none of its own, of what is around
         it.
         """

@@ -153,7 +153,7 @@ class Table:
         field = "".join(
             f"[{part}]" if isinstance(part, int) else f".{part}" for part in place
         ).removeprefix(".")
-        return f"{self._source}:{self._lines.line_of(place)}: {field}"
+        return f"{self._source}:{self._lines.find_line(place)}: {field}"
 
     def refuse(self, name: str, expected: str) -> NoReturn:
         got = repr(self.values[name])[:80] if name in self.values else "nothing"

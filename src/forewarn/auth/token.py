@@ -6,6 +6,8 @@ from enum import StrEnum
 
 import msgspec
 
+from forewarn.engine.record import RecordCodec
+
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 """No underscore: it parts the name from the secret."""
 EXPIRY_MAX = timedelta(days=3660)
@@ -39,3 +41,6 @@ class Token(msgspec.Struct, frozen=True):
 
     def is_good(self, now: datetime) -> bool:
         return self.expires_at is None or now < self.expires_at
+
+
+TOKEN = RecordCodec("token", Token)

@@ -9,65 +9,54 @@ at once one is told so, and decides again.
 import hashlib
 import hmac
 import re
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from datetime import UTC, datetime, timedelta
-from typing import NamedTuple
+from datetime import timedelta
 
-from forewarn.auth.token import EXPIRY_MAX, NAME, Role, Token
+from forewarn.auth.token import EXPIRY_MAX, NAME, TOKEN, Role, Token
 from forewarn.core.change import Change, ChangeKind
-from forewarn.engine import record
-from forewarn.engine.clock import Clock
-from forewarn.errors import Conflict, Invalid, Refused, Unavailable, UnknownToken
-from forewarn.store.base import Record, Store, Write
+from forewarn.engine.engine import Engine
+from forewarn.engine.record import RAW
+from forewarn.engine.transaction import Transaction
+from forewarn.errors import Invalid, Refused, UnknownToken
 
-TOKEN_KEY = "token/{}/"  # noqa: S105
+TOKEN_KEY = "token/{}/"
 ROLL_KEY = "tokens"
 ROLL = b'{"format":1}'
-KINDS = ("token", ROLL_KEY)
+KEYS = (ROLL_KEY, "token/")
 TOKENS_MAX = 1000
-TRIES_MAX = 10
 SECRET = re.compile(r"[0-9a-f]{64}")
 TEXT = re.compile(rf"fw_({NAME.pattern})_({SECRET.pattern})")
-NEVER = datetime.fromtimestamp(0, UTC)
 NOBODY = Token(name="", role=Role.VIEWER, digest="", created_at=None)  # type: ignore[arg-type]
 """What an unknown name is compared with, so that it takes as long as a known one."""
 
-Commit = Callable[[Sequence[Write], Change, str], Awaitable[int]]
-
-
-class Held(NamedTuple):
-    """A token and the revision at which it was written."""
-
-    token: Token
-    revision: int
-
 
 class Tokens:
-    """All tokens as the store holds them. `commit` writes records with their note and has them
-    learned.
+    """All tokens as the store holds them. Create it before the engine loads.
 
-    `refused_count` counts the tokens that were shown and are none, for whoever tells how the
-    service is doing.
+    `refused_count` counts requests with a bad token, for the metrics.
     """
 
-    def __init__(self, store: Store, clock: Clock, commit: Commit) -> None:
-        self._store = store
-        self._clock = clock
-        self._commit = commit
-        self._held: dict[str, Held] = {}
-        self._gone: dict[str, int] = {}
-        self._roll_revision = 0
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
         self.refused_count = 0
+        engine.register("token", TOKEN)
+        engine.register(ROLL_KEY, RAW)
 
     def __bool__(self) -> bool:
-        """Whether there are any: then they are asked for.
+        """Whether a token is required.
 
-        One that has expired still counts, so that time opens no door.
+        Expired and unreadable tokens still count, so that auth never switches itself off.
         """
-        return bool(self._held)
+        is_known = next(self._engine.records.values("token"), None) is not None
+        return is_known or any(key.startswith("token/") for key in self._engine.unreadable)
 
     def all(self) -> list[Token]:
-        return [self._held[name].token for name in sorted(self._held)]
+        return [token for _, token in sorted(self._engine.records.values("token"))]
+
+    def _get(self, name: str) -> Token | None:
+        """A token by its name; None if this version cannot read it."""
+        key = TOKEN_KEY.format(name)
+        token: Token | None = self._engine.records.get(key).value
+        return None if key in self._engine.unreadable else token
 
     def holder(self, text: str) -> Token | None:
         """The token that this text is, if it is one, is known and has not expired.
@@ -76,9 +65,9 @@ class Tokens:
         """
         found = TEXT.fullmatch(text)
         name, secret = found.groups() if found else ("", "")
-        token = self._held[name].token if name in self._held else NOBODY
+        token = self._get(name) or NOBODY
         is_right = hmac.compare_digest(digest_of(secret), token.digest)
-        return token if is_right and token.is_good(self._clock.now()) else None
+        return token if is_right and token.is_good(self._engine.clock.now()) else None
 
     async def create(
         self, name: str, role: Role, *, secret: str, by: str, expires_in: timedelta | None = None
@@ -97,33 +86,35 @@ class Tokens:
                 f"expires: expected at most {EXPIRY_MAX.days} days from now, got {expires_in}",
                 field="expires",
             )
-        now = self._clock.now()
+        now = self._engine.clock.now()
         expires_at = None if expires_in is None else now + expires_in
         token = Token(
             name=name, role=role, digest=digest_of(secret), created_at=now, expires_at=expires_at
         )
 
-        def decide() -> tuple[Write, Change]:
-            if name in self._held:
+        def decide(transaction: Transaction) -> None:
+            known = transaction.get(TOKEN_KEY.format(name))
+            if known == token:
+                return  # the reply to the first commit was lost
+            if known is not None:
                 raise Refused(
                     f"there is a token {name!r} already; expected another name, or revoke it first",
                     token=name,
                 )
-            if len(self._held) >= TOKENS_MAX:
+            count = len(self.all())
+            if count >= TOKENS_MAX:
                 raise Refused(
-                    f"there are {len(self._held)} tokens; at most {TOKENS_MAX} may be",
-                    tokens_max=TOKENS_MAX,
+                    f"there are {count} tokens; at most {TOKENS_MAX} may be", tokens_max=TOKENS_MAX
                 )
-            if not self._held and role is not Role.ADMIN:
+            if not self and role is not Role.ADMIN:
                 raise Refused(
-                    f"the first token is a {role}; expected an admin: nobody could make or revoke tokens",
+                    f"the first token is a {role}; expected an admin: nobody could make or revoke"
+                    " tokens",
                     role=role,
                 )
-            return Write(TOKEN_KEY.format(name), record.TOKEN.encode(token), 0), _change(
-                ChangeKind.TOKEN_CREATED, token
-            )
+            self._put(transaction, token.name, token, _change(ChangeKind.TOKEN_CREATED, token))
 
-        await self._write(decide, by)
+        await self._engine.update(KEYS, decide, by=by)
         return token, f"fw_{name}_{secret}"
 
     async def revoke(self, name: str, *, by: str) -> Token:
@@ -132,90 +123,46 @@ class Tokens:
         The last admin stays while others do.
         """
 
-        def decide() -> tuple[Write, Change]:
-            held = self._standing(name)
-            others = [one.token for one in self._held.values() if one.token.name != name]
-            now = self._clock.now()
-            is_admin = held.token.role is Role.ADMIN and held.token.is_good(now)
+        def decide(transaction: Transaction) -> Token:
+            token: Token | None = transaction.get(TOKEN_KEY.format(name))
+            if token is None:
+                raise UnknownToken(f"there is no token {name[:80]!r}", token=name[:80])
+            others = [other for other in self.all() if other.name != name]
+            is_admin = token.role is Role.ADMIN and token.is_good(transaction.now)
             is_last = is_admin and not any(
-                one.role is Role.ADMIN and one.is_good(now) for one in others
+                other.role is Role.ADMIN and other.is_good(transaction.now) for other in others
             )
             if is_last and others:
                 raise Refused(
-                    f"{name} is the last admin's token; expected another admin, or no other tokens at all",
+                    f"{name} is the last admin's token; expected another admin, or no other tokens"
+                    " at all",
                     token=name,
                 )
-            return Write(TOKEN_KEY.format(name), None, held.revision), _change(
-                ChangeKind.TOKEN_REVOKED, held.token
-            )
+            self._put(transaction, name, None, _change(ChangeKind.TOKEN_REVOKED, token))
+            return token
 
-        token = self._standing(name).token
-        await self._write(decide, by)
-        return token
+        return await self._engine.update(KEYS, decide, by=by)
 
-    def _standing(self, name: str) -> Held:
-        if name not in self._held:
-            raise UnknownToken(f"there is no token {name[:80]!r}", token=name[:80])
-        return self._held[name]
+    async def replace_all(self, name: str, *, secret: str, by: str) -> tuple[list[str], str]:
+        """Revoke all tokens and create one for an admin; the names of the old, the new text.
 
-    async def _write(self, decide: Callable[[], tuple[Write, Change]], by: str) -> None:
-        """What was decided, if no token came or went meanwhile; else look again and decide anew."""
-        for _ in range(TRIES_MAX):
-            write, change = decide()
-            try:
-                await self._commit((write, Write(ROLL_KEY, ROLL, self._roll_revision)), change, by)
-            except Conflict:
-                await self._look_again()
-            else:
-                return
-        raise Unavailable("the tokens are being changed by too many at once; try again")
-
-    async def _look_again(self) -> None:
-        snapshot = await self._store.load("token")
-        self._forget(snapshot.revision, {found.key for found in snapshot.records})
-        for found in snapshot.records:
-            self.learn(found)
-
-    def learn(self, found: Record) -> None:
-        """Know a token, or the roll, as it stands in the store, unless something newer is known
-        already.
+        Does nothing if there are none: without tokens auth is off.
         """
-        if found.key == ROLL_KEY:
-            self._roll_revision = max(self._roll_revision, found.revision)
-            return
-        name = found.key.split("/")[1]
-        known = self._held[name].revision if name in self._held else self._gone.get(name, 0)
-        if found.revision <= known:
-            return
-        if found.value is None:
-            self._held.pop(name, None)
-            self._gone[name] = found.revision
-        else:
-            self._held[name] = Held(record.TOKEN.decode(found.value), found.revision)
+        tokens, now = self.all(), self._engine.clock.now()
+        if not tokens:
+            return [], ""
+        is_admin = {token.name: token.role is Role.ADMIN and token.is_good(now) for token in tokens}
+        for token in sorted(tokens, key=lambda token: is_admin[token.name]):  # admins last
+            await self.revoke(token.name, by=by)
+        _, text = await self.create(name, Role.ADMIN, secret=secret, by=by)
+        return [token.name for token in tokens], text
 
-    def hold_unreadable(self, found: Record) -> None:
-        """Know that a token exists that this version cannot read.
-
-        It opens nothing here; but without it auth might be off.
-        """
-        name = found.key.split("/")[1]
-        self._held[name] = Held(
-            Token(name=name, role=Role.VIEWER, digest="", created_at=NEVER), found.revision
-        )
-
-    def keep_only(self, keys: Collection[str], revision: int) -> None:
-        """The store was read as of a revision: what it did not hold then is gone.
-
-        What was revoked since then stays so.
-        """
-        self._gone = {name: gone for name, gone in self._gone.items() if gone > revision}
-        self._forget(revision, keys)
-
-    def _forget(self, revision: int, keys: Collection[str]) -> None:
-        if ROLL_KEY not in keys:
-            self._roll_revision = 0
-        for name in [name for name in self._held if TOKEN_KEY.format(name) not in keys]:
-            self.learn(Record(TOKEN_KEY.format(name), None, revision))
+    def _put(
+        self, transaction: Transaction, name: str, token: Token | None, change: Change
+    ) -> None:
+        transaction.put(TOKEN_KEY.format(name), token)
+        transaction.put(ROLL_KEY, ROLL)
+        transaction.record(change)
 
 
 def digest_of(secret: str) -> str:

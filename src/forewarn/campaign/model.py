@@ -12,6 +12,7 @@ import msgspec
 from forewarn.core.event import Cause, EventType
 from forewarn.core.fleet import Budget
 from forewarn.core.timing import Timing
+from forewarn.engine.record import RecordCodec
 
 NAMESPACE = uuid.UUID("7d0f3a51-5f0c-4d0e-9a53-0c6b1f6f1a2e")
 HOSTS_MAX = 100_000
@@ -272,3 +273,8 @@ def estimate(campaign: Campaign, now: datetime, timing: Timing) -> datetime | No
     if campaign.state is State.CANCELED:
         return begun
     return begun + span * (campaign.waves * campaign.waiting / max(campaign.total, 1))
+
+
+CAMPAIGN = RecordCodec("campaign", Campaign)
+ROLL = RecordCodec("roll of campaigns", Roll)
+NAMES: RecordCodec[tuple[str, ...]] = RecordCodec("campaign's hosts", tuple[str, ...])

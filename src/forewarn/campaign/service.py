@@ -15,15 +15,7 @@ from msgspec.structs import replace
 
 from forewarn.campaign import model as said
 from forewarn.campaign.budget import Standing, standing
-from forewarn.campaign.cache import (
-    CAMPAIGN_KEY,
-    ROLL_KEY,
-    forgotten,
-    forgotten_hosts,
-    written,
-    written_hosts,
-    written_roll,
-)
+from forewarn.campaign.cache import CAMPAIGN_KEY, ROLL_KEY, CampaignCache, put_hosts
 from forewarn.campaign.forecast import Forecast, forecast
 from forewarn.campaign.model import HOSTS_MAX, Campaign, Roll, UnderWay, Wish, host_seconds
 from forewarn.campaign.rules import Decision, View, decide
@@ -31,14 +23,15 @@ from forewarn.core.change import Change, ChangeKind
 from forewarn.core.command import Maintain
 from forewarn.core.fleet import Scope
 from forewarn.core.machine import decide as decide_scope
-from forewarn.engine.engine import TRIES_MAX, Engine
-from forewarn.errors import Conflict, Invalid, OverBudget, StoreLost, TooManyCampaigns, Unavailable
-from forewarn.store.base import Write
+from forewarn.engine.engine import Engine
+from forewarn.engine.replica import POLLS_PASS_EVERY
+from forewarn.engine.transaction import Transaction
+from forewarn.errors import Invalid, OverBudget, TooManyCampaigns, UnknownCampaign
 
 ALIVE_MAX = 100
 ENDED_MAX = 1000
-POLLS_PASS_EVERY = 200
-"""How many hosts are gathered for a plan before polls get their turn."""
+KEYS = (ROLL_KEY, "campaign/")
+"""What every decision about a campaign reads."""
 
 
 class Campaigns:
@@ -47,11 +40,13 @@ class Campaigns:
     `health_limit`: how long this server's health command may take; None: it has none.
     """
 
-    def __init__(self, engine: Engine, health_limit: timedelta | None = None) -> None:
+    def __init__(
+        self, engine: Engine, cache: CampaignCache, health_limit: timedelta | None = None
+    ) -> None:
         self._engine = engine
         self._health_limit = health_limit
-        self._shelf = engine.shelf
-        self.fleet = engine.shelf.glances(engine.board)
+        self.cache = cache
+        self.fleet = cache.glances(engine.board)
 
     async def plan(self, wish: Wish) -> Forecast:
         """What a campaign would do, as things stand now. Nothing is changed."""
@@ -110,14 +105,23 @@ class Campaigns:
                 vms=one.vms,
                 max_unavailable=one.limit,
             )
-        async with self._shelf.deciding:
-            for _ in range(TRIES_MAX):
-                if (before := self._asked_before(operation_id)) is not None:
-                    return before
-                campaign = replace(self._numbered(wish, planned), asked_as=operation_id)
-                if await self._commit_start(campaign, planned.hosts, by):
-                    return campaign
-        raise Unavailable("too many change the campaigns at once; try again")
+        campaign: Campaign | None = None
+
+        def decide_start(transaction: Transaction) -> Campaign:
+            nonlocal campaign
+            if (
+                campaign is not None
+                and transaction.get(CAMPAIGN_KEY.format(campaign.id)) == campaign
+            ):
+                return campaign  # it was committed, and only the reply was lost
+            if (known := self._asked_before(operation_id)) is not None:
+                return known
+            campaign = replace(self._numbered(wish, planned), asked_as=operation_id)
+            self._put_start(transaction, campaign, planned.hosts)
+            return campaign
+
+        async with self.cache.deciding:
+            return await self._engine.update(KEYS, decide_start, by=by)
 
     async def pause(self, campaign_id: str, by: str) -> Campaign:
         """No new hosts; what is announced goes on."""
@@ -135,38 +139,30 @@ class Campaigns:
 
         What is returned has been committed. `by` empty: the campaign says it itself.
         """
-        async with self._shelf.deciding:
-            if campaign_id.lower() not in self._shelf.kept:
-                await self._read_again(
-                    campaign_id.lower()
-                )  # another server may have started it just now
-            for _ in range(TRIES_MAX):
-                before, revision = self._shelf.find(campaign_id)
-                decision = decide(before, word, self.view(before), self._engine.clock.now())
-                if decision.campaign == before:
-                    return decision
-                writes = [written(decision.campaign, revision), *self._roll_writes(decision)]
-                try:
-                    await self._engine.commit(
-                        [], by or before.by, *writes, changes=decision.changes
-                    )
-                except (Conflict, StoreLost):
-                    await self._read_again(before.id)
-                    continue
-                return decision
-        raise Unavailable(
-            f"campaign {campaign_id} is being changed by too many at once; try again",
-            campaign=campaign_id,
-        )
+        key = CAMPAIGN_KEY.format(campaign_id.lower())
+
+        def decide_word(transaction: Transaction) -> Decision:
+            before: Campaign | None = transaction.get(key)
+            if before is None:
+                raise UnknownCampaign(f"there is no campaign {campaign_id!r}", campaign=campaign_id)
+            decision = decide(before, word, self.view(before), transaction.now)
+            if decision.campaign != before:
+                transaction.put(key, decision.campaign)
+                self._put_roll(transaction, decision)
+                transaction.record(*decision.changes, by=by or before.by)
+            return decision
+
+        async with self.cache.deciding:
+            return await self._engine.update(KEYS, decide_word, by=by)
 
     def view(self, campaign: Campaign) -> View:
         """What a decision about a campaign rests on."""
         others: list[UnderWay] = []
-        for other in self._shelf.alive():
+        for other in self.cache.alive():
             others += other.under_way if other.id != campaign.id else ()
         return View(
             fleet=self.fleet,
-            hosts=lambda start, stop: self._shelf.hosts_of(campaign.id, start, stop),
+            hosts=lambda start, stop: self.cache.hosts_of(campaign.id, start, stop),
             others=others,
             horizon=host_seconds(campaign.wish, self._engine.timing),
             health_limit=self._health_limit,
@@ -182,11 +178,11 @@ class Campaigns:
         )
 
     def _asked_before(self, operation_id: str) -> Campaign | None:
-        campaigns = (kept.campaign for kept in self._shelf.kept.values())
+        campaigns = self.cache.all()
         return next((one for one in campaigns if one.asked_as == operation_id != ""), None)
 
     def _numbered(self, wish: Wish, planned: Forecast) -> Campaign:
-        roll = self._shelf.roll
+        roll = self.cache.roll
         if len(roll.alive) >= ALIVE_MAX:
             raise TooManyCampaigns(
                 f"{ALIVE_MAX} campaigns are going on; at most {ALIVE_MAX} may",
@@ -200,56 +196,34 @@ class Campaigns:
             waves=len(planned.waves) + len(planned.waiting),
         )
 
-    async def _commit_start(self, campaign: Campaign, hosts: Sequence[str], by: str) -> bool:
-        shelf, roll = self._shelf, self._shelf.roll
-        after = replace(roll, started=roll.started + 1, alive=(*roll.alive, campaign.id))
-        writes = [
-            *written_hosts(campaign.id, hosts),
-            written(campaign, 0),
-            written_roll(after, shelf.roll_revision),
-        ]
-        told = Change(
-            what=ChangeKind.CAMPAIGN,
-            detail=f"{campaign.id} started: {campaign.wish.type} of {campaign.total} hosts",
+    def _put_start(
+        self, transaction: Transaction, campaign: Campaign, hosts: Sequence[str]
+    ) -> None:
+        roll: Roll = transaction.get(ROLL_KEY) or Roll()
+        put_hosts(transaction, campaign.id, hosts)
+        transaction.put(CAMPAIGN_KEY.format(campaign.id), campaign)
+        transaction.put(
+            ROLL_KEY, replace(roll, started=roll.started + 1, alive=(*roll.alive, campaign.id))
         )
-        try:
-            await self._engine.commit([], by, *writes, changes=(told,))
-        except (Conflict, StoreLost):
-            await self._read_again(campaign.id)
-            kept = shelf.kept.get(campaign.id)
-            return (
-                kept is not None and kept.campaign == campaign
-            )  # it was written, and only the answer was lost
-        return True
+        started = f"{campaign.id} started: {campaign.wish.type} of {campaign.total} hosts"
+        transaction.record(Change(what=ChangeKind.CAMPAIGN, detail=started))
 
-    def _roll_writes(self, decision: Decision) -> list[Write]:
-        """What else a decision writes: the roll, so that nobody else gives a turn meanwhile, or
-        because the campaign is over.
+    def _put_roll(self, transaction: Transaction, decision: Decision) -> None:
+        """Write the roll too if the campaign takes hosts, so that no other does so meanwhile, or
+        if it is over.
         """
-        shelf, campaign, roll = self._shelf, decision.campaign, self._shelf.roll
+        campaign, roll = decision.campaign, transaction.get(ROLL_KEY) or Roll()
         if not campaign.is_over:
-            return [written_roll(roll, shelf.roll_revision)] if decision.is_taking else []
+            if decision.is_taking:
+                transaction.put(ROLL_KEY, roll)
+            return
         ended = (*roll.ended, campaign.id)
-        after = Roll(
-            roll.started, tuple(one for one in roll.alive if one != campaign.id), ended[-ENDED_MAX:]
-        )
-        too_old = [write for one in ended[:-ENDED_MAX] for write in forgotten(shelf, one)]
-        return [
-            written_roll(after, shelf.roll_revision),
-            *forgotten_hosts(shelf, campaign.id),
-            *too_old,
-        ]
-
-    async def _read_again(self, campaign_id: str) -> None:
-        """The roll, and every campaign that takes room in the fleet."""
-        await self._read(ROLL_KEY)
-        for one in dict.fromkeys((*self._shelf.roll.alive, campaign_id)):
-            await self._read(CAMPAIGN_KEY.format(one))
-
-    async def _read(self, key: str) -> None:
-        for found in (await self._engine.store.load(key)).records:
-            if found.key == key:
-                self._engine.learn(found)
+        alive = tuple(one for one in roll.alive if one != campaign.id)
+        transaction.put(ROLL_KEY, Roll(roll.started, alive, ended[-ENDED_MAX:]))
+        old = [CAMPAIGN_KEY.format(one) for one in ended[:-ENDED_MAX]]
+        for key in (*self.cache.pieces(campaign.id), *old):
+            if transaction.get(key) is not None:
+                transaction.put(key, None)
 
 
 def matching(hosts: Iterable[str], patterns: Sequence[str]) -> list[str]:

@@ -37,7 +37,7 @@ class Glances:
 
     def on_host(self, host: str) -> list[Standing] | None:
         try:
-            places = self._board.places_on(host)
+            places = self._board.scopes_on(host)
         except UnknownHost:
             return None
         return [

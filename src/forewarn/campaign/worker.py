@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import NamedTuple
 
 from forewarn.campaign import model as said
+from forewarn.campaign.cache import CampaignCache
 from forewarn.campaign.forecast import window_of
 from forewarn.campaign.model import Campaign, Phase, State, Told
 from forewarn.campaign.service import Campaigns, maintenance
@@ -48,18 +49,21 @@ class CampaignWorker:
     `worker` names it where it asks for a host's health, if it has a way to.
     """
 
-    def __init__(self, engine: Engine, worker: str, health: HealthCheck | None = None) -> None:
+    def __init__(
+        self, engine: Engine, cache: CampaignCache, worker: str, health: HealthCheck | None = None
+    ) -> None:
         self._engine = engine
+        self._cache = cache
         self._worker = worker
         self._health = health
-        self._desk = Campaigns(engine, health.limit if health else None)
-        self._due: dict[str, None] = dict.fromkeys(engine.shelf.roll.alive)
+        self._desk = Campaigns(engine, cache, health.limit if health else None)
+        self._due: dict[str, None] = dict.fromkeys(cache.roll.alive)
         self._changed = asyncio.Event()
         self._awaited: dict[str, frozenset[str]] = {}
         self._checks: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._look_at = engine.clock.now() + NOW_AND_THEN
-        engine.board.followers.append(self._notice_scope)
-        engine.shelf.followers.append(self._notice)
+        engine.board.subscribe(self._notice_scope)
+        cache.subscribe(self._notice)
 
     async def run(self) -> None:
         """Work until cancelled.
@@ -90,11 +94,11 @@ class CampaignWorker:
             not now < self._look_at <= now + NOW_AND_THEN
         ):  # its moment has come, or the clock was set back
             self._look_at = now + NOW_AND_THEN
-            self._due.update(dict.fromkeys(self._engine.shelf.roll.alive))
+            self._due.update(dict.fromkeys(self._cache.roll.alive))
 
     async def _rest(self) -> None:
         """Until something changed, or the next look is due."""
-        if not self._engine.shelf.roll.alive:
+        if not self._cache.roll.alive:
             await self._changed.wait()
             return
         with suppress(TimeoutError):
@@ -148,7 +152,7 @@ class CampaignWorker:
             stop = campaign.cursor + window_of(campaign.wish.max_hosts) - len(campaign.window)
             for host in (
                 *campaign.window,
-                *self._engine.shelf.hosts_of(campaign.id, campaign.cursor, stop),
+                *self._cache.hosts_of(campaign.id, campaign.cursor, stop),
             ):
                 awaited.update(scope.name for scope in self._desk.fleet.on_host(host) or ())
         self._awaited[campaign.id] = frozenset(awaited)
@@ -168,7 +172,7 @@ class CampaignWorker:
         events: list[Told] = []
         trouble = ""
         try:
-            places = self._engine.board.places_on(order.host)
+            places = self._engine.board.scopes_on(order.host)
         except NotFound:
             return said.Announced(order.host, (), "there is no such host any more")
         for place in places:

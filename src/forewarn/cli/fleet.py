@@ -93,12 +93,12 @@ def sync(
     change.
     """
     with needs_server_parts(f"fleet sync {source}"):
-        from forewarn.cli.sync import fleet_from_libvirt
+        from forewarn.cli.sync import build_fleet_from_libvirt
     service, asked = connect(context), context.find_object(Asked) or Asked()
     config = resolved(Config, asked.file, {"libvirt_uri": uri or None}).config
     answer = _synced(
         service,
-        lambda told: fleet_from_libvirt(told, config),
+        lambda told: build_fleet_from_libvirt(told, config),
         query="" if is_apply else "dry_run=true",
     )
     _show_difference(answer, dry_run=not is_apply, as_json=as_json)
@@ -137,7 +137,7 @@ def check(file: File) -> None:
     """Check a fleet file without a service."""
     with needs_server_parts("fleet check"):
         from forewarn.fleetfile.files import read_sources
-        from forewarn.fleetfile.schema import FleetText, parse_all
+        from forewarn.fleetfile.parser import FleetText, parse_all
     fleet = parse_all(
         read_sources(Path(file)) if Path(file).is_dir() else [FleetText(file, _read(file))]
     )
@@ -158,7 +158,7 @@ def _merge(folder: str) -> bytes:
     """The files of a folder as one fleet, for a request."""
     with needs_server_parts("fleet apply FOLDER"):
         from forewarn.fleetfile.files import read_sources
-        from forewarn.fleetfile.schema import dump_json, parse_all
+        from forewarn.fleetfile.parser import dump_json, parse_all
     body = dump_json(parse_all(read_sources(Path(folder))))
     if len(body) > FILE_BYTES_MAX:
         raise Invalid(

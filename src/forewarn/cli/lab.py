@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
-from forewarn import duration as spans
+from forewarn import duration
 from forewarn.cli import lab_run
 from forewarn.cli.api import connect
 from forewarn.cli.config import DEMO
@@ -72,7 +72,7 @@ ControlPort = Annotated[
 ReadyFile = Annotated[
     Path | None, typer.Option(help="There while all is ready: a JSON file that tells where.")
 ]
-Span = Annotated[str, typer.Argument(metavar="SPAN", help="Such as 90s, 15m, 2h, 1h30m or 7d.")]
+Duration = Annotated[str, typer.Argument(metavar="SPAN", help="Such as 90s, 15m, 2h, 1h30m or 7d.")]
 
 
 @app.command()
@@ -96,7 +96,7 @@ def serve(
     with needs_server_parts("lab serve"):
         import asyncio
 
-        from forewarn.fleetfile.schema import parse
+        from forewarn.fleetfile.parser import parse
         from forewarn.lab.service import Setup, laboratory
         from forewarn.server import read_file
 
@@ -128,7 +128,7 @@ def serve(
         run_until_stopped(work)
 
 
-def _welcome(told: dict[str, Any], stands_still: bool) -> str:  # noqa: FBT001
+def _welcome(told: dict[str, Any], stands_still: bool) -> str:
     doors = "\n".join(f"  {vm:16} {url}" for vm, url in list(told["vms"].items())[:20])
     still = (
         "\nThe clock stands still: `forewarn lab clock advance 15m` lets time pass."
@@ -211,7 +211,7 @@ def show_clock(context: typer.Context, *, as_json: Json = False) -> None:
 
 
 @clock.command()
-def advance(context: typer.Context, span: Span, *, as_json: Json = False) -> None:
+def advance(context: typer.Context, span: Duration, *, as_json: Json = False) -> None:
     """Let time pass, moment by moment; returns when all that was due is done."""
     show_one(
         connect(context).post("clock", "advance", said={"seconds": _seconds(span)}), as_json=as_json
@@ -320,9 +320,9 @@ def _setting(said: str) -> tuple[str, object]:
 
 def _seconds(span: str) -> float:
     try:
-        return spans.parse(span).total_seconds()
+        return duration.parse_duration(span).total_seconds()
     except ValueError as error:
-        raise Usage(f"{span!r} is no span of time; expected {spans.EXPECTED}") from error
+        raise Usage(f"{span!r} is no span of time; expected {duration.EXPECTED}") from error
 
 
 def _moment(said: str | None) -> datetime | None:

@@ -67,7 +67,7 @@ def run(arguments: Sequence[str]) -> int:
     return code if isinstance(code, int) else Exit.DONE
 
 
-def version(wanted: bool) -> None:  # noqa: FBT001
+def version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"forewarn {__version__}")
         raise typer.Exit

@@ -2,7 +2,7 @@
 
 import os
 import secrets
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -11,8 +11,7 @@ from forewarn.cli.offline import on_store
 from forewarn.errors import StoreLost, StoreUnusable
 
 if TYPE_CHECKING:
-    from forewarn.engine.engine import Engine
-    from forewarn.engine.restore import Renewed
+    from forewarn.web.service import Service
 
 app = typer.Typer(help="The store itself, without a service: restore.", no_args_is_help=True)
 
@@ -32,7 +31,16 @@ KeepTokens = Annotated[
 ]
 COMMAND = "store restore"
 SECRET_BYTES = 32
+ADMIN = "restored-{:%Y%m%d-%H%M%S}"
 ASIDE = "{}.replaced-{:%Y%m%dT%H%M%SZ}"
+
+
+class Restored(NamedTuple):
+    """The number of all documents, the revoked tokens, and the new admin's token, if any."""
+
+    number: int
+    revoked: list[str]
+    token: str
 
 
 @app.callback()
@@ -52,7 +60,6 @@ def restore(
     """
     with needs_server_parts(COMMAND):
         from forewarn.engine.clock import RealClock
-        from forewarn.engine.restore import renew
         from forewarn.store.copy import restoring
     source, path = _path("BACKUP", backup), _path("TARGET", target)
     aside, secret = ASIDE.format(path, RealClock().now()), secrets.token_hex(SECRET_BYTES)
@@ -61,9 +68,7 @@ def restore(
         done = on_store(
             COMMAND,
             f"sqlite:///{copy}",
-            lambda engine: renew(
-                engine, above=above, source=source, keep_tokens=keep_tokens, secret=secret
-            ),
+            lambda service: _renew(service, above, source, "" if keep_tokens else secret),
         )
     _tell(done, source, path, aside, keep_tokens=keep_tokens)
 
@@ -79,15 +84,33 @@ def _path(what: str, given: str) -> str:
     return os.path.realpath(path or given)
 
 
+async def _renew(service: "Service", above: int, source: str, secret: str) -> Restored:
+    """What must change in a backup before it is served: the world has gone on since.
+
+    Tokens revoked after the backup would be good again, so all are revoked. Entries of the history
+    get numbers that were given before, so the store gets a new identity for webhooks.
+    """
+    from forewarn.engine.restore import raise_incarnations
+    from forewarn.history.webhooks import IDENTITY_KEY
+
+    number = await raise_incarnations(
+        service.engine, above=above, source=source, delete=[IDENTITY_KEY]
+    )
+    if not secret:
+        return Restored(number, [], "")
+    name = ADMIN.format(service.engine.clock.now())
+    return Restored(number, *await service.tokens.replace_all(name, secret=secret, by=COMMAND))
+
+
 def _shown_by(path: str) -> int:
     """The highest document number that the store to be replaced has shown;
 
     0 if there is none or it cannot be read.
     """
-    from forewarn.engine.restore import highest_number
+    from forewarn.engine.restore import highest_incarnation
 
-    async def look(engine: "Engine") -> int:
-        return highest_number(engine)
+    async def look(service: "Service") -> int:
+        return highest_incarnation(service.engine)
 
     if not os.path.exists(path):
         return 0
@@ -101,7 +124,7 @@ def _shown_by(path: str) -> int:
         return 0
 
 
-def _tell(done: "Renewed", source: str, path: str, aside: str, *, keep_tokens: bool) -> None:
+def _tell(done: Restored, source: str, path: str, aside: str, *, keep_tokens: bool) -> None:
     typer.echo(f"{path} is restored from {source}")
     if os.path.exists(aside):
         typer.echo(f"the previous store was saved as {aside}")

@@ -7,23 +7,23 @@ import json
 from typing import Any
 
 from forewarn.config import Config
-from forewarn.fleetfile import schema as fleet
+from forewarn.fleetfile import parser as fleet
 from forewarn.platform.libvirt import fleet_import as domain
-from forewarn.platform.libvirt.connection import Libvirts
+from forewarn.platform.libvirt.connection import LibvirtHosts
 from forewarn.platform.libvirt.discovery import discover
 
 
-def fleet_from_libvirt(told: dict[str, Any], config: Config) -> bytes:
+def build_fleet_from_libvirt(told: dict[str, Any], config: Config) -> bytes:
     """The fleet file that brings the fleet, as the service tells it, in line with libvirt."""
     known = fleet.parse(json.dumps(told).encode(), "the fleet in force")
-    libvirts = Libvirts(config.libvirt_uri, call_seconds_max=config.libvirt_call_seconds_max)
+    libvirts = LibvirtHosts(config.libvirt_uri, call_seconds_max=config.libvirt_call_seconds_max)
     found = asyncio.run(discover(libvirts, hosts_to_ask(known, config)))
     domains = [
         domain.parse(one.xml, host=one.host, is_active=one.is_active, leases=one.leases)
         for each in found.values()
         for one in each
     ]
-    return json.dumps(fleet.dump(domain.synced(known, domains, list(found)))).encode()
+    return json.dumps(fleet.dump(domain.sync_fleet(known, domains, list(found)))).encode()
 
 
 def hosts_to_ask(known: fleet.Fleet, config: Config) -> list[str]:

@@ -17,7 +17,7 @@ from forewarn.cli.offline import on_store
 from forewarn.cli.output import Json, show_json, show_list
 
 if TYPE_CHECKING:
-    from forewarn.engine.engine import Engine
+    from forewarn.web.service import Service
 
 T = TypeVar("T")
 
@@ -82,14 +82,14 @@ def revoke(context: typer.Context, name: Name, *, store: Store = None) -> None:
     if store is None:
         connect(context).delete("tokens", name)
     else:
-        _on(store, lambda engine: engine.tokens.revoke(name, by=BY))
+        _on(store, lambda service: service.tokens.revoke(name, by=BY))
     typer.echo(f"{name} is revoked")
 
 
 def _create_on(store: str, said: Mapping[str, str | None]) -> Any:
     if _is_missing(store):
         typer.echo(f"there is no store {store} yet: it is made now", err=True)
-    return _on(store, lambda engine: _create(engine, said), may_make=True)
+    return _on(store, lambda service: _create(service, said), may_make=True)
 
 
 def _is_missing(store: str) -> bool:
@@ -97,7 +97,7 @@ def _is_missing(store: str) -> bool:
     return path not in (store, "") and not Path(path).exists()
 
 
-def _on(store: str, work: "Callable[[Engine], Awaitable[T]]", *, may_make: bool = False) -> T:
+def _on(store: str, work: "Callable[[Service], Awaitable[T]]", *, may_make: bool = False) -> T:
     """Do it on the store itself. A name with a slip in it makes no new one."""
     if store == "memory":
         raise Usage("--store: a store in memory is nobody else's; expected sqlite:///PATH")
@@ -108,7 +108,7 @@ def _on(store: str, work: "Callable[[Engine], Awaitable[T]]", *, may_make: bool 
     return on_store("token --store", store, work)
 
 
-async def _create(engine: "Engine", said: Mapping[str, str | None]) -> Any:
+async def _create(service: "Service", said: Mapping[str, str | None]) -> Any:
     """As the API would."""
     from msgspec import to_builtins
 
@@ -116,12 +116,13 @@ async def _create(engine: "Engine", said: Mapping[str, str | None]) -> Any:
     from forewarn.web.control.routes.token import NewToken, make
 
     new = read_strictly(json.dumps(said).encode(), NewToken)
-    return to_builtins(await make(engine, new, secret=secrets.token_hex(SECRET_BYTES), by=BY))
+    secret = secrets.token_hex(SECRET_BYTES)
+    return to_builtins(await make(service.engine, service.tokens, new, secret=secret, by=BY))
 
 
-async def _list(engine: "Engine") -> Any:
+async def _list(service: "Service") -> Any:
     from msgspec import to_builtins
 
     from forewarn.web.control.routes.token import listed
 
-    return to_builtins(listed(engine))
+    return to_builtins(listed(service.engine, service.tokens))

@@ -110,7 +110,7 @@ def follow(
             if not is_told:
                 typer.echo(f"forewarn: {problem.message}; trying again", err=True)
             is_told = True
-        time.sleep(random.uniform(0.5, 1) * min(2.0**failures, PAUSE_SECONDS_MAX))  # noqa: S311
+        time.sleep(random.uniform(0.5, 1) * min(2.0**failures, PAUSE_SECONDS_MAX))
         failures += 1
 
 

@@ -44,7 +44,7 @@ class AsyncClient:
         api_version: str = API_VERSION,
         instance_version: str = INSTANCE_VERSION,
         timeout_seconds: float = TIMEOUT_SECONDS,
-        clock: Clock = Clock(),  # noqa: B008 - a frozen value
+        clock: Clock = Clock(),
     ) -> None:
         self._dialogue = Dialogue(
             endpoint, api_version=api_version, instance_version=instance_version

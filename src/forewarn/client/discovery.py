@@ -46,7 +46,7 @@ def ask_dhcp(
     *,
     timeout_seconds: float = TIMEOUT_SECONDS,
     server: tuple[str, int] = ("255.255.255.255", 67),
-    own: tuple[str, int] = ("0.0.0.0", 68),  # noqa: S104 - an offer comes to whoever has no address yet
+    own: tuple[str, int] = ("0.0.0.0", 68),
 ) -> str:
     """Ask every DHCP server in reach, once; the address in the first offer that has one, or nothing
     when the time is up.

@@ -142,7 +142,7 @@ def fail(expected: str, came: object) -> NoReturn:
     raise Failed(f"expected {expected}; got {shown(came)}")
 
 
-def holds(is_so: bool, expected: str, came: object) -> None:  # noqa: FBT001
+def holds(is_so: bool, expected: str, came: object) -> None:
     if not is_so:
         fail(expected, came)
 

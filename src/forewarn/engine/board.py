@@ -1,13 +1,12 @@
-"""What polls read: every scope as last committed, who is in it, and the pages made of it. In
-memory: no lock, no store.
+"""What polls read: every scope as last committed, its VMs, and its rendered documents.
 
-`publish` is the only way in. A page is made once per change and api-version, by whoever first asks
-for it (`web/metadata/fast_path.py`).
+In memory: no lock, no store. `publish` and `withdraw` are the only ways in. A document is rendered
+once per change and api-version, by the first poll that needs it (`web/metadata/fast_path.py`).
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from forewarn.core.event import Event, EventType, Status
@@ -17,11 +16,10 @@ from forewarn.errors import UnknownHost, UnknownScope, UnknownVm
 
 
 class PublishedScope:
-    """One scope on the board. `pages` holds ready bytes and starts empty at every visible change.
+    """One scope on the board. `pages` holds rendered documents; a visible change empties it.
 
-    `fresh_until` is the moment (seconds since the epoch) up to which a poll need not be recorded;
-    0: record the next one. `waiters` wait for the next change of the document, or of who is in the
-    scope.
+    Until `fresh_until` (seconds since the epoch) polls need not be recorded; 0: record the next.
+    `waiters` are long polls: they wait for a change of the document or of the scope's VMs.
     """
 
     __slots__ = ("fresh_until", "pages", "revision", "scope", "waiters")
@@ -35,11 +33,11 @@ class PublishedScope:
 
 
 class Board:
-    """All scopes and the ways to find them: by name, VM, address, host and event.
+    """All scopes, indexed by name, VM, address, host and event.
 
-    `scope_names`, `vm_names`, `known_hosts` and `event_keys` hold the same in order, for lists in
-    pages; `event_counts` has the number of live events of each type and status. All of it is kept
-    up to date with each change, so that no reader goes through the fleet.
+    `scope_names`, `vm_names`, `known_hosts` and `event_keys` are sorted, for paginated lists;
+    `event_counts` counts live events by type and status. Each change updates them, so that no
+    reader iterates over the fleet.
     """
 
     def __init__(self, seen_interval_seconds: float) -> None:
@@ -50,8 +48,8 @@ class Board:
         self.addresses: dict[str, str] = {}
         self.ids: dict[str, str] = {}
         self.shared_ids: dict[str, set[str]] = {}
-        """The VMs of ids that several VMs have: a fleet file with such ids is refused, but a store
-        may hold an older fleet.
+        """VMs with the same id, by id. A fleet file with duplicate ids is refused, but a store may
+        hold an older fleet.
         """
         self.hosts: dict[str, set[str]] = {}
         self.events: dict[str, PublishedScope] = {}
@@ -61,165 +59,157 @@ class Board:
         self.vm_names: SortedKeys[str] = SortedKeys(self.vms.keys)
         self.known_hosts: SortedKeys[str] = SortedKeys(lambda: {*self.hosts, *self._declared})
         self.event_keys: SortedKeys[tuple[str, str]] = SortedKeys(self._event_keys)
-        self.followers: list[Callable[[PublishedScope], None]] = []
-        self._declared: dict[str, None] = {}
+        self._subscribers: list[Callable[[PublishedScope], None]] = []
+        self._declared: Counter[str] = Counter()
         self._gone: dict[str, int] = {}
 
-    @property
-    def declared_hosts(self) -> tuple[str, ...]:
-        """The hosts that the fleet names, whether or not they have VMs."""
-        return tuple(self._declared)
+    def subscribe(self, callback: Callable[[PublishedScope], None]) -> None:
+        """Call this with every scope that is published or withdrawn."""
+        self._subscribers.append(callback)
 
-    @declared_hosts.setter
-    def declared_hosts(self, names: tuple[str, ...]) -> None:
-        before, self._declared = self._declared, dict.fromkeys(names)
-        for name in self._declared.keys() ^ before.keys():
-            if name not in self.hosts:
-                change = self.known_hosts.add if name in self._declared else self.known_hosts.remove
-                change(name)
+    @property
+    def declared_hosts(self) -> Iterable[str]:
+        """The hosts that the fleet declares, whether or not they have VMs."""
+        return self._declared
+
+    def declare_hosts(self, before: Sequence[str], after: Sequence[str]) -> None:
+        """A record that declared some hosts declares others now. Records may overlap."""
+        names = {*before, *after}
+        known = {name for name in names if name in self._declared}
+        self._declared.update(after)
+        self._declared.subtract(before)
+        for name in names:
+            if not self._declared[name]:
+                del self._declared[name]
+            if (name in known) != (name in self._declared) and name not in self.hosts:
+                (self.known_hosts.remove if name in known else self.known_hosts.add)(name)
 
     def publish(self, scope: Scope, revision: int) -> bool:
-        """Show a scope as committed at a revision.
-
-        News that is older than what is shown changes nothing.
-        """
+        """Show a scope as committed at a revision. False if a newer revision is shown."""
         if not self.is_news(scope.name, revision):
             return False
-        place = self.scopes.get(scope.name)
-        if place is None:
-            place = self._add(scope)
+        published = self.scopes.get(scope.name)
+        if published is None:
+            published = self._add(scope)
         else:
-            old, place.scope = place.scope, scope
-            self._index(place, old, scope)
+            old, published.scope = published.scope, scope
+            self._index(published, old, scope)
             if scope.incarnation != old.incarnation:
-                place.pages = {}
-                wake(place)
-        place.revision = revision
+                published.pages = {}
+                wake(published)
+        published.revision = revision
         if scope.seen_at is not None:
-            place.fresh_until = scope.seen_at.timestamp() + self.seen_interval_seconds
-        for follower in self.followers:
-            follower(place)
+            published.fresh_until = scope.seen_at.timestamp() + self.seen_interval_seconds
+        for callback in self._subscribers:
+            callback(published)
         return True
 
     def _add(self, scope: Scope) -> PublishedScope:
-        """A scope that is new, with nothing to compare it with and nobody waiting.
-
-        A start may do this a million times.
-        """
-        place = self.scopes[scope.name] = PublishedScope(scope)
+        """Add a new scope: nothing to compare, no waiters. A start may do this a million times."""
+        published = self.scopes[scope.name] = PublishedScope(scope)
         self.scope_names.add(scope.name)
         for vm in scope.vms:
-            self._learn(place, vm)
+            self._add_vm(published, vm)
         if scope.events:
-            self._index_events(place, (), scope.events)
+            self._index_events(published, (), scope.events)
         if scope.ended:
-            self.ended.update((ended.id, place) for ended in scope.ended)
-        return place
+            self.ended.update((ended.id, published) for ended in scope.ended)
+        return published
 
     def withdraw(self, name: str, revision: int) -> bool:
-        """Take a scope away that was deleted at a revision."""
-        place = self.scopes.get(name)
+        """Remove a scope that was deleted at a revision."""
+        published = self.scopes.get(name)
         if not self.is_news(name, revision):
             return False
-        self._gone[name] = (
-            revision  # also where nothing is shown: what is older may still be on its way
-        )
-        if place is None:
+        self._gone[name] = revision  # even if it is not shown: older news may still arrive
+        if published is None:
             return False
-        old, place.scope, place.revision = place.scope, Scope(name=name), revision
+        old, published.scope, published.revision = published.scope, Scope(name=name), revision
         del self.scopes[name]
         self.scope_names.remove(name)
-        self._index(place, old, place.scope)
-        wake(place)
-        for follower in self.followers:
-            follower(place)
+        self._index(published, old, published.scope)
+        wake(published)
+        for callback in self._subscribers:
+            callback(published)
         return True
 
     def is_news(self, name: str, revision: int) -> bool:
-        """Whether a revision of a scope is newer than what is shown, or than the scope's end."""
-        place = self.scopes.get(name)
-        return revision > (self._gone.get(name, 0) if place is None else place.revision)
+        """Whether a revision of a scope is newer than what is shown, or than its deletion."""
+        published = self.scopes.get(name)
+        return revision > (self._gone.get(name, 0) if published is None else published.revision)
 
     def caught_up(self, revision: int) -> None:
-        """All up to this revision has been told: nothing older can arrive any more."""
+        """Everything up to this revision is shown: nothing older can arrive any more."""
         self.revision = max(self.revision, revision)
         if self._gone:
             self._gone = {name: gone for name, gone in self._gone.items() if gone > self.revision}
 
     def sort(self) -> None:
-        """Put all keys in order now, so that no reader has to wait for it.
-
-        Later changes keep them so.
-        """
+        """Sort all keys now, so that no reader waits for it. Later changes keep them sorted."""
         for keys in (self.scope_names, self.vm_names, self.known_hosts, self.event_keys):
             keys.sort()
 
-    def place(self, scope: str) -> PublishedScope:
+    def find_scope(self, name: str) -> PublishedScope:
         """The scope by its name; UnknownScope if there is none."""
-        found = self.scopes.get(scope)
-        if found is None:
-            raise UnknownScope(f"there is no scope {scope!r}", scope=scope)
-        return found
+        published = self.scopes.get(name)
+        if published is None:
+            raise UnknownScope(f"there is no scope {name!r}", scope=name)
+        return published
 
     def find_vm(self, name: str) -> tuple[PublishedScope, Vm]:
-        """The VM by its name, and where it is; UnknownVm if there is none."""
-        place = self.vms.get(name)
-        vm = place.scope.vm(name) if place else None
-        if place is None or vm is None:
+        """The VM by its name, and its scope; UnknownVm if there is none."""
+        published = self.vms.get(name)
+        vm = published.scope.vm(name) if published else None
+        if published is None or vm is None:
             raise UnknownVm(f"there is no VM {name!r}", vm=name)
-        return place, vm
+        return published, vm
 
-    def places_on(self, host: str) -> list[PublishedScope]:
-        """The scopes that have VMs on a host, in the order of their names;
-
-        UnknownHost if nobody ever heard of it.
-        """
+    def scopes_on(self, host: str) -> list[PublishedScope]:
+        """The scopes that have VMs on a host, sorted by name; UnknownHost if there is no such host."""
         if not self.is_host(host):
             raise UnknownHost(f"there is no host {host!r}", host=host)
         return sorted(
             {self.vms[name] for name in self.hosts.get(host, ())},
-            key=lambda place: place.scope.name,
+            key=lambda published: published.scope.name,
         )
 
     def is_host(self, name: str) -> bool:
-        """Whether a VM is on it, or the fleet declares it."""
+        """Whether the fleet declares it, or a VM runs on it."""
         return name in self.hosts or name in self._declared
 
     def host_names(self) -> list[str]:
         return self.known_hosts[:]
 
     def find_event(self, event_id: str) -> tuple[PublishedScope, Event] | None:
-        """The live event by its id, and where it is."""
-        place = self.events.get(event_id)
-        event = place.scope.event(event_id) if place else None
-        return None if place is None or event is None else (place, event)
+        """The live event by its id, and its scope."""
+        published = self.events.get(event_id)
+        event = published.scope.event(event_id) if published else None
+        return None if published is None or event is None else (published, event)
 
-    def _index(self, place: PublishedScope, old: Scope, new: Scope) -> None:
+    def _index(self, published: PublishedScope, old: Scope, new: Scope) -> None:
         if old.vms != new.vms:
-            self._index_vms(place, old.vms, new.vms)
-            wake(place)  # who waits here may belong elsewhere now
+            self._index_vms(published, old.vms, new.vms)
+            wake(published)  # a waiting VM may be in another scope now
         if old.events != new.events:
-            self._index_events(place, old.events, new.events)
+            self._index_events(published, old.events, new.events)
         if old.ended != new.ended:
-            gone, come = {ended.id for ended in old.ended}, {ended.id for ended in new.ended}
-            for key in gone - come:
-                self.ended.pop(key, None)
-            self.ended.update(dict.fromkeys(come - gone, place))
+            before, after = {ended.id for ended in old.ended}, {ended.id for ended in new.ended}
+            for event_id in before - after:
+                self.ended.pop(event_id, None)
+            self.ended.update(dict.fromkeys(after - before, published))
 
-    def _index_vms(self, place: PublishedScope, old: Sequence[Vm], new: Sequence[Vm]) -> None:
-        """What is old is dropped before anything new is taken in: two VMs may have exchanged their
-        addresses.
-        """
+    def _index_vms(self, published: PublishedScope, old: Sequence[Vm], new: Sequence[Vm]) -> None:
+        """Remove old VMs before adding new ones: two VMs may have exchanged their addresses."""
         before, after = {vm.name: vm for vm in old}, {vm.name: vm for vm in new}
         for vm in old:
             if after.get(vm.name) != vm:
-                self._forget(place, vm)
+                self._remove_vm(published, vm)
         for vm in new:
             if before.get(vm.name) != vm:
-                self._learn(place, vm)
+                self._add_vm(published, vm)
 
     def _index_events(
-        self, place: PublishedScope, old: Sequence[Event], new: Sequence[Event]
+        self, published: PublishedScope, old: Sequence[Event], new: Sequence[Event]
     ) -> None:
         before, after = {event.id for event in old}, {event.id for event in new}
         self.event_counts.subtract((event.type, event.status) for event in old)
@@ -230,20 +220,24 @@ class Board:
                 self.event_keys.remove(_event_key(event))
         for event in new:
             if event.id not in before:
-                self.events[event.id] = place
+                self.events[event.id] = published
                 self.event_keys.add(_event_key(event))
 
     def _event_keys(self) -> Iterator[tuple[str, str]]:
-        return (_event_key(event) for place in self.scopes.values() for event in place.scope.events)
+        return (
+            _event_key(event)
+            for published in self.scopes.values()
+            for event in published.scope.events
+        )
 
-    def _forget(self, place: PublishedScope, vm: Vm) -> None:
-        if self.vms.get(vm.name) is not place:  # it has already been seen in another scope
+    def _remove_vm(self, published: PublishedScope, vm: Vm) -> None:
+        if self.vms.get(vm.name) is not published:  # it is shown in another scope already
             return
         del self.vms[vm.name]
         self.vm_names.remove(vm.name)
         if self.addresses.get(vm.address) == vm.name:
             del self.addresses[vm.address]
-        self._forget_id(vm)
+        self._remove_id(vm)
         residents = self.hosts.get(vm.host)
         if residents is not None:
             residents.discard(vm.name)
@@ -252,18 +246,16 @@ class Board:
                 if vm.host not in self._declared:
                     self.known_hosts.remove(vm.host)
 
-    def _learn(self, place: PublishedScope, vm: Vm) -> None:
+    def _add_vm(self, published: PublishedScope, vm: Vm) -> None:
         name, host = vm.name, vm.host
         moved_from = self.vms.get(name)
-        if (
-            moved_from is not None and moved_from is not place
-        ):  # its old scope has not told us yet that it left
+        if moved_from is not None and moved_from is not published:  # its old scope still has it
             known = moved_from.scope.vm(name)
             if known is not None:
-                self._forget(moved_from, known)
+                self._remove_vm(moved_from, known)
         if name not in self.vms:
             self.vm_names.add(name)
-        self.vms[name] = place
+        self.vms[name] = published
         if vm.address:
             self.addresses[vm.address] = name
         if vm.id and (first := self.ids.setdefault(vm.id, name)) != name:
@@ -276,7 +268,7 @@ class Board:
                     self.known_hosts.add(host)
             residents.add(name)
 
-    def _forget_id(self, vm: Vm) -> None:
+    def _remove_id(self, vm: Vm) -> None:
         sharing = self.shared_ids.get(vm.id, set()) - {vm.name}
         if sharing:
             self.ids[vm.id] = min(sharing)
@@ -289,51 +281,50 @@ class Board:
 
 
 def _event_key(event: Event) -> tuple[str, str]:
-    """Sorts events by age. Microseconds of the same width, so that text is in the order of time."""
+    """Sorts events by age. Microseconds have a fixed width, so that text sorts by time."""
     return f"{event.created_at:%Y-%m-%dT%H:%M:%S.%f}", event.id
 
 
 async def wait_for_change(
-    place: PublishedScope,
+    published: PublishedScope,
     incarnation: int,
     seconds: float,
-    leaving: Callable[[], Awaitable[object]] | None = None,
+    disconnected: Callable[[], Awaitable[object]] | None = None,
 ) -> bool:
-    """True when the place may show another incarnation, or the time is up; False when the one who
-    waits has left before.
+    """True if the scope may show another incarnation or the time is up; False if disconnected.
 
-    Awaiting `leaving()` ends when it leaves. It is awaited right here, so that a waiting client
-    costs one task and one timer.
+    Awaiting `disconnected()` ends when the client disconnects. It is awaited right here, so that a
+    waiting client costs one task and one timer.
     """
-    if place.scope.incarnation != incarnation or seconds <= 0:
+    if published.scope.incarnation != incarnation or seconds <= 0:
         return True
     try:
-        async with asyncio.timeout(seconds) as limit:
-            with _waiting(place, limit):
-                await (leaving or asyncio.Event().wait)()
+        async with asyncio.timeout(seconds) as timeout:
+            with _waiting(published, timeout):
+                await (disconnected or asyncio.Event().wait)()
     except TimeoutError:
         return True
     return False
 
 
 @contextmanager
-def _waiting(place: PublishedScope, limit: asyncio.Timeout) -> Iterator[None]:
-    """Within this, a change at the place ends the wait. Leaving it leaves nothing behind."""
-    if place.waiters is None:
-        place.waiters = set()
-    place.waiters.add(limit)
+def _waiting(published: PublishedScope, timeout: asyncio.Timeout) -> Iterator[None]:
+    """Within this, a change of the scope expires the timeout."""
+    if published.waiters is None:
+        published.waiters = set()
+    published.waiters.add(timeout)
     try:
         yield
     finally:
-        if place.waiters is not None:
-            place.waiters.discard(limit)
-            if not place.waiters:
-                place.waiters = None
+        if published.waiters is not None:
+            published.waiters.discard(timeout)
+            if not published.waiters:
+                published.waiters = None
 
 
-def wake(place: PublishedScope) -> None:
-    """Tell all who wait here that there is something new: their time is up now."""
-    waiters, place.waiters = place.waiters, None
-    for limit in waiters or ():
-        if not limit.expired():
-            limit.reschedule(0)
+def wake(published: PublishedScope) -> None:
+    """Expire the timeouts of all that wait for a change."""
+    waiters, published.waiters = published.waiters, None
+    for timeout in waiters or ():
+        if not timeout.expired():
+            timeout.reschedule(0)

@@ -81,8 +81,8 @@ class Metrics:
             latest = max(latest, event.started_at or event.created_at)
         self._ahead.append((latest - now).total_seconds() if latest > now else 0.0)
 
-    def hear(self, note: Note) -> None:
-        """A change that has been committed and is shown on the board."""
+    def count(self, note: Note) -> None:
+        """Count a change that has been committed and published."""
         change = note.change
         if change.type is None:
             return

@@ -4,11 +4,13 @@ VMs, hosts, events, the fleet. Finds the scopes concerned, makes ids, submits co
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from copy import copy
 from datetime import datetime
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 from sortedcontainers import SortedList
 
@@ -18,19 +20,22 @@ from forewarn.core.event import Cause, EndReason, Event, EventType
 from forewarn.core.fleet import Scope, Vm
 from forewarn.core.machine import decide
 from forewarn.core.scheduling import event_id_of
-from forewarn.engine.engine import FLEET_KEY, Engine
-from forewarn.engine.record import HOSTS
+from forewarn.engine.engine import DECLARED_KEY, FLEET_KEY, Engine
+from forewarn.engine.record import Hosts
+from forewarn.engine.replica import SCOPE_KEY, kind_of
+from forewarn.engine.transaction import Transaction
 from forewarn.errors import (
     AlreadyPending,
     EventEnded,
     FleetChanged,
     NotFound,
     RecordUnreadable,
+    Unavailable,
     UnknownEvent,
     UnknownScope,
 )
-from forewarn.fleetfile.schema import Fleet, dump_json, tag
-from forewarn.store.base import WRITES_MAX, Write
+from forewarn.fleetfile.parser import Fleet, compute_etag, dump_json
+from forewarn.store.base import COMMIT_BYTES_MAX, WRITES_MAX
 
 VMS_PER_TURN_MAX = 300
 """How many VMs of a new fleet are looked at before polls get their turn."""
@@ -39,7 +44,19 @@ VMS_PER_COMMIT_MAX = 500
 may have more.
 """
 
+VMS_BYTES_PER_COMMIT_MAX = COMMIT_BYTES_MAX // 4
+"""How large the definitions of these VMs may be: events, host names and history come on top."""
+HOSTS_PER_RECORD = 500
+
 Asked = list[tuple[str, ask.Command]]
+
+
+class Batch(NamedTuple):
+    """What one commit of an apply changes: scopes, numbered records of declared hosts, history."""
+
+    commands: Sequence[tuple[str, ask.Command]] = ()
+    declared: Sequence[tuple[int, tuple[str, ...] | None]] = ()
+    changes: Sequence[Change] = ()
 
 
 class Told(NamedTuple):
@@ -205,7 +222,7 @@ class Operations:
         places = sorted(self._engine.board.scopes.values(), key=lambda place: place.scope.name)
         return Fleet(
             scopes=tuple(definition(place.scope) for place in places),
-            hosts=self._engine.board.declared_hosts,
+            hosts=self._engine.declared_hosts(),
         )
 
     async def reload(self) -> None:
@@ -241,30 +258,66 @@ class Operations:
             await (
                 self._engine.catch_up()
             )  # what another server has changed is not to be done, or left undone, by mistake
-            if tags and await asyncio.to_thread(lambda: tag(dump_json(self.fleet()))) not in tags:
+            if (
+                tags
+                and await asyncio.to_thread(lambda: compute_etag(dump_json(self.fleet())))
+                not in tags
+            ):
                 raise FleetChanged(
                     "the fleet has changed since it was read; read it again and retry"
                 )
             return await self._apply(fleet, by, dry_run, digest)
 
     async def _apply(self, fleet: Fleet, by: str, dry_run: bool, digest: str | None) -> Difference:  # noqa: FBT001
-        revision = self._engine.fleet_revision
+        engine = self._engine
+        revision = engine.records.get(FLEET_KEY).revision
         asked = await self._asked(fleet, is_file=digest is not None)
         difference = await self._difference(fleet, asked)
-        known = self._engine.applied
-        whole = replace(known, names=fleet.hosts, digest=known.digest if digest is None else digest)
-        if dry_run or (not asked and whole == known):
+        known = engine.applied
+        applied = replace(known, names=(), digest=known.digest if digest is None else digest)
+        batches = await self._batches(asked)
+        for batch in _host_batches(engine.declared_parts(), fleet.hosts, difference):
+            last = batches.pop() if batches and not batches[-1].declared else Batch()
+            batches.append(batch._replace(commands=last.commands))
+        if dry_run or (not batches and applied == known):
             return difference
-        left = len(asked)
-        for batch in self._batches(asked):
-            left -= len(batch)
-            is_last = left == 0
-            hosts = whole if is_last else replace(whole, digest=known.digest)
-            lock = Write(FLEET_KEY, HOSTS.encode(hosts), revision)
-            changes = _host_changes(difference) if is_last else ()
-            revision = await self._engine.submit_all(batch, by, lock, changes)
+        for batch in batches[:-1]:
+            revision = await self._commit(batch, known, revision, by)
             await asyncio.sleep(0)
+        await self._commit(batches[-1] if batches else Batch(), applied, revision, by)
         return difference
+
+    async def _commit(self, batch: "Batch", hosts: Hosts, revision: int, by: str) -> int:
+        """Change several scopes and the fleet record, if that still has its revision.
+
+        Returns its new revision. Not while any scope is unreadable: this server does not know
+        which VMs are in it, and a VM must not be in two scopes.
+        """
+        engine = self._engine
+        for key in engine.unreadable:
+            if kind_of(key) == "scope":
+                engine.check_readable(key)
+
+        def decide_all(transaction: Transaction) -> Transaction:
+            if transaction.revision(FLEET_KEY) != revision:
+                raise Unavailable("the fleet changed during the apply; apply it again")
+            transaction.put(FLEET_KEY, hosts)
+            for name, command in batch.commands:
+                key = SCOPE_KEY.format(name)
+                before: Scope | None = transaction.get(key)
+                if before is None and not isinstance(command, ask.SetMembers):
+                    continue
+                scope = before or engine.new_scope(name)
+                outcome = decide(scope, command, transaction.now, engine.timing)
+                transaction.put(key, None if outcome.is_gone else outcome.scope)
+                transaction.record(*outcome.changes, scope=name)
+            for number, names in batch.declared:
+                transaction.put(DECLARED_KEY.format(number), names)
+            transaction.record(*batch.changes)
+            return transaction
+
+        keys = [FLEET_KEY, *(SCOPE_KEY.format(name) for name, _ in batch.commands)]
+        return (await engine.update(keys, decide_all, by=by)).committed_at
 
     async def _asked(self, fleet: Fleet, *, is_file: bool) -> Asked:
         """What must be asked of each scope that changes, those first that VMs leave, so that no VM
@@ -327,23 +380,28 @@ class Operations:
             hosts_removed=tuple(sorted({*board.declared_hosts} - {*fleet.hosts})),
         )
 
-    def _batches(self, asked: Asked) -> Iterator[Asked]:
-        """What is committed together: few enough VMs for one turn, and few enough scopes for one
-        commit. At least one batch.
+    async def _batches(self, asked: Asked) -> list[Batch]:
+        """What is committed together: few enough scopes, VMs and bytes for one commit.
 
-        The records of the fleet and of the floor need room in the commit, too.
+        The records of the fleet, of declared hosts and of the floor need space in the commit, too.
         """
-        batch, vms = Asked(), 0
+        turns, batches, batch, vms, size = _Turns(), list[Batch](), Asked(), 0, 0
         for name, command in asked:
-            place = self._engine.board.scopes.get(name)
-            coming = len(command.vms) if isinstance(command, ask.SetMembers) else 0
-            size = max(coming, len(place.scope.vms) if place else 0)
-            if batch and (len(batch) == WRITES_MAX - 2 or vms + size > VMS_PER_COMMIT_MAX):
-                yield batch
-                batch, vms = Asked(), 0
+            published = self._engine.board.scopes.get(name)
+            joining = command.vms if isinstance(command, ask.SetMembers) else ()
+            count = max(len(joining), len(published.scope.vms) if published else 0)
+            await turns.pass_after(count)
+            bytes_ = len(msgspec.json.encode(joining))
+            if batch and (
+                len(batch) == WRITES_MAX - 3
+                or vms + count > VMS_PER_COMMIT_MAX
+                or size + bytes_ > VMS_BYTES_PER_COMMIT_MAX
+            ):
+                batches.append(Batch(batch))
+                batch, vms, size = Asked(), 0, 0
             batch.append((name, command))
-            vms += size
-        yield batch
+            vms, size = vms + count, size + bytes_
+        return [*batches, Batch(batch)] if batch else batches
 
     async def _operate(
         self, kind: type[ask.Operation], vm: str, by: str, not_before: datetime | None
@@ -372,7 +430,7 @@ class Operations:
         unreadable: RecordUnreadable | None = None
         is_known = False
         await self._engine.catch_up()  # also a host that is known here may have VMs that are not
-        for place in await self._engine.look_up(lambda: self._engine.board.places_on(command.host)):
+        for place in await self._engine.look_up(lambda: self._engine.board.scopes_on(command.host)):
             try:
                 outcome = await self._engine.submit(place.scope.name, command, by)
             except AlreadyPending as refusal:
@@ -399,17 +457,30 @@ class Operations:
         return told
 
 
-def _host_changes(difference: Difference) -> tuple[Change, ...]:
-    """A declared host is of no scope, so the fleet itself tells of it."""
-    added = [
-        Change(what=ChangeKind.AMENDED, host=host, detail=f"host {host} declared")
-        for host in difference.hosts_added
+def _host_batches(
+    before: Sequence[tuple[str, ...]], hosts: Sequence[str], difference: Difference
+) -> Iterator[Batch]:
+    """The records of declared hosts that change, one in each commit, with their history."""
+    changes = [
+        *_declared_changes(difference.hosts_added, "host {} declared"),
+        *_declared_changes(difference.hosts_removed, "host {} declared no more"),
     ]
-    removed = [
-        Change(what=ChangeKind.AMENDED, host=host, detail=f"host {host} declared no more")
-        for host in difference.hosts_removed
+    starts = range(0, len(hosts), HOSTS_PER_RECORD)
+    after = [tuple(hosts[start : start + HOSTS_PER_RECORD]) for start in starts]
+    for number, (old, new) in enumerate(zip_longest(before, after)):
+        if old != new:
+            yield Batch((), [(number, new)], changes[:HOSTS_PER_RECORD])
+            del changes[:HOSTS_PER_RECORD]
+    while changes:  # ends: each batch takes some
+        yield Batch((), (), changes[:HOSTS_PER_RECORD])
+        del changes[:HOSTS_PER_RECORD]
+
+
+def _declared_changes(hosts: Sequence[str], detail: str) -> list[Change]:
+    """A declared host is in no scope, so its entry has none."""
+    return [
+        Change(what=ChangeKind.AMENDED, host=host, detail=detail.format(host)) for host in hosts
     ]
-    return (*added, *removed)
 
 
 def definition(scope: Scope) -> Scope:

@@ -1,16 +1,13 @@
-"""Scopes, the fleet's hosts, tokens and kept answers as stored bytes:
+"""How values are stored: JSON with a format number. A newer format is refused.
 
-JSON with a format number. A newer format is refused.
+Codecs of scopes and of the fleet are here; a feature defines the codecs of its own records.
 """
 
 from contextlib import suppress
-from datetime import datetime
 from typing import Generic, TypeVar
 
 import msgspec
 
-from forewarn.auth.token import Token
-from forewarn.campaign.model import Campaign, Roll
 from forewarn.core.fleet import Scope
 from forewarn.errors import StoreUnusable
 
@@ -20,9 +17,10 @@ T = TypeVar("T")
 
 
 class Hosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The hosts that the fleet declares, and the digest of the fleet file applied last.
+    """The digest of the fleet file applied last.
 
-    `incarnation_floor` is what the first version wrote instead of a record of its own (`Floor`).
+    `names` and `incarnation_floor` are what earlier versions wrote instead of the records of
+    `DECLARED` and `FLOOR`.
     """
 
     names: tuple[str, ...] = ()
@@ -31,25 +29,9 @@ class Hosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Floor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The highest DocumentIncarnation that any scope that is gone has shown: new scopes start above
-    it.
-    """
+    """The highest DocumentIncarnation of any deleted scope. New scopes start above it."""
 
     incarnation: int = 0
-
-
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What an Idempotency-Key stands for since `at`: the request (its digest), the operation that
-    it became, and its answer.
-
-    It is written before the operation, with status 0, and again with the answer.
-    """
-
-    asked: str
-    at: datetime
-    operation_id: str = ""
-    status: int = 0
-    body: str = ""
 
 
 class _Stamp(msgspec.Struct):
@@ -61,48 +43,59 @@ class _Record(_Stamp, Generic[T], forbid_unknown_fields=True):
 
 
 class RecordCodec(Generic[T]):
-    """How one kind of value is stored. `what` names it in the words of a problem."""
+    """Encodes and decodes one kind of record. `name` appears in error messages."""
 
-    def __init__(self, what: str, type_: type[T]) -> None:
-        self._what = what
+    def __init__(self, name: str, type_: type[T]) -> None:
+        self._name = name
         self._decoder = msgspec.json.Decoder(_Record[type_])  # type: ignore[valid-type]
 
     def encode(self, value: T) -> bytes:
         return msgspec.json.encode(_Record(FORMAT, value))
 
-    def decode(self, record: bytes) -> T:
-        """What cannot be decoded may be of a newer format, with members that we do not know: its
-        format is looked at alone.
+    def decode(self, encoded: bytes) -> T:
+        """The value; StoreUnusable if it is damaged or of a newer format.
+
+        A newer format may have unknown fields, so on failure the format number is read alone.
         """
         try:
-            found = self._decoder.decode(record)
-            self._check_format(found.format)
+            record = self._decoder.decode(encoded)
+            self._check_format(record.format)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                self._check_format(msgspec.json.decode(record, type=_Stamp).format)
-            what, reason = self._what, str(error)
+                self._check_format(msgspec.json.decode(encoded, type=_Stamp).format)
+            name, reason = self._name, str(error)
             raise StoreUnusable(
-                f"The stored {what} record is damaged: {reason}", record=what, reason=reason
+                f"The stored {name} record is damaged: {reason}", record=name, reason=reason
             ) from error
-        value: T = found.value
+        value: T = record.value
         return value
 
     def _check_format(self, found: int) -> None:
         if found != FORMAT:
-            what = self._what
+            name = self._name
             raise StoreUnusable(
-                f"The stored {what} record has format {found}; this version reads format {FORMAT}",
-                record=what,
+                f"The stored {name} record has format {found}; this version reads format {FORMAT}",
+                record=name,
                 format=found,
                 format_read=FORMAT,
             )
 
 
+class BytesCodec(RecordCodec[bytes]):
+    """For records whose value is used as it is: leases."""
+
+    def __init__(self) -> None:
+        super().__init__("raw", bytes)
+
+    def encode(self, value: bytes) -> bytes:
+        return value
+
+    def decode(self, encoded: bytes) -> bytes:
+        return encoded
+
+
 SCOPE = RecordCodec("scope", Scope)
 HOSTS = RecordCodec("hosts", Hosts)
 FLOOR = RecordCodec("floor", Floor)
-CAMPAIGN = RecordCodec("campaign", Campaign)
-ROLL = RecordCodec("roll of campaigns", Roll)
-NAMES: RecordCodec[tuple[str, ...]] = RecordCodec("campaign's hosts", tuple[str, ...])
-TOKEN = RecordCodec("token", Token)
-ANSWER = RecordCodec("answer", Answer)
+DECLARED: RecordCodec[tuple[str, ...]] = RecordCodec("declared hosts", tuple[str, ...])
+RAW = BytesCodec()

@@ -38,7 +38,7 @@ class StaleClaims:
         self._engine = engine
         self._observed: dict[str, dict[tuple[str, str], Observation]] = {}
         self._changed = asyncio.Event()
-        engine.board.followers.append(self._notice)
+        engine.board.subscribe(self._notice)
         for place in engine.board.scopes.values():
             self._notice(place)
 

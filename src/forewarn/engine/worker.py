@@ -7,15 +7,13 @@ import asyncio
 import heapq
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 from zlib import crc32
 
 from msgspec.structs import replace
 
-from forewarn.campaign.worker import CampaignWorker, HealthCheck
 from forewarn.core.command import Claim, Finish, Tick
 from forewarn.core.event import UNKNOWN_SECONDS, Impact
 from forewarn.core.fleet import Scope
@@ -23,7 +21,8 @@ from forewarn.core.lifecycle import impact_of
 from forewarn.core.machine import due_impacts, next_deadline, next_impact_at
 from forewarn.engine.board import PublishedScope
 from forewarn.engine.clock import within
-from forewarn.engine.engine import SCOPE_KEY, Engine
+from forewarn.engine.engine import Engine
+from forewarn.engine.replica import SCOPE_KEY
 from forewarn.engine.stale_claims import StaleClaims
 from forewarn.errors import Error, ImpactFailed, NotFound, Unavailable
 from forewarn.platform.base import SHORTAGES, ImpactRequest, ImpactResult, Platform
@@ -78,7 +77,6 @@ class Worker:
         impacts_max: int = 256,
         impact_limit: timedelta,
         ending_seconds_max: float = ENDING_SECONDS_MAX,
-        health: HealthCheck | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
@@ -87,7 +85,6 @@ class Worker:
         self._impacts_max = impacts_max
         self._impact_limit = impact_limit
         self._ending_seconds_max = ending_seconds_max
-        self._health = health
         self._monotonic = monotonic
         self._alarms: list[tuple[datetime, str]] = []
         self._wake_at: dict[str, datetime] = {}
@@ -100,7 +97,7 @@ class Worker:
         self._queue: dict[str, None] = {}
         self._is_dispatching = False
         self._is_ending = False
-        engine.board.followers.append(self.notice)
+        engine.board.subscribe(self.notice)
         for place in engine.board.scopes.values():
             self.notice(place)
 
@@ -113,9 +110,8 @@ class Worker:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._keep_deadlines())
-                group.create_task(self._follow())
+                group.create_task(self._engine.follow())
                 group.create_task(StaleClaims(self._engine).run())
-                group.create_task(CampaignWorker(self._engine, self._worker, self._health).run())
         finally:
             self._is_ending = True
             tasks = [task for _, task in self._in_hand.values()]
@@ -435,36 +431,6 @@ class Worker:
                 return  # the scope is no more, and nobody waits for this
             await clock.sleep_until(clock.now() + pause)
             pause = min(2 * pause, AGAIN_MAX)
-
-    async def _follow(self) -> None:
-        """Show what other servers commit.
-
-        When the store is lost, read everything again as soon as it is back.
-        """
-        engine = self._engine
-        while True:  # ends when cancelled
-            engine.is_ready = True
-            await self._attempt("follow", self._watch)
-            engine.is_ready, is_back = False, False
-            while not is_back:  # ends when the store answers
-                await engine.clock.sleep_until(engine.clock.now() + AGAIN)
-                is_back = await self._attempt("reload", engine.load)
-
-    async def _watch(self) -> None:
-        async with aclosing(self._engine.store.watch(self._engine.board.revision)) as batches:
-            async for batch in batches:
-                for found in batch.records:
-                    self._engine.learn(found)
-                self._engine.board.caught_up(batch.revision)
-                self._engine.tail.notify()
-
-    async def _attempt(self, what: str, turn: Callable[[], Awaitable[None]]) -> bool:
-        try:
-            await turn()
-        except Error as problem:
-            self._engine.throttled_log.warn("store trouble", during=what, problem=problem.message)
-            return False
-        return True
 
 
 def next_moment(scope: Scope) -> datetime | None:

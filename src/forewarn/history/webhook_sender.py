@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from forewarn.errors import Unavailable
-from forewarn.platform.threads import Threads
+from forewarn.platform.threads import CallThreads
 
 RESPONSE_BYTES_MAX = 64 * 1024
 
@@ -30,7 +30,7 @@ class WebhookSender:
         self._netloc = self._url.netloc.decode()
         self.name = f"{self._url.scheme}://{self._netloc}"
         self._timeout_seconds = timeout_seconds
-        self._lookup, self._threads = lookup, Threads(1)
+        self._lookup, self._threads = lookup, CallThreads(1)
         self._addresses: Sequence[str] = ()
         self._client = httpx.AsyncClient(
             trust_env=False,

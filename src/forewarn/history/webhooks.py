@@ -30,7 +30,6 @@ from forewarn.store.base import HistoryValue, Lease
 
 log = logging.getLogger("forewarn")
 
-LEASE = "webhooks"
 KEY = "webhook/{}/"
 IDENTITY_KEY = "identity"
 BY = "webhooks"
@@ -127,6 +126,9 @@ class Webhook:
         finally:
             with suppress(Error, TimeoutError):
                 await asyncio.wait_for(self._save(lease), 1)
+
+    async def close(self) -> None:
+        await self._sender.close()
 
     async def _attempt(self, lease: Lease) -> datetime | None:
         try:

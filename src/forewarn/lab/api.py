@@ -134,7 +134,7 @@ class Faults(Controller):
     @post("/", status_code=HTTP_201_CREATED, responses=answers(errors.Refused, BodyTooLarge))
     async def add_fault(self, body: RawBody, lab: Lab) -> FaultView:
         """From its moment on, the endpoint misbehaves so; the schema is at /api/v1/faults/schema."""
-        said = text.read(body, "body")
+        said = text.load(body, "body")
         if not isinstance(said, dict):
             raise errors.Invalid("body: expected a mapping that names the fault", field="body")
         added = lab.add_fault(fault.parse(said))

@@ -21,14 +21,15 @@ from msgspec.structs import replace
 
 from forewarn import server
 from forewarn.config import Address, Config, Identify
-from forewarn.core.machine import Outcome
+from forewarn.core.fleet import Scope
 from forewarn.core.timing import Timing
 from forewarn.engine.board import PublishedScope
 from forewarn.engine.clock import RealClock, VirtualClock
 from forewarn.engine.engine import Engine
-from forewarn.engine.operations import Operations
-from forewarn.errors import Conflict, Invalid, Refused, Unavailable
-from forewarn.fleetfile.schema import Fleet
+from forewarn.engine.replica import SCOPE_KEY
+from forewarn.engine.transaction import Transaction
+from forewarn.errors import Invalid, Refused, Unavailable
+from forewarn.fleetfile.parser import Fleet
 from forewarn.lab.fault.active import Fault, Faults, Standing
 from forewarn.lab.fault.filter import Dropped, FaultFilter, FilteredPolls
 from forewarn.lab.listeners import DOORS_MAX, Doors
@@ -40,6 +41,7 @@ from forewarn.web.http.listener import SERVER_METADATA, Application, Listener
 from forewarn.web.metadata import request as ask
 from forewarn.web.metadata.app import Message, Metadata, Receive, Send
 from forewarn.web.metadata.client_identity import plain
+from forewarn.web.service import Service
 from forewarn.web.settings import Settings
 
 SPAN_MAX = timedelta(days=366)
@@ -79,12 +81,16 @@ async def laboratory(setup: Setup) -> AsyncIterator["LabService"]:
     """A lab at work; everything that it opened is closed at the end."""
     clock = make_clock(setup)
     timing = timing_at(setup.rate)
-    async with server.opened(MemoryStore(), clock, timing) as engine:
-        lab = LabService(setup, clock, engine)
+    chance = random.Random(f"ids {setup.seed}")
+    settings = Settings(identify=frozenset({Identify.PATH, Identify.ADDRESS}))
+    async with server.open_service(
+        MemoryStore(), clock, timing, partial(make_id, chance), settings
+    ) as service:
+        lab = LabService(setup, clock, service)
         if setup.fleet is not None:
             await lab.operations.apply(setup.fleet, by="lab")
-        engine.listeners.append(lab.transcript.hear)
-        async with server.at_work(Config(), engine, lab.platform, "platform"):
+        service.engine.subscribe_entries(lab.transcript.hear)
+        async with server.at_work(Config(), service, lab.platform, "platform"):
             works = [lab.keep_faults(), *([clock.run()] if isinstance(clock, VirtualClock) else [])]
             tasks = [asyncio.create_task(work) for work in works]
             try:
@@ -105,12 +111,12 @@ class LabService:
     RETRY_SECONDS = 1.0
     """How long until a door that could not be opened is tried again."""
 
-    def __init__(self, setup: Setup, clock: VirtualClock | RealClock, engine: Engine) -> None:
-        chance = random.Random(f"ids {setup.seed}")
+    def __init__(self, setup: Setup, clock: VirtualClock | RealClock, service: Service) -> None:
+        self.service = service
         self.clock = clock
-        self.engine = engine
+        self.engine = engine = service.engine
         self.rate = setup.rate
-        self.operations = Operations(engine, partial(make_id, chance))
+        self.operations = service.operations
         self.transcript = Transcript(clock.now)
         self.faults = Faults()
         self._faults_count = 0
@@ -122,9 +128,9 @@ class LabService:
             clock,
             durations=engine.timing.duration,
             hosts=lambda: chain(board.hosts, board.declared_hosts),
-            wanted=engine.shelf.turns,
+            avoid=service.campaigns.cache.turns,
         )
-        self.settings = Settings(identify=frozenset({Identify.PATH, Identify.ADDRESS}))
+        self.settings = service.settings
         self.metadata_inner = LabMetadata(engine, self.settings, self.faults)
         self.metadata = FaultFilter(
             self.metadata_inner,
@@ -287,8 +293,7 @@ class LabService:
             routes,  # its framework takes longer to import than all the rest
         )
 
-        service = server.Service(self.engine, self.operations, self.settings)
-        operators = server.operators_door(service, address, more=[routes(self)])
+        operators = server.operators_door(self.service, address, more=[routes(self)])
         await self._open(operators)
         return operators.address
 
@@ -364,14 +369,14 @@ class LabService:
 
     async def _forget_polls(self, place: PublishedScope) -> None:
         """As if nobody had polled for a day: the next poll enables the scope again."""
-        while (
-            place.scope.seen_at is not None
-        ):  # ends: a conflict means that somebody else has committed, and that ends too
-            forgetful = Outcome(replace(place.scope, seen_at=None), ())
-            try:
-                await self.engine.commit([(forgetful, place.revision)], "fault")
-            except Conflict:
-                await asyncio.sleep(0)
+        key = SCOPE_KEY.format(place.scope.name)
+
+        def forget(transaction: Transaction) -> None:
+            scope: Scope | None = transaction.get(key)
+            if scope is not None and scope.seen_at is not None:
+                transaction.put(key, replace(scope, seen_at=None))
+
+        await self.engine.update([key], forget, by="fault")
         place.fresh_until = 0.0
 
     def _vm_of(self, scope: Message) -> str:

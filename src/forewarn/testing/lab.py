@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from forewarn.core.command import Seen
 from forewarn.engine.clock import VirtualClock
 from forewarn.errors import Invalid, Refused, UnknownVm
-from forewarn.fleetfile import schema as wire
+from forewarn.fleetfile import parser as wire
 from forewarn.lab.fault.active import Fault, parse
 from forewarn.lab.service import RATE_MAX, RATE_MIN, Setup
 from forewarn.lab.transcript import Transcript
@@ -148,7 +148,7 @@ class Lab:
         """A host of the fleet. That of a VM is `vm.host`."""
 
         async def check() -> None:  # in the lab's own thread, where the board changes
-            self._thread.laboratory.engine.board.places_on(name)
+            self._thread.laboratory.engine.board.scopes_on(name)
 
         self._thread.call("host", check)
         return LabHost(name, self._thread)

@@ -95,7 +95,7 @@ class LabThread:
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
         async with laboratory(self._setup) as opened:
             self.laboratory, self.ledger = opened, Ledger(opened.engine.board)
-            opened.engine.listeners.append(self.ledger.hear)
+            opened.engine.subscribe_entries(self.ledger.hear)
             addresses = await opened.listen(LOOPBACK, None)
             self.url = f"http://{addresses.metadata}"
             self._ready.set_result(None)

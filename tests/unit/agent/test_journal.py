@@ -78,20 +78,20 @@ def test_a_line_is_synced_whole_before_write_returns_and_a_new_file_before_its_f
     """What only the operating system has is lost with the power: on disk means fsync, of the folder
     too after a rename.
     """
-    synced: list[int | str] = []
+    sync_fleet: list[int | str] = []
 
     class Watched(Journal):
         @staticmethod
         def sync(handle: int) -> None:
             found = os.fstat(handle)
-            synced.append("folder" if stat.S_ISDIR(found.st_mode) else found.st_size)
+            sync_fleet.append("folder" if stat.S_ISDIR(found.st_mode) else found.st_size)
 
     journal = Watched.open(path)
-    assert synced == [0, "folder"]
+    assert sync_fleet == [0, "folder"]
     journal.see(reboot(), "drain")
-    assert synced[2:] == [path.stat().st_size]
+    assert sync_fleet[2:] == [path.stat().st_size]
     journal.write("E1", What.APPROVING)
-    assert synced[3:] == [path.stat().st_size]
+    assert sync_fleet[3:] == [path.stat().st_size]
     journal.close()
 
 

@@ -3,27 +3,38 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
 
 import pytest
 
 from forewarn.auth.token import Role, Token
-from forewarn.auth.tokens import TOKEN_KEY
+from forewarn.auth.tokens import TOKEN_KEY, Tokens
 from forewarn.core.timing import Timing
 from forewarn.engine.clock import VirtualClock
 from forewarn.engine.engine import Engine
 from forewarn.errors import Refused
-from forewarn.store.base import Record, Snapshot
+from forewarn.store.base import Record, Snapshot, Store
 from forewarn.store.memory import MemoryStore
 
 NOON = datetime(2030, 1, 31, 12, tzinfo=UTC)
 SECRET = "ab" * 32
 
 
-def story(tell: Callable[[Engine], Awaitable[None]]) -> None:
+class Server(NamedTuple):
+    engine: Engine
+    tokens: Tokens
+
+
+def server_on(store: Store) -> Server:
+    engine = Engine(store, VirtualClock(NOON), Timing())
+    return Server(engine, Tokens(engine))
+
+
+def story(tell: Callable[[Server], Awaitable[None]]) -> None:
     async def run() -> None:
-        engine = Engine(MemoryStore(), VirtualClock(NOON), Timing())
-        await tell(engine)
-        await engine.close()
+        server = server_on(MemoryStore())
+        await tell(server)
+        await server.engine.close()
 
     asyncio.run(run())
 
@@ -31,15 +42,15 @@ def story(tell: Callable[[Engine], Awaitable[None]]) -> None:
 def test_old_news_brings_no_revoked_token_back() -> None:
     """A server hears of its own writes again, late, from the store it follows."""
 
-    async def tell(engine: Engine) -> None:
-        await engine.tokens.create("root", Role.ADMIN, secret=SECRET, by="test")
-        [made] = (await engine.store.load("token/")).records
-        await engine.tokens.revoke("root", by="test")
+    async def tell(server: Server) -> None:
+        await server.tokens.create("root", Role.ADMIN, secret=SECRET, by="test")
+        [made] = (await server.engine.store.load("token/")).records
+        await server.tokens.revoke("root", by="test")
 
-        engine.learn(made)
+        server.engine.learn(made)
 
-        assert not engine.tokens
-        assert engine.tokens.holder(f"fw_root_{SECRET}") is None
+        assert not server.tokens
+        assert server.tokens.holder(f"fw_root_{SECRET}") is None
 
     story(tell)
 
@@ -47,13 +58,13 @@ def test_old_news_brings_no_revoked_token_back() -> None:
 def test_a_name_can_be_used_again_and_the_old_text_is_good_no_more() -> None:
     """The name is public; the secret is what counts."""
 
-    async def tell(engine: Engine) -> None:
-        await engine.tokens.create("root", Role.ADMIN, secret=SECRET, by="test")
-        await engine.tokens.revoke("root", by="test")
-        _, text = await engine.tokens.create("root", Role.ADMIN, secret="cd" * 32, by="test")
+    async def tell(server: Server) -> None:
+        await server.tokens.create("root", Role.ADMIN, secret=SECRET, by="test")
+        await server.tokens.revoke("root", by="test")
+        _, text = await server.tokens.create("root", Role.ADMIN, secret="cd" * 32, by="test")
 
-        assert engine.tokens.holder(f"fw_root_{SECRET}") is None
-        assert engine.tokens.holder(text) is not None
+        assert server.tokens.holder(f"fw_root_{SECRET}") is None
+        assert server.tokens.holder(text) is not None
 
     story(tell)
 
@@ -61,19 +72,19 @@ def test_a_name_can_be_used_again_and_the_old_text_is_good_no_more() -> None:
 def test_after_the_store_was_lost_only_what_it_holds_is_good() -> None:
     """A revocation that was not heard of while nothing was heard still counts."""
 
-    async def tell(engine: Engine) -> None:
-        other = Engine(engine.store, engine.clock, engine.timing)
-        await engine.tokens.create("root", Role.ADMIN, secret=SECRET, by="test")
-        await other.load()
+    async def tell(server: Server) -> None:
+        other = server_on(server.engine.store)
+        await server.tokens.create("root", Role.ADMIN, secret=SECRET, by="test")
+        await other.engine.load()
         await other.tokens.create("ci", Role.VIEWER, secret=SECRET, by="test")
         await other.tokens.revoke("ci", by="test")
-        engine.learn(Record(TOKEN_KEY.format("ci"), None, 10))
-        await engine.load()
+        server.engine.learn(Record(TOKEN_KEY.format("ci"), None, 10))
+        await server.engine.load()
 
-        assert [token.name for token in engine.tokens.all()] == ["root"]
+        assert [token.name for token in server.tokens.all()] == ["root"]
         await other.tokens.revoke("root", by="test")
-        await engine.load()
-        assert engine.tokens.all() == []
+        await server.engine.load()
+        assert server.tokens.all() == []
 
     story(tell)
 
@@ -100,20 +111,20 @@ def test_a_token_revoked_while_the_store_is_read_again_stays_revoked() -> None:
 
     async def tell() -> None:
         store = HeldStore()
-        engine = Engine(store, VirtualClock(NOON), Timing())
-        await with_two_admins(engine)
+        server = server_on(store)
+        await with_two_admins(server)
         store.is_loaded.clear()
         store.release.clear()
-        reload = asyncio.create_task(engine.load())
+        reload = asyncio.create_task(server.engine.load())
         await store.is_loaded.wait()
-        await engine.tokens.revoke("b", by="test")
-        _, new = await engine.tokens.create("c", Role.VIEWER, secret="ef" * 32, by="test")
+        await server.tokens.revoke("b", by="test")
+        _, new = await server.tokens.create("c", Role.VIEWER, secret="ef" * 32, by="test")
         store.release.set()
         await reload
 
-        assert [token.name for token in engine.tokens.all()] == ["a", "c", "ci"]
-        assert engine.tokens.holder(new) is not None
-        await engine.close()
+        assert [token.name for token in server.tokens.all()] == ["a", "c", "ci"]
+        assert server.tokens.holder(new) is not None
+        await server.engine.close()
 
     asyncio.run(tell())
 
@@ -121,9 +132,9 @@ def test_a_token_revoked_while_the_store_is_read_again_stays_revoked() -> None:
 def test_two_servers_cannot_make_one_name_twice() -> None:
     """The second would shut the holder of the first out, unnoticed."""
 
-    async def tell(engine: Engine) -> None:
-        other = Engine(engine.store, engine.clock, engine.timing)
-        await engine.tokens.create("root", Role.ADMIN, secret=SECRET, by="test")
+    async def tell(server: Server) -> None:
+        other = server_on(server.engine.store)
+        await server.tokens.create("root", Role.ADMIN, secret=SECRET, by="test")
         with pytest.raises(Refused, match="there is a token 'root' already"):
             await other.tokens.create("root", Role.ADMIN, secret="cd" * 32, by="test")
 
@@ -133,19 +144,19 @@ def test_two_servers_cannot_make_one_name_twice() -> None:
 def test_an_admin_that_has_expired_is_no_admin_who_could_stay() -> None:
     """The last one who can still come in goes last."""
 
-    async def tell(engine: Engine) -> None:
-        clock = engine.clock
+    async def tell(server: Server) -> None:
+        clock = server.engine.clock
         assert isinstance(clock, VirtualClock)
-        await engine.tokens.create(
+        await server.tokens.create(
             "old", Role.ADMIN, secret=SECRET, by="t", expires_in=timedelta(hours=1)
         )
-        await engine.tokens.create("new", Role.ADMIN, secret="cd" * 32, by="t")
+        await server.tokens.create("new", Role.ADMIN, secret="cd" * 32, by="t")
         await clock.advance(timedelta(hours=1))
 
         with pytest.raises(Refused, match="new is the last admin's token"):
-            await engine.tokens.revoke("new", by="t")
-        await engine.tokens.revoke("old", by="t")
-        await engine.tokens.revoke("new", by="t")
+            await server.tokens.revoke("new", by="t")
+        await server.tokens.revoke("old", by="t")
+        await server.tokens.revoke("new", by="t")
 
     story(tell)
 
@@ -153,11 +164,11 @@ def test_an_admin_that_has_expired_is_no_admin_who_could_stay() -> None:
 def test_two_admins_cannot_revoke_each_other_at_once() -> None:
     """Each was not the last when it was asked; together they would lock everybody out."""
 
-    async def tell(engine: Engine) -> None:
-        other = await with_two_admins(engine)
-        for there in (engine, other):
+    async def tell(server: Server) -> None:
+        other = await with_two_admins(server)
+        for there in (server, other):
             done = await asyncio.gather(
-                engine.tokens.revoke("a", by="b"),
+                server.tokens.revoke("a", by="b"),
                 there.tokens.revoke("b", by="a"),
                 return_exceptions=True,
             )
@@ -165,7 +176,7 @@ def test_two_admins_cannot_revoke_each_other_at_once() -> None:
             assert [type(one) for one in done] == [Token, Refused]
             assert [token.name for token in there.tokens.all()] == ["b", "ci"]
             await there.tokens.create("a", Role.ADMIN, secret=SECRET, by="test")
-            await engine.load()
+            await server.engine.load()
 
     story(tell)
 
@@ -173,9 +184,9 @@ def test_two_admins_cannot_revoke_each_other_at_once() -> None:
 def test_a_first_token_that_was_an_admins_elsewhere_is_known_to_who_decides_here() -> None:
     """A server that has not heard of a token yet decides again once it has."""
 
-    async def tell(engine: Engine) -> None:
-        other = await with_two_admins(engine)
-        await engine.tokens.create("deploy", Role.VIEWER, secret=SECRET, by="test")
+    async def tell(server: Server) -> None:
+        other = await with_two_admins(server)
+        await server.tokens.create("deploy", Role.VIEWER, secret=SECRET, by="test")
         await other.tokens.create("second", Role.VIEWER, secret=SECRET, by="test")
 
         assert [token.name for token in other.tokens.all()] == ["a", "b", "ci", "deploy", "second"]
@@ -183,10 +194,10 @@ def test_a_first_token_that_was_an_admins_elsewhere_is_known_to_who_decides_here
     story(tell)
 
 
-async def with_two_admins(engine: Engine) -> Engine:
+async def with_two_admins(server: Server) -> Server:
     """Two admins and a viewer, and another server that knows them."""
-    other = Engine(engine.store, engine.clock, engine.timing)
+    other = server_on(server.engine.store)
     for name, role in (("a", Role.ADMIN), ("b", Role.ADMIN), ("ci", Role.VIEWER)):
-        await engine.tokens.create(name, role, secret=SECRET, by="test")
-    await other.load()
+        await server.tokens.create(name, role, secret=SECRET, by="test")
+    await other.engine.load()
     return other

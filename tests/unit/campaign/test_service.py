@@ -7,15 +7,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 from msgspec.structs import replace
 
-from forewarn.campaign.cache import HOSTS_PER_RECORD, written
+from forewarn.campaign.cache import CAMPAIGN_KEY, HOSTS_PER_RECORD, CampaignCache
 from forewarn.campaign.model import Announced, Campaign, Look, Phase, State, Turn, UnderWay, Wish
 from forewarn.campaign.service import ALIVE_MAX, ENDED_MAX, Campaigns
-from forewarn.campaign.worker import HealthCheck
+from forewarn.campaign.worker import CampaignWorker, HealthCheck
 from forewarn.core.command import Approve, Cancel
 from forewarn.core.event import EventType
 from forewarn.core.fleet import Budget, Policy, Scope, ScopeKind
@@ -34,10 +34,11 @@ from forewarn.errors import (
     TooManyCampaigns,
     UnknownCampaign,
 )
-from forewarn.fleetfile.schema import Fleet
+from forewarn.fleetfile.parser import Fleet
 from forewarn.platform.base import ImpactRequest, ImpactResult, Platform
 from forewarn.platform.simulated import SimulatedPlatform
-from forewarn.store.base import Write
+from forewarn.server import run_together
+from forewarn.store.base import Check, Write
 from forewarn.store.memory import MemoryStore
 from tests.builders import MINUTE, NOON, guid, vm
 from tests.history import entries_of
@@ -64,6 +65,22 @@ def fleet(hosts: Sequence[str] = HOSTS, *, spare: Sequence[str] = ()) -> Fleet:
     )
 
 
+CACHES: WeakKeyDictionary[Engine, CampaignCache] = WeakKeyDictionary()
+
+
+def cache_of(engine: Engine) -> CampaignCache:
+    return CACHES[engine]
+
+
+def campaigns_on(engine: Engine) -> Campaigns:
+    return Campaigns(engine, cache_of(engine))
+
+
+async def rewrite(engine: Engine, campaign: Campaign) -> None:
+    key = CAMPAIGN_KEY.format(campaign.id)
+    await engine.update([key], lambda transaction: transaction.put(key, campaign), by="test")
+
+
 class World:
     """A store, a clock, and any number of servers."""
 
@@ -80,6 +97,7 @@ class World:
     async def engine(self, wanted: Fleet | None = None) -> Engine:
         """An engine whose loops stand still."""
         engine = Engine(self.store, self.clock, Timing())
+        CACHES[engine] = CampaignCache(engine)
         await engine.load()
         if wanted is not None:
             await Operations(engine, self.make_id).apply(wanted, by="test")
@@ -95,14 +113,14 @@ class World:
             self.clock,
             durations=DURATION,
             hosts=engine.board.host_names,
-            wanted=engine.shelf.turns,
+            avoid=cache_of(engine).turns,
             failing=self.failing,
         )
         check = HealthCheck(health, MINUTE) if health else None
-        loops = Worker(
-            engine, platform, worker=self.make_id(), impact_limit=timedelta(hours=1), health=check
-        )
-        work = asyncio.create_task(loops.run())
+        worker = self.make_id()
+        impacts = Worker(engine, platform, worker=worker, impact_limit=timedelta(hours=1))
+        rounds = CampaignWorker(engine, cache_of(engine), worker, check)
+        work = asyncio.create_task(run_together(impacts.run(), rounds.run()))
         try:
             yield engine
         finally:
@@ -111,8 +129,8 @@ class World:
 
     async def history(self, what: str) -> list[str]:
         """Who did what."""
-        lines = await entries_of(self.store)
-        return [f"{one.by}: {one.detail}" for one in lines if one.what == what]
+        entries = await entries_of(self.store)
+        return [f"{entry.by}: {entry.detail}" for entry in entries if entry.what == what]
 
 
 class HealthPlatform:
@@ -143,7 +161,7 @@ def live(
 
 
 def now_of(engine: Engine, campaign: Campaign) -> Campaign:
-    return engine.shelf.find(campaign.id).campaign
+    return cache_of(engine).find(campaign.id)
 
 
 def told(engine: Engine) -> list[str]:
@@ -167,7 +185,7 @@ def test_hosts_have_their_turn_one_after_the_other_until_all_are_done() -> None:
 
     async def story(world: World) -> None:
         async with world.server(fleet()) as engine:
-            campaign = await Campaigns(engine).start(wish(name="kernel"), by="ann")
+            campaign = await campaigns_on(engine).start(wish(name="kernel"), by="ann")
             seen = []
             for _ in HOSTS:
                 await world.clock.advance(MINUTE)
@@ -192,7 +210,7 @@ def test_hosts_have_their_turn_one_after_the_other_until_all_are_done() -> None:
 def test_early_approvals_make_it_faster() -> None:
     async def story(world: World) -> None:
         async with world.server(fleet()) as engine:
-            campaign = await Campaigns(engine).start(wish(), by="ann")
+            campaign = await campaigns_on(engine).start(wish(), by="ann")
             for _ in range(50):
                 await world.clock.advance(MINUTE)
                 for place in engine.board.scopes.values():
@@ -211,7 +229,7 @@ def test_early_approvals_make_it_faster() -> None:
 def test_a_server_that_comes_back_goes_on_where_the_last_one_was() -> None:
     async def story(world: World) -> None:
         async with world.server(fleet()) as engine:
-            campaign = await Campaigns(engine).start(wish(), by="ann")
+            campaign = await campaigns_on(engine).start(wish(), by="ann")
             await world.clock.advance(TURN + MINUTE)
         async with world.server() as engine:
             await world.clock.advance(3 * TURN)
@@ -229,8 +247,8 @@ def test_a_server_that_dies_between_the_record_and_the_order_loses_nothing() -> 
 
     async def story(world: World) -> None:
         engine = await world.engine(fleet())
-        campaign = await Campaigns(engine).start(wish(), by="ann")
-        await Campaigns(engine).tell(campaign.id, Look())
+        campaign = await campaigns_on(engine).start(wish(), by="ann")
+        await campaigns_on(engine).tell(campaign.id, Look())
         assert (now_of(engine, campaign).under_way[0].phase, told(engine)) == (Phase.ORDERED, [])
 
         async with world.server() as other:
@@ -245,7 +263,7 @@ def test_a_server_that_dies_between_the_record_and_the_order_loses_nothing() -> 
 def test_two_servers_do_each_thing_once_and_never_more_than_the_budget() -> None:
     async def story(world: World) -> None:
         async with world.server(fleet()) as one, world.server() as other:
-            campaign = await Campaigns(one).start(wish(), by="ann")
+            campaign = await campaigns_on(one).start(wish(), by="ann")
             for _ in range(5 * 26):
                 await world.clock.advance(MINUTE)
                 assert len([name for name in told(one) if name != "db"]) <= 1
@@ -265,7 +283,7 @@ def test_two_campaigns_share_the_budget_of_a_scope() -> None:
 
     async def story(world: World) -> None:
         async with world.server(fleet()) as engine:
-            desk = Campaigns(engine)
+            desk = campaigns_on(engine)
             first, second = (
                 await desk.start(wish("h1", "h2"), by="ann"),
                 await desk.start(wish("h3", "h4"), by="bob"),
@@ -286,7 +304,7 @@ def test_two_campaigns_share_the_budget_of_a_scope() -> None:
 def test_a_failed_impact_pauses_it_until_a_person_resumes_it() -> None:
     async def story(world: World) -> None:
         async with world.server(fleet()) as engine:
-            desk = Campaigns(engine)
+            desk = campaigns_on(engine)
             campaign = await desk.start(wish(), by="ann")
             await world.clock.advance(4 * TURN)
             braked = now_of(engine, campaign)
@@ -303,7 +321,7 @@ def test_a_failed_impact_pauses_it_until_a_person_resumes_it() -> None:
 def test_paused_no_new_host_has_its_turn_and_what_is_announced_goes_on() -> None:
     async def story(world: World) -> None:
         async with world.server(fleet()) as engine:
-            desk = Campaigns(engine)
+            desk = campaigns_on(engine)
             campaign = await desk.start(wish(), by="ann")
             await world.clock.advance(MINUTE)
             await desk.pause(campaign.id, by="ann")
@@ -318,7 +336,7 @@ def test_paused_no_new_host_has_its_turn_and_what_is_announced_goes_on() -> None
 def test_canceled_it_takes_back_what_is_scheduled_and_lets_end_what_has_started() -> None:
     async def story(world: World) -> None:
         async with world.server(fleet()) as engine:
-            desk = Campaigns(engine)
+            desk = campaigns_on(engine)
             campaign = await desk.start(wish(), by="ann")
             await world.clock.advance(MINUTE)
             event = engine.board.scopes["db"].scope.events[0]
@@ -329,8 +347,8 @@ def test_canceled_it_takes_back_what_is_scheduled_and_lets_end_what_has_started(
             await world.clock.advance(TURN)
 
             assert counts(now_of(engine, campaign)) == (State.CANCELED, 0, 4, 0)
-            assert engine.shelf.roll.alive == ()
-            assert engine.shelf.hosts == {}
+            assert cache_of(engine).roll.alive == ()
+            assert cache_of(engine).hosts_of(campaign.id, 0, 10) == []
             with pytest.raises(CampaignOver):
                 await desk.pause(campaign.id, by="ann")
 
@@ -343,7 +361,7 @@ def test_an_event_canceled_by_somebody_and_a_host_with_such_an_event_already_are
             await Operations(engine, world.make_id).maintain(
                 "h2", type=EventType.REBOOT, by="bob", not_before=NOON + 24 * TURN
             )
-            campaign = await Campaigns(engine).start(wish("h1", "h2"), by="ann")
+            campaign = await campaigns_on(engine).start(wish("h1", "h2"), by="ann")
             await world.clock.advance(MINUTE)
             (event,) = [one for one in engine.board.scopes["web"].scope.events if one.host == "h1"]
             await engine.submit("web", Cancel(event_id=event.id), by="bob")
@@ -365,7 +383,7 @@ def test_an_event_canceled_by_somebody_and_a_host_with_such_an_event_already_are
 def test_a_host_that_left_the_fleet_is_skipped() -> None:
     async def story(world: World) -> None:
         async with world.server(fleet()) as engine:
-            campaign = await Campaigns(engine).start(wish(), by="ann")
+            campaign = await campaigns_on(engine).start(wish(), by="ann")
             await world.clock.advance(MINUTE)
             await Operations(engine, world.make_id).apply(fleet(("h1", "h2", "h4")), by="test")
             await world.clock.advance(4 * TURN)
@@ -386,7 +404,7 @@ def test_vms_are_moved_to_hosts_that_no_campaign_waits_for() -> None:
 
     async def story(world: World) -> None:
         async with world.server(fleet(spare=["spare"])) as engine:
-            campaign = await Campaigns(engine).start(wish(type=EventType.REDEPLOY), by="ann")
+            campaign = await campaigns_on(engine).start(wish(type=EventType.REDEPLOY), by="ann")
             await world.clock.advance(TURN)
             first = {name: engine.board.find_vm(name)[1].host for name in ("db", "web-h1")}
             await world.clock.advance(5 * TURN)
@@ -408,7 +426,7 @@ def test_a_host_that_a_campaign_had_to_fill_waits_for_the_others(
 
     async def story(world: World) -> None:
         async with world.server(fleet(spare=HOSTS)) as engine:
-            campaign = await Campaigns(engine).start(wish(type=EventType.REDEPLOY), by="ann")
+            campaign = await campaigns_on(engine).start(wish(type=EventType.REDEPLOY), by="ann")
             await world.clock.advance(TURN)
             assert engine.board.find_vm("web-h1")[1].host == "h2"
             if is_moved_on:
@@ -427,14 +445,12 @@ def test_a_campaign_of_which_nobody_hears_is_looked_at_however_much_happens_else
 
     async def story(world: World) -> None:
         engine = await world.engine(fleet())
-        campaign = await Campaigns(engine).start(wish("h1"), by="ann")
+        campaign = await campaigns_on(engine).start(wish("h1"), by="ann")
         dead = UnderWay("h1", NOON, Phase.CHECKING, checker="dead", checked_until=NOON + MINUTE)
-        kept = engine.shelf.find(campaign.id)
-        await engine.commit(
-            [], "test", written(replace(kept.campaign, cursor=1, under_way=(dead,)), kept.revision)
-        )
+        campaign = cache_of(engine).find(campaign.id)
+        await rewrite(engine, replace(campaign, cursor=1, under_way=(dead,)))
         async with world.server(health=HealthPlatform()) as engine:
-            desk = Campaigns(engine)
+            desk = campaigns_on(engine)
             busy = await desk.start(wish("h2"), by="ann")
             for number in range(9):
                 await world.clock.advance(timedelta(seconds=10))
@@ -454,7 +470,7 @@ def test_the_servers_health_command_is_run_after_each_host_and_a_failure_pauses(
     async def story(world: World) -> None:
         health = HealthPlatform("h2")
         async with world.server(fleet(), health) as engine:
-            campaign = await Campaigns(engine).start(wish(), by="ann")
+            campaign = await campaigns_on(engine).start(wish(), by="ann")
             await world.clock.advance(4 * TURN)
             end = now_of(engine, campaign)
 
@@ -493,7 +509,7 @@ def test_health_command_that_could_not_be_started_is_tried_again() -> None:
         health, errors = ShortOfDescriptors(), list[object]()
         asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
         async with world.server(fleet(), health) as engine:
-            campaign = await Campaigns(engine).start(wish("h1"), by="ann")
+            campaign = await campaigns_on(engine).start(wish("h1"), by="ann")
             await world.clock.advance(2 * TURN)
             end = now_of(engine, campaign)
 
@@ -521,7 +537,7 @@ def test_a_command_that_stands_in_a_stored_campaign_is_never_run(
         await world.store.commit([Write("campaign/c1/", stored, 0), Write("campaigns", roll, 0)])
         async with world.server(health=health if is_configured else None) as engine:
             await world.clock.advance(MINUTE)
-            assert counts(engine.shelf.find("c1").campaign) == (State.DONE, 1, 0, 0)
+            assert counts(cache_of(engine).find("c1")) == (State.DONE, 1, 0, 0)
 
     live(story)
     assert not proof.exists()
@@ -531,13 +547,13 @@ def test_a_command_that_stands_in_a_stored_campaign_is_never_run(
 def test_hosts_that_wait_or_are_under_way_are_known_of_campaigns_that_go_on() -> None:
     async def story(world: World) -> None:
         engine = await world.engine(fleet())
-        desk = Campaigns(engine)
+        desk = campaigns_on(engine)
         campaign = await desk.start(wish("h1", "h2", "h3"), by="ann")
-        seen = [engine.shelf.turns()]
+        seen = [cache_of(engine).turns()]
         await desk.tell(campaign.id, Look())
-        seen.append(engine.shelf.turns())
+        seen.append(cache_of(engine).turns())
         await desk.cancel(campaign.id, by="ann")
-        seen.append(engine.shelf.turns())
+        seen.append(cache_of(engine).turns())
 
         assert seen == [
             {"h1": Turn.WAITING, "h2": Turn.WAITING, "h3": Turn.WAITING},
@@ -556,7 +572,9 @@ def test_all_who_ask_of_campaigns_share_what_was_seen_of_a_scope() -> None:
     async def story(world: World) -> None:
         engine = await world.engine(fleet())
 
-        assert Campaigns(engine).fleet.standing("web") is Campaigns(engine).fleet.standing("web")
+        assert campaigns_on(engine).fleet.standing("web") is campaigns_on(engine).fleet.standing(
+            "web"
+        )
 
     live(story)
 
@@ -570,7 +588,7 @@ def test_a_host_too_large_for_a_budget_is_refused_at_the_start_and_named() -> No
             OverBudget,
             match="host-a alone takes 2 VMs of web down at once; max_unavailable there is 1",
         ) as refusal:
-            await Campaigns(engine).start(wish("*", max_unavailable=Budget(1)), by="ann")
+            await campaigns_on(engine).start(wish("*", max_unavailable=Budget(1)), by="ann")
 
         assert refusal.value.facts == {
             "host": "host-a",
@@ -578,7 +596,7 @@ def test_a_host_too_large_for_a_budget_is_refused_at_the_start_and_named() -> No
             "vms": 2,
             "max_unavailable": 1,
         }
-        assert engine.shelf.kept == {}
+        assert cache_of(engine).all() == []
 
     live(story)
 
@@ -597,11 +615,11 @@ def test_what_makes_no_sense_is_refused_before_anything_is_written(
     async def story(world: World) -> None:
         engine = await world.engine(fleet())
         with pytest.raises(Error) as refusal:
-            await Campaigns(engine).start(wanted, by="ann")
+            await campaigns_on(engine).start(wanted, by="ann")
 
         assert isinstance(refusal.value, Invalid)
         assert message in refusal.value.message
-        assert engine.shelf.kept == {}
+        assert cache_of(engine).all() == []
 
     live(story)
 
@@ -609,7 +627,7 @@ def test_what_makes_no_sense_is_refused_before_anything_is_written(
 def test_a_campaign_that_nobody_knows_is_told_so() -> None:
     async def story(world: World) -> None:
         with pytest.raises(UnknownCampaign, match="there is no campaign 'c9'"):
-            await Campaigns(await world.engine()).pause("c9", by="ann")
+            await campaigns_on(await world.engine()).pause("c9", by="ann")
 
     live(story)
 
@@ -618,10 +636,12 @@ def test_another_server_knows_a_campaign_as_soon_as_it_is_asked() -> None:
     async def story(world: World) -> None:
         other = await world.engine(fleet())
         engine = await world.engine()
-        campaign = await Campaigns(engine).start(wish(), by="ann")
+        campaign = await campaigns_on(engine).start(wish(), by="ann")
 
-        assert (await Campaigns(other).pause(campaign.id.upper(), by="bob")).state is State.PAUSED
-        assert (await Campaigns(engine).resume(campaign.id, by="ann")).state is State.RUNNING, (
+        assert (
+            await campaigns_on(other).pause(campaign.id.upper(), by="bob")
+        ).state is State.PAUSED
+        assert (await campaigns_on(engine).resume(campaign.id, by="ann")).state is State.RUNNING, (
             "read again, decided again"
         )
 
@@ -633,7 +653,9 @@ class Forgetful(MemoryStore):
 
     is_losing = False
 
-    async def commit(self, writes: Sequence[Write], checks: Any = (), entries: bytes | None = None) -> int:
+    async def commit(
+        self, writes: Sequence[Write], checks: Sequence[Check] = (), entries: bytes | None = None
+    ) -> int:
         revision = await super().commit(writes, checks, entries)
         if self.is_losing:
             self.is_losing = False
@@ -646,9 +668,9 @@ def test_a_start_whose_answer_was_lost_is_one_campaign() -> None:
         engine = await world.engine(fleet())
         assert isinstance(world.store, Forgetful)
         world.store.is_losing = True
-        campaign = await Campaigns(engine).start(wish(), by="ann")
+        campaign = await campaigns_on(engine).start(wish(), by="ann")
 
-        assert (campaign.id, engine.shelf.roll.alive) == ("c1", ("c1",))
+        assert (campaign.id, cache_of(engine).roll.alive) == ("c1", ("c1",))
 
     live(story, store=Forgetful())
 
@@ -662,7 +684,7 @@ async def ended(desk: Campaigns) -> str:
 
 def test_so_many_campaigns_go_on_at_once_and_no_more() -> None:
     async def story(world: World) -> None:
-        desk = Campaigns(await world.engine(fleet()))
+        desk = campaigns_on(await world.engine(fleet()))
         for _ in range(ALIVE_MAX):
             await desk.start(wish("h1"), by="ann")
 
@@ -678,16 +700,16 @@ def test_so_many_campaigns_go_on_at_once_and_no_more() -> None:
 def test_the_last_thousand_that_are_over_are_kept_and_the_oldest_leave() -> None:
     async def story(world: World) -> None:
         engine = await world.engine(fleet())
-        desk = Campaigns(engine)
+        desk = campaigns_on(engine)
         for _ in range(ENDED_MAX + 1):
             await ended(desk)
 
         assert (
-            len(engine.shelf.listed())
+            len(cache_of(engine).listed())
             == len((await world.store.load("campaign/")).records)
             == ENDED_MAX
         )
-        assert engine.shelf.listed()[0].id == "c1001"
+        assert cache_of(engine).listed()[0].id == "c1001"
         with pytest.raises(UnknownCampaign):
             await desk.pause("c1", by="ann")
 
@@ -700,10 +722,10 @@ def test_a_long_list_of_hosts_is_stored_in_pieces_and_gone_when_it_is_over() -> 
     async def story(world: World) -> None:
         names = tuple(f"h{number:05d}" for number in range(HOSTS_PER_RECORD + 2))
         engine = await world.engine(Fleet(hosts=names))
-        desk = Campaigns(engine)
+        desk = campaigns_on(engine)
         campaign = await desk.start(wish("h0*"), by="ann")
 
-        assert engine.shelf.hosts_of(campaign.id, 4998, 5010) == list(names[4998:])
+        assert cache_of(engine).hosts_of(campaign.id, 4998, 5010) == list(names[4998:])
         assert len((await world.store.load("campaign-hosts/")).records) == 2
         assert (
             max(len(one.value or b"") for one in (await world.store.load("campaign/")).records)
@@ -721,7 +743,7 @@ def test_what_another_server_says_late_changes_nothing() -> None:
 
     async def story(world: World) -> None:
         engine = await world.engine(fleet())
-        desk = Campaigns(engine)
+        desk = campaigns_on(engine)
         campaign = await desk.start(wish(), by="ann")
         await desk.tell(campaign.id, Look())
         once = (await desk.tell(campaign.id, Announced("h1"))).campaign
@@ -737,11 +759,11 @@ def test_a_server_that_has_not_heard_of_anothers_turn_yet_does_not_count_on_the_
 
     async def story(world: World) -> None:
         one = await world.engine(fleet())
-        await Campaigns(one).start(wish("h2"), by="ann")
-        await Campaigns(one).start(wish("h3"), by="ann")
+        await campaigns_on(one).start(wish("h2"), by="ann")
+        await campaigns_on(one).start(wish("h3"), by="ann")
         other = await world.engine()
-        first = (await Campaigns(one).tell("c1", Look())).campaign
-        second = (await Campaigns(other).tell("c2", Look())).campaign
+        first = (await campaigns_on(one).tell("c1", Look())).campaign
+        second = (await campaigns_on(other).tell("c2", Look())).campaign
 
         assert ([here.host for here in first.under_way], second.under_way) == (["h2"], ())
 

@@ -13,7 +13,7 @@ from forewarn.cli.watch import SHOWN
 from forewarn.config import Address, Config, resolve
 from forewarn.core.change import Change, ChangeKind
 from forewarn.engine.entry import Note
-from forewarn.fleetfile.schema import parse
+from forewarn.fleetfile.parser import parse
 
 EVENT = {
     "id": "E1",

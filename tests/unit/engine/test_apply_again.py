@@ -4,7 +4,6 @@ What stopped it half-way is no harm: applying it again does the rest.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
 
 import pytest
 
@@ -12,8 +11,8 @@ from forewarn.core import command as ask
 from forewarn.core.fleet import Scope, ScopeKind
 from forewarn.engine.operations import Operations
 from forewarn.errors import VmBusy
-from forewarn.fleetfile.schema import Fleet
-from forewarn.store.base import WRITES_MAX, Write
+from forewarn.fleetfile.parser import Fleet
+from forewarn.store.base import WRITES_MAX, Check, Write
 from forewarn.store.memory import MemoryStore
 from tests.builders import guid, vm
 from tests.unit.engine.test_engine import World, live
@@ -43,7 +42,7 @@ class Interrupted(MemoryStore):
         self._commits = 0
 
     async def commit(
-        self, writes: Sequence[Write], checks: Any = (), entries: bytes | None = None
+        self, writes: Sequence[Write], checks: Sequence[Check] = (), entries: bytes | None = None
     ) -> int:
         if self.deed is not None:
             self._commits += 1

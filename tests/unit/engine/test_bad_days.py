@@ -7,20 +7,19 @@ import asyncio
 import errno
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
 from forewarn.core import command as ask
 from forewarn.core.event import EventType
 from forewarn.core.fleet import Scope, ScopeKind
-from forewarn.engine import entry as note
+from forewarn.engine.entry import Commit
 from forewarn.engine.operations import Operations
 from forewarn.engine.worker import ALARMS_SPARE, Worker
 from forewarn.errors import StoreLost, StoreUnusable, Unavailable, UnknownEvent
-from forewarn.fleetfile.schema import Fleet
+from forewarn.fleetfile.parser import Fleet
 from forewarn.platform.base import ImpactRequest, ImpactResult
-from forewarn.store.base import Write
+from forewarn.store.base import Check, Write
 from forewarn.store.memory import MemoryStore
 from tests.builders import MINUTE, NOON, guid, vm
 from tests.unit.engine.test_engine import FLEET, Deaf, World, live
@@ -41,7 +40,7 @@ class FailsAt(MemoryStore):
     calls, fails_at = 0, 0
 
     async def commit(
-        self, writes: Sequence[Write], checks: Any = (), entries: bytes | None = None
+        self, writes: Sequence[Write], checks: Sequence[Check] = (), entries: bytes | None = None
     ) -> int:
         self.calls += 1
         if self.calls == self.fails_at:
@@ -71,7 +70,7 @@ class Slow(MemoryStore):
     """Lets others have a turn before every commit."""
 
     async def commit(
-        self, writes: Sequence[Write], checks: Any = (), entries: bytes | None = None
+        self, writes: Sequence[Write], checks: Sequence[Check] = (), entries: bytes | None = None
     ) -> int:
         for _ in range(3):
             await asyncio.sleep(0)
@@ -326,14 +325,14 @@ def test_a_refusal_is_checked_against_the_store_before_it_is_believed() -> None:
     live(story)
 
 
-def test_a_listener_that_breaks_undoes_nothing() -> None:
+def test_a_subscriber_that_fails_undoes_nothing() -> None:
     async def story(world: World) -> None:
         desk = await world.desk()
 
-        def broken(one: note.Note) -> None:
+        def broken(commit: Commit) -> None:
             raise BrokenPipeError
 
-        desk._engine.listeners.append(broken)
+        desk._engine.subscribe(broken)
         assert await desk.restart("web-0", by="ann") is not None
 
     live(story)

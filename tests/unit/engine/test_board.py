@@ -32,7 +32,7 @@ def test_a_vm_is_found_by_name_address_id_and_host() -> None:
     assert board.find_vm("web-0") == (board.scopes["web"], WEB.vms[0])
     assert board.addresses == {"10.0.0.1": "web-0", "10.0.0.2": "db-0"}
     assert board.ids == {guid(1): "web-0"}
-    assert [place.scope.name for place in board.places_on("host-a")] == ["db", "web"]
+    assert [place.scope.name for place in board.scopes_on("host-a")] == ["db", "web"]
 
 
 def test_what_is_unknown_is_named() -> None:
@@ -41,9 +41,9 @@ def test_what_is_unknown_is_named() -> None:
     with pytest.raises(UnknownVm, match="'web-7'"):
         board.find_vm("web-7")
     with pytest.raises(UnknownScope, match="'db'"):
-        board.place("db")
+        board.find_scope("db")
     with pytest.raises(UnknownHost, match="'host-z'"):
-        board.places_on("host-z")
+        board.scopes_on("host-z")
 
 
 @pytest.mark.parametrize("leaving", list(permutations(["a", "b", "c"])))
@@ -75,9 +75,9 @@ def test_id_stays_shared_until_a_single_vm_has_it(
 
 def test_a_declared_host_without_vms_is_known() -> None:
     board = board_with(WEB)
-    board.declared_hosts = ("host-z",)
+    board.declare_hosts((), ("host-z",))
 
-    assert board.places_on("host-z") == []
+    assert board.scopes_on("host-z") == []
     assert board.host_names() == ["host-a", "host-b", "host-z"]
 
 

@@ -12,20 +12,19 @@ import httpx
 import pytest
 
 from forewarn.campaign.model import Wish
-from forewarn.campaign.service import Campaigns
 from forewarn.core import command as ask
 from forewarn.core.event import EventType
 from forewarn.core.fleet import Scope, ScopeKind
 from forewarn.core.timing import Timing
 from forewarn.engine.clock import VirtualClock
-from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations, Told
 from forewarn.errors import EventEnded, StoreLost, Unavailable, UnknownEvent
-from forewarn.fleetfile.schema import Fleet
-from forewarn.store.base import Snapshot
+from forewarn.fleetfile.parser import Fleet
+from forewarn.store.base import Record, Snapshot, Store
 from forewarn.store.memory import MemoryStore
 from forewarn.store.sqlite import SqliteStore
 from forewarn.web.control.routes.fleet import app
+from forewarn.web.service import build_service
 from tests.builders import NOON, guid, vm
 from tests.unit.engine.test_engine import FLEET, World, live
 
@@ -38,17 +37,17 @@ class Server:
     Its loops do not run, so it follows nothing by itself.
     """
 
-    def __init__(self, engine: Engine, first_id: int) -> None:
-        self.engine = engine
+    def __init__(self, store: Store, clock: VirtualClock, first_id: int) -> None:
         self._last_id = first_id
-        self.operations = Operations(engine, self._make_id)
+        self.service = build_service(store, clock, Timing(), self._make_id)
+        self.engine, self.operations = self.service.engine, self.service.operations
 
     def _make_id(self) -> str:
         self._last_id += 1
         return guid(self._last_id)
 
     def client(self) -> httpx.AsyncClient:
-        transport = httpx.ASGITransport(app(self.operations, self.engine, delay_seconds=0))
+        transport = httpx.ASGITransport(app(self.service, delay_seconds=0))
         return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8081")
 
 
@@ -57,8 +56,8 @@ async def servers(folder: Path) -> AsyncGenerator[tuple[Server, Server], None]:
     """Two on one SQLite file, with the fleet; its scope `web` is polled."""
     clock, found = VirtualClock(NOON), []
     for number in range(2):
-        engine = Engine(await SqliteStore.open(str(folder / "store.db")), clock, Timing())
-        found.append(Server(engine, number * 10_000))
+        store = await SqliteStore.open(str(folder / "store.db"))
+        found.append(Server(store, clock, number * 10_000))
     one, two = found
     await one.engine.load()
     await one.operations.apply(FLEET, by="ann")
@@ -141,7 +140,7 @@ def test_every_get_finds_what_the_other_server_made(tmp_path: Path) -> None:
                 for kind in [*kinds, *kinds][number : number + 3]:  # whichever is asked first
                     assert (await client.get(f"/api/v1/{kind}/{kinds[kind]}")).status_code == 200
             wish = Wish(type=EventType.FREEZE, patterns=("host-b",))
-            campaign = await Campaigns(one.engine).start(wish, "ann")
+            campaign = await one.service.campaigns.start(wish, "ann")
             assert (await client.get(f"/api/v1/campaigns/{campaign.id}")).status_code == 200
 
     two_servers(tell, tmp_path)
@@ -189,17 +188,17 @@ class Counts(MemoryStore):
 
     def __init__(self) -> None:
         super().__init__()
-        self.loads = self.watches = 0
+        self.reads = self.watches = 0
         self.gate: asyncio.Event | None = None
         self.is_lost = False
 
-    async def load(self, prefix: str = "") -> Snapshot:
-        self.loads += 1
+    async def get(self, key: str) -> Record:
+        self.reads += 1
         if self.gate is not None:
             await self.gate.wait()
         if self.is_lost:
             raise StoreLost("no answer")
-        return await super().load(prefix)
+        return await super().get(key)
 
     async def watch(self, after: int) -> AsyncGenerator[Snapshot, None]:
         self.watches += 1
@@ -221,11 +220,11 @@ def test_unknown_id_costs_one_look_at_the_revision_and_nothing_more() -> None:
         assert isinstance(world.store, Counts)
         operations = await world.desk()
         await unknown(operations)  # learns what was committed so far
-        world.store.loads = world.store.watches = 0
+        world.store.reads = world.store.watches = 0
         for _ in range(50):
             await unknown(operations)
 
-        assert (world.store.loads, world.store.watches) == (50, 0)
+        assert (world.store.reads, world.store.watches) == (50, 0)
 
     live(story, Counts())
 
@@ -235,7 +234,7 @@ def test_many_who_ask_at_once_share_one_look() -> None:
         assert isinstance(world.store, Counts)
         operations = await world.desk()
         await unknown(operations)
-        world.store.loads = 0
+        world.store.reads = 0
         world.store.gate = asyncio.Event()
         asking = [asyncio.create_task(unknown(operations)) for _ in range(200)]
         await asyncio.sleep(0)
@@ -243,7 +242,7 @@ def test_many_who_ask_at_once_share_one_look() -> None:
         await asyncio.gather(*asking)
 
         assert (
-            world.store.loads == 2
+            world.store.reads == 2
         )  # the one under way, and one for all who came after it had begun
 
     live(story, Counts())
@@ -328,11 +327,11 @@ def test_event_that_is_over_is_answered_without_a_look() -> None:
         told = await operations.restart("web-0", by="ann")
         assert isinstance(told, Told)
         await operations.cancel(told.event.id, by="ann")
-        world.store.loads = 0
+        world.store.reads = 0
         with pytest.raises(EventEnded):
             await operations.event(told.event.id)
 
-        assert world.store.loads == 0
+        assert world.store.reads == 0
 
     live(story, Counts())
 

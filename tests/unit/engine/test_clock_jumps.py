@@ -150,11 +150,11 @@ def test_clock_an_hour_ahead_starts_no_event_early_and_an_hour_behind_stamps_not
         machine.run(MINUTE)
         machine.set(HOUR)
         await engine.submit("web", ask.Tick(), by="clock")
-        assert engine.board.place("web").scope.events[0].status is Status.SCHEDULED
+        assert engine.board.find_scope("web").scope.events[0].status is Status.SCHEDULED
         machine.run(14 * MINUTE)
         machine.set(-2 * HOUR)
         await engine.submit("web", ask.Tick(), by="clock")
-        assert engine.board.place("web").scope.events[0].status is Status.STARTED
+        assert engine.board.find_scope("web").scope.events[0].status is Status.STARTED
 
         stamps = [entry.at for entry in await entries_of(store)]
         assert stamps == sorted(stamps)

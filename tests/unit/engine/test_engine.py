@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
@@ -26,10 +25,10 @@ from forewarn.errors import (
     UnknownScope,
     UnknownVm,
 )
-from forewarn.fleetfile.schema import Fleet
+from forewarn.fleetfile.parser import Fleet
 from forewarn.platform.base import ImpactRequest, ImpactResult
 from forewarn.platform.simulated import SimulatedPlatform
-from forewarn.store.base import Snapshot, Write
+from forewarn.store.base import Check, Record, Snapshot, Write
 from forewarn.store.memory import MemoryStore
 from tests.builders import MINUTE, NOON, guid, restart, vm
 from tests.history import entries_of
@@ -92,10 +91,7 @@ def test_what_is_submitted_is_stored_with_its_notes_in_one_commit() -> None:
         assert told is not None
         (written,) = (await entries_of(world.store))[before:]
         assert (written.at, written.by, written.scope) == (NOON, "ann", "web")
-        assert (written.what, written.event) == (
-            ChangeKind.SCHEDULED,
-            told.event.id,
-        )
+        assert (written.what, written.event) == (ChangeKind.SCHEDULED, told.event.id)
         other = await world.engine()
         assert other.board.scopes["web"].scope.events == (told.event,)
 
@@ -152,7 +148,7 @@ class LosesReplies(MemoryStore):
     calls = 0
 
     async def commit(
-        self, writes: Sequence[Write], checks: Any = (), entries: bytes | None = None
+        self, writes: Sequence[Write], checks: Sequence[Check] = (), entries: bytes | None = None
     ) -> int:
         revision = await super().commit(writes, checks, entries)
         self.calls += 1
@@ -181,7 +177,7 @@ class AlwaysContested(MemoryStore):
     is_contested = False
 
     async def commit(
-        self, writes: Sequence[Write], checks: Any = (), entries: bytes | None = None
+        self, writes: Sequence[Write], checks: Sequence[Check] = (), entries: bytes | None = None
     ) -> int:
         if self.is_contested:
             for write in writes:
@@ -196,7 +192,7 @@ def test_a_race_that_is_lost_again_and_again_is_given_up() -> None:
         assert isinstance(world.store, AlwaysContested)
         world.store.is_contested = True
 
-        with pytest.raises(Unavailable, match="web is being changed by too many at once"):
+        with pytest.raises(Unavailable, match="too many clients change scope web at once"):
             await desk.restart("web-0", by="ann")
 
     live(story, AlwaysContested())
@@ -208,11 +204,16 @@ class Deaf(MemoryStore):
     is_deaf = False
 
     async def commit(
-        self, writes: Sequence[Write], checks: Any = (), entries: bytes | None = None
+        self, writes: Sequence[Write], checks: Sequence[Check] = (), entries: bytes | None = None
     ) -> int:
         if self.is_deaf:
             raise StoreLost("no answer")
         return await super().commit(writes, checks, entries)
+
+    async def get(self, key: str) -> Record:
+        if self.is_deaf:
+            raise StoreLost("no answer")
+        return await super().get(key)
 
     async def load(self, prefix: str = "") -> Snapshot:
         if self.is_deaf:
@@ -495,8 +496,8 @@ def test_a_driver_that_fails_is_tried_again_until_the_retry_window_ends_and_then
 
         scope = desk._engine.board.scopes["web"].scope
         assert (scope.events, scope.ended[-1].how) == ((), "failed")
-        lines = await entries_of(world.store)
-        assert [str(change.what) for change in lines].count("impact-failed") == 9
+        entries = await entries_of(world.store)
+        assert [str(entry.what) for entry in entries].count("impact-failed") == 9
 
     live(story)
 

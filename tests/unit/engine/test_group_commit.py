@@ -4,7 +4,7 @@ outcome.
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -23,8 +23,8 @@ from forewarn.errors import (
     UnknownEvent,
     UnknownScope,
 )
-from forewarn.fleetfile.schema import Fleet
-from forewarn.store.base import Record, Snapshot, Write
+from forewarn.fleetfile.parser import Fleet
+from forewarn.store.base import Check, Record, Snapshot, Write
 from forewarn.store.memory import MemoryStore
 from tests.builders import NOON, approve, guid, restart, vm
 from tests.history import entries_of
@@ -48,7 +48,7 @@ class GatedStore(MemoryStore):
         self.failures: list[Exception] = []
 
     async def commit(
-        self, writes: Sequence[Write], checks: Any = (), entries: bytes | None = None
+        self, writes: Sequence[Write], checks: Sequence[Check] = (), entries: bytes | None = None
     ) -> int:
         await self.gate.wait()
         self.commits += 1
@@ -69,9 +69,12 @@ class NoGate(MemoryStore):
         self._store = store
 
     async def commit(
-        self, writes: Sequence[Write], checks: Any = (), entries: bytes | None = None
+        self, writes: Sequence[Write], checks: Sequence[Check] = (), entries: bytes | None = None
     ) -> int:
         return await MemoryStore.commit(self._store, writes, checks, entries)
+
+    async def get(self, key: str) -> Record:
+        return await MemoryStore.get(self._store, key)
 
     async def load(self, prefix: str = "") -> Snapshot:
         return await MemoryStore.load(self._store, prefix)
@@ -137,8 +140,8 @@ def test_commands_that_wait_for_a_commit_are_committed_together() -> None:
         for number, outcome in enumerate(outcomes):
             assert outcome.scope.event(guid(number + 1)) is not None
             assert [change.event_id for change in outcome.changes] == [guid(number + 1)]
-        notes = (await entries_of(store))[before:]
-        assert [(one.by, one.event) for one in notes] == [
+        entries = (await entries_of(store))[before:]
+        assert [(entry.by, entry.event) for entry in entries] == [
             (f"by-{number}", guid(number + 1)) for number in range(6)
         ]
         stored = (await world.engine()).board.scopes["web"].scope

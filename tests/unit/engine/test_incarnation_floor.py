@@ -5,7 +5,6 @@ would get a wrong 304.
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
@@ -14,8 +13,8 @@ from forewarn.core.event import EventType
 from forewarn.core.fleet import Policy, Scope, ScopeKind
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
-from forewarn.fleetfile.schema import Fleet
-from forewarn.store.base import Write
+from forewarn.fleetfile.parser import Fleet
+from forewarn.store.base import Check, Write
 from forewarn.store.memory import MemoryStore
 from tests.builders import NOON, vm
 from tests.unit.engine.test_engine import FLEET, World, live
@@ -47,7 +46,7 @@ async def deleting(world: World) -> tuple[Operations, Engine, str]:
 
 
 def incarnation(engine: Engine, scope: str = "db") -> int:
-    return engine.board.place(scope).scope.incarnation
+    return engine.board.find_scope(scope).scope.incarnation
 
 
 async def by_its_impact(operations: Operations, engine: Engine, event_id: str) -> None:
@@ -124,7 +123,7 @@ class ChangesMeanwhile(MemoryStore):
         self.meanwhile: list[Callable[[], Awaitable[object]]] = []
 
     async def commit(
-        self, writes: Sequence[Write], checks: Any = (), entries: bytes | None = None
+        self, writes: Sequence[Write], checks: Sequence[Check] = (), entries: bytes | None = None
     ) -> int:
         if self.meanwhile:
             await self.meanwhile.pop()()

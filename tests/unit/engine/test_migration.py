@@ -4,11 +4,11 @@ import asyncio
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
-from forewarn.engine.entry import Entry, decode_all
+from forewarn.engine.entry import decode_all
 from forewarn.engine.migration import UPGRADE, upgrade_entry, upgrade_record
 from forewarn.store.base import HistoryValue, Snapshot
 from forewarn.store.sqlite import SqliteStore
@@ -29,16 +29,20 @@ CAMPAIGN: dict[str, Any] = {
 }
 
 
+class Upgraded(NamedTuple):
+    snapshot: Snapshot
+    history: tuple[HistoryValue, ...]
+
+
 @pytest.fixture(scope="module")
-def upgraded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Snapshot, list[Entry]]:
+def upgraded(tmp_path_factory: pytest.TempPathFactory) -> Upgraded:
     """Records and history entries of the old file, after it was opened."""
     path = shutil.copy(OLD, tmp_path_factory.mktemp("old") / "store.db")
 
-    async def read() -> tuple[Snapshot, list[Entry]]:
+    async def read() -> Upgraded:
         store = await SqliteStore.open(str(path), upgrade=UPGRADE)
-        entries = [entry for value in await store.history() for entry in decode_all(value)]
         try:
-            return await store.load(), entries
+            return Upgraded(await store.load(), await store.history())
         finally:
             await store.close()
 
@@ -51,21 +55,20 @@ def value_of(snapshot: Snapshot, key: str) -> dict[str, Any]:
     return decoded
 
 
-def test_every_old_entry_is_readable(upgraded: tuple[Snapshot, list[Entry]]) -> None:
+def test_every_old_entry_is_readable(upgraded: Upgraded) -> None:
     """Clients keep their position: number N of before is N * 4096 now."""
-    _, entries = upgraded
-
-    assert [entry.number for entry in entries] == [number * 4096 for number in range(1, 40)]
-    entry = entries[13]
+    assert [value.position for value in upgraded.history] == list(range(1, 40))
+    (entry,) = decode_all(upgraded.history[13])
+    assert entry.number == 14 * 4096
     assert (entry.what, entry.by, entry.scope) == ("scheduled", "token admin-1", "gone")
     assert entry.event == "078BA500-71E2-4385-B9D7-E67765667CCE"
     assert (entry.detail, entry.resources) == ("Terminate of gone", ("gone",))
     assert entry.not_before is not None
 
 
-def test_scopes_tokens_and_answers_are_kept(upgraded: tuple[Snapshot, list[Entry]]) -> None:
+def test_scopes_tokens_and_answers_are_kept(upgraded: Upgraded) -> None:
     """Announced events, tokens and answers to retries survive the upgrade."""
-    snapshot, _ = upgraded
+    snapshot = upgraded.snapshot
 
     kinds = sorted(record.key.partition("/")[0] for record in snapshot.records)
     assert kinds == [
@@ -75,8 +78,8 @@ def test_scopes_tokens_and_answers_are_kept(upgraded: tuple[Snapshot, list[Entry
     assert len(value_of(snapshot, "scope/web/")["events"]) == 2
 
 
-def test_a_running_campaign_continues(upgraded: tuple[Snapshot, list[Entry]]) -> None:
-    campaign = value_of(upgraded[0], "campaign/c1/")
+def test_a_running_campaign_continues(upgraded: Upgraded) -> None:
+    campaign = value_of(upgraded.snapshot, "campaign/c1/")
 
     assert campaign["spec"]["patterns"] == ["host-[ab]"]
     assert campaign["operation_id"] == "192E65A0-D7B4-47FF-A556-E3FFE8B42795"
@@ -85,10 +88,10 @@ def test_a_running_campaign_continues(upgraded: tuple[Snapshot, list[Entry]]) ->
 
 
 def test_a_webhook_continues_after_what_it_delivered(
-    upgraded: tuple[Snapshot, list[Entry]],
+    upgraded: Upgraded,
 ) -> None:
     """The end of the old claim is not a pause after a failure."""
-    cursor = value_of(upgraded[0], "webhook/b3649b7a1fb46221253664b51fc48ca5/")
+    cursor = value_of(upgraded.snapshot, "webhook/b3649b7a1fb46221253664b51fc48ca5/")
 
     assert cursor == {"number": 39 * 4096, "failures": 0, "rejections": 0}
 

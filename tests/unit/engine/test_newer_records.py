@@ -10,13 +10,17 @@ from datetime import timedelta
 import pytest
 
 from forewarn.auth.token import Role
+from forewarn.auth.tokens import Tokens
+from forewarn.campaign.cache import CampaignCache
+from forewarn.campaign.model import Roll
 from forewarn.core import command as ask
 from forewarn.core.fleet import Scope, ScopeKind
+from forewarn.core.timing import Timing
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
 from forewarn.engine.worker import Worker
-from forewarn.errors import Error, RecordUnreadable, Unavailable
-from forewarn.fleetfile.schema import Fleet
+from forewarn.errors import RecordUnreadable, Unavailable
+from forewarn.fleetfile.parser import Fleet
 from forewarn.platform.base import ImpactRequest, ImpactResult
 from forewarn.store.base import Record, Write
 from forewarn.store.memory import MemoryStore
@@ -58,7 +62,7 @@ def test_scope_of_a_newer_server_is_shown_as_it_last_was_after_a_reload(record: 
         await rewrite(world.store, "scope/web/", record)
         await engine.load()
 
-        assert engine.board.place("web").scope.events == (told.event,)
+        assert engine.board.find_scope("web").scope.events == (told.event,)
         assert await operations.restart("db", by="ann") is None  # the other scopes go on
 
     live(story)
@@ -140,7 +144,7 @@ def test_fleet_record_of_a_newer_server_is_never_overwritten() -> None:
         )
         before = await stored(world.store, "fleet")
         await engine.load()
-        assert engine.board.declared_hosts == FLEET.hosts
+        assert engine.declared_hosts() == FLEET.hosts
         with pytest.raises(
             RecordUnreadable, match="the fleet record was written by a newer version"
         ):
@@ -234,15 +238,17 @@ def test_token_of_a_newer_server_opens_nothing_and_keeps_auth_on() -> None:
     """
 
     async def story(world: World) -> None:
-        maker = await world.engine()
-        _, text = await maker.tokens.create("boss", Role.ADMIN, secret="5" * 64, by="ann")
+        maker = Tokens(await world.engine())
+        _, text = await maker.create("boss", Role.ADMIN, secret="5" * 64, by="ann")
         await rewrite(world.store, "token/boss/", b'{"format":2,"value":{}}')
-        fresh = await world.engine()
+        engine = Engine(world.store, world.clock, Timing())
+        fresh = Tokens(engine)
+        await engine.load()
 
-        assert fresh.tokens
-        assert fresh.tokens.holder(text) is None
-        with pytest.raises(Error):
-            await fresh.tokens.revoke("boss", by="ann")
+        assert fresh
+        assert fresh.holder(text) is None
+        with pytest.raises(RecordUnreadable):
+            await fresh.revoke("boss", by="ann")
         assert (await stored(world.store, "token/boss/")).value == b'{"format":2,"value":{}}'
 
     live(story)
@@ -251,14 +257,17 @@ def test_token_of_a_newer_server_opens_nothing_and_keeps_auth_on() -> None:
 def test_campaign_of_a_newer_server_does_not_stop_a_reload() -> None:
     async def story(world: World) -> None:
         _, engine = await server(world)
+        CampaignCache(engine)
         await world.store.commit(
             [Write("campaign/c9/", NEWER_FORMAT, 0), Write("campaigns", NEWER_FORMAT, 0)]
         )
         await engine.load()
 
-        assert engine.board.place("web").scope.name == "web"
+        assert engine.board.find_scope("web").scope.name == "web"
         with pytest.raises(Unavailable):
-            await engine.commit([], "ann", Write("campaigns", b"{}", 0))
+            await engine.update(
+                ["campaigns"], lambda transaction: transaction.put("campaigns", Roll()), by="ann"
+            )
 
     live(story)
 
@@ -278,6 +287,6 @@ def test_failed_host_reaches_the_scopes_behind_one_that_cannot_be_read() -> None
         with pytest.raises(RecordUnreadable, match="scope b"):
             await operations.fail("host-a", by="ann")
 
-        assert [len(engine.board.place(name).scope.events) for name in "abc"] == [1, 0, 1]
+        assert [len(engine.board.find_scope(name).scope.events) for name in "abc"] == [1, 0, 1]
 
     live(story)

@@ -6,10 +6,22 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from msgspec.structs import replace
 
-from forewarn.campaign.model import Campaign, Phase, Roll, State, Told, Trouble, UnderWay, Wish
+from forewarn.campaign.model import (
+    CAMPAIGN,
+    NAMES,
+    ROLL,
+    Campaign,
+    Phase,
+    Roll,
+    State,
+    Told,
+    Trouble,
+    UnderWay,
+    Wish,
+)
 from forewarn.core.event import Cause, Ended, EndReason, EventType, Impact, ImpactState
 from forewarn.core.fleet import Budget, Instance, Policy, Power, Scope, ScopeKind, Vm
-from forewarn.engine.record import CAMPAIGN, HOSTS, NAMES, ROLL, SCOPE, Hosts
+from forewarn.engine.record import HOSTS, SCOPE, Hosts
 from forewarn.errors import StoreUnusable
 from tests.unit.wire.build import NOT_BEFORE, reboot
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from forewarn.campaign.model import Campaign, UnderWay, Wish
+from forewarn.campaign.model import CAMPAIGN, Campaign, UnderWay, Wish
 from forewarn.core import command as ask
 from forewarn.core.event import Cause, Event, EventType, Impact, ImpactState, Source, Status
 from forewarn.core.fleet import (
@@ -22,7 +22,7 @@ from forewarn.core.fleet import (
     ScopeKind,
     Vm,
 )
-from forewarn.engine.record import CAMPAIGN, HOSTS, SCOPE, Hosts
+from forewarn.engine.record import HOSTS, SCOPE, Hosts
 from forewarn.errors import StoreUnusable
 from tests.builders import MINUTE, NOON, maintain, run, scope_of
 

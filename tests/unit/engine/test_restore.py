@@ -10,23 +10,30 @@ from forewarn.auth.token import Role
 from forewarn.core.timing import Timing
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
-from forewarn.engine.restore import JUMP, highest_number, renew
+from forewarn.engine.restore import JUMP, highest_incarnation, raise_incarnations
 from forewarn.errors import RecordUnreadable, Refused
-from forewarn.fleetfile.schema import Fleet
+from forewarn.fleetfile.parser import Fleet
 from forewarn.history.query import EntryFilter, read
-from forewarn.history.webhooks import identity_of
+from forewarn.history.webhooks import IDENTITY_KEY, get_identity
 from forewarn.store.base import Write
+from forewarn.web.service import Service, build_service
 from tests.unit.engine.test_engine import FLEET, World, live
 
 SECRET = "5" * 64
 
 
-async def renewed(engine: Engine, *, above: int = 0, keep_tokens: bool = False) -> Engine:
-    """Another server on the store after it was renewed."""
-    await renew(engine, above=above, source="backup.db", keep_tokens=keep_tokens, secret=SECRET)
-    fresh = Engine(engine.store, engine.clock, Timing())
-    await fresh.load()
-    return fresh
+async def service_on(engine: Engine) -> Service:
+    """Another server on the store."""
+    service = build_service(engine.store, engine.clock, Timing(), lambda: "")
+    await service.engine.load()
+    return service
+
+
+async def renewed(engine: Engine, *, above: int = 0) -> Engine:
+    """Another server on the store after its numbers were raised."""
+    service = await service_on(engine)
+    await raise_incarnations(service.engine, above=above, source="backup.db", delete=[IDENTITY_KEY])
+    return (await service_on(engine)).engine
 
 
 def story_of(tell: Callable[[World, Operations, Engine], Awaitable[None]]) -> None:
@@ -81,8 +88,11 @@ def test_numbers_that_would_not_fit_into_32_bits_are_refused() -> None:
             Refused, match=r"document numbers would continue at .*; at most .* is accepted"
         ):
             await renewed(engine, above=2**31 - 1 - 2 * JUMP + 1)
-        assert highest_number(engine) == 2
-        assert highest_number(await renewed(engine, above=2**31 - 1 - 2 * JUMP)) == 2**31 - 1 - JUMP
+        assert highest_incarnation(engine) == 2
+        assert (
+            highest_incarnation(await renewed(engine, above=2**31 - 1 - 2 * JUMP))
+            == 2**31 - 1 - JUMP
+        )
 
     story_of(tell)
 
@@ -117,25 +127,26 @@ def test_tokens_of_a_backup_are_revoked_and_the_api_stays_closed() -> None:
     """
 
     async def tell(world: World, desk: Operations, engine: Engine) -> None:
-        _, boss = await engine.tokens.create("boss", Role.ADMIN, secret="1" * 64, by="test")
-        _, ci = await engine.tokens.create("ci", Role.OPERATOR, secret="2" * 64, by="test")
-        done = await renew(engine, above=0, source="backup.db", keep_tokens=False, secret=SECRET)
-        fresh = await world.engine()
+        tokens = (await service_on(engine)).tokens
+        _, boss = await tokens.create("boss", Role.ADMIN, secret="1" * 64, by="test")
+        _, ci = await tokens.create("ci", Role.OPERATOR, secret="2" * 64, by="test")
+        revoked, text = await tokens.replace_all("restored", secret=SECRET, by="test")
+        fresh = (await service_on(engine)).tokens
 
-        assert done.revoked == ("boss", "ci")
-        assert (fresh.tokens.holder(boss), fresh.tokens.holder(ci)) == (None, None)
-        holder = fresh.tokens.holder(done.token)
+        assert revoked == ["boss", "ci"]
+        assert (fresh.holder(boss), fresh.holder(ci)) == (None, None)
+        holder = fresh.holder(text)
         assert holder
         assert holder.role is Role.ADMIN
 
     story_of(tell)
 
 
-def test_tokens_can_be_kept_and_none_is_made_where_there_was_none() -> None:
+def test_no_token_is_made_where_there_was_none() -> None:
     async def tell(world: World, desk: Operations, engine: Engine) -> None:
-        assert not (await renewed(engine)).tokens
-        _, boss = await engine.tokens.create("boss", Role.ADMIN, secret="1" * 64, by="test")
-        assert (await renewed(engine, keep_tokens=True)).tokens.holder(boss)
+        service = await service_on(engine)
+        assert await service.tokens.replace_all("restored", secret=SECRET, by="test") == ([], "")
+        assert not service.tokens
 
     story_of(tell)
 
@@ -158,9 +169,9 @@ def test_a_restored_store_is_another_one_to_webhooks() -> None:
     """
 
     async def tell(world: World, desk: Operations, engine: Engine) -> None:
-        before = await identity_of(engine.store, world.make_id)
+        before = await get_identity((await service_on(engine)).engine, world.make_id)
         fresh = await renewed(engine)
-        assert await identity_of(fresh.store, world.make_id) != before
+        assert await get_identity(fresh, world.make_id) != before
 
     story_of(tell)
 

@@ -7,12 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 
-import pytest
 from msgspec.structs import replace
 
-from forewarn.campaign.cache import written
-from forewarn.campaign.model import CHECK_SPARE, Phase, UnderWay
-from forewarn.campaign.service import Campaigns
 from forewarn.core import command as ask
 from forewarn.core.event import ImpactState
 from forewarn.core.timing import Timing
@@ -20,11 +16,9 @@ from forewarn.engine.clock import Clock, VirtualClock
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
 from forewarn.engine.worker import Worker
-from forewarn.history.webhooks import MARGIN
 from forewarn.platform.base import ImpactRequest, ImpactResult
 from forewarn.store.memory import MemoryStore
 from tests.builders import (
-    MINUTE,
     NOON,
     SECOND,
     approve,
@@ -35,9 +29,7 @@ from tests.builders import (
     run,
     scope_of,
 )
-from tests.unit.campaign import test_service as campaigns
 from tests.unit.engine.test_engine import FLEET
-from tests.unit.history import test_webhooks as webhooks
 
 CLAIM = Timing().claim
 DAY = timedelta(days=1)
@@ -138,7 +130,7 @@ def test_impact_that_waits_a_day_for_its_next_try_is_tried_again() -> None:
         store, clock = MemoryStore(), VirtualClock(NOON)
         wrong = Engine(store, Ahead(clock), Timing())
         await failed_host(wrong)
-        (impact,) = wrong.board.place("web").scope.impacts
+        (impact,) = wrong.board.find_scope("web").scope.impacts
         assert (impact.state, impact.due_at) == (ImpactState.WAITING, NOON + DAY)
         driver = Driver(clock)
         async with server(store, clock, driver, "w2"):
@@ -161,51 +153,3 @@ def test_claim_lapses_only_if_it_is_still_the_one_that_was_observed() -> None:
     assert outcome_of(renewed, seen).scope == renewed
     assert outcome_of(claimed, replace(seen, vm="nobody")).scope == claimed
     assert run(run(claimed, seen), claim(worker="w2")).impacts[0].claimed_by == "w2"
-
-
-@pytest.mark.parametrize("is_paused", [False, True])
-def test_webhook_claimed_by_a_dead_server_with_a_wrong_clock_is_told_again(is_paused: bool) -> None:
-    """A claim lasts at most its length after another server first sees it, and a pause at most five
-    minutes.
-    """
-
-    async def tell(world: webhooks.World) -> None:
-        true, dead, box = world.clock, webhooks.Box(), webhooks.Box()
-        world.clock = Ahead(true)
-        dying = world.receiver(dead, worker="dead")
-        await dying.enter()
-        dead.is_hanging, dead.problem = not is_paused, "no answer" if is_paused else ""
-        await world.store.commit([], entries=webhooks.entry("1"))
-        turn = asyncio.ensure_future(dying.turn())
-        await true.advance(timedelta(0))
-        turn.cancel()
-        world.clock = true
-        await world.start(world.receiver(box, worker="w2"))
-        longest = timedelta(minutes=5) if is_paused else 2 * webhooks.LIMIT + MARGIN
-        await true.advance(longest - SECOND)
-        assert box.told == []
-        await true.advance(2 * SECOND)
-
-        assert box.told == ["1"]
-
-    webhooks.story(tell)
-
-
-def test_health_check_claimed_for_a_day_is_done_by_another_server() -> None:
-    """The campaign waited for the dead server's clock."""
-
-    async def story(world: campaigns.World) -> None:
-        engine = await world.engine(campaigns.fleet())
-        campaign = await Campaigns(engine).start(campaigns.wish("h1"), by="ann")
-        kept = engine.shelf.find(campaign.id)
-        until = NOON + DAY + MINUTE + CHECK_SPARE
-        dead = UnderWay("h1", NOON, Phase.CHECKING, checker="dead", checked_until=until)
-        await engine.commit(
-            [], "test", written(replace(kept.campaign, cursor=1, under_way=(dead,)), kept.revision)
-        )
-        async with world.server(health=campaigns.HealthPlatform()) as other:
-            await world.clock.advance(MINUTE)
-
-            assert other.shelf.find(campaign.id).campaign.is_over
-
-    campaigns.live(story)

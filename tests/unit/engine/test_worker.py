@@ -6,7 +6,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
-from typing import Any
 
 import pytest
 
@@ -18,9 +17,9 @@ from forewarn.engine.clock import VirtualClock
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
 from forewarn.engine.worker import Worker
-from forewarn.fleetfile.schema import Fleet
+from forewarn.fleetfile.parser import Fleet
 from forewarn.platform.base import ImpactRequest, ImpactResult
-from forewarn.store.base import Write
+from forewarn.store.base import Check, Write
 from forewarn.store.memory import MemoryStore
 from tests.builders import MINUTE, NOON, SECOND, guid, vm
 from tests.unit.engine.test_engine import World, live
@@ -159,10 +158,10 @@ class StalledStore(MemoryStore):
         self.meanwhile: Callable[[], Awaitable[None]] | None = None
 
     async def commit(
-        self, writes: Sequence[Write], checks: Any = (), entries: bytes | None = None
+        self, writes: Sequence[Write], checks: Sequence[Check] = (), entries: bytes | None = None
     ) -> int:
         revision = await super().commit(writes, checks, entries)
-        if self.stalled and f'"by":"{self.stalled}"'.encode() in (entries or b""):
+        if self.stalled and self.stalled.encode() in (entries or b""):
             self.stalled = ""
             assert self.meanwhile is not None
             await self.meanwhile()
@@ -260,7 +259,7 @@ class CountingStore(MemoryStore):
     commits, size = 0, 0
 
     async def commit(
-        self, writes: Sequence[Write], checks: Any = (), entries: bytes | None = None
+        self, writes: Sequence[Write], checks: Sequence[Check] = (), entries: bytes | None = None
     ) -> int:
         self.commits += 1
         self.size += sum(len(write.value or b"") for write in writes) + len(entries or b"")

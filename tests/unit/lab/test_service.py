@@ -14,7 +14,7 @@ from forewarn import server
 from forewarn.core.event import EventType
 from forewarn.engine.clock import VirtualClock
 from forewarn.errors import Invalid, Refused, Unavailable, UnknownVm
-from forewarn.fleetfile.schema import Fleet, parse
+from forewarn.fleetfile.parser import Fleet, parse
 from forewarn.lab.fault.active import Standing
 from forewarn.lab.fault.active import parse as parse_fault
 from forewarn.lab.listeners import DOORS_MAX
@@ -227,8 +227,9 @@ class Unlucky(LabService):
 def test_a_door_that_cannot_be_opened_is_told_once_and_tried_until_it_can() -> None:
     async def story() -> None:
         clock = VirtualClock(NOON)
-        async with server.opened(MemoryStore(), clock, timing_at(1)) as engine:
-            lab = Unlucky(Setup(), clock, engine)
+        store, timing = MemoryStore(), timing_at(1)
+        async with server.open_service(store, clock, timing, lambda: "") as service:
+            lab = Unlucky(Setup(), clock, service)
             keeping = asyncio.create_task(lab.keep_faults())
             async with asyncio.timeout(10):
                 while lab.tries < 4:

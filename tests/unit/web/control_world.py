@@ -12,11 +12,10 @@ import httpx
 from forewarn.core.command import Seen
 from forewarn.core.timing import Timing
 from forewarn.engine.clock import VirtualClock
-from forewarn.engine.engine import Engine
-from forewarn.engine.operations import Operations
-from forewarn.fleetfile.schema import parse
+from forewarn.fleetfile.parser import parse
 from forewarn.store.memory import MemoryStore
 from forewarn.web.control.routes.fleet import app
+from forewarn.web.service import build_service
 
 NOON = datetime(2030, 1, 31, 12, tzinfo=UTC)
 FLEET = b"""
@@ -44,11 +43,14 @@ class World:
     def __init__(self) -> None:
         numbers = count(9, -1)  # falling: an order by id is not mistaken for an order by age
         self.clock = VirtualClock(NOON)
-        self.engine = Engine(MemoryStore(), self.clock, Timing())
-        self.operations = Operations(
-            self.engine, lambda: f"00000000-0000-4000-8000-{next(numbers):012X}"
+        self.service = build_service(
+            MemoryStore(),
+            self.clock,
+            Timing(),
+            lambda: f"00000000-0000-4000-8000-{next(numbers):012X}",
         )
-        self.client = calling(app(self.operations, self.engine, delay_seconds=0))
+        self.engine, self.operations = self.service.engine, self.service.operations
+        self.client = calling(app(self.service, delay_seconds=0))
 
     async def ask(self, method: str, path: str, **more: Any) -> httpx.Response:
         return await self.client.request(method, path, **more)

@@ -10,10 +10,10 @@ from forewarn.core.fleet import Policy, ScopeKind, Vm
 from forewarn.core.timing import Timing
 from forewarn.engine.board import PublishedScope
 from forewarn.engine.clock import VirtualClock
-from forewarn.engine.engine import Engine
 from forewarn.errors import Error, StoreLost
 from forewarn.store.memory import MemoryStore
 from forewarn.web.metadata.app import Message, Metadata
+from forewarn.web.service import build_service
 from forewarn.web.settings import Settings
 from tests.builders import NOON
 
@@ -30,7 +30,7 @@ class LostStore(MemoryStore):
     is_lost = False
     problem: Error = StoreLost("the store does not answer")
 
-    async def commit(self, writes: Any, checks: Any = (), entries: bytes | None = None) -> int:
+    async def commit(self, writes: Any, checks: Any = (), entries: Any = None) -> int:
         if self.is_lost:
             raise self.problem
         return await super().commit(writes, checks, entries)
@@ -42,7 +42,8 @@ class Guest:
     def __init__(self, settings: Settings = BY_ADDRESS) -> None:
         self.store = LostStore()
         self.clock = VirtualClock(NOON)
-        self.engine = Engine(self.store, self.clock, Timing())
+        self.service = build_service(self.store, self.clock, Timing(), lambda: EVENT_ID, settings)
+        self.engine = self.service.engine
         self.application = Metadata(self.engine, settings)
         self.is_gone = asyncio.Event()
 

@@ -81,7 +81,7 @@ def test_a_scrape_costs_the_same_in_a_large_fleet() -> None:
         polls = Polls(world.engine, BY_ADDRESS, Limits())
         for number in range(len(world.engine.board.vms)):
             assert polls.admit(IdleConnection(Name(f"10.0.{number // 250}.{number % 250}")))
-        handler = route(world.engine, Metadata(world.engine, BY_ADDRESS), polls)
+        handler = route(world.service, Metadata(world.engine, BY_ADDRESS), polls)
         world.client = calling(Litestar([handler], openapi_config=None, logging_config=None))
         return await first_page(world, "/metrics")
 
@@ -171,7 +171,7 @@ def test_lists_stay_in_order_while_the_fleet_changes() -> None:
             board.publish(standalone(number), 1)
         expected = [f"vm-{number:05}" for number in (1, 2, 3)]
         assert (await walk(world))[0] == expected
-        board.declared_hosts = ("host-00002", "host-00000")
+        board.declare_hosts((), ("host-00002", "host-00000"))
         moved = standalone(1)
         board.publish(replace(moved, vms=(replace(moved.vms[0], host="host-00009"),)), 2)
         board.withdraw("scope-00002", 2)
@@ -181,7 +181,7 @@ def test_lists_stay_in_order_while_the_fleet_changes() -> None:
             ["host-00000", "host-00002", "host-00003", "host-00009"],
             ["scope-00001", "scope-00003"],
         ]
-        board.declared_hosts = ()
+        board.declare_hosts(("host-00002", "host-00000"), ())
         taken = replace(
             standalone(3), vms=(*standalone(3).vms, *moved.vms)
         )  # it has moved, and its old scope is late to tell

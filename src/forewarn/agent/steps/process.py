@@ -96,7 +96,7 @@ def find(name: str) -> str:
 
 def _start(command: Command, occasion: Occasion) -> "subprocess.Popen[bytes]":
     try:
-        return subprocess.Popen(  # noqa: S603 - running what the settings name is what this is for
+        return subprocess.Popen(
             command.words,
             cwd=command.directory,
             env={**os.environ, **(command.variables or {}), **environment(occasion)},

@@ -91,7 +91,7 @@ def _exchange(call: Call, seconds: float, bytes_max: int) -> Answer:
     )
     opener = urllib.request.build_opener(proxies, _NoRedirect, *tls)
     headers = {"User-Agent": "forewarn-agent", **call.headers}
-    request = urllib.request.Request(call.url, call.body, headers, method=call.method)  # noqa: S310 - `check_url` was here
+    request = urllib.request.Request(call.url, call.body, headers, method=call.method)
     try:
         with opener.open(request, timeout=seconds) as answer:
             return Answer(answer.status, dict(answer.headers.items()), answer.read(bytes_max))

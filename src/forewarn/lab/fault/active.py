@@ -11,9 +11,9 @@ from datetime import datetime, timedelta
 from random import Random
 from typing import Any, NamedTuple, cast
 
-from forewarn import duration as span
+from forewarn import duration
 from forewarn.errors import Invalid, NotFound, Refused
-from forewarn.fleetfile.yaml_source import Misfit, convert, explained, field
+from forewarn.fleetfile.yaml_source import FieldError, convert, explain, format_path
 from forewarn.lab.fault.kinds import (
     DOCUMENTS,
     KINDS,
@@ -42,18 +42,18 @@ def parse(values: Mapping[str, Any]) -> Fault:
     try:
         fault = convert(dict(values), cast("type[Base]", Fault))
         if begin_of(fault) is None:
-            raise Misfit(("from",))
-    except Misfit as misfit:
-        path, words = explained(misfit, dict(values), SCHEMA)
-        where = "" if path in ((), ("fault",)) else f"{field(path)}: "
-        raise Invalid(f"fault: {where}{words}", field=field(path)) from misfit
+            raise FieldError(("from",))
+    except FieldError as misfit:
+        path, words = explain(misfit, dict(values), SCHEMA)
+        where = "" if path in ((), ("fault",)) else f"{format_path(path)}: "
+        raise Invalid(f"fault: {where}{words}", field=format_path(path)) from misfit
     return cast("Fault", fault)
 
 
 def begin_of(fault: Base) -> timedelta | datetime | None:
     """How long after its coming, or when, a fault begins; None if what it says is no date."""
     if fault.from_[-1] in "dhms":
-        return span.parse(fault.from_)
+        return duration.parse_duration(fault.from_)
     try:
         return datetime.fromisoformat(fault.from_)
     except ValueError:
@@ -106,7 +106,9 @@ class Standing:
         self.id = id
         self.fault = fault
         self.begins_at = now + begin if isinstance(begin, timedelta) else begin
-        self.ends_at = None if fault.for_ is None else self.begins_at + span.parse(fault.for_)
+        self.ends_at = (
+            None if fault.for_ is None else self.begins_at + duration.parse_duration(fault.for_)
+        )
         self.left = fault.requests if isinstance(fault, Touching) else None
         self._called: set[str] = set()
 

@@ -18,7 +18,7 @@ from forewarn.lab.fault.active import Call, Faults, Standing, delay_seconds
 from forewarn.lab.fault.kinds import BODIES, VIEWS, FirstCall, Latency, Refuse, Status
 from forewarn.lab.fault.response import Answer, Ending, error, spoil
 from forewarn.lab.fault.shown_document import Memory, read
-from forewarn.lab.fault.tcp import Dropped, FilteredPolls, line_of
+from forewarn.lab.fault.tcp import Dropped, FilteredPolls, find_line
 from forewarn.lab.transcript import BODY_CHARS_MAX, Kind, Transcript, text
 from forewarn.web.metadata import request as ask
 from forewarn.web.metadata.app import Message, Receive, Send
@@ -236,7 +236,7 @@ class Exchange:
         self.record(
             answer.status if is_whole else 0, b"" if answer.ending is Ending.DROP else answer.body
         )
-        line = None if is_whole else line_of(self.scope)
+        line = None if is_whole else find_line(self.scope)
         if answer.ending is not Ending.DROP:
             await self.send(
                 {

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from forewarn.duration import EXPECTED, Span
+from forewarn.duration import EXPECTED, Duration
 from forewarn.duration import PATTERN as SPAN
 from forewarn.fleetfile.schema import Name
 
@@ -54,7 +54,7 @@ Vms = Annotated[
     tuple[Name, ...],
     Meta(max_length=VMS_MAX, description=f"a list of at most {VMS_MAX} names of VMs"),
 ]
-For = Annotated[Span | None, Meta(description=EXPECTED)]
+For = Annotated[Duration | None, Meta(description=EXPECTED)]
 Count = Annotated[
     Annotated[int, Meta(ge=1, le=1_000_000)] | None,
     Meta(description="a whole number from 1 to 1000000"),

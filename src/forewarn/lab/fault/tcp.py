@@ -39,7 +39,7 @@ class Line(Protocol):
         """End it as if all had been said."""
 
 
-def line_of(scope: MutableMapping[str, Any]) -> Line:
+def find_line(scope: MutableMapping[str, Any]) -> Line:
     """The connection that a request came on; Dropped if it came on none."""
     line: Line | None = (scope.get("extensions") or {}).get(EXTENSION)
     if line is None:

@@ -4,7 +4,7 @@ import random
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 
-from forewarn import duration as span
+from forewarn import duration
 from forewarn.core.event import Cause, EventType
 from forewarn.core.fleet import Power
 from forewarn.engine.operations import Told
@@ -46,7 +46,7 @@ class Actions:
             case do.Mend():
                 self._lab.platform.failing.discard(step.vm)
             case do.Jump():
-                await self._lab.jump(self._lab.clock.now() + span.parse(step.by))
+                await self._lab.jump(self._lab.clock.now() + duration.parse_duration(step.by))
 
     def name_fault(self, name: str, fault_id: str) -> None:
         self._faults[name] = fault_id
@@ -93,7 +93,7 @@ class Actions:
             case do.Extend():
                 later = (
                     operations.find_event(event_id).event.not_before
-                    + span.parse(step.by) / self._lab.rate
+                    + duration.parse_duration(step.by) / self._lab.rate
                 )
                 await operations.extend(event_id, by=BY, not_before=later)
 
@@ -118,7 +118,9 @@ class Actions:
 
     def _not_before(self, notice: str | None) -> datetime | None:
         return (
-            None if notice is None else self._lab.clock.now() + span.parse(notice) / self._lab.rate
+            None
+            if notice is None
+            else self._lab.clock.now() + duration.parse_duration(notice) / self._lab.rate
         )
 
     def _chosen(self, name: str, free: Callable[[], list[str]], what: str) -> str:

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from forewarn.core.event import EventType, Source, Status
-from forewarn.duration import Span
+from forewarn.duration import Duration
 from forewarn.fleetfile.schema import Name
 from forewarn.lab.scenario.step import Called
 
@@ -47,8 +47,8 @@ class Approval(Expected, frozen=True, kw_only=True, tag="approval"):
 
     of: Called
     by: Who | None = None
-    after: Span | None = None
-    within: Span | None = None
+    after: Duration | None = None
+    within: Duration | None = None
 
     def words(self) -> str:
         soon = f" no sooner than {self.after}" if self.after else ""
@@ -108,7 +108,7 @@ class Document(Expected, frozen=True, kw_only=True, tag="document"):
 
     vm: Name
     shows: Shows
-    within: Span | None = None
+    within: Duration | None = None
 
     def words(self) -> str:
         shown = self.shows.words()
@@ -123,7 +123,7 @@ class Course(Expected, frozen=True, kw_only=True, tag="event"):
 
     of: Called
     becomes: Becomes
-    within: Span | None = None
+    within: Duration | None = None
 
     def words(self) -> str:
         return f"{self.of} is {self.becomes}{f' within {self.within}' if self.within else ''}"
@@ -151,7 +151,7 @@ class Polls(Expected, frozen=True, kw_only=True, tag="polls"):
     """The VM asks for the document at least so often, from the start to the end."""
 
     vm: Name
-    every: Span
+    every: Duration
 
     def words(self) -> str:
         return f"{self.vm} polls at least every {self.every}"
@@ -161,7 +161,7 @@ class Recovery(Expected, frozen=True, kw_only=True, tag="recovery"):
     """After every bad answer the VM asks again within this time, until it has a good one."""
 
     vm: Name
-    within: Span
+    within: Duration
 
     def words(self) -> str:
         return f"{self.vm} asks again within {self.within} of a bad answer, until it has a good one"

@@ -12,7 +12,7 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
 
-from forewarn import duration as span
+from forewarn import duration
 from forewarn.client.errors import InvalidDocument
 from forewarn.client.models import Document, Event, read_document
 from forewarn.client.protocol import API_VERSION
@@ -37,9 +37,9 @@ class Guest:
         self._entry = entry
         self._lab = lab
         self._agenda = agenda
-        self._interval = span.parse(entry.poll) / lab.rate
+        self._interval = duration.parse_duration(entry.poll) / lab.rate
         self._approve_after = (
-            None if entry.approve == NEVER else span.parse(entry.approve) / lab.rate
+            None if entry.approve == NEVER else duration.parse_duration(entry.approve) / lab.rate
         )
         self._first = lab.clock.now() + self._interval * phase
         self._alarm: asyncio.Task[None] | None = None

@@ -5,7 +5,7 @@ shows it. Pure.
 from datetime import datetime, timedelta
 from typing import Any
 
-from forewarn import duration as span
+from forewarn import duration
 from forewarn.client.models import Event
 from forewarn.lab.scenario import expectation as expect
 from forewarn.lab.scenario.result import Monitor
@@ -111,7 +111,7 @@ class ApprovalMonitor(EachEvent):
     def __init__(self, expected: expect.Approval, story: Story) -> None:
         super().__init__(expected, story)
         self.done_word = f"approved by {expect.who(expected.by)}"
-        self.after = span.parse(expected.after or "0s") / story.rate - story.grace
+        self.after = duration.parse_duration(expected.after or "0s") / story.rate - story.grace
 
     def is_concerned(self, known: Known) -> bool:
         """A VM's word is asked for events of its own scope only; a host may hold VMs of several."""

@@ -13,7 +13,7 @@ from functools import partial
 import msgspec
 from msgspec.structs import replace
 
-from forewarn import duration as span
+from forewarn import duration
 from forewarn.engine.board import PublishedScope
 from forewarn.engine.clock import VirtualClock
 from forewarn.engine.operations import Told
@@ -199,7 +199,7 @@ class Run:
         self._lab = lab
         self._progress = progress
         self._start = lab.clock.now()
-        self._end = self._start + span.parse(file.until) / lab.rate
+        self._end = self._start + duration.parse_duration(file.until) / lab.rate
         self._story = Story(
             self._start, self._find, rate=lab.rate, is_real=not isinstance(lab.clock, VirtualClock)
         )
@@ -223,7 +223,7 @@ class Run:
 
     async def play(self, program: Program | None) -> Result:
         self._lab.transcript.followers.append(self._hear)
-        self._lab.engine.board.followers.append(self._wake_guests)
+        self._lab.engine.board.subscribe(self._wake_guests)
         async with self._agenda:
             for guest in self._guests.values():
                 guest.begin()
@@ -261,7 +261,7 @@ class Run:
     async def _advance(self) -> None:
         """Time passes between the jumps: nobody can jump while it does."""
         jumps = [
-            (span.parse(step.at or ""), number, step)
+            (duration.parse_duration(step.at or ""), number, step)
             for number, step in enumerate(self._scenario.file.steps)
             if isinstance(step, do.Jump)
         ]
@@ -389,7 +389,7 @@ class Run:
 
     def _real(self, told: str) -> timedelta:
         """A length of the scenario's time on the lab's clock."""
-        return span.parse(told) / self._lab.rate
+        return duration.parse_duration(told) / self._lab.rate
 
     def _find(self, event_id: str) -> Told | None:
         with suppress(Error):

@@ -13,14 +13,15 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from forewarn import duration as span
+from forewarn import duration
 from forewarn.core.event import EventType
 from forewarn.duration import PATTERN as SPAN
-from forewarn.duration import Span
+from forewarn.duration import Duration
 from forewarn.errors import Invalid, NotFound
-from forewarn.fleetfile import schema as fleet_file
-from forewarn.fleetfile.schema import Fleet, FleetFile, Name, Text
-from forewarn.fleetfile.yaml_source import Misfit, Path, convert, read, refusal
+from forewarn.fleetfile import parser as fleet_file
+from forewarn.fleetfile.parser import Fleet
+from forewarn.fleetfile.schema import FleetFile, Name, Text
+from forewarn.fleetfile.yaml_source import FieldError, Path, convert, load, locate
 from forewarn.lab.fault.active import begin_of
 from forewarn.lab.fault.kinds import Fault
 from forewarn.lab.scenario import condition, step
@@ -39,7 +40,7 @@ _STEPS = re.compile(r"\w[\w-]*|\[[0-9]+\]")
 _TOLD = re.compile(r"expected (.*), got ")
 
 Approve = Annotated[
-    str, Meta(pattern=rf"^(never|{SPAN}){_END}", description=f"{span.EXPECTED}, or never")
+    str, Meta(pattern=rf"^(never|{SPAN}){_END}", description=f"{duration.EXPECTED}, or never")
 ]
 Rate = Annotated[int, Meta(ge=1, le=RATE_MAX, description=f"a whole number from 1 to {RATE_MAX}")]
 Seed = Annotated[int, Meta(ge=0, le=2**53, description="a whole number, 0 or more")]
@@ -81,7 +82,7 @@ class ScenarioFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: Name
     fleet: FleetFile
-    until: Span
+    until: Duration
     about: Text = ""
     seed: Seed = 1
     clock: Clock = Clock()
@@ -137,12 +138,12 @@ What a schema cannot say, the parser says alone: names that nobody has, times th
 
 def parse(text: bytes, source: str) -> Scenario:
     """The scenario of a YAML or JSON text. `source` is what an error calls the text."""
-    values = read(text, source)
+    values = load(text, source)
     try:
         file = convert(values, ScenarioFile)
         return _checked(file, values)
-    except Misfit as misfit:
-        raise refusal(misfit, values, text=text, source=source, schema=SCHEMA) from misfit
+    except FieldError as misfit:
+        raise locate(misfit, values, text=text, source=source, schema=SCHEMA) from misfit
 
 
 def library() -> tuple[str, ...]:
@@ -169,14 +170,14 @@ def shipped(name: str) -> Scenario:
 
 
 def _checked(file: ScenarioFile, values: Any) -> Scenario:
-    if span.parse(file.until) > UNTIL_MAX:
-        raise Misfit(("until",), f"at most {UNTIL_MAX.days}d")
+    if duration.parse_duration(file.until) > UNTIL_MAX:
+        raise FieldError(("until",), f"at most {UNTIL_MAX.days}d")
     if file.clock.start.year not in START_YEARS:
-        raise Misfit(
+        raise FieldError(
             ("clock", "start"), f"a moment of the years {START_YEARS[0]} to {START_YEARS[-1]}"
         )
     if file.clock.rate is not None and "start" in values["clock"]:
-        raise Misfit(
+        raise FieldError(
             ("clock", "rate"),
             "no rate beside `start`: only a virtual clock begins where it is told",
         )
@@ -191,7 +192,7 @@ def _checked(file: ScenarioFile, values: Any) -> Scenario:
         names.check_guest(guest, ("guests", number))
     for number, fault in enumerate(file.faults):
         if begin_of(fault) is None:
-            raise Misfit(("faults", number, "from"))
+            raise FieldError(("faults", number, "from"))
         names.check(fault.vms, names.vms, "a VM of the fleet", ("faults", number, "vms"))
     for number, one in enumerate(file.steps):
         names.check_step(one, ("steps", number))
@@ -216,25 +217,25 @@ def _fleet(values: object, at: Path) -> Fleet:
             int(part[1:-1]) if part.startswith("[") else part for part in _STEPS.findall(field)
         )
         told = _TOLD.search(problem.message)
-        raise Misfit((*at, *path), told[1] if told else "") from problem
+        raise FieldError((*at, *path), told[1] if told else "") from problem
 
 
 def _check_time(one: step.Step, file: ScenarioFile, at: Path) -> None:
     if (one.at is None) == (one.when is None):
-        raise Misfit((*at, "at") if one.at else at, "either `at` or `when`")
+        raise FieldError((*at, "at") if one.at else at, "either `at` or `when`")
     if one.after is not None and one.when is None:
-        raise Misfit((*at, "after"), "`after` only with `when`")
+        raise FieldError((*at, "after"), "`after` only with `when`")
     if one.repeat is not None and one.at is None:
-        raise Misfit((*at, "repeat"), "`repeat` only with `at`")
+        raise FieldError((*at, "repeat"), "`repeat` only with `at`")
     if isinstance(one, step.Jump) and (one.at is None or one.repeat is not None):
-        raise Misfit(at, "a jump with `at` and without `repeat`")
+        raise FieldError(at, "a jump with `at` and without `repeat`")
     if one.at is not None:
-        last = span.parse(one.at)
+        last = duration.parse_duration(one.at)
         if one.repeat is not None:
-            last += span.parse(one.repeat.every) * (one.repeat.times - 1)
-        if last > span.parse(file.until):
+            last += duration.parse_duration(one.repeat.every) * (one.repeat.times - 1)
+        if last > duration.parse_duration(file.until):
             field = "repeat" if one.repeat else "at"
-            raise Misfit((*at, field), f"nothing later than `until`, which is {file.until}")
+            raise FieldError((*at, field), f"nothing later than `until`, which is {file.until}")
 
 
 class Names:
@@ -254,26 +255,26 @@ class Names:
             if name is None:
                 continue
             if name in self.vms:
-                raise Misfit(("steps", number, "as"), "a name that no VM has")
+                raise FieldError(("steps", number, "as"), "a name that no VM has")
             (self.faults if isinstance(one, step.SetFault) else self.events)[name] = None
 
     def check(self, told: tuple[str, ...], known: dict[str, None], what: str, at: Path) -> None:
         for number, name in enumerate(told):
             if name not in known:
-                raise Misfit((*at, number), f"{what}: {condition.some(known)}")
+                raise FieldError((*at, number), f"{what}: {condition.some(known)}")
 
     def check_one(self, name: str | None, known: dict[str, None], what: str, at: Path) -> None:
         if name is not None and name not in known:
-            raise Misfit(at, f"{what}: {condition.some(known)}")
+            raise FieldError(at, f"{what}: {condition.some(known)}")
 
     def check_guest(self, guest: GuestEntry, at: Path) -> None:
         self.check(guest.vms, self.vms, "a VM of the fleet", (*at, "vms"))
         for number, vm in enumerate(guest.vms):
             if vm in self._played:
-                raise Misfit((*at, "vms", number), "a VM that no guest above plays")
+                raise FieldError((*at, "vms", number), "a VM that no guest above plays")
             self._played.add(vm)
-        if guest.poll != NEVER and not span.parse(guest.poll):
-            raise Misfit((*at, "poll"), "a second or more")
+        if guest.poll != NEVER and not duration.parse_duration(guest.poll):
+            raise FieldError((*at, "poll"), "a second or more")
 
     def check_step(self, one: step.Step, at: Path) -> None:
         is_free = isinstance(one, step.OnVm | step.OnHost)  # who may be chosen by the seed
@@ -288,7 +289,9 @@ class Names:
                 self.check_one(name, known, what, (*at, member))
         if isinstance(one, step.SetFault):
             if one.set.from_ != "0s":
-                raise Misfit((*at, "set", "from"), "a fault that begins with its step: no `from`")
+                raise FieldError(
+                    (*at, "set", "from"), "a fault that begins with its step: no `from`"
+                )
             self.check(one.set.vms, self.vms, "a VM of the fleet", (*at, "set", "vms"))
 
     def check_expected(self, one: expect.Expected, at: Path) -> None:
@@ -312,7 +315,7 @@ class Names:
         try:
             return condition.parse(text, vms=self.vms, names=self.events)
         except ValueError as error:
-            raise Misfit(("steps", number, "when"), str(error)) from error
+            raise FieldError(("steps", number, "when"), str(error)) from error
 
 
 def every_vm_played(file: ScenarioFile, vms: tuple[str, ...]) -> Iterator[tuple[str, GuestEntry]]:

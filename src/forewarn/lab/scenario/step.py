@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from forewarn.duration import Span
+from forewarn.duration import Duration
 from forewarn.fleetfile.schema import FleetFile, Name, Text
 from forewarn.lab.fault.kinds import Fault
 
@@ -51,7 +51,7 @@ class MaintenanceCause(StrEnum):
 class Repeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The step again and again: `times` in all."""
 
-    every: Span
+    every: Duration
     times: Times
 
 
@@ -65,9 +65,9 @@ class Step(
 ):
     """What all have: a time since the start, or a condition and how long after it."""
 
-    at: Span | None = None
+    at: Duration | None = None
     when: Condition | None = None
-    after: Span | None = None
+    after: Duration | None = None
     repeat: Repeat | None = None
 
     @property
@@ -82,7 +82,7 @@ class Announcing(Step, frozen=True, kw_only=True):
     """
 
     as_: Name | None = None
-    notice: Span | None = None
+    notice: Duration | None = None
 
 
 class OnVm(Announcing, frozen=True, kw_only=True):
@@ -153,7 +153,7 @@ class Complete(OnEvent, frozen=True, kw_only=True, tag="complete"):
 class Extend(OnEvent, frozen=True, kw_only=True, tag="extend"):
     """NotBefore is put off."""
 
-    by: Span
+    by: Duration
 
 
 class Apply(Step, frozen=True, kw_only=True, tag="apply"):
@@ -192,7 +192,7 @@ class Jump(Step, frozen=True, kw_only=True, tag="jump"):
     now. Only on a virtual clock.
     """
 
-    by: Span
+    by: Duration
 
 
 class Log(Step, frozen=True, kw_only=True, tag="log"):

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import msgspec
 
-from forewarn import duration as span
+from forewarn import duration
 from forewarn.client.errors import InvalidDocument
 from forewarn.client.models import Document, read_document
 from forewarn.engine.operations import Told
@@ -103,7 +103,7 @@ class Story:
 
     def patience(self, told: str) -> dt.timedelta:
         """How long on the lab's clock a length of the scenario's time may last."""
-        return span.parse(told) / self.rate + self.grace
+        return duration.parse_duration(told) / self.rate + self.grace
 
 
 class Happening:

@@ -16,11 +16,12 @@ from datetime import datetime, timedelta
 from typing import Any
 from weakref import WeakValueDictionary
 
+import msgspec
 from litestar import MediaType, Request, Response
 from msgspec.structs import replace
 
 from forewarn.engine.engine import TRIES_MAX, Engine
-from forewarn.engine.record import ANSWER, Answer
+from forewarn.engine.record import RecordCodec
 from forewarn.errors import Conflict, Invalid, StoreUnusable, Unavailable
 from forewarn.store.base import WRITES_MAX, Record, Write
 from forewarn.web.control.auth import Principal
@@ -34,6 +35,23 @@ KEPT_FOR = timedelta(hours=24)
 KEPT_MAX = 2000
 BODY_BYTES_MAX = 16 * 1024
 TRIM_EVERY = 100
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What an Idempotency-Key stands for since `at`: the request (its digest), the operation that
+    it became, and its answer.
+
+    It is written before the operation, with status 0, and again with the answer.
+    """
+
+    asked: str
+    at: datetime
+    operation_id: str = ""
+    status: int = 0
+    body: str = ""
+
+
+ANSWER = RecordCodec("answer", Answer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +76,7 @@ class Answers:
 
     def __init__(self, engine: Engine, make_id: Callable[[], str]) -> None:
         self._engine = engine
+        engine.register("answer", ANSWER, cached=False)
         self._make_id = make_id
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._reserved_count = 0

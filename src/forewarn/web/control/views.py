@@ -16,9 +16,10 @@ from forewarn.core.event import Cause, Event, EventType, Impact, ImpactState, So
 from forewarn.core.fleet import Approval, AutoApprove, Policy, Power, Scope, ScopeKind, Vm
 from forewarn.core.lifecycle import is_enabled
 from forewarn.engine.board import Board, PublishedScope
-from forewarn.engine.engine import POLLS_PASS_EVERY, Engine
+from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Difference, Told
-from forewarn.fleetfile.schema import said_of
+from forewarn.engine.replica import POLLS_PASS_EVERY
+from forewarn.fleetfile.parser import format_budget
 from forewarn.web.control.pagination import Key, page
 
 K = TypeVar("K")
@@ -271,7 +272,7 @@ def _vm(in_scope: Scope, shown: Vm, event_ids: Iterable[str]) -> VmView:
 
 
 def host(board: Board, name: str) -> HostView:
-    places = board.places_on(name)
+    places = board.scopes_on(name)
     names = board.hosts.get(name, set())
     found = [
         one for place in places for one in place.scope.events if not names.isdisjoint(one.resources)
@@ -347,5 +348,5 @@ def _policy(policy: Policy) -> PolicyView:
         None if notice is None else notice.total_seconds(),
         policy.couple_terminates,
         policy.user_operations_max,
-        said_of(policy.max_unavailable),
+        format_budget(policy.max_unavailable),
     )

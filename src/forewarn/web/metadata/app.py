@@ -246,7 +246,7 @@ class Metadata:
         if vm is None:
             raise Forbidden(f"Forbidden. {caller.vm} is no VM of this fleet", vm=caller.vm)
         segments = [segment for segment in request.path[len(ask.INSTANCE) :].split("/") if segment]
-        answer = instance.walk(
+        answer = instance.select(
             instance.tree(caller.place.scope, vm, version), segments, asked.get("format", "json")
         )
         content_type = (b"content-type", answer.content_type.encode())

@@ -108,7 +108,9 @@ def events_version(request: Request, settings: Settings) -> Version:
     Only one version waives the header.
     """
     name = parameters(request.query).get("api-version", "")
-    version = BY_NAME.get(name) or (versions.lenient(name) if settings.lenient_versions else None)
+    version = BY_NAME.get(name) or (
+        versions.find_lenient(name) if settings.lenient_versions else None
+    )
     if settings.legacy_path and route(request.path) == EVENTS_LEGACY:
         version = LEGACY_VERSION
     if version is None or version.requires_header:

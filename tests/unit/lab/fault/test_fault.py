@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from forewarn.errors import Invalid, NotFound, Refused
-from forewarn.fleetfile.yaml_source import Misfit, convert, refusal
+from forewarn.fleetfile.yaml_source import FieldError, convert, locate
 from forewarn.lab.fault.active import FAULTS_MAX, SCHEMA, Call, Faults, delay_seconds, parse
 from forewarn.lab.fault.kinds import KINDS, FirstCall, Latency, Status, kind_of
 from tests.builders import NOON, SECOND
@@ -78,8 +78,8 @@ def test_a_number_with_a_fraction_may_come_as_text() -> None:
             "distribution",
             "expected one of exponential",
         ),
-        ({"fault": "stale", "for": "15"}, "for", "expected a time such as 90s, 15m, 2h"),
-        ({"fault": "stale", "for": "-1s"}, "for", "expected a time"),
+        ({"fault": "stale", "for": "15"}, "for", "expected a duration such as 90s, 15m, 2h"),
+        ({"fault": "stale", "for": "-1s"}, "for", "expected a duration"),
         ({"fault": "stale", "from": "tomorrow"}, "from", "a moment such as"),
         ({"fault": "stale", "from": "2026-02-30T12:00:00Z"}, "from", "a moment such as"),
         ({"fault": "stale", "from": "2026-03-04T12:00:00"}, "from", "a moment such as"),
@@ -107,12 +107,12 @@ def test_a_fault_inside_another_file_is_refused_with_its_line() -> None:
     }
     text = b'{"faults": [\n{"fault": "lapse"},\n{"fault": "status", "cod": 500}]}'
 
-    problem = refusal(
-        Misfit(("faults", 1)), json.loads(text), text=text, source="story.yaml", schema=schema
+    problem = locate(
+        FieldError(("faults", 1)), json.loads(text), text=text, source="story.yaml", schema=schema
     )
 
     assert problem.message == "story.yaml:3: faults[1].cod: unknown member; did you mean 'code'?"
-    with pytest.raises(Misfit):
+    with pytest.raises(FieldError):
         convert({"fault": "status", "cod": 500}, Status)
 
 

@@ -25,7 +25,7 @@ def test_every_member_of_a_kind_is_explained_in_its_section(kind: type) -> None:
     assert [name for name in members if f"\n| `{name}` |" not in section] == []
     example = re.search(r"```yaml\n(.+?)```", section, re.DOTALL)
     assert example is not None
-    said = text.read(example[1].encode(), "page")
+    said = text.load(example[1].encode(), "page")
     assert isinstance(said, dict)
     assert parse(said).kind == kind_of(kind)
 

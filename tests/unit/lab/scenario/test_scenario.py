@@ -7,7 +7,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from forewarn.errors import Invalid
-from forewarn.fleetfile.yaml_source import read
+from forewarn.fleetfile.yaml_source import load
 from forewarn.lab.scenario import step as do
 from forewarn.lab.scenario.condition import Condition, Verb
 from forewarn.lab.scenario.schema import SCHEMA, library, parse, shipped
@@ -61,7 +61,7 @@ def test_a_file_says_who_there_is_what_happens_and_what_is_expected() -> None:
         (
             "until: 40m",
             "until: soon",
-            "scenario.yaml:20: until: expected a time such as 90s, 15m, 2h, 1h30m or 7d, got 'soon'",
+            "scenario.yaml:20: until: expected a duration such as 90s, 15m, 2h, 1h30m or 7d, got 'soon'",
         ),
         ("until: 40m", "until: 400d", "scenario.yaml:20: until: expected at most 366d, got '400d'"),
         ("seed: 7", "sead: 7", "scenario.yaml:2: sead: unknown member; did you mean 'seed'?"),
@@ -153,12 +153,12 @@ def test_a_file_says_who_there_is_what_happens_and_what_is_expected() -> None:
         (
             "from: 5m",
             "from: 2030-02-31T00:00:00Z",
-            "scenario.yaml:14: faults[0].from: expected a time from now such as",
+            "scenario.yaml:14: faults[0].from: expected a time from now such as 90s",
         ),
         (
             "{at: 1m, do",
             "{at: 1x, do",
-            "scenario.yaml:16: steps[0].at: expected a time such as 90s, 15m, 2h, 1h30m or 7d, got '1x'",
+            "scenario.yaml:16: steps[0].at: expected a duration such as 90s, 15m, 2h, 1h30m or 7d, got '1x'",
         ),
         (
             "as: patch}",
@@ -178,7 +178,7 @@ def test_a_file_says_who_there_is_what_happens_and_what_is_expected() -> None:
         (
             "within: 60s",
             "within: 5",
-            "scenario.yaml:19: expectations[0].within: expected a time such as 90s, 15m, 2h, 1h30m or",
+            "scenario.yaml:19: expectations[0].within: expected a duration such as 90s, 15m, 2h, 1h30",
         ),
         (
             "{start: 2031-01-01T00:00:00Z}",
@@ -293,7 +293,7 @@ def errors(values: Any) -> list[Any]:
 
 
 def test_the_schema_takes_what_the_parser_takes_and_refuses_what_it_refuses() -> None:
-    values: Any = read(WHOLE.encode(), "scenario.yaml")
+    values: Any = load(WHOLE.encode(), "scenario.yaml")
 
     Draft202012Validator.check_schema(SCHEMA)
     assert errors(values) == []
@@ -307,7 +307,7 @@ def test_the_schema_takes_what_the_parser_takes_and_refuses_what_it_refuses() ->
 def test_the_schema_takes_the_library(name: str) -> None:
     text = (resources.files("forewarn.lab.scenario") / "library" / f"{name}.yaml").read_bytes()
 
-    assert errors(read(text, name)) == []
+    assert errors(load(text, name)) == []
 
 
 def test_the_library_is_what_was_promised() -> None:

@@ -15,13 +15,13 @@ from forewarn.core.command import Seen
 from forewarn.engine.engine import Engine
 from forewarn.engine.entry import Entry
 from forewarn.engine.operations import Operations
-from forewarn.engine.record import ANSWER, Answer
 from forewarn.errors import StoreLost
-from forewarn.fleetfile.schema import parse
+from forewarn.fleetfile.parser import parse
 from forewarn.store.base import Write
 from forewarn.store.memory import MemoryStore
 from forewarn.web.control import idempotency
 from forewarn.web.control.routes.fleet import app
+from forewarn.web.service import build_service
 from tests.history import entries_of
 from tests.unit.web.control_world import FLEET, World, calling, story
 
@@ -34,10 +34,13 @@ async def ask(world: World, path: str = RESTART, **more: Any) -> httpx.Response:
 
 def server_of(world: World, store: Any = None) -> tuple[Engine, httpx.AsyncClient]:
     """Another server on the same store, or the same one after a restart."""
-    engine = Engine(store or world.engine.store, world.clock, world.engine.timing)
-    return engine, calling(
-        app(Operations(engine, lambda: "00000000-0000-4000-8000-00000000AAAA"), engine)
+    service = build_service(
+        store or world.engine.store,
+        world.clock,
+        world.engine.timing,
+        lambda: "00000000-0000-4000-8000-00000000AAAA",
     )
+    return service.engine, calling(app(service))
 
 
 def test_a_repeated_post_is_answered_as_the_first_was() -> None:
@@ -105,8 +108,8 @@ class Forgetful(MemoryStore):
 
     is_cut_off = False
 
-    async def commit(self, writes: Any, checks: Any = (), entries: bytes | None = None) -> int:
-        if self.is_cut_off and entries is None and any(one.revision for one in writes):
+    async def commit(self, writes: Any, checks: Any = (), entries: Any = None) -> int:
+        if self.is_cut_off and not entries and any(one.revision for one in writes):
             raise StoreLost("the server died")
         return await super().commit(writes, checks, entries)
 
@@ -272,7 +275,7 @@ def test_several_who_ask_at_once_get_one_answer() -> None:
         return {"count": len(counted)}
 
     async def tell(world: World) -> None:
-        async with calling(app(world.operations, world.engine, more=[count])) as client:
+        async with calling(app(world.service, more=[count])) as client:
             answers = await asyncio.gather(
                 *(client.post("/api/v1/count", headers=KEY) for _ in range(5))
             )
@@ -308,7 +311,7 @@ def test_keys_of_two_callers_are_two_keys() -> None:
 
     async def tell(world: World) -> None:
         for name, secret in (("a", "a" * 64), ("b", "b" * 64)):
-            await world.engine.tokens.create(name, Role.ADMIN, secret=secret, by="test")
+            await world.service.tokens.create(name, Role.ADMIN, secret=secret, by="test")
         first = await world.ask(
             "POST", RESTART, headers=KEY | {"authorization": f"Bearer fw_a_{'a' * 64}"}
         )
@@ -331,7 +334,7 @@ def test_a_token_made_again_under_an_old_name_does_not_get_the_old_answers() -> 
     """
 
     async def tell(world: World) -> None:
-        tokens = world.engine.tokens
+        tokens = world.service.tokens
         await tokens.create("root", Role.ADMIN, secret="a" * 64, by="test")
         _, old = await tokens.create("ci", Role.OPERATOR, secret="b" * 64, by="test")
         first = await world.ask("POST", RESTART, headers=KEY | {"authorization": f"Bearer {old}"})
@@ -368,7 +371,7 @@ def test_unreadable_record_does_not_keep_expired_ones_in_the_store() -> None:
 
     async def tell(world: World) -> None:
         store, at = world.engine.store, world.clock.now() - idempotency.KEPT_FOR
-        expired = ANSWER.encode(Answer(asked="x", at=at, status=202))
+        expired = idempotency.ANSWER.encode(idempotency.Answer(asked="x", at=at, status=202))
         await store.commit([Write(f"answer/{name}/", expired, 0) for name in ("a", "z")])
         await store.commit(
             [Write("answer/unreadable/", expired.replace(b'"format":1', b'"format":9'), 0)]
@@ -391,8 +394,10 @@ def test_only_the_latest_answers_are_kept_whatever_their_keys() -> None:
     async def tell(world: World) -> None:
         store, now = world.engine.store, world.clock.now()
         for number in range(21):
-            value = ANSWER.encode(
-                Answer(asked="", status=202, body="", at=now + timedelta(seconds=number))
+            value = idempotency.ANSWER.encode(
+                idempotency.Answer(
+                    asked="", status=202, body="", at=now + timedelta(seconds=number)
+                )
             )
             await store.commit(
                 [Write(f"answer/{99 - number}-{one:02}/", value, 0) for one in range(100)]
@@ -418,7 +423,7 @@ def test_an_answer_of_over_sixteen_kilobytes_is_not_kept(size: int, is_kept: boo
         return "x" * size
 
     async def tell(world: World) -> None:
-        async with calling(app(world.operations, world.engine, more=[large])) as client:
+        async with calling(app(world.service, more=[large])) as client:
             first, again = [await client.post("/api/v1/large", headers=KEY) for _ in range(2)]
 
         assert (len(first.content), again.status_code) == (size, 200)
@@ -464,9 +469,8 @@ def test_a_bug_of_ours_is_not_kept() -> None:
             return await super().degrade(host, **more)
 
     async def tell(world: World) -> None:
-        async with calling(
-            app(Clumsy(world.engine, world.operations.new_id), world.engine)
-        ) as client:
+        clumsy = Clumsy(world.engine, world.operations.new_id)
+        async with calling(app(world.service._replace(operations=clumsy))) as client:
             first = await client.post("/api/v1/hosts/host-a/degrade", headers=KEY)
             broken.clear()
             again = await client.post("/api/v1/hosts/host-a/degrade", headers=KEY)
@@ -482,7 +486,7 @@ def test_what_the_store_could_not_take_is_not_kept() -> None:
     class Sulking(MemoryStore):
         is_down = False
 
-        async def commit(self, writes: Any, checks: Any = (), entries: bytes | None = None) -> int:
+        async def commit(self, writes: Any, checks: Any = (), entries: Any = None) -> int:
             if self.is_down:
                 raise StoreLost("the store does not answer")
             return await super().commit(writes, checks, entries)

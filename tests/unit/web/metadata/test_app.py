@@ -313,7 +313,7 @@ def test_a_vm_that_leaves_while_its_first_poll_is_recorded_is_refused() -> None:
         def leave(note: Note) -> None:
             guest.engine.board.withdraw("web", guest.place.revision + 1)
 
-        guest.engine.listeners.append(leave)
+        guest.engine.subscribe_entries(leave)
         assert (await guest.call(EVENTS, TRUE)).status == 403
 
     run(story)

@@ -35,7 +35,8 @@ from forewarn.core.event import Cause, EventType, Status
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
 from forewarn.errors import CampaignOver, OverBudget, TooManyCampaigns, UnknownCampaign
-from forewarn.fleetfile.schema import MaxUnavailable, budget_of, said_of
+from forewarn.fleetfile.parser import format_budget, parse_budget
+from forewarn.fleetfile.schema import MaxUnavailable
 from forewarn.web.control.auth import Principal
 from forewarn.web.control.openapi import BodyOptional
 from forewarn.web.control.openapi_responses import ANY, answers
@@ -55,6 +56,7 @@ Cursor = Annotated[
     QueryParameter(description="The `next` of the answer before, for what comes after it."),
 ]
 Engines = NamedDependency[Engine]
+Desks = NamedDependency[Desk]
 Asker = NamedDependency[Principal]
 Pattern = Annotated[str, Meta(min_length=1, max_length=128)]
 Name = Annotated[str, Meta(pattern=r"^([A-Za-z0-9_][A-Za-z0-9._ -]{0,63})?$(?!\n)")]
@@ -187,10 +189,11 @@ def _verb(
         self: Controller,
         campaign: FromPath[str],
         engine: Engines,
+        campaigns: Desks,
         caller: Asker,
         data: JSONBody[NoWords] = NO_WORDS,
     ) -> CampaignAnswer:
-        return CampaignAnswer(view(engine, await act(Desk(engine), campaign, caller.name)))
+        return CampaignAnswer(view(engine, campaigns, await act(campaigns, campaign, caller.name)))
 
     return handler
 
@@ -201,17 +204,21 @@ class Campaigns(Controller):
 
     @get("/", responses=ANY)
     async def list_campaigns(
-        self, engine: Engines, limit: Limit = 1000, cursor: Cursor = None
+        self, engine: Engines, campaigns: Desks, limit: Limit = 1000, cursor: Cursor = None
     ) -> CampaignList:
         """All campaigns, the latest first. The last thousand that are over are kept."""
-        found = sorted(engine.shelf.listed(), key=_age)
+        found = sorted(campaigns.cache.listed(), key=_age)
         shown, after = page(found, _age, limit, cursor)
-        return CampaignList([view(engine, one, is_listed=True) for one in shown], len(found), after)
+        views = [view(engine, campaigns, one, is_listed=True) for one in shown]
+        return CampaignList(views, len(found), after)
 
     @get("/{campaign:str}", responses=answers(UnknownCampaign))
-    async def show_campaign(self, campaign: FromPath[str], engine: Engines) -> CampaignView:
+    async def show_campaign(
+        self, campaign: FromPath[str], engine: Engines, campaigns: Desks
+    ) -> CampaignView:
         """A campaign: how far it is, what it waits for, and when it will probably end."""
-        return view(engine, (await engine.look_up(lambda: engine.shelf.find(campaign))).campaign)
+        found = await engine.look_up(lambda: campaigns.cache.find(campaign))
+        return view(engine, campaigns, found)
 
     @post(
         "/",
@@ -222,6 +229,7 @@ class Campaigns(Controller):
         self,
         data: JSONBody[NewCampaign],
         engine: Engines,
+        campaigns: Desks,
         operations: NamedDependency[Operations],
         caller: Asker,
     ) -> CampaignAnswer:
@@ -231,9 +239,9 @@ class Campaigns(Controller):
         """
         wish = _wish(data)
         if data.plan:
-            return CampaignAnswer(plan=plan_view(await Desk(engine).plan(wish)))
-        started = await Desk(engine).start(wish, by=caller.name, operation_id=operations.new_id())
-        return CampaignAnswer(view(engine, started))
+            return CampaignAnswer(plan=plan_view(await campaigns.plan(wish)))
+        started = await campaigns.start(wish, by=caller.name, operation_id=operations.new_id())
+        return CampaignAnswer(view(engine, campaigns, started))
 
     pause = _verb(
         "pause",
@@ -252,10 +260,12 @@ class Campaigns(Controller):
     )
 
 
-def view(engine: Engine, campaign: Campaign, *, is_listed: bool = False) -> CampaignView:
+def view(
+    engine: Engine, campaigns: Desk, campaign: Campaign, *, is_listed: bool = False
+) -> CampaignView:
     wish, now = campaign.wish, engine.clock.now()
     is_asked = not (campaign.is_over or is_listed)
-    hindrance = hindrance_of_next(campaign, Desk(engine).view(campaign), now) if is_asked else None
+    hindrance = hindrance_of_next(campaign, campaigns.view(campaign), now) if is_asked else None
     return CampaignView(
         id=campaign.id,
         name=campaign.name,
@@ -277,7 +287,7 @@ def view(engine: Engine, campaign: Campaign, *, is_listed: bool = False) -> Camp
         estimated_end=estimate(campaign, now, engine.timing),
         patterns=wish.patterns,
         max_hosts=wish.max_hosts,
-        max_unavailable=said_of(wish.max_unavailable),
+        max_unavailable=format_budget(wish.max_unavailable),
         pause_on_failure=wish.pause_on_failure,
         under_way=[_under_way(engine, campaign, one) for one in campaign.under_way],
         troubles=campaign.troubles,
@@ -334,7 +344,7 @@ def _wish(data: NewCampaign) -> Wish:
         duration_seconds=data.duration_seconds,
         description=data.description,
         max_hosts=data.max_hosts,
-        max_unavailable=budget_of(data.max_unavailable),
+        max_unavailable=parse_budget(data.max_unavailable),
         pause_on_failure=data.pause_on_failure,
     )
 

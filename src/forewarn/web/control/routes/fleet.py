@@ -25,7 +25,8 @@ from forewarn.core.event import Cause, EventType
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations, Told
 from forewarn.errors import Invalid, Unavailable
-from forewarn.fleetfile.schema import SCHEMA, dump_json, parse, tag
+from forewarn.fleetfile.parser import compute_etag, dump_json, parse
+from forewarn.fleetfile.schema import SCHEMA
 from forewarn.web.control import views
 from forewarn.web.control.app import Application
 from forewarn.web.control.auth import DELAY_SECONDS, Authenticator, Principal
@@ -41,6 +42,7 @@ from forewarn.web.control.routes.history import Histories
 from forewarn.web.control.routes.stream import Streams
 from forewarn.web.control.routes.token import Tokens
 from forewarn.web.http_status import BodyTooLarge
+from forewarn.web.service import Service
 
 BODY_BYTES_MAX = 64 * 1024
 SECRET_BYTES = 32
@@ -106,8 +108,7 @@ NOTHING, NO_NOTICE, AN_OPERATOR = Nothing(), Notice(), Approver()
 
 
 def app(
-    operations: Operations,
-    engine: Engine,
+    service: Service,
     *,
     host: str = "127.0.0.1",
     more: Sequence[ControllerRouterHandler] = (),
@@ -120,9 +121,10 @@ def app(
     `more` are the routes of whoever has more to offer here: the lab's clock, say. A bad token is
     answered `delay_seconds` late.
     """
-    kept = Answers(engine, operations.new_id)
+    operations = service.operations
+    kept = Answers(service.engine, operations.new_id)
     porter = Authenticator(
-        engine.tokens, is_loopback=is_loopback(host), delay_seconds=delay_seconds
+        service.tokens, is_loopback=is_loopback(host), delay_seconds=delay_seconds
     )
 
     def asker(request: Request[Any, Any, Any]) -> Principal:
@@ -153,7 +155,10 @@ def app(
         ],
         dependencies={
             "operations": Provide(desk, sync_to_thread=False),
-            "engine": Provide(lambda: engine, sync_to_thread=False),
+            "engine": Provide(lambda: service.engine, sync_to_thread=False),
+            "campaigns": Provide(lambda: service.campaigns, sync_to_thread=False),
+            "feed": Provide(lambda: service.feed, sync_to_thread=False),
+            "tokens": Provide(lambda: service.tokens, sync_to_thread=False),
             "caller": Provide(asker, sync_to_thread=False),
             "make_secret": Provide(lambda: make_secret, sync_to_thread=False),
         },
@@ -230,7 +235,7 @@ class Fleets(Controller):
         text: Any = await asyncio.to_thread(
             lambda: dump_json(operations.fleet())
         )  # what is bytes already is sent as it is
-        headers = {"ETag": f'"{await asyncio.to_thread(tag, text)}"'}
+        headers = {"ETag": f'"{await asyncio.to_thread(compute_etag, text)}"'}
         return Response(text, media_type=MediaType.JSON, headers=headers)
 
     @put(
@@ -286,7 +291,7 @@ class Scopes(Controller):
     @get("/{name:str}", responses=answers(errors.UnknownScope))
     async def show_scope(self, name: FromPath[str], engine: Engines) -> views.ScopeView:
         """A scope, its policy, its VMs and the ids of its events."""
-        return views.scope(engine, await engine.look_up(lambda: engine.place(name)))
+        return views.scope(engine, await engine.look_up(lambda: engine.find_scope(name)))
 
 
 def _operation(

@@ -25,10 +25,10 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from forewarn import __version__
-from forewarn.engine.engine import Engine
 from forewarn.engine.metrics import Histogram
 from forewarn.web.metadata.app import Metadata
 from forewarn.web.metadata.fast_path import Polls
+from forewarn.web.service import Service
 
 CONTENT_TYPE = "text/plain; version=0.0.4"  # Litestar adds the charset
 
@@ -36,10 +36,10 @@ K = TypeVar("K", bound=tuple[str, ...])
 S = TypeVar("S", bound=str)
 
 
-def route(engine: Engine, metadata: Metadata, polls: Polls) -> HTTPRouteHandler:
+def route(service: Service, metadata: Metadata, polls: Polls) -> HTTPRouteHandler:
     """The handler of `/metrics`."""
     registry = CollectorRegistry()
-    registry.register(Numbers(engine, metadata, polls))
+    registry.register(Numbers(service, metadata, polls))
     for standard in (ProcessCollector, PlatformCollector, GCCollector):
         standard(registry=registry)
 
@@ -57,19 +57,20 @@ class Numbers(Collector):
     They are counted where they change, so the work of a scrape does not grow with the fleet.
     """
 
-    def __init__(self, engine: Engine, metadata: Metadata, polls: Polls) -> None:
-        self._engine = engine
+    def __init__(self, service: Service, metadata: Metadata, polls: Polls) -> None:
+        self._service = service
+        self._engine = service.engine
         self._metadata = metadata
         self._polls = polls
 
     def collect(self) -> Iterator[Metric]:
-        yield from self._service()
+        yield from self._state()
         yield from self._requests()
         yield from self._events()
         yield from self._work()
         yield from self._operators()
 
-    def _service(self) -> Iterator[Metric]:
+    def _state(self) -> Iterator[Metric]:
         engine, board = self._engine, self._engine.board
         yield gauge(
             "forewarn_build_info",
@@ -186,8 +187,9 @@ class Numbers(Collector):
         )
 
     def _operators(self) -> Iterator[Metric]:
-        engine, tail = self._engine, self._engine.tail
-        campaigns = Counter((str(campaign.state),) for campaign in engine.shelf.listed())
+        service, tail = self._service, self._service.feed
+        listed = service.campaigns.cache.listed()
+        campaigns = Counter((str(campaign.state),) for campaign in listed)
         yield gauge(
             "forewarn_campaigns",
             "Campaigns that are remembered, by how they are.",
@@ -197,7 +199,7 @@ class Numbers(Collector):
         yield counter(
             "forewarn_tokens_refused",
             "Requests with a bad token.",
-            {(): engine.tokens.refused_count},
+            {(): service.tokens.refused_count},
         )
         yield gauge("forewarn_streams", "Streams of changes that are open.", {(): tail.followers})
         yield counter(

@@ -16,7 +16,6 @@ from litestar.params import HeaderParameter, QueryParameter
 from litestar.response import Stream
 
 from forewarn.auth.tokens import Tokens
-from forewarn.engine.engine import Engine
 from forewarn.engine.entry import encode_entry, first_number, last_number
 from forewarn.errors import Error
 from forewarn.history.feed import HistoryFeed
@@ -74,7 +73,8 @@ class Streams(Controller):
     async def follow(
         self,
         request: Request[Any, Any, Any],
-        engine: NamedDependency[Engine],
+        feed: NamedDependency[HistoryFeed],
+        tokens: NamedDependency[Tokens],
         caller: NamedDependency[Principal],
         *,
         vm: OfVm = "",
@@ -88,11 +88,13 @@ class Streams(Controller):
         """Tells every change as it happens: an entry of the history each, its number as the id,
         from now on or after a number.
         """
-        engine.tail.check_room(STREAMS_MAX, caller.identity, STREAMS_PER_CALLER_MAX)
-        wanted = EntryFilter(vm=vm, scope=of_scope, host=host, event=event.upper(), what=change(what))
-        is_allowed = permission(engine.tokens, request.headers.get("authorization", ""))
+        feed.check_room(STREAMS_MAX, caller.identity, STREAMS_PER_CALLER_MAX)
+        wanted = EntryFilter(
+            vm=vm, scope=of_scope, host=host, event=event.upper(), what=change(what)
+        )
+        is_allowed = permission(tokens, request.headers.get("authorization", ""))
         begin = after if last_id is None else last_id
-        sent = frames(engine.tail, wanted, begin, by=caller.identity, is_allowed=is_allowed)
+        sent = frames(feed, wanted, begin, by=caller.identity, is_allowed=is_allowed)
         return Stream(sent, media_type=MEDIA_TYPE, headers=HEADERS)
 
 

@@ -14,9 +14,10 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 from litestar.status_codes import HTTP_200_OK, HTTP_201_CREATED
 
-from forewarn import duration as span
+from forewarn import duration
 from forewarn.auth.token import Role
 from forewarn.auth.token import Token as Held
+from forewarn.auth.tokens import Tokens as Registry
 from forewarn.engine.engine import Engine
 from forewarn.errors import Invalid, Refused, UnknownToken
 from forewarn.web.control.auth import Principal
@@ -61,9 +62,11 @@ class Tokens(Controller):
     opt = MappingProxyType({ROLE: Role.ADMIN})
 
     @get("/", responses=ANY)
-    async def list_tokens(self, engine: NamedDependency[Engine]) -> TokenList:
+    async def list_tokens(
+        self, engine: NamedDependency[Engine], tokens: NamedDependency[Registry]
+    ) -> TokenList:
         """All tokens, by name: their roles and their ends, never their secrets."""
-        return listed(engine)
+        return listed(engine, tokens)
 
     @post(
         "/",
@@ -75,6 +78,7 @@ class Tokens(Controller):
         self,
         data: JSONBody[NewToken],
         engine: NamedDependency[Engine],
+        tokens: NamedDependency[Registry],
         caller: NamedDependency[Principal],
         make_secret: NamedDependency[Callable[[], str]],
     ) -> TokenAnswer:
@@ -82,35 +86,38 @@ class Tokens(Controller):
 
         The first one has to be an admin's; from then on all need one.
         """
-        return await make(engine, data, secret=make_secret(), by=caller.name)
+        return await make(engine, tokens, data, secret=make_secret(), by=caller.name)
 
     @delete("/{token:str}", status_code=HTTP_200_OK, responses=answers(UnknownToken, Refused))
     async def revoke_token(
         self,
         token: FromPath[str],
         engine: NamedDependency[Engine],
+        tokens: NamedDependency[Registry],
         caller: NamedDependency[Principal],
     ) -> TokenView:
         """Ends a token at once, on every server.
 
         The last admin's can only go when no others are left.
         """
-        return view(engine, await engine.tokens.revoke(token, by=caller.name))
+        return view(engine, await tokens.revoke(token, by=caller.name))
 
 
-async def make(engine: Engine, new: NewToken, *, secret: str, by: str) -> TokenAnswer:
+async def make(
+    engine: Engine, tokens: Registry, new: NewToken, *, secret: str, by: str
+) -> TokenAnswer:
     try:
-        expires_in = None if new.expires is None else span.parse(new.expires)
+        expires_in = None if new.expires is None else duration.parse_duration(new.expires)
     except ValueError as error:
         raise Invalid(f"body.expires: {error}", field="expires") from error
-    token, text = await engine.tokens.create(
+    token, text = await tokens.create(
         new.name, Role(new.role), secret=secret, by=by, expires_in=expires_in
     )
     return TokenAnswer(view(engine, token), text)
 
 
-def listed(engine: Engine) -> TokenList:
-    shown = [view(engine, token) for token in engine.tokens.all()]
+def listed(engine: Engine, tokens: Registry) -> TokenList:
+    shown = [view(engine, token) for token in tokens.all()]
     return TokenList(shown, len(shown))
 
 

@@ -98,13 +98,13 @@ async def announce(world: World) -> str:
     """The turn of host-a is announced in web, as the loop does it; the id of the event."""
     (order,) = [
         one
-        for one in (await Campaigns(world.engine).tell("c1", Look())).orders
+        for one in (await world.service.campaigns.tell("c1", Look())).orders
         if isinstance(one, Announce)
     ]
     command = Maintain(host="host-a", operation_id=order.operation_id, type=EventType.REBOOT)
     await world.engine.submit("web", command, by="test")
     event_id = event_id_of(command.operation_id, "web", 0)
-    await Campaigns(world.engine).tell("c1", Announced("host-a", (Told("web", event_id),)))
+    await world.service.campaigns.tell("c1", Announced("host-a", (Told("web", event_id),)))
     return event_id
 
 
@@ -113,7 +113,9 @@ def test_a_host_under_way_tells_what_it_waits_for_and_until_when() -> None:
 
     async def tell(world: World) -> None:
         await start(world, hosts=["host-a"])
-        desk = Campaigns(world.engine, health_limit=timedelta(seconds=60))
+        desk = Campaigns(
+            world.engine, world.service.campaigns.cache, health_limit=timedelta(seconds=60)
+        )
         await desk.tell("c1", Look())
         seen = [(await world.told("GET", f"{PATH}/c1"))["under_way"]]
         event_id = await announce(world)

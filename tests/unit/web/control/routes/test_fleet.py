@@ -178,12 +178,12 @@ def test_an_operators_approval_starts_an_event_and_approving_again_changes_nothi
         id_ = (await world.told("POST", "/api/v1/vms/FrontEnd_IN_0/restart"))["event"]["id"]
 
         event = (await world.told("POST", f"/api/v1/events/{id_.lower()}/approve"))["event"]
-        incarnation = world.engine.board.place("shop").scope.incarnation
+        incarnation = world.engine.board.find_scope("shop").scope.incarnation
         again = (await world.told("POST", f"/api/v1/events/{id_}/approve"))["event"]
 
         assert (event["status"], event["approvals"]) == ("Started", ["operator"])
         assert again == event
-        assert world.engine.board.place("shop").scope.incarnation == incarnation
+        assert world.engine.board.find_scope("shop").scope.incarnation == incarnation
 
     story(tell)
 
@@ -490,7 +490,9 @@ def test_a_bug_is_answered_without_a_traceback() -> None:
             raise RuntimeError("the secret inside")
 
     async def tell(world: World) -> None:
-        async with calling(app(Broken(world.engine, lambda: ""), world.engine)) as client:
+        async with calling(
+            app(world.service._replace(operations=Broken(world.engine, lambda: "")))
+        ) as client:
             response = await client.get("/api/v1/fleet")
 
         assert response.status_code == 500

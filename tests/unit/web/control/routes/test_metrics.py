@@ -26,7 +26,7 @@ Numbers = dict[tuple[str, frozenset[tuple[str, str]]], float]
 async def read(guest: Guest) -> Numbers:
     polls = Polls(guest.engine, BY_ADDRESS, Limits())
     app: Any = Litestar(
-        [route(guest.engine, guest.application, polls)], openapi_config=None, logging_config=None
+        [route(guest.service, guest.application, polls)], openapi_config=None, logging_config=None
     )
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app), base_url="http://test"

@@ -48,14 +48,14 @@ async def told(stream: Frames) -> list[tuple[int, str]]:
 
 def test_a_stream_begins_now_and_tells_each_change_with_its_number() -> None:
     async def tell(world: World) -> None:
-        stream = frames(world.engine.tail, EntryFilter(), None)
+        stream = frames(world.service.feed, EntryFilter(), None)
         assert parsed(await anext(stream)) == [{"retry": "2000", "id": str(last_number(3))}]
         waiting = asyncio.ensure_future(told(stream))
         await world.told("POST", "/api/v1/vms/web-0/restart")
 
         assert await waiting == [(first_number(4), "scheduled")]
         shown = await world.told("GET", "/api/v1/history?limit=1")
-        again = frames(world.engine.tail, EntryFilter(), last_number(3))
+        again = frames(world.service.feed, EntryFilter(), last_number(3))
         await anext(again)
         assert json.loads(parsed(await anext(again))[0]["data"]) == shown["history"][0]
 
@@ -66,10 +66,10 @@ def test_a_stream_goes_on_after_the_number_it_is_told() -> None:
     """A console that lost its connection for a minute missed nothing."""
 
     async def tell(world: World) -> None:
-        stream = frames(world.engine.tail, EntryFilter(), NUMBERS[2])
+        stream = frames(world.service.feed, EntryFilter(), NUMBERS[2])
         assert parsed(await anext(stream))[0]["id"] == str(NUMBERS[2])
         assert [number for number, _ in await told(stream)] == NUMBERS[3:]
-        everything = frames(world.engine.tail, EntryFilter(), 0)
+        everything = frames(world.service.feed, EntryFilter(), 0)
         await anext(everything)
         assert [number for number, _ in await told(everything)] == NUMBERS
 
@@ -81,7 +81,7 @@ def test_what_is_not_kept_any_more_is_told_as_a_gap() -> None:
 
     async def tell(world: World) -> None:
         await world.engine.store.trim(3)
-        stream = frames(world.engine.tail, EntryFilter(), NUMBERS[1])
+        stream = frames(world.service.feed, EntryFilter(), NUMBERS[1])
         await anext(stream)
 
         assert parsed(await anext(stream)) == [
@@ -96,7 +96,7 @@ def test_the_numbers_of_another_store_are_a_gap_and_all_of_this_one_is_new() -> 
     """A service whose store is in memory was started again."""
 
     async def tell(world: World) -> None:
-        stream = frames(world.engine.tail, EntryFilter(), 100_000)
+        stream = frames(world.service.feed, EntryFilter(), 100_000)
         await anext(stream)
 
         assert parsed(await anext(stream)) == [
@@ -111,7 +111,7 @@ def test_a_filter_tells_only_what_is_wanted_and_heartbeats_tell_how_far_it_is() 
     """So that who resumes does not look through everything again."""
 
     async def tell(world: World) -> None:
-        stream = frames(world.engine.tail, EntryFilter(vm="web-1"), 0, heartbeat_seconds=0.05)
+        stream = frames(world.service.feed, EntryFilter(vm="web-1"), 0, heartbeat_seconds=0.05)
         await anext(stream)
         assert await told(stream) == [(NUMBERS[1], "joined")]
 
@@ -122,14 +122,14 @@ def test_a_filter_tells_only_what_is_wanted_and_heartbeats_tell_how_far_it_is() 
 
 def test_a_stream_ends_at_once_when_the_server_stops() -> None:
     async def tell(world: World) -> None:
-        stream = frames(world.engine.tail, EntryFilter(), None)
+        stream = frames(world.service.feed, EntryFilter(), None)
         await anext(stream)
         waiting = asyncio.ensure_future(anext(stream, None))
         await asyncio.sleep(0)
-        world.engine.tail.stop()
+        world.service.feed.stop()
         async with asyncio.timeout(5):
             assert await waiting is None
-        assert world.engine.tail.followers == 0
+        assert world.service.feed.followers == 0
 
     story(tell, PLAIN_FLEET)
 
@@ -150,14 +150,14 @@ def test_a_stream_ends_when_its_token_is_revoked() -> None:
     """Revoked means now, not when the connection happens to break."""
 
     async def tell(world: World) -> None:
-        tokens = world.engine.tokens
+        tokens = world.service.tokens
         assert permission(tokens, "")()
         without = permission(tokens, "")
         _, text = await tokens.create("boss", Role.ADMIN, secret=SECRET, by="test")
         assert not without()
         _, text = await tokens.create("ci", Role.VIEWER, secret=SECRET, by="test")
         stream = frames(
-            world.engine.tail, EntryFilter(), None, is_allowed=permission(tokens, f"Bearer {text}")
+            world.service.feed, EntryFilter(), None, is_allowed=permission(tokens, f"Bearer {text}")
         )
         await anext(stream)
         waiting = asyncio.ensure_future(anext(stream, None))
@@ -205,7 +205,7 @@ async def open_stream(
         "asgi": {"version": "3.0"},
         "extensions": {},
     }
-    application: Any = app(world.operations, world.engine)
+    application: Any = app(world.service)
     serving = asyncio.ensure_future(application(scope, receive, sent.put))
     async with asyncio.timeout(5):
         start, first = await sent.get(), await sent.get()
@@ -222,7 +222,7 @@ def test_a_client_that_leaves_ends_its_stream() -> None:
         assert (b"content-type", b"text/event-stream; charset=utf-8") in start["headers"]
         assert parsed(first)[0]["id"] == str(last_number(3))
         await asyncio.sleep(0)
-        assert world.engine.tail.followers == 0
+        assert world.service.feed.followers == 0
 
     story(tell, PLAIN_FLEET)
 
@@ -276,7 +276,7 @@ def test_the_head_of_a_stream_is_refused_however_its_path_is_written() -> None:
 def test_there_is_a_limit_to_the_number_of_streams() -> None:
     async def tell(world: World) -> None:
         streams = [
-            frames(world.engine.tail, EntryFilter(), None, by=f"token {number}")
+            frames(world.service.feed, EntryFilter(), None, by=f"token {number}")
             for number in range(STREAMS_MAX)
         ]
         for stream in streams:
@@ -287,7 +287,7 @@ def test_there_is_a_limit_to_the_number_of_streams() -> None:
             "unavailable",
             "100 streams are open; at most 100 are accepted",
         )
-        assert [chunk async for chunk in frames(world.engine.tail, EntryFilter(), None)] == []
+        assert [chunk async for chunk in frames(world.service.feed, EntryFilter(), None)] == []
         await streams[0].aclose()
         assert (await open_stream(world))[0]["status"] == 200
 
@@ -300,12 +300,12 @@ def test_one_token_cannot_take_the_streams_of_all() -> None:
     """
 
     async def tell(world: World) -> None:
-        tokens = world.engine.tokens
+        tokens = world.service.tokens
         await tokens.create("boss", Role.ADMIN, secret=SECRET, by="test")
         viewer, text = await tokens.create("ci", Role.VIEWER, secret="6" * 64, by="test")
         bearer = {"authorization": f"Bearer {text}"}
         streams = [
-            frames(world.engine.tail, EntryFilter(), None, by=viewer.digest)
+            frames(world.service.feed, EntryFilter(), None, by=viewer.digest)
             for _ in range(STREAMS_PER_CALLER_MAX)
         ]
         for stream in streams:
@@ -319,7 +319,7 @@ def test_one_token_cannot_take_the_streams_of_all() -> None:
         )
         assert [
             chunk
-            async for chunk in frames(world.engine.tail, EntryFilter(), None, by=viewer.digest)
+            async for chunk in frames(world.service.feed, EntryFilter(), None, by=viewer.digest)
         ] == []
         boss = (b"authorization", f"Bearer fw_boss_{SECRET}".encode())
         assert (await open_stream(world, headers=(boss,)))[0]["status"] == 200
@@ -343,7 +343,7 @@ def test_a_long_history_is_told_in_pieces() -> None:
                 (await world.told("GET", "/api/v1/events"))["events"][0]["id"], by="y" * 1000
             )
             await world.clock.advance(timedelta(seconds=1))
-        stream = frames(world.engine.tail, EntryFilter(), 0)
+        stream = frames(world.service.feed, EntryFilter(), 0)
         await anext(stream)
         numbers: list[int] = []
         while len(numbers) < 606:

@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from forewarn.auth.token import Role
-from forewarn.engine.engine import Engine
 from forewarn.web.control.routes.fleet import app
+from forewarn.web.service import build_service
 from tests.history import entries_of
 from tests.unit.web.control_world import World, calling, story
 
@@ -29,7 +29,7 @@ async def token(world: World, name: str, role: str, **more: Any) -> dict[str, st
 
 
 async def with_admin(world: World) -> None:
-    await world.engine.tokens.create("root", Role.ADMIN, secret=SECRET, by="test")
+    await world.service.tokens.create("root", Role.ADMIN, secret=SECRET, by="test")
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_a_token_that_came_without_being_asked_for_is_not_looked_at() -> None:
         assert (
             await world.ask("GET", "/api/v1/vms", headers={"authorization": "Bearer old"})
         ).status_code == 200
-        assert world.engine.tokens.refused_count == 0
+        assert world.service.tokens.refused_count == 0
 
     story(tell)
 
@@ -145,10 +145,8 @@ def test_beyond_loopback_nobody_is_let_in_even_if_the_last_token_is_revoked() ->
 
     async def tell(world: World) -> None:
         await with_admin(world)
-        await world.engine.tokens.revoke("root", by="test")
-        async with calling(
-            app(world.operations, world.engine, host="0.0.0.0", delay_seconds=0)
-        ) as outside:
+        await world.service.tokens.revoke("root", by="test")
+        async with calling(app(world.service, host="0.0.0.0", delay_seconds=0)) as outside:
             assert (
                 await outside.get("/api/v1/vms", headers={"host": "ops.example"})
             ).status_code == 401
@@ -188,9 +186,9 @@ def test_the_history_names_the_token() -> None:
         holder = await token(world, "ci-7", "operator")
         await world.told("POST", "/api/v1/vms/web-0/restart", headers=holder)
 
-        notes = await entries_of(world.engine.store)
+        entries = await entries_of(world.engine.store)
 
-        assert [(note.by, str(note.what), note.detail) for note in notes[-4:]] == [
+        assert [(entry.by, str(entry.what), entry.detail) for entry in entries[-4:]] == [
             ("operator", "scheduled", "Reboot of web-1"),
             ("test", "token-created", "root (admin)"),
             ("token root", "token-created", "ci-7 (operator)"),
@@ -235,7 +233,7 @@ def test_a_token_ends_when_it_expires_and_still_keeps_the_door_shut() -> None:
             "POST", "/api/v1/tokens", json={"name": "root", "role": "admin", "expires": "60s"}
         )
         text = (
-            await world.engine.tokens.create(
+            await world.service.tokens.create(
                 "short", Role.VIEWER, secret=SECRET, by="t", expires_in=timedelta(minutes=1)
             )
         )[1]
@@ -282,7 +280,7 @@ def test_a_revoked_token_is_none_from_that_moment_on() -> None:
         (
             {"name": "ci", "role": "viewer", "expires": "soon"},
             400,
-            "body.expires: expected a time such as 90s",
+            "body.expires: expected a duration such as 90s",
         ),
         (
             {"name": "ci", "role": "viewer", "expires": "0s"},
@@ -346,7 +344,7 @@ def test_bad_tokens_are_slowed_and_counted_and_too_many_are_turned_away() -> Non
     async def tell(world: World) -> None:
         await with_admin(world)
         bad = {"authorization": "Bearer fw_root_guess"}
-        async with calling(app(world.operations, world.engine, delay_seconds=0.2)) as client:
+        async with calling(app(world.service, delay_seconds=0.2)) as client:
             start = asyncio.get_running_loop().time()
             asked = [client.get("/api/v1/vms", headers=bad) for _ in range(20)]
             answers = [response.status_code for response in await asyncio.gather(*asked)]
@@ -356,7 +354,7 @@ def test_bad_tokens_are_slowed_and_counted_and_too_many_are_turned_away() -> Non
         assert {401, 429} == set(answers)
         assert answers.count(401) in (5, 6)
         assert took >= 0.2
-        assert world.engine.tokens.refused_count == 20
+        assert world.service.tokens.refused_count == 20
         assert good.status_code == 200
 
     story(tell)
@@ -386,13 +384,13 @@ def test_a_token_is_good_on_every_server_of_a_store_and_its_end_too() -> None:
     """Servers share a store; none of them is asked about another's tokens."""
 
     async def tell(world: World) -> None:
-        other = Engine(world.engine.store, world.clock, world.engine.timing)
+        other = build_service(world.engine.store, world.clock, world.engine.timing, lambda: "")
         await with_admin(world)
-        await other.load()
-        async with calling(app(world.operations, other, delay_seconds=0)) as elsewhere:
+        await other.engine.load()
+        async with calling(app(other, delay_seconds=0)) as elsewhere:
             assert await status_of(elsewhere) == 200
-            await world.engine.tokens.revoke("root", by="test")
-            await other.load()
+            await world.service.tokens.revoke("root", by="test")
+            await other.engine.load()
             assert await status_of(elsewhere, {}) == 200, (
                 "no tokens are left, and it is on loopback"
             )

@@ -1,0 +1,49 @@
+"""The parts of the service that the web layer uses, built together over one store."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from forewarn.auth.tokens import Tokens
+from forewarn.campaign.cache import CampaignCache
+from forewarn.campaign.service import Campaigns
+from forewarn.core.timing import Timing
+from forewarn.engine.clock import Clock
+from forewarn.engine.engine import Engine
+from forewarn.engine.operations import Operations
+from forewarn.history.feed import HistoryFeed
+from forewarn.history.webhooks import register_records
+from forewarn.store.base import Store
+from forewarn.web.settings import Settings
+
+
+class Service(NamedTuple):
+    """Everything but the workers and the listeners."""
+
+    engine: Engine
+    operations: Operations
+    campaigns: Campaigns
+    feed: HistoryFeed
+    tokens: Tokens
+    settings: Settings
+
+
+def build_service(
+    store: Store,
+    clock: Clock,
+    timing: Timing,
+    make_id: Callable[[], str],
+    settings: Settings = Settings(),  # noqa: B008, frozen
+) -> Service:
+    """The service over a store that has not been read yet: call `engine.load()` next."""
+    engine = Engine(store, clock, timing)
+    feed = HistoryFeed(store)
+    engine.subscribe(lambda commit: feed.notify())
+    register_records(engine)
+    return Service(
+        engine,
+        Operations(engine, make_id),
+        Campaigns(engine, CampaignCache(engine)),
+        feed,
+        Tokens(engine),
+        settings,
+    )
