@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from msgspec.structs import replace
 
-from forewarn.auth.token import Role
+from forewarn.auth.tokens import Role
 from forewarn.core.timing import Timing
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
@@ -134,8 +134,8 @@ def test_tokens_of_a_backup_are_revoked_and_the_api_stays_closed() -> None:
         fresh = (await service_on(engine)).tokens
 
         assert revoked == ["boss", "ci"]
-        assert (fresh.holder(boss), fresh.holder(ci)) == (None, None)
-        holder = fresh.holder(text)
+        assert (fresh.authenticate(boss), fresh.authenticate(ci)) == (None, None)
+        holder = fresh.authenticate(text)
         assert holder
         assert holder.role is Role.ADMIN
 

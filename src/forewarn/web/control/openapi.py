@@ -26,7 +26,7 @@ from litestar.openapi.spec import (
 from litestar.routes import BaseRoute
 
 from forewarn import __version__
-from forewarn.auth.token import Role
+from forewarn.auth.tokens import Role
 from forewarn.web.control.checks import OPEN, READS, ROLE, UNKEPT
 from forewarn.web.control.example import MEMBERS, example_of, example_of_error, resolved
 from forewarn.web.control.idempotency import HEADER, KEY_LENGTH_MAX

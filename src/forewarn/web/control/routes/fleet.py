@@ -19,7 +19,7 @@ from litestar.status_codes import HTTP_200_OK, HTTP_202_ACCEPTED
 from litestar.types import ControllerRouterHandler
 
 from forewarn import errors
-from forewarn.auth.token import Role
+from forewarn.auth.tokens import Role
 from forewarn.config import is_loopback
 from forewarn.core.event import Cause, EventType
 from forewarn.engine.engine import Engine

@@ -105,7 +105,7 @@ def permission(tokens: Tokens, authorization: str) -> Callable[[], bool]:
     text = authorization.partition(" ")[2].strip()
     if not tokens:
         return lambda: not tokens
-    return lambda: tokens.holder(text) is not None
+    return lambda: tokens.authenticate(text) is not None
 
 
 async def frames(

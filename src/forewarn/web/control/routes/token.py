@@ -15,8 +15,8 @@ from litestar.params import FromPath, JSONBody
 from litestar.status_codes import HTTP_200_OK, HTTP_201_CREATED
 
 from forewarn import duration
-from forewarn.auth.token import Role
-from forewarn.auth.token import Token as Held
+from forewarn.auth.tokens import Role
+from forewarn.auth.tokens import Token as Held
 from forewarn.auth.tokens import Tokens as Registry
 from forewarn.engine.engine import Engine
 from forewarn.errors import Invalid, Refused, UnknownToken
@@ -122,5 +122,5 @@ def listed(engine: Engine, tokens: Registry) -> TokenList:
 
 
 def view(engine: Engine, token: Held) -> TokenView:
-    is_expired = not token.is_good(engine.clock.now())
+    is_expired = not token.is_valid(engine.clock.now())
     return TokenView(token.name, token.role, token.created_at, token.expires_at, is_expired)

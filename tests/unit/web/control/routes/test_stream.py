@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from datetime import timedelta
 from typing import Any
 
-from forewarn.auth.token import Role
+from forewarn.auth.tokens import Role
 from forewarn.engine.entry import first_number, last_number
 from forewarn.errors import StoreLost
 from forewarn.history.feed import HistoryFeed

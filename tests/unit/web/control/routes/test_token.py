@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from forewarn.auth.token import Role
+from forewarn.auth.tokens import Role
 from forewarn.web.control.routes.fleet import app
 from forewarn.web.service import build_service
 from tests.history import entries_of
@@ -292,7 +292,7 @@ def test_a_revoked_token_is_none_from_that_moment_on() -> None:
             400,
             "expires: expected at most 3660 days from now",
         ),
-        ({"name": "root", "role": "viewer"}, 409, "there is a token 'root' already"),
+        ({"name": "root", "role": "viewer"}, 409, "token 'root' already exists"),
     ],
 )
 def test_a_token_that_cannot_be_is_refused(said: dict[str, str], status: int, message: str) -> None:
