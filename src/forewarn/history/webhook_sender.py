@@ -85,7 +85,7 @@ class WebhookSender:
         raise problem
 
     async def _resolve(self) -> Sequence[str]:
-        """A lookup cannot be cancelled, and asyncio would wait for it at exit: use a daemon thread."""
+        """In a daemon thread: a lookup cannot be cancelled, and must not delay the exit."""
         port = self._url.port or (443 if self._url.scheme == "https" else 80)
         found = await self._threads.call(
             self.name,
