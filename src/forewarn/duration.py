@@ -1,4 +1,4 @@
-"""Durations as files and commands write them: `90s`, `15m`, `2h`, `1h30m`, `7d`.
+"""Durations as files and commands write them: `500ms`, `90s`, `15m`, `1h30m`, `1.5h`, `7d`.
 
 The agent and the CLI work without msgspec, so the type for files is built on first use.
 """
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 if TYPE_CHECKING:
     Duration = str
 
-PATTERN = r"(?=[0-9])(?:([0-9]{1,4})d)?(?:([0-9]{1,5})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,8})s)?"
+UNITS = {"d": "days", "h": "hours", "m": "minutes", "s": "seconds", "ms": "milliseconds"}
+PATTERN = "(?=[0-9])" + "".join(rf"(?:([0-9]{{1,8}}(?:\.[0-9]{{1,3}})?){unit})?" for unit in UNITS)
 EXPECTED = "a duration such as 90s, 15m, 2h, 1h30m or 7d"
 
 
@@ -19,8 +20,8 @@ def parse_duration(text: str) -> timedelta:
     match = re.fullmatch(PATTERN, text)
     if match is None:
         raise ValueError(f"expected {EXPECTED}, got {text[:80]!r}")
-    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    return timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
+    amounts = (float(amount or 0) for amount in match.groups())
+    return timedelta(**dict(zip(UNITS.values(), amounts, strict=True)))
 
 
 def __getattr__(name: str) -> object:

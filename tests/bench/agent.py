@@ -25,7 +25,7 @@ from typing import NamedTuple
 from forewarn.agent.agent import Agent
 from forewarn.agent.journal import Journal
 from forewarn.agent.settings import Settings
-from forewarn.client import Change, Client
+from forewarn.client import Client, Document, EndpointError
 from tests.e2e.agent_process import AgentProcess, agent_of, eventually
 from tests.e2e.service import running
 
@@ -41,7 +41,7 @@ ANSWER = (
     + PAGE
 )
 HELD = '[[rule]]\nname = "all"\nconcerns = "any"\n'
-BEGUN = re.compile(r"^(\S+)Z +info +the step has begun +event=(\S+) .*phase=prepare", re.MULTILINE)
+BEGUN = re.compile(r"^(\S+)Z +info +step started +event=(\S+) .*phase=prepare", re.MULTILINE)
 
 
 class Row(NamedTuple):
@@ -171,12 +171,12 @@ class Hurried(Client):
     polls = 0
     on_poll: Callable[[int], None] = staticmethod(lambda polls: None)
 
-    def watch(self, **options: object) -> Iterator[Change]:
+    def documents(self, **options: object) -> Iterator[Document | EndpointError]:
         def no_rest(seconds: float) -> None:
             self.polls += 1
             self.on_poll(self.polls)
 
-        return super().watch(**options | {"sleep": no_rest})  # type: ignore[arg-type]
+        return super().documents(**options | {"sleep": no_rest})  # type: ignore[arg-type]
 
 
 def poll_many(url: str, polls: int, folder: Path) -> None:

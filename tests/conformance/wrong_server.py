@@ -88,18 +88,18 @@ class Clock:
 
 @dataclass
 class WrongServer:
-    """`url` is where it stands; `asked` is all that it was asked."""
+    """`url` is where it stands; `requests` are those it received."""
 
     upstream: str
     fault: Fault
     clock: Clock
     url: str = ""
-    asked: list[Request] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
 
     def serve(self, connection: socket.socket) -> None:
         with connection.makefile("rwb") as file:
             while request := self._read(connection, file):  # ends with the connection
-                self.asked.append(request)
+                self.requests.append(request)
                 reply = self._reply(request)
                 is_asked_to = (
                     request.http == "1.0"

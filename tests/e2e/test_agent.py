@@ -56,7 +56,7 @@ def complete_when_started(
 ) -> None:
     """End the impact when the agent has seen that it began."""
     event = answer["event"] if "event" in answer else answer["events"][0]
-    eventually(agent.diary, lambda diary: f"start {kind}" in diary)
+    eventually(agent.ran, lambda ran: f"start {kind}" in ran)
     assert service.ask("POST", f"/events/{event['id']}/complete")[0] == 200
 
 
@@ -65,13 +65,10 @@ def command(request: pytest.FixtureRequest, tmp_path: Path) -> Sequence[str]:
     return MODULE if request.param == "module" else zipapp(tmp_path)
 
 
-def test_each_type_of_event_is_prepared_for_approved_and_recovered_from_once(
+def test_each_event_type_is_prepared_approved_and_recovered(
     tmp_path: Path, command: Sequence[str]
 ) -> None:
-    """The promise of the agent.
-
-    The zipapp has an empty environment and nothing installed around it.
-    """
+    """The promise of the agent. The zipapp runs with an empty environment and nothing installed."""
     environ: dict[str, str] | None = None if command == MODULE else {}
     with (
         running(tmp_path, *LASTING, fleet=FLEET) as service,
@@ -89,18 +86,18 @@ def test_each_type_of_event_is_prepared_for_approved_and_recovered_from_once(
             complete_when_started(service, agent, kind, answer)
             expected += [f"{phase} {kind}" for phase in ("prepare", "start", "recover")]
             recovered = expected[-1]
-            diary = eventually(agent.diary, lambda lines: recovered in lines)
-            assert diary == expected
-        eventually(agent.status, lambda status: not status["handlings"])
+            ran = eventually(agent.ran, lambda ran: recovered in ran)  # noqa: B023
+            assert ran == expected
+        eventually(agent.status, lambda status: not status["workflows"])
 
         assert agent.journal().count("approved") == len(EVENTS)
         assert agent.end() == 0
-        assert agent.diary() == expected
+        assert agent.ran() == expected
         assert not agent.socket.exists()
 
 
-def test_an_own_preempt_is_prepared_for_and_approved_in_its_30_seconds(tmp_path: Path) -> None:
-    """At a tenth of them, even."""
+def test_preempt_is_prepared_and_approved_in_30_seconds(tmp_path: Path) -> None:
+    """Here, in 3 seconds."""
     with (
         running(
             tmp_path, "--rate", "10", "--simulate-duration", "Preempt=5s", fleet=FLEET
@@ -113,12 +110,12 @@ def test_an_own_preempt_is_prepared_for_and_approved_in_its_30_seconds(tmp_path:
         service.ask("POST", "/vms/web-1/evict")
         eventually(agent.journal, lambda journal: "approved" in journal)
 
-        assert agent.diary()[0] == "prepare Preempt"
+        assert agent.ran()[0] == "prepare Preempt"
         assert agent.status()["is_drained"]
 
 
-def test_an_agent_that_was_told_to_hold_never_approves(tmp_path: Path) -> None:
-    """The event starts at its NotBefore, and not by us."""
+def test_agent_with_hold_never_approves(tmp_path: Path) -> None:
+    """The event starts at its NotBefore."""
     with (
         running(
             tmp_path, "--rate", "300", "--simulate-duration", "Reboot=5s", fleet=FLEET
@@ -128,14 +125,14 @@ def test_an_agent_that_was_told_to_hold_never_approves(tmp_path: Path) -> None:
         agent.configure(RULE + "hold = true\n")
         agent.start()
         _, answer = service.ask("POST", "/vms/web-0/restart")
-        eventually(agent.diary, lambda diary: diary == ["prepare Reboot", "start Reboot"])
+        eventually(agent.ran, lambda ran: ran == ["prepare Reboot", "start Reboot"])
 
         assert "approving" not in agent.journal()
         assert service.ask("GET", f"/events/{answer['event']['id']}")[1]["approvals"] == []
 
 
-def test_the_journal_survives_the_agent(tmp_path: Path) -> None:
-    """Killed between prepare and start, it neither prepares twice nor forgets to recover."""
+def test_killed_agent_neither_repeats_prepare_nor_skips_recover(tmp_path: Path) -> None:
+    """Killed between prepare and start."""
     with (
         running(tmp_path, *LASTING, fleet=FLEET) as service,
         agent_of(tmp_path / "a", f"{seen(service).metadata}/as/web-0") as agent,
@@ -149,16 +146,16 @@ def test_the_journal_survives_the_agent(tmp_path: Path) -> None:
         eventually(lambda: agent.status()["contact_seconds"], lambda heard: heard is not None)
         service.approve(answer["event"]["id"])
         complete_when_started(service, agent, "Reboot", answer)
-        eventually(agent.diary, lambda diary: "recover Reboot" in diary)
-        eventually(agent.status, lambda status: not status["handlings"])
+        eventually(agent.ran, lambda ran: "recover Reboot" in ran)
+        eventually(agent.status, lambda status: not status["workflows"])
         agent.end()
         agent.start()
         eventually(lambda: agent.status()["contact_seconds"], lambda heard: heard is not None)
 
-        assert agent.diary() == ["prepare Reboot", "start Reboot", "recover Reboot"]
+        assert agent.ran() == ["prepare Reboot", "start Reboot", "recover Reboot"]
 
 
-def test_an_event_that_ended_while_the_agent_was_away_is_recovered_from(tmp_path: Path) -> None:
+def test_event_that_ended_without_the_agent_is_recovered(tmp_path: Path) -> None:
     """As after the reboot itself."""
     with (
         running(tmp_path, *QUICK, fleet=FLEET) as service,
@@ -172,11 +169,11 @@ def test_an_event_that_ended_while_the_agent_was_away_is_recovered_from(tmp_path
         service.approve(answer["event"]["id"])
         eventually(service.poll, lambda document: not document["Events"])
         agent.start()
-        eventually(agent.diary, lambda diary: diary == ["prepare Reboot", "recover Reboot"])
+        eventually(agent.ran, lambda ran: ran == ["prepare Reboot", "recover Reboot"])
 
 
-def test_hangup_loads_new_rules_and_a_wrong_file_leaves_the_old_ones(tmp_path: Path) -> None:
-    """A slip of the pen must not leave a VM without its agent."""
+def test_sighup_loads_rules_and_a_wrong_file_keeps_them(tmp_path: Path) -> None:
+    """A typo must not leave a VM without its agent."""
     with (
         running(tmp_path, *QUICK, fleet=FLEET) as service,
         agent_of(tmp_path / "a", f"{seen(service).metadata}/as/web-0") as agent,
@@ -191,14 +188,14 @@ def test_hangup_loads_new_rules_and_a_wrong_file_leaves_the_old_ones(tmp_path: P
         eventually(agent.log, lambda log: "rules loaded" in log)
         agent.config.write_text(agent.config.read_text().replace("when-prepared", "sometime"))
         agent.send(signal.SIGHUP)
-        log = eventually(agent.log, lambda log: "the file is refused; the old rules stay" in log)
+        log = eventually(agent.log, lambda log: "config rejected, keeping previous rules" in log)
 
-        line = agent.config.read_text().split("\n").index('approve = "sometime"') + 1
+        line = agent.config.read_text().split("\n").index("[[rule]]") + 1
         assert f"{agent.config}:{line}: rule[0].approve: expected one of never" in log
         assert fetch(f"http://{listen}/readyz")[0] == 503
         assert fetch(f"http://{listen}/healthz") == (200, "alive\n")
         service.ask("POST", "/vms/web-0/restart")
-        eventually(agent.diary, lambda diary: "recover Reboot" in diary)
+        eventually(agent.ran, lambda ran: "recover Reboot" in ran)
         agent.configure(RULE, more="listen = '127.0.0.1:0'")
         agent.send(signal.SIGHUP)
         assert eventually(lambda: fetch(f"http://{listen}/readyz")[0], lambda status: status == 200)
@@ -208,8 +205,8 @@ def test_hangup_loads_new_rules_and_a_wrong_file_leaves_the_old_ones(tmp_path: P
         )
 
 
-def test_a_load_balancer_sees_that_the_vm_is_drained(tmp_path: Path) -> None:
-    """From the notice until it is recovered from."""
+def test_drainz_shows_a_pending_event(tmp_path: Path) -> None:
+    """From the notice until recovery."""
     with (
         running(tmp_path, *QUICK, fleet=FLEET) as service,
         agent_of(tmp_path / "a", f"{seen(service).metadata}/as/web-0") as agent,
@@ -223,10 +220,10 @@ def test_a_load_balancer_sees_that_the_vm_is_drained(tmp_path: Path) -> None:
         service.approve(answer["event"]["id"])
         eventually(lambda: fetch(drainz), lambda said: said == (200, "in service\n"))
 
-        assert agent.diary()[-1] == "recover Reboot"
+        assert agent.ran()[-1] == "recover Reboot"
 
 
-def test_the_agent_approves_when_a_local_program_is_ready_and_not_before(tmp_path: Path) -> None:
+def test_approval_waits_for_a_local_program(tmp_path: Path) -> None:
     """A database that is still flushing decides."""
     with (
         running(tmp_path, *LASTING, fleet=FLEET) as service,
@@ -242,7 +239,7 @@ def test_the_agent_approves_when_a_local_program_is_ready_and_not_before(tmp_pat
             assert json.loads(lines.readline()) == {"registered": "db"}
             _, answer = service.ask("POST", "/vms/web-0/restart")
             told = json.loads(lines.readline())
-            eventually(agent.diary, lambda diary: diary == ["prepare Reboot"])
+            eventually(agent.ran, lambda ran: ran == ["prepare Reboot"])
             program.sendall(
                 json.dumps({"more": told["event"]["id"], "seconds": 60}).encode() + b"\n"
             )
@@ -257,8 +254,8 @@ def test_the_agent_approves_when_a_local_program_is_ready_and_not_before(tmp_pat
         assert "applications: db\nReboot " in shown
 
 
-def test_systemd_is_told_of_each_stage_of_life(tmp_path: Path) -> None:
-    """READY when it watches, the watchdog while it does, RELOADING and STOPPING in their time."""
+def test_systemd_is_notified_of_each_state(tmp_path: Path) -> None:
+    """READY, WATCHDOG while it polls, RELOADING and STOPPING."""
     with (
         running(tmp_path, fleet=FLEET) as service,
         tempfile.TemporaryDirectory() as folder,
@@ -285,7 +282,7 @@ def test_systemd_is_told_of_each_stage_of_life(tmp_path: Path) -> None:
     assert "STATUS=web-0: no events" in said
 
 
-def test_a_second_agent_for_the_same_journal_is_refused(tmp_path: Path) -> None:
+def test_second_agent_for_the_same_journal_is_rejected(tmp_path: Path) -> None:
     """Two would run every step twice."""
     with (
         running(tmp_path, fleet=FLEET) as service,
@@ -300,8 +297,8 @@ def test_a_second_agent_for_the_same_journal_is_refused(tmp_path: Path) -> None:
         assert second.stderr.count("\n") == 1
 
 
-def test_a_dry_run_says_what_would_be_done_and_does_nothing(tmp_path: Path) -> None:
-    """Beside an agent at work, too: it has a journal of its own and opens no socket."""
+def test_dry_run_logs_and_changes_nothing(tmp_path: Path) -> None:
+    """Also beside a running agent: it has its own journal and opens no socket."""
     with (
         running(tmp_path, fleet=FLEET) as service,
         agent_of(tmp_path / "a", f"{seen(service).metadata}/as/web-0") as agent,
@@ -313,13 +310,13 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(tmp_path: Path) -> N
         assert dry.returncode == 0, dry.stderr
         assert "dry run: this would be done" in dry.stderr
         assert "prepare: run /bin/sh" in dry.stderr
-        assert agent.diary() == []
+        assert agent.ran() == []
         assert [path.name for path in agent.folder.iterdir()] == ["agent.toml"]
         assert service.poll()["Events"][0]["EventStatus"] == "Scheduled"
 
 
-def test_once_does_what_is_due_and_ends(tmp_path: Path) -> None:
-    """For a timer, or for trying a file."""
+def test_once_does_what_is_due_and_exits(tmp_path: Path) -> None:
+    """For a timer, or to try a file."""
     with (
         running(tmp_path, *QUICK, fleet=FLEET) as service,
         agent_of(tmp_path / "a", f"{seen(service).metadata}/as/web-0") as agent,
@@ -327,32 +324,30 @@ def test_once_does_what_is_due_and_ends(tmp_path: Path) -> None:
         agent.configure()
         service.ask("POST", "/vms/web-0/restart")
         first = agent.run("run", "--config", str(agent.config), "--once")
-        assert (first.returncode, agent.diary()) == (0, ["prepare Reboot"]), first.stderr
+        assert (first.returncode, agent.ran()) == (0, ["prepare Reboot"]), first.stderr
         eventually(service.poll, lambda document: not document["Events"])
         second = agent.run("run", "--config", str(agent.config), "--once")
 
-        assert (second.returncode, agent.diary()) == (0, ["prepare Reboot", "recover Reboot"]), (
+        assert (second.returncode, agent.ran()) == (0, ["prepare Reboot", "recover Reboot"]), (
             second.stderr
         )
 
 
-def test_once_without_an_endpoint_is_exit_code_4_and_one_line(tmp_path: Path) -> None:
-    """Nobody listens on port 1."""
+def test_once_without_an_endpoint_is_exit_code_4(tmp_path: Path) -> None:
+    """Nothing listens on port 1."""
     with agent_of(tmp_path / "a", "http://127.0.0.1:1") as agent:
         agent.configure()
         ended = agent.run("run", "--config", str(agent.config), "--once")
 
         assert ended.returncode == 4
         assert ended.stderr.splitlines()[-1].startswith(
-            "forewarn-agent: no answer from 127.0.0.1:1: Connection refused"
+            "forewarn-agent: no response from 127.0.0.1:1: Connection refused"
         )
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_agent_at_once_while_it_waits_for_the_endpoint(
-    tmp_path: Path, number: int
-) -> None:
-    """A shutdown does not wait for a long poll."""
+def test_signal_ends_a_long_poll(tmp_path: Path, number: int) -> None:
+    """A shutdown does not wait for it."""
     with (
         running(tmp_path, fleet=FLEET) as service,
         agent_of(tmp_path / "a", f"{service.metadata}/as/web-0") as agent,
@@ -362,13 +357,11 @@ def test_a_signal_ends_the_agent_at_once_while_it_waits_for_the_endpoint(
         eventually(lambda: agent.status()["contact_seconds"], lambda heard: heard is not None)
 
         assert agent.end(number) == 0
-        assert agent.log().endswith("the agent has ended\n")
+        assert agent.log().endswith("agent stopped\n")
 
 
 def test_sigterm_ends_the_agent_while_its_connect_hangs(tmp_path: Path) -> None:
-    """Behind a firewall that drops, every attempt takes its whole time: a shutdown does not wait
-    for that either.
-    """
+    """Behind a firewall that drops packets, every attempt takes its whole timeout."""
     with Unreachable() as endpoint, agent_of(tmp_path / "a", endpoint.url) as agent:
         agent.configure()
         agent.start()
@@ -376,10 +369,10 @@ def test_sigterm_ends_the_agent_while_its_connect_hangs(tmp_path: Path) -> None:
 
         assert agent.end() == 0
         assert "did not answer in time" not in agent.log(), "it was not waited for"
-        assert agent.log().endswith("the agent has ended\n")
+        assert agent.log().endswith("agent stopped\n")
 
 
-def test_forewarn_agent_needs_no_part_of_the_server(tmp_path: Path) -> None:
+def test_agent_needs_no_part_of_the_server(tmp_path: Path) -> None:
     """`pip install forewarn` inside a VM is enough."""
     with agent_of(tmp_path / "a", "http://127.0.0.1:1") as agent:
         agent.configure()
@@ -390,11 +383,11 @@ def test_forewarn_agent_needs_no_part_of_the_server(tmp_path: Path) -> None:
         ended = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
 
         assert (ended.returncode, ended.stderr) == (0, "")
-        assert ended.stdout.endswith("agent.toml is fine: 1 rule(s)\n")
+        assert ended.stdout.endswith("agent.toml is valid: 1 rule(s)\n")
 
 
-def test_the_zipapp_is_the_same_each_time_and_holds_only_what_a_guest_needs(tmp_path: Path) -> None:
-    """Who checks a signature checks bytes; and a server has no business inside a VM."""
+def test_zipapp_is_reproducible_and_holds_only_the_guest(tmp_path: Path) -> None:
+    """A signature covers bytes, and a server does not belong inside a VM."""
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     one, other = (Path(zipapp(tmp_path / name)[-1]) for name in ("a", "b"))

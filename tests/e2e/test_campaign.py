@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.cli_service import FOREWARN, environment, forewarn, soon
+from tests.e2e.cli_service import FOREWARN, environment, forewarn
 from tests.e2e.service import Service, running
+from tests.e2e.waiting import eventually
 
 HOSTS = ("rack-1", "rack-2", "rack-3", "rack-4")
 FLEET = (
@@ -53,10 +54,10 @@ def test_a_campaign_goes_on_after_the_service_was_killed_half_way_and_ends(tmp_p
     """
     with running(tmp_path, *FAST, fleet=FLEET) as service:
         campaign = started(service, "--name", "kernel")
-        soon(lambda: shown(service, campaign)["hosts"]["done"] >= 1)
+        eventually(lambda: shown(service, campaign)["hosts"]["done"] >= 1)
         service.kill()
         service.start()
-        soon(lambda: bool(shown(service, campaign)["ended_at"]))
+        eventually(lambda: bool(shown(service, campaign)["ended_at"]))
 
         end = shown(service, campaign)
         assert (end["state"], end["hosts"]["done"]) == ("done", 4)
@@ -100,7 +101,7 @@ def test_a_watch_shows_progress_and_ends_with_the_campaign(tmp_path: Path) -> No
         ) as watching:
             assert watching.stdout
             first = watching.stdout.readline()
-            soon(lambda: bool(approved(service, campaign)["ended_at"]))
+            eventually(lambda: bool(approved(service, campaign)["ended_at"]))
             rest = watching.stdout.read().splitlines()
 
     assert "rack-1: 1 event to start until" in first
@@ -154,7 +155,7 @@ def test_a_failed_impact_pauses_the_campaign_and_a_resume_goes_on(tmp_path: Path
         campaign = started(service)
         watched = forewarn("campaign", "watch", campaign, FOREWARN_CONTROL=service.control)
         resumed = forewarn("campaign", "resume", campaign, FOREWARN_CONTROL=service.control)
-        soon(lambda: bool(shown(service, campaign)["ended_at"]))
+        eventually(lambda: bool(shown(service, campaign)["ended_at"]))
         end = shown(service, campaign)
 
     assert watched.returncode == 1
@@ -175,7 +176,7 @@ def test_a_health_command_is_asked_after_each_host_and_its_no_pauses(tmp_path: P
         tmp_path, *FAST, "--campaign-health-command", f"{script} {{host}}", fleet=FLEET
     ) as service:
         campaign = started(service)
-        soon(lambda: bool(shown(service, campaign)["state"] == "paused"))
+        eventually(lambda: bool(shown(service, campaign)["state"] == "paused"))
         braked = shown(service, campaign)
 
     assert (braked["hosts"]["done"], braked["hosts"]["failed"], braked["is_braked"]) == (1, 1, True)
@@ -185,9 +186,9 @@ def test_a_health_command_is_asked_after_each_host_and_its_no_pauses(tmp_path: P
 def test_a_cancel_takes_back_what_is_scheduled(tmp_path: Path) -> None:
     with running(tmp_path, "--rate", "1", fleet=FLEET) as service:
         campaign = started(service)
-        soon(lambda: len(service.ask("GET", "/events")[1]["events"]) == 1)
+        eventually(lambda: len(service.ask("GET", "/events")[1]["events"]) == 1)
         result = forewarn("campaign", "cancel", campaign, FOREWARN_CONTROL=service.control)
-        soon(lambda: bool(shown(service, campaign)["ended_at"]))
+        eventually(lambda: bool(shown(service, campaign)["ended_at"]))
 
         assert result.stdout.startswith(f"campaign {campaign} is canceled")
         assert service.ask("GET", "/events")[1]["events"] == []
@@ -209,8 +210,8 @@ def test_a_health_command_that_hangs_is_ended_with_all_it_started_and_says_no(
     check = ("--campaign-health-command", str(script), "--campaign-health-seconds-max", "1")
     with running(tmp_path, *FAST, *check, fleet=FLEET) as service:
         campaign = started(service)
-        soon(lambda: bool(shown(service, campaign)["state"] == "paused"))
+        eventually(lambda: bool(shown(service, campaign)["state"] == "paused"))
         braked = shown(service, campaign)
 
     assert "did not finish within 1 seconds and was killed" in braked["why_paused"]
-    soon(lambda: not Path(f"/proc/{(tmp_path / 'child').read_text().strip()}").exists())
+    eventually(lambda: not Path(f"/proc/{(tmp_path / 'child').read_text().strip()}").exists())

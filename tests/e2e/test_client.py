@@ -82,7 +82,7 @@ class Watching:
         self._thread.start()
 
     def _watch(self, **watching: float) -> None:
-        for change in self.client.watch(on_problem=self.problems.append, **watching):  # type: ignore[arg-type]
+        for change in self.client.watch(on_error=self.problems.append, **watching):  # type: ignore[arg-type]
             self.told.append((change.kind, change.event.id))
 
     def until(self, last: tuple[str, str]) -> list[tuple[str, str]]:
@@ -368,5 +368,5 @@ def test_no_offer_in_time_tells_nothing() -> None:
 
 
 def test_a_port_that_may_not_be_used_is_a_problem_with_a_reason() -> None:
-    with pytest.raises(ConnectionFailed, match="DHCP cannot be asked"):
+    with pytest.raises(ConnectionFailed, match="cannot send a DHCP request"):
         ask_dhcp(own=("192.0.2.1", 68), server=("127.0.0.1", 67))

@@ -96,7 +96,7 @@ def test_an_odd_answer_that_means_something_is_read(
         (Turn(answer().said[:20], Then.CLOSE), InvalidResponse, "cut off in its head"),
         (Turn(answer().said[:-5], Then.RESET), ConnectionFailed, "reset"),
         (Turn(CHUNKED + b"5\r\nabc", Then.CLOSE), InvalidResponse, "cut off"),
-        (Turn(b"", Then.CLOSE), ConnectionFailed, "without an answer"),
+        (Turn(b"", Then.CLOSE), ConnectionFailed, "without a response"),
         (Turn(b"", Then.RESET), ConnectionFailed, "reset"),
         (Turn(b"", Then.STAY_SILENT), ConnectionFailed, "in time"),
         (Turn(answer().said[:-5], Then.STAY_SILENT), ConnectionFailed, "in time"),
@@ -116,13 +116,13 @@ def test_an_odd_answer_that_means_something_is_read(
             "1048576",
         ),
         (Turn(b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 5000), InvalidResponse, "headers"),
-        (Turn(b"220 mail.example ESMTP\r\n"), InvalidResponse, "no HTTP"),
+        (Turn(b"220 mail.example ESMTP\r\n"), InvalidResponse, "not an HTTP"),
         (
             answer(b"<html>captive portal</html>", Content_Type="text/html"),
             InvalidDocument,
             "text/html.*captive portal",
         ),
-        (answer(b'{"DocumentIncarnation":1,"Events":'), InvalidDocument, "no JSON"),
+        (answer(b'{"DocumentIncarnation":1,"Events":'), InvalidDocument, "not JSON"),
         (answer(b'{"DocumentIncarnation":1,"Events":{}}'), InvalidDocument, "list of Events"),
         (answer(b'{"DocumentIncarnation":1}'), InvalidDocument, "list of Events"),
         (
@@ -281,14 +281,14 @@ def test_a_watch_goes_on_through_every_problem_and_tells_each(watch: Watch) -> N
         told = watch(
             endpoint.url,
             pauses.append,
-            watching={"changes_max": 1, "on_problem": problems.append},
+            watching={"changes_max": 1, "on_error": problems.append},
             clock=UNTIMED,
         )
 
     assert [change.kind for change in told] == ["appeared"]
-    assert [type(problem).__name__ for problem in problems[:7]] == ["TryLater"] * 5 + [
-        "Declined",
-        "Redirected",
+    assert [type(problem).__name__ for problem in problems[:7]] == ["RetryableError"] * 5 + [
+        "HttpError",
+        "RedirectRefused",
     ]
     assert len(problems) == len(trouble)
     assert pauses == [1, 1, 2, 4, 8, *[10] * 8]
@@ -395,7 +395,7 @@ def test_a_watch_ends_at_once_when_another_thread_closes_the_client() -> None:
         told: list[object] = []
         problems: list[EndpointError] = []
         watching = threading.Thread(
-            target=lambda: told.extend(client.watch(on_problem=problems.append)), daemon=True
+            target=lambda: told.extend(client.watch(on_error=problems.append)), daemon=True
         )
         watching.start()
         while len(endpoint.asked) < 2:
@@ -516,7 +516,10 @@ def test_closing_ends_a_connect_that_nobody_answers() -> None:
 
 def test_timeout_bounds_a_connect() -> None:
     """`timeout_seconds` bounds the connect too."""
-    with Unreachable() as endpoint, pytest.raises(ConnectionFailed, match="did not answer in time"):
+    with (
+        Unreachable() as endpoint,
+        pytest.raises(ConnectionFailed, match="did not respond in time"),
+    ):
         in_thread(endpoint.url, "document", timeout_seconds=0.1)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.config_platform import ExecCommand
+from forewarn.config import ExecCommand
 from forewarn.core.change import ChangeKind
 from forewarn.core.event import Cause, EventType
 from forewarn.core.fleet import Vm

@@ -161,7 +161,7 @@ class Watch:
     def _watch(self) -> None:
         watching = self._client.watch(
             stop=self._is_over,
-            on_problem=self.problems.append,
+            on_error=self.problems.append,
             sleep=lambda seconds: self._is_over.wait(seconds / 20),
         )
         for change in watching:

@@ -9,9 +9,10 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from forewarn.core.change import ChangeKind
-from tests.e2e.cli_service import forewarn, soon
+from tests.e2e.cli_service import forewarn
 from tests.e2e.notes import changes_in
 from tests.e2e.service import Service, running
+from tests.e2e.waiting import eventually
 from tests.unit.cli.test_api import serving
 from tests.unit.platform.libvirt_world import NODE, domain_xml
 
@@ -50,10 +51,12 @@ def test_restart_reaches_the_domain_or_fails_if_unknown(
     with running(tmp_path, *flags, "--impact-retry-seconds-max", "1", fleet=FLEET) as service:
         assert service.ask("POST", "/vms/test/restart")[0] == 202
         assert service.ask("POST", "/vms/lost/restart")[0] == 202
-        soon(
+        eventually(
             lambda: ChangeKind.COMPLETED in [change.what for change in changes_in(tmp_path, "test")]
         )
-        soon(lambda: ChangeKind.FAILED in [change.what for change in changes_in(tmp_path, "lost")])
+        eventually(
+            lambda: ChangeKind.FAILED in [change.what for change in changes_in(tmp_path, "lost")]
+        )
 
     done = [
         change.detail
@@ -76,7 +79,7 @@ def test_unreachable_libvirt_fails_the_impact_not_the_service(
         tmp_path, "--platform", "libvirt", "--libvirt-uri", NOWHERE, fleet=FLEET
     ) as service:
         assert service.ask("POST", "/vms/test/restart")[0] == 202
-        soon(
+        eventually(
             lambda: (
                 ChangeKind.IMPACT_FAILED in [change.what for change in changes_in(tmp_path, "test")]
             )
@@ -97,7 +100,7 @@ def test_hanging_libvirtd_blocks_neither_polls_nor_shutdown(
         with running(tmp_path, *flags, fleet=FLEET) as service:
             assert service.ask("POST", "/vms/test/restart")[0] == 202
             assert service.poll(vm="lost")["Events"] == []
-            soon(
+            eventually(
                 lambda: (
                     ChangeKind.IMPACT_FAILED
                     in [change.what for change in changes_in(tmp_path, "test")]

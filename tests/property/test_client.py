@@ -21,10 +21,9 @@ from forewarn.client import (
     Watcher,
 )
 from forewarn.client.backoff import PAUSE_SECONDS_MAX, RETRY_AFTER_SECONDS_MAX, pause_seconds
-from forewarn.client.dates import parse
 from forewarn.client.discovery import dhcp_endpoint
-from forewarn.client.http1 import Answer, Reader
-from forewarn.client.models import read_document
+from forewarn.client.http1 import Reader, Response
+from forewarn.client.models import parse_date, read_document
 from forewarn.client.watcher import BLANKS_MIN, LOOKS_MIN
 
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -211,7 +210,7 @@ def test_any_entry_is_an_event_or_a_bad_document(
 @given(st.text(max_size=40))
 def test_any_text_is_a_date_or_no_date(text: str) -> None:
     with contextlib.suppress(ValueError):
-        assert parse(text).tzinfo is UTC
+        assert parse_date(text).tzinfo is UTC
 
 
 FORMS = (
@@ -226,14 +225,14 @@ FORMS = (
 
 
 @patient
-@given(st.datetimes(datetime(1971, 1, 1), datetime(9000, 1, 1)), st.sampled_from(FORMS))
+@given(st.datetimes(datetime(1971, 1, 1), datetime(9000, 1, 1)), st.sampled_from(FORMS))  # noqa: DTZ001
 def test_every_moment_is_read_back_from_every_form(moment: datetime, form: object) -> None:
     moment = moment.replace(tzinfo=UTC, microsecond=0)
     assert callable(form)
-    assert parse(form(moment)) == moment
+    assert parse_date(form(moment)) == moment
 
 
-def read(pieces: list[bytes]) -> Answer | str:
+def read(pieces: list[bytes]) -> Response | str:
     """The answer, or the name of the problem."""
     reader = Reader()
     try:
@@ -270,7 +269,7 @@ def test_an_answer_is_the_same_however_it_is_cut(
     framing = b"Transfer-Encoding: chunked" if is_chunked else b"Content-Length: %d" % len(body)
     answer = read(split(b"HTTP/1.1 200 OK\r\nETag: x\r\n" + framing + b"\r\n\r\n" + framed, cuts))
 
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, Response)
     assert (answer.status, answer.body, answer.headers["etag"], answer.is_last) == (
         200,
         body,
@@ -291,8 +290,8 @@ def test_any_bytes_are_an_answer_or_a_problem(rest: bytes, start: bytes) -> None
     whole = start + rest
     together, apart = read([whole]), read([bytes([byte]) for byte in whole])
 
-    if isinstance(together, Answer) and isinstance(
-        apart, Answer
+    if isinstance(together, Response) and isinstance(
+        apart, Response
     ):  # one by one, nothing can be left over
         assert (together.status, together.headers, together.body) == (
             apart.status,

@@ -15,7 +15,7 @@ from typing import Any
 import libvirt
 import pytest
 
-from forewarn.config_platform import HostUri
+from forewarn.config import HostUri
 from forewarn.core.change import ChangeKind
 from forewarn.core.event import Cause, EventType
 from forewarn.core.fleet import Vm

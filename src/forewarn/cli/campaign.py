@@ -9,9 +9,9 @@ import typer
 
 from forewarn.cli.api import Client, connect
 from forewarn.cli.exit_codes import Exit, Usage
-from forewarn.cli.host import Cause, Description, Duration, Type
-from forewarn.cli.output import Json, show_json
-from forewarn.cli.resource import noun
+from forewarn.cli.options import Json
+from forewarn.cli.output import show_json
+from forewarn.cli.resource import Cause, Description, Duration, Type, resource
 
 Id = Annotated[str, typer.Argument(metavar="CAMPAIGN")]
 Hosts = Annotated[
@@ -35,7 +35,7 @@ Plan = Annotated[bool, typer.Option("--plan", help="Only print the waves; nothin
 COLUMNS = ("id", "name", "type", "state", "hosts", "started_at", "estimated_end")
 EVERY_SECONDS = 1.0
 
-app = noun(
+app = resource(
     "campaign",
     "Campaigns, maintenance of many hosts: start, list, show, watch, pause, resume, cancel.",
     COLUMNS,
@@ -85,7 +85,7 @@ def start(
     said["max_unavailable"] = (
         int(max_unavailable) if max_unavailable and max_unavailable.isdecimal() else max_unavailable
     )
-    answer = connect(context).post("campaigns", said=said)
+    answer = connect(context).post("campaigns", body=said)
     if as_json:
         show_json(answer)
     elif plan:

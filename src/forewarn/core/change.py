@@ -32,8 +32,8 @@ class ChangeKind(StrEnum):
     RETIRED = "retired"
     CAMPAIGN = "campaign"
     """Something became true of a campaign; the detail tells which and what."""
-    TOKEN_CREATED = "token-created"
-    TOKEN_REVOKED = "token-revoked"
+    TOKEN_CREATED = "token-created"  # noqa: S105
+    TOKEN_REVOKED = "token-revoked"  # noqa: S105
     RESTORED = "restored"
     """The store is a backup: what happened after it was made is not in this history."""
 

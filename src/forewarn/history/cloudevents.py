@@ -17,7 +17,7 @@ from forewarn.engine.entry import Entry
 from forewarn.errors import Invalid
 
 CONTENT_TYPE = "application/cloudevents+json; charset=utf-8"
-SECRET_PREFIX = "whsec_"
+SECRET_PREFIX = "whsec_"  # noqa: S105
 SECRET_BYTES_MIN = 24
 SECRETS_MAX = 5
 

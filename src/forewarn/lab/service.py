@@ -90,7 +90,7 @@ async def laboratory(setup: Setup) -> AsyncIterator["LabService"]:
         if setup.fleet is not None:
             await lab.operations.apply(setup.fleet, by="lab")
         service.engine.subscribe_entries(lab.transcript.hear)
-        async with server.at_work(Config(), service, lab.platform, "platform"):
+        async with server.run_workers(Config(), service, lab.platform, "platform"):
             works = [lab.keep_faults(), *([clock.run()] if isinstance(clock, VirtualClock) else [])]
             tasks = [asyncio.create_task(work) for work in works]
             try:
@@ -293,7 +293,7 @@ class LabService:
             routes,  # its framework takes longer to import than all the rest
         )
 
-        operators = server.operators_door(self.service, address, more=[routes(self)])
+        operators = server.make_control_listener(self.service, address, more=[routes(self)])
         await self._open(operators)
         return operators.address
 

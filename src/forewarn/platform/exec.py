@@ -13,7 +13,7 @@ import signal
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
-from forewarn.config_platform import PLACEHOLDER, PLACEHOLDERS, ExecCommand
+from forewarn.config import PLACEHOLDER, PLACEHOLDERS, ExecCommand
 from forewarn.errors import ImpactFailed, Invalid
 from forewarn.platform.base import SHORTAGES, ImpactRequest, ImpactResult
 

@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 
-from forewarn.config import Config, PlatformName
-from forewarn.config_platform import ExecCommand
+from forewarn.config import Config, ExecCommand, PlatformName
 from forewarn.errors import Invalid
 from forewarn.platform.base import Platform
 from forewarn.platform.exec import ExecPlatform

@@ -48,10 +48,10 @@ class CallThreads:
         def run() -> None:
             try:
                 result = work()
-                settle = lambda: done.set_result(result)
+                settle = lambda: done.set_result(result)  # noqa: E731
             except BaseException as error:  # raised again in the caller
                 raised = error
-                settle = lambda: done.set_exception(raised)
+                settle = lambda: done.set_exception(raised)  # noqa: E731
             if undo is not None and is_abandoned.is_set():
                 with suppress(Exception):  # there is no caller left to raise it in
                     undo()

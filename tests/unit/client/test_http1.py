@@ -8,9 +8,9 @@ from forewarn.client.http1 import (
     INTERIM_MAX,
     LINE_BYTES_MAX,
     LINES_MAX,
-    Answer,
     Endpoint,
     Reader,
+    Response,
     encode,
 )
 from forewarn.errors import Invalid
@@ -19,7 +19,7 @@ OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
-def read(*pieces: bytes) -> Answer:
+def read(*pieces: bytes) -> Response:
     """The answer in these pieces, after which the connection ends."""
     reader = Reader()
     for piece in (*pieces, b""):
@@ -39,7 +39,7 @@ def sized(body: bytes, *headers: bytes) -> bytes:
 
 
 def test_an_answer_with_a_length_is_read_and_the_connection_is_kept() -> None:
-    assert read(sized(b"{}", b'ETag: "2"')) == Answer(
+    assert read(sized(b"{}", b'ETag: "2"')) == Response(
         200, {"etag": '"2"', "content-length": "2"}, b"{}", is_last=False
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from forewarn.client import Document, Event, InvalidDocument
-from forewarn.client.models import read_document
+from forewarn.client.models import parse_date, read_document
 from tests.unit.client.build import NOON, SOON, reboot
 
 CAPTURE = (
@@ -194,7 +194,7 @@ def test_one_event_that_cannot_be_understood_refuses_the_whole_document(
 )
 def test_what_is_no_json_is_refused_and_shown(body: bytes) -> None:
     """The message says what came, and no more of it than a line."""
-    with pytest.raises(InvalidDocument, match=r"no JSON \(Content-Type text/html\)") as caught:
+    with pytest.raises(InvalidDocument, match=r"not JSON \(Content-Type text/html\)") as caught:
         read_document(body, content_type="text/html")
     assert len(caught.value.message) < 200
 
@@ -211,3 +211,72 @@ def test_a_document_nested_too_deep_is_refused() -> None:
 def test_a_document_of_too_many_events_is_refused() -> None:
     with pytest.raises(InvalidDocument, match="1001 events"):
         read({"DocumentIncarnation": 1, "Events": [None] * 1001})
+
+
+DATE = datetime(2017, 4, 17, 18, 40, 6, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Mon, 17 Apr 2017 18:40:06 GMT",
+        "Sat, 17 Apr 2017 18:40:06 GMT",  # a wrong weekday
+        "mon, 17 apr 2017 18:40:06 gmt",
+        "17 Apr 2017 18:40:06 GMT",
+        "Mon, 17 April 2017 18:40:06 UTC",
+        "  Mon, 17 Apr 2017 18:40:06 GMT ",
+        "Mon, 17 Apr 2017 20:40:06 +0200",
+        "2017-04-17T18:40:06Z",
+        "2017-04-17t18:40:06z",
+        "2017-04-17T18:40:06",
+        "2017-04-17 18:40:06",
+        "2017-04-17T20:40:06+02:00",
+        "2017-04-17T10:40:06-0800",
+        "2017-04-17T18:40:06.0000000Z",  # seven digits, as .NET prints them
+    ],
+)
+def test_date_is_read_in_every_form_that_endpoints_use(text: str) -> None:
+    """A NotBefore that we cannot read would leave a guest without a deadline."""
+    assert parse_date(text) == DATE
+    assert parse_date(text).tzinfo is UTC
+
+
+def test_date_without_seconds_is_the_full_minute() -> None:
+    assert parse_date("17 Apr 2017 18:40 -0000") == DATE.replace(second=0)
+    assert parse_date("2017-04-17T18:40Z") == DATE.replace(second=0)
+
+
+def test_fraction_of_a_second_is_kept() -> None:
+    assert parse_date("2017-04-17T18:40:06.25Z") == DATE.replace(microsecond=250_000)
+    assert parse_date("2017-04-17T18:40:06,1234567+00:00") == DATE.replace(microsecond=123_456)
+
+
+def test_leap_second_is_read() -> None:
+    leap = parse_date("Sat, 31 Dec 2016 23:59:60 GMT")
+
+    assert leap == datetime(2016, 12, 31, 23, 59, 59, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "now",
+        "tomorrow, 17 Apr 2017 18:40:06 GMT or so",
+        "2017-04-17",
+        "1492454406",
+        "Mon, 31 Feb 2017 18:40:06 GMT",
+        "Mon, 17 Foo 2017 18:40:06 GMT",
+        "Mon, 17 Apr 2017 25:40:06 GMT",
+        "Mon, 17 Apr 2017 18:40:61 GMT",
+        "Mon, 17 Apr 17 18:40:06 GMT",  # which century?
+        "Mon, 17 Apr 2017 18:40:06 CET",  # a guessed zone could be an hour off
+        "2017-04-17T18:40:06+99:99",
+        "0001-01-01T00:00:00+05:00",  # before the first year in UTC
+        "٢٠١٧-04-17T18:40:06Z",
+        "04/17/2017 18:40:06",
+    ],
+)
+def test_date_is_never_guessed(text: str) -> None:
+    with pytest.raises(ValueError, match="not a date"):
+        parse_date(text)

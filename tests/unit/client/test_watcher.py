@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from forewarn.client import Document, Event, Watcher
-from forewarn.client.watcher import BLANKS_MIN, OVER_MAX
+from forewarn.client.watcher import BLANKS_MIN, ENDED_MAX
 from tests.unit.client.build import NOON, SOON, page, reboot, started
 
 SECOND = timedelta(seconds=1)
@@ -301,13 +301,13 @@ def test_a_watch_for_years_does_not_grow() -> None:
     """Only so many ends are remembered; never is one forgotten that is still shown."""
     watcher = Watcher()
     tell(watcher, page(1, started("first")), page(2))
-    for number in range(OVER_MAX + 10):
+    for number in range(ENDED_MAX + 10):
         tell(
             watcher,
             page(2 * number + 3, reboot(f"E{number}"), started("first")),
             page(2 * number + 4, started("first")),
         )
 
-    assert len(watcher._over) == OVER_MAX
+    assert len(watcher._ended) == ENDED_MAX
     assert tell(watcher, page(10**6, started("first"), reboot("E1000"))) == []
     assert tell(watcher, page(10**6 + 1, reboot("E0"))) == [("appeared", "E0")]

@@ -214,4 +214,4 @@ def test_a_folder_can_be_checked(tmp_path: Path, capsys: pytest.CaptureFixture[s
     folder = write(tmp_path / "fleet", a_yaml=WEB, b_json=DB)
 
     cli.check(str(folder))
-    assert capsys.readouterr().out == f"{folder}: 2 scopes with 3 VMs, all well\n"
+    assert capsys.readouterr().out == f"{folder}: OK, 2 scopes with 3 VMs\n"

@@ -10,7 +10,7 @@ from typing import Any
 
 import libvirt
 
-from forewarn.config_platform import HostUri
+from forewarn.config import HostUri
 from forewarn.core.event import Cause, EventType
 from forewarn.core.fleet import Vm
 from forewarn.platform.base import ImpactRequest, ImpactResult

@@ -7,9 +7,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from forewarn.config import Config, resolve
-from forewarn.config_platform import PLACEHOLDERS
+from forewarn.cli.app import app
+from forewarn.config import PLACEHOLDERS
 from forewarn.core.event import Cause, EventType
 from forewarn.core.fleet import ScopeKind
 from forewarn.platform.libvirt.fleet_import import NAMESPACE, parse
@@ -26,8 +27,11 @@ def test_every_placeholder_is_documented() -> None:
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_every_documented_example_is_accepted(example: str) -> None:
-    assert resolve(Config, flags=tomllib.loads(example), environ={}, file=None)
+def test_every_documented_example_is_accepted(example: str, tmp_path: Path) -> None:
+    (tmp_path / "forewarn.toml").write_text(example)
+    result = CliRunner().invoke(app, ["--config", str(tmp_path / "forewarn.toml"), "config"])
+
+    assert result.exception is None
 
 
 def test_the_examples_of_other_systems_have_a_command_for_every_type() -> None:

@@ -163,7 +163,7 @@ def test_a_limit_outside_its_limits_is_refused(limit: str) -> None:
     ("body", "message"),
     [
         (b"", "body:1: expected a mapping with scopes, hosts, got nothing"),
-        (b"scopes: [", "body:1: expected YAML or JSON, got what cannot be read"),
+        (b"scopes: [", "body:1: not valid YAML or JSON"),
         (b"scopes:\n- name: a\n  kind: pool\n", "body:3: scopes[0].kind: expected one of"),
         (b'{"scopes": [], "hots": []}', "body:1: hots: unknown member; did you mean 'hosts'?"),
         (b"\xff", "body:1: expected UTF-8, got the byte 0xff"),

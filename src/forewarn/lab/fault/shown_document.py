@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from forewarn.client import dates as moment
+from forewarn.client.models import parse_date
 from forewarn.lab.fault.active import Standing
 from forewarn.lab.fault.kinds import (
     Base,
@@ -200,14 +200,14 @@ STAGES: dict[type[Base], type[Stage]] = {
 
 def _rest(entry: Entry, now: datetime) -> timedelta:
     """How long until NotBefore; nothing once it has started."""
-    return moment.parse(entry["NotBefore"]) - now if entry["NotBefore"] else timedelta(0)
+    return parse_date(entry["NotBefore"]) - now if entry["NotBefore"] else timedelta(0)
 
 
 def _shifted(entry: Entry, seconds: int) -> Entry:
     text = entry["NotBefore"]
     if not text:
         return entry
-    shifted = moment.parse(text) + timedelta(seconds=seconds)
+    shifted = parse_date(text) + timedelta(seconds=seconds)
     is_iso = text[0].isdigit()
     return entry | {
         "NotBefore": f"{shifted:%Y-%m-%dT%H:%M:%SZ}"

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import libvirt
 
-from forewarn.config_platform import HostUri
+from forewarn.config import HostUri
 from forewarn.core.fleet import Vm
 from forewarn.errors import ImpactFailed
 from forewarn.platform.libvirt.marker import is_marked
