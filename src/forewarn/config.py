@@ -23,7 +23,7 @@ from forewarn.errors import Invalid
 
 SIMULATED_MAX = timedelta(hours=24)
 WEBHOOK_CHANGES = (
-    "ordered",
+    "executed_silently",
     "scheduled",
     "extended",
     "started",

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from forewarn.auth.tokens import Tokens
 from forewarn.campaign.worker import CampaignWorker, HealthCheck
-from forewarn.config import Address, Config, Identify, NotBeforeFormat, is_loopback
+from forewarn.config import Address, Config, Identify, is_loopback
 from forewarn.core.change import ChangeKind
 from forewarn.core.event import EventType
 from forewarn.core.timing import Timing
@@ -45,14 +45,14 @@ from forewarn.platform.simulated import SimulatedPlatform
 from forewarn.store.base import Store
 from forewarn.store.open import open_store, path_of
 from forewarn.systemd import Notifier
-from forewarn.web.http.connection import ConnectionPolicy, Limits
+from forewarn.web.http.admission import Limits
+from forewarn.web.http.connection import ConnectionPolicy
 from forewarn.web.http.listener import SERVER_CONTROL, SERVER_METADATA, Listener
 from forewarn.web.http.tls import Certificate
 from forewarn.web.http_status import control_body
 from forewarn.web.metadata.app import Metadata
 from forewarn.web.metadata.fast_path import Polls
 from forewarn.web.service import Service, build_service
-from forewarn.web.settings import Settings
 
 log = logging.getLogger("forewarn")
 
@@ -86,7 +86,7 @@ async def serve(
     store = await open_store(config.store, UPGRADE)
     async with (
         pause_collector(),
-        open_service(store, clock, timing, make_id, settings(config)) as service,
+        open_service(store, clock, timing, make_id) as service,
     ):
         engine, operations = service.engine, service.operations
         warn_if_store_is_readable(config.store)
@@ -147,10 +147,9 @@ async def open_service(
     clock: Clock,
     timing: Timing,
     make_id: Callable[[], str],
-    settings: Settings = Settings(),  # noqa: B008, frozen
 ) -> AsyncIterator[Service]:
     """A service whose engine has loaded the store. Closes the store at the end."""
-    service = build_service(store, clock, timing, make_id, settings)
+    service = build_service(store, clock, timing, make_id)
     try:
         await service.engine.load()
         yield service
@@ -171,9 +170,7 @@ async def run_workers(
         impacts_max=config.impacts_max,
         impact_limit=limit,
     )
-    campaigns = CampaignWorker(
-        service.engine, service.campaigns.cache, worker, make_health_check(config)
-    )
+    campaigns = CampaignWorker(service.engine, service.campaigns, make_health_check(config))
     work = asyncio.create_task(run_together(impacts.run(), campaigns.run()))
     try:
         yield work
@@ -251,7 +248,8 @@ async def run_together(*works: Coroutine[Any, Any, None]) -> None:
 
 def make_platform(config: Config, clock: Clock, service: Service) -> Platform:
     """The platform that carries out impacts."""
-    engine, board, turns = service.engine, service.engine.board, service.campaigns.cache.turns
+    engine, board = service.engine, service.engine.board
+    priorities = service.campaigns.cache.host_priorities
 
     def hosts() -> Iterator[str]:
         return chain(board.hosts, board.declared_hosts)
@@ -259,7 +257,7 @@ def make_platform(config: Config, clock: Clock, service: Service) -> Platform:
     for command in config.exec_command:
         if command.type != "*":
             parse_event_type("exec_command", command.type)
-    real = open_platform(config, clock, hosts=hosts, avoid=turns, environ=os.environ)
+    real = open_platform(config, clock, hosts=hosts, avoid=priorities, environ=os.environ)
     if real is not None:
         return real
     simulated = {
@@ -274,7 +272,7 @@ def make_platform(config: Config, clock: Clock, service: Service) -> Platform:
         clock,
         durations={**engine.timing.duration, **simulated},
         hosts=hosts,
-        avoid=turns,
+        avoid=priorities,
         failing=config.simulate_failure,
     )
 
@@ -320,28 +318,15 @@ async def wait_for_first(*works: Awaitable[None]) -> None:
         task.result()
 
 
-def settings(config: Config) -> Settings:
-    return Settings(
-        identify=frozenset(config.identify),
-        proxy_key=read_key(config.proxy_key_file),
-        wait_seconds_max=config.wait_seconds_max,
-        requests_per_second=config.requests_per_second,
-        first_call_delay_seconds=config.first_call_delay_seconds,
-        iso_not_before=config.not_before_format is NotBeforeFormat.DOCUMENTED,
-        legacy_path=config.legacy_path,
-        lenient_versions=config.lenient_versions,
-    )
-
-
 def make_listeners(
     config: Config, service: Service, certificate: Certificate | None, descriptors: int
 ) -> tuple[Listener, Listener]:
     """The listener for VMs and the listener for operators. They share nothing but the engine."""
     vms, operators = connection_limits(config, descriptors)
-    from forewarn.web.control.routes import metrics
+    from forewarn.web.control.routes.metrics import make_metrics_route
 
-    metadata = Metadata(service.engine, service.settings)
-    polls = Polls(service.engine, service.settings, vms)
+    metadata = Metadata(service.engine, config, read_key(config.proxy_key_file))
+    polls = Polls(service.engine, config, vms)
     return (
         Listener(
             metadata, config.metadata, polls, server_name=SERVER_METADATA, on_stop=metadata.stop
@@ -349,7 +334,7 @@ def make_listeners(
         make_control_listener(
             service,
             config.control,
-            [metrics.route(service, metadata, polls)],
+            [make_metrics_route(service, metadata, polls)],
             certificate,
             operators,
         ),
@@ -388,12 +373,13 @@ def make_control_listener(
 
     Litestar is imported here because it is slow to import.
     """
-    from forewarn.web.control.routes import fleet as control
+    from forewarn.web.control.app import make_app
+    from forewarn.web.control.routes.fleet import FLEET_BYTES_MAX
 
     require_token_outside_loopback(service.tokens, address)
-    app = control.app(service, host=address.host, more=more)
+    app = make_app(service, host=address.host, more=more)
     guard = ConnectionPolicy(
-        replace(limits, body_bytes_max=control.FLEET_BYTES_MAX),
+        replace(limits, body_bytes_max=FLEET_BYTES_MAX),
         control_body,
         service.engine.throttled_log,
     )

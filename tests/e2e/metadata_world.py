@@ -16,18 +16,17 @@ from typing import Any, Self, TypeVar
 import uvloop
 from uvicorn.server import ServerState
 
-from forewarn.config import Address, Identify
+from forewarn.config import Address, Config, Identify
 from forewarn.core.command import Command, Restart, SetMembers
 from forewarn.core.fleet import Policy, Scope, ScopeKind, Vm
 from forewarn.core.timing import Timing
 from forewarn.engine.clock import Clock, RealClock
 from forewarn.engine.engine import Engine
 from forewarn.store.memory import MemoryStore
-from forewarn.web.http.connection import Limits
+from forewarn.web.http.admission import Limits
 from forewarn.web.http.listener import SERVER_METADATA, Listener
 from forewarn.web.metadata.app import Message, Metadata, Receive, Send
 from forewarn.web.metadata.fast_path import Polls
-from forewarn.web.settings import Settings
 
 T = TypeVar("T")
 
@@ -47,17 +46,18 @@ class World:
 
     def __init__(
         self,
-        settings: Settings | None = None,
+        config: Config | None = None,
         limits: Limits | None = None,
         clock: Clock | None = None,
         application: Callable[[Message, Receive, Send], Awaitable[None]] | None = None,
         stop_seconds_max: float = 2.0,
+        proxy_key: bytes = b"key",
     ) -> None:
         self.engine = Engine(MemoryStore(), clock or RealClock(), Timing())
-        self.settings = settings or Settings(identify={Identify.ADDRESS, Identify.PATH})
-        self.metadata = Metadata(self.engine, self.settings)
+        self.config = config or Config(identify=(Identify.ADDRESS, Identify.PATH))
+        self.metadata = Metadata(self.engine, self.config, proxy_key)
         self.application = application or self.metadata
-        self.polls = AheadPolls(self.engine, self.settings, limits or Limits())
+        self.polls = AheadPolls(self.engine, self.config, limits or Limits())
         self.called: list[str] = []
         self.listener = Listener(
             self._application,

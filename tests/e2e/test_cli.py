@@ -273,7 +273,7 @@ def test_port_in_use_is_reported(tmp_path: Path, service: Service) -> None:
     )
 
     assert refused.returncode == 4
-    assert refused.stderr == f"forewarn: cannot listen on {taken}: another program does already\n"
+    assert refused.stderr == f"forewarn: cannot listen on {taken}: the address is in use\n"
 
 
 def test_missing_service_has_its_own_exit_code() -> None:

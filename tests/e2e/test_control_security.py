@@ -190,11 +190,11 @@ def test_a_key_that_may_be_read_only_later_is_taken_up_then(folder: Path) -> Non
     """Whoever renews it writes the file first and gives it to the service's user afterwards."""
     certificate, key = make_pair(folder, "live")
     pair = Certificate(certificate, key)
-    assert not pair.look()
+    assert not pair.reload()
 
     def is_taken() -> bool:
         key.chmod(0o640)
-        return pair.look()
+        return pair.reload()
 
     soon(is_taken)
 
@@ -271,7 +271,7 @@ def test_a_pair_that_cannot_be_used_is_told_at_the_start(folder: Path) -> None:
         ),
         (certificate, other): (
             2,
-            ".* do not fit: the key is another certificate's; expected the two of one pair",
+            ".* do not belong together; expected the two files of one pair",
         ),
         (certificate, locked): (
             2,

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from forewarn.config import Identify
+from forewarn.config import Config, Identify
 from forewarn.core.event import Status
-from forewarn.web.settings import Settings
 from tests.e2e.metadata_world import EVENT_ID, World
 
 ALL_VERSIONS = [
@@ -218,7 +217,7 @@ def test_any_vm_of_a_scope_approves_for_all_and_another_scope_does_not() -> None
 def test_a_proxy_asks_for_the_vms_behind_it() -> None:
     """As OpenStack's metadata proxy does: with an id, a signature, and X-Forwarded-For."""
     key = b"a shared secret"
-    with World(Settings(identify={Identify.PROXY}, proxy_key=key)) as world:
+    with World(Config(identify=(Identify.PROXY,)), proxy_key=key) as world:
         signature = hmac.digest(key, b"id-web-0", "sha256").hex()
         for said, status in ((signature, 200), ("0" * 64, 403)):
             headers = {

@@ -8,8 +8,8 @@ from datetime import timedelta
 
 import pytest
 
-from forewarn.web.http.connection import Limits
-from forewarn.web.settings import Settings
+from forewarn.config import Config
+from forewarn.web.http.admission import Limits
 from tests.e2e.metadata_world import EVENT_ID, POLL, World
 
 MOMENT = timedelta(seconds=0.1)
@@ -304,7 +304,7 @@ def test_a_client_that_has_said_all_still_gets_its_answers() -> None:
 
 
 def test_a_client_that_has_said_all_gets_even_a_late_answer() -> None:
-    with World(Settings(first_call_delay_seconds=0.3)) as world, world.connect() as client:
+    with World(Config(first_call_delay_seconds=0.3)) as world, world.connect() as client:
         client.send(POLL)
         client.finish_sending()
         assert client.answer().status == 200
@@ -334,7 +334,7 @@ def test_an_idle_connection_is_closed() -> None:
 
 
 def test_a_poll_that_waits_in_vain_is_told_so_at_the_end() -> None:
-    with World(Settings(wait_seconds_max=1)) as world, world.connect() as client:
+    with World(Config(wait_seconds_max=1)) as world, world.connect() as client:
         client.send(WAIT)
         answer = client.answer()
         assert (answer.status, answer.headers["preference-applied"]) == (304, "wait=1")
@@ -342,7 +342,7 @@ def test_a_poll_that_waits_in_vain_is_told_so_at_the_end() -> None:
 
 def test_the_first_call_can_be_answered_late() -> None:
     """As on Azure, where it takes up to two minutes: a client must survive it."""
-    with World(Settings(first_call_delay_seconds=1)) as world, world.connect() as client:
+    with World(Config(first_call_delay_seconds=1)) as world, world.connect() as client:
         began = time.monotonic()
         client.send(POLL)
         assert client.answer().status == 200

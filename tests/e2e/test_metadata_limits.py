@@ -8,14 +8,14 @@ from datetime import timedelta
 
 import pytest
 
-from forewarn.config import Identify
+from forewarn.config import Config, Identify
 from forewarn.core.command import Maintain
 from forewarn.core.event import EventType
 from forewarn.core.fleet import Vm
-from forewarn.web.http.connection import Connection, Limits
+from forewarn.web.http.admission import Limits
+from forewarn.web.http.connection import Connection
 from forewarn.web.metadata.app import Message, Receive, Send
 from forewarn.web.metadata.fast_path import PollConnection
-from forewarn.web.settings import Settings
 from tests.e2e.metadata_world import EVENT_ID, POLL, Client, World
 
 APPROVE = b"POST /metadata/scheduledevents?api-version=2020-07-01 HTTP/1.1\r\nHost: h\r\nMetadata: true\r\n"
@@ -76,7 +76,7 @@ def stalled(world: World) -> Iterator[Client]:
         [connection] = [
             one for one in world.listener.state.connections if isinstance(one, PollConnection)
         ]
-        assert 0 < connection.unsent_bytes < 200_000
+        assert 0 < connection.unsent_size < 200_000
         yield quick
 
 
@@ -195,7 +195,7 @@ def crowded(connections_max: int, connections_per_address_max: int) -> Iterator[
     limits = Limits(
         connections_max=connections_max, connections_per_address_max=connections_per_address_max
     )
-    with World(Settings(identify={Identify.ADDRESS}), limits) as world:
+    with World(Config(identify=(Identify.ADDRESS,)), limits) as world:
         world.enrol(
             "web",
             *(Vm(name=f"web-{number}", address=f"127.0.0.{number}") for number in range(1, 6)),
@@ -305,8 +305,8 @@ def test_a_client_that_is_no_vm_still_learns_so_while_others_hold_idle_connectio
 
 
 def test_where_vms_come_through_a_proxy_no_address_is_unknown() -> None:
-    settings = Settings(identify={Identify.PROXY, Identify.ADDRESS}, proxy_key=b"key")
-    with World(settings, Limits(connections_max=16)) as world, ExitStack() as stack:
+    config = Config(identify=(Identify.PROXY, Identify.ADDRESS))
+    with World(config, Limits(connections_max=16)) as world, ExitStack() as stack:
         hold(world, stack, "127.0.0.99", 16)
         assert world.polls.connections_count == 16
 

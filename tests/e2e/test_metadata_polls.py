@@ -9,11 +9,10 @@ from itertools import pairwise
 
 import pytest
 
-from forewarn.config import Identify
+from forewarn.config import Config, Identify
 from forewarn.core.fleet import Vm
 from forewarn.engine.clock import VirtualClock
 from forewarn.web.metadata import fast_path as poll
-from forewarn.web.settings import Settings
 from forewarn.wire.versions import VERSIONS
 from tests.builders import NOON
 from tests.e2e.metadata_world import POLL, World
@@ -75,7 +74,7 @@ def test_the_quick_and_the_careful_way_give_the_same_bytes(asked: bytes) -> None
         for _ in range(3):  # parsed, remembered on the same kind of connection, and again
             assert world.ask(asked).undated == careful.undated
         assert len(world.called) == 1
-        assert asked in world.polls.plans
+        assert asked in world.polls.parsed
 
 
 def test_a_poll_that_must_be_recorded_goes_the_careful_way() -> None:
@@ -165,7 +164,7 @@ def test_anything_unusual_goes_the_careful_way_and_is_not_remembered(asked: byte
                 client.send(asked)
                 client.answer(has_body=not asked.startswith(b"HEAD"))
         assert len(world.called) == 2
-        assert asked not in world.polls.plans
+        assert asked not in world.polls.parsed
 
 
 def test_only_a_request_that_came_whole_and_alone_is_remembered() -> None:
@@ -180,10 +179,10 @@ def test_only_a_request_that_came_whole_and_alone_is_remembered() -> None:
         client.answer()
         client.send(POLL[4:])
         client.answer()
-        assert world.polls.plans == {}
+        assert world.polls.parsed == {}
         client.send(POLL)
         client.answer()
-        assert list(world.polls.plans) == [POLL]
+        assert list(world.polls.parsed) == [POLL]
 
 
 @pytest.mark.parametrize("stray", [b"\r\n\r\n", b"\n\r\n\r\n", b"\r\r\n\r\n"])
@@ -207,7 +206,7 @@ def test_blank_lines_are_no_request_and_are_never_answered(stray: bytes, path: s
             assert victim.is_silent(timedelta(seconds=0.1))
             victim.send(request("/metadata/instance/compute/name", "2021-02-01&format=text"))
             assert victim.answer().body == b"web-0"
-        assert list(world.polls.plans) == [asked]
+        assert list(world.polls.parsed) == [asked]
 
 
 def test_known_bytes_within_a_body_are_a_body() -> None:
@@ -216,7 +215,7 @@ def test_known_bytes_within_a_body_are_a_body() -> None:
         for _ in range(2):
             client.send(POLL)
             client.answer()
-        assert POLL in world.polls.plans
+        assert POLL in world.polls.parsed
         post = b"POST /metadata/scheduledevents?api-version=2020-07-01 HTTP/1.1\r\nHost: h\r\nMetadata: true\r\n"
         client.send(post + b"Content-Length: %d\r\n\r\n" % len(POLL))
         assert client.is_silent(timedelta(seconds=0.1))
@@ -261,25 +260,25 @@ def test_large_requests_are_not_remembered() -> None:
         large = POLL.replace(b"Host: h", b"Host: h\r\nA: " + b"a" * poll.REQUEST_BYTES_MAX)
         for _ in range(3):
             assert world.ask(large).status == 200
-        assert world.polls.plans == {}
+        assert world.polls.parsed == {}
 
 
 def test_when_requests_are_counted_each_one_is_seen() -> None:
-    settings = Settings(requests_per_second=5)
-    with World(settings) as world, world.connect() as client:
+    config = Config(requests_per_second=5)
+    with World(config) as world, world.connect() as client:
         for _ in range(6):
             client.send(POLL)
         assert [client.answer().status for _ in range(6)] == [200] * 5 + [429]
 
 
 def test_where_addresses_do_not_count_a_known_address_is_nobody() -> None:
-    with World(Settings(identify={Identify.PATH})) as world:
+    with World(Config(identify=(Identify.PATH,))) as world:
         assert [world.ask(POLL).status for _ in range(2)] == [403, 403]
-        assert world.polls.plans == {}
+        assert world.polls.parsed == {}
 
 
 def test_where_paths_do_not_count_they_lead_nowhere() -> None:
-    with World(Settings(identify={Identify.ADDRESS})) as world:
+    with World(Config(identify=(Identify.ADDRESS,))) as world:
         asked = request("/as/web-1/metadata/scheduledevents")
         assert [world.ask(asked).status for _ in range(2)] == [404, 404]
 

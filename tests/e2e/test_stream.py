@@ -76,7 +76,7 @@ def test_a_stream_tells_what_any_server_of_the_store_does(tmp_path: Path) -> Non
                 told = entries(response, 4)
 
             assert [entry["what"] for entry in told] == [
-                "ordered",
+                "executed_silently",
                 "claimed",
                 "impacted",
                 "completed",
@@ -180,15 +180,17 @@ def test_history_shows_what_happened_and_goes_on_with_follow(tmp_path: Path) -> 
             "completed",
             "impacted",
             "claimed",
-            "ordered",
+            "executed_silently",
             "joined",
         ]
-        with command(service, *asked, "--follow", "--json", "--what", "ordered") as following:
+        with command(
+            service, *asked, "--follow", "--json", "--what", "executed_silently"
+        ) as following:
             assert following.stdout
             first = json.loads(following.stdout.readline())
             service.ask("POST", "/vms/web-0/restart")
             second = json.loads(following.stdout.readline())
-            assert (first["what"], second["what"]) == ("ordered", "ordered")
+            assert (first["what"], second["what"]) == ("executed_silently", "executed_silently")
             assert second["number"] > first["number"]
 
 

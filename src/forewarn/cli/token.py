@@ -120,17 +120,19 @@ async def _create(service: "Service", body: Mapping[str, str | None]) -> Any:
     """As the API does it."""
     from msgspec import to_builtins
 
-    from forewarn.web.control.checks import read_strictly
-    from forewarn.web.control.routes.token import NewToken, make
+    from forewarn.web.control.checks import decode_strictly
+    from forewarn.web.control.routes.token import NewToken, create_token
 
-    new = read_strictly(json.dumps(body).encode(), NewToken)
+    new = decode_strictly(json.dumps(body).encode(), NewToken)
     secret = secrets.token_hex(SECRET_BYTES)
-    return to_builtins(await make(service.engine, service.tokens, new, secret=secret, by=BY))
+    return to_builtins(
+        await create_token(service.engine, service.tokens, new, secret=secret, by=BY)
+    )
 
 
 async def _list(service: "Service") -> Any:
     from msgspec import to_builtins
 
-    from forewarn.web.control.routes.token import listed
+    from forewarn.web.control.routes.token import token_list
 
-    return to_builtins(listed(service.engine, service.tokens))
+    return to_builtins(token_list(service.engine, service.tokens))

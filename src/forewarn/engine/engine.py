@@ -64,7 +64,7 @@ LEVEL = {
     ChangeKind.CLAIMED: logging.DEBUG,
     ChangeKind.JOINED: logging.DEBUG,
     ChangeKind.LEFT: logging.DEBUG,
-    ChangeKind.AMENDED: logging.DEBUG,
+    ChangeKind.UPDATED: logging.DEBUG,
     ChangeKind.IMPACT_FAILED: logging.WARNING,
     ChangeKind.FAILED: logging.ERROR,
 }

@@ -479,7 +479,7 @@ def _host_batches(
 def _declared_changes(hosts: Sequence[str], detail: str) -> list[Change]:
     """A declared host is in no scope, so its entry has none."""
     return [
-        Change(what=ChangeKind.AMENDED, host=host, detail=detail.format(host)) for host in hosts
+        Change(what=ChangeKind.UPDATED, host=host, detail=detail.format(host)) for host in hosts
     ]
 
 

@@ -15,7 +15,8 @@ from forewarn.fleetfile import yaml_source as text
 from forewarn.lab.fault import active as fault
 from forewarn.lab.service import LabService
 from forewarn.lab.transcript import Entry
-from forewarn.web.control.routes.fleet import ANY, Limit, answers
+from forewarn.web.control.dependencies import Limit
+from forewarn.web.control.openapi import COMMON_ERRORS, error_responses
 from forewarn.web.http_status import BodyTooLarge
 
 Lab = NamedDependency[LabService]
@@ -95,12 +96,12 @@ def routes(lab: LabService) -> Router:
 class Clocks(Controller):
     path = "/clock"
 
-    @get("/", responses=ANY)
+    @get("/", responses=COMMON_ERRORS)
     async def read_clock(self, lab: Lab) -> ClockView:
         """The lab's time, and how fast things happen."""
         return clock_view(lab)
 
-    @put("/", responses=answers(errors.Refused, BodyTooLarge))
+    @put("/", responses=error_responses(errors.Refused, BodyTooLarge))
     async def set_clock(self, data: JSONBody[ClockChange], lab: Lab) -> ClockView:
         """Sets the rate, jumps to a later moment, runs or stands still: all that is asked, or
         nothing.
@@ -108,7 +109,9 @@ class Clocks(Controller):
         await lab.change_clock(rate=data.rate, moment=data.now, is_running=data.is_running)
         return clock_view(lab)
 
-    @post("/advance", status_code=HTTP_200_OK, responses=answers(errors.Refused, BodyTooLarge))
+    @post(
+        "/advance", status_code=HTTP_200_OK, responses=error_responses(errors.Refused, BodyTooLarge)
+    )
     async def advance_clock(self, data: JSONBody[Span], lab: Lab) -> ClockView:
         """Lets the time pass, moment by moment, and answers when all that was due is done."""
         try:
@@ -124,14 +127,16 @@ class Clocks(Controller):
 class Faults(Controller):
     path = "/faults"
 
-    @get("/", responses=ANY)
+    @get("/", responses=COMMON_ERRORS)
     async def list_faults(self, lab: Lab, limit: Limit = 1000) -> FaultsView:
         """The faults that are in force or will be."""
         now = lab.clock.now()
         shown = [fault_view(one) for one in lab.faults.standing.values() if not one.is_over(now)]
         return FaultsView(shown[:limit], len(shown))
 
-    @post("/", status_code=HTTP_201_CREATED, responses=answers(errors.Refused, BodyTooLarge))
+    @post(
+        "/", status_code=HTTP_201_CREATED, responses=error_responses(errors.Refused, BodyTooLarge)
+    )
     async def add_fault(self, body: RawBody, lab: Lab) -> FaultView:
         """From its moment on, the endpoint misbehaves so; the schema is at /api/v1/faults/schema."""
         said = text.load(body, "body")
@@ -141,19 +146,19 @@ class Faults(Controller):
         await lab.enforce_faults()
         return FaultView(fault_view(added))
 
-    @get("/schema", responses=ANY)
+    @get("/schema", responses=COMMON_ERRORS)
     async def fault_schema(self) -> Response[dict[str, Any]]:
         """What a fault may say."""
         return Response(fault.SCHEMA)
 
-    @delete("/{fault_id:str}", status_code=HTTP_200_OK, responses=answers(errors.NotFound))
+    @delete("/{fault_id:str}", status_code=HTTP_200_OK, responses=error_responses(errors.NotFound))
     async def remove_fault(self, fault_id: FromPath[str], lab: Lab) -> FaultView:
         """The endpoint behaves again in this respect."""
         removed = lab.remove_fault(fault_id)
         await lab.enforce_faults()
         return FaultView(fault_view(removed))
 
-    @delete("/", status_code=HTTP_200_OK, responses=ANY)
+    @delete("/", status_code=HTTP_200_OK, responses=COMMON_ERRORS)
     async def clear_faults(self, lab: Lab) -> FaultsView:
         """The endpoint behaves again. The answer shows what was taken away."""
         removed = [fault_view(lab.remove_fault(name)) for name in list(lab.faults.standing)]
@@ -164,7 +169,7 @@ class Faults(Controller):
 class Transcripts(Controller):
     path = "/transcript"
 
-    @get("/", responses=ANY)
+    @get("/", responses=COMMON_ERRORS)
     async def read_transcript(
         self, lab: Lab, after: After = 0, limit: Limit = 1000, *, newest: Newest = False
     ) -> TranscriptView:
@@ -178,12 +183,12 @@ class Transcripts(Controller):
 class Doors(Controller):
     path = "/doors"
 
-    @get("/", responses=ANY)
+    @get("/", responses=COMMON_ERRORS)
     async def list_doors(self, lab: Lab) -> DoorsView:
         """The listeners that are open. Opens none."""
         return DoorsView(lab.door_urls(), len(lab.engine.board.vms))
 
-    @post("/", status_code=HTTP_200_OK, responses=answers(errors.Refused))
+    @post("/", status_code=HTTP_200_OK, responses=error_responses(errors.Refused))
     async def make_doors(self, lab: Lab) -> DoorsView:
         """Opens a listener for each VM that has none yet, up to 256 in all.
 

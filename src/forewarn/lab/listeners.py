@@ -92,7 +92,7 @@ class Door:
         async with self._moving:
             if self._listener is not None:
                 listener, self._listener = self._listener, None
-                await listener.cut_off()
+                await listener.disconnect()
                 self._held = _hold(self.address)
                 end = asyncio.create_task(listener.stop())
                 self._ends.add(end)

@@ -36,13 +36,12 @@ from forewarn.lab.listeners import DOORS_MAX, Doors
 from forewarn.lab.transcript import Kind, Transcript
 from forewarn.platform.simulated import SimulatedPlatform
 from forewarn.store.memory import MemoryStore
-from forewarn.web.http.connection import Limits
+from forewarn.web.http.admission import Limits
 from forewarn.web.http.listener import SERVER_METADATA, Application, Listener
+from forewarn.web.http.message import plain_address
 from forewarn.web.metadata import request as ask
 from forewarn.web.metadata.app import Message, Metadata, Receive, Send
-from forewarn.web.metadata.client_identity import plain
 from forewarn.web.service import Service
-from forewarn.web.settings import Settings
 
 SPAN_MAX = timedelta(days=366)
 START_MIN, END_MAX = datetime(1970, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
@@ -82,9 +81,8 @@ async def laboratory(setup: Setup) -> AsyncIterator["LabService"]:
     clock = make_clock(setup)
     timing = timing_at(setup.rate)
     chance = random.Random(f"ids {setup.seed}")
-    settings = Settings(identify=frozenset({Identify.PATH, Identify.ADDRESS}))
     async with server.open_service(
-        MemoryStore(), clock, timing, partial(make_id, chance), settings
+        MemoryStore(), clock, timing, partial(make_id, chance)
     ) as service:
         lab = LabService(setup, clock, service)
         if setup.fleet is not None:
@@ -128,10 +126,10 @@ class LabService:
             clock,
             durations=engine.timing.duration,
             hosts=lambda: chain(board.hosts, board.declared_hosts),
-            avoid=service.campaigns.cache.turns,
+            avoid=service.campaigns.cache.host_priorities,
         )
-        self.settings = service.settings
-        self.metadata_inner = LabMetadata(engine, self.settings, self.faults)
+        self.config = Config(identify=(Identify.PATH, Identify.ADDRESS))
+        self.metadata_inner = LabMetadata(engine, self.config, self.faults)
         self.metadata = FaultFilter(
             self.metadata_inner,
             faults=self.faults,
@@ -383,7 +381,7 @@ class LabService:
         """The VM that a request comes from; empty if it is none of the fleet."""
         named, _ = ask.split(scope["path"])
         name = named or self.engine.board.addresses.get(
-            plain(scope["client"][0]) if scope["client"] else "", ""
+            plain_address(scope["client"][0]) if scope["client"] else "", ""
         )
         return name if name in self.engine.board.vms else ""
 
@@ -395,7 +393,7 @@ class LabService:
         )
 
     def _listener(self, application: Application, address: Address) -> Listener:
-        guard = FilteredPolls(self.engine, self.settings, Limits())
+        guard = FilteredPolls(self.engine, self.config, Limits())
         return Listener(
             application, address, guard, server_name=SERVER_METADATA, stop_seconds_max=1.0
         )
@@ -420,8 +418,8 @@ class LabService:
 class LabMetadata(Metadata):
     """The service's metadata application. While enablement lapses, a poll counts for nothing."""
 
-    def __init__(self, engine: Engine, settings: Settings, faults: Faults) -> None:
-        super().__init__(engine, settings)
+    def __init__(self, engine: Engine, config: Config, faults: Faults) -> None:
+        super().__init__(engine, config)
         self._faults = faults
 
     async def _record(self, place: PublishedScope) -> None:

@@ -8,10 +8,14 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from forewarn.core.timing import Timing
+from forewarn.engine.clock import RealClock
 from forewarn.engine.entry import decode_all
 from forewarn.engine.migration import UPGRADE, upgrade_entry, upgrade_record
+from forewarn.history.webhooks import Cursor
 from forewarn.store.base import HistoryValue, Snapshot
 from forewarn.store.sqlite import SqliteStore
+from forewarn.web.service import build_service
 
 OLD = Path(__file__).parents[2] / "input" / "store-0.2.db"
 CAMPAIGN: dict[str, Any] = {
@@ -57,13 +61,36 @@ def value_of(snapshot: Snapshot, key: str) -> dict[str, Any]:
 
 def test_every_old_entry_is_readable(upgraded: Upgraded) -> None:
     """Clients keep their position: number N of before is N * 4096 now."""
-    assert [value.position for value in upgraded.history] == list(range(1, 40))
-    (entry,) = decode_all(upgraded.history[13])
-    assert entry.number == 14 * 4096
+    entries = [entry for value in upgraded.history for entry in decode_all(value)]
+
+    assert [entry.number for entry in entries] == [number * 4096 for number in range(1, 40)]
+    entry = entries[13]
     assert (entry.what, entry.by, entry.scope) == ("scheduled", "token admin-1", "gone")
     assert entry.event == "078BA500-71E2-4385-B9D7-E67765667CCE"
     assert (entry.detail, entry.resources) == ("Terminate of gone", ("gone",))
     assert entry.not_before is not None
+
+
+def test_a_service_reads_every_upgraded_record(tmp_path: Path) -> None:
+    """Each record is decoded by the codec of its feature."""
+    path = shutil.copy(OLD, tmp_path / "store.db")
+
+    async def run() -> None:
+        store = await SqliteStore.open(str(path), upgrade=UPGRADE)
+        service = build_service(store, RealClock(), Timing(), lambda: "")
+        try:
+            await service.engine.load()
+            assert service.engine.unreadable == {}
+            assert sorted(service.engine.board.scopes) == ["db", "solo", "web"]
+            assert [token.name for token in service.tokens.all()] == ["admin-1", "viewer-1"]
+            (webhook,) = service.engine.records.values("webhook")
+            assert webhook[1] == Cursor(39 * 4096)
+            (campaign,) = service.engine.records.values("campaign")
+            assert campaign[1].in_progress[0].host == "host-a"
+        finally:
+            await service.engine.close()
+
+    asyncio.run(run())
 
 
 def test_scopes_tokens_and_answers_are_kept(upgraded: Upgraded) -> None:

@@ -44,7 +44,7 @@ def test_what_was_done_silently_is_no_event(board: Board, ledger: Ledger) -> Non
         ledger,
         board,
         scope_of(),
-        Change(ChangeKind.ORDERED, guid(2)),
+        Change(ChangeKind.EXECUTED_SILENTLY, guid(2)),
         Change(ChangeKind.COMPLETED, guid(2)),
     )
 

@@ -5,6 +5,7 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from forewarn.config import Config
 from forewarn.core.command import Restart, SetMembers
 from forewarn.core.fleet import Policy, ScopeKind, Vm
 from forewarn.core.timing import Timing
@@ -14,13 +15,12 @@ from forewarn.errors import Error, StoreLost
 from forewarn.store.memory import MemoryStore
 from forewarn.web.metadata.app import Message, Metadata
 from forewarn.web.service import build_service
-from forewarn.web.settings import Settings
 from tests.builders import NOON
 
 EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
 TRUE = (b"metadata", b"true")
 EVENT_ID = "602D9444-D2CD-49C7-8624-8643E7171297"
-BY_ADDRESS = Settings()
+BY_ADDRESS = Config()
 WEB_0, WEB_1 = Vm(name="web-0", address="10.0.0.1"), Vm(name="web-1", address="10.0.0.2")
 
 
@@ -39,12 +39,12 @@ class LostStore(MemoryStore):
 class Guest:
     """`web-0` at 10.0.0.1 with `web-1` in scope `web`; and what is sent to the application for it."""
 
-    def __init__(self, settings: Settings = BY_ADDRESS) -> None:
+    def __init__(self, config: Config = BY_ADDRESS) -> None:
         self.store = LostStore()
         self.clock = VirtualClock(NOON)
-        self.service = build_service(self.store, self.clock, Timing(), lambda: EVENT_ID, settings)
+        self.service = build_service(self.store, self.clock, Timing(), lambda: EVENT_ID)
         self.engine = self.service.engine
-        self.application = Metadata(self.engine, settings)
+        self.application = Metadata(self.engine, config)
         self.is_gone = asyncio.Event()
 
     async def enrol(self, scope: str, *vms: Vm) -> None:
@@ -112,13 +112,13 @@ class Told:
 
 def run(
     story: Callable[[Guest], Awaitable[None]],
-    settings: Settings = BY_ADDRESS,
+    config: Config = BY_ADDRESS,
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
 ) -> None:
     """Run a story with a guest whose scope is enrolled."""
 
     async def whole() -> None:
-        guest = Guest(settings)
+        guest = Guest(config)
         await guest.enrol("web", WEB_0, WEB_1)
         await story(guest)
 

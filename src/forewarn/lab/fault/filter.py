@@ -20,9 +20,9 @@ from forewarn.lab.fault.response import Answer, Ending, error, spoil
 from forewarn.lab.fault.shown_document import Memory, read
 from forewarn.lab.fault.tcp import Dropped, FilteredPolls, find_line
 from forewarn.lab.transcript import BODY_CHARS_MAX, Kind, Transcript, text
+from forewarn.web.http.message import Header
 from forewarn.web.metadata import request as ask
 from forewarn.web.metadata.app import Message, Receive, Send
-from forewarn.web.metadata.rendered_document import Header
 from forewarn.wire import document
 
 __all__ = ["Dropped", "FaultFilter", "FilteredPolls"]
@@ -180,7 +180,7 @@ class Exchange:
         self, scope: Message, receive: Receive, send: Send, vm: str, transcript: Transcript
     ) -> None:
         _, self._path = ask.split(scope["path"])
-        is_document = scope["method"] == "GET" and ask.route(self._path) in (
+        is_document = scope["method"] == "GET" and ask.normalize(self._path) in (
             ask.EVENTS,
             ask.EVENTS_LEGACY,
         )
@@ -268,7 +268,7 @@ class Exchange:
 
 def _version(query: bytes) -> str:
     try:
-        return ask.parameters(query).get("api-version", "")
+        return ask.parse_query(query).get("api-version", "")
     except Invalid:
         return ""
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from forewarn.lab.fault.kinds import Base, Cut, Empty, NoEvents, Reset, Status, TextPlain, Truncate
-from forewarn.web.metadata.rendered_document import CONTENT_TYPE, Header, content_length
+from forewarn.web.http.message import CONTENT_TYPE, Header, content_length
 
 TEXT_PLAIN = (b"content-type", b"text/plain; charset=utf-8")
 

@@ -11,8 +11,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
-from forewarn.web.metadata.fast_path import FullConnection, ParsedPoll, Polls
-from forewarn.web.metadata.rendered_document import Header
+from forewarn.web.http.message import Header
+from forewarn.web.metadata.fast_path import MetadataConnection, ParsedPoll, Polls
 
 EXTENSION = "forewarn.connection"
 FLUSH_TRIES_MAX = 100
@@ -52,14 +52,14 @@ class FilteredPolls(Polls):
     seen it.
     """
 
-    def connector(self, **given: Any) -> Callable[[], asyncio.Protocol]:
-        return partial(FilteredConnection, self, **given)
+    def connector(self, **arguments: Any) -> Callable[[], asyncio.Protocol]:
+        return partial(FilteredConnection, self, **arguments)
 
-    def plan(self, url: bytes, headers: list[Header], *, is_last: bool) -> ParsedPoll | None:
+    def parse(self, url: bytes, headers: list[Header], *, is_last: bool) -> ParsedPoll | None:
         return None
 
 
-class FilteredConnection(FullConnection):
+class FilteredConnection(MetadataConnection):
     """A connection that its requests can break: each carries it in its extensions."""
 
     def on_message_begin(self) -> None:

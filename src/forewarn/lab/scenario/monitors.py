@@ -40,10 +40,10 @@ class EachEvent(Monitor):
             and self.is_concerned(known)
         ):
             if happening.change == "scheduled" or (
-                happening.change == "ordered" and self.takes_silent
+                happening.change == "executed_silently" and self.takes_silent
             ):
                 self.waiting[known.id] = known
-            elif happening.change == "ordered":
+            elif happening.change == "executed_silently":
                 self.fail(
                     f"{known.name} was done at {self.clock(happening.at)} at once: nobody polled, so nobody was told"
                 )

@@ -17,7 +17,7 @@ SHOWN_CHARS_MAX = 200
 
 CHANGES = {
     "enabled": "a VM polls: the scope is told from now on",
-    "ordered": "{vm}: {detail} at once, nobody was told",
+    "executed_silently": "{vm}: {detail} at once, nobody was told",
     "scheduled": "Scheduled: {detail}",
     "approved": "approved by {detail}",
     "started": "Started",

@@ -70,7 +70,7 @@ class Story:
 
     def see(self, entry: Entry) -> "Happening":
         """Learn from an entry, and give it with what can be read from it."""
-        if entry.kind is Kind.CHANGE and entry.what in ("scheduled", "ordered"):
+        if entry.kind is Kind.CHANGE and entry.what in ("scheduled", "executed_silently"):
             told = self._find(entry.event)
             self.events[entry.event] = Known(
                 id=entry.event,

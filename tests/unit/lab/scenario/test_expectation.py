@@ -168,7 +168,9 @@ def test_an_event_of_another_scope_asks_nothing_of_this_vm() -> None:
 
 
 def test_what_is_done_at_once_because_nobody_polled_is_said_so() -> None:
-    verdict = approval().change("ordered", seconds=60, by="scenario: patch", vm="web-0").ends()
+    verdict = (
+        approval().change("executed_silently", seconds=60, by="scenario: patch", vm="web-0").ends()
+    )
 
     assert verdict.reason == "patch was done at +1m at once: nobody polled, so nobody was told"
 

@@ -135,4 +135,4 @@ def test_where_nobody_polls_there_is_no_guest() -> None:
     result = play(scene(RESTART, scopes=[WEB], **guest(poll="never")))
 
     assert requests(result, "web-0") == []
-    assert changes(result, "ordered", "scheduled") == ["600 ordered web-0"]
+    assert changes(result, "executed_silently", "scheduled") == ["600 executed_silently web-0"]

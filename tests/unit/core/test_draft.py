@@ -1,7 +1,7 @@
-"""Every change tells what it concerns: the event's type, cause and VMs, the host, and why."""
+"""Every change is complete: type, cause and VMs of its event, the host, and the reason."""
 
-from forewarn.core import command as ask
 from forewarn.core.change import Change, ChangeKind
+from forewarn.core.command import Cancel, Claim, Command, Fail, SetMembers, Tick
 from forewarn.core.event import Cause, EventType
 from forewarn.core.fleet import Scope
 from tests.builders import (
@@ -21,13 +21,13 @@ from tests.builders import (
 )
 
 
-def told(scope: Scope, command: ask.Command) -> list[Change]:
+def changes_of(scope: Scope, command: Command) -> list[Change]:
     return list(outcome_of(scope, command).changes)
 
 
-def test_what_is_scheduled_tells_what_why_where_and_when() -> None:
-    """Whoever reads the history next week has no event to look at any more."""
-    (change,) = told(scope_of(), maintain(description="New firmware."))
+def test_scheduled_has_type_cause_host_time_and_description() -> None:
+    """The event may be gone when the history is read."""
+    (change,) = changes_of(scope_of(), maintain(description="New firmware."))
 
     assert (change.type, change.cause, change.resources) == (
         EventType.FREEZE,
@@ -39,18 +39,18 @@ def test_what_is_scheduled_tells_what_why_where_and_when() -> None:
     assert change.not_before > NOON
 
 
-def test_what_befalls_a_vm_alone_names_its_host() -> None:
-    """A search by host finds what users did there too."""
-    (change,) = told(scope_of(), restart("web-1"))
+def test_operation_on_a_vm_has_its_host() -> None:
+    """So a search by host finds what users did there."""
+    (change,) = changes_of(scope_of(), restart("web-1"))
 
     assert (change.host, change.resources, change.cause) == ("host-b", ("web-1",), Cause.RESTART)
 
 
-def test_a_start_tells_who_or_what_brought_it() -> None:
-    """Early is only right when somebody said go ahead."""
+def test_started_has_the_reason_of_the_start() -> None:
+    """Starting early needs an approval."""
     scheduled = run(scope_of(), restart())
 
-    approved, started = told(scheduled, approve("web-1"))
+    approved, started = changes_of(scheduled, approve("web-1"))
     assert (approved.what, approved.detail) == (ChangeKind.APPROVED, "web-1")
     assert (started.detail, started.resources, started.host) == (
         "approved by web-1",
@@ -58,22 +58,23 @@ def test_a_start_tells_who_or_what_brought_it() -> None:
         "host-a",
     )
     event = scheduled.events[0]
-    (due,) = outcome_of(scheduled, ask.Tick(), at=event.not_before).changes
+    (due,) = outcome_of(scheduled, Tick(), at=event.not_before).changes
     assert due.detail == "NotBefore has come"
     assert (
-        told(scope_of(), ask.Fail(host="host-a", operation_id=OPERATION))[1].detail
+        changes_of(scope_of(), Fail(host="host-a", operation_id=OPERATION))[1].detail
         == "host-a has failed"
     )
 
 
-def test_an_approval_records_the_vm_that_gave_it_and_the_host_of_the_event() -> None:
-    """A VM may be named like another approver, so its name alone does not say who it was; and it
-    need not be in the event.
-    """
+def test_approved_has_the_approving_vm_and_the_host_of_the_event() -> None:
+    """A VM may be named `operator`, and it need not be a resource of the event."""
     members = (vm("web-0"), vm("operator", domain=1, host="host-b"))
     scheduled = run(scope_of(*members), restart())
 
-    by_vm, by_operator = told(scheduled, approve("operator"))[0], told(scheduled, approve(""))[0]
+    by_vm, by_operator = (
+        changes_of(scheduled, approve("operator"))[0],
+        changes_of(scheduled, approve(""))[0],
+    )
 
     assert (by_vm.what, by_vm.detail, by_vm.vm, by_vm.host) == (
         ChangeKind.APPROVED,
@@ -88,9 +89,9 @@ def test_an_approval_records_the_vm_that_gave_it_and_the_host_of_the_event() -> 
     )
 
 
-def test_an_end_still_tells_what_ended() -> None:
-    """The event is gone from the scope; its note is what is left of it."""
-    (change,) = told(run(scope_of(), restart()), ask.Cancel(event_id=guid(1)))
+def test_end_has_the_facts_of_its_event() -> None:
+    """The history is all that is left of the event."""
+    (change,) = changes_of(run(scope_of(), restart()), Cancel(event_id=guid(1)))
 
     assert (change.what, change.type, change.resources, change.host) == (
         ChangeKind.CANCELED,
@@ -100,17 +101,17 @@ def test_an_end_still_tells_what_ended() -> None:
     )
 
 
-def test_what_is_canceled_by_itself_tells_why() -> None:
-    """Nobody asked for it, so nobody is there to be asked."""
+def test_automatic_cancellation_has_its_reason() -> None:
+    """No operator canceled it, so the history must explain it."""
     scope = run(scope_of(), restart("web-1"))
-    rest = ask.SetMembers(kind=scope.kind, policy=scope.policy, vms=scope.vms[:1])
+    rest = SetMembers(kind=scope.kind, policy=scope.policy, vms=scope.vms[:1])
 
-    left, canceled = told(scope, rest)
+    left, canceled = changes_of(scope, rest)
     assert (left.what, left.vm, left.host) == (ChangeKind.LEFT, "web-1", "host-b")
     assert (canceled.what, canceled.detail) == (ChangeKind.CANCELED, "web-1 has left")
 
 
-def test_what_failed_tells_what_the_platform_said() -> None:
+def test_failed_has_the_message_of_the_platform() -> None:
     scope = run(scope_of(), restart(), approve("web-0"))
     scope = run(scope, claim(), finish(problem="no such domain"))
     later = NOON + STANDARD.retry_window
@@ -121,22 +122,22 @@ def test_what_failed_tells_what_the_platform_said() -> None:
     assert (changes[-1].what, changes[-1].detail) == (ChangeKind.FAILED, "web-0: no such domain")
 
 
-def test_a_vm_that_moved_is_told_of_both_its_hosts() -> None:
-    """Who looks at either host wants to see it go or come."""
+def test_moved_has_both_hosts() -> None:
+    """So the history of either host shows the move."""
     scope = scope_of()
     moved = (vm("web-0", host="host-c"), scope.vms[1])
-    (change,) = told(scope, ask.SetMembers(kind=scope.kind, policy=scope.policy, vms=moved))
+    (change,) = changes_of(scope, SetMembers(kind=scope.kind, policy=scope.policy, vms=moved))
 
     assert (change.what, change.host_before, change.host) == (ChangeKind.MOVED, "host-a", "host-c")
 
 
-def test_an_operation_without_an_event_tells_what_it_is() -> None:
-    """Where nobody polls there is no event, and the history is the only trace."""
+def test_silent_operation_has_type_cause_and_vm() -> None:
+    """Without an event the history is the only trace."""
     scope = scope_of(is_enabled=False)
-    (ordered,) = told(scope, restart())
+    (executed,) = changes_of(scope, restart())
     done = outcome_of(run(scope, restart(), claim()), finish()).changes
 
-    assert (ordered.type, ordered.cause, ordered.resources, ordered.host) == (
+    assert (executed.type, executed.cause, executed.resources, executed.host) == (
         EventType.REBOOT,
         Cause.RESTART,
         ("web-0",),
@@ -148,14 +149,12 @@ def test_an_operation_without_an_event_tells_what_it_is() -> None:
     ]
 
 
-def test_what_happens_to_one_vm_of_an_event_concerns_that_vm_alone() -> None:
-    """Else an event of a thousand VMs would write a thousand names into each of its thousands of
-    notes.
-    """
-    scope = run(scope_of(vm("a"), vm("b")), ask.Fail(host="host-a", operation_id=OPERATION))
+def test_change_of_one_vm_of_an_event_names_that_vm_alone() -> None:
+    """Otherwise an event of 1,000 VMs would write 1,000 names into thousands of entries."""
+    scope = run(scope_of(vm("a"), vm("b")), Fail(host="host-a", operation_id=OPERATION))
     event_id = scope.events[0].id
 
-    (claimed,) = told(scope, ask.Claim(event_id=event_id, vm="b", worker="w1"))
+    (claimed,) = changes_of(scope, Claim(event_id=event_id, vm="b", worker="w1"))
 
     assert (claimed.what, claimed.vm, claimed.resources, claimed.host) == (
         ChangeKind.CLAIMED,

@@ -11,7 +11,7 @@ from tests.unit.web.guest import BY_ADDRESS, EVENTS, TRUE, WEB_0, WEB_1, Guest, 
 WAITING = (TRUE, (b"if-none-match", b'"1"'), (b"prefer", b"wait=30"))
 
 
-def test_a_poll_that_waits_is_answered_when_the_document_changes() -> None:
+def test_long_poll_returns_when_the_document_changes() -> None:
     async def story(guest: Guest) -> None:
         await guest.call(EVENTS, TRUE)
         waiting = asyncio.create_task(guest.call(EVENTS, *WAITING))
@@ -26,7 +26,7 @@ def test_a_poll_that_waits_is_answered_when_the_document_changes() -> None:
     run(story)
 
 
-def test_a_poll_that_does_not_have_the_document_does_not_wait() -> None:
+def test_long_poll_with_an_old_etag_returns_at_once() -> None:
     async def story(guest: Guest) -> None:
         told = await guest.call(EVENTS, TRUE, (b"if-none-match", b'"9"'), (b"prefer", b"wait=30"))
         assert told.status == 200
@@ -36,7 +36,7 @@ def test_a_poll_that_does_not_have_the_document_does_not_wait() -> None:
     run(story)
 
 
-def test_a_client_that_leaves_ends_its_wait_and_leaves_nothing_behind() -> None:
+def test_disconnect_ends_a_long_poll() -> None:
     async def story(guest: Guest) -> None:
         waiting = asyncio.create_task(guest.call(EVENTS, *WAITING))
         await settle()
@@ -48,7 +48,7 @@ def test_a_client_that_leaves_ends_its_wait_and_leaves_nothing_behind() -> None:
     run(story)
 
 
-def test_stopping_ends_all_waits_and_lets_no_other_begin() -> None:
+def test_stop_ends_long_polls_and_accepts_no_more() -> None:
     async def story(guest: Guest) -> None:
         waits = [asyncio.create_task(guest.call(EVENTS, *WAITING)) for _ in range(50)]
         await settle()
@@ -59,7 +59,7 @@ def test_stopping_ends_all_waits_and_lets_no_other_begin() -> None:
     run(story)
 
 
-def test_a_vm_that_leaves_the_fleet_while_it_waits_is_forbidden() -> None:
+def test_vm_removed_during_a_long_poll_is_forbidden() -> None:
     async def story(guest: Guest) -> None:
         waiting = asyncio.create_task(guest.call(EVENTS, *WAITING))
         await settle()
@@ -69,7 +69,7 @@ def test_a_vm_that_leaves_the_fleet_while_it_waits_is_forbidden() -> None:
     run(story)
 
 
-def test_a_vm_that_moves_while_it_waits_gets_the_document_of_its_new_scope() -> None:
+def test_vm_moved_during_a_long_poll_gets_its_new_document() -> None:
     async def story(guest: Guest) -> None:
         await guest.enrol("other", Vm(name="other-0", address="10.0.2.1"))
         await guest.call(EVENTS, TRUE, address="10.0.2.1")
@@ -84,7 +84,7 @@ def test_a_vm_that_moves_while_it_waits_gets_the_document_of_its_new_scope() -> 
     run(story)
 
 
-def test_only_the_poll_that_enables_a_scope_is_answered_late() -> None:
+def test_only_the_enabling_poll_is_delayed() -> None:
     """As on Azure, where the first answer takes up to two minutes; from then on clients count on
     quick ones.
     """
