@@ -66,8 +66,8 @@ def maintain(host: str = "host-a", type_: EventType = EventType.FREEZE, **more: 
     return replace(Maintain(host=host, operation_id=OPERATION, type=type_), **more)
 
 
-def claim(number: int = 1, vm: str = "web-0", worker: str = "w1", tries: int = 0) -> Claim:
-    return Claim(event_id=guid(number), vm=vm, worker=worker, tries=tries)
+def claim(number: int = 1, vm: str = "web-0", worker: str = "w1") -> Claim:
+    return Claim(event_id=guid(number), vm=vm, worker=worker)
 
 
 def finish(

@@ -20,6 +20,7 @@ from forewarn.core.command import (
     Maintain,
     Operation,
     Redeploy,
+    Release,
     Restart,
     Retire,
     Seen,
@@ -135,20 +136,11 @@ def _host_operation(kind: type[HostOperation]) -> Callable[[Move, Scope], Comman
 def claim_of(move: Move, scope: Scope) -> Command:
     impacts = [(impact.event_id, impact.vm) for impact in scope.impacts] or [(guid(1), "a")]
     event_id, vm = pick(impacts, move.first)
-    tries = next(
-        (
-            impact.tries
-            for impact in scope.impacts
-            if (impact.event_id, impact.vm) == (event_id, vm)
-        ),
-        0,
-    )
-    return Claim(
-        event_id=event_id,
-        vm=vm,
-        worker=pick(WORKERS, move.second),
-        tries=pick((0, 0, tries), move.third),
-    )
+    return Claim(event_id=event_id, vm=vm, worker=pick(WORKERS, move.second))
+
+
+def release_of(move: Move, scope: Scope) -> Command:
+    return Release(worker=pick(WORKERS, move.first))
 
 
 def finish_of(move: Move, scope: Scope) -> Command:
@@ -189,6 +181,7 @@ MOVES: tuple[Callable[[Move, Scope], Command], ...] = (
     lambda move, scope: Complete(event_id=_id(move, scope)),
     claim_of,
     claim_of,
+    release_of,
     finish_of,
     finish_of,
     lambda move, scope: Seen(),

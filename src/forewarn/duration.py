@@ -11,7 +11,11 @@ if TYPE_CHECKING:
     Duration = str
 
 UNITS = {"d": "days", "h": "hours", "m": "minutes", "s": "seconds", "ms": "milliseconds"}
-PATTERN = "(?=[0-9])" + "".join(rf"(?:([0-9]{{1,8}}(?:\.[0-9]{{1,3}})?){unit})?" for unit in UNITS)
+# At most about 30 years in all, so that adding a duration to a time cannot overflow.
+_DIGITS_MAX = {"d": 4, "h": 5, "m": 6, "s": 8, "ms": 8}
+PATTERN = "(?=[0-9])" + "".join(
+    rf"(?:([0-9]{{1,{_DIGITS_MAX[unit]}}}(?:\.[0-9]{{1,3}})?){unit})?" for unit in UNITS
+)
 EXPECTED = "a duration such as 90s, 15m, 2h, 1h30m or 7d"
 
 

@@ -470,7 +470,7 @@ def read_file(path: Path, what: str) -> bytes:
         return path.read_bytes()
     except OSError as error:
         reason = error.strerror or error
-        raise Invalid(f"cannot read the {what} {path}: {reason}", file=str(path)) from error
+        raise Invalid(f"the {what} {path} cannot be read: {reason}", file=str(path)) from error
 
 
 def make_id() -> str:

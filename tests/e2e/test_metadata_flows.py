@@ -35,8 +35,8 @@ def call(url: str, data: bytes | None = None, **headers: str) -> tuple[int, byte
         url, data, {name.replace("_", "-"): value for name, value in headers.items()}
     )
     try:
-        with urllib.request.build_opener(PROXIES).open(request) as answer:
-            return answer.status, answer.read()
+        with urllib.request.build_opener(PROXIES).open(request) as response:
+            return response.status, response.read()
     except urllib.error.HTTPError as error:
         with error:
             return error.code, error.read()
@@ -119,8 +119,8 @@ def test_an_approval_is_json_whatever_its_content_type_says(content_type: str | 
             start_requests(read(world)),
             headers,
         )
-        answer = connection.getresponse()
-        assert (answer.status, answer.read()) == (200, b"")
+        response = connection.getresponse()
+        assert (response.status, response.read()) == (200, b"")
         connection.close()
         assert is_started(world)
 
@@ -180,10 +180,12 @@ def test_an_etag_client_is_told_only_of_changes() -> None:
             connection.request(
                 "GET", "/metadata/scheduledevents?api-version=2020-07-01", headers=headers
             )
-            answer = connection.getresponse()
-            body, tag = answer.read(), answer.headers["etag"]
+            response = connection.getresponse()
+            body, tag = response.read(), response.headers["etag"]
             seen.append(
-                json.loads(body)["DocumentIncarnation"] if answer.status == 200 else answer.status
+                json.loads(body)["DocumentIncarnation"]
+                if response.status == 200
+                else response.status
             )
             if step == 1:
                 world.restart()

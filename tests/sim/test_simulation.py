@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forewarn.core.change import ChangeKind
-from forewarn.engine.clock import VirtualClock
+from forewarn.lab.clock import VirtualClock
 from forewarn.store.base import Record, Write
 from forewarn.store.memory import MemoryStore
 from tests.builders import NOON

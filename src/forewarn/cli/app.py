@@ -39,6 +39,10 @@ def root(*, file: RootFile = None, version: Version = False) -> None:
     """
 
 
+for command in (serve.demo, serve.serve, config.config, history.history, history.watch):
+    app.command()(command)
+
+
 @app.command(context_settings=PASS_ON)
 def agent(context: typer.Context) -> int:
     """Run the agent inside a VM: prepare, approve, recover. See `forewarn agent --help`."""
@@ -53,8 +57,6 @@ def conform(context: typer.Context) -> int:
     return run_conform(context.args, lambda url: connect_to(context, url))
 
 
-for command in (serve.demo, serve.serve, config.config, history.history, history.watch):
-    app.command()(command)
 for name, commands in {
     "fleet": fleet.app,
     "scope": resource.scope,

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forewarn.cli.api import connect
+from forewarn.cli.api import Client, api_command
 from forewarn.cli.exit_codes import Exit, Usage, needs_extra
 from forewarn.cli.options import DEMO, Json
 from forewarn.cli.output import show_json, show_list, show_one
@@ -25,7 +25,7 @@ from forewarn.duration import EXPECTED, parse_duration
 from forewarn.errors import Error, Invalid, NotFound
 
 if TYPE_CHECKING:
-    from forewarn.lab.scenario.runner import Result
+    from forewarn.lab.scenario.runner import RunResult
     from forewarn.lab.scenario.schema import Scenario
 
 SCENARIO_BYTES_MAX = 4 * 1024 * 1024
@@ -114,41 +114,41 @@ def run(
     if is_real and rate is not None:
         raise Usage(f"--real means --rate 1, but --rate is {rate:g}; expected one of the two")
     with needs_extra("lab run"):
-        from forewarn.lab.scenario import report
-        from forewarn.lab.scenario.runner import Wish
+        from forewarn.lab.scenario.report import Console, Verbosity, render_junit
+        from forewarn.lab.scenario.runner import RunOptions
         from forewarn.lab.scenario.runner import run as run_scenario
 
     scenario = _load_scenario(which)
     for option, path in (("--transcript", transcript), ("--junit", junit)):
         if path is not None:
             _check_writable(option, path)
-    options = Wish(
+    options = RunOptions(
         seed=seed,
         rate=1.0 if is_real else rate,
-        outside=tuple(vms or ()),
+        external=tuple(vms or ()),
         command=tuple(command or ()),
     )
-    loudness = report.Loudness.VERBOSE if is_verbose else report.Loudness.NORMAL
-    progress = report.Progress(typer.echo, report.Loudness.QUIET if is_quiet else loudness)
-    # Progress prints what happens, so the log is not needed.
+    verbosity = Verbosity.VERBOSE if is_verbose else Verbosity.NORMAL
+    console = Console(typer.echo, Verbosity.QUIET if is_quiet else verbosity)
+    # The console prints what happens, so the log is not needed.
     logging.getLogger("forewarn").addHandler(logging.NullHandler())
-    results: list[Result] = []
+    results: list[RunResult] = []
 
     async def work() -> None:
         try:
-            results.append(await run_scenario(scenario, options, progress))
+            results.append(await run_scenario(scenario, options, console))
         except (Invalid, NotFound) as error:
             raise Usage(error.message) from error
 
     run_until_stopped(work)
     if not results:
         return Exit.INTERRUPTED
-    result = results[0]
-    progress.verdicts(scenario, result.verdicts)
+    result, name = results[0], scenario.file.name
+    console.print_verdicts(name, result.verdicts)
     if transcript is not None:
         _write(transcript, result.transcript.dump())
     if junit is not None:
-        _write(junit, report.junit(scenario, result.verdicts, result.transcript))
+        _write(junit, render_junit(name, result.verdicts, result.transcript))
     return Exit.DONE if result.is_passed else Exit.REFUSED
 
 
@@ -156,9 +156,9 @@ def run(
 def scenarios(*, as_json: Json = False) -> None:
     """List the scenarios that come with Forewarn. `forewarn lab run NAME` runs one."""
     with needs_extra("lab scenarios"):
-        from forewarn.lab.scenario.schema import library, shipped
+        from forewarn.lab.scenario.schema import list_library, load_from_library
 
-    files = [shipped(name).file for name in library()]
+    files = [load_from_library(name).file for name in list_library()]
     rows = [{"name": file.name, "lasts": file.until, "about": file.about} for file in files]
     response = {"scenarios": rows, "total": len(rows)}
     if as_json:
@@ -196,7 +196,7 @@ def serve(
         import asyncio
 
         from forewarn.fleetfile.parser import parse
-        from forewarn.lab.service import Setup, laboratory
+        from forewarn.lab.service import Setup, open_lab
         from forewarn.server import read_file
 
     path = fleet or Path(DEMO["fleet"])
@@ -210,12 +210,11 @@ def serve(
     )
 
     async def work() -> None:
-        async with laboratory(setup) as lab:
-            at = await lab.listen(Address("127.0.0.1", port), Address("127.0.0.1", control_port))
+        async with open_lab(setup) as lab:
             urls = {
-                "metadata": f"http://{at.metadata}",
-                "control": f"http://{at.control}",
-                "vms": await lab.doors(),
+                "metadata": await lab.listen_metadata(Address("127.0.0.1", port)),
+                "control": await lab.listen_control(Address("127.0.0.1", control_port)),
+                "vms": await lab.listen_vms(),
             }
             with _announce(ready_file, {**urls, "pid": os.getpid()}):
                 typer.echo(_format_welcome(urls, is_paused=setup.is_virtual and not is_running))
@@ -225,138 +224,110 @@ def serve(
     run_until_stopped(work)
 
 
-@app.command()
-def transcript(
-    context: typer.Context,
-    *,
-    after: After = None,
-    limit: TranscriptLimit = 1000,
-    as_json: Json = False,
-) -> None:
-    """Show what happened so far: every request and response, every change, every step."""
-    start = {"newest": "true"} if after is None else {"after": after}
-    response = connect(context).get("transcript", query={**start, "limit": limit})
-    if as_json:
-        show_json(response)
-        return
+def show_transcript(response: Mapping[str, Any]) -> None:
     with needs_extra("lab transcript"):
         import msgspec
 
-        from forewarn.lab.transcript import Entry, readable
+        from forewarn.lab.transcript import Entry, format_entry
 
     for entry in msgspec.convert(response["entries"], list[Entry]):
-        print(readable(entry))
+        print(format_entry(entry))
     if response["left_out"]:
-        where = "earlier" if after is None else "later"
-        print(f"{response['left_out']} {where} entries; use --limit to see more", file=sys.stderr)
+        print(f"{response['left_out']} entries more; use --limit to see them", file=sys.stderr)
 
 
-@clock.command("show")
-def show_clock(context: typer.Context, *, as_json: Json = False) -> None:
-    """Show the lab's time and rate."""
-    show_one(connect(context).get("clock"), as_json=as_json)
-
-
-@clock.command()
-def advance(context: typer.Context, duration: DurationText, *, as_json: Json = False) -> None:
-    """Let time pass, deadline by deadline. Returns when everything that was due is done."""
-    body = {"seconds": _parse_seconds(duration)}
-    show_one(connect(context).post("clock", "advance", body=body), as_json=as_json)
-
-
-@clock.command()
-def jump(context: typer.Context, time: TimeText, *, as_json: Json = False) -> None:
-    """Set the clock to a later time in one step, like a machine that was suspended."""
-    _set_clock(context, {"now": time}, as_json=as_json)
-
-
-@clock.command()
-def pause(context: typer.Context, *, as_json: Json = False) -> None:
-    """Stop a virtual clock."""
-    _set_clock(context, {"is_running": False}, as_json=as_json)
-
-
-@clock.command()
-def resume(context: typer.Context, *, as_json: Json = False) -> None:
-    """Let a virtual clock follow the real time."""
-    _set_clock(context, {"is_running": True}, as_json=as_json)
-
-
-@clock.command("rate")
-def set_rate(
-    context: typer.Context,
-    rate: Annotated[float, typer.Argument(metavar="RATE")],
-    *,
-    as_json: Json = False,
-) -> None:
-    """Divide the notices and durations of new events by this."""
-    _set_clock(context, {"rate": rate}, as_json=as_json)
-
-
-def _set_clock(context: typer.Context, body: dict[str, object], *, as_json: bool) -> None:
-    show_one(connect(context).put("clock", body=json.dumps(body).encode()), as_json=as_json)
-
-
-@fault.command("list")
-def list_faults(context: typer.Context, *, as_json: Json = False) -> None:
-    """List the active and planned faults."""
-    _show_faults(connect(context).get("faults"), as_json=as_json)
-
-
-@fault.command("add")
-def add_fault(
-    context: typer.Context,
-    kind: FaultKind,
-    settings: FaultSettings = None,
-    *,
-    vm: FaultVms = None,
-    as_json: Json = False,
-) -> None:
-    """Make the endpoint misbehave."""
-    body: dict[str, object] = {"fault": kind, **dict(map(_parse_setting, settings or ()))}
-    if vm:
-        body["vms"] = vm
-    show_one(connect(context).post("faults", body=body)["fault"], as_json=as_json)
-
-
-@fault.command("remove")
-def remove_fault(
-    context: typer.Context,
-    fault_id: Annotated[str, typer.Argument(metavar="ID")],
-    *,
-    as_json: Json = False,
-) -> None:
-    """Remove one fault."""
-    show_one(connect(context).delete("faults", fault_id)["fault"], as_json=as_json)
-
-
-@fault.command("clear")
-def clear_faults(context: typer.Context, *, as_json: Json = False) -> None:
-    """Remove all faults."""
-    _show_faults(connect(context).delete("faults"), as_json=as_json)
-
-
-def _show_faults(response: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        show_json(response)
-        return
+def show_faults(response: Mapping[str, Any]) -> None:
     rows = [{column: each.get(column) for column in FAULT_COLUMNS} for each in response["faults"]]
     show_list({**response, "faults": rows}, "faults", FAULT_COLUMNS)
 
 
+@api_command(app, show_transcript)
+def transcript(client: Client, *, after: After = None, limit: TranscriptLimit = 1000) -> Any:
+    """Show what happened so far: every request and response, every change, every step."""
+    start = {"newest": "true"} if after is None else {"after": after}
+    return client.get("transcript", query={**start, "limit": limit})
+
+
+@api_command(clock, show_one, name="show")
+def show_clock(client: Client) -> Any:
+    """Show the lab's time and rate."""
+    return client.get("clock")
+
+
+@api_command(clock, show_one)
+def advance(client: Client, duration: DurationText) -> Any:
+    """Let time pass, deadline by deadline. Returns when everything that was due is done."""
+    return client.post("clock", "advance", body={"seconds": _parse_seconds(duration)})
+
+
+@api_command(clock, show_one)
+def jump(client: Client, time: TimeText) -> Any:
+    """Set the clock to a later time in one step, like a machine that was suspended."""
+    return _set_clock(client, now=time)
+
+
+@api_command(clock, show_one)
+def pause(client: Client) -> Any:
+    """Stop a virtual clock."""
+    return _set_clock(client, is_running=False)
+
+
+@api_command(clock, show_one)
+def resume(client: Client) -> Any:
+    """Let a virtual clock follow the real time."""
+    return _set_clock(client, is_running=True)
+
+
+@api_command(clock, show_one, name="rate")
+def set_rate(client: Client, rate: Annotated[float, typer.Argument(metavar="RATE")]) -> Any:
+    """Divide the notices and durations of new events by this."""
+    return _set_clock(client, rate=rate)
+
+
+def _set_clock(client: Client, **settings: object) -> Any:
+    return client.put("clock", body=json.dumps(settings).encode())
+
+
+@api_command(fault, show_faults, name="list")
+def list_faults(client: Client) -> Any:
+    """List the active and planned faults."""
+    return client.get("faults")
+
+
+@api_command(fault, show_one, name="add")
+def add_fault(
+    client: Client, kind: FaultKind, settings: FaultSettings = None, *, vm: FaultVms = None
+) -> Any:
+    """Make the endpoint misbehave."""
+    body = {"fault": kind, **dict(map(_parse_setting, settings or ())), "vms": vm or None}
+    return client.post("faults", body=body)["fault"]
+
+
+@api_command(fault, show_one, name="remove")
+def remove_fault(client: Client, fault_id: Annotated[str, typer.Argument(metavar="ID")]) -> Any:
+    """Remove one fault."""
+    return client.delete("faults", fault_id)["fault"]
+
+
+@api_command(fault, show_faults, name="clear")
+def clear_faults(client: Client) -> Any:
+    """Remove all faults."""
+    return client.delete("faults")
+
+
 def _load_scenario(which: str) -> "Scenario":
     """The file if it exists, else the scenario of the library with that name."""
-    from forewarn.lab.scenario.schema import parse, shipped
+    from forewarn.lab.scenario.schema import load_from_library, parse_scenario
 
     path = Path(which)
     try:
         if not path.exists() and path.suffix == "":
-            return shipped(which)
+            return load_from_library(which)
         with path.open("rb") as file:
             text = file.read(SCENARIO_BYTES_MAX + 1)
         if len(text) > SCENARIO_BYTES_MAX:
             raise Usage(f"{which}: expected at most {SCENARIO_BYTES_MAX} bytes")
-        return parse(text, which)
+        return parse_scenario(text, which)
     except Error as error:
         raise Usage(error.message) from error
     except OSError as error:
@@ -373,14 +344,16 @@ def _check_writable(option: str, path: Path) -> None:
         if is_new:
             path.unlink()
     except OSError as error:
-        raise Usage(f"{option}: cannot write {path}: {error.strerror or error}") from error
+        raise Usage(f"{option} {path} cannot be written: {error.strerror or error}") from error
 
 
 def _write(path: Path, body: bytes) -> None:
     try:
         path.write_bytes(body)
     except OSError as error:
-        raise Error(f"cannot write {path}: {error.strerror or error}", file=str(path)) from error
+        raise Error(
+            f"{path} cannot be written: {error.strerror or error}", file=str(path)
+        ) from error
 
 
 def _format_welcome(urls: dict[str, Any], *, is_paused: bool) -> str:
@@ -421,7 +394,9 @@ def _remove(path: Path | None) -> None:
 
 
 def _ready_file_error(path: Path | None, error: OSError) -> Invalid:
-    return Invalid(f"cannot write the ready file {path}: {error.strerror or error}", file=str(path))
+    return Invalid(
+        f"the ready file {path} cannot be written: {error.strerror or error}", file=str(path)
+    )
 
 
 def _parse_setting(text: str) -> tuple[str, object]:

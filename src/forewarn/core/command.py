@@ -88,24 +88,17 @@ class Complete(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker claims an impact (`tries` 0), or renews its claim of that attempt."""
+    """A worker claims an impact that is due."""
 
     event_id: str
     vm: str
     worker: str
-    tries: int = 0
 
 
-class Lapse(msgspec.Struct, frozen=True, kw_only=True):
-    """A server saw an impact unchanged for longer than any claim lasts: the claim ends now.
+class Release(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker has lost its lease: its claims end now, and other workers may claim its impacts."""
 
-    `due_at` is what that server saw. If it has changed, the claiming worker is alive and the
-    command does nothing.
-    """
-
-    event_id: str
-    vm: str
-    due_at: datetime
+    worker: str
 
 
 class Finish(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,7 +152,7 @@ Command = (
     | Extend
     | Complete
     | Claim
-    | Lapse
+    | Release
     | Finish
     | Seen
     | Tick

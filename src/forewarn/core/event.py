@@ -83,9 +83,9 @@ class ImpactState(StrEnum):
 class Impact(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """The work on one VM, for a Started event or for a silent operation (one without an event).
 
-    `event_id` is the id of the event, or of the silent operation. A claim is held by `claimed_by`
-    until `due_at`; for a waiting impact `due_at` is the time of the next attempt. `tries`
-    identifies the attempt. `first_failed_at` is when the retry window began.
+    `event_id` is the id of the event, or of the silent operation. `claimed_by` is the worker that
+    holds it; `due_at` is when it may be claimed, or was. `tries` identifies the attempt.
+    `first_failed_at` is when the retry window began.
     """
 
     event_id: str
@@ -103,6 +103,11 @@ class Impact(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     @property
     def is_over(self) -> bool:
         return self.state in (ImpactState.DONE, ImpactState.FAILED)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a worker holds the claim. One that was released is claimed, but not held."""
+        return self.state is ImpactState.CLAIMED and self.claimed_by != ""
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

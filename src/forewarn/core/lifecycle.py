@@ -4,12 +4,12 @@ Also whether a scope is enabled, that is, polled by its VMs. The states are draw
 """
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from msgspec.structs import replace
 
 from forewarn.core.change import ChangeKind
-from forewarn.core.command import Approve, Cancel, Claim, Complete, Finish, Lapse, Seen
+from forewarn.core.command import Approve, Cancel, Claim, Complete, Finish, Release, Seen
 from forewarn.core.draft import Draft
 from forewarn.core.event import Cause, EndReason, Event, EventType, Impact, ImpactState, Status
 from forewarn.core.fleet import Scope
@@ -17,7 +17,10 @@ from forewarn.core.timing import Timing
 from forewarn.errors import EventEnded, Forbidden, UnknownEvent, WrongStatus
 
 TRIES_MAX = 20
-"""How many claims of an impact may lapse. Failures have their own limit: the retry window."""
+"""How many claims of an impact may be released. Failures have their own limit: the retry window."""
+
+WAIT_MAX = Timing().retry_max + timedelta(seconds=5)
+"""No attempt is set further ahead than this, even by a clock that differs by a few seconds."""
 
 RETRY_DOUBLINGS_MAX = 16
 """More would overflow a timedelta long after `retry_max` has capped the delay."""
@@ -97,7 +100,7 @@ def find_event(scope: Scope, event_id: str, wanted: EndReason) -> Event | None:
 def claimable(impacts: Sequence[Impact]) -> Sequence[Impact]:
     """Of one VM's open impacts, in order, those that may be claimed once they are due.
 
-    A VM has one impact at a time. A claimed impact blocks the others, even if its claim has lapsed:
+    A VM has one impact at a time. A claimed impact blocks the others, even if it was released:
     then it is taken over first. So does an impact that waits for its retry, because it may have
     left the VM in any state. Only an impact that makes the retry pointless may overtake it.
     """
@@ -114,23 +117,31 @@ def supersedes(impact: Impact) -> bool:
 
 def next_due(impacts: Sequence[Impact], now: datetime) -> Impact | None:
     """Of one VM's open impacts the one that any worker may claim now."""
-    return next((impact for impact in claimable(impacts) if impact.due_at <= now), None)
+    return next((impact for impact in claimable(impacts) if is_due(impact, now)), None)
+
+
+def is_due(impact: Impact, now: datetime) -> bool:
+    """Whether a worker may claim the impact. A held one is released first."""
+    return not impact.is_held and (impact.due_at <= now or is_misdated(impact, now))
+
+
+def is_misdated(impact: Impact, now: datetime) -> bool:
+    """Whether only a server whose clock was wrong can have set the time of the next attempt.
+
+    Waiting for it could take a day.
+    """
+    return impact.due_at > now + WAIT_MAX
 
 
 def claim(draft: Draft, command: Claim) -> None:
     impact = draft.impact(command.event_id, command.vm)
     if impact is None or impact.is_over:
         return
-    until = draft.now + draft.timing.claim
-    if command.tries:
-        if (impact.claimed_by, impact.tries) == (command.worker, command.tries):
-            draft.put_impact(replace(impact, due_at=until))
-        return
     if next_due([i for i in draft.impacts_of(impact.vm) if not i.is_over], draft.now) is not impact:
         return
-    lapsed = impact.tries - impact.failures
-    if lapsed >= TRIES_MAX:
-        draft.fail(impact, f"given up: claimed {lapsed} times and never finished")
+    released = impact.tries - impact.failures
+    if released >= TRIES_MAX:
+        draft.fail(impact, f"given up: claimed {released} times and never finished")
         return
     draft.put_impact(
         replace(
@@ -138,18 +149,18 @@ def claim(draft: Draft, command: Claim) -> None:
             state=ImpactState.CLAIMED,
             claimed_by=command.worker,
             tries=impact.tries + 1,
-            due_at=until,
+            due_at=draft.now,
         )
     )
     event = draft.scope.event(impact.event_id) or impact
     draft.record(ChangeKind.CLAIMED, event=event, vm=impact.vm, detail=command.worker)
 
 
-def lapse(draft: Draft, command: Lapse) -> None:
-    """The worker keeps its attempt, and may renew the claim if it is alive after all."""
-    impact = impact_of(draft.scope, command.event_id, command.vm)
-    if impact is not None and not impact.is_over and impact.due_at == command.due_at > draft.now:
-        draft.put_impact(replace(impact, due_at=draft.now))
+def release(draft: Draft, command: Release) -> None:
+    """The impacts stay claimed, by no worker: they block the VM until they are taken over."""
+    for impact in draft.scope.impacts:
+        if impact.is_held and impact.claimed_by == command.worker:
+            draft.put_impact(replace(impact, claimed_by="", due_at=draft.now))
 
 
 def finish(draft: Draft, command: Finish) -> None:

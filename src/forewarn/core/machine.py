@@ -14,9 +14,9 @@ States of an impact, one for each VM of a Started event or of a silent operation
               claimed by a worker            finished
     waiting ----------------------> claimed ----------> done
        ^                              |  ^  |
-       |  failed, to be retried later |  |  | claim lapsed: another worker claims it
+       |  failed, to be retried later |  |  | released: another worker claims it
        +------------------------------+  +--+
-                                      | failed at the end of the retry window, or TRIES_MAX lapses
+                                      | failed at the end of the retry window, or TRIES_MAX releases
                                       +----------------------------------------> failed
 
 A VM has one impact at a time, in the order of creation (`lifecycle.claimable`).
@@ -55,7 +55,7 @@ RULES: dict[type[commands.Command], Callable[[Draft, Any], None]] = {
     commands.Cancel: lifecycle.cancel,
     commands.Complete: lifecycle.complete,
     commands.Claim: lifecycle.claim,
-    commands.Lapse: lifecycle.lapse,
+    commands.Release: lifecycle.release,
     commands.Finish: lifecycle.finish,
     commands.Seen: lifecycle.seen,
     commands.Tick: lambda draft, command: None,  # settle does the work
@@ -240,7 +240,7 @@ def next_deadline(scope: Scope) -> datetime | None:
 def next_impact_at(scope: Scope) -> datetime | None:
     """When the next impact can be claimed."""
     claimable = (impact for open_ in open_impacts(scope) for impact in lifecycle.claimable(open_))
-    return min((impact.due_at for impact in claimable), default=None)
+    return min((impact.due_at for impact in claimable if not impact.is_held), default=None)
 
 
 def due_impacts(scope: Scope, now: datetime) -> tuple[Impact, ...]:

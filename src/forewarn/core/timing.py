@@ -44,8 +44,8 @@ class Timing(msgspec.Struct, frozen=True):
 
     A scope is enabled for `enabled_for` after a poll; polls are recorded once per `seen_interval`.
     A failed impact is retried after `retry`, then after twice as long each time, up to `retry_max`,
-    until `retry_window` has passed since its first failure. Claims and retries are between servers
-    and platforms, so a rate does not change them.
+    until `retry_window` has passed since its first failure. Retries are between servers and
+    platforms, so a rate does not change them.
     """
 
     notice: Mapping[EventType, timedelta] = NOTICE
@@ -54,7 +54,6 @@ class Timing(msgspec.Struct, frozen=True):
     enabled_for: timedelta = timedelta(hours=24)
     seen_interval: timedelta = timedelta(hours=1)
     rate: float = 1.0
-    claim: timedelta = timedelta(seconds=15)
     retry: timedelta = timedelta(seconds=5)
     retry_max: timedelta = timedelta(seconds=60)
     retry_window: timedelta = RETRY_WINDOW

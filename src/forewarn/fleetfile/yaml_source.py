@@ -67,10 +67,13 @@ def load(text: bytes, source: str) -> object:
     return _YamlReader(decoded, source).read()
 
 
-def convert(values: object, type_: type[T], at: Path = ()) -> T:
-    """Convert plain values to a type. `at` is the path of the values."""
+def convert(values: object, type_: type[T], at: Path = (), *, strict: bool = True) -> T:
+    """Convert plain values to a type. `at` is the path of the values.
+
+    `load` keeps `0.5` as text, so types with fractions are converted with `strict=False`.
+    """
     try:
-        return msgspec.convert(values, type_)
+        return msgspec.convert(values, type_, strict=strict)
     except msgspec.ValidationError as error:
         # msgspec's message ends with the path of the invalid value.
         _, separator, where = str(error).rpartition(" - at ")

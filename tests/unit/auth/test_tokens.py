@@ -9,9 +9,9 @@ import pytest
 
 from forewarn.auth.tokens import TOKEN_KEY, Role, Token, Tokens
 from forewarn.core.timing import Timing
-from forewarn.engine.clock import VirtualClock
 from forewarn.engine.engine import Engine
 from forewarn.errors import Error, Refused
+from forewarn.lab.clock import VirtualClock
 from forewarn.store.base import Record, Snapshot, Store
 from forewarn.store.memory import MemoryStore
 

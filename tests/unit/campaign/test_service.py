@@ -31,7 +31,6 @@ from forewarn.core.command import Approve, Cancel
 from forewarn.core.event import EventType
 from forewarn.core.fleet import Budget, Policy, Scope, ScopeKind
 from forewarn.core.timing import DURATION, Timing
-from forewarn.engine.clock import VirtualClock
 from forewarn.engine.engine import Engine
 from forewarn.engine.entry import decode_all
 from forewarn.engine.operations import Operations
@@ -46,6 +45,7 @@ from forewarn.errors import (
     UnknownCampaign,
 )
 from forewarn.fleetfile.parser import Fleet
+from forewarn.lab.clock import VirtualClock
 from forewarn.platform.base import ImpactRequest, ImpactResult, Platform
 from forewarn.platform.simulated import SimulatedPlatform
 from forewarn.store.base import Check, Write

@@ -1,6 +1,6 @@
 """Approval, start, impact and end."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 from msgspec.structs import replace
@@ -19,6 +19,7 @@ from forewarn.core.command import (
     Fail,
     Finish,
     Redeploy,
+    Release,
     Seen,
     SetMembers,
     Tick,
@@ -219,35 +220,40 @@ def test_last_impact_completes_the_event() -> None:
     assert [(ended.id, ended.how) for ended in scope.ended] == [(event_id, EndReason.COMPLETED)]
 
 
-def test_claim_belongs_to_one_worker_until_it_lapses() -> None:
+def test_claim_belongs_to_one_worker_until_it_is_released() -> None:
+    """Time alone takes nothing from a worker: its lease decides whether it is alive."""
     scope = run(scope_of(), restart(), approve("web-0"), claim(worker="w1"))
 
-    assert run(scope, claim(worker="w2")) == scope
-    later = NOON + STANDARD.claim
-    assert run(scope, claim(worker="w2"), at=later - SECOND) == scope
-    assert run(scope, claim(worker="w2"), at=later).impacts[0].claimed_by == "w2"
+    assert run(scope, claim(worker="w2"), at=NOON + timedelta(days=30)) == scope
+    assert run(scope, Release(worker="w2")) == scope
+    scope = run(scope, Release(worker="w1"))
+    assert run(scope, Release(worker="w1"), at=NOON + MINUTE) == scope
+    assert run(scope, claim(worker="w2")).impacts[0].claimed_by == "w2"
 
 
-def test_renewed_claim_does_not_lapse() -> None:
-    scope = run(scope_of(), restart(), approve("web-0"), claim())
-    scope = run(scope, claim(tries=1), at=NOON + 10 * SECOND)
-
-    assert next_impact_at(scope) == NOON + 10 * SECOND + STANDARD.claim
-    assert run(scope, claim(worker="w2"), at=NOON + STANDARD.claim) == scope
-
-
-def test_worker_that_reclaims_its_lapsed_claim_begins_a_new_try() -> None:
-    """Otherwise a driver that hangs would be called forever."""
-    scope = run(scope_of(), restart(), approve("web-0"), claim())
-    scope = run(scope, claim(), at=NOON + STANDARD.claim)
+def test_worker_that_claims_a_released_impact_begins_a_new_attempt() -> None:
+    """The result of the old attempt must not be taken for that of the new one."""
+    scope = run(scope_of(), restart(), approve("web-0"), claim(), Release(worker="w1"), claim())
 
     assert scope.impacts[0].tries == 2
-    assert run(scope, claim(tries=1), at=NOON + STANDARD.claim) == scope
+    assert run(scope, finish(tries=1)) == scope
+
+
+def test_attempt_dated_far_ahead_is_due_at_once() -> None:
+    """A server whose clock was a day ahead set it; waiting for it would take a day."""
+    scope = run(scope_of(), restart(), approve("web-0"))
+    (impact,) = scope.impacts
+
+    def dated(due_at: datetime) -> Scope:
+        return replace(scope, impacts=(replace(impact, due_at=due_at),))
+
+    assert due_impacts(dated(NOON + 65 * SECOND), NOON) == ()
+    assert len(due_impacts(dated(NOON + 66 * SECOND), NOON)) == 1
 
 
 def test_result_of_a_lost_claim_is_ignored() -> None:
     scope = run(scope_of(), restart(), approve("web-0"), claim(worker="w1"))
-    scope = run(scope, claim(worker="w2"), at=NOON + STANDARD.claim)
+    scope = run(scope, Release(worker="w1"), claim(worker="w2"))
 
     assert run(scope, finish(worker="w1", tries=1)) == scope
     assert run(scope, finish(worker="w2", tries=1)) == scope
@@ -255,12 +261,12 @@ def test_result_of_a_lost_claim_is_ignored() -> None:
 
 
 def test_impact_that_no_worker_finishes_fails_in_the_end() -> None:
-    scope, at = run(scope_of(), restart(), approve("web-0")), NOON
+    scope = run(scope_of(), restart(), approve("web-0"))
     for number in range(TRIES_MAX):
-        scope, at = run(scope, claim(worker=f"w{number}"), at=at), at + STANDARD.claim
+        scope = run(scope, claim(worker=f"w{number}"), Release(worker=f"w{number}"))
     assert scope.impacts[0].tries == TRIES_MAX
 
-    scope = run(scope, claim(worker="last"), at=at)
+    scope = run(scope, claim(worker="last"))
 
     assert (scope.events, scope.ended[-1].how) == ((), EndReason.FAILED)
 
@@ -480,7 +486,7 @@ def test_vm_has_at_most_one_impact_at_a_time() -> None:
 
     assert run(scope, claim(2)) == scope
     assert due_impacts(scope, NOON) == ()
-    assert next_impact_at(scope) == NOON + STANDARD.claim
+    assert next_impact_at(scope) is None
 
 
 def test_next_impact_of_a_vm_is_due_when_the_first_has_ended() -> None:
@@ -511,14 +517,13 @@ def test_silent_operation_waits_for_the_current_impact_of_its_vm() -> None:
     assert run(scope, finish(1), claim(2)).impacts[0].claimed_by == "w1"
 
 
-def test_lapsed_claim_is_taken_over_before_the_next_impact() -> None:
+def test_released_impact_is_taken_over_before_the_next_one() -> None:
     """The first impact may be half done, so the next one must not begin on top of it."""
-    scope = run(two_started(), claim(1))
-    later = NOON + STANDARD.claim
+    scope = run(two_started(), claim(1), Release(worker="w1"))
 
-    assert [impact.event_id for impact in due_impacts(scope, later)] == [guid(1)]
-    assert run(scope, claim(2, worker="w2"), at=later) == scope
-    assert run(scope, claim(1, worker="w2"), at=later).impacts[0].claimed_by == "w2"
+    assert [impact.event_id for impact in due_impacts(scope, NOON)] == [guid(1)]
+    assert run(scope, claim(2, worker="w2")) == scope
+    assert run(scope, claim(1, worker="w2")).impacts[0].claimed_by == "w2"
 
 
 def test_impact_that_waits_for_a_retry_blocks_the_next_one() -> None:

@@ -273,9 +273,7 @@ def test_a_driver_that_does_not_heed_a_stop_is_waited_for_no_longer_than_its_lim
         desk = await world.desk()
         driver = Stubborn(world)
         limit = timedelta(hours=1)
-        loops = Worker(
-            desk._engine, driver, worker="w1", impact_limit=limit, ending_seconds_max=0.05
-        )
+        loops = Worker(desk._engine, driver, worker="w1", impact_limit=limit, stop_seconds_max=0.05)
         task = asyncio.create_task(loops.run())
         await desk.restart("web-0", by="ann")
         await world.clock.advance(timedelta(minutes=15, seconds=30))
@@ -288,7 +286,7 @@ def test_a_driver_that_does_not_heed_a_stop_is_waited_for_no_longer_than_its_lim
     live(story)
 
 
-def test_the_driver_is_stopped_when_its_scope_is_retired() -> None:
+def test_platform_call_is_cancelled_when_its_scope_is_deleted() -> None:
     async def story(world: World) -> None:
         desk = await world.desk()
         driver = Driver(world)
@@ -298,11 +296,11 @@ def test_the_driver_is_stopped_when_its_scope_is_retired() -> None:
         assert told is not None
         await desk.approve(told.event.id, by="ann")
         await world.clock.advance(timedelta(seconds=1))
-        assert len(loops._in_hand) == 1
+        assert len(loops._running) == 1
         await desk.apply(Fleet(scopes=FLEET.scopes[1:], hosts=()), by="ann")
-        await world.clock.advance(timedelta(seconds=6))
+        await world.clock.advance(timedelta(0))
 
-        assert loops._in_hand == {}
+        assert loops._running == {}
         await ended(task)
 
     live(story)

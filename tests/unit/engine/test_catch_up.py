@@ -16,10 +16,10 @@ from forewarn.core import command as ask
 from forewarn.core.event import EventType
 from forewarn.core.fleet import Scope, ScopeKind
 from forewarn.core.timing import Timing
-from forewarn.engine.clock import VirtualClock
-from forewarn.engine.operations import Operations, Told
+from forewarn.engine.operations import Operations, ScopedEvent
 from forewarn.errors import EventEnded, StoreLost, Unavailable, UnknownEvent
 from forewarn.fleetfile.parser import Fleet
+from forewarn.lab.clock import VirtualClock
 from forewarn.store.base import Record, Snapshot, Store
 from forewarn.store.memory import MemoryStore
 from forewarn.store.sqlite import SqliteStore
@@ -325,7 +325,7 @@ def test_event_that_is_over_is_answered_without_a_look() -> None:
         assert isinstance(world.store, Counts)
         operations = await world.desk()
         told = await operations.restart("web-0", by="ann")
-        assert isinstance(told, Told)
+        assert isinstance(told, ScopedEvent)
         await operations.cancel(told.event.id, by="ann")
         world.store.reads = 0
         with pytest.raises(EventEnded):

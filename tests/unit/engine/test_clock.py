@@ -5,7 +5,8 @@ from datetime import timedelta
 
 import pytest
 
-from forewarn.engine.clock import RealClock, VirtualClock, within
+from forewarn.engine.clock import RealClock, within
+from forewarn.lab.clock import VirtualClock
 from tests.builders import MINUTE, NOON, SECOND
 
 

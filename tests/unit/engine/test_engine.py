@@ -11,7 +11,6 @@ from forewarn.core.change import ChangeKind
 from forewarn.core.event import EventType, Status
 from forewarn.core.fleet import Approval, Policy, Scope, ScopeKind
 from forewarn.core.timing import DURATION, Timing
-from forewarn.engine.clock import VirtualClock
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
 from forewarn.engine.worker import Worker
@@ -26,6 +25,7 @@ from forewarn.errors import (
     UnknownVm,
 )
 from forewarn.fleetfile.parser import Fleet
+from forewarn.lab.clock import VirtualClock
 from forewarn.platform.base import ImpactRequest, ImpactResult
 from forewarn.platform.simulated import SimulatedPlatform
 from forewarn.store.base import Check, Record, Snapshot, Write

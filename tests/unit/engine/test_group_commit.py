@@ -13,7 +13,8 @@ from forewarn.core.event import Status
 from forewarn.core.fleet import Approval, Policy, Scope, ScopeKind
 from forewarn.core.machine import Outcome
 from forewarn.core.timing import Timing
-from forewarn.engine.engine import GROUP_MAX, QUEUE_MAX, Engine
+from forewarn.engine.command_queue import GROUP_MAX, QUEUE_MAX
+from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
 from forewarn.errors import (
     AlreadyPending,

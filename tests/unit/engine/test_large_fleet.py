@@ -10,12 +10,12 @@ import pytest
 
 from forewarn.core.fleet import Scope, ScopeKind, Vm
 from forewarn.core.timing import Timing
-from forewarn.engine.clock import VirtualClock
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Difference, Operations
 from forewarn.engine.record import SCOPE
 from forewarn.engine.replica import SCOPE_KEY
 from forewarn.fleetfile.parser import Fleet
+from forewarn.lab.clock import VirtualClock
 from forewarn.store.base import Write
 from forewarn.store.memory import MemoryStore
 from tests.builders import NOON, OPERATION, vm

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from forewarn.core import command as ask
 from forewarn.core.event import EventType
 from forewarn.core.fleet import Power, Scope, ScopeKind
-from forewarn.engine.operations import Operations, Told
+from forewarn.engine.operations import Operations, ScopedEvent
 from forewarn.errors import AlreadyPending, StoreUnusable
 from forewarn.fleetfile.parser import Fleet
 from tests.builders import MINUTE, guid, vm
@@ -17,7 +17,7 @@ from tests.unit.engine.test_bad_days import FailsAt
 from tests.unit.engine.test_engine import FLEET, World, live
 
 
-def shown(told: list[Told]) -> list[str]:
+def shown(told: list[ScopedEvent]) -> list[str]:
     return [
         f"{one.scope.name}: {one.event.type} {one.event.status} {','.join(one.event.resources)}"
         for one in told
@@ -27,7 +27,9 @@ def shown(told: list[Told]) -> list[str]:
 def pending(desk: Operations) -> list[str]:
     """All events of the fleet, scope by scope."""
     scopes = sorted(desk._engine.board.scopes.items())
-    return shown([Told(place.scope, event) for _, place in scopes for event in place.scope.events])
+    return shown(
+        [ScopedEvent(place.scope, event) for _, place in scopes for event in place.scope.events]
+    )
 
 
 def test_a_host_operation_that_was_half_done_is_completed_when_it_is_asked_again() -> None:

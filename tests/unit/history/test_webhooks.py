@@ -8,7 +8,6 @@ from typing import Any
 
 from forewarn.core.change import Change, ChangeKind
 from forewarn.core.timing import Timing
-from forewarn.engine.clock import VirtualClock
 from forewarn.engine.engine import Engine
 from forewarn.engine.entry import Note, encode_all
 from forewarn.errors import StoreLost, Unavailable
@@ -21,6 +20,7 @@ from forewarn.history.webhooks import (
     get_identity,
     register_records,
 )
+from forewarn.lab.clock import VirtualClock
 from forewarn.store.base import Lease
 from forewarn.store.memory import MemoryStore
 from tests.builders import NOON

@@ -11,8 +11,8 @@ import httpx
 
 from forewarn.core.command import Seen
 from forewarn.core.timing import Timing
-from forewarn.engine.clock import VirtualClock
 from forewarn.fleetfile.parser import parse
+from forewarn.lab.clock import VirtualClock
 from forewarn.store.memory import MemoryStore
 from forewarn.web.control.app import make_app
 from forewarn.web.service import build_service

@@ -10,8 +10,8 @@ from forewarn.core.command import Restart, SetMembers
 from forewarn.core.fleet import Policy, ScopeKind, Vm
 from forewarn.core.timing import Timing
 from forewarn.engine.board import PublishedScope
-from forewarn.engine.clock import VirtualClock
 from forewarn.errors import Error, StoreLost
+from forewarn.lab.clock import VirtualClock
 from forewarn.store.memory import MemoryStore
 from forewarn.web.metadata.app import Message, Metadata
 from forewarn.web.service import build_service
@@ -28,11 +28,11 @@ class LostStore(MemoryStore):
     """A store that stops answering."""
 
     is_lost = False
-    problem: Error = StoreLost("the store does not answer")
+    error: Error = StoreLost("the store does not answer")
 
     async def commit(self, writes: Any, checks: Any = (), entries: Any = None) -> int:
         if self.is_lost:
-            raise self.problem
+            raise self.error
         return await super().commit(writes, checks, entries)
 
 
@@ -67,7 +67,7 @@ class Guest:
         body: bytes = b"",
         address: str = "10.0.0.1",
         meanwhile: Callable[[], Awaitable[None]] | None = None,
-    ) -> "Told":
+    ) -> "GuestResponse":
         """What the application answers. `meanwhile` happens while it waits for the body."""
         path, _, query = target.partition("?")
         scope: Message = {
@@ -93,10 +93,10 @@ class Guest:
             sent.append(message)
 
         await self.application(scope, receive, send)
-        return Told(sent)
+        return GuestResponse(sent)
 
 
-class Told:
+class GuestResponse:
     def __init__(self, sent: list[Message]) -> None:
         self.is_nothing = not sent
         self.status = sent[0]["status"] if sent else 0

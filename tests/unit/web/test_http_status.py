@@ -24,17 +24,17 @@ from forewarn.web.http_status import METADATA_STATUS, STATUS, control_body, meta
         (errors.Error, 500),
     ],
 )
-def test_status_is_that_of_the_nearest_class(problem: type[errors.Error], status: int) -> None:
-    assert status_of(problem) == status
-    assert status_of(problem("text")) == status
+def test_status_is_that_of_the_nearest_class(error: type[errors.Error], status: int) -> None:
+    assert status_of(error) == status
+    assert status_of(error("text")) == status
 
 
 @pytest.mark.parametrize("problem", [errors.UnknownEvent, errors.EventEnded])
 def test_unknown_event_is_a_400_for_a_vm(
-    problem: type[errors.Error],
+    error: type[errors.Error],
 ) -> None:
     """The protocol knows 200 and 400 for a POST; a 404 would say that the endpoint is not there."""
-    assert status_of(problem, METADATA_STATUS) == 400
+    assert status_of(error, METADATA_STATUS) == 400
 
 
 def test_every_error_has_a_status() -> None:
@@ -84,8 +84,8 @@ def test_connection_errors_are_shown_to_vms(kind: type[errors.Error]) -> None:
 
 
 def test_control_error_has_code_message_and_facts() -> None:
-    problem = errors.NoticeTooShort("too soon", notice=timedelta(minutes=1), vm="web-0")
-    told = json.loads(control_body(problem))
+    error = errors.NoticeTooShort("too soon", notice=timedelta(minutes=1), vm="web-0")
+    told = json.loads(control_body(error))
     assert told["error"] == "notice_too_short"
     assert told["message"] == "too soon"
     assert told["facts"]["vm"] == "web-0"

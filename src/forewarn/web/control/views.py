@@ -13,7 +13,7 @@ from forewarn.core.fleet import Approval, AutoApprove, Power, Scope, ScopeKind, 
 from forewarn.core.lifecycle import is_enabled
 from forewarn.engine.board import Board, PublishedScope
 from forewarn.engine.engine import Engine
-from forewarn.engine.operations import Difference, Told
+from forewarn.engine.operations import Difference, ScopedEvent
 from forewarn.fleetfile.parser import format_budget
 from forewarn.web.control.pagination import Key, build_in_slices, page
 
@@ -180,11 +180,11 @@ def event_view(scope: Scope, event: Event) -> EventView:
     return view(EventView, event, scope=scope.name, impacts=impacts)
 
 
-def event_result(placed: Told | None) -> EventResult:
+def event_result(placed: ScopedEvent | None) -> EventResult:
     return EventResult(None if placed is None else event_view(*placed))
 
 
-def host_events(placed: Iterable[Told]) -> HostEvents:
+def host_events(placed: Iterable[ScopedEvent]) -> HostEvents:
     return HostEvents([event_view(*one) for one in placed])
 
 

@@ -230,9 +230,9 @@ def test_address_in_use_is_reported() -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
-        problem = refusal(Address("127.0.0.1", holder.getsockname()[1]))
-    assert isinstance(problem, Unavailable)
-    assert "in use" in problem.message
+        error = refusal(Address("127.0.0.1", holder.getsockname()[1]))
+    assert isinstance(error, Unavailable)
+    assert "in use" in error.message
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_address_in_use_is_reported() -> None:
     ],
 )
 def test_address_that_cannot_be_bound_is_reported(address: Address, said: str) -> None:
-    problem = refusal(address)
-    assert isinstance(problem, Invalid)
-    assert problem.message.startswith(f"cannot listen on {said}: ")
-    assert "\n" not in problem.message
+    error = refusal(address)
+    assert isinstance(error, Invalid)
+    assert error.message.startswith(f"cannot listen on {said}: ")
+    assert "\n" not in error.message

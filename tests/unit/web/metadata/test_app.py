@@ -18,9 +18,9 @@ APPROVAL = json.dumps({"StartRequests": [{"EventId": EVENT_ID}]}).encode()
 
 def test_poll_gets_the_document_with_etag_and_length() -> None:
     async def story(guest: Guest) -> None:
-        told = await guest.call(EVENTS, TRUE)
-        assert (told.status, told.body) == (200, b'{"DocumentIncarnation":1,"Events":[]}')
-        assert told.headers == {
+        response = await guest.call(EVENTS, TRUE)
+        assert (response.status, response.body) == (200, b'{"DocumentIncarnation":1,"Events":[]}')
+        assert response.headers == {
             "content-type": "application/json; charset=utf-8",
             "etag": '"1"',
             "content-length": "37",
@@ -117,8 +117,8 @@ def test_polls_are_served_while_the_store_is_down() -> None:
 @pytest.mark.parametrize("known", [b'"1"', b"1", b'W/"1"', b'"7", "1"', b"*"])
 def test_matching_etag_gets_a_304(known: bytes) -> None:
     async def story(guest: Guest) -> None:
-        told = await guest.call(EVENTS, TRUE, (b"if-none-match", known))
-        assert (told.status, told.body, told.headers) == (304, b"", {"etag": '"1"'})
+        response = await guest.call(EVENTS, TRUE, (b"if-none-match", known))
+        assert (response.status, response.body, response.headers) == (304, b"", {"etag": '"1"'})
 
     run(story)
 
@@ -136,8 +136,8 @@ def test_other_etag_gets_the_document(known: bytes) -> None:
 def test_client_that_is_not_a_vm_is_forbidden() -> None:
     async def story(guest: Guest) -> None:
         for target in (EVENTS, "/metadata/versions", "/nothing"):
-            told = await guest.call(target, TRUE, address="10.9.9.9")
-            assert (told.status, told.json) == (
+            response = await guest.call(target, TRUE, address="10.9.9.9")
+            assert (response.status, response.json) == (
                 403,
                 {"error": "Forbidden. 10.9.9.9 is not a VM of this fleet"},
             )
@@ -154,8 +154,8 @@ def test_unknown_path_is_not_found() -> None:
             "/metadata/latest/scheduledevents",
             "/as/web-0" + EVENTS,
         ):
-            told = await guest.call(path, TRUE)
-            assert (told.status, list(told.json)) == (404, ["error"])
+            response = await guest.call(path, TRUE)
+            assert (response.status, list(response.json)) == (404, ["error"])
 
     run(story)
 
@@ -163,14 +163,14 @@ def test_unknown_path_is_not_found() -> None:
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
 def test_wrong_method_gets_allow(method: str) -> None:
     async def story(guest: Guest) -> None:
-        told = await guest.call(EVENTS, TRUE, method=method)
-        assert (told.status, told.headers["allow"], list(told.json)) == (
+        response = await guest.call(EVENTS, TRUE, method=method)
+        assert (response.status, response.headers["allow"], list(response.json)) == (
             405,
             "GET, POST, HEAD",
             ["error"],
         )
-        told = await guest.call("/metadata/versions", TRUE, method=method)
-        assert (told.status, told.headers["allow"]) == (405, "GET, HEAD")
+        response = await guest.call("/metadata/versions", TRUE, method=method)
+        assert (response.status, response.headers["allow"]) == (405, "GET, HEAD")
 
     run(story)
 
@@ -179,8 +179,8 @@ def test_legacy_path_is_served_only_if_configured() -> None:
     async def story(guest: Guest) -> None:
         await guest.call(EVENTS, TRUE)
         await guest.restart()
-        told = await guest.call("/metadata/latest/scheduledevents")
-        assert told.json["Events"][0]["Resources"] == ["_web-0"]
+        response = await guest.call("/metadata/latest/scheduledevents")
+        assert response.json["Events"][0]["Resources"] == ["_web-0"]
         assert (
             await guest.call("/metadata/latest/scheduledevents", method="POST", body=APPROVAL)
         ).status == 200
@@ -206,8 +206,12 @@ def test_approval_gets_an_empty_200() -> None:
     async def story(guest: Guest) -> None:
         await guest.call(EVENTS, TRUE)
         await guest.restart()
-        told = await guest.call(EVENTS, TRUE, method="POST", body=APPROVAL, address="10.0.0.2")
-        assert (told.status, told.body, told.headers) == (200, b"", {"content-length": "0"})
+        response = await guest.call(EVENTS, TRUE, method="POST", body=APPROVAL, address="10.0.0.2")
+        assert (response.status, response.body, response.headers) == (
+            200,
+            b"",
+            {"content-length": "0"},
+        )
         event = guest.place.scope.events[0]
         assert (event.status, event.approvals) == ("Started", ("web-1",))
 
@@ -232,8 +236,8 @@ def test_approval_of_an_unknown_event_is_a_400() -> None:
         await guest.call(EVENTS, TRUE)
         await guest.restart()
         both = json.dumps({"StartRequests": [{"EventId": EVENT_ID}, {"EventId": "X"}]}).encode()
-        told = await guest.call(EVENTS, TRUE, method="POST", body=both)
-        assert (told.status, list(told.json)) == (400, ["error"])
+        response = await guest.call(EVENTS, TRUE, method="POST", body=both)
+        assert (response.status, list(response.json)) == (400, ["error"])
         assert guest.place.scope.events[0].approvals == ()
 
     run(story)
@@ -330,8 +334,8 @@ def test_web_page_can_neither_read_nor_approve(method: str, version: str, origin
         await guest.call(EVENTS, TRUE)
         await guest.restart()
         target = f"/metadata/scheduledevents?api-version={version}"
-        told = await guest.call(target, TRUE, (b"origin", origin), method=method, body=APPROVAL)
-        assert (told.status, told.json) == (
+        response = await guest.call(target, TRUE, (b"origin", origin), method=method, body=APPROVAL)
+        assert (response.status, response.json) == (
             403,
             {"error": "Forbidden. Requests from web pages are not accepted"},
         )
@@ -345,16 +349,16 @@ def test_web_page_can_neither_read_nor_approve(method: str, version: str, origin
 )
 def test_malformed_approval_is_a_400(body: bytes) -> None:
     async def story(guest: Guest) -> None:
-        told = await guest.call(EVENTS, TRUE, method="POST", body=body)
-        assert (told.status, list(told.json)) == (400, ["error"])
+        response = await guest.call(EVENTS, TRUE, method="POST", body=body)
+        assert (response.status, list(response.json)) == (400, ["error"])
 
     run(story)
 
 
 def test_too_large_approval_is_rejected() -> None:
     async def story(guest: Guest) -> None:
-        told = await guest.call(EVENTS, TRUE, method="POST", body=APPROVAL + b" " * (64 * 1024))
-        assert told.status == 413
+        response = await guest.call(EVENTS, TRUE, method="POST", body=APPROVAL + b" " * (64 * 1024))
+        assert response.status == 413
 
     run(story)
 
@@ -364,8 +368,12 @@ def test_approval_that_the_store_loses_is_a_503() -> None:
         await guest.call(EVENTS, TRUE)
         await guest.restart()
         guest.store.is_lost = True
-        told = await guest.call(EVENTS, TRUE, method="POST", body=APPROVAL)
-        assert (told.status, told.headers["retry-after"], list(told.json)) == (503, "1", ["error"])
+        response = await guest.call(EVENTS, TRUE, method="POST", body=APPROVAL)
+        assert (response.status, response.headers["retry-after"], list(response.json)) == (
+            503,
+            "1",
+            ["error"],
+        )
 
     run(story)
 
@@ -377,9 +385,12 @@ def test_store_errors_are_not_shown_to_guests(caplog: pytest.LogCaptureFixture) 
         await guest.call(EVENTS, TRUE)
         await guest.restart()
         guest.store.is_lost = True
-        guest.store.problem = StoreUnusable("/var/lib/forewarn/store.db: the disk is full")
-        told = await guest.call(EVENTS, TRUE, method="POST", body=APPROVAL)
-        assert (told.status, told.json) == (503, {"error": "Service unavailable. Try again later"})
+        guest.store.error = StoreUnusable("/var/lib/forewarn/store.db: the disk is full")
+        response = await guest.call(EVENTS, TRUE, method="POST", body=APPROVAL)
+        assert (response.status, response.json) == (
+            503,
+            {"error": "Service unavailable. Try again later"},
+        )
 
     run(story)
     (line,) = [record for record in caplog.records if record.message == "guest request failed"]
@@ -403,18 +414,18 @@ def test_instance_name_is_the_name_in_resources() -> None:
     """Without a newline: clients compare it as it is."""
 
     async def story(guest: Guest) -> None:
-        told = await guest.call(
+        response = await guest.call(
             "/Metadata/Instance/Compute/name/?api-version=2021-02-01&format=text", TRUE
         )
-        assert (told.status, told.body, told.headers["content-type"]) == (
+        assert (response.status, response.body, response.headers["content-type"]) == (
             200,
             b"web-0",
             "text/plain; charset=utf-8",
         )
-        told = await guest.call(
+        response = await guest.call(
             "/metadata/instance?api-version=2021-02-01", TRUE, address="10.0.0.2"
         )
-        assert told.json["compute"]["name"] == "web-1"
+        assert response.json["compute"]["name"] == "web-1"
 
     run(story)
 
@@ -446,7 +457,7 @@ def test_versions_path_needs_no_api_version() -> None:
 def test_too_many_requests_get_a_429() -> None:
     async def story(guest: Guest) -> None:
         answers = [await guest.call(EVENTS, TRUE) for _ in range(6)]
-        assert [told.status for told in answers] == [200] * 5 + [429]
+        assert [response.status for response in answers] == [200] * 5 + [429]
         assert (answers[5].headers["retry-after"], list(answers[5].json)) == ("1", ["error"])
         assert (await guest.call(EVENTS, TRUE, address="10.0.0.2")).status == 200
 
@@ -458,8 +469,8 @@ def test_bug_is_a_500_and_one_log_line(
 ) -> None:
     async def story(guest: Guest) -> None:
         guest.place.scope = None  # type: ignore[assignment]
-        told = await guest.call(EVENTS, TRUE)
-        assert (told.status, list(told.json)) == (500, ["error"])
+        response = await guest.call(EVENTS, TRUE)
+        assert (response.status, list(response.json)) == (500, ["error"])
 
     run(story)
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
@@ -481,9 +492,9 @@ def test_etag_of_a_deleted_vm_never_matches_again() -> None:
         async def announced() -> bytes:
             await guest.engine.submit("solo", Seen(), by="test")
             await guest.engine.submit("solo", Restart(vm="solo", event_id=EVENT_ID), by="test")
-            told = await guest.call(EVENTS, TRUE, address="10.0.0.7")
-            assert b"Reboot" in told.body
-            return str(told.headers["etag"]).encode()
+            response = await guest.call(EVENTS, TRUE, address="10.0.0.7")
+            assert b"Reboot" in response.body
+            return str(response.headers["etag"]).encode()
 
         await declare(Vm(name="solo", address="10.0.0.7"))
         old = await announced()

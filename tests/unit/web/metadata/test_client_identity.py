@@ -8,9 +8,9 @@ from forewarn.config import Config, Identify
 from forewarn.core.fleet import Scope, Vm
 from forewarn.core.timing import Timing
 from forewarn.engine.board import Board
-from forewarn.engine.clock import VirtualClock
 from forewarn.engine.engine import Engine
 from forewarn.errors import Forbidden, Invalid
+from forewarn.lab.clock import VirtualClock
 from forewarn.store.memory import MemoryStore
 from forewarn.web.http.message import plain_address
 from forewarn.web.metadata.app import Metadata
@@ -33,7 +33,7 @@ def board() -> Board:
     return shown
 
 
-def asked(
+def make_request(
     address: str = "10.0.0.1", vm: str = "", headers: dict[bytes, bytes] | None = None
 ) -> Request:
     return Request("GET", vm, "/metadata/scheduledevents", b"", headers or {}, address)
@@ -47,7 +47,7 @@ def signed(vm: str, key: bytes = KEY) -> dict[bytes, bytes]:
 
 
 def test_vm_is_identified_by_its_address() -> None:
-    caller = identify(asked("10.0.0.1"), board(), ADDRESS, KEY)
+    caller = identify(make_request("10.0.0.1"), board(), ADDRESS, KEY)
     assert (caller.vm, caller.place.scope.name) == ("web-0", "web")
 
 
@@ -68,23 +68,23 @@ def test_addresses_are_normalized(address: str, written: str) -> None:
 
 def test_unknown_address_is_forbidden() -> None:
     with pytest.raises(Forbidden, match=r"10\.9\.9\.9"):
-        identify(asked("10.9.9.9"), board(), ADDRESS, KEY)
+        identify(make_request("10.9.9.9"), board(), ADDRESS, KEY)
 
 
 def test_removed_vm_is_forbidden_at_once() -> None:
     shown = board()
     shown.publish(Scope(name="web", vms=()), 3)
     with pytest.raises(Forbidden):
-        identify(asked("10.0.0.1"), shown, ADDRESS, KEY)
+        identify(make_request("10.0.0.1"), shown, ADDRESS, KEY)
 
 
 def test_path_names_the_vm_where_enabled() -> None:
-    assert identify(asked("10.9.9.9", vm="db-0"), board(), PATH, KEY).vm == "db-0"
+    assert identify(make_request("10.9.9.9", vm="db-0"), board(), PATH, KEY).vm == "db-0"
 
 
 def test_unknown_vm_in_the_path_is_forbidden() -> None:
     with pytest.raises(Forbidden, match="db-9"):
-        identify(asked("10.0.0.1", vm="db-9"), board(), ALL, KEY)
+        identify(make_request("10.0.0.1", vm="db-9"), board(), ALL, KEY)
 
 
 VICTIM = "6f1c0c1e-6d0b-5a7e-9d5c-0a4e5c2b7f10"
@@ -100,7 +100,7 @@ def test_id_wins_over_an_equal_name(said: str) -> None:
     shown.publish(Scope(name="db", vms=(Vm(name="db-0", id=VICTIM),)), 1)
     shown.publish(Scope(name="evil", vms=(Vm(name=said),)), 2)
 
-    assert identify(asked(headers=signed(said)), shown, PROXY, KEY).vm == "db-0"
+    assert identify(make_request(headers=signed(said)), shown, PROXY, KEY).vm == "db-0"
 
 
 def test_shared_id_is_forbidden() -> None:
@@ -116,24 +116,24 @@ def test_shared_id_is_forbidden() -> None:
         [(Vm(name="b-1", id=VICTIM),), (Vm(name="b-1", id=VICTIM), Vm(name="b-2"))], start=3
     ):
         with pytest.raises(Forbidden, match=f"^Forbidden. Several VMs have the id {VICTIM}$"):
-            identify(asked(headers=signed(VICTIM)), shown, PROXY, KEY)
+            identify(make_request(headers=signed(VICTIM)), shown, PROXY, KEY)
         shown.publish(Scope(name="b", vms=vms), number)
     shown.publish(Scope(name="b", vms=(Vm(name="b-2"),)), 5)
-    assert identify(asked(headers=signed(VICTIM)), shown, PROXY, KEY).vm == "a-0"
+    assert identify(make_request(headers=signed(VICTIM)), shown, PROXY, KEY).vm == "a-0"
     shown.withdraw("a", 6)
     with pytest.raises(Forbidden, match="is not a VM of this fleet"):
-        identify(asked(headers=signed(VICTIM)), shown, PROXY, KEY)
+        identify(make_request(headers=signed(VICTIM)), shown, PROXY, KEY)
 
 
 @pytest.mark.parametrize(("said", "vm"), [("web-0", "web-0"), ("6f1c", "web-0"), ("db-0", "db-0")])
 def test_proxy_names_a_vm_by_name_or_id(said: str, vm: str) -> None:
-    assert identify(asked("10.9.9.9", headers=signed(said)), board(), PROXY, KEY).vm == vm
+    assert identify(make_request("10.9.9.9", headers=signed(said)), board(), PROXY, KEY).vm == vm
 
 
 def test_signature_is_case_insensitive() -> None:
     headers = signed("web-0")
     headers[b"x-instance-id-signature"] = headers[b"x-instance-id-signature"].upper()
-    assert identify(asked(headers=headers), board(), PROXY, KEY).vm == "web-0"
+    assert identify(make_request(headers=headers), board(), PROXY, KEY).vm == "web-0"
 
 
 @pytest.mark.parametrize(
@@ -152,42 +152,47 @@ def test_wrong_signature_is_forbidden_from_a_known_address(
 ) -> None:
     """Whoever tries to speak for another VM is not served as itself."""
     with pytest.raises(Forbidden, match="signature"):
-        identify(asked("10.0.0.1", headers=headers), board(), ALL, KEY)
+        identify(make_request("10.0.0.1", headers=headers), board(), ALL, KEY)
 
 
 def test_valid_signature_of_an_unknown_vm_is_forbidden() -> None:
     with pytest.raises(Forbidden, match="web-9"):
-        identify(asked(headers=signed("web-9")), board(), PROXY, KEY)
+        identify(make_request(headers=signed("web-9")), board(), PROXY, KEY)
 
 
 def test_proxy_headers_are_ignored_without_proxy_mode() -> None:
     """A guest can send any header it likes."""
-    assert identify(asked("10.0.0.1", headers=signed("db-0")), board(), ADDRESS, KEY).vm == "web-0"
+    assert (
+        identify(make_request("10.0.0.1", headers=signed("db-0")), board(), ADDRESS, KEY).vm
+        == "web-0"
+    )
 
 
 def test_proxy_mode_forbids_unsigned_requests() -> None:
     with pytest.raises(Forbidden):
-        identify(asked("10.0.0.1"), board(), PROXY, KEY)
+        identify(make_request("10.0.0.1"), board(), PROXY, KEY)
 
 
 def test_identification_methods_can_be_combined() -> None:
     shown = board()
-    assert identify(asked("10.0.0.3"), shown, ALL, KEY).vm == "db-0"
-    assert identify(asked("10.0.0.3", vm="web-1"), shown, ALL, KEY).vm == "web-1"
-    assert identify(asked("10.0.0.3", headers=signed("web-0")), shown, ALL, KEY).vm == "web-0"
+    assert identify(make_request("10.0.0.3"), shown, ALL, KEY).vm == "db-0"
+    assert identify(make_request("10.0.0.3", vm="web-1"), shown, ALL, KEY).vm == "web-1"
+    assert (
+        identify(make_request("10.0.0.3", headers=signed("web-0")), shown, ALL, KEY).vm == "web-0"
+    )
 
 
 @pytest.mark.parametrize("vm", ["", "web-0"])
 def test_forwarded_request_is_rejected(vm: str) -> None:
     """A proxy that forwards requests hides who asks; the protocol refuses them all."""
     with pytest.raises(Invalid, match="X-Forwarded-For"):
-        identify(asked(vm=vm, headers={b"x-forwarded-for": b"10.0.0.1"}), board(), ALL, KEY)
+        identify(make_request(vm=vm, headers={b"x-forwarded-for": b"10.0.0.1"}), board(), ALL, KEY)
 
 
 def test_signing_proxy_may_forward_requests() -> None:
     """OpenStack's metadata proxy adds X-Forwarded-For to all that it signs."""
     headers = {**signed("web-0"), b"x-forwarded-for": b"10.0.0.1"}
-    assert identify(asked("10.9.9.9", headers=headers), board(), PROXY, KEY).vm == "web-0"
+    assert identify(make_request("10.9.9.9", headers=headers), board(), PROXY, KEY).vm == "web-0"
 
 
 def test_proxy_mode_needs_a_key() -> None:

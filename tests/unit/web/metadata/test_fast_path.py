@@ -5,8 +5,8 @@ import pytest
 from forewarn.config import Config, Identify
 from forewarn.core.fleet import Scope, Vm
 from forewarn.core.timing import Timing
-from forewarn.engine.clock import VirtualClock
 from forewarn.engine.engine import Engine
+from forewarn.lab.clock import VirtualClock
 from forewarn.store.memory import MemoryStore
 from forewarn.web.http.admission import Limits
 from forewarn.web.metadata import fast_path as poll

@@ -18,9 +18,12 @@ def test_long_poll_returns_when_the_document_changes() -> None:
         await settle()
         assert not waiting.done()
         await guest.restart()
-        told = await waiting
-        assert (told.status, told.json["DocumentIncarnation"]) == (200, 2)
-        assert (told.headers["etag"], told.headers["preference-applied"]) == ('"2"', "wait=30")
+        response = await waiting
+        assert (response.status, response.json["DocumentIncarnation"]) == (200, 2)
+        assert (response.headers["etag"], response.headers["preference-applied"]) == (
+            '"2"',
+            "wait=30",
+        )
         assert guest.place.waiters is None
 
     run(story)
@@ -28,9 +31,11 @@ def test_long_poll_returns_when_the_document_changes() -> None:
 
 def test_long_poll_with_an_old_etag_returns_at_once() -> None:
     async def story(guest: Guest) -> None:
-        told = await guest.call(EVENTS, TRUE, (b"if-none-match", b'"9"'), (b"prefer", b"wait=30"))
-        assert told.status == 200
-        assert "preference-applied" not in told.headers
+        response = await guest.call(
+            EVENTS, TRUE, (b"if-none-match", b'"9"'), (b"prefer", b"wait=30")
+        )
+        assert response.status == 200
+        assert "preference-applied" not in response.headers
         assert (await guest.call(EVENTS, TRUE, (b"prefer", b"wait=30"))).status == 200
 
     run(story)
@@ -53,7 +58,7 @@ def test_stop_ends_long_polls_and_accepts_no_more() -> None:
         waits = [asyncio.create_task(guest.call(EVENTS, *WAITING)) for _ in range(50)]
         await settle()
         guest.application.stop()
-        assert {told.status for told in await asyncio.gather(*waits)} == {304}
+        assert {response.status for response in await asyncio.gather(*waits)} == {304}
         assert (await guest.call(EVENTS, *WAITING)).status == 304
 
     run(story)
@@ -78,8 +83,8 @@ def test_vm_moved_during_a_long_poll_gets_its_new_document() -> None:
         await settle()
         await guest.enrol("other", Vm(name="other-0", address="10.0.2.1"), WEB_0)
         await guest.enrol("web", WEB_1)
-        told = await waiting
-        assert (told.status, told.json["Events"][0]["Resources"]) == (200, ["other-0"])
+        response = await waiting
+        assert (response.status, response.json["Events"][0]["Resources"]) == (200, ["other-0"])
 
     run(story)
 

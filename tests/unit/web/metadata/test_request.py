@@ -23,7 +23,7 @@ TRUE = {b"metadata": b"true"}
 EVENTS = "/metadata/scheduledevents"
 
 
-def asked(
+def make_request(
     query: str = "api-version=2020-07-01",
     headers: dict[bytes, bytes] | None = None,
     path: str = EVENTS,
@@ -91,7 +91,7 @@ def test_metadata_header_is_case_insensitive(value: bytes) -> None:
     """The documents print `Metadata:True` in one of their examples; the parser leaves spaces at the
     end.
     """
-    assert events_version(asked(headers={b"metadata": value}), Config()).name == "2020-07-01"
+    assert events_version(make_request(headers={b"metadata": value}), Config()).name == "2020-07-01"
 
 
 @pytest.mark.parametrize(
@@ -99,18 +99,18 @@ def test_metadata_header_is_case_insensitive(value: bytes) -> None:
 )
 def test_missing_metadata_header_is_rejected(headers: dict[bytes, bytes]) -> None:
     with pytest.raises(Invalid, match="Required metadata header not specified"):
-        events_version(asked(headers=headers), Config())
+        events_version(make_request(headers=headers), Config())
 
 
 def test_first_version_needs_no_metadata_header() -> None:
     """Its own published samples send none."""
-    assert events_version(asked("api-version=2017-03-01", {}), Config()).name == "2017-03-01"
+    assert events_version(make_request("api-version=2017-03-01", {}), Config()).name == "2017-03-01"
 
 
 def test_missing_header_is_reported_before_the_version() -> None:
     """As the real service does; whoever asks which versions there are sends the header."""
     with pytest.raises(Invalid, match="Required metadata header"):
-        events_version(asked("", {}), Config())
+        events_version(make_request("", {}), Config())
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_missing_header_is_reported_before_the_version() -> None:
 def test_unknown_version_error_lists_the_newest(query: str) -> None:
     """Several clients call without one on purpose and read `newest-versions`."""
     with pytest.raises(BadVersion) as refused:
-        events_version(asked(query), Config())
+        events_version(make_request(query), Config())
     assert json.loads(refused.value.body)["newest-versions"] == [
         "2020-07-01",
         "2019-08-01",
@@ -130,15 +130,15 @@ def test_unknown_version_error_lists_the_newest(query: str) -> None:
 
 def test_lenient_mode_serves_the_version_before_a_date() -> None:
     assert (
-        events_version(asked("api-version=2021-12-13"), Config(lenient_versions=True)).name
+        events_version(make_request("api-version=2021-12-13"), Config(lenient_versions=True)).name
         == "2020-07-01"
     )
     with pytest.raises(BadVersion):
-        events_version(asked("api-version=latest"), Config(lenient_versions=True))
+        events_version(make_request("api-version=latest"), Config(lenient_versions=True))
 
 
 def test_legacy_path_means_the_first_version() -> None:
-    request = asked("", {}, "/metadata/latest/scheduledevents")
+    request = make_request("", {}, "/metadata/latest/scheduledevents")
     assert events_version(request, Config(legacy_path=True)).name == "2017-03-01"
 
 
@@ -147,9 +147,9 @@ def test_instance_has_its_own_versions() -> None:
 
     2020-07-01 is the other way round.
     """
-    assert instance_version(asked(), {"api-version": "2021-02-01"}) == "2021-02-01"
+    assert instance_version(make_request(), {"api-version": "2021-02-01"}) == "2021-02-01"
     with pytest.raises(BadVersion) as refused:
-        instance_version(asked(), {"api-version": "2020-07-01"})
+        instance_version(make_request(), {"api-version": "2020-07-01"})
     assert json.loads(refused.value.body)["newest-versions"] == [
         "2025-04-07",
         "2024-07-17",
@@ -179,4 +179,7 @@ def test_instance_has_its_own_versions() -> None:
 )
 def test_prefer_wait_follows_rfc_7240(prefer: bytes, seconds: int) -> None:
     """What cannot be read is no preference: the request is answered at once, as on Azure."""
-    assert wait_seconds(asked(headers={b"prefer": prefer}), Config(wait_seconds_max=60)) == seconds
+    assert (
+        wait_seconds(make_request(headers={b"prefer": prefer}), Config(wait_seconds_max=60))
+        == seconds
+    )

@@ -10,7 +10,7 @@ from litestar.params import FromPath, JSONBody
 from litestar.status_codes import HTTP_202_ACCEPTED
 
 from forewarn import errors
-from forewarn.engine.operations import Operations, Told
+from forewarn.engine.operations import Operations, ScopedEvent
 from forewarn.errors import Invalid
 from forewarn.web.control import views
 from forewarn.web.control.dependencies import (
@@ -62,7 +62,7 @@ def earliest(notice: Notice) -> datetime | None:
 
 
 def _operation(
-    verb: str, operate: Callable[..., Awaitable[Told | None]], summary: str
+    verb: str, operate: Callable[..., Awaitable[ScopedEvent | None]], summary: str
 ) -> HTTPRouteHandler:
     @post(
         f"/{{vm:str}}/{verb}",
