@@ -1,5 +1,5 @@
-# Everything a person types here. Each target sets up what it needs and says what it is doing; a second run is quick.
-.PHONY: install demo test test-all test-vm check agent bench sim size clean
+# Every command of this repository. Each target sets up what it needs; a second run is quick.
+.PHONY: install demo test test-all test-system test-vm check agent bench sim size clean
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 LIBVIRT := $(VENV)/.libvirt
-# A seed of one's own: make sim FIRST=1000 SEEDS=5000
+# Other seeds: make sim FIRST=1000 SEEDS=5000
 FIRST ?= 50
 SEEDS ?= 500
 
@@ -16,22 +16,26 @@ install: $(READY)
 demo: $(READY)
 	@exec $(BIN)/forewarn demo
 
-# Needs Python and nothing else: no root, no packages of the system.
+# Needs Python and nothing else: no root, no system packages.
 test: check
-	@echo "== tests that need Python alone (make test-all runs the others too)"
+	@echo "== tests that need only Python (make test-all runs the others too)"
 	@$(BIN)/pytest -m "not system"
 
-# The rest: other languages, HAProxy, Prometheus, OpenSSL, systemd, network namespaces, libvirt. As root it installs what is missing.
-test-all: test $(LIBVIRT)
+# Everything but tests/vm.
+test-all: test test-system
+
+# Other languages, HAProxy, Prometheus, OpenSSL, systemd, network namespaces, libvirt. As root it
+# installs what is missing.
+test-system: $(LIBVIRT)
 	@sh tools/need.sh curl=curl haproxy=haproxy openssl=openssl systemd-analyze=systemd ip=iproute2 nft=nftables promtool=prometheus \
 		jq=jq ssh=openssh-client node=nodejs go=golang-go mono=mono-runtime \
 		"mcs=mono-mcs libmono-system-net-http4.0-cil libmono-system-runtime-serialization4.0-cil"
-	@echo "== tests that need programs of the system"
+	@echo "== tests that need system programs"
 	@$(BIN)/pytest -m system
 
 test-vm: $(LIBVIRT)
 	@sh tools/need.sh libvirtd=libvirt-daemon-system qemu-system-x86_64=qemu-system-x86
-	@echo "== tests on real virtual machines, in a libvirt of their own (as root; about two minutes)"
+	@echo "== tests on real virtual machines, in their own libvirt (as root; about two minutes)"
 	@$(BIN)/pytest -n 0 -v tests/vm
 
 check: $(READY)
@@ -47,25 +51,25 @@ agent: $(READY)
 
 bench: $(READY)
 	@sh tools/need.sh nginx=nginx-light wrk=wrk
-	@echo "== speed, as ratios against nginx, and what the agent costs (about five minutes)"
+	@echo "== benchmarks: speed relative to nginx, and the cost of the agent (about five minutes)"
 	@$(BIN)/python -m tests.bench
 
 sim: $(READY)
-	@echo "== $(SEEDS) simulated worlds from seed $(FIRST)"
+	@echo "== $(SEEDS) simulations from seed $(FIRST)"
 	@$(BIN)/python -m tests.sim --first $(FIRST) --seeds $(SEEDS) 2> $(VENV)/sim.log || { tail -50 $(VENV)/sim.log; exit 1; }
 
 size:
 	@$(PYTHON) tools/size.py
 
-# The virtual environment, by exact versions. Made again when what it is made from changes.
+# The virtual environment, with exact versions. It is updated when these files change.
 $(READY): pyproject.toml constraints.txt
 	@echo "== setting up $(VENV) (first time: a minute or two)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "forewarn needs Python 3.11 or newer; try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { sh tools/need.sh ensurepip=python3-venv && $(PYTHON) -m venv $(VENV); }
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[server,test]' > $(VENV)/install.log 2>&1 || { cat $(VENV)/install.log; exit 1; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[lab,test]' > $(VENV)/install.log 2>&1 || { cat $(VENV)/install.log; exit 1; }
 	@touch $(READY)
 
-# libvirt's library comes as source: it is built against the headers of the machine's own libvirt. Only the tests need it here.
+# libvirt-python is built against the headers of the installed libvirt. Only tests need it here.
 $(LIBVIRT): $(READY)
 	@sh tools/need.sh gcc=gcc pkg-config=pkg-config
 	@pkg-config --exists libvirt || sh tools/need.sh libvirt-headers=libvirt-dev

@@ -1,8 +1,6 @@
-"""Builds the agent as one file that needs nothing but Python: `python tools/make_agent.py
-[dist/forewarn-agent.pyz]`.
+"""Build the agent as one file that needs only Python: `python tools/make_agent.py [FILE]`.
 
-Only what runs inside a VM is in it. The same sources give the same bytes: names in order, one date,
-one mode.
+It contains only what runs inside a VM. The build is reproducible: sorted names, one date, one mode.
 """
 
 import sys
@@ -12,9 +10,15 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[1] / "src"
 PARTS = ("__init__.py", "errors.py", "systemd.py", "client", "agent")
 FIRST_LINE = b"#!/usr/bin/env python3\n"
-START = 'import sys\n\nfrom forewarn.agent.__main__ import main\n\nif __name__ == "__main__":\n    sys.exit(main())\n'
+START = """import sys
+
+from forewarn.agent.__main__ import main
+
+if __name__ == "__main__":
+    sys.exit(main())
+"""
 DATE = (1980, 1, 1, 0, 0, 0)
-"""The first that a zip file can say."""
+"""The earliest date that a zip file can have."""
 
 
 def build(target: Path, source: Path = SOURCE) -> None:

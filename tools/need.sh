@@ -1,5 +1,5 @@
 #!/bin/sh
-# need.sh COMMAND=PACKAGE...: install the Debian packages whose command is missing, or say which they are.
+# need.sh COMMAND=PACKAGE...: install the Debian packages whose command is missing, or print their names.
 missing=
 for pair in "$@"; do
     command -v "${pair%%=*}" > /dev/null 2>&1 || missing="$missing ${pair#*=}"

@@ -1,6 +1,4 @@
-"""Print how many lines of code each package has: lines that are not blank, not a comment and not
-part of a docstring.
-"""
+"""Print the lines of code of each package, without blank lines, comments and docstrings."""
 
 import ast
 from collections import Counter
@@ -9,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent / "src" / "forewarn"
 
 
-def code_lines(text: str) -> int:
+def count_code_lines(text: str) -> int:
     docstrings: set[int] = set()
     for node in ast.walk(ast.parse(text)):
         if (
@@ -30,7 +28,7 @@ def main() -> None:
     sizes: Counter[str] = Counter()
     for file in ROOT.rglob("*.py"):
         parts = file.relative_to(ROOT).parts
-        sizes[parts[0] if len(parts) > 1 else "(top level)"] += code_lines(file.read_text())
+        sizes[parts[0] if len(parts) > 1 else "(top level)"] += count_code_lines(file.read_text())
     for package, lines in sorted(sizes.items()):
         print(f"{package:14} {lines:7,}")
     print(f"{'total':14} {sum(sizes.values()):7,}")

@@ -1,62 +1,47 @@
-"""Every option once: a field, and from it the flag, the variable, the key of `forewarn.toml` and
-the line of the reference page.
+"""The options of `forewarn serve`, each declared once.
 
-A config is a value: it opens nothing and knows no rules. Flag beats variable beats file beats
-default. Standard library only.
+A field of `Config` is an option: its name, type and default, and in `Option(...)` its section, how
+its text is parsed and what it does. The flag, the FOREWARN_* variable, the key in `forewarn.toml`
+and the row in docs/configuration.md are derived from it by `cli/options.py`.
+
+A Config is a plain value: making one opens nothing. Standard library only.
 """
 
-import difflib
 import ipaddress
 import re
-import tomllib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Generic, NamedTuple, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
 from urllib.parse import urlsplit
 
-from forewarn.config_platform import (
-    EVENT_TYPES,
-    ExecCommand,
-    HealthCommand,
-    HostUri,
-    exec_command,
-    health_command,
-    host_uri,
-)
+from forewarn.duration import parse_duration
 from forewarn.errors import Invalid
 
-C = TypeVar("C")
-DEFAULT = "default"
-FILE_NAME, FILE_VARIABLE, FILE_BYTES_MAX = "forewarn.toml", "FOREWARN_CONFIG", 1 << 20
-UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 SIMULATED_MAX = timedelta(hours=24)
+BOOLEANS = dict.fromkeys(("true", "1", "yes", "on"), True)
+BOOLEANS |= dict.fromkeys(("false", "0", "no", "off"), False)
+PLACEHOLDER = re.compile(r"(?<!\$)\{([a-z_]+)\}")
+# fmt: off
 WEBHOOK_CHANGES = (
-    "executed_silently",
-    "scheduled",
-    "extended",
-    "started",
-    "impact-failed",
-    "completed",
-    "canceled",
+    "executed_silently", "scheduled", "extended", "started", "impact-failed", "completed", "canceled",
     "failed",
 )
-YES_NO = {
-    "true": True,
-    "1": True,
-    "yes": True,
-    "on": True,
-    "false": False,
-    "0": False,
-    "no": False,
-    "off": False,
-}
+PLACEHOLDERS = (
+    "event_id", "event_type", "cause", "tries", "duration_seconds", "scope", "vm", "vm_id",
+    "address", "host",
+)
+# fmt: on
+"""What an exec command may use: `{name}` in its words, FOREWARN_NAME in its environment."""
+HEALTH_PLACEHOLDERS = ("host", "event_type")
+"""The same for the health command of campaigns, which is about a host, not a VM."""
 
 
 class Identify(StrEnum):
-    """How a caller of the metadata endpoint is known."""
+    """How a client of the metadata endpoint is identified as a VM."""
 
     ADDRESS = "address"
     PATH = "path"
@@ -69,7 +54,7 @@ class NotBeforeFormat(StrEnum):
 
 
 class PlatformName(StrEnum):
-    """What carries impacts out."""
+    """What carries out impacts."""
 
     SIMULATED = "simulated"
     EXEC = "exec"
@@ -89,7 +74,7 @@ class LogLevel(StrEnum):
 
 
 class Address(NamedTuple):
-    """Where a listener stands. Port 0 takes any free one."""
+    """The address of a listener. Port 0 takes any free port."""
 
     host: str
     port: int
@@ -98,25 +83,110 @@ class Address(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+class ExecCommand(NamedTuple):
+    """The command for an event type; `*` is for every type without a command of its own."""
+
+    type: str
+    words: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.type}={shlex.join(self.words)}"
+
+
+class HealthCommand(NamedTuple):
+    """The command that runs after each host of a campaign."""
+
+    words: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return shlex.join(self.words)
+
+
+class HostUri(NamedTuple):
+    """The libvirt URI of a host. Without a host it is for all of them and may contain `{host}`."""
+
+    host: str
+    uri: str
+
+    def __str__(self) -> str:
+        return f"{self.host}={self.uri}" if self.host else self.uri
+
+
+class SimulatedDuration(NamedTuple):
+    """How long an impact of this type takes on the simulated platform."""
+
+    type: str
+    duration: timedelta
+
+    def __str__(self) -> str:
+        return f"{self.type}={self.duration.total_seconds():g}s"
+
+
 class Kind(NamedTuple):
-    """How the text of a value is read, and what ends the sentence "expected …" when it cannot be."""
+    """How the text of a value is parsed, and how "expected ..." ends when it cannot be.
+
+    `parse` raises ValueError, or Invalid with a reason that is better than `expects`.
+    """
 
     parse: Callable[[str], Any]
     expects: str
 
 
 class Option(NamedTuple):
-    """What there is to know of an option beside its name, type and default."""
+    """The declaration of an option. `options` fills in the name and the default."""
 
     section: str
     kind: Kind
     help: str
     variable: str = ""
-    is_repeatable: bool = False
     is_secret: bool = False
+    name: str = ""
+    default: Any = None
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def is_repeatable(self) -> bool:
+        return type(self.default) is tuple
+
+    def parse(self, given: Any, source: str) -> Any:
+        """The value. Invalid names the option, where the value came from and what was expected."""
+        try:
+            if self.is_repeatable:
+                return tuple(self.kind.parse(text) for text in given)
+            return self.kind.parse(given)
+        except Invalid as error:
+            raise Invalid(f"{self.name} (from {source}): {error}", option=self.name) from error
+        except (ValueError, KeyError, OverflowError) as error:
+            raise self.reject(given, source) from error
+
+    def reject(self, given: Any, source: str) -> Invalid:
+        shown = repr(given)[:200]
+        if self.is_secret or "@" in shown:  # a URL may contain a password
+            shown = "another value"
+        return Invalid(
+            f"{self.name} (from {source}): expected {self.kind.expects}, got {shown}",
+            option=self.name,
+        )
 
 
-def _text(text: str) -> str:
+def options(config_class: type[Any]) -> list[Option]:
+    """The options of a config class, in the order of declaration."""
+    hints = get_type_hints(config_class, include_extras=True)
+    return [
+        declared._replace(
+            name=each.name,
+            default=each.default,
+            variable=declared.variable or f"FOREWARN_{each.name.upper()}",
+        )
+        for each in fields(config_class)
+        for declared in get_args(hints[each.name])[1:]
+    ]
+
+
+def parse_text(text: str) -> str:
     if not text.strip() or not text.isprintable():
         raise ValueError
     return text
@@ -133,252 +203,207 @@ def _number(least: float, most: float, *, as_type: type[int] | type[float] = flo
     return Kind(parse, f"{noun} from {least:g} to {most:.0f}")
 
 
+def _integer(least: int, most: int) -> Kind:
+    return _number(least, most, as_type=int)
+
+
 def _choice(choices: type[StrEnum]) -> Kind:
     *others, last = choices
     return Kind(choices, f"{', '.join(others)} or {last}")
 
 
-def _store(text: str) -> str:
+def _parse_store(text: str) -> str:
     if text != "memory" and not re.fullmatch(r"sqlite:///.+", text):
         raise ValueError
     return text
 
 
-def _address(text: str) -> Address:
-    split = urlsplit(f"//{text}")
-    if not split.hostname or split.port is None or split.netloc != text or "@" in text:
+def _parse_address(text: str) -> Address:
+    parts = urlsplit(f"//{text}")
+    if not parts.hostname or parts.port is None or parts.netloc != text or "@" in text:
         raise ValueError
-    return Address(split.hostname, split.port)
+    return Address(parts.hostname, parts.port)
 
 
-def _webhook(text: str) -> str:
-    split = urlsplit(_text(text))
-    is_more = (
-        split.port == 0
-        or split.fragment
-        or "@" in split.netloc
-        or " " in text
-        or not text.isascii()
-    )
-    if split.scheme not in ("http", "https") or not split.hostname or is_more:
+def parse_url(text: str) -> str:
+    """An http or https URL without user name or fragment."""
+    parts = urlsplit(parse_text(text))
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+        raise ValueError
+    if parts.fragment or "@" in parts.netloc or " " in text or not text.isascii():
         raise ValueError
     return text
 
 
-def _url(text: str) -> str:
-    if urlsplit(text).query:
+def _parse_simulated(text: str) -> SimulatedDuration:
+    type_, _, length = text.partition("=")
+    parsed = parse_duration(length)
+    if not type_.isalpha() or parsed > SIMULATED_MAX:
         raise ValueError
-    return _webhook(text).rstrip("/")
+    return SimulatedDuration(type_, parsed)
 
 
-def _simulated(text: str) -> tuple[str, timedelta]:
-    found = re.fullmatch(r"(\w+)=(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h)", text)
-    duration = found and timedelta(seconds=float(found[2]) * UNIT_SECONDS[found[3]])
-    if not found or duration is None or found[1] not in EVENT_TYPES or duration > SIMULATED_MAX:
+def _parse_exec(text: str) -> ExecCommand:
+    type_, _, command = text.partition("=")
+    words = _split_command(command, PLACEHOLDERS)
+    if type_ != "*" and not type_.isalpha():
         raise ValueError
-    return found[1], duration
+    return ExecCommand(type_, words)
 
 
-SWITCH = Kind(lambda text: YES_NO[text.lower()], "true or false")
-FILE = Kind(lambda text: Path(_text(text)), "the path of a file")
-FILE_OR_FOLDER = Kind(FILE.parse, "the path of a file or of a folder")
-STORE = Kind(_store, "memory, sqlite:///relative.db or sqlite:////absolute/path.db")
-ADDRESS = Kind(_address, "HOST:PORT")
-METADATA_DEFAULT, CONTROL_DEFAULT = Address("127.0.0.1", 8080), Address("127.0.0.1", 8081)
-RATE = _number(0.001, 100_000)
-EXEC = Kind(
-    exec_command,
-    f"TYPE=COMMAND such as Reboot='/usr/sbin/qm reboot {{vm}}' (types {', '.join(EVENT_TYPES)}, or *)",
-)
+def _parse_health(text: str) -> HealthCommand:
+    return HealthCommand(_split_command(text, HEALTH_PLACEHOLDERS))
+
+
+def _split_command(command: str, placeholders: tuple[str, ...]) -> tuple[str, ...]:
+    """The words of a command, split as a shell would. Every placeholder in them is known."""
+    words = tuple(shlex.split(command))
+    used = [name for word in words for name in PLACEHOLDER.findall(word)]
+    if not set(used) <= set(placeholders) or any(map(PLACEHOLDER.search, words[:1])):
+        raise Invalid(
+            f"{{name}} may be one of {', '.join(placeholders)}, and not in the program's own path"
+        )
+    if not words or not words[0] or "\0" in command:
+        raise ValueError
+    return words
+
+
+def _parse_host_uri(text: str) -> HostUri:
+    match = re.fullmatch(r"(?:([A-Za-z0-9_][A-Za-z0-9._-]{0,127})=)?([a-z][a-z0-9+]*://\S*)", text)
+    if not match or PLACEHOLDER.findall(match[2]) not in ([], ["host"]):
+        raise ValueError
+    return HostUri(match[1] or "", match[2])
+
+
+VM_NAME = Kind(parse_text, "the name of a VM")
+BOOLEAN = Kind(lambda text: BOOLEANS[text.lower()], "true or false")
+FILE = Kind(lambda text: Path(parse_text(text)), "the path of a file")
+FILE_OR_FOLDER = Kind(FILE.parse, "the path of a file or a folder")
+STORE = Kind(_parse_store, "memory, sqlite:///relative.db or sqlite:////absolute/path.db")
+ADDRESS = Kind(_parse_address, "HOST:PORT")
+WEBHOOK = Kind(parse_url, "http://HOST/PATH or https://HOST/PATH")
+CHANGE = Kind(parse_text, "the name of a change, such as started")
+EXEC = Kind(_parse_exec, "TYPE=COMMAND such as Reboot='/usr/sbin/qm reboot {vm}'")
 HEALTH = Kind(
-    health_command,
+    _parse_health,
     "a command such as '/usr/local/bin/is-healthy {host}' ({host} and {event_type} are replaced)",
 )
-URI = Kind(host_uri, "a libvirt URI, which may hold {host}, or HOST=URI")
-SIMULATED = Kind(
-    _simulated,
-    f"TYPE=DURATION such as Freeze=30s (types {', '.join(EVENT_TYPES)}; units ms, s, m, h; at most 24h)",
-)
+URI = Kind(_parse_host_uri, "a libvirt URI, which may contain {host}, or HOST=URI")
+METADATA_DEFAULT, CONTROL_DEFAULT = Address("127.0.0.1", 8080), Address("127.0.0.1", 8081)
+SIMULATED = Kind(_parse_simulated, "TYPE=DURATION such as Freeze=30s (at most 24h)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """What `forewarn serve` and `forewarn demo` are told."""
+    """The options of `forewarn serve` and `forewarn demo`."""
 
     # fmt: off
     fleet: Annotated[Path | None, Option("Service", FILE_OR_FOLDER,
-        "Fleet file, YAML or JSON, or a folder of them, applied at startup; without it, the stored fleet is used.")] = None
+        "Fleet file, YAML or JSON, or a folder of them, applied at startup; "
+        "without it, the stored fleet is used.")] = None
     store: Annotated[str, Option("Service", STORE,
-        "Where scopes and events are kept; `memory` forgets all at the end.")] = "sqlite:///forewarn.db"
-    metadata: Annotated[Address, Option("Service", ADDRESS, "Where VMs poll and approve; port 0: a free one.")] = METADATA_DEFAULT
-    control: Annotated[Address, Option("Service", ADDRESS, "Where operators and the CLI call; beyond loopback only with tokens.",
+        "Where the state is stored; `memory` loses it at exit.")] = "sqlite:///forewarn.db"
+    metadata: Annotated[Address, Option("Service", ADDRESS,
+        "The listener that VMs poll and approve on; port 0 takes a free port.")] = METADATA_DEFAULT
+    control: Annotated[Address, Option("Service", ADDRESS,
+        "The listener for operators, the CLI and the console; outside loopback it needs tokens.",
         variable="FOREWARN_CONTROL_LISTEN")] = CONTROL_DEFAULT
     control_certificate_file: Annotated[Path | None, Option("Service", FILE,
-        "File with the certificate chain, PEM: the control API then speaks TLS only. Read again when it changes.")] = None
+        "PEM file with the certificate chain: the control API then speaks TLS only. "
+        "It is read again when it changes.")] = None
     control_key_file: Annotated[Path | None, Option("Service", FILE,
-        "File with the certificate's key, PEM, not encrypted.")] = None
-    rate: Annotated[float, Option("Service", RATE,
-        "Divides every notice, duration and lapse: at 60 a 15-minute notice takes 15 seconds. The clock stays true.")] = 1.0
-    identify: Annotated[tuple[Identify, ...], Option("Callers", _choice(Identify),
-        "How a VM is known: by source address; by `/as/<vm>/` in the path, which anybody may say; by a proxy's signed header.",
-        is_repeatable=True)] = (Identify.ADDRESS,)
-    proxy_key_file: Annotated[Path | None, Option("Callers", FILE,
-        "File with the key that a proxy signs its header with; `--identify proxy` needs it.")] = None
-    wait_seconds_max: Annotated[float, Option("Limits", _number(0, 3600), "The longest `Prefer: wait=N` that is kept.")] = 60.0
-    idle_seconds: Annotated[float, Option("Limits", _number(1, 3600), "A connection with nothing on it ends then.")] = 75.0
-    header_seconds: Annotated[float, Option("Limits", _number(1, 3600), "A request whose head takes longer is dropped.")] = 10.0
-    connections_per_address_max: Annotated[int, Option("Limits", _number(1, 1_000_000, as_type=int),
-        "Connections that one address may hold open; less if there are few file descriptors.")] = 4096
+        "PEM file with the certificate's key, not encrypted.")] = None
+    rate: Annotated[float, Option("Service", _number(0.001, 100_000),
+        "Divides every notice, duration and timeout: at 60, a 15-minute notice takes 15 seconds. "
+        "The clock itself is not changed.")] = 1.0
+    identify: Annotated[tuple[Identify, ...], Option("Identity", _choice(Identify),
+        "How a VM is identified: by its source address; by `/as/<vm>/` in the path, which any "
+        "client can claim; by a header that a proxy signs.")] = (Identify.ADDRESS,)
+    proxy_key_file: Annotated[Path | None, Option("Identity", FILE,
+        "File with the key that signs the proxy's header; required by `--identify proxy`.")] = None
+    wait_seconds_max: Annotated[float, Option("Limits", _number(0, 3600),
+        "The longest `Prefer: wait=N` that is honoured.")] = 60.0
+    idle_seconds: Annotated[float, Option("Limits", _number(1, 3600),
+        "An idle connection is closed after this time.")] = 75.0
+    header_seconds: Annotated[float, Option("Limits", _number(1, 3600),
+        "A connection is dropped if the head of a request takes longer.")] = 10.0
+    connections_per_address_max: Annotated[int, Option("Limits", _integer(1, 1_000_000),
+        "Connections that one address may hold open; less if file descriptors are scarce.")] = 4096
     requests_per_second: Annotated[float, Option("Limits", _number(0, 1_000_000),
         "Requests per second and VM before a 429; 0 is off. Azure: 5.")] = 0.0
     first_call_delay_seconds: Annotated[float, Option("Protocol", _number(0, 600),
-        "How long a scope's first call is held. Azure: up to 120.")] = 0.0
-    not_before_format: Annotated[NotBeforeFormat, Option("Protocol", _choice(NotBeforeFormat),
-        "How NotBefore is written up to 2017-11-01: as captured (RFC 1123) or as documented then (ISO 8601).",
-        )] = NotBeforeFormat.CAPTURED
-    legacy_path: Annotated[bool, Option("Protocol", SWITCH, "Serve `/metadata/latest/scheduledevents` as 2017-03-01.")] = False
-    lenient_versions: Annotated[bool, Option("Protocol", SWITCH,
-        "Answer an unknown api-version as the newest one before it, not with 400.")] = False
-    impacts_max: Annotated[int, Option("Impacts", _number(1, 100_000, as_type=int), "Impacts that a server does at once.")] = 256
+        "How long the first call of a scope is delayed. Azure: up to 120.")] = 0.0
+    not_before_format: Annotated[NotBeforeFormat, Option("Protocol",
+        _choice(NotBeforeFormat),
+        "The format of NotBefore up to 2017-11-01: as captured on Azure (RFC 1123), or as "
+        "documented (ISO 8601).")] = NotBeforeFormat.CAPTURED
+    legacy_path: Annotated[bool, Option("Protocol", BOOLEAN,
+        "Serve `/metadata/latest/scheduledevents` as 2017-03-01.")] = False
+    lenient_versions: Annotated[bool, Option("Protocol", BOOLEAN,
+        "Answer an unknown api-version like the newest one before it, not with 400.")] = False
+    impacts_max: Annotated[int, Option("Impacts", _integer(1, 100_000),
+        "Impacts that a server carries out at the same time.")] = 256
     impact_seconds_max: Annotated[float, Option("Impacts", _number(1, 86_400),
-        "A driver's call that takes longer counts as failed.")] = 3600.0
+        "A platform call that takes longer has failed.")] = 3600.0
     impact_retry_seconds_max: Annotated[float, Option("Impacts", _number(0, 86_400),
-        "How long a failed impact is retried after its first failure, with growing pauses; 0: that failure is final.")] = 300.0
+        "How long a failed impact is retried, with growing pauses; 0 means no retry.")] = 300.0
     platform: Annotated[PlatformName, Option("Impacts", _choice(PlatformName),
-        "What carries impacts out: nothing (it only takes its time), commands of your own, or libvirt.")] = PlatformName.SIMULATED
+        "What carries out impacts: nothing (a simulation that only takes time), your own commands, "
+        "or libvirt.")] = PlatformName.SIMULATED
     exec_command: Annotated[tuple[ExecCommand, ...], Option("Impacts", EXEC,
-        "What the exec platform runs for a type, without a shell; `*` stands for every type without a command of its own.",
-        is_repeatable=True)] = ()
+        "What the exec platform runs for an event type, without a shell; `*` is for every type "
+        "without a command of its own.")] = ()
     exec_seconds_max: Annotated[float, Option("Impacts", _number(0.1, 86_400),
-        "A command that runs longer is ended, with all that it started, and has failed.")] = 600.0
+        "A command that runs longer is killed with all its children, and has failed.")] = 600.0
     libvirt_uri: Annotated[tuple[HostUri, ...], Option("Impacts", URI,
-        "Where libvirt answers: one URI for every host, such as `qemu+ssh://{host}/system`, or one for each host.",
-        is_repeatable=True)] = (HostUri("", "qemu:///system"),)
+        "The libvirt connection: one URI for every host, such as `qemu+ssh://{host}/system`, or "
+        "one per host.")] = (HostUri("", "qemu:///system"),)
     libvirt_grace_seconds: Annotated[float, Option("Impacts", _number(0, 3600),
-        "How long a guest may take to shut down or reboot by itself before it is made to.")] = 120.0
+        "How long a guest may take to shut down or reboot before it is forced to.")] = 120.0
     libvirt_call_seconds_max: Annotated[float, Option("Impacts", _number(0.1, 3600),
-        "A call of libvirt that takes longer has failed.")] = 30.0
+        "A libvirt call that takes longer has failed.")] = 30.0
     campaign_health_command: Annotated[HealthCommand | None, Option("Impacts", HEALTH,
-        "Run on the server after each host of every campaign, without a shell; any exit code but 0 pauses the campaign.")] = None
+        "Runs on the server after each host of every campaign, without a shell; "
+        "any exit code but 0 pauses the campaign.")] = None
     campaign_health_seconds_max: Annotated[float, Option("Impacts", _number(0.1, 3600),
-        "A health command that runs longer is ended and counts as failed.")] = 60.0
-    simulate_duration: Annotated[tuple[tuple[str, timedelta], ...], Option("Impacts", SIMULATED,
-        "How long the simulated platform takes for a type, to the letter: no rate touches it.", is_repeatable=True)] = ()
-    simulate_failure: Annotated[tuple[str, ...], Option("Impacts", Kind(_text, "the name of a VM"),
-        "A VM whose impacts fail on the simulated platform.", is_repeatable=True)] = ()
-    history_days: Annotated[float, Option("History", _number(0, 36_500), "How long the history is kept; 0: for ever.")] = 90.0
-    history_notes_max: Annotated[int, Option("History", _number(0, 1_000_000_000, as_type=int),
-        "How many notes of history are kept at most; 0: any number.")] = 1_000_000
-    webhook: Annotated[tuple[str, ...], Option("History", Kind(_webhook, "http://HOST/PATH or https://HOST/PATH"),
-        "Who is told of changes, as signed CloudEvents.", is_repeatable=True)] = ()
-    webhook_changes: Annotated[tuple[str, ...], Option("History", Kind(_text, "the name of a change, such as started"),
-        "Which changes webhooks are told of.", is_repeatable=True)] = WEBHOOK_CHANGES
+        "A health command that runs longer is killed and has failed.")] = 60.0
+    simulate_duration: Annotated[tuple[SimulatedDuration, ...], Option("Impacts", SIMULATED,
+        "How long a simulated impact of a type takes; the rate does not apply.")] = ()
+    simulate_failure: Annotated[tuple[str, ...], Option("Impacts", VM_NAME,
+        "A VM whose impacts fail on the simulated platform.")] = ()
+    history_days: Annotated[float, Option("History", _number(0, 36_500),
+        "How long history is kept; 0 means forever.")] = 90.0
+    history_notes_max: Annotated[int, Option("History", _integer(0, 1_000_000_000),
+        "How many history entries are kept; 0 means no limit.")] = 1_000_000
+    webhook: Annotated[tuple[str, ...], Option("History", WEBHOOK,
+        "A URL that receives changes as signed CloudEvents.")] = ()
+    webhook_changes: Annotated[tuple[str, ...], Option("History", CHANGE,
+        "The changes that are sent to webhooks.")] = WEBHOOK_CHANGES
     webhook_secret_file: Annotated[Path | None, Option("History", FILE,
-        "File with the secret that webhooks are signed with, `whsec_…` or text, one a line; `--webhook` needs it.")] = None
-    webhook_seconds_max: Annotated[float, Option("History", _number(0.1, 60), "A webhook that takes longer has failed.")] = 10.0
-    log_format: Annotated[LogFormat, Option("Log", _choice(LogFormat), "How log lines are written.")] = LogFormat.HUMAN
-    log_level: Annotated[LogLevel, Option("Log", _choice(LogLevel), "The least level that is written.")] = LogLevel.INFO
+        "File with the secrets that sign webhooks, `whsec_…` or text, one per line; required by "
+        "`--webhook`.")] = None
+    webhook_seconds_max: Annotated[float, Option("History", _number(0.1, 60),
+        "A webhook call that takes longer has failed.")] = 10.0
+    log_format: Annotated[LogFormat, Option("Log", _choice(LogFormat),
+        "The format of log lines.")] = LogFormat.HUMAN
+    log_level: Annotated[LogLevel, Option("Log", _choice(LogLevel),
+        "The lowest level that is logged.")] = LogLevel.INFO
     # fmt: on
 
-
-@dataclass(frozen=True, kw_only=True)
-class ClientConfig:
-    """What the other commands are told."""
-
-    # fmt: off
-    control_url: Annotated[str, Option("Client", Kind(_url, "http://HOST:PORT"), "Where the service's control API is.",
-        variable="FOREWARN_CONTROL")] = "http://127.0.0.1:8081"
-    token: Annotated[str, Option("Client", Kind(_text, "a token"), "Sent as a bearer token.", is_secret=True)] = ""
-    ca_file: Annotated[Path | None, Option("Client", FILE,
-        "File with the certificates, PEM, that the service's own is checked against, instead of the system's.",
-        variable="FOREWARN_CA")] = None
-    # fmt: on
-
-
-class Resolved(NamedTuple, Generic[C]):
-    """A config, where the value of each of its options came from, and the file that was read."""
-
-    config: C
-    origins: Mapping[str, str]
-    file: Path | None
-
-
-def resolve(
-    kind: type[C],
-    *,
-    flags: Mapping[str, object],
-    environ: Mapping[str, str],
-    file: Path | None = None,
-    defaults: Mapping[str, object] | None = None,
-) -> Resolved[C]:
-    """The config;
-
-    `defaults` stand in for its own. Invalid names the option, where it came from, what was
-    expected, what came.
-    """
-    path = find_file(environ, file)
-    keys = _read(path) if path else {}
-    values, origins = dict(defaults or {}), {}
-    for name, option in options(kind).items():
-        given = {
-            flag(name): flags.get(name),
-            variable(name, option): environ.get(variable(name, option)) or None,
-            f"{name} in {path}": keys.get(name),
-        }
-        origins[name] = next(
-            (origin for origin, value in given.items() if value is not None), DEFAULT
-        )
-        if origins[name] != DEFAULT:
-            values[name] = _parse(name, option, origins[name], given[origins[name]])
-    config = kind(**values)
-    if (
-        isinstance(config, Config)
-        and Identify.PROXY in config.identify
-        and config.proxy_key_file is None
-    ):
-        raise Invalid(
-            f"identify (from {origins['identify']}): proxy needs proxy_key_file, which is not given",
-            option="identify",
-        )
-    if isinstance(config, Config) and config.webhook and config.webhook_secret_file is None:
-        raise Invalid(
-            f"webhook (from {origins['webhook']}): needs webhook_secret_file, which is not given",
-            option="webhook",
-        )
-    if isinstance(config, Config) and (config.control_certificate_file is None) != (
-        config.control_key_file is None
-    ):
-        missing = (
-            "control_certificate_file"
-            if config.control_certificate_file is None
-            else "control_key_file"
-        )
-        raise Invalid(
-            f"{missing} is not given; TLS needs both a certificate and its key", option=missing
-        )
-    return Resolved(config, origins, path)
-
-
-def options(kind: type) -> dict[str, Option]:
-    """The options of a config by name, in their order."""
-    return {
-        name: get_args(hint)[1] for name, hint in get_type_hints(kind, include_extras=True).items()
-    }
-
-
-def flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def variable(name: str, option: Option) -> str:
-    return option.variable or f"FOREWARN_{name.upper()}"
-
-
-def find_file(environ: Mapping[str, str], file: Path | None = None) -> Path | None:
-    """The file that is asked for, or `forewarn.toml` in this folder if there is one."""
-    if file or environ.get(FILE_VARIABLE):
-        return file or Path(environ[FILE_VARIABLE])
-    return Path(FILE_NAME) if Path(FILE_NAME).is_file() else None
+    def check(self) -> None:
+        """Refuse combinations of options that cannot work."""
+        if Identify.PROXY in self.identify and self.proxy_key_file is None:
+            raise Invalid(
+                "identify: proxy needs proxy_key_file, which is not set", option="identify"
+            )
+        if self.webhook and self.webhook_secret_file is None:
+            raise Invalid("webhook: needs webhook_secret_file, which is not set", option="webhook")
+        if (self.control_certificate_file is None) != (self.control_key_file is None):
+            missing = "key" if self.control_key_file is None else "certificate"
+            raise Invalid(
+                f"control_{missing}_file is not set; TLS needs both a certificate and its key",
+                option=f"control_{missing}_file",
+            )
 
 
 def is_loopback(host: str) -> bool:
@@ -386,54 +411,3 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def _read(path: Path) -> dict[str, object]:
-    try:
-        with path.open("rb") as file:
-            keys = tomllib.loads(file.read(FILE_BYTES_MAX).decode())
-    except OSError as error:
-        raise Invalid(
-            f"{path}: cannot be read: {error.strerror or error}", file=str(path)
-        ) from error
-    except ValueError as error:  # not UTF-8, or not TOML
-        raise Invalid(
-            f"{path}: is not TOML: {' '.join(str(error).split())}", file=str(path)
-        ) from error
-    known = [*options(Config), *options(ClientConfig)]
-    for key in keys:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            raise Invalid(
-                f"{path}: unknown key {key!r}{f'; did you mean {near[0]!r}?' if near else ''}",
-                file=str(path),
-                key=key,
-            )
-    return keys
-
-
-def _parse(name: str, option: Option, origin: str, given: object) -> object:
-    several = (
-        given.split(",") if isinstance(given, str) else given
-    )  # a variable holds several values by commas
-    try:
-        if not option.is_repeatable:
-            return option.kind.parse(_as_text(given))
-        return tuple(
-            option.kind.parse(_as_text(one))
-            for one in (several if isinstance(several, list | tuple) else [several])
-        )
-    except Invalid as why:
-        raise Invalid(f"{name} (from {origin}): {given!r} is refused: {why}", option=name) from why
-    except (ValueError, KeyError, OverflowError) as error:
-        is_hidden = option.is_secret or "@" in repr(given)  # a URL may hold a password
-        shown = "something else" if is_hidden else repr(given)[:200]
-        raise Invalid(
-            f"{name} (from {origin}): expected {option.kind.expects}, got {shown}", option=name
-        ) from error
-
-
-def _as_text(given: object) -> str:
-    if isinstance(given, str | int | float):
-        return str(given).lower() if isinstance(given, bool) else str(given)
-    raise ValueError

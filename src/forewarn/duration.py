@@ -1,6 +1,6 @@
-"""Lengths of time as files and commands write them: `90s`, `15m`, `2h`, `1h30m`, `7d`.
+"""Durations as files and commands write them: `500ms`, `90s`, `15m`, `1h30m`, `1.5h`, `7d`.
 
-Commands work where msgspec is not installed, so the type for files is made when it is asked for.
+The agent and the CLI work without msgspec, so the type for files is built on first use.
 """
 
 import re
@@ -8,24 +8,29 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated
 
 if TYPE_CHECKING:
-    Span = str
+    Duration = str
 
-PATTERN = r"(?=[0-9])(?:([0-9]{1,4})d)?(?:([0-9]{1,5})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,8})s)?"
-EXPECTED = "a time such as 90s, 15m, 2h, 1h30m or 7d"
+UNITS = {"d": "days", "h": "hours", "m": "minutes", "s": "seconds", "ms": "milliseconds"}
+# At most about 30 years in all, so that adding a duration to a time cannot overflow.
+_DIGITS_MAX = {"d": 4, "h": 5, "m": 6, "s": 8, "ms": 8}
+PATTERN = "(?=[0-9])" + "".join(
+    rf"(?:([0-9]{{1,{_DIGITS_MAX[unit]}}}(?:\.[0-9]{{1,3}})?){unit})?" for unit in UNITS
+)
+EXPECTED = "a duration such as 90s, 15m, 2h, 1h30m or 7d"
 
 
-def parse(text: str) -> timedelta:
-    """The length of time. ValueError for what is none."""
-    found = re.fullmatch(PATTERN, text)
-    if found is None:
+def parse_duration(text: str) -> timedelta:
+    """Parse a duration. Raises ValueError for anything else."""
+    match = re.fullmatch(PATTERN, text)
+    if match is None:
         raise ValueError(f"expected {EXPECTED}, got {text[:80]!r}")
-    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
-    return timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
+    amounts = (float(amount or 0) for amount in match.groups())
+    return timedelta(**dict(zip(UNITS.values(), amounts, strict=True)))
 
 
 def __getattr__(name: str) -> object:
-    """`Span`: the text of a length of time, as msgspec checks it."""
-    if name != "Span":
+    """`Duration`: the text of a duration, as msgspec validates it."""
+    if name != "Duration":
         raise AttributeError(name)
     from msgspec import Meta
 

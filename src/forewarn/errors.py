@@ -1,38 +1,35 @@
-"""One tree of problems. A problem is expected and is answered; a bug is an assert.
+"""The errors of Forewarn. An expected problem is an Error; a bug is an assert.
 
-    Problem
-    ├── Invalid             what came cannot be read: bad field, bad file, bad option
+    Error
+    ├── Invalid             malformed input: a field, a file, an option
     ├── NotFound
     │   ├── UnknownScope  UnknownVm  UnknownHost  UnknownEvent  UnknownToken  UnknownCampaign
-    │   └── EventEnded      it existed, and is over
-    ├── Unauthorized        nobody knows who the caller is
-    ├── Forbidden           the caller may not
-    ├── Refused             well-formed, but the rules say no
+    │   └── EventEnded      the event existed, and has ended
+    ├── Unauthorized        the client did not authenticate
+    ├── Forbidden           the client's role is not sufficient
+    ├── Refused             well-formed, but against the rules
     │   ├── AlreadyPending  TooManyOperations  NoticeTooShort
     │   ├── WrongStatus  ScopeBusy  VmBusy  VmDown
     │   ├── TooManyCampaigns  CampaignOver  OverBudget
-    │   └── FleetChanged    the fleet is no longer the one that was read
-    ├── ImpactFailed        the platform could not do it
+    │   └── FleetChanged    the fleet was changed since it was read
+    ├── ImpactFailed        the platform could not carry out an impact
     └── Unavailable         try again later
-        ├── Conflict        somebody else wrote first (settled inside the engine)
+        ├── Conflict        another write came first (the engine retries)
         ├── StoreLost       the store does not answer; the write may or may not have happened
         │   └── Compacted   deletions since then are no longer known; load again
-        └── StoreUnusable   the store is damaged, read-only, full, or from the future
+        └── StoreUnusable   the store is damaged, read-only, full, or of a newer version
             ├── StoreDenied this user may not read and write the store's files
-            └── RecordUnreadable   one record is: what it holds cannot be changed here
+            └── RecordUnreadable   one record is unreadable, and cannot be changed
 
-HTTP statuses live in `web/http_status.py` and exit codes in `cli/`, nowhere else. Standard library
-only: the guest uses it too.
+HTTP statuses are in `web/http_status.py`, exit codes in `cli/exit_codes.py`, and nowhere else.
+Standard library only: the guest uses this module too.
 """
 
 from typing import ClassVar
 
 
 class Error(Exception):
-    """Something expected went wrong.
-
-    `code` is for machines and never changes; the message is for a person.
-    """
+    """An expected problem. `code` is for programs and never changes; the message is for people."""
 
     code: ClassVar[str] = "problem"
 

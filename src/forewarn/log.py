@@ -1,6 +1,6 @@
-"""Log lines: a fixed text with facts beside it, for a person or for a program.
+"""The format of log lines: a constant message and structured facts, for people or programs.
 
-One per change of the world, none per poll.
+One line per state change, none per poll.
 """
 
 import json
@@ -14,7 +14,7 @@ NEEDS_QUOTES = frozenset(' "=')
 
 
 def set_up_log(format_: LogFormat, level: LogLevel) -> None:
-    """Write our log to standard error from now on."""
+    """Log to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(HumanLines() if format_ is LogFormat.HUMAN else JsonLines())
     root = logging.getLogger()
@@ -24,25 +24,24 @@ def set_up_log(format_: LogFormat, level: LogLevel) -> None:
 
 
 class HumanLines(logging.Formatter):
-    """`STAMP  level  message  name=value …`, one line. A traceback follows it on indented lines.
+    """`TIME  level  message  name=value …` on one line. A traceback follows on indented lines.
 
-    Values hold what drivers, hosts and guests print, so no value can start another line or fact, or
-    reach the terminal raw.
+    Values contain output of platforms, hosts and guests. They are escaped, so that a value cannot
+    forge a line or a fact, or control the terminal.
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        facts = "  ".join(
-            f"{name}={quoted(str(value))}" for name, value in facts_of(record).items()
-        )
-        line = f"{stamp(record)}  {record.levelname.lower():7}  {escaped(record.getMessage())}"
+        facts = [f"{name}={quote(str(value))}" for name, value in facts_of(record).items()]
+        message = f"{record.levelname.lower():7}  {escape(record.getMessage())}"
         trace = self.formatException(record.exc_info).splitlines() if record.exc_info else []
-        return "\n".join([f"{line}  {facts}".rstrip(), *(f"    {escaped(one)}" for one in trace)])
+        line = "  ".join([time_of(record), message, *facts]).rstrip()
+        return "\n".join([line, *(f"    {escape(each)}" for each in trace)])
 
 
 class JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line = {
-            "at": stamp(record),
+            "at": time_of(record),
             "level": record.levelname.lower(),
             "text": record.getMessage(),
             **facts_of(record),
@@ -52,17 +51,18 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-def quoted(value: str) -> str:
-    """The value of a fact; in double quotes if it would not read as one plain word."""
+def quote(value: str) -> str:
+    """The value of a fact, in double quotes unless it is one plain word."""
     if value and value.isprintable() and not NEEDS_QUOTES.intersection(value):
         return value
-    return '"' + escaped(value.replace("\\", "\\\\").replace('"', '\\"')) + '"'
+    return '"' + escape(value.replace("\\", "\\\\").replace('"', '\\"')) + '"'
 
 
-def escaped(text: str) -> str:
-    """The text with a backslash escape for every character that is not printable."""
+def escape(text: str) -> str:
+    """Replace every character that is not printable by its backslash escape."""
     return "".join(
-        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+        for letter in text
     )
 
 
@@ -70,5 +70,5 @@ def facts_of(record: logging.LogRecord) -> dict[str, object]:
     return getattr(record, "facts", {})
 
 
-def stamp(record: logging.LogRecord) -> str:
+def time_of(record: logging.LogRecord) -> str:
     return datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"

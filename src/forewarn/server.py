@@ -1,6 +1,7 @@
-"""The parts put together, by hand: store, engine, loops, two listeners.
+"""The composition root: builds and starts the store, the engine, the workers and two listeners.
 
-Started in that order, stopped in the other.
+Everything is started in that order and stopped in reverse. No other module reads the environment or
+creates ids.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple
 
 from forewarn.auth.tokens import Tokens
 from forewarn.campaign.worker import CampaignWorker, HealthCheck
-from forewarn.config import Address, Config, Identify, NotBeforeFormat, is_loopback
+from forewarn.config import Address, Config, Identify, is_loopback
 from forewarn.core.change import ChangeKind
 from forewarn.core.event import EventType
 from forewarn.core.timing import Timing
@@ -30,39 +31,39 @@ from forewarn.engine.migration import UPGRADE
 from forewarn.engine.operations import Operations
 from forewarn.engine.worker import Worker
 from forewarn.errors import Invalid, StoreUnusable, Unavailable
-from forewarn.fleetfile import schema as fleet
-from forewarn.fleetfile.files import digest_of, read_sources
+from forewarn.fleetfile import parser as fleet
+from forewarn.fleetfile.files import compute_digest, read_sources
 from forewarn.history.cloudevents import parse_secrets
 from forewarn.history.retention import RetentionWorker
 from forewarn.history.webhook_http import Postbox
 from forewarn.history.webhooks import Office, Receiver, identity_of
 from forewarn.log import set_up_log
 from forewarn.platform.base import Platform
-from forewarn.platform.open import health_platform, real_platform
+from forewarn.platform.open import open_health_platform, open_platform
 from forewarn.platform.simulated import SimulatedPlatform
 from forewarn.store.base import Store
 from forewarn.store.open import open_store, path_of
 from forewarn.systemd import Notifier
-from forewarn.web.http.connection import ConnectionPolicy, Limits
+from forewarn.web.http.admission import Limits
+from forewarn.web.http.connection import ConnectionPolicy
 from forewarn.web.http.listener import SERVER_CONTROL, SERVER_METADATA, Listener
 from forewarn.web.http.tls import Certificate
 from forewarn.web.http_status import control_body
 from forewarn.web.metadata.app import Metadata
 from forewarn.web.metadata.fast_path import Polls
 from forewarn.web.service import Service, build_service
-from forewarn.web.settings import Settings
 
 log = logging.getLogger("forewarn")
 
 APPLY_TRIES_MAX = 10
 OPERATOR_CONNECTIONS_MAX = 1024
-DESCRIPTORS_KEPT_MAX = 4096
+DESCRIPTORS_RESERVED_MAX = 4096
 DESCRIPTORS_MAX = 1 << 20
-"""What Linux allows a process unless it is told otherwise (fs.nr_open)."""
+"""The default of Linux for one process (fs.nr_open)."""
 
 
 class Addresses(NamedTuple):
-    """Where the two listeners really stand."""
+    """The addresses of the two listeners, with the ports they got."""
 
     metadata: Address
     control: Address
@@ -73,9 +74,9 @@ async def serve(
     on_ready: Callable[[Addresses], None],
     on_change: Callable[[Note], None] = lambda note: None,
 ) -> None:
-    """Run the service until cancelled; then answer what is in flight, and let go of everything."""
+    """Run the service until cancelled. Then finish open requests and close everything."""
     set_up_log(config.log_format, config.log_level)
-    descriptors = allow_many_connections()
+    descriptors = raise_descriptor_limit()
     clock = RealClock()
     timing = Timing.at_rate(
         config.rate, retry_window=timedelta(seconds=config.impact_retry_seconds_max)
@@ -83,15 +84,15 @@ async def serve(
     certificate = read_certificate(config)
     store = await open_store(config.store, UPGRADE)
     async with (
-        collector_paused(),
-        open_service(store, clock, timing, make_id, settings(config)) as service,
+        pause_collector(),
+        open_service(store, clock, timing, make_id) as service,
     ):
         engine, operations = service.engine, service.operations
-        warn_of_readable_store(config.store)
-        refuse_open_door(service.tokens, config.control, config.store)
+        warn_if_store_is_readable(config.store)
+        require_token_outside_loopback(service.tokens, config.control, config.store)
         if not is_loopback(config.control.host) and certificate is None:
             log.warning(
-                "tokens can be read on the way: no TLS",
+                "the control API is not encrypted: tokens can be read on the network",
                 extra={"facts": {"control": str(config.control)}},
             )
         engine.subscribe_entries(on_change)
@@ -99,38 +100,42 @@ async def serve(
         resume_collector()
         worker = f"server-{uuid.uuid4()}"
         async with (
-            at_work(config, service, make_platform(config, clock, service), worker) as work,
-            history_at_work(config, service, worker) as history,
+            run_workers(config, service, make_platform(config, clock, service), worker) as work,
+            run_history_workers(config, service, worker) as history,
         ):
-            async with listening(*listeners(config, service, certificate, descriptors)) as (
+            async with run_listeners(
+                *make_listeners(config, service, certificate, descriptors)
+            ) as (
                 metadata,
                 operators,
             ):
                 on_ready(Addresses(metadata.address, operators.address))
-                async with told_to_systemd(
+                async with notify_systemd(
                     f"metadata {metadata.address}, control {operators.address}"
                 ):
-                    await first_end(work, history, metadata.wait(), operators.wait())
+                    await wait_for_first(work, history, metadata.wait(), operators.wait())
 
 
 @asynccontextmanager
-async def told_to_systemd(words: str) -> AsyncIterator[None]:
-    """Within this systemd knows that we are ready, and that our event loop turns: it is that loop
-    which feeds the watchdog.
+async def notify_systemd(status: str) -> AsyncIterator[None]:
+    """Report to systemd that the service is ready, and feed its watchdog from the event loop.
+
+    A blocked event loop misses the watchdog, and systemd restarts the service.
     """
     notifier = Notifier(os.environ, pid=os.getpid())
-    notifier.ready(words)
+    notifier.ready(status)
 
-    async def feed(pause_seconds: float) -> None:
+    async def feed_watchdog(interval_seconds: float) -> None:
         while True:  # ends when cancelled
             notifier.feed()
-            await asyncio.sleep(pause_seconds)
+            await asyncio.sleep(interval_seconds)
 
-    feeding = asyncio.create_task(feed(notifier.feed_seconds)) if notifier.feed_seconds else None
+    interval = notifier.feed_seconds
+    feeding = asyncio.create_task(feed_watchdog(interval)) if interval else None
     try:
         yield
     finally:
-        notifier.stopping("answering what is in flight")
+        notifier.stopping("finishing open requests")
         if feeding is not None:
             feeding.cancel()
 
@@ -141,10 +146,9 @@ async def open_service(
     clock: Clock,
     timing: Timing,
     make_id: Callable[[], str],
-    settings: Settings = Settings(),  # noqa: B008, frozen
 ) -> AsyncIterator[Service]:
     """A service whose engine has loaded the store. Closes the store at the end."""
-    service = build_service(store, clock, timing, make_id, settings)
+    service = build_service(store, clock, timing, make_id)
     try:
         await service.engine.load()
         yield service
@@ -153,7 +157,7 @@ async def open_service(
 
 
 @asynccontextmanager
-async def at_work(
+async def run_workers(
     config: Config, service: Service, platform: Platform, worker: str
 ) -> AsyncIterator[asyncio.Task[None]]:
     """Run the workers within this. Await the task to see whether one failed."""
@@ -165,9 +169,7 @@ async def at_work(
         impacts_max=config.impacts_max,
         impact_limit=limit,
     )
-    campaigns = CampaignWorker(
-        service.engine, service.campaigns.cache, worker, make_health_check(config)
-    )
+    campaigns = CampaignWorker(service.engine, service.campaigns, make_health_check(config))
     work = asyncio.create_task(run_together(impacts.run(), campaigns.run()))
     try:
         yield work
@@ -177,7 +179,7 @@ async def at_work(
 
 
 @asynccontextmanager
-async def history_at_work(
+async def run_history_workers(
     config: Config, service: Service, worker: str
 ) -> AsyncIterator[asyncio.Task[None]]:
     """Trim the history and send webhooks within this."""
@@ -198,7 +200,7 @@ async def history_at_work(
             worker=worker,
             identity=await identity_of(engine.store, make_id),
             changes=webhook_changes(config.webhook_changes),
-            secrets=webhook_secrets(config),
+            secrets=read_webhook_secrets(config),
             limit=timedelta(seconds=config.webhook_seconds_max),
             chance=random.random,
         )
@@ -236,97 +238,94 @@ async def run_together(*works: Coroutine[Any, Any, None]) -> None:
 
 
 def make_platform(config: Config, clock: Clock, service: Service) -> Platform:
-    """What carries the impacts out."""
-    engine, board, turns = service.engine, service.engine.board, service.campaigns.cache.turns
+    """The platform that carries out impacts."""
+    engine, board = service.engine, service.engine.board
+    priorities = service.campaigns.cache.host_priorities
 
     def hosts() -> Iterator[str]:
         return chain(board.hosts, board.declared_hosts)
 
-    real = real_platform(config, clock, hosts=hosts, wanted=turns, environ=os.environ)
+    for command in config.exec_command:
+        if command.type != "*":
+            parse_event_type("exec_command", command.type)
+    real = open_platform(config, clock, hosts=hosts, avoid=priorities, environ=os.environ)
     if real is not None:
         return real
-    durations = {
-        **engine.timing.duration,
-        **{EventType(name): span for name, span in config.simulate_duration},
+    simulated = {
+        parse_event_type("simulate_duration", each.type): each.duration
+        for each in config.simulate_duration
     }
     for name in config.simulate_failure:
         if name not in board.vms:
-            log.warning(
-                "no VM to fail", extra={"facts": {"option": "simulate_failure", "vm": name}}
-            )
+            facts = {"option": "simulate_failure", "vm": name}
+            log.warning("unknown VM in simulate_failure", extra={"facts": facts})
     return SimulatedPlatform(
         clock,
-        durations=durations,
+        durations={**engine.timing.duration, **simulated},
         hosts=hosts,
-        wanted=turns,
+        avoid=priorities,
         failing=config.simulate_failure,
     )
 
 
+def parse_event_type(option: str, name: str) -> EventType:
+    """The config does not know the rules, so its event types are checked here."""
+    try:
+        return EventType(name)
+    except ValueError as error:
+        raise Invalid(
+            f"{option}: unknown event type {name!r}; expected one of {', '.join(EventType)}",
+            option=option,
+        ) from error
+
+
 def make_health_check(config: Config) -> HealthCheck | None:
-    """What is run after each host of a campaign: a command of our own configuration, or nothing."""
-    platform = health_platform(config, os.environ)
-    return (
-        None
-        if platform is None
-        else HealthCheck(platform, timedelta(seconds=config.campaign_health_seconds_max))
-    )
+    """The command that runs after each host of a campaign, if one is configured."""
+    platform = open_health_platform(config, os.environ)
+    if platform is None:
+        return None
+    return HealthCheck(platform, timedelta(seconds=config.campaign_health_seconds_max))
 
 
 @asynccontextmanager
-async def listening(*doors: Listener) -> AsyncIterator[tuple[Listener, ...]]:
-    """Within this the doors are open."""
+async def run_listeners(*listeners: Listener) -> AsyncIterator[tuple[Listener, ...]]:
+    """Accept connections within this."""
     try:
-        for door in doors:
-            await door.start()
-        yield doors
+        for listener in listeners:
+            await listener.start()
+        yield listeners
     finally:
-        for ended in await asyncio.gather(*(door.stop() for door in doors), return_exceptions=True):
-            if isinstance(ended, Exception):
-                log.error("listener did not stop cleanly", exc_info=ended)
+        stops = (listener.stop() for listener in listeners)
+        for result in await asyncio.gather(*stops, return_exceptions=True):
+            if isinstance(result, Exception):
+                log.error("listener did not stop cleanly", exc_info=result)
 
 
-async def first_end(*works: Awaitable[None]) -> None:
-    """Until the first of them ends; what broke it is raised."""
-    done, _ = await asyncio.wait(
-        [asyncio.ensure_future(work) for work in works], return_when=asyncio.FIRST_COMPLETED
-    )
-    for one in done:
-        one.result()
+async def wait_for_first(*works: Awaitable[None]) -> None:
+    """Wait until the first of them ends, and raise its exception if it failed."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        task.result()
 
 
-def settings(config: Config) -> Settings:
-    return Settings(
-        identify=frozenset(config.identify),
-        proxy_key=read_key(config.proxy_key_file),
-        wait_seconds_max=config.wait_seconds_max,
-        requests_per_second=config.requests_per_second,
-        first_call_delay_seconds=config.first_call_delay_seconds,
-        iso_not_before=config.not_before_format is NotBeforeFormat.DOCUMENTED,
-        legacy_path=config.legacy_path,
-        lenient_versions=config.lenient_versions,
-    )
-
-
-def listeners(
+def make_listeners(
     config: Config, service: Service, certificate: Certificate | None, descriptors: int
 ) -> tuple[Listener, Listener]:
-    """The VMs' door and the operators' door: two sockets, two applications, nothing in common but
-    the engine.
-    """
+    """The listener for VMs and the listener for operators. They share nothing but the engine."""
     vms, operators = connection_limits(config, descriptors)
-    from forewarn.web.control.routes import metrics
+    from forewarn.web.control.routes.metrics import make_metrics_route
 
-    metadata = Metadata(service.engine, service.settings)
-    polls = Polls(service.engine, service.settings, vms)
+    metadata = Metadata(service.engine, config, read_key(config.proxy_key_file))
+    polls = Polls(service.engine, config, vms)
     return (
         Listener(
             metadata, config.metadata, polls, server_name=SERVER_METADATA, on_stop=metadata.stop
         ),
-        operators_door(
+        make_control_listener(
             service,
             config.control,
-            [metrics.route(service, metadata, polls)],
+            [make_metrics_route(service, metadata, polls)],
             certificate,
             operators,
         ),
@@ -334,18 +333,15 @@ def listeners(
 
 
 def connection_limits(config: Config, descriptors: int) -> tuple[Limits, Limits]:
-    """The limits for VMs and for operators, if the process may have so many file descriptors open:
-    a connection takes one.
+    """The limits for VMs and for operators. Each connection takes a file descriptor.
 
-    Operators have an eighth that VMs cannot take, and a quarter is left to the store and the
-    platform: a service that VMs have filled up must still carry impacts out. A VM, where it is
-    known by its address, gets an eighth of the VMs' part.
+    VMs cannot take everything: an eighth is reserved for operators, and a quarter for the store and
+    the platform, which must work even if VMs open as many connections as they can. An address gets
+    at most an eighth of the VMs' share, unless it may be a proxy for many VMs.
     """
     operators = min(descriptors // 8, OPERATOR_CONNECTIONS_MAX)
-    vms = max(1, descriptors - operators - min(descriptors // 4, DESCRIPTORS_KEPT_MAX))
-    is_by_address = set(config.identify) == {
-        Identify.ADDRESS
-    }  # else many VMs may come from the address of one proxy
+    vms = max(1, descriptors - operators - min(descriptors // 4, DESCRIPTORS_RESERVED_MAX))
+    is_by_address = set(config.identify) == {Identify.ADDRESS}
     each = max(1, min(config.connections_per_address_max, vms // 8 if is_by_address else vms))
     limits = Limits(
         idle_seconds=config.idle_seconds,
@@ -357,7 +353,7 @@ def connection_limits(config: Config, descriptors: int) -> tuple[Limits, Limits]
     return limits, replace(limits, connections_max=operators, connections_per_address_max=each)
 
 
-def operators_door(
+def make_control_listener(
     service: Service,
     address: Address,
     more: Sequence[Any] = (),
@@ -366,14 +362,15 @@ def operators_door(
 ) -> Listener:
     """The control listener, with `more` routes.
 
-    Its framework is imported here: it takes longer than all the rest.
+    Litestar is imported here because it is slow to import.
     """
-    from forewarn.web.control.routes import fleet as control
+    from forewarn.web.control.app import make_app
+    from forewarn.web.control.routes.fleet import FLEET_BYTES_MAX
 
-    refuse_open_door(service.tokens, address)
-    app = control.app(service, host=address.host, more=more)
+    require_token_outside_loopback(service.tokens, address)
+    app = make_app(service, host=address.host, more=more)
     guard = ConnectionPolicy(
-        replace(limits, body_bytes_max=control.FLEET_BYTES_MAX),
+        replace(limits, body_bytes_max=FLEET_BYTES_MAX),
         control_body,
         service.engine.throttled_log,
     )
@@ -388,33 +385,28 @@ def operators_door(
     )
 
 
-def refuse_open_door(tokens: Tokens, address: Address, store: str = "URL") -> None:
-    """Beyond loopback nobody is let in without a token, so there must be one."""
+def require_token_outside_loopback(tokens: Tokens, address: Address, store: str = "URL") -> None:
+    """Without tokens every client is an admin, so only loopback may be served."""
     if tokens or is_loopback(address.host):
         return
-    make = f"make a token first: forewarn token create NAME --role admin --store {store}"
-    way = (
-        "a store that outlives the process: one in memory has no tokens"
-        if store == "memory"
-        else make
-    )
-    why = "there are no tokens, so whoever reaches it could do anything"
+    fix = f"a token: forewarn token create NAME --role admin --store {store}"
+    if store == "memory":
+        fix = "a persistent store with tokens, because a memory store has none"
     raise Invalid(
-        f"control is {address}: {why}; expected a loopback address, or {way}", option="control"
+        f"control is {address}, but there are no tokens, so every client would be an admin; "
+        f"expected a loopback address, or {fix}",
+        option="control",
     )
 
 
-def warn_of_readable_store(url: str) -> None:
-    """A store made by an earlier version, or copied, may be open to every user of the machine.
-
-    It stays as its owner left it.
-    """
+def warn_if_store_is_readable(url: str) -> None:
+    """Earlier versions created readable stores. The mode is not changed: it may be intended."""
     path = path_of(url)
     mode = stat.S_IMODE(os.stat(path).st_mode) if path else 0
     if mode & (stat.S_IRGRP | stat.S_IROTH):
         facts = {"file": path, "mode": f"{mode:04o}", "fix": f"chmod 600 {path}"}
         log.warning(
-            "other users can read the store: digests of tokens, user data of VMs",
+            "other users can read the store, with token digests and user data of VMs",
             extra={"facts": facts},
         )
 
@@ -426,29 +418,28 @@ def read_certificate(config: Config) -> Certificate | None:
 
 
 async def apply_fleet_file(operations: Operations, path: Path | None) -> None:
-    """Make the fleet as the file says, or the folder's files together, unless it is what was
-    applied last.
+    """Apply the fleet file, or all files of a folder, unless they were applied last.
 
-    What happened since then stands.
+    Changes made since then are kept.
     """
     if path is None:
         return
     sources = read_sources(path)
-    digest = digest_of(sources)
+    digest = compute_digest(sources)
     if digest == operations.applied_digest():
         return
     wanted = fleet.parse_all(sources)
-    del sources  # a large fleet need not be in memory twice
-    for turn in range(APPLY_TRIES_MAX):
+    del sources  # do not keep a large fleet in memory twice
+    for attempt in range(APPLY_TRIES_MAX):
         if digest == operations.applied_digest():
-            return  # as before, or by another server that was started with us
+            return  # another server that started at the same time has applied it
         try:
             difference = await operations.apply(wanted, by="fleet file", digest=digest)
             break
         except StoreUnusable:
             raise
         except Unavailable:
-            if turn == APPLY_TRIES_MAX - 1:
+            if attempt == APPLY_TRIES_MAX - 1:
                 raise
             await asyncio.sleep(1)
             await operations.reload()
@@ -456,7 +447,7 @@ async def apply_fleet_file(operations: Operations, path: Path | None) -> None:
     log.info("fleet applied", extra={"facts": {**facts, "removed": len(difference.removed)}})
 
 
-def webhook_secrets(config: Config) -> tuple[bytes, ...]:
+def read_webhook_secrets(config: Config) -> tuple[bytes, ...]:
     path = config.webhook_secret_file
     return () if path is None else parse_secrets(read_file(path, "webhook secret file"), str(path))
 
@@ -469,9 +460,8 @@ def read_file(path: Path, what: str) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise Invalid(
-            f"the {what} {path} cannot be read: {error.strerror or error}", file=str(path)
-        ) from error
+        reason = error.strerror or error
+        raise Invalid(f"the {what} {path} cannot be read: {reason}", file=str(path)) from error
 
 
 def make_id() -> str:
@@ -479,9 +469,10 @@ def make_id() -> str:
     return str(uuid.uuid4()).upper()
 
 
-def allow_many_connections() -> int:
-    """Every VM may hold a connection open, so take as many file descriptors as the system lets us
-    have; how many that is.
+def raise_descriptor_limit() -> int:
+    """Raise the limit of file descriptors as far as allowed, and return it.
+
+    Every VM may keep a connection open.
     """
     import resource  # POSIX only; the lab imports this module on Windows too
 
@@ -492,11 +483,8 @@ def allow_many_connections() -> int:
 
 
 @asynccontextmanager
-async def collector_paused() -> AsyncIterator[None]:
-    """Within this the garbage collector rests until `resume_collector`.
-
-    While a fleet is loaded it would find nothing.
-    """
+async def pause_collector() -> AsyncIterator[None]:
+    """Disable the garbage collector until `resume_collector`: loading a fleet makes no garbage."""
     gc.collect()
     gc.disable()
     try:
@@ -506,8 +494,6 @@ async def collector_paused() -> AsyncIterator[None]:
 
 
 def resume_collector() -> None:
-    """The fleet lives as long as we do: keep the garbage collector from looking at all of it again
-    and again.
-    """
+    """Exclude what was loaded from collection: the fleet lives as long as the process."""
     gc.freeze()
     gc.enable()

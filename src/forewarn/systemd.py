@@ -1,8 +1,7 @@
-"""Telling systemd how the service or the agent is (sd_notify): ready, reloading, stopping, in
-words, and that it lives.
+"""sd_notify: report to systemd that the service or the agent is ready, reloading, stopping, alive.
 
-Without NOTIFY_SOCKET nobody asked, and nothing is said. A word that cannot be said is lost:
-systemd's trouble is not the VM's.
+Does nothing without NOTIFY_SOCKET. A message that cannot be sent is dropped: a problem of systemd
+must not stop the VM's agent.
 """
 
 import contextlib
@@ -10,14 +9,11 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 
-WORDS_MAX = 200
+STATUS_LENGTH_MAX = 200
 
 
 class Notifier:
-    """`feed_seconds` is how often the watchdog wants to be fed: at half of its time.
-
-    None if there is no watchdog for us.
-    """
+    """`feed_seconds` is the interval for `feed`: half of the watchdog's timeout, or None."""
 
     def __init__(
         self,
@@ -30,41 +26,39 @@ class Notifier:
         self._address = _address(environ.get("NOTIFY_SOCKET", ""))
         self._monotonic = monotonic
 
-    def ready(self, words: str) -> None:
-        self._say("READY=1", _status(words))
+    def ready(self, status: str) -> None:
+        self._send("READY=1", _status(status))
 
-    def status(self, words: str) -> None:
-        self._say(_status(words))
+    def status(self, status: str) -> None:
+        self._send(_status(status))
 
     def reloading(self) -> None:
-        """READY follows when it is done, well or not."""
-        self._say("RELOADING=1", f"MONOTONIC_USEC={int(self._monotonic() * 1_000_000)}")
+        """Call `ready` afterwards, whether the reload succeeded or not."""
+        self._send("RELOADING=1", f"MONOTONIC_USEC={int(self._monotonic() * 1_000_000)}")
 
-    def stopping(self, words: str) -> None:
-        self._say("STOPPING=1", _status(words))
+    def stopping(self, status: str) -> None:
+        self._send("STOPPING=1", _status(status))
 
     def feed(self) -> None:
-        """Only for who has seen that the loop turns: a watchdog that is fed by a clock guards
-        nothing.
-        """
-        self._say("WATCHDOG=1")
+        """Call this from the loop that the watchdog guards, so that a stuck loop misses it."""
+        self._send("WATCHDOG=1")
 
-    def _say(self, *lines: str) -> None:
+    def _send(self, *lines: str) -> None:
         if not self._address:
             return
         with (
             contextlib.suppress(OSError),
-            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as speaking,
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify,
         ):
-            speaking.settimeout(1.0)
-            speaking.connect(self._address)
-            speaking.send("\n".join(lines).encode(errors="replace"))
+            notify.settimeout(1.0)
+            notify.connect(self._address)
+            notify.send("\n".join(lines).encode(errors="replace"))
 
 
 class Pulse:
-    """Whether a loop still turns, told by something that changes at every turn.
+    """Whether a loop is alive, judged by a value that it changes in every iteration.
 
-    `still_seconds_max` is its longest turn.
+    `still_seconds_max` is the longest time an iteration may take.
     """
 
     def __init__(self, still_seconds_max: float, now: float) -> None:
@@ -78,24 +72,21 @@ class Pulse:
         return now - self._changed_at <= self._still_seconds_max
 
 
-def _address(told: str) -> str:
-    """A path, or a name that begins with `@` and has no file.
-
-    Other kinds (vsock) are for whoever runs machines.
-    """
-    if not hasattr(socket, "AF_UNIX") or told[:1] not in ("/", "@"):
+def _address(path: str) -> str:
+    """A path, or an abstract name that begins with `@`. Other kinds (vsock) are not supported."""
+    if not hasattr(socket, "AF_UNIX") or path[:1] not in ("/", "@"):
         return ""
-    return f"\0{told[1:]}" if told.startswith("@") else told
+    return f"\0{path[1:]}" if path.startswith("@") else path
 
 
 def _feed_seconds(environ: Mapping[str, str], pid: int) -> float | None:
-    """WATCHDOG_PID says whom it is for, since children have the same environment."""
-    told, whom = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID", str(pid))
-    if not (told.isascii() and told.isdigit() and int(told) > 0) or whom != str(pid):
+    """WATCHDOG_PID names the process it is for: children inherit the environment."""
+    timeout, for_pid = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID", str(pid))
+    if not (timeout.isascii() and timeout.isdigit() and int(timeout) > 0) or for_pid != str(pid):
         return None
-    return int(told) / 2_000_000
+    return int(timeout) / 2_000_000
 
 
-def _status(words: str) -> str:
-    """One line: a second one would be a statement of its own."""
-    return f"STATUS={' '.join(words.split())[:WORDS_MAX]}"
+def _status(status: str) -> str:
+    """One line: a second line would be another statement."""
+    return f"STATUS={' '.join(status.split())[:STATUS_LENGTH_MAX]}"

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from forewarn.agent.agent import Agent
 from forewarn.agent.journal import Journal
 from forewarn.agent.settings import Settings
-from forewarn.client import Change, Client
+from forewarn.client import Client, Document, EndpointError
 from tests.e2e.agent_process import AgentProcess, agent_of, eventually
 from tests.e2e.service import running
 
@@ -41,7 +41,7 @@ ANSWER = (
     + PAGE
 )
 HELD = '[[rule]]\nname = "all"\nconcerns = "any"\n'
-BEGUN = re.compile(r"^(\S+)Z +info +the step has begun +event=(\S+) .*phase=prepare", re.MULTILINE)
+BEGUN = re.compile(r"^(\S+)Z +info +step started +event=(\S+) .*phase=prepare", re.MULTILINE)
 
 
 class Row(NamedTuple):
@@ -80,7 +80,8 @@ def main() -> int:
     rows = measure()
     for row in rows:
         print(
-            f"{row.name:62} {row.value:8,.2f} {row.unit:2}  goal ≤ {row.most:g} {row.unit}{'' if row.is_met else '  MISSED'}"
+            f"{row.name:62} {row.value:8,.2f} {row.unit:2}  goal ≤ {row.most:g}"
+            f" {row.unit}{'' if row.is_met else '  MISSED'}"
         )
     return 0 if all(row.is_met for row in rows) else 1
 
@@ -118,8 +119,10 @@ def growth(folder: Path) -> Row:
             "--folder",
             str(folder),
         ]
-        said = subprocess.run(words, check=True, capture_output=True, text=True, timeout=600).stdout
-    before, after = map(int, said.split())
+        output = subprocess.run(
+            words, check=True, capture_output=True, text=True, timeout=600
+        ).stdout
+    before, after = map(int, output.split())
     return Row(
         f"growth from {POLLS_BEFORE:,} to {POLLS:,} polls", (after - before) / 1e6, 0.3, "MB"
     )
@@ -145,14 +148,14 @@ def latencies(folder: Path, name: str, *, wait_seconds: int) -> list[float]:
         agent.configure(HELD, more=f"wait_seconds = {wait_seconds}")
         agent.start()
         eventually(lambda: agent.status()["contact_seconds"], lambda heard: heard is not None)
-        asked: dict[str, float] = {}
+        requested: dict[str, float] = {}
         for vm in names:
             time.sleep(1.2 + chance.random())
             now = time.time()
             _, answer = service.ask("POST", f"/vms/{vm}/restart")
-            asked[answer["event"]["id"]] = now
+            requested[answer["event"]["id"]] = now
         begun = eventually(lambda: steps_begun(agent), lambda found: len(found) == SAMPLES)
-    return [begun[event] - moment for event, moment in asked.items()]
+    return [begun[event] - started for event, started in requested.items()]
 
 
 def steps_begun(agent: AgentProcess) -> dict[str, float]:
@@ -168,12 +171,12 @@ class Hurried(Client):
     polls = 0
     on_poll: Callable[[int], None] = staticmethod(lambda polls: None)
 
-    def watch(self, **options: object) -> Iterator[Change]:
+    def documents(self, **options: object) -> Iterator[Document | EndpointError]:
         def no_rest(seconds: float) -> None:
             self.polls += 1
             self.on_poll(self.polls)
 
-        return super().watch(**options | {"sleep": no_rest})  # type: ignore[arg-type]
+        return super().documents(**options | {"sleep": no_rest})  # type: ignore[arg-type]
 
 
 def poll_many(url: str, polls: int, folder: Path) -> None:

@@ -35,7 +35,7 @@ RATE = 450
 """A 15-minute notice takes two seconds."""
 P99_RATIO_MAX, P99_MILLISECONDS_MAX, LATENESS_SECONDS_MAX = 3.0, 20.0, 1.0
 ATTACK_SECONDS_MAX = 300.0
-"""An attacker that nobody stops ends by itself."""
+"""Attackers stop by themselves after this."""
 
 VICTIM, ATTACKER, SUBJECT, STRANGERS = "127.0.0.2", "127.0.0.3", "127.0.0.4", "127.1.0.{}"
 STRANGER_PROCESSES, STRANGER_CONNECTIONS, RECONNECTS_MAX = 5, 4000, 10
@@ -279,8 +279,9 @@ def main() -> int:
     rows = measure()
     for row in rows:
         print(
-            f"{row.name:50} p50 {row.p50_milliseconds:8.2f} ms  p99 {row.p99_milliseconds:9.2f} ms ({row.ratio:7.1f} x)"
-            f"  event {row.lateness_seconds:6.2f} s late{'' if row.is_met else '  MISSED'}"
+            f"{row.name:50} p50 {row.p50_milliseconds:8.2f} ms  p99 {row.p99_milliseconds:9.2f} ms"
+            f" ({row.ratio:7.1f} x)  event {row.lateness_seconds:6.2f} s"
+            f" late{'' if row.is_met else '  MISSED'}"
         )
     return 0 if all(row.is_met for row in rows) else 1
 

@@ -29,14 +29,18 @@ wrk.headers["Metadata"] = "true"
 done = function(summary, latency, requests)
   local bad = summary.errors
   local failed = bad.connect + bad.read + bad.write + bad.status + bad.timeout
-  io.write(string.format("RESULT %%d %%d %%d %%d\\n", summary.requests, summary.duration, latency:percentile(99), failed))
+  io.write(string.format(
+    "RESULT %%d %%d %%d %%d\\n",
+    summary.requests, summary.duration, latency:percentile(99), failed))
 end
 """
 CLOSING = 'wrk.headers["Connection"] = "close"'
 MANY = f"""
 local number, count, requests = 0, {PATHS}, {{}}
 init = function(args)
-  for i = 0, count - 1 do requests[i] = wrk.format("GET", "/as/vm-" .. i .. "/metadata/scheduledevents?{QUERY}") end
+  for i = 0, count - 1 do
+    requests[i] = wrk.format("GET", "/as/vm-" .. i .. "/metadata/scheduledevents?{QUERY}")
+  end
 end
 request = function()
   number = (number + 1) % count
@@ -48,7 +52,8 @@ NGINX = """
 worker_processes 1; daemon off; pid %(folder)s/pid; error_log %(folder)s/error.log;
 events { worker_connections 20000; }
 http {
-  access_log off; keepalive_requests 1000000000; sendfile on; tcp_nodelay on; open_file_cache max=100;
+  access_log off; keepalive_requests 1000000000; sendfile on; tcp_nodelay on;
+  open_file_cache max=100;
   default_type "application/json; charset=utf-8";
   client_body_temp_path %(folder)s/1; proxy_temp_path %(folder)s/2; fastcgi_temp_path %(folder)s/3;
   uwsgi_temp_path %(folder)s/4; scgi_temp_path %(folder)s/5;
@@ -83,11 +88,11 @@ def measure(target: Target, path: str, seconds: int, lines: str = "") -> Measure
         url = f"http://127.0.0.1:{target.port}{path}"
         before = cpu_seconds(target.pid)
         wrk = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{seconds}s", "-s", script.name, url]
-        told = subprocess.run(
+        output = subprocess.run(
             ["taskset", "-c", LOAD_CORE, *wrk], check=True, capture_output=True, text=True
         ).stdout
         spent = cpu_seconds(target.pid) - before
-    polls, microseconds, p99, failed = map(int, told[told.index("RESULT") :].split()[1:5])
+    polls, microseconds, p99, failed = map(int, output[output.index("RESULT") :].split()[1:5])
     if failed or not polls:
         raise RuntimeError(f"{url}: {failed} of {polls} polls failed")
     return Measured(polls / microseconds * 1e6, p99 / 1000, spent / polls * 1e6)
@@ -99,7 +104,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 class Server:
-    """Our server and the line that it said when it was ready."""
+    """Our server, and the line it printed when it was ready."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
@@ -119,8 +124,8 @@ class Server:
 
     def _hear(self) -> dict[str, int]:
         assert self._process.stdout is not None
-        told: dict[str, int] = json.loads(self._process.stdout.readline())
-        return told
+        output: dict[str, int] = json.loads(self._process.stdout.readline())
+        return output
 
 
 @contextmanager
@@ -186,7 +191,7 @@ def raise_limits() -> None:
 def run_apart(module: str) -> dict[str, Any]:
     """What a module says that measures by itself, in a process of its own."""
     command = ["taskset", "-c", SERVER_CORE, sys.executable, "-m", module]
-    told: dict[str, Any] = json.loads(
+    output: dict[str, Any] = json.loads(
         subprocess.run(command, check=True, capture_output=True, text=True).stdout
     )
-    return told
+    return output

@@ -23,7 +23,7 @@ from forewarn.engine.record import SCOPE
 from forewarn.engine.replica import SCOPE_KEY
 from forewarn.engine.worker import Worker
 from forewarn.platform.simulated import SimulatedPlatform
-from forewarn.server import collector_paused, open_service, resume_collector
+from forewarn.server import open_service, pause_collector, resume_collector
 from forewarn.store.base import WRITES_MAX, Write
 from forewarn.store.sqlite import SqliteStore
 
@@ -82,11 +82,11 @@ def read_alone(path: Path) -> float:
 
 
 async def start(path: Path) -> float:
-    """Seconds from opening the file to the moment at which `serve` would open its listeners."""
+    """Seconds from opening the file until `serve` would open its listeners."""
     began = time.perf_counter()
     clock = RealClock()
     async with (
-        collector_paused(),
+        pause_collector(),
         open_service(await SqliteStore.open(str(path)), clock, Timing(), lambda: "") as service,
     ):
         resume_collector()

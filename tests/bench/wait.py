@@ -29,15 +29,15 @@ def measure(server: Server) -> Waited:
     try:
         for client in clients:
             client.sendall(REQUEST)
-        while (told := server.memory())["waiting"] < WAITERS:  # ends: nobody gives up
+        while (status := server.memory())["waiting"] < WAITERS:  # ends: all of them wait
             time.sleep(0.1)
         began = time.perf_counter()
         server.change()
-        moments = answered(clients, began)
+        delays = answered(clients, began)
     finally:
         for client in clients:
             client.close()
-    return Waited((told["rss"] - before) / WAITERS, min(moments) * 1000, max(moments) * 1000)
+    return Waited((status["rss"] - before) / WAITERS, min(delays) * 1000, max(delays) * 1000)
 
 
 def answered(clients: list[socket.socket], began: float) -> list[float]:
@@ -46,7 +46,7 @@ def answered(clients: list[socket.socket], began: float) -> list[float]:
     poll = select.epoll()
     for number in waiting:
         poll.register(number, select.EPOLLIN)
-    moments = []
+    delays = []
     while waiting:  # ends when all have been answered, or with an error
         ready = poll.poll(ANSWERED_SECONDS_MAX)
         if not ready:
@@ -54,8 +54,8 @@ def answered(clients: list[socket.socket], began: float) -> list[float]:
         for number, _ in ready:
             answer = waiting.pop(number).recv(4096)
             poll.unregister(number)
-            moments.append(time.perf_counter() - began)
+            delays.append(time.perf_counter() - began)
             if b'etag: "2"' not in answer:
                 raise RuntimeError(f"a client was answered {answer!r}")
     poll.close()
-    return moments
+    return delays

@@ -1,6 +1,4 @@
-"""One suite for every endpoint: ours passes it, and each of its checks finds the fault it is made
-for.
-"""
+"""One suite for every endpoint: ours passes it, and each check detects the fault made for it."""
 
 import time
 from collections.abc import Iterator
@@ -9,113 +7,109 @@ from pathlib import Path
 import pytest
 
 from forewarn.cli.api import Client
-from forewarn.config import ClientConfig
-from forewarn.conformance import checks as topic
-from forewarn.conformance.check import CHECKS
-from forewarn.conformance.raw_http import Endpoint, Time
+from forewarn.cli.options import ClientConfig
+from forewarn.conformance.checks import CHECKS
+from forewarn.conformance.raw_http import SessionClock
 from forewarn.conformance.run import Result, Verdict, run
-from forewarn.conformance.session import Stage
+from forewarn.conformance.session import Session, parse_endpoint
 from tests.conformance.wrong_answers import WRONG
-from tests.conformance.wrong_server import Clock, Fault, Request, wrong
+from tests.conformance.wrong_server import Clock, Fault, Request, faulty_server
 from tests.e2e.service import Service, running
 
 NAMES = ("web-0", "web-1", "db")
-assert topic.TOPICS
 
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with running(
-        tmp_path_factory.mktemp("service"), "--identify", "address", "--store", "memory"
-    ) as made:
-        yield made
+    folder = tmp_path_factory.mktemp("service")
+    with running(folder, "--identify", "address") as started:
+        yield started
 
 
-def results_of(
+def run_checks(
     service: Service, fault: Fault, *names: str, is_reading: bool = False
 ) -> tuple[list[Result], list[Request]]:
-    """The named checks, or all, by way of a server with a fault; and what it was asked."""
+    """The named checks, or all, through a server with a fault; and the requests it got."""
     clock = Clock(time.monotonic, time.sleep)
-    with wrong(service.metadata, fault, clock) as server:
-        stage = Stage(
-            Endpoint.parse(server.url),
+    with faulty_server(service.metadata, fault, clock) as server:
+        session = Session(
+            parse_endpoint(server.url),
             names=() if is_reading else NAMES,
             control=None if is_reading else Client(ClientConfig(control_url=service.control)),
             may_approve=not is_reading,
-            time=Time(clock.now, clock.sleep),
+            clock=SessionClock(clock.now, clock.sleep),
         )
         checks = [CHECKS[name] for name in names or CHECKS]
-        return list(run(stage, checks)), server.asked
+        return list(run(session, checks)), server.requests
 
 
-def test_every_check_has_a_wrong_answer() -> None:
-    """A check that nobody has seen fail may be one that cannot."""
+def test_every_check_has_a_fault() -> None:
+    """A check that was never seen to fail may be one that cannot."""
     assert sorted(WRONG) == sorted(CHECKS)
 
 
-def test_a_server_in_front_of_ours_that_does_nothing_wrong_passes_every_check(
-    service: Service,
-) -> None:
-    """So whatever a check finds below is the fault's doing."""
-    found, _ = results_of(service, Fault())
+def test_proxy_without_a_fault_passes_every_check(service: Service) -> None:
+    """So each failure below is caused by its fault."""
+    results, _ = run_checks(service, Fault())
+    bad = [(each.check.name, each.detail) for each in results if each.verdict != Verdict.PASSED]
 
-    assert [
-        (one.check.name, one.detail) for one in found if one.verdict is not Verdict.PASSED
-    ] == []
-    assert len(found) == len(CHECKS)
+    assert bad == []
+    assert len(results) == len(CHECKS)
 
 
 @pytest.mark.parametrize("name", CHECKS)
-def test_a_wrong_server_is_found_out(name: str, service: Service) -> None:
-    found, _ = results_of(service, WRONG[name], name)
+def test_check_detects_its_fault(name: str, service: Service) -> None:
+    (result,), _ = run_checks(service, WRONG[name], name)
 
-    assert [(one.check.name, one.verdict) for one in found] == [(name, Verdict.FAILED)], found[
-        0
-    ].detail
-    assert found[0].detail.startswith("expected ")
-    assert "; got " in found[0].detail
+    assert result.verdict is Verdict.FAILED, result.detail
+    assert result.detail.startswith("expected ")
+    assert "; got " in result.detail
 
 
-def test_without_leave_nothing_is_sent_that_could_approve(service: Service) -> None:
-    """On a real VM the first run must be one that changes nothing."""
-    found, asked = results_of(service, Fault(), is_reading=True)
+def test_without_permission_nothing_is_sent_that_could_approve(service: Service) -> None:
+    """On a real VM the first run must change nothing. One check per kind of request suffices."""
+    reading = [name for name, check in CHECKS.items() if check.topic in ("request", "approval")]
+    results, requests = run_checks(service, Fault(), *reading, is_reading=True)
+    reasons = [each.detail for each in results if each.verdict is Verdict.NOT_RUN]
 
-    assert {one.verdict for one in found} == {Verdict.PASSED, Verdict.NOT_RUN}
-    assert all(
-        one.detail.startswith("not run, because ")
-        for one in found
-        if one.verdict is Verdict.NOT_RUN
-    )
-    assert {one.method for one in asked} == {"GET", "HEAD", "PUT", "DELETE"}
-    assert not any(one.body for one in asked)
+    assert {each.verdict for each in results} == {Verdict.PASSED, Verdict.NOT_RUN}
+    assert all(reason.startswith("not run, because ") for reason in reasons)
+    assert {request.method for request in requests} == {"GET", "HEAD", "PUT", "DELETE"}
+    assert not any(request.body for request in requests)
 
 
-def test_whatever_was_made_is_taken_back(service: Service) -> None:
+def test_created_events_are_removed(service: Service) -> None:
     """Also by checks that fail half-way."""
-    results_of(
+    run_checks(
         service,
-        WRONG["events-overlap"],
-        "events-overlap",
-        "approval-of-several-is-taken",
-        "event-that-is-over-is-gone",
+        WRONG["events-may-overlap"],
+        "events-may-overlap",
+        "approval-of-several-is-accepted",
+        "event-ended-is-gone",
     )
 
     assert service.ask("GET", "/events")[1]["events"] == []
     assert {vm["power"] for vm in service.ask("GET", "/vms")[1]["vms"]} == {"running"}
 
 
-def test_an_endpoint_that_is_asked_too_often_is_given_time(tmp_path: Path) -> None:
-    """The real one takes five requests a second; with fifty the test is quicker."""
-    with running(tmp_path, "--requests-per-second", "50", "--store", "memory") as slow:
-        stage = Stage(
-            Endpoint.parse(slow.metadata),
+def test_rate_limited_endpoint_is_given_time(tmp_path: Path) -> None:
+    """The real one allows five requests a second. Here seconds last 50 ms."""
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        time.sleep(seconds / 20)
+
+    with running(tmp_path, "--requests-per-second", "20", "--store", "memory") as limited:
+        session = Session(
+            parse_endpoint(limited.metadata),
             names=("web-0",),
             control=None,
             may_approve=False,
-            time=Time(time.monotonic, time.sleep),
+            clock=SessionClock(time.monotonic, sleep),
         )
-        found = list(run(stage, CHECKS.values()))
+        checks = [check for check in CHECKS.values() if check.topic == "version"]
+        results = list(run(session, checks))
 
-        assert [
-            (one.check.name, one.detail) for one in found if one.verdict is Verdict.FAILED
-        ] == []
+    assert [each.detail for each in results if each.verdict is Verdict.FAILED] == []
+    assert pauses

@@ -1,6 +1,4 @@
-"""The agent as a real process: as a module of this installation, or as the zipapp with nothing
-around it.
-"""
+"""The agent as a real process: as an installed module, or as the zipapp."""
 
 import json
 import os
@@ -13,11 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from forewarn.agent.participant_socket import ask_status
+from forewarn.agent.participant_socket import request_status
 
 T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
-PATIENCE_SECONDS = 60
+TIMEOUT_SECONDS = 60
 MODULE = (sys.executable, "-m", "forewarn.agent")
 RULE = """
 [[rule]]
@@ -28,7 +26,7 @@ approve = "when-prepared"
 
 
 def zipapp(folder: Path) -> tuple[str, ...]:
-    """The command that runs the one file under a Python without anything installed."""
+    """The command that runs the zipapp under a Python with nothing installed."""
     target = folder / "forewarn-agent.pyz"
     subprocess.run(
         [sys.executable, ROOT / "tools" / "make_agent.py", target],
@@ -40,21 +38,18 @@ def zipapp(folder: Path) -> tuple[str, ...]:
 
 
 def eventually(look: Callable[[], T], is_right: Callable[[T], bool] = bool) -> T:
-    """What is seen when it is right at last; fails when it never is."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    """Poll until the value is right, and return it."""
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while True:  # ends at the deadline
         seen = look()
         if is_right(seen):
             return seen
-        assert time.monotonic() < deadline, f"never came: {seen}"
+        assert time.monotonic() < deadline, f"the last value was {seen}"
         time.sleep(0.03)
 
 
 class AgentProcess:
-    """One agent in a folder.
-
-    Its steps write `phase type` into a diary there. Files survive a kill.
-    """
+    """One agent in a folder. Its files survive a kill."""
 
     def __init__(
         self,
@@ -76,13 +71,14 @@ class AgentProcess:
         return self.folder / "agent.toml"
 
     def configure(self, rule: str = RULE, *, name: str = "", more: str = "") -> None:
-        """A file with this rule, to which three steps are added."""
-        diary = self.folder / "diary"
+        """Write a file with this rule and one step per phase."""
+        ran = self.folder / "ran"
         steps = [
-            f"{phase} = [{{run = ['/bin/sh', '-c', 'echo {phase} $EVENT_TYPE >> {diary}']}}]"
+            f"{phase} = [{{run = ['/bin/sh', '-c', 'echo {phase} $EVENT_TYPE >> {ran}']}}]"
             for phase in ("prepare", "start", "recover")
         ]
-        top = f"endpoint = '{self.endpoint}'\nname = '{name}'\njournal = '{self.folder}/journal'\nsocket = '{self.socket}'\n"
+        top = f"endpoint = '{self.endpoint}'\nname = '{name}'\n"
+        top += f"journal = '{self.folder}/journal'\nsocket = '{self.socket}'\n"
         self.config.write_text("\n".join([top, more, rule, *steps, ""]))
 
     @property
@@ -90,8 +86,8 @@ class AgentProcess:
         return self.folder / "s"
 
     def start(self, *options: str) -> "AgentProcess":
-        """Until it says that it is ready."""
-        begun = self.log().count("the agent is ready")
+        """Returns when it is ready."""
+        begun = self.log().count("agent ready")
         with (self.folder / "log").open("a") as log:
             self.process = subprocess.Popen(
                 [*self.command, "run", "--config", str(self.config), *options],
@@ -101,7 +97,7 @@ class AgentProcess:
             )
         eventually(
             lambda: (
-                self.log().count("the agent is ready") > begun
+                self.log().count("agent ready") > begun
                 or self.process is None
                 or self.process.poll() is not None
             )
@@ -110,13 +106,13 @@ class AgentProcess:
         return self
 
     def run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
-        """One command, to its end."""
+        """Run a command to its end."""
         return subprocess.run(
             [*self.command, *arguments],
             env=self.environ,
             capture_output=True,
             text=True,
-            timeout=PATIENCE_SECONDS,
+            timeout=TIMEOUT_SECONDS,
             check=False,
         )
 
@@ -125,34 +121,35 @@ class AgentProcess:
         self.process.send_signal(number)
 
     def end(self, number: int = signal.SIGTERM) -> int:
-        """Its exit code."""
+        """Returns the exit code."""
         process, self.process = self.process, None
         if process is None:
             return 0
         process.send_signal(number)
-        return process.wait(PATIENCE_SECONDS)
+        return process.wait(TIMEOUT_SECONDS)
 
     def log(self) -> str:
         path = self.folder / "log"
         return path.read_text() if path.exists() else ""
 
-    def diary(self) -> list[str]:
-        path = self.folder / "diary"
+    def ran(self) -> list[str]:
+        """The steps that ran, each as `phase type`."""
+        path = self.folder / "ran"
         return path.read_text().splitlines() if path.exists() else []
 
     def journal(self) -> list[str]:
-        """What each line of the journal says."""
+        """The kind of each journal entry."""
         return [
             json.loads(line)["what"] for line in (self.folder / "journal").read_text().splitlines()
         ]
 
     def status(self) -> dict[str, object]:
-        return ask_status(self.socket)
+        return request_status(self.socket)
 
 
 @contextmanager
 def agent_of(folder: Path, endpoint: str, **options: object) -> Iterator[AgentProcess]:
-    """An agent that is over when this is."""
+    """An agent that is killed at the end."""
     agent = AgentProcess(folder, endpoint, **options)  # type: ignore[arg-type]
     try:
         yield agent

@@ -1,16 +1,15 @@
-"""HAProxy from Debian, in front of a server that holds its sessions open for as long as it is told."""
+"""HAProxy in front of an echo server that keeps its sessions open."""
 
 import shutil
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-PATIENCE_SECONDS = 20
+from tests.e2e.waiting import eventually
 
 CONFIG = """
 global
@@ -39,7 +38,7 @@ class Balancer:
 
     @property
     def path(self) -> str:
-        """Of its runtime socket."""
+        """The path of its runtime socket."""
         return str(self.folder / "admin.sock")
 
     def ask(self, command: str) -> str:
@@ -48,7 +47,7 @@ class Balancer:
             return b"".join(iter(lambda: connection.recv(65536), b"")).decode()
 
     def state(self, server: str) -> str:
-        """UP, DRAIN or MAINT, or `no check` for one that is simply there."""
+        """UP, DRAIN or MAINT; `no check` without health checks."""
         rows = [line.split(",") for line in self.ask("show stat -1 4 -1").splitlines()]
         return next(row[rows[0].index("status")] for row in rows if row[:2] == ["web", server])
 
@@ -75,28 +74,24 @@ def balancing(folder: Path) -> Iterator[Balancer]:
             subprocess.Popen([haproxy, "-db", "-f", config], stderr=log) as process,
         ):
             try:
-                wait_for(balancer, process)
+                eventually(lambda: is_ready(balancer, process))
                 yield balancer
             finally:
                 process.kill()
 
 
-def wait_for(balancer: Balancer, process: "subprocess.Popen[bytes]") -> None:
-    end = time.monotonic() + PATIENCE_SECONDS
-    while True:  # ends at the end of our patience
-        try:
-            balancer.ask("show info")
-            return
-        except OSError:
-            log = (balancer.folder / "haproxy.log").read_text()
-            assert process.poll() is None, log
-            assert time.monotonic() < end, log
-        time.sleep(0.05)
+def is_ready(balancer: Balancer, process: "subprocess.Popen[bytes]") -> bool:
+    assert process.poll() is None, (balancer.folder / "haproxy.log").read_text()
+    try:
+        balancer.ask("show info")
+    except OSError:
+        return False
+    return True
 
 
 @contextmanager
 def echoing() -> Iterator[int]:
-    """A server that says back what it hears, and ends a session when its client does."""
+    """An echo server. It ends a session when the client does."""
 
     def echo(connection: socket.socket) -> None:
         with connection:
@@ -104,7 +99,7 @@ def echoing() -> Iterator[int]:
                 connection.sendall(part)
 
     def accept() -> None:
-        while True:  # ends when the listener is shut
+        while True:  # ends when the listener is closed
             try:
                 connection, _ = listener.accept()
             except OSError:

@@ -1,18 +1,19 @@
-"""A Forewarn service and its commands as real processes, on free ports, with an environment that
-configures nothing.
-"""
+"""`forewarn serve` and other commands as processes, on free ports, in a clean environment."""
 
+import io
 import os
 import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import NamedTuple
 from urllib.request import Request, urlopen
+
+from forewarn.cli.main import run
+from tests.e2e.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 FOREWARN = str(Path(sys.executable).with_name("forewarn"))
@@ -29,21 +30,28 @@ scopes:
 
 
 class Service(NamedTuple):
-    """A running service: its process, where it stands, and what it said when it was ready."""
+    """A running service: its process and its URLs."""
 
     process: "subprocess.Popen[str]"
     metadata: str
     control: str
-    said: str
 
     def forewarn(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
-        return forewarn(*arguments, FOREWARN_CONTROL=self.control)
+        """Run a command against this service, in this process: that is much faster."""
+        return run_here("--control-url", self.control, *arguments)
+
+
+def run_here(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = run(arguments)
+    return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
 
 def forewarn(
     *arguments: str, cwd: Path = ROOT, **variables: str
 ) -> "subprocess.CompletedProcess[str]":
-    """One command, run to its end."""
+    """Run a command to its end, in a process."""
     return subprocess.run(
         [FOREWARN, *arguments],
         cwd=cwd,
@@ -56,17 +64,16 @@ def forewarn(
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """This one without anything that configures Forewarn, and as wide a terminal everywhere."""
+    """The environment without FOREWARN_* variables, and with a wide terminal."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("FOREWARN_")}
     return clean | {"COLUMNS": "200", "NO_PROXY": "*"} | variables
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Processes that are started within this take SIGINT as usual.
+    """Let processes that are started within this receive SIGINT.
 
-    A shell starts background jobs with SIGINT ignored, and all their children inherit that: then
-    Ctrl-C is nothing to test.
+    A shell starts background jobs with SIGINT ignored, and their children inherit that.
     """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -79,10 +86,7 @@ def interruptible() -> Iterator[None]:
 def running(
     folder: Path, *arguments: str, program: str = FOREWARN, control: str = "127.0.0.1:0"
 ) -> Iterator[Service]:
-    """A service on free ports, in a folder of its own.
-
-    It is ended with the block, if it has not ended by itself.
-    """
+    """A service on free ports in a folder. It is killed at the end of the block."""
     command = [program, *arguments, "--metadata", "127.0.0.1:0", "--control", control]
     with subprocess.Popen(
         command,
@@ -94,10 +98,10 @@ def running(
     ) as process:
         assert process.stdout
         try:
-            said = process.stdout.readline()
-            found = READY.fullmatch(said)
-            assert found, said or process.communicate(timeout=SECONDS_MAX)[1]
-            yield Service(process, found[1], found[2], said)
+            line = process.stdout.readline()
+            match = READY.fullmatch(line)
+            assert match, line or process.communicate(timeout=SECONDS_MAX)[1]
+            yield Service(process, match[1], match[2])
         finally:
             process.kill()
 
@@ -116,9 +120,4 @@ def poll(service: Service) -> bytes:
     return body
 
 
-def soon(is_so: Callable[[], bool]) -> None:
-    """Wait until it is so, but not for ever."""
-    end = time.monotonic() + SECONDS_MAX
-    while not is_so():
-        assert time.monotonic() < end, "it did not become so in time"
-        time.sleep(0.05)
+soon = eventually

@@ -1,7 +1,7 @@
-"""A real agent as a process that dies at the nth line of its journal: `mortal_agent.py SETTINGS
+"""A real agent as a process that dies at the nth entry of its journal: `mortal_agent.py CONFIG
 before|after N`.
 
-It ends by itself, with 0, when nothing is left to do about the event that it was started for.
+It exits with 0 when nothing is left to do for its event.
 """
 
 import os
@@ -11,52 +11,51 @@ from pathlib import Path
 
 from forewarn.agent.agent import Agent
 from forewarn.agent.journal import Journal
-from forewarn.agent.progress import Facts, What
 from forewarn.agent.settings import load
 from forewarn.client import Client
 
 KILLED = 137
-LIFE_SECONDS_MAX = 60
+RUN_SECONDS_MAX = 60
 
 
-class Mortal(Journal):
-    """Dies right before the nth line is written, or right after it is on disk.
+class MortalJournal(Journal):
+    """Exits right before the nth entry is written, or right after it is on disk.
 
     No handler runs, no file is closed.
     """
 
-    moment = ""
-    lines_left = 0
+    when = ""
+    entries_left = 0
 
-    def _append(self, key: str, what: What, facts: Facts) -> None:
-        self.lines_left -= 1
-        if self.lines_left == 0 and self.moment == "before":
+    def _append(self, line: bytes) -> None:
+        self.entries_left -= 1
+        if self.entries_left == 0 and self.when == "before":
             os._exit(KILLED)
-        super()._append(key, what, facts)
-        if self.lines_left == 0:
+        super()._append(line)
+        if self.entries_left == 0:
             os._exit(KILLED)
 
 
-def main(file: str, moment: str, lines: str) -> int:
+def main(file: str, when: str, entries: str) -> int:
     settings = load(Path(file))
-    journal = Mortal.open(settings.journal)
-    journal.moment, journal.lines_left = moment, int(lines)
+    journal = MortalJournal.open(settings.journal)
+    journal.when, journal.entries_left = when, int(entries)
     client = Client(settings.endpoint)
     stop = threading.Event()
     running = threading.Thread(target=Agent(settings, client, journal).run, args=(stop,))
     running.start()
-    rest = threading.Event()
-    for _ in range(LIFE_SECONDS_MAX * 50):
+    pause = threading.Event()
+    for _ in range(RUN_SECONDS_MAX * 50):
         if journal.progress and all(progress.is_done for progress in journal.progress.values()):
             break
-        rest.wait(0.02)
+        pause.wait(0.02)
     stop.set()
     client.close()
     running.join()
     is_done = all(progress.is_done for progress in journal.progress.values())
-    lines_written = int(lines) - journal.lines_left
+    entries_written = int(entries) - journal.entries_left
     journal.close()
-    print(lines_written)
+    print(entries_written)
     return 0 if is_done else 1
 
 

@@ -1,4 +1,4 @@
-"""The history as the store's file holds it."""
+"""The history, read from the file of the store."""
 
 import sqlite3
 from contextlib import closing

@@ -1,4 +1,4 @@
-"""A real server process on free ports, for end-to-end tests."""
+"""`forewarn serve` as a process that can be killed and started again."""
 
 import json
 import os
@@ -34,20 +34,19 @@ scopes:
 
 
 def steady_port() -> int:
-    """A free port for a service that is started again on it.
+    """A free port for a service that is restarted on it.
 
-    It lies below the range that the system gives out by itself, so nobody is given it while the
-    service is down.
+    It is below the ephemeral range, so no other process gets it while the service is down.
     """
-    lowest_given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    for port in random.sample(range(10_000, lowest_given), 100):
+    ephemeral_min = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for port in random.sample(range(10_000, ephemeral_min), 100):
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
     raise AssertionError("no free port found in 100 tries")
 
 
 class Service:
-    """One `forewarn serve`. Give it a folder; files in it survive a kill."""
+    """One `forewarn serve` in a folder, whose files survive a kill."""
 
     def __init__(
         self, folder: Path, *flags: str, fleet: str = FLEET, descriptors_max: int = 0
@@ -90,13 +89,13 @@ class Service:
             )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        found = READY.search(line)
-        assert found, f"not ready: {line!r} {(self.folder / 'log.txt').read_text()}"
-        self.metadata, self.control = found.groups()
+        match = READY.search(line)
+        assert match, f"not ready: {line!r} {(self.folder / 'log.txt').read_text()}"
+        self.metadata, self.control = match.groups()
         return self
 
     def kill(self) -> None:
-        """As a power cut would."""
+        """Like a power cut."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> int:
@@ -113,10 +112,10 @@ class Service:
         return code
 
     def poll(self, *, vm: str = "web-0", version: str = "2020-07-01") -> dict[str, Any]:
-        """The document as the VM sees it, by `/as/{vm}`."""
+        """The document that the VM sees, by `/as/{vm}`."""
         url = f"{self.metadata}/as/{vm}/metadata/scheduledevents?api-version={version}"
-        answer: dict[str, Any] = json.loads(call("GET", url, headers={"Metadata": "true"})[1])
-        return answer
+        document: dict[str, Any] = json.loads(call("GET", url, headers={"Metadata": "true"})[1])
+        return document
 
     def approve(self, *event_ids: str, vm: str = "web-0") -> int:
         url = f"{self.metadata}/as/{vm}/metadata/scheduledevents?api-version=2020-07-01"
@@ -126,15 +125,15 @@ class Service:
         return call("POST", url, body, headers={"Metadata": "true"})[0]
 
     def ask(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
-        """A call of the control API."""
+        """A request to the control API."""
         sent = None if body is None else json.dumps(body).encode()
-        status, answer = call(
+        status, response = call(
             method,
             f"{self.control}/api/v1{path}",
             sent,
             headers={"Content-Type": "application/json"},
         )
-        return status, json.loads(answer) if answer else None
+        return status, json.loads(response) if response else None
 
 
 def call(
@@ -143,8 +142,8 @@ def call(
     request = urllib.request.Request(url, body, headers, method=method)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(request, timeout=30) as answer:
-            return answer.status, answer.read()
+        with opener.open(request, timeout=30) as response:
+            return response.status, response.read()
     except urllib.error.HTTPError as error:
         with error:
             return error.code, error.read()

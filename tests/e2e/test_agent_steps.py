@@ -1,6 +1,4 @@
-"""Each kind of step at its real work: real processes, HAProxy from Debian, an API server over TLS,
-systemd where it runs.
-"""
+"""Each kind of step with real processes, HAProxy, an API server over TLS, and systemd."""
 
 import json
 import logging
@@ -15,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from forewarn.agent.step import Occasion, Phase, StepFailed, StepTimedOut
-from forewarn.agent.steps import KINDS, make
+from forewarn.agent.steps import KINDS, make_step
+from forewarn.agent.steps.base import Phase, StepContext, StepFailed, StepTimedOut
 from forewarn.client import Event
 from tests.e2e.api_server import ApiServer, Pod, certify, serving
 from tests.e2e.balancer import balancing
-from tests.unit.agent.steps.build import Server, occasion_until, script
+from tests.unit.agent.steps.build import Server, context_until, script
 
 EVENT = Event(
     id="E1",
@@ -35,35 +33,35 @@ EVENT = Event(
 def run(
     kind: str, spec: object, phase: str = "prepare", *, seconds: float = 20, event: Event = EVENT
 ) -> float:
-    """Run the step, and say how long it took."""
+    """Run the step, and return how long it took."""
     begun = time.monotonic()
-    make(kind, spec, kind).run(Occasion(event, Phase(phase), "web-0", begun + seconds))
+    make_step(kind, spec, kind).run(StepContext(event, Phase(phase), "web-0", begun + seconds))
     return time.monotonic() - begun
 
 
-def test_every_kind_of_step_is_tried_here() -> None:
-    """A kind that nobody has seen at work is a promise without a witness."""
+def test_every_kind_of_step_is_tested_here() -> None:
     text = Path(__file__).read_text()
 
     assert [kind for kind in KINDS if f'run("{kind}"' not in text] == []
 
 
-def test_run_ends_a_command_with_all_its_children_at_the_limit(tmp_path: Path) -> None:
-    """However deep they are nested, and whatever they do about TERM."""
+def test_run_terminates_a_command_with_all_its_children(tmp_path: Path) -> None:
+    """However deeply they are nested, and even if they ignore SIGTERM."""
     deep = "import signal, subprocess, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
     leaf = (
         deep
-        + f"open({str(tmp_path / 'leaf')!r}, 'w').write(str(__import__('os').getpid())); time.sleep(600)"
+        + f"open({str(tmp_path / 'leaf')!r}, 'w').write(str(__import__('os').getpid()));"
+        + "time.sleep(600)"
     )
     tree = deep + f"subprocess.Popen([sys.executable, '-c', {leaf!r}]); time.sleep(600)"
-    step = make("run", {"command": [sys.executable, "-c", tree], "grace_seconds": 0.5}, "W")
+    step = make_step("run", {"command": [sys.executable, "-c", tree], "grace_seconds": 0.5}, "W")
     with pytest.raises(StepTimedOut):
-        step.run(occasion_until(tmp_path / "leaf"))
+        step.run(context_until(tmp_path / "leaf"))
 
     leaf_stat = Path(f"/proc/{(tmp_path / 'leaf').read_text()}/stat")
     until = time.monotonic() + 10
-    while is_running(leaf_stat):  # killed it is; the kernel may need a moment to end it
-        assert time.monotonic() < until, "the leaf lives on"
+    while is_running(leaf_stat):  # the kernel may need a little time
+        assert time.monotonic() < until, "the leaf still runs"
         time.sleep(0.05)
 
 
@@ -74,16 +72,13 @@ def is_running(stat: Path) -> bool:
         return False
 
 
-def test_run_lets_a_command_work_for_as_long_as_it_has() -> None:
-    """And is back as soon as it is done."""
+def test_run_returns_when_the_command_ends() -> None:
     assert 0.5 <= run("run", {"command": "sleep 0.5", "shell": True}) < 10
 
 
 @pytest.mark.system
-def test_haproxy_drains_a_server_and_waits_for_its_last_session(tmp_path: Path) -> None:
-    """New sessions go elsewhere, the one that is there is finished, and recover brings the server
-    back.
-    """
+def test_haproxy_drains_a_server_and_awaits_its_last_session(tmp_path: Path) -> None:
+    """New sessions go elsewhere, the existing one finishes, and recover brings the server back."""
     with balancing(tmp_path) as balancer:
         first, second = balancer.session(), balancer.session()
         closer = threading.Timer(1, first.close)
@@ -109,22 +104,23 @@ def test_haproxy_drains_a_server_and_waits_for_its_last_session(tmp_path: Path) 
 
 
 @pytest.mark.system
-def test_haproxy_tells_of_sessions_that_outlast_the_limit_and_of_what_it_refuses(
+def test_haproxy_reports_remaining_sessions_and_rejections(
     tmp_path: Path,
 ) -> None:
-    """Each with the words of the balancer."""
     with balancing(tmp_path) as balancer, balancer.session(), balancer.session():
         with pytest.raises(StepTimedOut, match=r"sessions remain: {'web/web-0': 1}"):
             run("haproxy", {"socket": balancer.path, "servers": ["web/web-0"]}, seconds=2)
-        with pytest.raises(StepFailed, match="HAProxy does not drain web/web-9: No such server"):
+        with pytest.raises(
+            StepFailed, match="HAProxy cannot set web/web-9 to drain: No such server"
+        ):
             run("haproxy", {"socket": balancer.path, "servers": ["web/web-9"]})
         with pytest.raises(
-            StepFailed, match=r"HAProxy does not drain nil/web-0: No such (backend|server)"
+            StepFailed, match=r"HAProxy cannot set nil/web-0 to drain: No such (backend|server)"
         ):
             run("haproxy", {"socket": balancer.path, "servers": ["nil/web-0"]})
         with pytest.raises(
             StepFailed,
-            match=r"HAProxy does not drain web/web-0: (Permission denied|Unknown command)",
+            match=r"HAProxy cannot set web/web-0 to drain: (Permission denied|Unknown command)",
         ):
             run("haproxy", {"socket": str(tmp_path / "user.sock"), "servers": ["web/web-0"]})
 
@@ -140,8 +136,8 @@ def kubernetes(api: ApiServer, folder: Path, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.system
-def test_kubernetes_cordons_evicts_as_the_budget_allows_and_uncordons(tmp_path: Path) -> None:
-    """Two pods of a budget of one leave one after the other; what belongs to the node stays on it."""
+def test_kubernetes_cordons_evicts_and_uncordons(tmp_path: Path) -> None:
+    """Two pods with a budget of one leave one after the other; pods of the node itself stay."""
     pods = (
         Pod("a", budget="web"),
         Pod("b", budget="web"),
@@ -168,10 +164,8 @@ def test_kubernetes_cordons_evicts_as_the_budget_allows_and_uncordons(tmp_path: 
 
 
 @pytest.mark.system
-def test_kubernetes_gives_a_pod_no_more_grace_than_there_is_time(tmp_path: Path) -> None:
-    """A pod that would take five minutes must end before the node does; one that needs less is not
-    given more.
-    """
+def test_kubernetes_limits_the_grace_to_the_time_left(tmp_path: Path) -> None:
+    """A pod that needs less gets no more."""
     with serving(
         tmp_path,
         Pod("slow", grace_seconds=300, ends_after_seconds=300),
@@ -185,18 +179,18 @@ def test_kubernetes_gives_a_pod_no_more_grace_than_there_is_time(tmp_path: Path)
 
 
 @pytest.mark.system
-def test_kubernetes_tells_which_pods_do_not_end(tmp_path: Path) -> None:
-    """A kubelet that is lost does not end them, whatever the grace."""
+def test_kubernetes_reports_pods_that_do_not_end(tmp_path: Path) -> None:
+    """A lost kubelet does not end them, whatever the grace."""
     with serving(tmp_path, Pod("stuck", gone_at=float("inf"))) as api:
-        with pytest.raises(StepTimedOut, match=r"still on the node: default/stuck \(ending\)"):
+        with pytest.raises(StepTimedOut, match=r"still on the node: default/stuck \(terminating\)"):
             run("kubernetes", kubernetes(api, tmp_path), seconds=2)
 
         assert api.evictions == []
 
 
 @pytest.mark.system
-def test_kubernetes_tells_which_budget_held_which_pod_at_the_limit(tmp_path: Path) -> None:
-    """And never forces it: that decision is a person's."""
+def test_kubernetes_reports_pods_held_back_by_a_budget(tmp_path: Path) -> None:
+    """And never forces them: that is an operator's decision."""
     with serving(tmp_path, Pod("a", budget="none"), budgets={"none": 0}) as api:
         with pytest.raises(
             StepTimedOut, match=r"default/a \(held back: Cannot evict pod .* disruption budget"
@@ -208,7 +202,7 @@ def test_kubernetes_tells_which_budget_held_which_pod_at_the_limit(tmp_path: Pat
 
 
 @pytest.mark.system
-def test_kubernetes_leaves_a_node_cordoned_that_a_person_cordoned(tmp_path: Path) -> None:
+def test_kubernetes_keeps_an_operators_cordon(tmp_path: Path) -> None:
     """Only what the agent did is undone."""
     with serving(tmp_path) as api:
         api.node["spec"] = {"unschedulable": True}
@@ -222,14 +216,17 @@ def test_kubernetes_leaves_a_node_cordoned_that_a_person_cordoned(tmp_path: Path
 
 
 @pytest.mark.system
-def test_kubernetes_keeps_a_node_cordoned_until_the_last_of_two_events_is_over(
+def test_kubernetes_keeps_a_cordon_until_the_last_event_ends(
     tmp_path: Path,
 ) -> None:
     """One event's recovery must not fill the node again for the other's impact."""
     other = Event(id="e2", type="Redeploy", status="Scheduled", resources=("web-0",))
     with serving(tmp_path) as api:
-        both = [threading.Thread(target=run, args=("kubernetes", kubernetes(api, tmp_path)), kwargs={"event": event})
-                for event in (EVENT, other)]  # fmt: skip
+        arguments = ("kubernetes", kubernetes(api, tmp_path))
+        both = [
+            threading.Thread(target=run, args=arguments, kwargs={"event": event})
+            for event in (EVENT, other)
+        ]
         for thread in both:
             thread.start()
         for thread in both:
@@ -244,8 +241,8 @@ def test_kubernetes_keeps_a_node_cordoned_until_the_last_of_two_events_is_over(
 
 
 @pytest.mark.system
-def test_kubernetes_trusts_only_the_authority_that_it_was_given(tmp_path: Path) -> None:
-    """The token goes to nobody else. A wrong token is refused by the server, and told."""
+def test_kubernetes_verifies_the_server_with_its_ca_file(tmp_path: Path) -> None:
+    """The token goes to no other server. The server rejects a wrong token."""
     (tmp_path / "other").mkdir()
     certify(tmp_path / "other")
     with serving(tmp_path) as api:
@@ -261,8 +258,7 @@ def test_kubernetes_trusts_only_the_authority_that_it_was_given(tmp_path: Path) 
 
 
 @pytest.mark.system
-def test_http_calls_by_verified_https_and_by_plain_http(tmp_path: Path) -> None:
-    """A webhook on an internal authority, and one on this machine."""
+def test_http_calls_verified_https_and_plain_http(tmp_path: Path) -> None:
     with serving(tmp_path) as api:
         spec = {
             "url": f"{api.url}/api/v1/nodes/n1",
@@ -274,37 +270,38 @@ def test_http_calls_by_verified_https_and_by_plain_http(tmp_path: Path) -> None:
     with Server(503, 202).running() as server:
         run("http", {"url": server.url, "shape": "cloudevents", "expect": [202]})
 
-    assert [json.loads(body)["id"] for _, _, _, body in server.asked] == ["E1/prepare/web-0"] * 2
+    assert [json.loads(body)["id"] for _, _, _, body in server.requests] == ["E1/prepare/web-0"] * 2
 
 
-def test_systemd_stops_units_in_order_and_starts_them_in_the_reverse(tmp_path: Path) -> None:
-    """By the systemctl that is first on the PATH."""
-    script(tmp_path / "systemctl", f'echo "$1 $3" >> {tmp_path}/asked')
+def test_systemd_uses_the_systemctl_on_the_path(tmp_path: Path) -> None:
+    script(tmp_path / "systemctl", f'echo "$1 $3" >> {tmp_path}/calls')
     code = (
-        "from tests.unit.agent.steps.build import occasion; from forewarn.agent.steps import make;"
-        "[make('systemd', ['a', 'b'], 'W').run(occasion(phase)) for phase in ('prepare', 'recover')]"
+        "from tests.unit.agent.steps.build import context;"
+        "from forewarn.agent.steps import make_step;"
+        "step = make_step('systemd', ['a', 'b'], 'W');"
+        "[step.run(context(phase)) for phase in ('prepare', 'recover')]"
     )
     environ = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
     subprocess.run(
         [sys.executable, "-c", code], env=environ, cwd=Path(__file__).parents[2], check=True
     )
 
-    assert (tmp_path / "asked").read_text() == "stop a\nstop b\nstart b\nstart a\n"
+    assert (tmp_path / "calls").read_text() == "stop a\nstop b\nstart b\nstart a\n"
 
 
 def is_systemd_running() -> bool:
     systemctl = shutil.which("systemctl")
     if systemctl is None or os.geteuid() != 0:
         return False
-    said = subprocess.run(
+    state = subprocess.run(
         [systemctl, "is-system-running"], check=False, capture_output=True, text=True
     ).stdout.strip()
-    return said in ("running", "degraded", "starting", "initializing")
+    return state in ("running", "degraded", "starting", "initializing")
 
 
 @pytest.mark.system
 def test_systemd_stops_and_starts_a_real_unit() -> None:
-    """Where there is a real one, with a unit that lives only for this test."""
+    """Where systemd runs, with a unit for this test only."""
     if not is_systemd_running():
         pytest.skip("systemd does not run here")
     unit = f"forewarn-test-{os.getpid()}.service"
@@ -328,8 +325,8 @@ def test_systemd_stops_and_starts_a_real_unit() -> None:
         subprocess.run(["systemctl", "daemon-reload"], check=True)
 
 
-def test_signal_makes_a_process_write_its_checkpoint_and_then_end(tmp_path: Path) -> None:
-    """The use that the founding documents name first: checkpoint and restore."""
+def test_signal_checkpoints_and_ends_a_process(tmp_path: Path) -> None:
+    """The first documented use: checkpoint and restore."""
     checkpoint = tmp_path / "checkpoint"
     checkpoint.write_text("old")
     program = (
@@ -356,8 +353,8 @@ def test_signal_makes_a_process_write_its_checkpoint_and_then_end(tmp_path: Path
         assert worker.wait(5) == -15
 
 
-def test_file_is_never_seen_half_written_while_it_comes_and_goes(tmp_path: Path) -> None:
-    """A probe looks at it all the time."""
+def test_file_is_never_seen_half_written(tmp_path: Path) -> None:
+    """A probe reads it all the time."""
     path = tmp_path / "ready"
     path.write_text("healthy" * 1000)
     seen: set[int] = set()
@@ -383,10 +380,7 @@ def test_file_is_never_seen_half_written_while_it_comes_and_goes(tmp_path: Path)
     assert path.read_text() == "healthy" * 1000
 
 
-def test_log_and_wall_and_hooks_do_their_part(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The small ones, with the real commands of this machine."""
+def test_log_and_hooks_work(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "prepare.d").mkdir()
     script(
         tmp_path / "prepare.d" / "10-note",
@@ -394,8 +388,6 @@ def test_log_and_wall_and_hooks_do_their_part(
     )
     with caplog.at_level(logging.INFO):
         run("log", "{event_type} is coming")
-    run("log", {"text": "{event_type} is coming", "to": "syslog"})
-    run("wall", "{event_type} is coming")
     run("hooks", str(tmp_path))
 
     assert caplog.messages == ["Reboot is coming"]

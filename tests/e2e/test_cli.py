@@ -1,5 +1,6 @@
-"""The command line with real processes: a service on free ports, commands that call it, signals,
-pipes and exit codes.
+"""The command line against a real service: output, exit codes, signals, pipes.
+
+Commands run in this process where they only print. `forewarn` starts a process where it matters.
 """
 
 import json
@@ -10,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -26,24 +26,16 @@ from tests.e2e.cli_service import (
     forewarn,
     interruptible,
     poll,
+    run_here,
     running,
     serving,
-    soon,
 )
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A service that tests only look at."""
-    with serving(tmp_path_factory.mktemp("service")) as made:
-        yield made
+from tests.e2e.waiting import eventually
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_service_says_once_that_it_is_ready_and_stops_cleanly(
-    tmp_path: Path, number: signal.Signals
-) -> None:
-    """A supervisor waits for the line, sends the signal, and expects 0."""
+def test_service_reports_ready_and_stops_cleanly(tmp_path: Path, number: signal.Signals) -> None:
+    """A supervisor waits for the line, sends the signal, and expects exit code 0."""
     with serving(tmp_path, "--log-level", "warning") as service:
         assert poll(service) == b'{"DocumentIncarnation":1,"Events":[]}'
 
@@ -53,32 +45,33 @@ def test_the_service_says_once_that_it_is_ready_and_stops_cleanly(
     assert (service.process.returncode, out, err) == (0, "", "")
 
 
-def test_a_vm_is_told_and_answers_and_the_operator_sees_it(tmp_path: Path) -> None:
-    """The whole of issue 2, as a person would do it by hand."""
+def test_operator_restarts_and_approves(tmp_path: Path) -> None:
+    """The life of an event, by hand."""
     with serving(tmp_path, "--simulate-duration", "Reboot=100ms") as service:
         poll(service)
 
         scheduled = service.forewarn("vm", "restart", "web-0")
-        found = re.fullmatch(
+        match = re.fullmatch(
             r"Reboot (\S+) of web-0 is Scheduled, not before \S+Z\n", scheduled.stdout
         )
-        assert found, scheduled.stderr
-        assert found[1].encode() in poll(service)
-        shown = service.forewarn("event", "show", found[1].lower()).stdout
-        approved = service.forewarn("event", "approve", found[1], "--vm", "web-1").stdout
+        assert match, scheduled.stderr
+        event = match[1]
+        assert event.encode() in poll(service)
+        shown = service.forewarn("event", "show", event.lower()).stdout
+        approved = service.forewarn("event", "approve", event, "--vm", "web-1").stdout
 
         assert re.search(r"^status +Scheduled$", shown, re.MULTILINE)
-        assert approved == f"Reboot {found[1]} of web-0 is Started\n"
-        soon(lambda: b'"Events":[]' in poll(service))
-        ended = service.forewarn("event", "show", found[1])
+        assert approved == f"Reboot {event} of web-0 is Started\n"
+        eventually(lambda: b'"Events":[]' in poll(service))
+        ended = service.forewarn("event", "show", event)
         assert (ended.returncode, ended.stdout) == (3, "")
-        assert f"event {found[1]} is over: completed at " in ended.stderr
+        assert f"event {event} is over: completed at " in ended.stderr
 
 
-def test_a_host_is_maintained_and_its_event_canceled_or_completed(tmp_path: Path) -> None:
-    """The operator's other verbs, each in a sentence."""
+def test_host_is_maintained_and_events_are_ended(tmp_path: Path) -> None:
+    """The operator's other commands, each with one line of output."""
     with serving(tmp_path) as service:
-        said = (
+        options = (
             "--type",
             "Freeze",
             "--cause",
@@ -88,7 +81,7 @@ def test_a_host_is_maintained_and_its_event_canceled_or_completed(tmp_path: Path
             "--description",
             "moving you",
         )
-        maintained = service.forewarn("host", "maintain", "host-a", *said, "--json")
+        maintained = service.forewarn("host", "maintain", "host-a", *options, "--json")
         event = json.loads(maintained.stdout)["events"][0]
         canceled = service.forewarn("event", "cancel", event["id"])
         failed = service.forewarn("host", "fail", "host-b")
@@ -110,12 +103,12 @@ def test_a_host_is_maintained_and_its_event_canceled_or_completed(tmp_path: Path
     assert "needs a notice of 7 days" in degraded.stderr
 
 
-def test_a_fleet_is_exported_checked_and_applied(tmp_path: Path) -> None:
-    """Export, edit, check, look, apply."""
+def test_fleet_is_exported_checked_and_applied(tmp_path: Path) -> None:
+    """Export, edit, check, preview, apply."""
     with serving(tmp_path) as service:
         file = tmp_path / "exported.json"
         file.write_text(service.forewarn("fleet", "export").stdout)
-        checked = forewarn("fleet", "check", str(file))
+        checked = run_here("fleet", "check", str(file))
         same = service.forewarn("fleet", "apply", str(file))
         file.write_text(FLEET.replace("web-1", "web-2"))
         dry = service.forewarn("fleet", "apply", str(file), "--dry-run")
@@ -123,11 +116,11 @@ def test_a_fleet_is_exported_checked_and_applied(tmp_path: Path) -> None:
         applied = service.forewarn("fleet", "apply", str(file), "--json")
         shown = service.forewarn("fleet", "show")
 
-    assert checked.stdout == f"{file}: 1 scopes with 2 VMs, all well\n"
-    assert same.stdout == "the fleet is so already\n"
+    assert checked.stdout == f"{file}: OK, 1 scopes with 2 VMs\n"
+    assert same.stdout == "no changes\n"
     assert (
         dry.stdout
-        == "changed: web\nvms joined: web-2\nvms left: web-1\nnothing was changed: this was a dry run\n"
+        == "changed: web\nvms joined: web-2\nvms left: web-1\ndry run: nothing was changed\n"
     )
     assert unchanged.returncode == 0
     assert json.loads(applied.stdout)["vms_left"] == ["web-1"]
@@ -138,8 +131,8 @@ def test_a_fleet_is_exported_checked_and_applied(tmp_path: Path) -> None:
     ]
 
 
-def test_a_folder_of_files_is_served_checked_and_applied(tmp_path: Path) -> None:
-    """Wherever a fleet file may be named."""
+def test_folder_of_fleet_files_works_like_a_file(tmp_path: Path) -> None:
+    """In `serve --fleet`, `fleet check` and `fleet apply`."""
     folder = tmp_path / "fleet"
     folder.mkdir()
     (folder / "web.yaml").write_text(FLEET)
@@ -154,21 +147,21 @@ def test_a_folder_of_files_is_served_checked_and_applied(tmp_path: Path) -> None
         refused = service.forewarn("fleet", "apply", str(folder))
 
     assert [vm["name"] for vm in served] == ["db-0", "web-0", "web-1"]
-    assert checked.stdout == f"{folder}: 2 scopes with 3 VMs, all well\n"
-    assert same.stdout == "the fleet is so already\n"
+    assert checked.stdout == f"{folder}: OK, 2 scopes with 3 VMs\n"
+    assert same.stdout == "no changes\n"
     assert applied.stdout == "removed: db\nvms left: db-0\n"
     assert refused.returncode == 1
-    assert (
-        f"{folder}/web.yaml:3: scopes[0].name: expected a scope name not used by {folder}/twin.yaml:3: "
-        in refused.stderr
+    message = (
+        f"web.yaml:3: scopes[0].name: expected a scope name not used by {folder}/twin.yaml:3: "
     )
+    assert message in refused.stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
         (("vm", "show", "nope"), 3, "there is no VM 'nope'"),
-        (("vm", "restart", "a/../b"), 3, r"there is nothing at .*"),
+        (("vm", "restart", "a/../b"), 3, r"no such path: .*"),
         (("scope", "show", "nope"), 3, "there is no scope 'nope'"),
         (("host", "fail", "nope"), 3, "there is no host 'nope'"),
         (("event", "approve", "nope"), 3, "there is no event 'nope'"),
@@ -185,13 +178,16 @@ def test_a_folder_of_files_is_served_checked_and_applied(tmp_path: Path) -> None
         (
             ("fleet", "apply", "/nonexistent.yaml"),
             1,
-            "'/nonexistent.yaml' cannot be read: No such file or directory",
+            "cannot read '/nonexistent.yaml': No such file or directory",
         ),
         (("vm", "restart"), 2, "Missing argument 'VM'; try 'forewarn vm restart --help'"),
         (
             ("vm", "list", "--limit", "0"),
             2,
-            "Invalid value for '--limit': Input should be greater than or equal to 1; try 'forewarn vm list --help'",
+            (
+                "Invalid value for '--limit': Input should be greater than or equal to 1; "
+                "try 'forewarn vm list --help'"
+            ),
         ),
         (("vm", "explode"), 2, "No such command 'explode'; try 'forewarn vm --help'"),
         (
@@ -201,7 +197,7 @@ def test_a_folder_of_files_is_served_checked_and_applied(tmp_path: Path) -> None
         ),
     ],
 )
-def test_what_is_refused_is_one_line_and_an_exit_code(
+def test_error_is_one_line_and_an_exit_code(
     service: Service, arguments: tuple[str, ...], code: int, message: str
 ) -> None:
     """Scripts read the code, people the line; nobody reads a traceback."""
@@ -215,14 +211,9 @@ def test_what_is_refused_is_one_line_and_an_exit_code(
     ("arguments", "code", "message"),
     [
         (
-            ("--rate", "0"),
-            2,
-            r"rate \(from --rate\): expected a number from 0.001 to 100000, got '0'",
-        ),
-        (
             ("--control", "0.0.0.0:0"),
             2,
-            "control is 0.0.0.0:0: there are no tokens, .*; expected a loopback address, or .*",
+            "control is 0.0.0.0:0, but there are no tokens, .*; expected a loopback address, or .*",
         ),
         (
             ("--fleet", "nope.yaml"),
@@ -236,17 +227,16 @@ def test_what_is_refused_is_one_line_and_an_exit_code(
         ),
         (("--store", "sqlite:////nonexistent/x.db"), 4, ".*/nonexistent/x.db.*"),
         (
-            ("--identify", "proxy"),
+            ("--simulate-duration", "Restart=1s"),
             2,
-            r"identify \(from --identify\): proxy needs proxy_key_file, which is not given",
+            "simulate_duration: unknown event type 'Restart'; expected one of Freeze, Reboot.*",
         ),
-        (("--lagacy-path",), 2, "No such option: --lagacy-path.*; try 'forewarn serve --help'"),
     ],
 )
-def test_a_service_that_cannot_start_says_why_in_one_line(
+def test_service_that_cannot_start_prints_the_reason(
     tmp_path: Path, arguments: tuple[str, ...], code: int, message: str
 ) -> None:
-    """The line is what ends up in the journal of whoever installs it."""
+    """It is the one line that an operator finds in the journal."""
     (tmp_path / "bad.yaml").write_text("scopes:\n- {name: a, knd: vm}\n")
     ports = ("--store", "memory", "--metadata", "127.0.0.1:0", "--control", "127.0.0.1:0")
 
@@ -256,8 +246,26 @@ def test_a_service_that_cannot_start_says_why_in_one_line(
     assert re.fullmatch(f"forewarn: {message}\n", refused.stderr), refused.stderr
 
 
-def test_a_port_that_is_taken_is_told(tmp_path: Path, service: Service) -> None:
-    """The most frequent mistake of all: it runs already."""
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--rate", "0"), r"rate \(from --rate\): expected a number from 0.001 to 100000, got '0'"),
+        (("--identify", "proxy"), "identify: proxy needs proxy_key_file, which is not set"),
+        (("--lagacy-path",), "No such option: --lagacy-path.*; try 'forewarn serve --help'"),
+    ],
+)
+def test_wrong_options_are_rejected_before_the_start(
+    arguments: tuple[str, ...], message: str
+) -> None:
+    """Exit code 2, after which systemd does not restart the service."""
+    refused = run_here("serve", *arguments)
+
+    assert refused.returncode == 2
+    assert re.fullmatch(f"forewarn: {message}\n", refused.stderr), refused.stderr
+
+
+def test_port_in_use_is_reported(tmp_path: Path, service: Service) -> None:
+    """The most frequent mistake: it is running already."""
     taken = service.metadata.removeprefix("http://")
 
     refused = forewarn(
@@ -265,14 +273,14 @@ def test_a_port_that_is_taken_is_told(tmp_path: Path, service: Service) -> None:
     )
 
     assert refused.returncode == 4
-    assert refused.stderr == f"forewarn: cannot listen on {taken}: another program does already\n"
+    assert refused.stderr == f"forewarn: cannot listen on {taken}: the address is in use\n"
 
 
-def test_no_service_or_another_one_is_told_from_a_refusal() -> None:
-    """4 says: try again later, or look where you are calling."""
+def test_missing_service_has_its_own_exit_code() -> None:
+    """4 means: retry later, or check the URL."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    absent = forewarn("vm", "list", FOREWARN_CONTROL=url)
+    absent = run_here("--control-url", url, "vm", "list")
     with subprocess.Popen(
         [sys.executable, "-u", "-m", "http.server", "0", "--bind", "127.0.0.1"],
         stdout=subprocess.PIPE,
@@ -282,28 +290,27 @@ def test_no_service_or_another_one_is_told_from_a_refusal() -> None:
         assert other.stdout
         port = re.search(r"port (\d+)", other.stdout.readline())
         assert port
-        stranger = forewarn("vm", "list", FOREWARN_CONTROL=f"http://127.0.0.1:{port[1]}")
+        stranger = run_here("--control-url", f"http://127.0.0.1:{port[1]}", "vm", "list")
         other.kill()
 
     assert absent.returncode == stranger.returncode == 4
-    assert (
-        absent.stderr
-        == f"forewarn: no service answers at {url}: Connection refused; FOREWARN_CONTROL tells where it is\n"
+    assert absent.stderr == (
+        f"forewarn: no service answers at {url}: Connection refused; "
+        "set FOREWARN_CONTROL to its URL\n"
     )
-    assert "is no Forewarn control API (status 404)\n" in stranger.stderr
+    assert "is not a Forewarn control API (status 404)\n" in stranger.stderr
 
 
-def test_json_is_the_apis_own(service: Service) -> None:
+def test_json_output_is_the_response_of_the_api(service: Service) -> None:
     """A program that reads one can read the other."""
     for noun in ("scope", "vm", "host", "event"):
+        printed = json.loads(service.forewarn(noun, "list", "--json").stdout)
         with urlopen(f"{service.control}/api/v1/{noun}s", timeout=SECONDS_MAX) as response:
-            assert json.loads(service.forewarn(noun, "list", "--json").stdout) == json.load(
-                response
-            )
+            assert printed == json.load(response)
 
 
-def test_a_list_is_aligned_text_in_a_pipe_and_a_table_on_a_terminal(service: Service) -> None:
-    """awk reads the one, a person the other."""
+def test_list_is_text_in_a_pipe_and_a_table_on_a_terminal(service: Service) -> None:
+    """For awk, and for people."""
     piped = service.forewarn("host", "list")
     ours, theirs = pty.openpty()
     with os.fdopen(ours, "rb", buffering=0) as screen:
@@ -323,16 +330,16 @@ def test_a_list_is_aligned_text_in_a_pipe_and_a_table_on_a_terminal(service: Ser
     assert "host-a" in table
 
 
-def test_a_list_that_is_cut_says_so(service: Service) -> None:
-    """Silence would look like all there is."""
+def test_incomplete_list_is_announced(service: Service) -> None:
+    """Otherwise it would look complete."""
     cut = service.forewarn("vm", "list", "--limit", "1")
 
     assert [line.split()[0] for line in cut.stdout.splitlines()] == ["NAME", "web-0"]
-    assert cut.stderr == "1 of 2 vms are shown; --limit shows more\n"
+    assert cut.stderr == "showing 1 of 2 vms; use --limit to see more\n"
 
 
-def test_a_reader_who_leaves_early_causes_no_noise(service: Service) -> None:
-    """`forewarn vm list | head -1` is what everybody types."""
+def test_closed_pipe_prints_nothing(service: Service) -> None:
+    """`forewarn vm list | head -1` is common."""
     reading, writing = os.pipe()
     os.close(reading)
     variables = environment(FOREWARN_CONTROL=service.control)
@@ -350,57 +357,53 @@ def test_a_reader_who_leaves_early_causes_no_noise(service: Service) -> None:
     assert (left.returncode, left.stderr) == (1, b"")
 
 
-def test_an_interrupted_command_ends_without_a_word() -> None:
-    """Ctrl-C while a service does not answer: 130, as shells expect."""
-    with socket.create_server(("127.0.0.1", 0)) as mute:
-        variables = environment(FOREWARN_CONTROL=f"http://127.0.0.1:{mute.getsockname()[1]}")
+def test_interrupted_command_prints_nothing() -> None:
+    """Ctrl-C while waiting for a response: exit code 130, as shells expect."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        variables = environment(FOREWARN_CONTROL=f"http://127.0.0.1:{silent.getsockname()[1]}")
         command = [FOREWARN, "vm", "list"]
         with (
             interruptible(),
             subprocess.Popen(
                 command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-            ) as waiting,
+            ) as client,
         ):
-            mute.settimeout(SECONDS_MAX)
-            connection, _ = mute.accept()
+            silent.settimeout(SECONDS_MAX)
+            connection, _ = silent.accept()
             with connection:
                 connection.settimeout(SECONDS_MAX)
                 assert connection.recv(3) == b"GET"
-                waiting.send_signal(signal.SIGINT)
-                out, err = waiting.communicate(timeout=SECONDS_MAX)
+                client.send_signal(signal.SIGINT)
+                out, err = client.communicate(timeout=SECONDS_MAX)
 
-    assert (waiting.returncode, out, err) == (130, b"", b"")
+    assert (client.returncode, out, err) == (130, b"", b"")
 
 
 @pytest.mark.system
-def test_the_three_lines_of_the_demo_work_when_pasted() -> None:
-    """The first minute decides whether there is a second one."""
+def test_commands_that_the_demo_prints_work() -> None:
+    """They are the first minute with the product."""
     program = os.path.relpath(FOREWARN, ROOT)
     with running(ROOT, "demo", program=program) as demo:
         assert demo.process.stdout
-        said = "".join(
-            line
-            for line in iter(
-                demo.process.stdout.readline, "What happens is told here; Ctrl-C ends it.\n"
-            )
-        )
-        lines = [line.strip() for line in said.splitlines() if line.startswith("   ")]
-        told = [pasted(line) for line in lines]
-        last = pasted(lines[0])
+        lines = []
+        while not (line := demo.process.stdout.readline()).startswith("Changes are printed here."):
+            lines += [line.strip()] if line.startswith("   ") else []
+        printed = [paste(line) for line in lines]
+        last = paste(lines[0])
         demo.process.send_signal(signal.SIGINT)
-        happened, errors = demo.process.communicate(timeout=SECONDS_MAX)
+        changes, errors = demo.process.communicate(timeout=SECONDS_MAX)
 
     assert (len(lines), demo.process.returncode, errors) == (3, 0, "")
     assert lines[1].endswith(f" {program} vm restart web-0")
-    assert told[0] == '{"DocumentIncarnation":1,"Events":[]}'
-    assert re.fullmatch(r"Reboot \S+ of web-0 is Scheduled, not before \S+\n", told[1])
-    assert told[2] == ""
+    assert printed[0] == '{"DocumentIncarnation":1,"Events":[]}'
+    assert re.fullmatch(r"Reboot \S+ of web-0 is Scheduled, not before \S+\n", printed[1])
+    assert printed[2] == ""
     assert '"EventStatus":"Started"' in last
-    for part in ("a VM polls", "Scheduled: Reboot of web-0", "approved by web-0", "Started"):
-        assert part in happened
+    for part in ("first poll", "Scheduled: Reboot of web-0", "approved by web-0", "Started"):
+        assert part in changes
 
 
-def pasted(line: str) -> str:
+def paste(line: str) -> str:
     done = subprocess.run(
         ["bash", "-c", line],
         cwd=ROOT,
@@ -414,75 +417,88 @@ def pasted(line: str) -> str:
     return done.stdout
 
 
-def test_without_the_servers_parts_the_client_works_and_the_server_says_what_is_missing(
-    service: Service,
-) -> None:
-    """`pip install forewarn` is what stands in a VM or on a laptop: no msgspec, no Litestar, no
-    uvicorn, no YAML.
-    """
+def run_without(modules: tuple[str, ...], *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run a command as if these modules were not installed."""
+    hide = f"import sys; sys.modules.update(dict.fromkeys({modules}))"
+    program = f"{hide}; from forewarn.cli.main import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+        check=False,
+    )
+
+
+def test_client_commands_work_without_the_server_extra(service: Service) -> None:
+    """`pip install 'forewarn[cli]'` has no msgspec, Litestar, uvicorn and YAML."""
     absent = "msgspec", "litestar", "uvicorn", "uvloop", "yaml"
-    start = f"import sys; sys.modules.update(dict.fromkeys({absent})); from forewarn.cli.main import main; main()"
 
-    def bare(*arguments: str) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-c", start, *arguments]
-        variables = environment(FOREWARN_CONTROL=service.control)
-        return subprocess.run(
-            command, env=variables, capture_output=True, text=True, timeout=SECONDS_MAX, check=False
-        )
-
-    assert bare("vm", "list").returncode == 0
-    assert bare("config", "--show").returncode == 0
-    for command in (("serve",), ("demo",), ("fleet", "check", "x"), ("fleet", "schema")):
-        refused = bare(*command)
+    assert run_without(absent, "--control-url", service.control, "vm", "list").returncode == 0
+    assert run_without(absent, "config").returncode == 0
+    for command in (("serve",), ("fleet", "check", "x"), ("lab", "run", "x")):
+        refused = run_without(absent, *command)
         assert (refused.returncode, refused.stdout) == (1, "")
         assert re.fullmatch(
-            rf"forewarn: `forewarn {command[0]}.*` needs \w+; pip install 'forewarn\[server\]' brings it\n",
+            rf"forewarn: `forewarn {command[0]}.*` needs \w+; "
+            r"install it with pip install 'forewarn\[server\]'\n",
             refused.stderr,
         ), refused.stderr
 
 
-def test_the_config_in_force_is_shown_with_its_origins_and_without_secrets(tmp_path: Path) -> None:
-    """The file of the current folder counts, a variable beats it, a flag beats both."""
-    (tmp_path / "forewarn.toml").write_text("rate = 2\nimpacts_max = 3\nstore = 'memory'\n")
-    variables = {"FOREWARN_RATE": "4", "FOREWARN_IMPACTS_MAX": "5", "FOREWARN_TOKEN": "hunter2"}
-    variables |= {
+def test_agent_and_conform_work_without_any_extra(service: Service) -> None:
+    """`pip install forewarn` in a VM has no dependencies."""
+    absent = "typer", "rich", "httpx", "msgspec", "litestar", "uvicorn", "uvloop", "yaml"
+    only = ("--only", "version-missing-is-400")
+
+    agent = run_without(absent, "agent", "--help")
+    conform = run_without(absent, "conform", service.metadata, "--as", "web-0", *only)
+    other = run_without(absent, "vm", "list")
+
+    assert (agent.returncode, conform.returncode) == (0, 0), conform.stderr
+    assert "version-missing-is-400" in conform.stdout
+    assert other.returncode == 1
+    assert "this command needs pip install 'forewarn[cli]'" in other.stderr
+
+
+def test_config_shows_sources_and_no_secrets(tmp_path: Path) -> None:
+    """The file in the current folder is read, and secrets are hidden."""
+    (tmp_path / "forewarn.toml").write_text("rate = 2\nstore = 'memory'\n")
+    variables = {
+        "FOREWARN_RATE": "4",
+        "FOREWARN_TOKEN": "hunter2",
         "FOREWARN_WEBHOOK": "https://h.example/hunter2?x=hunter2",
         "FOREWARN_WEBHOOK_SECRET_FILE": "x",
     }
 
-    shown = forewarn(
-        "config", "--show", "--rate", "6", "--no-legacy-path", cwd=tmp_path, **variables
-    )
+    shown = forewarn("config", "--show", "--no-legacy-path", cwd=tmp_path, **variables)
     rows = {line.split()[0]: line.split()[1:] for line in shown.stdout.splitlines()}
 
-    assert rows["rate"] == ["6", "--rate"]
-    assert rows["impacts_max"] == ["5", "FOREWARN_IMPACTS_MAX"]
+    assert rows["rate"] == ["4", "FOREWARN_RATE"]
     assert rows["store"] == ["memory", "store", "in", "forewarn.toml"]
     assert rows["legacy_path"] == ["false", "--legacy-path"]
     assert rows["token"] == ["***", "FOREWARN_TOKEN"]
-    assert rows["control_url"] == ["http://127.0.0.1:8081", "default"]
     assert rows["webhook"] == ["https://h.example/***", "FOREWARN_WEBHOOK"]
     assert "hunter2" not in shown.stdout
 
 
-def test_a_file_that_is_named_counts_for_the_service_and_the_client(tmp_path: Path) -> None:
-    """One file, one `--config`: what is shown must be what either of them would take."""
+def test_config_flag_applies_to_service_and_client(tmp_path: Path) -> None:
+    """One file, one `--config`, before or after the command."""
     file = tmp_path / "other.toml"
     file.write_text("rate = 2\ncontrol_url = 'http://127.0.0.1:9'\n")
 
-    for arguments in (
-        ("config", "--show", "--config", str(file)),
-        ("--config", str(file), "config", "--show"),
-    ):
-        shown = forewarn(*arguments, cwd=tmp_path).stdout
+    for arguments in (("config", "--config", str(file)), ("--config", str(file), "config")):
+        shown = run_here(*arguments).stdout
         rows = {line.split()[0]: line.split()[1] for line in shown.splitlines()}
         assert (rows["rate"], rows["control_url"]) == ("2", "http://127.0.0.1:9")
-    called = forewarn("--config", str(file), "vm", "list", cwd=tmp_path)
+    called = run_here("--config", str(file), "vm", "list")
+    assert called.returncode == 4
     assert "no service answers at http://127.0.0.1:9: " in called.stderr
 
 
-def test_the_version_and_help_are_told_on_stdout() -> None:
+def test_version_and_help_are_printed_on_stdout() -> None:
     """The two things that everybody tries first."""
     assert re.fullmatch(r"forewarn \d+\.\d+\.\d+\n", forewarn("--version").stdout)
-    assert "serve" in forewarn("--help").stdout
-    assert "--identify" in forewarn("serve", "--help").stdout
+    assert "serve" in run_here("--help").stdout
+    assert "--identify" in run_here("serve", "--help").stdout

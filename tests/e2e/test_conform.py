@@ -1,166 +1,145 @@
-"""`forewarn conform` as people run it: against our own service, the demo, and endpoints that are
-wrong.
-"""
+"""`forewarn conform` as people run it: against our own service, the demo, and wrong endpoints."""
 
 import json
 import subprocess
 import sys
 import time
 import xml.etree.ElementTree as xml
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from forewarn.conformance import checks as topic
-from forewarn.conformance.check import CHECKS
+from forewarn.conformance.checks import CHECKS
 from tests.conformance.wrong_answers import WRONG
-from tests.conformance.wrong_server import Clock, wrong
-from tests.e2e import cli_service, service
+from tests.conformance.wrong_server import Clock, faulty_server
+from tests.e2e import cli_service
 from tests.e2e.cli_service import forewarn
+from tests.e2e.service import Service, running
 
-SECONDS_MAX = 30
 REAL = Clock(time.monotonic, time.sleep)
-assert topic.TOPICS
 
 
-def conform(url: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    return forewarn("conform", url, *arguments)
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with running(tmp_path_factory.mktemp("service"), "--identify", "address") as started:
+        yield started
 
 
-def all_green(found: "subprocess.CompletedProcess[str]") -> None:
-    """All checks, every one of them run."""
-    assert found.returncode == 0, found.stdout + found.stderr
-    told = json.loads(found.stdout)
-    assert [
-        (one["name"], one["detail"]) for one in told["checks"] if one["verdict"] != "passed"
-    ] == []
-    assert (told["passed"], told["failed"], told["not_run"]) == (len(CHECKS), 0, 0)
+def conform(url: str, *arguments: str, only: str = "") -> "subprocess.CompletedProcess[str]":
+    """With `only`, the checks of these names."""
+    names = [argument for name in only.split() for argument in ("--only", name)]
+    return forewarn("conform", url, *arguments, *names)
 
 
-def test_our_service_passes_every_check(tmp_path: Path) -> None:
-    """With the real store, known by path and by address; and quickly, for people run it in CI."""
-    with service.running(tmp_path, "--identify", "address") as ours:
-        began = time.monotonic()
-        names = ("--as", "web-0", "--as", "web-1", "--as", "db")
-        all_green(conform(ours.metadata, *names, "--control", ours.control, "--approve", "--json"))
-        assert time.monotonic() - began < SECONDS_MAX
-        assert ours.ask("GET", "/events")[1]["events"] == []
-
-
-@pytest.mark.parametrize(
-    "names", [("web-0", "web-1", "database"), ("FrontEnd_IN_0", "BackEnd_IN_0", "workers_0")]
-)
-def test_the_demo_passes_every_check(names: tuple[str, ...], tmp_path: Path) -> None:
-    """At its pace notices are seconds.
-
-    The second time by a cloud service whose policy asks for the word of all.
-    """
+def test_demo_passes_every_check(tmp_path: Path) -> None:
+    """At its rate notices are seconds, and the policy of this scope needs all VMs to approve."""
+    names = ("--as", "FrontEnd_IN_0", "--as", "BackEnd_IN_0", "--as", "workers_0")
+    file = tmp_path / "conform.xml"
     with cli_service.running(tmp_path, "demo") as demo:
-        given = [part for name in names for part in ("--as", name)]
-        all_green(conform(demo.metadata, *given, "--control", demo.control, "--approve", "--json"))
+        control = ("--control", demo.control, "--approve")
+        done = conform(demo.metadata, *names, *control, "--json", "--junit", str(file))
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = json.loads(done.stdout)
+    bad = [(each["name"], each["detail"]) for each in results["checks"] if each["detail"]]
+    (suite,) = xml.fromstring(file.read_bytes()).findall("testsuite")  # noqa: S314
+
+    assert bad == []
+    assert (results["passed"], results["failed"], results["not_run"]) == (len(CHECKS), 0, 0)
+    assert (suite.get("tests"), suite.get("failures")) == (str(len(CHECKS)), "0")
+    assert [case.get("name") for case in suite.findall("testcase")] == list(CHECKS)
 
 
-def test_a_plain_run_only_reads_and_says_what_it_could_not_look_at(tmp_path: Path) -> None:
-    with (
-        service.running(tmp_path, "--identify", "address") as ours,
-        wrong(ours.metadata, WRONG["etag-is-sent"], REAL) as server,
-    ):
-        found = conform(ours.metadata)
-        assert found.returncode == 0
-        assert "not run  must    events-overlap" in found.stdout
-        assert "not run, because it needs `--control`, to make an event" in found.stdout
-        conform(server.url)
-        assert "POST" not in {request.method for request in server.asked}
+def test_plain_run_only_reads_and_reports_what_was_not_run(service: Service) -> None:
+    with faulty_server(service.metadata, WRONG["etag-is-sent"], REAL) as server:
+        done = conform(server.url, only="etag-is-sent approval-is-200 events-may-overlap")
+        requests = server.requests
+
+    assert done.returncode == 1
+    assert "failed   must   etag-is-sent" in done.stdout
+    assert "not run  must   events-may-overlap" in done.stdout
+    assert "not run, because it needs `--control`, to create an event" in done.stdout
+    assert {request.method for request in requests} == {"GET"}
 
 
-def test_the_exit_code_tells_whether_what_must_be_is(tmp_path: Path) -> None:
-    with service.running(tmp_path, "--identify", "address") as ours:
-        with wrong(ours.metadata, WRONG["document-is-compact"], REAL) as server:
-            found = conform(server.url)
-            assert found.returncode == 1
-            line = next(line for line in found.stdout.splitlines() if "document-is-compact" in line)
-            assert line.startswith("failed   must    document-is-compact ")
-            assert "expected JSON without white space between its parts; got status 200" in line
-            assert " failed (1 must, " in found.stdout.splitlines()[-1]
-        with wrong(ours.metadata, WRONG["path-in-any-case"], REAL) as server:
-            found = conform(server.url, "--only", "path-in-any-case")
-            assert (found.returncode, found.stdout.splitlines()[-1]) == (
-                0,
-                "1 checks: 0 passed, 1 failed (0 must, 1 should), 0 not run",
-            )
-            assert conform(server.url, "--only", "path-in-any-case", "--strict").returncode == 1
+def test_exit_code_is_1_if_a_must_fails(service: Service) -> None:
+    with faulty_server(service.metadata, WRONG["document-is-compact"], REAL) as server:
+        done = conform(server.url, only="document-is-compact etag-is-sent")
+    first, *_, last = (line for line in done.stdout.splitlines() if line.startswith(("f", "2")))
+
+    assert done.returncode == 1
+    assert first.startswith("failed   must   document-is-compact ")
+    assert "expected JSON without white space between its parts; got status 200" in first
+    assert last == "2 checks: 1 passed, 1 failed (1 must, 0 should), 0 not run"
 
 
-def test_without_an_endpoint_there_is_nothing_to_say(tmp_path: Path) -> None:
-    with service.running(tmp_path, "--identify", "address") as ours:
-        gone = "http://127.0.0.1:1"
-        for arguments in ((gone,), (ours.metadata, "--control", gone)):
-            found = conform(*arguments)
-            assert (found.returncode, found.stdout) == (4, "")
-            assert found.stderr.startswith("forewarn: no ")
+def test_exit_code_is_0_if_a_should_fails_unless_strict(service: Service) -> None:
+    with faulty_server(service.metadata, WRONG["path-in-any-case"], REAL) as server:
+        done = conform(server.url, only="path-in-any-case")
+        strict = conform(server.url, "--strict", only="path-in-any-case")
+    summary = "1 checks: 0 passed, 1 failed (0 must, 1 should), 0 not run"
+
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, summary)
+    assert strict.returncode == 1
 
 
-def test_a_run_that_could_say_nothing_does_not_begin(tmp_path: Path) -> None:
-    """One line with what to do, in the place of a hundred checks that fail or are not run."""
-    with service.running(tmp_path, "--identify", "address") as ours:
-        for more in ((), ("--control", ours.control)):
-            found = conform(ours.metadata, "--as", "web-0", "--as", "nope", *more)
-            assert (found.returncode, found.stdout) == (2, "")
-            assert "nope" in found.stderr
-        _, made = ours.ask("POST", "/vms/web-0/restart")
-        found = conform(ours.metadata, "--as", "web-0", "--control", ours.control)
-        assert (found.returncode, found.stdout) == (2, "")
-        assert f"web-0 has an event already ({made['event']['id']})" in found.stderr
-        without = conform(ours.metadata, "--as", "web-0", "--json", "--only", "event-id-is-a-guid")
-        assert json.loads(without.stdout)["passed"] == 1
+def test_unreachable_endpoint_or_control_api_is_an_error(service: Service) -> None:
+    closed = "http://127.0.0.1:1"
+    for arguments in ((closed,), (service.metadata, "--control", closed)):
+        done = conform(*arguments)
+        assert (done.returncode, done.stdout) == (4, "")
+        assert done.stderr.startswith("forewarn: no ")
+
+
+def test_run_that_could_not_check_much_does_not_start(service: Service) -> None:
+    """One line with what to do, instead of a hundred checks that fail or are not run."""
+    for control in ((), ("--control", service.control)):
+        done = conform(service.metadata, "--as", "web-0", "--as", "nope", *control)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "nope" in done.stderr
+    event_id = service.ask("POST", "/vms/web-0/restart")[1]["event"]["id"]
+    done = conform(service.metadata, "--as", "web-0", "--control", service.control)
+    reading = conform(service.metadata, "--as", "web-0", "--json", only="event-id-is-a-guid")
+    service.ask("POST", f"/events/{event_id}/cancel")
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"web-0 already has an event ({event_id})" in done.stderr
+    assert json.loads(reading.stdout)["passed"] == 1
 
 
 @pytest.mark.parametrize(
     "arguments",
     [(), ("ftp://h",), ("http://h", "--only", "nothing"), ("http://h", "--control", "x")],
 )
-def test_a_command_line_that_makes_no_sense_is_refused(arguments: tuple[str, ...]) -> None:
-    found = forewarn("conform", *arguments)
+def test_invalid_command_line_is_rejected(arguments: tuple[str, ...]) -> None:
+    done = forewarn("conform", *arguments)
 
-    assert (found.returncode, found.stdout) == (2, "")
-
-
-def test_the_results_can_be_written_for_a_ci_server(tmp_path: Path) -> None:
-    with service.running(tmp_path, "--identify", "address") as ours:
-        file = tmp_path / "conform.xml"
-        assert conform(ours.metadata, "--junit", str(file)).returncode == 0
-        suite = xml.fromstring(file.read_bytes())  # noqa: S314
-        assert (suite.get("tests"), suite.get("failures")) == (str(len(CHECKS)), "0")
-        assert [one.get("name") for one in suite.findall("testcase")] == list(CHECKS)
-        refused = conform(
-            ours.metadata, "--only", "etag-is-sent", "--junit", str(tmp_path / "no" / "where")
-        )
-        assert (refused.returncode, "cannot be written" in refused.stderr) == (1, True)
+    assert (done.returncode, done.stdout) == (2, "")
 
 
-def test_the_checks_can_be_listed_without_an_endpoint() -> None:
-    found = forewarn("conform", "--list", "--json")
+def test_unwritable_junit_file_is_an_error(service: Service, tmp_path: Path) -> None:
+    file = str(tmp_path / "no" / "where")
+    done = conform(service.metadata, "--junit", file, only="etag-is-sent")
 
-    assert [one["check"] for one in json.loads(found.stdout)["checks"]] == list(CHECKS)
+    assert (done.returncode, "cannot write" in done.stderr) == (1, True)
+
+
+def test_checks_are_listed_without_an_endpoint() -> None:
+    done = forewarn("conform", "--list", "--json")
+
+    assert [each["check"] for each in json.loads(done.stdout)["checks"]] == list(CHECKS)
     assert "etag-is-sent" in forewarn("conform", "--list").stdout
 
 
-def test_the_checks_need_nothing_of_the_server() -> None:
-    """`pip install forewarn` is enough, and what is right is not decided by what we serve."""
+def test_checks_need_only_the_standard_library() -> None:
+    """`pip install forewarn` is enough, and our server does not define what is correct."""
     script = "import sys, forewarn.conformance.report; print(*sys.modules)"
-    loaded = set(
-        subprocess.run(
-            [sys.executable, "-c", script], capture_output=True, text=True, check=True
-        ).stdout.split()
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
+    loaded = set(done.stdout.split())
+    packages = {name.split(".")[1] for name in loaded if name.startswith("forewarn.")}
 
     assert "forewarn.conformance.checks.approval" in loaded
-    rooms = {
-        name.partition("forewarn.")[2].partition(".")[0]
-        for name in loaded
-        if name.startswith("forewarn.")
-    }
-    assert rooms == {"errors", "lab"}
-    assert loaded.isdisjoint(
-        {"msgspec", "litestar", "uvicorn", "yaml", "httptools", "rich", "typer"}
-    )
+    assert packages == {"errors", "junit", "client", "conformance"}
+    assert loaded.isdisjoint({"msgspec", "litestar", "uvicorn", "yaml", "rich", "typer"})

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.config_platform import ExecCommand
+from forewarn.config import ExecCommand
 from forewarn.core.change import ChangeKind
 from forewarn.core.event import Cause, EventType
 from forewarn.core.fleet import Vm
@@ -63,9 +63,7 @@ def number_in(file: Path) -> int:
 
 
 @pytest.mark.parametrize("left", range(4))
-def test_a_command_that_finds_no_file_descriptor_was_not_started_and_has_not_failed(
-    left: int, tmp_path: Path
-) -> None:
+def test_file_descriptor_shortage_is_not_a_failed_try(left: int, tmp_path: Path) -> None:
     """It is told as what it is, so that the engine starts the command again instead of counting a
     failed try.
     """
@@ -86,7 +84,7 @@ def test_a_command_that_finds_no_file_descriptor_was_not_started_and_has_not_fai
     assert not (tmp_path / "done").exists()
 
 
-def test_a_command_is_told_by_its_words() -> None:
+def test_command_gets_placeholders_as_arguments() -> None:
     done = carried_out(
         platform(
             "echo", "{vm}", "at {host}", "{event_type} {cause} {tries}", "awk {print $1} ${HOME}"
@@ -98,7 +96,7 @@ def test_a_command_is_told_by_its_words() -> None:
     )
 
 
-def test_a_command_is_told_by_its_environment_and_gets_no_secret_of_ours() -> None:
+def test_command_gets_variables_and_no_secrets() -> None:
     done = carried_out(platform("env", FOREWARN_STORE="sqlite:///secret.db", LANG="C.UTF-8"))
 
     told = dict(
@@ -121,11 +119,11 @@ def test_a_command_is_told_by_its_environment_and_gets_no_secret_of_ours() -> No
     assert "LANG=C.UTF-8" in done.detail
 
 
-def test_no_shell_reads_the_words() -> None:
+def test_command_runs_without_a_shell() -> None:
     assert carried_out(platform("echo", "$HOME; {vm} > `id`")).detail == "$HOME; web-0 > `id`"
 
 
-def test_the_star_stands_for_every_type_without_a_command_of_its_own() -> None:
+def test_star_command_is_the_default() -> None:
     commands = [ExecCommand("*", ("echo", "any")), ExecCommand("Freeze", ("echo", "freeze"))]
     made = ExecPlatform(commands, seconds_max=30, environ=os.environ)
 
@@ -139,29 +137,27 @@ def test_the_star_stands_for_every_type_without_a_command_of_its_own() -> None:
 
 
 def test_a_type_without_a_command_fails_with_a_clear_message() -> None:
-    with pytest.raises(
-        ImpactFailed, match="there is no command for Reboot; exec_command can give one"
-    ):
+    with pytest.raises(ImpactFailed, match="no command for Reboot; set exec_command for it"):
         carried_out(platform("true", type_="Freeze"))
 
 
-def test_a_line_tells_the_new_host() -> None:
+def test_host_line_in_the_output_sets_the_new_host() -> None:
     assert carried_out(shell("echo moving; echo host=host-b; echo done")).host == "host-b"
     assert carried_out(shell("echo 'host=../etc'")).host == ""
 
 
-def test_an_exit_code_other_than_zero_is_a_failure_and_the_output_tells_why() -> None:
+def test_nonzero_exit_code_fails_with_the_output() -> None:
     with pytest.raises(ImpactFailed, match=r"sh exited with 3$") as raised:
         carried_out(shell("echo out; echo why >&2; exit 3"))
     assert raised.value.facts["output"] == "out\nwhy"
 
 
-def test_an_end_by_a_signal_is_a_failure() -> None:
-    with pytest.raises(ImpactFailed, match=f"sh was ended by signal {int(signal.SIGSEGV)}"):
+def test_death_by_signal_is_a_failure() -> None:
+    with pytest.raises(ImpactFailed, match=f"sh was killed by signal {int(signal.SIGSEGV)}"):
         carried_out(shell("kill -SEGV $$"))
 
 
-def test_a_command_that_hangs_is_ended_at_its_limit_with_all_that_it_started(
+def test_command_over_its_limit_is_killed_with_its_children(
     tmp_path: Path,
 ) -> None:
     """Even where parent and grandchild do not want to hear of it."""
@@ -169,7 +165,7 @@ def test_a_command_that_hangs_is_ended_at_its_limit_with_all_that_it_started(
     script = f"trap '' TERM; echo $$ > {tmp_path}/parent; {child}; echo going; wait"
 
     with pytest.raises(
-        ImpactFailed, match=r"was not done within 0.5 seconds, and was ended"
+        ImpactFailed, match=r"did not finish within 0.5 seconds and was killed"
     ) as raised:
         carried_out(shell(script, seconds_max=0.5))
 
@@ -182,7 +178,7 @@ def test_a_command_that_hangs_is_ended_at_its_limit_with_all_that_it_started(
     )
 
 
-def test_what_a_command_leaves_behind_is_ended_and_not_waited_for(tmp_path: Path) -> None:
+def test_leftover_children_are_killed(tmp_path: Path) -> None:
     """It holds the pipe open: whoever reads to the end of that would wait ten minutes."""
     done = carried_out(shell(f"sleep 600 & echo $! > {tmp_path}/child; echo done"))
 
@@ -190,7 +186,7 @@ def test_what_a_command_leaves_behind_is_ended_and_not_waited_for(tmp_path: Path
     soon(lambda: not is_running(number_in(tmp_path / "child")))
 
 
-def test_what_writes_for_ever_is_not_read_for_ever(tmp_path: Path) -> None:
+def test_endless_output_is_not_read_forever(tmp_path: Path) -> None:
     """Not even where it has left the command's group, and cannot be ended with it."""
     done = carried_out(shell(f"setsid sh -c 'echo $$ > {tmp_path}/child; exec yes' & sleep 0.2"))
 
@@ -198,21 +194,21 @@ def test_what_writes_for_ever_is_not_read_for_ever(tmp_path: Path) -> None:
     soon(lambda: not is_running(number_in(tmp_path / "child")))
 
 
-def test_a_flood_of_output_costs_no_memory_and_its_end_is_kept() -> None:
+def test_only_the_tail_of_the_output_is_kept() -> None:
     done = carried_out(shell("head -c 50000000 /dev/zero | tr '\\0' x; echo; echo the end"))
 
     assert done.detail.endswith("x\nthe end")
     assert len(done.detail) < OUTPUT_BYTES_MAX
 
 
-def test_output_that_is_no_text_is_no_trouble() -> None:
+def test_binary_output_is_accepted() -> None:
     assert (
         carried_out(shell(r"printf '\377\376\000ok'")).detail
         == "\N{REPLACEMENT CHARACTER}" * 2 + "\0ok"
     )
 
 
-def test_a_command_that_is_cancelled_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+def test_cancelled_command_is_killed_with_its_children(tmp_path: Path) -> None:
     async def story() -> None:
         work = asyncio.create_task(
             shell(f"sleep 600 & echo $! > {tmp_path}/child; wait").run_impact(REBOOT)
@@ -228,21 +224,27 @@ def test_a_command_that_is_cancelled_is_ended_with_all_that_it_started(tmp_path:
     soon(lambda: not is_running(number_in(tmp_path / "child")))
 
 
-def test_what_is_ended_has_a_grace_though_its_shell_dies_at_once(tmp_path: Path) -> None:
+def test_children_get_the_grace_period_after_their_shell_dies(tmp_path: Path) -> None:
     """A shell without a trap is gone at the TERM; the child that has to clean up is still there."""
-    child = f"trap 'sleep 0.1; echo clean > {tmp_path}/end; exit' TERM; echo > {tmp_path}/begun; while :; do sleep 0.05; done"
-    with pytest.raises(ImpactFailed, match="and was ended"):
+    child = (
+        f"trap 'sleep 0.1; echo clean > {tmp_path}/end; exit' TERM; echo > {tmp_path}/begun; while"
+        " :; do sleep 0.05; done"
+    )
+    with pytest.raises(ImpactFailed, match="and was killed"):
         carried_out(shell(f"sh -c {shlex.quote(child)} & wait", seconds_max=0.5))
 
     assert (tmp_path / "begun").exists()
     assert (tmp_path / "end").read_text() == "clean\n"
 
 
-def test_a_service_that_stops_lets_its_commands_undo_what_they_did(tmp_path: Path) -> None:
+def test_stopping_service_lets_commands_clean_up(tmp_path: Path) -> None:
     """As the Freeze of docs/platforms.md: what was suspended is resumed, though its wait is cut
     short.
     """
-    script = f"trap : TERM; echo suspended > {tmp_path}/vm; sleep 600; sleep 0.3; echo resumed > {tmp_path}/vm"
+    script = (
+        f"trap : TERM; echo suspended > {tmp_path}/vm; sleep 600; sleep 0.3; echo resumed >"
+        f" {tmp_path}/vm"
+    )
     with running(
         tmp_path, "--platform", "exec", "--exec-command", f"*=sh -c {shlex.quote(script)}"
     ) as service:
@@ -253,7 +255,7 @@ def test_a_service_that_stops_lets_its_commands_undo_what_they_did(tmp_path: Pat
     assert (tmp_path / "vm").read_text() == "resumed\n"
 
 
-def test_a_command_that_does_not_heed_its_end_does_not_keep_the_service(tmp_path: Path) -> None:
+def test_command_that_ignores_sigterm_does_not_block_shutdown(tmp_path: Path) -> None:
     script = f"trap '' TERM; echo $$ > {tmp_path}/pid; while :; do sleep 1; done"
     with running(
         tmp_path, "--platform", "exec", "--exec-command", f"*=sh -c {shlex.quote(script)}"
@@ -274,7 +276,7 @@ def test_no_descriptor_is_left_open() -> None:
 
 
 @pytest.mark.parametrize("program", ["/nowhere/reset-vm", "/etc/passwd", "reset-vm-nowhere"])
-def test_a_command_that_cannot_be_run_is_refused_at_the_start(program: str) -> None:
+def test_missing_program_is_refused_at_startup(program: str) -> None:
     with pytest.raises(Invalid, match="not found or not executable"):
         platform(program)
 
@@ -294,11 +296,11 @@ def test_the_service_refuses_to_start_without_any_command() -> None:
 
     assert told.returncode == 2
     assert told.stderr.startswith(
-        "forewarn: the exec platform has no command; exec_command gives it one"
+        "forewarn: the exec platform has no command; expected exec_command"
     )
 
 
-def test_a_restart_runs_the_command_and_a_failure_is_tried_again_and_then_recorded(
+def test_failed_command_is_retried_and_then_recorded(
     tmp_path: Path,
 ) -> None:
     """Through a real service: each try is noted with its output, and the event leaves the document
@@ -306,7 +308,8 @@ def test_a_restart_runs_the_command_and_a_failure_is_tried_again_and_then_record
     """
     script = tmp_path / "reset-vm"
     script.write_text(
-        f"#!{sys.executable}\nimport sys\nprint('reset', *sys.argv[1:])\nsys.exit(sys.argv[1] == 'db')\n"
+        f"#!{sys.executable}\nimport sys\nprint('reset', *sys.argv[1:])\nsys.exit(sys.argv[1] =="
+        " 'db')\n"
     )
     script.chmod(0o755)
     flags = (

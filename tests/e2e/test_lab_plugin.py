@@ -1,4 +1,4 @@
-"""The pytest plugin as its users meet it: their own suites, run by a pytest of their own."""
+"""The pytest plugin in suites of its users. Most of them run inside this process."""
 
 import os
 import re
@@ -8,9 +8,15 @@ from pathlib import Path
 
 import pytest
 
+import forewarn.testing.lab  # noqa: F401 - loaded before pytester takes its snapshot of sys.modules
+
+pytest_plugins = ["pytester"]
+
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "python"
 TIMEOUT_SECONDS = 120
+INI = "[pytest]\nfilterwarnings = error\naddopts = --strict-markers\n"
+FLAGS = ("-p", "no:cacheprovider", "-p", "no:xdist", "-rf")
 
 REBOOT = "test_a_reboot_is_approved_when_the_job_in_hand_is_done"
 NEIGHBOUR = "test_a_neighbours_reboot_is_the_neighbours_business"
@@ -19,41 +25,48 @@ CANCELLED = "test_a_cancelled_maintenance_changes_nothing_for_long"
 UNHEARD = "test_an_approval_that_was_not_heard_is_given_again"
 
 
-def run_pytest(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("PYTEST_", "HANDLER"))
-    }
-    return subprocess.run(
-        [sys.executable, "-B", "-m", "pytest", "-p", "no:cacheprovider", "-rf", *arguments],
+def run_tests(pytester: pytest.Pytester, text: str, *arguments: str) -> str:
+    """Run a suite of one file in this process, with warnings as errors. Returns its output."""
+    pytester.makefile(".ini", pytest=INI)
+    pytester.makepyfile(test_it=text)
+    return pytester.runpytest_inprocess(*FLAGS, *arguments).stdout.str()
+
+
+def run_process(folder: Path, text: str, *arguments: str) -> str:
+    """Run a suite of one file in a process of its own."""
+    (folder / "pytest.ini").write_text(INI)
+    (folder / "test_it.py").write_text(text)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+    done = subprocess.run(
+        [sys.executable, "-B", "-m", "pytest", "-p", "no:cacheprovider", *arguments],
         check=False,
         cwd=folder,
-        env={**environment, "COLUMNS": "200", **variables},
+        env={**environment, "COLUMNS": "200"},
         capture_output=True,
         text=True,
         timeout=TIMEOUT_SECONDS,
     )
+    return done.stdout
 
 
-def run_tests(folder: Path, text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A suite of one file, where a warning is an error."""
-    (folder / "pytest.ini").write_text(
-        "[pytest]\nfilterwarnings = error\naddopts = --strict-markers\n"
-    )
-    (folder / "test_it.py").write_text(text)
-    return run_pytest(folder, *arguments)
+def run_example(pytester: pytest.Pytester) -> dict[str, str]:
+    """Run the example's suite. Returns the failed tests with the first line of the reason."""
+    ini = str(EXAMPLE / "pytest.ini")
+    done = pytester.runpytest_inprocess(*FLAGS, "-c", ini, str(EXAMPLE))
+    failed = re.findall(r"^FAILED \S+::(\S+) - (.*)$", done.stdout.str(), re.MULTILINE)
+    assert done.parseoutcomes().get("failed", 0) == len(failed)
+    assert "passed" in done.parseoutcomes()
+    return dict(failed)
 
 
-def failures(ran: subprocess.CompletedProcess[str]) -> dict[str, str]:
-    """The tests that failed, with the first line of why."""
-    return dict(re.findall(r"^FAILED \S+::(\S+) - (.*)$", ran.stdout, re.MULTILINE))
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.delenv("HANDLER", raising=False)
 
 
-def test_a_right_handler_passes() -> None:
-    ran = run_pytest(EXAMPLE)
-
-    assert (ran.returncode, failures(ran)) == (0, {}), ran.stdout
+def test_example_handler_passes_its_suite(pytester: pytest.Pytester) -> None:
+    assert run_example(pytester) == {}
 
 
 @pytest.mark.parametrize(
@@ -83,16 +96,19 @@ def test_a_right_handler_passes() -> None:
         ),
     ],
 )
-def test_a_wrong_handler_fails_for_its_own_reason(handler: str, expected: dict[str, str]) -> None:
+def test_wrong_handler_fails_for_its_own_reason(
+    handler: str,
+    expected: dict[str, str],
+    pytester: pytest.Pytester,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A suite that fails for any handler, or for another reason, proves nothing."""
-    ran = run_pytest(EXAMPLE, HANDLER=handler)
+    monkeypatch.setenv("HANDLER", handler)
+    failed = run_example(pytester)
 
-    found = failures(ran)
-    assert ran.returncode == 1
-    assert found.keys() == expected.keys(), ran.stdout
-    assert [
-        (name, words) for name, words in expected.items() if not found[name].startswith(words)
-    ] == [], found
+    assert failed.keys() == expected.keys()
+    for name, reason in expected.items():
+        assert failed[name].startswith(reason)
 
 
 def test_the_readme_names_the_test_that_notices_each_mistake() -> None:
@@ -111,9 +127,11 @@ def test_the_readme_names_the_test_that_notices_each_mistake() -> None:
     assert sorted(rows) == sorted(path.stem for path in (EXAMPLE / "wrong").glob("*.py"))
 
 
-def test_a_failed_assertion_shows_the_transcript_and_a_passed_one_does_not(tmp_path: Path) -> None:
-    ran = run_tests(
-        tmp_path,
+def test_a_failed_assertion_shows_the_transcript_and_a_passed_one_does_not(
+    pytester: pytest.Pytester,
+) -> None:
+    output = run_tests(
+        pytester,
         """
 import urllib.request
 
@@ -132,8 +150,8 @@ def test_passes(scheduled_events):
         "-rfP",
     )
 
-    assert list(failures(ran)) == ["test_fails"]
-    section = ran.stdout.partition("- scheduled events -")[2]
+    assert re.findall(r"^FAILED \S+::(\S+)", output, re.MULTILINE) == ["test_fails"]
+    section = output.partition("- scheduled events -")[2]
     order = [
         "web-0",
         "scheduled",
@@ -141,13 +159,13 @@ def test_passes(scheduled_events):
     ]
     order += ["advance", "started"]
     places = [section.find(words) for words in order]
-    assert -1 not in places, ran.stdout
+    assert -1 not in places, output
     assert places[1:] == sorted(places[1:])
-    assert "quiet-0" not in ran.stdout
+    assert "quiet-0" not in output
 
 
-def test_a_suite_runs_on_several_workers_at_once(tmp_path: Path) -> None:
-    ran = run_tests(
+def test_suite_runs_on_several_workers(tmp_path: Path) -> None:
+    output = run_process(
         tmp_path,
         """
 import pytest
@@ -164,12 +182,12 @@ def test_it(scheduled_events, number, worker_id):
         "2",
     )
 
-    assert "12 passed" in ran.stdout, ran.stdout
+    assert "12 passed" in output, output
 
 
-def test_any_client_and_asyncio_code_can_be_tested(tmp_path: Path) -> None:
-    ran = run_tests(
-        tmp_path,
+def test_any_client_and_asyncio_code_can_be_tested(pytester: pytest.Pytester) -> None:
+    output = run_tests(
+        pytester,
         """
 import asyncio
 import http.client
@@ -237,12 +255,11 @@ def anyio_backend():
 """,
     )
 
-    assert "5 passed" in ran.stdout, ran.stdout
+    assert "5 passed" in output, output
 
 
-def test_the_marker_chooses_the_lab(tmp_path: Path) -> None:
-    folder = tmp_path / "inner"
-    folder.mkdir()
+def test_marker_sets_the_options_of_the_lab(pytester: pytest.Pytester) -> None:
+    folder = pytester.mkdir("inner")
     (folder / "fleet.yaml").write_text("scopes: [{name: db, vms: [{name: db-0, host: host-a}]}]")
     (folder / "test_more.py").write_text(
         """
@@ -265,8 +282,8 @@ def test_the_real_clock_with_short_times(scheduled_events):
     assert "SCHEDULEDEVENTSIP" not in os.environ
 """
     )
-    ran = run_tests(
-        tmp_path,
+    output = run_tests(
+        pytester,
         """
 import pytest
 
@@ -285,97 +302,79 @@ def test_a_rate_that_is_no_number(scheduled_events): ...
         "-rE",
     )
 
-    assert "2 passed, 4 errors" in ran.stdout, ran.stdout
+    assert "2 passed, 4 errors" in output, output
     assert (
         "@pytest.mark.scheduled_events: rate is '60'; expected a number from 0.001 to 1000000"
-        in ran.stdout
+        in output
     )
-    assert "During handling" not in ran.stdout
-    assert "unexpected keyword argument 'fleat'" in ran.stdout
-    assert "takes one fleet, and all else by name; got ('a.yaml', 'b.yaml')" in ran.stdout
-    assert re.search(r"the fleet file \S+/nowhere.yaml cannot be read: No such file", ran.stdout)
+    assert "During handling" not in output
+    assert "unexpected keyword argument 'fleat'" in output
+    assert "takes one fleet, and the rest by name; got ('a.yaml', 'b.yaml')" in output
+    assert re.search(r"cannot read the fleet file \S+/nowhere.yaml: No such file", output)
 
 
-def test_nothing_is_left_of_a_lab_when_its_test_is_over(tmp_path: Path) -> None:
-    ran = run_tests(
+def test_suite_that_does_not_use_the_fixture_does_not_load_the_lab(tmp_path: Path) -> None:
+    """pytest loads the plugin at every start. And a lab leaves no thread and no socket behind."""
+    output = run_process(
         tmp_path,
         """
+import sys
 import threading
 from pathlib import Path
+
+PACKAGES = ("forewarn", "msgspec", "uvicorn", "litestar")
 
 def sockets():
     return sum(path.is_socket() for path in Path("/proc/self/fd").iterdir())
 
 BEFORE = sockets()
 
-def test_one(scheduled_events):
+def test_nothing_is_loaded():
+    loaded = {name for name in sys.modules if name.partition(".")[0] in PACKAGES}
+    assert loaded == {"forewarn", "forewarn.testing", "forewarn.testing.plugin"}
+
+def test_the_framework_of_the_control_api_is_loaded_on_use(scheduled_events):
     assert scheduled_events.vm("web-0").url
     assert len(threading.enumerate()) == 2
     assert sockets() > BEFORE
+    assert "litestar" not in sys.modules
+    assert scheduled_events.control_url
+    assert "litestar" in sys.modules
 
-def test_afterwards():
+def test_nothing_is_left():
     assert threading.enumerate() == [threading.main_thread()]
     assert sockets() == BEFORE
 """,
     )
 
-    assert "2 passed" in ran.stdout, ran.stdout
+    assert "3 passed" in output, output
 
 
-def test_a_suite_that_does_not_use_it_does_not_load_it(tmp_path: Path) -> None:
-    """The plugin is loaded at every start of pytest, also where nobody needs it."""
-    ran = run_tests(
+def test_fixture_names_the_remedy_for_a_missing_module(tmp_path: Path) -> None:
+    """A module of the standard library cannot be installed, so pip does not help there."""
+    output = run_process(
         tmp_path,
         """
 import sys
+import pytest
 
-def test_it():
-    loaded = {name for name in sys.modules if name.partition(".")[0] in ("forewarn", "msgspec", "uvicorn", "litestar")}
-    assert loaded == {"forewarn", "forewarn.lab", "forewarn.testing.plugin"}
+@pytest.fixture(params=["msgspec", "sqlite3"])
+def missing(request, monkeypatch):
+    monkeypatch.setitem(sys.modules, request.param, None)
 
-def test_the_framework_of_the_control_api_comes_when_it_is_asked_for(scheduled_events):
-    assert scheduled_events.vm("web-0").url
-    assert "litestar" not in sys.modules
-    assert scheduled_events.control_url
-    assert "litestar" in sys.modules
-""",
-    )
-
-    assert "2 passed" in ran.stdout, ran.stdout
-
-
-@pytest.mark.parametrize(
-    ("missing", "remedy"),
-    [
-        ("msgspec", ": pip install 'forewarn[server]'"),
-        ("sqlite3", f", which Python lacks on {sys.platform}"),
-    ],
-)
-def test_where_a_module_is_missing_the_fixture_says_what_to_do(
-    tmp_path: Path, missing: str, remedy: str
-) -> None:
-    """A module of the standard library cannot be installed, so pip is no advice there."""
-    ran = run_tests(
-        tmp_path,
-        f"""
-import sys
-
-sys.modules["{missing}"] = None  # what an import finds where it is missing
-
-def test_it(scheduled_events): ...
+def test_it(missing, scheduled_events): ...
 """,
         "-rE",
     )
 
-    assert f"the fixture `scheduled_events` needs {missing}{remedy}" in ran.stdout, ran.stdout
+    needs = "the fixture `scheduled_events` needs"
+    assert f"{needs} msgspec: pip install 'forewarn[server]'" in output, output
+    assert f"{needs} sqlite3, which Python lacks on {sys.platform}" in output, output
 
 
-def test_what_the_page_shows_works(tmp_path: Path) -> None:
-    blocks = re.findall(
-        r"```python\n(.*?)```", (ROOT / "docs" / "pytest.md").read_text(), re.DOTALL
-    )
-    for number, block in enumerate(blocks[1:]):
-        (tmp_path / f"test_page_{number}.py").write_text(block)
-    ran = run_tests(tmp_path, blocks[0])
+def test_examples_of_the_page_work(pytester: pytest.Pytester) -> None:
+    page = (ROOT / "docs" / "pytest.md").read_text()
+    first, *rest = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    pytester.makepyfile(**{f"test_page_{number}": block for number, block in enumerate(rest)})
 
-    assert f"{len(blocks)} passed" in ran.stdout, ran.stdout
+    assert f"{1 + len(rest)} passed" in run_tests(pytester, first)

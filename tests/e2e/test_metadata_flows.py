@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from forewarn.config import Identify
+from forewarn.config import Config, Identify
 from forewarn.core.event import Status
-from forewarn.web.settings import Settings
 from tests.e2e.metadata_world import EVENT_ID, World
 
 ALL_VERSIONS = [
@@ -36,8 +35,8 @@ def call(url: str, data: bytes | None = None, **headers: str) -> tuple[int, byte
         url, data, {name.replace("_", "-"): value for name, value in headers.items()}
     )
     try:
-        with urllib.request.build_opener(PROXIES).open(request) as answer:
-            return answer.status, answer.read()
+        with urllib.request.build_opener(PROXIES).open(request) as response:
+            return response.status, response.read()
     except urllib.error.HTTPError as error:
         with error:
             return error.code, error.read()
@@ -120,8 +119,8 @@ def test_an_approval_is_json_whatever_its_content_type_says(content_type: str | 
             start_requests(read(world)),
             headers,
         )
-        answer = connection.getresponse()
-        assert (answer.status, answer.read()) == (200, b"")
+        response = connection.getresponse()
+        assert (response.status, response.read()) == (200, b"")
         connection.close()
         assert is_started(world)
 
@@ -181,10 +180,12 @@ def test_an_etag_client_is_told_only_of_changes() -> None:
             connection.request(
                 "GET", "/metadata/scheduledevents?api-version=2020-07-01", headers=headers
             )
-            answer = connection.getresponse()
-            body, tag = answer.read(), answer.headers["etag"]
+            response = connection.getresponse()
+            body, tag = response.read(), response.headers["etag"]
             seen.append(
-                json.loads(body)["DocumentIncarnation"] if answer.status == 200 else answer.status
+                json.loads(body)["DocumentIncarnation"]
+                if response.status == 200
+                else response.status
             )
             if step == 1:
                 world.restart()
@@ -218,7 +219,7 @@ def test_any_vm_of_a_scope_approves_for_all_and_another_scope_does_not() -> None
 def test_a_proxy_asks_for_the_vms_behind_it() -> None:
     """As OpenStack's metadata proxy does: with an id, a signature, and X-Forwarded-For."""
     key = b"a shared secret"
-    with World(Settings(identify={Identify.PROXY}, proxy_key=key)) as world:
+    with World(Config(identify=(Identify.PROXY,)), proxy_key=key) as world:
         signature = hmac.digest(key, b"id-web-0", "sha256").hex()
         for said, status in ((signature, 200), ("0" * 64, 403)):
             headers = {

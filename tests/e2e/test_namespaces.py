@@ -153,7 +153,7 @@ def each_sees_its_own_scope_only(host: Host) -> None:
     assert (event["EventType"], event["Resources"]) == ("Reboot", ["web-1"])
     assert host.get(web_1)["Events"] == [event]
     assert host.get(database)["Events"] == []
-    assert host.get(stranger) == {"error": "Forbidden. 192.168.122.13 is no VM of this fleet"}
+    assert host.get(stranger) == {"error": "Forbidden. 192.168.122.13 is not a VM of this fleet"}
 
     approval = json.dumps({"StartRequests": [{"EventId": event["EventId"]}]})
     assert "error" in host.get(database, "-d", approval)
@@ -162,26 +162,20 @@ def each_sees_its_own_scope_only(host: Host) -> None:
     assert host.get(web_0)["Events"][0]["EventStatus"] == "Started"
 
 
-def test_by_the_rules_of_nftables_every_vm_is_known_by_its_own_address(
-    host: Host, tmp_path: Path
-) -> None:
+def test_nftables_setup_keeps_vm_addresses(host: Host, tmp_path: Path) -> None:
     """A DNAT that also rewrote the source would make all of them one."""
     host.run(host.name, f"nft -f {ROOT / 'deploy/forewarn.nft'}")
     with host.serving(tmp_path, "192.168.122.1:8080"):
         each_sees_its_own_scope_only(host)
 
 
-def test_by_the_link_local_alias_every_vm_is_known_by_its_own_address(
-    host: Host, tmp_path: Path
-) -> None:
+def test_link_local_alias_keeps_vm_addresses(host: Host, tmp_path: Path) -> None:
     host.run(host.name, "ip address add 169.254.169.254/32 dev virbr0")
     with host.serving(tmp_path, "169.254.169.254:80"):
         each_sees_its_own_scope_only(host)
 
 
-def test_a_vm_that_takes_169_254_for_its_own_link_finds_the_alias_too(
-    host: Host, tmp_path: Path
-) -> None:
+def test_vm_with_a_169_254_link_route_reaches_the_alias(host: Host, tmp_path: Path) -> None:
     """Many images have a route for the link-local net: then the VM asks for the address by ARP, not
     by the gateway.
     """

@@ -1,34 +1,24 @@
-"""The whole service as real processes: the walk of an event, death and resurrection, two servers on
-one store.
-"""
+"""The whole service as real processes: the life of an event, crash and restart, two servers."""
 
 import json
 import socket
 import time
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+from tests.e2e import cli_service
 from tests.e2e.service import FLEET, Service, call, running
-
-T = TypeVar("T")
-PATIENCE_SECONDS = 60
-
-
-def eventually(look: Callable[[], T], is_right: Callable[[T], bool]) -> T:
-    """What is seen when it is right at last; fails when it never is."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while True:  # ends at the deadline
-        seen = look()
-        if is_right(seen):
-            return seen
-        assert time.monotonic() < deadline, f"never came: {seen}"
-        time.sleep(0.05)
+from tests.e2e.waiting import eventually
 
 
 def statuses(document: dict[str, Any]) -> list[str]:
     return [event["EventStatus"] for event in document["Events"]]
+
+
+def poll_request(path: str) -> bytes:
+    target = f"{path}?api-version=2020-07-01"
+    return f"GET {target} HTTP/1.1\r\nHost: h\r\nMetadata: true\r\n\r\n".encode()
 
 
 def connected(url: str, source: str = "") -> socket.socket:
@@ -36,16 +26,16 @@ def connected(url: str, source: str = "") -> socket.socket:
     return socket.create_connection((host, int(port)), timeout=10, source_address=(source, 0))
 
 
-def test_a_vm_is_told_answers_and_comes_back(tmp_path: Path) -> None:
+def test_vm_sees_approves_and_survives_an_event(tmp_path: Path) -> None:
     """The promise of the product, over real sockets."""
-    with running(tmp_path, "--simulate-duration", "Reboot=1s") as service:
+    with running(tmp_path, "--simulate-duration", "Reboot=500ms") as service:
         assert service.poll() == {"DocumentIncarnation": 1, "Events": []}
         status, answer = service.ask("POST", "/vms/web-0/restart")
         event = answer["event"]
-        told = service.poll(vm="web-1")
+        shown = service.poll(vm="web-1")
 
-        assert (status, event["status"], statuses(told)) == (202, "Scheduled", ["Scheduled"])
-        assert told["Events"][0]["EventId"] == event["id"]
+        assert (status, event["status"], statuses(shown)) == (202, "Scheduled", ["Scheduled"])
+        assert shown["Events"][0]["EventId"] == event["id"]
         assert service.approve(event["id"].lower(), vm="web-1") == 200
         started = service.poll()
         assert (statuses(started), started["Events"][0]["NotBefore"]) == (["Started"], "")
@@ -54,7 +44,7 @@ def test_a_vm_is_told_answers_and_comes_back(tmp_path: Path) -> None:
         assert service.stop() == 0
 
 
-def test_an_event_that_nobody_approves_starts_at_not_before_and_not_earlier(tmp_path: Path) -> None:
+def test_event_without_approval_starts_at_not_before(tmp_path: Path) -> None:
     with running(tmp_path, "--rate", "300") as service:
         service.poll()
         _, answer = service.ask("POST", "/vms/web-0/restart")
@@ -67,8 +57,8 @@ def test_an_event_that_nobody_approves_starts_at_not_before_and_not_earlier(tmp_
         assert time.time() >= due
 
 
-def test_a_server_that_is_killed_and_started_again_goes_on_where_it_was(tmp_path: Path) -> None:
-    """Events keep id, NotBefore and incarnation; what was acknowledged is there."""
+def test_killed_server_continues_after_a_restart(tmp_path: Path) -> None:
+    """Events keep id, NotBefore and incarnation; nothing acknowledged is lost."""
     with running(tmp_path) as service:
         service.poll()
         service.ask("POST", "/vms/web-0/restart")
@@ -81,8 +71,8 @@ def test_a_server_that_is_killed_and_started_again_goes_on_where_it_was(tmp_path
         assert before["DocumentIncarnation"] == 3
 
 
-def test_an_impact_whose_server_was_killed_is_taken_over_and_finished(tmp_path: Path) -> None:
-    with running(tmp_path, "--simulate-duration", "Reboot=2s") as service:
+def test_impact_of_a_killed_server_is_finished(tmp_path: Path) -> None:
+    with running(tmp_path, "--simulate-duration", "Reboot=1s") as service:
         service.poll()
         _, answer = service.ask("POST", "/vms/web-0/restart")
         service.approve(answer["event"]["id"])
@@ -97,10 +87,10 @@ def test_an_impact_whose_server_was_killed_is_taken_over_and_finished(tmp_path: 
         eventually(service.poll, lambda seen: not seen["Events"])
 
 
-def test_the_same_fleet_file_at_the_next_start_does_not_undo_what_happened(tmp_path: Path) -> None:
+def test_same_fleet_file_at_the_next_start_changes_nothing(tmp_path: Path) -> None:
     with running(tmp_path, "--simulate-duration", "Terminate=10ms") as service:
         status, answer = service.ask("POST", "/vms/web-1/delete")
-        assert (status, answer) == (202, {"event": None})  # nobody polls, so it runs at once
+        assert (status, answer) == (202, {"event": None})  # no VM polls, so it runs now
         eventually(lambda: service.ask("GET", "/vms/web-1")[0], lambda code: code == 404)
         service.stop()
         service.start()
@@ -112,18 +102,16 @@ def test_the_same_fleet_file_at_the_next_start_does_not_undo_what_happened(tmp_p
         assert service.ask("GET", "/vms/web-1")[0] == 200
 
 
-def test_an_edited_fleet_file_leaves_a_vm_that_was_moved_where_it_is(tmp_path: Path) -> None:
-    """Whoever adds a VM to the file does not think of the Redeploys since it was written."""
+def test_edited_fleet_file_does_not_move_a_vm_back(tmp_path: Path) -> None:
+    """An edit of the file must not undo the Redeploys since it was written."""
 
     def vm(name: str) -> dict[str, Any]:
-        found: dict[str, Any] = service.ask("GET", f"/vms/{name}")[1]
-        return found
+        view: dict[str, Any] = service.ask("GET", f"/vms/{name}")[1]
+        return view
 
     with running(tmp_path, "--simulate-duration", "Redeploy=10ms") as service:
-        assert service.ask("POST", "/vms/web-0/redeploy") == (
-            202,
-            {"event": None},
-        )  # nobody polls, so it runs at once
+        # no VM polls, so it runs now
+        assert service.ask("POST", "/vms/web-0/redeploy") == (202, {"event": None})
         eventually(lambda: vm("web-0")["host"], lambda host: host == "host-b")
         service.stop()
         (tmp_path / "fleet.yaml").write_text(FLEET.replace("127.0.0.2", "127.0.0.9"))
@@ -134,21 +122,21 @@ def test_an_edited_fleet_file_leaves_a_vm_that_was_moved_where_it_is(tmp_path: P
 
 
 def test_two_servers_on_one_file_show_the_same_document(tmp_path: Path) -> None:
-    """No leader: what one is told, the other shows, and a word to either counts."""
-    with running(tmp_path) as one:
-        two = Service(tmp_path, "--identify", "path").start()
+    """No leader: both accept commands and approvals, and both show the result."""
+    with running(tmp_path) as first:
+        second = Service(tmp_path, "--identify", "path").start()
         try:
-            one.poll()
-            _, answer = one.ask("POST", "/vms/web-0/restart")
-            eventually(two.poll, lambda seen: statuses(seen) == ["Scheduled"])
-            assert two.approve(answer["event"]["id"], vm="web-1") == 200
-            eventually(one.poll, lambda seen: statuses(seen) == ["Started"])
+            first.poll()
+            _, answer = first.ask("POST", "/vms/web-0/restart")
+            eventually(second.poll, lambda seen: statuses(seen) == ["Scheduled"])
+            assert second.approve(answer["event"]["id"], vm="web-1") == 200
+            eventually(first.poll, lambda seen: statuses(seen) == ["Started"])
         finally:
-            two.kill()
+            second.kill()
 
 
-def test_a_client_that_hangs_up_in_the_middle_of_its_body_leaves_no_trace(tmp_path: Path) -> None:
-    """No traceback reaches a person because somebody pressed Ctrl-C."""
+def test_client_that_disconnects_in_its_body_is_not_logged(tmp_path: Path) -> None:
+    """A traceback because a user pressed Ctrl-C would look like a bug."""
     with running(tmp_path) as service:
         for path in ("PUT /api/v1/fleet", "POST /api/v1/vms/web-0/restart"):
             with connected(service.control) as connection:
@@ -162,11 +150,9 @@ def test_a_client_that_hangs_up_in_the_middle_of_its_body_leaves_no_trace(tmp_pa
         assert "Traceback" not in (tmp_path / "log.txt").read_text()
 
 
-def test_a_guest_that_opens_every_connection_it_can_stops_nothing(tmp_path: Path) -> None:
-    """Other VMs are answered, operators too, and the impact of another VM's event is carried out by
-    a real command.
-    """
-    request = b"GET /metadata/scheduledevents?api-version=2020-07-01 HTTP/1.1\r\nHost: h\r\nMetadata: true\r\n\r\n"
+def test_guest_that_opens_all_connections_blocks_nothing(tmp_path: Path) -> None:
+    """Other VMs and operators get responses, and another VM's impact still runs its command."""
+    request = poll_request("/metadata/scheduledevents")
     exec_flags = ("--platform", "exec", "--exec-command", f"Reboot=touch {tmp_path}/rebooted")
     service = Service(tmp_path, *exec_flags, descriptors_max=256)
     try:
@@ -186,8 +172,8 @@ def test_a_guest_that_opens_every_connection_it_can_stops_nothing(tmp_path: Path
         service.kill()
 
 
-def test_an_operator_that_has_sent_all_still_gets_its_answer(tmp_path: Path) -> None:
-    """As when a request is piped into a socket: what was done must not look as if it had failed."""
+def test_half_closed_connection_still_gets_its_response(tmp_path: Path) -> None:
+    """As when a request is piped into a socket: what was done must not look like a failure."""
     with running(tmp_path) as service:
         restarts = [("POST", f"/vms/{vm}/restart", b"202") for vm in ("web-0", "web-1", "db")]
         for method, path, status in [*restarts, *[("GET", "/vms/web-0", b"200")] * 5]:
@@ -201,14 +187,11 @@ def test_an_operator_that_has_sent_all_still_gets_its_answer(tmp_path: Path) -> 
             assert answer.startswith(b"HTTP/1.1 " + status)
 
 
-def test_the_service_stops_within_seconds_though_clients_on_both_listeners_do_not_go_on(
+def test_stalled_clients_do_not_delay_the_stop(
     tmp_path: Path,
 ) -> None:
-    """It is meant to take 3 seconds at most;
-
-    6 leave room for a slow machine. Before, one such client made it 10 or more.
-    """
-    poll = b"GET /as/web-0/metadata/scheduledevents?api-version=2020-07-01 HTTP/1.1\r\nHost: h\r\nMetadata: true\r\n\r\n"
+    """The limit is 3 seconds; 6 leaves room for a slow machine."""
+    poll = poll_request("/as/web-0/metadata/scheduledevents")
     with (
         running(tmp_path) as service,
         connected(service.metadata) as reads_nothing,
@@ -217,7 +200,7 @@ def test_the_service_stops_within_seconds_though_clients_on_both_listeners_do_no
         service.poll()
         reads_nothing.settimeout(0.5)
         with suppress(TimeoutError):
-            for _ in range(1_000):  # far more than all buffers on the way can hold
+            for _ in range(1_000):  # far more than all buffers can hold
                 reads_nothing.sendall(poll * 1_000)
         sends_half.sendall(
             b"PUT /api/v1/fleet HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 500\r\n\r\n{"
@@ -230,12 +213,9 @@ def test_the_service_stops_within_seconds_though_clients_on_both_listeners_do_no
         assert "Traceback" not in (tmp_path / "log.txt").read_text()
 
 
-def test_every_unknown_path_of_the_control_listener_is_answered_in_its_own_form(
-    tmp_path: Path,
-) -> None:
-    with running(tmp_path) as service:
-        for path in ("/api/docs/more", "/api/openapi.json/more", "/api/v2", "/api", "/nothing"):
-            status, body = call("GET", service.control + path, headers={})
-            assert (status, json.loads(body)["error"]) == (404, "not_found")
-        status, body = call("GET", f"{service.control}/api/openapi.json", headers={})
-        assert (status, json.loads(body)["info"]["title"]) == (200, "Forewarn control API")
+def test_unknown_paths_get_a_json_error(service: cli_service.Service) -> None:
+    for path in ("/api/docs/more", "/api/openapi.json/more", "/api/v2", "/api", "/nothing"):
+        status, body = call("GET", service.control + path, headers={})
+        assert (status, json.loads(body)["error"]) == (404, "not_found")
+    status, body = call("GET", f"{service.control}/api/openapi.json", headers={})
+    assert (status, json.loads(body)["info"]["title"]) == (200, "Forewarn control API")

@@ -1,4 +1,4 @@
-"""The agent under any story: what must always hold, holds."""
+"""Properties of the agent that hold for any sequence of events and crashes."""
 
 import json
 import re
@@ -11,27 +11,34 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forewarn.agent.budget import MINIMUM_SECONDS, Budget
 from forewarn.agent.journal import Journal
-from forewarn.agent.metrics import Tally
 from forewarn.agent.progress import (
+    EntryKind,
     Progress,
-    What,
-    event_of,
+    drop_details,
+    event_to_json,
     fold,
-    forget_details,
-    journaled,
-    lines_of,
-    plain,
+    for_journal,
+    minimal_entries,
+    parse_event,
 )
-from forewarn.agent.rules import Approve, OnFailure, PlannedStep, Rule
+from forewarn.agent.rules import (
+    STEP_SECONDS_MIN,
+    ApproveWhen,
+    Budget,
+    OnFailure,
+    PlannedStep,
+    Rule,
+    StepOptions,
+)
 from forewarn.agent.settings import Settings, parse
-from forewarn.agent.step import Occasion, Phase, StepFailed
-from forewarn.agent.workflow import Handling, Here, NoApplications
+from forewarn.agent.status import Counters
+from forewarn.agent.steps.base import Phase, StepContext, StepFailed
+from forewarn.agent.workflow import AgentContext, NoPrograms, Workflow
 from forewarn.client import Event
 from forewarn.errors import Invalid
-from tests.unit.agent.agent_world import Hands, reboot, started
-from tests.unit.agent.test_settings import FULL, made
+from tests.unit.agent.agent_world import FakeTime, reboot, started
+from tests.unit.agent.test_settings import FULL
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
@@ -51,14 +58,20 @@ events = st.builds(
     extra=st.dictionaries(st.text(), json_values, max_size=3),
 )
 phases = st.sampled_from(Phase)
-steps = st.sampled_from([What.STEP_BEGUN, What.STEP_DONE, What.STEP_FAILED, What.STEP_CUT])
-lines: st.SearchStrategy[tuple[What, dict[str, object]]] = st.one_of(
+steps = st.sampled_from(
+    [EntryKind.STEP_BEGUN, EntryKind.STEP_DONE, EntryKind.STEP_FAILED, EntryKind.STEP_CUT]
+)
+lines: st.SearchStrategy[tuple[EntryKind, dict[str, object]]] = st.one_of(
     st.tuples(
-        st.sampled_from([What.LATE, What.APPROVING, What.APPROVED, What.FINISHED]), st.just({})
+        st.sampled_from(
+            [EntryKind.LATE, EntryKind.APPROVING, EntryKind.APPROVED, EntryKind.FINISHED]
+        ),
+        st.just({}),
     ),
-    st.tuples(st.just(What.BEGUN), st.fixed_dictionaries({"phase": phases})),
+    st.tuples(st.just(EntryKind.BEGUN), st.fixed_dictionaries({"phase": phases})),
     st.tuples(
-        st.just(What.ENDED), st.fixed_dictionaries({"phase": phases, "is_stopped": st.booleans()})
+        st.just(EntryKind.ENDED),
+        st.fixed_dictionaries({"phase": phases, "is_stopped": st.booleans()}),
     ),
     st.tuples(
         steps,
@@ -67,8 +80,8 @@ lines: st.SearchStrategy[tuple[What, dict[str, object]]] = st.one_of(
         ),
     ),
     st.tuples(
-        st.just(What.SEEN),
-        st.fixed_dictionaries({"event": events.map(plain), "rule": st.just("another")}),
+        st.just(EntryKind.SEEN),
+        st.fixed_dictionaries({"event": events.map(event_to_json), "rule": st.just("another")}),
     ),
 )
 
@@ -78,10 +91,10 @@ lines: st.SearchStrategy[tuple[What, dict[str, object]]] = st.one_of(
     seconds=st.floats(0, 1000),
     takes=st.floats(0, 1),
 )
-def test_steps_never_take_longer_than_there_is_and_only_the_last_are_cut(
+def test_steps_fit_into_the_time_and_only_the_last_are_cut(
     weights: list[float], seconds: float, takes: float
 ) -> None:
-    """Whatever the weights, and however quick the steps: in time, and cut from the end."""
+    """Whatever the weights, and however fast the steps."""
     budget, now, given_seconds = Budget.until(seconds, 0.0), 0.0, []
     for index in range(len(weights)):
         given_seconds.append(budget.seconds_for(weights[index:], None, now))
@@ -91,54 +104,53 @@ def test_steps_never_take_longer_than_there_is_and_only_the_last_are_cut(
     assert now <= budget.deadline + 1e-6
     cut = [one == 0.0 for one in given_seconds]
     assert cut == sorted(cut), "after one that is cut, all are"
-    assert all(one >= MINIMUM_SECONDS for one in given_seconds if one)
+    assert all(one >= STEP_SECONDS_MIN for one in given_seconds if one)
 
 
 @given(event=events)
-def test_an_event_comes_back_from_the_journal_as_it_was_kept(event: Event) -> None:
-    """A step that runs after a restart gets what it would have got before; no step can see `extra`."""
-    kept = journaled(event)
+def test_event_survives_the_journal(event: Event) -> None:
+    """A step that runs after a restart sees the same event; no step can see `extra`."""
+    kept = for_journal(event)
 
-    assert event_of(plain(event)) == kept
-    assert event_of(json.loads(json.dumps(plain(kept)))) == kept
+    assert parse_event(event_to_json(event)) == kept
+    assert parse_event(json.loads(json.dumps(event_to_json(kept)))) == kept
     assert replace(kept, description=event.description, extra=event.extra) == event
 
 
 @settings(deadline=None)
 @given(event=events, story=st.lists(lines, max_size=20))
-def test_writing_the_journal_anew_changes_nothing_that_it_says(
-    event: Event, story: list[tuple[What, dict[str, object]]]
+def test_compaction_changes_nothing(
+    event: Event, story: list[tuple[EntryKind, dict[str, object]]]
 ) -> None:
-    """The fewest lines that say the same say the same."""
-    progress = Progress(journaled(event), "rule")
-    for what, facts in story:
-        progress = fold(progress, what, facts)
-        assert fold(progress, what, facts) == progress, "said again it changes nothing"
+    progress = Progress(for_journal(event), "rule")
+    for kind, facts in story:
+        progress = fold(progress, kind, facts)
+        assert fold(progress, kind, facts) == progress, "a repeated entry changes nothing"
 
     again = None
-    for what, said in lines_of(progress):
-        again = fold(again, what, said)
+    for kind, minimal in minimal_entries(progress):
+        again = fold(again, kind, minimal)
     assert again == progress
 
 
 @settings(deadline=None, max_examples=50)
 @given(story=st.lists(lines, min_size=1, max_size=10), part=st.floats(0, 1))
-def test_a_journal_torn_anywhere_says_what_it_said_at_some_moment(
-    story: list[tuple[What, dict[str, object]]], part: float
+def test_torn_journal_is_an_earlier_state(
+    story: list[tuple[EntryKind, dict[str, object]]], part: float
 ) -> None:
-    """A power cut leaves a beginning of the file.
+    """A power cut leaves the beginning of the file.
 
-    No half line is believed, and no whole one is lost.
+    No partial line counts, and no complete one is lost.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "journal")
         journal = Journal.open(path)
-        moments = [dict(journal.progress)]
-        journal.see(reboot(), "rule")
-        for what, facts in story:
-            moments.append(dict(journal.progress))
-            journal.write("E1", what, **facts)
-        moments.append(dict(journal.progress))
+        states = [dict(journal.progress)]
+        journal.write_event(reboot(), "rule")
+        for kind, facts in story:
+            states.append(dict(journal.progress))
+            journal.write("E1", kind, **facts)
+        states.append(dict(journal.progress))
         journal.close()
         text = path.read_bytes()
         path.write_bytes(text[: int(len(text) * part)])
@@ -146,20 +158,20 @@ def test_a_journal_torn_anywhere_says_what_it_said_at_some_moment(
         again = Journal.open(path)
         again.close()
 
-        assert again.progress in [as_written_anew(moment) for moment in moments]
+        assert again.progress in [compacted(state) for state in states]
         assert not list(Path(folder).glob("*.damaged-*"))
 
 
-def as_written_anew(progress: dict[str, Progress]) -> dict[str, Progress]:
-    return {key: forget_details(one) if one.is_done else one for key, one in progress.items()}
+def compacted(progress: dict[str, Progress]) -> dict[str, Progress]:
+    return {key: drop_details(one) if one.is_done else one for key, one in progress.items()}
 
 
-STORY: tuple[tuple[What, dict[str, object]], ...] = (
-    (What.BEGUN, {"phase": Phase.PREPARE}),
-    (What.STEP_BEGUN, {"phase": Phase.PREPARE, "index": 0, "step": "run x"}),
-    (What.STEP_DONE, {"phase": Phase.PREPARE, "index": 0, "step": "run x", "seconds": 1.5}),
-    (What.ENDED, {"phase": Phase.PREPARE, "is_stopped": False}),
-    (What.APPROVING, {}),
+STORY: tuple[tuple[EntryKind, dict[str, object]], ...] = (
+    (EntryKind.BEGUN, {"phase": Phase.PREPARE}),
+    (EntryKind.STEP_BEGUN, {"phase": Phase.PREPARE, "index": 0, "step": "run x"}),
+    (EntryKind.STEP_DONE, {"phase": Phase.PREPARE, "index": 0, "step": "run x", "seconds": 1.5}),
+    (EntryKind.ENDED, {"phase": Phase.PREPARE, "is_stopped": False}),
+    (EntryKind.APPROVING, {}),
 )
 ODD_VALUES = (
     *(
@@ -204,7 +216,7 @@ def damaged(line: bytes, data: st.DataObject) -> bytes:
 
 
 class Unsynced(Journal):
-    """A journal for a disk whose power is never cut: quicker."""
+    """Without fsync, which is faster."""
 
     @staticmethod
     def sync(handle: int) -> None:
@@ -213,17 +225,17 @@ class Unsynced(Journal):
 
 @settings(deadline=None, max_examples=200)
 @given(data=st.data())
-def test_agent_starts_whatever_a_journal_line_was_damaged_into(data: st.DataObject) -> None:
-    """One damaged line must not keep the VM without its agent.
+def test_agent_starts_with_any_damaged_line(data: st.DataObject) -> None:
+    """One damaged line must not leave the VM without its agent.
 
-    What was read is whole: it can be written and worked with.
+    What was read can be written and run.
     """
     with tempfile.TemporaryDirectory() as folder:
-        path, clock = Path(folder, "journal"), Hands().clock()
+        path, clock = Path(folder, "journal"), FakeTime().clock()
         journal = Unsynced.open(path, clock=clock)
-        journal.see(reboot(), "r")
-        for what, facts in STORY:
-            journal.write("E1", what, **facts)
+        journal.write_event(reboot(), "r")
+        for kind, facts in STORY:
+            journal.write("E1", kind, **facts)
         journal.close()
         lines = path.read_bytes().splitlines()
         index = data.draw(st.integers(0, len(lines) - 1))
@@ -231,38 +243,38 @@ def test_agent_starts_whatever_a_journal_line_was_damaged_into(data: st.DataObje
         path.write_bytes(b"\n".join(lines) + b"\n")
 
         journal = Unsynced.open(path, clock=clock)
-        here = Here("web-0", journal, NoApplications(), clock, Tally())
+        shared = AgentContext("web-0", journal, NoPrograms(), clock, Counters())
         for progress in journal.progress.values():
-            handling = Handling(Rule("r"), progress.event, here)
-            handling.read(progress.event)
-            handling.status()
-            handling.finish()
-            handling.work()
-            assert handling.is_done
+            workflow = Workflow(Rule("r"), progress.event, shared)
+            workflow.update(progress.event)
+            workflow.status()
+            workflow.finish()
+            workflow.run()
+            assert workflow.is_done
         journal.close()
         again = Unsynced.open(path, clock=clock)
         again.close()
         assert list(again.progress) == list(journal.progress)
 
 
-class Died(BaseException):
-    """As kill -9 looks from inside."""
+class Killed(BaseException):
+    """Like kill -9: nothing after it runs."""
 
 
-class Mortal(Journal):
-    """Dies right after its nth write, as an agent that is killed there."""
+class MortalJournal(Journal):
+    """Kills the agent right after its nth write."""
 
     writes_left = -1
 
-    def write(self, key: str, what: What, **facts: object) -> None:
-        super().write(key, what, **facts)
+    def write(self, key: str, kind: EntryKind, **facts: object) -> None:
+        super().write(key, kind, **facts)
         self.writes_left -= 1
         if self.writes_left == 0:
-            raise Died
+            raise Killed
 
 
 class Step:
-    """Counts in `runs`; fails as often as `failures` says."""
+    """Counts its runs in `runs`."""
 
     def __init__(self, name: str, runs: Counter[str], *, is_failing: bool) -> None:
         self.name, self.runs, self.is_failing = name, runs, is_failing
@@ -270,14 +282,14 @@ class Step:
     def describe(self) -> str:
         return self.name
 
-    def run(self, occasion: Occasion) -> None:
+    def run(self, context: StepContext) -> None:
         self.runs[self.name] += 1
         if self.is_failing:
-            raise StepFailed("no luck")
+            raise StepFailed("failed on purpose")
 
 
-class Lives:
-    """Lives of one agent with one event, each ended by a crash."""
+class Restarts:
+    """Processes of one agent with one event, each killed."""
 
     def __init__(
         self, path: Path, *, failing: frozenset[str], on_failure: OnFailure, hold: bool
@@ -288,81 +300,85 @@ class Lives:
             phase: tuple(self.step(f"{phase}{n}", failing, on_failure) for n in range(2))
             for phase in Phase
         }
-        self.rule = Rule("r", approve=Approve.WHEN_PREPARED, hold=hold, **planned)  # type: ignore[arg-type]
+        self.rule = Rule("r", approve=ApproveWhen.WHEN_PREPARED, hold=hold, **planned)  # type: ignore[arg-type]
 
     def step(self, name: str, failing: frozenset[str], on_failure: OnFailure) -> PlannedStep:
-        return PlannedStep(Step(name, self.runs, is_failing=name in failing), on_failure=on_failure)
+        return PlannedStep(
+            Step(name, self.runs, is_failing=name in failing), StepOptions(on_failure=on_failure)
+        )
 
-    def live(self, news: str, writes: int) -> Progress:
-        """One life: it is told the news, works, and dies after so many writes."""
-        clock = Hands().clock()
-        journal = Mortal.open(self.path, clock=clock)
+    def run_until_killed(self, change: str, writes: int) -> Progress:
+        """One process: it reads the change, works, and is killed after so many writes."""
+        clock = FakeTime().clock()
+        journal = MortalJournal.open(self.path, clock=clock)
         journal.writes_left = writes
-        done = {place for place, what in self.steps(journal).items() if what is not What.STEP_BEGUN}
+        done = {
+            place for place, what in self.steps(journal).items() if what is not EntryKind.STEP_BEGUN
+        }
         before = {name: self.runs[name] for name in self.runs}
-        handling = Handling(
-            self.rule, reboot(), Here("web-0", journal, NoApplications(), clock, Tally())
+        workflow = Workflow(
+            self.rule, reboot(), AgentContext("web-0", journal, NoPrograms(), clock, Counters())
         )
         try:
-            if news == "over":
-                handling.finish()
+            if change == "over":
+                workflow.finish()
             else:
-                handling.read(started(reboot()) if news == "started" else reboot())
-            handling.work()
-        except Died:
+                workflow.update(started(reboot()) if change == "started" else reboot())
+            workflow.run()
+        except Killed:
             pass
         finally:
             journal.close()
         for phase, index in done:
             assert self.runs[f"{phase}{index}"] == before[f"{phase}{index}"], (
-                "what has an end is never run again"
+                "a finished step never runs again"
             )
         progress = journal.progress.get("E1", Progress(reboot(), "r"))
-        assert not (handling.wants_approval and (self.rule.hold or not progress.is_prepared))
+        assert not (workflow.wants_approval and (self.rule.hold or not progress.is_prepared))
         return progress
 
-    def steps(self, journal: Journal) -> dict[tuple[Phase, int], What]:
+    def steps(self, journal: Journal) -> dict[tuple[Phase, int], EntryKind]:
         return dict(journal.progress["E1"].steps) if "E1" in journal.progress else {}
 
 
 @settings(deadline=None, max_examples=60)
 @given(
-    told=st.integers(0, 4),
-    begun=st.integers(0, 4),
+    scheduled=st.integers(0, 4),
+    started_=st.integers(0, 4),
     crashes=st.lists(st.integers(1, 6), max_size=12),
     failing=st.frozensets(st.sampled_from([f"{phase}{n}" for phase in Phase for n in range(2)])),
     on_failure=st.sampled_from(OnFailure),
     hold=st.booleans(),
 )
-def test_whenever_the_agent_is_killed_it_ends_where_it_would_have_ended(
-    told: int,
-    begun: int,
+def test_killed_agent_reaches_the_same_end(
+    scheduled: int,
+    started_: int,
     crashes: list[int],
     failing: frozenset[str],
     on_failure: OnFailure,
     hold: bool,
 ) -> None:
-    """Some lives while the event is Scheduled, some while it is Started, then it is over: recover
-    is done, once.
-    """
+    """Processes while the event is Scheduled, Started and over, each killed: recover runs once."""
     with tempfile.TemporaryDirectory() as folder:
-        lives = Lives(Path(folder, "journal"), failing=failing, on_failure=on_failure, hold=hold)
-        deaths = [*crashes, *[-1] * 20]
-        for _ in range(told):
-            lives.live("scheduled", deaths.pop(0))
-        for _ in range(begun):
-            lives.live("started", deaths.pop(0))
+        restarts = Restarts(
+            Path(folder, "journal"), failing=failing, on_failure=on_failure, hold=hold
+        )
+        kills = [*crashes, *[-1] * 20]
+        for _ in range(scheduled):
+            restarts.run_until_killed("scheduled", kills.pop(0))
+        for _ in range(started_):
+            restarts.run_until_killed("started", kills.pop(0))
         progress = Progress(reboot(), "r")
         while not progress.is_done:  # ends: after the last crash nothing kills it
-            progress = lives.live("over", deaths.pop(0))
+            progress = restarts.run_until_killed("over", kills.pop(0))
 
         assert (Phase.RECOVER in progress.ended) == bool(progress.begun)
-        before = lives.runs.copy()
-        lives.live("over", -1)
-        assert lives.runs == before, "what is done stays done"
+        before = restarts.runs.copy()
+        restarts.run_until_killed("over", -1)
+        assert restarts.runs == before, "nothing runs twice"
         if progress.begun and not failing:
-            assert lives.runs["recover0"] >= 1
-            assert lives.runs["recover1"] >= 1
+            assert restarts.runs["recover0"] >= 1
+            assert restarts.runs["recover1"] >= 1
 
 
 @settings(deadline=None)
@@ -372,11 +388,11 @@ def test_whenever_the_agent_is_killed_it_ends_where_it_would_have_ended(
         lambda at: FULL[: at[0]] + at[1] + FULL[at[0] :]
     )
 )
-def test_any_text_is_settings_or_is_refused_with_a_line(text: str) -> None:
-    """A file that was edited in a hurry never breaks the agent that reloads it."""
+def test_any_text_is_valid_or_rejected(text: str) -> None:
+    """A file that was edited in a hurry must not end the agent that reloads it."""
     try:
-        outcome = parse(text, "agent.toml", make=made)
+        outcome = parse(text, "agent.toml")
     except Invalid as problem:
-        assert re.match(r"agent.toml:\d+: ", problem.message), problem.message  # noqa: PT017 - either end is right
+        assert re.match(r"agent.toml(:\d+)?: ", problem.message), problem.message  # noqa: PT017 - either end is right
     else:
         assert isinstance(outcome, Settings)

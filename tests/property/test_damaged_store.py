@@ -17,7 +17,7 @@ from forewarn.core.timing import Timing
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
 from forewarn.errors import StoreUnusable
-from forewarn.fleetfile.schema import Fleet
+from forewarn.fleetfile.parser import Fleet
 from forewarn.history.query import EntryFilter, read
 from forewarn.lab.clock import VirtualClock
 from forewarn.store.sqlite import SqliteStore

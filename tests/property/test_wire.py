@@ -15,11 +15,12 @@ from forewarn.core.event import Ended, Event, Impact, Status
 from forewarn.core.fleet import AutoApprove, Instance, Policy, Power, Scope, ScopeKind, Vm
 from forewarn.engine.record import SCOPE
 from forewarn.errors import Invalid, StoreUnusable
-from forewarn.fleetfile import schema as fleet
-from forewarn.fleetfile.schema import SCHEMA, Fleet
+from forewarn.fleetfile import parser as fleet
+from forewarn.fleetfile.parser import Fleet
+from forewarn.fleetfile.schema import SCHEMA
 from forewarn.wire import approval
 from forewarn.wire.document import body, etag, matches
-from forewarn.wire.instance import tree, walk
+from forewarn.wire.instance import select, tree
 from forewarn.wire.versions import INSTANCE_VERSIONS, VERSIONS, Version
 
 SCHEMA_SAYS = Draft202012Validator(SCHEMA, format_checker=Draft202012Validator.FORMAT_CHECKER)
@@ -146,7 +147,7 @@ def test_a_scope_survives_its_record(scope: Scope) -> None:
 
 @patient
 @given(scopes, st.data())
-def test_a_cut_record_is_never_taken_for_a_whole_one(scope: Scope, data: st.DataObject) -> None:
+def test_truncated_record_is_never_accepted(scope: Scope, data: st.DataObject) -> None:
     """A torn write is found, wherever it tore."""
     record = SCOPE.encode(scope)
     torn = record[: data.draw(st.integers(0, len(record) - 1))]
@@ -157,9 +158,7 @@ def test_a_cut_record_is_never_taken_for_a_whole_one(scope: Scope, data: st.Data
 
 @patient
 @given(scopes, st.sampled_from(VERSIONS), st.booleans())
-def test_a_page_is_compact_json_with_the_members_of_its_version_in_wire_order(
-    scope: Scope, version: Version, iso: bool
-) -> None:
+def test_document_is_compact_json_in_wire_order(scope: Scope, version: Version, iso: bool) -> None:
     """For every scope and every version, not only for the captured ones."""
     page = body(scope, version, iso_not_before=iso)
     document = json.loads(page)
@@ -204,7 +203,7 @@ def test_a_tag_matches_its_own_incarnation_and_no_other(mine: int, other: int, f
 
 @patient
 @given(st.binary() | st.text().map(str.encode) | values.map(json.dumps).map(str.encode))
-def test_no_body_of_an_approval_does_worse_than_be_refused(sent: bytes) -> None:
+def test_any_approval_body_is_accepted_or_refused(sent: bytes) -> None:
     """A guest may send anything."""
     with contextlib.suppress(Invalid):
         approval.parse(sent)
@@ -212,7 +211,7 @@ def test_no_body_of_an_approval_does_worse_than_be_refused(sent: bytes) -> None:
 
 @patient
 @given(st.lists(values | st.fixed_dictionaries({"EventId": values}), max_size=3), values)
-def test_what_looks_like_an_approval_is_one_or_is_refused(starts: list[Any], extra: Any) -> None:
+def test_approval_like_bodies_are_accepted_or_refused(starts: list[Any], extra: Any) -> None:
     """Near misses are likelier than noise."""
     sent = json.dumps({"DocumentIncarnation": extra, "StartRequests": starts}).encode()
     with contextlib.suppress(Invalid):
@@ -240,7 +239,7 @@ def test_a_fleet_survives_its_file_in_json_and_in_yaml(before: Fleet) -> None:
     | values.map(json.dumps).map(str.encode)
     | values.map(yaml.safe_dump).map(str.encode)
 )
-def test_no_text_of_a_fleet_does_worse_than_be_refused(text: bytes) -> None:
+def test_any_fleet_text_is_accepted_or_refused(text: bytes) -> None:
     """The message always has source and line."""
     refused = _refusal(text)
 
@@ -249,7 +248,7 @@ def test_no_text_of_a_fleet_does_worse_than_be_refused(text: bytes) -> None:
 
 @patient
 @given(fleets(), values, st.data())
-def test_a_file_with_one_thing_changed_is_read_only_if_the_schema_agrees(
+def test_mutated_file_is_accepted_only_if_the_schema_agrees(
     before: Fleet, value: Any, data: st.DataObject
 ) -> None:
     """Whatever the parser takes, the schema takes; and what it refuses, it refuses with a place."""
@@ -263,7 +262,7 @@ def test_a_file_with_one_thing_changed_is_read_only_if_the_schema_agrees(
 
 @patient
 @given(scopes.filter(lambda scope: bool(scope.vms)), st.sampled_from(INSTANCE_VERSIONS))
-def test_every_path_that_a_tree_lists_can_be_walked(scope: Scope, version: str) -> None:
+def test_every_listed_path_can_be_selected(scope: Scope, version: str) -> None:
     """Text of a node names its children; each of them is there, a directory with a slash and a
     value without.
     """
@@ -271,12 +270,12 @@ def test_every_path_that_a_tree_lists_can_be_walked(scope: Scope, version: str) 
     waiting: list[list[str]] = [[]]
     while waiting:  # ends with the tree, which is finite
         path = waiting.pop()
-        for name in filter(None, walk(root, path, "text").body.decode().split("\n")):
+        for name in filter(None, select(root, path, "text").body.decode().split("\n")):
             child = [*path, name.removesuffix("/")]
             if name.endswith("/"):
                 waiting.append(child)
             else:
-                walk(root, child, "text")
+                select(root, child, "text")
 
 
 def _refusal(text: bytes) -> Invalid | None:

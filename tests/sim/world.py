@@ -31,12 +31,13 @@ from forewarn.engine.operations import Operations, ScopedEvent
 from forewarn.engine.record import SCOPE
 from forewarn.engine.worker import Worker
 from forewarn.errors import Error, ImpactFailed, StoreLost
-from forewarn.fleetfile.schema import Fleet
+from forewarn.fleetfile.parser import Fleet
 from forewarn.lab.clock import VirtualClock
 from forewarn.platform.base import ImpactRequest, ImpactResult
 from forewarn.store.base import HistoryValue, Lease, Record, Snapshot, Write
 from forewarn.store.memory import MemoryStore
-from forewarn.web.metadata.rendered_document import body_of, page
+from forewarn.web.http.message import BLANK_LINE
+from forewarn.web.metadata.fast_path import render
 from forewarn.wire.versions import VERSIONS
 from tests.builders import NOON
 from tests.rules import Broken, check_domains, check_members, check_state, check_step, must, pages
@@ -137,7 +138,9 @@ class Witness:
         """
         scope = place.scope
         key = (scope.name, self.lives.get(scope.name, 0), scope.incarnation)
-        found = tuple(body_of(page(place, version, iso_not_before=False)) for version in VERSIONS)
+        found = tuple(
+            render(place, version, is_iso=False).partition(BLANK_LINE)[2] for version in VERSIONS
+        )
         must(found == pages(scope), "a page shows the scope as it is", key)
         must(
             self.shown.setdefault(key, found) == found,

@@ -1,11 +1,11 @@
-"""Lengths of time as people write them."""
+"""Durations as people write them."""
 
 from datetime import timedelta
 
 import msgspec
 import pytest
 
-from forewarn.duration import Span, parse
+from forewarn.duration import Duration, parse_duration
 
 
 @pytest.mark.parametrize(
@@ -15,21 +15,24 @@ from forewarn.duration import Span, parse
         ("15m", timedelta(minutes=15)),
         ("2h", timedelta(hours=2)),
         ("1h30m", timedelta(minutes=90)),
+        ("1.5h", timedelta(minutes=90)),
         ("7d", timedelta(days=7)),
-        ("1d2h3m4s", timedelta(days=1, hours=2, minutes=3, seconds=4)),
+        ("500ms", timedelta(milliseconds=500)),
+        ("1d2h3m4s5ms", timedelta(days=1, hours=2, minutes=3, seconds=4, milliseconds=5)),
         ("0s", timedelta(0)),
     ],
 )
-def test_a_length_of_time_is_read(text: str, expected: timedelta) -> None:
-    assert parse(text) == expected
-    assert msgspec.convert(text, Span) == text
+def test_duration_is_parsed(text: str, expected: timedelta) -> None:
+    assert parse_duration(text) == expected
+    assert msgspec.convert(text, Duration) == text
 
 
 @pytest.mark.parametrize(
-    "text", ["", "90", "s", "1.5h", "-1s", "30m1h", "1h ", "1h\n", "1s1s", "999999999s", "1w"]
+    "text", ["", "90", "s", ".5h", "1.h", "-1s", "30m1h", "1h ", "1h\n", "1s1s", "999999999s", "1w"]
 )
-def test_what_is_no_length_of_time_is_refused_by_the_type_and_by_the_reader(text: str) -> None:
+def test_other_text_is_rejected_by_type_and_parser(text: str) -> None:
+    """The JSON Schema of a file and the parser must agree."""
     with pytest.raises(ValueError, match="such as 90s, 15m, 2h"):
-        parse(text)
+        parse_duration(text)
     with pytest.raises(msgspec.ValidationError):
-        msgspec.convert(text, Span)
+        msgspec.convert(text, Duration)

@@ -1,4 +1,4 @@
-"""The service's log: what others say in it stays inside the value that it is."""
+"""The service's log: text from outside cannot forge lines or facts."""
 
 import json
 import logging
@@ -8,8 +8,11 @@ import pytest
 
 from forewarn.log import HumanLines, JsonLines
 
-FORGED = "ok\n2030-01-01T00:00:00.000Z  error    token-created  detail=evil (admin)  by=token boss\n\033[2J"
-"""What a driver printed, to look like a line of the log and to clear the operator's screen."""
+FORGED = (
+    "ok\n2030-01-01T00:00:00.000Z  error    token-created  detail=evil (admin)  by=token boss\n"
+    "\033[2J"
+)
+"""Output that looks like a log line and clears the screen."""
 
 
 def line(
@@ -21,18 +24,17 @@ def line(
     return (formatter or HumanLines()).format(record)
 
 
-def test_a_log_line_is_a_stamp_a_level_a_message_and_its_facts() -> None:
-    """For a person to read; what needs no quotes has none."""
+def test_log_line_has_time_level_message_and_facts() -> None:
+    """Readable: only values that need quotes have them."""
     assert line(vm="web-0", tries=2, detail="Reboot of web-0") == (
-        '1970-01-01T00:00:00.000Z  warning  impact failed  vm=web-0  tries=2  detail="Reboot of web-0"'
+        "1970-01-01T00:00:00.000Z  warning  impact failed  vm=web-0  tries=2"
+        '  detail="Reboot of web-0"'
     )
 
 
 @pytest.mark.parametrize("formatter", [HumanLines(), JsonLines()])
-def test_what_a_driver_prints_cannot_forge_a_log_line(formatter: logging.Formatter) -> None:
-    """Output of ssh and virsh holds text of hosts and guests; whoever reads the log believes its
-    lines.
-    """
+def test_output_of_a_platform_cannot_forge_a_log_line(formatter: logging.Formatter) -> None:
+    """Output of ssh and virsh contains text of hosts and guests."""
     for written in (line(detail=FORGED, formatter=formatter), line(FORGED, formatter)):
         assert written.isprintable()
         assert len(written.splitlines()) == 1
@@ -58,17 +60,13 @@ def test_what_a_driver_prints_cannot_forge_a_log_line(formatter: logging.Formatt
         (None, "None"),
     ],
 )
-def test_a_value_is_quoted_where_it_could_be_taken_for_more_than_a_value(
-    value: object, written: str
-) -> None:
-    """No value can add a fact of its own to a line, or say something to the terminal."""
+def test_ambiguous_value_is_quoted(value: object, written: str) -> None:
+    """No value can add a fact to a line, or control the terminal."""
     assert line(fact=value).partition("  fact=")[2] == written
 
 
-def test_a_traceback_cannot_forge_a_log_line_either() -> None:
-    """The message of an exception may hold what somebody sent; its lines are indented, so none
-    looks like an entry.
-    """
+def test_traceback_cannot_forge_a_log_line() -> None:
+    """Its message may contain what a client sent; indented lines do not look like entries."""
     try:
         raise RuntimeError(FORGED)
     except RuntimeError:
@@ -79,5 +77,5 @@ def test_a_traceback_cannot_forge_a_log_line_either() -> None:
 
     assert first.endswith("request failed")
     assert len(rest) >= 5
-    assert all(one.startswith("    ") and one.isprintable() for one in rest)
+    assert all(each.startswith("    ") and each.isprintable() for each in rest)
     assert json.loads(JsonLines().format(record))["trace"].startswith("Traceback")

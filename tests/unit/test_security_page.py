@@ -1,4 +1,4 @@
-"""The threat model in docs/security.md stands on tests that exist."""
+"""The tests that docs/security.md names exist."""
 
 import ast
 import re
@@ -12,19 +12,19 @@ NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", PAGE)))
 
 
 @pytest.mark.parametrize(("file", "name"), NAMED, ids=[f"{file}::{name}" for file, name in NAMED])
-def test_every_test_that_the_threat_model_names_exists(file: str, name: str) -> None:
-    """A threat that no test shows any more is a promise that nobody keeps."""
+def test_named_test_exists(file: str, name: str) -> None:
+    """A threat without its test is a promise that nobody keeps."""
     defined = [
-        one.name
-        for one in ast.parse((ROOT / file).read_text()).body
-        if isinstance(one, ast.FunctionDef)
+        node.name
+        for node in ast.parse((ROOT / file).read_text()).body
+        if isinstance(node, ast.FunctionDef)
     ]
 
     assert name in defined
 
 
-def test_the_threat_model_names_its_tests_in_the_one_form_that_is_checked() -> None:
-    """A path without a test, or with a space in it, would be passed over in silence."""
+def test_tests_are_named_in_the_form_that_is_checked() -> None:
+    """A path without a test, or with a space in it, would be skipped silently."""
     assert len(NAMED) > 30
     assert (
         PAGE.count("tests/")

@@ -1,6 +1,4 @@
-"""The parts put together: how many connections there may be, how the listeners end, and who can
-read the store.
-"""
+"""The composition root: connection limits, options it validates, stopping, the store's mode."""
 
 import asyncio
 import logging
@@ -10,8 +8,15 @@ from pathlib import Path
 import pytest
 
 from forewarn.config import Address, Config, Identify
-from forewarn.server import connection_limits, listening, warn_of_readable_store
-from forewarn.web.http.connection import ConnectionPolicy, Limits
+from forewarn.errors import Invalid
+from forewarn.server import (
+    connection_limits,
+    parse_event_type,
+    run_listeners,
+    warn_if_store_is_readable,
+)
+from forewarn.web.http.admission import Limits
+from forewarn.web.http.connection import ConnectionPolicy
 from forewarn.web.http.listener import (
     ABORT_SECONDS_MAX,
     SERVER_METADATA,
@@ -42,31 +47,29 @@ def shares(descriptors: int, config: Config = Config()) -> tuple[int, int, int, 
         (524_288, (519_168, 4096, 1024, 1024)),
     ],
 )
-def test_vms_never_take_the_descriptors_that_operators_store_and_platform_need(
+def test_vms_leave_descriptors_for_operators_and_the_store(
     descriptors: int, expected: tuple[int, int, int, int]
 ) -> None:
-    """Without one left, nobody could look, nothing could be stored, and impacts would fail for
-    good.
-    """
+    """Without any, nobody could look, nothing could be stored, and impacts would fail."""
     assert shares(descriptors) == expected
 
 
 @pytest.mark.parametrize(
     "identify", [(Identify.PROXY,), (Identify.ADDRESS, Identify.PROXY), (Identify.PATH,)]
 )
-def test_an_address_that_may_speak_for_many_vms_may_hold_all_their_connections(
+def test_address_of_a_proxy_may_hold_all_connections(
     identify: tuple[Identify, ...],
 ) -> None:
     """A metadata proxy has one address for all VMs behind it."""
     assert shares(1024, Config(identify=identify))[:2] == (640, 640)
 
 
-def test_the_limit_for_one_address_that_is_configured_is_kept_where_it_is_lower() -> None:
+def test_configured_limit_per_address_applies_if_lower() -> None:
     assert shares(1024, Config(connections_per_address_max=7)) == (640, 7, 128, 7)
 
 
 class BrokenListener(Listener):
-    """It stops, and then finds that something is wrong."""
+    """It stops, and then fails."""
 
     async def stop(self) -> None:
         await super().stop()
@@ -82,14 +85,14 @@ def make(kind: type[Listener]) -> Listener:
     )
 
 
-def test_a_listener_that_does_not_stop_cleanly_is_logged_and_the_other_stops(
+def test_failing_stop_of_a_listener_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """An exception that nobody sees hides that the rest of the stop was skipped."""
+    """A hidden exception would hide that the rest of the stop was skipped. The other one stops."""
 
     async def story() -> None:
         broken, good = make(BrokenListener), make(Listener)
-        async with listening(broken, good):
+        async with run_listeners(broken, good):
             pass
         await good.wait()
 
@@ -98,21 +101,21 @@ def test_a_listener_that_does_not_stop_cleanly_is_logged_and_the_other_stops(
     assert "KeyError: 'ours'" in caplog.text
 
 
-def test_a_stalled_client_delays_the_stop_by_less_than_three_seconds() -> None:
-    """What is in flight is waited for, then cut off; after both the listener is gone."""
+def test_stalled_client_delays_the_stop_at_most_three_seconds() -> None:
+    """Open requests are waited for, then aborted."""
     assert STOP_SECONDS_MAX + ABORT_SECONDS_MAX < 3
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
-def test_a_store_that_others_can_read_is_a_warning_with_the_command_that_helps(
+def test_readable_store_is_a_warning_with_the_fix(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int
 ) -> None:
-    """Earlier versions made it so. Its owner may want it like this, so it is not changed."""
+    """Earlier versions created it like that. The mode is not changed: it may be intended."""
     path = tmp_path / "store.db"
     path.touch()
     path.chmod(mode)
 
-    warn_of_readable_store(f"sqlite:///{path}")
+    warn_if_store_is_readable(f"sqlite:///{path}")
 
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
@@ -120,13 +123,18 @@ def test_a_store_that_others_can_read_is_a_warning_with_the_command_that_helps(
     assert os.stat(path).st_mode & 0o777 == mode
 
 
-def test_a_store_that_nobody_else_can_read_is_no_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_private_store_is_not_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "store.db"
     path.touch(0o600)
 
-    warn_of_readable_store(f"sqlite:///{path}")
-    warn_of_readable_store("memory")
+    warn_if_store_is_readable(f"sqlite:///{path}")
+    warn_if_store_is_readable("memory")
 
     assert caplog.records == []
+
+
+@pytest.mark.parametrize("option", ["simulate_duration", "exec_command"])
+def test_unknown_event_type_in_an_option_is_rejected(option: str) -> None:
+    """A typing error would silently leave the type without its command or duration."""
+    with pytest.raises(Invalid, match=f"^{option}: unknown event type 'Restart'; expected one of"):
+        parse_event_type(option, "Restart")

@@ -1,4 +1,4 @@
-"""What systemd is told, over the sockets that it really uses."""
+"""sd_notify messages, over real sockets."""
 
 import socket
 import tempfile
@@ -12,19 +12,21 @@ from forewarn.systemd import Notifier, Pulse
 
 @pytest.fixture
 def systemd() -> Iterator[tuple[socket.socket, dict[str, str]]]:
-    """The manager's end, and the environment that it gives."""
+    """systemd's end of the socket, and the environment of the service."""
     with (
         tempfile.TemporaryDirectory() as folder,
-        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver,
     ):
-        listening.settimeout(20)
-        listening.bind(str(Path(folder, "notify")))
-        yield listening, {"NOTIFY_SOCKET": str(Path(folder, "notify"))}
+        receiver.settimeout(20)
+        receiver.bind(str(Path(folder, "notify")))
+        yield receiver, {"NOTIFY_SOCKET": str(Path(folder, "notify"))}
 
 
-def test_systemd_hears_each_word(systemd: tuple[socket.socket, dict[str, str]]) -> None:
+def test_each_message_has_the_format_of_systemd(
+    systemd: tuple[socket.socket, dict[str, str]],
+) -> None:
     """The names are systemd's (sd_notify(3))."""
-    listening, environ = systemd
+    receiver, environ = systemd
     notifier = Notifier(environ, pid=7, monotonic=lambda: 12.5)
     notifier.ready("watching")
     notifier.status("web-0:\nREADY=0")
@@ -32,7 +34,7 @@ def test_systemd_hears_each_word(systemd: tuple[socket.socket, dict[str, str]]) 
     notifier.feed()
     notifier.stopping("ending")
 
-    assert [listening.recv(1000).decode() for _ in range(5)] == [
+    assert [receiver.recv(1000).decode() for _ in range(5)] == [
         "READY=1\nSTATUS=watching",
         "STATUS=web-0: READY=0",
         "RELOADING=1\nMONOTONIC_USEC=12500000",
@@ -41,23 +43,23 @@ def test_systemd_hears_each_word(systemd: tuple[socket.socket, dict[str, str]]) 
     ]
 
 
-def test_a_socket_without_a_file_is_reached_too() -> None:
-    """Containers get abstract ones, written with an @."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
-        listening.settimeout(20)
-        listening.bind("")  # the kernel chooses an abstract name
-        name: bytes = listening.getsockname()
+def test_abstract_sockets_work() -> None:
+    """Containers get them, written with an @."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+        receiver.settimeout(20)
+        receiver.bind("")  # the kernel chooses an abstract name
+        name: bytes = receiver.getsockname()
         Notifier({"NOTIFY_SOCKET": "@" + name[1:].decode()}, pid=7).feed()
 
-        assert listening.recv(1000) == b"WATCHDOG=1"
+        assert receiver.recv(1000) == b"WATCHDOG=1"
 
 
 @pytest.mark.parametrize(
     "environ",
     [{}, {"NOTIFY_SOCKET": ""}, {"NOTIFY_SOCKET": "vsock:2:9"}, {"NOTIFY_SOCKET": "/nobody"}],
 )
-def test_nobody_to_tell_is_no_trouble(environ: dict[str, str]) -> None:
-    """The agent runs without systemd, and when systemd is in trouble."""
+def test_missing_or_broken_socket_is_ignored(environ: dict[str, str]) -> None:
+    """The agent also runs without systemd, and while systemd is broken."""
     Notifier(environ, pid=7).ready("watching")
 
 
@@ -72,15 +74,15 @@ def test_nobody_to_tell_is_no_trouble(environ: dict[str, str]) -> None:
         ({}, None),
     ],
 )
-def test_the_watchdog_is_fed_at_half_its_time_if_it_is_ours(
+def test_watchdog_is_fed_at_half_its_timeout(
     environ: dict[str, str], seconds: float | None
 ) -> None:
-    """A child that inherits the variables must not feed for a parent that hangs."""
+    """A child that inherits the variables must not feed it for a parent that hangs."""
     assert Notifier(environ, pid=7).feed_seconds == seconds
 
 
-def test_a_loop_that_stands_still_too_long_has_no_pulse() -> None:
-    """A watchdog that is fed by a clock guards nothing."""
+def test_loop_that_does_not_advance_has_no_pulse() -> None:
+    """A watchdog that a timer feeds would guard nothing."""
     pulse = Pulse(100.0, now=0.0)
 
     assert pulse.is_there("a", 50)
@@ -89,11 +91,11 @@ def test_a_loop_that_stands_still_too_long_has_no_pulse() -> None:
     assert pulse.is_there("b", 152)
 
 
-def test_text_that_cannot_be_encoded_is_said_all_the_same(
+def test_text_that_cannot_be_encoded_is_replaced(
     systemd: tuple[socket.socket, dict[str, str]],
 ) -> None:
-    """JSON may hold half a character; the words with it must not end the agent."""
-    listening, environ = systemd
+    """JSON may contain half a surrogate pair; it must not crash the agent."""
+    receiver, environ = systemd
     Notifier(environ, pid=7).status("web-0: Re\ud800boot")
 
-    assert listening.recv(1000) == b"STATUS=web-0: Re?boot"
+    assert receiver.recv(1000) == b"STATUS=web-0: Re?boot"

@@ -51,7 +51,10 @@ DOMAIN = """
   </devices>
 </domain>
 """
-DISK = "<disk type='file'><driver name='qemu' type='raw' cache='writeback'/><source file='{}'/><target dev='hda'/></disk>"
+DISK = (
+    "<disk type='file'><driver name='qemu' type='raw' cache='writeback'/><source file='{}'/><target"
+    " dev='hda'/></disk>"
+)
 REBOOTS_BY_ITSELF = "<bios rebootTimeout='1500'/>"
 """What SeaBIOS does when it finds nothing to boot: a guest that reboots within two seconds of being
 asked, or not.

@@ -15,14 +15,14 @@ from typing import Any
 import libvirt
 import pytest
 
-from forewarn.config_platform import HostUri
+from forewarn.config import HostUri
 from forewarn.core.change import ChangeKind
 from forewarn.core.event import Cause, EventType
 from forewarn.core.fleet import Vm
 from forewarn.engine.clock import RealClock
 from forewarn.errors import ImpactFailed
 from forewarn.platform.base import ImpactRequest, ImpactResult
-from forewarn.platform.libvirt.connection import Libvirts
+from forewarn.platform.libvirt.connection import LibvirtHosts
 from forewarn.platform.libvirt.discovery import discover
 from forewarn.platform.libvirt.driver import LibvirtPlatform
 from forewarn.platform.libvirt.fleet_import import parse
@@ -54,8 +54,8 @@ def hosts(made: Hosts) -> Iterator[Hosts]:
         host.clear()
 
 
-def libvirts(hosts: Hosts, call_seconds_max: float = 30) -> Libvirts:
-    return Libvirts(
+def libvirts(hosts: Hosts, call_seconds_max: float = 30) -> LibvirtHosts:
+    return LibvirtHosts(
         [HostUri(name, host.uri) for name, host in hosts.items()], call_seconds_max=call_seconds_max
     )
 
@@ -103,7 +103,7 @@ def test_a_freeze_suspends_and_resumes(hosts: Hosts) -> None:
     told = events(host, host.run_vm(), libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE)
 
     start = time.monotonic()
-    assert run_impact(hosts, EventType.FREEZE).detail == "suspended for 2 seconds, and resumed"
+    assert run_impact(hosts, EventType.FREEZE).detail == "suspended for 2 seconds and resumed"
 
     assert time.monotonic() - start >= 2
     wait_for(lambda: len(told) >= 2, 10)
@@ -120,7 +120,7 @@ def test_a_guest_that_reboots_by_itself_is_not_reset(hosts: Hosts) -> None:
     assert run_impact(hosts, EventType.REBOOT, grace=30).detail == "the guest rebooted by itself"
 
 
-def test_a_guest_that_does_not_hear_is_reset_after_the_limit(hosts: Hosts) -> None:
+def test_unresponsive_guest_is_reset_after_the_limit(hosts: Hosts) -> None:
     host = hosts["host-a"]
     told = events(host, host.run_vm(), libvirt.VIR_DOMAIN_EVENT_ID_REBOOT)
 
@@ -171,7 +171,7 @@ def test_a_redeploy_of_a_vm_that_cannot_migrate_stops_and_starts_it(
     assert hosts["host-b"].state() == RUNNING
 
 
-def test_an_eviction_stops_a_guest_that_does_not_hear_and_keeps_its_definition(
+def test_eviction_forces_an_unresponsive_guest_off(
     hosts: Hosts,
 ) -> None:
     hosts["host-a"].run_vm()
@@ -193,7 +193,7 @@ def test_a_deletion_stops_and_undefines(hosts: Hosts) -> None:
     assert hosts["host-a"].names() == []
 
 
-def test_a_libvirtd_that_hangs_is_a_failed_impact_and_is_asked_again_later(hosts: Hosts) -> None:
+def test_hanging_libvirtd_fails_the_try_and_is_retried(hosts: Hosts) -> None:
     host = hosts["host-a"]
     host.run_vm()
     os.kill(host.pid, signal.SIGSTOP)
@@ -229,9 +229,7 @@ def test_a_redeploy_through_the_service_moves_the_vm_in_the_fleet_too(
     assert hosts["host-b"].state() == RUNNING
 
 
-def test_a_service_that_is_killed_while_a_vm_is_frozen_resumes_it_after_its_restart(
-    hosts: Hosts, tmp_path: Path
-) -> None:
+def test_killed_service_resumes_a_frozen_vm_after_restart(hosts: Hosts, tmp_path: Path) -> None:
     host = hosts["host-a"]
     host.run_vm()
     service = Service(
@@ -249,9 +247,7 @@ def test_a_service_that_is_killed_while_a_vm_is_frozen_resumes_it_after_its_rest
     assert host.state() == RUNNING
 
 
-def test_a_service_that_is_stopped_while_a_vm_is_frozen_resumes_it_first(
-    hosts: Hosts, tmp_path: Path
-) -> None:
+def test_stopping_service_resumes_a_frozen_vm(hosts: Hosts, tmp_path: Path) -> None:
     host = hosts["host-a"]
     host.run_vm()
     with running(tmp_path, "--rate", "900", *flags(hosts), fleet=FLEET) as service:

@@ -1,4 +1,4 @@
-"""The agent inside a VM: prepares for what is announced, approves, and recovers.
+"""The agent inside a VM: prepares for scheduled events, approves them, and recovers.
 
 Standard library only.
 """

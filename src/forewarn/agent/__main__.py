@@ -12,19 +12,17 @@ from pathlib import Path
 from typing import NoReturn
 
 from forewarn import __version__
-from forewarn.agent import participant_socket as applications
-from forewarn.agent import settings
-from forewarn.agent import status as view
-from forewarn.agent.daemon import Orders, live
-from forewarn.agent.log import set_up_log
+from forewarn.agent import daemon, settings
+from forewarn.agent.participant_socket import request_status
+from forewarn.agent.status import to_text
 from forewarn.client import EndpointError
 from forewarn.errors import Error, Invalid, NotFound, Unavailable
 
 CONFIG = Path("/etc/forewarn-agent.toml")
 SOCKET = Path("/run/forewarn-agent/socket")
 
-DONE, REFUSED, USAGE, NOT_FOUND, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 4, 130
-EXITS: dict[type[Error], int] = {
+OK, FAILED, USAGE, NOT_FOUND, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 4, 130
+EXIT_CODES: dict[type[Error], int] = {
     Invalid: USAGE,
     NotFound: NOT_FOUND,
     Unavailable: UNREACHABLE,
@@ -33,27 +31,23 @@ EXITS: dict[type[Error], int] = {
 
 
 def main(arguments: Sequence[str] | None = None, *, program: str = "forewarn-agent") -> int:
-    """Do what is asked, and tell how it went. No traceback reaches a person."""
-    asked = parser(program).parse_args(arguments)
+    """Run a command and return its exit code. An expected error is one line on standard error."""
+    options = make_parser(program).parse_args(arguments)
     try:
-        COMMANDS[asked.command](asked)
+        COMMANDS[options.command](options)
         sys.stdout.flush()
-    except Error as problem:
-        return _told(
-            program,
-            problem.message,
-            next((code for kind, code in EXITS.items() if isinstance(problem, kind)), REFUSED),
-        )
+    except Error as error:
+        codes = (code for kind, code in EXIT_CODES.items() if isinstance(error, kind))
+        return _report(program, error.message, next(codes, FAILED))
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # Python would complain once more at its end
-        return REFUSED
-    except Exception as bug:  # the last line of defence, around every command
-        return _told(program, f"this is a bug in Forewarn: {type(bug).__name__}: {bug}", REFUSED)
-    return DONE
+        # Python would report the broken pipe once more when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except Exception as error:  # around every command; the daemon has logged the traceback
+        return _report(program, f"a bug in Forewarn: {type(error).__name__}: {error}", FAILED)
+    return OK
 
 
 class Parser(argparse.ArgumentParser):
@@ -62,32 +56,31 @@ class Parser(argparse.ArgumentParser):
         self.exit(USAGE, f"{self.prog}: {message}; try '{self.prog} --help'\n")
 
 
-def parser(program: str) -> Parser:
-    top = Parser(
-        prog=program, description="Prepares this VM for what is announced, approves, and recovers."
+def make_parser(program: str) -> Parser:
+    parser = Parser(
+        prog=program, description="Prepares this VM for scheduled events, approves, and recovers."
     )
-    top.add_argument("--version", action="version", version=f"forewarn {__version__}")
-    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    parser.add_argument("--version", action="version", version=f"forewarn {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     run = commands.add_parser(
-        "run",
-        help="watch, and do what the rules say, until SIGTERM or Ctrl-C; SIGHUP reads the file again",
+        "run", help="run the agent until SIGTERM or Ctrl-C; SIGHUP reloads the file"
     )
-    check = commands.add_parser(
-        "check", help="read the file, say what is wrong or what the rules are, and do nothing else"
-    )
-    for one in (run, check):
-        one.add_argument(
+    check = commands.add_parser("check", help="check the file and list its rules")
+    for command in (run, check):
+        command.add_argument(
             "--config",
             type=Path,
             default=CONFIG,
             metavar="FILE",
-            help="the settings (default: %(default)s)",
+            help="the configuration file (default: %(default)s)",
         )
-    run.add_argument("--endpoint", default="", metavar="URL", help="instead of the file's endpoint")
     run.add_argument(
-        "--dry-run", action="store_true", help="say what would be done; do and approve nothing"
+        "--endpoint", default="", metavar="URL", help="overrides the endpoint in the file"
     )
-    run.add_argument("--once", action="store_true", help="look once, do what is due, and end")
+    run.add_argument(
+        "--dry-run", action="store_true", help="log what would be done; do and approve nothing"
+    )
+    run.add_argument("--once", action="store_true", help="poll once, do what is due, and exit")
     status = commands.add_parser("status", help="what the agent on this machine is doing")
     status.add_argument(
         "--socket",
@@ -96,34 +89,36 @@ def parser(program: str) -> Parser:
         metavar="PATH",
         help="the agent's socket (default: %(default)s)",
     )
-    status.add_argument("--json", action="store_true", help="for programs")
-    return top
+    status.add_argument("--json", action="store_true", help="print JSON")
+    return parser
 
 
-def _run(asked: argparse.Namespace) -> None:
-    with set_up_log():
-        live(Orders(asked.config, asked.endpoint, is_dry_run=asked.dry_run, is_once=asked.once))
-
-
-def _status(asked: argparse.Namespace) -> None:
-    said = applications.ask_status(asked.socket)
-    print(json.dumps(said) if asked.json else "\n".join(view.lines(said)))
-
-
-def _check(asked: argparse.Namespace) -> None:
-    found = settings.load(asked.config)
-    for rule in found.rules:
-        print(
-            f"{rule.name}: {', '.join(rule.types) or 'all types'}, approve {'never (held)' if rule.hold else rule.approve}"
+def _run(options: argparse.Namespace) -> None:
+    daemon.run(
+        daemon.Options(
+            options.config, options.endpoint, is_dry_run=options.dry_run, is_once=options.once
         )
-    print(f"{asked.config} is fine: {len(found.rules)} rule(s)")
+    )
+
+
+def _status(options: argparse.Namespace) -> None:
+    status = request_status(options.socket)
+    print(json.dumps(status) if options.json else "\n".join(to_text(status)))
+
+
+def _check(options: argparse.Namespace) -> None:
+    rules = settings.load(options.config).rules
+    for rule in rules:
+        approve = "never (hold)" if rule.hold else rule.approve
+        print(f"{rule.name}: {', '.join(rule.types) or 'all types'}, approve {approve}")
+    print(f"{options.config} is valid: {len(rules)} rule(s)")
 
 
 COMMANDS = {"run": _run, "status": _status, "check": _check}
 
 
-def _told(program: str, message: str, code: int) -> int:
-    """One line, whatever the message is made of."""
+def _report(program: str, message: str, code: int) -> int:
+    """One line, even if the message has several."""
     print(f"{program}: {' '.join(message.split())}", file=sys.stderr)
     return code
 

@@ -1,468 +1,428 @@
-"""The agent: watches, gives each event that a rule is for to a Handling, and approves.
+"""The agent: reads documents, gives each event that a rule matches to a Workflow, and approves.
 
-Threads: the caller's watches; one approves; one keeps the lease, if there is one; one works for
-each handling that has something to do, WORKING_MAX of them at once and the rest in the order of
-NotBefore. A handling that only waits for news has no thread.
+Threads: the caller's reads documents; one sends approvals; each workflow that has work gets one,
+WORKERS_MAX at a time and the rest in the order of NotBefore. A workflow that waits for another
+document has no thread.
 """
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from typing import Protocol
 
 from forewarn.agent.approver import Approver
 from forewarn.agent.journal import Journal, JournalLost
-from forewarn.agent.lease import Keeper, Lease
-from forewarn.agent.metrics import Tally
-from forewarn.agent.progress import What
-from forewarn.agent.rules import Rule, first_match
+from forewarn.agent.plan import Approve, RunPhase
+from forewarn.agent.progress import EntryKind
+from forewarn.agent.rules import Rule, first_match, seconds_to_not_before
 from forewarn.agent.settings import Settings
-from forewarn.agent.step import Phase
-from forewarn.agent.workflow import (
-    Applications,
-    Handling,
-    HandlingStatus,
-    Here,
-    NoApplications,
-    lead,
-)
+from forewarn.agent.status import AgentStatus, Counters
+from forewarn.agent.steps.base import Phase
+from forewarn.agent.workflow import AgentContext, LocalPrograms, NoPrograms, Workflow
 from forewarn.client import Change, Clock, Document, EndpointError, Event, Kind, Watcher
-from forewarn.client.backoff import PERIOD_SECONDS, pause_seconds
+from forewarn.client.backoff import pause_seconds
 from forewarn.client.client import Stop
+from forewarn.client.protocol import TIMEOUT_SECONDS
 from forewarn.client.watcher import LOOKS_MIN
+from forewarn.errors import Unavailable
 
 log = logging.getLogger("forewarn.agent")
 
-WORKING_MAX = 64
-AGAIN_SECONDS = 1.0
+WORKERS_MAX = 64
+RETRY_SECONDS = 1.0
 IDLE_SECONDS = 60.0
-END_SECONDS_MAX = 30.0
+STOP_SECONDS_MAX = 30.0
+SLACK_SECONDS = 30.0
+ONCE_APPROVAL_SECONDS_MAX = 5.0
+"""This VM may never become the leader, and the scope may never be quiet."""
+ONCE_CHECK_SECONDS = 0.05
 CLOCK = Clock()
 LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 
-class Endpoint(Protocol):
-    """What the agent asks of a client, and `forewarn.client.Client` does."""
+class EndpointClient(Protocol):
+    """What the agent uses of `forewarn.client.Client`."""
 
     def name(self) -> str: ...
 
     def approve(self, *event_ids: str, timeout_seconds: float) -> None: ...
 
-    def watch(
+    def document(self) -> Document: ...
+
+    def documents(
         self,
         *,
-        stop: Stop | None,
-        on_problem: Callable[[EndpointError], object],
+        stop: Stop,
         wait_seconds: float,
-        watcher: Watcher | None,
-        sleep: Callable[[float], object] | None,
-    ) -> Iterator[Change]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """What is going on, for people and programs.
-
-    `last_problem` is "" while the endpoint answers as it should.
-    """
-
-    name: str
-    endpoint: str
-    last_contact: datetime | None
-    problems: int
-    last_problem: str
-    rules: tuple[str, ...]
-    handlings: tuple[HandlingStatus, ...]
+        period_seconds: float,
+        may_wait: Callable[[], bool],
+    ) -> Iterator[Document | EndpointError]: ...
 
 
 class Agent:
-    """One agent of one VM, run once. `reload`, `status` and `counts` may be called from any thread
-    at any time.
+    """One agent of one VM, run once. `reload` and `status` may be called from any thread.
 
-    `is_once`: there is one look only, so what it shows is believed and nothing waits for a later
-    one.
+    `is_once`: read one document, do what is due, and return. `config_error` is why the last reload
+    was rejected.
     """
 
     def __init__(
         self,
         settings: Settings,
-        client: Endpoint,
+        client: EndpointClient,
         journal: Journal,
         *,
-        applications: Applications | None = None,
+        programs: LocalPrograms | None = None,
         clock: Clock = CLOCK,
         is_dry_run: bool = False,
         is_once: bool = False,
-        again_seconds: float = AGAIN_SECONDS,
+        retry_seconds: float = RETRY_SECONDS,
     ) -> None:
+        self.config_error = ""
         self._settings = settings
         self._client = client
         self._is_dry_run = is_dry_run
-        self._again_seconds = again_seconds
         self._is_once = is_once
-        self._here = Here(
+        self._retry_seconds = retry_seconds
+        self._context = AgentContext(
             settings.name,
             journal,
-            applications or NoApplications(),
+            programs or NoPrograms(),
             clock,
-            Tally(),
-            is_patient=not is_once,
+            Counters(),
+            wait_for_others=not is_once,
         )
-        self._handlings: dict[str, Handling] = {}
-        self._working: dict[str, threading.Thread] = {}
+        self._health = EndpointHealth(clock, self._context.counters)
+        self._workflows: dict[str, Workflow] = {}
+        self._workers: dict[str, threading.Thread] = {}
         self._approved: set[str] = set()
-        self._odd: set[str] = set()
-        self._last: Change | None = None
-        self._turn = threading.RLock()
+        self._unknown_status: set[str] = set()
+        self._lock = threading.RLock()
         self._wake = threading.Event()
-        self._contact = Contact(self._here)
-        self._trouble = ""
+        self._last_error = ""
 
     def run(self, stop: threading.Event) -> None:
-        """Work until `stop` is set.
+        """Work until `stop` is set. To end a pending request, close the client too.
 
-        Whoever sets it closes the client too: that ends a wait for the endpoint.
+        With `is_once`, raises what kept it from doing what is due.
         """
         self._find_name(stop)
         if stop.is_set():
             return
-        known = [] if self._is_dry_run else self._resume()
-        watcher = Lookout(
-            known,
+        watcher = Watcher(
+            [] if self._is_dry_run else self._resume(),
             approved=self._approved,
-            on_look=self._look,
             looks_min=1 if self._is_once else LOOKS_MIN,
         )
-        approving = threading.Thread(
-            target=self._keep_approving, args=(stop, watcher), name="forewarn-approve", daemon=True
-        )
-        approving.start()
-        more_seconds = self._settings.poll_seconds - PERIOD_SECONDS
-        try:
-            for change in self._client.watch(
-                stop=stop,
-                on_problem=self._contact.failed,
-                wait_seconds=self._settings.wait_seconds,
-                watcher=watcher,
-                sleep=lambda seconds: stop.wait(seconds + more_seconds if seconds else 0),
-            ):
-                self._take(change)
-        finally:
-            stop.set()
-            self._end(approving)
+        with self._approving(stop, watcher):
+            if self._is_once:
+                self._read(self._client.document(), watcher)
+                self._finish_due_work(stop)
+            else:
+                self._follow(stop, watcher)
 
     def reload(self, settings: Settings) -> None:
-        """Rules for the events that appear from now on; those in hand keep theirs, but are held if
-        it now holds them or is gone.
-
-        The rest of the file needs a new start.
+        """New rules apply to events that appear from now on. Current events keep their rule, but
+        are not approved if it now holds them or no longer exists. Other settings need a restart.
         """
-        same = {"rules", "hooks"}
-        old, self._settings = (
-            self._settings,
-            replace(self._settings, rules=settings.rules, hooks=settings.hooks),
-        )
-        names = [one.name for one in fields(settings) if one.name not in same]
-        waiting = [name for name in names if getattr(old, name) != getattr(settings, name)]
+        old = self._settings
+        self._settings = replace(old, rules=settings.rules, hooks=settings.hooks)
+        self.config_error = ""
         log.info("rules loaded", extra={"facts": {"rules": len(settings.rules)}})
-        if waiting:
-            log.warning(
-                "these settings are used after the next start",
-                extra={"facts": {"settings": ", ".join(waiting)}},
-            )
+        changed = [
+            field.name
+            for field in fields(settings)
+            if field.name not in ("rules", "hooks")
+            and getattr(old, field.name) != getattr(settings, field.name)
+        ]
+        if changed:
+            facts = {"settings": ", ".join(changed)}
+            log.warning("these settings need a restart", extra={"facts": facts})
 
-    def status(self) -> Status:
-        with self._turn:
-            handlings = [self._handlings[key] for key in sorted(self._handlings)]
-        return Status(
-            name=self._here.name,
-            endpoint=self._settings.endpoint,
-            last_contact=self._contact.last,
-            problems=self._contact.problems,
-            last_problem=self._contact.problem,
-            rules=tuple(rule.name for rule in self._settings.rules),
-            handlings=tuple(handling.status() for handling in handlings),
+    def status(self) -> AgentStatus:
+        settings, health = self._settings, self._health
+        with self._lock:
+            workflows = [self._workflows[key] for key in sorted(self._workflows)]
+        return AgentStatus(
+            name=self._context.vm,
+            endpoint=settings.endpoint,
+            last_contact=health.last_contact,
+            problems=health.errors,
+            last_problem=health.last_error,
+            rules=tuple(rule.name for rule in settings.rules),
+            workflows=tuple(workflow.status() for workflow in workflows),
+            programs=self._context.programs.names(),
+            config_error=self.config_error,
+            counters=self._context.counters.values(),
+            now=self._context.clock.now(),
+            quiet_seconds_max=quiet_seconds_max(settings),
         )
-
-    def counts(self) -> Mapping[str, int]:
-        """The counters, by name and labels as Prometheus has them."""
-        return self._here.tally.counts()
 
     def _find_name(self, stop: threading.Event) -> None:
-        """Without our own name nobody knows whom an event hits, so this is asked until it is
-        answered.
-        """
+        """Without this VM's name, the agent cannot know which events affect it."""
         failures = 0
-        while not (self._here.name or stop.is_set()):  # ends with an answer, or with the agent
+        while not (self._context.vm or stop.is_set()):
             try:
-                self._here = replace(self._here, name=self._client.name())
-            except EndpointError as problem:
+                self._context = replace(self._context, vm=self._client.name())
+            except EndpointError as error:
+                if self._is_once:
+                    raise
                 if stop.is_set():
                     return
                 failures += 1
-                self._contact.failed(problem)
-                stop.wait(pause_seconds(failures, problem, self._here.clock.chance()))
+                self._health.failed(error)
+                stop.wait(pause_seconds(failures, error, self._context.clock.chance()))
 
     def _resume(self) -> list[Event]:
-        """Take up what an earlier life left.
+        """Create the workflows that the journal knows, and return their events.
 
-        Each waits until a document shows its event, or that it is over.
+        Each waits until a document shows its event, or shows that it is over.
         """
         rules = {rule.name: rule for rule in self._settings.rules}
-        for key, progress in self._here.journal.progress.items():
-            for (phase, index), seconds in progress.took.items():
-                self._here.took[progress.rule, phase, index] = seconds
-            if What.APPROVING in progress.marks:
+        progresses = self._context.journal.progress
+        for key, progress in progresses.items():
+            for (phase, index), seconds in progress.durations.items():
+                self._context.durations[progress.rule, phase, index] = seconds
+            if EntryKind.APPROVING in progress.marks:
                 self._approved.add(key)
             if progress.is_done:
                 continue
             rule = rules.get(progress.rule)
             if rule is None:
-                facts = {
-                    "event": key,
-                    "rule": progress.rule,
-                    "so": "it is held, and recover has no steps",
-                }
-                log.warning("the rule of an event in hand is gone", extra={"facts": facts})
-            self._handlings[key] = Handling(
-                rule or Rule(progress.rule, hold=True), progress.event, self._here
-            )
-        self._pump()
-        return [
-            one.event
-            for one in self._here.journal.progress.values()
-            if What.FINISHED not in one.marks
+                facts = {"event": key, "rule": progress.rule}
+                message = "the rule of an event no longer exists: not approved, no recover steps"
+                log.warning(message, extra={"facts": facts})
+                rule = Rule(progress.rule, hold=True)
+            self._workflows[key] = Workflow(rule, progress.event, self._context)
+        self._start_workers()
+        return [progress.event for progress in progresses.values() if not progress.is_finished]
+
+    def _follow(self, stop: threading.Event, watcher: Watcher) -> None:
+        results = self._client.documents(
+            stop=stop,
+            wait_seconds=self._settings.wait_seconds,
+            period_seconds=self._settings.poll_seconds,
+            may_wait=lambda: not watcher.is_in_doubt,
+        )
+        for result in results:
+            if isinstance(result, EndpointError):
+                self._health.failed(result)
+            else:
+                self._read(result, watcher)
+
+    def _read(self, document: Document, watcher: Watcher) -> None:
+        """Apply a document. An event resumed from the journal is no change to the watcher, so it
+        is updated here when a document first shows it.
+        """
+        changes = watcher.update(document, self._context.clock.now())
+        self._health.succeeded(document)
+        resumed = [
+            (workflow, event)
+            for event in document.events
+            if (workflow := self._workflows.get(event.key)) and not workflow.is_shown
         ]
+        for workflow, event in resumed:
+            workflow.update(event)
+        for change in changes:
+            self._apply(change)
+        if changes or resumed:
+            self._start_workers()
 
-    def _look(self, document: Document, changes: list[Change]) -> None:
-        """A document came that we understood.
-
-        What an earlier life left is no news, and is read when it is first shown again.
-        """
-        self._contact.made(document)
-        self._last = changes[-1] if changes else None
-        with self._turn:
-            left = [event for event in document.events if self._is_left(event)]
-            for event in left:
-                self._handlings[event.key].read(event)
-        if left:
-            self._pump()
-
-    def _is_left(self, event: Event) -> bool:
-        handling = self._handlings.get(event.key)
-        return handling is not None and not handling.is_shown
-
-    def _take(self, change: Change) -> None:
+    def _apply(self, change: Change) -> None:
         event = change.event
-        handling = self._handlings.get(event.key)
-        log.info(
-            "news of an event",
-            extra={"facts": {"news": change.kind, "event": event.key, "type": event.type}},
-        )
-        if handling is None and (change.kind is Kind.APPEARED or event.key in self._odd):
-            self._odd.discard(event.key)
-            if change.kind not in (Kind.FINISHED, Kind.CANCELED):
-                self._appeared(event)
-        elif handling is not None and change.kind in (Kind.FINISHED, Kind.CANCELED):
-            handling.finish()
-        elif handling is not None:
-            handling.read(event)
-        if change is self._last:
-            self._pump()
+        facts = {"change": change.kind, "event": event.key, "type": event.type}
+        log.info("event changed", extra={"facts": facts})
+        workflow = self._workflows.get(event.key)
+        is_over = change.kind in (Kind.FINISHED, Kind.CANCELED)
+        if workflow is not None and is_over:
+            workflow.finish()
+        elif workflow is not None:
+            workflow.update(event)
+        elif change.kind is Kind.APPEARED or event.key in self._unknown_status:
+            self._unknown_status.discard(event.key)
+            if not is_over:
+                self._add(event)
 
-    def _appeared(self, event: Event) -> None:
-        """One that is over and recovered from, shown again by an endpoint that lags, has nothing to
-        do and is dropped at once.
+    def _add(self, event: Event) -> None:
+        """An event that is done, shown again by a lagging endpoint, has no work and is dropped.
 
-        One with a status that is new to us waits until it has one that we know.
+        An event with an unknown status is left alone until its status is known.
         """
+        context = self._context
         if not (event.is_scheduled or event.is_started):
-            self._odd.add(event.key)
-            log.warning(
-                "the status of an event is unknown",
-                extra={"facts": {"event": event.key, "status": event.status}},
-            )
+            self._unknown_status.add(event.key)
+            facts = {"event": event.key, "status": event.status}
+            log.warning("event has an unknown status", extra={"facts": facts})
             return
-        lead_seconds = lead(event, self._here.clock.now())
-        rule = first_match(
-            self._settings.rules, event, name=self._here.name, lead_seconds=lead_seconds
-        )
-        self._here.tally.add("events", matched="no" if rule is None else "yes")
+        lead_seconds = seconds_to_not_before(event, context.clock.now())
+        rule = first_match(self._settings.rules, event, vm=context.vm, lead_seconds=lead_seconds)
+        context.counters.add("events", matched="no" if rule is None else "yes")
         if rule is None:
-            log.info(
-                "no rule is for this event",
-                extra={"facts": {"event": event.key, "type": event.type}},
-            )
+            facts = {"event": event.key, "type": event.type}
+            log.info("no rule matches this event", extra={"facts": facts})
         elif self._is_dry_run:
-            steps = [
-                f"{phase}: {one.step.describe()}" for phase in Phase for one in rule.steps(phase)
-            ]
-            approve = rule.approve if rule.may_approve else "never"
-            facts = {
-                "event": event.key,
-                "rule": rule.name,
-                "steps": "; ".join(steps),
-                "approve": approve,
-            }
-            log.info("dry run: this would be done", extra={"facts": facts})
+            _log_dry_run(event, rule)
         else:
-            handling = Handling(rule, event, self._here)
-            handling.read(event)
-            with self._turn:
-                self._handlings[event.key] = handling
+            workflow = Workflow(rule, event, context)
+            workflow.update(event)
+            with self._lock:
+                self._workflows[event.key] = workflow
 
-    def _pump(self) -> None:
-        """Give a thread to each handling that has work and none, as far as they go."""
-        with self._turn:
-            self._handlings = {
-                key: one
-                for key, one in self._handlings.items()
-                if key in self._working or not one.is_done
+    def _start_workers(self) -> None:
+        """Start a thread for each workflow that has work and no thread, up to the limit."""
+        with self._lock:
+            self._workflows = {
+                key: workflow
+                for key, workflow in self._workflows.items()
+                if key in self._workers or not workflow.is_done
             }
-            self._approved.intersection_update(self._handlings)
+            self._approved.intersection_update(self._workflows)
             waiting = [
-                one
-                for key, one in self._handlings.items()
-                if key not in self._working and one.has_work
+                workflow
+                for key, workflow in self._workflows.items()
+                if key not in self._workers and workflow.has_work
             ]
             waiting.sort(key=lambda one: (one.event.not_before or LONG_AGO, one.event.key))
-            for handling in waiting[: WORKING_MAX - len(self._working)]:
-                thread = threading.Thread(
-                    target=self._work,
-                    args=(handling,),
-                    name=f"forewarn-event-{handling.event.key}",
-                    daemon=True,
+            for workflow in waiting[: WORKERS_MAX - len(self._workers)]:
+                key = workflow.event.key
+                self._workers[key] = threading.Thread(
+                    target=self._work, args=(workflow,), name=f"forewarn-event-{key}", daemon=True
                 )
-                self._working[handling.event.key] = thread
-                thread.start()
+                self._workers[key].start()
         self._wake.set()
 
-    def _work(self, handling: Handling) -> None:
+    def _work(self, workflow: Workflow) -> None:
         try:
-            while handling.has_work:  # ends when the journal can be written, or with the agent
+            while workflow.has_work:  # ends when the journal can be written, or with the agent
                 try:
-                    handling.work()
-                except Exception as problem:
-                    self._turn_failed(problem)
-                    handling.rest(self._again_seconds)
+                    workflow.run()
+                except Exception as error:
+                    self._log_failure(error)
+                    workflow.pause(self._retry_seconds)
         finally:
-            with self._turn:
-                del self._working[handling.event.key]
-            self._pump()
+            with self._lock:
+                del self._workers[workflow.event.key]
+            self._start_workers()
 
-    def _keep_lease(self, stop: threading.Event) -> Keeper | None:
-        if self._settings.lease is None:
-            return None
-        monotonic = self._here.clock.monotonic
-        lease = Lease(self._settings.lease, self._here.name, monotonic=monotonic)
-        keeper = Keeper(lease, monotonic=monotonic, on_word=self._wake.set)
-        threading.Thread(
-            target=keeper.keep, args=(stop,), name="forewarn-lease", daemon=True
-        ).start()
-        return keeper
+    @contextmanager
+    def _approving(self, stop: threading.Event, watcher: Watcher) -> Iterator[None]:
+        """Run the approver's thread. At the end, stop it and the workers."""
+        approver = threading.Thread(
+            target=self._run_approver, args=(stop, watcher), name="forewarn-approve", daemon=True
+        )
+        approver.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            self._end(approver)
 
-    def _keep_approving(self, stop: threading.Event, watcher: Watcher) -> None:
-        lease = self._keep_lease(stop)
+    def _run_approver(self, stop: threading.Event, watcher: Watcher) -> None:
         approver = Approver(
-            self._here,
+            self._context,
             self._client.approve,
-            lease=lease,
             approved=self._approved,
             rules=lambda: self._settings.rules,
         )
         is_waiting = False
-        while not stop.is_set():  # ends with the agent
-            self._wake.wait(self._again_seconds if is_waiting else IDLE_SECONDS)
+        while not stop.is_set():
+            self._wake.wait(self._retry_seconds if is_waiting else IDLE_SECONDS)
             self._wake.clear()
-            with self._turn:
-                handlings = list(self._handlings.values())
+            with self._lock:
+                workflows = list(self._workflows.values())
+            document = None if watcher.is_in_doubt else self._health.document
             try:
-                is_waiting = approver.turn(
-                    handlings, None if watcher.is_in_doubt else self._contact.document
-                )
-            except Exception as problem:
-                self._turn_failed(problem)
+                is_waiting = approver.turn(workflows, document)
+            except Exception as error:
+                self._log_failure(error)
                 is_waiting = True
-        if lease is not None:
-            lease.wake()
 
-    def _turn_failed(self, problem: Exception) -> None:
-        """The disk is full, or we have a bug: said once, and tried again.
-
-        Nothing was done that is not in the journal.
-        """
-        is_disk = isinstance(problem, JournalLost)
-        if is_disk:
-            self._here.tally.add("journal_problems")
-        if str(problem) != self._trouble:
-            self._trouble = str(problem)
-            facts = {"problem": self._trouble}
-            log.error(
-                "nothing can be done for now",
-                extra={"facts": facts},
-                exc_info=None if is_disk else problem,
-            )
-
-    def _end(self, approving: threading.Thread) -> None:
-        """Steps are told to stop, and are waited for; one that does not is left behind, as a crash
-        would leave it.
-        """
-        with self._turn:
-            for handling in self._handlings.values():
-                handling.end()
-            threads = [approving, *self._working.values()]
+    def _end(self, approver: threading.Thread) -> None:
+        """A step that does not stop in time is left behind, as after a crash."""
+        with self._lock:
+            for workflow in self._workflows.values():
+                workflow.stop()
+            threads = [approver, *self._workers.values()]
         self._wake.set()
-        deadline = self._here.clock.monotonic() + END_SECONDS_MAX
+        deadline = self._context.clock.monotonic() + STOP_SECONDS_MAX
         for thread in threads:
-            thread.join(max(0.0, deadline - self._here.clock.monotonic()))
+            thread.join(max(0.0, deadline - self._context.clock.monotonic()))
+
+    def _finish_due_work(self, stop: threading.Event) -> None:
+        """Wait until nothing is left to run, and a while longer for approvals."""
+        monotonic = self._context.clock.monotonic
+        idle_since = monotonic()
+        while not stop.is_set():
+            if self._context.counters.values()["forewarn_agent_journal_problems_total"]:
+                # A running agent would retry forever.
+                raise Unavailable("the journal is not writable, so work is left; see the log")
+            with self._lock:
+                is_busy = bool(self._workers)
+                actions = [workflow.next_action for workflow in self._workflows.values()]
+            if is_busy or any(isinstance(action, RunPhase) for action in actions):
+                idle_since = monotonic()
+            elif Approve() not in actions or monotonic() - idle_since > ONCE_APPROVAL_SECONDS_MAX:
+                return
+            stop.wait(ONCE_CHECK_SECONDS)
+
+    def _log_failure(self, error: Exception) -> None:
+        """The disk is full, or there is a bug: logged once, and retried. Nothing was done that is
+        not in the journal.
+        """
+        is_journal = isinstance(error, JournalLost)
+        if is_journal:
+            self._context.counters.add("journal_problems")
+        if str(error) == self._last_error:
+            return
+        self._last_error = str(error)
+        message = "journal not writable, retrying" if is_journal else "unexpected error, retrying"
+        facts = {"problem": self._last_error}
+        log.error(message, extra={"facts": facts}, exc_info=None if is_journal else error)
 
 
-class Contact:
-    """What is known of the endpoint.
+def quiet_seconds_max(settings: Settings) -> float:
+    """How long a healthy agent may be without a response from its endpoint."""
+    return settings.wait_seconds + settings.poll_seconds + TIMEOUT_SECONDS + SLACK_SECONDS
 
-    `document` is the last one, and None from a problem to the next document.
-    """
 
-    def __init__(self, here: Here) -> None:
-        self._here = here
+def _log_dry_run(event: Event, rule: Rule) -> None:
+    steps = [
+        f"{phase}: {planned.step.describe()}" for phase in Phase for planned in rule.steps(phase)
+    ]
+    facts = {
+        "event": event.key,
+        "rule": rule.name,
+        "steps": "; ".join(steps),
+        "approve": rule.approve if rule.may_approve else "never",
+    }
+    log.info("dry run: this would be done", extra={"facts": facts})
+
+
+class EndpointHealth:
+    """How the endpoint responds. `document` is the last one, and None after an error."""
+
+    def __init__(self, clock: Clock, counters: Counters) -> None:
+        self._clock = clock
+        self._counters = counters
         self.document: Document | None = None
-        self.last: datetime | None = None
-        self.problems = 0
-        self.problem = ""
+        self.last_contact: datetime | None = None
+        self.errors = 0
+        self.last_error = ""
 
-    def made(self, document: Document) -> None:
-        self.document, self.last = document, self._here.clock.now()
-        if self.problem:
-            log.info("the endpoint answers again")
-        self.problem = ""
+    def succeeded(self, document: Document) -> None:
+        self.document, self.last_contact = document, self._clock.now()
+        if self.last_error:
+            log.info("endpoint responds again")
+        self.last_error = ""
 
-    def failed(self, problem: EndpointError) -> None:
-        """The same again is counted, not repeated."""
+    def failed(self, error: EndpointError) -> None:
+        """A repeated error is counted, not logged again."""
         self.document = None
-        self.problems += 1
-        self._here.tally.add("endpoint_problems")
-        if problem.message != self.problem:
-            log.warning("the endpoint has a problem", extra={"facts": {"problem": problem.message}})
-        self.problem = problem.message
-
-
-class Lookout(Watcher):
-    """A watcher that also says that it looked."""
-
-    def __init__(
-        self,
-        known: list[Event],
-        *,
-        approved: set[str],
-        looks_min: int,
-        on_look: Callable[[Document, list[Change]], None],
-    ) -> None:
-        super().__init__(known, approved=approved, looks_min=looks_min)
-        self._on_look = on_look
-
-    def update(self, document: Document, now: datetime) -> list[Change]:
-        changes = super().update(document, now)
-        self._on_look(document, changes)
-        return changes
+        self.errors += 1
+        self._counters.add("endpoint_problems")
+        if error.message != self.last_error:
+            log.warning("endpoint failed", extra={"facts": {"problem": error.message}})
+        self.last_error = error.message

@@ -1,49 +1,47 @@
-"""One life of the agent: its parts opened in order and closed in reverse, signals, and what systemd
-is told.
+"""The agent as a process: opens its parts in order and closes them in reverse, handles signals,
+and reports to systemd.
 
-Signal handlers only put their number into a queue: the main thread takes it from there, so no
-handler ever meets a lock.
+Signal handlers only put their number into a queue. The main thread takes it from there, so no
+handler ever waits for a lock.
 """
 
 import logging
 import os
 import queue
 import signal
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
-from forewarn.agent import status as view
-from forewarn.agent.agent import Agent
+from forewarn.agent.agent import Agent, quiet_seconds_max
 from forewarn.agent.journal import Journal
-from forewarn.agent.once import Once
-from forewarn.agent.participant_socket import Applications
+from forewarn.agent.participant_socket import ParticipantSocket
 from forewarn.agent.settings import Settings, load
-from forewarn.agent.step import Phase
-from forewarn.client import Client, Clock, discover
+from forewarn.agent.status import to_json, to_line
+from forewarn.agent.steps.base import Phase
+from forewarn.client import Client, discover
 from forewarn.client.backoff import RETRY_AFTER_SECONDS_MAX
-from forewarn.client.protocol import TIMEOUT_SECONDS
 from forewarn.errors import Error
 from forewarn.systemd import Notifier, Pulse
 
 log = logging.getLogger("forewarn.agent")
 
-SLACK_SECONDS = 30.0
 STATUS_SECONDS = 10.0
-PROBLEM_LENGTH_MAX = 1000
-ENDED = 0
+MESSAGE_LENGTH_MAX = 1000
+AGENT_ENDED = 0
 """In the queue of signals: the agent has ended by itself."""
-RELOAD = getattr(signal, "SIGHUP", None)
-STOP = (signal.SIGTERM, signal.SIGINT)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
-    """What the command line says. `endpoint` "" leaves it to the file."""
+class Options:
+    """The command line. `endpoint` "" leaves it to the file."""
 
     config: Path
     endpoint: str = ""
@@ -51,217 +49,188 @@ class Orders:
     is_once: bool = False
 
 
-class Life:
+def run(options: Options) -> None:
+    """Run the agent in this process until a signal ends it."""
+    with log_to_stderr():
+        Daemon(options, os.environ, Notifier(os.environ, pid=os.getpid())).run()
+
+
+class Daemon:
     def __init__(
         self,
-        orders: Orders,
+        options: Options,
         environ: Mapping[str, str],
         notifier: Notifier,
         *,
         make_agent: Callable[..., Agent] = Agent,
     ) -> None:
-        self._orders = orders
+        self._options = options
         self._make_agent = make_agent
         self._environ = environ
         self._notifier = notifier
         self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._stop = threading.Event()
-        self._settings_problem = ""
-        self._bug: Exception | None = None
+        self._error: Exception | None = None
 
     def run(self) -> None:
-        """Until a signal ends it. From the main thread. A Problem is raised where the agent cannot
-        even begin.
+        """Call from the main thread. Raises an Error where the agent cannot begin.
 
-        Any other exception is a bug. It is logged here: the caller reports it in one line, which
-        does not say where it was.
+        Any other exception is a bug. It is logged here, because the caller reports only one line.
         """
         try:
-            self._run()
+            with ExitStack() as stack:
+                self._run(stack)
+            if self._error is not None:
+                raise self._error
         except Error:
             raise
         except Exception:
             log.critical("the agent ended because of a bug", exc_info=True)
             raise
 
-    def _run(self) -> None:
-        with ExitStack() as parts:
-            self._listen_to_signals(parts)
-            settings = self._load()
-            self._client = Client(settings.endpoint, api_version=settings.api_version)
-            parts.callback(self._client.close)
-            parts.callback(self._stop.set)
-            journal = self._journal(settings, parts)
-            path = None if self._orders.is_dry_run else settings.socket
-            self._applications = (
-                None
-                if path is None
-                else Applications(path, self._status, resumed=_in_prepare(journal))
+    def _run(self, stack: ExitStack) -> None:
+        self._handle_signals(stack)
+        settings = self._load()
+        self._client = Client(settings.endpoint, api_version=settings.api_version)
+        stack.callback(self._client.close)
+        stack.callback(self._stop.set)
+        journal = self._open_journal(settings, stack)
+        programs = None
+        if settings.socket is not None and not self._options.is_dry_run:
+            resumed = _events_in_prepare(journal)
+            programs = ParticipantSocket(
+                settings.socket, lambda: to_json(self._agent.status()), resumed=resumed
             )
-            once = self._once(journal) if self._orders.is_once else None
-            self._agent = self._make_agent(
-                settings,
-                once or self._client,
-                journal,
-                applications=self._applications,
-                is_dry_run=self._orders.is_dry_run,
-                is_once=self._orders.is_once,
-            )
-            self._quiet_seconds_max = (
-                settings.wait_seconds + settings.poll_seconds + TIMEOUT_SECONDS + SLACK_SECONDS
-            )
-            self._open_doors(settings, parts)
-            self._live(settings)
-        if self._bug is not None:
-            raise self._bug
-        if once is not None and once.problem is not None:
-            raise once.problem
-
-    def _load(self) -> Settings:
-        """The file, and where the endpoint is after all."""
-        settings = load(self._orders.config)
-        return replace(
+        self._agent = self._make_agent(
             settings,
-            endpoint=discover(self._environ, endpoint=self._orders.endpoint or settings.endpoint),
-        )
-
-    def _journal(self, settings: Settings, parts: ExitStack) -> Journal:
-        """A dry run leaves the real one alone, which an agent at work may be using."""
-        path = settings.journal
-        if self._orders.is_dry_run:
-            path = Path(
-                parts.enter_context(tempfile.TemporaryDirectory(prefix="forewarn-agent-")),
-                "journal",
-            )
-        journal = Journal.open(path)
-        parts.callback(journal.close)
-        return journal
-
-    def _once(self, journal: Journal) -> Once:
-        return Once(
             self._client,
             journal,
-            handlings=lambda: self._agent.status().handlings,
-            journal_problems=lambda: self._agent.counts()["forewarn_agent_journal_problems_total"],
-            give_up=self._stop.set,
+            programs=programs,
+            is_dry_run=self._options.is_dry_run,
+            is_once=self._options.is_once,
         )
+        if programs is not None:
+            programs.open()
+            stack.callback(programs.close)
+        if settings.listen and not self._options.is_dry_run:
+            self._open_port(settings.listen, stack)
+        self._serve(settings)
 
-    def _open_doors(self, settings: Settings, parts: ExitStack) -> None:
-        if self._applications is not None:
-            self._applications.open()
-            parts.callback(self._applications.close)
-        if settings.listen and not self._orders.is_dry_run:
-            from forewarn.agent.status_http import (
-                Port,  # whoever has no port needs no memory for one
-            )
+    def _load(self) -> Settings:
+        """The file, with the endpoint that is actually used."""
+        settings = load(self._options.config)
+        endpoint = self._options.endpoint or settings.endpoint
+        return replace(settings, endpoint=discover(self._environ, endpoint=endpoint))
 
-            port = Port(settings.listen, self._view)
-            parts.callback(port.close)
-            log.info("the port is open", extra={"facts": {"listen": port.address}})
+    def _open_journal(self, settings: Settings, stack: ExitStack) -> Journal:
+        """A dry run has its own journal: a running agent may use the real one."""
+        path = settings.journal
+        if self._options.is_dry_run:
+            directory = tempfile.TemporaryDirectory(prefix="forewarn-agent-")
+            path = Path(stack.enter_context(directory), "journal")
+        journal = Journal.open(path)
+        stack.callback(journal.close)
+        return journal
 
-    def _listen_to_signals(self, parts: ExitStack) -> None:
-        for number in (*STOP, *(() if RELOAD is None else (RELOAD,))):
-            parts.callback(
-                signal.signal,
-                number,
-                signal.signal(number, lambda told, _: self._signals.put(told)),
-            )
+    def _open_port(self, listen: str, stack: ExitStack) -> None:
+        from forewarn.agent.status_http import StatusPort  # costs memory, so only where it is used
 
-    def _live(self, settings: Settings) -> None:
-        working = threading.Thread(target=self._work, name="forewarn-agent", daemon=True)
-        working.start()
-        log.info(
-            "the agent is ready",
-            extra={"facts": {"endpoint": settings.endpoint, "rules": len(settings.rules)}},
-        )
+        port = StatusPort(listen, self._agent.status)
+        stack.callback(port.close)
+        log.info("listening", extra={"facts": {"listen": port.address}})
+
+    def _handle_signals(self, stack: ExitStack) -> None:
+        for number in (*STOP_SIGNALS, signal.SIGHUP):
+            old = signal.signal(number, lambda received, _: self._signals.put(received))
+            stack.callback(signal.signal, number, old)
+
+    def _serve(self, settings: Settings) -> None:
+        worker = threading.Thread(target=self._run_agent, name="forewarn-agent", daemon=True)
+        worker.start()
+        facts = {"endpoint": settings.endpoint, "rules": len(settings.rules)}
+        log.info("agent ready", extra={"facts": facts})
         self._notifier.ready("watching")
-        still_seconds_max = (
-            settings.wait_seconds
-            + settings.poll_seconds
-            + TIMEOUT_SECONDS
-            + RETRY_AFTER_SECONDS_MAX
-            + SLACK_SECONDS
-        )
-        pulse = Pulse(still_seconds_max, time.monotonic())
-        while (told := self._next_signal()) not in (
-            *STOP,
-            ENDED,
-        ):  # ends with a signal, or with the agent
-            if told is not None:
+        pulse = Pulse(quiet_seconds_max(settings) + RETRY_AFTER_SECONDS_MAX, time.monotonic())
+        while (received := self._next_signal()) not in (*STOP_SIGNALS, AGENT_ENDED):
+            if received is not None:
                 self._reload()
-            seen = self._view()
-            if pulse.is_there((seen.status.last_contact, seen.status.problems), time.monotonic()):
+            status = self._agent.status()
+            if pulse.is_there((status.last_contact, status.problems), time.monotonic()):
                 self._notifier.feed()
-            self._notifier.status(view.words(seen))
-        self._notifier.stopping("ending what is under way")
+            self._notifier.status(to_line(status))
+        self._notifier.stopping("stopping steps")
         self._stop.set()
         self._client.close()
-        working.join()
-        log.info("the agent has ended")
+        worker.join()
+        log.info("agent stopped")
 
     def _next_signal(self) -> int | None:
         """None when it is time to feed the watchdog."""
+        seconds = min(self._notifier.feed_seconds or STATUS_SECONDS, STATUS_SECONDS)
         try:
-            return self._signals.get(
-                timeout=min(self._notifier.feed_seconds or STATUS_SECONDS, STATUS_SECONDS)
-            )
+            return self._signals.get(timeout=seconds)
         except queue.Empty:
             return None
 
-    def _work(self) -> None:
+    def _run_agent(self) -> None:
         try:
             self._agent.run(self._stop)
-        except Exception as bug:  # around a loop: the main thread raises it again
-            self._bug = bug
+        except Exception as error:  # around a loop: the main thread raises it
+            self._error = error
         finally:
-            self._signals.put(ENDED)
+            self._signals.put(AGENT_ENDED)
 
     def _reload(self) -> None:
+        """Whatever is wrong with the file, the agent keeps its rules and goes on."""
         self._notifier.reloading()
-        settings, self._settings_problem = read_again(self._load)
-        if settings is not None:
-            self._agent.reload(settings)
-        self._notifier.ready(view.words(self._view()))
-
-    def _view(self) -> view.View:
-        return view.View(
-            status=self._agent.status(),
-            counts=self._agent.counts(),
-            now=Clock().now(),
-            quiet_seconds_max=self._quiet_seconds_max,
-            applications=self._applications.names() if self._applications else (),
-            settings_problem=self._settings_problem,
-        )
-
-    def _status(self) -> Mapping[str, object]:
-        return view.plain(self._view())
+        try:
+            self._agent.reload(self._load())
+        except Exception as error:
+            bug = None if isinstance(error, Error) else error
+            message = f"{type(error).__name__}: {error}" if bug else str(error)
+            self._agent.config_error = message[:MESSAGE_LENGTH_MAX]
+            facts = {"problem": self._agent.config_error}
+            log.error(
+                "config rejected, keeping previous rules", extra={"facts": facts}, exc_info=bug
+            )
+        self._notifier.ready(to_line(self._agent.status()))
 
 
-def _in_prepare(journal: Journal) -> frozenset[str]:
-    """The events that an earlier life was preparing for: programs may have been asking for time."""
-    return frozenset(key for key, one in journal.progress.items() if Phase.PREPARE not in one.ended)
+def _events_in_prepare(journal: Journal) -> frozenset[str]:
+    """Events that an earlier process was preparing for: programs may have asked for more time."""
+    return frozenset(
+        key for key, progress in journal.progress.items() if Phase.PREPARE not in progress.ended
+    )
 
 
-def live(orders: Orders) -> None:
-    """In this process."""
-    Life(orders, os.environ, Notifier(os.environ, pid=os.getpid())).run()
-
-
-def read_again(read: Callable[[], Settings]) -> tuple[Settings | None, str]:
-    """The settings as they are now, or what is wrong with them.
-
-    Whatever it is, it is no reason to end.
-    """
+@contextmanager
+def log_to_stderr() -> Iterator[None]:
+    """Write the log to standard error: one line each, a fixed message and its facts."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LineFormatter())
+    logger = logging.getLogger("forewarn")
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
     try:
-        return read(), ""
-    except Exception as problem:  # also a file that we cannot even refuse well
-        words = (
-            problem.message
-            if isinstance(problem, Error)
-            else f"{type(problem).__name__}: {problem}"
-        )
-        log.error(
-            "the file is refused; the old rules stay",
-            extra={"facts": {"problem": words[:PROBLEM_LENGTH_MAX]}},
-        )
-        return None, words[:PROBLEM_LENGTH_MAX]
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+class LineFormatter(logging.Formatter):
+    """Values from outside cannot end the line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        created = datetime.fromtimestamp(record.created, UTC)
+        timestamp = created.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        facts: dict[str, object] = getattr(record, "facts", {})
+        shown = "".join(f"  {name}={_printable(str(value))}" for name, value in facts.items())
+        trace = "\n" + self.formatException(record.exc_info) if record.exc_info else ""
+        message = _printable(record.getMessage())
+        return f"{timestamp}  {record.levelname.lower():7}  {message}{shown}{trace}"
+
+
+def _printable(text: str) -> str:
+    return text if text.isprintable() else repr(text)

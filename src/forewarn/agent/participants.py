@@ -1,8 +1,8 @@
-"""Whom we wait for before an event, and for how long. Pure: the time is told.
+"""Which local programs the agent waits for before an event, and how long. Pure.
 
-A program that is told of prepare has PATIENCE_SECONDS to answer. It may ask for more,
+A program that is notified of prepare has ANSWER_SECONDS to answer. It may ask for more,
 EXTENSIONS_MAX times and each time for at most EXTENSION_SECONDS_MAX from then on, but never past
-the call's deadline, which leaves the reserve for the approval.
+the deadline of the phase, which leaves the reserve for the approval.
 """
 
 import json
@@ -10,49 +10,65 @@ import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from forewarn.agent.step import Phase
+from forewarn.agent.progress import truncate
+from forewarn.agent.steps.base import Phase
 from forewarn.client import Event
 from forewarn.errors import Invalid, NotFound, Refused
 
-PATIENCE_SECONDS = 30.0
+ANSWER_SECONDS = 30.0
 EXTENSION_SECONDS_MAX = 300.0
 EXTENSIONS_MAX = 10
-CALLS_MAX = 256
-TEXT_BYTES_MAX = 4096
+NOTICES_MAX = 256
 RESOURCES_BYTES_MAX = 64 * 1024
 
 
 @dataclass(slots=True)
-class Call:
-    """An event in its phase. `awaited` is until when each program that has not answered is waited
-    for.
-
-    Before `not_before` it is not known who is there.
+class Notice:
+    """An event in its phase. `awaited` is until when the agent waits for each program that has not
+    answered. Before `complete_at`, programs may still be missing.
     """
 
     event: Event
     phase: Phase
     deadline: float
-    not_before: float = -math.inf
+    complete_at: float = -math.inf
     awaited: dict[Hashable, float] = field(default_factory=dict)
     extensions: dict[Hashable, int] = field(default_factory=dict)
 
     def await_answer(self, program: Hashable, now: float) -> None:
         if self.phase is Phase.PREPARE:
-            self.awaited[program] = min(now + PATIENCE_SECONDS, self.deadline)
+            self.awaited[program] = min(now + ANSWER_SECONDS, self.deadline)
+
+    def to_json(self, now: float) -> dict[str, object]:
+        """The line that notifies a program. Long texts are cut, so its size is bounded."""
+        event = self.event
+        return {
+            "event": {
+                "id": truncate(event.id),
+                "type": truncate(event.type),
+                "status": truncate(event.status),
+                "source": truncate(event.source),
+                "resources": _truncate_list(event.resources),
+                "not_before": event.not_before.isoformat() if event.not_before else None,
+                "duration_seconds": event.duration_seconds,
+                "description": truncate(event.description),
+            },
+            "phase": self.phase,
+            "seconds_left": round(max(0.0, self.deadline - now), 1),
+        }
 
 
-class Gathering:
-    """The calls that are not over, by the event's key, and who has answered them.
+class Participants:
+    """The current notices by the event's key, and who has answered them.
 
-    `resumed` are the events that programs heard of in an earlier life, which ended with their
-    connections. They have PATIENCE_SECONDS from `since` to come back.
+    `resumed` are the events that an earlier process was preparing for. Its connections are gone, so
+    programs have ANSWER_SECONDS from `since` to come back.
     """
 
     def __init__(self, *, resumed: Iterable[str] = (), since: float = -math.inf) -> None:
-        self.calls: dict[str, Call] = {}
+        self.notices: dict[str, Notice] = {}
         self._resumed = frozenset(resumed)
-        self._complete_at = since + PATIENCE_SECONDS
+        self._complete_at = since + ANSWER_SECONDS
 
     def begin(
         self,
@@ -62,117 +78,89 @@ class Gathering:
         deadline: float,
         programs: Iterable[Hashable],
         now: float,
-    ) -> None:
-        """The last phase, recover, is told and forgotten by the next time."""
-        self.calls = {
-            key: call
-            for key, call in self.calls.items()
-            if call.phase is not Phase.RECOVER and key != event.key
+    ) -> Notice:
+        """Recover is the last phase: its notice is dropped when the next one begins."""
+        self.notices = {
+            key: notice
+            for key, notice in self.notices.items()
+            if notice.phase is not Phase.RECOVER and key != event.key
         }
-        while len(self.calls) >= CALLS_MAX:  # ends at the limit
-            del self.calls[next(iter(self.calls))]
-        call = self.calls[event.key] = Call(event, phase, deadline)
+        while len(self.notices) >= NOTICES_MAX:
+            del self.notices[next(iter(self.notices))]
+        notice = self.notices[event.key] = Notice(event, phase, deadline)
         if phase is Phase.PREPARE and event.key in self._resumed:
-            call.not_before = self._complete_at
+            notice.complete_at = self._complete_at
         for program in programs:
-            call.await_answer(program, now)
+            notice.await_answer(program, now)
+        return notice
 
-    def join(self, program: Hashable, now: float) -> Iterator[Call]:
-        """What a program that comes late must be told: all but what is over."""
-        for call in self.calls.values():
-            if call.phase is not Phase.RECOVER:
-                call.await_answer(program, now)
-                yield call
+    def join(self, program: Hashable, now: float) -> Iterator[Notice]:
+        """The notices for a program that registers late: all events that are not over."""
+        for notice in self.notices.values():
+            if notice.phase is not Phase.RECOVER:
+                notice.await_answer(program, now)
+                yield notice
 
     def leave(self, program: Hashable) -> None:
-        for call in self.calls.values():
-            call.awaited.pop(program, None)
-            call.extensions.pop(program, None)
+        for notice in self.notices.values():
+            notice.awaited.pop(program, None)
+            notice.extensions.pop(program, None)
 
     def all_ready(self, event_id: str, now: float) -> bool:
-        call = self.calls.get(event_id.upper())
-        if call is None or now >= call.deadline:
+        notice = self.notices.get(event_id.upper())
+        if notice is None or now >= notice.deadline:
             return True
-        return now >= call.not_before and all(until <= now for until in call.awaited.values())
+        return now >= notice.complete_at and all(end <= now for end in notice.awaited.values())
 
     def answer(
-        self, program: Hashable, said: Mapping[str, object], now: float
+        self, program: Hashable, request: Mapping[str, object], now: float
     ) -> dict[str, object]:
-        """What a program's answer changes, and what it is told."""
-        verb = next((verb for verb in ("ready", "more") if verb in said), None)
+        """Handle `ready` or `more`, and return the response."""
+        verb = next((verb for verb in ("ready", "more") if verb in request), None)
         if verb is None:
-            raise Invalid(
-                f"the line says {', '.join(said)[:60] or 'nothing'}; expected register, ready, more or status"
-            )
-        call = self._call(said[verb])
+            got = ", ".join(request)[:60] or "nothing"
+            raise Invalid(f"the line has {got}; expected register, ready, more or status")
+        notice = self._find(request[verb])
+        event_id = notice.event.id
         if verb == "ready":
-            call.awaited.pop(program, None)
-            return {"ready": call.event.id}
-        if program not in call.awaited:
-            raise Refused(
-                f"nobody waits for this program before {call.event.id}: it is ready, has not registered, or it has begun"
-            )
-        return {
-            "more": call.event.id,
-            "seconds": round(self._extend(call, program, said.get("seconds"), now), 1),
-        }
+            notice.awaited.pop(program, None)
+            return {"ready": event_id}
+        if program not in notice.awaited:
+            reason = "it is ready, has not registered, or prepare is over"
+            raise Refused(f"the agent does not wait for this program before {event_id}: {reason}")
+        seconds = self._extend(notice, program, request.get("seconds"), now)
+        return {"more": event_id, "seconds": round(seconds, 1)}
 
-    def _extend(self, call: Call, program: Hashable, asked: object, now: float) -> float:
-        """How long it is waited for from now. Asking never makes it shorter."""
-        if (
-            isinstance(asked, bool)
-            or not isinstance(asked, int | float)
-            or not 0 < asked < math.inf
-        ):
-            raise Invalid(f"seconds is {asked!r:.60}; expected a number above 0")
-        if call.awaited[program] <= now:
-            raise Refused(f"the time to answer for {call.event.id} is up")
-        count = call.extensions.get(program, 0) + 1
+    def _extend(self, notice: Notice, program: Hashable, seconds: object, now: float) -> float:
+        """How long the agent waits from now. An extension never makes it shorter."""
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+            raise Invalid(f"seconds is {seconds!r:.60}; expected a number above 0")
+        if not 0 < seconds < math.inf:
+            raise Invalid(f"seconds is {seconds!r:.60}; expected a number above 0")
+        if notice.awaited[program] <= now:
+            raise Refused(f"the time to answer for {notice.event.id} is up")
+        count = notice.extensions.get(program, 0) + 1
         if count > EXTENSIONS_MAX:
-            raise Refused(f"asked {count} times for more time; expected at most {EXTENSIONS_MAX}")
-        call.extensions[program] = count
-        until = min(now + min(asked, EXTENSION_SECONDS_MAX), call.deadline)
-        call.awaited[program] = max(call.awaited[program], until)
-        return call.awaited[program] - now
+            raise Refused(f"this is extension {count}; expected at most {EXTENSIONS_MAX}")
+        notice.extensions[program] = count
+        end = min(now + min(seconds, EXTENSION_SECONDS_MAX), notice.deadline)
+        notice.awaited[program] = max(notice.awaited[program], end)
+        return notice.awaited[program] - now
 
-    def _call(self, event_id: object) -> Call:
-        call = self.calls.get(event_id.upper()) if isinstance(event_id, str) else None
-        if call is None:
-            raise NotFound(f"there is no event {event_id!r:.60} that anybody was told of")
-        return call
-
-
-def told(call: Call, now: float) -> dict[str, object]:
-    """The line that tells a program of an event. Long texts are cut, so that it always fits."""
-    event = call.event
-    return {
-        "event": {
-            "id": cut(event.id),
-            "type": cut(event.type),
-            "status": cut(event.status),
-            "source": cut(event.source),
-            "resources": _first(event.resources),
-            "not_before": event.not_before.isoformat() if event.not_before else None,
-            "duration_seconds": event.duration_seconds,
-            "description": cut(event.description),
-        },
-        "phase": call.phase,
-        "seconds_left": round(max(0.0, call.deadline - now), 1),
-    }
+    def _find(self, event_id: object) -> Notice:
+        notice = self.notices.get(event_id.upper()) if isinstance(event_id, str) else None
+        if notice is None:
+            raise NotFound(f"unknown event {event_id!r:.60}")
+        return notice
 
 
-def cut(text: str) -> str:
-    """Its beginning, if it is long."""
-    return text.encode(errors="replace")[:TEXT_BYTES_MAX].decode(errors="ignore")
-
-
-def _first(names: Iterable[str]) -> list[str]:
-    """As many as there is place for."""
-    shown: list[str] = []
+def _truncate_list(names: Iterable[str]) -> list[str]:
+    """As many names as fit."""
+    fitting: list[str] = []
     left = RESOURCES_BYTES_MAX
-    for name in map(cut, names):
+    for name in map(truncate, names):
         left -= len(json.dumps(name))
         if left < 0:
             break
-        shown.append(name)
-    return shown
+        fitting.append(name)
+    return fitting

@@ -1,5 +1,5 @@
-"""How far the handling of one event has come: a pure fold of the journal's lines, and the fewest
-lines that say the same.
+"""How far the workflow of one event has come: a pure fold of the journal's entries, and the fewest
+entries that fold to the same.
 """
 
 import math
@@ -8,19 +8,20 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 
-from forewarn.agent.participants import cut
-from forewarn.agent.step import Phase
+from forewarn.agent.steps.base import Phase
 from forewarn.client import Event
 
+TEXT_BYTES_MAX = 4096
+
 Facts = Mapping[str, object]
-Place = tuple[Phase, int]
-"""A step of a rule: its phase, and which it is there."""
+StepKey = tuple[Phase, int]
+"""A step of a rule: its phase, and its index there."""
 
 
-class What(StrEnum):
-    """What a line says.
+class EntryKind(StrEnum):
+    """What a journal entry records.
 
-    Written before what it announces is acted on (begun, approving), or as soon as it is known.
+    Written before the agent acts on it (begun, approving), or as soon as it is known.
     """
 
     SEEN = "seen"
@@ -36,18 +37,17 @@ class What(StrEnum):
     FINISHED = "finished"
 
 
-SHORT = (What.STEP_FAILED, What.STEP_CUT)
-MARKS = (What.LATE, What.APPROVING, What.APPROVED, What.FINISHED)
+MARKS = (EntryKind.LATE, EntryKind.APPROVING, EntryKind.APPROVED, EntryKind.FINISHED)
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What is known of one event. `steps` has the last word on each, `took` the seconds of those
-    that were done.
+    """What is known about one event.
 
-    A phase in `stopped` was ended by the failure of a step. `resources` are those of the first
-    time: an event loses names on its way, and recover is for all. `names` is what each step was
-    called: the file may be another one in the next life.
+    `steps` has the last entry of each step, `durations` the seconds of those that were done, and
+    `step_names` their descriptions: the configuration may change before the next start. A phase in
+    `stopped` was ended by a failed step. `resources` are those first seen: an event loses names
+    over time, and recover is for all of them.
     """
 
     event: Event
@@ -55,155 +55,157 @@ class Progress:
     begun: frozenset[Phase] = frozenset()
     ended: frozenset[Phase] = frozenset()
     stopped: frozenset[Phase] = frozenset()
-    steps: Mapping[Place, What] = field(default_factory=dict)
-    took: Mapping[Place, float] = field(default_factory=dict)
-    marks: frozenset[What] = frozenset()
+    steps: Mapping[StepKey, EntryKind] = field(default_factory=dict)
+    durations: Mapping[StepKey, float] = field(default_factory=dict)
+    marks: frozenset[EntryKind] = frozenset()
     resources: tuple[str, ...] = ()
-    names: Mapping[Place, str] = field(default_factory=dict)
+    step_names: Mapping[StepKey, str] = field(default_factory=dict)
 
-    def is_settled(self, phase: Phase, index: int, name: str) -> bool:
-        """Whether the step of this name is behind us.
-
-        One that was begun and has no end is in doubt, and is run again.
-        """
-        if self.names.get((phase, index), name) != name:
+    def is_step_over(self, phase: Phase, index: int, name: str) -> bool:
+        """A step that began and has no end recorded is in doubt, and runs again."""
+        if self.step_names.get((phase, index), name) != name:
             return False
-        return self.steps.get((phase, index), What.STEP_BEGUN) is not What.STEP_BEGUN
+        return self.steps.get((phase, index), EntryKind.STEP_BEGUN) is not EntryKind.STEP_BEGUN
 
-    def fell_short(self, phase: Phase, index: int) -> bool:
-        return self.steps.get((phase, index)) in SHORT
+    def has_step_failed(self, phase: Phase, index: int) -> bool:
+        return self.steps.get((phase, index)) in (EntryKind.STEP_FAILED, EntryKind.STEP_CUT)
 
     @property
     def is_prepared(self) -> bool:
-        """Whether all is done that an approval waits for."""
+        """Whether everything is done that an approval waits for."""
         return Phase.PREPARE in self.ended and Phase.PREPARE not in self.stopped
 
     @property
+    def is_finished(self) -> bool:
+        return EntryKind.FINISHED in self.marks
+
+    @property
     def is_done(self) -> bool:
-        """Whether nothing is left to do, ever: it is over, and what was begun here has been
-        recovered from.
-        """
-        return What.FINISHED in self.marks and (not self.begun or Phase.RECOVER in self.ended)
+        """Whether the event is over, and recovered from if anything had begun."""
+        return self.is_finished and (not self.begun or Phase.RECOVER in self.ended)
+
+    @property
+    def original_event(self) -> Event:
+        """The event with the resources first seen."""
+        return replace(self.event, resources=self.resources)
 
 
-def fold(progress: Progress | None, what: What, facts: Facts) -> Progress:
-    """What is known after one more line.
+def fold(progress: Progress | None, kind: EntryKind, facts: Facts) -> Progress:
+    """The progress after one more entry. A repeated entry changes nothing.
 
-    Said again changes nothing. ValueError for a line that cannot be understood.
+    Raises ValueError for an entry that is not valid.
     """
-    if what is What.SEEN:
-        event, rule = event_of(facts.get("event")), _text(facts, "rule")
+    if kind is EntryKind.SEEN:
+        event, rule = parse_event(facts.get("event")), _text(facts, "rule")
         if progress is not None:
             return replace(progress, event=event)
         return Progress(event, rule, resources=_resources(facts, event))
     if progress is None:
-        raise ValueError(f"{what} about an event that was never seen")
-    if what in MARKS:
-        return replace(progress, marks=progress.marks | {what})
+        raise ValueError(f"{kind} for an event that was never seen")
+    if kind in MARKS:
+        return replace(progress, marks=progress.marks | {kind})
     phase = Phase(_text(facts, "phase"))
-    if what is What.BEGUN:
+    if kind is EntryKind.BEGUN:
         return replace(progress, begun=progress.begun | {phase})
-    if what is What.ENDED:
-        stopped = progress.stopped | ({phase} if facts.get("is_stopped") is True else frozenset())
+    if kind is EntryKind.ENDED:
+        stopped = progress.stopped | ({phase} if facts.get("is_stopped") is True else set())
         return replace(progress, ended=progress.ended | {phase}, stopped=stopped)
-    index = facts.get("index")
+    return _fold_step(progress, kind, phase, facts)
+
+
+def _fold_step(progress: Progress, kind: EntryKind, phase: Phase, facts: Facts) -> Progress:
+    index, name, seconds = facts.get("index"), facts.get("step"), facts.get("seconds")
     if not isinstance(index, int):
         raise ValueError(f"index is {index!r}; expected a whole number")
-    seconds = facts.get("seconds")
-    took = {(phase, index): _finite(seconds)} if isinstance(seconds, int | float) else {}
-    name = facts.get("step")
-    return replace(
-        progress,
-        steps={**progress.steps, (phase, index): what},
-        took={**progress.took, **took},
-        names={**progress.names, (phase, index): name} if isinstance(name, str) else progress.names,
-    )
+    key = (phase, index)
+    durations, step_names = dict(progress.durations), dict(progress.step_names)
+    if isinstance(seconds, int | float):
+        if not math.isfinite(seconds):
+            raise ValueError(f"seconds is {seconds!r}; expected a finite number")
+        durations[key] = float(seconds)
+    if isinstance(name, str):
+        step_names[key] = name
+    steps = {**progress.steps, key: kind}
+    return replace(progress, steps=steps, durations=durations, step_names=step_names)
 
 
-def lines_of(progress: Progress) -> Iterator[tuple[What, Facts]]:
-    """The fewest lines that fold to this."""
-    yield (
-        What.SEEN,
-        {
-            "event": plain(progress.event),
-            "rule": progress.rule,
-            "resources": list(progress.resources),
-        },
-    )
+def minimal_entries(progress: Progress) -> Iterator[tuple[EntryKind, Facts]]:
+    """The fewest entries that fold to this."""
+    seen = {"event": event_to_json(progress.event), "rule": progress.rule}
+    yield EntryKind.SEEN, {**seen, "resources": list(progress.resources)}
     for phase in sorted(progress.begun):
-        yield What.BEGUN, {"phase": phase}
-    for (phase, index), what in sorted(progress.steps.items()):
-        seconds = (
-            {"seconds": progress.took[phase, index]} if (phase, index) in progress.took else {}
-        )
-        name = {"step": progress.names[phase, index]} if (phase, index) in progress.names else {}
-        yield what, {"phase": phase, "index": index, **name, **seconds}
+        yield EntryKind.BEGUN, {"phase": phase}
+    for (phase, index), kind in sorted(progress.steps.items()):
+        facts: dict[str, object] = {"phase": phase, "index": index}
+        if (phase, index) in progress.step_names:
+            facts["step"] = progress.step_names[phase, index]
+        if (phase, index) in progress.durations:
+            facts["seconds"] = progress.durations[phase, index]
+        yield kind, facts
     for phase in sorted(progress.ended):
-        yield What.ENDED, {"phase": phase, "is_stopped": phase in progress.stopped}
-    for what in sorted(progress.marks):
-        yield what, {}
+        yield EntryKind.ENDED, {"phase": phase, "is_stopped": phase in progress.stopped}
+    for kind in sorted(progress.marks):
+        yield kind, {}
 
 
-def journaled(event: Event) -> Event:
-    """The event as the journal keeps it.
+def for_journal(event: Event) -> Event:
+    """The event as the journal stores it.
 
-    An endpoint decides how long a description is and what else it says, and may change it at every
-    poll, so we keep only the beginning of the one and leave out the other.
+    An endpoint may send a long description and unknown members, and change them with every poll.
+    So the description is truncated and unknown members are dropped.
     """
-    return replace(event, description=cut(event.description), extra={})
+    return replace(event, description=truncate(event.description), extra={})
 
 
-def forget_details(progress: Progress) -> Progress:
-    """What is left of an event that is done: enough to recognise it."""
-    return replace(
-        progress, event=replace(progress.event, resources=(), description=""), resources=()
-    )
+def drop_details(progress: Progress) -> Progress:
+    """What is kept of an event that is done: enough to recognise it."""
+    event = replace(progress.event, resources=(), description="")
+    return replace(progress, event=event, resources=())
 
 
-def plain(event: Event) -> dict[str, object]:
-    """An event as `seen` has it, for JSON."""
+def truncate(text: str) -> str:
+    return text.encode(errors="replace")[:TEXT_BYTES_MAX].decode(errors="ignore")
+
+
+def event_to_json(event: Event) -> dict[str, object]:
     return {**asdict(event), "not_before": event.not_before and event.not_before.isoformat()}
 
 
-def event_of(said: object) -> Event:
-    if not isinstance(said, dict):
-        raise ValueError("the event is no object")
+def parse_event(value: object) -> Event:
+    if not isinstance(value, dict):
+        raise ValueError(f"event is {value!r:.60}; expected an object")
     try:
         event = Event(
-            id=str(said["id"]),
-            type=str(said["type"]),
-            status=str(said["status"]),
-            source=str(said["source"]),
-            resources=tuple(str(name) for name in said["resources"]),
-            resource_type=str(said["resource_type"]),
-            not_before=None if said["not_before"] is None else _aware(said["not_before"]),
-            duration_seconds=int(said["duration_seconds"]),
-            description=str(said["description"]),
+            id=str(value["id"]),
+            type=str(value["type"]),
+            status=str(value["status"]),
+            source=str(value["source"]),
+            resources=tuple(str(name) for name in value["resources"]),
+            resource_type=str(value["resource_type"]),
+            not_before=_timestamp(value["not_before"]),
+            duration_seconds=int(value["duration_seconds"]),
+            description=str(value["description"]),
         )
     except (KeyError, TypeError, OverflowError) as error:
-        raise ValueError(f"the event cannot be understood: {error!r}") from error
-    return journaled(event)
+        raise ValueError(f"event is not valid: {error!r}") from error
+    return for_journal(event)
 
 
-def _aware(text: str) -> datetime:
-    moment = datetime.fromisoformat(text)
-    if moment.tzinfo is None:
+def _timestamp(text: str | None) -> datetime | None:
+    if text is None:
+        return None
+    timestamp = datetime.fromisoformat(text)
+    if timestamp.tzinfo is None:
         raise ValueError(f"not_before is {text!r}; expected a time zone")
-    return moment
-
-
-def _finite(seconds: float) -> float:
-    if not math.isfinite(seconds):
-        raise ValueError(f"seconds is {seconds!r}; expected a finite number")
-    return float(seconds)
+    return timestamp
 
 
 def _resources(facts: Facts, event: Event) -> tuple[str, ...]:
-    """A journal that was written anew tells them beside the event."""
-    said = facts.get("resources", event.resources)
-    if not isinstance(said, list | tuple):
-        raise ValueError(f"resources is {said!r}; expected a list")
-    return tuple(str(name) for name in said)
+    """A compacted journal stores the original ones beside the event."""
+    value = facts.get("resources", event.resources)
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"resources is {value!r}; expected a list")
+    return tuple(str(name) for name in value)
 
 
 def _text(facts: Facts, name: str) -> str:

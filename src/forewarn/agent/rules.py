@@ -1,30 +1,39 @@
-"""What to do about which events: rules, of which the first that matches wins. Pure.
+"""Rules: which events they match, their steps, when they approve, and how time is shared. Pure.
 
-A rule says what it is for (type, source, whom it hits, how long, how soon), the steps of each
-phase, and when to approve.
+The first rule that matches an event applies to it. Its fields are the keys of `[[rule]]` in the
+configuration file.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from typing import Annotated, Literal
 
-from forewarn.agent.step import Phase, Step
+from forewarn.agent.config_reader import CountMax, FieldError, Key, OneOf, Range, file_keys, read
+from forewarn.agent.steps import KINDS, make_step
+from forewarn.agent.steps.base import Phase, Step
 from forewarn.client import Document, Event
+from forewarn.errors import Invalid
 
+TYPES = ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate")
+SOURCES = ("Platform", "User")
+STEPS_MAX = 64
+LIMIT_SECONDS_MAX = 7 * 24 * 3600
 UNKNOWN_DURATION = -1
 
 
 class Concerns(StrEnum):
-    """Whom the event hits: this VM, only others, whomever."""
+    """Which VMs the event affects: this VM, only others, any."""
 
     OWN = "own"
     PEER = "peer"
     ANY = "any"
 
 
-class Approve(StrEnum):
-    """When the event is approved. Quiet: no other VM of the scope is Started."""
+class ApproveWhen(StrEnum):
+    """When the event is approved. Quiet: no other VM of the scope has a Started event."""
 
     NEVER = "never"
     AT_ONCE = "at-once"
@@ -33,15 +42,10 @@ class Approve(StrEnum):
     WHEN_PREPARED_AND_QUIET = "when-prepared-and-quiet"
 
 
-class Leader(StrEnum):
-    """Who leads: the first of Resources, or who holds the lease file."""
-
-    FIRST = "first"
-    LEASE = "lease"
-
-
 class OnFailure(StrEnum):
-    """After a step that failed or was cut: go on, or skip the rest of the phase and do not approve."""
+    """After a step that failed or was cut: continue, or skip the rest of the phase and do not
+    approve.
+    """
 
     CONTINUE = "continue"
     STOP = "stop"
@@ -49,113 +53,185 @@ class OnFailure(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """From `least` to `most`, both included; None is no bound."""
+    """From `least` to `most`, both included. None is no bound."""
 
-    least: float | None = None
-    most: float | None = None
+    least: Annotated[float | None, Key("min"), Range(0)] = None
+    most: Annotated[float | None, Key("max"), Range(0)] = None
+
+    def __post_init__(self) -> None:
+        if self.least is not None and self.most is not None and self.least > self.most:
+            raise FieldError("", "a min that is not above its max")
 
     @property
     def is_open(self) -> bool:
         return self.least is None and self.most is None
 
-    def hold(self, value: float) -> bool:
-        return (self.least is None or value >= self.least) and (
-            self.most is None or value <= self.most
-        )
+    def contain(self, value: float) -> bool:
+        is_above = self.least is None or value >= self.least
+        return is_above and (self.most is None or value <= self.most)
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedStep:
-    """A step with its share of the time (`weight`), its own limit, and what its failure means."""
+class StepOptions:
+    """A step's share of the time (`weight`), its own limit, and what its failure means."""
 
-    step: Step
-    weight: float = 1.0
-    limit_seconds: float | None = None
+    weight: Annotated[float, Range(0.01, 1000)] = 1.0
+    limit_seconds: Annotated[float | None, Range(0.1, LIMIT_SECONDS_MAX)] = None
     on_failure: OnFailure = OnFailure.CONTINUE
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """What is left empty matches everything.
+class PlannedStep:
+    step: Step
+    options: StepOptions = StepOptions()
 
-    `hold` means never approved by us, whatever `approve` says.
+    @classmethod
+    def from_table(cls, table: Mapping[str, object], path: str) -> "PlannedStep":
+        """A table with the options and one more key, the kind of step."""
+        options = {key: value for key, value in table.items() if key in file_keys(StepOptions)}
+        kinds = [key for key in table if key not in options]
+        if len(kinds) != 1:
+            got = ", ".join(kinds) or "none"
+            expected = f"one kind of step ({', '.join(KINDS)})"
+            raise Invalid(f"{path}: expected {expected}, got {got}", field=path)
+        step = make_step(kinds[0], table[kinds[0]], f"{path}.{kinds[0]}")
+        return cls(step, read(StepOptions, options, path))
+
+
+Steps = Annotated[tuple[PlannedStep, ...], CountMax(STEPS_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """An empty condition matches everything. `hold`: this agent never approves the event, whatever
+    `approve` says.
     """
 
-    name: str
-    types: tuple[str, ...] = ()
-    sources: tuple[str, ...] = ()
+    name: Annotated[str, "a unique name"]
+    types: Annotated[tuple[str, ...], OneOf(TYPES)] = ()
+    sources: Annotated[tuple[str, ...], OneOf(SOURCES)] = ()
     concerns: Concerns = Concerns.OWN
     duration_seconds: Bounds = Bounds()
     lead_seconds: Bounds = Bounds()
     scope: tuple[str, ...] = ()
-    approve: Approve = Approve.NEVER
-    leader: Leader = Leader.FIRST
+    approve: ApproveWhen = ApproveWhen.NEVER
+    leader: Annotated[
+        Literal["first"],
+        "'first' ('lease' is no longer supported; approve = \"when-prepared-and-quiet\" lets"
+        " one VM go at a time)",
+    ] = "first"
     hold: bool = False
     applications: bool = True
-    prepare: tuple[PlannedStep, ...] = ()
-    start: tuple[PlannedStep, ...] = ()
-    recover: tuple[PlannedStep, ...] = ()
+    prepare: Steps = ()
+    start: Steps = ()
+    recover: Steps = ()
 
     def steps(self, phase: Phase) -> tuple[PlannedStep, ...]:
-        return {Phase.PREPARE: self.prepare, Phase.START: self.start, Phase.RECOVER: self.recover}[
-            phase
-        ]
+        steps: tuple[PlannedStep, ...] = getattr(self, phase)
+        return steps
 
     @property
     def may_approve(self) -> bool:
-        return not self.hold and self.approve is not Approve.NEVER
+        return not self.hold and self.approve is not ApproveWhen.NEVER
 
 
 def first_match(
-    rules: Iterable[Rule], event: Event, *, name: str, lead_seconds: float
+    rules: Iterable[Rule], event: Event, *, vm: str, lead_seconds: float
 ) -> Rule | None:
-    """The rule for an event first seen `lead_seconds` before its NotBefore by the VM of this name."""
-    return next(
-        (rule for rule in rules if matches(rule, event, name=name, lead_seconds=lead_seconds)), None
-    )
+    """The rule for an event first seen `lead_seconds` before its NotBefore by this VM."""
+    matching = (rule for rule in rules if matches(rule, event, vm=vm, lead_seconds=lead_seconds))
+    return next(matching, None)
 
 
-def matches(rule: Rule, event: Event, *, name: str, lead_seconds: float) -> bool:
+def matches(rule: Rule, event: Event, *, vm: str, lead_seconds: float) -> bool:
     return (
         _is_among(event.type, rule.types)
         and _is_among(event.source, rule.sources)
-        and _concerns(rule.concerns, event, name)
-        and _lasts(rule.duration_seconds, event.duration_seconds)
-        and rule.lead_seconds.hold(lead_seconds)
-        and _is_of_scope(rule.scope, event)
+        and _concerns(rule.concerns, event, vm)
+        and _has_duration(rule.duration_seconds, event.duration_seconds)
+        and rule.lead_seconds.contain(lead_seconds)
+        and _is_in_scope(rule.scope, event)
     )
 
 
-def is_first(event: Event, name: str) -> bool:
-    """Whether this VM is the first of Resources, and so the leader that Azure's documents propose."""
-    return any(_is_own(shown, name) for shown in event.resources[:1])
+def is_first(event: Event, vm: str) -> bool:
+    """Whether this VM is the first of Resources: the leader that Azure's documentation proposes."""
+    return any(_is_same_vm(name, vm) for name in event.resources[:1])
 
 
-def is_quiet(document: Document, name: str) -> bool:
-    """Whether no event that has Started hits another VM than this one."""
+def is_quiet(document: Document, vm: str) -> bool:
+    """Whether no Started event affects a VM other than this one."""
     started = (event for event in document.events if event.is_started)
-    return all(_is_own(shown, name) for event in started for shown in event.resources)
+    return all(_is_same_vm(name, vm) for event in started for name in event.resources)
 
 
-def _is_own(shown: str, name: str) -> bool:
-    return Event("", "", "", resources=(shown,)).concerns(name)
+def seconds_to_not_before(event: Event, now: datetime) -> float:
+    """At least 0. An event without NotBefore may start at any time."""
+    return 0.0 if event.not_before is None else max(0.0, (event.not_before - now).total_seconds())
 
 
-def _is_among(value: str, wanted: tuple[str, ...]) -> bool:
-    return not wanted or value.casefold() in {one.casefold() for one in wanted}
+def _is_same_vm(name: str, vm: str) -> bool:
+    return Event("", "", "", resources=(name,)).concerns(vm)
 
 
-def _concerns(wanted: Concerns, event: Event, name: str) -> bool:
-    return wanted is Concerns.ANY or event.concerns(name) == (wanted is Concerns.OWN)
+def _is_among(value: str, accepted: tuple[str, ...]) -> bool:
+    return not accepted or value.casefold() in {name.casefold() for name in accepted}
 
 
-def _lasts(bounds: Bounds, seconds: int) -> bool:
-    """A duration that nobody knows is within no bounds."""
-    return bounds.is_open or (seconds > UNKNOWN_DURATION and bounds.hold(seconds))
+def _concerns(accepted: Concerns, event: Event, vm: str) -> bool:
+    return accepted is Concerns.ANY or event.concerns(vm) == (accepted is Concerns.OWN)
 
 
-def _is_of_scope(patterns: tuple[str, ...], event: Event) -> bool:
-    names = [shown.casefold().removeprefix("_") for shown in event.resources]
+def _has_duration(bounds: Bounds, seconds: int) -> bool:
+    """An unknown duration is within no bounds."""
+    return bounds.is_open or (seconds > UNKNOWN_DURATION and bounds.contain(seconds))
+
+
+def _is_in_scope(patterns: tuple[str, ...], event: Event) -> bool:
+    names = [name.casefold().removeprefix("_") for name in event.resources]
     return not patterns or any(
         fnmatchcase(name, pattern.casefold()) for name in names for pattern in patterns
     )
+
+
+# How long each step may take.
+#
+# The time to NotBefore, less a reserve for the approval, is shared among the remaining steps by
+# weight. Time that a step does not use goes to the steps after it. No step gets less than
+# STEP_SECONDS_MIN: when time is short, the first steps run and the last ones are cut. Start and
+# recover have no deadline; there each step has its own limit, or DEFAULT_LIMIT_SECONDS.
+
+STEP_SECONDS_MIN = 0.5
+DEFAULT_LIMIT_SECONDS = 300.0
+RESERVE_SHARE = 0.1
+RESERVE_SECONDS_MAX = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The time for one phase. `deadline` is on the monotonic clock; None is no deadline."""
+
+    deadline: float | None = None
+
+    @classmethod
+    def until(cls, end: float, now: float) -> "Budget":
+        """The budget of steps that must be done, and the event approved, at `end`."""
+        reserve = min(RESERVE_SHARE * max(0.0, end - now), RESERVE_SECONDS_MAX)
+        return cls(end - reserve)
+
+    def seconds_for(
+        self, weights_left: Sequence[float], limit_seconds: float | None, now: float
+    ) -> float:
+        """How long the first of the remaining steps may take. 0: it is cut."""
+        assert weights_left, "no step is left"
+        if self.deadline is None:
+            return DEFAULT_LIMIT_SECONDS if limit_seconds is None else limit_seconds
+        left = self.deadline - now
+        if left < STEP_SECONDS_MIN:
+            return 0.0
+        share = max(STEP_SECONDS_MIN, min(left, left * weights_left[0] / sum(weights_left)))
+        return share if limit_seconds is None else min(share, limit_seconds)
+
+    def is_enough_for(self, expected_seconds: Iterable[float], now: float) -> bool:
+        """Whether the remaining steps fit, if each takes as long as expected."""
+        return self.deadline is None or sum(expected_seconds) <= self.deadline - now

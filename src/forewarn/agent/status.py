@@ -1,182 +1,226 @@
-"""What can be seen of a running agent from outside: for `status`, for the port, and for systemd.
-
-Pure.
+"""The state of a running agent as others see it: `forewarn agent status`, the HTTP port,
+Prometheus and systemd. Pure, apart from the lock of the counters.
 """
 
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
 from forewarn import __version__
-from forewarn.agent.agent import Status
-from forewarn.agent.progress import journaled
-from forewarn.agent.progress import plain as plain_event
-from forewarn.agent.step import Phase
-from forewarn.agent.workflow import HandlingStatus
+from forewarn.agent.progress import event_to_json, for_journal
+from forewarn.agent.steps.base import Phase
+from forewarn.client import Event
+
+COUNTER_NAMES = (
+    *(
+        f'forewarn_agent_steps_total{{phase="{phase}",result="{result}"}}'
+        for phase in Phase
+        for result in ("done", "failed", "cut")
+    ),
+    *(f'forewarn_agent_events_total{{matched="{matched}"}}' for matched in ("yes", "no")),
+    *(f'forewarn_agent_approvals_total{{result="{result}"}}' for result in ("sent", "failed")),
+    "forewarn_agent_late_total",
+    "forewarn_agent_endpoint_problems_total",
+    "forewarn_agent_journal_problems_total",
+)
+
+
+class Counters:
+    """By the name and labels that Prometheus sees. All start at zero."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._values = dict.fromkeys(COUNTER_NAMES, 0)
+
+    def add(self, name: str, **labels: str) -> None:
+        """Count one more of `forewarn_agent_{name}_total`."""
+        shown = ",".join(f'{label}="{value}"' for label, value in labels.items())
+        with self._lock:
+            self._values[f"forewarn_agent_{name}_total" + (f"{{{shown}}}" if shown else "")] += 1
+
+    def values(self) -> Mapping[str, int]:
+        with self._lock:
+            return dict(self._values)
 
 
 @dataclass(frozen=True, slots=True)
-class View:
-    """`settings_problem` is why the file was refused when it was read last;
+class WorkflowStatus:
+    """`phase` and `step` are "" while it waits. `seconds_left` to NotBefore is None if unknown."""
 
-    "" if it was not. `quiet_seconds_max` is how long an agent that is well may be without news from
-    its endpoint.
+    event: Event
+    rule: str
+    phase: str
+    step: str
+    seconds_left: float | None
+    is_prepared: bool
+    is_approved: bool
+    is_late: bool
+    is_held: bool
+
+    @property
+    def doing(self) -> str:
+        if self.phase:
+            return self.phase
+        if self.event.is_started:
+            return "started"
+        if self.is_approved:
+            return "approved"
+        return "prepared" if self.is_prepared else "waiting"
+
+
+@dataclass(frozen=True, slots=True)
+class AgentStatus:
+    """`last_problem` is "" while the endpoint works. `config_error` is why the file was rejected
+    when it was last reloaded. `quiet_seconds_max` is how long a healthy agent may be without a
+    response from its endpoint.
     """
 
-    status: Status
-    counts: Mapping[str, int]
+    name: str
+    endpoint: str
+    last_contact: datetime | None
+    problems: int
+    last_problem: str
+    rules: tuple[str, ...]
+    workflows: tuple[WorkflowStatus, ...]
+    programs: tuple[str, ...]
+    config_error: str
+    counters: Mapping[str, int]
     now: datetime
     quiet_seconds_max: float
-    applications: tuple[str, ...] = ()
-    settings_problem: str = ""
 
     @property
     def contact_seconds(self) -> float | None:
-        """How long ago the endpoint was heard; None if never."""
-        last = self.status.last_contact
-        return None if last is None else max(0.0, (self.now - last).total_seconds())
+        """How long ago the endpoint last responded. None if never."""
+        if self.last_contact is None:
+            return None
+        return max(0.0, (self.now - self.last_contact).total_seconds())
 
     @property
     def is_drained(self) -> bool:
-        """From the notice of an event that hits this VM, and that a rule is for, until it is
+        """From the notice of an event that affects this VM, and that a rule matches, until it is
         recovered from.
         """
-        return any(one.event.concerns(self.status.name) for one in self.status.handlings)
+        return any(workflow.event.concerns(self.name) for workflow in self.workflows)
 
     @property
     def unready(self) -> str:
-        """Why the agent cannot do its work; "" if it can."""
-        contact = self.contact_seconds
-        if contact is None or contact > self.quiet_seconds_max:
-            return self.status.last_problem or "the endpoint has not been heard lately"
-        return self.settings_problem
+        """Why the agent cannot do its work. "" if it can."""
+        seconds = self.contact_seconds
+        if seconds is None or seconds > self.quiet_seconds_max:
+            return self.last_problem or "no recent response from the endpoint"
+        return self.config_error
 
 
-def words(view: View) -> str:
-    """One line."""
-    events = (
-        ", ".join(
-            f"{one.event.type} {one.phase or _waiting(one)}" for one in view.status.handlings[:3]
-        )
-        or "no events"
-    )
-    problem = f"; {view.unready}" if view.unready else ""
-    return _escaped(f"{view.status.name or 'name not known yet'}: {events}{problem}")
+def to_line(status: AgentStatus) -> str:
+    """One line, for systemd."""
+    doing = (f"{workflow.event.type} {workflow.doing}" for workflow in status.workflows[:3])
+    problem = f"; {status.unready}" if status.unready else ""
+    return _escape(f"{status.name or 'name unknown'}: {', '.join(doing) or 'no events'}{problem}")
 
 
-def lines(said: Mapping[str, object]) -> Iterator[str]:
-    """What `plain` said, for a person's terminal."""
-    return map(_escaped, _lines(said))
+def to_json(status: AgentStatus) -> dict[str, object]:
+    seconds = status.contact_seconds
+    return {
+        "name": status.name,
+        "version": __version__,
+        "endpoint": status.endpoint,
+        "contact_seconds": None if seconds is None else round(seconds, 1),
+        "last_problem": status.last_problem,
+        "problems": status.problems,
+        "unready": status.unready,
+        "is_drained": status.is_drained,
+        "rules": list(status.rules),
+        "applications": list(status.programs),
+        "workflows": [_workflow_to_json(workflow) for workflow in status.workflows],
+    }
 
 
-def _escaped(line: str) -> str:
-    """The endpoint chooses names and ids: a newline in one would forge a line, an escape sequence
-    would reach the terminal.
-    """
-    return "".join(
-        one if one.isprintable() else one.encode("unicode_escape").decode() for one in line
-    )
+def _workflow_to_json(status: WorkflowStatus) -> dict[str, object]:
+    left = None if status.event.is_started else status.seconds_left
+    return {
+        "event": event_to_json(for_journal(status.event)),
+        "rule": status.rule,
+        "doing": status.doing,
+        "step": status.step,
+        "seconds_left": None if left is None else round(max(0.0, left), 1),
+        "is_prepared": status.is_prepared,
+        "is_approved": status.is_approved,
+        "is_late": status.is_late,
+        "is_held": status.is_held,
+    }
 
 
-def _lines(said: Mapping[str, object]) -> Iterator[str]:
-    contact = said.get("contact_seconds")
-    heard = "not heard yet" if contact is None else f"heard {contact} s ago"
-    yield f"{said.get('name') or 'name not known yet'}, forewarn agent {said.get('version')}"
-    yield f"endpoint: {said.get('endpoint')}, {heard}"
+def to_text(status: Mapping[str, object]) -> Iterator[str]:
+    """The output of `to_json` as lines for a terminal."""
+    return map(_escape, _lines(status))
+
+
+def _lines(status: Mapping[str, object]) -> Iterator[str]:
+    seconds = status.get("contact_seconds")
+    contact = "no response yet" if seconds is None else f"last response {seconds} s ago"
+    yield f"{status.get('name') or 'name unknown'}, forewarn agent {status.get('version')}"
+    yield f"endpoint: {status.get('endpoint')}, {contact}"
     for name in ("unready", "last_problem"):
-        if said.get(name):
-            yield f"{name.replace('_', ' ')}: {said[name]}"
+        if status.get(name):
+            yield f"{name.replace('_', ' ')}: {status[name]}"
     for name in ("rules", "applications"):
-        values = said.get(name)
-        yield f"{name}: {', '.join(map(str, values)) if isinstance(values, list) and values else 'none'}"
-    handlings = said.get("handlings")
-    for one in handlings if isinstance(handlings, list) else ():
-        event, left = one["event"], one["seconds_left"]
+        values = status.get(name)
+        listed = ", ".join(map(str, values)) if isinstance(values, list) else ""
+        yield f"{name}: {listed or 'none'}"
+    workflows = status.get("workflows")
+    for workflow in workflows if isinstance(workflows, list) else ():
+        event, left = workflow["event"], workflow["seconds_left"]
+        step = f", {workflow['step']}" if workflow["step"] else ""
         when = "" if left is None else f", {left} s left"
-        doing = f", {one['step']}" if one["step"] else ""
-        yield f"{event['type']} {event['id']} of {' '.join(event['resources'])}: {one['doing']}{doing}{when} (rule {one['rule']})"
-    if not handlings:
+        subject = f"{event['type']} {event['id']} of {' '.join(event['resources'])}"
+        yield f"{subject}: {workflow['doing']}{step}{when} (rule {workflow['rule']})"
+    if not workflows:
         yield "no events"
 
 
-def plain(view: View) -> dict[str, object]:
-    """For JSON."""
-    contact = view.contact_seconds
-    return {
-        "name": view.status.name,
-        "version": __version__,
-        "endpoint": view.status.endpoint,
-        "contact_seconds": None if contact is None else round(contact, 1),
-        "last_problem": view.status.last_problem,
-        "problems": view.status.problems,
-        "unready": view.unready,
-        "is_drained": view.is_drained,
-        "rules": list(view.status.rules),
-        "applications": list(view.applications),
-        "handlings": [_plain(one) for one in view.status.handlings],
-    }
+def _escape(line: str) -> str:
+    """The endpoint chooses names and ids: a newline would forge a line, an escape sequence would
+    reach the terminal.
+    """
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+        for letter in line
+    )
 
 
-def metrics(view: View) -> str:
-    """In Prometheus' text format. No event ids: a label for each would never end."""
-    shown = {**view.counts, **_gauges(view)}
-    text, family = [], ""
-    for name, value in sorted(shown.items()):
+def to_prometheus(status: AgentStatus) -> str:
+    """In Prometheus' text format. No event ids: their number has no bound."""
+    lines, family = [], ""
+    for name, value in sorted({**status.counters, **_gauges(status)}.items()):
         if name.partition("{")[0] != family:
             family = name.partition("{")[0]
-            text.append(f"# TYPE {family} {'counter' if family.endswith('_total') else 'gauge'}")
-        text.append(f"{name} {_number(value)}")
-    return "\n".join(text) + "\n"
+            lines.append(f"# TYPE {family} {'counter' if family.endswith('_total') else 'gauge'}")
+        # Not rounded: a counter that stands still for a while and then jumps is useless.
+        lines.append(f"{name} {int(value) if value == int(value) else repr(value)}")
+    return "\n".join(lines) + "\n"
 
 
-def _number(value: float) -> str:
-    """Not rounded: a counter that stands still for a while and then jumps tells nothing."""
-    return str(int(value)) if value == int(value) else repr(value)
-
-
-def _gauges(view: View) -> dict[str, float]:
-    handlings = view.status.handlings
-    in_phase = {phase: sum(one.phase == phase for one in handlings) for phase in (*Phase, "")}
-    left = [
-        one.seconds_left
-        for one in handlings
-        if one.seconds_left is not None and not one.event.is_started
-    ]
-    gauges = {
-        f'forewarn_agent_handlings{{phase="{phase or "waiting"}"}}': float(count)
-        for phase, count in in_phase.items()
+def _gauges(status: AgentStatus) -> dict[str, float]:
+    workflows = status.workflows
+    gauges: dict[str, float] = {
+        f'forewarn_agent_workflows{{phase="{phase or "waiting"}"}}': sum(
+            workflow.phase == phase for workflow in workflows
+        )
+        for phase in (*Phase, "")
     }
     gauges[f'forewarn_agent_version{{version="{__version__}"}}'] = 1
-    gauges["forewarn_agent_applications"] = len(view.applications)
-    gauges["forewarn_agent_drained"] = view.is_drained
-    gauges["forewarn_agent_ready"] = not view.unready
-    gauges["forewarn_agent_settings_refused"] = bool(view.settings_problem)
-    if view.contact_seconds is not None:
-        gauges["forewarn_agent_contact_age_seconds"] = round(view.contact_seconds, 3)
-    if left:
-        gauges["forewarn_agent_next_deadline_seconds"] = round(max(0.0, min(left)), 3)
+    gauges["forewarn_agent_applications"] = len(status.programs)
+    gauges["forewarn_agent_drained"] = status.is_drained
+    gauges["forewarn_agent_ready"] = not status.unready
+    gauges["forewarn_agent_settings_refused"] = bool(status.config_error)
+    if status.contact_seconds is not None:
+        gauges["forewarn_agent_contact_age_seconds"] = round(status.contact_seconds, 3)
+    deadlines = [
+        workflow.seconds_left
+        for workflow in workflows
+        if workflow.seconds_left is not None and not workflow.event.is_started
+    ]
+    if deadlines:
+        gauges["forewarn_agent_next_deadline_seconds"] = round(max(0.0, min(deadlines)), 3)
     return gauges
-
-
-def _plain(one: HandlingStatus) -> dict[str, object]:
-    left = None if one.event.is_started else one.seconds_left
-    return {
-        "event": plain_event(journaled(one.event)),
-        "rule": one.rule,
-        "doing": one.phase or _waiting(one),
-        "step": one.step,
-        "seconds_left": None if left is None else round(max(0.0, left), 1),
-        "is_prepared": one.is_prepared,
-        "is_approved": one.is_approved,
-        "is_late": one.is_late,
-        "is_held": one.is_held,
-    }
-
-
-def _waiting(one: HandlingStatus) -> str:
-    """What a handling without a phase waits for, in a word or two."""
-    if one.event.is_started:
-        return "started"
-    if one.is_approved:
-        return "approved"
-    return "prepared" if one.is_prepared else "waiting"

@@ -1,176 +1,176 @@
-"""One event being taken care of: which phase is due, and running it. News comes at any time, from
-another thread.
+"""Carries out what `plan` decides for one event: runs the phases and their steps.
 
-Everything is in the journal before it is done, so a handling can be made again from its Progress
-and goes on. A phase ends early when the event has moved on: Started ends prepare, and the event's
-end ends prepare and start. The step under way is then told to stop, and the rest is left. A step
-that the agent's own end cut short has no end in the journal: it is in doubt, and is run again.
+Everything is in the journal before it is done, so a workflow can be rebuilt from its Progress. A
+phase ends early when the event has moved on: the running step is interrupted and the rest is
+skipped. A step interrupted by the agent's own end has no end in the journal, and runs again.
+
+`update`, `finish` and `stop` may be called from any thread at any time.
 """
 
 import logging
 import threading
 from collections.abc import MutableMapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from typing import Protocol
 
-from forewarn.agent.budget import LIMIT_SECONDS, Budget
 from forewarn.agent.journal import Journal
-from forewarn.agent.metrics import Tally
-from forewarn.agent.progress import Progress, What, journaled
-from forewarn.agent.rules import Approve, Concerns, OnFailure, PlannedStep, Rule
-from forewarn.agent.step import Occasion, Phase
+from forewarn.agent.plan import (
+    Action,
+    RunPhase,
+    Sighting,
+    is_outdated,
+    next_action,
+    wants_approval,
+)
+from forewarn.agent.progress import EntryKind, Progress, for_journal
+from forewarn.agent.rules import (
+    DEFAULT_LIMIT_SECONDS,
+    Budget,
+    Concerns,
+    OnFailure,
+    PlannedStep,
+    Rule,
+    seconds_to_not_before,
+)
+from forewarn.agent.status import Counters, WorkflowStatus
+from forewarn.agent.steps.base import Phase, StepContext
 from forewarn.client import Clock, Event
 from forewarn.errors import Error
 
 log = logging.getLogger("forewarn.agent")
 
 OVERDUE_SECONDS = 30.0
-"""How long we plan for when NotBefore has come, or is not told, and the event has not started:
-nobody knows, and a clock may be wrong. As long as a Preempt's notice, the shortest there is.
+"""The time assumed for an event that is Scheduled although its NotBefore has passed or is unknown:
+the clock may be wrong. It is the notice of a Preempt, the shortest there is.
 """
-LOOK_SECONDS = 0.1
-PROBLEM_LENGTH_MAX = 500
+CHECK_SECONDS = 0.1
+MESSAGE_LENGTH_MAX = 500
 
 
-class Applications(Protocol):
-    """Local programs that take part. `deadline` is a moment of the monotonic clock."""
+class LocalPrograms(Protocol):
+    """Local programs that take part. `deadline` is on the monotonic clock."""
 
     def begin(self, event: Event, phase: Phase, deadline: float) -> None:
-        """Tell those who registered. Only prepare waits for their answers."""
+        """Notify the registered programs. Only prepare waits for their answers."""
 
     def all_ready(self, event_id: str) -> bool:
-        """Whether none of them still needs time for this event."""
+        """Whether no program needs more time for this event."""
+
+    def names(self) -> tuple[str, ...]: ...
 
 
-class NoApplications:
+class NoPrograms:
     def begin(self, event: Event, phase: Phase, deadline: float) -> None: ...
 
     def all_ready(self, event_id: str) -> bool:
         return True
 
+    def names(self) -> tuple[str, ...]:
+        return ()
+
 
 @dataclass(frozen=True, slots=True)
-class Here:
-    """What the handlings of one agent share. `took` is how long each step took last, by rule, phase
-    and place.
+class AgentContext:
+    """What the workflows of one agent share. `vm` is the name of this VM.
 
-    One that `is_patient` will be there when other events end, so recover can wait for that.
+    `durations` is how long each step took last, by rule, phase and index. `wait_for_others`:
+    recover waits for the end of this VM's other events. An agent that runs once cannot wait.
     """
 
-    name: str
+    vm: str
     journal: Journal
-    applications: Applications
+    programs: LocalPrograms
     clock: Clock
-    tally: Tally
-    took: MutableMapping[tuple[str, Phase, int], float] = field(default_factory=dict)
-    is_patient: bool = True
-
-    def is_taken(self, key: str) -> bool:
-        """Whether another event that hits this VM has begun here and is not over: what it took away
-        must stay away.
-        """
-        others = (one for other, one in self.journal.progress.items() if other != key)
-        return any(
-            one.begun
-            and What.FINISHED not in one.marks
-            and replace(one.event, resources=one.resources).concerns(self.name)
-            for one in others
-        )
+    counters: Counters
+    durations: MutableMapping[tuple[str, Phase, int], float] = field(default_factory=dict)
+    wait_for_others: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class HandlingStatus:
-    """A handling as it is shown.
+class Workflow:
+    """`run` does what is due and returns. After `update` or `finish`, call it again."""
 
-    `phase` and `step` are "" while it waits; `seconds_left` is the time to NotBefore, if known.
-    """
-
-    event: Event
-    rule: str
-    phase: str
-    step: str
-    seconds_left: float | None
-    is_prepared: bool
-    is_approved: bool
-    is_late: bool
-    is_held: bool
-
-
-class Handling:
-    """`work` does what is due and returns; whoever has news says it, and sees to it that `work` is
-    called again.
-    """
-
-    def __init__(self, rule: Rule, event: Event, here: Here) -> None:
+    def __init__(self, rule: Rule, event: Event, context: AgentContext) -> None:
         self.rule = rule
-        self.event = event
-        self._here = here
+        self._context = context
         self._deadline: float | None = None
         self._budget = Budget()
-        self._is_over = False
-        self._ended = threading.Event()
-        self._told: set[Phase] = set()
+        self._stopped = threading.Event()
+        self._announced: set[Phase] = set()
         self._phase: Phase | None = None
         self._step = ""
-        self._unwritten: tuple[What, dict[str, object]] | None = None
+        self._unwritten: tuple[EntryKind, dict[str, object]] | None = None
         self._interrupt = threading.Event()
-        self._turn = threading.Lock()
-        progress = self.progress
-        if progress is not None:
-            self._is_over = What.FINISHED in progress.marks
+        self._lock = threading.Lock()
+        progress = context.journal.progress.get(event.key)
+        is_over = progress is not None and progress.is_finished
+        self._sighting = Sighting(event, is_over=is_over)
+
+    @property
+    def event(self) -> Event:
+        return self._sighting.event
 
     @property
     def progress(self) -> Progress | None:
-        return self._here.journal.progress.get(self.event.key)
+        return self._context.journal.progress.get(self.event.key)
 
-    def read(self, event: Event) -> None:
+    def update(self, event: Event) -> None:
         """The event as a document shows it. Only here is NotBefore compared with the time of day.
 
-        Resources may lose a name. An event that was for us and no longer hits us is over for us.
+        An event of this VM that no longer names it is over for this VM.
         """
-        now = self._here.clock.monotonic()
-        lead_seconds = lead(event, self._here.clock.now())
-        with self._turn:
-            self.event = event
+        now = self._context.clock.monotonic()
+        lead_seconds = seconds_to_not_before(event, self._context.clock.now())
+        with self._lock:
             self._deadline = now + (lead_seconds if lead_seconds > 0 else OVERDUE_SECONDS)
             self._budget = Budget.until(self._deadline, now)
-            if self.rule.concerns is Concerns.OWN and not event.concerns(self._here.name):
-                self._is_over = True
-            self._stop_overtaken()
+            is_gone = self.rule.concerns is Concerns.OWN and not event.concerns(self._context.vm)
+            is_over = self._sighting.is_over or is_gone
+            self._sighting = Sighting(event, is_shown=True, is_over=is_over)
+            self._interrupt_outdated_phase()
 
     def finish(self) -> None:
         """The event is over: finished or canceled."""
-        with self._turn:
-            self._is_over = True
-            self._stop_overtaken()
+        with self._lock:
+            self._sighting = replace(self._sighting, is_over=True)
+            self._interrupt_outdated_phase()
 
-    def end(self) -> None:
-        """The agent must end. What is under way is left as it is, for the next start."""
-        with self._turn:
-            self._ended.set()
+    def stop(self) -> None:
+        """The agent must end. What is running is left for the next start."""
+        with self._lock:
+            self._stopped.set()
             self._interrupt.set()
 
-    def rest(self, seconds: float) -> None:
-        """Before another try; the agent's end ends it."""
-        self._ended.wait(seconds)
+    def pause(self, seconds: float) -> None:
+        """Before another attempt. `stop` ends it."""
+        self._stopped.wait(seconds)
 
     @property
     def seconds_left(self) -> float | None:
-        """The time to NotBefore; None before a document has shown the event in this life."""
-        return None if self._deadline is None else self._deadline - self._here.clock.monotonic()
+        """The time to NotBefore. None until a document of this process has shown the event."""
+        if self._deadline is None:
+            return None
+        return self._deadline - self._context.clock.monotonic()
 
     @property
     def is_shown(self) -> bool:
-        """Whether a document has shown the event in this life."""
-        return self._deadline is not None
+        return self._sighting.is_shown
+
+    @property
+    def next_action(self) -> Action:
+        context, key = self._context, self.event.key
+        progress = self.progress or Progress(self.event, self.rule.name)
+        others = (
+            other
+            for other_key, other in context.journal.progress.items()
+            if context.wait_for_others and other_key != key
+        )
+        return next_action(progress, self.rule, self._sighting, others, context.vm)
 
     @property
     def has_work(self) -> bool:
-        progress = self.progress
-        return not self._ended.is_set() and (
-            progress is None or self._is_news(progress) or self._due(progress) is not None
-        )
+        if self._stopped.is_set():
+            return False
+        return self._has_unwritten_changes() or isinstance(self.next_action, RunPhase)
 
     @property
     def is_done(self) -> bool:
@@ -179,247 +179,197 @@ class Handling:
 
     @property
     def wants_approval(self) -> bool:
-        """Whether the rule lets us approve now; leaders and quiet are for the approver to judge.
-
-        Only an event that a document showed in this life is approved.
-        """
-        if (
-            self._deadline is None
-            or self._is_over
-            or not self.event.is_scheduled
-            or self._ended.is_set()
-        ):
+        if self._stopped.is_set():
             return False
         progress = self.progress or Progress(self.event, self.rule.name)
-        if not self.rule.may_approve or What.APPROVED in progress.marks:
-            return False
-        return self.rule.approve is Approve.AT_ONCE or progress.is_prepared
+        return wants_approval(progress, self.rule, self._sighting)
 
-    def work(self) -> None:
-        """Do what is due, until nothing is.
+    def run(self) -> None:
+        """Do what is due until nothing is.
 
-        JournalLost: nothing was done that is not written; try again later.
+        Raises JournalLost: nothing was done that is not on disk; call again later.
         """
-        while (
-            not self._ended.is_set()
-        ):  # each turn ends a phase, and there are three; or the agent ends
-            self._note_news()
-            progress = self.progress
-            phase = None if progress is None else self._due(progress)
-            if phase is None:
+        while not self._stopped.is_set():  # each turn ends one of the three phases
+            self._write_changes()
+            action = self.next_action
+            if not isinstance(action, RunPhase):
                 return
-            self._run(phase)
+            self._run_phase(action.phase)
 
-    def status(self) -> HandlingStatus:
+    def status(self) -> WorkflowStatus:
         progress = self.progress or Progress(self.event, self.rule.name)
-        return HandlingStatus(
+        return WorkflowStatus(
             event=self.event,
             rule=self.rule.name,
             phase=self._phase or "",
             step=self._step,
             seconds_left=self.seconds_left,
             is_prepared=progress.is_prepared,
-            is_approved=What.APPROVED in progress.marks,
-            is_late=What.LATE in progress.marks,
+            is_approved=EntryKind.APPROVED in progress.marks,
+            is_late=EntryKind.LATE in progress.marks,
             is_held=not self.rule.may_approve,
         )
 
-    def _write_end(self) -> None:
-        """The end of a step outlives trouble with the disk: what was done is not done again because
-        it could not be written.
+    def _has_unwritten_changes(self) -> bool:
+        progress, sighting = self.progress, self._sighting
+        if progress is None or sighting.is_over != progress.is_finished:
+            return True
+        return progress.event != for_journal(sighting.event)
+
+    def _write_changes(self) -> None:
+        journal, sighting = self._context.journal, self._sighting
+        self._write_step_end()
+        journal.write_event(sighting.event, self.rule.name)
+        if sighting.is_over:
+            journal.write(sighting.event.key, EntryKind.FINISHED)
+
+    def _write_step_end(self) -> None:
+        """Kept until it can be written: a step that was done is not run again because the disk was
+        full.
         """
         if self._unwritten is not None:
-            what, facts = self._unwritten
-            self._here.journal.write(self.event.key, what, **facts)
+            kind, facts = self._unwritten
+            self._context.journal.write(self.event.key, kind, **facts)
             self._unwritten = None
 
-    def _note_news(self) -> None:
-        journal, event = self._here.journal, self.event
-        self._write_end()
-        journal.see(event, self.rule.name)
-        if self._is_over:
-            journal.write(event.key, What.FINISHED)
+    def _interrupt_outdated_phase(self) -> None:
+        if self._phase is not None and is_outdated(self._phase, self._sighting):
+            self._interrupt.set()
 
-    def _is_news(self, progress: Progress) -> bool:
-        return progress.event != journaled(self.event) or self._is_over != (
-            What.FINISHED in progress.marks
-        )
+    def _run_phase(self, phase: Phase) -> None:
+        with self._lock:
+            self._phase, self._interrupt = phase, threading.Event()
+            if self._stopped.is_set() or is_outdated(phase, self._sighting):
+                self._interrupt.set()
+        try:
+            self._context.journal.write(self.event.key, EntryKind.BEGUN, phase=phase)
+            if self.rule.applications and phase not in self._announced:
+                self._announce(phase)
+            is_stopped = not self._run_steps(phase)
+            if phase is Phase.PREPARE and self.rule.applications and not is_stopped:
+                self._wait_for_programs()
+            if not self._interrupt.is_set():
+                self._context.journal.write(
+                    self.event.key, EntryKind.ENDED, phase=phase, is_stopped=is_stopped
+                )
+                self._log("phase ended", phase=phase, is_stopped=is_stopped)
+        finally:
+            self._phase, self._step = None, ""
 
-    def _due(self, progress: Progress) -> Phase | None:
-        """The phase to run now.
+    def _announce(self, phase: Phase) -> None:
+        limit = self._context.clock.monotonic() + DEFAULT_LIMIT_SECONDS
+        deadline = self._budget_of(phase).deadline or limit
+        self._context.programs.begin(self._event_for(phase), phase, deadline)
+        self._announced.add(phase)
 
-        Recover is due once, after anything was begun here. A status that is new to us is left
-        alone.
-        """
-        if self._is_over:
-            return None if progress.is_done or self._must_wait(progress) else Phase.RECOVER
-        if self._deadline is None or not (self.event.is_started or self.event.is_scheduled):
-            return None
-        phase = Phase.START if self.event.is_started else Phase.PREPARE
-        return None if phase in progress.ended else phase
+    def _budget_of(self, phase: Phase) -> Budget:
+        return self._budget if phase is Phase.PREPARE else Budget()
 
-    def _must_wait(self, progress: Progress) -> bool:
-        """Whether recover would bring back what another event of this VM has just taken away."""
-        is_own = self._whole(Phase.RECOVER, progress).concerns(self._here.name)
-        return (
-            self._here.is_patient
-            and is_own
-            and bool(progress.begun)
-            and self._here.is_taken(self.event.key)
-        )
-
-    def _whole(self, phase: Phase, progress: Progress | None) -> Event:
-        """The event as a phase is run for it: recover is for all the names that it had at first."""
+    def _event_for(self, phase: Phase) -> Event:
+        """Recover is for all the resources that the event had at first."""
+        progress = self.progress
         if phase is not Phase.RECOVER or progress is None:
             return self.event
         return replace(self.event, resources=progress.resources)
 
-    def _is_overtaken(self, phase: Phase) -> bool:
-        return phase is not Phase.RECOVER and (
-            self._is_over or (phase is Phase.PREPARE and self.event.is_started)
-        )
-
-    def _stop_overtaken(self) -> None:
-        if self._phase is not None and self._is_overtaken(self._phase):
-            self._interrupt.set()
-
-    def _run(self, phase: Phase) -> None:
-        with self._turn:
-            self._phase, self._interrupt = phase, threading.Event()
-            if self._ended.is_set() or self._is_overtaken(phase):
-                self._interrupt.set()
-        try:
-            self._here.journal.write(self.event.key, What.BEGUN, phase=phase)
-            if self.rule.applications and phase not in self._told:
-                limit = self._here.clock.monotonic() + LIMIT_SECONDS
-                event = self._whole(phase, self.progress)
-                self._here.applications.begin(event, phase, self._limits(phase).deadline or limit)
-                self._told.add(phase)
-            is_stopped = not self._run_steps(phase)
-            if phase is Phase.PREPARE and self.rule.applications and not is_stopped:
-                self._await_applications()
-            if not self._interrupt.is_set():
-                self._here.journal.write(
-                    self.event.key, What.ENDED, phase=phase, is_stopped=is_stopped
-                )
-                self._say("the phase has ended", phase=phase, is_stopped=is_stopped)
-        finally:
-            self._phase, self._step = None, ""
-
-    def _limits(self, phase: Phase) -> Budget:
-        return self._budget if phase is Phase.PREPARE else Budget()
-
     def _run_steps(self, phase: Phase) -> bool:
-        """Whether the phase may go on after its steps.
-
-        Those that have an end in the journal are behind us.
+        """Whether the phase may continue after its steps. Steps with an end in the journal are
+        skipped.
         """
-        planned = self.rule.steps(phase)
-        for index, one in enumerate(planned):
+        steps = self.rule.steps(phase)
+        for index, planned in enumerate(steps):
             if self._interrupt.is_set():
                 return True
             progress = self.progress
-            assert progress is not None, "begun is in the journal"
-            if not progress.is_settled(phase, index, one.step.describe()):
+            assert progress is not None, "the beginning of the phase is in the journal"
+            if not progress.is_step_over(phase, index, planned.step.describe()):
                 self._warn_if_late(phase, index)
-                self._run_step(phase, index, planned[index:])
+                self._run_step(phase, index, steps[index:])
                 progress = self.progress
-            if (
-                one.on_failure is OnFailure.STOP
-                and progress is not None
-                and progress.fell_short(phase, index)
-            ):
+            must_succeed = planned.options.on_failure is OnFailure.STOP
+            if must_succeed and progress and progress.has_step_failed(phase, index):
                 return False
         return True
 
     def _run_step(self, phase: Phase, index: int, left: tuple[PlannedStep, ...]) -> None:
-        here, key, step = self._here, self.event.key, left[0].step
-        began = here.clock.monotonic()
-        seconds = self._limits(phase).seconds_for(
-            [one.weight for one in left], left[0].limit_seconds, began
-        )
+        context, key, step = self._context, self.event.key, left[0].step
+        began = context.clock.monotonic()
+        weights = [planned.options.weight for planned in left]
+        limit = left[0].options.limit_seconds
+        seconds = self._budget_of(phase).seconds_for(weights, limit, began)
         if seconds <= 0:
-            self._end_step(What.STEP_CUT, phase, index, problem="no time was left")
+            self._end_step(EntryKind.STEP_CUT, phase, index, problem="no time left")
             return
         self._step = step.describe()
-        here.journal.write(key, What.STEP_BEGUN, phase=phase, index=index, step=self._step)
-        self._say("the step has begun", phase=phase, step=self._step, seconds=round(seconds, 1))
-        event = self._whole(phase, self.progress)
-        occasion = Occasion(
-            event, phase, here.name, began + seconds, self._interrupt, here.clock.monotonic
-        )
+        context.journal.write(key, EntryKind.STEP_BEGUN, phase=phase, index=index, step=self._step)
+        self._log("step started", phase=phase, step=self._step, seconds=round(seconds, 1))
         try:
-            step.run(occasion)
+            step.run(
+                StepContext(
+                    self._event_for(phase),
+                    phase,
+                    context.vm,
+                    began + seconds,
+                    self._interrupt,
+                    context.clock.monotonic,
+                )
+            )
         except Exception as error:
-            if self._ended.is_set():
+            if self._stopped.is_set():
                 return
             if not isinstance(error, Error):
-                log.exception("a step broke", extra={"facts": {"event": key, "step": self._step}})
-            self._end_step(
-                What.STEP_FAILED,
-                phase,
-                index,
-                problem=str(error)[:PROBLEM_LENGTH_MAX] or type(error).__name__,
-            )
+                facts = {"event": key, "step": self._step}
+                log.exception("step raised an unexpected error", extra={"facts": facts})
+            message = str(error)[:MESSAGE_LENGTH_MAX] or type(error).__name__
+            self._end_step(EntryKind.STEP_FAILED, phase, index, problem=message)
             return
-        took = here.took[self.rule.name, phase, index] = here.clock.monotonic() - began
-        self._end_step(What.STEP_DONE, phase, index, seconds=round(took, 3))
+        took = context.clock.monotonic() - began
+        context.durations[self.rule.name, phase, index] = took
+        self._end_step(EntryKind.STEP_DONE, phase, index, seconds=round(took, 3))
 
-    def _end_step(self, what: What, phase: Phase, index: int, **facts: object) -> None:
+    def _end_step(self, kind: EntryKind, phase: Phase, index: int, **facts: object) -> None:
         step = self.rule.steps(phase)[index].step.describe()
-        self._unwritten = (what, {"phase": phase, "index": index, "step": step, **facts})
-        self._write_end()
-        self._here.tally.add("steps", phase=phase, result=what.removeprefix("step-"))
-        level = logging.INFO if what is What.STEP_DONE else logging.WARNING
-        self._say(
-            "the step has ended",
-            level,
-            phase=phase,
-            step=step,
-            result=what.removeprefix("step-"),
-            **facts,
-        )
+        result = kind.removeprefix("step-")
+        self._unwritten = (kind, {"phase": phase, "index": index, "step": step, **facts})
+        self._write_step_end()
+        self._context.counters.add("steps", phase=phase, result=result)
+        level = logging.INFO if kind is EntryKind.STEP_DONE else logging.WARNING
+        self._log("step ended", level, phase=phase, step=step, result=result, **facts)
 
     def _warn_if_late(self, phase: Phase, index: int) -> None:
-        """Say once, as early as it is known, that not all can be done in time: by limits, or by how
-        long it took before.
+        """Warn once, as early as possible, that the limits of the steps, or how long they took
+        before, exceed the time.
         """
-        progress = self.progress
-        if progress is None or What.LATE in progress.marks:
+        progress, context = self.progress, self._context
+        if progress is None or EntryKind.LATE in progress.marks:
             return
         expected = [
-            self._here.took.get((self.rule.name, phase, number), one.limit_seconds or 0.0)
-            for number, one in enumerate(self.rule.steps(phase))
+            context.durations.get(
+                (self.rule.name, phase, number), planned.options.limit_seconds or 0.0
+            )
+            for number, planned in enumerate(self.rule.steps(phase))
             if number >= index
         ]
-        if not self._limits(phase).will_make_it(expected, self._here.clock.monotonic()):
-            self._here.journal.write(
-                self.event.key, What.LATE, expected_seconds=round(sum(expected), 1)
-            )
-            self._here.tally.add("late")
-            self._say(
-                "the time will not suffice",
-                logging.WARNING,
-                phase=phase,
-                expected_seconds=round(sum(expected), 1),
-            )
-
-    def _await_applications(self) -> None:
-        while not self._here.applications.all_ready(
-            self.event.id
-        ):  # ends with the answers, the time, or other news
-            if self._here.clock.monotonic() >= (self._budget.deadline or 0.0):
-                self._say("applications did not answer in time", logging.WARNING)
-                return
-            if self._interrupt.wait(LOOK_SECONDS):
-                return
-
-    def _say(self, text: str, level: int = logging.INFO, **facts: object) -> None:
-        log.log(
-            level, text, extra={"facts": {"event": self.event.key, "rule": self.rule.name, **facts}}
+        if self._budget_of(phase).is_enough_for(expected, context.clock.monotonic()):
+            return
+        seconds = round(sum(expected), 1)
+        context.journal.write(self.event.key, EntryKind.LATE, expected_seconds=seconds)
+        context.counters.add("late")
+        self._log(
+            f"not enough time to finish the {phase} steps",
+            logging.WARNING,
+            expected_seconds=seconds,
         )
 
+    def _wait_for_programs(self) -> None:
+        programs = self._context.programs
+        while not programs.all_ready(self.event.id):
+            if self._context.clock.monotonic() >= (self._budget.deadline or 0.0):
+                self._log("local programs were not ready in time", logging.WARNING)
+                return
+            if self._interrupt.wait(CHECK_SECONDS):
+                return
 
-def lead(event: Event, now: datetime) -> float:
-    """The seconds to NotBefore, at least 0; not told means from now on."""
-    return 0.0 if event.not_before is None else max(0.0, (event.not_before - now).total_seconds())
+    def _log(self, message: str, level: int = logging.INFO, **facts: object) -> None:
+        identity = {"event": self.event.key, "rule": self.rule.name}
+        log.log(level, message, extra={"facts": {**identity, **facts}})

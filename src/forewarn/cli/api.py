@@ -1,197 +1,211 @@
-"""The control API over HTTP.
+"""The client of the control API that the commands use."""
 
-Standard library only: `pip install forewarn` without the server's parts gives a working CLI.
-"""
-
+import inspect
 import json
-import os
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from http import HTTPStatus
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
-from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
-from urllib.parse import quote, urlsplit
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote
 
 import typer
 
-from forewarn.cli.exit_codes import Usage
-from forewarn.config import ClientConfig, resolve
+from forewarn.cli.exit_codes import Usage, needs_extra
+from forewarn.cli.options import ClientConfig, Json, read_client_config
+from forewarn.cli.output import show_json
+from forewarn.config import options
 from forewarn.errors import Error, Invalid, Unavailable
 
+if TYPE_CHECKING:
+    import httpx
+
 TIMEOUT_SECONDS = 60
-ANSWER_BYTES_MAX = 256 * 1024 * 1024
+RESPONSE_BYTES_MAX = 256 * 1024 * 1024
 LINE_BYTES_MAX = 1024 * 1024
 PAGE_MAX = 1000
-NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
-
-class Asked(NamedTuple):
-    """What was said before the command: where the service is, and which file tells it."""
-
-    control_url: str | None = None
-    file: Path | None = None
+Path = tuple[str, ...]
+Query = Mapping[str, Any] | None
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Client:
-    """Asks the service and gives back what it says, or raises the Problem that it answered."""
+    """Calls the service. An error response is raised as the Error that the service raised."""
 
     def __init__(self, config: ClientConfig) -> None:
-        self._url = config.control_url
-        self._ca_file = config.ca_file
-        if config.token and not (config.token.isascii() and config.token.isprintable()):
+        with needs_extra("vm", "cli"):
+            import httpx  # slow to import, and not every command needs it
+
+        if not (config.token.isascii() and config.token.isprintable()):
             raise Usage(
-                "token: it holds a character that no token has; expected the text that `forewarn token create` showed"
+                "token: contains a character that tokens do not have; "
+                "expected the text that `forewarn token create` printed"
             )
-        self._headers = {"Accept": "application/json"} | (
-            {"Authorization": f"Bearer {config.token}"} if config.token else {}
+        headers = {"Accept": "application/json"}
+        if config.token:
+            headers["Authorization"] = f"Bearer {config.token}"
+        self._url = config.control_url
+        self._http = httpx.Client(
+            headers=headers,
+            timeout=TIMEOUT_SECONDS,
+            trust_env=False,
+            limits=httpx.Limits(max_keepalive_connections=0),  # nobody closes the client
+            verify=_ssl_context(config) if self._url.startswith("https:") else False,
         )
 
-    def get(self, *path: str, query: str = "") -> Any:
-        return self._ask("GET", path, query=query)
+    def get(self, *path: str, query: Query = None) -> Any:
+        return self._request("GET", path, query)[0]
 
     def get_tagged(self, *path: str) -> tuple[Any, str]:
-        """An answer and its ETag, for a `put` that is meant for what was read; empty from a service
-        that gives none.
-        """
-        with self._asked("GET", path) as response:
-            answer = response.read(ANSWER_BYTES_MAX)
-        return self._read(response.status, answer), response.headers.get("ETag", "")
+        """A resource and its ETag, which a later `put` can require."""
+        return self._request("GET", path)
 
-    def list(self, kind: str, limit: int, query: str = "") -> Any:
-        """The list of a kind, at most so many, as one answer: page by page as far as its cursors
-        lead.
-        """
-        answer = self.get(kind, query=f"limit={min(limit, PAGE_MAX)}{query}")
-        page = answer
-        while (
-            page.get("next") and len(answer[kind]) < limit
-        ):  # ends: every page but the last holds something
-            more = min(limit - len(answer[kind]), PAGE_MAX)
-            page = self.get(kind, query=f"limit={more}&cursor={page['next']}{query}")
-            answer[kind] += page[kind]
-            answer["next"] = page["next"]
+    def list(self, kind: str, limit: int) -> Any:
+        """Up to `limit` items as one response, fetched in pages."""
+        response = self.get(kind, query={"limit": min(limit, PAGE_MAX)})
+        while response["next"] and len(response[kind]) < limit:
+            size = min(limit - len(response[kind]), PAGE_MAX)
+            page = self.get(kind, query={"limit": size, "cursor": response["next"]})
             if not page[kind]:
                 break
-        return answer
+            response = {**page, kind: [*response[kind], *page[kind]]}
+        return response
 
-    def post(self, *path: str, said: Mapping[str, object] | None = None) -> Any:
-        told = {name: value for name, value in (said or {}).items() if value is not None}
-        return self._ask("POST", path, json.dumps(told).encode() if told else b"")
+    def post(self, *path: str, body: Query = None) -> Any:
+        given = _without_none(body)
+        return self._request("POST", path, body=json.dumps(given).encode() if given else b"")[0]
+
+    def put(self, *path: str, body: bytes, query: Query = None, tag: str = "") -> Any:
+        return self._request("PUT", path, query, body, tag)[0]
 
     def delete(self, *path: str) -> Any:
-        return self._ask("DELETE", path)
+        return self._request("DELETE", path)[0]
 
-    def put(self, *path: str, body: bytes, query: str = "", tag: str = "") -> Any:
-        return self._ask(
-            "PUT", path, body, query=query, headers={"If-Match": tag} if tag else NO_HEADERS
-        )
+    def lines(self, *path: str, query: Query = None) -> Iterator[bytes]:
+        """A streamed response, line by line, until the service ends it or is silent too long."""
+        with self._open("GET", path, query) as response:
+            if response.status_code != 200:
+                self._decode(response)
+            rest = b""
+            for chunk in response.iter_bytes():
+                *lines, rest = (rest + chunk).split(b"\n")
+                yield from lines
+                if len(rest) > LINE_BYTES_MAX:
+                    raise Unavailable(f"{self._url} sent a line of over {LINE_BYTES_MAX} bytes")
 
-    def lines(self, *path: str, query: str = "") -> Iterator[bytes]:
-        """An answer that goes on and on, line by line, until the service ends it.
-
-        One that falls silent is given up.
-        """
-        with self._asked("GET", path, query=query) as response:
-            if response.status != HTTPStatus.OK:
-                self._read(response.status, response.read(ANSWER_BYTES_MAX))
-            while line := response.readline(LINE_BYTES_MAX):
-                yield line
-
-    def _ask(
-        self,
-        method: str,
-        path: tuple[str, ...],
-        body: bytes = b"",
-        *,
-        query: str = "",
-        headers: Mapping[str, str] = NO_HEADERS,
-    ) -> Any:
-        with self._asked(method, path, body, query=query, headers=headers) as response:
-            answer = response.read(ANSWER_BYTES_MAX)
-        return self._read(response.status, answer)
+    def _request(
+        self, method: str, path: Path, query: Query = None, body: bytes = b"", tag: str = ""
+    ) -> tuple[Any, str]:
+        with self._open(method, path, query, body, tag) as response:
+            return self._decode(response), response.headers.get("ETag", "")
 
     @contextmanager
-    def _asked(
-        self,
-        method: str,
-        path: tuple[str, ...],
-        body: bytes = b"",
-        *,
-        query: str = "",
-        headers: Mapping[str, str] = NO_HEADERS,
-    ) -> Iterator[HTTPResponse]:
-        """Within this the answer can be read; whatever goes wrong with it becomes a Problem."""
-        split = urlsplit(self._url)
-        assert split.hostname
-        connection = HTTPConnection(split.hostname, split.port, timeout=TIMEOUT_SECONDS)
-        if split.scheme == "https":
-            connection = HTTPSConnection(
-                split.hostname, split.port, timeout=TIMEOUT_SECONDS, context=self._context()
-            )
-        sent = (
-            self._headers
-            | ({"Content-Type": "application/json"} if method == "POST" and body else {})
-            | dict(headers)
-        )
-        target = "/".join([f"{split.path}/api/v1", *(quote(part, safe="") for part in path)])
-        try:
-            connection.request(method, target + (f"?{query}" if query else ""), body or None, sent)
-            yield connection.getresponse()
-        except ssl.SSLCertVerificationError as error:
-            why = f"{error.verify_message}; FOREWARN_CA names a file with the certificates to check it against"
-            raise Unavailable(
-                f"the certificate of {self._url} is not to be trusted: {why}"
-            ) from error
-        except (OSError, HTTPException) as error:
-            why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise Unavailable(
-                f"no service answers at {self._url}: {why}; FOREWARN_CONTROL tells where it is"
-            ) from error
-        finally:
-            connection.close()
+    def _open(
+        self, method: str, path: Path, query: Query = None, body: bytes = b"", tag: str = ""
+    ) -> Iterator["httpx.Response"]:
+        """Send a request. Whatever fails until the response has been read becomes an Error."""
+        import httpx
 
-    def _context(self) -> ssl.SSLContext:
+        headers = {"If-Match": tag} if tag else {}
+        if method == "POST" and body:
+            headers["Content-Type"] = "application/json"
+        url = "/".join([f"{self._url}/api/v1", *(quote(part, safe="") for part in path)])
+        params = _without_none(query) or None
         try:
-            return ssl.create_default_context(cafile=self._ca_file)
-        except (OSError, ssl.SSLError) as error:
-            raise Usage(
-                f"ca_file: {self._ca_file} has no certificates that can be read: {error.strerror or error}"
+            with self._http.stream(
+                method, url, params=params, content=body or None, headers=headers
+            ) as response:
+                yield response
+        except httpx.HTTPError as error:
+            reason = str(error).partition("] ")[2] or str(error) or type(error).__name__
+            if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                raise Unavailable(
+                    f"the certificate of {self._url} is not trusted: {reason}; "
+                    "FOREWARN_CA names a file with the certificates to verify it with"
+                ) from error
+            raise Unavailable(
+                f"no service answers at {self._url}: {reason}; set FOREWARN_CONTROL to its URL"
             ) from error
 
-    def _read(self, status: int, answer: bytes) -> Any:
+    def _decode(self, response: "httpx.Response") -> Any:
+        text = b""
+        for chunk in response.iter_bytes():
+            text += chunk
+            if len(text) > RESPONSE_BYTES_MAX:
+                raise Unavailable(f"{self._url} sent more than {RESPONSE_BYTES_MAX} bytes")
         try:
-            said = json.loads(answer)
-            if status < 300:
-                return said
-            raise PROBLEMS.get(said["error"], Error)(str(said["message"]), **said["facts"])
+            payload = json.loads(text)
+            if response.is_success:
+                return payload
+            error_class = ERRORS.get(payload["error"], Error)
+            raise error_class(str(payload["message"]), **payload["facts"])
         except (ValueError, TypeError, LookupError) as error:
             raise Unavailable(
-                f"what answers at {self._url} is no Forewarn control API (status {status})"
+                f"{self._url} is not a Forewarn control API (status {response.status_code})"
             ) from error
+
+
+def api_command(
+    app: typer.Typer, show: Callable[[Any], None], *, name: str = "", help_: str = ""
+) -> Callable[[Function], Function]:
+    """Register a function as a command: it gets a client and returns the response.
+
+    The command prints the response with `show`, or with --json as JSON.
+    """
+
+    def register(function: Function) -> Function:
+        _, *own = inspect.signature(function).parameters.values()
+
+        def run(context: typer.Context, **given: Any) -> None:
+            as_json = given.pop("as_json")
+            response = function(connect(context), **given)
+            (show_json if as_json else show)(response)
+
+        first, _ = inspect.signature(run).parameters.values()
+        flag = inspect.Parameter(
+            "as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json
+        )
+        run.__signature__ = inspect.Signature([first, *own, flag])  # type: ignore[attr-defined]
+        app.command(name or function.__name__, help=help_ or function.__doc__)(run)
+        return function
+
+    return register
 
 
 def connect(context: typer.Context) -> Client:
-    """The service that the flags, the variables or the file name."""
-    asked = context.find_object(Asked) or Asked()
+    """A client of the service that the flags, the variables or the config file name."""
+    return Client(read_client_config(context).config)
+
+
+def connect_to(context: typer.Context, url: str) -> Client:
+    """The same for a service at another URL."""
+    control_url = options(ClientConfig)[0]
     try:
-        found = resolve(
-            ClientConfig,
-            flags={"control_url": asked.control_url},
-            environ=os.environ,
-            file=asked.file,
-        )
-    except Invalid as problem:
-        raise Usage(problem.message) from problem
-    return Client(found.config)
+        parsed = control_url.parse(url, "--control")
+    except Invalid as error:
+        raise Usage(error.message) from error
+    config = read_client_config(context).config
+    return Client(replace(config, control_url=parsed))
 
 
-def _tree(kind: type[Error]) -> Iterator[type[Error]]:
-    yield kind
-    for child in kind.__subclasses__():
-        yield from _tree(child)
+def _ssl_context(config: ClientConfig) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=config.ca_file)
+    except (OSError, ssl.SSLError) as error:
+        raise Usage(
+            f"ca_file: {config.ca_file} has no readable certificates: {error.strerror or error}"
+        ) from error
 
 
-PROBLEMS = {kind.code: kind for kind in _tree(Error)}
+def _without_none(values: Query) -> dict[str, Any]:
+    return {name: value for name, value in (values or {}).items() if value is not None}
+
+
+def _subclasses(error_class: type[Error]) -> Iterator[type[Error]]:
+    yield error_class
+    for child in error_class.__subclasses__():
+        yield from _subclasses(child)
+
+
+ERRORS = {error_class.code: error_class for error_class in _subclasses(Error)}

@@ -1,163 +1,137 @@
-"""`forewarn conform`: is this endpoint one that clients of Scheduled Events can live with?"""
+"""`forewarn conform`: check any endpoint against the Scheduled Events protocol.
 
+Runs on a bare `pip install forewarn`: argparse, and no import of typer.
+"""
+
+import argparse
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import NoReturn
 
-import typer
-
-from forewarn.cli.api import Asked, Client
-from forewarn.cli.config import resolved
 from forewarn.cli.exit_codes import Exit, Usage
 from forewarn.cli.output import show_json, show_list
-from forewarn.config import ClientConfig
 from forewarn.conformance import report
-from forewarn.conformance.check import CHECKS, Check, Failed
-from forewarn.conformance.raw_http import Endpoint, Time
+from forewarn.conformance.check import Check, Failed
+from forewarn.conformance.checks import CHECKS
+from forewarn.conformance.raw_http import SessionClock
 from forewarn.conformance.run import Result, Verdict, run
-from forewarn.conformance.session import Stage
+from forewarn.conformance.session import Control, Session, parse_endpoint
 from forewarn.errors import AlreadyPending, Error, Invalid, UnknownVm
 
-Url = Annotated[
-    str | None, typer.Argument(metavar="URL", help="The endpoint, such as http://169.254.169.254")
-]
-Names = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--as", metavar="VM", help="Speak for this VM, by /as/VM/; several times for several VMs."
-    ),
-]
-ControlUrl = Annotated[
-    str | None,
-    typer.Option(
-        "--control",
-        metavar="URL",
-        help="Forewarn's control API: events are made for the checks, and taken back.",
-    ),
-]
-Approve = Annotated[
-    bool,
-    typer.Option(
-        "--approve",
-        help="Send approvals too. Without --control they approve the events that are there!",
-    ),
-]
-Junit = Annotated[
-    Path | None, typer.Option("--junit", metavar="FILE", help="Write the results as JUnit XML too.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON, for programs.")]
-Only = Annotated[
-    list[str] | None,
-    typer.Option("--only", metavar="NAME", help="Only this check; several times for several."),
-]
-List = Annotated[bool, typer.Option("--list", help="List the checks and run none.")]
-Strict = Annotated[
-    bool, typer.Option("--strict", help="Let a failed `should` count like a `must`.")
-]
+PROGRAM = "forewarn conform"
 
 
-def conform(
-    context: typer.Context,
-    url: Url = None,
-    *,
-    names: Names = None,
-    control: ControlUrl = None,
-    approve: Approve = False,
-    only: Only = None,
-    as_json: AsJson = False,
-    junit: Junit = None,
-    is_list: List = False,
-    strict: Strict = False,
-) -> None:
-    """Check an endpoint against the rules of the wire.
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise Usage(f"{message}; try '{PROGRAM} --help'")
 
-    It only reads, unless --control or --approve says more.
-    """
-    checks = _chosen(only or [])
-    if is_list:
-        return _show_list(checks, as_json=as_json)
-    if url is None:
-        raise Usage("conform needs the URL of an endpoint, such as http://169.254.169.254")
+
+def connect_without_cli(url: str) -> Control:
+    raise Error("--control needs pip install 'forewarn[cli]'")
+
+
+def run_conform(
+    arguments: Sequence[str], connect: Callable[[str], Control] = connect_without_cli
+) -> int:
+    """Run the checks; exit code 1 if one that must pass fails."""
+    options = parse_arguments(arguments)
+    checks = _select(options.only)
+    if options.list:
+        listed = {"checks": report.list_checks(checks), "total": len(checks)}
+        if options.json:
+            show_json(listed)
+        else:
+            show_list(listed, "checks", report.LIST_COLUMNS)
+        return Exit.DONE
+    if options.url is None:
+        raise Usage(f"{PROGRAM} needs the URL of an endpoint, such as http://169.254.169.254")
     try:
-        endpoint = Endpoint.parse(url)
-    except Invalid as problem:
-        raise Usage(problem.message) from problem
-    stage = Stage(
+        endpoint = parse_endpoint(options.url)
+    except Invalid as error:
+        raise Usage(error.message) from error
+    session = Session(
         endpoint,
-        names=tuple(names or ()),
-        control=_connect(context, control) if control else None,
-        may_approve=approve,
-        time=Time(time.monotonic, time.sleep),
+        names=tuple(options.vms),
+        control=connect(options.control) if options.control else None,
+        may_approve=options.approve,
+        clock=SessionClock(time.monotonic, time.sleep),
     )
-    results = list(_run(stage, checks))
-    if junit is not None:
-        _write(junit, report.as_junit(url, results, is_strict=strict))
-    _show(url, results, as_json=as_json)
+    results = list(_run(session, checks))
+    if options.junit is not None:
+        _write(options.junit, report.as_junit(options.url, results, is_strict=options.strict))
+    if options.json:
+        show_json(report.as_json(options.url, results))
+    else:
+        rows = report.rows(results)
+        show_list({"checks": rows, "total": len(rows)}, "checks", report.COLUMNS)
+        print(report.summary(results))
     is_failed = any(
-        one.is_must_failed or (strict and one.verdict is Verdict.FAILED) for one in results
+        result.is_must_failed or (options.strict and result.verdict is Verdict.FAILED)
+        for result in results
     )
-    if is_failed:
-        raise typer.Exit(Exit.REFUSED)
-    return None
+    return Exit.REFUSED if is_failed else Exit.DONE
 
 
-def _chosen(only: list[str]) -> list[Check]:
+def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = Parser(
+        prog=PROGRAM,
+        description="Check an endpoint against the Scheduled Events protocol. It only reads,"
+        " unless --control or --approve is given.",
+    )
+    add = parser.add_argument
+    # fmt: off
+    add("url", metavar="URL", nargs="?", help="the endpoint, such as http://169.254.169.254")
+    add("--as", metavar="VM", dest="vms", action="append", default=[],
+        help="act as this VM, by /as/VM/; may be repeated")
+    add("--control", metavar="URL",
+        help="Forewarn's control API: events are created for the checks and canceled afterwards")
+    add("--approve", action="store_true",
+        help="send approvals; without --control they approve the events that are there!")
+    add("--only", metavar="NAME", action="append", default=[],
+        help="run this check; may be repeated")
+    add("--json", action="store_true", help="print JSON, for programs")
+    add("--junit", metavar="FILE", type=Path, help="write the results as JUnit XML too")
+    add("--list", action="store_true", help="list the checks and run none")
+    add("--strict", action="store_true", help="a failed `should` counts like a failed `must`")
+    # fmt: on
+    return parser.parse_args(arguments)
+
+
+def _select(only: list[str]) -> list[Check]:
     unknown = [name for name in only if name not in CHECKS]
     if unknown:
-        raise Usage(f"there is no check {unknown[0]!r}; --list names them")
+        raise Usage(f"unknown check {unknown[0]!r}; --list shows them all")
     return [check for name, check in CHECKS.items() if not only or name in only]
 
 
-def _connect(context: typer.Context, control: str) -> Client:
-    file = (context.find_object(Asked) or Asked()).file
-    return Client(resolved(ClientConfig, file, {"control_url": control}).config)
-
-
-def _run(stage: Stage, checks: list[Check]) -> Iterator[Result]:
-    """The results; on a terminal, with a word on how far it is."""
-    _tell("waiting for the first answer, which may take two minutes")
+def _run(session: Session, checks: list[Check]) -> Iterator[Result]:
+    """The results. On a terminal it shows the progress."""
+    _show_progress("waiting for the first response, which may take two minutes")
     try:
-        _begin(stage, checks)
-        for number, result in enumerate(run(stage, checks), start=1):
-            _tell(f"{number} of {len(checks)}: {result.check.name}")
+        _start(session, checks)
+        for number, result in enumerate(run(session, checks), start=1):
+            _show_progress(f"{number} of {len(checks)}: {result.check.name}")
             yield result
     finally:
-        _tell("")
+        _show_progress("")
 
 
-def _begin(stage: Stage, checks: list[Check]) -> None:
+def _start(session: Session, checks: list[Check]) -> None:
     try:
-        stage.reach()
-        stage.survey(checks)
-    except (UnknownVm, AlreadyPending) as problem:
-        raise Usage(problem.message) from problem
-    except Failed:  # the endpoint does not tell the VM's name: the checks will say so
+        session.reach()
+        session.preflight(checks)
+    except (UnknownVm, AlreadyPending) as error:
+        raise Usage(error.message) from error
+    except Failed:  # the endpoint does not return the VM's name: a check reports that
         return
 
 
-def _tell(progress: str) -> None:
-    """On a line of its own that the next one overwrites."""
+def _show_progress(text: str) -> None:
     if sys.stderr.isatty():
-        typer.echo(f"\r\033[K{progress}", err=True, nl=False)
-
-
-def _show(url: str, results: list[Result], *, as_json: bool) -> None:
-    if as_json:
-        show_json(report.as_json(url, results))
-        return
-    found = report.rows(results)
-    show_list({"checks": found, "total": len(found)}, "checks", report.COLUMNS, as_json=False)
-    typer.echo(report.summary(results))
-
-
-def _show_list(checks: list[Check], *, as_json: bool) -> None:
-    found = report.listed(checks)
-    show_list(
-        {"checks": found, "total": len(found)}, "checks", report.LIST_COLUMNS, as_json=as_json
-    )
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def _write(file: Path, content: bytes) -> None:

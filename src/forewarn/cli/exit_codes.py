@@ -1,17 +1,13 @@
-"""What every command shares: exit codes, and how a command line that makes no sense is answered."""
+"""Exit codes, and the errors that only a command line has. `docs/cli.md` promises the codes."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 
-import typer
-
 from forewarn.errors import Error, NotFound, StoreDenied, Unavailable
 
 
 class Exit(IntEnum):
-    """What the exit code says. `docs/cli.md` promises these."""
-
     DONE = 0
     REFUSED = 1
     USAGE = 2
@@ -20,34 +16,31 @@ class Exit(IntEnum):
     INTERRUPTED = 130
 
 
-class Usage(typer.TyperException):
-    """The command line, a variable or the config file says what cannot be."""
+class Usage(Error):
+    """The command line, a variable or the config file is wrong."""
 
-    exit_code = Exit.USAGE
+    code = "usage"
 
 
-def exit_of(problem: Error) -> Exit:
-    if isinstance(problem, NotFound):
+def exit_of(error: Error) -> Exit:
+    # StoreDenied is a wrong configuration: retrying does not help, and systemd must not restart.
+    if isinstance(error, Usage | StoreDenied):
+        return Exit.USAGE
+    if isinstance(error, NotFound):
         return Exit.NOT_FOUND
-    if isinstance(problem, StoreDenied):
-        return (
-            Exit.USAGE
-        )  # a matter of configuration: trying again does not help, and systemd is told not to
-    return Exit.UNREACHABLE if isinstance(problem, Unavailable) else Exit.REFUSED
+    return Exit.UNREACHABLE if isinstance(error, Unavailable) else Exit.REFUSED
 
 
 @contextmanager
-def needs_server_parts(command: str) -> Iterator[None]:
-    """Imports that only an extra brings.
-
-    Without it the rest of the CLI works, and this says what is missing.
-    """
+def needs_extra(command: str, extra: str = "server") -> Iterator[None]:
+    """Wrap imports that only an extra provides: a missing one becomes a message that names it."""
     try:
         yield
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("forewarn"):
             raise
-        extra = "libvirt" if error.name == "libvirt" else "server"
+        extra = "libvirt" if error.name == "libvirt" else extra
         raise Error(
-            f"`forewarn {command}` needs {error.name}; pip install 'forewarn[{extra}]' brings it"
+            f"`forewarn {command}` needs {error.name}; install it with "
+            f"pip install 'forewarn[{extra}]'"
         ) from error

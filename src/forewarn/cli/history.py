@@ -1,111 +1,204 @@
-"""`forewarn history`: what happened, when, by whom and why."""
+"""`forewarn history` and `forewarn watch`: what happened, and what happens now."""
 
-import re
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any
+import json
+import random
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from forewarn.cli.api import Client, connect
+from forewarn.cli.api import PAGE_MAX, Client, connect
 from forewarn.cli.exit_codes import Usage
-from forewarn.cli.output import Json, show_json, show_list
-from forewarn.cli.watch import OfChange, OfEvent, OfHost, OfScope, OfVm, follow, query_of
-from forewarn.cli.watch import show as show_entry
+from forewarn.cli.options import Json, Limit
+from forewarn.cli.output import printable, show_json, show_list
+from forewarn.duration import parse_duration
+from forewarn.errors import Unavailable
 
+SENTENCES = {
+    "enabled": "first poll: from now on VMs get notice",
+    "executed_silently": "{vm}: {detail} now, without notice",
+    "scheduled": "Scheduled: {detail}",
+    "approved": "approved by {detail}",
+    "extended": "postponed {detail}",
+    "started": "Started",
+    "impacted": "{vm}: impact finished",
+    "impact-failed": "{vm}: {detail}",
+    "moved": "{vm} moved from {detail}",
+    "left": "{vm} left the fleet",
+    "completed": "Completed",
+    "canceled": "Canceled",
+    "failed": "Failed",
+    "campaign": "{detail}",
+}
+"""The changes that a demo prints. Other changes are printed by their name."""
+COLUMNS = ("at", "what", "scope", "about", "host", "by", "event", "detail")
+BY_LENGTH_MAX = 20
+PAUSE_SECONDS_MAX = 30.0
+
+OnlyVm = Annotated[str | None, typer.Option("--vm", help="Only changes of this VM.")]
+OnlyScope = Annotated[str | None, typer.Option("--scope", help="Only changes of this scope.")]
+OnlyHost = Annotated[str | None, typer.Option("--host", help="Only changes on this host.")]
+OnlyEvent = Annotated[str | None, typer.Option("--event", help="Only changes of this event.")]
+OnlyChange = Annotated[
+    str | None, typer.Option("--what", help="Only this kind of change, such as started or failed.")
+]
 Since = Annotated[
     str | None,
-    typer.Option(help="Only from then on: 90s, 15m, 2h or 7d ago, or 2030-01-31T12:00:00Z."),
+    typer.Option(help="Only from this time on: 90s, 15m, 2h or 7d ago, or 2030-01-31T12:00:00Z."),
 ]
-Until = Annotated[str | None, typer.Option(help="Only before then, said as --since.")]
-Limit = Annotated[int, typer.Option(help="At most so many.", min=1, max=1_000_000)]
+Until = Annotated[str | None, typer.Option(help="Only before this time; same format as --since.")]
 Follow = Annotated[
     bool,
     typer.Option(
-        "--follow", "-f", help="The oldest of them first, and then what happens from now on."
+        "--follow", "-f", help="Oldest first, then continue with what happens from now on."
     ),
 ]
 
-PAGE_MAX = 1000
-UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
-COLUMNS = ("at", "what", "scope", "about", "host", "by", "event", "detail")
-BY_LENGTH_MAX = 20
+
+class Message(NamedTuple):
+    """One server-sent event."""
+
+    id: str
+    event: str
+    data: str
+
+
+def watch(
+    context: typer.Context,
+    *,
+    vm: OnlyVm = None,
+    scope: OnlyScope = None,
+    host: OnlyHost = None,
+    event: OnlyEvent = None,
+    what: OnlyChange = None,
+    as_json: Json = False,
+) -> None:
+    """Print changes as they happen, until Ctrl-C. Reconnects if the service goes away."""
+    query = {"vm": vm, "scope": scope, "host": host, "event": event, "what": what}
+    for entry in follow(connect(context), query):
+        show_entry(entry, as_json=as_json)
 
 
 def history(
     context: typer.Context,
     *,
-    vm: OfVm = None,
-    scope: OfScope = None,
-    host: OfHost = None,
-    event: OfEvent = None,
-    what: OfChange = None,
+    vm: OnlyVm = None,
+    scope: OnlyScope = None,
+    host: OnlyHost = None,
+    event: OnlyEvent = None,
+    what: OnlyChange = None,
     since: Since = None,
     until: Until = None,
     limit: Limit = 50,
     is_followed: Follow = False,
     as_json: Json = False,
 ) -> None:
-    """What happened, the newest first: when, what, where, by whom and why."""
-    client, now = connect(context), datetime.now(UTC)
-    asked = {"vm": vm, "scope": scope, "host": host, "event": event, "what": what}
+    """Show what happened, newest first: when, what, where, by whom and why."""
     if is_followed and until:
-        raise Usage("--follow goes on for good; expected no --until with it")
+        raise Usage("--follow does not end; it cannot be combined with --until")
+    client, now = connect(context), datetime.now(UTC)
+    query = {"vm": vm, "scope": scope, "host": host, "event": event, "what": what}
+    # Read before the entries, so that following from here repeats and misses nothing.
     newest = read(client, {}, 1)["history"] if is_followed else []
-    answer = read(
-        client, {**asked, "since": moment(since, now), "until": moment(until, now)}, limit
-    )
+    times = {"since": parse_time(since, now), "until": parse_time(until, now)}
+    response = read(client, {**query, **times}, limit)
+    entries = response["history"]
     if is_followed:
-        tell_on(client, asked, answer["history"], newest, as_json=as_json)
+        for entry in reversed(entries):
+            show_entry(entry, as_json=as_json)
+        last = max((entry["number"] for entry in (*entries[:1], *newest)), default=0)
+        for entry in follow(client, query, str(last)):
+            show_entry(entry, as_json=as_json)
     elif as_json:
-        show_json(answer)
+        show_json(response)
     else:
-        rows = [row(entry) for entry in answer["history"]]
-        show_list({"history": rows, "total": len(rows)}, "history", COLUMNS, as_json=False)
-        if answer["next"]:
-            typer.echo(f"{len(rows)} are shown; --limit shows more", err=True)
+        rows = [table_row(entry) for entry in entries]
+        show_list({"history": rows, "total": len(rows)}, "history", COLUMNS)
+        if response["next"]:
+            print(f"showing {len(rows)}; use --limit to see more", file=sys.stderr)
 
 
-def read(client: Client, asked: Mapping[str, str | None], limit: int) -> dict[str, Any]:
-    """At most `limit` entries as one answer, page by page.
-
-    A page may be empty where much is looked through.
-    """
-    found: list[dict[str, Any]] = []
+def read(client: Client, query: Mapping[str, object], limit: int) -> dict[str, Any]:
+    """Up to `limit` entries as one response. A page may be empty when filters match little."""
+    entries: list[dict[str, Any]] = []
     cursor = None
     while True:  # ends: every page is older than the one before
-        size = min(limit - len(found), PAGE_MAX)
-        page = client.get(
-            "history", query=query_of({**asked, "limit": str(size), "cursor": cursor})
-        )
-        found += page["history"]
+        size = min(limit - len(entries), PAGE_MAX)
+        page = client.get("history", query={**query, "limit": size, "cursor": cursor})
+        entries += page["history"]
         cursor = page["next"]
-        if not cursor or len(found) >= limit:
-            return {"history": found, "next": cursor}
+        if not cursor or len(entries) >= limit:
+            return {"history": entries, "next": cursor}
 
 
-def tell_on(
-    client: Client,
-    asked: Mapping[str, str | None],
-    found: Sequence[Mapping[str, Any]],
-    newest: Sequence[Mapping[str, Any]],
-    *,
-    as_json: bool,
-) -> None:
-    """What was found, the oldest first, and then what comes: nothing is told twice, and nothing is
-    left out.
+def follow(
+    client: Client, query: Mapping[str, str | None], after: str = ""
+) -> Iterator[dict[str, Any]]:
+    """Entries as they happen.
 
-    `newest` is what was the newest of all before anything was looked for.
+    Once connected, it reconnects with growing pauses and continues after the last entry.
     """
-    for entry in reversed(found):
-        show_entry(entry, as_json=as_json)
-    last = max((entry["number"] for entry in (*found[:1], *newest)), default=0)
-    for entry in follow(client, asked, str(last)):
-        show_entry(entry, as_json=as_json)
+    failures, is_reported = 0, False
+    while True:  # ends when the caller stops, or when the service refuses
+        try:
+            for message in parse_messages(
+                client.lines("stream", query={**query, "after": after or None})
+            ):
+                failures, is_reported, after = 0, False, message.id or after
+                if message.event == "gap":
+                    print(
+                        "forewarn: some entries are no longer stored and are missing",
+                        file=sys.stderr,
+                    )
+                elif message.data:
+                    yield json.loads(message.data)
+        except Unavailable as error:
+            if not after:
+                raise
+            if not is_reported:
+                print(f"forewarn: {error.message}; retrying", file=sys.stderr)
+            is_reported = True
+        time.sleep(random.uniform(0.5, 1) * min(2.0**failures, PAUSE_SECONDS_MAX))  # noqa: S311
+        failures += 1
 
 
-def row(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """An entry as a line of the table."""
+def parse_messages(lines: Iterable[bytes]) -> Iterator[Message]:
+    """Lines of text/event-stream as messages. An id holds until the next id."""
+    last_id, event, data = "", "", ""
+    for raw in lines:
+        name, _, value = raw.decode(errors="replace").rstrip("\r\n").partition(":")
+        value = value.removeprefix(" ")
+        if name == "id":
+            last_id = value
+        elif name == "event":
+            event = value
+        elif name == "data":
+            data += value
+        elif not name and not value and not raw.startswith(b":"):
+            yield Message(last_id, event, data)
+            event, data = "", ""
+
+
+def show_entry(entry: Mapping[str, Any], *, as_json: bool) -> None:
+    print(json.dumps(entry, ensure_ascii=False) if as_json else format_entry(entry), flush=True)
+
+
+def format_entry(entry: Mapping[str, Any]) -> str:
+    """An entry of the history in one line."""
+    parts = {name: entry[name] for name in ("scope", "what", "vm", "event")}
+    detail = entry["detail"].partition("\n")[0]
+    return printable(format_change(at=entry["at"][11:19], detail=detail, **parts))
+
+
+def format_change(*, at: str, scope: str, what: str, vm: str, detail: str, event: str) -> str:
+    sentence = SENTENCES.get(what, f"{what} {{vm}} {{detail}}").format(vm=vm, detail=detail)
+    return f"{at}  {scope:10}  {' '.join(sentence.split())}{f'  ({event[:8]})' if event else ''}"
+
+
+def table_row(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **entry,
         "at": f"{entry['at'][:19]}Z",
@@ -115,9 +208,9 @@ def row(entry: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def moment(said: str | None, now: datetime) -> str | None:
-    """A span back from now as a moment; whatever else is said is for the service to read."""
-    found = re.fullmatch(r"([0-9]{1,5})([smhd])", said or "")
-    if not found:
-        return said
-    return (now - timedelta(**{UNITS[found[2]]: int(found[1])})).isoformat().replace("+00:00", "Z")
+def parse_time(text: str | None, now: datetime) -> str | None:
+    """A duration is a time before now. Everything else is passed on for the service to parse."""
+    try:
+        return (now - parse_duration(text or "")).isoformat().replace("+00:00", "Z")
+    except (ValueError, OverflowError):
+        return text

@@ -1,46 +1,47 @@
-"""`forewarn lab`: the service as a lab.
-
-Its clock, its faults, its transcript; scenarios are in `lab_run.py`.
-"""
+"""`forewarn lab`: scenarios, and the service with a clock and faults that you control."""
 
 import json
+import logging
 import os
 import re
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forewarn import duration as spans
-from forewarn.cli import lab_run
-from forewarn.cli.api import connect
-from forewarn.cli.config import DEMO
-from forewarn.cli.exit_codes import Usage, needs_server_parts
-from forewarn.cli.output import Json, show_json, show_list, show_one
+from forewarn.cli.api import Client, api_command
+from forewarn.cli.exit_codes import Exit, Usage, needs_extra
+from forewarn.cli.options import DEMO, Json
+from forewarn.cli.output import show_json, show_list, show_one
 from forewarn.cli.serve import run_until_stopped
 from forewarn.config import Address
-from forewarn.errors import Invalid
+from forewarn.duration import EXPECTED, parse_duration
+from forewarn.errors import Error, Invalid, NotFound
 
+if TYPE_CHECKING:
+    from forewarn.lab.scenario.runner import RunResult
+    from forewarn.lab.scenario.schema import Scenario
+
+SCENARIO_BYTES_MAX = 4 * 1024 * 1024
 FAULT_COLUMNS = ("id", "fault", "vms", "begins_at", "ends_at", "requests_left")
+VMS_SHOWN_MAX = 20
 
 app = typer.Typer(
-    help="The lab: the service with a clock you control, scenarios and faults.",
+    help="The lab: scenarios, and the service with a clock and faults that you control.",
     no_args_is_help=True,
 )
 clock = typer.Typer(
     help="The lab's clock: show, advance, jump, pause, resume, rate.", no_args_is_help=True
 )
-fault = typer.Typer(help="Faults at the endpoint: list, add, remove, clear.", no_args_is_help=True)
+fault = typer.Typer(help="Faults of the endpoint: list, add, remove, clear.", no_args_is_help=True)
 app.add_typer(clock, name="clock")
 app.add_typer(fault, name="fault")
-app.command("run")(lab_run.run)
-app.command("scenarios")(lab_run.scenarios)
-app.command("schema")(lab_run.schema)
 
 
 class ClockKind(StrEnum):
@@ -48,31 +49,131 @@ class ClockKind(StrEnum):
     REAL = "real"
 
 
-Fleet = Annotated[Path | None, typer.Option(help="The fleet file; else the demo's fleet.")]
+# fmt: off
+Scenarios = Annotated[str, typer.Argument(metavar="FILE|NAME",
+    help="A scenario file, or the name of one that comes with Forewarn.")]
+Command = Annotated[list[str] | None, typer.Argument(metavar="[-- COMMAND...]", show_default=False,
+    help="The software under test; {endpoint} in it becomes the endpoint of its VM.")]
+RunRate = Annotated[float | None, typer.Option(min=0.001, max=100_000,
+    help="Use the real clock, with every time divided by this.")]
+Real = Annotated[bool, typer.Option("--real", help="Use the real clock: the same as --rate 1.")]
+RunSeed = Annotated[int | None, typer.Option(min=0,
+    help="The seed of ids and random choices, instead of the file's.")]
+As = Annotated[list[str] | None, typer.Option("--as",
+    help="A VM that the command, or other software, plays; may be repeated.")]
+TranscriptFile = Annotated[Path | None, typer.Option(
+    help="Write everything that happened to this file, as JSON lines.")]
+JunitFile = Annotated[Path | None, typer.Option(help="Write the results to this file, for CI.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print every request too.")]
+Fleet = Annotated[Path | None, typer.Option(help="The fleet file; default: the demo's fleet.")]
 Kind = Annotated[ClockKind, typer.Option("--clock", help="A clock that you move, or the real one.")]
-Rate = Annotated[
-    float,
-    typer.Option(
-        help="How many times shorter notices and durations are.", min=0.001, max=1_000_000
-    ),
-]
-Start = Annotated[
-    str | None,
-    typer.Option(help="Where a virtual clock begins, such as 2030-01-31T12:00:00Z; else now."),
-]
-Seed = Annotated[int, typer.Option(help="Ids and chance come from it.")]
-Running = Annotated[
-    bool,
-    typer.Option("--running", help="A virtual clock follows the real time until it is paused."),
-]
-Port = Annotated[int, typer.Option(help="Where VMs call; 0 takes a free port.", min=0, max=65535)]
-ControlPort = Annotated[
-    int, typer.Option(help="Where the control API is; 0 takes a free port.", min=0, max=65535)
-]
-ReadyFile = Annotated[
-    Path | None, typer.Option(help="There while all is ready: a JSON file that tells where.")
-]
-Span = Annotated[str, typer.Argument(metavar="SPAN", help="Such as 90s, 15m, 2h, 1h30m or 7d.")]
+Rate = Annotated[float, typer.Option(min=0.001, max=1_000_000,
+    help="Divide notices and durations by this.")]
+Start = Annotated[str | None, typer.Option(
+    help="The start of a virtual clock, such as 2030-01-31T12:00:00Z; default: now.")]
+Seed = Annotated[int, typer.Option(help="The seed of ids and random choices.")]
+Running = Annotated[bool, typer.Option("--running",
+    help="Let a virtual clock follow the real time until it is paused.")]
+Port = Annotated[int, typer.Option(min=0, max=65535,
+    help="The port that VMs call; 0 takes a free port.")]
+ControlPort = Annotated[int, typer.Option(min=0, max=65535,
+    help="The port of the control API; 0 takes a free port.")]
+ReadyFile = Annotated[Path | None, typer.Option(
+    help="A JSON file with the URLs; it exists while the lab is ready.")]
+DurationText = Annotated[str, typer.Argument(metavar="DURATION",
+    help="Such as 90s, 15m, 2h, 1h30m or 7d.")]
+TimeText = Annotated[str, typer.Argument(metavar="TIME", help="Such as 2030-01-31T12:00:00Z.")]
+After = Annotated[int | None, typer.Option(min=0,
+    help="Start after the entry with this number; default: the newest entries.")]
+TranscriptLimit = Annotated[int, typer.Option(help="Show at most this many.", min=1, max=10_000)]
+FaultKind = Annotated[str, typer.Argument(metavar="KIND",
+    help="Such as status, latency or truncate: see docs/faults.md.")]
+FaultSettings = Annotated[list[str] | None, typer.Argument(metavar="[NAME=VALUE]...",
+    help="Such as code=500 for=2m.")]
+FaultVms = Annotated[list[str] | None, typer.Option("--vm",
+    help="Only requests of this VM; may be repeated.")]
+# fmt: on
+
+
+@app.command()
+def run(
+    which: Scenarios,
+    command: Command = None,
+    *,
+    rate: RunRate = None,
+    is_real: Real = False,
+    seed: RunSeed = None,
+    vms: As = None,
+    transcript: TranscriptFile = None,
+    junit: JunitFile = None,
+    is_quiet: Quiet = False,
+    is_verbose: Verbose = False,
+) -> int:
+    """Run a scenario: exit code 0 if it passed, 1 if it failed, 2 if the file is wrong."""
+    if is_real and rate is not None:
+        raise Usage(f"--real means --rate 1, but --rate is {rate:g}; expected one of the two")
+    with needs_extra("lab run"):
+        from forewarn.lab.scenario.report import Console, Verbosity, render_junit
+        from forewarn.lab.scenario.runner import RunOptions
+        from forewarn.lab.scenario.runner import run as run_scenario
+
+    scenario = _load_scenario(which)
+    for option, path in (("--transcript", transcript), ("--junit", junit)):
+        if path is not None:
+            _check_writable(option, path)
+    options = RunOptions(
+        seed=seed,
+        rate=1.0 if is_real else rate,
+        external=tuple(vms or ()),
+        command=tuple(command or ()),
+    )
+    verbosity = Verbosity.VERBOSE if is_verbose else Verbosity.NORMAL
+    console = Console(typer.echo, Verbosity.QUIET if is_quiet else verbosity)
+    # The console prints what happens, so the log is not needed.
+    logging.getLogger("forewarn").addHandler(logging.NullHandler())
+    results: list[RunResult] = []
+
+    async def work() -> None:
+        try:
+            results.append(await run_scenario(scenario, options, console))
+        except (Invalid, NotFound) as error:
+            raise Usage(error.message) from error
+
+    run_until_stopped(work)
+    if not results:
+        return Exit.INTERRUPTED
+    result, name = results[0], scenario.file.name
+    console.print_verdicts(name, result.verdicts)
+    if transcript is not None:
+        _write(transcript, result.transcript.dump())
+    if junit is not None:
+        _write(junit, render_junit(name, result.verdicts, result.transcript))
+    return Exit.DONE if result.is_passed else Exit.REFUSED
+
+
+@app.command()
+def scenarios(*, as_json: Json = False) -> None:
+    """List the scenarios that come with Forewarn. `forewarn lab run NAME` runs one."""
+    with needs_extra("lab scenarios"):
+        from forewarn.lab.scenario.schema import list_library, load_from_library
+
+    files = [load_from_library(name).file for name in list_library()]
+    rows = [{"name": file.name, "lasts": file.until, "about": file.about} for file in files]
+    response = {"scenarios": rows, "total": len(rows)}
+    if as_json:
+        show_json(response)
+    else:
+        show_list(response, "scenarios", ("name", "lasts", "about"))
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of a scenario file."""
+    with needs_extra("lab schema"):
+        from forewarn.lab.scenario.schema import SCHEMA
+
+    show_json(SCHEMA)
 
 
 @app.command()
@@ -88,250 +189,238 @@ def serve(
     control_port: ControlPort = 8081,
     ready_file: ReadyFile = None,
 ) -> None:
-    """Run a lab until it is told to stop (SIGTERM or Ctrl-C)."""
+    """Run a lab until SIGTERM or Ctrl-C."""
     if start is not None and clock_kind is ClockKind.REAL:
-        raise Usage(
-            f"--start {start} cannot be: the real clock starts now; expected --clock virtual, or no --start"
-        )
-    with needs_server_parts("lab serve"):
+        raise Usage(f"--start {start} needs --clock virtual: the real clock cannot be set")
+    with needs_extra("lab serve"):
         import asyncio
 
-        from forewarn.fleetfile.schema import parse
-        from forewarn.lab.service import Setup, laboratory
+        from forewarn.fleetfile.parser import parse
+        from forewarn.lab.service import Setup, open_lab
         from forewarn.server import read_file
 
-        path = fleet or Path(str(DEMO["fleet"]))
-        setup = Setup(
-            fleet=parse(read_file(path, "fleet file"), str(path)),
-            is_virtual=clock_kind is ClockKind.VIRTUAL,
-            is_running=is_running,
-            start=_moment(start),
-            rate=rate,
-            seed=seed,
-        )
-
-        async def work() -> None:
-            async with laboratory(setup) as lab:
-                at = await lab.listen(
-                    Address("127.0.0.1", port), Address("127.0.0.1", control_port)
-                )
-                told = {
-                    "metadata": f"http://{at.metadata}",
-                    "control": f"http://{at.control}",
-                    "vms": await lab.doors(),
-                }
-                with announced(ready_file, {**told, "pid": os.getpid()}):
-                    typer.echo(_welcome(told, setup.is_virtual and not is_running))
-                    await asyncio.get_running_loop().create_future()
-
-        withdraw(ready_file)
-        run_until_stopped(work)
-
-
-def _welcome(told: dict[str, Any], stands_still: bool) -> str:  # noqa: FBT001
-    doors = "\n".join(f"  {vm:16} {url}" for vm, url in list(told["vms"].items())[:20])
-    still = (
-        "\nThe clock stands still: `forewarn lab clock advance 15m` lets time pass."
-        if stands_still
-        else ""
+    path = fleet or Path(DEMO["fleet"])
+    setup = Setup(
+        fleet=parse(read_file(path, "fleet file"), str(path)),
+        is_virtual=clock_kind is ClockKind.VIRTUAL,
+        is_running=is_running,
+        start=_parse_time(start),
+        rate=rate,
+        seed=seed,
     )
-    where = f"the lab is ready: metadata {told['metadata']}, control {told['control']}"
-    return f"{where}\nEach VM has a door of its own:\n{doors}{still}"
+
+    async def work() -> None:
+        async with open_lab(setup) as lab:
+            urls = {
+                "metadata": await lab.listen_metadata(Address("127.0.0.1", port)),
+                "control": await lab.listen_control(Address("127.0.0.1", control_port)),
+                "vms": await lab.listen_vms(),
+            }
+            with _announce(ready_file, {**urls, "pid": os.getpid()}):
+                typer.echo(_format_welcome(urls, is_paused=setup.is_virtual and not is_running))
+                await asyncio.get_running_loop().create_future()
+
+    _remove(ready_file)  # a lab that was killed may have left one
+    run_until_stopped(work)
+
+
+def show_transcript(response: Mapping[str, Any]) -> None:
+    with needs_extra("lab transcript"):
+        import msgspec
+
+        from forewarn.lab.transcript import Entry, format_entry
+
+    for entry in msgspec.convert(response["entries"], list[Entry]):
+        print(format_entry(entry))
+    if response["left_out"]:
+        print(f"{response['left_out']} entries more; use --limit to see them", file=sys.stderr)
+
+
+def show_faults(response: Mapping[str, Any]) -> None:
+    rows = [{column: each.get(column) for column in FAULT_COLUMNS} for each in response["faults"]]
+    show_list({**response, "faults": rows}, "faults", FAULT_COLUMNS)
+
+
+@api_command(app, show_transcript)
+def transcript(client: Client, *, after: After = None, limit: TranscriptLimit = 1000) -> Any:
+    """Show what happened so far: every request and response, every change, every step."""
+    start = {"newest": "true"} if after is None else {"after": after}
+    return client.get("transcript", query={**start, "limit": limit})
+
+
+@api_command(clock, show_one, name="show")
+def show_clock(client: Client) -> Any:
+    """Show the lab's time and rate."""
+    return client.get("clock")
+
+
+@api_command(clock, show_one)
+def advance(client: Client, duration: DurationText) -> Any:
+    """Let time pass, deadline by deadline. Returns when everything that was due is done."""
+    return client.post("clock", "advance", body={"seconds": _parse_seconds(duration)})
+
+
+@api_command(clock, show_one)
+def jump(client: Client, time: TimeText) -> Any:
+    """Set the clock to a later time in one step, like a machine that was suspended."""
+    return _set_clock(client, now=time)
+
+
+@api_command(clock, show_one)
+def pause(client: Client) -> Any:
+    """Stop a virtual clock."""
+    return _set_clock(client, is_running=False)
+
+
+@api_command(clock, show_one)
+def resume(client: Client) -> Any:
+    """Let a virtual clock follow the real time."""
+    return _set_clock(client, is_running=True)
+
+
+@api_command(clock, show_one, name="rate")
+def set_rate(client: Client, rate: Annotated[float, typer.Argument(metavar="RATE")]) -> Any:
+    """Divide the notices and durations of new events by this."""
+    return _set_clock(client, rate=rate)
+
+
+def _set_clock(client: Client, **settings: object) -> Any:
+    return client.put("clock", body=json.dumps(settings).encode())
+
+
+@api_command(fault, show_faults, name="list")
+def list_faults(client: Client) -> Any:
+    """List the active and planned faults."""
+    return client.get("faults")
+
+
+@api_command(fault, show_one, name="add")
+def add_fault(
+    client: Client, kind: FaultKind, settings: FaultSettings = None, *, vm: FaultVms = None
+) -> Any:
+    """Make the endpoint misbehave."""
+    body = {"fault": kind, **dict(map(_parse_setting, settings or ())), "vms": vm or None}
+    return client.post("faults", body=body)["fault"]
+
+
+@api_command(fault, show_one, name="remove")
+def remove_fault(client: Client, fault_id: Annotated[str, typer.Argument(metavar="ID")]) -> Any:
+    """Remove one fault."""
+    return client.delete("faults", fault_id)["fault"]
+
+
+@api_command(fault, show_faults, name="clear")
+def clear_faults(client: Client) -> Any:
+    """Remove all faults."""
+    return client.delete("faults")
+
+
+def _load_scenario(which: str) -> "Scenario":
+    """The file if it exists, else the scenario of the library with that name."""
+    from forewarn.lab.scenario.schema import load_from_library, parse_scenario
+
+    path = Path(which)
+    try:
+        if not path.exists() and path.suffix == "":
+            return load_from_library(which)
+        with path.open("rb") as file:
+            text = file.read(SCENARIO_BYTES_MAX + 1)
+        if len(text) > SCENARIO_BYTES_MAX:
+            raise Usage(f"{which}: expected at most {SCENARIO_BYTES_MAX} bytes")
+        return parse_scenario(text, which)
+    except Error as error:
+        raise Usage(error.message) from error
+    except OSError as error:
+        raise Usage(f"cannot read the scenario {which}: {error.strerror or error}") from error
+
+
+def _check_writable(option: str, path: Path) -> None:
+    """Fail before the run rather than after it. Existing content stays."""
+    if path.is_fifo():  # its reader would see the end of the file
+        return
+    is_new = not path.exists()
+    try:
+        path.open("ab").close()
+        if is_new:
+            path.unlink()
+    except OSError as error:
+        raise Usage(f"{option} {path} cannot be written: {error.strerror or error}") from error
+
+
+def _write(path: Path, body: bytes) -> None:
+    try:
+        path.write_bytes(body)
+    except OSError as error:
+        raise Error(
+            f"{path} cannot be written: {error.strerror or error}", file=str(path)
+        ) from error
+
+
+def _format_welcome(urls: dict[str, Any], *, is_paused: bool) -> str:
+    vms = "\n".join(f"  {vm:16} {url}" for vm, url in list(urls["vms"].items())[:VMS_SHOWN_MAX])
+    paused = "\nThe clock is paused: `forewarn lab clock advance 15m` lets time pass."
+    return (
+        f"the lab is ready: metadata {urls['metadata']}, control {urls['control']}\n"
+        f"Each VM has an endpoint of its own:\n{vms}{paused if is_paused else ''}"
+    )
 
 
 @contextmanager
-def announced(path: Path | None, told: dict[str, Any]) -> Iterator[None]:
-    """While it is so, the file says so: whoever waits for it finds all of it or none."""
+def _announce(path: Path | None, content: dict[str, Any]) -> Iterator[None]:
+    """Keep the file while the block runs. It appears in one step: nobody reads half of it."""
     if path is None:
         yield
         return
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(handle, "w") as file:
-            file.write(json.dumps(told, indent=2) + "\n")
+            file.write(json.dumps(content, indent=2) + "\n")
         Path(name).chmod(0o644)
         Path(name).replace(path)
     except OSError as error:
-        raise _unwritable(path, error) from error
+        raise _ready_file_error(path, error) from error
     try:
         yield
     finally:
-        withdraw(path)
+        _remove(path)
 
 
-def withdraw(path: Path | None) -> None:
-    """What a lab that was killed has left there must not be taken for ours."""
-    if path is None:
-        return
+def _remove(path: Path | None) -> None:
     try:
-        path.unlink(missing_ok=True)
+        if path is not None:
+            path.unlink(missing_ok=True)
     except OSError as error:
-        raise _unwritable(path, error) from error
+        raise _ready_file_error(path, error) from error
 
 
-def _unwritable(path: Path, error: OSError) -> Invalid:
+def _ready_file_error(path: Path | None, error: OSError) -> Invalid:
     return Invalid(
         f"the ready file {path} cannot be written: {error.strerror or error}", file=str(path)
     )
 
 
-@app.command()
-def transcript(
-    context: typer.Context,
-    *,
-    after: Annotated[
-        int | None,
-        typer.Option(help="Begin after the entry of this number; else the newest.", min=0),
-    ] = None,
-    limit: Annotated[int, typer.Option(help="At most so many.", min=1, max=10_000)] = 1000,
-    as_json: Json = False,
-) -> None:
-    """What happened so far: every request with its answer, every change, every step."""
-    begin = "newest=true" if after is None else f"after={after}"
-    answer = connect(context).get("transcript", query=f"{begin}&limit={limit}")
-    if as_json:
-        show_json(answer)
-        return
-    with needs_server_parts("lab transcript"):
-        import msgspec
-
-        from forewarn.lab.transcript import Entry, readable
-
-        for entry in msgspec.convert(answer["entries"], list[Entry]):
-            typer.echo(readable(entry))
-    if answer["left_out"]:
-        where = "before" if after is None else "after"
-        typer.echo(f"{answer['left_out']} more lines {where} these; --limit shows more", err=True)
-
-
-@clock.command("show")
-def show_clock(context: typer.Context, *, as_json: Json = False) -> None:
-    """The lab's time, and how fast things happen."""
-    show_one(connect(context).get("clock"), as_json=as_json)
-
-
-@clock.command()
-def advance(context: typer.Context, span: Span, *, as_json: Json = False) -> None:
-    """Let time pass, moment by moment; returns when all that was due is done."""
-    show_one(
-        connect(context).post("clock", "advance", said={"seconds": _seconds(span)}), as_json=as_json
-    )
-
-
-@clock.command()
-def jump(
-    context: typer.Context,
-    moment: Annotated[str, typer.Argument(metavar="MOMENT", help="Such as 2030-01-31T12:00:00Z.")],
-    *,
-    as_json: Json = False,
-) -> None:
-    """Be at a later moment at once, as a machine that slept."""
-    _set_clock(context, {"now": moment}, as_json=as_json)
-
-
-@clock.command()
-def pause(context: typer.Context, *, as_json: Json = False) -> None:
-    """Let a virtual clock stand still."""
-    _set_clock(context, {"is_running": False}, as_json=as_json)
-
-
-@clock.command()
-def resume(context: typer.Context, *, as_json: Json = False) -> None:
-    """Let a virtual clock follow the real time."""
-    _set_clock(context, {"is_running": True}, as_json=as_json)
-
-
-@clock.command("rate")
-def set_rate(
-    context: typer.Context,
-    rate: Annotated[float, typer.Argument(metavar="RATE")],
-    *,
-    as_json: Json = False,
-) -> None:
-    """Make notices and durations of what is asked from now on so many times shorter."""
-    _set_clock(context, {"rate": rate}, as_json=as_json)
-
-
-def _set_clock(context: typer.Context, said: dict[str, object], *, as_json: bool) -> None:
-    show_one(connect(context).put("clock", body=json.dumps(said).encode()), as_json=as_json)
-
-
-@fault.command("list")
-def list_faults(context: typer.Context, *, as_json: Json = False) -> None:
-    """The faults that are in force or will be."""
-    _show_faults(connect(context).get("faults"), as_json=as_json)
-
-
-@fault.command("add")
-def add_fault(
-    context: typer.Context,
-    kind: Annotated[
-        str,
-        typer.Argument(
-            metavar="KIND", help="Such as status, latency or truncate: see docs/faults.md."
-        ),
-    ],
-    settings: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="Such as code=500 for=2m.")
-    ] = None,
-    *,
-    vm: Annotated[list[str] | None, typer.Option(help="Whom it befalls; else all.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Let the endpoint misbehave."""
-    said: dict[str, object] = {"fault": kind, **dict(map(_setting, settings or ()))}
-    if vm:
-        said["vms"] = vm
-    added = connect(context).post("faults", said=said)
-    show_one(added["fault"], as_json=as_json)
-
-
-@fault.command("remove")
-def remove_fault(
-    context: typer.Context,
-    fault_id: Annotated[str, typer.Argument(metavar="ID")],
-    *,
-    as_json: Json = False,
-) -> None:
-    """Let the endpoint behave again in this respect."""
-    show_one(connect(context).delete("faults", fault_id)["fault"], as_json=as_json)
-
-
-@fault.command("clear")
-def clear_faults(context: typer.Context, *, as_json: Json = False) -> None:
-    """Let the endpoint behave again."""
-    _show_faults(connect(context).delete("faults"), as_json=as_json)
-
-
-def _show_faults(answer: dict[str, Any], *, as_json: bool) -> None:
-    rows = [{column: one.get(column) for column in FAULT_COLUMNS} for one in answer["faults"]]
-    show_list(
-        answer if as_json else {**answer, "faults": rows}, "faults", FAULT_COLUMNS, as_json=as_json
-    )
-
-
-def _setting(said: str) -> tuple[str, object]:
-    """A whole number is one; the rest is text, which the service reads."""
-    name, equals, value = said.partition("=")
+def _parse_setting(text: str) -> tuple[str, object]:
+    """Whole numbers become numbers; the service parses the rest."""
+    name, equals, value = text.partition("=")
     if not equals or not name:
-        raise Usage(f"{said!r} is no setting; expected NAME=VALUE, such as code=500")
+        raise Usage(f"{text!r} is not a setting; expected NAME=VALUE, such as code=500")
     return name, int(value) if re.fullmatch(r"-?[0-9]{1,9}", value) else value
 
 
-def _seconds(span: str) -> float:
+def _parse_seconds(text: str) -> float:
     try:
-        return spans.parse(span).total_seconds()
+        return parse_duration(text).total_seconds()
     except ValueError as error:
-        raise Usage(f"{span!r} is no span of time; expected {spans.EXPECTED}") from error
+        raise Usage(f"{text!r} is not a duration; expected {EXPECTED}") from error
 
 
-def _moment(said: str | None) -> datetime | None:
-    if said is None:
+def _parse_time(text: str | None) -> datetime | None:
+    if text is None:
         return None
     try:
-        moment = datetime.fromisoformat(said)
-        if moment.tzinfo is None:
-            raise Usage(f"{said!r} has no time zone; expected a moment such as {said}Z")
-        return moment.astimezone(UTC)
+        time = datetime.fromisoformat(text)
+        if time.tzinfo is None:
+            raise Usage(f"{text!r} has no time zone; expected a time such as {text}Z")
+        return time.astimezone(UTC)
     except (ValueError, OverflowError) as error:
-        raise Usage(f"{said!r} is no moment; expected one such as 2030-01-31T12:00:00Z") from error
+        raise Usage(f"{text!r} is not a time; expected one such as 2030-01-31T12:00:00Z") from error

@@ -1,70 +1,59 @@
-"""How answers are shown: tables on a terminal, aligned text in a pipe, JSON for programs."""
+"""How responses are printed: tables on a terminal, aligned text in a pipe, JSON for programs.
 
+Works without typer and rich, for `forewarn conform`.
+"""
+
+import importlib.util
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
-
-import typer
-
-Json = Annotated[bool, typer.Option("--json", help="The API's own JSON, for programs.")]
+from typing import Any
 
 
-def show_list(
-    answer: Mapping[str, Any], noun: str, columns: Sequence[str], *, as_json: bool
-) -> None:
-    """The list that an answer holds under its noun, one line each."""
-    if as_json:
-        show_json(answer)
-        return
-    rows = [[_text(one[column]) for column in columns] for one in answer[noun]]
+def show_list(response: Mapping[str, Any], kind: str, columns: Sequence[str]) -> None:
+    """The items of a list, one per line."""
+    rows = [[_format(item[column]) for column in columns] for item in response[kind]]
     _show_rows([column.replace("_", " ").upper() for column in columns], rows)
-    if answer["total"] > len(rows):
-        typer.echo(
-            f"{len(rows)} of {answer['total']} {noun} are shown; --limit shows more", err=True
+    if response["total"] > len(rows):
+        print(
+            f"showing {len(rows)} of {response['total']} {kind}; use --limit to see more",
+            file=sys.stderr,
         )
 
 
-def show_one(answer: Mapping[str, Any], *, as_json: bool) -> None:
-    """One thing, a line for each member."""
-    if as_json:
-        show_json(answer)
-        return
-    width = max(len(name) for name in answer)
-    for name, value in answer.items():
-        typer.echo(f"{name.replace('_', ' '):{width}}  {_text(value)}")
+def show_one(item: Mapping[str, Any]) -> None:
+    """One item, a line for each member."""
+    width = max(len(name) for name in item)
+    for name, value in item.items():
+        print(f"{name.replace('_', ' '):{width}}  {_format(value)}")
 
 
-def show_events(
-    answer: Mapping[str, Any], nothing: str = "", *, done: str = "", as_json: bool
-) -> None:
-    """What came of an operation: a sentence for each event.
-
-    `done` tells what became of an event that is shown as it last was.
-    """
-    if as_json:
-        show_json(answer)
-        return
-    told = [event for event in answer.get("events", [answer.get("event")]) if event is not None]
-    for event in told:
-        when = (
-            f", not before {event['not_before']}"
-            if event["status"] == "Scheduled" and not done
-            else ""
-        )
-        typer.echo(
-            f"{event['type']} {event['id']} of {_text(event['resources'])} is {done or event['status']}{when}"
-        )
-    if not told:
-        typer.echo(nothing)
+def show_events(response: Mapping[str, Any], if_none: str = "", result: str = "") -> None:
+    """The events of an operation, one per line. `result` replaces the status if the event ended."""
+    events = response.get("events", [response.get("event")])
+    events = [event for event in events if event is not None]
+    for event in events:
+        status = result or event["status"]
+        notice = f", not before {event['not_before']}" if status == "Scheduled" else ""
+        resources = _format(event["resources"])
+        print(f"{event['type']} {event['id']} of {resources} is {status}{notice}")
+    if not events:
+        print(if_none)
 
 
-def show_json(answer: object) -> None:
-    typer.echo(json.dumps(answer, indent=2, ensure_ascii=False))
+def show_json(response: object) -> None:
+    print(json.dumps(response, indent=2, ensure_ascii=False))
+
+
+def printable(text: str) -> str:
+    """Text without characters that control a terminal."""
+    return "".join(
+        letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text
+    )
 
 
 def _show_rows(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    if sys.stdout.isatty():
+    if sys.stdout.isatty() and importlib.util.find_spec("rich") is not None:
         from rich import box
         from rich.console import Console
         from rich.table import Table
@@ -77,30 +66,21 @@ def _show_rows(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         return
     widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
     for row in (titles, *rows):
-        typer.echo(
-            "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
-        )
+        cells = (f"{cell:{width}}" for cell, width in zip(row, widths, strict=True))
+        print("  ".join(cells).rstrip())
 
 
-def _text(value: object) -> str:
-    """A value in words."""
+def _format(value: object) -> str:
     if isinstance(value, Mapping):
         return "; ".join(
-            f"{name.replace('_', ' ')} {_text(member)}" for name, member in value.items()
+            f"{name.replace('_', ' ')} {_format(part)}" for name, part in value.items()
         )
     if isinstance(value, list):
-        return ", ".join(_text(member) for member in value) or "-"
+        return ", ".join(map(_format, value)) or "-"
     if value is None or value == "":
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:g}"
-    return plain(str(value))
-
-
-def plain(text: str) -> str:
-    """What a terminal would obey instead of showing it is replaced."""
-    return "".join(
-        letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text
-    )
+    return printable(str(value))

@@ -1,6 +1,6 @@
 """`forewarn serve` and `forewarn demo`.
 
-The server's parts are imported when needed: the rest of the CLI does without.
+The server's modules are imported when needed: the other commands do without the server extra.
 """
 
 import shutil
@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from forewarn.cli.exit_codes import Usage, needs_server_parts
-from forewarn.cli.watch import SHOWN, sentence
-from forewarn.config import Address, ClientConfig, Config, Resolved
+from forewarn.cli.exit_codes import Usage, needs_extra
+from forewarn.cli.history import SENTENCES, format_change
+from forewarn.cli.options import DEMO, ClientConfig, File, read_config, with_options
+from forewarn.config import Address, Config
 from forewarn.errors import Invalid
 
 if TYPE_CHECKING:
@@ -25,76 +26,74 @@ if TYPE_CHECKING:
 POLL = "/metadata/scheduledevents?api-version=2020-07-01"
 
 
-def serve(found: Resolved[Config]) -> None:
-    """Run the service until it is told to stop (SIGTERM or Ctrl-C)."""
+@with_options(Config)
+def serve(context: typer.Context, *, file: File = None) -> None:
+    """Run the service until SIGTERM or Ctrl-C."""
+    config = read_config(context, Config).config
+    scheme = "https" if config.control_certificate_file else "http"
 
-    def ready(at: "Addresses") -> None:
-        scheme = "https" if found.config.control_certificate_file else "http"
+    def print_ready(at: "Addresses") -> None:
         typer.echo(
             f"forewarn is ready: metadata http://{at.metadata}, control {scheme}://{at.control}"
         )
 
-    _run("serve", found.config, ready, lambda note: None)
+    _run("serve", config, print_ready, lambda note: None)
 
 
-def demo(found: Resolved[Config]) -> None:
-    """Run a small fleet at a readable pace, and say what to try. Takes the flags of `serve`."""
+@with_options(Config, defaults=DEMO)
+def demo(context: typer.Context, *, file: File = None) -> None:
+    """Run a small fleet, sixty times faster, and show what to try. Takes the flags of `serve`."""
+    config = read_config(context, Config, DEMO).config
     _run(
         "demo",
-        found.config,
-        lambda at: typer.echo(invitation(at.metadata, at.control, found.config.rate)),
-        tell,
+        config,
+        lambda at: typer.echo(format_welcome(at.metadata, at.control, config.rate)),
+        print_change,
     )
 
 
-def invitation(metadata: Address, control: Address, rate: float) -> str:
-    """What is running, and three lines that work when pasted into another terminal in the same
-    folder.
-    """
+def format_welcome(metadata: Address, control: Address, rate: float) -> str:
+    """What is running, and three commands to paste into another terminal in the same folder."""
     poll = f"curl -s -H Metadata:true 'http://{metadata}{POLL}'"
-    where = (
-        ""
-        if f"http://{control}" == ClientConfig.control_url
-        else f"FOREWARN_CONTROL=http://{control} "
-    )
+    is_default = f"http://{control}" == ClientConfig.control_url
+    variable = "" if is_default else f"FOREWARN_CONTROL=http://{control} "
     return f"""forewarn is ready: metadata http://{metadata}, control http://{control}
 A 15-minute notice takes {900 / rate:g} seconds here. In another terminal, from this folder:
 
-1. Be a VM and ask what awaits you (this machine is web-0):
+1. As a VM, poll for events (this machine is web-0):
    {poll}
-2. Be an operator and restart it, then poll again:
-   {where}{program()} vm restart web-0
-3. Be the VM and say go ahead:
+2. As an operator, restart that VM, then poll again:
+   {variable}{program()} vm restart web-0
+3. As the VM, approve the event:
    {poll} | sed 's/.*\\("EventId":"[^"]*"\\).*/{{"StartRequests":[{{\\1}}]}}/' | {poll} -d @-
 
-What happens is told here; Ctrl-C ends it.
+Changes are printed here. Console: http://{control}/  Stop with Ctrl-C.
 """
 
 
-def tell(note: "Note") -> None:
-    """A line for a change, as it happens."""
+def print_change(note: "Note") -> None:
+    """Print a change as it happens."""
     change = note.change
-    if change.what in SHOWN:
-        at, event = f"{note.at:%H:%M:%S}", change.event_id
+    if change.what in SENTENCES:
         typer.echo(
-            sentence(
-                at=at,
+            format_change(
+                at=f"{note.at:%H:%M:%S}",
                 scope=note.scope,
                 what=change.what,
                 vm=change.vm,
                 detail=change.detail,
-                event=event,
+                event=change.event_id,
             )
         )
 
 
 def program() -> str:
-    """This command as a person would type it here."""
+    """This command as a user would type it here."""
     typed = Path(sys.argv[0])
-    if shutil.which(typed.name) == str(typed.absolute()):
+    path = typed.absolute()
+    if shutil.which(typed.name) == str(path):
         return typed.name
-    here = typed.absolute()
-    return str(here.relative_to(Path.cwd())) if here.is_relative_to(Path.cwd()) else str(here)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def _run(
@@ -103,14 +102,14 @@ def _run(
     on_ready: "Callable[[Addresses], None]",
     on_change: "Callable[[Note], None]",
 ) -> None:
-    with needs_server_parts(command):
+    with needs_extra(command):
         from forewarn.server import serve as run
 
-        try:
-            run_until_stopped(lambda: run(config, on_ready, on_change))
-        # a person has to mend it: the systemd unit does not restart after this exit code
-        except Invalid as problem:
-            raise Usage(problem.message) from problem
+    try:
+        run_until_stopped(lambda: run(config, on_ready, on_change))
+    except Invalid as error:
+        # The systemd unit does not restart after this exit code: somebody has to fix the config.
+        raise Usage(error.message) from error
 
 
 def run_until_stopped(work: "Callable[[], Coroutine[Any, Any, None]]") -> None:
@@ -119,7 +118,7 @@ def run_until_stopped(work: "Callable[[], Coroutine[Any, Any, None]]") -> None:
 
     import uvloop
 
-    async def until_stopped() -> None:
+    async def run() -> None:
         task = asyncio.ensure_future(work())
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, task.cancel)
@@ -127,4 +126,4 @@ def run_until_stopped(work: "Callable[[], Coroutine[Any, Any, None]]") -> None:
             await task
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(until_stopped())
+        runner.run(run())

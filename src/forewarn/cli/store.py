@@ -1,38 +1,41 @@
-"""`forewarn store`: the store itself, while no service has it open."""
+"""`forewarn store`, and work on a store without a service."""
 
+import asyncio
 import os
 import secrets
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+import sys
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 
 import typer
 
-from forewarn.cli.exit_codes import Usage, needs_server_parts
-from forewarn.cli.offline import on_store
+from forewarn.cli.exit_codes import Usage, needs_extra
 from forewarn.errors import StoreLost, StoreUnusable
 
 if TYPE_CHECKING:
     from forewarn.web.service import Service
 
-app = typer.Typer(help="The store itself, without a service: restore.", no_args_is_help=True)
+T = TypeVar("T")
 
-Backup = Annotated[str, typer.Argument(metavar="BACKUP", help="The file that a backup has made.")]
+app = typer.Typer(help="The store, without a service: restore.", no_args_is_help=True)
+
+Backup = Annotated[str, typer.Argument(metavar="BACKUP", help="The file that a backup created.")]
 Target = Annotated[
     str,
-    typer.Argument(
-        metavar="TARGET", help="The store, as `serve --store` has it, or the path of its file."
-    ),
+    typer.Argument(metavar="TARGET", help="The store, as in `serve --store`, or its file."),
 ]
 Force = Annotated[
     bool,
-    typer.Option("--force", help="Replace a store that exists. It is kept under another name."),
+    typer.Option("--force", help="Replace an existing store. It is kept under another name."),
 ]
 KeepTokens = Annotated[
-    bool, typer.Option("--keep-tokens", help="Keep the backup's tokens, also those revoked since.")
+    bool,
+    typer.Option("--keep-tokens", help="Keep the tokens of the backup, even those revoked since."),
 ]
 COMMAND = "store restore"
 SECRET_BYTES = 32
 ADMIN = "restored-{:%Y%m%d-%H%M%S}"
-ASIDE = "{}.replaced-{:%Y%m%dT%H%M%SZ}"
+REPLACED = "{}.replaced-{:%Y%m%dT%H%M%SZ}"
 
 
 class Restored(NamedTuple):
@@ -45,50 +48,68 @@ class Restored(NamedTuple):
 
 @app.callback()
 def store() -> None:
-    """The store itself, without a service: restore."""
+    """The store, without a service: restore."""
 
 
 @app.command()
 def restore(
     backup: Backup, target: Target, *, force: Force = False, keep_tokens: KeepTokens = False
 ) -> None:
-    """Put a backup in the place of the store. The service must be stopped.
+    """Replace the store with a backup. Stop the service first.
 
-    Copying the file back would bring back old document numbers, so that clients would miss events,
-    and revoked tokens. This raises the numbers above all that was shown, revokes all tokens and
-    makes a new one for an admin.
+    Do not just copy the file: old document numbers would return, so that clients miss events, and
+    revoked tokens would be valid again. This command raises the numbers above all that clients have
+    seen, revokes all tokens and creates a new admin token.
     """
-    with needs_server_parts(COMMAND):
+    with needs_extra(COMMAND):
         from forewarn.engine.clock import RealClock
         from forewarn.store.copy import restoring
-    source, path = _path("BACKUP", backup), _path("TARGET", target)
-    aside, secret = ASIDE.format(path, RealClock().now()), secrets.token_hex(SECRET_BYTES)
+    source, path = _parse_path("BACKUP", backup), _parse_path("TARGET", target)
+    aside, secret = REPLACED.format(path, RealClock().now()), secrets.token_hex(SECRET_BYTES)
     with restoring(source, path, aside=aside, may_replace=force) as copy:
-        above = _shown_by(path)
-        done = on_store(
+        above = _highest_number_in(path)
+        renewed = run_on_store(
             COMMAND,
             f"sqlite:///{copy}",
             lambda service: _renew(service, above, source, "" if keep_tokens else secret),
         )
-    _tell(done, source, path, aside, keep_tokens=keep_tokens)
+    _report(renewed, source, path, aside, keep_tokens=keep_tokens)
 
 
-def _path(what: str, given: str) -> str:
+def run_on_store(command: str, url: str, work: "Callable[[Service], Awaitable[T]]") -> T:
+    """Call `work` with a service that has loaded the store.
+
+    Servers may be using the store at the same time.
+    """
+    with needs_extra(command):
+        from forewarn.core.timing import Timing
+        from forewarn.engine.clock import RealClock
+        from forewarn.engine.migration import UPGRADE
+        from forewarn.server import make_id, open_service
+        from forewarn.store.open import open_store
+
+    async def run() -> T:
+        store = await open_store(url, UPGRADE)
+        async with open_service(store, RealClock(), Timing(), make_id) as service:
+            return await work(service)
+
+    return asyncio.run(run())
+
+
+def _parse_path(argument: str, text: str) -> str:
     from forewarn.store.open import path_of
 
-    path = path_of(given)
-    if not path and (given in ("", "memory") or "://" in given):
-        raise Usage(
-            f"{what}: {given!r} is not a file; expected sqlite:///PATH or the path of a file"
-        )
-    return os.path.realpath(path or given)
+    path = path_of(text)
+    if not path and (text in ("", "memory") or "://" in text):
+        raise Usage(f"{argument}: {text!r} is not a file; expected sqlite:///PATH or a file name")
+    return os.path.realpath(path or text)
 
 
 async def _renew(service: "Service", above: int, source: str, secret: str) -> Restored:
-    """What must change in a backup before it is served: the world has gone on since.
+    """Change what must not return with a backup.
 
-    Tokens revoked after the backup would be good again, so all are revoked. Entries of the history
-    get numbers that were given before, so the store gets a new identity for webhooks.
+    Tokens that were revoked after the backup would be valid again, so all are revoked. New history
+    entries get positions that were used before, so webhooks get a new identity of the store.
     """
     from forewarn.engine.restore import raise_incarnations
     from forewarn.history.webhooks import IDENTITY_KEY
@@ -102,42 +123,41 @@ async def _renew(service: "Service", above: int, source: str, secret: str) -> Re
     return Restored(number, *await service.tokens.replace_all(name, secret=secret, by=COMMAND))
 
 
-def _shown_by(path: str) -> int:
-    """The highest document number that the store to be replaced has shown;
-
-    0 if there is none or it cannot be read.
-    """
+def _highest_number_in(path: str) -> int:
+    """The highest document number that clients have seen; 0 if the store is missing or broken."""
     from forewarn.engine.restore import highest_incarnation
 
-    async def look(service: "Service") -> int:
+    async def read(service: "Service") -> int:
         return highest_incarnation(service.engine)
 
     if not os.path.exists(path):
         return 0
     try:
-        return on_store(COMMAND, f"sqlite:///{path}", look)
-    except (StoreUnusable, StoreLost) as problem:
-        typer.echo(
-            f"the store to be replaced cannot be read, so only the backup's numbers count: {problem.message}",
-            err=True,
+        return run_on_store(COMMAND, f"sqlite:///{path}", read)
+    except (StoreUnusable, StoreLost) as error:
+        print(
+            "cannot read the store to be replaced, so only the numbers of the backup count: "
+            f"{error.message}",
+            file=sys.stderr,
         )
         return 0
 
 
-def _tell(done: Restored, source: str, path: str, aside: str, *, keep_tokens: bool) -> None:
-    typer.echo(f"{path} is restored from {source}")
+def _report(renewed: Restored, source: str, path: str, aside: str, *, keep_tokens: bool) -> None:
+    print(f"{path} is restored from {source}")
     if os.path.exists(aside):
-        typer.echo(f"the previous store was saved as {aside}")
-    typer.echo(
-        f"document numbers continue at {done.number}, above those of the backup and of the store it replaces"
+        print(f"the previous store was saved as {aside}")
+    print(
+        f"document numbers continue at {renewed.number}, above those of the backup and of the "
+        "replaced store"
     )
     if keep_tokens:
-        typer.echo("the tokens are those of the backup: revoke again what was revoked since")
-    if done.revoked:
-        typer.echo(f"revoked tokens: {', '.join(done.revoked)}")
-        typer.echo(f"the new admin token, shown this once: {done.token}")
-    more = ", make new tokens with this one" if done.token else ""
-    typer.echo(
-        f"next: start the service{more}, and look at `forewarn event list` and `forewarn vm list`:"
+        print("tokens are those of the backup: revoke again what was revoked since")
+    if renewed.revoked:
+        print(f"revoked tokens: {', '.join(renewed.revoked)}")
+        print(f"new admin token, printed once: {renewed.token}")
+    tokens = ", create new tokens with this one" if renewed.token else ""
+    print(
+        f"next: start the service{tokens}, and check `forewarn event list` and `forewarn vm list`:"
         " changes made after the backup are missing"
     )

@@ -1,42 +1,43 @@
-"""What `forewarn fleet sync libvirt` asks libvirt, put together: which hosts, what they tell, what
-the fleet becomes.
-"""
+"""`forewarn fleet sync libvirt`: the fleet that libvirt describes."""
 
 import asyncio
 import json
 from typing import Any
 
 from forewarn.config import Config
-from forewarn.fleetfile import schema as fleet
-from forewarn.platform.libvirt import fleet_import as domain
-from forewarn.platform.libvirt.connection import Libvirts
+from forewarn.fleetfile import parser
+from forewarn.platform.libvirt import fleet_import
+from forewarn.platform.libvirt.connection import LibvirtHosts
 from forewarn.platform.libvirt.discovery import discover
 
 
-def fleet_from_libvirt(told: dict[str, Any], config: Config) -> bytes:
-    """The fleet file that brings the fleet, as the service tells it, in line with libvirt."""
-    known = fleet.parse(json.dumps(told).encode(), "the fleet in force")
-    libvirts = Libvirts(config.libvirt_uri, call_seconds_max=config.libvirt_call_seconds_max)
-    found = asyncio.run(discover(libvirts, hosts_to_ask(known, config)))
+def build_fleet_from_libvirt(current: dict[str, Any], config: Config) -> bytes:
+    """The fleet file that brings the current fleet in line with libvirt."""
+    fleet = parser.parse(json.dumps(current).encode(), "the current fleet")
+    libvirts = LibvirtHosts(config.libvirt_uri, call_seconds_max=config.libvirt_call_seconds_max)
+    found = asyncio.run(discover(libvirts, hosts_to_query(fleet, config)))
     domains = [
-        domain.parse(one.xml, host=one.host, is_active=one.is_active, leases=one.leases)
-        for each in found.values()
-        for one in each
+        fleet_import.parse(
+            domain.xml, host=domain.host, is_active=domain.is_active, leases=domain.leases
+        )
+        for domains in found.values()
+        for domain in domains
     ]
-    return json.dumps(fleet.dump(domain.synced(known, domains, list(found)))).encode()
+    return json.dumps(parser.dump(fleet_import.sync_fleet(fleet, domains, list(found)))).encode()
 
 
-def hosts_to_ask(known: fleet.Fleet, config: Config) -> list[str]:
-    """Those with a URI of their own; with a pattern, every host of the fleet; with a plain URI,
-    whichever host answers there.
+def hosts_to_query(fleet: parser.Fleet, config: Config) -> list[str]:
+    """Hosts with a URI of their own; for a URI with {host}, every host of the fleet.
+
+    "" stands for a plain URI: whichever host answers there.
     """
-    named = {one.host for one in config.libvirt_uri if one.host}
-    for one in config.libvirt_uri:
-        if not one.host and "{host}" not in one.uri:
-            named.add("")
-        elif not one.host:
-            named |= {
-                *known.hosts,
-                *(vm.host for scope in known.scopes for vm in scope.vms if vm.host),
+    hosts = {each.host for each in config.libvirt_uri if each.host}
+    for each in config.libvirt_uri:
+        if not each.host and "{host}" not in each.uri:
+            hosts.add("")
+        elif not each.host:
+            hosts |= {
+                *fleet.hosts,
+                *(vm.host for scope in fleet.scopes for vm in scope.vms if vm.host),
             }
-    return sorted(named)
+    return sorted(hosts)

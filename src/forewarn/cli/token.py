@@ -5,6 +5,7 @@ With `--store` it works on the store itself, without a service.
 
 import json
 import secrets
+import sys
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -13,8 +14,9 @@ import typer
 
 from forewarn.cli.api import connect
 from forewarn.cli.exit_codes import Usage
-from forewarn.cli.offline import on_store
-from forewarn.cli.output import Json, show_json, show_list
+from forewarn.cli.options import Json
+from forewarn.cli.output import show_json, show_list
+from forewarn.cli.store import run_on_store
 
 if TYPE_CHECKING:
     from forewarn.web.service import Service
@@ -22,17 +24,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Name = Annotated[
-    str, typer.Argument(metavar="NAME", help="Of a-z, 0-9 and -; it stands in the history.")
+    str, typer.Argument(metavar="NAME", help="Of a-z, 0-9 and -; it appears in the history.")
 ]
 RoleOption = Annotated[str, typer.Option(help="viewer, operator or admin.", metavar="ROLE")]
 Expires = Annotated[
     str | None,
-    typer.Option(help="For how long, such as 90d or 12h; without it for good.", metavar="SPAN"),
+    typer.Option(help="Expire after this time, such as 90d or 12h.", metavar="DURATION"),
 ]
 Store = Annotated[
     str | None,
     typer.Option(
-        help="The store itself, as `serve --store` has it; no service is asked.", metavar="URL"
+        help="Work on this store, as in `serve --store`, not on a service.", metavar="URL"
     ),
 ]
 COLUMNS = ("name", "role", "created_at", "expires_at", "is_expired")
@@ -54,42 +56,46 @@ def create(
     store: Store = None,
     as_json: Json = False,
 ) -> None:
-    """Make a token and show it, this once.
+    """Create a token and print it, once.
 
-    The first has to be an admin's; from then on every request needs one.
+    The first token must be an admin's. From then on every request needs a token.
     """
-    said = {"name": name, "role": role, "expires": expires}
-    answer = (
-        connect(context).post("tokens", said=said) if store is None else _create_on(store, said)
-    )
+    body = {"name": name, "role": role, "expires": expires}
+    if store is None:
+        response = connect(context).post("tokens", body=body)
+    else:
+        response = _create_in(store, body)
     if as_json:
-        show_json(answer)
+        show_json(response)
         return
-    typer.echo(answer["text"])
-    typer.echo("this is shown once; FOREWARN_TOKEN hands it to the other commands", err=True)
+    print(response["text"])
+    print("this is printed once; set FOREWARN_TOKEN to use it", file=sys.stderr)
 
 
 @app.command("list")
 def list_all(context: typer.Context, *, store: Store = None, as_json: Json = False) -> None:
-    """All tokens, without their secrets."""
-    answer = connect(context).get("tokens") if store is None else _on(store, _list)
-    show_list(answer, "tokens", COLUMNS, as_json=as_json)
+    """List all tokens, without their secrets."""
+    response = connect(context).get("tokens") if store is None else _run_on(store, _list)
+    if as_json:
+        show_json(response)
+    else:
+        show_list(response, "tokens", COLUMNS)
 
 
 @app.command()
 def revoke(context: typer.Context, name: Name, *, store: Store = None) -> None:
-    """End a token, at once and everywhere. The last admin's goes last."""
+    """Revoke a token, immediately. The last admin token can only be revoked last."""
     if store is None:
         connect(context).delete("tokens", name)
     else:
-        _on(store, lambda service: service.tokens.revoke(name, by=BY))
-    typer.echo(f"{name} is revoked")
+        _run_on(store, lambda service: service.tokens.revoke(name, by=BY))
+    print(f"{name} is revoked")
 
 
-def _create_on(store: str, said: Mapping[str, str | None]) -> Any:
+def _create_in(store: str, body: Mapping[str, str | None]) -> Any:
     if _is_missing(store):
-        typer.echo(f"there is no store {store} yet: it is made now", err=True)
-    return _on(store, lambda service: _create(service, said), may_make=True)
+        print(f"creating the store {store}", file=sys.stderr)
+    return _run_on(store, lambda service: _create(service, body), may_create=True)
 
 
 def _is_missing(store: str) -> bool:
@@ -97,32 +103,36 @@ def _is_missing(store: str) -> bool:
     return path not in (store, "") and not Path(path).exists()
 
 
-def _on(store: str, work: "Callable[[Service], Awaitable[T]]", *, may_make: bool = False) -> T:
-    """Do it on the store itself. A name with a slip in it makes no new one."""
+def _run_on(
+    store: str, work: "Callable[[Service], Awaitable[T]]", *, may_create: bool = False
+) -> T:
     if store == "memory":
-        raise Usage("--store: a store in memory is nobody else's; expected sqlite:///PATH")
-    if not may_make and _is_missing(store):
+        raise Usage("--store: a memory store belongs to one process; expected sqlite:///PATH")
+    if not may_create and _is_missing(store):  # a typing error must not create a new store
         raise Usage(
-            f"--store: there is no file {store.removeprefix('sqlite:///')}; expected the store of a service"
+            f"--store: no such file: {store.removeprefix('sqlite:///')}; "
+            "expected the store of a service"
         )
-    return on_store("token --store", store, work)
+    return run_on_store("token --store", store, work)
 
 
-async def _create(service: "Service", said: Mapping[str, str | None]) -> Any:
-    """As the API would."""
+async def _create(service: "Service", body: Mapping[str, str | None]) -> Any:
+    """As the API does it."""
     from msgspec import to_builtins
 
-    from forewarn.web.control.checks import read_strictly
-    from forewarn.web.control.routes.token import NewToken, make
+    from forewarn.web.control.checks import decode_strictly
+    from forewarn.web.control.routes.token import NewToken, create_token
 
-    new = read_strictly(json.dumps(said).encode(), NewToken)
+    new = decode_strictly(json.dumps(body).encode(), NewToken)
     secret = secrets.token_hex(SECRET_BYTES)
-    return to_builtins(await make(service.engine, service.tokens, new, secret=secret, by=BY))
+    return to_builtins(
+        await create_token(service.engine, service.tokens, new, secret=secret, by=BY)
+    )
 
 
 async def _list(service: "Service") -> Any:
     from msgspec import to_builtins
 
-    from forewarn.web.control.routes.token import listed
+    from forewarn.web.control.routes.token import token_list
 
-    return to_builtins(listed(service.engine, service.tokens))
+    return to_builtins(token_list(service.engine, service.tokens))

@@ -1,8 +1,7 @@
-"""What runs inside a VM: read, wait, approve. Standard library only, for Forewarn and for Azure, on
-Unix and on Windows.
+"""The client in a VM: read, wait, approve. Standard library only, on Unix and Windows.
 
-`AsyncClient` is loaded when it is first asked for: asyncio is a third of the memory that a guest
-may use.
+Works with Forewarn and with Azure. `AsyncClient` is imported on first use, because asyncio is a
+third of a guest's memory.
 """
 
 from typing import TYPE_CHECKING

@@ -1,8 +1,8 @@
-"""When to ask again.
+"""When to poll again.
 
-Never sooner than a second after the last question; after problems later and later, with some chance
-in it, so that a thousand guests of a server that was away do not all come back at once. Time and
-chance are told.
+Never sooner than a second after the last request began. After errors later and later, with random
+jitter, so that the guests of a server that was down do not all come back at the same time. The
+clock and the random source are arguments.
 """
 
 import random
@@ -13,16 +13,13 @@ from datetime import UTC, datetime
 
 from forewarn.client.errors import EndpointError, HttpError
 from forewarn.client.models import Document
-from forewarn.client.protocol import Dialogue, Known, Question
-from forewarn.client.watcher import Change, Watcher
+from forewarn.client.protocol import Api, ConditionalCache, Request
 
 PERIOD_SECONDS = 1.0
 PAUSE_SECONDS_MAX = 10.0
 """Short, because a spot VM has only 30 seconds from its notice to its end."""
 RETRY_AFTER_SECONDS_MAX = 10.0
-"""An endpoint that asks to be left alone longer than this would leave its guest blind, for more
-than a Preempt's notice.
-"""
+"""A longer Retry-After is cut to this: the guest could miss the whole notice of a Preempt."""
 WAIT_SECONDS = 30.0
 
 
@@ -32,9 +29,9 @@ def _now() -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """The time of day, a time that never jumps, and chance in [0, 1).
+    """The wall clock, a monotonic clock, and a random number in [0, 1).
 
-    All that a client asks of the world but its endpoint.
+    Everything that a client reads besides its endpoint.
     """
 
     now: Callable[[], datetime] = _now
@@ -42,51 +39,61 @@ class Clock:
     chance: Callable[[], float] = random.random
 
 
-def pause_seconds(failures: int, problem: EndpointError, chance: float) -> float:
-    """How long to leave the endpoint alone after so many problems in a row: 1, 2, 4, 8, 10 seconds,
-    and up to half as much again.
-
-    What the endpoint asked for (Retry-After) is kept, up to a limit.
+def pause_seconds(failures: int, error: EndpointError, chance: float) -> float:
+    """The pause after so many failures in a row: 1, 2, 4, 8, 10 seconds, and up to half as much
+    again at random. A Retry-After makes it longer, up to a limit.
     """
     assert failures >= 1
     pause = min(PERIOD_SECONDS * 2.0 ** min(failures - 1, 10), PAUSE_SECONDS_MAX) * (1 + chance / 2)
-    asked = problem.retry_after_seconds if isinstance(problem, HttpError) else None
-    return max(pause, min(asked or 0.0, RETRY_AFTER_SECONDS_MAX))
+    retry_after = error.retry_after_seconds if isinstance(error, HttpError) else None
+    return max(pause, min(retry_after or 0.0, RETRY_AFTER_SECONDS_MAX))
 
 
-class Pace:
-    """One watch: what to ask, what became of it, and how long to rest then."""
+class PollSchedule:
+    """What to request next and how long to rest before it.
+
+    Send `request()`, report `succeeded` or `failed`, rest for `rest_seconds()`, repeat. An endpoint
+    that held the request for a second or longer supports waiting, and is polled again immediately;
+    others are polled every `period_seconds`. While `may_wait` says no, nothing is held.
+    """
 
     def __init__(
-        self, dialogue: Dialogue, watcher: Watcher, clock: Clock, wait_seconds: float
+        self,
+        api: Api,
+        clock: Clock,
+        *,
+        wait_seconds: float = WAIT_SECONDS,
+        period_seconds: float = PERIOD_SECONDS,
+        may_wait: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._dialogue = dialogue
-        self._watcher = watcher
+        assert period_seconds >= PERIOD_SECONDS
+        self._api = api
         self._clock = clock
         self._wait_seconds = wait_seconds
-        self._known = Known(clock.monotonic)
+        self._period_seconds = period_seconds
+        self._may_wait = may_wait
+        self._cache = ConditionalCache(clock.monotonic)
         self._failures = 0
-        self._rest_until = 0.0
+        self._began = 0.0
+        self._next = 0.0
 
-    def question(self) -> Question[Document]:
-        """The answer may be held until something changes, but not while documents contradict each
-        other.
-        """
-        self._rest_until = self._clock.monotonic() + PERIOD_SECONDS
-        return self._dialogue.wait(
-            0.0 if self._watcher.is_in_doubt else self._wait_seconds, self._known.document
-        )
+    def request(self) -> Request[Document]:
+        self._began = self._clock.monotonic()
+        wait_seconds = self._wait_seconds if self._may_wait() else 0.0
+        return self._api.wait(wait_seconds, self._cache.document)
 
-    def answered(self, document: Document) -> list[Change]:
+    def succeeded(self, document: Document) -> None:
         self._failures = 0
-        return self._watcher.update(self._known.keep(document), self._clock.now())
+        self._cache.put(document)
+        was_held = self._clock.monotonic() - self._began >= PERIOD_SECONDS
+        self._next = self._began + (PERIOD_SECONDS if was_held else self._period_seconds)
 
-    def failed(self, problem: EndpointError) -> None:
+    def failed(self, error: EndpointError) -> None:
+        """The pause counts from the error: a timeout is no reason to retry immediately."""
         self._failures += 1
-        self._known.forget()
-        self._rest_until = self._clock.monotonic() + pause_seconds(
-            self._failures, problem, self._clock.chance()
-        )
+        self._cache.clear()
+        pause = pause_seconds(self._failures, error, self._clock.chance())
+        self._next = self._clock.monotonic() + max(pause, self._period_seconds)
 
     def rest_seconds(self) -> float:
-        return max(0.0, self._rest_until - self._clock.monotonic())
+        return max(0.0, self._next - self._clock.monotonic())

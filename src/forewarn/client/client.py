@@ -1,9 +1,9 @@
-"""The client for ordinary programs: one keep-alive connection, and threads.
+"""The client for ordinary programs: blocking calls, usable from any thread.
 
-Any trouble closes the connection, so an answer can never be taken for that to another question. A
-question that the server never saw, because it had closed an idle connection, is asked once more; an
-approval always has a connection of its own, so that it neither meets such a connection nor stands
-behind a wait.
+Any error closes the connection, so a response is never taken for that of another request. A
+request that the server never saw, because it had closed an idle connection, is sent a second
+time. An approval always gets its own connection, so it meets no such connection and never waits
+behind a long poll.
 """
 
 import errno
@@ -13,47 +13,47 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
-from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
-from forewarn.client.backoff import WAIT_SECONDS, Clock, Pace
+from forewarn.client.backoff import PERIOD_SECONDS, WAIT_SECONDS, Clock, PollSchedule
 from forewarn.client.errors import ConnectionFailed, EndpointError
-from forewarn.client.http1 import READ_BYTES, Answer, Endpoint, HungUp, Reader
+from forewarn.client.http1 import READ_BYTES, ConnectionClosed, Endpoint, Reader, Response
 from forewarn.client.models import Document
 from forewarn.client.protocol import (
     API_VERSION,
     DEFAULT_ENDPOINT,
     INSTANCE_VERSION,
     TIMEOUT_SECONDS,
-    Dialogue,
-    Known,
-    Question,
-    name_of,
+    Api,
+    ConditionalCache,
+    Request,
+    vm_name,
 )
 from forewarn.client.watcher import Change, Watcher
 
-CLOSE_LOOK_SECONDS = 0.05
-"""How soon a connect that nobody answers notices that the client was closed."""
+CLOSE_CHECK_SECONDS = 0.05
+"""How soon a pending connect notices that the client was closed."""
 CONNECTING = (0, errno.EINPROGRESS, errno.EWOULDBLOCK)
+CLOSED = "this client is closed"
 
 T = TypeVar("T")
 
 
 class Stop(Protocol):
-    """What ends a watch, as `threading.Event` does."""
+    """Ends a watch, as `threading.Event` does."""
 
     def is_set(self) -> bool: ...
     def wait(self, timeout: float) -> object: ...
 
 
 class Client:
-    """Reads, waits and approves. Everything may be called from any thread.
+    """Reads, waits and approves. All methods may be called from any thread.
 
-    A call made while another thread's is under way uses a connection of its own, so nothing waits
-    behind a wait. `close` may be called from a signal handler too: it ends every question that is
-    under way, and every watch, if need be after the pause that it is in. Only the lookup of a
-    host's name, where the endpoint is one, cannot be ended, and has the time limits of the
-    resolver. `timeout_seconds` bounds a whole answer; what a wait is allowed to take comes on top.
+    A call made during another thread's call uses its own connection. `close` may also be called
+    from a signal handler: it ends every call in progress and every watch, the latter at the
+    latest after its current pause. Only a DNS lookup cannot be interrupted; the resolver's
+    timeouts apply. `timeout_seconds` limits a whole response; the time of a long poll is added
+    to it.
     """
 
     def __init__(
@@ -65,70 +65,60 @@ class Client:
         timeout_seconds: float = TIMEOUT_SECONDS,
         clock: Clock = Clock(),  # noqa: B008 - a frozen value
     ) -> None:
-        self._dialogue = Dialogue(
-            endpoint, api_version=api_version, instance_version=instance_version
-        )
-        self._known = Known(clock.monotonic)
+        self._api = Api(endpoint, api_version=api_version, instance_version=instance_version)
+        self._cache = ConditionalCache(clock.monotonic)
         self._timeout_seconds = timeout_seconds
         self._clock = clock
         self._closed = threading.Event()
-        self._connection = self._connect()
+        self._connection = self._new_connection()
+        self._lock = threading.Lock()  # held by the call that uses `_connection`
         self._others: set[Connection] = set()
-        self._turn = threading.Lock()
         self._name = ""
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     def close(self) -> None:
         self._closed.set()
         for connection in (self._connection, *self._others):
             connection.interrupt()
-        if self._turn.acquire(
-            blocking=False
-        ):  # else whoever has the turn finds the connection ended, and closes it
+        # Otherwise the call in progress notices the interrupt and closes the connection.
+        if self._lock.acquire(blocking=False):
             self._connection.close()
-            self._turn.release()
+            self._lock.release()
 
     def document(self) -> Document:
-        """The document as it is now."""
-        return self._known.keep(self._ask(self._dialogue.document()))
+        """The current document."""
+        return self._cache.put(self._send(self._api.document()))
 
     def wait(self, timeout_seconds: float, *, since: Document | None = None) -> Document:
-        """The document when it is another than `since`, or when the time is up. Without `since`,
-        than the last one given here.
+        """The document once it differs from `since`, or after the timeout.
 
-        An endpoint that cannot wait answers at once, changed or not; so does any that has not been
-        asked before or not lately. Whoever calls this in a loop rests for the rest of a second;
-        where threads share a client, each says since when.
+        Without `since`, the last document returned here is used; threads that share a client
+        should pass their own. An endpoint that does not support waiting responds immediately,
+        and so does the first call, so pause between calls in a loop.
         """
-        return self._known.keep(
-            self._ask(self._dialogue.wait(timeout_seconds, since or self._known.document))
+        return self._cache.put(
+            self._send(self._api.wait(timeout_seconds, since or self._cache.document))
         )
 
     def approve(self, *event_ids: str, timeout_seconds: float | None = None) -> None:
-        """Let these events start before their time. Approving again is no problem; one unknown id
-        refuses them all.
+        """Allow these events to start before NotBefore. Approving again is harmless.
 
-        `timeout_seconds` is for this call, instead of the client's.
+        One unknown id rejects the whole request. `timeout_seconds` replaces the client's.
         """
-        self._ask(self._dialogue.approval(event_ids), timeout_seconds)
+        self._send(self._api.approval(event_ids), timeout_seconds)
 
     def instance(self) -> dict[str, Any]:
-        """What the endpoint tells about this VM: `compute` and `network`."""
-        return self._ask(self._dialogue.instance())
+        """The endpoint's metadata about this VM: `compute` and `network`."""
+        return self._send(self._api.instance())
 
     def name(self) -> str:
-        """This VM's name as Resources have it, asked once. It is not the hostname."""
-        self._name = self._name or name_of(self.instance())
+        """This VM's name as used in Resources, requested once. It is not the hostname."""
+        self._name = self._name or vm_name(self.instance())
         return self._name
 
     def watch(
@@ -136,68 +126,98 @@ class Client:
         *,
         stop: Stop | None = None,
         changes_max: int | None = None,
-        on_problem: Callable[[EndpointError], object] = lambda problem: None,
+        on_error: Callable[[EndpointError], object] = lambda error: None,
         wait_seconds: float = WAIT_SECONDS,
         watcher: Watcher | None = None,
         sleep: Callable[[float], object] | None = None,
     ) -> Iterator[Change]:
-        """What changes, each once, for ever: until `stop` is set, the client is closed, or
-        `changes_max` have been told.
+        """Each change once, until `stop` is set, the client is closed, or after `changes_max`.
 
-        Waits where the endpoint can, otherwise asks once a second. Each problem is told to
-        `on_problem`, and the watch goes on.
+        Errors are passed to `on_error`, and the watch continues.
+        """
+        watcher = watcher or Watcher(approved=self._api.approved)
+        count = 0
+        for result in self.documents(
+            stop=stop,
+            wait_seconds=wait_seconds,
+            may_wait=lambda: not watcher.is_in_doubt,
+            sleep=sleep,
+        ):
+            if isinstance(result, EndpointError):
+                on_error(result)
+                continue
+            for change in watcher.update(result, self._clock.now()):
+                yield change
+                count += 1
+                if count == changes_max:
+                    return
+
+    def documents(
+        self,
+        *,
+        stop: Stop | None = None,
+        wait_seconds: float = WAIT_SECONDS,
+        period_seconds: float = PERIOD_SECONDS,
+        may_wait: Callable[[], bool] = lambda: True,
+        sleep: Callable[[float], object] | None = None,
+    ) -> Iterator[Document | EndpointError]:
+        """The result of each poll, a document or an error, until `stop` is set or `close`.
+
+        Long polls where the endpoint supports it, otherwise polls every `period_seconds`. Errors
+        are retried with back-off. `may_wait` is called before each poll: False makes it a plain
+        one. An unchanged document is the same object again. `sleep` replaces `stop.wait`.
         """
         stop = stop or threading.Event()
-        pace = Pace(
-            self._dialogue,
-            watcher or Watcher(approved=self._dialogue.approved),
+        schedule = PollSchedule(
+            self._api,
             self._clock,
-            wait_seconds,
+            wait_seconds=wait_seconds,
+            period_seconds=period_seconds,
+            may_wait=may_wait,
         )
-        told = 0
         while not (stop.is_set() or self._closed.is_set()):
             try:
-                changes = pace.answered(self._ask(pace.question()))
-            except EndpointError as problem:
+                document = self._send(schedule.request())
+            except EndpointError as error:
                 if self._closed.is_set():
                     return
-                changes = []
-                pace.failed(problem)
-                on_problem(problem)
-            for change in changes:
-                yield change
-                told += 1
-                if told == changes_max:
-                    return
-            (sleep or stop.wait)(pace.rest_seconds())
+                schedule.failed(error)
+                yield error
+            else:
+                schedule.succeeded(document)
+                yield document
+            (sleep or stop.wait)(schedule.rest_seconds())
 
-    def _ask(self, question: Question[T], timeout_seconds: float | None = None) -> T:
-        seconds = (
-            self._timeout_seconds if timeout_seconds is None else timeout_seconds
-        ) + question.wait_seconds
+    def _send(self, request: Request[T], timeout_seconds: float | None = None) -> T:
+        if timeout_seconds is None:
+            timeout_seconds = self._timeout_seconds
+        timeout_seconds += request.wait_seconds
         try:
-            if question.is_repeatable and self._turn.acquire(blocking=False):
+            if request.is_repeatable and self._lock.acquire(blocking=False):
                 try:
-                    return question.read(self._connection.ask(question.request, seconds))
+                    return request.read(self._connection.send(request.data, timeout_seconds))
                 finally:
-                    self._turn.release()
-            with closing(self._connect()) as alone:
-                self._others.add(alone)
+                    self._lock.release()
+            with closing(self._new_connection()) as connection:
+                self._others.add(connection)
                 try:
-                    return question.read(alone.ask(question.request, seconds))
+                    return request.read(connection.send(request.data, timeout_seconds))
                 finally:
-                    self._others.discard(alone)
+                    self._others.discard(connection)
         except EndpointError:
-            self._known.forget()
+            self._cache.clear()
             raise
 
-    def _connect(self) -> "Connection":
-        return Connection(self._dialogue.endpoint, self._clock.monotonic, self._closed)
+    def _new_connection(self) -> "Connection":
+        return Connection(self._api.endpoint, self._clock.monotonic, self._closed)
 
 
 class Connection:
-    """A connection that is opened when it is needed and kept while it is of use, until `closed` is
-    set.
+    """A keep-alive connection. One thread sends; any thread may interrupt it.
+
+    States:  CLOSED -> CONNECTING -> OPEN -> CLOSED
+    `send` opens it if it is closed. It stays open after a response that allows that, and is closed
+    after any error. Once `closed` is set, every state leads to CLOSED, for good.
     """
 
     def __init__(
@@ -208,15 +228,15 @@ class Connection:
         self._closed = closed
         self._socket: socket.socket | None = None
 
-    def ask(self, request: bytes, timeout_seconds: float) -> Answer:
+    def send(self, data: bytes, timeout_seconds: float) -> Response:
         deadline = self._monotonic() + timeout_seconds
         if self._socket is not None:
-            with suppress(HungUp):
-                return self._exchange(request, deadline)
-        return self._exchange(request, deadline)
+            with suppress(ConnectionClosed):
+                return self._exchange(data, deadline)
+        return self._exchange(data, deadline)
 
     def interrupt(self) -> None:
-        """From any thread: whoever reads finds that the connection has ended."""
+        """End a blocking read in another thread."""
         if (open_socket := self._socket) is not None:
             with suppress(OSError):
                 open_socket.shutdown(socket.SHUT_RDWR)
@@ -226,37 +246,39 @@ class Connection:
         if open_socket is not None:
             open_socket.close()
 
-    def _exchange(self, request: bytes, deadline: float) -> Answer:
+    def _exchange(self, data: bytes, deadline: float) -> Response:
         reader = Reader()
-        answer = None
+        response = None
         try:
             open_socket = self._open(deadline)
-            open_socket.sendall(request)
-            while answer is None:  # ends with the answer, the connection or the time
-                open_socket.settimeout(self._seconds_to(deadline))
-                answer = reader.feed(open_socket.recv(READ_BYTES))
-            return answer
+            open_socket.sendall(data)
+            while response is None:
+                open_socket.settimeout(self._remaining_seconds(deadline))
+                response = reader.feed(open_socket.recv(READ_BYTES))
+            return response
         except TimeoutError as error:
-            raise ConnectionFailed(f"{self._endpoint} did not answer in time") from error
+            raise ConnectionFailed(f"{self._endpoint} did not respond in time") from error
         except OSError as error:
-            kind = ConnectionFailed if reader.has_begun or self._socket is None else HungUp
-            raise kind(f"no answer from {self._endpoint}: {error.strerror or error}") from error
+            was_open = self._socket is not None and not reader.has_begun
+            kind = ConnectionClosed if was_open else ConnectionFailed
+            message = f"no response from {self._endpoint}: {error.strerror or error}"
+            raise kind(message) from error
         finally:
-            if answer is None or answer.is_last:
+            if response is None or response.is_last:
                 self.close()
 
     def _open(self, deadline: float) -> socket.socket:
         if self._socket is None and not self._closed.is_set():
             self._socket = self._connect(deadline)
         if self._socket is None or self._closed.is_set():
-            raise ConnectionFailed("this client is closed")
-        self._socket.settimeout(self._seconds_to(deadline))
+            raise ConnectionFailed(CLOSED)
+        self._socket.settimeout(self._remaining_seconds(deadline))
         return self._socket
 
     def _connect(self, deadline: float) -> socket.socket:
-        """To the first of the host's addresses that accepts.
+        """Connect to the first address that accepts.
 
-        As `socket.create_connection`, which nothing can end early.
+        As `socket.create_connection`, but `close` can end it.
         """
         addresses = socket.getaddrinfo(
             self._endpoint.host, self._endpoint.port, type=socket.SOCK_STREAM
@@ -269,33 +291,34 @@ class Connection:
             except OSError:
                 if number == len(addresses):
                     raise
-        raise AssertionError("a host without an address is an error of getaddrinfo")
+        raise AssertionError("getaddrinfo raises an error for a host without addresses")
 
-    def _connect_to(self, opening: socket.socket, address: Any, deadline: float) -> socket.socket:
-        """Non-blocking, so that it can be ended when the client is closed."""
+    def _connect_to(
+        self, new_socket: socket.socket, address: Any, deadline: float
+    ) -> socket.socket:
         try:
-            opening.settimeout(0)
-            error = opening.connect_ex(address)
+            new_socket.settimeout(0)
+            error = new_socket.connect_ex(address)
             if error in CONNECTING:
-                self._await_connection(opening, deadline)
-                error = opening.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                self._wait_connected(new_socket, deadline)
+                error = new_socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if error:
                 raise OSError(error, os.strerror(error))
         except BaseException:
-            opening.close()
+            new_socket.close()
             raise
-        return opening
+        return new_socket
 
-    def _await_connection(self, opening: socket.socket, deadline: float) -> None:
+    def _wait_connected(self, new_socket: socket.socket, deadline: float) -> None:
         with selectors.DefaultSelector() as selector:
-            selector.register(opening, selectors.EVENT_WRITE)
-            while not self._closed.is_set():  # ends with the connection, its failure, or the time
-                if selector.select(min(self._seconds_to(deadline), CLOSE_LOOK_SECONDS)):
+            selector.register(new_socket, selectors.EVENT_WRITE)
+            while not self._closed.is_set():
+                if selector.select(min(self._remaining_seconds(deadline), CLOSE_CHECK_SECONDS)):
                     return
-        raise ConnectionFailed("this client is closed")
+        raise ConnectionFailed(CLOSED)
 
-    def _seconds_to(self, deadline: float) -> float:
-        rest = deadline - self._monotonic()
-        if rest <= 0:
+    def _remaining_seconds(self, deadline: float) -> float:
+        remaining = deadline - self._monotonic()
+        if remaining <= 0:
             raise TimeoutError
-        return rest
+        return remaining

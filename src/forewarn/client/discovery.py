@@ -1,8 +1,7 @@
-"""Where the endpoint is.
+"""Finding the endpoint.
 
-Inside a virtual network it has a fixed address; for a classic cloud service or VM outside one, DHCP
-tells it in option 245 (protocol 7). What only reads and writes bytes is pure; a socket is opened by
-`ask_dhcp` alone.
+In a virtual network it has a fixed address. For a classic cloud service or VM outside of one, DHCP
+option 245 has it (protocol 7). Only `ask_dhcp` opens a socket.
 """
 
 import os
@@ -27,18 +26,16 @@ _OPTIONS_AT = 240
 def discover(
     environ: Mapping[str, str], *, endpoint: str = "", ask_dhcp: Callable[[], str] | None = None
 ) -> str:
-    """The endpoint's URL: the one given, or what SCHEDULEDEVENTSIP says, or what DHCP says if it
-    may be asked, or the usual one.
+    """The endpoint's URL: `endpoint`, else SCHEDULEDEVENTSIP, else DHCP, else the usual one.
 
-    `ask_dhcp` gives an address, or nothing; `forewarn.client.ask_dhcp` is one that asks the
-    network.
+    `ask_dhcp` returns an address or an empty string; `forewarn.client.ask_dhcp` asks the network.
     """
     if endpoint:
-        return _checked(endpoint, "endpoint")
-    if told := environ.get(VARIABLE, "").strip():
-        return _checked(told, VARIABLE)
-    if ask_dhcp is not None and (told := ask_dhcp()):
-        return _checked(told, "what DHCP says")
+        return _parse(endpoint, "endpoint")
+    if address := environ.get(VARIABLE, "").strip():
+        return _parse(address, VARIABLE)
+    if ask_dhcp is not None and (address := ask_dhcp()):
+        return _parse(address, "the address from DHCP")
     return DEFAULT_ENDPOINT
 
 
@@ -46,60 +43,52 @@ def ask_dhcp(
     *,
     timeout_seconds: float = TIMEOUT_SECONDS,
     server: tuple[str, int] = ("255.255.255.255", 67),
-    own: tuple[str, int] = ("0.0.0.0", 68),  # noqa: S104 - an offer comes to whoever has no address yet
+    own: tuple[str, int] = ("0.0.0.0", 68),  # noqa: S104 - offers arrive before there is an address
 ) -> str:
-    """Ask every DHCP server in reach, once; the address in the first offer that has one, or nothing
-    when the time is up.
+    """The address in the first DHCP offer that has one; empty after the timeout.
 
-    Needs the right to use port 68. It asks for an offer and takes none, so the machine's own lease
-    stays as it is.
+    Needs permission to use port 68. It requests an offer and accepts none, so the machine's own
+    lease is unchanged.
     """
-    import uuid  # it may look for the network card when it is first asked
+    import uuid  # slow to import on some systems
 
     transaction, card = os.urandom(4), uuid.getnode().to_bytes(6, "big")
     deadline = time.monotonic() + timeout_seconds
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-            asking.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
-            asking.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            asking.bind(own)
-            asking.sendto(dhcp_request(transaction, card), server)
-            while (
-                rest := deadline - time.monotonic()
-            ) > 0:  # ends with an offer for us, or with the time
-                asking.settimeout(rest)
-                if found := dhcp_endpoint(asking.recv(PACKET_BYTES_MAX), transaction, card):
-                    return found
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
+            udp.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+            udp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            udp.bind(own)
+            udp.sendto(dhcp_request(transaction, card), server)
+            while (remaining := deadline - time.monotonic()) > 0:
+                udp.settimeout(remaining)
+                if address := dhcp_endpoint(udp.recv(PACKET_BYTES_MAX), transaction, card):
+                    return address
     except TimeoutError:
         pass
     except OSError as error:
         raise ConnectionFailed(
-            f"DHCP cannot be asked: {error.strerror or error}; it needs the right to use port {own[1]}"
+            f"cannot send a DHCP request: {error.strerror or error};"
+            f" it needs permission to use port {own[1]}"
         ) from error
     return ""
 
 
 def dhcp_request(transaction: bytes, card: bytes) -> bytes:
-    """A DHCPDISCOVER: a BOOTREQUEST over Ethernet with the one option that says so.
-
-    The rest of the head is zero.
-    """
+    """A DHCPDISCOVER: a BOOTREQUEST over Ethernet with only the message type option."""
     assert (len(transaction), len(card)) == (4, 6)
     head = bytes((1, 1, 6, 0)) + transaction + bytes(20) + card
     return head.ljust(_OPTIONS_AT - len(_COOKIE), b"\0") + _COOKIE + bytes((53, 1, 1, 255))
 
 
 def dhcp_endpoint(packet: bytes, transaction: bytes, card: bytes) -> str:
-    """The address in option 245 of an answer to our request.
-
-    Nothing if there is none, or if the packet is for somebody else.
-    """
+    """The address in option 245 of a reply to our request; empty without one."""
     is_ours = packet[:1] == b"\x02" and packet[4:8] == transaction and packet[28:34] == card
     if not is_ours or packet[_OPTIONS_AT - len(_COOKIE) : _OPTIONS_AT] != _COOKIE:
         return ""
     at = _OPTIONS_AT
-    while at + 1 < len(packet) and packet[at] != 255:  # ends with the packet, or where it says so
-        if packet[at] == 0:  # padding: the one option without a length
+    while at + 1 < len(packet) and packet[at] != 255:
+        if packet[at] == 0:  # padding is the only option without a length
             at += 1
             continue
         value = packet[at + 2 : at + 2 + packet[at + 1]]
@@ -109,19 +98,16 @@ def dhcp_endpoint(packet: bytes, transaction: bytes, card: bytes) -> str:
     return ""
 
 
-def _checked(told: str, where: str) -> str:
-    """A URL. An address, with a port or without, is made one."""
-    url = told
-    if "://" not in told:
-        url = (
-            f"http://[{told}]"
-            if told.count(":") > 1 and not told.startswith("[")
-            else f"http://{told}"
-        )
+def _parse(text: str, source: str) -> str:
+    """A URL, or one made from an address with or without a port."""
+    url = text
+    if "://" not in text:
+        is_ipv6 = text.count(":") > 1 and not text.startswith("[")
+        url = f"http://[{text}]" if is_ipv6 else f"http://{text}"
     try:
         Endpoint.parse(url)
-    except Invalid as problem:
+    except Invalid as error:
         raise Invalid(
-            f"{where} is {brief(told)}; expected an address or a URL like {DEFAULT_ENDPOINT}"
-        ) from problem
+            f"{source} is {brief(text)}; expected an address or a URL like {DEFAULT_ENDPOINT}"
+        ) from error
     return url

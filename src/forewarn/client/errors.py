@@ -1,15 +1,13 @@
-"""What can go wrong between a guest and its endpoint. A watch tells each of these and goes on.
+"""Errors between a guest and its endpoint. A watch reports each of them and continues.
 
-Problem                     (forewarn.errors)
-└── EndpointProblem
-    ├── NoAnswer            nobody is there, the connection was lost, or the time is up
-    ├── BadAnswer           what came is not HTTP, was cut off, is too large, or is of a wrong kind
-    │   ├── BadDocument     it came whole and is no document that we understand: nothing is
-    concluded from it
-    │   └── Redirected      the protocol knows no redirects, and whoever this one names is a
-    stranger
-    └── Declined            an error status, with the endpoint's own words
-        └── TryLater        404, 408, 410, 429, 5xx: those that pass by themselves
+Error                           (forewarn.errors)
+└── EndpointError
+    ├── ConnectionFailed        cannot connect, connection lost, or timeout
+    ├── InvalidResponse         not HTTP, cut off, too large, or of an unexpected kind
+    │   ├── InvalidDocument     complete, but not a document we understand; it changes nothing
+    │   └── RedirectRefused     the protocol has no redirects, and the target is not our endpoint
+    └── HttpError               an error status, with the endpoint's own message
+        └── RetryableError      404, 408, 410, 429, 5xx: expected to pass
 """
 
 from forewarn.errors import Error
@@ -36,7 +34,7 @@ class RedirectRefused(InvalidResponse):
 
 
 class HttpError(EndpointError):
-    """`retry_after_seconds` is what the endpoint asked for; None if it asked for nothing."""
+    """`retry_after_seconds` is None if the endpoint sent no valid Retry-After."""
 
     code = "declined"
 
@@ -58,6 +56,6 @@ class RetryableError(HttpError):
 
 
 def brief(value: object) -> str:
-    """A value as a message shows it: enough to recognise it, never all of it."""
-    shown = repr(value[:80] if isinstance(value, str | bytes) else value)
-    return shown if len(shown) <= 100 else f"{shown[:97]}..."
+    """A value for an error message: enough to recognise it, never all of it."""
+    text = repr(value[:80] if isinstance(value, str | bytes) else value)
+    return text if len(text) <= 100 else f"{text[:97]}..."

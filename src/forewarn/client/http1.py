@@ -1,15 +1,15 @@
-"""HTTP/1.1 as a guest needs it: where to ask, a question as bytes, bytes as an answer. Pure: both
-clients read through here.
+"""HTTP/1.1 without I/O: an endpoint's URL, a request as bytes, bytes as a response.
 
-Written by hand, because `http.client` bounds each byte's wait but not the whole answer's, and
-brings TLS and mail parsing into memory, neither of which the protocol knows. Strict where leniency
-could take half an answer for a whole one. Nothing here reads the environment, so no proxy variable
-has a say.
+Both clients and the conformance checks read through `Reader`. It is written by hand because
+`http.client` limits the wait for each byte but not for the whole response, and loads TLS and
+e-mail parsing, which costs a guest 5 MB. The reader rejects anything that could make part of a
+response look like all of it. Nothing here reads the environment, so proxy variables have no
+effect.
 """
 
 import re
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 from urllib.parse import urlsplit
 
@@ -30,18 +30,19 @@ _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(;.*)?")
 
 T = TypeVar("T")
 Reading = Generator[None, bytes, T]
-"""A part of reading: it yields for more bytes, and b"" tells it that there are none."""
+"""A part of `Reader`: it yields to get more bytes, and gets b"" at the end of the connection."""
 
 
-class HungUp(ConnectionFailed):
-    """The connection ended before the first byte of an answer, as one does that the server had
-    closed while it was idle.
+class ConnectionClosed(ConnectionFailed):
+    """The connection ended before the first byte of a response.
+
+    That is how a connection ends which the server closed while it was idle.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where to ask. `prefix` comes before every path: a lab serves many VMs under `/as/{vm}`."""
+    """`prefix` comes before every path: a lab serves many VMs under `/as/{vm}`."""
 
     host: str
     port: int
@@ -83,132 +84,145 @@ def encode(
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """Header names are in lower case; the values of a repeated one are joined.
+class Response:
+    """Header names are in lower case; the values of a repeated header are joined.
 
-    After the last one the connection is of no use.
+    After one that `is_last` the connection must be closed. `head` is the status line and
+    the headers as they came.
     """
 
     status: int
     headers: Mapping[str, str]
     body: bytes
     is_last: bool
+    head: bytes = field(default=b"", compare=False, repr=False)
 
 
 class Reader:
-    """Give it bytes as they arrive, and b"" at the end of the connection, until it gives back the
-    answer.
+    """Reads one response: feed it bytes as they arrive, and b"" at the end of the connection.
+
+    Without `expects_body` the response ends with its head (HEAD). With `wants_interim` a 1xx
+    is returned instead of skipped.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, expects_body: bool = True, wants_interim: bool = False) -> None:
         self.has_begun = False
+        self._expects_body = expects_body
+        self._interim_max = 0 if wants_interim else INTERIM_MAX
         self._buffer = bytearray()
-        self._reading = self._answer()
+        self._reading = self._read_response()
         next(self._reading)
 
-    def feed(self, arrived: bytes) -> Answer | None:
-        if not (arrived or self.has_begun):
-            raise HungUp("the endpoint closed the connection without an answer")
+    @property
+    def unread(self) -> bytes:
+        """What arrived after the end of the response."""
+        return bytes(self._buffer)
+
+    def feed(self, received: bytes) -> Response | None:
+        if not (received or self.has_begun):
+            raise ConnectionClosed("the endpoint closed the connection without a response")
         self.has_begun = True
         try:
-            self._reading.send(arrived)
+            self._reading.send(received)
         except StopIteration as end:
-            answer: Answer = end.value
-            return answer
+            response: Response = end.value
+            return response
         return None
 
-    def _answer(self) -> Reading[Answer]:
-        minor, status, headers = yield from self._head()
-        for _ in range(INTERIM_MAX):
+    def _read_response(self) -> Reading[Response]:
+        head, minor, status, headers = yield from self._read_head()
+        for _ in range(self._interim_max):
             if status >= 200:
                 break
-            minor, status, headers = yield from self._head()
-        if status < 200:
-            raise InvalidResponse(f"status {status} came instead of an answer")
+            head, minor, status, headers = yield from self._read_head()
+        if status < 200 and self._interim_max:
+            raise InvalidResponse(f"status {status} came instead of a response")
         coding, length = headers.get("transfer-encoding", "").lower(), headers.get("content-length")
-        is_open_ended = False
-        if status in BODILESS:
+        ends_connection = minor == b"0" or "close" in headers.get("connection", "").lower()
+        if status < 200 or status in BODILESS or not self._expects_body:
             body = b""
         elif coding:
-            body = yield from self._chunked(coding)
+            body = yield from self._read_chunks(coding)
         elif length is not None:
-            body = yield from self._exactly(_length(length))
+            body = yield from self._read_exactly(_parse_length(length))
         else:
-            is_open_ended = True
-            body = yield from self._rest()
-        is_closing = minor == b"0" or "close" in headers.get("connection", "").lower()
-        is_odd = bool(self._buffer) or bool(
-            coding and length
-        )  # more than was asked for, or two lengths
-        return Answer(status, headers, body, is_closing or is_open_ended or is_odd)
+            ends_connection = True
+            body = yield from self._read_to_end()
+        # Unrequested bytes or two lengths: what follows may not be what it seems.
+        is_ambiguous = bool(self._buffer) or bool(coding and length)
+        return Response(status, headers, body, ends_connection or is_ambiguous, head)
 
-    def _head(self) -> Reading[tuple[bytes, int, dict[str, str]]]:
-        line = yield from self._line()
-        found = _STATUS_LINE.fullmatch(line)
-        if found is None:
-            raise InvalidResponse(f"the answer is no HTTP/1.1: it begins with {brief(line)}")
+    def _read_head(self) -> Reading[tuple[bytes, bytes, int, dict[str, str]]]:
+        """The raw head, the minor version, the status and the headers."""
+        first = yield from self._read_line()
+        match = _STATUS_LINE.fullmatch(first.rstrip(b"\r\n"))
+        if match is None:
+            raise InvalidResponse(f"not an HTTP/1.1 response: it begins with {brief(first)}")
+        lines = yield from self._read_lines()
         headers: dict[str, str] = {}
-        for line in (yield from self._lines()):
+        for line in lines:
             name, colon, value = line.decode("latin-1").partition(":")
             if not colon or not name or name != name.strip():
                 raise InvalidResponse(f"a header is {brief(line)}; expected a name and a value")
             known = headers.get(name.lower())
             headers[name.lower()] = value.strip() if known is None else f"{known}, {value.strip()}"
-        return found[1], int(found[2]), headers
+        return first + b"".join(lines), match[1], int(match[2]), headers
 
-    def _lines(self) -> Reading[list[bytes]]:
+    def _read_lines(self) -> Reading[list[bytes]]:
         """Up to an empty line."""
         lines: list[bytes] = []
-        while line := (yield from self._line()):  # ends at the empty line, or at too many
+        while (line := (yield from self._read_line())).rstrip(b"\r\n"):
             lines.append(line)
             if len(lines) > LINES_MAX:
-                raise InvalidResponse(f"the answer has more than {LINES_MAX} headers")
+                raise InvalidResponse(f"the response has more than {LINES_MAX} headers")
         return lines
 
-    def _line(self) -> Reading[bytes]:
-        while (
-            end := self._buffer.find(b"\n")
-        ) < 0:  # ends with the line, or where it grows too long
+    def _read_line(self) -> Reading[bytes]:
+        """With its line ending."""
+        while (end := self._buffer.find(b"\n")) < 0:
             if len(self._buffer) > LINE_BYTES_MAX:
-                raise InvalidResponse(f"a line of the answer has more than {LINE_BYTES_MAX} bytes")
-            yield from self._more("in its head")
-        return self._take(end + 1).rstrip(b"\r\n")
+                raise InvalidResponse(
+                    f"a line of the response has more than {LINE_BYTES_MAX} bytes"
+                )
+            yield from self._read_more("in its head")
+        return self._take(end + 1)
 
-    def _exactly(self, length: int) -> Reading[bytes]:
+    def _read_exactly(self, length: int) -> Reading[bytes]:
         _check_size(length)
-        while len(self._buffer) < length:  # ends with the body, or with the connection
-            yield from self._more(f"after {len(self._buffer)} of {length} bytes")
+        while len(self._buffer) < length:
+            yield from self._read_more(f"after {len(self._buffer)} of {length} bytes")
         return self._take(length)
 
-    def _chunked(self, coding: str) -> Reading[bytes]:
+    def _read_chunks(self, coding: str) -> Reading[bytes]:
         if coding != "chunked":
             raise InvalidResponse(f"Transfer-Encoding is {brief(coding)}; expected chunked")
         body = bytearray()
-        while True:  # ends at the chunk of no bytes, or where the body grows too large
-            line = yield from self._line()
-            found = _CHUNK.fullmatch(line)
-            if found is None:
+        while True:  # until the empty chunk
+            line = yield from self._read_line()
+            match = _CHUNK.fullmatch(line.rstrip(b"\r\n"))
+            if match is None:
                 raise InvalidResponse(f"a chunk begins with {brief(line)}; expected its size")
-            size = int(found[1], 16)
+            size = int(match[1], 16)
             _check_size(len(body) + size)
             if not size:
-                yield from self._lines()
+                yield from self._read_lines()
                 return bytes(body)
-            body += yield from self._exactly(size)
-            if (yield from self._line()):
-                raise InvalidResponse("a chunk is longer than it says")
+            body += yield from self._read_exactly(size)
+            if (yield from self._read_line()).rstrip(b"\r\n"):
+                raise InvalidResponse("a chunk is longer than its size")
 
-    def _rest(self) -> Reading[bytes]:
-        while arrived := (yield):  # ends with the connection, or where the body grows too large
-            self._buffer += arrived
+    def _read_to_end(self) -> Reading[bytes]:
+        _check_size(len(self._buffer))
+        while received := (yield):
+            self._buffer += received
             _check_size(len(self._buffer))
         return self._take(len(self._buffer))
 
-    def _more(self, where: str) -> Reading[None]:
-        arrived = yield
-        if not arrived:
-            raise InvalidResponse(f"the answer was cut off {where}")
-        self._buffer += arrived
+    def _read_more(self, where: str) -> Reading[None]:
+        received = yield
+        if not received:
+            raise InvalidResponse(f"the response was cut off {where}")
+        self._buffer += received
 
     def _take(self, length: int) -> bytes:
         taken = bytes(self._buffer[:length])
@@ -216,7 +230,7 @@ class Reader:
         return taken
 
 
-def _length(text: str) -> int:
+def _parse_length(text: str) -> int:
     if not _LENGTH.fullmatch(text):
         raise InvalidResponse(f"Content-Length is {brief(text)}; expected a number")
     return int(text)
@@ -225,5 +239,5 @@ def _length(text: str) -> int:
 def _check_size(size: int) -> None:
     if size > BODY_BYTES_MAX:
         raise InvalidResponse(
-            f"the answer has {size} bytes or more; at most {BODY_BYTES_MAX} are read"
+            f"the response has {size} bytes or more; the limit is {BODY_BYTES_MAX}"
         )

@@ -1,38 +1,37 @@
-"""What an endpoint tells, as values: Document and Event, read from bytes once. Pure.
+"""Document and Event, parsed once from the bytes of a response. No I/O.
 
-A document with one part that cannot be understood is refused whole: an event left out would be
-taken for one that has ended. What is new to us (types, statuses, members) is kept as it came.
+A document with one part that cannot be understood is rejected as a whole: an event left out would
+look like one that has ended. Types, statuses and members that are new to us are kept as they came.
 """
 
 import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 
-from forewarn.client import dates as moment
 from forewarn.client.errors import InvalidDocument, InvalidResponse, brief
 
 DEPTH_MAX = 64
 EVENTS_MAX = 1000
 UNKNOWN_SECONDS = -1
 UNKNOWN_INCARNATION = 0
-"""No endpoint serves it (protocol 2.6), so it stands for "it did not say"."""
+"""For a document without an incarnation: no endpoint serves a 0 (protocol 2.6)."""
 
 _MEMBERS = frozenset(
     ("EventId", "EventStatus", "EventType", "ResourceType", "Resources", "NotBefore")
 )
 _MEMBERS |= {"Description", "EventSource", "DurationInSeconds"}
-_WHOLE = re.compile(r"-?[0-9]{1,18}")
+_INTEGER = re.compile(r"-?[0-9]{1,18}")
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One entry of a document. What an older api-version lacks has its default: `""`, or -1 for the
-    duration.
+    """One entry of a document.
 
-    `not_before` is None where the endpoint left it empty: from now on. `extra` holds the members
-    that we do not know.
+    Members that an older api-version lacks have defaults: `""`, and -1 for the duration.
+    `not_before` is None where the endpoint left it empty, which means now. `extra` holds the
+    members that we do not know.
     """
 
     id: str
@@ -48,7 +47,7 @@ class Event:
 
     @property
     def key(self) -> str:
-        """The id as ids are compared: in any case of letters."""
+        """The id for comparisons, which ignore case."""
         return self.id.upper()
 
     @property
@@ -63,21 +62,20 @@ class Event:
         return self.not_before is None or self.not_before <= now
 
     def concerns(self, name: str) -> bool:
-        """Whether a VM of this name is hit. In 2017-03-01 names begin with an underscore."""
+        """Whether it affects the VM of this name. In 2017-03-01 names begin with an underscore."""
         wanted = name.casefold()
         return any(
-            wanted in (shown.casefold(), shown.casefold().removeprefix("_"))
-            for shown in self.resources
+            wanted in (resource.casefold(), resource.casefold().removeprefix("_"))
+            for resource in self.resources
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What all VMs of a scope are told. `incarnation` is 0 where the endpoint did not say; `etag`
-    is as it came, maybe empty.
+    """What all VMs of a scope read. `incarnation` is 0 if it was missing; `etag` may be empty.
 
-    `is_blank`: the answer had no body at all. It may mean no events, or that the endpoint has a
-    hiccup.
+    `is_blank`: the response had no body. That means no events, or that the endpoint has a
+    temporary fault.
     """
 
     incarnation: int
@@ -87,64 +85,61 @@ class Document:
 
 
 def read_document(body: bytes, *, etag: str = "", content_type: str = "") -> Document:
-    """The document that a 200 carries. Nothing at all means no events: endpoints of that kind exist
-    (protocol 3).
+    """The document in the body of a 200. Some endpoints send no body if there are no events.
 
-    Its ETag is dropped: it may be that of the document which should have come, and a 304 to it
-    would make a hiccup last.
+    The ETag of an empty body is dropped. It may belong to the document that should have been
+    sent, and a 304 for it would prolong the fault.
     """
     if not body.strip():
         return Document(UNKNOWN_INCARNATION, (), is_blank=True)
     try:
-        said = read_json(body, content_type)
-    except InvalidResponse as problem:
-        raise InvalidDocument(problem.message) from problem
-    if not _is_shallow(said):
+        value = read_json(body, content_type)
+    except InvalidResponse as error:
+        raise InvalidDocument(error.message) from error
+    if not _is_shallow(value):
         raise InvalidDocument(
             f"the document is nested deeper than {DEPTH_MAX}; expected a list of Events"
         )
-    if not isinstance(said, dict) or not isinstance(said.get("Events"), list):
+    if not isinstance(value, dict) or not isinstance(value.get("Events"), list):
         raise InvalidDocument(
-            f"the answer is {brief(said)}; expected a document with a list of Events"
+            f"the response is {brief(value)}; expected a document with a list of Events"
         )
-    if len(said["Events"]) > EVENTS_MAX:
+    if len(value["Events"]) > EVENTS_MAX:
         raise InvalidDocument(
-            f"the document has {len(said['Events'])} events; expected at most {EVENTS_MAX}"
+            f"the document has {len(value['Events'])} events; expected at most {EVENTS_MAX}"
         )
     try:
-        incarnation = _whole(said, "DocumentIncarnation", UNKNOWN_INCARNATION)
-        events = tuple(_event(entry) for entry in said["Events"])
+        incarnation = _integer(value, "DocumentIncarnation", UNKNOWN_INCARNATION)
+        events = tuple(_event(entry) for entry in value["Events"])
     except ValueError as error:
-        raise InvalidDocument(f"the document cannot be understood: {error}") from error
+        raise InvalidDocument(f"the document is not valid: {error}") from error
     return Document(incarnation, events, etag)
 
 
 def read_json(body: bytes, content_type: str = "") -> object:
-    """The JSON of an answer, whatever its Content-Type says: some endpoints send it as text
-    (protocol 3).
-    """
+    """The JSON of a response, whatever its Content-Type: some endpoints send it as text."""
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
         raise InvalidResponse(
-            f"the answer is no JSON (Content-Type {content_type or 'not given'}): {brief(body)}"
+            f"the response is not JSON (Content-Type {content_type or 'missing'}): {brief(body)}"
         ) from error
 
 
-def _is_shallow(said: object) -> bool:
-    """Whether it can be copied, compared and written down by functions that call themselves."""
-    level = [said]
+def _is_shallow(value: object) -> bool:
+    """Whether recursive functions can copy, compare and serialise it."""
+    level = [value]
     for _ in range(DEPTH_MAX):
-        level = [inner for one in level for inner in _inner(one)]
+        level = [child for parent in level for child in _children(parent)]
         if not level:
             return True
     return False
 
 
-def _inner(one: object) -> Iterable[object]:
-    if isinstance(one, dict):
-        return one.values()
-    return one if isinstance(one, list) else ()
+def _children(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def _event(entry: object) -> Event:
@@ -155,19 +150,19 @@ def _event(entry: object) -> Event:
         type=_required(entry, "EventType"),
         status=_required(entry, "EventStatus"),
         source=_text(entry, "EventSource", ""),
-        resources=_names(entry),
+        resources=_resources(entry),
         resource_type=_text(entry, "ResourceType", "VirtualMachine"),
         not_before=_not_before(entry),
-        duration_seconds=_whole(entry, "DurationInSeconds", UNKNOWN_SECONDS),
+        duration_seconds=_integer(entry, "DurationInSeconds", UNKNOWN_SECONDS),
         description=_text(entry, "Description", ""),
         extra={name: value for name, value in entry.items() if name not in _MEMBERS},
     )
 
 
 def _required(entry: Mapping[str, object], name: str) -> str:
-    value = entry.get(name)
-    if not isinstance(value, str) or not value:
-        raise ValueError(f"{name} is {brief(value)}; expected some text")
+    value = _text(entry, name, "")
+    if not value:
+        raise ValueError(f"{name} is {brief(entry.get(name))}; expected text")
     return value
 
 
@@ -180,18 +175,18 @@ def _text(entry: Mapping[str, object], name: str, default: str) -> str:
     return value
 
 
-def _whole(entry: Mapping[str, object], name: str, default: int) -> int:
+def _integer(entry: Mapping[str, object], name: str, default: int) -> int:
     value = entry.get(name)
     if value is None:
         return default
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    if isinstance(value, str) and _WHOLE.fullmatch(value):
+    if isinstance(value, str) and _INTEGER.fullmatch(value):
         return int(value)
     raise ValueError(f"{name} is {brief(value)}; expected a whole number")
 
 
-def _names(entry: Mapping[str, object]) -> tuple[str, ...]:
+def _resources(entry: Mapping[str, object]) -> tuple[str, ...]:
     value = entry.get("Resources")
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         raise ValueError(f"Resources is {brief(value)}; expected a list of names")
@@ -203,6 +198,38 @@ def _not_before(entry: Mapping[str, object]) -> datetime | None:
     if not value:
         return None
     try:
-        return moment.parse(value)
+        return parse_date(value)
     except ValueError as error:
         raise ValueError(f"NotBefore is {brief(value)}; expected a date") from error
+
+
+# Dates. The wire has RFC 1123 (`Mon, 17 Apr 2017 18:40:06 GMT`), Microsoft's articles show ISO
+# 8601 (protocol 2.3). Written by hand because `strptime` depends on the locale and `email.utils`
+# costs memory.
+
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_ISO = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d.*", re.ASCII)
+_RFC_1123 = re.compile(
+    r"([A-Z]+,? +)?(\d{1,2}) ([A-Z]{3})[A-Z]* (\d{4}) +(\d\d:\d\d(?::\d\d)?) *(.*)", re.ASCII
+)
+_LEAP_SECOND = re.compile(r"(\d\d:\d\d):60")
+
+
+def parse_date(text: str) -> datetime:
+    """A date in any form that endpoints use, in UTC, which is also the default zone.
+
+    Raises ValueError for anything else. The weekday is ignored: published examples have it wrong.
+    """
+    iso = text.strip().upper()
+    try:
+        if match := _RFC_1123.fullmatch(iso):
+            _, day, month, year, time, zone = match.groups()
+            number = _MONTHS.index(month.lower()) + 1
+            offset = "Z" if zone in ("GMT", "UTC", "UT") else zone
+            iso = f"{year}-{number:02}-{int(day):02}T{time}{offset}"
+        if not _ISO.fullmatch(iso):
+            raise ValueError
+        date = datetime.fromisoformat(_LEAP_SECOND.sub(r"\1:59", iso))
+        return (date if date.tzinfo else date.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"not a date: {text[:80]!r}") from error

@@ -1,7 +1,4 @@
-"""What a guest asks and how it reads what comes back.
-
-No input or output: both clients share this.
-"""
+"""Requests of a guest, and how their responses are read. No I/O: both clients share this."""
 
 import json
 import re
@@ -13,7 +10,6 @@ from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
 from forewarn import __version__
-from forewarn.client import dates as moment
 from forewarn.client.errors import (
     HttpError,
     InvalidResponse,
@@ -21,19 +17,19 @@ from forewarn.client.errors import (
     RetryableError,
     brief,
 )
-from forewarn.client.http1 import Answer, Endpoint, encode
-from forewarn.client.models import Document, read_document, read_json
+from forewarn.client.http1 import Endpoint, Response, encode
+from forewarn.client.models import Document, parse_date, read_document, read_json
 from forewarn.errors import Invalid
 
 DEFAULT_ENDPOINT = "http://169.254.169.254"
 API_VERSION = "2020-07-01"
 INSTANCE_VERSION = "2021-02-01"
 TIMEOUT_SECONDS = 10.0
-KNOWN_SECONDS_MAX = 60.0
+CACHE_SECONDS_MAX = 60.0
 APPROVED_MAX = 1024
 
-_PASSING = (404, 408, 410, 429)
-_TAG = re.compile(r"[!-~]{1,200}")
+_RETRYABLE = (404, 408, 410, 429)
+_ETAG = re.compile(r"[!-~]{1,200}")
 _HEADERS = {
     "Metadata": "true",
     "Accept": "application/json",
@@ -44,47 +40,46 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Question(Generic[T]):
-    """What to send and how to read the answer, which may be held for `wait_seconds`.
+class Request(Generic[T]):
+    """The bytes to send and how to read the response, which may be held for `wait_seconds`.
 
-    Only what changes nothing is repeatable.
+    Only a request that changes nothing is repeatable.
     """
 
-    request: bytes
-    read: Callable[[Answer], T]
+    data: bytes
+    read: Callable[[Response], T]
     wait_seconds: float = 0.0
     is_repeatable: bool = True
 
 
-class Known:
-    """The document that a question may be conditional on (If-None-Match): one known from lately,
-    and without a problem since.
+class ConditionalCache:
+    """The document for If-None-Match: read within the last minute, and without an error since.
 
-    A server that lost its memory counts anew, and with bad luck its new number is the one we know.
-    Asked often enough without a condition, it cannot hide behind a 304.
+    A server that lost its state starts its counter again, and may reach the number that we have
+    with other events. An unconditional request once a minute finds that out; a 304 cannot.
     """
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
         self._document: Document | None = None
-        self._until = 0.0
+        self._expires = 0.0
 
     @property
     def document(self) -> Document | None:
-        return self._document if self._monotonic() < self._until else None
+        return self._document if self._monotonic() < self._expires else None
 
-    def keep(self, document: Document) -> Document:
-        """The very same one again, which is what a 304 gives, has not been read again."""
+    def put(self, document: Document) -> Document:
+        """A 304 gives the same object again, which does not extend its life."""
         if document is not self._document:
-            self._document, self._until = document, self._monotonic() + KNOWN_SECONDS_MAX
+            self._document, self._expires = document, self._monotonic() + CACHE_SECONDS_MAX
         return document
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         self._document = None
 
 
-class Dialogue:
-    """What is asked of one endpoint. `approved` holds the events approved here, by key."""
+class Api:
+    """Builds the requests for one endpoint. `approved` has the keys of events approved here."""
 
     def __init__(self, endpoint: str, *, api_version: str, instance_version: str) -> None:
         self.endpoint = Endpoint.parse(endpoint)
@@ -92,51 +87,45 @@ class Dialogue:
         self._events = f"/metadata/scheduledevents?api-version={quote(api_version, safe='')}"
         self._instance = f"/metadata/instance?api-version={quote(instance_version, safe='')}"
 
-    def document(self) -> Question[Document]:
-        return Question(self._get(self._events), partial(_read_document, None))
+    def document(self) -> Request[Document]:
+        return Request(self._get(self._events), partial(_read_document, None))
 
-    def wait(self, timeout_seconds: float, known: Document | None) -> Question[Document]:
+    def wait(self, timeout_seconds: float, known: Document | None) -> Request[Document]:
+        """A long poll, or a plain one without a known document to compare with."""
         if known is None or not known.etag:
             return self.document()
         headers = {"If-None-Match": known.etag}
         if timeout_seconds >= 1:
             headers["Prefer"] = f"wait={int(timeout_seconds)}"
-        return Question(
-            self._get(self._events, **headers), partial(_read_document, known), timeout_seconds
-        )
+        data = self._get(self._events, **headers)
+        return Request(data, partial(_read_document, known), timeout_seconds)
 
-    def approval(self, event_ids: Sequence[str]) -> Question[None]:
+    def approval(self, event_ids: Sequence[str]) -> Request[None]:
         if not event_ids or not all(event_ids):
             raise Invalid(
                 f"event_ids are {brief(event_ids)}; expected at least one, and none empty"
             )
-        body = json.dumps(
-            {"StartRequests": [{"EventId": event_id} for event_id in event_ids]}
-        ).encode()
-        request = encode(
-            self.endpoint,
-            "POST",
-            self._events,
-            _HEADERS | {"Content-Type": "application/json"},
-            body,
-        )
-        return Question(request, partial(self._read_approval, event_ids), is_repeatable=False)
+        requests = [{"EventId": event_id} for event_id in event_ids]
+        body = json.dumps({"StartRequests": requests}).encode()
+        headers = _HEADERS | {"Content-Type": "application/json"}
+        data = encode(self.endpoint, "POST", self._events, headers, body)
+        return Request(data, partial(self._read_approval, event_ids), is_repeatable=False)
 
-    def instance(self) -> Question[dict[str, Any]]:
-        return Question(self._get(self._instance), _read_instance)
+    def instance(self) -> Request[dict[str, Any]]:
+        return Request(self._get(self._instance), _read_instance)
 
     def _get(self, path: str, **headers: str) -> bytes:
         return encode(self.endpoint, "GET", path, _HEADERS | headers)
 
-    def _read_approval(self, event_ids: Sequence[str], answer: Answer) -> None:
-        if not 200 <= answer.status < 300:
-            _check(answer)
+    def _read_approval(self, event_ids: Sequence[str], response: Response) -> None:
+        if not 200 <= response.status < 300:
+            _check_status(response)
         self.approved.update(dict.fromkeys(event_id.upper() for event_id in event_ids))
-        while len(self.approved) > APPROVED_MAX:  # ends at the limit
+        while len(self.approved) > APPROVED_MAX:
             del self.approved[next(iter(self.approved))]
 
 
-def name_of(instance: Mapping[str, Any]) -> str:
+def vm_name(instance: Mapping[str, Any]) -> str:
     """The name that Resources use. It is not the hostname (protocol 2.4)."""
     compute = instance.get("compute")
     name = compute.get("name") if isinstance(compute, Mapping) else None
@@ -145,68 +134,64 @@ def name_of(instance: Mapping[str, Any]) -> str:
     return name
 
 
-def _read_document(known: Document | None, answer: Answer) -> Document:
-    if answer.status == 304 and known is not None:
+def _read_document(known: Document | None, response: Response) -> Document:
+    if response.status == 304 and known is not None:
         return known
-    _check(answer)
-    etag = answer.headers.get("etag", "")
-    return read_document(
-        answer.body, etag=etag if _TAG.fullmatch(etag) else "", content_type=_content_type(answer)
-    )
+    _check_status(response)
+    etag = response.headers.get("etag", "")
+    if not _ETAG.fullmatch(etag):
+        etag = ""
+    return read_document(response.body, etag=etag, content_type=_content_type(response))
 
 
-def _read_instance(answer: Answer) -> dict[str, Any]:
-    _check(answer)
-    said = read_json(answer.body, _content_type(answer))
-    if not isinstance(said, dict):
-        raise InvalidResponse(
-            f"the answer is {brief(said)}; expected the description of an instance"
-        )
-    return said
+def _read_instance(response: Response) -> dict[str, Any]:
+    _check_status(response)
+    value = read_json(response.body, _content_type(response))
+    if not isinstance(value, dict):
+        raise InvalidResponse(f"the response is {brief(value)}; expected an instance's metadata")
+    return value
 
 
-def _check(answer: Answer) -> None:
-    """Nothing but a 200 is gone on with."""
-    status = answer.status
+def _check_status(response: Response) -> None:
+    """Raise the error for any status but 200."""
+    status = response.status
     if status == 200:
         return
     if 300 <= status < 400 and status != 304:
-        where = answer.headers.get("location", "")
+        location = response.headers.get("location", "")
         raise RedirectRefused(
-            f"the endpoint redirects ({status}) to {brief(where)}; expected an answer",
+            f"the endpoint redirects ({status}) to {brief(location)}; expected a response",
             status=status,
         )
     if status < 400:
-        raise InvalidResponse(f"status {status} came; expected 200", status=status)
-    kind = RetryableError if status in _PASSING or status >= 500 else HttpError
-    message = f"the endpoint answered {status}: {_reason(answer.body)}"
-    raise kind(message, status=status, retry_after_seconds=_retry_after(answer.headers))
+        raise InvalidResponse(f"the status is {status}; expected 200", status=status)
+    error = RetryableError if status in _RETRYABLE or status >= 500 else HttpError
+    raise error(
+        f"the endpoint returned {status}: {_reason(response.body)}",
+        status=status,
+        retry_after_seconds=_retry_after_seconds(response.headers),
+    )
 
 
 def _reason(body: bytes) -> str:
-    """The endpoint's own words: `{"error": "..."}`, or whatever came."""
+    """The endpoint's own message (`{"error": "..."}`), or else the body."""
     with suppress(ValueError, RecursionError):
-        said = json.loads(body)
-        if isinstance(said, dict) and isinstance(said.get("error"), str):
-            return repr(said["error"][:300])
-    return brief(body) if body else "without a word"
+        value = json.loads(body)
+        if isinstance(value, dict) and isinstance(value.get("error"), str):
+            return repr(value["error"][:300])
+    return brief(body) if body else "no message"
 
 
-def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """In seconds.
-
-    Where it is a date it is held against the answer's own Date: the clocks of two machines are no
-    measure.
-    """
-    said = headers.get("retry-after", "")
-    if said.isascii() and said.isdecimal():
-        return float(said[:9])
+def _retry_after_seconds(headers: Mapping[str, str]) -> float | None:
+    """A Retry-After date is relative to the response's own Date: two clocks may differ."""
+    value = headers.get("retry-after", "")
+    if value.isascii() and value.isdecimal():
+        return float(value[:9])
     with suppress(ValueError):
-        return max(
-            0.0, (moment.parse(said) - moment.parse(headers.get("date", ""))).total_seconds()
-        )
+        pause = parse_date(value) - parse_date(headers.get("date", ""))
+        return max(0.0, pause.total_seconds())
     return None
 
 
-def _content_type(answer: Answer) -> str:
-    return answer.headers.get("content-type", "")
+def _content_type(response: Response) -> str:
+    return response.headers.get("content-type", "")

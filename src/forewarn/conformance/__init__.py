@@ -1,6 +1,5 @@
-"""Conformance: the wire rules as black-box checks, for any Scheduled Events endpoint. Standard
-library only.
+"""Conformance: the rules of the protocol as black-box checks, for any Scheduled Events endpoint.
 
-What is right is written here from the protocol, apart from the server: nothing of `core`, `wire` or
-`web` may be imported.
+Standard library only. The rules are written here from the protocol, independent of our server:
+nothing of `core`, `wire` or `web` may be imported.
 """

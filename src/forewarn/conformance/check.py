@@ -1,32 +1,35 @@
-"""A check: one rule of the wire, why it matters, and what it takes to look.
+"""A check: one rule of the protocol, why it matters, and what it needs.
 
-The registry, and the words of a failure.
+The registry of checks, and how a check says that the endpoint breaks its rule.
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 if TYPE_CHECKING:
-    from forewarn.conformance.session import Stage
+    from forewarn.conformance.session import Session
 
-SHOWN_MAX = 300
+VALUE_LENGTH_MAX = 300
 
 
 class Level(StrEnum):
-    """`must`: documented or captured from the real service.
+    """`must`: documented by Microsoft, or captured from the real service.
 
-    `should`: nobody knows, and this is what serves clients best.
+    `should`: neither is known, and this serves clients best.
     """
 
     MUST = "must"
     SHOULD = "should"
 
 
+MUST, SHOULD = Level.MUST, Level.SHOULD
+
+
 class Need(StrEnum):
-    """What a check cannot do without."""
+    """What a check cannot run without."""
 
     EVENT = "event"
     APPROVE = "approve"
@@ -37,22 +40,22 @@ class Need(StrEnum):
 
 
 NEEDS = {
-    Need.EVENT: "an event in the document, or `--control` to make one",
+    Need.EVENT: "an event in the document, or `--control` to create one",
     Need.APPROVE: "`--approve`, to send a POST",
-    Need.CONTROL: "`--control`, to make an event",
-    Need.NAME: "`--as`, to call in the name of a VM",
+    Need.CONTROL: "`--control`, to create an event",
+    Need.NAME: "`--as`, to call as a VM",
     Need.PEER: "a second `--as` of the same scope, and `--control` to know the scopes",
     Need.STRANGER: "a second `--as` of another scope, and `--control` to know the scopes",
 }
 
-Run = Callable[["Stage"], None]
+Function = TypeVar("Function", bound=Callable[..., None])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """`reason` says which client or promise needs it, `reference` where that stands;
+    """`reason` names the client or promise that needs it, `reference` its source.
 
-    `needs` are asked for in their order.
+    `needs` are tested in order.
     """
 
     name: str
@@ -61,100 +64,69 @@ class Check:
     reason: str
     reference: str
     needs: tuple[Need, ...]
-    run: Run
+    run: Callable[["Session"], None]
 
 
 CHECKS: dict[str, Check] = {}
-"""All checks by name, in the order they run. The modules of `topic` fill it."""
+"""All checks by name, in the order they run. The modules of `checks` register them."""
 
 
 class Failed(Exception):
-    """The endpoint breaks the rule. The message says what was expected and what came."""
+    """The endpoint breaks the rule. The message has what was expected and what came instead."""
 
 
 class NotRun(Exception):
-    """The check could not look, and says why."""
+    """The check could not run; the message says why."""
 
 
-def check(level: Level, reference: str, *needs: Need) -> Callable[[Run], Run]:
-    """Register a function as a check: its name is the check's, its docstring the reason."""
+def check(
+    level: Level, reference: str, *needs: Need, each: Iterable[str] = ()
+) -> Callable[[Function], Function]:
+    """Register a function: its name is the check's name, its docstring the reason.
 
-    def register(run: Run) -> Run:
-        _register(
-            run.__name__, run, level, reference, needs, doc=run.__doc__, module=run.__module__
-        )
-        return run
+    With `each` it is one check for each of these values, and takes the value first.
+    """
 
-    return register
-
-
-def check_each(
-    versions: Iterable[str], level: Level, reference: str, *needs: Need
-) -> Callable[[Callable[["Stage", str], None]], Callable[["Stage", str], None]]:
-    """The same for a function that looks at one api-version: a check for each of them."""
-
-    def register(run: Callable[["Stage", str], None]) -> Callable[["Stage", str], None]:
-        for version in versions:
-            one = partial(_swap, run, version)
-            _register(
-                f"{run.__name__}_{version}",
-                one,
-                level,
-                reference,
-                needs,
-                doc=run.__doc__,
-                module=run.__module__,
+    def register(function: Function) -> Function:
+        name = function.__name__.replace("_", "-")
+        runs: dict[str, Callable[..., None]]
+        runs = {f"{name}-{value}": partial(function, value) for value in each}
+        for full_name, run in (runs or {name: function}).items():
+            assert full_name not in CHECKS, f"duplicate check {full_name}"
+            assert function.__doc__, f"{full_name} needs a docstring as its reason"
+            CHECKS[full_name] = Check(
+                name=full_name,
+                topic=function.__module__.rpartition(".")[2],
+                level=level,
+                reason=" ".join(function.__doc__.split()),
+                reference=reference,
+                needs=needs,
+                run=run,
             )
-        return run
+        return function
 
     return register
 
 
-def _swap(run: Callable[["Stage", str], None], version: str, stage: "Stage") -> None:
-    run(stage, version)
+def fail(expected: str, actual: object) -> NoReturn:
+    raise Failed(f"expected {expected}; got {describe(actual)}")
 
 
-def _register(
-    name: str,
-    run: Run,
-    level: Level,
-    reference: str,
-    needs: tuple[Need, ...],
-    *,
-    doc: str | None,
-    module: str,
-) -> None:
-    name = name.replace("_", "-")
-    assert doc, f"{name} has no docstring to be its reason"
-    assert name not in CHECKS, f"{name} stands twice"
-    CHECKS[name] = Check(
-        name=name,
-        topic=module.rpartition(".")[2],
-        level=level,
-        reason=" ".join(doc.split()),
-        reference=reference,
-        needs=needs,
-        run=run,
-    )
+def expect(condition: bool, expected: str, actual: object) -> None:  # noqa: FBT001
+    if not condition:
+        fail(expected, actual)
 
 
-def fail(expected: str, came: object) -> NoReturn:
-    raise Failed(f"expected {expected}; got {shown(came)}")
+def expect_equal(what: str, actual: object, wanted: object) -> None:
+    """Types count: 1 is neither 1.0 nor true."""
+    is_equal = actual == wanted and isinstance(actual, type(wanted))
+    expect(is_equal, f"{what} {describe(wanted)}", actual)
 
 
-def holds(is_so: bool, expected: str, came: object) -> None:  # noqa: FBT001
-    if not is_so:
-        fail(expected, came)
-
-
-def same(what: str, came: object, wanted: object) -> None:
-    """1 is not 1.0 and not true: types count."""
-    holds(came == wanted and isinstance(came, type(wanted)), f"{what} {shown(wanted)}", came)
-
-
-def shown(came: object) -> str:
-    """What came, on one line, and cut where it is long."""
-    tell = getattr(came, "told", None)
-    is_sentence = isinstance(came, str) and came.isprintable() and " " in came
-    text = str(tell()) if tell else str(came) if is_sentence else repr(came)
-    return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}… ({len(text)} characters)"
+def describe(value: object) -> str:
+    """A value on one line, shortened if it is long."""
+    is_sentence = isinstance(value, str) and value.isprintable() and " " in value
+    text = str(value) if is_sentence else repr(value)
+    if len(text) <= VALUE_LENGTH_MAX:
+        return text
+    return f"{text[:VALUE_LENGTH_MAX]}… ({len(text)} characters)"

@@ -1,7 +1,4 @@
-"""The checks, one after the other, each with a verdict.
-
-What a check made is taken back before the next one looks.
-"""
+"""Runs checks one after the other. What a check creates is removed before the next one."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -9,7 +6,7 @@ from enum import StrEnum
 from itertools import groupby
 
 from forewarn.conformance.check import Check, Failed, Level, NotRun
-from forewarn.conformance.session import Stage
+from forewarn.conformance.session import Session
 from forewarn.errors import Error, Unavailable
 
 
@@ -21,7 +18,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Result:
-    """`detail` is empty if it passed; else what was expected and what came, or why it was not run."""
+    """`detail` is empty if passed; else what was expected and what came, or why it was not run."""
 
     check: Check
     verdict: Verdict
@@ -33,52 +30,40 @@ class Result:
         return self.verdict is Verdict.FAILED and self.check.level is Level.MUST
 
 
-def run(stage: Stage, checks: Iterable[Check]) -> Iterator[Result]:
-    """Each check's result as it comes."""
+def run(session: Session, checks: Iterable[Check]) -> Iterator[Result]:
+    """Yields each result when it is known."""
     for _, group in groupby(checks, key=lambda check: check.topic):
         try:
             for check in group:
-                yield _run_one(stage, check)
+                yield _run_one(session, check)
         finally:
-            stage.release()
+            session.release()
 
 
-def _run_one(stage: Stage, check: Check) -> Result:
-    began = stage.time.now()
-    verdict, detail = _judge(stage, check)
-    if verdict is Verdict.FAILED and stage.learns_of_rate_limit():
-        verdict, detail = _judge(stage, check)
-    return Result(check, verdict, detail, stage.time.now() - began)
+def _run_one(session: Session, check: Check) -> Result:
+    began = session.clock.now()
+    verdict, detail = _judge(session, check)
+    if verdict is Verdict.FAILED and session.discovers_rate_limit():
+        verdict, detail = _judge(session, check)
+    return Result(check, verdict, detail, session.clock.now() - began)
 
 
-def _judge(stage: Stage, check: Check) -> tuple[Verdict, str]:
-    verdict, detail = Verdict.PASSED, ""
+def _judge(session: Session, check: Check) -> tuple[Verdict, str]:
     try:
-        lacks = next((why for why in map(stage.lacks, check.needs) if why), "")
-        if lacks:
-            raise NotRun(lacks)
-        check.run(stage)
+        if missing := next(filter(None, map(session.missing, check.needs)), ""):
+            return Verdict.NOT_RUN, f"not run, because {missing}"
+        check.run(session)
     except Failed as failed:
-        verdict, detail = Verdict.FAILED, str(failed)
-    except NotRun as why:
-        verdict, detail = Verdict.NOT_RUN, f"not run, because {why}"
+        return Verdict.FAILED, str(failed)
+    except NotRun as reason:
+        return Verdict.NOT_RUN, f"not run, because {reason}"
     except Unavailable:
         raise
-    except Error as problem:
-        verdict, detail = (
-            Verdict.NOT_RUN,
-            f"not run, because the control API refused: {problem.message}",
-        )
-    except (
-        TypeError,
-        ValueError,
-        LookupError,
-        AttributeError,
-    ) as odd:  # an answer so strange that the check could not read it
-        verdict, detail = (
-            Verdict.FAILED,
-            f"expected an answer of the documented form; got one that gave {odd!r}",
-        )
+    except Error as error:
+        return Verdict.NOT_RUN, f"not run, because the control API refused: {error.message}"
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
+        # The response is so far from what is documented that the check could not read it.
+        return Verdict.FAILED, f"expected a response in the documented form; got {error!r}"
     finally:
-        stage.tidy()
-    return verdict, detail
+        session.clean_up()
+    return Verdict.PASSED, ""

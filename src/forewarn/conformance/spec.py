@@ -1,7 +1,6 @@
-"""What the protocol says, as tables.
+"""The protocol as tables, written from Microsoft's articles and captures, not from a server."""
 
-Written from its documents and captures, not from any server.
-"""
+import re
 
 EVENTS = "/metadata/scheduledevents"
 INSTANCE = "/metadata/instance"
@@ -19,7 +18,7 @@ VERSIONS = (
 """The api-versions of Scheduled Events, oldest first (1.1)."""
 OLDEST, NEWEST = VERSIONS[0], VERSIONS[-1]
 INSTANCE_VERSION = "2021-02-01"
-"""One that instance clients really use (8.2); it has every member but the youngest."""
+"""One that instance clients really use (8.2); it has all members but the newest."""
 INSTANCE_VERSION_OLD = "2017-12-01"
 
 FIELDS = (
@@ -38,10 +37,19 @@ FIELDS = (
 TYPES = ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate")
 PREEMPT_SINCE, TERMINATE_SINCE = "2017-11-01", "2019-01-01"
 
-NO_HEADER = {"error": "Bad request. Required metadata header not specified"}
-BAD_VERSION = "Bad request. api-version is invalid or was not specified in the request. For more information refer to aka.ms/azureimds"
+HTTP_DATE = re.compile(
+    r"(Mon|Tue|Wed|Thu|Fri|Sat|Sun), \d{2} (Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) "
+    r"\d{4} \d{2}:\d{2}:\d{2} GMT"
+)
+"""RFC 1123, as in the Date header and in NotBefore (2.3)."""
 
-COMPUTE_ALWAYS = (
+NO_HEADER = {"error": "Bad request. Required metadata header not specified"}
+BAD_VERSION = (
+    "Bad request. api-version is invalid or was not specified in the request. "
+    "For more information refer to aka.ms/azureimds"
+)
+
+COMPUTE_ALWAYS = {
     "location",
     "name",
     "offer",
@@ -53,10 +61,10 @@ COMPUTE_ALWAYS = (
     "version",
     "vmId",
     "vmSize",
-)
+}
 """The members of `compute` that every version has (8.1)."""
 
-COMPUTE_LATER = (
+COMPUTE_LATER = {
     "azEnvironment",
     "evictionPolicy",
     "osProfile",
@@ -67,8 +75,8 @@ COMPUTE_LATER = (
     "tagsList",
     "userData",
     "virtualMachineScaleSet",
-)
-"""Members of `compute` that are younger than INSTANCE_VERSION_OLD (8.1)."""
+}
+"""Members of `compute` that are newer than INSTANCE_VERSION_OLD (8.1)."""
 
 
 def fields(version: str) -> list[str]:

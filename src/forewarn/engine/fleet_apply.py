@@ -18,7 +18,7 @@ from forewarn.engine.record import Hosts
 from forewarn.engine.replica import SCOPE_KEY, kind_of
 from forewarn.engine.transaction import Transaction
 from forewarn.errors import FleetChanged, Unavailable
-from forewarn.fleetfile.schema import Fleet, dump_json, tag
+from forewarn.fleetfile.parser import Fleet, compute_etag, dump_json
 from forewarn.store.base import COMMIT_BYTES_MAX, WRITES_MAX
 
 VMS_PER_TURN_MAX = 300
@@ -88,7 +88,7 @@ class FleetApplier:
         """
         async with self._applying:
             await self._engine.catch_up()  # another server may have changed the fleet
-            if tags and await asyncio.to_thread(lambda: tag(dump_json(self.fleet()))) not in tags:
+            if tags and await asyncio.to_thread(lambda: compute_etag(dump_json(self.fleet()))) not in tags:
                 raise FleetChanged(
                     "the fleet has changed since it was read; read it again and retry"
                 )

@@ -23,7 +23,7 @@ from forewarn.errors import (
     UnknownEvent,
     UnknownScope,
 )
-from forewarn.fleetfile.schema import Fleet
+from forewarn.fleetfile.parser import Fleet
 
 
 class ScopedEvent(NamedTuple):

@@ -1,14 +1,11 @@
-"""A fleet file on disk, or a folder of them, as the texts that `wire.fleet` parses.
-
-What they say is not its concern.
-"""
+"""Fleet files on disk: reads one file, or all of a folder. Does not parse them."""
 
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
 from forewarn.errors import Invalid
-from forewarn.fleetfile.schema import FleetText
+from forewarn.fleetfile.parser import FleetText
 from forewarn.fleetfile.yaml_source import SIZE_MAX
 
 SUFFIXES = (".yaml", ".yml", ".json")
@@ -17,10 +14,7 @@ FOLDER_BYTES_MAX = 1024 * 1024 * 1024
 
 
 def read_sources(path: Path) -> list[FleetText]:
-    """The file, or all fleet files of the folder in the order of their names.
-
-    Of a file that is too large only so much is read that the parser refuses it.
-    """
+    """Read the file, or all fleet files of the folder in the order of their names."""
     try:
         files = sorted(filter(_is_fleet_file, path.iterdir())) if path.is_dir() else [path]
         _check_folder(path, files)
@@ -31,18 +25,14 @@ def read_sources(path: Path) -> list[FleetText]:
         ) from error
 
 
-def digest_of(sources: Sequence[FleetText]) -> str:
-    """Differs when a file changes, comes or goes.
-
-    For a single file it is the SHA-256 of its text.
-    """
+def compute_digest(sources: Sequence[FleetText]) -> str:
+    """Hash the names and contents. For a single file it is the SHA-256 of its text."""
     if len(sources) == 1:
         return hashlib.sha256(sources[0].text).hexdigest()
     digest = hashlib.sha256()
     for source in sources:
-        digest.update(
-            f"{Path(source.name).name}\0{hashlib.sha256(source.text).hexdigest()}\n".encode()
-        )
+        name, content = Path(source.name).name, hashlib.sha256(source.text).hexdigest()
+        digest.update(f"{name}\0{content}\n".encode())
     return digest.hexdigest()
 
 
@@ -71,5 +61,6 @@ def _check_folder(path: Path, files: Sequence[Path]) -> None:
 
 
 def _read(path: Path) -> FleetText:
+    """Read one byte more than the parser accepts, so that it can reject the file."""
     with path.open("rb") as stream:
         return FleetText(str(path), stream.read(SIZE_MAX + 1))

@@ -15,7 +15,7 @@ from urllib.parse import SplitResult, urlsplit
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from forewarn.errors import Unavailable
-from forewarn.platform.threads import Threads
+from forewarn.platform.threads import CallThreads
 
 ANSWER_BYTES_MAX = 64 * 1024
 READ_BYTES = 16 * 1024
@@ -33,7 +33,7 @@ class Postbox:
         self.url = urlsplit(url)
         self.name = name_of(self.url)
         self._seconds_max = seconds_max
-        self._lookup, self._threads = lookup, Threads(1)
+        self._lookup, self._threads = lookup, CallThreads(1)
         self._tls = ssl.create_default_context() if self.url.scheme == "https" else None
         self._open: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._answer = _Answer()

@@ -1,7 +1,4 @@
-"""The lab: the service with a clock, ids, faults and a transcript of one's own.
-
-Nothing is implemented twice.
-"""
+"""The lab: the service with a virtual clock, faults, scenarios and a transcript."""
 
 from typing import TYPE_CHECKING
 
@@ -10,8 +7,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> object:
-    """`from forewarn.lab import Lab`, imported when it is asked for: pytest loads this package at
-    every start.
+    """`forewarn.lab.Lab` is `forewarn.testing.Lab`, imported on first use: pytest loads this
+    package at every start.
     """
     if name == "Lab":
         from forewarn.testing.lab import Lab

@@ -1,20 +1,18 @@
-"""The service as a lab: a clock of one's own, ids from a seed, a simulated platform, faults at the
-endpoint, a transcript.
+"""The service as a lab: a virtual clock, ids from a seed, a simulated platform, faults.
 
-Nothing is implemented twice: the rules, the engine, the loops and the metadata application are the
-service's own.
+Not a second implementation: rules, engine, workers and metadata application are the service's.
 """
 
 import asyncio
 import random
 import uuid
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from msgspec.structs import replace
@@ -28,33 +26,34 @@ from forewarn.engine.clock import RealClock
 from forewarn.engine.engine import Engine
 from forewarn.engine.replica import SCOPE_KEY
 from forewarn.engine.transaction import Transaction
-from forewarn.errors import Invalid, Refused, Unavailable
-from forewarn.fleetfile.schema import Fleet
+from forewarn.errors import Invalid, Refused
+from forewarn.fleetfile.parser import Fleet
 from forewarn.lab.clock import VirtualClock
-from forewarn.lab.fault.active import Fault, Faults, Standing
-from forewarn.lab.fault.filter import Dropped, FaultFilter, FilteredPolls
-from forewarn.lab.listeners import DOORS_MAX, Doors
+from forewarn.lab.fault.active import ActiveFault, FaultSet
+from forewarn.lab.fault.filter import SLEEP, FaultFilter
+from forewarn.lab.fault.kinds import Fault, Lapse
+from forewarn.lab.fault.tcp import ConnectionDropped, FilteredPolls
+from forewarn.lab.listeners import LISTENERS_MAX, VmListeners
 from forewarn.lab.transcript import Kind, Transcript
 from forewarn.platform.simulated import SimulatedPlatform
 from forewarn.store.memory import MemoryStore
-from forewarn.web.http.connection import Limits
+from forewarn.web.http.admission import Limits
 from forewarn.web.http.listener import SERVER_METADATA, Application, Listener
-from forewarn.web.metadata import request as ask
+from forewarn.web.http.message import plain_address
+from forewarn.web.metadata import request as metadata_request
 from forewarn.web.metadata.app import Message, Metadata, Receive, Send
-from forewarn.web.metadata.client_identity import plain
 from forewarn.web.service import Service
-from forewarn.web.settings import Settings
 
-SPAN_MAX = timedelta(days=366)
+ADVANCE_MAX = timedelta(days=366)
 START_MIN, END_MAX = datetime(1970, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
 RATE_MIN, RATE_MAX = 0.001, 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What a lab is made of.
+    """The options of a lab.
 
-    A virtual clock stands still unless `is_running`; `rate` shortens every notice and duration.
+    A virtual clock is paused unless `is_running`; `rate` shortens every notice and duration.
     """
 
     fleet: Fleet | None = None
@@ -65,8 +64,8 @@ class Setup:
     seed: int = 0
 
 
-class Answer(NamedTuple):
-    """What a request got. Status 0: the connection was dropped."""
+class LabResponse(NamedTuple):
+    """A response to a request without a socket. Status 0: the connection was dropped."""
 
     status: int
     headers: dict[str, str]
@@ -74,39 +73,29 @@ class Answer(NamedTuple):
 
 
 @asynccontextmanager
-async def laboratory(setup: Setup) -> AsyncIterator["LabService"]:
-    """A lab at work; everything that it opened is closed at the end."""
+async def open_lab(setup: Setup) -> AsyncIterator["LabService"]:
+    """Run a lab; everything that it opened is closed at the end."""
     clock = make_clock(setup)
-    timing = timing_at(setup.rate)
-    chance = random.Random(f"ids {setup.seed}")
-    settings = Settings(identify=frozenset({Identify.PATH, Identify.ADDRESS}))
+    rng = random.Random(f"ids {setup.seed}")
     async with server.open_service(
-        MemoryStore(), clock, timing, partial(make_id, chance), settings
+        MemoryStore(), clock, make_timing(setup.rate), partial(make_id, rng)
     ) as service:
         lab = LabService(setup, clock, service)
         if setup.fleet is not None:
             await lab.operations.apply(setup.fleet, by="lab")
-        service.engine.subscribe_entries(lab.transcript.hear)
-        async with server.at_work(Config(), service, lab.platform, "platform"):
-            works = [lab.keep_faults(), *([clock.run()] if isinstance(clock, VirtualClock) else [])]
-            tasks = [asyncio.create_task(work) for work in works]
+        service.engine.subscribe_entries(lab.transcript.add_change)
+        async with server.run_workers(Config(), service, lab.platform, "platform"):
+            if isinstance(clock, VirtualClock):
+                lab.start_task(clock.run())
             try:
                 yield lab
             finally:
-                await lab.close_doors()
-                for task in tasks:
-                    task.cancel()
-                ends = await asyncio.gather(*tasks, return_exceptions=True)
-            for end in ends:
-                if isinstance(end, Exception):
-                    raise end
+                await lab.close_listeners()
+                await lab.cancel_tasks()
 
 
 class LabService:
-    """The parts of a lab, for whoever drives it. Made by `laboratory`."""
-
-    RETRY_SECONDS = 1.0
-    """How long until a door that could not be opened is tried again."""
+    """A running lab. Created by `open_lab`."""
 
     def __init__(self, setup: Setup, clock: VirtualClock | RealClock, service: Service) -> None:
         self.service = service
@@ -115,258 +104,139 @@ class LabService:
         self.rate = setup.rate
         self.operations = service.operations
         self.transcript = Transcript(clock.now)
-        self.faults = Faults()
+        self.faults = FaultSet()
         self._faults_count = 0
-        self._faults_changed = asyncio.Event()
-        self._enforcing = asyncio.Lock()
-        self._lapsed: set[str] = set()
+        self._tasks: list[asyncio.Task[None]] = []
         board = engine.board
         self.platform = SimulatedPlatform(
             clock,
             durations=engine.timing.duration,
             hosts=lambda: chain(board.hosts, board.declared_hosts),
-            wanted=service.campaigns.cache.turns,
+            avoid=service.campaigns.cache.host_priorities,
         )
-        self.settings = service.settings
-        self.metadata_inner = LabMetadata(engine, self.settings, self.faults)
+        self.config = Config(identify=(Identify.PATH, Identify.ADDRESS))
+        self._application = LabMetadata(engine, self.config, self.faults)
         self.metadata = FaultFilter(
-            self.metadata_inner,
+            self._application,
             faults=self.faults,
             transcript=self.transcript,
             clock=clock,
             random=random.Random(f"faults {setup.seed}"),
-            vm_of=self._vm_of,
+            get_vm=self._get_vm,
         )
         self._listeners: list[Listener] = []
-        self._doors = Doors(lambda vm, address: self._listener(partial(self._as, vm), address))
+        self._vm_listeners = VmListeners(self._make_vm_listener)
 
-    async def advance(self, span: timedelta) -> None:
-        """Let the time pass; returns when all that was due has been done."""
-        clock, seconds = self._virtual(), span.total_seconds()
-        if not timedelta(0) <= span <= SPAN_MAX:
+    # --- the clock
+
+    async def advance(self, duration: timedelta) -> None:
+        """Let time pass. Returns when everything that was due is done."""
+        clock, seconds = self._require_virtual_clock(), duration.total_seconds()
+        if not timedelta(0) <= duration <= ADVANCE_MAX:
             raise Invalid(
-                f"the clock cannot advance by {seconds:g} s; expected 0 to {SPAN_MAX.days} days",
+                f"the clock cannot advance by {seconds:g} s; expected 0 to {ADVANCE_MAX.days} days",
                 seconds=seconds,
             )
-        if span > END_MAX - clock.now():
+        if duration > END_MAX - clock.now():
             raise Invalid(
                 f"the clock cannot advance by {seconds:g} s: it ends in the year {END_MAX.year}",
                 seconds=seconds,
             )
-        self.transcript.add(Kind.CLOCK, what="advance", detail=str(span))
-        await clock.advance(span)
-        await self.enforce_faults()
+        self.transcript.add(Kind.CLOCK, what="advance", detail=str(duration))
+        await clock.advance(duration)
 
-    async def jump(self, moment: datetime) -> None:
-        """Be at a later moment at once, as a machine that slept."""
-        clock = self._checked_for(moment)
-        self.transcript.add(Kind.CLOCK, what="jump", detail=moment.isoformat())
-        await clock.jump(moment.astimezone(UTC))
-        await self.enforce_faults()
+    async def jump(self, time: datetime) -> None:
+        """Set a later time immediately, as on a machine that was suspended."""
+        clock = self._check_jump(time)
+        self.transcript.add(Kind.CLOCK, what="jump", detail=time.isoformat())
+        await clock.jump(time.astimezone(UTC))
 
     async def change_clock(
-        self, *, rate: float | None, moment: datetime | None, is_running: bool | None
+        self, *, rate: float | None, time: datetime | None, is_running: bool | None
     ) -> None:
-        """Several at once; all of it is done, or none if one is refused."""
+        """Change several properties; if one is refused, none is changed."""
         if rate is not None:
-            timing_at(rate)
-        if moment is not None:
-            self._checked_for(moment)
+            make_timing(rate)
+        if time is not None:
+            self._check_jump(time)
         if is_running is not None:
-            self._virtual()
+            self._require_virtual_clock()
         if rate is not None:
             self.set_rate(rate)
-        if moment is not None:
-            await self.jump(moment)
+        if time is not None:
+            await self.jump(time)
         if is_running is not None:
-            self.run(is_running=is_running)
+            self.set_running(is_running=is_running)
 
-    def _checked_for(self, moment: datetime) -> VirtualClock:
-        """The clock, if it can jump there."""
-        clock = self._virtual()
+    def _check_jump(self, time: datetime) -> VirtualClock:
+        """Return the clock if it can jump to this time."""
+        clock = self._require_virtual_clock()
         now = clock.now()
-        if moment.tzinfo is None or not now <= moment <= min(now + SPAN_MAX, END_MAX):
-            expected = (
-                f"a moment with a time zone, from {now.isoformat()} to {SPAN_MAX.days} days later"
-            )
-            limit = f", and not after {END_MAX.isoformat()}" if now + SPAN_MAX > END_MAX else ""
+        latest = min(now + ADVANCE_MAX, END_MAX)
+        if time.tzinfo is None or not now <= time <= latest:
+            expected = f"a time with a time zone, {now.isoformat()} to {latest.isoformat()}"
             raise Invalid(
-                f"the clock cannot jump to {moment.isoformat()}; expected {expected}{limit}",
-                now=moment,
+                f"the clock cannot jump to {time.isoformat()}; expected {expected}", now=time
             )
         return clock
 
-    def run(self, *, is_running: bool) -> None:
-        """Let a virtual clock follow the real time, or stand still."""
-        self._virtual().is_running = is_running
+    def set_running(self, *, is_running: bool) -> None:
+        """Let a virtual clock follow the real time, or pause it."""
+        self._require_virtual_clock().is_running = is_running
         self.transcript.add(Kind.CLOCK, what="resume" if is_running else "pause")
 
     def set_rate(self, rate: float) -> None:
-        """Shorten the notices and durations of what is asked from now on; what is announced keeps
-        its time.
-        """
-        self.engine.retime(timing_at(rate))
+        """Shorten the notices and durations of new events; existing events keep theirs."""
+        self.engine.retime(make_timing(rate))
         self.rate = rate
         self.platform.durations = self.engine.timing.duration
         self.transcript.add(Kind.CLOCK, what="rate", detail=f"{rate:g}")
 
-    def add_fault(self, fault: Fault) -> Standing:
-        """From its moment on, the endpoint misbehaves so.
+    def _require_virtual_clock(self) -> VirtualClock:
+        if isinstance(self.clock, VirtualClock):
+            return self.clock
+        raise Refused("this lab has the real clock, of which only the rate can be set")
 
-        With `enforce_faults`, it does so before anything else happens.
-        """
+    # --- faults
+
+    async def add_fault(self, fault: Fault) -> ActiveFault:
+        """Add a fault. One that begins now is in effect when this returns."""
         for vm in fault.vms:
             self.engine.board.find_vm(vm)
         self._faults_count += 1
         added = self.faults.add(f"f{self._faults_count}", fault, self.clock.now())
-        self._tell_fault("added", added)
+        self._record_fault("added", added)
+        if isinstance(fault, Lapse):
+            begin = self._begin_lapse(added)
+            if added.begins_at <= self.clock.now():
+                await begin
+            else:
+                self.start_task(begin, name=added.id)
         return added
 
-    def remove_fault(self, fault_id: str) -> Standing:
+    def remove_fault(self, fault_id: str) -> ActiveFault:
         removed = self.faults.remove(fault_id)
-        self._tell_fault("removed", removed)
+        for task in self._tasks:
+            if task.get_name() == fault_id:
+                task.cancel()
+        self._record_fault("removed", removed)
         return removed
 
-    def _tell_fault(self, what: str, standing: Standing) -> None:
-        fault = standing.fault
-        self.transcript.add(
-            Kind.FAULT, vm=", ".join(fault.vms), what=what, detail=f"{standing.id} {fault.kind}"
-        )
-        self._faults_changed.set()
+    def _record_fault(self, what: str, added: ActiveFault) -> None:
+        vms, detail = ", ".join(added.fault.vms), f"{added.id} {added.fault.kind}"
+        self.transcript.add(Kind.FAULT, vm=vms, what=what, detail=detail)
 
-    async def ask(
-        self,
-        vm: str,
-        method: str,
-        target: str,
-        body: bytes = b"",
-        headers: Sequence[tuple[str, str]] = (),
-    ) -> Answer:
-        """A request of a VM, without a socket: for guests that live inside the lab, in its time."""
-        path, _, query = target.partition("?")
-        told = [
-            (name.lower().encode(), value.encode()) for name, value in (("host", "lab"), *headers)
-        ]
-        scope: Message = {
-            "type": "http",
-            "http_version": "1.1",
-            "method": method,
-            "path": f"/as/{vm}{unquote(path)}",
-            "query_string": query.encode(),
-            "headers": told,
-            "client": None,
-            "extensions": {"forewarn.sleep": self.sleep},
-        }
-        sent: list[Message] = []
-        inbox = [{"type": "http.request", "body": body, "more_body": False}]
+    async def _begin_lapse(self, lapse: ActiveFault) -> None:
+        """At its begin, forget the polls of its scopes; LabMetadata ignores new ones."""
+        await self.clock.sleep_until(lapse.begins_at)
+        board, now = self.engine.board, self.clock.now()
+        vms = [vm for vm in board.vms if lapse.is_active(vm, now)]
+        for name in sorted({board.vms[vm].scope.name for vm in vms}):
+            await self._forget_polls(board.scopes[name])
 
-        async def receive() -> Message:
-            return inbox.pop() if inbox else await asyncio.get_running_loop().create_future()
-
-        async def send(message: Message) -> None:
-            sent.append(message)
-
-        try:
-            await self.metadata(scope, receive, send)
-        except Dropped:
-            return Answer(0, {}, b"")
-        return _answer(sent)
-
-    async def sleep(self, seconds: float) -> None:
-        await self.clock.sleep_until(self.clock.now() + timedelta(seconds=seconds))
-
-    async def listen(self, metadata: Address, control: Address | None) -> server.Addresses:
-        """Open the listeners that all VMs, and the operators, share."""
-        shared = self._listener(self.metadata, metadata)
-        await self._open(shared)
-        if control is None:
-            return server.Addresses(shared.address, shared.address)
-        operators = await self.control(control)
-        return server.Addresses(shared.address, operators)
-
-    async def control(self, address: Address) -> Address:
-        """Open the control API, with the lab's own routes."""
-        from forewarn.lab.api import (
-            routes,  # its framework takes longer to import than all the rest
-        )
-
-        operators = server.operators_door(self.service, address, more=[routes(self)])
-        await self._open(operators)
-        return operators.address
-
-    async def door(self, vm: str) -> str:
-        """The URL of a listener of its own for a VM: whoever calls there is that VM."""
-        self.engine.board.find_vm(vm)
-        is_new = vm not in self._doors
-        door = await self._doors.of(vm, self.engine.board.vms)
-        if is_new:
-            await self.enforce_faults()
-        return f"http://{door.address}"
-
-    async def doors(self) -> dict[str, str]:
-        """The doors of all VMs; of the first ones, and of those that have one, where there are too
-        many VMs.
-        """
-        names = sorted(self.engine.board.vms, key=lambda vm: (vm not in self._doors, vm))[
-            :DOORS_MAX
-        ]
-        return {vm: await self.door(vm) for vm in sorted(names)}
-
-    def door_urls(self) -> dict[str, str]:
-        """The URLs of the doors that there are already, by VM."""
-        return {
-            vm: f"http://{address}"
-            for vm, address in self._doors.addresses().items()
-            if vm in self.engine.board.vms
-        }
-
-    async def keep_faults(self) -> None:
-        """Enforce faults as they come and go, until cancelled."""
-        told = ""
-        while True:  # ends when cancelled
-            try:
-                since = await self.enforce_faults()
-            except Unavailable as problem:  # somebody has taken the port of a door that was shut
-                if problem.message != told:
-                    self.transcript.add(Kind.FAULT, what="not ended", detail=problem.message)
-                told = problem.message
-                await asyncio.sleep(self.RETRY_SECONDS)
-            else:
-                told = ""
-                await self._until_faults_change(since)
-
-    async def enforce_faults(self) -> datetime:
-        """What is done outside requests: doors of refused VMs are shut, enablement lapses.
-
-        For which moment, is told.
-        """
-        async with self._enforcing:
-            now = self.clock.now()
-            lapsing = {vm for vm in self.engine.board.vms if self.faults.is_lapsing(vm, now)}
-            for name in sorted(
-                {self.engine.board.vms[vm].scope.name for vm in lapsing - self._lapsed}
-            ):
-                await self._forget_polls(self.engine.board.scopes[name])
-            self._lapsed = lapsing
-            await self._doors.move(lambda vm: self.faults.is_refusing(vm, now))
-            return now
-
-    async def _until_faults_change(self, since: datetime) -> None:
-        """`since` is the moment for which they were enforced last; that took a while."""
-        waits: list[asyncio.Task[object]] = [asyncio.ensure_future(self._faults_changed.wait())]
-        moment = self.faults.next_edge(since)
-        if moment is not None:
-            waits.append(asyncio.ensure_future(self.clock.sleep_until(moment)))
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for one in waits:
-                one.cancel()
-            self._faults_changed.clear()
-
-    async def _forget_polls(self, place: PublishedScope) -> None:
-        """As if nobody had polled for a day: the next poll enables the scope again."""
-        key = SCOPE_KEY.format(place.scope.name)
+    async def _forget_polls(self, published: PublishedScope) -> None:
+        """Disable the scope, as if it had not been polled for a day."""
+        key = SCOPE_KEY.format(published.scope.name)
 
         def forget(transaction: Transaction) -> None:
             scope: Scope | None = transaction.get(key)
@@ -374,51 +244,135 @@ class LabService:
                 transaction.put(key, replace(scope, seen_at=None))
 
         await self.engine.update([key], forget, by="fault")
-        place.fresh_until = 0.0
+        published.fresh_until = 0.0
 
-    def _vm_of(self, scope: Message) -> str:
-        """The VM that a request comes from; empty if it is none of the fleet."""
-        named, _ = ask.split(scope["path"])
-        name = named or self.engine.board.addresses.get(
-            plain(scope["client"][0]) if scope["client"] else "", ""
-        )
+    # --- requests and listeners
+
+    async def request(
+        self,
+        vm: str,
+        method: str,
+        target: str,
+        body: bytes = b"",
+        headers: Sequence[tuple[str, str]] = (),
+    ) -> LabResponse:
+        """Send a request of a VM without a socket, for guests that live on the lab's clock."""
+        path, _, query = target.partition("?")
+        scope: Message = {
+            "type": "http",
+            "http_version": "1.1",
+            "method": method,
+            "path": f"/as/{vm}{unquote(path)}",
+            "query_string": query.encode(),
+            "headers": [
+                (name.lower().encode(), value.encode())
+                for name, value in (("host", "lab"), *headers)
+            ],
+            "client": None,
+            "extensions": {SLEEP: self.sleep},
+        }
+        inbox = [{"type": "http.request", "body": body, "more_body": False}]
+        sent: list[Message] = []
+
+        async def receive() -> Message:
+            return inbox.pop() if inbox else await asyncio.get_running_loop().create_future()
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        with suppress(ConnectionDropped):
+            await self.metadata(scope, receive, send)
+        if not sent:
+            return LabResponse(0, {}, b"")
+        response_headers = {
+            name.decode("latin-1").lower(): value.decode("latin-1")
+            for name, value in sent[0]["headers"]
+        }
+        response_body = b"".join(message.get("body", b"") for message in sent[1:])
+        return LabResponse(sent[0]["status"], response_headers, response_body)
+
+    async def sleep(self, seconds: float) -> None:
+        await self.clock.sleep_until(self.clock.now() + timedelta(seconds=seconds))
+
+    async def listen_metadata(self, address: Address) -> str:
+        """Open the metadata listener that all VMs share. Returns its URL."""
+        return await self._open(self._make_listener(self.metadata, address))
+
+    async def listen_control(self, address: Address) -> str:
+        """Open the control API with the routes of the lab. Returns its URL."""
+        from forewarn.lab.api import make_router  # its framework is slow to import
+
+        more = [make_router(self)]
+        return await self._open(server.make_control_listener(self.service, address, more=more))
+
+    async def listen_vm(self, vm: str) -> str:
+        """Open the listener of a VM, once. Returns its URL."""
+        self.engine.board.find_vm(vm)
+        return await self._vm_listeners.open(vm, self.engine.board.vms)
+
+    async def listen_vms(self) -> dict[str, str]:
+        """Open a listener for every VM, up to the limit. Returns all URLs."""
+        open_ones = self._vm_listeners.urls()
+        names = sorted(self.engine.board.vms, key=lambda vm: (vm not in open_ones, vm))
+        for vm in names[:LISTENERS_MAX]:
+            await self.listen_vm(vm)
+        return self.vm_urls()
+
+    def vm_urls(self) -> dict[str, str]:
+        """Return the URLs of the open VM listeners, sorted by VM."""
+        vms = self.engine.board.vms
+        return {vm: url for vm, url in self._vm_listeners.urls().items() if vm in vms}
+
+    async def close_listeners(self) -> None:
+        """Answer waiting requests and accept no more."""
+        self._application.stop()
+        stops = (listener.stop() for listener in self._listeners)
+        await asyncio.gather(*stops, self._vm_listeners.close(), return_exceptions=True)
+
+    def _get_vm(self, scope: Message) -> str:
+        """Return the VM of a request; empty if it is not a VM of the fleet."""
+        name, _ = metadata_request.split(scope["path"])
+        if not name and scope["client"]:
+            name = self.engine.board.addresses.get(plain_address(scope["client"][0]), "")
         return name if name in self.engine.board.vms else ""
 
-    def _virtual(self) -> VirtualClock:
-        if isinstance(self.clock, VirtualClock):
-            return self.clock
-        raise Refused(
-            "the clock is the real one, and only its rate can be set; expected a lab with a virtual clock"
-        )
+    def _make_vm_listener(self, vm: str) -> Listener:
+        async def application(scope: Message, receive: Receive, send: Send) -> None:
+            await self.metadata({**scope, "path": f"/as/{vm}{scope['path']}"}, receive, send)
 
-    def _listener(self, application: Application, address: Address) -> Listener:
-        guard = FilteredPolls(self.engine, self.settings, Limits())
+        return self._make_listener(application, Address("127.0.0.1", 0))
+
+    def _make_listener(self, application: Application, address: Address) -> Listener:
+        policy = FilteredPolls(self.engine, self.config, Limits())
         return Listener(
-            application, address, guard, server_name=SERVER_METADATA, stop_seconds_max=1.0
+            application, address, policy, server_name=SERVER_METADATA, stop_seconds_max=1.0
         )
 
-    async def _open(self, listener: Listener) -> None:
+    async def _open(self, listener: Listener) -> str:
         await listener.start()
         self._listeners.append(listener)
+        return f"http://{listener.address}"
 
-    async def close_doors(self) -> None:
-        """Answer all who wait, and take no more calls."""
-        self.metadata_inner.stop()
-        await asyncio.gather(
-            *(listener.stop() for listener in self._listeners),
-            self._doors.close(),
-            return_exceptions=True,
-        )
+    # --- background tasks
 
-    async def _as(self, vm: str, scope: Message, receive: Receive, send: Send) -> None:
-        await self.metadata({**scope, "path": f"/as/{vm}{scope['path']}"}, receive, send)
+    def start_task(self, work: Coroutine[Any, Any, None], name: str = "") -> None:
+        running = [task for task in self._tasks if not task.done()]
+        self._tasks = [*running, asyncio.create_task(work, name=name)]
+
+    async def cancel_tasks(self) -> None:
+        """End the background tasks, and raise the first error of one that has failed."""
+        for task in self._tasks:
+            task.cancel()
+        for result in await asyncio.gather(*self._tasks, return_exceptions=True):
+            if isinstance(result, Exception):
+                raise result
 
 
 class LabMetadata(Metadata):
-    """The service's metadata application. While enablement lapses, a poll counts for nothing."""
+    """The service's metadata application, except that polls do not count during a lapse."""
 
-    def __init__(self, engine: Engine, settings: Settings, faults: Faults) -> None:
-        super().__init__(engine, settings)
+    def __init__(self, engine: Engine, config: Config, faults: FaultSet) -> None:
+        super().__init__(engine, config)
         self._faults = faults
 
     async def _record(self, place: PublishedScope) -> None:
@@ -431,7 +385,7 @@ def make_clock(setup: Setup) -> VirtualClock | RealClock:
     if not setup.is_virtual:
         return RealClock()
     if setup.start is not None and not START_MIN <= setup.start <= END_MAX:
-        expected = f"a moment from {START_MIN.isoformat()} to {END_MAX.isoformat()}"
+        expected = f"{START_MIN.isoformat()} to {END_MAX.isoformat()}"
         raise Invalid(
             f"the clock cannot start at {setup.start.isoformat()}; expected {expected}",
             start=setup.start,
@@ -441,24 +395,12 @@ def make_clock(setup: Setup) -> VirtualClock | RealClock:
     return clock
 
 
-def timing_at(rate: float) -> Timing:
+def make_timing(rate: float) -> Timing:
     if not RATE_MIN <= rate <= RATE_MAX:
         raise Invalid(f"the rate is {rate:g}; expected {RATE_MIN} to {RATE_MAX}", rate=rate)
     return Timing.at_rate(rate)
 
 
-def make_id(chance: random.Random) -> str:
-    """The next EventId of a seed."""
-    return str(uuid.UUID(int=chance.getrandbits(128), version=4)).upper()
-
-
-def _answer(sent: list[Message]) -> Answer:
-    if not sent:
-        return Answer(0, {}, b"")
-    headers = {
-        name.decode("latin-1").lower(): value.decode("latin-1")
-        for name, value in sent[0]["headers"]
-    }
-    return Answer(
-        sent[0]["status"], headers, b"".join(message.get("body", b"") for message in sent[1:])
-    )
+def make_id(rng: random.Random) -> str:
+    """Return the next EventId of a seed."""
+    return str(uuid.UUID(int=rng.getrandbits(128), version=4)).upper()

@@ -1,4 +1,4 @@
-"""What happened in a lab, in order: every request with its answer, every change, every step."""
+"""The transcript of a lab: every request with its response, every change, step and fault."""
 
 import threading
 from collections import deque
@@ -14,7 +14,7 @@ from forewarn.engine.entry import Note
 ENTRIES_MAX = 200_000
 CHARS_MAX = 64 * 1024 * 1024
 ENTRY_CHARS = 200
-"""What an entry takes besides its long members."""
+"""The size of an entry without its long members."""
 BODY_CHARS_MAX = 16 * 1024
 SHOWN_CHARS_MAX = 160
 SHOWN_EVENTS_MAX = 3
@@ -31,11 +31,10 @@ class Kind(StrEnum):
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line. `vm`, `scope` and `event` say what it is about, `what` and `detail` what it was,
-    `by` whose doing.
+    """One entry. `vm`, `scope` and `event` are its subject, `by` is who caused it.
 
-    A request has `method`, `path` and `status` too; status 0: it got no whole answer. `faults` are
-    the kinds that touched it.
+    `method`, `path`, `status` and the bodies belong to a request; status 0: it got no complete
+    response. `faults` are the kinds that affected it.
     """
 
     number: int
@@ -50,14 +49,13 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     method: str = ""
     path: str = ""
     status: int = 0
-    asked: str = ""
-    answered: str = ""
+    request_body: str = ""
+    response_body: str = ""
     faults: tuple[str, ...] = ()
 
 
 class Transcript:
-    """The entries so far; the oldest leave when there are too many, or too long ones. `followers`
-    hear of each as it comes.
+    """The newest entries, within limits of number and size. `followers` get each new entry.
 
     The lab writes from its own thread while a test reads from another: readers get a copy, made
     under the writer's lock.
@@ -73,32 +71,32 @@ class Transcript:
         self._chars_max = chars_max
 
     def add(self, kind: Kind, **members: Any) -> Entry:
-        """Write a line, stamped with its number and the lab's time."""
+        """Append an entry, stamped with its number and the lab's time."""
         with self._lock:
             self._count += 1
             entry = Entry(number=self._count, at=self._now(), kind=kind, **members)
             self._entries.append(entry)
-            self._chars += _chars(entry)
-            while self._is_over_limit():  # ends: one less each
-                self._chars -= _chars(self._entries.popleft())
+            self._chars += _count_chars(entry)
+            while self._is_over_limit():
+                self._chars -= _count_chars(self._entries.popleft())
         for follower in self.followers:
             follower(entry)
         return entry
 
     def _is_over_limit(self) -> bool:
-        """Whether the oldest entry has to go. The newest always stays."""
+        """The newest entry always stays."""
         return len(self._entries) > ENTRIES_MAX or (
             self._chars > self._chars_max and len(self._entries) > 1
         )
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """All entries up to now, the oldest first. What is recorded later is not in it."""
+        """A copy of all entries, the oldest first."""
         with self._lock:
             return tuple(self._entries)
 
-    def hear(self, note: Note) -> None:
-        """A change, as the engine tells it."""
+    def add_change(self, note: Note) -> None:
+        """Append a change that the engine has committed."""
         change = note.change
         self.add(
             Kind.CHANGE,
@@ -111,86 +109,82 @@ class Transcript:
         )
 
     def dump(self) -> bytes:
-        """JSON lines."""
-        return b"".join(line(entry) for entry in self.entries)
+        """Return all entries as JSON lines."""
+        return b"".join(msgspec.json.encode(entry) + b"\n" for entry in self.entries)
 
     def __str__(self) -> str:
-        """The newest lines, as a person reads them."""
+        """Format the newest entries, one per line."""
         entries = self.entries
-        shown = entries[-SHOWN_ENTRIES_MAX:]
-        left_out = (
-            [f"… {len(entries) - len(shown)} lines before"] if len(shown) < len(entries) else []
-        )
-        return "\n".join([*left_out, *map(readable, shown)])
+        shown = list(map(format_entry, entries[-SHOWN_ENTRIES_MAX:]))
+        if len(shown) < len(entries):
+            shown.insert(0, f"… {len(entries) - len(shown)} earlier lines")
+        return "\n".join(shown)
 
 
-def line(entry: Entry) -> bytes:
-    return msgspec.json.encode(entry) + b"\n"
-
-
-def text(body: bytes) -> str:
-    """A body as it stands in an entry."""
+def decode_body(body: bytes) -> str:
+    """Decode a body for an entry, cut to the limit."""
     return body[: 4 * BODY_CHARS_MAX].decode(errors="replace")[:BODY_CHARS_MAX]
 
 
-def readable(entry: Entry) -> str:
-    """One line for a person. What a terminal would obey instead of showing it is replaced."""
-    line = f"{entry.at:%Y-%m-%d %H:%M:%S}  {_subject(entry):<14}  {_words(entry)}"
+def format_entry(entry: Entry) -> str:
+    """Format an entry as one line. Terminal control characters are replaced."""
+    subject = entry.vm or entry.scope or entry.kind
+    line = f"{entry.at:%Y-%m-%d %H:%M:%S}  {subject:<14}  {_describe(entry)}"
     return "".join(
         letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in line
     )
 
 
-def _subject(entry: Entry) -> str:
-    return entry.vm or entry.scope or entry.kind
-
-
-def _words(entry: Entry) -> str:
-    event = f" ({entry.event[:8]})" if entry.event else ""
+def _describe(entry: Entry) -> str:
     if entry.kind is Kind.REQUEST:
-        touched = f"  [{', '.join(entry.faults)}]" if entry.faults else ""
-        asked = f" {entry.asked}" if entry.asked else ""
-        answered = f" {_document(entry.answered) or _cut(entry.answered)}" if entry.answered else ""
-        return f"{_cut(f'{entry.method} {entry.path}{asked}')} -> {entry.status or 'no answer'}{touched}{answered}"
+        return _describe_request(entry)
     detail = f": {entry.detail}" if entry.detail else ""
     by = f" by {entry.by}" if entry.by else ""
-    return _cut(f"{entry.what}{detail}{by}{event}")
+    event = f" ({entry.event[:8]})" if entry.event else ""
+    return _shorten(f"{entry.what}{detail}{by}{event}")
 
 
-class _Shown(msgspec.Struct, rename="pascal"):
-    """Of an event, what a person looks for first."""
+def _describe_request(entry: Entry) -> str:
+    request = f"{entry.method} {entry.path} {entry.request_body}".rstrip()
+    status = str(entry.status) if entry.status else "no response"
+    faults = f"  [{', '.join(entry.faults)}]" if entry.faults else ""
+    body = _summarize_document(entry.response_body) or _shorten(entry.response_body)
+    return f"{_shorten(request)} -> {status}{faults} {body}".rstrip()
 
+
+class _SummaryEvent(msgspec.Struct, rename="pascal"):
     event_id: str
     event_type: str
     event_status: str
     resources: list[str]
 
     def __str__(self) -> str:
-        return f"{self.event_type} {self.event_status} of {_cut(', '.join(self.resources))} ({self.event_id[:8]})"
+        resources = _shorten(", ".join(self.resources))
+        return f"{self.event_type} {self.event_status} of {resources} ({self.event_id[:8]})"
 
 
-class _Page(msgspec.Struct, rename="pascal"):
+class _Summary(msgspec.Struct, rename="pascal"):
     document_incarnation: int
-    events: list[_Shown]
+    events: list[_SummaryEvent]
 
 
-def _document(answered: str) -> str:
-    """A document in short; empty if this is none."""
+def _summarize_document(body: str) -> str:
+    """Summarize a document; empty if the body is not one."""
     try:
-        page = msgspec.json.decode(answered, type=_Page)
+        document = msgspec.json.decode(body, type=_Summary)
     except msgspec.DecodeError:
         return ""
-    shown = [str(event) for event in page.events[:SHOWN_EVENTS_MAX]]
-    more = [f"{len(page.events) - len(shown)} more"] if len(page.events) > len(shown) else []
-    return f"document {page.document_incarnation}: {'; '.join([*shown, *more]) or 'no events'}"
+    shown = [str(event) for event in document.events[:SHOWN_EVENTS_MAX]]
+    if len(document.events) > len(shown):
+        shown.append(f"{len(document.events) - len(shown)} more")
+    return f"document {document.document_incarnation}: {'; '.join(shown) or 'no events'}"
 
 
-def _chars(entry: Entry) -> int:
-    """About how large it is, by what a caller can make large."""
-    return (
-        len(entry.asked) + len(entry.answered) + len(entry.path) + len(entry.detail) + ENTRY_CHARS
-    )
+def _count_chars(entry: Entry) -> int:
+    """Estimate the size, by the members that a client can make long."""
+    bodies = len(entry.request_body) + len(entry.response_body)
+    return bodies + len(entry.path) + len(entry.detail) + ENTRY_CHARS
 
 
-def _cut(words: str) -> str:
-    return words if len(words) <= SHOWN_CHARS_MAX else words[:SHOWN_CHARS_MAX] + "…"
+def _shorten(text: str) -> str:
+    return text if len(text) <= SHOWN_CHARS_MAX else text[:SHOWN_CHARS_MAX] + "…"

@@ -1,7 +1,4 @@
-"""What carries impacts out: one verb.
-
-A driver is handed an order and either does it or raises; it never writes to the store.
-"""
+"""The platform interface: what carries impacts out. A platform never writes to the store."""
 
 import errno
 from dataclasses import dataclass
@@ -11,16 +8,14 @@ from forewarn.core.event import UNKNOWN_SECONDS, Cause, EventType
 from forewarn.core.fleet import Vm
 
 SHORTAGES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN))
-"""What an OSError says when this machine has no file descriptor, memory or process left to start a
-driver with.
-"""
+"""OSErrors that mean this machine lacks file descriptors, memory or processes for now."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImpactRequest:
-    """Do this to that VM.
+    """An impact to carry out on a VM.
 
-    The same order may come again (another `tries`) if nobody knows whether the first was done.
+    It may come again with a higher `tries` if the outcome of the first try is unknown.
     """
 
     event_id: str
@@ -30,14 +25,14 @@ class ImpactRequest:
     cause: Cause
     tries: int
     duration_seconds: int = UNKNOWN_SECONDS
-    """As the VM was told."""
+    """As the document announced it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImpactResult:
-    """It is done.
+    """The impact succeeded.
 
-    `host` is where the VM is now; empty if it did not move. `detail` is for the history.
+    `host` is where the VM runs now, empty if it did not move. `detail` is for the history.
     """
 
     host: str = ""
@@ -45,12 +40,10 @@ class ImpactResult:
 
 
 class Platform(Protocol):
-    """A way to act on VMs. Whatever it raises is a failed try; it may be cancelled when it takes
-    too long.
+    """Acts on VMs. Any exception is a failed try; the call is cancelled when it takes too long.
 
-    An OSError of SHORTAGES is no failed try: nothing was done, and the same order comes again a
-    little later. An ImpactFailed may hold the fact `output`: what was said on the way, for the
-    history.
+    An OSError of SHORTAGES does not count as a try: nothing was done, and the request is repeated
+    shortly after. An ImpactFailed may carry `output` for the history.
     """
 
-    async def run_impact(self, order: ImpactRequest) -> ImpactResult: ...
+    async def run_impact(self, request: ImpactRequest) -> ImpactResult: ...

@@ -1,9 +1,8 @@
-"""A platform that is the operator's own commands: one per type of impact, told by words and
-environment, judged by exit code.
+"""The exec platform: runs the operator's own command for each type of impact.
 
-A command runs without a shell, in a process group of its own. When its try is over, however it
-ended, nothing of that group runs. What must be ended, at its limit or because the service stops,
-gets TERM, a grace for all of the group, then KILL.
+The command gets arguments and environment variables, and its exit code decides. It runs without a
+shell in a process group of its own, and no process of that group outlives the try. At its time
+limit, or when the service stops, the group gets SIGTERM, a grace period, then SIGKILL.
 """
 
 import asyncio
@@ -14,7 +13,7 @@ import signal
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
-from forewarn.config_platform import PLACEHOLDER, PLACEHOLDERS, ExecCommand
+from forewarn.config import PLACEHOLDER, PLACEHOLDERS, ExecCommand
 from forewarn.errors import ImpactFailed, Invalid
 from forewarn.platform.base import SHORTAGES, ImpactRequest, ImpactResult
 
@@ -26,9 +25,7 @@ HOST_LINE = re.compile(r"^host=([A-Za-z0-9_][A-Za-z0-9._-]{0,127})\s*$", re.MULT
 
 
 class ExecPlatform:
-    """Runs `commands`, each for `seconds_max` at most; what must be ended is asked to, and killed
-    after `grace_seconds`.
-    """
+    """Runs each command for at most `seconds_max`, then SIGTERM, then SIGKILL."""
 
     def __init__(
         self,
@@ -38,10 +35,11 @@ class ExecPlatform:
         environ: Mapping[str, str],
         grace_seconds: float = 5.0,
     ) -> None:
-        self._commands = {command.type: found(command, environ) for command in commands}
+        self._commands = {command.type: resolve_program(command, environ) for command in commands}
         if not self._commands:
             raise Invalid(
-                "the exec platform has no command; exec_command gives it one, such as Reboot='/usr/sbin/qm reboot {vm}'"
+                "the exec platform has no command; expected exec_command, such as"
+                " Reboot='/usr/sbin/qm reboot {vm}'"
             )
         self._seconds_max = seconds_max
         self._grace_seconds = grace_seconds
@@ -49,22 +47,22 @@ class ExecPlatform:
             name: value for name, value in environ.items() if not name.startswith("FOREWARN_")
         }
 
-    async def run_impact(self, order: ImpactRequest) -> ImpactResult:
-        words = self._commands.get(order.type) or self._commands.get("*")
+    async def run_impact(self, request: ImpactRequest) -> ImpactResult:
+        words = self._commands.get(request.type) or self._commands.get("*")
         if words is None:
             raise ImpactFailed(
-                f"there is no command for {order.type}; exec_command can give one", type=order.type
+                f"no command for {request.type}; set exec_command for it", type=request.type
             )
-        facts = facts_of(order)
-        told = {f"FOREWARN_{name.upper()}": value for name, value in facts.items()}
+        values = _placeholder_values(request)
+        variables = {f"FOREWARN_{name.upper()}": value for name, value in values.items()}
         output = Output()
         try:
-            words = tuple(PLACEHOLDER.sub(lambda match: facts[match[1]], word) for word in words)
-            code = await self._run(words, self._environ | told, output)
+            words = tuple(PLACEHOLDER.sub(lambda match: values[match[1]], word) for word in words)
+            code = await self._run(words, self._environ | variables, output)
         finally:
             output.close()
         if code != 0:
-            how = f"was ended by signal {-code}" if code < 0 else f"exited with {code}"
+            how = f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
             raise ImpactFailed(f"{words[0]} {how}", output=output.text(), code=code)
         hosts = HOST_LINE.findall(output.text())
         return ImpactResult(host=hosts[-1] if hosts else "", detail=output.text())
@@ -93,7 +91,7 @@ class ExecPlatform:
         except TimeoutError:
             await self._end(process)
             output.drain()
-            why = f"{words[0]} was not done within {self._seconds_max:g} seconds, and was ended"
+            why = f"{words[0]} did not finish within {self._seconds_max:g} seconds and was killed"
             raise ImpactFailed(why, output=output.text()) from None
         except asyncio.CancelledError:
             await self._end(process)
@@ -102,9 +100,7 @@ class ExecPlatform:
             signal_group(process.pid, signal.SIGKILL)  # what it left behind
 
     async def _end(self, process: asyncio.subprocess.Process) -> None:
-        """The grace is for the whole group: a shell often dies at once, and its children have to
-        clean up.
-        """
+        """End the whole group: a shell often dies at once while its children clean up."""
         signal_group(process.pid, signal.SIGTERM)
         try:
             async with asyncio.timeout(self._grace_seconds):
@@ -118,9 +114,9 @@ class ExecPlatform:
 
 
 class Output:
-    """What a command writes, the last of it.
+    """The last bytes that a command wrote.
 
-    A pipe of our own: who inherits it cannot keep us waiting, nor fill our memory.
+    It is our own pipe: a child that inherits it can neither keep us waiting nor fill our memory.
     """
 
     def __init__(self) -> None:
@@ -129,7 +125,7 @@ class Output:
         self._tail = b""
 
     def start(self) -> None:
-        """Read from now on; the inlet is the command's alone."""
+        """Start to read. Only the command holds the write end from now on."""
         os.close(self.inlet)
         self.inlet = -1
         asyncio.get_running_loop().add_reader(self._outlet, self._read)
@@ -138,7 +134,7 @@ class Output:
         return self._tail.decode(errors="replace").strip()
 
     def drain(self) -> None:
-        """Take what is in the pipe still."""
+        """Read what is left in the pipe."""
         for _ in range(DRAIN_READS_MAX):
             if not self._read():
                 return
@@ -162,30 +158,34 @@ class Output:
         return bool(chunk)
 
 
-def facts_of(order: ImpactRequest) -> dict[str, str]:
-    """What a command is told, by the names of PLACEHOLDERS."""
-    vm = order.vm
-    what = [order.event_id, order.type, order.cause, order.tries, order.duration_seconds]
-    whom = [order.scope, vm.name, vm.id, vm.address, vm.host]
-    return dict(zip(PLACEHOLDERS, map(str, [*what, *whom]), strict=True))
+def _placeholder_values(request: ImpactRequest) -> dict[str, str]:
+    vm = request.vm
+    impact = (
+        request.event_id,
+        request.type,
+        request.cause,
+        request.tries,
+        request.duration_seconds,
+        request.scope,
+    )
+    values = (*impact, vm.name, vm.id, vm.address, vm.host)
+    return dict(zip(PLACEHOLDERS, map(str, values), strict=True))
 
 
-def found(command: ExecCommand, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The words of a command with the path of its program, which must be there when the service
-    starts.
-    """
+def resolve_program(command: ExecCommand, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Resolve the program's path. It must exist when the service starts."""
     program = shutil.which(command.words[0], path=environ.get("PATH"))
     if program is None:
         raise Invalid(
-            f"exec_command for {command.type}: {command.words[0]!r} is not found or not executable; "
-            f"expected the path of a program, or its name in PATH",
+            f"exec_command for {command.type}: {command.words[0]!r} is not found or not executable;"
+            " expected the path of a program, or its name in PATH",
             program=command.words[0],
         )
     return (program, *command.words[1:])
 
 
 def signal_group(group: int, number: int) -> bool:
-    """Whether there is anybody left in the group to be told; 0 only asks."""
+    """Send a signal to a process group; 0 only checks. False if the group is gone."""
     try:
         os.killpg(group, number)
     except (ProcessLookupError, PermissionError):

@@ -1,42 +1,38 @@
-"""Which platform carries impacts out, where it is not the simulated one."""
+"""Builds the platform that the configuration names, unless it is the simulated one."""
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 
-from forewarn.config import Config, PlatformName
-from forewarn.config_platform import ExecCommand
+from forewarn.config import Config, ExecCommand, PlatformName
 from forewarn.errors import Invalid
 from forewarn.platform.base import Platform
 from forewarn.platform.exec import ExecPlatform
 from forewarn.platform.simulated import Sleeper
 
 
-def real_platform(
+def open_platform(
     config: Config,
     clock: Sleeper,
     *,
     hosts: Callable[[], Iterable[str]],
-    wanted: Callable[[], Mapping[str, int]] = dict,
+    avoid: Callable[[], Mapping[str, int]] = dict,
     environ: Mapping[str, str],
 ) -> Platform | None:
-    """The platform that acts on VMs;
+    """Return the platform, or None for the simulated one.
 
-    None if none was asked for. `wanted`: where VMs should rather not move to.
+    `avoid` says which hosts are bad targets for a move, and how bad.
     """
     if config.platform is PlatformName.EXEC:
         return ExecPlatform(
             config.exec_command, seconds_max=config.exec_seconds_max, environ=environ
         )
     if config.platform is PlatformName.LIBVIRT:
-        return libvirt_platform(config, clock, hosts, wanted)
+        return _open_libvirt(config, clock, hosts, avoid)
     return None
 
 
-def health_platform(config: Config, environ: Mapping[str, str]) -> Platform | None:
-    """What runs the health command of campaigns, as the exec platform runs its commands;
-
-    None if none is configured.
-    """
+def open_health_platform(config: Config, environ: Mapping[str, str]) -> Platform | None:
+    """Return what runs the health command of campaigns, or None if there is none."""
     if config.campaign_health_command is None:
         return None
     command = ExecCommand("*", config.campaign_health_command.words)
@@ -52,24 +48,24 @@ def health_platform(config: Config, environ: Mapping[str, str]) -> Platform | No
         ) from error
 
 
-def libvirt_platform(
+def _open_libvirt(
     config: Config,
     clock: Sleeper,
     hosts: Callable[[], Iterable[str]],
-    wanted: Callable[[], Mapping[str, int]],
+    avoid: Callable[[], Mapping[str, int]],
 ) -> Platform:
     try:
-        from forewarn.platform.libvirt.connection import Libvirts
+        from forewarn.platform.libvirt.connection import LibvirtHosts
         from forewarn.platform.libvirt.driver import LibvirtPlatform
     except ModuleNotFoundError as error:
         raise Invalid(
-            f"the libvirt platform needs {error.name}; pip install 'forewarn[libvirt]' brings it"
+            f"the libvirt platform needs {error.name}; run: pip install 'forewarn[libvirt]'"
         ) from error
-    libvirts = Libvirts(config.libvirt_uri, call_seconds_max=config.libvirt_call_seconds_max)
+    libvirts = LibvirtHosts(config.libvirt_uri, call_seconds_max=config.libvirt_call_seconds_max)
     return LibvirtPlatform(
         libvirts,
         clock,
         hosts=hosts,
-        wanted=wanted,
+        avoid=avoid,
         grace=timedelta(seconds=config.libvirt_grace_seconds),
     )

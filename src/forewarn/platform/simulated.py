@@ -1,6 +1,4 @@
-"""A platform that acts on nothing: it takes its time, moves VMs on paper, and fails where it is
-told to.
-"""
+"""The simulated platform: impacts take time, move VMs on paper, and fail where configured."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime, timedelta
@@ -10,7 +8,7 @@ from forewarn.core.event import Cause, EventType
 from forewarn.errors import ImpactFailed
 from forewarn.platform.base import ImpactRequest, ImpactResult
 
-NOBODY_WANTS: Mapping[str, int] = {}
+NO_PREFERENCE: Mapping[str, int] = {}
 
 
 class Sleeper(Protocol):
@@ -22,10 +20,10 @@ class Sleeper(Protocol):
 
 
 class SimulatedPlatform:
-    """Takes a time per type.
+    """Takes a duration per type.
 
-    `hosts` tells which hosts there are to move to, and `wanted` which of them serve badly, and how
-    badly; impacts of the `failing` VMs fail.
+    `hosts` are the possible targets of a move; `avoid` says which are bad ones, and how bad.
+    Impacts of the `failing` VMs fail.
     """
 
     def __init__(
@@ -34,32 +32,28 @@ class SimulatedPlatform:
         *,
         durations: Mapping[EventType, timedelta],
         hosts: Callable[[], Iterable[str]],
-        wanted: Callable[[], Mapping[str, int]] = dict,
+        avoid: Callable[[], Mapping[str, int]] = dict,
         failing: Collection[str] = (),
     ) -> None:
         self._clock = clock
         self.durations = durations
         self._hosts = hosts
-        self._wanted = wanted
+        self._avoid = avoid
         self.failing = set(failing)
 
-    async def run_impact(self, order: ImpactRequest) -> ImpactResult:
-        await self._clock.sleep_until(self._clock.now() + self.durations[order.type])
-        if order.vm.name in self.failing:
-            raise ImpactFailed(
-                f"the simulated platform was told to fail for {order.vm.name}", vm=order.vm.name
-            )
-        moves = order.type is EventType.REDEPLOY or order.cause is Cause.FAILED
-        return ImpactResult(
-            host=another_host(order.vm.host, self._hosts(), self._wanted()) if moves else ""
-        )
+    async def run_impact(self, request: ImpactRequest) -> ImpactResult:
+        await self._clock.sleep_until(self._clock.now() + self.durations[request.type])
+        if request.vm.name in self.failing:
+            raise ImpactFailed(f"simulated failure for {request.vm.name}", vm=request.vm.name)
+        moves = request.type is EventType.REDEPLOY or request.cause is Cause.FAILED
+        if not moves:
+            return ImpactResult()
+        return ImpactResult(host=choose_host(request.vm.host, self._hosts(), self._avoid()))
 
 
-def another_host(host: str, hosts: Iterable[str], wanted: Mapping[str, int] = NOBODY_WANTS) -> str:
-    """The next host by name, round and round, of those that are wanted least by others; empty if
-    there is no other.
-    """
-    every = [name for name in hosts if name != host]
-    least = min((wanted.get(name, 0) for name in every), default=0)
-    others = [name for name in every if wanted.get(name, 0) == least]
-    return min((name for name in others if name > host), default=min(others, default=""))
+def choose_host(host: str, hosts: Iterable[str], avoid: Mapping[str, int] = NO_PREFERENCE) -> str:
+    """Return the next other host by name, round robin, of those to avoid least. Empty: none."""
+    others = [name for name in hosts if name != host]
+    least = min((avoid.get(name, 0) for name in others), default=0)
+    best = [name for name in others if avoid.get(name, 0) == least]
+    return min((name for name in best if name > host), default=min(best, default=""))

@@ -1,7 +1,4 @@
-"""Calls that may hang, away from the event loop.
-
-Each has a daemon thread of its own, so none keeps the process from ending.
-"""
+"""Blocking calls that may hang, each in a daemon thread, so none keeps the process alive."""
 
 import asyncio
 import threading
@@ -12,12 +9,13 @@ from typing import TypeVar
 T = TypeVar("T")
 
 LAST_CALL_SECONDS = 10.0
-"""How long the process waits, at its end, for a call that must not be broken off."""
+"""How long the process waits at exit for a call that must not be interrupted."""
 
 
-class Threads:
-    """At most `threads_max` calls at once for a key, those included that hang and were given up:
-    who hangs harms only its key.
+class CallThreads:
+    """Runs at most `threads_max` calls per key at a time, abandoned ones included.
+
+    A key whose calls hang does not affect the others.
     """
 
     def __init__(self, threads_max: int = 4) -> None:
@@ -32,60 +30,56 @@ class Threads:
         *,
         undo: Callable[[], object] | None = None,
     ) -> T:
-        """What the work gives or raises; TimeoutError if it is not done in time, the wait for a
-        free thread included.
+        """Return what `work` returns. TimeoutError covers the wait for a free thread too.
 
-        Work that ends when its caller has given up is undone by `undo`, in the same thread: only
-        there it is known when.
+        If `work` ends after the caller gave up, `undo` reverts it in the same thread, because
+        only that thread knows when.
         """
         slots = self._slots.setdefault(key, asyncio.Semaphore(self._threads_max))
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
-        is_left, is_over = threading.Event(), threading.Event()
+        is_abandoned, is_over = threading.Event(), threading.Event()
 
         def finish(settle: Callable[[], None]) -> None:
             slots.release()
-            if not done.done():  # else nobody waits any more
+            if not done.done():  # else the caller is gone
                 settle()
 
         def run() -> None:
             try:
                 result = work()
                 settle = lambda: done.set_result(result)  # noqa: E731
-            except BaseException as error:  # whatever it is, it belongs to the caller
-                problem = error
-                settle = lambda: done.set_exception(problem)  # noqa: E731
-            if undo is not None and is_left.is_set():
-                with suppress(Exception):  # nobody is left to be told
+            except BaseException as error:  # raised again in the caller
+                raised = error
+                settle = lambda: done.set_exception(raised)  # noqa: E731
+            if undo is not None and is_abandoned.is_set():
+                with suppress(Exception):  # there is no caller left to raise it in
                     undo()
             is_over.set()
-            with suppress(RuntimeError):  # the loop is closed, and nobody is left to be told
+            with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(finish, settle)
 
         async with asyncio.timeout(seconds_max):
             await slots.acquire()
             try:
                 threading.Thread(target=run, daemon=True, name=f"call-{key}").start()
-            except RuntimeError:  # the system has no more threads for us
+            except RuntimeError:  # the system has no threads left
                 slots.release()
                 raise
             try:
                 return await done
             finally:
-                # if the work is done by now, its caller knows that it may undo it itself
-                is_left.set()
+                # If the work is done by now, the caller can undo it itself.
+                is_abandoned.set()
                 if undo is not None and not is_over.is_set():
-                    see_through(lambda: is_over.wait(LAST_CALL_SECONDS), LAST_CALL_SECONDS)
+                    run_to_completion(lambda: is_over.wait(LAST_CALL_SECONDS), LAST_CALL_SECONDS)
 
 
-def see_through(work: Callable[[], object], seconds_max: float) -> None:
-    """Do the work although nobody waits for it.
-
-    The process does not end before it is done, but for the limit at most.
-    """
+def run_to_completion(work: Callable[[], object], seconds_max: float) -> None:
+    """Run `work` in the background; the process waits for it at exit, up to the limit."""
 
     def run() -> None:
-        with suppress(Exception):  # nobody is left to be told
+        with suppress(Exception):  # there is no caller to raise it in
             work()
 
     def wait() -> None:

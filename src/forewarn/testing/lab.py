@@ -1,7 +1,4 @@
-"""The lab inside a test:
-
-`with Lab() as lab:`. Its server is in a thread of its own; all here may be called from any thread.
-"""
+"""`Lab`: a lab inside a test, in a thread of its own. It may be used from any thread."""
 
 import os
 from collections.abc import Mapping
@@ -15,39 +12,34 @@ from msgspec.structs import replace
 
 from forewarn.core.command import Seen
 from forewarn.errors import Invalid, Refused, UnknownVm
-from forewarn.fleetfile import schema as wire
+from forewarn.fleetfile import parser as fleet_parser
+from forewarn.fleetfile.parser import Fleet
 from forewarn.lab.clock import VirtualClock
-from forewarn.lab.fault.active import Fault, parse
+from forewarn.lab.environment import make_environment
+from forewarn.lab.fault.active import parse_fault
 from forewarn.lab.service import RATE_MAX, RATE_MIN, Setup
 from forewarn.lab.transcript import Transcript
 from forewarn.server import read_file
-from forewarn.testing.ledger import Approval
-from forewarn.testing.objects import BY, LabEvent, LabFault, LabHost, LabVm, span
+from forewarn.testing.ledger import LabApproval
+from forewarn.testing.objects import BY, LabEvent, LabFault, LabHost, LabVm, make_duration
 from forewarn.testing.thread import LOOPBACK, LabThread
 
 TIMEOUT_SECONDS, TIMEOUT_SECONDS_MAX = 10.0, 3600
 SCOPE = "lab"
-"""The scope of the VMs that are made when they are asked for."""
-DOMAINS = 100
-ENVIRONMENT = {
-    "SCHEDULEDEVENTSIP": "{address}",
-    "AZURE_SCHEDULEDEVENTS_URL": "http://{address}/metadata/scheduledevents?api-version=2019-08-01",
-    "AZURE_METADATAINSTANCE_URL": "http://{address}/metadata/instance?api-version=2019-08-01",
-}
-"""Where clients look for the endpoint:
+"""The scope of VMs that are created on demand."""
+UPDATE_DOMAINS = 100
 
-Forewarn's own and Azure's Python sample first, then azure-scheduledevents-manager.
-"""
-
-FleetLike = wire.Fleet | Mapping[str, Any] | str | os.PathLike[str]
+FleetLike = Fleet | Mapping[str, Any] | str | os.PathLike[str]
 
 
 class Lab:
-    """A platform of one's own. Without a fleet, each VM is made when it is first asked for.
+    """A Scheduled Events platform for one test. Without a fleet, VMs are created on demand.
 
-    The clock is virtual and stands still: `advance` moves it. With `rate` it is the real one, and
-    all notices and durations are that many times shorter. `seed` settles the ids. Each call is
-    given at most `timeout_seconds` of real time.
+    The clock is virtual and paused: `advance` moves it. With `rate` it is the real one, and all
+    notices and durations are that many times shorter. `seed` determines the event ids. Each call
+    may take `timeout_seconds` of real time.
+
+    States:  NEW -> OPEN (inside `with`) -> CLOSED. A closed lab cannot be opened again.
     """
 
     def __init__(
@@ -61,10 +53,11 @@ class Lab:
     ) -> None:
         if rate is not None and start is not None:
             raise Invalid(
-                f"start is {start} and rate is {rate}: the real clock starts now; expected one of the two"
+                f"got rate {rate} and start {start}; expected one of them: the real clock"
+                " starts now"
             )
         if start is not None:
-            check_moment("start", start)
+            check_time("start", start)
         if rate is not None and not (
             isinstance(rate, int | float) and RATE_MIN <= rate <= RATE_MAX
         ):
@@ -79,7 +72,7 @@ class Lab:
                 f"timeout_seconds is {timeout_seconds!r}; expected {expected}",
                 timeout_seconds=timeout_seconds,
             )
-        self._makes_vms = fleet is None
+        self._creates_vms = fleet is None
         self._timeout_seconds = timeout_seconds
         self._setup = Setup(
             fleet=None if fleet is None else read_fleet(fleet),
@@ -90,16 +83,13 @@ class Lab:
         )
         self._running: LabThread | None = None
         self._vms: dict[str, LabVm] = {}
-        self._silent: set[str] = set()
-        """The scopes that a test asked not to enable."""
+        self._disabled_scopes: set[str] = set()
         self._control_url = ""
 
     def __enter__(self) -> Self:
-        """Start it. Returns when the endpoint answers."""
+        """Start the lab. Returns when the endpoint is ready."""
         if self._running is not None:
-            raise Refused(
-                "this lab has been used already; expected a new one, as in `with Lab() as lab:`"
-            )
+            raise Refused("this lab was used before; expected a new one: `with Lab() as lab:`")
         self._running = LabThread(self._setup, self._timeout_seconds)
         self._running.start()
         return self
@@ -110,7 +100,7 @@ class Lab:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End it: no thread, socket or task is left. Events and the transcript stay readable."""
+        """Stop the lab: no thread, socket or task is left. Events and transcript stay readable."""
         self._thread.stop()
 
     @property
@@ -121,36 +111,32 @@ class Lab:
 
     @property
     def url(self) -> str:
-        """The endpoint that all share.
+        """The endpoint that all VMs share.
 
-        Who calls is the first VM made (in a fleet: that at 127.0.0.1), or `/as/NAME`.
+        Requests are those of the first VM created (with a fleet: of the VM with the address
+        127.0.0.1), or of the VM in the path `/as/NAME`.
         """
         return self._thread.url
 
     @property
     def control_url(self) -> str:
-        """The operators' API of this lab, opened when it is first asked for."""
+        """The control API, started on first use."""
         if not self._control_url:
-            self._thread.call("control_url", self._open_control)
+            self._thread.call(self._open_control)
         return self._control_url
 
     def vm(self, name: str, *, enabled: bool | None = None) -> LabVm:
-        """A VM of the fleet, or where none was given, a new one.
+        """Return a VM of the fleet or, without a fleet, create it.
 
-        A VM that was not asked for before counts as if it had polled, so that its scope is told of
-        what users do. With `enabled=False` the scope is left as it is, by this and later calls,
-        until one says `enabled=True`.
+        The first call for a VM enables Scheduled Events for its scope, as a poll would. With
+        `enabled=False` neither this call nor later ones do, until one has `enabled=True`.
         """
-        self._thread.call("vm", lambda: self._prepare(name, enabled=enabled))
+        self._thread.call(self._prepare_vm, name, enabled=enabled)
         return self._vms[name]
 
     def host(self, name: str) -> LabHost:
-        """A host of the fleet. That of a VM is `vm.host`."""
-
-        async def check() -> None:  # in the lab's own thread, where the board changes
-            self._thread.laboratory.engine.board.scopes_on(name)
-
-        self._thread.call("host", check)
+        """Return a host of the fleet. The host of a VM is `vm.host`."""
+        self._thread.call(self._check_host, name)
         return LabHost(name, self._thread)
 
     @property
@@ -159,14 +145,14 @@ class Lab:
         return [LabEvent(event_id, self._thread) for event_id in self._thread.ledger.ids()]
 
     @property
-    def approvals(self) -> tuple[Approval, ...]:
-        """All approvals in their order: `at`, `by`, `event_id`. Approving again is no approval."""
+    def approvals(self) -> tuple[LabApproval, ...]:
+        """All approvals in order. Approving again does not count."""
         return self._thread.ledger.approvals()
 
     @property
     def now(self) -> datetime:
         """The lab's time."""
-        return self._thread.laboratory.clock.now()
+        return self._thread.service.clock.now()
 
     def advance(
         self,
@@ -176,116 +162,106 @@ class Lab:
         minutes: float = 0,
         seconds: float = 0,
     ) -> None:
-        """Let the time pass.
+        """Let time pass. Returns when everything that was due is done, in order."""
+        duration = make_duration(by, hours=hours, minutes=minutes, seconds=seconds)
+        self._thread.call(self._thread.service.advance, duration)
 
-        Returns when all that was due meanwhile has been done, in its order.
-        """
-        asked = span(by, hours=hours, minutes=minutes, seconds=seconds)
-        self._thread.call("advance", lambda: self._thread.laboratory.advance(asked))
-
-    def jump(self, moment: datetime) -> None:
-        """Be at a later moment at once: all that was due meanwhile is due now."""
-        check_moment("moment", moment)
-        self._thread.call("jump", lambda: self._thread.laboratory.jump(moment))
+    def jump(self, time: datetime) -> None:
+        """Set a later time immediately: everything that was due in between is due now."""
+        check_time("time", time)
+        self._thread.call(self._thread.service.jump, time)
 
     def resume(self) -> None:
-        """Let the clock follow the real time from now on."""
-        self._run(is_running=True)
+        """Let the clock follow the real time."""
+        self._thread.call(self._set_running, is_running=True)
 
     def pause(self) -> None:
-        """Let the clock stand still again."""
-        self._run(is_running=False)
+        """Pause the clock."""
+        self._thread.call(self._set_running, is_running=False)
 
     def fault(self, kind: str, *, vm: str = "", **members: Any) -> LabFault:
-        """Let the endpoint misbehave, for one VM or for all, until the fault is removed or has had
-        its requests or time.
+        """Add a fault to the endpoint, for one VM or for all.
+
+        It ends when it is removed, or after its number of requests or its duration.
         """
-        befalls = {"vms": [vm]} if vm else {}
-        asked = parse({"fault": kind, **befalls, **members})
-        return LabFault(self._thread, self._thread.call("fault", lambda: self._add_fault(asked)))
+        vms = {"vms": [vm]} if vm else {}
+        fault = parse_fault({"fault": kind, **vms, **members})
+        return LabFault(self._thread, self._thread.call(self._thread.service.add_fault, fault).id)
 
     @property
     def transcript(self) -> Transcript:
-        """Every request with its answer, every change, every fault.
+        """Every request with its response, every change, every fault.
 
-        `str()` of it is for a person, `entries` for a program.
+        `str()` formats the newest entries; `entries` has all of them.
         """
-        return self._thread.laboratory.transcript
+        return self._thread.service.transcript
 
     def environment(self, name: str) -> dict[str, str]:
-        """The variables that common clients read, so that one which is started with them asks here,
-        as this VM.
-        """
-        address = self.vm(name).url.removeprefix("http://")
-        return {variable: value.format(address=address) for variable, value in ENVIRONMENT.items()}
+        """Return the variables that make common clients use the endpoint of this VM."""
+        return make_environment(self.vm(name).url)
 
-    def _run(self, *, is_running: bool) -> None:
-        async def run() -> None:
-            laboratory = self._thread.laboratory
-            laboratory.run(is_running=is_running)
-            assert isinstance(laboratory.clock, VirtualClock), "any other has been refused"
-            await laboratory.clock.advance(
-                timedelta(0)
-            )  # a stride that was under way has ended then
-
-        self._thread.call("resume" if is_running else "pause", run)
+    async def _set_running(self, *, is_running: bool) -> None:
+        service = self._thread.service
+        service.set_running(is_running=is_running)
+        assert isinstance(service.clock, VirtualClock), "the real clock was refused above"
+        await service.clock.advance(timedelta(0))  # waits for a move that has begun
 
     async def _open_control(self) -> None:
-        if not self._control_url:  # another thread may have asked first
-            self._control_url = f"http://{await self._thread.laboratory.control(LOOPBACK)}"
+        if not self._control_url:  # another thread may have been first
+            self._control_url = await self._thread.service.listen_control(LOOPBACK)
 
-    async def _add_fault(self, asked: Fault) -> str:
-        added = self._thread.laboratory.add_fault(asked)
-        await self._thread.laboratory.enforce_faults()
-        return added.id
+    async def _check_host(self, name: str) -> None:
+        self._thread.service.engine.board.scopes_on(name)
 
-    async def _prepare(self, name: str, *, enabled: bool | None) -> None:
-        engine = self._thread.laboratory.engine
+    async def _prepare_vm(self, name: str, *, enabled: bool | None) -> None:
+        engine = self._thread.service.engine
         is_new = name not in engine.board.vms or name not in self._vms
-        if name not in engine.board.vms:  # never made, or deleted since
-            await self._make(name)
+        if name not in engine.board.vms:  # never created, or deleted since
+            await self._create_vm(name)
         self._vms.setdefault(name, LabVm(name, self._thread))
         scope = engine.board.vms[name].scope.name
         if enabled is False:
-            self._silent.add(scope)
+            self._disabled_scopes.add(scope)
         elif enabled:
-            self._silent.discard(scope)
-        if enabled or (enabled is None and is_new and scope not in self._silent):
+            self._disabled_scopes.discard(scope)
+        if enabled or (enabled is None and is_new and scope not in self._disabled_scopes):
             await engine.submit(scope, Seen(), by=BY)
 
-    async def _make(self, name: str) -> None:
-        """A VM in an update domain and on a host of its own, and a spare host for it to move to."""
-        operations, known_as = self._thread.laboratory.operations, list(self._vms)
-        number = known_as.index(name) if name in known_as else len(known_as)
-        if not self._makes_vms:
-            known = ", ".join(sorted(self._thread.laboratory.engine.board.vms)) or "none"
-            raise UnknownVm(f"there is no VM {name!r} in this fleet; it has {known}", vm=name)
-        entry = {"name": name, "update_domain": number % DOMAINS, "host": f"host-{number}"}
-        address = {} if number else {"address": str(LOOPBACK.host)}
-        scope = {"name": SCOPE, "kind": "availability-set", "vms": [{**entry, **address}]}
-        made = read_fleet({"scopes": [scope], "hosts": [f"host-{number}", f"host-{number}-spare"]})
+    async def _create_vm(self, name: str) -> None:
+        """Create a VM with its own update domain and host, and a spare host to move to."""
+        operations, names = self._thread.service.operations, list(self._vms)
+        number = names.index(name) if name in names else len(names)
+        if not self._creates_vms:
+            vms = ", ".join(sorted(self._thread.service.engine.board.vms)) or "none"
+            raise UnknownVm(f"there is no VM {name!r} in this fleet; it has {vms}", vm=name)
+        vm = {"name": name, "update_domain": number % UPDATE_DOMAINS, "host": f"host-{number}"}
+        if number == 0:
+            vm["address"] = str(LOOPBACK.host)
+        scope = {"name": SCOPE, "kind": "availability-set", "vms": [vm]}
+        new = read_fleet({"scopes": [scope], "hosts": [f"host-{number}", f"host-{number}-spare"]})
         before = operations.fleet()
-        members = tuple(vm for one in before.scopes for vm in one.vms) + made.scopes[0].vms
-        grown = wire.Fleet(
-            scopes=(replace(made.scopes[0], vms=members),),
-            hosts=(*before.hosts, *(host for host in made.hosts if host not in before.hosts)),
+        vms_before = tuple(vm for scope in before.scopes for vm in scope.vms)
+        fleet = Fleet(
+            scopes=(replace(new.scopes[0], vms=vms_before + new.scopes[0].vms),),
+            hosts=tuple(dict.fromkeys((*before.hosts, *new.hosts))),
         )
-        await operations.apply(grown, by=BY)
+        await operations.apply(fleet, by=BY)
 
 
-def check_moment(what: str, moment: datetime) -> None:
-    if not isinstance(moment, datetime) or moment.tzinfo is None:
+def check_time(name: str, time: datetime) -> None:
+    if not isinstance(time, datetime) or time.tzinfo is None:
         raise Invalid(
-            f"{what} is {moment!r}; expected a moment with a time zone, as in datetime(…, tzinfo=UTC)"
+            f"{name} is {time!r}; expected a datetime with a time zone, such as"
+            " datetime(…, tzinfo=UTC)"
         )
 
 
-def read_fleet(fleet: FleetLike) -> wire.Fleet:
-    """A fleet from a file, or from what would stand in one."""
-    if isinstance(fleet, wire.Fleet):
+def read_fleet(fleet: FleetLike) -> Fleet:
+    """Read a fleet from a file, or from a mapping like the content of one."""
+    if isinstance(fleet, Fleet):
         return fleet
     if isinstance(fleet, Mapping):
-        return wire.parse(msgspec.json.encode(fleet), "fleet")
+        return fleet_parser.parse(msgspec.json.encode(fleet), "fleet")
     if isinstance(fleet, str | os.PathLike):
-        return wire.parse(read_file(Path(fleet), "fleet file"), str(fleet))
-    raise Refused(f"a fleet is a path or a mapping, not {type(fleet).__name__}")
+        return fleet_parser.parse(read_file(Path(fleet), "fleet file"), str(fleet))
+    raise Refused(f"expected a fleet as a path or a mapping, got {type(fleet).__name__}")

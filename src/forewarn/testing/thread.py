@@ -1,32 +1,30 @@
-"""A laboratory in a thread with an event loop of its own, and the way for other threads to ask
-something of it.
-"""
+"""A lab in a thread with its own event loop, and calls into it from other threads."""
 
 import asyncio
 import concurrent.futures
 import threading
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 from forewarn.config import Address
 from forewarn.errors import Refused, Unavailable
-from forewarn.lab.service import LabService, Setup, laboratory
+from forewarn.lab.service import LabService, Setup, open_lab
 from forewarn.testing.ledger import Ledger
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 THREAD_NAME = "forewarn-lab"
 LOOPBACK = Address("127.0.0.1", 0)
 
 
 class LabThread:
-    """Runs from `start` to `stop`. Calls are done one after the other, each within
-    `timeout_seconds` of real time.
+    """Runs a lab from `start` to `stop`. Calls run one at a time, each within a timeout.
 
-    What `laboratory` and `ledger` hold stays readable after the end.
+    States:  NEW -> STARTING -> RUNNING -> STOPPED. `service` and `ledger` stay readable.
     """
 
-    laboratory: LabService
+    service: LabService
     ledger: Ledger
     url: str
 
@@ -40,63 +38,60 @@ class LabThread:
         self._calling = asyncio.Lock()
 
     def start(self) -> None:
-        """Returns when the metadata listener answers; raises what it could not start for."""
+        """Return when the metadata listener is open. Raises what made the start fail."""
         self._thread.start()
         try:
             self._ready.result(self.timeout_seconds)
         except TimeoutError:
-            self._end()
+            self._request_stop()
             raise Unavailable(f"the lab was not ready within {self.timeout_seconds:g} s") from None
 
-    def call(self, what: str, ask: Callable[[], Awaitable[T]]) -> T:
-        """What the work gives, done in the lab's own thread.
-
-        `what` is the work's name in a refusal.
-        """
+    def call(self, work: Callable[P, Awaitable[T]], *arguments: P.args, **options: P.kwargs) -> T:
+        """Run work in the lab's thread and return its result."""
+        name = work.__name__.strip("_")
         if self._loop is None or self._loop.is_closed():
             raise Refused(
-                f"{what}: this lab is closed; expected a call inside `with Lab() as lab:`"
+                f"{name}: this lab is closed; expected a call inside `with Lab() as lab:`"
             )
 
-        async def work() -> T:
+        async def run() -> T:
             async with self._calling:
-                return await ask()
+                return await work(*arguments, **options)
 
-        asked = asyncio.run_coroutine_threadsafe(work(), self._loop)
+        future = asyncio.run_coroutine_threadsafe(run(), self._loop)
         try:
-            return asked.result(self.timeout_seconds)
+            return future.result(self.timeout_seconds)
         except TimeoutError:
-            if not asked.cancel():
-                raise  # the work's own
+            if not future.cancel():
+                raise  # the work itself timed out
             raise Unavailable(
-                f"{what}: not done within {self.timeout_seconds:g} s of real time"
+                f"{name}: not done within {self.timeout_seconds:g} s of real time"
             ) from None
 
     def stop(self) -> None:
-        """Answer what is in flight, close every socket, end the thread."""
-        self._end()
+        """Answer requests in progress, close every socket and end the thread."""
+        self._request_stop()
         self._thread.join(self.timeout_seconds)
         if self._thread.is_alive():
             raise Unavailable(f"the lab's thread did not end within {self.timeout_seconds:g} s")
 
-    def _end(self) -> None:
+    def _request_stop(self) -> None:
         if self._loop is not None and self._stopping is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._stopping.set)
 
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())
-        except BaseException as broken:
+        except BaseException as error:
             if self._ready.done():
                 raise
-            self._ready.set_exception(broken)
+            self._ready.set_exception(error)
 
     async def _serve(self) -> None:
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
-        async with laboratory(self._setup) as opened:
-            self.laboratory, self.ledger = opened, Ledger(opened.engine.board)
-            opened.engine.subscribe_entries(self.ledger.hear)
-            addresses = await opened.listen(LOOPBACK, None)
-            self.url = f"http://{addresses.metadata}"
+        async with open_lab(self._setup) as service:
+            self.service, self.ledger = service, Ledger(service.engine.board)
+            service.engine.subscribe_entries(self.ledger.add_change)
+            self.url = await service.listen_metadata(LOOPBACK)
             self._ready.set_result(None)
             await self._stopping.wait()

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from forewarn.auth.tokens import Tokens
-from forewarn.campaign.cache import CampaignCache
 from forewarn.campaign.service import Campaigns
 from forewarn.core.timing import Timing
 from forewarn.engine.clock import Clock
@@ -14,7 +13,6 @@ from forewarn.engine.record import RAW
 from forewarn.history.feed import HistoryFeed
 from forewarn.history.webhooks import IDENTITY_KEY
 from forewarn.store.base import Store
-from forewarn.web.settings import Settings
 
 
 class Service(NamedTuple):
@@ -25,15 +23,10 @@ class Service(NamedTuple):
     campaigns: Campaigns
     feed: HistoryFeed
     tokens: Tokens
-    settings: Settings
 
 
 def build_service(
-    store: Store,
-    clock: Clock,
-    timing: Timing,
-    make_id: Callable[[], str],
-    settings: Settings = Settings(),  # noqa: B008, frozen
+    store: Store, clock: Clock, timing: Timing, make_id: Callable[[], str]
 ) -> Service:
     """The service over a store that has not been read yet: call `engine.load()` next."""
     engine = Engine(store, clock, timing)
@@ -43,8 +36,7 @@ def build_service(
     return Service(
         engine,
         Operations(engine, make_id),
-        Campaigns(engine, CampaignCache(engine)),
+        Campaigns(engine),
         feed,
         Tokens(engine),
-        settings,
     )

@@ -1,1 +1,1 @@
-"""Bytes to values and back. Pure."""
+"""The Azure wire format: bytes to values and back. Pure."""

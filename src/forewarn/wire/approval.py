@@ -1,6 +1,6 @@
-"""The POST body: which events may start.
+"""The POST body that approves events.
 
-JSON, whatever the Content-Type says: most clients send another one.
+It is read as JSON whatever its Content-Type: most clients send another one.
 """
 
 from typing import Annotated
@@ -19,7 +19,7 @@ class _Start(msgspec.Struct):
 
 
 class _Request(msgspec.Struct):
-    """Members that are not named here, DocumentIncarnation among them, are not looked at."""
+    """Other members, such as DocumentIncarnation, are ignored."""
 
     StartRequests: Annotated[list[_Start], msgspec.Meta(min_length=1, max_length=ENTRIES_MAX)]
 
@@ -28,7 +28,7 @@ _decoder = msgspec.json.Decoder(_Request)
 
 
 def parse(body: bytes) -> tuple[str, ...]:
-    """The event ids asked for, in upper case, each once, in the order given."""
+    """Return the event ids in upper case, in order, without duplicates."""
     try:
         request = _decoder.decode(body.decode("utf-8-sig"))
     except UnicodeDecodeError as error:

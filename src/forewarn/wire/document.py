@@ -1,4 +1,4 @@
-"""A scope's page: the bytes that its VMs read in one api-version.
+"""Renders the document of a scope in one api-version.
 
 Same incarnation and version, same bytes.
 """
@@ -13,15 +13,13 @@ from forewarn.core.fleet import Scope, ScopeKind
 from forewarn.wire.versions import Version
 
 ISO_VERSION_MAX = "2017-11-01"
-"""The last version whose documents printed NotBefore in ISO 8601; the wire never did (protocol
-2.3).
-"""
+"""The last version whose documentation shows NotBefore in ISO 8601 (protocol 2.3)."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 def body(scope: Scope, version: Version, *, iso_not_before: bool = False) -> bytes:
-    """Compact JSON in wire order. Events of a type that the version does not know are not shown."""
+    """Render compact JSON in wire order, without events of types unknown to the version."""
     prefix = "_" if version.prefixes_names and scope.kind is not ScopeKind.CLOUD_SERVICE else ""
     is_iso = iso_not_before and version.name <= ISO_VERSION_MAX
     events = [
@@ -37,10 +35,9 @@ def etag(scope: Scope) -> str:
 
 
 def read_tags(if_none_match: str) -> frozenset[str]:
-    """The tags of an If-None-Match header, parsed once. Quoted, bare and weak tags all count:
-    clients send back what they like.
+    """Parse an If-None-Match header. Clients send quoted, bare and weak tags.
 
-    `*` stands for any document, but only as it is: `"*"` is a tag like any other, and none of ours.
+    A bare `*` matches any document; a quoted one is an ordinary tag.
     """
     if not if_none_match:
         return frozenset()
@@ -50,12 +47,12 @@ def read_tags(if_none_match: str) -> frozenset[str]:
 
 
 def is_known(incarnation: int, tags: Set[str]) -> bool:
-    """Whether the client has this document already; `tags` are those of `read_tags`."""
+    """Whether the client already has this document. `tags` come from `read_tags`."""
     return "*" in tags or str(incarnation) in tags
 
 
 def matches(if_none_match: str, incarnation: int) -> bool:
-    """`is_known` for a header that is looked at once."""
+    """Whether an If-None-Match header names this document."""
     return is_known(incarnation, read_tags(if_none_match))
 
 
@@ -77,7 +74,7 @@ def _entry(event: Event, version: Version, *, prefix: str, is_iso: bool) -> dict
 def _not_before(event: Event, *, is_iso: bool) -> str:
     """Always a string: published samples call string methods on it.
 
-    `format_datetime` speaks English in every locale.
+    `format_datetime` does not depend on the locale.
     """
     if event.status is Status.STARTED:
         return ""

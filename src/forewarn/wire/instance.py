@@ -1,6 +1,4 @@
-"""`/metadata/instance` and `/metadata/versions`: what a VM may read about itself, and how a path
-walks through it.
-"""
+"""`/metadata/instance` and `/metadata/versions`: what a VM can read about itself."""
 
 import base64
 import uuid
@@ -19,9 +17,7 @@ JSON = "application/json; charset=utf-8"
 TEXT = "text/plain; charset=utf-8"
 
 _NAMESPACE = uuid.UUID("5e7c1d0a-3f0b-5d6e-9a51-0f0e5ca1ab1e")
-"""Ids that nobody declared are made from names in this namespace, so that every server gives the
-same one.
-"""
+"""Undeclared ids are derived from names in this namespace, the same on every server."""
 
 _FIRST = INSTANCE_VERSIONS[0]
 _SINCE: Mapping[str, str] = MappingProxyType(
@@ -57,21 +53,18 @@ _SINCE: Mapping[str, str] = MappingProxyType(
 )
 """The first version of each member (protocol 8.1), in wire order.
 
-What the documents date 2017-04-02 is told from the first version on: they do not say what that one
-held, and an empty answer would help nobody.
+What the documentation dates 2017-04-02 is served from the first version on: it does not say what
+that one held, and an empty response helps no client.
 """
 
 
-class Answer(msgspec.Struct, frozen=True):
+class InstanceResponse(msgspec.Struct, frozen=True):
     content_type: str
     body: bytes
 
 
 def tree(scope: Scope, vm: Vm, version: str) -> dict[str, Node]:
-    """All that a VM may read in one version.
-
-    Every leaf is a string, and what nobody declared is `""`.
-    """
+    """Build everything that a VM can read in one version. Undeclared values are `""`."""
     compute = _compute(scope, vm)
     return {
         "compute": {
@@ -81,10 +74,10 @@ def tree(scope: Scope, vm: Vm, version: str) -> dict[str, Node]:
     }
 
 
-def walk(tree: Node, path: Sequence[str], format: str) -> Answer:
-    """The part of a tree at a path, as JSON or as text.
+def select(tree: Node, path: Sequence[str], format: str) -> InstanceResponse:
+    """Render the node at a path as JSON or text.
 
-    Text of a leaf is the bare value: a client compares it with Resources.
+    The text of a leaf is its bare value: clients compare it with Resources.
     """
     if format not in ("json", "text"):
         raise Invalid(f"Bad request. format is {format!r}; expected json or text", format=format)
@@ -105,13 +98,13 @@ def walk(tree: Node, path: Sequence[str], format: str) -> Answer:
                 format=format,
                 path="/".join(path),
             )
-        return Answer(JSON, msgspec.json.encode(node))
+        return InstanceResponse(JSON, msgspec.json.encode(node))
     if isinstance(node, str):
-        return Answer(TEXT, node.encode())
+        return InstanceResponse(TEXT, node.encode())
     names = (
         name if isinstance(child, str) else f"{name}/" for name, child in _children(node).items()
     )
-    return Answer(TEXT, "\n".join(names).encode())
+    return InstanceResponse(TEXT, "\n".join(names).encode())
 
 
 def versions_body() -> bytes:
@@ -127,45 +120,43 @@ def _children(node: Node) -> Mapping[str, Node]:
 
 
 def _compute(scope: Scope, vm: Vm) -> dict[str, Node]:
-    told = vm.instance
+    instance = vm.instance
     scale_set = scope.name if scope.kind is ScopeKind.SCALE_SET else ""
     return {
         "azEnvironment": "AzurePublicCloud",
-        "evictionPolicy": "Deallocate" if told.priority == "Spot" else "",
-        "location": told.location,
+        "evictionPolicy": "Deallocate" if instance.priority == "Spot" else "",
+        "location": instance.location,
         "name": vm.name,
-        "offer": told.offer,
-        "osProfile": {"computerName": told.computer_name or vm.name},
-        "osType": told.os_type,
+        "offer": instance.offer,
+        "osProfile": {"computerName": instance.computer_name or vm.name},
+        "osType": instance.os_type,
         "placementGroupId": str(uuid.uuid5(_NAMESPACE, f"scope/{scale_set}")) if scale_set else "",
         "platformFaultDomain": str(vm.fault_domain),
         "platformUpdateDomain": str(vm.update_domain),
-        "priority": told.priority,
+        "priority": instance.priority,
         "provider": "Microsoft.Compute",
-        "publisher": told.publisher,
-        "resourceGroupName": told.resource_group,
+        "publisher": instance.publisher,
+        "resourceGroupName": instance.resource_group,
         "resourceId": _resource_id(vm, _vm_resource(vm.name, scale_set)),
-        "sku": told.sku,
+        "sku": instance.sku,
         "storageProfile": _storage(vm),
-        "subscriptionId": told.subscription,
-        "tags": ";".join(f"{name}:{value}" for name, value in told.tags),
-        "tagsList": [{"name": name, "value": value} for name, value in told.tags],
-        "userData": base64.b64encode(told.user_data.encode()).decode(),
-        "version": told.version,
+        "subscriptionId": instance.subscription,
+        "tags": ";".join(f"{name}:{value}" for name, value in instance.tags),
+        "tagsList": [{"name": name, "value": value} for name, value in instance.tags],
+        "userData": base64.b64encode(instance.user_data.encode()).decode(),
+        "version": instance.version,
         "virtualMachineScaleSet": {
             "id": _resource_id(vm, f"virtualMachineScaleSets/{scale_set}") if scale_set else ""
         },
         "vmId": vm.id or str(uuid.uuid5(_NAMESPACE, f"vm/{vm.name}")),
         "vmScaleSetName": scale_set,
-        "vmSize": told.size,
-        "zone": told.zone,
+        "vmSize": instance.size,
+        "zone": instance.zone,
     }
 
 
 def _vm_resource(name: str, scale_set: str) -> str:
-    """A VM of a uniform scale set, `web_7`, is number 7 below the scale set; any other stands for
-    itself.
-    """
+    """Return the resource path. VM `web_7` of a uniform scale set is number 7 of the set."""
     number = name.removeprefix(f"{scale_set}_")
     if scale_set and number != name and number.isdecimal():
         return f"virtualMachineScaleSets/{scale_set}/virtualMachines/{number}"
@@ -173,23 +164,24 @@ def _vm_resource(name: str, scale_set: str) -> str:
 
 
 def _resource_id(vm: Vm, resource: str) -> str:
-    told = vm.instance
-    if not (told.subscription and told.resource_group):
+    instance = vm.instance
+    if not (instance.subscription and instance.resource_group):
         return ""
-    return f"/subscriptions/{told.subscription}/resourceGroups/{told.resource_group}/providers/Microsoft.Compute/{resource}"
+    group = f"/subscriptions/{instance.subscription}/resourceGroups/{instance.resource_group}"
+    return f"{group}/providers/Microsoft.Compute/{resource}"
 
 
 def _storage(vm: Vm) -> Node:
-    """The shape that clients look for. Forewarn knows the image but no disks."""
-    told = vm.instance
+    """The structure that clients look for. Forewarn knows the image but no disks."""
+    instance = vm.instance
     return {
         "dataDisks": [],
         "imageReference": {
             "id": "",
-            "offer": told.offer,
-            "publisher": told.publisher,
-            "sku": told.sku,
-            "version": told.version,
+            "offer": instance.offer,
+            "publisher": instance.publisher,
+            "sku": instance.sku,
+            "version": instance.version,
         },
         "osDisk": {
             "caching": "",
@@ -200,7 +192,7 @@ def _storage(vm: Vm) -> Node:
             "image": {"uri": ""},
             "managedDisk": {"id": "", "storageAccountType": ""},
             "name": "",
-            "osType": told.os_type,
+            "osType": instance.os_type,
             "vhd": {"uri": ""},
             "writeAcceleratorEnabled": "false",
         },
@@ -209,18 +201,20 @@ def _storage(vm: Vm) -> Node:
 
 
 def _network(vm: Vm) -> Node:
-    told = vm.instance
+    instance = vm.instance
     is_ipv6 = ":" in vm.address
     is_ipv4 = bool(vm.address) and not is_ipv6
-    subnet, _, prefix = told.subnet.partition("/")
+    subnet, _, prefix = instance.subnet.partition("/")
     interface: Node = {
         "ipv4": {
-            "ipAddress": [{"privateIpAddress": vm.address, "publicIpAddress": told.public_address}]
+            "ipAddress": [
+                {"privateIpAddress": vm.address, "publicIpAddress": instance.public_address}
+            ]
             if is_ipv4
             else [],
             "subnet": [{"address": subnet, "prefix": prefix}] if is_ipv4 else [],
         },
         "ipv6": {"ipAddress": [{"privateIpAddress": vm.address}] if is_ipv6 else []},
-        "macAddress": told.mac.replace(":", "").replace("-", "").upper(),
+        "macAddress": instance.mac.replace(":", "").replace("-", "").upper(),
     }
     return {"interface": [interface]}

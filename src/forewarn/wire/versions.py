@@ -1,7 +1,4 @@
-"""The table of api-versions: what each one shows and asks for.
-
-`/metadata/instance` has a list of its own.
-"""
+"""The api-versions: what each one shows and requires. `/metadata/instance` has its own list."""
 
 import re
 from collections.abc import Mapping
@@ -15,7 +12,7 @@ from forewarn.core.event import EventType
 class Version(msgspec.Struct, frozen=True):
     """One Scheduled Events api-version.
 
-    `fields` are the members of an event, in wire order; the others are really absent.
+    `fields` are the members of an event in wire order; others are absent.
     """
 
     name: str
@@ -49,31 +46,34 @@ NEWEST = VERSIONS[-1]
 
 # fmt: off
 INSTANCE_VERSIONS: tuple[str, ...] = (
-    "2017-03-01", "2017-04-02", "2017-08-01", "2017-10-01", "2017-12-01", "2018-02-01", "2018-04-02", "2018-10-01", "2019-02-01",
-    "2019-03-11", "2019-04-30", "2019-06-01", "2019-06-04", "2019-08-01", "2019-08-15", "2019-11-01", "2020-06-01", "2020-07-15",
-    "2020-09-01", "2020-10-01", "2020-12-01", "2021-01-01", "2021-02-01", "2021-03-01", "2021-05-01", "2021-08-01", "2021-10-01",
-    "2021-11-01", "2021-11-15", "2021-12-13", "2023-07-01", "2023-11-15", "2024-03-15", "2024-07-17", "2025-04-07",
+    "2017-03-01", "2017-04-02", "2017-08-01", "2017-10-01", "2017-12-01", "2018-02-01",
+    "2018-04-02", "2018-10-01", "2019-02-01", "2019-03-11", "2019-04-30", "2019-06-01",
+    "2019-06-04", "2019-08-01", "2019-08-15", "2019-11-01", "2020-06-01", "2020-07-15",
+    "2020-09-01", "2020-10-01", "2020-12-01", "2021-01-01", "2021-02-01", "2021-03-01",
+    "2021-05-01", "2021-08-01", "2021-10-01", "2021-11-01", "2021-11-15", "2021-12-13",
+    "2023-07-01", "2023-11-15", "2024-03-15", "2024-07-17", "2025-04-07",
 )
 """The versions of `/metadata/instance`, oldest first (protocol 1.2)."""
 # fmt: on
 
-_BAD_VERSION = "Bad request. api-version is invalid or was not specified in the request. For more information refer to aka.ms/azureimds"
+_BAD_VERSION = (
+    "Bad request. api-version is invalid or was not specified in the request."
+    " For more information refer to aka.ms/azureimds"
+)
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
-def lenient(name: str) -> Version | None:
-    """The version for a name in lenient mode: itself, or for an unknown date the newest version
-    before it.
-    """
+def find_lenient(name: str) -> Version | None:
+    """Return the version of that name, or for an unknown date the newest one before it."""
     if not _DATE.fullmatch(name):
         return None
     return next((version for version in reversed(VERSIONS) if version.name <= name), None)
 
 
 def bad_version_body() -> bytes:
-    """The answer to a missing or unknown api-version.
+    """The response to a missing or unknown api-version.
 
-    Clients call without one on purpose, to read `newest-versions`.
+    Clients omit it on purpose to read `newest-versions`.
     """
     return _bad_version([version.name for version in VERSIONS])
 

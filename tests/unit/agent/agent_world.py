@@ -1,5 +1,5 @@
-"""A small world for an agent: a clock that is told, steps that note what they were run for, an
-endpoint that shows documents.
+"""Everything an agent needs in a test: a clock that the test sets, steps that record what they ran
+for, and an endpoint that plays a script.
 """
 
 import threading
@@ -10,26 +10,26 @@ from pathlib import Path
 
 from forewarn.agent.agent import Agent
 from forewarn.agent.journal import Journal
-from forewarn.agent.metrics import Tally
-from forewarn.agent.rules import Approve, PlannedStep, Rule
+from forewarn.agent.rules import ApproveWhen, PlannedStep, Rule, StepOptions
 from forewarn.agent.settings import Settings
-from forewarn.agent.step import Occasion, StepFailed
-from forewarn.agent.workflow import Applications, Handling, Here, NoApplications
-from forewarn.client import Change, Clock, Document, EndpointError, Event, Watcher
+from forewarn.agent.status import Counters
+from forewarn.agent.steps.base import StepContext, StepFailed
+from forewarn.agent.workflow import AgentContext, LocalPrograms, NoPrograms, Workflow
+from forewarn.client import Clock, Document, EndpointError, Event
 from forewarn.client.client import Stop
 
 NOON = datetime(2026, 3, 4, 12, 0, 0, tzinfo=UTC)
-PATIENCE_SECONDS = 20
+TIMEOUT_SECONDS = 20
 
 
 @dataclass
-class Hands:
-    """The hands of a clock: the time of day may jump, the other only moves on."""
+class FakeTime:
+    """The time of day may jump; the monotonic clock only advances."""
 
     now: datetime = NOON
     monotonic: float = 1000.0
 
-    def pass_(self, seconds: float) -> None:
+    def advance(self, seconds: float) -> None:
         self.now += timedelta(seconds=seconds)
         self.monotonic += seconds
 
@@ -38,7 +38,7 @@ class Hands:
 
 
 def reboot(key: str = "E1", *, lead_seconds: float = 900, **more: object) -> Event:
-    """A reboot of `web-0`, from NOON in so many seconds."""
+    """A reboot of `web-0`, `lead_seconds` after NOON."""
     event = Event(
         key,
         "Reboot",
@@ -54,80 +54,77 @@ def started(event: Event) -> Event:
     return replace(event, status="Started", not_before=None)
 
 
-def nothing(occasion: Occasion) -> None:
-    """What a step does by default."""
+def do_nothing(context: StepContext) -> None:
+    """The default effect of a step."""
 
 
-def fail(occasion: Occasion) -> None:
-    raise StepFailed("no luck")
+def fail(context: StepContext) -> None:
+    raise StepFailed("failed on purpose")
 
 
 @dataclass
-class Noted:
-    """A step that notes its name in `diary`, then does what it was given."""
+class RecordingStep:
+    """Records its name in `ran`, then has its effect."""
 
     name: str
-    diary: list[str]
-    effect: Callable[[Occasion], None] = nothing
-    occasions: list[Occasion] = field(default_factory=list)
+    ran: list[str]
+    effect: Callable[[StepContext], None] = do_nothing
+    contexts: list[StepContext] = field(default_factory=list)
 
     def describe(self) -> str:
         return self.name
 
-    def run(self, occasion: Occasion) -> None:
-        self.diary.append(self.name)
-        self.occasions.append(occasion)
-        self.effect(occasion)
+    def run(self, context: StepContext) -> None:
+        self.ran.append(self.name)
+        self.contexts.append(context)
+        self.effect(context)
 
 
 class World:
-    """Everything that handlings share, and a diary of the steps that were run.
-
-    `again` is the agent's next life.
-    """
+    """What workflows share, and the names of the steps that `ran`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.hands = Hands()
-        self.diary: list[str] = []
-        self.journal = Journal.open(folder / "journal", clock=self.hands.clock())
+        self.time = FakeTime()
+        self.ran: list[str] = []
+        self.journal = Journal.open(folder / "journal", clock=self.time.clock())
 
     def step(
-        self, name: str, effect: Callable[[Occasion], None] = nothing, **more: object
+        self, name: str, effect: Callable[[StepContext], None] = do_nothing, **options: object
     ) -> PlannedStep:
-        return replace(PlannedStep(Noted(name, self.diary, effect)), **more)  # type: ignore[arg-type]
+        return PlannedStep(RecordingStep(name, self.ran, effect), StepOptions(**options))  # type: ignore[arg-type]
 
-    def here(self, applications: Applications | None = None) -> Here:
-        return Here(
-            "web-0", self.journal, applications or NoApplications(), self.hands.clock(), Tally()
-        )
+    def context(self, programs: LocalPrograms | None = None) -> AgentContext:
+        clock = self.time.clock()
+        return AgentContext("web-0", self.journal, programs or NoPrograms(), clock, Counters())
 
-    def handling(self, rule: Rule, event: Event, here: Here | None = None) -> Handling:
-        handling = Handling(rule, event, here or self.here())
-        handling.read(event)
-        return handling
+    def workflow(self, rule: Rule, event: Event, context: AgentContext | None = None) -> Workflow:
+        workflow = Workflow(rule, event, context or self.context())
+        workflow.update(event)
+        return workflow
 
-    def again(self) -> None:
+    def restart(self) -> None:
+        """A new process opens the journal."""
+        self.use_journal(Journal)
+
+    def use_journal(self, kind: type[Journal]) -> None:
         self.journal.close()
-        self.journal = Journal.open(self.folder / "journal", clock=self.hands.clock())
+        self.journal = kind.open(self.folder / "journal", clock=self.time.clock())
 
     def rule(self, **more: object) -> Rule:
-        """A rule with one step a phase, that approves when prepared."""
+        """A rule with one step per phase, that approves when prepared."""
         steps = {phase: (self.step(phase),) for phase in ("prepare", "start", "recover")}
-        return replace(Rule("all", approve=Approve.WHEN_PREPARED, **steps), **more)  # type: ignore[arg-type]
+        return replace(Rule("all", approve=ApproveWhen.WHEN_PREPARED, **steps), **more)  # type: ignore[arg-type]
 
 
 Scene = Document | EndpointError | Callable[[], object]
 
 
-class Scripted:
-    """An endpoint that plays its scenes, one after the other, then stops the watch.
+class ScriptedClient:
+    """An endpoint that plays its scenes in order, then ends. Functions run between two polls."""
 
-    A function is called between two looks.
-    """
-
-    def __init__(self, hands: Hands, *scenes: Scene, refusals: int = 0) -> None:
-        self.hands = hands
+    def __init__(self, time: FakeTime, *scenes: Scene, refusals: int = 0) -> None:
+        self.time = time
         self.scenes = scenes
         self.refusals = refusals
         self.approvals: list[str] = []
@@ -143,21 +140,20 @@ class Scripted:
         self.approvals += event_ids
         self.has_approved.set()
 
-    def watch(
+    def document(self) -> Document:
+        return next(self.documents())  # type: ignore[return-value]
+
+    def documents(
         self,
         *,
-        stop: Stop | None,
-        on_problem: Callable[[EndpointError], object],
-        wait_seconds: float,
-        watcher: Watcher | None,
-        sleep: Callable[[float], object] | None,
-    ) -> Iterator[Change]:
-        assert watcher is not None
+        stop: Stop | None = None,
+        wait_seconds: float = 0,
+        period_seconds: float = 1,
+        may_wait: Callable[[], bool] = bool,
+    ) -> Iterator[Document | EndpointError]:
         for scene in self.scenes:
-            if isinstance(scene, Document):
-                yield from watcher.update(scene, self.hands.now)
-            elif isinstance(scene, EndpointError):
-                on_problem(scene)
+            if isinstance(scene, Document | EndpointError):
+                yield scene
             else:
                 scene()
 
@@ -167,28 +163,33 @@ def shows(incarnation: int, *events: Event) -> Document:
 
 
 def agent_of(
-    world: World, client: Scripted, *rules: Rule, is_dry_run: bool = False, **settings: object
+    world: World,
+    client: ScriptedClient,
+    *rules: Rule,
+    is_dry_run: bool = False,
+    is_once: bool = False,
+    **settings: object,
 ) -> Agent:
-    given = replace(Settings(rules=rules), **settings)  # type: ignore[arg-type]
     return Agent(
-        given,
+        replace(Settings(rules=rules), **settings),  # type: ignore[arg-type]
         client,
         world.journal,
-        clock=world.hands.clock(),
+        clock=world.time.clock(),
         is_dry_run=is_dry_run,
-        again_seconds=0.01,
+        is_once=is_once,
+        retry_seconds=0.01,
     )
 
 
-def until(is_true: Callable[[], object]) -> Callable[[], None]:
-    """A scene that lasts until something is so."""
+def until(condition: Callable[[], object]) -> Callable[[], None]:
+    """A scene that lasts until the condition is true."""
 
     def wait() -> None:
-        quiet = threading.Event()
-        for _ in range(PATIENCE_SECONDS * 100):
-            if is_true():
+        pause = threading.Event()
+        for _ in range(TIMEOUT_SECONDS * 100):
+            if condition():
                 return
-            quiet.wait(0.01)
-        raise AssertionError("it never came to be")
+            pause.wait(0.01)
+        raise AssertionError("the condition never became true")
 
     return wait

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.agent.agent import WORKING_MAX, Agent
+from forewarn.agent.agent import WORKERS_MAX, Agent
 from forewarn.agent.journal import Journal, JournalLost
-from forewarn.agent.progress import What
-from forewarn.agent.rules import Approve, Leader, Rule
+from forewarn.agent.progress import EntryKind
+from forewarn.agent.rules import ApproveWhen, Rule
 from forewarn.agent.settings import Settings
-from forewarn.agent.step import Occasion
+from forewarn.agent.steps.base import StepContext
 from forewarn.client import EndpointError, InvalidDocument
 from tests.unit.agent.agent_world import (
-    PATIENCE_SECONDS,
+    TIMEOUT_SECONDS,
     Scene,
-    Scripted,
+    ScriptedClient,
     World,
     agent_of,
     reboot,
@@ -45,14 +45,14 @@ def world(tmp_path: Path) -> Iterator[World]:
     )()
 
 
-def wrote(world: World, what: str, key: str = "E1") -> Scene:
+def wrote(world: World, kind: str, key: str = "E1") -> Scene:
     return until(
-        lambda: key in world.journal.progress and what in world.journal.progress[key].marks
+        lambda: key in world.journal.progress and kind in world.journal.progress[key].marks
     )
 
 
 def ran(world: World, *names: str) -> Scene:
-    return until(lambda: world.diary == list(names))
+    return until(lambda: world.ran == list(names))
 
 
 def settled(world: World, phase: str, key: str = "E1") -> Scene:
@@ -62,81 +62,75 @@ def settled(world: World, phase: str, key: str = "E1") -> Scene:
 
 
 def run(agent: Agent) -> Agent:
-    agent.run(Hasty())
+    agent.run(NoWait())
     return agent
 
 
-class Hasty(threading.Event):
-    """Waits for nothing, so that a pause before another try takes no time."""
+class NoWait(threading.Event):
+    """Never waits, so that a pause before a retry takes no time."""
 
     def wait(self, timeout: float | None = None) -> bool:
         return self.is_set()
 
 
-def test_an_event_is_prepared_approved_started_and_recovered(world: World) -> None:
-    """The whole walk, over four documents."""
+def test_event_is_prepared_approved_started_and_recovered(world: World) -> None:
+    """The whole cycle, over four documents."""
     scenes = (
         shows(1),
         shows(2, reboot()),
-        wrote(world, What.APPROVED),
+        wrote(world, EntryKind.APPROVED),
         shows(3, started(reboot())),
         settled(world, "start"),
         shows(4),
         settled(world, "recover"),
     )
-    client = Scripted(world.hands, *scenes)
+    client = ScriptedClient(world.time, *scenes)
     agent = run(agent_of(world, client, world.rule()))
 
-    assert world.diary == ["prepare", "start", "recover"]
+    assert world.ran == ["prepare", "start", "recover"]
     assert client.approvals == ["E1"]
-    assert agent.status().handlings == ()
+    assert agent.status().workflows == ()
 
 
-def test_an_event_of_another_vm_is_left_alone(world: World) -> None:
+def test_event_of_another_vm_is_left_alone(world: World) -> None:
     """All VMs of a scope read the same document."""
-    client = Scripted(world.hands, shows(1, reboot(resources=("web-1",))))
+    client = ScriptedClient(world.time, shows(1, reboot(resources=("web-1",))))
     agent = run(agent_of(world, client, world.rule()))
 
-    assert world.diary == []
-    assert agent.counts()['forewarn_agent_events_total{matched="no"}'] == 1
+    assert world.ran == []
+    assert agent.status().counters['forewarn_agent_events_total{matched="no"}'] == 1
 
 
-def test_an_approval_that_fails_is_tried_again_until_it_is_accepted(world: World) -> None:
-    """The endpoint was away for a moment; later and later, but never given up while the event
-    waits.
-    """
-
+def test_failed_approval_is_retried_until_it_is_accepted(world: World) -> None:
     def is_approved() -> bool:
-        world.hands.pass_(0.1)
-        return What.APPROVED in world.journal.progress["E1"].marks
+        world.time.advance(0.1)
+        return EntryKind.APPROVED in world.journal.progress["E1"].marks
 
-    client = Scripted(
-        world.hands, shows(1, reboot()), settled(world, "prepare"), until(is_approved), refusals=2
+    client = ScriptedClient(
+        world.time, shows(1, reboot()), settled(world, "prepare"), until(is_approved), refusals=2
     )
     agent = run(agent_of(world, client, world.rule()))
 
     assert client.approvals == ["E1"]
-    assert agent.counts()['forewarn_agent_approvals_total{result="failed"}'] == 2
+    assert agent.status().counters['forewarn_agent_approvals_total{result="failed"}'] == 2
 
 
-def test_an_event_that_is_to_be_held_is_never_approved(world: World) -> None:
-    """Whatever else the rule says."""
-    client = Scripted(world.hands, shows(1, reboot()), settled(world, "prepare"))
-    run(agent_of(world, client, world.rule(approve=Approve.AT_ONCE, hold=True)))
+def test_held_event_is_never_approved(world: World) -> None:
+    """Whatever `approve` says."""
+    client = ScriptedClient(world.time, shows(1, reboot()), settled(world, "prepare"))
+    run(agent_of(world, client, world.rule(approve=ApproveWhen.AT_ONCE, hold=True)))
 
     assert client.approvals == []
 
 
 def test_at_once_does_not_wait_for_the_steps(world: World) -> None:
-    """The approval is sent while prepare is still under way."""
-    client = Scripted(world.hands, shows(1, reboot()), settled(world, "prepare"))
-    prepare = world.step(
-        "slow", lambda occasion: assert_(client.has_approved.wait(PATIENCE_SECONDS))
-    )
-    run(agent_of(world, client, world.rule(approve=Approve.AT_ONCE, prepare=(prepare,))))
+    """The approval is sent while prepare is running."""
+    client = ScriptedClient(world.time, shows(1, reboot()), settled(world, "prepare"))
+    prepare = world.step("slow", lambda context: assert_(client.has_approved.wait(TIMEOUT_SECONDS)))
+    run(agent_of(world, client, world.rule(approve=ApproveWhen.AT_ONCE, prepare=(prepare,))))
 
     assert client.approvals == ["E1"]
-    assert What.APPROVED in world.journal.progress["E1"].marks
+    assert EntryKind.APPROVED in world.journal.progress["E1"].marks
 
 
 def assert_(is_true: bool) -> None:
@@ -146,171 +140,145 @@ def assert_(is_true: bool) -> None:
 @pytest.mark.parametrize(
     ("resources", "approvals"), [(("web-0", "web-1"), ["E1"]), (("web-1", "web-0"), [])]
 )
-def test_only_the_first_of_resources_approves_where_the_leader_does(
+def test_only_the_leader_approves(
     world: World, resources: tuple[str, ...], approvals: list[str]
 ) -> None:
-    """Approval by one VM covers all: the others must not speak for it before it is prepared."""
-    rule = world.rule(approve=Approve.WHEN_PREPARED_AND_LEADER)
+    """One approval covers all VMs: the others must not approve before it is prepared."""
+    rule = world.rule(approve=ApproveWhen.WHEN_PREPARED_AND_LEADER)
     event = reboot(resources=resources)
     other = reboot("E2")
     scenes = (
         shows(1, event),
         settled(world, "prepare"),
         shows(2, event, other),
-        wrote(world, What.APPROVED, "E2"),
+        wrote(world, EntryKind.APPROVED, "E2"),
     )
-    client = Scripted(world.hands, *scenes)
+    client = ScriptedClient(world.time, *scenes)
     run(agent_of(world, client, rule))
 
     assert [key for key in client.approvals if key == "E1"] == approvals
 
 
-def test_where_a_lease_makes_the_leader_only_its_holder_approves(world: World) -> None:
-    """Another VM holds it first, and lets it go."""
-    path = world.folder / "lease"
-    path.write_text("web-1")
-    client = Scripted(
-        world.hands,
-        shows(1, reboot()),
-        settled(world, "prepare"),
-        path.unlink,
-        wrote(world, What.APPROVED),
-    )
-    rule = world.rule(approve=Approve.WHEN_PREPARED_AND_LEADER, leader=Leader.LEASE)
-    run(agent_of(world, client, rule, lease=path))
-
-    assert client.approvals == ["E1"]
-    assert path.read_text() == "web-0"
-
-
-def test_where_it_must_be_quiet_the_approval_waits_for_the_other_vms(world: World) -> None:
-    """One at a time: web-1 is Started, so web-0 waits until it is over."""
+def test_approval_waits_for_a_quiet_scope(world: World) -> None:
+    """One VM at a time: web-1 is Started, so web-0 waits until it is over."""
     rule, other = (
-        world.rule(approve=Approve.WHEN_PREPARED_AND_QUIET),
+        world.rule(approve=ApproveWhen.WHEN_PREPARED_AND_QUIET),
         started(reboot("E2", resources=("web-1",))),
     )
-    client = Scripted(world.hands)
+    client = ScriptedClient(world.time)
     client.scenes = (
         shows(1, reboot(), other),
         settled(world, "prepare"),
         lambda: assert_(not client.approvals),
         shows(2, reboot()),
-        wrote(world, What.APPROVED),
+        wrote(world, EntryKind.APPROVED),
     )
     run(agent_of(world, client, rule))
 
     assert client.approvals == ["E1"]
 
 
-def test_a_document_that_cannot_be_understood_triggers_no_approval(world: World) -> None:
-    """Whether it is quiet cannot be known then, and nothing is prepared for what cannot be read."""
-    rule = world.rule(approve=Approve.WHEN_PREPARED_AND_QUIET)
+def test_invalid_document_triggers_no_approval(world: World) -> None:
+    """Whether the scope is quiet is unknown then."""
+    rule = world.rule(approve=ApproveWhen.WHEN_PREPARED_AND_QUIET)
     held = threading.Event()
-    prepare = world.step("prepare", lambda occasion: assert_(held.wait(PATIENCE_SECONDS)))
-    client = Scripted(world.hands)
+    prepare = world.step("prepare", lambda context: assert_(held.wait(TIMEOUT_SECONDS)))
+    client = ScriptedClient(world.time)
     client.scenes = (
         shows(1, reboot()),
-        InvalidDocument("what is this"),
+        InvalidDocument("kind is this"),
         held.set,
         settled(world, "prepare"),
         lambda: assert_(not client.has_approved.wait(0.05)),
         shows(2, reboot()),
-        wrote(world, What.APPROVED),
+        wrote(world, EntryKind.APPROVED),
     )
     agent = run(agent_of(world, client, replace(rule, prepare=(prepare,))))
 
     assert client.approvals == ["E1"]
-    assert agent.counts()["forewarn_agent_endpoint_problems_total"] == 1
+    assert agent.status().counters["forewarn_agent_endpoint_problems_total"] == 1
 
 
-def test_after_a_crash_the_next_life_goes_on_where_the_first_one_was(world: World) -> None:
-    """Prepared and approving, not approved: nothing is prepared again, and the approval is sent
-    again.
-    """
-    handling = world.handling(world.rule(), reboot())
-    handling.work()
-    world.journal.write("E1", What.APPROVING)
-    world.again()
+def test_restarted_agent_sends_a_pending_approval_again(world: World) -> None:
+    """Prepared and approving, not approved: prepare does not run again."""
+    workflow = world.workflow(world.rule(), reboot())
+    workflow.run()
+    world.journal.write("E1", EntryKind.APPROVING)
+    world.restart()
 
-    client = Scripted(world.hands, shows(7, reboot()), wrote(world, What.APPROVED))
+    client = ScriptedClient(world.time, shows(7, reboot()), wrote(world, EntryKind.APPROVED))
     run(agent_of(world, client, world.rule()))
 
-    assert world.diary == ["prepare"]
+    assert world.ran == ["prepare"]
     assert client.approvals == ["E1"]
 
 
-def test_after_the_reboot_the_next_life_recovers_once(world: World) -> None:
-    """The event is over when the agent is back: the document does not show it.
-
-    And the life after that does nothing.
-    """
-    world.handling(world.rule(), reboot()).work()
+def test_restarted_agent_recovers_once(world: World) -> None:
+    """The event is over when the agent is back. The process after that does nothing."""
+    world.workflow(world.rule(), reboot()).run()
     for _ in range(2):
-        world.again()
+        world.restart()
         run(
             agent_of(
                 world,
-                Scripted(world.hands, *[shows(9)] * 3, settled(world, "recover")),
+                ScriptedClient(world.time, *[shows(9)] * 3, settled(world, "recover")),
                 world.rule(),
             )
         )
 
-    assert world.diary == ["prepare", "recover"]
+    assert world.ran == ["prepare", "recover"]
 
 
-def test_before_a_document_came_the_next_life_does_nothing(world: World) -> None:
-    """An endpoint that is down says nothing about what has become of the event."""
-    world.handling(world.rule(), reboot()).work()
-    world.again()
-    client = Scripted(world.hands, EndpointError("away"), EndpointError("away"))
+def test_restarted_agent_does_nothing_before_a_document_comes(world: World) -> None:
+    """An endpoint that is down says nothing about the event."""
+    world.workflow(world.rule(), reboot()).run()
+    world.restart()
+    client = ScriptedClient(world.time, EndpointError("away"), EndpointError("away"))
     agent = run(agent_of(world, client, world.rule()))
 
-    assert world.diary == ["prepare"]
+    assert world.ran == ["prepare"]
     assert client.approvals == []
     status = agent.status()
     assert (status.problems, status.last_problem, status.last_contact) == (2, "away", None)
 
 
-def test_an_event_that_is_over_and_shown_again_is_not_handled_again(
+def test_finished_event_shown_again_is_ignored(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A server that lags after a failover, met by an agent that was restarted.
-
-    That its old rule is gone matters to nobody.
-    """
+    """A lagging server after a failover, read by a restarted agent."""
     scenes = (shows(1, reboot()), settled(world, "prepare"), shows(2), settled(world, "recover"))
-    run(agent_of(world, Scripted(world.hands, *scenes), world.rule()))
-    world.again()
-    client = Scripted(world.hands)
+    run(agent_of(world, ScriptedClient(world.time, *scenes), world.rule()))
+    world.restart()
+    client = ScriptedClient(world.time)
     client.scenes = (shows(1, reboot()), lambda: assert_(not client.has_approved.wait(0.05)))
-    run(agent_of(world, client, world.rule(name="new", approve=Approve.AT_ONCE)))
+    run(agent_of(world, client, world.rule(name="new", approve=ApproveWhen.AT_ONCE)))
 
-    assert world.diary == ["prepare", "recover"]
-    assert "is gone" not in caplog.text
+    assert world.ran == ["prepare", "recover"]
+    assert "no longer exists" not in caplog.text
 
 
-def test_an_event_whose_rule_is_gone_is_held(
+def test_event_whose_rule_was_removed_is_held(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody says any more what to do about it, so nothing is done, and that is said."""
-    world.handling(world.rule(), reboot()).work()
-    world.again()
-    client = Scripted(world.hands)
+    """And that is logged."""
+    world.workflow(world.rule(), reboot()).run()
+    world.restart()
+    client = ScriptedClient(world.time)
     client.scenes = (shows(1, reboot()), lambda: assert_(not client.has_approved.wait(0.05)))
-    run(agent_of(world, client, Rule("another", approve=Approve.AT_ONCE)))
+    run(agent_of(world, client, Rule("another", approve=ApproveWhen.AT_ONCE)))
 
     assert client.approvals == []
-    assert "the rule of an event in hand is gone" in caplog.text
+    assert "the rule of an event no longer exists" in caplog.text
 
 
-def test_new_rules_are_for_events_that_appear_afterwards(world: World) -> None:
-    """What is in hand is finished as it was begun."""
-    client = Scripted(world.hands)
+def test_new_rules_apply_to_new_events(world: World) -> None:
+    """Current events are finished by the rule that they began with."""
+    client = ScriptedClient(world.time)
     agent = agent_of(world, client, world.rule(recover=(world.step("old recover"),)))
     new = Rule("new", prepare=(world.step("new prepare"),), recover=(world.step("new recover"),))
     client.scenes = (
         shows(1, reboot()),
-        wrote(world, What.APPROVED),
+        wrote(world, EntryKind.APPROVED),
         lambda: agent.reload(Settings(rules=(new,))),
         shows(2, reboot(), reboot("E2")),
         settled(world, "prepare", "E2"),
@@ -320,29 +288,29 @@ def test_new_rules_are_for_events_that_appear_afterwards(world: World) -> None:
     )
     run(agent)
 
-    assert world.diary[:2] == ["prepare", "new prepare"]
-    assert sorted(world.diary[2:]) == ["new recover", "old recover"]
+    assert world.ran[:2] == ["prepare", "new prepare"]
+    assert sorted(world.ran[2:]) == ["new recover", "old recover"]
     assert agent.status().rules == ("new",)
 
 
-def test_a_reload_says_what_needs_a_new_start(
+def test_reload_logs_settings_that_need_a_restart(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Rules change at once; where the journal is does not."""
-    agent = agent_of(world, Scripted(world.hands))
+    """Rules change immediately; the path of the journal does not."""
+    agent = agent_of(world, ScriptedClient(world.time))
     agent.reload(Settings(journal=Path("/elsewhere"), wait_seconds=7))
 
     facts = [
-        getattr(record, "facts", {}) for record in caplog.records if "next start" in record.message
+        getattr(record, "facts", {})
+        for record in caplog.records
+        if "need a restart" in record.message
     ]
     assert facts == [{"settings": "journal, wait_seconds"}]
 
 
-def test_a_dry_run_says_what_it_would_do_and_does_nothing(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
-    """For trying a file against the real endpoint of a real machine."""
-    client = Scripted(world.hands, shows(1, reboot()), shows(2, started(reboot())), shows(3))
+def test_dry_run_logs_and_does_nothing(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """To try a file on a real machine."""
+    client = ScriptedClient(world.time, shows(1, reboot()), shows(2, started(reboot())), shows(3))
     with caplog.at_level(logging.INFO, "forewarn.agent"):
         run(agent_of(world, client, world.rule(), is_dry_run=True))
 
@@ -350,58 +318,63 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing(
         getattr(record, "facts", {}) for record in caplog.records if "dry run" in record.message
     ]
     assert facts[0]["steps"] == "prepare: prepare; start: start; recover: recover"
-    assert (world.diary, client.approvals, world.journal.progress) == ([], [], {})
+    assert (world.ran, client.approvals, world.journal.progress) == ([], [], {})
 
 
-def test_while_the_disk_is_full_nothing_is_done_and_then_everything_is(world: World) -> None:
-    """What is not on disk must not be acted on; the event is not forgotten over it."""
-    fulls = [What.SEEN, What.BEGUN, What.STEP_DONE, What.APPROVING, What.APPROVED]
+def test_full_disk_delays_everything_and_loses_nothing(world: World) -> None:
+    """The agent acts only on what is on disk, and does not forget the event."""
+    fulls = [
+        EntryKind.SEEN,
+        EntryKind.BEGUN,
+        EntryKind.STEP_DONE,
+        EntryKind.APPROVING,
+        EntryKind.APPROVED,
+    ]
 
     class Filling(Journal):
-        def write(self, key: str, what: What, **facts: object) -> None:
-            if what in fulls:
-                fulls.remove(what)
-                raise JournalLost(f"full at {what}")
-            super().write(key, what, **facts)
+        def write(self, key: str, kind: EntryKind, **facts: object) -> None:
+            if kind in fulls:
+                fulls.remove(kind)
+                raise JournalLost(f"full at {kind}")
+            super().write(key, kind, **facts)
 
-    world.journal.close()
-    world.journal = Filling.open(world.folder / "journal", clock=world.hands.clock())
-    client = Scripted(world.hands, shows(1, reboot()), wrote(world, What.APPROVED))
+    world.use_journal(Filling)
+    client = ScriptedClient(world.time, shows(1, reboot()), wrote(world, EntryKind.APPROVED))
     agent = run(agent_of(world, client, world.rule()))
 
-    assert world.diary == ["prepare"]
+    assert world.ran == ["prepare"]
     assert client.approvals == ["E1", "E1"], (
         "sent, not written down, and sent again: that is approving once"
     )
-    assert agent.counts()["forewarn_agent_journal_problems_total"] == 5
+    assert agent.status().counters["forewarn_agent_journal_problems_total"] == 5
 
 
-def test_the_agents_end_stops_steps_and_leaves_the_event_for_the_next_start(world: World) -> None:
-    """SIGTERM: also what the machine's own shutdown sends."""
-    prepare = world.step("slow", lambda occasion: assert_(occasion.stop.wait(PATIENCE_SECONDS)))
-    client = Scripted(world.hands, shows(1, reboot()), ran(world, "slow"))
+def test_stopping_the_agent_leaves_the_event_for_the_next_start(world: World) -> None:
+    """SIGTERM is also what the machine's own shutdown sends."""
+    prepare = world.step("slow", lambda context: assert_(context.stop.wait(TIMEOUT_SECONDS)))
+    client = ScriptedClient(world.time, shows(1, reboot()), ran(world, "slow"))
     agent = run(agent_of(world, client, world.rule(prepare=(prepare,))))
 
-    assert agent.status().handlings[0].is_prepared is False
+    assert agent.status().workflows[0].is_prepared is False
     assert client.approvals == []
 
 
-def test_the_most_urgent_events_are_worked_for_first(world: World) -> None:
-    """With more events than threads the rest wait in the order of NotBefore."""
-    held = [reboot(f"HELD-{number}") for number in range(WORKING_MAX)]
+def test_most_urgent_events_get_the_next_free_worker(world: World) -> None:
+    """With more events than threads, the rest wait in the order of NotBefore."""
+    held = [reboot(f"HELD-{number}") for number in range(WORKERS_MAX)]
     late, soon = reboot("LATE", lead_seconds=800), reboot("SOON", lead_seconds=100)
     free_one, free_all, begun = threading.Event(), threading.Event(), threading.Semaphore(0)
     order: list[str] = []
 
-    def note(occasion: Occasion) -> None:
-        order.append(occasion.event.id)
-        if occasion.event.id.startswith("HELD"):
+    def note(context: StepContext) -> None:
+        order.append(context.event.id)
+        if context.event.id.startswith("HELD"):
             begun.release()
-            assert (free_one if occasion.event.id == "HELD-0" else free_all).wait(PATIENCE_SECONDS)
+            assert (free_one if context.event.id == "HELD-0" else free_all).wait(TIMEOUT_SECONDS)
 
     scenes = (
         shows(1, *held),
-        lambda: assert_(all(begun.acquire(timeout=PATIENCE_SECONDS) for _ in held)),
+        lambda: assert_(all(begun.acquire(timeout=TIMEOUT_SECONDS) for _ in held)),
         shows(2, *held, late, soon),
         free_one.set,
         settled(world, "prepare", "LATE"),
@@ -409,19 +382,19 @@ def test_the_most_urgent_events_are_worked_for_first(world: World) -> None:
     )
     run(
         agent_of(
-            world, Scripted(world.hands, *scenes), Rule("all", prepare=(world.step("p", note),))
+            world,
+            ScriptedClient(world.time, *scenes),
+            Rule("all", prepare=(world.step("p", note),)),
         )
     )
 
-    assert order[WORKING_MAX:] == ["SOON", "LATE"]
+    assert order[WORKERS_MAX:] == ["SOON", "LATE"]
 
 
-def test_the_name_is_asked_for_until_it_is_told(world: World) -> None:
-    """Without it nobody knows whom an event hits; an endpoint that starts after the VM is not
-    unusual.
-    """
+def test_name_is_requested_until_it_comes(world: World) -> None:
+    """An endpoint that starts after the VM is not unusual."""
 
-    class Shy(Scripted):
+    class Shy(ScriptedClient):
         def name(self) -> str:
             if not self.refusals:
                 return "web-0"
@@ -429,114 +402,112 @@ def test_the_name_is_asked_for_until_it_is_told(world: World) -> None:
             problem = EndpointError("not yet")
             raise problem
 
-    client = Shy(world.hands, shows(1, reboot()), settled(world, "prepare"), refusals=1)
+    client = Shy(world.time, shows(1, reboot()), settled(world, "prepare"), refusals=1)
     agent = run(agent_of(world, client, world.rule()))
 
     assert agent.status().name == "web-0"
-    assert world.diary == ["prepare"]
+    assert world.ran == ["prepare"]
 
 
-def test_the_status_shows_what_is_in_hand(world: World) -> None:
-    """What `forewarn agent status` and the port show."""
-    client = Scripted(world.hands)
+def test_status_shows_current_events(world: World) -> None:
+    client = ScriptedClient(world.time)
     agent = agent_of(world, client, world.rule(), endpoint="http://127.0.0.1:1")
     shown = []
     client.scenes = (
         shows(1, reboot()),
-        wrote(world, What.APPROVED),
+        wrote(world, EntryKind.APPROVED),
         lambda: shown.append(agent.status()),
     )
     run(agent)
 
     status = shown[0]
     assert (status.name, status.endpoint, status.rules) == ("web-0", "http://127.0.0.1:1", ("all",))
-    assert status.last_contact == world.hands.now
-    assert [(one.event.id, one.is_approved, one.seconds_left) for one in status.handlings] == [
+    assert status.last_contact == world.time.now
+    assert [(one.event.id, one.is_approved, one.seconds_left) for one in status.workflows] == [
         ("E1", True, 900)
     ]
 
 
-def test_a_clock_that_jumps_back_and_forth_ends_nothing(world: World) -> None:
+def test_clock_jumps_end_no_event(world: World) -> None:
     """NTP sets the time of day by hours, between two documents."""
 
     def jump(hours: int) -> Scene:
         def move() -> None:
-            world.hands.now += timedelta(hours=hours)
+            world.time.now += timedelta(hours=hours)
 
         return move
 
     scenes = (
         shows(1, reboot()),
-        wrote(world, What.APPROVED),
+        wrote(world, EntryKind.APPROVED),
         jump(+5),
         shows(1, reboot()),
         jump(-9),
         shows(2, started(reboot())),
         settled(world, "start"),
     )
-    run(agent_of(world, Scripted(world.hands, *scenes), world.rule()))
+    run(agent_of(world, ScriptedClient(world.time, *scenes), world.rule()))
 
-    assert world.diary == ["prepare", "start"]
+    assert world.ran == ["prepare", "start"]
 
 
-def test_an_event_with_an_unknown_status_is_left_alone_until_it_has_one_that_we_know(
+def test_unknown_status_is_left_alone_until_it_is_known(
     world: World,
 ) -> None:
-    """Completed may mean that all is over."""
-    client = Scripted(world.hands)
+    """Completed may mean that the event is over."""
+    client = ScriptedClient(world.time)
     client.scenes = (
         shows(1, reboot(status="Completed")),
-        lambda: assert_(not client.has_approved.wait(0.05) and world.diary == []),
+        lambda: assert_(not client.has_approved.wait(0.05) and world.ran == []),
         shows(2, reboot()),
-        wrote(world, What.APPROVED),
+        wrote(world, EntryKind.APPROVED),
     )
     run(agent_of(world, client, world.rule()))
 
-    assert world.diary == ["prepare"]
+    assert world.ran == ["prepare"]
 
 
-def test_an_empty_answer_at_the_start_of_a_life_recovers_nothing_and_the_event_goes_on(
+def test_empty_first_document_after_a_restart_ends_no_event(
     world: World,
 ) -> None:
     """The event was there all along."""
-    world.handling(world.rule(), reboot()).work()
-    world.again()
-    client = Scripted(world.hands, shows(0), shows(2, reboot()), wrote(world, What.APPROVED))
+    world.workflow(world.rule(), reboot()).run()
+    world.restart()
+    client = ScriptedClient(
+        world.time, shows(0), shows(2, reboot()), wrote(world, EntryKind.APPROVED)
+    )
     run(agent_of(world, client, world.rule()))
 
-    assert world.diary == ["prepare"]
+    assert world.ran == ["prepare"]
 
 
-def test_recover_waits_while_another_event_of_this_vm_is_in_hand(world: World) -> None:
-    """It would bring back what the other has taken away.
-
-    When that is over too, both are recovered from.
-    """
+def test_recover_waits_for_other_events_of_this_vm(world: World) -> None:
+    """It would restore what the other event has taken out of service."""
     scenes = (
         shows(1, reboot("E1"), reboot("E2")),
         settled(world, "prepare", "E1"),
         settled(world, "prepare", "E2"),
         shows(2, reboot("E2")),
-        wrote(world, What.FINISHED, "E1"),
-        lambda: assert_("recover" not in world.diary),
+        wrote(world, EntryKind.FINISHED, "E1"),
+        lambda: assert_("recover" not in world.ran),
         shows(3, started(reboot("E2"))),
         settled(world, "start", "E2"),
-        lambda: assert_("recover" not in world.diary),
+        lambda: assert_("recover" not in world.ran),
         shows(4),
         settled(world, "recover", "E1"),
         settled(world, "recover", "E2"),
     )
-    run(agent_of(world, Scripted(world.hands, *scenes), world.rule(approve=Approve.NEVER)))
+    run(agent_of(world, ScriptedClient(world.time, *scenes), world.rule(approve=ApproveWhen.NEVER)))
 
-    assert world.diary == ["prepare", "prepare", "start", "recover", "recover"]
+    assert world.ran == ["prepare", "prepare", "start", "recover", "recover"]
 
 
-def test_a_rule_that_now_holds_also_holds_what_is_in_hand(world: World) -> None:
-    """The file is edited and read again while the event is being prepared."""
-    client = Scripted(world.hands)
+def test_reloaded_rule_can_hold_a_current_event(world: World) -> None:
+    """The file is edited while the event is being prepared."""
+    client = ScriptedClient(world.time)
     go_on = threading.Event()
     rule = world.rule(
-        prepare=(world.step("slow", lambda occasion: assert_(go_on.wait(PATIENCE_SECONDS))),)
+        prepare=(world.step("slow", lambda context: assert_(go_on.wait(TIMEOUT_SECONDS))),)
     )
     agent = agent_of(world, client, rule)
     client.scenes = (

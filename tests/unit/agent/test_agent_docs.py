@@ -13,8 +13,11 @@ import pytest
 
 from forewarn.agent import settings
 from forewarn.agent.__main__ import main
-from forewarn.agent.participant_socket import Applications
-from forewarn.agent.step import Phase
+from forewarn.agent.config_reader import file_keys
+from forewarn.agent.participant_socket import ParticipantSocket
+from forewarn.agent.rules import Rule, StepOptions
+from forewarn.agent.settings import Settings
+from forewarn.agent.steps.base import Phase
 from forewarn.client import Event
 
 ROOT = Path(__file__).parents[3]
@@ -28,30 +31,29 @@ USES = (
 
 
 @pytest.mark.parametrize("text", BLOCKS, ids=map(str, range(len(BLOCKS))))
-def test_every_configuration_in_the_page_is_taken(text: str) -> None:
-    """Whoever copies one must not be the first to try it."""
+def test_every_configuration_in_the_page_is_valid(text: str) -> None:
+    """Users copy them."""
     assert settings.parse(text, "docs/agent.md").rules
 
 
 @pytest.mark.parametrize("use", USES)
 def test_each_of_the_six_uses_has_a_configuration(use: str) -> None:
-    """They are what the founding documents promise."""
     part = PAGE.partition(f"\n### {use}\n")[2]
 
     assert "```toml" in re.split(r"\n##", part)[0]
 
 
-@pytest.mark.parametrize("key", sorted({*settings.TOP, *settings.RULE, *settings.STEP}))
-def test_every_key_of_the_file_stands_in_the_page(key: str) -> None:
-    """A key that is not documented is one that nobody finds."""
+@pytest.mark.parametrize(
+    "key", sorted({*file_keys(Settings), *file_keys(Rule), *file_keys(StepOptions)})
+)
+def test_every_key_of_the_file_is_documented(key: str) -> None:
     assert f"\n| `{key}` |" in PAGE
 
 
 @pytest.mark.parametrize("command", ["run", "status", "check"])
-def test_every_option_of_a_command_stands_in_the_page(
+def test_every_option_of_a_command_is_documented(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The line in the page is the reference; --help only repeats it."""
     with pytest.raises(SystemExit):
         main([command, "--help"])
     options = set(re.findall(r"--[a-z-]+", capsys.readouterr().out)) - {"--help"}
@@ -62,8 +64,8 @@ def test_every_option_of_a_command_stands_in_the_page(
     assert options == set(re.findall(r"--[a-z-]+", line))
 
 
-def test_the_program_in_the_page_takes_part() -> None:
-    """It asks for more time, does its work, says ready, and is told when all is over."""
+def test_program_in_the_page_works() -> None:
+    """It extends its time, does its work, gets ready, and is notified of recover."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "socket")
         source = PROGRAM.replace("/run/forewarn-agent/socket", str(path))
@@ -73,10 +75,10 @@ def test_the_program_in_the_page_takes_part() -> None:
             is_flushing.set()
             may_go_on.wait(20)
 
-        applications = Applications(path, dict)
-        applications.open()
+        programs = ParticipantSocket(path, dict)
+        programs.open()
         event = Event("E1", "Reboot", "Scheduled")
-        applications.begin(event, Phase.PREPARE, time.monotonic() + 900)
+        programs.begin(event, Phase.PREPARE, time.monotonic() + 900)
         program = threading.Thread(
             target=exec,
             args=(source, {"flush_everything": flush, "warm_up_the_cache": is_warm.set}),
@@ -84,21 +86,18 @@ def test_the_program_in_the_page_takes_part() -> None:
         program.start()
 
         assert is_flushing.wait(20)
-        assert not applications.all_ready("E1")
+        assert not programs.all_ready("E1")
         may_go_on.set()
-        assert any(applications.all_ready("E1") or is_warm.wait(0.01) for _ in range(2000))
-        applications.begin(event, Phase.RECOVER, time.monotonic() + 300)
+        assert any(programs.all_ready("E1") or is_warm.wait(0.01) for _ in range(2000))
+        programs.begin(event, Phase.RECOVER, time.monotonic() + 300)
         assert is_warm.wait(20)
-        applications.close()
+        programs.close()
         program.join(20)
 
 
 @pytest.mark.system
-def test_the_unit_for_systemd_is_understood_by_systemd() -> None:
-    """A key that systemd does not know is ignored by it, with a line that nobody reads.
-
-    Needs Debian's package systemd.
-    """
+def test_unit_for_systemd_is_valid() -> None:
+    """systemd ignores keys that it does not know. Needs Debian's package systemd."""
     unit = ROOT / "deploy" / "forewarn-agent.service"
     found = subprocess.run(
         ["systemd-analyze", "verify", unit], capture_output=True, text=True, timeout=60, check=False

@@ -9,10 +9,9 @@ import pytest
 
 from forewarn.agent.approver import IDS_MAX, Approver
 from forewarn.agent.journal import Journal, JournalLost
-from forewarn.agent.lease import Lease
-from forewarn.agent.progress import What
-from forewarn.agent.rules import Approve, Leader, Rule
-from forewarn.agent.workflow import Handling
+from forewarn.agent.progress import EntryKind
+from forewarn.agent.rules import ApproveWhen, Rule
+from forewarn.agent.workflow import Workflow
 from forewarn.client import ConnectionFailed, Event, HttpError, RetryableError
 from tests.unit.agent.agent_world import World, reboot, shows, started
 
@@ -24,32 +23,30 @@ def world(tmp_path: Path) -> Iterator[World]:
     world.journal.close()
 
 
-class Desk:
-    """Where approvals arrive, or fail with the problems given, in order. It notes when, and what
-    the journal knew then.
+class FakeEndpoint:
+    """Receives approvals, or fails with the given errors in order. Records what the journal knew.
 
-    Each answer takes `answer_seconds`, or the time that was given for it: then it is none. Ids in
-    `unknown` get `unknown_status`.
+    Each response takes `response_seconds`; it fails if that exceeds the timeout. Ids in `unknown`
+    get `unknown_status`.
     """
 
     def __init__(self, world: World, *problems: ConnectionFailed | RetryableError) -> None:
         self.world = world
         self.problems = list(problems)
-        self.answer_seconds = 0.0
+        self.response_seconds = 0.0
         self.unknown: set[str] = set()
         self.unknown_status = 400
         self.requests: list[tuple[str, ...]] = []
         self.timeouts: list[float] = []
         self.arrived: list[tuple[str, float]] = []
-        self.known: list[frozenset[What]] = []
+        self.known: list[frozenset[EntryKind]] = []
         self.approved: set[str] = set()
         self.rules = [world.rule()]
 
-    def approver(self, lease: Lease | None = None) -> Approver:
+    def approver(self) -> Approver:
         return Approver(
-            self.world.here(),
+            self.world.context(),
             self.send,
-            lease=lease,
             approved=self.approved,
             rules=lambda: self.rules,
         )
@@ -57,11 +54,11 @@ class Desk:
     def send(self, *event_ids: str, timeout_seconds: float) -> None:
         self.requests.append(event_ids)
         self.timeouts.append(timeout_seconds)
-        self.arrived += [(event_id, self.world.hands.monotonic - 1000) for event_id in event_ids]
+        self.arrived += [(event_id, self.world.time.monotonic - 1000) for event_id in event_ids]
         self.known += [self.world.journal.progress[event_id].marks for event_id in event_ids]
         assert self.approved >= set(event_ids)
-        self.world.hands.pass_(min(self.answer_seconds, timeout_seconds))
-        if self.answer_seconds > timeout_seconds:
+        self.world.time.advance(min(self.response_seconds, timeout_seconds))
+        if self.response_seconds > timeout_seconds:
             raise ConnectionFailed("hung")
         if self.problems:
             raise self.problems.pop(0)
@@ -72,188 +69,153 @@ class Desk:
 HOUR = 3600.0
 
 
-def prepared(world: World, event: Event | None = None, **rule: object) -> Handling:
-    handling = world.handling(world.rule(**rule), event or reboot())
-    handling.work()
-    return handling
+def prepared(world: World, event: Event | None = None, **rule: object) -> Workflow:
+    workflow = world.workflow(world.rule(**rule), event or reboot())
+    workflow.run()
+    return workflow
 
 
-def notice(world: World, key: str, seconds: float) -> Handling:
+def notice(world: World, key: str, seconds: float) -> Workflow:
     """An event that is prepared for, so many seconds before its NotBefore."""
     event = reboot(key)
-    return prepared(world, replace(event, not_before=world.hands.now + timedelta(seconds=seconds)))
+    return prepared(world, replace(event, not_before=world.time.now + timedelta(seconds=seconds)))
 
 
-def turns(world: World, approver: Approver, handling: Handling, *, seconds: int) -> None:
+def turns(world: World, approver: Approver, workflow: Workflow, *, seconds: int) -> None:
     for _ in range(seconds):
-        approver.turn([handling], shows(1))
-        world.hands.pass_(1)
+        approver.turn([workflow], shows(1))
+        world.time.advance(1)
 
 
-def test_an_approval_is_written_down_before_it_is_sent_and_sent_once(world: World) -> None:
-    """A crash in between must not lose it; approving is over when it was accepted."""
-    desk = Desk(world)
-    turns(world, desk.approver(), prepared(world), seconds=5)
+def test_approval_is_journaled_before_it_is_sent_once(world: World) -> None:
+    """A crash in between must not lose it."""
+    endpoint = FakeEndpoint(world)
+    turns(world, endpoint.approver(), prepared(world), seconds=5)
 
-    assert desk.arrived == [("E1", 0)]
-    assert desk.known == [{What.APPROVING}]
-    assert What.APPROVED in world.journal.progress["E1"].marks
-
-
-def test_an_approval_that_fails_is_sent_again_later_and_later(world: World) -> None:
-    """After 1, 2, 4, 8 and then each 10 seconds: an endpoint in trouble is not helped by haste."""
-    desk = Desk(world, *[ConnectionFailed("away")] * 6)
-    turns(world, desk.approver(), prepared(world), seconds=60)
-
-    assert [at for _, at in desk.arrived] == [0, 1, 3, 7, 15, 25, 35]
+    assert endpoint.arrived == [("E1", 0)]
+    assert endpoint.known == [{EntryKind.APPROVING}]
+    assert EntryKind.APPROVED in world.journal.progress["E1"].marks
 
 
-def test_an_endpoint_that_asks_for_a_pause_gets_it(world: World) -> None:
-    """Retry-After."""
-    desk = Desk(world, RetryableError("too many", status=429, retry_after_seconds=9))
-    turns(world, desk.approver(), prepared(world), seconds=30)
+def test_failed_approval_is_retried_with_growing_pauses(world: World) -> None:
+    """After 1, 2, 4, 8 and then every 10 seconds."""
+    endpoint = FakeEndpoint(world, *[ConnectionFailed("away")] * 6)
+    turns(world, endpoint.approver(), prepared(world), seconds=60)
 
-    assert [at for _, at in desk.arrived] == [0, 9]
+    assert [at for _, at in endpoint.arrived] == [0, 1, 3, 7, 15, 25, 35]
 
 
-@pytest.mark.parametrize("news", ["started", "over"])
-def test_an_approval_is_no_longer_tried_when_the_event_has_started_or_is_over(
-    world: World, news: str
-) -> None:
+def test_retry_after_is_respected(world: World) -> None:
+    endpoint = FakeEndpoint(world, RetryableError("too many", status=429, retry_after_seconds=9))
+    turns(world, endpoint.approver(), prepared(world), seconds=30)
+
+    assert [at for _, at in endpoint.arrived] == [0, 9]
+
+
+@pytest.mark.parametrize("change", ["started", "over"])
+def test_approval_is_not_retried_after_start_or_end(world: World, change: str) -> None:
     """There is nothing left to approve."""
-    desk = Desk(world, *[ConnectionFailed("away")] * 100)
-    approver, handling = desk.approver(), prepared(world)
-    approver.turn([handling], shows(1))
-    if news == "started":
-        handling.read(started(reboot()))
+    endpoint = FakeEndpoint(world, *[ConnectionFailed("away")] * 100)
+    approver, workflow = endpoint.approver(), prepared(world)
+    approver.turn([workflow], shows(1))
+    if change == "started":
+        workflow.update(started(reboot()))
     else:
-        handling.finish()
-    turns(world, approver, handling, seconds=60)
+        workflow.finish()
+    turns(world, approver, workflow, seconds=60)
 
-    assert len(desk.arrived) == 1
-
-
-def test_the_approver_comes_back_soon_while_something_waits(world: World) -> None:
-    """And rests when nothing does: an idle agent costs nothing."""
-    desk = Desk(world, ConnectionFailed("away"))
-    approver, handling = desk.approver(), prepared(world)
-
-    assert approver.turn([handling], shows(1))
-    world.hands.pass_(1)
-    assert not approver.turn([handling], shows(1))
+    assert len(endpoint.arrived) == 1
 
 
-def test_without_a_document_to_trust_it_is_not_quiet(world: World) -> None:
+def test_approver_asks_for_another_turn_while_events_wait(world: World) -> None:
+    """Otherwise it sleeps: an idle agent costs nothing."""
+    endpoint = FakeEndpoint(world, ConnectionFailed("away"))
+    approver, workflow = endpoint.approver(), prepared(world)
+
+    assert approver.turn([workflow], shows(1))
+    world.time.advance(1)
+    assert not approver.turn([workflow], shows(1))
+
+
+def test_scope_is_not_quiet_without_a_trusted_document(world: World) -> None:
     """The last one may be from before another VM started."""
-    desk = Desk(world)
-    approver, handling = desk.approver(), prepared(world, approve=Approve.WHEN_PREPARED_AND_QUIET)
+    endpoint = FakeEndpoint(world)
+    approver, workflow = (
+        endpoint.approver(),
+        prepared(world, approve=ApproveWhen.WHEN_PREPARED_AND_QUIET),
+    )
 
-    assert approver.turn([handling], None)
-    assert desk.arrived == []
-    approver.turn([handling], shows(1))
-    assert [key for key, _ in desk.arrived] == ["E1"]
-
-
-def test_a_lease_is_kept_until_what_was_approved_by_it_is_over(world: World) -> None:
-    """Then it is released: the next VM need not wait for its lapse."""
-    desk, path = Desk(world), world.folder / "lease"
-    clock = world.hands.clock()
-    approver = desk.approver(Lease(path, "web-0", monotonic=clock.monotonic))
-    other = Lease(path, "web-1", monotonic=clock.monotonic)
-    handling = prepared(world, approve=Approve.WHEN_PREPARED_AND_LEADER, leader=Leader.LEASE)
-    assert approver.turn([handling], shows(1))
-    handling.read(started(reboot()))
-    assert approver.turn([handling], shows(2)), "it comes back to renew the lease"
-    assert not other.hold()
-
-    handling.finish()
-    handling.work()
-    assert not approver.turn([], shows(3))
-    assert other.hold()
-
-
-def test_a_lease_is_kept_when_the_answer_to_the_approval_was_lost(world: World) -> None:
-    """It may have been accepted: while we wait to send it again, and when the event has started,
-    nobody else may lead.
-    """
-    desk, path = Desk(world, *[ConnectionFailed("lost")] * 9), world.folder / "lease"
-    clock = world.hands.clock()
-    approver = desk.approver(Lease(path, "web-0", monotonic=clock.monotonic))
-    other = Lease(path, "web-1", monotonic=clock.monotonic)
-    handling = prepared(world, approve=Approve.WHEN_PREPARED_AND_LEADER, leader=Leader.LEASE)
-    for second in range(40):
-        if second == 20:
-            handling.read(started(reboot()))
-        assert approver.turn([handling], shows(1))
-        assert not other.hold()
-        world.hands.pass_(1)
+    assert approver.turn([workflow], None)
+    assert endpoint.arrived == []
+    approver.turn([workflow], shows(1))
+    assert [key for key, _ in endpoint.arrived] == ["E1"]
 
 
 @pytest.mark.parametrize(
-    "now", [[Rule("all", approve=Approve.AT_ONCE, hold=True)], [Rule("all")], []]
+    "now", [[Rule("all", approve=ApproveWhen.AT_ONCE, hold=True)], [Rule("all")], []]
 )
-def test_an_event_in_hand_is_held_when_its_rule_now_says_so_or_is_gone(
-    world: World, now: list[Rule]
-) -> None:
-    """Somebody edits the file in haste, to stop just this."""
-    desk = Desk(world)
-    desk.rules = now
-    turns(world, desk.approver(), prepared(world), seconds=3)
+def test_reloaded_or_removed_rule_holds_a_prepared_event(world: World, now: list[Rule]) -> None:
+    """An operator edits the file in a hurry, to stop just this event."""
+    endpoint = FakeEndpoint(world)
+    endpoint.rules = now
+    turns(world, endpoint.approver(), prepared(world), seconds=3)
 
-    assert desk.arrived == []
+    assert endpoint.arrived == []
 
 
-def test_trouble_with_one_event_does_not_keep_the_others_from_being_approved(world: World) -> None:
-    """It is told when all have had their turn."""
+def test_bug_with_one_event_does_not_block_other_approvals(world: World) -> None:
+    """It is raised when all have had their turn."""
 
-    class Broken(Handling):
+    class Broken(Workflow):
         @property
         def wants_approval(self) -> bool:
             raise ZeroDivisionError
 
-    desk = Desk(world)
+    endpoint = FakeEndpoint(world)
     with pytest.raises(ZeroDivisionError):
-        desk.approver().turn(
-            [Broken(world.rule(), Event("E0", "", ""), world.here()), prepared(world)], shows(1)
+        endpoint.approver().turn(
+            [Broken(world.rule(), Event("E0", "", ""), world.context()), prepared(world)], shows(1)
         )
 
-    assert [key for key, _ in desk.arrived] == ["E1"]
+    assert [key for key, _ in endpoint.arrived] == ["E1"]
 
 
 def test_ready_events_share_one_request_most_urgent_first(world: World) -> None:
-    """One after the other, each waits for the answers to those before it."""
-    desk = Desk(world)
-    desk.approver().turn(
+    """One after the other, each would wait for the responses to those before it."""
+    endpoint = FakeEndpoint(world)
+    endpoint.approver().turn(
         [notice(world, "E1", 900), notice(world, "E2", 30), notice(world, "E3", 300)], shows(1)
     )
 
-    assert desk.requests == [("E2", "E3", "E1")]
-    assert all(What.APPROVED in progress.marks for progress in world.journal.progress.values())
+    assert endpoint.requests == [("E2", "E3", "E1")]
+    assert all(EntryKind.APPROVED in progress.marks for progress in world.journal.progress.values())
 
 
 @pytest.mark.parametrize("status", [400, 404, 413])
-def test_refused_id_does_not_block_other_approvals(world: World, status: int) -> None:
-    """One unknown id refuses a whole request, so each is then sent alone.
+def test_rejected_id_does_not_block_other_approvals(world: World, status: int) -> None:
+    """One unknown id rejects a whole request, so each event is then sent alone.
 
-    The refused one is tried again, later and later.
+    The rejected one is retried.
     """
-    desk = Desk(world)
-    desk.unknown, desk.unknown_status = {"E2"}, status
-    approver, handlings = (
-        desk.approver(),
+    endpoint = FakeEndpoint(world)
+    endpoint.unknown, endpoint.unknown_status = {"E2"}, status
+    approver, workflows = (
+        endpoint.approver(),
         [notice(world, f"E{number}", HOUR + number) for number in (1, 2, 3)],
     )
-    approver.turn(handlings, shows(1))
+    approver.turn(workflows, shows(1))
 
-    assert desk.requests == [("E1", "E2", "E3"), ("E1",), ("E2",), ("E3",)]
-    assert [key for key, one in world.journal.progress.items() if What.APPROVED in one.marks] == [
+    assert endpoint.requests == [("E1", "E2", "E3"), ("E1",), ("E2",), ("E3",)]
+    assert [
+        key for key, one in world.journal.progress.items() if EntryKind.APPROVED in one.marks
+    ] == [
         "E1",
         "E3",
     ]
     for _ in range(15):
-        world.hands.pass_(1)
-        approver.turn(handlings, shows(1))
-    assert [(key, at) for key, at in desk.arrived[6:]] == [
+        world.time.advance(1)
+        approver.turn(workflows, shows(1))
+    assert [(key, at) for key, at in endpoint.arrived[6:]] == [
         ("E2", 1),
         ("E2", 3),
         ("E2", 7),
@@ -262,52 +224,54 @@ def test_refused_id_does_not_block_other_approvals(world: World, status: int) ->
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_busy_endpoint_is_not_asked_for_each_event_alone(world: World, status: int) -> None:
-    """That would make it busier. All wait for as long as it asked for."""
-    desk = Desk(world, RetryableError("busy", status=status, retry_after_seconds=9))
-    approver, handlings = desk.approver(), [notice(world, "E1", HOUR), notice(world, "E2", HOUR)]
+def test_busy_endpoint_gets_no_request_per_event(world: World, status: int) -> None:
+    """That would make it busier. All wait for the requested pause."""
+    endpoint = FakeEndpoint(world, RetryableError("busy", status=status, retry_after_seconds=9))
+    approver, workflows = (
+        endpoint.approver(),
+        [notice(world, "E1", HOUR), notice(world, "E2", HOUR)],
+    )
     for _ in range(12):
-        approver.turn(handlings, shows(1))
-        world.hands.pass_(1)
+        approver.turn(workflows, shows(1))
+        world.time.advance(1)
 
-    assert desk.requests == [("E1", "E2")] * 2
-    assert [at for _, at in desk.arrived] == [0, 0, 9, 9]
+    assert endpoint.requests == [("E1", "E2")] * 2
+    assert [at for _, at in endpoint.arrived] == [0, 0, 9, 9]
 
 
 def test_hanging_request_delays_others_by_two_seconds_at_most(world: World) -> None:
-    """A Preempt has 3 of its 30 seconds for the approval, and the endpoint may hang for what came
-    before it.
-    """
-    desk = Desk(world)
-    desk.answer_seconds = HOUR
-    approver, slow = desk.approver(), [notice(world, f"E{number}", HOUR) for number in (1, 2, 3)]
+    """A Preempt has 3 of its 30 seconds for the approval, and the endpoint may hang before."""
+    endpoint = FakeEndpoint(world)
+    endpoint.response_seconds = HOUR
+    approver, slow = (
+        endpoint.approver(),
+        [notice(world, f"E{number}", HOUR) for number in (1, 2, 3)],
+    )
     approver.turn(slow, shows(1))
-    assert world.hands.monotonic - 1000 <= 2
+    assert world.time.monotonic - 1000 <= 2
 
-    desk.answer_seconds = 0.0
+    endpoint.response_seconds = 0.0
     preempt = notice(world, "P", 3)
     approver.turn([*slow, preempt], shows(1))
-    assert desk.requests[-1] == ("P",), "the others wait for their second attempt"
-    assert What.APPROVED in world.journal.progress["P"].marks
+    assert endpoint.requests[-1] == ("P",), "the others wait for their second attempt"
+    assert EntryKind.APPROVED in world.journal.progress["P"].marks
 
 
 def test_urgent_event_overtakes_a_slow_series_of_requests(world: World) -> None:
-    """A turn has an end, and what it did not get to is sent in the next one, after what is more
-    urgent by then.
-    """
-    desk = Desk(world)
-    desk.unknown, desk.answer_seconds = {"E9"}, 0.4
-    approver, handlings = (
-        desk.approver(),
+    """A turn has an end. The next one sends the rest, after events that are more urgent by then."""
+    endpoint = FakeEndpoint(world)
+    endpoint.unknown, endpoint.response_seconds = {"E9"}, 0.4
+    approver, workflows = (
+        endpoint.approver(),
         [notice(world, f"E{number}", HOUR + number) for number in range(10)],
     )
-    approver.turn(handlings, shows(1))
-    assert world.hands.monotonic - 1000 <= 2
-    assert desk.requests == [tuple(f"E{number}" for number in range(10)), ("E0",), ("E1",)]
+    approver.turn(workflows, shows(1))
+    assert world.time.monotonic - 1000 <= 2
+    assert endpoint.requests == [tuple(f"E{number}" for number in range(10)), ("E0",), ("E1",)]
 
-    approver.turn([*handlings, notice(world, "P", 30)], shows(1))
-    assert desk.requests[3][:2] == ("P", "E2")
-    assert desk.requests[4] == ("P",)
+    approver.turn([*workflows, notice(world, "P", 30)], shows(1))
+    assert endpoint.requests[3][:2] == ("P", "E2")
+    assert endpoint.requests[4] == ("P",)
 
 
 @pytest.mark.parametrize(
@@ -316,62 +280,62 @@ def test_urgent_event_overtakes_a_slow_series_of_requests(world: World) -> None:
 def test_attempt_leaves_time_for_another_before_not_before(
     world: World, seconds_left: float, timeout_seconds: float
 ) -> None:
-    """Half of what is left, but never less than a second: a sound endpoint answers within that."""
-    desk = Desk(world)
-    desk.approver().turn([notice(world, "E1", seconds_left), notice(world, "E2", HOUR)], shows(1))
+    """Half of the time left, but at least a second: a healthy endpoint responds within that."""
+    endpoint = FakeEndpoint(world)
+    endpoint.approver().turn(
+        [notice(world, "E1", seconds_left), notice(world, "E2", HOUR)], shows(1)
+    )
 
-    assert desk.timeouts == [pytest.approx(timeout_seconds)]
+    assert endpoint.timeouts == [pytest.approx(timeout_seconds)]
 
 
 def test_many_events_are_sent_in_several_requests(world: World) -> None:
-    """A request has a limit, as everything has."""
-    desk = Desk(world)
-    desk.approver().turn(
+    """A request has a limit, like everything else."""
+    endpoint = FakeEndpoint(world)
+    endpoint.approver().turn(
         [notice(world, f"E{number:03}", HOUR + number) for number in range(IDS_MAX + 1)], shows(1)
     )
 
-    assert [len(ids) for ids in desk.requests] == [IDS_MAX, 1]
+    assert [len(ids) for ids in endpoint.requests] == [IDS_MAX, 1]
 
 
 def test_slow_disk_delays_the_most_urgent_approval_only_briefly(world: World) -> None:
-    """All of a request is on disk before it is sent, so a request is closed when that takes long."""
+    """A whole request is on disk before it is sent, so it is closed early where that takes long."""
 
     class Slow(Journal):
-        def write(self, key: str, what: What, **facts: object) -> None:
-            if what is What.APPROVING and what not in self.progress[key].marks:
-                world.hands.pass_(0.2)
-            super().write(key, what, **facts)
+        def write(self, key: str, kind: EntryKind, **facts: object) -> None:
+            if kind is EntryKind.APPROVING and kind not in self.progress[key].marks:
+                world.time.advance(0.2)
+            super().write(key, kind, **facts)
 
-    world.journal.close()
-    world.journal = Slow.open(world.folder / "journal", clock=world.hands.clock())
-    desk = Desk(world)
-    approver, handlings = (
-        desk.approver(),
+    world.use_journal(Slow)
+    endpoint = FakeEndpoint(world)
+    approver, workflows = (
+        endpoint.approver(),
         [notice(world, f"E{number}", HOUR + number) for number in range(8)],
     )
-    approver.turn(handlings, shows(1))
-    assert desk.requests[0] == ("E0", "E1", "E2")
-    assert world.hands.monotonic - 1000 <= 2
+    approver.turn(workflows, shows(1))
+    assert endpoint.requests[0] == ("E0", "E1", "E2")
+    assert world.time.monotonic - 1000 <= 2
 
-    approver.turn(handlings, shows(1))
-    assert {key for key, _ in desk.arrived} == {f"E{number}" for number in range(8)}, (
+    approver.turn(workflows, shows(1))
+    assert {key for key, _ in endpoint.arrived} == {f"E{number}" for number in range(8)}, (
         "the next turn sends the rest"
     )
 
 
 def test_event_that_cannot_be_journaled_is_not_sent(world: World) -> None:
-    """What is not on disk is not acted on."""
+    """The agent acts only on what is on disk."""
 
     class Spotty(Journal):
-        def write(self, key: str, what: What, **facts: object) -> None:
-            if key == "E1" and what is What.APPROVING:
+        def write(self, key: str, kind: EntryKind, **facts: object) -> None:
+            if key == "E1" and kind is EntryKind.APPROVING:
                 raise JournalLost("full")
-            super().write(key, what, **facts)
+            super().write(key, kind, **facts)
 
-    world.journal.close()
-    world.journal = Spotty.open(world.folder / "journal", clock=world.hands.clock())
-    desk = Desk(world)
+    world.use_journal(Spotty)
+    endpoint = FakeEndpoint(world)
     with pytest.raises(JournalLost):
-        desk.approver().turn([notice(world, "E1", HOUR), notice(world, "E2", HOUR)], shows(1))
+        endpoint.approver().turn([notice(world, "E1", HOUR), notice(world, "E2", HOUR)], shows(1))
 
-    assert desk.requests == [("E2",)]
+    assert endpoint.requests == [("E2",)]

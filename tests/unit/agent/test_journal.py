@@ -1,4 +1,4 @@
-"""What is on disk, whatever happened to the disk."""
+"""The journal on disk, whatever happens to the disk."""
 
 import json
 import logging
@@ -9,9 +9,9 @@ from typing import IO
 
 import pytest
 
-from forewarn.agent.journal import DAMAGED_MAX, Journal, JournalLost
-from forewarn.agent.progress import What, plain
-from forewarn.agent.step import Phase
+from forewarn.agent.journal import DAMAGED_COPIES_MAX, Journal, JournalLost
+from forewarn.agent.progress import EntryKind, event_to_json
+from forewarn.agent.steps.base import Phase
 from tests.unit.agent.agent_world import reboot, started
 
 
@@ -27,24 +27,24 @@ class Short(Journal):
     done_max = 2
 
 
-def told(journal: Journal) -> None:
+def write_story(journal: Journal) -> None:
     """A story of one event, up to its approval."""
-    journal.see(reboot(), "drain")
-    journal.write("E1", What.BEGUN, phase=Phase.PREPARE)
-    journal.write("E1", What.STEP_BEGUN, phase=Phase.PREPARE, index=0)
-    journal.write("E1", What.STEP_DONE, phase=Phase.PREPARE, index=0, seconds=1.5)
-    journal.write("E1", What.STEP_BEGUN, phase=Phase.PREPARE, index=1)
-    journal.write("E1", What.APPROVING)
+    journal.write_event(reboot(), "drain")
+    journal.write("E1", EntryKind.BEGUN, phase=Phase.PREPARE)
+    journal.write("E1", EntryKind.STEP_BEGUN, phase=Phase.PREPARE, index=0)
+    journal.write("E1", EntryKind.STEP_DONE, phase=Phase.PREPARE, index=0, seconds=1.5)
+    journal.write("E1", EntryKind.STEP_BEGUN, phase=Phase.PREPARE, index=1)
+    journal.write("E1", EntryKind.APPROVING)
 
 
-def whats(path: Path) -> list[str]:
+def kinds(path: Path) -> list[str]:
     return [json.loads(line)["what"] for line in path.read_bytes().splitlines()]
 
 
-def test_what_was_written_is_there_in_the_next_life(path: Path) -> None:
-    """The journal survives the reboot that the event was about."""
+def test_entries_survive_a_restart(path: Path) -> None:
+    """The journal survives the reboot that the event is about."""
     first = Journal.open(path)
-    told(first)
+    write_story(first)
     first.close()
 
     second = Journal.open(path)
@@ -54,29 +54,30 @@ def test_what_was_written_is_there_in_the_next_life(path: Path) -> None:
     progress = second.progress["E1"]
     assert progress.event == reboot()
     assert progress.rule == "drain"
-    assert progress.is_settled(Phase.PREPARE, 0, "")
-    assert not progress.is_settled(Phase.PREPARE, 1, ""), "begun and without an end: in doubt"
-    assert progress.took == {(Phase.PREPARE, 0): 1.5}
-    assert What.APPROVING in progress.marks
-    assert What.APPROVED not in progress.marks
+    assert progress.is_step_over(Phase.PREPARE, 0, "")
+    assert not progress.is_step_over(Phase.PREPARE, 1, ""), "begun and without an end: in doubt"
+    assert progress.durations == {(Phase.PREPARE, 0): 1.5}
+    assert EntryKind.APPROVING in progress.marks
+    assert EntryKind.APPROVED not in progress.marks
 
 
-def test_each_line_is_on_disk_before_write_returns(path: Path) -> None:
-    """Who is told that it is written may act, and may be killed then."""
+def test_entry_is_in_the_file_before_write_returns(path: Path) -> None:
+    """The caller acts then, and may be killed."""
     journal = Journal.open(path)
-    journal.see(reboot(), "drain")
+    journal.write_event(reboot(), "drain")
 
-    assert whats(path) == ["seen"]
-    journal.write("E1", What.BEGUN, phase=Phase.PREPARE)
-    assert whats(path) == ["seen", "begun"]
+    assert kinds(path) == ["seen"]
+    journal.write("E1", EntryKind.BEGUN, phase=Phase.PREPARE)
+    assert kinds(path) == ["seen", "begun"]
     journal.close()
 
 
-def test_a_line_is_synced_whole_before_write_returns_and_a_new_file_before_its_folder(
+def test_entry_is_fsynced_before_write_returns(
     path: Path,
 ) -> None:
-    """What only the operating system has is lost with the power: on disk means fsync, of the folder
-    too after a rename.
+    """What only the operating system has is lost with the power.
+
+    A rename also needs an fsync of its directory.
     """
     synced: list[int | str] = []
 
@@ -88,49 +89,49 @@ def test_a_line_is_synced_whole_before_write_returns_and_a_new_file_before_its_f
 
     journal = Watched.open(path)
     assert synced == [0, "folder"]
-    journal.see(reboot(), "drain")
+    journal.write_event(reboot(), "drain")
     assert synced[2:] == [path.stat().st_size]
-    journal.write("E1", What.APPROVING)
+    journal.write("E1", EntryKind.APPROVING)
     assert synced[3:] == [path.stat().st_size]
     journal.close()
 
 
-def test_saying_a_thing_again_writes_nothing(path: Path) -> None:
-    """An agent that crashes at the same place for ever must not fill the disk."""
+def test_repeated_entry_writes_nothing(path: Path) -> None:
+    """An agent that crashes at the same place forever must not fill the disk."""
     journal = Journal.open(path)
-    told(journal)
+    write_story(journal)
     before = path.read_bytes()
-    journal.write("E1", What.BEGUN, phase=Phase.PREPARE)
-    journal.write("E1", What.APPROVING)
+    journal.write("E1", EntryKind.BEGUN, phase=Phase.PREPARE)
+    journal.write("E1", EntryKind.APPROVING)
 
     assert path.read_bytes() == before
     journal.close()
 
 
 @pytest.mark.parametrize("cut", [1, 5, 30])
-def test_a_torn_last_line_is_dropped(path: Path, cut: int) -> None:
-    """That is what a crash in the middle of a write leaves.
+def test_torn_last_line_is_dropped(path: Path, cut: int) -> None:
+    """A crash in the middle of a write leaves it.
 
-    Nothing was done about it, since write had not returned.
+    The agent has not acted on it: write had not returned.
     """
     journal = Journal.open(path)
-    told(journal)
+    write_story(journal)
     journal.close()
     path.write_bytes(path.read_bytes()[:-cut])
 
     again = Journal.open(path)
 
-    assert What.APPROVING not in again.progress["E1"].marks
+    assert EntryKind.APPROVING not in again.progress["E1"].marks
     assert not list(path.parent.glob("*.damaged-*"))
-    again.write("E1", What.APPROVING)
+    again.write("E1", EntryKind.APPROVING)
     again.close()
-    assert whats(path)[-1] == "approving", (
+    assert kinds(path)[-1] == "approving", (
         "the torn bytes are gone: the next line stands on its own"
     )
 
 
 SEEN = json.dumps(
-    {"id": "E2", "what": "seen", "rule": "r", "event": plain(started(reboot("E2")))},
+    {"id": "E2", "what": "seen", "rule": "r", "event": event_to_json(started(reboot("E2")))},
     separators=(",", ":"),
 ).encode()
 
@@ -154,12 +155,12 @@ SEEN = json.dumps(
         b"[" * 100_000,
     ],
 )
-def test_a_line_that_cannot_be_read_is_said_and_the_file_is_kept_aside(
+def test_invalid_line_is_logged_and_a_copy_kept(
     path: Path, line: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What we do understand still counts; what we do not is for a person to look at."""
+    """Valid lines still count; an operator can inspect the others."""
     journal = Journal.open(path)
-    told(journal)
+    write_story(journal)
     journal.close()
     damaged = line + b"\n" + path.read_bytes()
     damaged = path.read_bytes() + line + b"\n" if b"E1" in line else damaged
@@ -171,25 +172,25 @@ def test_a_line_that_cannot_be_read_is_said_and_the_file_is_kept_aside(
 
     assert again.progress == journal.progress
     assert path.with_name("journal.damaged-1").read_bytes() == damaged
-    assert "cannot be read" in caplog.text
+    assert "invalid lines" in caplog.text
 
 
-def test_files_kept_aside_have_a_limit(path: Path) -> None:
+def test_damaged_copies_have_a_limit(path: Path) -> None:
     """A disk that damages the file at every start must not be filled by copies."""
     path.parent.mkdir()
-    for _ in range(DAMAGED_MAX + 2):
+    for _ in range(DAMAGED_COPIES_MAX + 2):
         path.write_bytes(b"?\n")
         Journal.open(path).close()
 
-    assert len(list(path.parent.glob("*.damaged-*"))) == DAMAGED_MAX
+    assert len(list(path.parent.glob("*.damaged-*"))) == DAMAGED_COPIES_MAX
 
 
-def test_the_file_is_written_anew_when_it_has_grown(path: Path) -> None:
-    """An endpoint that changes an event each second makes lines, and not a file without end."""
+def test_journal_is_compacted_after_many_entries(path: Path) -> None:
+    """An endpoint may change an event every second."""
     journal = Short.open(path)
     for number in range(Short.lines_max * 3):
-        journal.see(reboot(description=str(number)), "drain")
-        assert len(whats(path)) <= Short.lines_max + 1
+        journal.write_event(reboot(description=str(number)), "drain")
+        assert len(kinds(path)) <= Short.lines_max + 1
     journal.close()
     again = Journal.open(path)
     assert again.progress == journal.progress
@@ -197,14 +198,14 @@ def test_the_file_is_written_anew_when_it_has_grown(path: Path) -> None:
 
 
 def test_journal_stays_small_when_every_poll_changes_much(path: Path) -> None:
-    """A thousand lines of a megabyte would be a full disk.
+    """A thousand lines of a megabyte would fill a disk.
 
-    The file may double, but not grow with the number of polls.
+    The file may double, not grow with every poll.
     """
     journal = Journal.open(path)
     sizes = []
     for number in range(60):
-        journal.see(reboot(resources=(f"web-{number}", "x" * 100_000)), "drain")
+        journal.write_event(reboot(resources=(f"web-{number}", "x" * 100_000)), "drain")
         sizes.append(path.stat().st_size)
     journal.close()
 
@@ -215,7 +216,7 @@ def test_journal_stays_small_when_every_poll_changes_much(path: Path) -> None:
 
 
 def test_large_journal_may_double_before_it_is_compacted(path: Path) -> None:
-    """Written anew at every line, a large journal would cost its whole size each time."""
+    """Compacted at every entry, a large journal would cost its whole size each time."""
     folders_synced: list[int] = []
 
     class Counted(Journal):
@@ -228,16 +229,18 @@ def test_large_journal_may_double_before_it_is_compacted(path: Path) -> None:
 
     journal = Counted.open(path)
     for number in range(100):
-        journal.see(reboot(f"E{number}", resources=("x" * 5_000,)), "drain")
+        journal.write_event(reboot(f"E{number}", resources=("x" * 5_000,)), "drain")
     journal.close()
 
     assert 2 < len(folders_synced) < 10
 
 
 def test_long_description_is_cut_and_unknown_members_left_out(path: Path) -> None:
-    """The endpoint chooses them, and may change them at every poll."""
+    """The endpoint chooses them, and may change them with every poll."""
     journal = Journal.open(path)
-    journal.see(reboot(description="x" * 1_000_000, extra={"Note": "y" * 1_000_000}), "drain")
+    journal.write_event(
+        reboot(description="x" * 1_000_000, extra={"Note": "y" * 1_000_000}), "drain"
+    )
     journal.close()
 
     assert path.stat().st_size < 10_000
@@ -245,10 +248,10 @@ def test_long_description_is_cut_and_unknown_members_left_out(path: Path) -> Non
 
 
 def test_details_of_a_finished_event_are_not_kept(path: Path) -> None:
-    """256 of them are remembered, and nothing more is done for any."""
+    """256 such events are remembered, only to recognise them."""
     journal = Journal.open(path)
-    journal.see(reboot(resources=("x" * 100_000,)), "drain")
-    journal.write("E1", What.FINISHED)
+    journal.write_event(reboot(resources=("x" * 100_000,)), "drain")
+    journal.write("E1", EntryKind.FINISHED)
     journal.close()
     again = Journal.open(path)
     again.close()
@@ -257,15 +260,13 @@ def test_details_of_a_finished_event_are_not_kept(path: Path) -> None:
     assert again.progress["E1"].is_done
 
 
-def test_events_that_are_over_are_remembered_up_to_a_limit(path: Path) -> None:
-    """The last of them, in case an endpoint that lags shows one again; never one that is still in
-    hand.
-    """
+def test_finished_events_are_remembered_up_to_a_limit(path: Path) -> None:
+    """In case a lagging endpoint shows one again. Current events never count."""
     journal = Short.open(path)
-    journal.see(reboot("LIVE"), "drain")
+    journal.write_event(reboot("LIVE"), "drain")
     for number in range(5):
-        journal.see(reboot(f"E{number}"), "drain")
-        journal.write(f"E{number}", What.FINISHED)
+        journal.write_event(reboot(f"E{number}"), "drain")
+        journal.write(f"E{number}", EntryKind.FINISHED)
     journal.close()
 
     again = Short.open(path)
@@ -280,41 +281,38 @@ class Full(Journal):
     is_full = False
 
     @classmethod
-    def _put(cls, file: IO[bytes], lines: bytes) -> None:
+    def _write_synced(cls, file: IO[bytes], lines: bytes) -> None:
         if cls.is_full:
             file.write(lines[: len(lines) // 2])
             file.flush()
             raise OSError(28, "No space left on device")
-        super()._put(file, lines)
+        super()._write_synced(file, lines)
 
 
-def test_a_full_disk_is_a_problem_and_what_was_not_written_is_not_known(path: Path) -> None:
-    """Who gets the problem does not act.
-
-    When there is space again, half a line must not spoil the next.
-    """
+def test_full_disk_raises_and_changes_nothing(path: Path) -> None:
+    """The caller must not act. When there is space again, half a line must not spoil the next."""
 
     class OnDisk(Full):
         pass
 
     journal = OnDisk.open(path)
-    journal.see(reboot(), "drain")
+    journal.write_event(reboot(), "drain")
     OnDisk.is_full = True
     with pytest.raises(JournalLost, match="No space left"):
-        journal.write("E1", What.BEGUN, phase=Phase.PREPARE)
+        journal.write("E1", EntryKind.BEGUN, phase=Phase.PREPARE)
     with pytest.raises(JournalLost, match="No space left"):
-        journal.write("E1", What.BEGUN, phase=Phase.PREPARE)
+        journal.write("E1", EntryKind.BEGUN, phase=Phase.PREPARE)
     assert journal.progress["E1"].begun == frozenset()
 
     OnDisk.is_full = False
-    journal.write("E1", What.APPROVING)
+    journal.write("E1", EntryKind.APPROVING)
     journal.close()
 
-    assert whats(path) == ["seen", "approving"]
+    assert kinds(path) == ["seen", "approving"]
 
 
 def test_two_agents_cannot_use_one_journal(path: Path) -> None:
-    """Both would prepare, each without knowing of the other. The right ends with its holder."""
+    """Both would prepare, without knowing of each other. The lock ends with its process."""
     first = Journal.open(path)
     with pytest.raises(JournalLost, match="another agent"):
         Journal.open(path)
@@ -323,21 +321,53 @@ def test_two_agents_cannot_use_one_journal(path: Path) -> None:
     Journal.open(path).close()
 
 
-def test_a_journal_that_cannot_be_made_is_a_problem_that_names_it(tmp_path: Path) -> None:
-    """A typing error in the path is found at the start, not when the first event comes."""
+def test_journal_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
+    """A typo in the path is found at start, not when the first event comes."""
     (tmp_path / "file").write_text("")
-    with pytest.raises(JournalLost, match="file/journal cannot be used"):
+    with pytest.raises(JournalLost, match=r"cannot use the journal .*file/journal"):
         Journal.open(tmp_path / "file" / "journal")
 
 
-def test_an_event_seen_differently_keeps_its_rule_and_its_progress(path: Path) -> None:
+def test_changed_event_keeps_its_rule_and_progress(path: Path) -> None:
     """NotBefore may move, an event starts; what was prepared stays prepared."""
     journal = Journal.open(path)
-    told(journal)
-    journal.see(started(reboot()), "another rule")
+    write_story(journal)
+    journal.write_event(started(reboot()), "another rule")
     journal.close()
 
     progress = journal.progress["E1"]
     assert progress.event.is_started
     assert progress.rule == "drain"
-    assert progress.is_settled(Phase.PREPARE, 0, "")
+    assert progress.is_step_over(Phase.PREPARE, 0, "")
+
+
+VERSION_0_2 = """\
+{"id":"E1","what":"seen","at":"2026-03-04T12:00:00+00:00","event":{"id":"E1","type":"Reboot",\
+"status":"Scheduled","source":"Platform","resources":["web-0"],"resource_type":"VirtualMachine",\
+"not_before":"2026-03-04T12:15:00+00:00","duration_seconds":-1,"description":"","extra":{}},\
+"rule":"drain"}
+{"id":"E1","what":"begun","at":"2026-03-04T12:00:00+00:00","phase":"prepare"}
+{"id":"E1","what":"step-begun","at":"2026-03-04T12:00:00+00:00","phase":"prepare","index":0,\
+"step":"run a"}
+{"id":"E1","what":"step-done","at":"2026-03-04T12:00:01+00:00","phase":"prepare","index":0,\
+"step":"run a","seconds":1.5}
+{"id":"E1","what":"late","at":"2026-03-04T12:00:01+00:00","expected_seconds":99.0}
+{"id":"E1","what":"ended","at":"2026-03-04T12:00:01+00:00","phase":"prepare","is_stopped":false}
+{"id":"E1","what":"approving","at":"2026-03-04T12:00:01+00:00"}
+"""
+
+
+def test_journal_of_version_0_2_is_read(path: Path) -> None:
+    """An agent upgraded in the middle of an event must continue it."""
+    path.parent.mkdir()
+    path.write_text(VERSION_0_2)
+    journal = Journal.open(path)
+    journal.close()
+
+    progress = journal.progress["E1"]
+    assert (progress.event, progress.rule, progress.resources) == (reboot(), "drain", ("web-0",))
+    assert progress.is_prepared
+    assert progress.is_step_over(Phase.PREPARE, 0, "run a")
+    assert progress.durations == {(Phase.PREPARE, 0): 1.5}
+    assert progress.marks == {EntryKind.LATE, EntryKind.APPROVING}
+    assert not list(path.parent.glob("*.damaged-*"))

@@ -1,24 +1,20 @@
-"""The agent's own command line: what it refuses, in one line and with which exit code."""
+"""The agent's command line: what it rejects, in one line and with which exit code."""
 
 import logging
+import os
+import signal
 import socket
 import threading
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn, cast
 
 import pytest
 
 from forewarn.agent.__main__ import main
 from forewarn.agent.agent import Agent
-from forewarn.agent.daemon import Life, Orders, read_again
-from forewarn.agent.journal import Journal
-from forewarn.agent.log import Lines
-from forewarn.agent.once import Once
-from forewarn.client import Client, Document, Watcher
+from forewarn.agent.daemon import Daemon, LineFormatter, Options, log_to_stderr
+from forewarn.agent.settings import Settings
 from forewarn.errors import Unavailable
 from forewarn.systemd import Notifier
-from tests.unit.agent.view_of import REBOOT, handling
 
 RULE = '[[rule]]\nname = "all"\napprove = "when-prepared"\nprepare = [{log = "x"}]\n'
 
@@ -30,80 +26,56 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_file_that_is_fine_is_said_to_be_with_its_rules(
-    config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_lists_the_rules(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--config", str(config)]) == 0
-    assert (
-        capsys.readouterr().out
-        == f"all: all types, approve when-prepared\n{config} is fine: 1 rule(s)\n"
+    assert capsys.readouterr().out == (
+        f"all: all types, approve when-prepared\n{config} is valid: 1 rule(s)\n"
     )
 
 
-def test_a_wrong_file_is_refused_with_its_line_and_field(
+def test_check_reports_a_wrong_field_in_one_line(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The one line says where to look."""
     config.write_text(RULE.replace("when-prepared", "whenever"))
 
     assert main(["check", "--config", str(config)]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(
-        f"forewarn-agent: {config}:3: rule[0].approve: expected one of never, at-once"
-    )
-    assert said.count("\n") == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"forewarn-agent: {config}:1: rule[0].approve: expected one of never")
+    assert error.count("\n") == 1
 
 
-def test_a_wrong_file_is_refused_before_anything_is_begun(
-    config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_run_rejects_a_wrong_file(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config.write_text("journl = 1")
 
     assert main(["run", "--config", str(config)]) == 2
     assert "did you mean 'journal'?" in capsys.readouterr().err
 
 
-def test_an_endpoint_that_is_none_is_refused(
-    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_endpoint_url_is_rejected(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--config", str(config), "--endpoint", "ftp://x"]) == 2
     assert "endpoint is 'ftp://x'" in capsys.readouterr().err
 
 
-@pytest.fixture
-def logging_at_debug() -> Iterator[logging.Logger]:
-    """The root logger with a handler and a level of its own."""
-    root, handler = logging.getLogger(), logging.NullHandler()
-    level = root.level
-    root.addHandler(handler)
-    root.setLevel(logging.DEBUG)
-    yield root
-    root.removeHandler(handler)
-    root.setLevel(level)
+def test_run_leaves_the_logging_of_its_process_as_it_was() -> None:
+    """`forewarn agent run` also runs inside other programs, whose standard error may be closed."""
+    logger, root = logging.getLogger("forewarn"), logging.getLogger()
+    before = [*logger.handlers], logger.level, [*root.handlers], root.level
+    with log_to_stderr():
+        assert len(logger.handlers) == len(before[0]) + 1
+        assert ([*root.handlers], root.level) == before[2:]
+
+    assert ([*logger.handlers], logger.level) == before[:2]
 
 
-def test_a_run_leaves_the_logging_of_its_process_as_it_was(
-    config: Path, logging_at_debug: logging.Logger
-) -> None:
-    """`forewarn agent run` also runs inside other programs, such as this one, whose standard error
-    may be closed later.
-    """
-    before = list(logging_at_debug.handlers)
-    main(["run", "--config", str(config), "--endpoint", "ftp://x"])
-
-    assert logging_at_debug.handlers == before
-    assert logging_at_debug.level == logging.DEBUG
-
-
-class Buggy(Agent):
-    """An agent with a bug in the thread that watches."""
+class BuggyAgent(Agent):
+    """A bug in the agent's thread."""
 
     def run(self, stop: threading.Event) -> None:
         raise KeyError("boom")
 
 
-class Mute(Notifier):
-    """With a bug in the main thread."""
+class BuggyNotifier(Notifier):
+    """A bug in the main thread."""
 
     def ready(self, words: str) -> None:
         raise KeyError("boom")
@@ -111,125 +83,103 @@ class Mute(Notifier):
 
 @pytest.mark.parametrize(
     ("make_agent", "make_notifier", "place"),
-    [(Buggy, Notifier, "in run\n"), (Agent, Mute, "in ready\n")],
-    ids=["watching thread", "main thread"],
+    [(BuggyAgent, Notifier, "in run\n"), (Agent, BuggyNotifier, "in ready\n")],
+    ids=["agent thread", "main thread"],
 )
-def test_a_bug_that_ends_the_agent_is_logged_with_its_traceback(
+def test_bug_that_ends_the_agent_is_logged_with_traceback(
     config: Path,
     caplog: pytest.LogCaptureFixture,
     make_agent: type[Agent],
     make_notifier: type[Notifier],
     place: str,
 ) -> None:
-    """Under `Restart=always` the log is all that is left of it."""
-    config.write_text(f'name = "web-0"\njournal = "{config.parent}/journal"\n')
-    life = Life(
-        Orders(config, "http://127.0.0.1:1"), {}, make_notifier({}, pid=1), make_agent=make_agent
-    )
+    """Under `Restart=always` the log is the only trace."""
+    daemon = daemon_of(config, make_agent, make_notifier({}, pid=1))
     with pytest.raises(KeyError, match="boom"):
-        life.run()
+        daemon.run()
 
     (record,) = [record for record in caplog.records if record.levelno == logging.CRITICAL]
-    assert place in Lines().format(record)
+    assert place in LineFormatter().format(record)
 
 
-def test_no_agent_is_exit_code_4(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As where no service answers."""
+def daemon_of(config: Path, make_agent: type[Agent], notifier: Notifier | None = None) -> Daemon:
+    config.write_text(f'name = "web-0"\njournal = "{config.parent}/journal"\n')
+    options = Options(config, "http://127.0.0.1:1")
+    return Daemon(options, {}, notifier or Notifier({}, pid=1), make_agent=make_agent)
+
+
+@pytest.mark.parametrize(
+    "error", [RecursionError("too deep"), OverflowError("int too large"), Unavailable("no disk")]
+)
+def test_failed_reload_keeps_the_rules(
+    config: Path, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A typo must not end the agent before an event."""
+    shown: list[str] = []
+
+    class Reloading(Agent):
+        def run(self, stop: threading.Event) -> None:
+            os.kill(os.getpid(), signal.SIGHUP)
+            while not self.config_error and not stop.wait(0.01):
+                pass
+            shown.append(self.status().config_error)
+
+        def reload(self, settings: Settings) -> None:
+            raise error
+
+    daemon_of(config, Reloading).run()
+
+    assert str(error) in shown[0]
+    assert "config rejected, keeping previous rules" in caplog.messages
+
+
+def test_status_without_an_agent_is_exit_code_4(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As where no service responds."""
     assert main(["status", "--socket", str(tmp_path / "socket")], program="forewarn agent") == 4
-    assert capsys.readouterr().err.startswith("forewarn agent: no agent answers at ")
+    assert capsys.readouterr().err.startswith("forewarn agent: no agent responds at ")
 
 
 @pytest.mark.parametrize("arguments", [[], ["walk"], ["run", "--confg", "x"], ["status", "more"]])
-def test_a_command_line_that_makes_no_sense_is_one_line_and_exit_code_2(
+def test_usage_error_is_one_line_and_exit_code_2(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         main(arguments)
 
     assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert said.startswith("forewarn-agent")
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert error.startswith("forewarn-agent")
 
 
-def test_a_status_with_half_a_character_is_printed_all_the_same(
+def test_status_with_half_a_character_is_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What an endpoint said may be no text that can be printed."""
+    """An endpoint's texts may not be printable."""
     path = tmp_path / "socket"
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(str(path))
-        listening.listen()
-        answering = threading.Thread(
-            target=answer_once, args=(listening, b'{"status": {"name": "web\\ud800"}}\n')
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        server = threading.Thread(
+            target=respond_once, args=(listener, b'{"status": {"name": "web\\ud800"}}\n')
         )
-        answering.start()
+        server.start()
         assert main(["status", "--socket", str(path)]) == 0
-        answering.join()
+        server.join()
 
     assert capsys.readouterr().out.startswith("web\\ud800, forewarn agent")
 
 
-def answer_once(listening: socket.socket, answer: bytes) -> None:
-    connection, _ = listening.accept()
+def respond_once(listener: socket.socket, response: bytes) -> None:
+    connection, _ = listener.accept()
     with connection:
         connection.recv(100)
-        connection.sendall(answer)
+        connection.sendall(response)
 
 
-@pytest.mark.parametrize(
-    "problem", [RecursionError("too deep"), OverflowError("int too large"), Unavailable("no disk")]
-)
-def test_whatever_is_wrong_with_a_new_file_the_old_rules_stay(
-    problem: Exception, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A slip of the pen must not end the agent before an event."""
-
-    def refuse() -> NoReturn:
-        raise problem
-
-    settings, words = read_again(refuse)
-
-    assert settings is None
-    assert str(problem) in words
-    assert [record.getMessage() for record in caplog.records] == [
-        "the file is refused; the old rules stay"
-    ]
-
-
-def test_once_ends_when_the_journal_cannot_be_written(tmp_path: Path) -> None:
-    """The agent tries again for ever; who asked once waits for an answer."""
-    journal = Journal.open(tmp_path / "journal")
-    give_up = threading.Event()
-    client = cast("Client", Shown(Document(1, (REBOOT,))))
-    once = Once(
-        client,
-        journal,
-        handlings=lambda: (handling(),),
-        journal_problems=lambda: 1,
-        give_up=give_up.set,
-    )
-    changes = once.watch(
-        stop=give_up, on_problem=print, wait_seconds=0, watcher=Watcher(), sleep=None
-    )
-    seen = [change.event for change in changes]
-    journal.close()
-
-    assert seen == [REBOOT]
-    assert isinstance(once.problem, Unavailable)
-
-
-class Shown:
-    """A client that has one document."""
-
-    def __init__(self, document: Document) -> None:
-        self._document = document
-
-    def document(self) -> Document:
-        return self._document
-
-
-def test_the_unit_never_gives_up() -> None:
+def test_unit_for_systemd_never_gives_up() -> None:
     """A disk or an address that comes late must not leave the VM without its agent."""
     unit = Path(__file__).parents[3] / "deploy" / "forewarn-agent.service"
 

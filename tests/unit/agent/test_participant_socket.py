@@ -1,6 +1,6 @@
 """The socket for local programs, over real Unix sockets.
 
-The clock is told; nothing waits but for lines that come.
+The clock is set by the test; tests wait only for lines.
 """
 
 import json
@@ -19,11 +19,10 @@ from forewarn.agent.participant_socket import (
     CONNECTIONS_MAX,
     LINE_BYTES_MAX,
     PROGRAMS_MAX,
-    Applications,
-    _need_unix,
-    ask_status,
+    ParticipantSocket,
+    request_status,
 )
-from forewarn.agent.step import Phase
+from forewarn.agent.steps.base import Phase
 from forewarn.client import Event
 from forewarn.errors import Invalid, Unavailable
 
@@ -49,11 +48,11 @@ class Program:
     def send(self, line: bytes) -> None:
         self._socket.sendall(line)
 
-    def say(self, **words: object) -> None:
-        self.send(json.dumps(words).encode() + b"\n")
+    def send_json(self, **message: object) -> None:
+        self.send(json.dumps(message).encode() + b"\n")
 
-    def hear(self) -> dict[str, object] | None:
-        """The next line, or None when the agent has hung up."""
+    def receive(self) -> dict[str, object] | None:
+        """The next line, or None when the connection is closed."""
         try:
             line = self._lines.readline()
         except ConnectionResetError:
@@ -61,9 +60,9 @@ class Program:
         answer: dict[str, object] | None = json.loads(line) if line else None
         return answer
 
-    def ask(self, **words: object) -> dict[str, object] | None:
-        self.say(**words)
-        return self.hear()
+    def ask(self, **message: object) -> dict[str, object] | None:
+        self.send_json(**message)
+        return self.receive()
 
     def close(self) -> None:
         self._lines.close()
@@ -84,13 +83,13 @@ def path() -> Iterator[Path]:
 
 
 @contextmanager
-def serving(path: Path, time: Time) -> Iterator[Applications]:
-    applications = Applications(path, lambda: {"name": "web-0"}, monotonic=time)
-    applications.open()
+def serving(path: Path, time: Time) -> Iterator[ParticipantSocket]:
+    programs = ParticipantSocket(path, lambda: {"name": "web-0"}, monotonic=time)
+    programs.open()
     try:
-        yield applications
+        yield programs
     finally:
-        applications.close()
+        programs.close()
 
 
 @pytest.fixture
@@ -99,27 +98,26 @@ def time() -> Time:
 
 
 @pytest.fixture
-def applications(path: Path, time: Time) -> Iterator[Applications]:
+def programs(path: Path, time: Time) -> Iterator[ParticipantSocket]:
     with serving(path, time) as opened:
         yield opened
 
 
 def settle(path: Path) -> None:
     """When a later caller was answered twice, what came before it has been seen to."""
-    ask_status(path)
-    ask_status(path)
+    request_status(path)
+    request_status(path)
 
 
-def test_a_program_is_told_and_the_agent_waits_until_it_is_ready(
-    path: Path, applications: Applications
+def test_program_is_notified_and_awaited_until_ready(
+    path: Path, programs: ParticipantSocket
 ) -> None:
-    """The promise of the socket."""
     with Program(path) as program:
         assert program.ask(register="db") == {"registered": "db"}
-        applications.begin(REBOOT, Phase.PREPARE, 1810.0)
-        told = program.hear()
+        programs.begin(REBOOT, Phase.PREPARE, 1810.0)
+        notice = program.receive()
 
-        assert told == {
+        assert notice == {
             "event": {
                 "id": "E1",
                 "type": "Reboot",
@@ -133,220 +131,212 @@ def test_a_program_is_told_and_the_agent_waits_until_it_is_ready(
             "phase": "prepare",
             "seconds_left": 810.0,
         }
-        assert not applications.all_ready("E1")
+        assert not programs.all_ready("E1")
         assert program.ask(ready="E1") == {"ready": "E1"}
-        assert applications.all_ready("E1")
+        assert programs.all_ready("E1")
 
 
-def test_a_program_that_needs_more_time_gets_it(
-    path: Path, time: Time, applications: Applications
-) -> None:
+def test_program_can_extend_its_time(path: Path, time: Time, programs: ParticipantSocket) -> None:
     with Program(path) as program:
         program.ask(register="db")
-        applications.begin(REBOOT, Phase.PREPARE, 1810.0)
-        program.hear()
+        programs.begin(REBOOT, Phase.PREPARE, 1810.0)
+        program.receive()
 
         assert program.ask(more="E1", seconds=60) == {"more": "E1", "seconds": 60.0}
         time.now += 59
-        assert not applications.all_ready("E1")
+        assert not programs.all_ready("E1")
         time.now += 1
-        assert applications.all_ready("E1")
+        assert programs.all_ready("E1")
 
 
-def test_a_program_that_disconnects_counts_as_gone(path: Path, applications: Applications) -> None:
+def test_disconnected_program_is_not_awaited(path: Path, programs: ParticipantSocket) -> None:
     """A crashed program must not cost the VM its notice."""
     with Program(path) as program:
         program.ask(register="db")
-        applications.begin(REBOOT, Phase.PREPARE, 1810.0)
-        assert not applications.all_ready("E1")
+        programs.begin(REBOOT, Phase.PREPARE, 1810.0)
+        assert not programs.all_ready("E1")
     settle(path)
 
-    assert applications.all_ready("E1")
-    assert applications.names() == ()
+    assert programs.all_ready("E1")
+    assert programs.names() == ()
 
 
-def test_a_program_that_comes_in_the_middle_is_told(path: Path, applications: Applications) -> None:
-    applications.begin(REBOOT, Phase.PREPARE, 1810.0)
+def test_late_program_is_notified(path: Path, programs: ParticipantSocket) -> None:
+    programs.begin(REBOOT, Phase.PREPARE, 1810.0)
     with Program(path) as program:
         program.ask(register="db")
-        told = program.hear()
+        notice = program.receive()
 
-        assert told is not None
-        assert told["phase"] == "prepare"
-        assert not applications.all_ready("E1")
+        assert notice is not None
+        assert notice["phase"] == "prepare"
+        assert not programs.all_ready("E1")
 
 
-def test_registering_twice_is_registering_once(path: Path, applications: Applications) -> None:
-    """And it is not told twice."""
-    applications.begin(REBOOT, Phase.PREPARE, 1810.0)
+def test_registering_twice_changes_nothing(path: Path, programs: ParticipantSocket) -> None:
+    """And it is not notified twice."""
+    programs.begin(REBOOT, Phase.PREPARE, 1810.0)
     with Program(path) as program:
         program.ask(register="db")
-        program.hear()
+        program.receive()
 
         assert program.ask(register="db") == {"registered": "db"}
         assert program.ask(ready="E1") == {"ready": "E1"}
-        assert applications.names() == ("db",)
+        assert programs.names() == ("db",)
 
 
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        (b"hello\n", "expected an object in JSON"),
-        (b"[1]\n", "expected an object in JSON"),
-        (b"[" * 4000 + b"\n", "expected an object in JSON"),
-        (b"\xff\xfe\n", "expected an object in JSON"),
+        (b"hello\n", "expected a JSON object"),
+        (b"[1]\n", "expected a JSON object"),
+        (b"[" * 4000 + b"\n", "expected a JSON object"),
+        (b"\xff\xfe\n", "expected a JSON object"),
         (b'{"register": ""}\n', "expected the program's name"),
         (b'{"register": 7}\n', "expected the program's name"),
         (b'{"register": "a\\nb"}\n', "expected the program's name"),
         (b"{}\n", "expected register, ready, more or status"),
     ],
 )
-def test_nonsense_is_answered_and_harms_nobody(
-    path: Path, applications: Applications, line: bytes, problem: str
+def test_invalid_line_gets_an_error_and_the_connection_stays(
+    path: Path, programs: ParticipantSocket, line: bytes, problem: str
 ) -> None:
-    """The program is told what was wrong, and may go on."""
     with Program(path) as program:
         program.send(line)
-        answer = program.hear()
+        answer = program.receive()
 
         assert answer is not None
         assert problem in str(answer["problem"])
         assert program.ask(register="db") == {"registered": "db"}
 
 
-def test_a_line_without_an_end_is_cut_off(path: Path, applications: Applications) -> None:
-    """Nobody can fill the agent's memory."""
+def test_line_without_an_end_is_rejected(path: Path, programs: ParticipantSocket) -> None:
+    """A program cannot fill the agent's memory."""
     with Program(path) as program:
         program.send(b"x" * (LINE_BYTES_MAX + 1))
 
-        assert program.hear() == {
+        assert program.receive() == {
             "problem": f"the line is too long; expected at most {LINE_BYTES_MAX} bytes"
         }
-        assert program.hear() is None
+        assert program.receive() is None
 
 
-def test_a_line_that_comes_in_parts_is_one_line(path: Path, applications: Applications) -> None:
+def test_line_may_come_in_parts(path: Path, programs: ParticipantSocket) -> None:
     with Program(path) as program:
         program.send(b'{"regis')
         settle(path)
         program.send(b'ter": "db"}\n\n')
 
-        assert program.hear() == {"registered": "db"}
+        assert program.receive() == {"registered": "db"}
 
 
-def test_a_program_that_does_not_read_loses_its_place_and_nobody_waits_for_it(
-    path: Path, applications: Applications
+def test_program_that_does_not_read_is_disconnected(
+    path: Path, programs: ParticipantSocket
 ) -> None:
-    """Neither the agent nor the other programs feel it."""
-    with Program(path) as deaf, Program(path) as other:
-        deaf.ask(register="deaf")
+    """Neither the agent nor the other programs notice."""
+    with Program(path) as silent, Program(path) as other:
+        silent.ask(register="silent")
         other.ask(register="other")
         event = Event("E1", "Reboot", "Scheduled", description="x" * 100_000)
         for _ in range(300):  # lines of 4 KiB: the system takes some, and 256 KiB wait
-            applications.begin(event, Phase.PREPARE, 1810.0)
-            told = other.hear()
-            assert told is not None
-            assert told["phase"] == "prepare"
+            programs.begin(event, Phase.PREPARE, 1810.0)
+            notice = other.receive()
+            assert notice is not None
+            assert notice["phase"] == "prepare"
         settle(path)
 
-        assert applications.names() == ("other",)
+        assert programs.names() == ("other",)
         other.ask(ready="E1")
-        assert applications.all_ready("E1")
+        assert programs.all_ready("E1")
 
 
-def test_the_65th_program_is_refused_and_status_is_still_answered(
-    path: Path, applications: Applications
+def test_65th_program_is_rejected_and_status_still_works(
+    path: Path, programs: ParticipantSocket
 ) -> None:
-    programs = [Program(path) for _ in range(PROGRAMS_MAX + 1)]
+    connections = [Program(path) for _ in range(PROGRAMS_MAX + 1)]
     try:
-        answers = [program.ask(register=f"p{number}") for number, program in enumerate(programs)]
+        answers = [program.ask(register=f"p{number}") for number, program in enumerate(connections)]
 
         assert answers[-2] == {"registered": "p63"}
-        assert answers[-1] == {
-            "problem": "64 programs have registered; that is all there is place for"
-        }
-        assert ask_status(path) == {"name": "web-0"}
+        assert answers[-1] == {"problem": "64 programs have registered, which is the limit"}
+        assert request_status(path) == {"name": "web-0"}
     finally:
-        for program in programs:
+        for program in connections:
             program.close()
 
 
-def test_connections_beyond_the_limit_are_closed_at_once(
-    path: Path, applications: Applications
-) -> None:
-    programs = [Program(path) for _ in range(CONNECTIONS_MAX)]
+def test_connections_over_the_limit_are_closed(path: Path, programs: ParticipantSocket) -> None:
+    connections = [Program(path) for _ in range(CONNECTIONS_MAX)]
     try:
-        for program in programs[:PROGRAMS_MAX]:
+        for program in connections[:PROGRAMS_MAX]:
             program.ask(register="p")
         with Program(path) as late:
-            assert late.hear() is None
-        assert programs[0].ask(register="p") == {"registered": "p"}
+            assert late.receive() is None
+        assert connections[0].ask(register="p") == {"registered": "p"}
     finally:
-        for program in programs:
+        for program in connections:
             program.close()
 
 
-def test_who_connects_and_says_nothing_is_sent_away(
-    path: Path, time: Time, applications: Applications
+def test_connection_that_does_not_register_is_closed(
+    path: Path, time: Time, programs: ParticipantSocket
 ) -> None:
-    """Places are for those who take part."""
     with Program(path) as silent, Program(path) as registered:
         registered.ask(register="db")
         settle(path)
         time.now += 11
-        assert silent.hear() is None
+        assert silent.receive() is None
         assert registered.ask(register="db") == {"registered": "db"}
 
 
-def test_the_status_is_what_the_agent_says(path: Path, applications: Applications) -> None:
-    assert ask_status(path) == {"name": "web-0"}
+def test_status_is_returned(path: Path, programs: ParticipantSocket) -> None:
+    assert request_status(path) == {"name": "web-0"}
 
 
-def test_no_agent_at_the_socket_is_said_in_one_line(path: Path) -> None:
-    with pytest.raises(Unavailable, match=r"no agent answers at .*: No such file or directory"):
-        ask_status(path)
+def test_status_without_an_agent_is_an_error(path: Path) -> None:
+    with pytest.raises(Unavailable, match=r"no agent responds at .*: No such file or directory"):
+        request_status(path)
 
 
-def test_only_the_owner_and_the_group_may_call(path: Path, applications: Applications) -> None:
-    """Who can say ready can let the machine go down."""
+def test_only_owner_and_group_may_connect(path: Path, programs: ParticipantSocket) -> None:
+    """A program that sends `ready` can let the machine go down."""
     assert stat.S_IMODE(path.stat().st_mode) == 0o660
 
 
-def test_a_second_agent_is_refused(path: Path, applications: Applications) -> None:
-    second = Applications(path, dict, monotonic=Time())
-    with pytest.raises(Unavailable, match="another agent answers there"):
+def test_second_agent_is_rejected(path: Path, programs: ParticipantSocket) -> None:
+    second = ParticipantSocket(path, dict, monotonic=Time())
+    with pytest.raises(Unavailable, match="another agent responds there"):
         second.open()
 
-    assert ask_status(path) == {"name": "web-0"}
+    assert request_status(path) == {"name": "web-0"}
 
 
-def test_a_socket_that_a_crash_left_is_replaced(path: Path, time: Time) -> None:
+def test_stale_socket_is_replaced(path: Path, time: Time) -> None:
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
     with serving(path, time):
-        assert ask_status(path) == {"name": "web-0"}
+        assert request_status(path) == {"name": "web-0"}
 
     assert not path.exists()
 
 
-def test_a_file_that_is_no_socket_is_never_replaced(path: Path, time: Time) -> None:
-    """A typing error must not cost somebody a file."""
+def test_regular_file_is_never_replaced(path: Path, time: Time) -> None:
+    """A typo must not destroy a file."""
     path.write_text("precious")
-    applications = Applications(path, dict, monotonic=time)
-    with pytest.raises(Invalid, match="where something else is"):
-        applications.open()
+    programs = ParticipantSocket(path, dict, monotonic=time)
+    with pytest.raises(Invalid, match="another kind of file"):
+        programs.open()
 
     assert path.read_text() == "precious"
 
 
-def test_a_name_that_is_too_long_is_refused_with_a_reason(path: Path, time: Time) -> None:
-    applications = Applications(path.with_name("x" * 200), dict, monotonic=time)
+def test_path_that_is_too_long_is_rejected(path: Path, time: Time) -> None:
+    programs = ParticipantSocket(path.with_name("x" * 200), dict, monotonic=time)
     with pytest.raises(Unavailable, match="too long"):
-        applications.open()
+        programs.open()
 
 
-def test_another_agents_socket_is_left_when_this_one_ends(path: Path, time: Time) -> None:
-    """It took the place while we were ending."""
+def test_socket_of_another_agent_is_not_removed(path: Path, time: Time) -> None:
+    """It replaced the file while this one was ending."""
     with serving(path, time):
         path.unlink()
         path.write_text("another's")
@@ -355,53 +345,42 @@ def test_another_agents_socket_is_left_when_this_one_ends(path: Path, time: Time
     assert os.listdir(path.parent) == ["socket"]
 
 
-def test_on_windows_the_socket_is_refused_with_a_reason() -> None:
-    with pytest.raises(Invalid, match="Windows has no such sockets"):
-        _need_unix(Path("agent.socket"), platform="win32")
-
-
-def test_a_program_is_told_of_an_event_with_a_long_description(
-    path: Path, applications: Applications
-) -> None:
-    """It was sent away untold, and the event approved without it."""
+def test_long_description_is_cut_in_a_notification(path: Path, programs: ParticipantSocket) -> None:
+    """The program was once disconnected instead, and the event approved without it."""
     with Program(path) as program:
         program.ask(register="db")
-        applications.begin(replace(REBOOT, description="x" * 300_000), Phase.PREPARE, 1810.0)
-        said = program.hear()
+        programs.begin(replace(REBOOT, description="x" * 300_000), Phase.PREPARE, 1810.0)
+        notice = program.receive()
 
-        assert said is not None
-        assert said["phase"] == "prepare"
-        assert not applications.all_ready("E1")
+        assert notice is not None
+        assert notice["phase"] == "prepare"
+        assert not programs.all_ready("E1")
 
 
-def test_a_bug_with_one_caller_costs_only_that_one_its_place(path: Path, time: Time) -> None:
-    """The others are answered at once, and the same bug is not met again and again."""
-
+def test_bug_on_one_connection_ends_only_that_one(path: Path, time: Time) -> None:
     def broken() -> dict[str, object]:
         raise RuntimeError("bug")
 
-    applications = Applications(path, broken, monotonic=time)
-    applications.open()
+    programs = ParticipantSocket(path, broken, monotonic=time)
+    programs.open()
     try:
         with Program(path) as good, Program(path) as bad:
             assert good.ask(register="db") == {"registered": "db"}
             assert bad.ask(status=True) is None
             assert good.ask(register="db") == {"registered": "db"}
-            assert applications.names() == ("db",)
+            assert programs.names() == ("db",)
     finally:
-        applications.close()
+        programs.close()
 
 
-def test_after_a_restart_an_event_waits_for_programs_to_register_again(
-    path: Path, time: Time
-) -> None:
+def test_after_a_restart_an_event_waits_for_programs(path: Path, time: Time) -> None:
     """The program had asked for more time when the agent was killed."""
-    applications = Applications(path, dict, resumed=("E1",), monotonic=time)
-    applications.open()
+    programs = ParticipantSocket(path, dict, resumed=("E1",), monotonic=time)
+    programs.open()
     try:
-        applications.begin(REBOOT, Phase.PREPARE, 1810.0)
-        assert not applications.all_ready("E1")
+        programs.begin(REBOOT, Phase.PREPARE, 1810.0)
+        assert not programs.all_ready("E1")
         time.now += 30
-        assert applications.all_ready("E1")
+        assert programs.all_ready("E1")
     finally:
-        applications.close()
+        programs.close()

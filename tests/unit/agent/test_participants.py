@@ -1,209 +1,214 @@
-"""Whom the agent waits for. Time is told, so nothing here waits."""
+"""Which programs the agent waits for. Time is an argument, so no test waits."""
 
 import json
 
 import pytest
 
-from forewarn.agent.participant_socket import QUEUE_BYTES_MAX
-from forewarn.agent.participants import CALLS_MAX, EXTENSIONS_MAX, Call, Gathering, told
-from forewarn.agent.step import Phase
+from forewarn.agent.participant_socket import UNREAD_BYTES_MAX
+from forewarn.agent.participants import EXTENSIONS_MAX, NOTICES_MAX, Notice, Participants
+from forewarn.agent.steps.base import Phase
 from forewarn.client import Event
 from forewarn.errors import Invalid, NotFound, Refused
 
 REBOOT = Event("e1", "Reboot", "Scheduled", resources=("web-0",))
 
 
-def called(*programs: str, deadline: float = 900, phase: Phase = Phase.PREPARE) -> Gathering:
-    gathering = Gathering()
-    gathering.begin(REBOOT, phase, deadline=deadline, programs=programs, now=0)
-    return gathering
+def participants_of(
+    *programs: str, deadline: float = 900, phase: Phase = Phase.PREPARE
+) -> Participants:
+    participants = Participants()
+    participants.begin(REBOOT, phase, deadline=deadline, programs=programs, now=0)
+    return participants
 
 
-def test_an_event_waits_until_the_last_program_is_ready() -> None:
-    """One that is still writing must not lose what it writes."""
-    gathering = called("db", "cache")
-    gathering.answer("db", {"ready": "E1"}, 1)
+def test_event_waits_until_the_last_program_is_ready() -> None:
+    """A program that is still writing must not lose data."""
+    participants = participants_of("db", "cache")
+    participants.answer("db", {"ready": "E1"}, 1)
 
-    assert not gathering.all_ready("E1", 1)
-    assert gathering.answer("cache", {"ready": "e1"}, 2) == {"ready": "e1"}
-    assert gathering.all_ready("e1", 2)
-
-
-def test_a_program_that_does_not_answer_is_waited_for_30_seconds_and_no_longer() -> None:
-    """Silence must not cost the VM all of its notice."""
-    gathering = called("db")
-
-    assert not gathering.all_ready("e1", 29.9)
-    assert gathering.all_ready("e1", 30)
+    assert not participants.all_ready("E1", 1)
+    assert participants.answer("cache", {"ready": "e1"}, 2) == {"ready": "e1"}
+    assert participants.all_ready("e1", 2)
 
 
-def test_nobody_is_waited_for_past_the_deadline() -> None:
-    """What is after it is kept for the approval."""
-    gathering = called("db", deadline=20)
+def test_silent_program_is_awaited_for_30_seconds() -> None:
+    """It must not cost the VM all of its notice."""
+    participants = participants_of("db")
 
-    assert gathering.answer("db", {"more": "e1", "seconds": 60}, 5) == {"more": "e1", "seconds": 15}
-    assert not gathering.all_ready("e1", 19.9)
-    assert gathering.all_ready("e1", 20)
-
-
-def test_a_program_gets_the_time_that_it_asks_for() -> None:
-    gathering = called("db")
-    gathering.answer("db", {"more": "e1", "seconds": 100}, 10)
-
-    assert not gathering.all_ready("e1", 109)
-    assert gathering.all_ready("e1", 110)
+    assert not participants.all_ready("e1", 29.9)
+    assert participants.all_ready("e1", 30)
 
 
-def test_one_answer_gives_at_most_five_minutes() -> None:
-    gathering = called("db", deadline=9000)
+def test_no_program_is_awaited_beyond_the_deadline() -> None:
+    """The time after it is for the approval."""
+    participants = participants_of("db", deadline=20)
 
-    assert gathering.answer("db", {"more": "e1", "seconds": 8000}, 0) == {
+    assert participants.answer("db", {"more": "e1", "seconds": 60}, 5) == {
+        "more": "e1",
+        "seconds": 15,
+    }
+    assert not participants.all_ready("e1", 19.9)
+    assert participants.all_ready("e1", 20)
+
+
+def test_program_gets_the_extension_it_asks_for() -> None:
+    participants = participants_of("db")
+    participants.answer("db", {"more": "e1", "seconds": 100}, 10)
+
+    assert not participants.all_ready("e1", 109)
+    assert participants.all_ready("e1", 110)
+
+
+def test_one_extension_is_at_most_five_minutes() -> None:
+    participants = participants_of("db", deadline=9000)
+
+    assert participants.answer("db", {"more": "e1", "seconds": 8000}, 0) == {
         "more": "e1",
         "seconds": 300,
     }
 
 
-def test_asking_for_less_takes_nothing_away() -> None:
-    """`more` can only be more."""
-    gathering = called("db")
+def test_short_extension_takes_nothing_away() -> None:
+    """`more` can only extend."""
+    participants = participants_of("db")
 
-    assert gathering.answer("db", {"more": "e1", "seconds": 1}, 0) == {"more": "e1", "seconds": 30}
+    assert participants.answer("db", {"more": "e1", "seconds": 1}, 0) == {
+        "more": "e1",
+        "seconds": 30,
+    }
 
 
-def test_a_program_that_asks_for_ever_is_refused_at_last() -> None:
-    """Otherwise one that never gets ready would decide for all."""
-    gathering = called("db", deadline=9000)
+def test_extensions_are_limited() -> None:
+    """Otherwise one program that never gets ready would decide for all."""
+    participants = participants_of("db", deadline=9000)
     for _ in range(EXTENSIONS_MAX):
-        gathering.answer("db", {"more": "e1", "seconds": 40}, 0)
+        participants.answer("db", {"more": "e1", "seconds": 40}, 0)
 
-    with pytest.raises(Refused, match="asked 11 times"):
-        gathering.answer("db", {"more": "e1", "seconds": 40}, 0)
-    assert gathering.all_ready("e1", 40)
+    with pytest.raises(Refused, match="this is extension 11"):
+        participants.answer("db", {"more": "e1", "seconds": 40}, 0)
+    assert participants.all_ready("e1", 40)
 
 
-def test_who_is_too_late_to_ask_gets_nothing() -> None:
+def test_late_extension_is_refused() -> None:
     """The event may have been approved by then."""
-    gathering = called("db")
+    participants = participants_of("db")
 
     with pytest.raises(Refused, match="time to answer for e1 is up"):
-        gathering.answer("db", {"more": "e1", "seconds": 40}, 30)
+        participants.answer("db", {"more": "e1", "seconds": 40}, 30)
 
 
 @pytest.mark.parametrize("seconds", [0, -1, "60", None, True, float("nan"), float("inf")])
-def test_a_time_that_is_none_is_refused(seconds: object) -> None:
+def test_invalid_seconds_are_rejected(seconds: object) -> None:
     with pytest.raises(Invalid, match="expected a number above 0"):
-        called("db").answer("db", {"more": "e1", "seconds": seconds}, 0)
+        participants_of("db").answer("db", {"more": "e1", "seconds": seconds}, 0)
 
 
-def test_who_is_not_waited_for_cannot_hold_anything_up() -> None:
-    """A connection that has not registered, or has said ready, has no say."""
-    gathering = called("db")
-    gathering.answer("db", {"ready": "e1"}, 0)
+def test_program_that_is_not_awaited_cannot_extend() -> None:
+    """It has not registered, or is ready."""
+    participants = participants_of("db")
+    participants.answer("db", {"ready": "e1"}, 0)
 
-    for stranger in ("db", "nobody"):
-        with pytest.raises(Refused, match="nobody waits for this program"):
-            gathering.answer(stranger, {"more": "e1", "seconds": 40}, 0)
-
-
-def test_a_program_that_has_gone_is_not_waited_for() -> None:
-    gathering = called("db")
-    gathering.leave("db")
-
-    assert gathering.all_ready("e1", 0)
+    for stranger in ("db", "unknown"):
+        with pytest.raises(Refused, match="the agent does not wait for this program"):
+            participants.answer(stranger, {"more": "e1", "seconds": 40}, 0)
 
 
-def test_a_program_that_comes_late_is_told_and_waited_for() -> None:
-    """After a crash of its own it still has something to save."""
-    gathering = called()
+def test_disconnected_program_is_not_awaited() -> None:
+    participants = participants_of("db")
+    participants.leave("db")
 
-    assert [call.event for call in gathering.join("db", 100)] == [REBOOT]
-    assert not gathering.all_ready("e1", 129)
-    assert gathering.all_ready("e1", 130)
+    assert participants.all_ready("e1", 0)
+
+
+def test_late_program_is_notified_and_awaited() -> None:
+    """After its own crash it still has something to save."""
+    participants = participants_of()
+
+    assert [call.event for call in participants.join("db", 100)] == [REBOOT]
+    assert not participants.all_ready("e1", 129)
+    assert participants.all_ready("e1", 130)
 
 
 @pytest.mark.parametrize("phase", [Phase.START, Phase.RECOVER])
 def test_only_prepare_waits_for_answers(phase: Phase) -> None:
-    """What has begun is not held up by anybody."""
-    assert called("db", phase=phase).all_ready("e1", 0)
+    """An event that has started cannot be delayed."""
+    assert participants_of("db", phase=phase).all_ready("e1", 0)
 
 
-def test_an_event_that_is_recovered_from_is_not_told_to_who_comes_later() -> None:
-    assert list(called(phase=Phase.RECOVER).join("db", 0)) == []
+def test_late_program_is_not_notified_of_recover() -> None:
+    assert list(participants_of(phase=Phase.RECOVER).join("db", 0)) == []
 
 
-def test_an_event_that_nobody_was_told_of_is_not_found() -> None:
-    """And waits for nobody."""
-    gathering = called("db")
+def test_unknown_event_is_not_found() -> None:
+    participants = participants_of("db")
 
-    with pytest.raises(NotFound, match="there is no event 'e2'"):
-        gathering.answer("db", {"ready": "e2"}, 0)
-    with pytest.raises(NotFound, match="there is no event 7"):
-        gathering.answer("db", {"ready": 7}, 0)
-    assert gathering.all_ready("e2", 0)
+    with pytest.raises(NotFound, match="unknown event 'e2'"):
+        participants.answer("db", {"ready": "e2"}, 0)
+    with pytest.raises(NotFound, match="unknown event 7"):
+        participants.answer("db", {"ready": 7}, 0)
+    assert participants.all_ready("e2", 0)
 
 
-def test_an_answer_in_no_known_word_is_refused() -> None:
+def test_unknown_request_is_rejected() -> None:
     with pytest.raises(
-        Invalid, match="the line says hello; expected register, ready, more or status"
+        Invalid, match="the line has hello; expected register, ready, more or status"
     ):
-        called("db").answer("db", {"hello": 1}, 0)
+        participants_of("db").answer("db", {"hello": 1}, 0)
 
 
-def test_calls_have_a_limit() -> None:
+def test_notices_have_a_limit() -> None:
     """Events that never end must not fill the memory."""
-    gathering = Gathering()
-    for number in range(CALLS_MAX + 5):
+    participants = Participants()
+    for number in range(NOTICES_MAX + 5):
         event = Event(f"e{number}", "Reboot", "Scheduled")
-        gathering.begin(event, Phase.PREPARE, deadline=900, programs=(), now=0)
+        participants.begin(event, Phase.PREPARE, deadline=900, programs=(), now=0)
 
-    assert len(gathering.calls) == CALLS_MAX
+    assert len(participants.notices) == NOTICES_MAX
 
 
-def test_a_number_beyond_all_bounds_is_five_minutes_too() -> None:
-    """Python's whole numbers have no end, and its others do."""
-    assert called("db").answer("db", {"more": "e1", "seconds": 10**400}, 0) == {
+def test_huge_number_of_seconds_is_five_minutes_too() -> None:
+    """Python's integers are unbounded, its floats are not."""
+    assert participants_of("db").answer("db", {"more": "e1", "seconds": 10**400}, 0) == {
         "more": "e1",
         "seconds": 300,
     }
 
 
-def test_an_event_that_is_resumed_waits_for_programs_to_come_back() -> None:
-    """The agent's restart cut their connections: that nobody is there does not say that nobody
-    needs time.
-    """
-    gathering = Gathering(resumed={REBOOT.key}, since=100)
-    gathering.begin(REBOOT, Phase.PREPARE, deadline=900, programs=(), now=101)
+def test_resumed_event_waits_for_programs_to_reconnect() -> None:
+    """The agent's restart ended their connections."""
+    participants = Participants(resumed={REBOOT.key}, since=100)
+    participants.begin(REBOOT, Phase.PREPARE, deadline=900, programs=(), now=101)
 
-    assert not gathering.all_ready("e1", 129.9)
-    assert gathering.all_ready("e1", 130)
+    assert not participants.all_ready("e1", 129.9)
+    assert participants.all_ready("e1", 130)
 
 
-def test_a_program_that_came_back_is_waited_for_as_any_other() -> None:
-    gathering = Gathering(resumed={REBOOT.key}, since=100)
-    gathering.begin(REBOOT, Phase.PREPARE, deadline=900, programs=(), now=101)
-    list(gathering.join("db", 110))
-    gathering.answer("db", {"more": "e1", "seconds": 60}, 110)
+def test_reconnected_program_is_awaited() -> None:
+    participants = Participants(resumed={REBOOT.key}, since=100)
+    participants.begin(REBOOT, Phase.PREPARE, deadline=900, programs=(), now=101)
+    list(participants.join("db", 110))
+    participants.answer("db", {"more": "e1", "seconds": 60}, 110)
 
-    assert not gathering.all_ready("e1", 169)
-    assert gathering.all_ready("e1", 170)
-
-
-def test_an_event_that_is_resumed_does_not_wait_past_its_deadline() -> None:
-    gathering = Gathering(resumed={REBOOT.key}, since=100)
-    gathering.begin(REBOOT, Phase.PREPARE, deadline=105, programs=(), now=101)
-
-    assert gathering.all_ready("e1", 105)
+    assert not participants.all_ready("e1", 169)
+    assert participants.all_ready("e1", 170)
 
 
-def test_an_event_that_is_new_waits_for_nobody_who_may_come() -> None:
-    gathering = Gathering(resumed={"E2"}, since=100)
-    gathering.begin(REBOOT, Phase.PREPARE, deadline=900, programs=(), now=101)
+def test_resumed_event_does_not_wait_beyond_its_deadline() -> None:
+    participants = Participants(resumed={REBOOT.key}, since=100)
+    participants.begin(REBOOT, Phase.PREPARE, deadline=105, programs=(), now=101)
 
-    assert gathering.all_ready("e1", 101)
+    assert participants.all_ready("e1", 105)
 
 
-def test_long_texts_are_cut_so_that_everybody_can_be_told() -> None:
-    """Who is sent more than fits loses its place, and is not even told why."""
+def test_new_event_does_not_wait_for_unknown_programs() -> None:
+    participants = Participants(resumed={"E2"}, since=100)
+    participants.begin(REBOOT, Phase.PREPARE, deadline=900, programs=(), now=101)
+
+    assert participants.all_ready("e1", 101)
+
+
+def test_notice_always_fits_into_the_socket_buffer() -> None:
+    """A line that does not fit would disconnect the program."""
     long = "\x01" * 300_000
     event = Event(
         long,
@@ -213,15 +218,15 @@ def test_long_texts_are_cut_so_that_everybody_can_be_told() -> None:
         resources=(long, *(f"web-{number}" for number in range(100_000))),
         description=long,
     )
-    line = json.dumps(told(Call(event, Phase.PREPARE, 900), 0), default=str)
+    line = json.dumps(Notice(event, Phase.PREPARE, 900).to_json(0), default=str)
 
-    assert len(line) < QUEUE_BYTES_MAX
+    assert len(line) < UNREAD_BYTES_MAX
 
 
-def test_text_that_is_not_long_is_told_as_it_is() -> None:
+def test_short_texts_are_not_cut() -> None:
     event = Event("e1", "Reboot", "Scheduled", resources=("web-0", "web-1"), description="ä" * 2048)
-    said = told(Call(event, Phase.PREPARE, 900), 0)["event"]
+    shown = Notice(event, Phase.PREPARE, 900).to_json(0)["event"]
 
-    assert isinstance(said, dict)
-    assert said["description"] == event.description
-    assert said["resources"] == ["web-0", "web-1"]
+    assert isinstance(shown, dict)
+    assert shown["description"] == event.description
+    assert shown["resources"] == ["web-0", "web-1"]

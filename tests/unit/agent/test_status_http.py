@@ -1,4 +1,4 @@
-"""The local port, over real sockets."""
+"""The status port, over real sockets."""
 
 import socket
 import threading
@@ -7,15 +7,18 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from forewarn.agent.status import View
-from forewarn.agent.status_http import CALLERS_MAX, HEAD_BYTES_MAX, Port, answer
+from forewarn.agent.limited_server import LimitedThreadingMixIn
+from forewarn.agent.status import AgentStatus
+from forewarn.agent.status_http import StatusPort
 from forewarn.errors import Unavailable
-from tests.unit.agent.view_of import handling, view_of
+from tests.unit.agent.agent_status import agent_status, workflow
+
+CONNECTIONS_MAX = LimitedThreadingMixIn.connections_max
 
 
 @contextmanager
-def listening(look: Callable[[], View] = view_of) -> Iterator[tuple[str, int]]:
-    port = Port("127.0.0.1:0", look)
+def listening(get_status: Callable[[], AgentStatus] = agent_status) -> Iterator[tuple[str, int]]:
+    port = StatusPort("127.0.0.1:0", get_status)
     try:
         host, _, number = port.address.rpartition(":")
         yield host, int(number)
@@ -24,11 +27,11 @@ def listening(look: Callable[[], View] = view_of) -> Iterator[tuple[str, int]]:
 
 
 def call(address: tuple[str, int], request: bytes) -> str:
-    """All that comes back until the end."""
-    with socket.create_connection(address, timeout=20) as caller:
-        caller.sendall(request)
-        with caller.makefile("rb") as answer:
-            return answer.read().decode()
+    """The whole response, until the connection ends."""
+    with socket.create_connection(address, timeout=20) as client:
+        client.sendall(request)
+        with client.makefile("rb") as response:
+            return response.read().decode()
 
 
 def get(address: tuple[str, int], path: str, method: str = "GET") -> str:
@@ -36,32 +39,32 @@ def get(address: tuple[str, int], path: str, method: str = "GET") -> str:
 
 
 @pytest.mark.parametrize(
-    ("path", "view", "status"),
+    ("path", "status", "code", "body"),
     [
-        ("/healthz", view_of(heard_seconds=None), 200),
-        ("/readyz", view_of(), 200),
-        ("/readyz", view_of(heard_seconds=None), 503),
-        ("/readyz", view_of(settings_problem="wrong"), 503),
-        ("/drainz", view_of(), 200),
-        ("/drainz", view_of(handling()), 503),
-        ("/metrics", view_of(), 200),
-        ("/", view_of(), 404),
-        ("/healthz/", view_of(), 404),
+        ("/healthz", agent_status(contact_seconds=None), 200, "alive"),
+        ("/readyz", agent_status(), 200, "ready"),
+        ("/readyz", agent_status(contact_seconds=None, last_problem="timeout"), 503, "timeout"),
+        ("/readyz", agent_status(config_error="wrong"), 503, "wrong"),
+        ("/readyz", agent_status(config_error="\ud800 is odd"), 503, "? is odd"),
+        ("/drainz", agent_status(), 200, "in service"),
+        ("/drainz", agent_status(workflow()), 503, "drained"),
+        ("/metrics", agent_status(), 200, "# TYPE"),
+        ("/", agent_status(), 404, "expected /healthz"),
+        ("/healthz/", agent_status(), 404, "expected /healthz"),
     ],
 )
-def test_each_path_says_one_thing(path: str, view: View, status: int) -> None:
-    """Probes look at nothing but the status."""
-    assert answer(path, lambda: view).status == status
+def test_each_path_responds_with_its_status(
+    path: str, status: AgentStatus, code: int, body: str
+) -> None:
+    """Probes check nothing but the status code; the body is for people."""
+    with listening(lambda: status) as address:
+        head, _, content = get(address, path).partition("\r\n\r\n")
+
+    assert head.startswith(f"HTTP/1.1 {code} ")
+    assert content.startswith(body)
 
 
-def test_why_the_agent_is_not_ready_stands_in_the_answer() -> None:
-    assert (
-        answer("/readyz", lambda: view_of(heard_seconds=None, last_problem="nobody is there")).body
-        == "nobody is there\n"
-    )
-
-
-def test_an_answer_is_whole_http_and_ends_the_connection() -> None:
+def test_response_is_complete_http_and_ends_the_connection() -> None:
     with listening() as address:
         head, _, body = get(address, "/readyz?full=1").partition("\r\n\r\n")
 
@@ -71,63 +74,61 @@ def test_an_answer_is_whole_http_and_ends_the_connection() -> None:
     assert body == "ready\n"
 
 
-def test_head_is_answered_without_a_body() -> None:
+def test_head_has_no_body() -> None:
     with listening() as address:
-        said = get(address, "/readyz", "HEAD")
+        response = get(address, "/readyz", "HEAD")
 
-    assert said.startswith("HTTP/1.1 200 OK")
-    assert said.endswith("\r\n\r\n")
+    assert response.startswith("HTTP/1.1 200 OK")
+    assert response.endswith("\r\n\r\n")
 
 
-def test_nothing_can_be_changed_here() -> None:
+def test_other_methods_are_rejected() -> None:
     with listening() as address:
-        said = get(address, "/metrics", "POST")
+        response = get(address, "/metrics", "POST")
 
-    assert said.startswith("HTTP/1.1 405 Method Not Allowed")
-    assert "Allow: GET, HEAD" in said
+    assert response.startswith("HTTP/1.1 405 Method Not Allowed")
+    assert "Allow: GET, HEAD" in response
 
 
-@pytest.mark.parametrize(
-    "request_", [b"\r\n\r\n", b"\x16\x03\x01\x02\x00\r\n\r\n", b"G" * (HEAD_BYTES_MAX + 1)]
-)
-def test_what_is_no_http_is_refused(request_: bytes) -> None:
-    """A head without end is not collected."""
+@pytest.mark.parametrize("request_", [b"\x16\x03\x01\x02\x00\r\n\r\n", b"G" * 70_000])
+def test_invalid_http_is_rejected(request_: bytes) -> None:
+    """A request line without an end is not collected, and TLS is not HTTP."""
     with listening() as address:
-        assert call(address, request_).startswith("HTTP/1.1 400 Bad Request")
+        assert "Error code: 4" in call(address, request_)
 
 
-def test_a_bug_while_looking_costs_one_answer_and_not_the_port() -> None:
-    views = iter([view_of()])
-    with listening(lambda: next(views)) as address:
+def test_bug_costs_one_response_and_not_the_port() -> None:
+    statuses = iter([agent_status()])
+    with listening(lambda: next(statuses)) as address:
         assert get(address, "/readyz").startswith("HTTP/1.1 200")
         assert get(address, "/readyz") == ""
         assert get(address, "/healthz").startswith("HTTP/1.1 200")
 
 
-def test_callers_beyond_the_limit_are_sent_away_and_the_others_are_served() -> None:
-    """Whoever opens connections and says nothing must not use up the machine's threads."""
-    with listening() as address, ExitStack() as callers:
+def test_connections_over_the_limit_are_closed() -> None:
+    """A client that opens connections and sends nothing must not use up the threads."""
+    with listening() as address, ExitStack() as clients:
         silent = [
-            callers.enter_context(socket.create_connection(address, timeout=20))
-            for _ in range(CALLERS_MAX)
+            clients.enter_context(socket.create_connection(address, timeout=20))
+            for _ in range(CONNECTIONS_MAX)
         ]
-        late = callers.enter_context(socket.create_connection(address, timeout=20))
+        late = clients.enter_context(socket.create_connection(address, timeout=20))
 
         assert late.recv(100) == b""
         silent[0].sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
         assert silent[0].recv(100).startswith(b"HTTP/1.1 200 OK")
 
 
-def test_a_port_that_is_taken_is_said_in_one_line() -> None:
+def test_address_in_use_is_reported() -> None:
     with (
         listening() as (host, number),
-        pytest.raises(Unavailable, match=f"listen is {host}:{number}, which cannot be had"),
+        pytest.raises(Unavailable, match=f"cannot listen on {host}:{number}: Address already in"),
     ):
-        Port(f"{host}:{number}", view_of)
+        StatusPort(f"{host}:{number}", agent_status)
 
 
-def test_a_place_is_given_back_when_no_thread_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the port would be closed for good after a while without memory."""
+def test_slot_is_released_when_no_thread_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the port would stay closed after a while without memory."""
 
     def start(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -135,12 +136,7 @@ def test_a_place_is_given_back_when_no_thread_can_be_had(monkeypatch: pytest.Mon
     with listening() as address:
         with monkeypatch.context() as patched:
             patched.setattr(threading.Thread, "start", start)
-            for _ in range(CALLERS_MAX):
+            for _ in range(CONNECTIONS_MAX):
                 assert get(address, "/healthz") == ""
 
         assert get(address, "/healthz").startswith("HTTP/1.1 200")
-
-
-def test_a_reason_that_cannot_be_encoded_is_answered_all_the_same() -> None:
-    with listening(lambda: view_of(heard_seconds=None, last_problem="\ud800 is odd")) as address:
-        assert get(address, "/readyz").endswith("\r\n\r\n? is odd\n")

@@ -1,6 +1,4 @@
-"""One event from its announcement to its end: what is run, in which order, how often, and what the
-journal knows.
-"""
+"""One event from its notice to its end: what runs, in which order, and what the journal knows."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from forewarn.agent.journal import Journal, JournalLost
-from forewarn.agent.progress import What
-from forewarn.agent.rules import Approve, Concerns, OnFailure, Rule
-from forewarn.agent.step import Occasion, Phase, StepFailed
-from forewarn.agent.workflow import Handling
+from forewarn.agent.progress import EntryKind
+from forewarn.agent.rules import ApproveWhen, Concerns, OnFailure, Rule
+from forewarn.agent.steps.base import Phase, StepContext, StepFailed
+from forewarn.agent.workflow import Workflow
 from forewarn.client import Event
-from tests.unit.agent.agent_world import Noted, World, fail, reboot, started
+from tests.unit.agent.agent_world import RecordingStep, World, fail, reboot, started
 
 
 @pytest.fixture
@@ -25,180 +23,178 @@ def world(tmp_path: Path) -> Iterator[World]:
     world.journal.close()
 
 
-class Died(BaseException):
-    """As kill -9 looks from inside: nothing after it is run."""
+class Killed(BaseException):
+    """Like kill -9: nothing after it runs."""
 
 
-def die(occasion: Occasion) -> None:
-    raise Died
+def be_killed(context: StepContext) -> None:
+    raise Killed
 
 
-def marks(world: World, key: str = "E1") -> frozenset[What]:
+def marks(world: World, key: str = "E1") -> frozenset[EntryKind]:
     return world.journal.progress[key].marks
 
 
-def test_an_event_is_prepared_started_and_recovered_each_once(world: World) -> None:
-    """The whole life of an event, with calls in between that bring no news."""
-    handling = world.handling(world.rule(), reboot())
+def test_event_is_prepared_started_and_recovered_once(world: World) -> None:
+    """Each phase runs once, however often `run` is called without a change."""
+    workflow = world.workflow(world.rule(), reboot())
     for _ in range(2):
-        handling.work()
-    assert world.diary == ["prepare"]
-    assert handling.wants_approval
+        workflow.run()
+    assert world.ran == ["prepare"]
+    assert workflow.wants_approval
 
-    handling.read(started(reboot()))
+    workflow.update(started(reboot()))
     for _ in range(2):
-        handling.work()
-    assert world.diary == ["prepare", "start"]
-    assert not handling.wants_approval
+        workflow.run()
+    assert world.ran == ["prepare", "start"]
+    assert not workflow.wants_approval
 
-    handling.finish()
+    workflow.finish()
     for _ in range(2):
-        handling.work()
-    assert world.diary == ["prepare", "start", "recover"]
-    assert handling.is_done
+        workflow.run()
+    assert world.ran == ["prepare", "start", "recover"]
+    assert workflow.is_done
 
 
-def test_a_canceled_event_is_recovered_without_being_started(world: World) -> None:
+def test_canceled_event_is_recovered_without_start(world: World) -> None:
     """What was drained for nothing must come back."""
-    handling = world.handling(world.rule(), reboot())
-    handling.work()
-    handling.finish()
-    handling.work()
+    workflow = world.workflow(world.rule(), reboot())
+    workflow.run()
+    workflow.finish()
+    workflow.run()
 
-    assert world.diary == ["prepare", "recover"]
-
-
-def test_an_event_that_ended_before_anything_was_begun_needs_no_recovery(world: World) -> None:
-    """To start what was never stopped may be harmful."""
-    handling = world.handling(world.rule(), reboot())
-    handling.finish()
-    handling.work()
-
-    assert world.diary == []
-    assert handling.is_done
+    assert world.ran == ["prepare", "recover"]
 
 
-def test_an_event_first_seen_started_is_started_and_recovered(world: World) -> None:
-    """The agent came late; prepare is for what has not begun."""
-    handling = world.handling(world.rule(), started(reboot()))
-    handling.work()
-    handling.finish()
-    handling.work()
+def test_event_that_ended_before_any_phase_needs_no_recovery(world: World) -> None:
+    """Starting something that was never stopped may do harm."""
+    workflow = world.workflow(world.rule(), reboot())
+    workflow.finish()
+    workflow.run()
 
-    assert world.diary == ["start", "recover"]
+    assert world.ran == []
+    assert workflow.is_done
 
 
-def test_everything_is_in_the_journal_before_it_is_done(world: World) -> None:
-    """At the moment a step runs, the disk knows that it was begun."""
+def test_event_first_seen_started_skips_prepare(world: World) -> None:
+    """The agent came late; prepare is for events that have not started."""
+    workflow = world.workflow(world.rule(), started(reboot()))
+    workflow.run()
+    workflow.finish()
+    workflow.run()
+
+    assert world.ran == ["start", "recover"]
+
+
+def test_step_is_in_the_journal_before_it_runs(world: World) -> None:
+    """While a step runs, the disk knows that it began."""
     seen: list[object] = []
 
-    def look(occasion: Occasion) -> None:
+    def look(context: StepContext) -> None:
         progress = world.journal.progress["E1"]
         seen.append((progress.event, progress.begun, progress.steps))
 
-    world.handling(world.rule(prepare=(world.step("a", look),)), reboot()).work()
+    world.workflow(world.rule(prepare=(world.step("a", look),)), reboot()).run()
 
-    assert seen == [(reboot(), {Phase.PREPARE}, {(Phase.PREPARE, 0): What.STEP_BEGUN})]
+    assert seen == [(reboot(), {Phase.PREPARE}, {(Phase.PREPARE, 0): EntryKind.STEP_BEGUN})]
 
 
-def test_after_a_crash_done_steps_stay_done_and_the_one_in_doubt_is_run_again(world: World) -> None:
-    """Begun and not done: nobody knows how far it came."""
-    rule = world.rule(prepare=(world.step("a"), world.step("b", die), world.step("c")))
-    with pytest.raises(Died):
-        world.handling(rule, reboot()).work()
-    world.again()
+def test_after_a_crash_only_the_step_in_doubt_runs_again(world: World) -> None:
+    """It began and did not end: it may have done anything."""
+    rule = world.rule(prepare=(world.step("a"), world.step("b", be_killed), world.step("c")))
+    with pytest.raises(Killed):
+        world.workflow(rule, reboot()).run()
+    world.restart()
 
-    world.handling(
+    world.workflow(
         replace(rule, prepare=(world.step("a"), world.step("b"), world.step("c"))), reboot()
-    ).work()
+    ).run()
 
-    assert world.diary == ["a", "b", "b", "c"]
+    assert world.ran == ["a", "b", "b", "c"]
 
 
-def test_after_the_reboot_itself_nothing_is_prepared_and_recover_runs_once(world: World) -> None:
-    """The event was about this machine: the next life finds it over."""
-    world.handling(world.rule(), reboot()).work()
+def test_after_the_reboot_recover_runs_once(world: World) -> None:
+    """The event rebooted this machine: the next process finds it over."""
+    world.workflow(world.rule(), reboot()).run()
     for _ in range(2):
-        world.again()
-        handling = Handling(world.rule(), reboot(), world.here())
-        handling.finish()
-        handling.work()
+        world.restart()
+        workflow = Workflow(world.rule(), reboot(), world.context())
+        workflow.finish()
+        workflow.run()
 
-    assert world.diary == ["prepare", "recover"]
-
-
-def test_a_handling_of_an_earlier_life_waits_until_its_event_is_shown_again(world: World) -> None:
-    """How much time is left is not in the journal, and the event may be over."""
-    with pytest.raises(Died):
-        world.handling(
-            world.rule(prepare=(world.step("a", die),), approve=Approve.AT_ONCE), reboot()
-        ).work()
-    world.again()
-    handling = Handling(world.rule(approve=Approve.AT_ONCE), reboot(), world.here())
-
-    assert not handling.has_work
-    assert not handling.wants_approval
-    handling.read(reboot())
-    assert handling.has_work
-    assert handling.wants_approval
+    assert world.ran == ["prepare", "recover"]
 
 
-def test_a_step_gets_its_share_of_the_time_to_not_before(world: World) -> None:
-    """900 seconds less 5 for the approval, split one to three."""
+def test_resumed_workflow_waits_until_its_event_is_shown(world: World) -> None:
+    """The time left is not in the journal, and the event may be over."""
+    with pytest.raises(Killed):
+        world.workflow(
+            world.rule(prepare=(world.step("a", be_killed),), approve=ApproveWhen.AT_ONCE), reboot()
+        ).run()
+    world.restart()
+    workflow = Workflow(world.rule(approve=ApproveWhen.AT_ONCE), reboot(), world.context())
+
+    assert not workflow.has_work
+    assert not workflow.wants_approval
+    workflow.update(reboot())
+    assert workflow.has_work
+    assert workflow.wants_approval
+
+
+def test_step_gets_its_share_of_the_time_to_not_before(world: World) -> None:
+    """900 seconds less 5 for the approval, shared one to three."""
     steps = (world.step("a"), world.step("b", weight=3))
-    world.handling(world.rule(prepare=steps), reboot()).work()
+    world.workflow(world.rule(prepare=steps), reboot()).run()
 
-    deadlines = [one.step.occasions[0].deadline for one in steps if isinstance(one.step, Noted)]
+    deadlines = [
+        one.step.contexts[0].deadline for one in steps if isinstance(one.step, RecordingStep)
+    ]
     assert deadlines == [1000 + 895 / 4, 1000 + 895]
 
 
-def test_a_clock_that_jumps_does_not_move_a_deadline(world: World) -> None:
-    """NotBefore meets the time of day once per reading; from then on the other clock counts."""
+def test_clock_jump_does_not_move_a_deadline(world: World) -> None:
+    """NotBefore is compared with the time of day once; then the monotonic clock counts."""
 
-    def jump(occasion: Occasion) -> None:
-        world.hands.now += timedelta(days=1)
-
-    last = world.step("b")
-    world.handling(world.rule(prepare=(world.step("a", jump), last)), reboot()).work()
-
-    assert isinstance(last.step, Noted)
-    assert last.step.occasions[0].deadline == 1000 + 895
-
-
-def test_a_not_before_that_moved_moves_the_deadline(world: World) -> None:
-    """The document that shows it is a new reading."""
-    handling: list[Handling] = []
-
-    def postpone(occasion: Occasion) -> None:
-        handling[0].read(reboot(lead_seconds=1800))
+    def jump(context: StepContext) -> None:
+        world.time.now += timedelta(days=1)
 
     last = world.step("b")
-    handling.append(world.handling(world.rule(prepare=(world.step("a", postpone), last)), reboot()))
-    handling[0].work()
+    world.workflow(world.rule(prepare=(world.step("a", jump), last)), reboot()).run()
 
-    assert isinstance(last.step, Noted)
-    assert last.step.occasions[0].deadline == 1000 + 1795
+    assert isinstance(last.step, RecordingStep)
+    assert last.step.contexts[0].deadline == 1000 + 895
+
+
+def test_postponed_event_moves_the_deadline(world: World) -> None:
+    """A document with a new NotBefore is a new comparison."""
+    workflow: list[Workflow] = []
+
+    def postpone(context: StepContext) -> None:
+        workflow[0].update(reboot(lead_seconds=1800))
+
+    last = world.step("b")
+    workflow.append(world.workflow(world.rule(prepare=(world.step("a", postpone), last)), reboot()))
+    workflow[0].run()
+
+    assert isinstance(last.step, RecordingStep)
+    assert last.step.contexts[0].deadline == 1000 + 1795
 
 
 @pytest.mark.parametrize("event", [reboot(lead_seconds=-60), reboot(not_before=None)])
-def test_an_event_that_is_overdue_is_prepared_within_thirty_seconds(
-    world: World, event: Event
-) -> None:
-    """It may start at any moment, or our clock is wrong: doing nothing would be worse than doing it
-    quickly.
-    """
+def test_overdue_event_is_prepared_within_thirty_seconds(world: World, event: Event) -> None:
+    """It may start at any time, or the clock is wrong. Doing nothing would be worse."""
     step = world.step("a")
-    world.handling(world.rule(prepare=(step,)), event).work()
+    world.workflow(world.rule(prepare=(step,)), event).run()
 
-    assert isinstance(step.step, Noted)
-    assert step.step.occasions[0].deadline == 1000 + 27
+    assert isinstance(step.step, RecordingStep)
+    assert step.step.contexts[0].deadline == 1000 + 27
 
 
-def test_in_a_preempt_the_last_steps_are_cut_and_it_is_approved_in_time(world: World) -> None:
-    """30 seconds: the first step takes all it may, and those after it have nothing left."""
+def test_preempt_cuts_the_last_steps_and_is_approved_in_time(world: World) -> None:
+    """The first step takes all of the 30 seconds that it may, and nothing is left for the rest."""
 
-    def take_all(occasion: Occasion) -> None:
-        world.hands.pass_(occasion.seconds_left)
+    def take_all(context: StepContext) -> None:
+        world.time.advance(context.seconds_left)
 
     steps = (
         world.step("a", take_all, weight=1000),
@@ -206,306 +202,288 @@ def test_in_a_preempt_the_last_steps_are_cut_and_it_is_approved_in_time(world: W
         world.step("c"),
         world.step("d"),
     )
-    handling = world.handling(world.rule(prepare=steps), reboot(type="Preempt", lead_seconds=30))
-    handling.work()
+    workflow = world.workflow(world.rule(prepare=steps), reboot(type="Preempt", lead_seconds=30))
+    workflow.run()
 
-    assert world.diary == ["a"]
-    assert handling.wants_approval
-    assert handling.status().seconds_left == pytest.approx(3, abs=0.2)
-    assert world.journal.progress["E1"].steps[Phase.PREPARE, 3] is What.STEP_CUT
+    assert world.ran == ["a"]
+    assert workflow.wants_approval
+    assert workflow.status().seconds_left == pytest.approx(3, abs=0.2)
+    assert world.journal.progress["E1"].steps[Phase.PREPARE, 3] is EntryKind.STEP_CUT
 
 
-def test_it_is_said_at_the_start_that_the_time_will_not_suffice(world: World) -> None:
-    """By the limits:
-
-    100 and 100 seconds do not fit into 60. In the log, the status, the journal and the counters,
-    once.
-    """
-    here = world.here()
+def test_limits_that_exceed_the_time_are_reported_early(world: World) -> None:
+    """Limits of 100 and 100 seconds do not fit into 60. Reported once."""
+    shared = world.context()
     states: list[bool] = []
-    handling: list[Handling] = []
+    workflow: list[Workflow] = []
 
-    def look(occasion: Occasion) -> None:
-        states.append(handling[0].status().is_late)
+    def look(context: StepContext) -> None:
+        states.append(workflow[0].status().is_late)
 
     steps = (world.step("a", look, limit_seconds=100), world.step("b", limit_seconds=100))
-    handling.append(world.handling(world.rule(prepare=steps), reboot(lead_seconds=60), here))
-    handling[0].work()
+    workflow.append(world.workflow(world.rule(prepare=steps), reboot(lead_seconds=60), shared))
+    workflow[0].run()
 
     assert states == [True]
-    assert What.LATE in marks(world)
-    assert here.tally.counts()["forewarn_agent_late_total"] == 1
+    assert EntryKind.LATE in marks(world)
+    assert shared.counters.values()["forewarn_agent_late_total"] == 1
 
 
-def test_what_a_step_took_before_tells_that_it_will_be_late(world: World) -> None:
-    """There is no limit in the file, but the last drain took two minutes."""
-    here = world.here()
-    rule = world.rule(prepare=(world.step("drain", lambda occasion: world.hands.pass_(120)),))
-    world.handling(rule, reboot("E1"), here).work()
-    world.handling(
-        rule, replace(reboot("E2"), not_before=world.hands.now + timedelta(seconds=60)), here
-    ).work()
+def test_past_durations_that_exceed_the_time_are_reported(world: World) -> None:
+    """The file has no limit, but the last drain took two minutes."""
+    shared = world.context()
+    rule = world.rule(prepare=(world.step("drain", lambda context: world.time.advance(120)),))
+    world.workflow(rule, reboot("E1"), shared).run()
+    world.workflow(
+        rule, replace(reboot("E2"), not_before=world.time.now + timedelta(seconds=60)), shared
+    ).run()
 
-    assert What.LATE not in marks(world, "E1")
-    assert What.LATE in marks(world, "E2")
+    assert EntryKind.LATE not in marks(world, "E1")
+    assert EntryKind.LATE in marks(world, "E2")
 
 
-def test_a_step_that_fails_does_not_stop_the_rest_by_default(world: World) -> None:
-    """One drain that hangs is no reason to lose the checkpoint too."""
-    handling = world.handling(
+def test_failed_step_does_not_stop_the_rest_by_default(world: World) -> None:
+    """A failed drain is no reason to lose the checkpoint too."""
+    workflow = world.workflow(
         world.rule(prepare=(world.step("a", fail), world.step("b"))), reboot()
     )
-    handling.work()
+    workflow.run()
 
-    assert world.diary == ["a", "b"]
-    assert handling.wants_approval
+    assert world.ran == ["a", "b"]
+    assert workflow.wants_approval
 
 
-def test_a_step_that_must_not_fail_ends_the_phase_and_forbids_the_approval(world: World) -> None:
-    """on_failure = stop: rather the full notice than data that was not saved.
-
-    In the next life too.
-    """
+def test_failed_step_with_stop_ends_the_phase_unapproved(world: World) -> None:
+    """on_failure = "stop": better the full notice than unsaved data. Also after a restart."""
     rule = world.rule(prepare=(world.step("a", fail, on_failure=OnFailure.STOP), world.step("b")))
     for _ in range(2):
-        handling = world.handling(rule, reboot())
-        handling.work()
-        assert not handling.wants_approval
-        world.again()
+        workflow = world.workflow(rule, reboot())
+        workflow.run()
+        assert not workflow.wants_approval
+        world.restart()
 
-    assert world.diary == ["a"]
+    assert world.ran == ["a"]
 
 
-def test_a_step_that_must_not_fail_and_is_cut_forbids_the_approval(world: World) -> None:
-    """Not run is not done."""
-    first = world.step("a", lambda occasion: world.hands.pass_(1000))
-    handling = world.handling(
+def test_cut_step_with_stop_prevents_the_approval(world: World) -> None:
+    """A step that did not run did not succeed."""
+    first = world.step("a", lambda context: world.time.advance(1000))
+    workflow = world.workflow(
         world.rule(prepare=(first, world.step("b", on_failure=OnFailure.STOP))), reboot()
     )
-    handling.work()
+    workflow.run()
 
-    assert world.diary == ["a"]
-    assert not handling.wants_approval
+    assert world.ran == ["a"]
+    assert not workflow.wants_approval
 
 
-def test_a_step_with_a_bug_has_failed_and_the_rest_goes_on(world: World) -> None:
-    """The agent outlives its steps."""
+def test_step_with_a_bug_fails_and_the_rest_runs(world: World) -> None:
+    """The agent survives its steps."""
 
-    def break_(occasion: Occasion) -> None:
+    def break_(context: StepContext) -> None:
         raise ZeroDivisionError
 
-    world.handling(world.rule(prepare=(world.step("a", break_), world.step("b"))), reboot()).work()
+    world.workflow(world.rule(prepare=(world.step("a", break_), world.step("b"))), reboot()).run()
 
-    assert world.diary == ["a", "b"]
-    assert world.journal.progress["E1"].steps[Phase.PREPARE, 0] is What.STEP_FAILED
+    assert world.ran == ["a", "b"]
+    assert world.journal.progress["E1"].steps[Phase.PREPARE, 0] is EntryKind.STEP_FAILED
 
 
-def test_started_stops_the_step_under_way_and_leaves_the_rest_of_prepare(world: World) -> None:
-    """Another VM approved: there is no time left, and the start steps must be run now."""
-    handling: list[Handling] = []
+def test_started_interrupts_prepare(world: World) -> None:
+    """Another VM approved: no time is left, and the start steps must run now."""
+    workflow: list[Workflow] = []
 
-    def be_overtaken(occasion: Occasion) -> None:
-        handling[0].read(started(reboot()))
-        assert occasion.stop.is_set()
-        raise StepFailed("told to stop")
+    def be_interrupted(context: StepContext) -> None:
+        workflow[0].update(started(reboot()))
+        assert context.stop.is_set()
+        raise StepFailed("interrupted")
 
-    rule = world.rule(prepare=(world.step("a", be_overtaken), world.step("b")))
-    handling.append(world.handling(rule, reboot()))
-    handling[0].work()
+    rule = world.rule(prepare=(world.step("a", be_interrupted), world.step("b")))
+    workflow.append(world.workflow(rule, reboot()))
+    workflow[0].run()
 
-    assert world.diary == ["a", "start"]
-    assert not handling[0].wants_approval
+    assert world.ran == ["a", "start"]
+    assert not workflow[0].wants_approval
 
 
 @pytest.mark.parametrize("phase", ["prepare", "start"])
-def test_the_end_of_the_event_stops_what_is_under_way_and_recovers(
-    world: World, phase: str
-) -> None:
-    """Canceled or finished: what was for it is for nothing now."""
-    handling: list[Handling] = []
+def test_end_of_the_event_interrupts_the_phase_and_recovers(world: World, phase: str) -> None:
+    """Canceled or finished: the running phase has lost its purpose."""
+    workflow: list[Workflow] = []
 
-    def be_overtaken(occasion: Occasion) -> None:
-        handling[0].finish()
-        assert occasion.stop.is_set()
+    def be_interrupted(context: StepContext) -> None:
+        workflow[0].finish()
+        assert context.stop.is_set()
 
-    rule = world.rule(**{phase: (world.step("a", be_overtaken), world.step("b"))})
-    handling.append(world.handling(rule, reboot() if phase == "prepare" else started(reboot())))
-    handling[0].work()
+    rule = world.rule(**{phase: (world.step("a", be_interrupted), world.step("b"))})
+    workflow.append(world.workflow(rule, reboot() if phase == "prepare" else started(reboot())))
+    workflow[0].run()
 
-    assert world.diary == ["a", "recover"]
-    assert handling[0].is_done
+    assert world.ran == ["a", "recover"]
+    assert workflow[0].is_done
 
 
-def test_an_event_that_no_longer_hits_this_vm_is_over_for_it(world: World) -> None:
-    """The VM was taken out of the event: what it drained must come back, and it has no business in
-    approving.
-    """
-    handling = world.handling(world.rule(), reboot(resources=("web-0", "web-1")))
-    handling.work()
-    handling.read(reboot(resources=("web-1",)))
-    handling.work()
+def test_event_that_no_longer_names_this_vm_is_over(world: World) -> None:
+    """What was drained must come back, and this VM must not approve."""
+    workflow = world.workflow(world.rule(), reboot(resources=("web-0", "web-1")))
+    workflow.run()
+    workflow.update(reboot(resources=("web-1",)))
+    workflow.run()
 
-    assert world.diary == ["prepare", "recover"]
-    assert not handling.wants_approval
+    assert world.ran == ["prepare", "recover"]
+    assert not workflow.wants_approval
 
 
-def test_a_rule_for_peers_goes_on_when_a_peer_has_gone(world: World) -> None:
-    """There the event never hit this VM."""
-    handling = world.handling(
+def test_rule_for_peers_continues_when_a_peer_is_removed(world: World) -> None:
+    """Such an event never affected this VM."""
+    workflow = world.workflow(
         world.rule(concerns=Concerns.PEER), reboot(resources=("web-1", "web-2"))
     )
-    handling.work()
-    handling.read(reboot(resources=("web-2",)))
-    handling.work()
+    workflow.run()
+    workflow.update(reboot(resources=("web-2",)))
+    workflow.run()
 
-    assert world.diary == ["prepare"]
+    assert world.ran == ["prepare"]
 
 
-def test_a_step_stopped_by_the_agents_own_end_is_in_doubt(world: World) -> None:
-    """The next life runs it again: it was not the step's fault."""
-    handling: list[Handling] = []
+def test_step_interrupted_by_the_agents_end_runs_again(world: World) -> None:
+    """It was not the step's fault."""
+    workflow: list[Workflow] = []
 
-    def be_ended(occasion: Occasion) -> None:
-        handling[0].end()
-        assert occasion.stop.is_set()
+    def be_ended(context: StepContext) -> None:
+        workflow[0].stop()
+        assert context.stop.is_set()
         raise StepFailed("the agent has to end")
 
-    handling.append(
-        world.handling(world.rule(prepare=(world.step("a", be_ended), world.step("b"))), reboot())
+    workflow.append(
+        world.workflow(world.rule(prepare=(world.step("a", be_ended), world.step("b"))), reboot())
     )
-    handling[0].work()
-    assert not handling[0].has_work
-    world.again()
-    world.handling(world.rule(prepare=(world.step("a"), world.step("b"))), reboot()).work()
+    workflow[0].run()
+    assert not workflow[0].has_work
+    world.restart()
+    world.workflow(world.rule(prepare=(world.step("a"), world.step("b"))), reboot()).run()
 
-    assert world.diary == ["a", "a", "b"]
+    assert world.ran == ["a", "a", "b"]
 
 
-class Slow:
-    """Applications that are ready after so many looks, each taking ten seconds."""
+class SlowPrograms:
+    """Ready after some checks, each taking ten seconds."""
 
-    def __init__(self, world: World, looks: int) -> None:
-        self.world, self.looks = world, looks
-        self.told: list[tuple[str, float]] = []
+    def __init__(self, world: World, checks: int) -> None:
+        self.world, self.checks = world, checks
+        self.notified: list[tuple[str, float]] = []
 
     def begin(self, event: Event, phase: Phase, deadline: float) -> None:
-        self.told.append((phase, deadline))
+        self.notified.append((phase, deadline))
 
     def all_ready(self, event_id: str) -> bool:
         assert event_id == "E1"
-        assert self.looks >= 0, "asked again after the answer"
-        self.looks -= 1
-        self.world.hands.pass_(10)
-        return self.looks < 0
+        assert self.checks >= 0, "asked again after the last check"
+        self.checks -= 1
+        self.world.time.advance(10)
+        return self.checks < 0
+
+    def names(self) -> tuple[str, ...]:
+        return ()
 
 
-def test_applications_are_told_of_each_phase_and_awaited_in_prepare(world: World) -> None:
-    """They are told before the steps, with the same deadline, and it is not prepared before they
-    have answered.
-    """
-    applications = Slow(world, looks=2)
-    handling = world.handling(world.rule(), reboot(), world.here(applications))
-    handling.work()
-    handling.read(started(reboot()))
-    handling.work()
+def test_programs_are_notified_and_awaited_in_prepare(world: World) -> None:
+    """They are notified before the steps, with the same deadline."""
+    programs = SlowPrograms(world, checks=2)
+    workflow = world.workflow(world.rule(), reboot(), world.context(programs))
+    workflow.run()
+    workflow.update(started(reboot()))
+    workflow.run()
 
-    assert applications.told == [("prepare", 1895.0), ("start", 1330.0)]
-    assert applications.looks == -1
+    assert programs.notified == [("prepare", 1895.0), ("start", 1330.0)]
+    assert programs.checks == -1
 
 
-def test_when_time_is_up_applications_are_awaited_no_longer(world: World) -> None:
-    """One program that never answers must not cost the approval."""
-    handling = world.handling(
-        world.rule(), reboot(lead_seconds=30), world.here(Slow(world, looks=100))
+def test_programs_are_not_awaited_beyond_the_deadline(world: World) -> None:
+    """A program that never answers must not cost the approval."""
+    workflow = world.workflow(
+        world.rule(), reboot(lead_seconds=30), world.context(SlowPrograms(world, checks=100))
     )
-    handling.work()
+    workflow.run()
 
-    assert handling.wants_approval
+    assert workflow.wants_approval
 
 
-class Overtaken(Slow):
-    """Applications that are asked once: the event is over before they have answered."""
+class OvertakenPrograms(SlowPrograms):
+    """Programs that are asked once: the event ends before they answer."""
 
-    handling: Handling
+    workflow: Workflow
 
     def all_ready(self, event_id: str) -> bool:
-        assert not self.handling.status().is_prepared
-        assert self.looks == 1, "asked again after the end"
-        self.looks = 0
-        self.handling.finish()
+        assert not self.workflow.status().is_prepared
+        assert self.checks == 1, "asked again after the end"
+        self.checks = 0
+        self.workflow.finish()
         return False
 
 
-def test_the_end_of_the_event_ends_the_wait_for_applications(world: World) -> None:
-    """What they were asked for is over."""
-    applications = Overtaken(world, looks=1)
-    handling = applications.handling = world.handling(
-        world.rule(), reboot(), world.here(applications)
-    )
-    handling.work()
+def test_end_of_the_event_ends_the_wait_for_programs(world: World) -> None:
+    programs = OvertakenPrograms(world, checks=1)
+    workflow = programs.workflow = world.workflow(world.rule(), reboot(), world.context(programs))
+    workflow.run()
 
-    assert world.diary == ["prepare", "recover"]
+    assert world.ran == ["prepare", "recover"]
 
 
-def test_a_rule_without_applications_does_not_tell_them(world: World) -> None:
-    """applications = false"""
-    applications = Slow(world, looks=0)
-    world.handling(world.rule(applications=False), reboot(), world.here(applications)).work()
+def test_rule_without_applications_notifies_no_programs(world: World) -> None:
+    programs = SlowPrograms(world, checks=0)
+    world.workflow(world.rule(applications=False), reboot(), world.context(programs)).run()
 
-    assert applications.told == []
+    assert programs.notified == []
 
 
 @pytest.mark.parametrize(
     ("rule", "before", "after"),
     [
-        (Rule("r", approve=Approve.NEVER), False, False),
-        (Rule("r", approve=Approve.AT_ONCE), True, True),
-        (Rule("r", approve=Approve.WHEN_PREPARED), False, True),
-        (Rule("r", approve=Approve.AT_ONCE, hold=True), False, False),
-        (Rule("r", approve=Approve.WHEN_PREPARED, hold=True), False, False),
+        (Rule("r", approve=ApproveWhen.NEVER), False, False),
+        (Rule("r", approve=ApproveWhen.AT_ONCE), True, True),
+        (Rule("r", approve=ApproveWhen.WHEN_PREPARED), False, True),
+        (Rule("r", approve=ApproveWhen.AT_ONCE, hold=True), False, False),
+        (Rule("r", approve=ApproveWhen.WHEN_PREPARED, hold=True), False, False),
     ],
 )
-def test_the_rule_says_when_to_approve_and_hold_is_stronger(
-    world: World, rule: Rule, before: bool, after: bool
-) -> None:
-    """The agent never approves an event that it was told to hold."""
-    handling = world.handling(rule, reboot())
-    assert handling.wants_approval is before
-    handling.work()
-    assert handling.wants_approval is after
+def test_hold_overrides_approve(world: World, rule: Rule, before: bool, after: bool) -> None:
+    """The agent never approves an event that it must hold."""
+    workflow = world.workflow(rule, reboot())
+    assert workflow.wants_approval is before
+    workflow.run()
+    assert workflow.wants_approval is after
 
 
-def test_what_was_done_is_not_done_again_because_it_could_not_be_written(world: World) -> None:
-    """The disk is full for a moment, right after a step: in this life we still know."""
+def test_full_disk_does_not_repeat_a_finished_step(world: World) -> None:
+    """The process still knows what it could not write."""
     failures = [JournalLost("full")]
 
     class Flaky(Journal):
-        def write(self, key: str, what: What, **facts: object) -> None:
-            if what is What.STEP_DONE and failures:
+        def write(self, key: str, kind: EntryKind, **facts: object) -> None:
+            if kind is EntryKind.STEP_DONE and failures:
                 raise failures.pop()
-            super().write(key, what, **facts)
+            super().write(key, kind, **facts)
 
-    world.journal.close()
-    world.journal = Flaky.open(world.folder / "journal")
-    handling = world.handling(world.rule(prepare=(world.step("a"), world.step("b"))), reboot())
+    world.use_journal(Flaky)
+    workflow = world.workflow(world.rule(prepare=(world.step("a"), world.step("b"))), reboot())
     with pytest.raises(JournalLost):
-        handling.work()
-    handling.work()
+        workflow.run()
+    workflow.run()
 
-    assert world.diary == ["a", "b"]
+    assert world.ran == ["a", "b"]
 
 
-def test_the_status_tells_the_phase_and_the_step_under_way(world: World) -> None:
-    """For `forewarn agent status`: what it is doing, and how long it has."""
-    handling: list[Handling] = []
+def test_status_shows_the_running_phase_and_step(world: World) -> None:
+    workflow: list[Workflow] = []
     shown = []
 
-    def look(occasion: Occasion) -> None:
-        world.hands.pass_(100)
-        shown.append(handling[0].status())
+    def look(context: StepContext) -> None:
+        world.time.advance(100)
+        shown.append(workflow[0].status())
 
-    handling.append(world.handling(world.rule(prepare=(world.step("drain", look),)), reboot()))
-    handling[0].work()
+    workflow.append(world.workflow(world.rule(prepare=(world.step("drain", look),)), reboot()))
+    workflow[0].run()
 
     status = shown[0]
     assert (status.phase, status.step, status.rule, status.seconds_left) == (
@@ -515,72 +493,68 @@ def test_the_status_tells_the_phase_and_the_step_under_way(world: World) -> None
         800,
     )
     assert (status.is_prepared, status.is_approved, status.is_held) == (False, False, False)
-    assert (handling[0].status().phase, handling[0].status().is_prepared) == ("", True)
+    assert (workflow[0].status().phase, workflow[0].status().is_prepared) == ("", True)
 
 
-def test_an_event_with_an_unknown_status_is_neither_prepared_nor_approved(world: World) -> None:
-    handling = world.handling(world.rule(approve=Approve.AT_ONCE), reboot(status="Completed"))
-    handling.work()
+def test_event_with_unknown_status_is_left_alone(world: World) -> None:
+    workflow = world.workflow(world.rule(approve=ApproveWhen.AT_ONCE), reboot(status="Completed"))
+    workflow.run()
 
-    assert world.diary == []
-    assert not handling.wants_approval
-    assert not handling.has_work
+    assert world.ran == []
+    assert not workflow.wants_approval
+    assert not workflow.has_work
 
 
-def test_recover_is_for_all_the_names_that_the_event_had_at_first(world: World) -> None:
-    """Our own name goes first, and our own server must come back. In the next life too."""
+def test_recover_is_for_all_original_resources(world: World) -> None:
+    """This VM's name disappears first, and its server must come back. Also after a restart."""
     step = world.step("back")
     rule = world.rule(recover=(step,))
-    world.handling(rule, reboot(resources=("web-0", "web-1"))).work()
-    world.handling(rule, started(reboot(resources=("web-0",)))).work()
-    world.again()
-    handling = world.handling(rule, started(reboot(resources=())))
-    handling.work()
+    world.workflow(rule, reboot(resources=("web-0", "web-1"))).run()
+    world.workflow(rule, started(reboot(resources=("web-0",)))).run()
+    world.restart()
+    workflow = world.workflow(rule, started(reboot(resources=())))
+    workflow.run()
 
-    assert isinstance(step.step, Noted)
-    assert [occasion.event.resources for occasion in step.step.occasions] == [("web-0", "web-1")]
-
-
-def test_a_step_that_the_file_did_not_have_before_is_run(world: World) -> None:
-    """The file was edited between two lives: what is done is known by its name as well as by its
-    place.
-    """
-    with pytest.raises(Died):
-        world.handling(world.rule(prepare=(world.step("a"), world.step("b", die))), reboot()).work()
-    world.again()
-    world.again()
-    world.handling(world.rule(prepare=(world.step("checkpoint"), world.step("a"))), reboot()).work()
-
-    assert world.diary == ["a", "b", "checkpoint", "a"]
+    assert isinstance(step.step, RecordingStep)
+    assert [context.event.resources for context in step.step.contexts] == [("web-0", "web-1")]
 
 
-def test_applications_are_told_once_however_often_the_disk_is_full(world: World) -> None:
-    """A program is no place to hear of our disk."""
+def test_changed_step_runs_after_a_restart(world: World) -> None:
+    """The file was edited: a step is recognised by its name and its index."""
+    with pytest.raises(Killed):
+        world.workflow(
+            world.rule(prepare=(world.step("a"), world.step("b", be_killed))), reboot()
+        ).run()
+    world.restart()
+    world.restart()
+    world.workflow(world.rule(prepare=(world.step("checkpoint"), world.step("a"))), reboot()).run()
+
+    assert world.ran == ["a", "b", "checkpoint", "a"]
+
+
+def test_full_disk_does_not_repeat_a_notification(world: World) -> None:
     failures = [JournalLost("full")] * 3
 
     class Flaky(Journal):
-        def write(self, key: str, what: What, **facts: object) -> None:
-            if what is What.STEP_BEGUN and failures:
+        def write(self, key: str, kind: EntryKind, **facts: object) -> None:
+            if kind is EntryKind.STEP_BEGUN and failures:
                 raise failures.pop()
-            super().write(key, what, **facts)
+            super().write(key, kind, **facts)
 
-    world.journal.close()
-    world.journal = Flaky.open(world.folder / "journal")
-    applications = Slow(world, looks=0)
-    handling = world.handling(world.rule(), reboot(), world.here(applications))
+    world.use_journal(Flaky)
+    programs = SlowPrograms(world, checks=0)
+    workflow = world.workflow(world.rule(), reboot(), world.context(programs))
     for _ in range(3):
         with pytest.raises(JournalLost):
-            handling.work()
-    handling.work()
+            workflow.run()
+    workflow.run()
 
-    assert [phase for phase, _ in applications.told] == ["prepare"]
+    assert [phase for phase, _ in programs.notified] == ["prepare"]
 
 
-def test_description_cut_for_the_journal_is_not_news_forever(world: World) -> None:
-    """The journal keeps its beginning; compared with the whole, the handling would never be at
-    rest.
-    """
-    handling = world.handling(world.rule(), reboot(description="x" * 100_000))
-    handling.work()
+def test_truncated_description_is_not_a_change(world: World) -> None:
+    """Compared with the full text, the workflow would never be idle."""
+    workflow = world.workflow(world.rule(), reboot(description="x" * 100_000))
+    workflow.run()
 
-    assert not handling.has_work
+    assert not workflow.has_work

@@ -1,4 +1,4 @@
-"""How an answer of the service becomes a problem, and a problem an exit code."""
+"""The control API client: requests, errors and exit codes."""
 
 import json
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ import pytest
 
 from forewarn.cli.api import Client
 from forewarn.cli.exit_codes import Exit, Usage, exit_of
-from forewarn.config import ClientConfig
+from forewarn.cli.options import ClientConfig
 from forewarn.errors import (
     Conflict,
     Error,
@@ -29,14 +29,14 @@ TOKEN = "hunter2"
 
 
 @contextmanager
-def answering(status: int, body: bytes) -> Iterator[tuple[str, list[Any]]]:
-    """A server that answers everything alike, and remembers what it was asked."""
-    asked: list[Any] = []
+def recording(status: int, body: bytes) -> Iterator[tuple[str, list[Any]]]:
+    """A server that answers every request alike and records it."""
+    requests: list[Any] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             length = int(self.headers.get("Content-Length", 0))
-            asked.append(
+            requests.append(
                 (
                     self.command,
                     self.path,
@@ -55,7 +55,7 @@ def answering(status: int, body: bytes) -> Iterator[tuple[str, list[Any]]]:
             pass
 
     with serving(Handler) as url:
-        yield url, asked
+        yield url, requests
 
 
 @contextmanager
@@ -69,23 +69,23 @@ def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
 
 
 def refusal(status: int, body: bytes) -> Error:
-    with answering(status, body) as (url, _), pytest.raises(Error) as raised:
+    with recording(status, body) as (url, _), pytest.raises(Error) as raised:
         Client(ClientConfig(control_url=url)).get("vms")
     return raised.value
 
 
-def test_an_error_is_the_problem_that_the_service_raised() -> None:
+def test_error_response_is_raised_as_the_same_error() -> None:
     """The code is the same on both sides, so `except UnknownVm` works across the wire."""
-    problem = refusal(
+    error = refusal(
         404,
         json.dumps({"error": "unknown_vm", "message": "no VM 'x'", "facts": {"vm": "x"}}).encode(),
     )
 
-    assert type(problem) is UnknownVm
-    assert (problem.message, problem.facts) == ("no VM 'x'", {"vm": "x"})
+    assert type(error) is UnknownVm
+    assert (error.message, error.facts) == ("no VM 'x'", {"vm": "x"})
 
 
-def test_a_code_of_a_newer_service_is_still_a_problem() -> None:
+def test_unknown_error_code_is_still_an_error() -> None:
     """An old client must not crash on what it does not know."""
     assert (
         type(refusal(418, b'{"error": "teapot", "message": "short and stout", "facts": {}}'))
@@ -105,29 +105,29 @@ def test_a_code_of_a_newer_service_is_still_a_problem() -> None:
         b"\xff",
     ],
 )
-def test_what_is_no_answer_of_ours_is_told_as_such(body: bytes) -> None:
+def test_response_of_another_service_is_reported(body: bytes) -> None:
     """A wrong port is likelier than a broken service."""
-    problem = refusal(500, body)
+    error = refusal(500, body)
 
-    assert isinstance(problem, Unavailable)
-    assert "is no Forewarn control API (status 500)" in problem.message
+    assert isinstance(error, Unavailable)
+    assert "is not a Forewarn control API (status 500)" in error.message
 
 
 def test_names_are_quoted_and_the_token_is_sent() -> None:
-    """A name from a file may hold anything; it is one part of the path, never two."""
-    with answering(200, b"{}") as (url, asked):
+    """A name may contain anything; it is one part of the path, never two."""
+    with recording(200, b"{}") as (url, requests):
         client = Client(ClientConfig(control_url=f"{url}/prefix", token=TOKEN))
-        client.post("vms", "a/b?c", "restart", said={"not_before": None})
-        client.post("vms", "a", "restart", said={"not_before": "x"})
+        client.post("vms", "a/b?c", "restart", body={"not_before": None})
+        client.post("vms", "a", "restart", body={"not_before": "x"})
 
-    assert asked == [
+    assert requests == [
         ("POST", "/prefix/api/v1/vms/a%2Fb%3Fc/restart", "Bearer hunter2", b""),
         ("POST", "/prefix/api/v1/vms/a/restart", "Bearer hunter2", b'{"not_before": "x"}'),
     ]
 
 
-def test_a_body_says_that_it_is_json_and_no_body_says_nothing() -> None:
-    """The service refuses what a page of another site could send, and that is known by its type."""
+def test_only_a_body_has_a_content_type() -> None:
+    """The service refuses the content types that a web page of another site could send."""
     kinds: list[str | None] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -143,20 +143,20 @@ def test_a_body_says_that_it_is_json_and_no_body_says_nothing() -> None:
             pass
 
     with serving(Handler) as url:
-        Client(ClientConfig(control_url=url)).post("vms", "a", "restart", said={"not_before": "x"})
+        Client(ClientConfig(control_url=url)).post("vms", "a", "restart", body={"not_before": "x"})
         Client(ClientConfig(control_url=url)).post("vms", "a", "restart")
 
     assert kinds == ["application/json", None]
 
 
 @pytest.mark.parametrize(("limit", "pages"), [(1, 1), (1000, 1), (1001, 2), (2500, 3), (9999, 3)])
-def test_a_list_is_read_page_by_page_up_to_its_limit(limit: int, pages: int) -> None:
-    """A fleet may have more VMs than one answer holds."""
-    names, asked = list(range(2500)), []
+def test_list_is_fetched_in_pages_up_to_its_limit(limit: int, pages: int) -> None:
+    """A fleet may have more VMs than fit into one response."""
+    names, requests = list(range(2500)), []
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            asked.append(self.path)
+            requests.append(self.path)
             query = {
                 name: values[0] for name, values in parse_qs(urlsplit(self.path).query).items()
             }
@@ -179,11 +179,11 @@ def test_a_list_is_read_page_by_page_up_to_its_limit(limit: int, pages: int) -> 
     assert answer["vms"] == names[:limit]
     assert answer["total"] == 2500
     assert (answer["next"] is None) == (limit >= 2500)
-    assert len(asked) == pages
+    assert len(requests) == pages
 
 
 @pytest.mark.parametrize(
-    ("problem", "code"),
+    ("error", "code"),
     [
         (Error, Exit.REFUSED),
         (Invalid, Exit.REFUSED),
@@ -195,15 +195,17 @@ def test_a_list_is_read_page_by_page_up_to_its_limit(limit: int, pages: int) -> 
         (StoreDenied, Exit.USAGE),
     ],
 )
-def test_an_exit_code_tells_what_kind_of_problem_it_was(problem: type[Error], code: Exit) -> None:
-    """A script decides by it: give up, create it first, or try again."""
-    assert exit_of(problem("")) is code
+def test_exit_code_depends_on_the_kind_of_error(error: type[Error], code: Exit) -> None:
+    """A script decides by it: give up, create it first, or retry."""
+    assert exit_of(error("")) is code
 
 
 @pytest.mark.parametrize("token", ["fw_root_\u2013", "caf\u00e9", "fw_root\nX-Other: 1"])
-def test_a_token_that_cannot_stand_in_a_header_is_told_without_showing_it(token: str) -> None:
-    """A dash that a word processor made of a hyphen, say. The value is a secret all the same."""
-    with pytest.raises(Usage, match="token: it holds a character that no token has") as raised:
+def test_token_with_invalid_characters_is_not_repeated(token: str) -> None:
+    """A word processor may have replaced a hyphen. The value is still a secret."""
+    with pytest.raises(
+        Usage, match="token: contains a character that tokens do not have"
+    ) as raised:
         Client(ClientConfig(token=token))
 
     assert token not in raised.value.message

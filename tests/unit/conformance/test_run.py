@@ -1,110 +1,105 @@
-"""Verdicts: what passes, what fails and in which words, and what is not run."""
+"""Verdicts: what passes, what fails and with which message, and what is not run."""
 
 import pytest
 
-from forewarn.conformance import checks as topic
-from forewarn.conformance.check import CHECKS, SHOWN_MAX, fail, same
-from forewarn.conformance.check import Failed as FailedCheck
-from forewarn.conformance.raw_http import Endpoint
+from forewarn.client.http1 import Endpoint
+from forewarn.conformance.check import VALUE_LENGTH_MAX, Failed, expect_equal, fail
+from forewarn.conformance.checks import CHECKS
 from forewarn.conformance.run import Result, Verdict, run
 from forewarn.errors import Unavailable
-from tests.unit.conformance.canned import saying, stage
+from tests.unit.conformance.scripted import reading_session, serving
 
-EMPTY = b'HTTP/1.1 200 OK\r\nContent-Length: 37\r\n\r\n{"DocumentIncarnation":1,"Events":[]}'
-NONSENSE = b'HTTP/1.1 200 OK\r\nContent-Length: 37\r\n\r\n{"DocumentIncarnation":1,"Events":[1]'
-assert topic.TOPICS
-
-
-def result(name: str, *answers: bytes) -> Result:
-    with saying(*answers) as endpoint:
-        (found,) = run(stage(endpoint), [CHECKS[name]])
-    return found
-
-
-def test_an_endpoint_that_keeps_a_rule_passes() -> None:
-    found = result("document-number-is-at-least-1", EMPTY)
-
-    assert (found.verdict, found.detail) == (Verdict.PASSED, "")
-
-
-def test_a_failure_says_what_was_expected_and_what_came() -> None:
-    found = result("document-number-is-at-least-1", EMPTY.replace(b":1,", b":0,"))
-
-    assert (found.verdict, found.detail) == (
-        Verdict.FAILED,
-        "expected a DocumentIncarnation of at least 1; got 0",
-    )
-    assert not found.is_must_failed
-    assert result("document-number-is-an-integer", EMPTY.replace(b":1,", b":[],")).is_must_failed
-
-
-def test_a_missing_member_is_told_by_its_name() -> None:
-    found = result(
-        "document-number-is-at-least-1", b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
-    )
-
-    assert found.detail == "expected a member 'DocumentIncarnation'; got {}"
-
-
-def test_json_that_is_cut_off_is_a_failure_and_no_bug_of_ours() -> None:
-    found = result("document-is-a-json-object", NONSENSE)
-
-    assert found.verdict is Verdict.FAILED
-    assert found.detail.startswith(
-        "expected a body that is JSON in UTF-8; got status 200 with the body b'{"
-    )
-
-
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [
-        ("event-id-is-a-guid", "it needs an event in the document, or `--control` to make one"),
-        ("approval-of-nothing-is-400", "it needs `--approve`, to send a POST"),
-        ("events-overlap", "it needs `--control`, to make an event"),
-        ("scope-of-nobody-is-403", "it needs `--as`, to call in the name of a VM"),
-        (
-            "scope-is-told-the-same",
-            "it needs a second `--as` of the same scope, and `--control` to know the scopes",
-        ),
-    ],
-)
-def test_a_check_that_lacks_something_is_not_run_and_says_what(name: str, why: str) -> None:
-    """Never passed: a green line must mean that somebody looked."""
-    found = result(name, *([EMPTY] if name == "event-id-is-a-guid" else []))
-
-    assert (found.verdict, found.detail) == (Verdict.NOT_RUN, f"not run, because {why}")
-
-
-def test_a_document_that_cannot_be_read_fails_the_checks_that_need_an_event() -> None:
-    assert result("event-id-is-a-guid", NONSENSE).verdict is Verdict.FAILED
-
-
-def test_where_nothing_answers_there_is_no_verdict() -> None:
-    with saying() as endpoint:
-        gone = Endpoint(endpoint.host, endpoint.port)
-    with pytest.raises(Unavailable, match="no endpoint answers at http"):
-        stage(gone).reach()
-
-
-def test_what_came_is_cut_where_it_is_long() -> None:
-    with pytest.raises(FailedCheck, match=r"… \(10002 characters\)$") as caught:
-        fail("less", "x" * 10_000)
-    assert len(str(caught.value)) < SHOWN_MAX + 100
-
-
-@pytest.mark.parametrize(("came", "wanted"), [(1.0, 1), ("1", 1), ([], ())])
-def test_types_count(came: object, wanted: object) -> None:
-    """A client in Go reads 1 into an int, and breaks on 1.0."""
-    with pytest.raises(FailedCheck):
-        same("the number", came, wanted)
-
-
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 37\r\n\r\n"
+EMPTY = HEAD + b'{"DocumentIncarnation":1,"Events":[]}'
+CUT_OFF = HEAD + b'{"DocumentIncarnation":1,"Events":[1]'
 TOO_MANY = b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: 0\r\n\r\n"
 
 
-def test_a_first_429_on_a_connection_of_its_own_does_not_fail_the_check() -> None:
-    """The endpoint takes five requests a second; that the check came sixth says nothing about the
-    rule it looks at.
-    """
-    assert result("http-1-0-is-answered-and-closed", TOO_MANY, EMPTY).verdict is Verdict.PASSED
-    assert result("http-1-0-is-answered-and-closed", TOO_MANY, TOO_MANY).verdict is Verdict.FAILED
+def run_check(name: str, *responses: bytes) -> Result:
+    with serving(*responses) as endpoint:
+        (result,) = run(reading_session(endpoint), [CHECKS[name]])
+    return result
+
+
+def test_endpoint_that_follows_a_rule_passes() -> None:
+    result = run_check("document-incarnation-is-at-least-1", EMPTY)
+
+    assert (result.verdict, result.detail) == (Verdict.PASSED, "")
+
+
+def test_failure_has_what_was_expected_and_what_came() -> None:
+    result = run_check("document-incarnation-is-at-least-1", EMPTY.replace(b":1,", b":0,"))
+    expected = "expected a DocumentIncarnation of at least 1; got 0"
+    not_an_integer = EMPTY.replace(b":1,", b":[],")
+
+    assert (result.verdict, result.detail) == (Verdict.FAILED, expected)
+    assert not result.is_must_failed
+    assert run_check("document-incarnation-is-an-integer", not_an_integer).is_must_failed
+
+
+def test_missing_member_is_named() -> None:
+    empty = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+    result = run_check("document-incarnation-is-at-least-1", empty)
+
+    assert result.detail == "expected a member 'DocumentIncarnation'; got {}"
+
+
+def test_invalid_json_fails_the_check() -> None:
+    result = run_check("document-is-a-json-object", CUT_OFF)
+    expected = "expected a body that is JSON in UTF-8; got status 200 with the body b'{"
+
+    assert result.verdict is Verdict.FAILED
+    assert result.detail.startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("event-id-is-a-guid", "an event in the document, or `--control` to create one"),
+        ("approval-of-nothing-is-400", "`--approve`, to send a POST"),
+        ("events-may-overlap", "`--control`, to create an event"),
+        ("scope-unknown-vm-is-403", "`--as`, to call as a VM"),
+        (
+            "scope-shares-one-document",
+            "a second `--as` of the same scope, and `--control` to know the scopes",
+        ),
+    ],
+)
+def test_check_with_an_unmet_need_is_not_run(name: str, reason: str) -> None:
+    """Never passed: a green line must mean that the rule was checked."""
+    result = run_check(name, *([EMPTY] if name == "event-id-is-a-guid" else []))
+
+    assert result.verdict is Verdict.NOT_RUN
+    assert result.detail == f"not run, because it needs {reason}"
+
+
+def test_unreadable_document_fails_checks_that_need_an_event() -> None:
+    assert run_check("event-id-is-a-guid", CUT_OFF).verdict is Verdict.FAILED
+
+
+def test_unreachable_endpoint_gives_no_verdicts() -> None:
+    with serving() as endpoint:
+        closed = Endpoint(endpoint.host, endpoint.port, "")
+    with pytest.raises(Unavailable, match="no endpoint at http"):
+        reading_session(closed).reach()
+
+
+def test_long_value_is_shortened_in_a_message() -> None:
+    with pytest.raises(Failed, match=r"… \(10002 characters\)$") as caught:
+        fail("less", "x" * 10_000)
+    assert len(str(caught.value)) < VALUE_LENGTH_MAX + 100
+
+
+@pytest.mark.parametrize(("actual", "wanted"), [(1.0, 1), ("1", 1), ([], ())])
+def test_types_are_compared_too(actual: object, wanted: object) -> None:
+    """A Go client decodes 1 into an int, and fails on 1.0."""
+    with pytest.raises(Failed):
+        expect_equal("the number", actual, wanted)
+
+
+def test_first_429_is_retried() -> None:
+    """The endpoint allows five requests a second; being sixth does not break the rule."""
+    check = "http-1-0-is-supported-and-closed"
+
+    assert run_check(check, TOO_MANY, EMPTY).verdict is Verdict.PASSED
+    assert run_check(check, TOO_MANY, TOO_MANY).verdict is Verdict.FAILED

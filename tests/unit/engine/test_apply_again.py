@@ -11,7 +11,7 @@ from forewarn.core import command as ask
 from forewarn.core.fleet import Scope, ScopeKind
 from forewarn.engine.operations import Operations
 from forewarn.errors import VmBusy
-from forewarn.fleetfile.schema import Fleet
+from forewarn.fleetfile.parser import Fleet
 from forewarn.store.base import WRITES_MAX, Check, Write
 from forewarn.store.memory import MemoryStore
 from tests.builders import guid, vm

@@ -17,7 +17,7 @@ from forewarn.engine.entry import Commit
 from forewarn.engine.operations import Operations
 from forewarn.engine.worker import ALARMS_SPARE, Worker
 from forewarn.errors import StoreLost, StoreUnusable, Unavailable, UnknownEvent
-from forewarn.fleetfile.schema import Fleet
+from forewarn.fleetfile.parser import Fleet
 from forewarn.platform.base import ImpactRequest, ImpactResult
 from forewarn.store.base import Check, Write
 from forewarn.store.memory import MemoryStore

@@ -11,19 +11,19 @@ from pathlib import Path
 import httpx
 import pytest
 
-from forewarn.campaign.model import Wish
+from forewarn.campaign.model import CampaignSpec
 from forewarn.core import command as ask
 from forewarn.core.event import EventType
 from forewarn.core.fleet import Scope, ScopeKind
 from forewarn.core.timing import Timing
 from forewarn.engine.operations import Operations, ScopedEvent
 from forewarn.errors import EventEnded, StoreLost, Unavailable, UnknownEvent
-from forewarn.fleetfile.schema import Fleet
+from forewarn.fleetfile.parser import Fleet
 from forewarn.lab.clock import VirtualClock
 from forewarn.store.base import Record, Snapshot, Store
 from forewarn.store.memory import MemoryStore
 from forewarn.store.sqlite import SqliteStore
-from forewarn.web.control.routes.fleet import app
+from forewarn.web.control.app import make_app
 from forewarn.web.service import build_service
 from tests.builders import NOON, guid, vm
 from tests.unit.engine.test_engine import FLEET, World, live
@@ -47,7 +47,7 @@ class Server:
         return guid(self._last_id)
 
     def client(self) -> httpx.AsyncClient:
-        transport = httpx.ASGITransport(app(self.service, delay_seconds=0))
+        transport = httpx.ASGITransport(make_app(self.service, delay_seconds=0))
         return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8081")
 
 
@@ -139,8 +139,8 @@ def test_every_get_finds_what_the_other_server_made(tmp_path: Path) -> None:
                 kinds = {"scopes": name, "vms": name, "hosts": host}
                 for kind in [*kinds, *kinds][number : number + 3]:  # whichever is asked first
                     assert (await client.get(f"/api/v1/{kind}/{kinds[kind]}")).status_code == 200
-            wish = Wish(type=EventType.FREEZE, patterns=("host-b",))
-            campaign = await one.service.campaigns.start(wish, "ann")
+            spec = CampaignSpec(type=EventType.FREEZE, patterns=("host-b",))
+            campaign = await one.service.campaigns.start(spec, "ann", "request-1")
             assert (await client.get(f"/api/v1/campaigns/{campaign.id}")).status_code == 200
 
     two_servers(tell, tmp_path)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from forewarn.core import command as ask
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
-from forewarn.fleetfile.schema import Fleet, dump, parse
+from forewarn.fleetfile.parser import Fleet, dump, parse
 from tests.unit.engine.test_engine import FLEET, World, live
 
 

@@ -24,7 +24,7 @@ from forewarn.errors import (
     UnknownEvent,
     UnknownScope,
 )
-from forewarn.fleetfile.schema import Fleet
+from forewarn.fleetfile.parser import Fleet
 from forewarn.store.base import Check, Record, Snapshot, Write
 from forewarn.store.memory import MemoryStore
 from tests.builders import NOON, approve, guid, restart, vm

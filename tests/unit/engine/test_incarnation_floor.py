@@ -13,7 +13,7 @@ from forewarn.core.event import EventType
 from forewarn.core.fleet import Policy, Scope, ScopeKind
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
-from forewarn.fleetfile.schema import Fleet
+from forewarn.fleetfile.parser import Fleet
 from forewarn.store.base import Check, Write
 from forewarn.store.memory import MemoryStore
 from tests.builders import NOON, vm

@@ -14,7 +14,7 @@ from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Difference, Operations
 from forewarn.engine.record import SCOPE
 from forewarn.engine.replica import SCOPE_KEY
-from forewarn.fleetfile.schema import Fleet
+from forewarn.fleetfile.parser import Fleet
 from forewarn.lab.clock import VirtualClock
 from forewarn.store.base import Write
 from forewarn.store.memory import MemoryStore

@@ -11,16 +11,15 @@ import pytest
 
 from forewarn.auth.token import Role
 from forewarn.auth.tokens import Tokens
-from forewarn.campaign.cache import CampaignCache
-from forewarn.campaign.model import Roll
+from forewarn.campaign.service import Campaigns
 from forewarn.core import command as ask
 from forewarn.core.fleet import Scope, ScopeKind
 from forewarn.core.timing import Timing
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
 from forewarn.engine.worker import Worker
-from forewarn.errors import RecordUnreadable, Unavailable
-from forewarn.fleetfile.schema import Fleet
+from forewarn.errors import RecordUnreadable
+from forewarn.fleetfile.parser import Fleet
 from forewarn.platform.base import ImpactRequest, ImpactResult
 from forewarn.store.base import Record, Write
 from forewarn.store.memory import MemoryStore
@@ -257,17 +256,13 @@ def test_token_of_a_newer_server_opens_nothing_and_keeps_auth_on() -> None:
 def test_campaign_of_a_newer_server_does_not_stop_a_reload() -> None:
     async def story(world: World) -> None:
         _, engine = await server(world)
-        CampaignCache(engine)
-        await world.store.commit(
-            [Write("campaign/c9/", NEWER_FORMAT, 0), Write("campaigns", NEWER_FORMAT, 0)]
-        )
+        campaigns = Campaigns(engine)
+        await world.store.commit([Write("campaign/c9/", NEWER_FORMAT, 0)])
         await engine.load()
 
         assert engine.board.find_scope("web").scope.name == "web"
-        with pytest.raises(Unavailable):
-            await engine.update(
-                ["campaigns"], lambda transaction: transaction.put("campaigns", Roll()), by="ann"
-            )
+        with pytest.raises(RecordUnreadable):
+            await campaigns.pause("c9", by="ann")
 
     live(story)
 

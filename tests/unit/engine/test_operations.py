@@ -11,7 +11,7 @@ from forewarn.core.event import EventType
 from forewarn.core.fleet import Power, Scope, ScopeKind
 from forewarn.engine.operations import Operations, ScopedEvent
 from forewarn.errors import AlreadyPending, StoreUnusable
-from forewarn.fleetfile.schema import Fleet
+from forewarn.fleetfile.parser import Fleet
 from tests.builders import MINUTE, guid, vm
 from tests.unit.engine.test_bad_days import FailsAt
 from tests.unit.engine.test_engine import FLEET, World, live

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from forewarn.campaign.model import CAMPAIGN, Campaign, UnderWay, Wish
 from forewarn.core import command as ask
 from forewarn.core.event import Cause, Event, EventType, Impact, ImpactState, Source, Status
 from forewarn.core.fleet import (
@@ -44,11 +43,6 @@ PLAIN_SCOPE_WRITTEN_BY_1 = (
 BUDGET_WRITTEN_BY_1 = (
     b'{"format":1,"value":{"name":"db","policy":{"approval":"all","max_unavailable":{"number":2}}}}'
 )
-CAMPAIGN_WRITTEN_BY_1 = (
-    b'{"format":1,"value":{"id":"c1","wish":{"type":"Freeze","patterns":["h*"]},"started_at":"2026-03-04T12:00:00Z","total":3,'
-    b'"under_way":[{"host":"h1","taken_at":"2026-03-04T12:00:00Z"}]}}'
-)
-
 POLICY = Policy(
     approval=Approval.ANY,
     auto_approve=(AutoApprove.ALL_INSTANCES_DOWN,),
@@ -130,18 +124,6 @@ def test_scope_written_by_the_first_version_means_what_it_meant() -> None:
     )
 
 
-def test_campaign_written_by_the_first_version_means_what_it_meant() -> None:
-    """How many hosts at a time, and whether a failure pauses it, were decided when it was started."""
-    wish = CAMPAIGN.decode(CAMPAIGN_WRITTEN_BY_1).wish
-
-    assert (wish.max_hosts, wish.pause_on_failure, wish.cause) == (1, True, Cause.MAINTENANCE)
-    assert (wish.duration_seconds, wish.max_unavailable) == (None, None)
-    healthy = CAMPAIGN_WRITTEN_BY_1.replace(
-        b'"h*"]', b'"h*"],"health_command":"/bin/true","health_seconds_max":5'
-    )
-    assert CAMPAIGN.decode(healthy).wish.patterns == ("h*",)
-
-
 def stored(value: Any, form: Any) -> Any:
     return json.loads(form.encode(value))["value"]
 
@@ -169,25 +151,6 @@ def test_record_says_the_operating_system_of_a_vm_that_has_instance_data() -> No
 
     assert vms[0] == {"name": "web-0", "host": "host-a"}
     assert vms[1]["instance"] == {"size": "m1", "os_type": "Linux"}
-
-
-def test_record_says_how_carefully_a_campaign_goes() -> None:
-    """The same for what an operator decided by leaving it out."""
-    campaign = Campaign(
-        id="c1", wish=Wish(type=EventType.FREEZE, patterns=("h*",)), started_at=NOON, total=3
-    )
-
-    assert stored(campaign, CAMPAIGN)["wish"] == {
-        "type": "Freeze",
-        "patterns": ["h*"],
-        "name": "",
-        "cause": "maintenance",
-        "duration_seconds": None,
-        "description": None,
-        "max_hosts": 1,
-        "max_unavailable": None,
-        "pause_on_failure": True,
-    }
 
 
 def test_large_scope_under_event_stays_about_as_small_as_it_was() -> None:
@@ -231,12 +194,6 @@ NEWER = [
         b'{"format":1,"value":{"name":"web","ended":[{"id":"E","how":"failed","at":"2026-03-04T12:00:00Z","colour":"red"}]}}',
     ),
     (HOSTS, b'{"format":1,"value":{"names":[],"colour":"red"}}'),
-    (CAMPAIGN, CAMPAIGN_WRITTEN_BY_1.replace(b'"total":3', b'"total":3,"colour":"red"')),
-    (
-        CAMPAIGN,
-        CAMPAIGN_WRITTEN_BY_1.replace(b'"type":"Freeze"', b'"type":"Freeze","colour":"red"'),
-    ),
-    (CAMPAIGN, CAMPAIGN_WRITTEN_BY_1.replace(b'"host":"h1"', b'"host":"h1","colour":"red"')),
 ]
 
 
@@ -254,9 +211,6 @@ def test_what_is_written_today_is_read_back_as_it_was() -> None:
     for record in (SCOPE_WRITTEN_BY_1, PLAIN_SCOPE_WRITTEN_BY_1, BUDGET_WRITTEN_BY_1):
         scope = SCOPE.decode(record)
         assert SCOPE.decode(SCOPE.encode(scope)) == scope
-    campaign = CAMPAIGN.decode(CAMPAIGN_WRITTEN_BY_1)
-    assert CAMPAIGN.decode(CAMPAIGN.encode(campaign)) == campaign
-    assert CAMPAIGN.decode(CAMPAIGN_WRITTEN_BY_1).under_way == (UnderWay("h1", NOON),)
     assert HOSTS.decode(b'{"format":1,"value":{"names":["a"],"digest":"d"}}') == Hosts(
         ("a",), "d", 0
     )

@@ -12,7 +12,7 @@ from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
 from forewarn.engine.restore import JUMP, highest_incarnation, raise_incarnations
 from forewarn.errors import RecordUnreadable, Refused
-from forewarn.fleetfile.schema import Fleet
+from forewarn.fleetfile.parser import Fleet
 from forewarn.history.query import EntryFilter, read
 from forewarn.history.webhooks import IDENTITY_KEY, identity_of
 from forewarn.store.base import Write

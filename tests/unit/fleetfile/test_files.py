@@ -14,8 +14,8 @@ from forewarn.core.timing import Timing
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
 from forewarn.errors import Invalid
-from forewarn.fleetfile.files import FILES_MAX, digest_of, read_sources
-from forewarn.fleetfile.schema import Fleet, parse, parse_all
+from forewarn.fleetfile.files import FILES_MAX, compute_digest, read_sources
+from forewarn.fleetfile.parser import Fleet, parse, parse_all
 from forewarn.fleetfile.yaml_source import SIZE_MAX
 from forewarn.lab.clock import VirtualClock
 from forewarn.server import apply_fleet_file
@@ -51,7 +51,7 @@ def read(folder: Path) -> Fleet:
     return parse_all(read_sources(folder))
 
 
-def test_the_files_of_a_folder_are_one_fleet(tmp_path: Path) -> None:
+def test_files_of_a_folder_are_one_fleet(tmp_path: Path) -> None:
     """Teams keep a file each, and a fleet may be larger than a file may be."""
     folder = write(
         tmp_path / "fleet", b_yaml=WEB, a_json=DB, notes_txt="not a fleet", c_yml="scopes: []"
@@ -105,7 +105,7 @@ def test_the_files_of_a_folder_are_one_fleet(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_stands_in_two_files_is_refused_with_both_places(
+def test_duplicate_across_files_names_both_lines(
     tmp_path: Path, scope: str, field: str, expected: str, other: str, got: str
 ) -> None:
     """Whoever reads the error did perhaps not write either of them."""
@@ -113,19 +113,19 @@ def test_what_stands_in_two_files_is_refused_with_both_places(
         tmp_path / "fleet", a_yaml=WEB, b_yaml=f"scopes:\n  - {scope.replace('ID', ID)}\n"
     )
 
-    with pytest.raises(Invalid) as refusal:
+    with pytest.raises(Invalid) as locate:
         read(folder)
-    assert refusal.value.message == (
+    assert locate.value.message == (
         f"{folder}/b.yaml:2: scopes[0].{field}: expected {expected} {folder}/{other}, got '{got}'"
     )
-    assert refusal.value.facts == {
+    assert locate.value.facts == {
         "source": f"{folder}/b.yaml",
         "line": 2,
         "field": f"scopes[0].{field}",
     }
 
 
-def test_a_scope_that_stands_twice_in_one_of_the_files_is_found(tmp_path: Path) -> None:
+def test_duplicate_scope_within_a_file_is_refused(tmp_path: Path) -> None:
     folder = write(tmp_path / "fleet", a_json=DB, b_yaml=WEB.replace("web-1", "web-0"))
 
     with pytest.raises(
@@ -163,7 +163,7 @@ def test_a_folder_has_a_limit(tmp_path: Path) -> None:
         read(tmp_path)
 
 
-def test_a_folder_of_files_that_are_too_large_is_not_even_read(tmp_path: Path) -> None:
+def test_folder_over_the_size_limit_is_not_read(tmp_path: Path) -> None:
     for number in range(17):
         with (tmp_path / f"{number}.yaml").open("wb") as sparse:
             sparse.truncate(SIZE_MAX)
@@ -171,7 +171,7 @@ def test_a_folder_of_files_that_are_too_large_is_not_even_read(tmp_path: Path) -
         read(tmp_path)
 
 
-def test_a_path_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_unreadable_path_is_named_in_the_error(tmp_path: Path) -> None:
     with pytest.raises(
         Invalid, match=r"the fleet file .*/none\.yaml cannot be read: No such file or directory"
     ):
@@ -181,17 +181,17 @@ def test_a_path_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 def test_the_digest_changes_with_every_file(tmp_path: Path) -> None:
     """It decides whether a folder is applied when the service starts."""
     folder = write(tmp_path / "fleet", a_yaml=WEB)
-    digests = [digest_of(read_sources(folder))]
+    digests = [compute_digest(read_sources(folder))]
     assert digests == [hashlib.sha256(WEB.encode()).hexdigest()]
     for files in ({"b_json": DB}, {"b_json": DB + " "}, {"c_yaml": "scopes: []"}):
-        digests.append(digest_of(read_sources(write(folder, **files))))
+        digests.append(compute_digest(read_sources(write(folder, **files))))
     (folder / "c.yaml").rename(folder / "d.yaml")
-    digests.append(digest_of(read_sources(folder)))
+    digests.append(compute_digest(read_sources(folder)))
     assert len(set(digests)) == 5
-    assert digest_of(read_sources(folder)) == digests[-1]
+    assert compute_digest(read_sources(folder)) == digests[-1]
 
 
-def test_a_folder_is_applied_at_the_start_and_again_when_a_file_changed(tmp_path: Path) -> None:
+def test_folder_is_applied_again_when_a_file_changed(tmp_path: Path) -> None:
     """What happened to the fleet since it was applied stands, as long as the files are the same."""
     folder = write(tmp_path / "fleet", a_yaml=WEB, b_json=DB)
 
@@ -214,4 +214,4 @@ def test_a_folder_can_be_checked(tmp_path: Path, capsys: pytest.CaptureFixture[s
     folder = write(tmp_path / "fleet", a_yaml=WEB, b_json=DB)
 
     cli.check(str(folder))
-    assert capsys.readouterr().out == f"{folder}: 2 scopes with 3 VMs, all well\n"
+    assert capsys.readouterr().out == f"{folder}: OK, 2 scopes with 3 VMs\n"

@@ -20,7 +20,8 @@ from forewarn.core.fleet import (
 )
 from forewarn.engine import record
 from forewarn.errors import Invalid
-from forewarn.fleetfile.schema import SCHEMA, Fleet, FleetFile, InstanceEntry, dump, parse
+from forewarn.fleetfile.parser import Fleet, dump, parse
+from forewarn.fleetfile.schema import SCHEMA, FleetFile, InstanceEntry
 
 SCHEMA_SAYS = Draft202012Validator(SCHEMA, format_checker=Draft202012Validator.FORMAT_CHECKER)
 
@@ -66,12 +67,12 @@ def read(file: dict[str, Any]) -> Fleet:
     return parse(json.dumps(file).encode(), "fleet.json")
 
 
-def test_the_designed_file_is_read() -> None:
+def test_documented_example_is_parsed() -> None:
     """DESIGN.md, section 5."""
     assert parse(DESIGNED, "fleet.yaml") == Fleet(scopes=(WEB,))
 
 
-def test_json_and_yaml_say_the_same() -> None:
+def test_json_and_yaml_give_the_same_fleet() -> None:
     """JSON is what the control API speaks; both come from one fleet."""
     file = {
         "scopes": [
@@ -94,7 +95,7 @@ def test_json_and_yaml_say_the_same() -> None:
     )
 
 
-def test_every_member_has_its_place() -> None:
+def test_every_member_is_parsed() -> None:
     """All that a file can say, once."""
     fleet = parse(
         b"""
@@ -185,7 +186,7 @@ scopes:
     )
 
 
-def test_what_is_left_out_has_the_default_of_the_rules() -> None:
+def test_omitted_members_have_the_rules_defaults() -> None:
     """The defaults are written once, in `core`."""
     assert read({"scopes": [{"name": "web", "vms": [{"name": "web-0"}]}]}).scopes == (
         Scope(name="web", vms=(Vm("web-0"),)),
@@ -207,7 +208,7 @@ def test_what_is_left_out_has_the_default_of_the_rules() -> None:
         ("PT5M30S", 330),
     ],
 )
-def test_a_notice_is_written_as_people_or_as_azure_write_it(text: str, seconds: int) -> None:
+def test_notice_accepts_short_and_iso_durations(text: str, seconds: int) -> None:
     """Azure's setting is an ISO duration, `PT5M` to `PT15M`."""
     assert read(policy(terminate_notice=text)).scopes[0].policy.terminate_notice == timedelta(
         seconds=seconds
@@ -218,15 +219,16 @@ def test_a_notice_is_written_as_people_or_as_azure_write_it(text: str, seconds: 
     ("written", "kept"),
     [("::FFFF:10.0.0.1", "10.0.0.1"), ("FD00:0:0::7", "fd00::7"), ("10.0.0.1", "10.0.0.1")],
 )
-def test_an_address_is_kept_in_its_one_normal_form(written: str, kept: str) -> None:
+def test_addresses_are_normalized(written: str, kept: str) -> None:
     """The caller's address is looked up as text, so there must be one text for it."""
     assert read(vm(address=written)).scopes[0].vms[0].address == kept
 
 
-def test_an_alias_stands_for_what_it_names() -> None:
+def test_yaml_aliases_are_resolved() -> None:
     """A rack of equal machines is described once."""
     fleet = parse(
-        b"scopes: [{name: a, vms: [{name: a, instance: &rack {location: r1}}]}, {name: b, vms: [{name: b, instance: *rack}]}]",
+        b"scopes: [{name: a, vms: [{name: a, instance: &rack {location: r1}}]}, {name: b, vms:"
+        b" [{name: b, instance: *rack}]}]",
         "fleet.yaml",
     )
 
@@ -238,15 +240,24 @@ def test_an_alias_stands_for_what_it_names() -> None:
     [
         (
             DESIGNED.replace(b"update_domain: 1", b"update_domain: x"),
-            "fleet.yaml:7: scopes[0].vms[1].update_domain: expected a whole number from 0 to 99, got 'x'",
+            (
+                "fleet.yaml:7: scopes[0].vms[1].update_domain: expected a whole number from 0 to"
+                " 99, got 'x'"
+            ),
         ),
         (
             DESIGNED.replace(b"update_domain: 1", b"update_domain: 100"),
-            "fleet.yaml:7: scopes[0].vms[1].update_domain: expected a whole number from 0 to 99, got 100",
+            (
+                "fleet.yaml:7: scopes[0].vms[1].update_domain: expected a whole number from 0 to"
+                " 99, got 100"
+            ),
         ),
         (
             DESIGNED.replace(b"update_domain: 1", b"updatedomain: 1"),
-            "fleet.yaml:7: scopes[0].vms[1].updatedomain: unknown member; did you mean 'update_domain'?",
+            (
+                "fleet.yaml:7: scopes[0].vms[1].updatedomain: unknown member; did you mean"
+                " 'update_domain'?"
+            ),
         ),
         (
             DESIGNED.replace(b"    vms:", b"    zzz: 1\n    vms:"),
@@ -258,7 +269,10 @@ def test_an_alias_stands_for_what_it_names() -> None:
         ),
         (
             DESIGNED.replace(b"availability-set ", b"zone"),
-            "fleet.yaml:3: scopes[0].kind: expected one of availability-set, cloud-service, scale-set, vm, got 'zone'",
+            (
+                "fleet.yaml:3: scopes[0].kind: expected one of availability-set, cloud-service,"
+                " scale-set, vm, got 'zone'"
+            ),
         ),
         (
             DESIGNED.replace(b"terminate_notice: 10m", b"terminate_notice: 299s"),
@@ -266,31 +280,46 @@ def test_an_alias_stands_for_what_it_names() -> None:
         ),
         (
             DESIGNED.replace(b"10.0.0.11", b"10.0.0.256"),
-            "fleet.yaml:7: scopes[0].vms[1].address: expected an IPv4 or IPv6 address, got '10.0.0.256'",
+            (
+                "fleet.yaml:7: scopes[0].vms[1].address: expected an IPv4 or IPv6 address, got"
+                " '10.0.0.256'"
+            ),
         ),
         (
             DESIGNED.replace(b"name: web-1", b"name: WEB-0"),
-            "fleet.yaml:7: scopes[0].vms[1].name: expected a VM name not used by scopes[0].vms[0].name, got 'WEB-0'",
+            (
+                "fleet.yaml:7: scopes[0].vms[1].name: expected a VM name not used by"
+                " scopes[0].vms[0].name, got 'WEB-0'"
+            ),
         ),
         (
             DESIGNED.replace(b"10.0.0.10", b"fd00:0::1").replace(b"10.0.0.11", b"fd00::1"),
-            "fleet.yaml:7: scopes[0].vms[1].address: expected an address not used by scopes[0].vms[0].address, got 'fd00::1'",
+            (
+                "fleet.yaml:7: scopes[0].vms[1].address: expected an address not used by"
+                " scopes[0].vms[0].address, got 'fd00::1'"
+            ),
         ),
         (
             DESIGNED + b"  - name: Web\n    kind: scale-set\n",
-            "fleet.yaml:8: scopes[1].name: expected a scope name not used by scopes[0].name, got 'Web'",
+            (
+                "fleet.yaml:8: scopes[1].name: expected a scope name not used by scopes[0].name,"
+                " got 'Web'"
+            ),
         ),
         (
             b"scopes:\n- name: web\n  vms: [{name: a}, {name: b}]",
-            'fleet.yaml:3: scopes[0].vms: expected exactly one VM in a scope of kind vm, got [{"name": "a"}, {"name": "b"}]',
+            (
+                "fleet.yaml:3: scopes[0].vms: expected exactly one VM in a scope of kind vm, got"
+                ' [{"name": "a"}, {"name": "b"}]'
+            ),
         ),
         (
             DESIGNED.replace(b"host: host-a", b"name: web-9"),
-            "fleet.yaml:6: scopes[0].vms[0].name: expected each key once, got it twice",
+            "fleet.yaml:6: scopes[0].vms[0].name: duplicate key",
         ),
         (
             DESIGNED.replace(b"    vms:", b"\tvms:"),
-            "fleet.yaml:5: expected YAML or JSON, got what cannot be read: found character that cannot start any token",
+            "fleet.yaml:5: not valid YAML or JSON: found character that cannot start any token",
         ),
         (
             b"scopes:\n- name: a\n  vms:\n",
@@ -310,25 +339,23 @@ def test_an_alias_stands_for_what_it_names() -> None:
         (b"a: 1\n--- 2", "fleet.yaml:2: expected one document, got a second one"),
         (
             b"scopes: !!set {a}",
-            "fleet.yaml:1: scopes: expected a value without a tag, got the tag 'tag:yaml.org,2002:set'",
+            "fleet.yaml:1: scopes: expected a value without a tag, got 'tag:yaml.org,2002:set'",
         ),
         (b"a: 1\n? [b]\n: c", "fleet.yaml:2: expected a name as key, got another kind of value"),
-        (b"a: 1\nb: *c", "fleet.yaml:2: b: expected an anchor that stands before, got '*c'"),
+        (b"a: 1\nb: *c", "fleet.yaml:2: b: expected a defined anchor, got '*c'"),
         (b"a: 1\nb: \xff", "fleet.yaml:2: expected UTF-8, got the byte 0xff"),
         (
             b"a: 1\nb: \x01",
-            "fleet.yaml:2: expected YAML or JSON, got what cannot be read: control characters are not allowed",
+            "fleet.yaml:2: not valid YAML or JSON: control characters are not allowed",
         ),
     ],
 )
-def test_an_error_names_source_line_and_field_what_was_expected_and_what_came(
-    text: bytes, expected: str
-) -> None:
+def test_error_names_line_field_expected_and_actual(text: bytes, expected: str) -> None:
     """A fleet file is written by hand: the message is all the help there is."""
     assert message(text) == expected
 
 
-def test_an_error_has_its_place_as_facts_too() -> None:
+def test_error_facts_hold_the_location() -> None:
     """The console marks the field, an editor the line."""
     with pytest.raises(Invalid) as refused:
         parse(DESIGNED.replace(b"update_domain: 1", b"update_domain: x"), "fleet.yaml")
@@ -346,12 +373,18 @@ def test_an_error_has_its_place_as_facts_too() -> None:
         (
             b"name: web-0, id: %b" % ID,
             b"name: web-1, id: %b" % UPPER_ID,
-            "fleet.yaml:7: scopes[0].vms[1].id: expected an id not used by scopes[0].vms[0].id, got ",
+            (
+                "fleet.yaml:7: scopes[0].vms[1].id: expected an id not used by scopes[0].vms[0].id,"
+                " got "
+            ),
         ),
         (
             b"name: %b" % UPPER_ID,
             b"name: web-1, id: %b" % ID,
-            "fleet.yaml:6: scopes[0].vms[0].name: expected a VM name that is not scopes[0].vms[1].id, got ",
+            (
+                "fleet.yaml:6: scopes[0].vms[0].name: expected a VM name that is not"
+                " scopes[0].vms[1].id, got "
+            ),
         ),
     ],
 )
@@ -381,15 +414,18 @@ def test_a_vm_may_be_named_by_its_own_id() -> None:
     [
         (
             '{"scopes": [\n  {"name": "a",\n   "vms": [{"name": "a", "update_domain": 1.5}]}]}',
-            "fleet.yaml:3: scopes[0].vms[0].update_domain: expected a whole number from 0 to 99, got 1.5",
+            (
+                "fleet.yaml:3: scopes[0].vms[0].update_domain: expected a whole number from 0 to"
+                " 99, got 1.5"
+            ),
         ),
         (
             '{"scopes": [],\n "scopes": []}',
-            "fleet.yaml:2: scopes: expected each key once, got it twice",
+            "fleet.yaml:2: scopes: duplicate key",
         ),
         (
             '{"scopes": [\n[',
-            "fleet.yaml:2: expected YAML or JSON, got what cannot be read: did not find expected node content",
+            "fleet.yaml:2: not valid YAML or JSON: did not find expected node content",
         ),
         (
             '{"scopes": [\n  {"name": "a", "vms": [{"name": "\\ud83d\\ude00"}]}]}',
@@ -397,19 +433,19 @@ def test_a_vm_may_be_named_by_its_own_id() -> None:
         ),
     ],
 )
-def test_json_has_lines_too(text: str, expected: str) -> None:
+def test_json_errors_have_lines(text: str, expected: str) -> None:
     """It is read the fast way, and again with lines when it is wrong."""
     assert message(text) == expected
 
 
-def test_half_a_character_is_refused() -> None:
+def test_lone_surrogate_is_refused() -> None:
     """A lone surrogate is legal in JSON's grammar and in no output of ours."""
     assert "invalid Unicode character escape" in message(
         json.dumps(vm(instance={"location": "\ud800"}))
     )
 
 
-def test_what_stands_in_quotes_is_text() -> None:
+def test_quoted_values_are_text() -> None:
     """The way to write a zone `1` or a tag `true`."""
     fleet = parse(
         b"""scopes: [{name: a, vms: [{name: a, instance: {zone: '1', tags: {a: "true", b: 'null'}}}]}]""",
@@ -421,10 +457,11 @@ def test_what_stands_in_quotes_is_text() -> None:
     )
 
 
-def test_words_that_other_yaml_readers_take_for_truth_are_words() -> None:
+def test_yes_no_on_off_are_text() -> None:
     """`off` is a notice, `no` a country and `yes` no boolean here."""
     fleet = parse(
-        b"scopes: [{name: no, policy: {terminate_notice: off}, vms: [{name: on, instance: {location: yes}}]}]",
+        b"scopes: [{name: no, policy: {terminate_notice: off}, vms: [{name: on, instance:"
+        b" {location: yes}}]}]",
         "fleet.yaml",
     )
 
@@ -436,12 +473,12 @@ def test_words_that_other_yaml_readers_take_for_truth_are_words() -> None:
 
 
 @pytest.mark.parametrize("text", ["[" * 1_000_000, "- " * 1_000_000, '{"a":' * 1_000_000])
-def test_nesting_without_end_is_refused(text: str) -> None:
+def test_deep_nesting_is_refused(text: str) -> None:
     """libyaml's composer recurses in C: this text would end the process."""
     assert "expected at most 16 levels, got more" in message(text)
 
 
-def test_aliases_of_aliases_are_counted_as_what_they_stand_for() -> None:
+def test_nested_aliases_count_fully_against_the_limit() -> None:
     """Nine lines can say a billion values."""
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
@@ -463,7 +500,7 @@ def test_one_alias_may_be_used_by_thousands_of_vms() -> None:
     assert sum(len(scope.vms) for scope in parse(text.encode(), "fleet.yaml").scopes) == 5001
 
 
-def test_a_file_above_64_mib_is_not_even_read() -> None:
+def test_file_over_64_mib_is_not_parsed() -> None:
     """Everything has a limit."""
     assert (
         message(b" " * (64 * 1024 * 1024 + 1))
@@ -618,7 +655,7 @@ def test_schema_and_parser_refuse_the_same_bad_files(file: Any) -> None:
 
 
 @pytest.mark.parametrize("file", BEYOND_A_SCHEMA, ids=range(len(BEYOND_A_SCHEMA)))
-def test_the_parser_alone_refuses_what_a_schema_cannot_say(file: dict[str, Any]) -> None:
+def test_parser_refuses_what_a_schema_cannot_express(file: dict[str, Any]) -> None:
     """Spans, networks and what stands twice in the fleet.
 
     (JSON Schema also takes 1.0 for a whole number; we do not.)
@@ -627,7 +664,7 @@ def test_the_parser_alone_refuses_what_a_schema_cannot_say(file: dict[str, Any])
     assert message(json.dumps(file)).startswith("fleet.yaml:1: scopes[")
 
 
-def test_the_schema_is_a_schema_and_its_defaults_are_valid() -> None:
+def test_schema_is_valid_and_so_are_its_defaults() -> None:
     """Draft 2020-12; editors offer the defaults."""
     Draft202012Validator.check_schema(SCHEMA)
     for entry in SCHEMA["$defs"].values():
@@ -639,7 +676,7 @@ def test_the_schema_is_a_schema_and_its_defaults_are_valid() -> None:
     assert SCHEMA["$ref"] == f"#/$defs/{FleetFile.__name__}"
 
 
-def test_a_dump_is_the_shortest_file_that_says_the_fleet() -> None:
+def test_dump_omits_defaults() -> None:
     """`forewarn fleet show` gives back what a person would have written."""
     assert dump(parse(DESIGNED, "fleet.yaml")) == {
         "scopes": [
@@ -668,7 +705,7 @@ def test_a_dump_is_the_shortest_file_that_says_the_fleet() -> None:
     }
 
 
-def test_a_budget_is_a_number_or_a_percentage_and_is_written_as_it_was_read() -> None:
+def test_budget_is_a_number_or_percentage_and_round_trips() -> None:
     for said, budget in ((2, Budget(2)), ("25%", Budget(25, is_percent=True))):
         read_back = read(policy(max_unavailable=said))
 
@@ -691,7 +728,7 @@ def test_a_scope_holds_at_most_1000_vms() -> None:
         parse(text.format(", ".join(names)).encode(), "fleet.yaml")
 
 
-def test_a_stored_scope_that_is_larger_is_still_read() -> None:
+def test_stored_scope_over_the_limit_is_still_loaded() -> None:
     """A store from before the limit must open: its VMs are there, and somebody has to tell them."""
     scope = Scope(name="big", vms=tuple(Vm(name=f"v{number}") for number in range(1001)))
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from forewarn.fleetfile.schema import SCHEMA as FLEET
-from forewarn.fleetfile.yaml_source import Misfit, explained
+from forewarn.fleetfile.yaml_source import FieldError, explain
 from forewarn.lab.fault.kinds import SCHEMA as FAULT
 from forewarn.lab.scenario.schema import SCHEMA as SCENARIO
 
@@ -32,10 +32,10 @@ EVERY = [(which, *member) for which, schema in SCHEMAS.items() for member in mem
 
 
 @pytest.mark.parametrize(("which", "name", "member"), EVERY)
-def test_a_wrong_member_is_told_what_is_expected_of_it(which: str, name: str, member: str) -> None:
+def test_invalid_member_error_says_what_is_expected(which: str, name: str, member: str) -> None:
     schema = {"$ref": f"#/$defs/{name}", "$defs": SCHEMAS[which]["$defs"]}
 
-    path, words = explained(Misfit((member,)), {member: WRONG}, schema)
+    path, words = explain(FieldError((member,)), {member: WRONG}, schema)
 
     assert path == (member,)
     assert words.startswith("expected ")
@@ -54,32 +54,34 @@ def schema_of(member: dict[str, Any]) -> dict[str, Any]:
     return {"properties": {"thing": member}, "required": [], "$defs": {"Thing": inner}}
 
 
-def test_a_member_that_may_be_left_out_is_looked_into() -> None:
+def test_errors_inside_optional_members_are_located() -> None:
     optional = schema_of({"anyOf": [{"$ref": "#/$defs/Thing"}, {"type": "null"}], "default": None})
 
-    assert explained(Misfit(("thing", "size")), {"thing": {"size": 7}}, optional) == (
+    assert explain(FieldError(("thing", "size")), {"thing": {"size": 7}}, optional) == (
         ("thing", "size"),
         "expected a size, got 7",
     )
     assert (
-        explained(Misfit(("thing",)), {"thing": {"sise": 7}}, optional)[1]
+        explain(FieldError(("thing",)), {"thing": {"sise": 7}}, optional)[1]
         == "unknown member; did you mean 'size'?"
     )
 
 
-def test_what_is_said_of_the_member_goes_before_what_is_said_of_its_type() -> None:
+def test_member_description_wins_over_type_description() -> None:
     optional = schema_of(
         {"description": "a fine thing", "anyOf": [{"description": "a thing"}, {"type": "null"}]}
     )
 
     assert (
-        explained(Misfit(("thing",)), {"thing": 5}, optional)[1] == "expected a fine thing, got 5"
+        explain(FieldError(("thing",)), {"thing": 5}, optional)[1] == "expected a fine thing, got 5"
     )
 
 
-def test_of_several_types_only_the_words_for_all_of_them_are_said() -> None:
+def test_union_uses_its_own_description() -> None:
     either = schema_of(
         {"description": "this or that", "anyOf": [{"description": "this"}, {"description": "that"}]}
     )
 
-    assert explained(Misfit(("thing",)), {"thing": 5}, either)[1] == "expected this or that, got 5"
+    assert (
+        explain(FieldError(("thing",)), {"thing": 5}, either)[1] == "expected this or that, got 5"
+    )

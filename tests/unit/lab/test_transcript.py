@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import msgspec
 
-from forewarn.lab.transcript import Entry, Kind, Transcript, readable
+from forewarn.lab.transcript import Entry, Kind, Transcript, format_entry
 from tests.builders import NOON
 
 EVENT = {
@@ -44,28 +44,29 @@ def test_of_a_document_a_person_is_shown_the_number_and_what_matters_of_each_eve
         "EventType": "Freeze",
         "Resources": ["web-0", "web-1"],
     }
-    shown = readable(request(answered=page(EVENT, started)))
+    shown = format_entry(request(response_body=page(EVENT, started)))
 
     assert shown.endswith(
         "-> 200 document 7: Reboot Scheduled of web-0 (602D9444); Freeze Started of web-0, web-1 (602D9444)"
     ), shown
-    assert readable(request(answered=page())).endswith("-> 200 document 7: no events")
-    assert readable(request(answered=page(*[EVENT] * 5))).endswith("(602D9444); 2 more")
+    assert format_entry(request(response_body=page())).endswith("-> 200 document 7: no events")
+    assert format_entry(request(response_body=page(*[EVENT] * 5))).endswith("(602D9444); 2 more")
 
 
 def test_what_is_no_document_is_shown_as_it_came_and_cut() -> None:
-    assert readable(request(answered='{"error":"Gone"}', status=410)).endswith(
+    assert format_entry(request(response_body='{"error":"Gone"}', status=410)).endswith(
         '-> 410 {"error":"Gone"}'
     )
-    assert readable(request(answered=page(EVENT)[:40])).endswith(page(EVENT)[:40])
-    assert readable(request(answered="x" * 500)).endswith("-> 200 " + "x" * 160 + "…")
-    assert "-> no answer" in readable(request(status=0, asked="y" * 500))
+    assert format_entry(request(response_body=page(EVENT)[:40])).endswith(page(EVENT)[:40])
+    assert format_entry(request(response_body="x" * 500)).endswith("-> 200 " + "x" * 160 + "…")
+    assert "-> no response" in format_entry(request(status=0, request_body="y" * 500))
 
 
 def test_nothing_that_a_client_says_reaches_the_terminal_as_a_command() -> None:
-    shown = readable(
+    shown = format_entry(
         request(
-            asked="\x1b[31mred\nnext", answered=page({**EVENT, "Resources": ["\x1b]0;title\x07"]})
+            request_body="\x1b[31mred\nnext",
+            response_body=page({**EVENT, "Resources": ["\x1b]0;title\x07"]}),
         )
     )
 
@@ -76,12 +77,12 @@ def test_nothing_that_a_client_says_reaches_the_terminal_as_a_command() -> None:
 def test_the_oldest_entries_leave_when_all_together_are_too_long() -> None:
     transcript = Transcript(lambda: NOON + timedelta(0), chars_max=10_000)
     for number in range(20):
-        transcript.add(Kind.REQUEST, method="GET", path=f"/{number}", answered="z" * 800)
+        transcript.add(Kind.REQUEST, method="GET", path=f"/{number}", response_body="z" * 800)
 
     assert [entry.path for entry in transcript.entries] == [
         f"/{number}" for number in range(11, 20)
     ]
-    transcript.add(Kind.REQUEST, method="GET", path="/20", answered="z" * 20_000)
+    transcript.add(Kind.REQUEST, method="GET", path="/20", response_body="z" * 20_000)
     assert [entry.path for entry in transcript.entries] == ["/20"], "the newest is always there"
     transcript.add(Kind.STEP, what="small")
     assert [entry.what for entry in transcript.entries] == ["small"]

@@ -10,11 +10,11 @@ from typing import Any
 
 import libvirt
 
-from forewarn.config_platform import HostUri
+from forewarn.config import HostUri
 from forewarn.core.event import Cause, EventType
 from forewarn.core.fleet import Vm
 from forewarn.platform.base import ImpactRequest, ImpactResult
-from forewarn.platform.libvirt.connection import Libvirts, prepare
+from forewarn.platform.libvirt.connection import LibvirtHosts, prepare
 from forewarn.platform.libvirt.driver import LibvirtPlatform
 from tests.builders import guid
 from tests.unit.platform.hasty import Hasty
@@ -81,7 +81,7 @@ class LibvirtWorld:
         call_seconds_max: float = 30,
         clock: Any = None,
     ) -> LibvirtPlatform:
-        libvirts = Libvirts(
+        libvirts = LibvirtHosts(
             URIS, call_seconds_max=call_seconds_max, connect=connect or self.connect
         )
         return LibvirtPlatform(

@@ -27,7 +27,7 @@ def world(tmp_path: Path) -> LibvirtWorld:
     return LibvirtWorld(tmp_path)
 
 
-def test_where_no_live_migration_is_possible_the_vm_is_stopped_here_and_started_there(
+def test_without_live_migration_the_vm_is_stopped_and_moved(
     world: LibvirtWorld,
 ) -> None:
     done = world.run_impact(REDEPLOY)
@@ -44,7 +44,7 @@ def test_a_failed_host_moves_its_vms_too(world: LibvirtWorld) -> None:
     assert world.run_impact(order(EventType.REBOOT, Cause.FAILED)).host == "host-b"
 
 
-def test_a_live_migration_takes_the_definition_along(world: LibvirtWorld) -> None:
+def test_live_migration_moves_the_definition(world: LibvirtWorld) -> None:
     host = Host(world.on("host-a"), migrate3=lambda handle: handle)
 
     done = world.run_impact(
@@ -63,7 +63,7 @@ def test_a_live_migration_takes_the_definition_along(world: LibvirtWorld) -> Non
     assert "shutdown" not in host.told
 
 
-def test_a_migration_that_breaks_off_is_a_failed_try_and_the_vm_is_not_stopped(
+def test_aborted_migration_fails_and_does_not_stop_the_vm(
     world: LibvirtWorld,
 ) -> None:
     def break_off(handle: Any) -> None:
@@ -78,7 +78,7 @@ def test_a_migration_that_breaks_off_is_a_failed_try_and_the_vm_is_not_stopped(
     assert world.state() == RUNNING
 
 
-def test_with_one_host_only_the_vm_is_stopped_and_started_where_it_is(tmp_path: Path) -> None:
+def test_with_one_host_the_vm_is_stopped_and_started(tmp_path: Path) -> None:
     world = LibvirtWorld(tmp_path, ["host-a"])
 
     done = world.run_impact(REDEPLOY)
@@ -89,7 +89,7 @@ def test_with_one_host_only_the_vm_is_stopped_and_started_where_it_is(tmp_path: 
     assert world.state() == RUNNING
 
 
-def test_a_try_after_a_crash_between_stop_and_start_goes_on(world: LibvirtWorld) -> None:
+def test_try_after_a_crash_between_stop_and_start_continues(world: LibvirtWorld) -> None:
     world.on("host-b").defineXML(world.web.XMLDesc())
     world.web.destroy()
 
@@ -98,18 +98,18 @@ def test_a_try_after_a_crash_between_stop_and_start_goes_on(world: LibvirtWorld)
     assert world.state("host-b") == RUNNING
 
 
-def test_a_try_after_a_crash_that_left_the_vm_running_there_does_not_start_it_twice(
+def test_try_after_a_crash_does_not_start_a_moved_vm_again(
     world: LibvirtWorld,
 ) -> None:
     """Two copies on one disk destroy it."""
     world.on("host-b").defineXML(world.web.XMLDesc()).create()
     world.web.destroy()
 
-    assert world.run_impact(AGAIN) == ImpactResult(host="host-b", detail="it runs on host-b")
+    assert world.run_impact(AGAIN) == ImpactResult(host="host-b", detail="running on host-b")
     assert world.names_on("host-a") == []
 
 
-def test_a_vm_that_does_not_start_there_is_started_here_again(world: LibvirtWorld) -> None:
+def test_vm_that_fails_to_start_on_the_target_is_restored(world: LibvirtWorld) -> None:
     class Full(Host):
         def defineXML(self, xml: str) -> Any:
             return Guests(self._connection.defineXML(xml))
@@ -134,7 +134,7 @@ def test_a_vm_that_does_not_start_there_is_started_here_again(world: LibvirtWorl
     assert world.names_on("host-b") == []
 
 
-def test_maintenance_moves_a_vm_that_does_not_run_and_does_not_start_it(
+def test_maintenance_moves_a_stopped_vm_without_starting_it(
     world: LibvirtWorld,
 ) -> None:
     world.web.destroy()
@@ -144,11 +144,11 @@ def test_maintenance_moves_a_vm_that_does_not_run_and_does_not_start_it(
     assert done.host == "host-b"
     assert world.state("host-b") == OFF
     again = world.run_impact(order(EventType.REDEPLOY, tries=2))
-    assert again == ImpactResult(host="host-b", detail="it does not run on host-b")
+    assert again == ImpactResult(host="host-b", detail="off on host-b")
     assert world.state("host-b") == OFF
 
 
-def test_a_second_try_does_not_start_what_did_not_run_before_the_first(world: LibvirtWorld) -> None:
+def test_second_try_leaves_a_stopped_vm_off(world: LibvirtWorld) -> None:
     world.web.destroy()
 
     world.run_impact(order(EventType.REDEPLOY, tries=2))
@@ -157,7 +157,7 @@ def test_a_second_try_does_not_start_what_did_not_run_before_the_first(world: Li
 
 
 @pytest.mark.parametrize("is_defined_there", [False, True])
-def test_a_second_try_of_maintenance_starts_what_the_first_had_stopped(
+def test_second_try_starts_what_the_first_stopped(
     world: LibvirtWorld, is_defined_there: bool
 ) -> None:
     mark(world.web, guid(1))

@@ -4,39 +4,39 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.config import Config, PlatformName, resolve
-from forewarn.config_platform import ExecCommand, HostUri
+from forewarn.config import Config, ExecCommand, HostUri, PlatformName
 from forewarn.errors import Invalid
 from forewarn.platform.exec import ExecPlatform
-from forewarn.platform.open import health_platform, real_platform
+from forewarn.platform.open import open_health_platform, open_platform
+from tests.unit.config_of import config_of
 from tests.unit.platform.hasty import Hasty
 
 
 def config(**flags: object) -> Config:
-    return resolve(Config, flags=flags, environ={}, file=None).config
+    return config_of(**flags)
 
 
 def chosen(**flags: object) -> object:
-    return real_platform(config(**flags), Hasty(), hosts=list, environ={"PATH": "/usr/bin:/bin"})
+    return open_platform(config(**flags), Hasty(), hosts=list, environ={"PATH": "/usr/bin:/bin"})
 
 
-def test_impacts_are_simulated_unless_somebody_asks_for_more() -> None:
+def test_default_platform_is_simulated() -> None:
     assert config().platform is PlatformName.SIMULATED
     assert chosen() is None
 
 
-def test_a_platform_is_asked_for_by_name() -> None:
+def test_exec_platform_is_selected_by_name() -> None:
     assert isinstance(chosen(platform="exec", exec_command=["*=true"]), ExecPlatform)
 
 
 @pytest.mark.system
-def test_libvirt_is_asked_for_by_name() -> None:
+def test_libvirt_platform_is_selected_by_name() -> None:
     from forewarn.platform.libvirt.driver import LibvirtPlatform
 
     assert isinstance(chosen(platform="libvirt"), LibvirtPlatform)
 
 
-def test_a_command_is_split_as_a_shell_would_split_it(tmp_path: Path) -> None:
+def test_command_is_split_like_a_shell_does(tmp_path: Path) -> None:
     made = config(exec_command=["Reboot=qm reboot '{vm} now'", "*=/bin/x --to=a"]).exec_command
 
     assert made == (
@@ -46,10 +46,8 @@ def test_a_command_is_split_as_a_shell_would_split_it(tmp_path: Path) -> None:
     assert str(made[0]) == "Reboot=qm reboot '{vm} now'"
 
 
-@pytest.mark.parametrize(
-    "text", ["reboot {vm}", "Restart=qm reboot {vm}", "Reboot=", "Reboot='unclosed", "Reboot=''"]
-)
-def test_a_command_that_cannot_be_read_is_refused(text: str) -> None:
+@pytest.mark.parametrize("text", ["reboot {vm}", "Reboot=", "Reboot='unclosed", "Reboot=''"])
+def test_malformed_command_is_refused(text: str) -> None:
     with pytest.raises(
         Invalid, match=r"exec_command .from --exec-command.: expected TYPE=COMMAND such as Reboot="
     ):
@@ -57,14 +55,16 @@ def test_a_command_that_cannot_be_read_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["Reboot=qm reboot {vmm}", "Reboot={vm} reboot"])
-def test_a_placeholder_that_does_not_exist_or_names_the_program_is_refused(text: str) -> None:
-    with pytest.raises(Invalid, match=r"is refused: \{name\} may be one of event_id, event_type, "):
+def test_invalid_placeholder_is_refused(text: str) -> None:
+    with pytest.raises(
+        Invalid, match=r"--exec-command.: \{name\} may be one of event_id, event_type, "
+    ):
         config(exec_command=[text])
 
 
 @pytest.mark.system
-def test_libvirt_answers_at_one_uri_at_a_pattern_or_at_one_for_each_host() -> None:
-    from forewarn.platform.libvirt.connection import Libvirts
+def test_libvirt_uri_is_one_a_pattern_or_per_host() -> None:
+    from forewarn.platform.libvirt.connection import LibvirtHosts
 
     plain, pattern = "qemu:///system", "qemu+ssh://root@{host}/system?keyfile=/k"
     named = f"host-b={plain}"
@@ -73,33 +73,35 @@ def test_libvirt_answers_at_one_uri_at_a_pattern_or_at_one_for_each_host() -> No
         HostUri("", pattern),
         HostUri("host-b", plain),
     )
-    libvirts = Libvirts(config(libvirt_uri=[pattern, named]).libvirt_uri, call_seconds_max=1)
+    libvirts = LibvirtHosts(config(libvirt_uri=[pattern, named]).libvirt_uri, call_seconds_max=1)
     assert libvirts.uri("host-a") == "qemu+ssh://root@host-a/system?keyfile=/k"
     assert libvirts.uri("host-b") == plain
     assert libvirts.uri("") == ""
-    assert Libvirts([HostUri("host-b", plain)], call_seconds_max=1).uri("host-a") == ""
+    assert LibvirtHosts([HostUri("host-b", plain)], call_seconds_max=1).uri("host-a") == ""
 
 
 @pytest.mark.parametrize(
     "text", ["qemu", "host a=qemu:///system", "qemu+ssh://{vm}/system", "qemu+ssh://{host}/{host}"]
 )
-def test_a_uri_that_cannot_be_read_is_refused(text: str) -> None:
+def test_malformed_uri_is_refused(text: str) -> None:
     with pytest.raises(
-        Invalid, match=r"expected a libvirt URI, which may hold \{host\}, or HOST=URI"
+        Invalid, match=r"expected a libvirt URI, which may contain \{host\}, or HOST=URI"
     ):
         config(libvirt_uri=[text])
 
 
-def test_a_health_command_without_its_program_is_refused_by_its_option() -> None:
+def test_missing_health_program_error_names_the_option() -> None:
     """The service must not start with a check that would pause every campaign."""
     environ = {"PATH": "/usr/bin:/bin"}
 
-    assert health_platform(config(), environ) is None
+    assert open_health_platform(config(), environ) is None
     assert isinstance(
-        health_platform(config(campaign_health_command="true {host}"), environ), ExecPlatform
+        open_health_platform(config(campaign_health_command="true {host}"), environ), ExecPlatform
     )
     with pytest.raises(
         Invalid,
-        match=r"^campaign_health_command: '/no/such/program' is not found or not executable; expected",
+        match=(
+            r"^campaign_health_command: '/no/such/program' is not found or not executable; expected"
+        ),
     ):
-        health_platform(config(campaign_health_command="/no/such/program"), environ)
+        open_health_platform(config(campaign_health_command="/no/such/program"), environ)

@@ -7,9 +7,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from forewarn.config import Config, resolve
-from forewarn.config_platform import PLACEHOLDERS
+from forewarn.cli.app import app
+from forewarn.config import PLACEHOLDERS
 from forewarn.core.event import Cause, EventType
 from forewarn.core.fleet import ScopeKind
 from forewarn.platform.libvirt.fleet_import import NAMESPACE, parse
@@ -18,7 +19,7 @@ PAGE = (Path(__file__).parents[3] / "docs" / "platforms.md").read_text()
 EXAMPLES = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
 
 
-def test_every_word_that_a_command_may_be_told_stands_in_the_page() -> None:
+def test_every_placeholder_is_documented() -> None:
     rows = re.findall(r"^\| `\{(\w+)\}` \| `(\w+)` \|", PAGE, re.MULTILINE)
 
     assert rows == [(name, f"FOREWARN_{name.upper()}") for name in PLACEHOLDERS]
@@ -26,8 +27,11 @@ def test_every_word_that_a_command_may_be_told_stands_in_the_page() -> None:
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_every_example_is_taken_by_the_service(example: str) -> None:
-    assert resolve(Config, flags=tomllib.loads(example), environ={}, file=None)
+def test_every_documented_example_is_accepted(example: str, tmp_path: Path) -> None:
+    (tmp_path / "forewarn.toml").write_text(example)
+    result = CliRunner().invoke(app, ["--config", str(tmp_path / "forewarn.toml"), "config"])
+
+    assert result.exception is None
 
 
 def test_the_examples_of_other_systems_have_a_command_for_every_type() -> None:
@@ -60,7 +64,7 @@ def test_every_shell_script_of_the_examples_can_be_parsed() -> None:
         assert (checked.returncode, checked.stderr) == (0, ""), script
 
 
-def test_the_metadata_of_the_page_are_read() -> None:
+def test_documented_metadata_is_parsed() -> None:
     (sample,) = re.findall(r"```xml\n(.*?)```", PAGE, re.DOTALL)
 
     told = parse(f"<domain><name>web-1</name>{sample}</domain>", host="", is_active=True, leases={})

@@ -9,7 +9,7 @@ from forewarn.core.timing import DURATION
 from forewarn.errors import ImpactFailed
 from forewarn.lab.clock import VirtualClock
 from forewarn.platform.base import ImpactRequest, ImpactResult
-from forewarn.platform.simulated import SimulatedPlatform, another_host
+from forewarn.platform.simulated import SimulatedPlatform, choose_host
 from tests.builders import NOON, SECOND, guid, vm
 
 
@@ -34,33 +34,33 @@ def carried_out(what: ImpactRequest, *failing: str) -> ImpactResult:
 
 
 @pytest.mark.parametrize("type_", list(EventType))
-def test_every_type_takes_its_time(type_: EventType) -> None:
+def test_each_type_takes_its_duration(type_: EventType) -> None:
     carried_out(order(type_))
 
 
-def test_a_redeploy_and_a_failed_host_move_the_vm_and_nothing_else_does() -> None:
+def test_only_redeploy_and_failed_host_move_the_vm() -> None:
     assert carried_out(order(EventType.REDEPLOY)) == ImpactResult(host="host-b")
     assert carried_out(order(EventType.REBOOT, Cause.FAILED)) == ImpactResult(host="host-b")
     assert carried_out(order(EventType.REBOOT)) == ImpactResult()
 
 
-def test_it_fails_for_the_vms_it_was_told_to() -> None:
+def test_it_fails_for_configured_vms() -> None:
     with pytest.raises(ImpactFailed, match="web-0"):
         carried_out(order(EventType.FREEZE), "web-0")
 
 
-def test_the_next_host_is_taken_round_and_round() -> None:
-    assert another_host("b", ["a", "b", "c"]) == "c"
-    assert another_host("c", ["a", "b", "c"]) == "a"
-    assert another_host("a", ["a"]) == ""
+def test_hosts_are_chosen_round_robin() -> None:
+    assert choose_host("b", ["a", "b", "c"]) == "c"
+    assert choose_host("c", ["a", "b", "c"]) == "a"
+    assert choose_host("a", ["a"]) == ""
 
 
-def test_a_host_that_others_want_is_taken_only_where_there_is_no_better_one() -> None:
+def test_avoided_hosts_are_chosen_last() -> None:
     """Best is one that no campaign has on its list, then one that still waits, and worst one that
     is under way.
     """
     hosts = ["a", "b", "c", "d"]
 
-    assert another_host("a", hosts, {"a": 2, "b": 2, "c": 1}) == "d"
-    assert another_host("a", hosts, {"a": 2, "b": 2, "c": 1, "d": 2}) == "c"
-    assert another_host("d", hosts, {"a": 1, "b": 1, "c": 1}) == "a"
+    assert choose_host("a", hosts, {"a": 2, "b": 2, "c": 1}) == "d"
+    assert choose_host("a", hosts, {"a": 2, "b": 2, "c": 1, "d": 2}) == "c"
+    assert choose_host("d", hosts, {"a": 1, "b": 1, "c": 1}) == "a"

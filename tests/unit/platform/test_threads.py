@@ -5,12 +5,12 @@ import threading
 
 import pytest
 
-from forewarn.platform.threads import Threads, see_through
+from forewarn.platform.threads import CallThreads, run_to_completion
 
 
-def test_a_call_gives_what_the_work_gives_and_raises_what_it_raises() -> None:
+def test_call_returns_or_raises_what_the_work_does() -> None:
     async def story() -> None:
-        threads = Threads()
+        threads = CallThreads()
         assert await threads.call("a", lambda: 6 * 7, 30) == 42
         with pytest.raises(ZeroDivisionError):
             await threads.call("a", lambda: 1 // 0, 30)
@@ -18,9 +18,9 @@ def test_a_call_gives_what_the_work_gives_and_raises_what_it_raises() -> None:
     asyncio.run(story())
 
 
-def test_calls_that_hang_are_bounded_and_their_places_are_free_again_when_they_end() -> None:
+def test_hanging_calls_are_bounded_and_free_their_slot() -> None:
     async def story() -> None:
-        threads, go, entered = Threads(threads_max=2), threading.Event(), []
+        threads, go, entered = CallThreads(threads_max=2), threading.Event(), []
 
         def hang() -> None:
             entered.append(1)
@@ -37,7 +37,7 @@ def test_calls_that_hang_are_bounded_and_their_places_are_free_again_when_they_e
     asyncio.run(story())
 
 
-def test_a_call_that_ends_after_the_loop_is_closed_harms_nobody() -> None:
+def test_call_that_ends_after_the_loop_closed_is_ignored() -> None:
     go, ended = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -46,14 +46,14 @@ def test_a_call_that_ends_after_the_loop_is_closed_harms_nobody() -> None:
 
     async def story() -> None:
         with pytest.raises(TimeoutError):
-            await Threads().call("a", work, 0.01)
+            await CallThreads().call("a", work, 0.01)
 
     asyncio.run(story())
     go.set()
     assert ended.wait(30)
 
 
-def test_work_that_ends_after_its_caller_gave_up_is_undone_there_and_then() -> None:
+def test_work_that_ends_after_a_timeout_is_undone() -> None:
     """Whoever undid it at once would come too early, and what was done would stay."""
     go, undone, deeds = threading.Event(), threading.Event(), list[str]()
 
@@ -67,7 +67,7 @@ def test_work_that_ends_after_its_caller_gave_up_is_undone_there_and_then() -> N
 
     async def story() -> None:
         with pytest.raises(TimeoutError):
-            await Threads().call("a", work, 0.05, undo=undo)
+            await CallThreads().call("a", work, 0.05, undo=undo)
         assert deeds == []
         go.set()
 
@@ -76,14 +76,14 @@ def test_work_that_ends_after_its_caller_gave_up_is_undone_there_and_then() -> N
     assert deeds == ["done", "undone"]
 
 
-def test_work_whose_caller_waits_is_not_undone() -> None:
+def test_completed_work_is_not_undone() -> None:
     undone = threading.Event()
 
-    assert asyncio.run(Threads().call("a", lambda: 42, 30, undo=undone.set)) == 42
+    assert asyncio.run(CallThreads().call("a", lambda: 42, 30, undo=undone.set)) == 42
     assert not undone.is_set()
 
 
-def test_the_process_does_not_end_before_what_must_be_undone_is_undone() -> None:
+def test_process_exit_waits_for_undo() -> None:
     """A service that stops in the middle of a suspend: nobody would wake the VM after it."""
     go, entered = threading.Event(), threading.Event()
 
@@ -92,7 +92,7 @@ def test_the_process_does_not_end_before_what_must_be_undone_is_undone() -> None
         go.wait(30)
 
     async def story() -> None:
-        call = asyncio.create_task(Threads().call("a", work, 30, undo=lambda: None))
+        call = asyncio.create_task(CallThreads().call("a", work, 30, undo=lambda: None))
         await asyncio.to_thread(entered.wait, 30)
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
@@ -110,9 +110,9 @@ def test_the_process_does_not_end_before_what_must_be_undone_is_undone() -> None
         assert not thread.is_alive()
 
 
-def test_a_last_call_is_made_though_nobody_waits() -> None:
+def test_background_call_is_completed_before_exit() -> None:
     made = threading.Event()
 
-    see_through(made.set, 30)
+    run_to_completion(made.set, 30)
 
     assert made.wait(30)

@@ -14,7 +14,7 @@ class Caller:
         self._address = url.removeprefix("http://")
         self._base = base
 
-    def ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+    def request(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection(self._address, timeout=10)
         try:
             connection.request(method, self._base + path, body, {"Metadata": "true"})
@@ -24,17 +24,17 @@ class Caller:
             connection.close()
 
     def events(self) -> list[dict[str, Any]]:
-        status, body = self.ask("GET", EVENTS)
+        status, body = self.request("GET", EVENTS)
         assert status == 200, body
         events: list[dict[str, Any]] = json.loads(body)["Events"]
         return events
 
     def approve(self, event_id: str) -> int:
         body = json.dumps({"StartRequests": [{"EventId": event_id}]}).encode()
-        return self.ask("POST", EVENTS, body)[0]
+        return self.request("POST", EVENTS, body)[0]
 
     def name(self) -> str:
-        status, body = self.ask(
+        status, body = self.request(
             "GET", "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
         )
         assert status == 200, body

@@ -7,7 +7,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -157,20 +156,20 @@ def test_listing_the_listeners_opens_none_and_a_post_opens_them() -> None:
         opened = {"web-0": lab.vm("web-0").url}
 
         for _ in range(2):
-            assert doors_of(control, "GET") == opened
-        all_opened = doors_of(control, "POST")
+            assert list_listeners(control, "GET") == opened
+        all_opened = list_listeners(control, "POST")
         assert sorted(all_opened) == ["db-0", "loose-0", "web-0", "web-1"]
         assert all_opened["web-0"] == opened["web-0"]
-        assert doors_of(control, "POST") == doors_of(control, "GET") == all_opened
+        assert list_listeners(control, "POST") == list_listeners(control, "GET") == all_opened
         assert [Caller(url).name() for url in all_opened.values()] == list(all_opened)
 
 
-def doors_of(control: Caller, method: str) -> dict[str, str]:
-    status, body = control.ask(method, "/api/v1/doors")
-    told = json.loads(body)
-    assert (status, told["total"]) == (200, 4)
-    doors: dict[str, str] = told["doors"]
-    return doors
+def list_listeners(control: Caller, method: str) -> dict[str, str]:
+    status, body = control.request(method, "/api/v1/listeners")
+    page = json.loads(body)
+    assert (status, page["total"]) == (200, 4)
+    listeners: dict[str, str] = page["listeners"]
+    return listeners
 
 
 @pytest.mark.parametrize("kind", ["mapping", "json", "yaml"])
@@ -204,7 +203,7 @@ def test_of_the_events_of_a_host_a_vm_gives_its_own() -> None:
         assert [event.resources for event in neighbour.events] == [("db-0",)]
         first.preempt()
         lab.advance(minutes=1)
-        with pytest.raises(Refused, match="web-0 has been told of this already, or is deallocated"):
+        with pytest.raises(Refused, match="web-0 already has this event, or is deallocated"):
             first.freeze()
 
 
@@ -225,31 +224,31 @@ def test_a_second_event_of_the_same_kind_is_refused() -> None:
             "'web-9' in this fleet; it has db-0, loose-0, web-0, web-1",
         ),
         (lambda lab: lab.host("host-z"), UnknownHost, "'host-z'"),
-        (lambda lab: lab.vm("loose-0").reboot(), Refused, "loose-0 is on no host"),
+        (lambda lab: lab.vm("loose-0").reboot(), Refused, "loose-0 has no host"),
         (
             lambda lab: lab.host("host-a").maintain("Nap"),
             Invalid,
-            "no EventType 'Nap'; it is one of Freeze",
+            "unknown EventType 'Nap'; expected one of Freeze",
         ),
         (
             lambda lab: lab.host("host-a").maintain("Preempt"),
             Invalid,
             "maintenance is one of Freeze, Reboot, Redeploy",
         ),
-        (lambda lab: lab.host("host-a").maintain(cause="whim"), Invalid, "no Cause 'whim'"),
-        (lambda lab: lab.advance(), Invalid, "time goes forward only"),
-        (lambda lab: lab.advance(minutes=-1), Invalid, "time goes forward only"),
-        (lambda lab: lab.advance(seconds=-1), Invalid, "asked for -1 s"),
-        (lambda lab: lab.advance(15), Invalid, "by name, as in minutes=15; got 15"),
+        (lambda lab: lab.host("host-a").maintain(cause="whim"), Invalid, "unknown Cause 'whim'"),
+        (lambda lab: lab.advance(), Invalid, "expected a duration above 0 s"),
+        (lambda lab: lab.advance(minutes=-1), Invalid, "expected a duration above 0 s"),
+        (lambda lab: lab.advance(seconds=-1), Invalid, "got -1 s"),
+        (lambda lab: lab.advance(15), Invalid, "numbers as in minutes=15; got 15"),
         (
             lambda lab: lab.advance(seconds=float("nan")),
             Invalid,
-            "given in numbers, as in minutes=15; got .* seconds=nan",
+            "expected numbers, as in minutes=15; got .* seconds=nan",
         ),
-        (lambda lab: lab.advance(seconds=1e300), Invalid, "given in numbers"),
+        (lambda lab: lab.advance(seconds=1e300), Invalid, "expected numbers"),
         (lambda lab: lab.advance(minutes="5"), Invalid, "got hours=0, minutes='5'"),
         (lambda lab: lab.jump(NOON), Invalid, "cannot jump"),
-        (lambda lab: lab.jump("x"), Invalid, "moment is 'x'; expected a moment with a time zone"),
+        (lambda lab: lab.jump("x"), Invalid, "time is 'x'; expected a datetime with a time zone"),
         (lambda lab: lab.fault("status", vm="web-O", code=500), UnknownVm, "web-O"),
         (lambda lab: lab.fault("nonsense"), Invalid, "nonsense"),
         (lambda lab: lab.fault("status", vm="web-0", code=200), Invalid, "code"),
@@ -262,11 +261,13 @@ def test_what_cannot_be_is_refused_in_words(ask: object, expected: type[Error], 
 
 
 def test_a_lab_that_cannot_be_is_refused_before_it_starts(tmp_path: Path) -> None:
-    with pytest.raises(Invalid, match="expected one of the two"):
+    with pytest.raises(Invalid, match="expected one of them"):
         Lab(rate=60, start=NOON)
-    with pytest.raises(Invalid, match="a moment with a time zone"):
+    with pytest.raises(Invalid, match="a datetime with a time zone"):
         Lab(start=NOON.replace(tzinfo=None))
-    with pytest.raises(Invalid, match="start is '2030-01-01'; expected a moment with a time zone"):
+    with pytest.raises(
+        Invalid, match="start is '2030-01-01'; expected a datetime with a time zone"
+    ):
         Lab(start="2030-01-01")  # type: ignore[arg-type]
     with pytest.raises(Invalid, match=r"rate is 0; expected a number from 0\.001 to 1000000$"):
         Lab(rate=0)
@@ -276,7 +277,7 @@ def test_a_lab_that_cannot_be_is_refused_before_it_starts(tmp_path: Path) -> Non
         Lab(timeout_seconds=0)
     with pytest.raises(Invalid, match="scopes"):
         Lab({"scopes": 7})
-    with pytest.raises(Invalid, match=r"the fleet file .* cannot be read"):
+    with pytest.raises(Invalid, match=r"cannot read the fleet file .*"):
         Lab(tmp_path / "nowhere.yaml")
 
 
@@ -306,7 +307,7 @@ def test_with_a_rate_the_clock_is_the_real_one_and_notices_are_shorter() -> None
     with Lab(rate=3600) as lab:
         event = lab.vm("web-0").reboot()
         assert event.not_before - lab.now <= timedelta(seconds=2)
-        with pytest.raises(Refused, match="the clock is the real one"):
+        with pytest.raises(Refused, match="this lab has the real clock"):
             lab.advance(minutes=1)
 
 
@@ -314,37 +315,23 @@ def test_a_fault_is_in_force_inside_its_with_and_not_after(lab: Lab) -> None:
     first, second = Caller(lab.vm("web-0").url), Caller(lab.vm("web-1").url)
 
     with lab.fault("status", vm="web-0", code=500):
-        assert [one.ask("GET", EVENTS)[0] for one in (first, second)] == [500, 200]
-    assert first.ask("GET", EVENTS)[0] == 200
+        assert [one.request("GET", EVENTS)[0] for one in (first, second)] == [500, 200]
+    assert first.request("GET", EVENTS)[0] == 200
 
 
-def test_a_connection_is_refused_while_the_fault_is_there_and_made_as_soon_as_it_is_removed(
-    lab: Lab,
-) -> None:
-    """Neither is a matter of waiting: a test that goes on at once finds it so."""
+def test_refuse_resets_connections_until_it_is_removed(lab: Lab) -> None:
     caller = Caller(lab.vm("web-0").url)
-    for _ in range(20):
-        with lab.fault("refuse", vm="web-0"), pytest.raises(ConnectionRefusedError):
-            caller.ask("GET", EVENTS)
-        assert caller.ask("GET", EVENTS)[0] == 200
-
-
-def test_a_connection_that_was_there_before_a_refusal_is_cut_off_and_does_not_hang(
-    lab: Lab,
-) -> None:
-    host, _, port = lab.vm("web-0").url.removeprefix("http://").partition(":")
-    for _ in range(20):
-        with socket.create_connection((host, int(port)), timeout=10) as connection:
-            lab.fault("refuse", vm="web-0").remove()
-            with suppress(ConnectionResetError):
-                assert connection.recv(1) == b""
+    for _ in range(3):
+        with lab.fault("refuse", vm="web-0"), pytest.raises(ConnectionResetError):
+            caller.request("GET", EVENTS)
+        assert caller.request("GET", EVENTS)[0] == 200
 
 
 def test_a_fault_for_some_requests_ends_by_itself_and_may_be_removed_twice(lab: Lab) -> None:
     caller = Caller(lab.vm("web-0").url)
     fault = lab.fault("status", code=503, requests=2)
 
-    assert [caller.ask("GET", EVENTS)[0] for _ in range(3)] == [503, 503, 200]
+    assert [caller.request("GET", EVENTS)[0] for _ in range(3)] == [503, 503, 200]
     fault.remove()
     fault.remove()
 
@@ -374,13 +361,13 @@ def test_clients_that_read_the_environment_find_the_vm(lab: Lab) -> None:
     assert url.startswith(lab.vm("web-7").url + "/metadata/scheduledevents?api-version=")
     for name in ("AZURE_SCHEDULEDEVENTS_URL", "AZURE_METADATAINSTANCE_URL"):
         path = variables[name].removeprefix(lab.vm("web-7").url)
-        assert Caller(lab.vm("web-7").url).ask("GET", path)[0] == 200
+        assert Caller(lab.vm("web-7").url).request("GET", path)[0] == 200
 
 
 def test_the_operators_api_is_there_when_it_is_asked_for(lab: Lab) -> None:
     event = lab.vm("web-0").reboot()
 
-    status, body = Caller(lab.control_url).ask("GET", "/api/v1/events")
+    status, body = Caller(lab.control_url).request("GET", "/api/v1/events")
 
     assert status == 200
     assert [one["id"] for one in json.loads(body)["events"]] == [event.id]
@@ -423,7 +410,7 @@ def test_what_happened_stays_readable_when_the_lab_is_closed() -> None:
 def test_a_lab_that_was_not_entered_is_refused_in_words() -> None:
     with pytest.raises(Refused, match="this lab is not open; expected a call inside `with Lab"):
         Lab().vm("web-0")
-    with Lab() as lab, pytest.raises(Refused, match="this lab has been used already"), lab:
+    with Lab() as lab, pytest.raises(Refused, match="this lab was used before"), lab:
         pass
 
 

@@ -12,11 +12,11 @@ from forewarn.testing.ledger import Ledger
 from tests.builders import NOON, STANDARD, approve, guid, restart, scope_of
 
 
-def heard(ledger: Ledger, board: Board, scope: Scope, *changes: Change) -> None:
+def publish(ledger: Ledger, board: Board, scope: Scope, *changes: Change) -> None:
     """The scope is shown, and then told of, as the engine does it."""
     board.publish(scope, board.scopes[scope.name].revision + 1 if scope.name in board.scopes else 1)
     for change in changes:
-        ledger.hear(Note(NOON, "clock", scope.name, change))
+        ledger.add_change(Note(NOON, "clock", scope.name, change))
 
 
 @pytest.fixture
@@ -27,20 +27,24 @@ def board() -> Board:
 @pytest.fixture
 def ledger(board: Board) -> Ledger:
     ledger, outcome = Ledger(board), decide(scope_of(), restart(number=10), NOON, STANDARD)
-    heard(ledger, board, outcome.scope, *outcome.changes)
+    publish(ledger, board, outcome.scope, *outcome.changes)
     return ledger
 
 
 def test_an_event_that_ended_keeps_what_it_was(board: Board, ledger: Ledger) -> None:
-    heard(ledger, board, scope_of(), Change(ChangeKind.FAILED, guid(10)))
+    publish(ledger, board, scope_of(), Change(ChangeKind.FAILED, guid(10)))
 
-    course = ledger.find(guid(10))
-    assert (course.status, course.end, course.event.resources) == ("Failed", "Failed", ("web-0",))
-    assert not course.has_reached("Started")
+    record = ledger.find(guid(10))
+    assert (record.status, record.ending, record.event.resources) == (
+        "Failed",
+        "Failed",
+        ("web-0",),
+    )
+    assert not record.has_reached("Started")
 
 
 def test_what_was_done_silently_is_no_event(board: Board, ledger: Ledger) -> None:
-    heard(
+    publish(
         ledger,
         board,
         scope_of(),
@@ -55,7 +59,7 @@ def test_a_scope_that_is_gone_leaves_its_events_as_they_last_were(
     board: Board, ledger: Ledger
 ) -> None:
     board.withdraw("web", 9)
-    ledger.hear(Note(NOON, "operator", "web", Change(ChangeKind.CANCELED, guid(10))))
+    ledger.add_change(Note(NOON, "operator", "web", Change(ChangeKind.CANCELED, guid(10))))
 
     assert ledger.find(guid(10)).status == "Canceled"
 
@@ -63,7 +67,7 @@ def test_a_scope_that_is_gone_leaves_its_events_as_they_last_were(
 def test_approvals_are_those_of_one_event_or_of_all(board: Board, ledger: Ledger) -> None:
     scope = board.scopes["web"].scope
     outcome = decide(scope, approve("web-1", 10), NOON, STANDARD)
-    heard(ledger, board, outcome.scope, *outcome.changes)
+    publish(ledger, board, outcome.scope, *outcome.changes)
 
     assert [(one.by, one.event_id) for one in ledger.approvals()] == [("web-1", guid(10))]
     assert ledger.approvals(guid(10)) == ledger.approvals()

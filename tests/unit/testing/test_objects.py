@@ -231,7 +231,7 @@ def test_waiting_for_what_does_not_come_fails_in_words(vm: LabVm) -> None:
     event = vm.reboot()
     with pytest.raises(
         AssertionError,
-        match=r"waited for Started, but <Reboot .* of web-0: Scheduled, .*> is still so after 0.01 s",
+        match=r"waited for Started, but <Reboot .* of web-0: Scheduled, .*> did not get there within 0.01 s",
     ):
         event.wait_for("Started", seconds=0.01)
     event.cancel()
@@ -240,14 +240,14 @@ def test_waiting_for_what_does_not_come_fails_in_words(vm: LabVm) -> None:
     ):
         event.wait_for("Started")
     with pytest.raises(
-        Invalid, match="there is no status 'Done'; it is one of Scheduled, Started, Completed"
+        Invalid, match="unknown status 'Done'; expected one of Scheduled, Started, Completed"
     ):
         event.wait_for("Done")
 
 
 def test_an_event_reads_well_in_a_failed_assertion(vm: LabVm) -> None:
     event = vm.reboot()
-    assert repr(event) == f"<Reboot {event.id[:8]} of web-0: Scheduled, approved by nobody>"
+    assert repr(event) == f"<Reboot {event.id[:8]} of web-0: Scheduled, not approved>"
     event.approve("web-0")
     assert repr(event) == f"<Reboot {event.id[:8]} of web-0: Started, approved by web-0>"
 

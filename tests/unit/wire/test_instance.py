@@ -7,7 +7,7 @@ import pytest
 
 from forewarn.core.fleet import Instance, Scope, ScopeKind, Vm
 from forewarn.errors import Invalid, NotFound
-from forewarn.wire.instance import JSON, TEXT, Answer, tree, versions_body, walk
+from forewarn.wire.instance import JSON, TEXT, InstanceResponse, select, tree, versions_body
 from forewarn.wire.versions import INSTANCE_VERSIONS
 
 NEWEST = INSTANCE_VERSIONS[-1]
@@ -42,7 +42,7 @@ PREFIX = "/subscriptions/8d10da13-8125-4ba9-a717-bf7490507b3d/resourceGroups/sho
 
 
 def compute(scope: Scope = SCALE_SET, vm: Vm = VM, version: str = NEWEST) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(walk(tree(scope, vm, version), ["compute"], "json").body)
+    told: dict[str, Any] = json.loads(select(tree(scope, vm, version), ["compute"], "json").body)
     return told
 
 
@@ -94,7 +94,7 @@ def test_a_vm_of_a_scale_set_reads_everything_about_itself() -> None:
     assert storage["osDisk"]["osType"] == "Linux"
 
 
-def test_what_nobody_declared_is_an_empty_string() -> None:
+def test_undeclared_values_are_empty_strings() -> None:
     """All primitives are strings, also the missing ones; a client may call string methods on any of
     them.
     """
@@ -139,10 +139,10 @@ def test_every_leaf_is_a_string_and_members_are_in_alphabetical_order() -> None:
         else:
             assert isinstance(node, str)
 
-    check(json.loads(walk(tree(SCALE_SET, VM, NEWEST), [], "json").body))
+    check(json.loads(select(tree(SCALE_SET, VM, NEWEST), [], "json").body))
 
 
-def test_an_id_that_nobody_declared_is_made_from_the_name_and_never_changes() -> None:
+def test_undeclared_id_is_derived_from_the_name() -> None:
     """Every server, and every start of it, must give the same vmId."""
     vm = Vm("db-0")
 
@@ -168,7 +168,7 @@ def test_a_numbered_vm_of_a_scale_set_has_its_resource_below_the_set(
     assert compute(vm=Vm(name, instance=TOLD))["resourceId"] == f"{PREFIX}/{resource}"
 
 
-def test_a_vm_outside_a_scale_set_names_none() -> None:
+def test_vm_outside_a_scale_set_has_no_scale_set_name() -> None:
     """Clients tell the kinds apart by vmScaleSetName."""
     vm = Vm("web_7", instance=TOLD)
     told = compute(Scope(name="web", kind=ScopeKind.AVAILABILITY_SET, vms=(vm,)), vm)
@@ -206,7 +206,7 @@ def test_a_member_is_there_from_its_version_on_and_not_before(
 
 
 @pytest.mark.parametrize("version", ["2017-03-01", "2017-04-02"])
-def test_the_oldest_versions_tell_the_eleven_oldest_members(version: str) -> None:
+def test_oldest_versions_have_the_eleven_oldest_members(version: str) -> None:
     """The documents date them 2017-04-02 and do not say what 2017-03-01 held."""
     assert list(compute(version=version)) == [
         "location",
@@ -275,21 +275,23 @@ def test_the_network_of_an_ipv6_vm() -> None:
 )
 def test_text_is_the_bare_value_or_the_names_of_the_children(path: str, text: bytes) -> None:
     """No newline at the end: drainsafe compares the answer raw with Resources."""
-    assert walk(tree(SCALE_SET, VM, NEWEST), path.split("/"), "text") == Answer(TEXT, text)
+    assert select(tree(SCALE_SET, VM, NEWEST), path.split("/"), "text") == InstanceResponse(
+        TEXT, text
+    )
 
 
 def test_the_root_lists_its_two_categories_as_directories() -> None:
     """A shell walks the tree by this."""
-    assert walk(tree(SCALE_SET, VM, NEWEST), [], "text").body == b"compute/\nnetwork/"
+    assert select(tree(SCALE_SET, VM, NEWEST), [], "text").body == b"compute/\nnetwork/"
 
 
 def test_a_node_is_compact_json() -> None:
     """As the rest of the service."""
-    assert walk(tree(SCALE_SET, VM, NEWEST), ["compute", "osProfile"], "json") == Answer(
-        JSON, b'{"computerName":"web000007"}'
-    )
+    assert select(
+        tree(SCALE_SET, VM, NEWEST), ["compute", "osProfile"], "json"
+    ) == InstanceResponse(JSON, b'{"computerName":"web000007"}')
     assert (
-        walk(tree(SCALE_SET, VM, NEWEST), ["network", "interface", "0", "ipv6"], "json").body
+        select(tree(SCALE_SET, VM, NEWEST), ["network", "interface", "0", "ipv6"], "json").body
         == b'{"ipAddress":[]}'
     )
 
@@ -297,7 +299,7 @@ def test_a_node_is_compact_json() -> None:
 def test_a_leaf_needs_format_text() -> None:
     """As documented: a bare string is no JSON document on this service."""
     with pytest.raises(Invalid, match="only with format=text"):
-        walk(tree(SCALE_SET, VM, NEWEST), ["compute", "name"], "json")
+        select(tree(SCALE_SET, VM, NEWEST), ["compute", "name"], "json")
 
 
 @pytest.mark.parametrize(
@@ -312,17 +314,17 @@ def test_a_leaf_needs_format_text() -> None:
         "",
     ],
 )
-def test_what_is_not_there_is_not_found(path: str) -> None:
+def test_missing_path_is_not_found(path: str) -> None:
     """404, not an empty answer: a script must see that it asked for the wrong thing."""
     with pytest.raises(NotFound):
-        walk(tree(SCALE_SET, VM, NEWEST), path.split("/"), "text")
+        select(tree(SCALE_SET, VM, NEWEST), path.split("/"), "text")
 
 
 @pytest.mark.parametrize("format", ["xml", "", "JSON", "text "])
-def test_another_format_is_refused(format: str) -> None:
+def test_unknown_format_is_refused(format: str) -> None:
     """There are two."""
     with pytest.raises(Invalid, match="expected json or text"):
-        walk(tree(SCALE_SET, VM, NEWEST), ["compute"], format)
+        select(tree(SCALE_SET, VM, NEWEST), ["compute"], format)
 
 
 def test_the_versions_are_listed_oldest_first() -> None:

@@ -12,7 +12,7 @@ from forewarn.wire.versions import (
     VERSIONS,
     bad_instance_version_body,
     bad_version_body,
-    lenient,
+    find_lenient,
 )
 
 OLD_TYPES = {EventType.FREEZE, EventType.REBOOT, EventType.REDEPLOY}
@@ -58,21 +58,23 @@ def test_each_version_shows_its_own_types_and_fields(
     assert BY_NAME[name].fields == fields
 
 
-def test_only_the_first_version_goes_without_header_and_puts_an_underscore_before_names() -> None:
+def test_only_2017_03_01_needs_no_header_and_prefixes_names() -> None:
     """Its published samples POST without the header; both ended with 2017-08-01."""
     assert [version.name for version in VERSIONS if not version.requires_header] == ["2017-03-01"]
     assert [version.name for version in VERSIONS if version.prefixes_names] == ["2017-03-01"]
 
 
-def test_a_bad_version_is_told_the_three_newest_newest_first() -> None:
+def test_invalid_version_error_lists_the_three_newest() -> None:
     """MSAL and Ohai call without api-version and read `newest-versions` from this very body."""
-    assert bad_version_body() == (
-        b'{"error":"Bad request. api-version is invalid or was not specified in the request. '
-        b'For more information refer to aka.ms/azureimds","newest-versions":["2020-07-01","2019-08-01","2019-04-01"]}'
+    assert (
+        bad_version_body()
+        == b'{"error":"Bad request. api-version is invalid or was not specified in the request. For'
+        b" more information refer to"
+        b' aka.ms/azureimds","newest-versions":["2020-07-01","2019-08-01","2019-04-01"]}'
     )
 
 
-def test_a_bad_version_of_the_instance_endpoint_is_told_the_instance_versions() -> None:
+def test_invalid_instance_version_error_lists_instance_versions() -> None:
     """The two endpoints have different lists: 2020-07-01 is no version of the instance endpoint."""
     told = json.loads(bad_instance_version_body())
 
@@ -99,19 +101,17 @@ def test_the_instance_versions_are_the_35_published_ones_in_ascending_order() ->
         ("2017-03-02", "2017-03-01"),
     ],
 )
-def test_lenient_mode_serves_an_unknown_date_with_the_newest_version_before_it(
-    asked: str, served: str
-) -> None:
+def test_lenient_mode_serves_the_newest_version_before_a_date(asked: str, served: str) -> None:
     """An installer in the field sends 2021-12-13 here, because it is an instance version."""
-    assert lenient(asked) is BY_NAME[served]
+    assert find_lenient(asked) is BY_NAME[served]
 
 
 @pytest.mark.parametrize(
     "asked",
     ["2017-02-28", "latest", "{latest}", "", "2020-07-01 ", "2020-07", "20200701", "9999-99-99x"],
 )
-def test_lenient_mode_guesses_nothing_from_an_earlier_date_or_from_what_is_no_date(
+def test_lenient_mode_refuses_early_dates_and_non_dates(
     asked: str,
 ) -> None:
     """`{latest}` was withdrawn in 2017, and what is older than the first version has no meaning."""
-    assert lenient(asked) is None
+    assert find_lenient(asked) is None

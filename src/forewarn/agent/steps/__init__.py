@@ -1,36 +1,36 @@
-"""The kinds of steps, one file each.
-
-A kind is loaded when a rule names it: TLS costs memory that most agents can spare.
+"""The kinds of steps. A module is imported when a rule names one of its kinds: TLS alone costs
+memory that most agents do not need to spend.
 """
 
-import difflib
 from importlib import import_module
 
-from forewarn.agent.step import Step
+from forewarn.agent.config_reader import read, suggest
+from forewarn.agent.steps.base import Step
 from forewarn.errors import Invalid
 
-KINDS = (
-    "run",
-    "systemd",
-    "http",
-    "haproxy",
-    "file",
-    "kubernetes",
-    "signal",
-    "log",
-    "wall",
-    "hooks",
-)
+KINDS = {
+    "run": ("command", "RunStep"),
+    "systemd": ("command", "SystemdStep"),
+    "http": ("http", "HttpStep"),
+    "haproxy": ("haproxy", "HaproxyStep"),
+    "file": ("file", "FileStep"),
+    "kubernetes": ("kubernetes", "KubernetesStep"),
+    "signal": ("signal", "SignalStep"),
+    "log": ("log", "LogStep"),
+    "hooks": ("command", "HooksStep"),
+}
+REMOVED_KINDS = {"wall": 'use run = ["wall", "text"]'}
 
 
-def make(kind: str, spec: object, where: str) -> Step:
-    """The step that `kind = spec` asks for.
-
-    A wrong spec is refused here, so that a wrong file is refused when it is loaded.
+def make_step(kind: str, value: object, path: str) -> Step:
+    """The step that `kind = value` configures. Raises Invalid, so a wrong file is rejected when
+    it is loaded, not when an event comes.
     """
+    if kind in REMOVED_KINDS:
+        raise Invalid(f"{path}: no longer supported; {REMOVED_KINDS[kind]}", field=path)
     if kind not in KINDS:
-        near = difflib.get_close_matches(kind[:60], KINDS, 1)
-        hint = f"did you mean '{near[0]}'?" if near else f"expected one of {', '.join(KINDS)}"
-        raise Invalid(f"{where}: unknown kind of step {kind[:60]!r}; {hint}", field=where)
-    step: Step = import_module(f"{__name__}.{kind}").make(spec, where)
+        hint = suggest(kind, tuple(KINDS))
+        raise Invalid(f"{path}: unknown kind of step; {hint}", field=path)
+    module, name = KINDS[kind]
+    step: Step = read(getattr(import_module(f"{__name__}.{module}"), name), value, path)
     return step

@@ -1,5 +1,5 @@
-"""`file`: a health file that nginx or a balancer's probe looks at, taken away (or put there) for
-the event and back after it.
+"""`file`: removes (or creates) a health file that nginx or a load balancer's probe checks, and
+restores it after the event.
 """
 
 import contextlib
@@ -7,87 +7,79 @@ import errno
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar, Literal
 
-from forewarn.agent.step import Occasion, Phase, StepFailed
-from forewarn.agent.steps.spec import Spec
-
-MEMBERS = ("path", "in_prepare", "content")
-STATES = ("absent", "present")
+from forewarn.agent.steps.base import Phase, StepContext, StepFailed
 
 
 @dataclass(frozen=True, slots=True)
-class File:
-    """Recover undoes what prepare did, and nothing else: marks beside the file tell what that was.
+class FileStep:
+    """Recover undoes what prepare did, and nothing else. Hidden files beside it record that:
 
-    A file taken away is kept there and put back as it was. One that was absent before has a mark,
-    and stays absent. Where there is neither, a reboot has swept them away, and the file is made
-    anew with `content`. One that we put there is marked as made.
+    kept     the file that prepare removed; recover moves it back
+    absent   prepare found no file; recover creates none
+    made     prepare created the file; recover removes it
+
+    If none of them exists, a reboot has cleared the directory, and recover creates the file with
+    `content`.
     """
 
     path: Path
-    in_prepare: str = "absent"
+    in_prepare: Literal["absent", "present"] = "absent"
     content: str = ""
+
+    SHORT: ClassVar[str] = "path"
 
     def describe(self) -> str:
         return f"make {self.path} {self.in_prepare}, or in recover the opposite"
 
-    def run(self, occasion: Occasion) -> None:
-        is_present = (self.in_prepare == "present") is (occasion.phase is not Phase.RECOVER)
+    def run(self, context: StepContext) -> None:
+        must_exist = (self.in_prepare == "present") is (context.phase is not Phase.RECOVER)
         try:
-            if is_present:
-                self._put()
+            if must_exist:
+                self._create()
             else:
-                self._take()
+                self._remove()
         except OSError as error:
-            raise StepFailed(
-                f"{self.path} cannot be made {STATES[is_present]}: {error.strerror or error}"
-            ) from error
+            state = "present" if must_exist else "absent"
+            reason = error.strerror or error
+            raise StepFailed(f"cannot make {self.path} {state}: {reason}") from error
 
-    def _take(self) -> None:
+    def _remove(self) -> None:
         if self.path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a directory")
         if self.in_prepare == "present":
-            if self._beside("made").exists():
+            if self._marker("made").exists():
                 self.path.unlink(missing_ok=True)
-                self._beside("made").unlink(missing_ok=True)
+                self._marker("made").unlink(missing_ok=True)
             return
         try:
-            os.replace(self.path, self._beside("kept"))
-            self._beside("absent").unlink(missing_ok=True)
+            os.replace(self.path, self._marker("kept"))
+            self._marker("absent").unlink(missing_ok=True)
         except FileNotFoundError:
-            if not self._beside("kept").exists():
-                with contextlib.suppress(
-                    OSError
-                ):  # where no mark can be put, no file will be either
-                    self._beside("absent").touch()
+            if not self._marker("kept").exists():
+                # Where no marker can be written, recover can create no file either.
+                with contextlib.suppress(OSError):
+                    self._marker("absent").touch()
 
-    def _put(self) -> None:
-        """In one move: a probe never sees half a file."""
+    def _create(self) -> None:
+        """By a rename: a probe never sees half a file."""
         if self.path.exists():
-            if self.in_prepare == "absent":  # somebody was faster, and what we kept is old
-                self._beside("kept").unlink(missing_ok=True)
-                self._beside("absent").unlink(missing_ok=True)
+            if self.in_prepare == "absent":  # another program restored it; ours is outdated
+                self._marker("kept").unlink(missing_ok=True)
+                self._marker("absent").unlink(missing_ok=True)
             return
         if self.in_prepare == "absent":
             with contextlib.suppress(FileNotFoundError):
-                os.replace(self._beside("kept"), self.path)
+                os.replace(self._marker("kept"), self.path)
                 return
-            if self._beside("absent").exists():  # it stays: this may be run again
+            if self._marker("absent").exists():  # the marker stays: this may run again
                 return
         else:
-            self._beside("made").touch()
-        new = self._beside("new")
+            self._marker("made").touch()
+        new = self._marker("new")
         new.write_text(self.content, encoding="utf-8")
         os.replace(new, self.path)
 
-    def _beside(self, what: str) -> Path:
-        return self.path.with_name(f".{self.path.name}.forewarn-{what}")
-
-
-def make(value: object, where: str) -> File:
-    spec = Spec(value, where, members=MEMBERS, short="path")
-    return File(
-        path=Path(spec.text("path", expected="the path of a file")),
-        in_prepare=spec.choice("in_prepare", STATES, "absent"),
-        content=spec.text("content", ""),
-    )
+    def _marker(self, kind: str) -> Path:
+        return self.path.with_name(f".{self.path.name}.forewarn-{kind}")

@@ -1,119 +1,136 @@
-"""`haproxy`: drains servers through the runtime socket and waits for their sessions to end; makes
-them ready when all is over.
+"""`haproxy`: drains servers through the runtime socket and waits for their sessions to end; in
+recover, makes them ready again.
 """
 
 import csv
 import re
 import socket
 from dataclasses import dataclass
+from typing import Annotated
 
-from forewarn.agent.step import Occasion, Phase, StepFailed, StepTimedOut
-from forewarn.agent.steps.spec import Spec, only_on_unix
-from forewarn.agent.steps.wait import together, until, within
+from forewarn.agent.config_reader import FieldError
+from forewarn.agent.steps.base import (
+    Phase,
+    StepContext,
+    StepFailed,
+    StepTimedOut,
+    call_with_timeout,
+    combine,
+    wait_until,
+)
 
-MEMBERS = ("socket", "servers", "wait")
-ANSWER_BYTES_MAX = 16 * 1024 * 1024
-TALK_SECONDS = 5.0
-LOOK_SECONDS = 0.25
-EACH = "{resource}"
-OWN = "{vm}"
+RESPONSE_BYTES_MAX = 16 * 1024 * 1024
+CALL_SECONDS = 5.0
+CHECK_SECONDS = 0.25
+EACH_RESOURCE = "{resource}"
+THIS_VM = "{vm}"
 SERVER = re.compile(r"[\w.:-]+/[\w.:-]+", re.ASCII)
+SOCKET_FORM = "the path of a socket, or host:port"
+SERVERS_FORM = f"a list of backend/server, backend/{THIS_VM} or backend/{EACH_RESOURCE}"
 
 
 @dataclass(frozen=True, slots=True)
-class Haproxy:
-    """`web/{vm}` is our own VM;
-
-    `web/{resource}` stands for every VM that the event names: for an agent beside the balancer.
+class HaproxyStep:
+    """`web/{vm}` is this VM; `web/{resource}` stands for every VM in the event's Resources, for an
+    agent that runs beside the load balancer.
     """
 
-    address: str
-    servers: tuple[str, ...]
-    is_waiting: bool = True
+    socket: Annotated[str, SOCKET_FORM]
+    servers: Annotated[tuple[str, ...], SERVERS_FORM]
+    wait: bool = True
+
+    def __post_init__(self) -> None:
+        host, _, port = self.socket.rpartition(":")
+        is_address = bool(host) and port.isdecimal() and 0 < int(port) < 65536
+        if not self.socket.startswith("/") and not is_address:
+            raise FieldError("socket", SOCKET_FORM)
+        names = (name.replace(EACH_RESOURCE, "x").replace(THIS_VM, "x") for name in self.servers)
+        if not all(SERVER.fullmatch(name) for name in names):
+            raise FieldError("servers", SERVERS_FORM)
 
     def describe(self) -> str:
-        return f"drain {' '.join(self.servers)} in HAProxy at {self.address}, or in recover make it ready"
+        servers = " ".join(self.servers)
+        return f"drain {servers} in HAProxy at {self.socket}, or in recover make it ready"
 
-    def run(self, occasion: Occasion) -> None:
-        """A server that HAProxy does not know must not keep the others from their drain: all are
-        tried, then all is told.
-        """
-        state = "ready" if occasion.phase is Phase.RECOVER else "drain"
+    def run(self, context: StepContext) -> None:
+        """A server that fails does not keep the others from being drained."""
+        state = "ready" if context.phase is Phase.RECOVER else "drain"
         failures: list[StepFailed] = []
         changed: list[str] = []
-        for server in self._servers(occasion):
+        for server in self._resolve_servers(context):
             try:
-                self._set(server, state, occasion)
+                self._set_state(server, state, context)
                 changed.append(server)
             except StepFailed as failure:
                 failures.append(failure)
-        if changed and state == "drain" and self.is_waiting:
+        if changed and state == "drain" and self.wait:
             try:
-                self._wait(tuple(changed), occasion)
+                self._wait_for_sessions(tuple(changed), context)
             except StepFailed as failure:
                 failures.append(failure)
         if failures:
-            raise together(failures)
+            raise combine(failures)
 
-    def _set(self, server: str, state: str, occasion: Occasion) -> None:
+    def _set_state(self, server: str, state: str, context: StepContext) -> None:
         if not SERVER.fullmatch(server):
-            raise StepFailed(f"{server[:60]!r} cannot be the name of a server in HAProxy")
-        said = self._ask(f"set server {server} state {state}", occasion).strip()
-        if said:  # HAProxy says nothing where it agrees
-            raise StepFailed(f"HAProxy does not {state} {server}: {said[:300]}")
+            raise StepFailed(f"{server[:60]!r} is not a valid server name for HAProxy")
+        response = self._send(f"set server {server} state {state}", context).strip()
+        if response:  # HAProxy's response to success is empty
+            raise StepFailed(f"HAProxy cannot set {server} to {state}: {response[:300]}")
 
-    def _wait(self, servers: tuple[str, ...], occasion: Occasion) -> None:
+    def _wait_for_sessions(self, servers: tuple[str, ...], context: StepContext) -> None:
         busy: dict[str, int] = {}
 
-        def is_empty() -> bool:
+        def is_drained() -> bool:
             busy.clear()
-            busy.update(_sessions(self._ask("show stat -1 4 -1", occasion), servers))
+            busy.update(_count_sessions(self._send("show stat -1 4 -1", context), servers))
             return not busy
 
-        until(
-            occasion, is_empty, waiting_for=lambda: f"sessions remain: {busy}", every=LOOK_SECONDS
+        wait_until(
+            context,
+            is_drained,
+            waiting_for=lambda: f"sessions remain: {busy}",
+            every=CHECK_SECONDS,
         )
 
-    def _servers(self, occasion: Occasion) -> tuple[str, ...]:
-        names = [name.removeprefix("_") for name in occasion.event.resources]
-        own = [server.replace(OWN, occasion.name.removeprefix("_")) for server in self.servers]
+    def _resolve_servers(self, context: StepContext) -> tuple[str, ...]:
+        names = [name.removeprefix("_") for name in context.event.resources]
+        own = [server.replace(THIS_VM, context.vm.removeprefix("_")) for server in self.servers]
         servers = [
-            server.replace(EACH, name)
+            server.replace(EACH_RESOURCE, name)
             for server in own
-            for name in (names if EACH in server else [""])
+            for name in (names if EACH_RESOURCE in server else [""])
         ]
         return tuple(dict.fromkeys(servers))
 
-    def _ask(self, command: str, occasion: Occasion) -> str:
+    def _send(self, command: str, context: StepContext) -> str:
         try:
-            return within(occasion, TALK_SECONDS, lambda: _talk(self.address, command))
-        except (OSError, ValueError) as error:  # ValueError: a host whose name cannot be one
+            return call_with_timeout(context, CALL_SECONDS, lambda: _call(self.socket, command))
+        except (OSError, ValueError) as error:  # ValueError: an impossible host name
             kind = StepTimedOut if isinstance(error, TimeoutError) else StepFailed
-            raise kind(f"HAProxy at {self.address} does not answer: {error}") from error
+            raise kind(f"HAProxy at {self.socket} does not respond: {error}") from error
 
 
-def _talk(address: str, command: str) -> str:
-    """One command a connection: HAProxy closes it after its answer."""
+def _call(address: str, command: str) -> str:
+    """One command per connection: HAProxy closes it after the response."""
     with _connect(address) as connection:
-        connection.settimeout(TALK_SECONDS)
+        connection.settimeout(CALL_SECONDS)
         connection.sendall(command.encode("ascii") + b"\n")
-        answer = bytearray()
-        while part := connection.recv(
-            65536
-        ):  # ends with the connection, or where the answer grows too large
-            answer += part
-            if len(answer) > ANSWER_BYTES_MAX:
-                raise OSError(f"the answer has more than {ANSWER_BYTES_MAX} bytes")
-    return answer.decode("utf-8", "replace")
+        response = bytearray()
+        while part := connection.recv(65536):  # ends with the connection or the size limit
+            response += part
+            if len(response) > RESPONSE_BYTES_MAX:
+                raise OSError(f"the response has more than {RESPONSE_BYTES_MAX} bytes")
+    return response.decode("utf-8", "replace")
 
 
 def _connect(address: str) -> socket.socket:
     if not address.startswith("/"):
         host, _, port = address.rpartition(":")
-        return socket.create_connection((host.strip("[]"), int(port)), TALK_SECONDS)
+        return socket.create_connection((host.strip("[]"), int(port)), CALL_SECONDS)
     connection = socket.socket(socket.AF_UNIX)
     try:
-        connection.settimeout(TALK_SECONDS)
+        connection.settimeout(CALL_SECONDS)
         connection.connect(address)
     except BaseException:
         connection.close()
@@ -121,31 +138,12 @@ def _connect(address: str) -> socket.socket:
     return connection
 
 
-def _sessions(stat: str, servers: tuple[str, ...]) -> dict[str, int]:
-    """The servers that still have sessions.
-
-    The table of `show stat` is CSV under a line that begins with `# `.
-    """
+def _count_sessions(stat: str, servers: tuple[str, ...]) -> dict[str, int]:
+    """The servers that still have sessions. `show stat` prints CSV; its header starts with `# `."""
     rows = csv.DictReader(stat.removeprefix("# ").splitlines())
     known = {f"{row.get('pxname')}/{row.get('svname')}": row.get("scur") or "" for row in rows}
     counts = {server: known.get(server, "") for server in servers}
     for server, count in counts.items():
         if not count.isdecimal():
-            raise StepFailed(
-                f"HAProxy does not tell the sessions of {server}: {stat.strip()[:300]}"
-            )
+            raise StepFailed(f"HAProxy shows no sessions of {server}: {stat.strip()[:300]}")
     return {server: int(count) for server, count in counts.items() if int(count)}
-
-
-def make(value: object, where: str) -> Haproxy:
-    spec = Spec(value, where, members=MEMBERS)
-    address = spec.text("socket", expected="the path of a socket, or host:port")
-    host, _, port = address.rpartition(":")
-    if address.startswith("/"):
-        only_on_unix("haproxy with a Unix socket", where)
-    elif not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise spec.refused("socket", "the path of a socket, or host:port")
-    servers = spec.texts("servers", expected="a list of backend/server")
-    if not all(SERVER.fullmatch(server.replace(EACH, "x").replace(OWN, "x")) for server in servers):
-        raise spec.refused("servers", f"a list of backend/server, backend/{OWN} or backend/{EACH}")
-    return Haproxy(address, servers, spec.is_set("wait", default=True))

@@ -1,51 +1,38 @@
-"""`log`: one line with the event's facts, to the agent's own log or to syslog."""
+"""`log`: one line with the facts about the event, in the agent's log."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
-from forewarn.agent.step import Occasion
-from forewarn.agent.steps import fact
-from forewarn.agent.steps.spec import Spec, only_on_unix
+from forewarn.agent.steps.base import (
+    StepContext,
+    check_template,
+    escape_line,
+    event_facts,
+    fill,
+)
 
-MEMBERS = ("text", "level", "to")
-LEVELS = {
-    "debug": logging.DEBUG,
-    "info": logging.INFO,
-    "warning": logging.WARNING,
-    "error": logging.ERROR,
-}
-PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3}  # RFC 5424
 log = logging.getLogger("forewarn.agent.event")
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
+class LogStep:
     text: str
-    level: str = "info"
-    to: str = "log"
+    level: Literal["debug", "info", "warning", "error"] = "info"
+
+    SHORT: ClassVar[str] = "text"
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "to": 'systemd collects the agent\'s log; for syslog use run = ["logger", "text"]'
+    }
+
+    def __post_init__(self) -> None:
+        check_template("text", self.text)
 
     def describe(self) -> str:
         return f"log {self.text!r}"
 
-    def run(self, occasion: Occasion) -> None:
-        facts = {name: fact.in_line(value) for name, value in fact.facts(occasion).items()}
-        line = fact.fill(self.text, facts, fact.in_line)
-        if self.to == "log":
-            log.log(LEVELS[self.level], "%s", line, extra={"facts": facts})
-            return
-        import syslog  # only Unix has it
-
-        syslog.syslog(
-            PRIORITIES[self.level],
-            f"{line} " + " ".join(f"{name}={value!r}" for name, value in facts.items()),
-        )
-
-
-def make(value: object, where: str) -> Log:
-    spec = Spec(value, where, members=MEMBERS, short="text")
-    to = spec.choice("to", ("log", "syslog"), "log")
-    if to == "syslog":
-        only_on_unix("syslog", where)
-    return Log(
-        fact.check(spec, "text", spec.text("text")), spec.choice("level", tuple(LEVELS), "info"), to
-    )
+    def run(self, context: StepContext) -> None:
+        facts = {name: escape_line(value) for name, value in event_facts(context).items()}
+        level = logging.getLevelNamesMapping()[self.level.upper()]
+        log.log(level, "%s", fill(self.text, facts, str), extra={"facts": facts})

@@ -1,175 +1,300 @@
-"""An event's members: which there are, in what order, of which type."""
+"""Events: their members, dates and types."""
 
 import re
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from email.utils import format_datetime, parsedate_to_datetime
 from itertools import pairwise
+from typing import Any
 
-from forewarn.conformance.check import Level, Need, check, check_each, holds, same
-from forewarn.conformance.session import Stage
-from forewarn.conformance.spec import FIELDS, NEWEST, OLDEST, TYPES, VERSIONS, fields
+from forewarn.conformance.check import MUST, SHOULD, Need, check, expect, expect_equal
+from forewarn.conformance.raw_http import JsonObject
+from forewarn.conformance.session import Session
+from forewarn.conformance.spec import (
+    FIELDS,
+    HTTP_DATE,
+    NEWEST,
+    OLDEST,
+    PREEMPT_SINCE,
+    TERMINATE_SINCE,
+    TYPES,
+    VERSIONS,
+    fields,
+)
 
-MUST, SHOULD = Level.MUST, Level.SHOULD
 GUID = re.compile(r"[0-9A-Fa-f]{8}-(?:[0-9A-Fa-f]{4}-){3}[0-9A-Fa-f]{12}")
 ROLE = re.compile(r".+_IN_[0-9]+")
-"""A role of a cloud service, which 2017-03-01 tells as it is."""
+"""A role of a cloud service, which has no underscore in 2017-03-01."""
 
 
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and value != ""
+def expect_member(
+    events: Iterable[JsonObject], name: str, is_valid: Callable[[Any], bool], expected: str
+) -> None:
+    for event in events:
+        expect(is_valid(event[name]), f"{name} to be {expected}", event[name])
 
 
-@check_each(VERSIONS, MUST, "PROTOCOL 1.1 and 2.1: captured members and order", Need.EVENT)
-def event_members_in(stage: Stage, version: str) -> None:
-    """Members that a version lacks are really absent, and scripts that cut text rely on the order
-    of the captures.
-    """
-    for event in stage.events(version):
-        same(f"the members of an event in {version} to be", list(event), fields(version))
+def is_string(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def is_http_date(value: object) -> bool:
+    return isinstance(value, str) and HTTP_DATE.fullmatch(value) is not None
+
+
+@check(MUST, "PROTOCOL 1.1 and 2.1: captured members and order", Need.EVENT, each=VERSIONS)
+def event_members_in(version: str, session: Session) -> None:
+    """A version really lacks later members, and scripts rely on the order of the captures."""
+    for event in session.events(version):
+        expect_equal(f"the members in {version} to be", list(event), fields(version))
 
 
 @check(MUST, "PROTOCOL 2.2: EventId", Need.EVENT)
-def event_id_is_a_guid(stage: Stage) -> None:
-    """Typed clients read it into a GUID."""
-    for event in stage.events():
-        event_id = event["EventId"]
-        holds(
-            isinstance(event_id, str) and GUID.fullmatch(event_id) is not None,
-            "an EventId that is a GUID",
-            event_id,
-        )
+def event_id_is_a_guid(session: Session) -> None:
+    """Typed clients decode it into a GUID."""
+    expect_member(session.events(), "EventId", lambda id: bool(GUID.fullmatch(id)), "a GUID")
 
 
 @check(MUST, "PROTOCOL 2.2: all captures", Need.EVENT)
-def event_id_is_upper_case(stage: Stage) -> None:
+def event_id_is_upper_case(session: Session) -> None:
     """Every capture is in upper case, and clients compare ids as text."""
-    for event in stage.events():
-        holds(
-            str(event["EventId"]) == str(event["EventId"]).upper(),
-            "an EventId in upper case",
-            event["EventId"],
-        )
+    expect_member(session.events(), "EventId", lambda id: id == id.upper(), "in upper case")
 
 
 @check(MUST, "PROTOCOL 2.2: EventId", Need.EVENT)
-def event_id_stands_once(stage: Stage) -> None:
-    """Clients keep their events by id."""
-    ids = [event["EventId"] for event in stage.events()]
-    holds(len(ids) == len(set(ids)), "each EventId once", ids)
+def event_id_is_unique(session: Session) -> None:
+    """Clients store events by id."""
+    ids = [event["EventId"] for event in session.events()]
+    expect(len(ids) == len(set(ids)), "each EventId once", ids)
 
 
 @check(MUST, "PROTOCOL 2.2: EventId", Need.EVENT)
-def event_id_is_the_same_in_every_version(stage: Stage) -> None:
+def event_id_is_the_same_in_every_version(session: Session) -> None:
     """Pacemaker's agent reads with 2020-07-01 and approves with 2019-08-01."""
-    wanted = [
-        event["EventId"]
-        for event in stage.events()
-        if event["EventType"] not in ("Preempt", "Terminate")
-    ]
+    old_types = [each for each in session.events() if each["EventType"] in TYPES[:3]]
+    wanted = {event["EventId"] for event in old_types}
     for version in VERSIONS:
-        told = [event["EventId"] for event in stage.document(version).events]
-        holds(set(wanted) <= set(told), f"the ids {wanted} in {version} too", told)
+        ids = [event["EventId"] for event in session.document(version).events]
+        expect(wanted <= set(ids), f"the ids {sorted(wanted)} in {version} too", ids)
 
 
 @check(MUST, "PROTOCOL 2.2: EventStatus", Need.EVENT)
-def event_status_is_known(stage: Stage) -> None:
-    """Clients compare with Scheduled and Started to the letter; no Completed was ever seen."""
-    for event in stage.events():
-        holds(
-            event["EventStatus"] in ("Scheduled", "Started"),
-            "Scheduled or Started",
-            event["EventStatus"],
-        )
+def event_status_is_known(session: Session) -> None:
+    """Clients compare with exactly Scheduled and Started; no Completed was ever seen."""
+    statuses = ("Scheduled", "Started")
+    expect_member(session.events(), "EventStatus", statuses.__contains__, " or ".join(statuses))
 
 
 @check(MUST, "PROTOCOL 2.2: EventType", Need.EVENT)
-def event_type_is_known(stage: Stage) -> None:
-    """Most clients compare case-sensitively, and do nothing about a type they do not know."""
-    for event in stage.events():
-        holds(event["EventType"] in TYPES, f"one of {', '.join(TYPES)}", event["EventType"])
+def event_type_is_known(session: Session) -> None:
+    """Most clients compare case-sensitively, and ignore a type they do not know."""
+    expect_member(session.events(), "EventType", TYPES.__contains__, f"one of {', '.join(TYPES)}")
 
 
 @check(MUST, "PROTOCOL 2.2: ResourceType", Need.EVENT)
-def event_resource_type_is_virtual_machine(stage: Stage) -> None:
+def event_resource_type_is_virtual_machine(session: Session) -> None:
     """giantswarm's client drops anything else."""
-    for event in stage.events():
-        same("the ResourceType", event["ResourceType"], "VirtualMachine")
+    for event in session.events():
+        expect_equal("the ResourceType", event["ResourceType"], "VirtualMachine")
 
 
 @check(MUST, "PROTOCOL 2.2 and 2.4: Resources", Need.EVENT)
-def event_resources_are_names(stage: Stage) -> None:
-    """Clients look for their own name in this list; a single string would match parts of names."""
-    for event in stage.events():
-        names = event["Resources"]
-        holds(
-            isinstance(names, list) and bool(names) and all(map(_is_text, names)),
-            "Resources that are a list of names",
-            names,
-        )
+def event_resources_are_names(session: Session) -> None:
+    """Clients look for their own name in this list; a plain string would match parts of names."""
+
+    def is_names(value: object) -> bool:
+        is_list = isinstance(value, list) and bool(value)
+        return is_list and all(isinstance(name, str) and name for name in value)  # type: ignore[attr-defined]
+
+    expect_member(session.events(), "Resources", is_names, "a list of names")
 
 
 @check(MUST, "PROTOCOL 2.4: leading underscore in 2017-03-01 (CLOG)", Need.EVENT)
-def event_names_begin_with_underscore_in_2017_03_01(stage: Stage) -> None:
+def event_names_begin_with_underscore_in_2017_03_01(session: Session) -> None:
     """Clients of the preview drop the first character before they compare."""
-    plain = {event["EventId"]: event["Resources"] for event in stage.events()}
-    for event in stage.document(OLDEST).events:
-        wanted = [
-            name if ROLE.fullmatch(name) else f"_{name}" for name in plain.get(event["EventId"], ())
-        ]
-        same(f"Resources in {OLDEST} to be", event["Resources"], wanted or event["Resources"])
+    plain = _resources(session.events())
+    for event_id, names in _resources(session.document(OLDEST).events).items():
+        known = plain.get(event_id, ())
+        wanted = [name if ROLE.fullmatch(name) else f"_{name}" for name in known]
+        expect_equal(f"Resources in {OLDEST} to be", names, wanted or names)
 
 
 @check(MUST, "PROTOCOL 2.4: no underscore from 2017-08-01 on", Need.EVENT)
-def event_names_are_plain_from_2017_08_01_on(stage: Stage) -> None:
-    """From this version on the name is the VM's own, and clients compare it as it is."""
-    named = [{event["EventId"]: event["Resources"] for event in stage.events()}]
-    named += [
-        {event["EventId"]: event["Resources"] for event in stage.document(version).events}
-        for version in VERSIONS[1:]
-    ]
-    for earlier, later in pairwise(named):
+def event_names_are_plain_from_2017_08_01_on(session: Session) -> None:
+    """From this version on it is the VM's own name, and clients compare it unchanged."""
+    versions = (session.document(version).events for version in VERSIONS[1:])
+    documents = [_resources(events) for events in (session.events(), *versions)]
+    for earlier, later in pairwise(documents):
         shared = earlier.keys() & later.keys()
-        same(
-            "the same Resources in every version,",
-            {one: later[one] for one in shared},
-            {one: earlier[one] for one in shared},
-        )
+        resources = ({key: names[key] for key in shared} for names in (later, earlier))
+        expect_equal("the same Resources in every version,", *resources)
+
+
+def _resources(events: Iterable[JsonObject]) -> dict[str, Any]:
+    return {event["EventId"]: event["Resources"] for event in events}
 
 
 @check(MUST, "PROTOCOL 2.4: equals compute.name (TERM)", Need.CONTROL)
-def event_names_the_vm_as_instance_does(stage: Stage) -> None:
-    """drainsafe compares the raw text of /instance/compute/name with Resources; the hostname is
-    another name.
-    """
-    event_id = stage.make("restart")
-    event = stage.until_shown(event_id).find(event_id)
-    name = stage.instance("/compute/name", query="format=text").body.decode("latin-1")
-    assert event is not None
-    same("Resources", event["Resources"], [name])
+def event_resources_match_the_instance_name(session: Session) -> None:
+    """drainsafe compares the raw text of /instance/compute/name with Resources, not a hostname."""
+    resources = session.create_shown()["Resources"]
+    name = session.instance("/compute/name", query="format=text").body.decode("latin-1")
+    expect_equal("Resources", resources, [name])
 
 
 @check(MUST, "PROTOCOL 2.2: Description since 2019-04-01", Need.EVENT)
-def event_description_is_text(stage: Stage) -> None:
+def event_description_is_text(session: Session) -> None:
     """Clients log and match it; it may be empty, but null breaks typed ones."""
     for version in [version for version in VERSIONS if version >= dict(FIELDS)["Description"]]:
-        for event in stage.events(version) if version == NEWEST else stage.document(version).events:
-            holds(
-                isinstance(event["Description"], str),
-                "a Description that is a string",
-                event["Description"],
-            )
+        is_last = version == NEWEST
+        events = session.events() if is_last else session.document(version).events
+        expect_member(events, "Description", is_string, "a string")
 
 
 @check(MUST, "PROTOCOL 2.2: EventSource", Need.EVENT)
-def event_source_is_known(stage: Stage) -> None:
-    """AKS's node-problem-detector approves by itself what a User asked for."""
-    for event in stage.events():
-        holds(
-            event["EventSource"] in ("Platform", "User"), "Platform or User", event["EventSource"]
-        )
+def event_source_is_known(session: Session) -> None:
+    """The AKS node problem detector approves by itself what a User requested."""
+    sources = ("Platform", "User")
+    expect_member(session.events(), "EventSource", sources.__contains__, " or ".join(sources))
 
 
 @check(MUST, "PROTOCOL 2.2: DurationInSeconds", Need.EVENT)
-def event_duration_is_an_integer(stage: Stage) -> None:
-    """Microsoft's sample takes int() of it: -1 is unknown, 0 is no interruption."""
-    for event in stage.events():
-        seconds = event["DurationInSeconds"]
-        holds(type(seconds) is int and seconds >= -1, "an integer of at least -1", seconds)
+def event_duration_is_an_integer(session: Session) -> None:
+    """Microsoft's sample calls int() on it: -1 is unknown, 0 is no interruption."""
+
+    def is_duration(value: object) -> bool:
+        return type(value) is int and value >= -1
+
+    expect_member(session.events(), "DurationInSeconds", is_duration, "an integer of at least -1")
+
+
+def _scheduled(session: Session, version: str = NEWEST) -> list[JsonObject]:
+    return [event for event in session.events(version) if event["EventStatus"] == "Scheduled"]
+
+
+@check(MUST, "PROTOCOL 2.3: always a string", Need.EVENT)
+def not_before_is_text(session: Session) -> None:
+    """Microsoft's samples call string methods on it, so null crashes them."""
+    expect_member(session.events(), "NotBefore", is_string, "a string")
+
+
+@check(MUST, "PROTOCOL 2.3: RFC 1123 in every capture", Need.EVENT, each=VERSIONS)
+def not_before_is_rfc_1123_in(version: str, session: Session) -> None:
+    """giantswarm's and dask's clients parse nothing else; ISO 8601 was only in articles."""
+    expected = "a date as 'Thu, 22 Jul 2021 04:50:17 GMT'"
+    expect_member(_scheduled(session, version), "NotBefore", is_http_date, expected)
+
+
+@check(SHOULD, "PROTOCOL 2.3: weekdays", Need.EVENT)
+def not_before_has_the_right_weekday(session: Session) -> None:
+    """Some date parsers compare the weekday with the date, and fail."""
+    for event in _scheduled(session):
+        expect(is_http_date(event["NotBefore"]), "an RFC 1123 date", event["NotBefore"])
+        date = parsedate_to_datetime(event["NotBefore"]).astimezone(UTC)
+        expect_equal("NotBefore", event["NotBefore"], format_datetime(date, usegmt=True))
+
+
+@check(MUST, "PROTOCOL 4: nothing starts earlier unless approved", Need.CONTROL)
+def not_before_matches_the_control_api(session: Session) -> None:
+    """It is the earliest start: a guest that sees a wrong one stops its work too early or late."""
+    event = session.create_shown()
+    not_before = session.control.get("events", event["EventId"])["not_before"]
+    wanted = datetime.fromisoformat(not_before).astimezone(UTC)
+    expect_equal("NotBefore", event["NotBefore"], format_datetime(wanted, usegmt=True))
+
+
+@check(MUST, "PROTOCOL 6.4 and 2.2: same number, same content", Need.CONTROL)
+def not_before_does_not_move(session: Session) -> None:
+    """A date that moves with every poll is never reached."""
+    event = session.create_shown()
+    for _ in range(3):
+        later = session.document().event(event["EventId"])
+        expect_equal("NotBefore", later["NotBefore"], event["NotBefore"])
+
+
+def _expect_type(event: JsonObject, event_type: str, source: str) -> None:
+    actual = (event["EventType"], event["EventSource"])
+    expect_equal("type and source to be", actual, (event_type, source))
+
+
+@check(MUST, "PROTOCOL 6.6", Need.CONTROL)
+def restart_is_a_reboot_by_a_user(session: Session) -> None:
+    """Clients approve what a user requested immediately, and drain before platform events."""
+    _expect_type(session.create_shown("restart"), "Reboot", "User")
+
+
+@check(MUST, "PROTOCOL 6.6", Need.CONTROL)
+def redeploy_is_a_redeploy_by_a_user(session: Session) -> None:
+    """A redeploy loses the local disk: clients must be able to tell it from a restart."""
+    _expect_type(session.create_shown("redeploy"), "Redeploy", "User")
+
+
+@check(MUST, "PROTOCOL 1.1 and 2.2", Need.CONTROL)
+def freeze_is_by_the_platform(session: Session) -> None:
+    """Clusters raise their timeouts for a pause of the host."""
+    _expect_type(session.create_shown("freeze"), "Freeze", "Platform")
+
+
+@check(MUST, "PROTOCOL 2.2: DurationInSeconds 9 for host maintenance", Need.CONTROL)
+def freeze_has_a_duration(session: Session) -> None:
+    """A cluster that knows the pause takes nine seconds need not fail over."""
+    duration = session.create_shown("freeze")["DurationInSeconds"]
+    expect_equal("DurationInSeconds", duration, 9)
+
+
+@check(MUST, "PROTOCOL 1.1 and 6.2", Need.CONTROL)
+def eviction_is_a_preempt_by_the_platform(session: Session) -> None:
+    """Spot workloads save their state within seconds, and only for this type."""
+    _expect_type(session.create_shown("evict"), "Preempt", "Platform")
+
+
+@check(MUST, "PROTOCOL 1.1 and 6.4", Need.CONTROL)
+def deletion_is_a_terminate(session: Session) -> None:
+    """Scale sets drain an instance for good on this type, and temporarily on the others."""
+    expect_equal("EventType", session.create_shown("delete")["EventType"], "Terminate")
+
+
+def _versions_with(session: Session, operation: str) -> list[str]:
+    """The versions that show the event of an operation."""
+    event_id = session.create_shown(operation)["EventId"]
+    return [version for version in VERSIONS if session.document(version).find(event_id)]
+
+
+def _expect_shown_since(first: str, versions: list[str]) -> None:
+    wanted = [version for version in VERSIONS if version >= first]
+    expect(set(wanted) <= set(versions), f"the event in {wanted}", versions)
+
+
+def _expect_hidden_before(first: str, versions: list[str]) -> None:
+    expect(min(versions, default="") >= first, f"it in no version before {first}", versions)
+
+
+@check(MUST, "PROTOCOL 1.1: event types", Need.CONTROL, each=("restart", "redeploy", "freeze"))
+def every_version_shows_a(operation: str, session: Session) -> None:
+    """The type is as old as the protocol."""
+    shown = _versions_with(session, operation)
+    expect_equal("the versions that show it to be", shown, list(VERSIONS))
+
+
+@check(MUST, "PROTOCOL 1.1: Preempt since 2017-11-01", Need.CONTROL)
+def preempt_is_shown_from_2017_11_01_on(session: Session) -> None:
+    """Spot VMs have no other way to learn of their eviction."""
+    _expect_shown_since(PREEMPT_SINCE, _versions_with(session, "evict"))
+
+
+@check(SHOULD, "PROTOCOL 1.1: hide Preempt before 2017-11-01", Need.CONTROL)
+def preempt_is_hidden_before_2017_11_01(session: Session) -> None:
+    """Older clients do not know the type."""
+    _expect_hidden_before(PREEMPT_SINCE, _versions_with(session, "evict"))
+
+
+@check(MUST, "PROTOCOL 1.1: Terminate since 2019-01-01 (TERM)", Need.CONTROL)
+def terminate_is_shown_from_2019_01_01_on(session: Session) -> None:
+    """Instances of a scale set drain on this."""
+    _expect_shown_since(TERMINATE_SINCE, _versions_with(session, "delete"))
+
+
+@check(MUST, "PROTOCOL 1.1: Terminate needs 2019-01-01 (TERM)", Need.CONTROL)
+def terminate_is_hidden_before_2019_01_01(session: Session) -> None:
+    """Microsoft's article promises that older clients do not get it."""
+    _expect_hidden_before(TERMINATE_SINCE, _versions_with(session, "delete"))

@@ -1,225 +1,182 @@
-"""The siblings that clients of Scheduled Events call: the instance tree, and the list of its
-versions.
-"""
+"""The other paths that clients of Scheduled Events call: the instance tree and its versions."""
 
 from collections.abc import Iterator
 from typing import Any
 
-from forewarn.conformance.check import Level, NotRun, check, holds, same
-from forewarn.conformance.checks.path import status
-from forewarn.conformance.checks.version import DATE, newest_three
-from forewarn.conformance.document import Entry
-from forewarn.conformance.session import Stage
+from forewarn.conformance.check import MUST, SHOULD, NotRun, check, expect, expect_equal
+from forewarn.conformance.checks.version import DATE, newest_versions
+from forewarn.conformance.raw_http import JsonObject, expect_status
+from forewarn.conformance.session import Session
 from forewarn.conformance.spec import (
     COMPUTE_ALWAYS,
     COMPUTE_LATER,
     INSTANCE,
+    INSTANCE_VERSION,
     INSTANCE_VERSION_OLD,
     VERSIONS_PATH,
 )
 
-MUST, SHOULD = Level.MUST, Level.SHOULD
 TEXT = "format=text"
 
 
-def tree(stage: Stage, version: str = "") -> Any:
-    answer = stage.instance(version=version) if version else stage.instance()
-    holds(answer.status == 200, "status 200 and the instance tree", answer)
-    return answer.object()
+def _tree(session: Session, version: str = INSTANCE_VERSION) -> JsonObject:
+    response = session.instance(version=version)
+    expect_status(response, 200)
+    return response.object()
 
 
-def versions(stage: Stage) -> list[str]:
-    answer = stage.get(VERSIONS_PATH, None)
-    holds(answer.status == 200, "status 200 and the versions", answer)
-    told = answer.object()["apiVersions"]
-    holds(
-        isinstance(told, list) and all(isinstance(one, str) for one in told),
-        "apiVersions that are a list of strings",
-        told,
-    )
-    return list(told)
+def _versions(session: Session) -> list[str]:
+    response = session.get(VERSIONS_PATH, None)
+    expect_status(response, 200)
+    versions = response.object()["apiVersions"]
+    is_list = isinstance(versions, list) and all(isinstance(each, str) for each in versions)
+    expect(is_list, "apiVersions to be a list of strings", versions)
+    return list(versions)
 
 
-def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value that is no list and no object, with the path to it."""
+def _walk(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every node with its path."""
+    yield path, node
     if isinstance(node, dict | list):
         for name, child in node.items() if isinstance(node, dict) else enumerate(node):
-            yield from leaves(child, f"{path}/{name}")
-    else:
-        yield path, node
-
-
-def nodes(node: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every object, with the path to it."""
-    if isinstance(node, dict):
-        yield path, node
-    for name, child in (
-        node.items()
-        if isinstance(node, dict)
-        else enumerate(node)
-        if isinstance(node, list)
-        else ()
-    ):
-        yield from nodes(child, f"{path}/{name}")
+            yield from _walk(child, f"{path}/{name}")
 
 
 @check(MUST, "PROTOCOL 8.1: /metadata/versions")
-def versions_are_listed(stage: Stage) -> None:
-    """Clients that want to know what they may ask call this first, without an api-version."""
-    told = versions(stage)
-    holds(bool(told) and all(DATE.fullmatch(one) for one in told), "a list of dates", told)
+def versions_are_listed(session: Session) -> None:
+    """Clients call this first, without an api-version, to learn which versions there are."""
+    versions = _versions(session)
+    is_list = bool(versions) and all(DATE.fullmatch(version) for version in versions)
+    expect(is_list, "a list of dates", versions)
 
 
 @check(MUST, "PROTOCOL 8.1: ascending")
-def versions_are_ascending(stage: Stage) -> None:
-    """Clients take the last one for the newest."""
-    told = versions(stage)
-    holds(told == sorted(set(told)), "each version once, oldest first", told)
+def versions_are_ascending(session: Session) -> None:
+    """Clients take the last one as the newest."""
+    versions = _versions(session)
+    expect(versions == sorted(set(versions)), "each version once, oldest first", versions)
 
 
 @check(MUST, "PROTOCOL 8.1")
-def versions_listed_are_served(stage: Stage) -> None:
-    """What is listed must work."""
-    for version in versions(stage):
-        status(stage.instance(version=version), 200)
+def versions_listed_are_served(session: Session) -> None:
+    """A version in the list must work."""
+    for version in _versions(session):
+        expect_status(session.instance(version=version), 200)
 
 
 @check(MUST, "PROTOCOL 8.1")
-def instance_is_a_tree_of_compute_and_network(stage: Stage) -> None:
-    """Pacemaker's agent, WDO, giantswarm and others read their own name and address from here."""
-    told = tree(stage)
-    holds(
-        isinstance(told["compute"], Entry) and isinstance(told["network"], Entry),
-        "compute and network",
-        told,
-    )
-    holds(isinstance(told["network"]["interface"], list), "a list of interfaces", told["network"])
+def instance_is_a_tree_of_compute_and_network(session: Session) -> None:
+    """Pacemaker's agent, WDO, giantswarm and others read their own name and address from it."""
+    tree = _tree(session)
+    has_both = isinstance(tree["compute"], JsonObject) and isinstance(tree["network"], JsonObject)
+    expect(has_both, "compute and network", tree)
+    interfaces = tree["network"]["interface"]
+    expect(isinstance(interfaces, list), "a list of interfaces", tree["network"])
 
 
 @check(MUST, "PROTOCOL 3: Content-Type")
-def instance_is_application_json(stage: Stage) -> None:
-    """aiohttp and PowerShell read JSON only where it is called so."""
-    same(
-        "the Content-Type",
-        (stage.instance().header("content-type") or "").partition(";")[0].lower(),
-        "application/json",
-    )
+def instance_is_application_json(session: Session) -> None:
+    """aiohttp and PowerShell parse JSON only with this Content-Type."""
+    expect_equal("the Content-Type", session.instance().media_type, "application/json")
 
 
 @check(MUST, "PROTOCOL 8.1: all primitives are strings")
-def instance_values_are_strings(stage: Stage) -> None:
-    """Typed clients read strings, also for numbers, and the empty one where nothing is known."""
-    odd = [path for path, value in leaves(tree(stage)) if not isinstance(value, str)]
-    holds(not odd, "values that are all strings", odd)
+def instance_values_are_strings(session: Session) -> None:
+    """Typed clients decode strings, also for numbers, and an empty one for an unknown value."""
+    nodes = _walk(_tree(session))
+    wrong = [path for path, value in nodes if not isinstance(value, str | dict | list)]
+    expect(not wrong, "values that are all strings", wrong)
 
 
 @check(MUST, "PROTOCOL 8.1: alphabetical (SWG)")
-def instance_members_are_in_alphabetical_order(stage: Stage) -> None:
-    """So do all the examples of the specification, and people compare by eye."""
-    odd = [path for path, node in nodes(tree(stage)) if list(node) != sorted(node, key=str.lower)]
-    holds(
-        not odd,
-        "members in alphabetical order",
-        f"another order at {', '.join(path or '/' for path in odd)}",
-    )
+def instance_members_are_in_alphabetical_order(session: Session) -> None:
+    """All examples of the specification are, and people compare by eye."""
+    objects = [(path, node) for path, node in _walk(_tree(session)) if isinstance(node, dict)]
+    wrong = [path or "/" for path, node in objects if list(node) != sorted(node, key=str.lower)]
+    expect(not wrong, "members in alphabetical order", f"another order at {', '.join(wrong)}")
 
 
 @check(MUST, "PROTOCOL 8.1: members of compute")
-def instance_compute_has_what_is_always_there(stage: Stage) -> None:
+def instance_compute_has_the_oldest_members(session: Session) -> None:
     """These are as old as the instance tree itself."""
-    compute = tree(stage)["compute"]
-    holds(set(COMPUTE_ALWAYS) <= set(compute), f"{', '.join(COMPUTE_ALWAYS)}", list(compute))
+    compute = _tree(session)["compute"]
+    expect(set(compute) >= COMPUTE_ALWAYS, ", ".join(sorted(COMPUTE_ALWAYS)), list(compute))
 
 
 @check(MUST, "PROTOCOL 8.1: first versions")
-def instance_compute_has_nothing_before_its_time(stage: Stage) -> None:
-    """A client of 2017 that reads strictly refuses members of 2021."""
-    told = tree(stage, INSTANCE_VERSION_OLD)["compute"]
-    early = [name for name in told if name in COMPUTE_LATER]
-    holds(not early, f"none of the later members in {INSTANCE_VERSION_OLD}", early)
+def instance_compute_has_no_newer_members(session: Session) -> None:
+    """A strict client of 2017 rejects members of 2021."""
+    newer = COMPUTE_LATER.intersection(_tree(session, INSTANCE_VERSION_OLD)["compute"])
+    expect(not newer, f"no newer members in {INSTANCE_VERSION_OLD}", sorted(newer))
 
 
 @check(MUST, "PROTOCOL 8.1: format=text, no newline (DRAIN)")
-def instance_leaf_as_text_is_bare(stage: Stage) -> None:
-    """drainsafe compares the raw bytes with Resources: a newline, a quote or a space and nothing
-    ever matches.
-    """
-    name = tree(stage)["compute"]["name"]
-    same(
-        "the name as text to be",
-        stage.instance("/compute/name", query=TEXT).body,
-        str(name).encode(),
-    )
+def instance_leaf_as_text_is_bare(session: Session) -> None:
+    """drainsafe compares the raw bytes with Resources: a newline or a quote breaks it."""
+    name = str(_tree(session)["compute"]["name"]).encode()
+    text = session.instance("/compute/name", query=TEXT).body
+    expect_equal("the name as text to be", text, name)
 
 
 @check(SHOULD, "PROTOCOL 8.1: text")
-def instance_leaf_as_text_is_text_plain(stage: Stage) -> None:
-    """PowerShell parses what is called JSON, and a bare name is none."""
-    said = stage.instance("/compute/name", query=TEXT).header("content-type") or ""
-    same("the Content-Type", said.partition(";")[0].lower(), "text/plain")
+def instance_leaf_as_text_is_text_plain(session: Session) -> None:
+    """PowerShell parses a JSON Content-Type, and a bare name is not JSON."""
+    media_type = session.instance("/compute/name", query=TEXT).media_type
+    expect_equal("the Content-Type", media_type, "text/plain")
 
 
 @check(MUST, "PROTOCOL 8.1: a leaf needs format=text")
-def instance_leaf_without_format_is_400(stage: Stage) -> None:
-    """A bare value is no JSON document, and the documents say so."""
-    status(stage.instance("/compute/name"), 400)
+def instance_leaf_without_format_is_400(session: Session) -> None:
+    """A bare value is not a JSON document; this is documented."""
+    expect_status(session.instance("/compute/name"), 400)
 
 
 @check(MUST, "PROTOCOL 8.1: route walking")
-def instance_may_be_walked(stage: Stage) -> None:
-    """Scripts ask for the part that they need."""
-    whole = tree(stage)
-    for path, part in (
-        ("/compute", whole["compute"]),
-        ("/network/interface", whole["network"]["interface"]),
-    ):
-        same(f"{path} to be the same as in the whole tree,", stage.instance(path).json(), part)
+def instance_path_can_be_walked(session: Session) -> None:
+    """Scripts request only the part that they need."""
+    tree = _tree(session)
+    parts = {"/compute": tree["compute"], "/network/interface": tree["network"]["interface"]}
+    for path, part in parts.items():
+        actual = session.instance(path).json()
+        expect_equal(f"{path} to be the same as in the whole tree,", actual, part)
 
 
 @check(MUST, "PROTOCOL 8.1: route walking by number")
-def instance_may_be_walked_by_number(stage: Stage) -> None:
-    """curl … /network/interface/0/ipv4/ipAddress/0/privateIpAddress is the documents' own example."""
-    found = [
-        (path, value)
-        for path, value in leaves(tree(stage)["network"], "/network")
-        if path.endswith("/privateIpAddress")
-    ]
-    if not found:
+def instance_path_can_be_walked_by_index(session: Session) -> None:
+    """The documented example is curl … /network/interface/0/ipv4/ipAddress/0/privateIpAddress."""
+    nodes = _walk(_tree(session)["network"], "/network")
+    addresses = [(path, value) for path, value in nodes if path.endswith("/privateIpAddress")]
+    if not addresses:
         raise NotRun("the VM has no address in the instance tree")
-    for path, value in found:
-        same(f"{path} as text to be", stage.instance(path, query=TEXT).body, str(value).encode())
+    for path, value in addresses:
+        text = session.instance(path, query=TEXT).body
+        expect_equal(f"{path} as text to be", text, str(value).encode())
 
 
 @check(MUST, "PROTOCOL 8.1: text of a node")
-def instance_node_as_text_names_its_children(stage: Stage) -> None:
-    """Shell scripts walk the tree by these names; a slash at the end says that there is more below."""
-    whole = tree(stage)
-    wanted = sorted(
-        name if isinstance(child, str) else f"{name}/" for name, child in whole["compute"].items()
-    )
-    same(
-        "the children of /compute to be",
-        sorted(stage.instance("/compute", query=TEXT).body.decode().split()),
-        wanted,
-    )
-    root = sorted(stage.instance(query=TEXT).body.decode().split())
-    same("the children of the root to be", root, ["compute/", "network/"])
+def instance_node_as_text_names_its_children(session: Session) -> None:
+    """Shell scripts walk the tree by these names; a slash at the end means that there is more."""
+    compute = _tree(session)["compute"]
+    wanted = sorted(f"{name}{'' if isinstance(compute[name], str) else '/'}" for name in compute)
+    for path, children in (("/compute", wanted), ("", ["compute/", "network/"])):
+        names = sorted(session.instance(path, query=TEXT).body.decode().split())
+        expect_equal(f"the children of {path or '/'} to be", names, children)
 
 
 @check(MUST, "PROTOCOL 5: 404")
-def instance_unknown_element_is_404(stage: Stage) -> None:
-    """A client that looks for a member of a later version learns that it is not there."""
-    status(stage.instance("/compute/noSuchThing", query=TEXT), 404)
+def instance_unknown_element_is_404(session: Session) -> None:
+    """A client that looks for a member of a later version learns that it is missing."""
+    expect_status(session.instance("/compute/noSuchThing", query=TEXT), 404)
 
 
 @check(MUST, "PROTOCOL 1.3 (IMDS)")
-def instance_version_missing_is_400(stage: Stage) -> None:
-    """Ohai and MSAL ask like this on purpose, and read the answer."""
-    status(stage.get(INSTANCE, None), 400)
+def instance_version_missing_is_400(session: Session) -> None:
+    """Ohai and MSAL send this on purpose, and read the error."""
+    expect_status(session.get(INSTANCE, None), 400)
 
 
 @check(MUST, "PROTOCOL 1.3: newest-versions (MSAL, OHAI)")
-def instance_version_missing_names_the_newest(stage: Stage) -> None:
-    """Ohai picks its version from this list."""
-    named = newest_three(stage.get(INSTANCE, None).object()["newest-versions"], "newest-versions")
-    same("the three newest of /metadata/versions,", named, versions(stage)[-3:][::-1])
+def instance_version_missing_names_the_newest(session: Session) -> None:
+    """Ohai chooses its version from this list."""
+    newest = newest_versions(session.get(INSTANCE, None))
+    expect_equal("the three newest of /metadata/versions,", newest, _versions(session)[-3:][::-1])

@@ -1,10 +1,9 @@
-"""The filter around the metadata application: it records every request, and does to it what the
-faults in force say.
+"""The filter around the metadata application: records every request and applies the active faults.
 
-It knows the application by its answers only. A request that no fault touches passes through, and
-its answer is not changed by a byte. What faults do is done in this order: delay, refusal, error
-status, what the document shows (`view.py`), body (`body.py`). Where one of the last two touches a
-GET of the document, it is answered at once (`Prefer: wait` or not).
+It knows the application only by its responses. A response that no fault affects is passed on
+byte for byte. Faults are applied in this order: delay, refusal, error status, shown document
+(`shown_document.py`), body (`response.py`). A GET of the document that one of the last two
+affects is answered immediately, whatever its `Prefer: wait` says.
 """
 
 import asyncio
@@ -14,142 +13,146 @@ from random import Random
 
 from forewarn.engine.clock import Clock
 from forewarn.errors import Invalid
-from forewarn.lab.fault.active import Call, Faults, Standing, delay_seconds
-from forewarn.lab.fault.kinds import BODIES, VIEWS, FirstCall, Latency, Refuse, Status
-from forewarn.lab.fault.response import Answer, Ending, error, spoil
-from forewarn.lab.fault.shown_document import Memory, read
-from forewarn.lab.fault.tcp import Dropped, FilteredPolls, line_of
-from forewarn.lab.transcript import BODY_CHARS_MAX, Kind, Transcript, text
-from forewarn.web.metadata import request as ask
+from forewarn.lab.fault.active import ActiveFault, Call, FaultSet, draw_delay
+from forewarn.lab.fault.kinds import (
+    BODY_FAULTS,
+    VIEW_FAULTS,
+    ErrorStatus,
+    FirstCall,
+    Latency,
+    Refuse,
+)
+from forewarn.lab.fault.response import Ending, FaultyResponse, apply_faults, make_error
+from forewarn.lab.fault.shown_document import VmView, read_shown
+from forewarn.lab.fault.tcp import get_connection
+from forewarn.lab.transcript import BODY_CHARS_MAX, Kind, Transcript, decode_body
+from forewarn.web.http.message import Header
+from forewarn.web.metadata import request as metadata_request
 from forewarn.web.metadata.app import Message, Receive, Send
-from forewarn.web.metadata.rendered_document import Header
 from forewarn.wire import document
 
-__all__ = ["Dropped", "FaultFilter", "FilteredPolls"]
-
 SLEEP = "forewarn.sleep"
-MEMORIES_MAX = 20_000
-CONDITIONAL, PREFER = b"if-none-match", b"prefer"
+VIEWS_MAX = 20_000
+IF_NONE_MATCH, PREFER = b"if-none-match", b"prefer"
 
 Application = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
 class FaultFilter:
-    """An ASGI application around another.
-
-    `vm_of` tells whose request it is: a VM, or nobody (`""`).
-    """
+    """An ASGI application around another. `get_vm` names the VM of a request, or `""`."""
 
     def __init__(
         self,
         app: Application,
-        faults: Faults,
+        faults: FaultSet,
         transcript: Transcript,
         clock: Clock,
         random: Random,
-        vm_of: Callable[[Message], str],
+        get_vm: Callable[[Message], str],
     ) -> None:
         self._app = app
         self._faults = faults
         self._transcript = transcript
         self._clock = clock
         self._random = random
-        self._vm_of = vm_of
-        self._memories: dict[tuple[str, str], Memory] = {}
+        self._get_vm = get_vm
+        self._views: dict[tuple[str, str], VmView] = {}
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send, self._vm_of(scope), self._transcript)
+        exchange = Exchange(scope, receive, send, self._get_vm(scope), self._transcript)
         try:
-            answer = await self._answer(exchange)
-            if answer is not None:  # else the client has left
-                await exchange.answer(answer)
+            response = await self._respond(exchange)
+            if response is not None:  # None: the client has disconnected
+                await exchange.send_response(response)
         finally:
-            if not exchange.is_recorded:  # cut off, by whoever
+            if not exchange.is_recorded:  # disconnected or cancelled
                 exchange.record(0, b"")
 
-    async def _answer(
-        self, exchange: "Exchange", before: Sequence[Standing] = (), given: Answer | None = None
-    ) -> Answer | None:
-        """What to answer; None if the client has left.
+    async def _respond(
+        self,
+        exchange: "Exchange",
+        seen: Sequence[ActiveFault] = (),
+        response: FaultyResponse | None = None,
+    ) -> FaultyResponse | None:
+        """Return the response; None if the client has disconnected.
 
-        A fault that comes while a VM waits for a change touches the answer to that, too: then
-        `before` were there already, and `given` is the answer if nothing else touches it.
+        A fault added while a VM waits for a change affects that response too. In this second
+        pass, `seen` are the faults of the first one, and `response` is used if no new one applies.
         """
+        now = self._clock.now()
         active = [
-            one
-            for one in self._faults.active(exchange.call.vm, self._clock.now())
-            if one not in before
+            each for each in self._faults.list_active(exchange.call.vm, now) if each not in seen
         ]
-        touching = self._faults.touching(exchange.call, active, self._random)
-        exchange.touching += touching
-        if given is not None and not touching:
-            return self._untouched(exchange, given)
-        answer: Answer | None = None
-        for one in touching:
-            match one.fault:
+        taken = self._faults.take(exchange.call, active, self._random)
+        exchange.faults += taken
+        if response is not None and not taken:
+            return self._record_shown(exchange, response)
+        response = None
+        for each in taken:
+            match each.fault:
                 case FirstCall() | Latency():
-                    if not await exchange.sleep(delay_seconds(one.fault, self._random)):
+                    if not await exchange.sleep(draw_delay(each.fault, self._random)):
                         return None
                 case Refuse():
-                    return Answer(0, (), ending=Ending.DROP)
-                case Status():
-                    answer = error(one.fault)
-        answer = answer or await self._heard(exchange, [*before, *active])
-        return answer and spoil(answer, [one.fault for one in touching])
+                    return FaultyResponse(0, (), ending=Ending.DROP)
+                case ErrorStatus():
+                    response = make_error(each.fault)
+        response = response or await self._process(exchange, [*seen, *active])
+        return response and apply_faults(response, [each.fault for each in taken])
 
-    async def _heard(self, exchange: "Exchange", before: Sequence[Standing]) -> Answer | None:
-        """The application's answer, and of the document what the VM is to see."""
+    async def _process(
+        self, exchange: "Exchange", seen: Sequence[ActiveFault]
+    ) -> FaultyResponse | None:
+        """Return the application's response, with the document as the VM is to see it."""
         headers: list[Header] = exchange.scope["headers"]
         if not exchange.call.is_document:
-            return await self._ask(exchange, headers)
-        if any(isinstance(one.fault, (*VIEWS, *BODIES)) for one in exchange.touching):
-            answer = await self._ask(
-                exchange, [header for header in headers if header[0] not in (CONDITIONAL, PREFER)]
-            )
-            return answer and self._shown(exchange, answer)
-        answer = await self._ask(exchange, self._by_real_number(exchange))
-        return answer and await self._answer(exchange, before, answer)
+            return await self._call_app(exchange, headers)
+        if any(isinstance(each.fault, (*VIEW_FAULTS, *BODY_FAULTS)) for each in exchange.faults):
+            headers = [header for header in headers if header[0] not in (IF_NONE_MATCH, PREFER)]
+            response = await self._call_app(exchange, headers)
+            return response and self._show(exchange, response)
+        response = await self._call_app(exchange, self._restore_number(exchange))
+        return response and await self._respond(exchange, seen, response)
 
-    def _by_real_number(self, exchange: "Exchange") -> list[Header]:
-        """The headers of a request that no fault touches.
-
-        What the VM has may bear another number than it really has.
-        """
+    def _restore_number(self, exchange: "Exchange") -> list[Header]:
+        """Return the headers with the real number in If-None-Match, where the VM has another."""
         headers: list[Header] = exchange.scope["headers"]
-        memory = self._memories.get(exchange.key)
-        if memory is None or not memory.is_renumbered:
+        view = self._views.get(exchange.key)
+        if view is None or not view.is_renumbered:
             return headers
-        plain = [header for header in headers if header[0] != CONDITIONAL]
-        has_it = document.matches(exchange.known, memory.offered[-1].number)
-        return [*plain, (CONDITIONAL, _etag(memory.real)[1])] if has_it else plain
+        headers = [header for header in headers if header[0] != IF_NONE_MATCH]
+        if document.matches(exchange.if_none_match, view.shown[-1].number):
+            headers.append((IF_NONE_MATCH, _etag(view.real_number)[1]))
+        return headers
 
-    def _untouched(self, exchange: "Exchange", answer: Answer) -> Answer:
-        memory = self._memories.get(exchange.key)
-        if memory is not None and memory.is_renumbered:
-            if answer.status == 304:
-                return answer.put(_etag(memory.offered[-1].number))
-            return self._shown(exchange, answer)
-        real = read(answer.body) if answer.status == 200 and exchange.call.vm else None
+    def _record_shown(self, exchange: "Exchange", response: FaultyResponse) -> FaultyResponse:
+        """Remember the document of a response that no fault affects."""
+        view = self._views.get(exchange.key)
+        if view is not None and view.is_renumbered:
+            if response.status == 304:
+                return response.with_header(*_etag(view.shown[-1].number))
+            return self._show(exchange, response)
+        real = read_shown(response.body) if response.status == 200 and exchange.call.vm else None
         if real is not None:
-            self._memory(exchange).note(real)
-        return answer
+            self._get_view(exchange).record(real)
+        return response
 
-    def _shown(self, exchange: "Exchange", answer: Answer) -> Answer:
-        """A document as the VM sees it;
+    def _show(self, exchange: "Exchange", response: FaultyResponse) -> FaultyResponse:
+        """Return the document as the VM sees it.
 
-        304 if it has that already, unless its body is about to be spoilt.
+        304 if the VM has it already, unless a fault will change the body.
         """
-        real = read(answer.body) if answer.status == 200 else None
+        real = read_shown(response.body) if response.status == 200 else None
         if real is None:
-            return answer
-        shown = self._memory(exchange).look(real, exchange.touching, self._clock.now())
-        is_spoilt = any(isinstance(one.fault, BODIES) for one in exchange.touching)
-        if document.matches(exchange.known, shown.number) and not is_spoilt:
-            return Answer(304, (_etag(shown.number),))
-        return answer.put(_etag(shown.number)).with_body(shown.body())
+            return response
+        shown = self._get_view(exchange).apply(real, exchange.faults, self._clock.now())
+        changes_body = any(isinstance(each.fault, BODY_FAULTS) for each in exchange.faults)
+        if document.matches(exchange.if_none_match, shown.number) and not changes_body:
+            return FaultyResponse(304, (_etag(shown.number),))
+        return response.with_header(*_etag(shown.number)).with_body(shown.body())
 
-    async def _ask(self, exchange: "Exchange", headers: list[Header]) -> Answer | None:
-        """The application's whole answer; None if it gives none, because the client has left."""
+    async def _call_app(self, exchange: "Exchange", headers: list[Header]) -> FaultyResponse | None:
+        """Return the application's response; None if the client has disconnected."""
         sent: list[Message] = []
 
         async def collect(message: Message) -> None:
@@ -158,100 +161,89 @@ class FaultFilter:
         await self._app({**exchange.scope, "headers": headers}, exchange.receive, collect)
         if not sent:
             return None
-        return Answer(
-            sent[0]["status"],
-            tuple(sent[0]["headers"]),
-            b"".join(one.get("body", b"") for one in sent[1:]),
-        )
+        body = b"".join(message.get("body", b"") for message in sent[1:])
+        return FaultyResponse(sent[0]["status"], tuple(sent[0]["headers"]), body)
 
-    def _memory(self, exchange: "Exchange") -> Memory:
-        if exchange.key not in self._memories and len(self._memories) >= MEMORIES_MAX:
-            del self._memories[next(iter(self._memories))]
-        return self._memories.setdefault(exchange.key, Memory())
+    def _get_view(self, exchange: "Exchange") -> VmView:
+        if exchange.key not in self._views and len(self._views) >= VIEWS_MAX:
+            del self._views[next(iter(self._views))]
+        return self._views.setdefault(exchange.key, VmView())
 
 
 class Exchange:
-    """One request while it is being answered.
-
-    What it asks is read on its way to the application.
-    """
+    """One request and its response."""
 
     def __init__(
         self, scope: Message, receive: Receive, send: Send, vm: str, transcript: Transcript
     ) -> None:
-        _, self._path = ask.split(scope["path"])
-        is_document = scope["method"] == "GET" and ask.route(self._path) in (
-            ask.EVENTS,
-            ask.EVENTS_LEGACY,
+        _, self._path = metadata_request.split(scope["path"])
+        is_document = scope["method"] == "GET" and metadata_request.normalize(self._path) in (
+            metadata_request.EVENTS,
+            metadata_request.EVENTS_LEGACY,
         )
         self.scope = scope
-        self.send = send
         self.call = Call(vm, scope["method"], is_document)
-        self.key = (vm, _version(scope["query_string"]) if is_document else "")
-        self.known = ask.join(scope["headers"]).get(CONDITIONAL, b"").decode("latin-1")
-        self.touching: list[Standing] = []
+        self.key = (vm, _get_version(scope["query_string"]) if is_document else "")
+        headers = metadata_request.join(scope["headers"])
+        self.if_none_match = headers.get(IF_NONE_MATCH, b"").decode("latin-1")
+        self.faults: list[ActiveFault] = []
         self.is_recorded = False
+        self._send = send
         self._receive = receive
-        self._received: deque[Message] = deque()
-        self._asked = b""
+        self._buffered: deque[Message] = deque()
+        self._body = b""
         self._transcript = transcript
 
     async def receive(self) -> Message:
-        return self._received.popleft() if self._received else await self._hear()
+        return self._buffered.popleft() if self._buffered else await self._receive_next()
 
-    async def _hear(self) -> Message:
+    async def _receive_next(self) -> Message:
         message = await self._receive()
-        if len(self._asked) < BODY_CHARS_MAX:
-            self._asked += message.get("body", b"")
+        if len(self._body) < BODY_CHARS_MAX:
+            self._body += message.get("body", b"")
         return message
 
     async def sleep(self, seconds: float) -> bool:
-        """On the clock of the caller, if it has one of its own.
+        """Delay the response. Returns whether the client is still connected.
 
-        Whether the client is still there.
+        A client inside the lab brings its own clock in the extensions.
         """
-        clock = (self.scope.get("extensions") or {}).get(SLEEP, asyncio.sleep)
-        asleep, leaving = (
-            asyncio.ensure_future(clock(seconds)),
-            asyncio.ensure_future(self._until_it_leaves()),
-        )
+        sleep = (self.scope.get("extensions") or {}).get(SLEEP, asyncio.sleep)
+        sleeping = asyncio.ensure_future(sleep(seconds))
+        leaving = asyncio.ensure_future(self._wait_for_disconnect())
         try:
-            await asyncio.wait({asleep, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({sleeping, leaving}, return_when=asyncio.FIRST_COMPLETED)
             return not leaving.done()
         finally:
-            asleep.cancel()
+            sleeping.cancel()
             leaving.cancel()
 
-    async def _until_it_leaves(self) -> None:
-        """What it says meanwhile is kept for the application."""
-        while True:  # ends when it leaves: a body has an end, and then only that comes
-            message = await self._hear()
+    async def _wait_for_disconnect(self) -> None:
+        """Buffer what arrives before the disconnect for the application."""
+        while True:  # ends: after the body only a disconnect can come
+            message = await self._receive_next()
             if message["type"] == "http.disconnect":
                 return
-            self._received.append(message)
+            self._buffered.append(message)
 
-    async def answer(self, answer: Answer) -> None:
-        """Record the answer and send it, as far as it goes."""
-        is_whole = answer.ending is Ending.WHOLE
-        self.record(
-            answer.status if is_whole else 0, b"" if answer.ending is Ending.DROP else answer.body
-        )
-        line = None if is_whole else line_of(self.scope)
-        if answer.ending is not Ending.DROP:
-            await self.send(
-                {
-                    "type": "http.response.start",
-                    "status": answer.status,
-                    "headers": list(answer.headers),
-                }
+    async def send_response(self, response: FaultyResponse) -> None:
+        """Record the response and send it, up to its ending."""
+        is_whole = response.ending is Ending.WHOLE
+        is_dropped = response.ending is Ending.DROP
+        self.record(response.status if is_whole else 0, b"" if is_dropped else response.body)
+        connection = None if is_whole else get_connection(self.scope)
+        if not is_dropped:
+            headers = list(response.headers)
+            start = {"type": "http.response.start", "status": response.status, "headers": headers}
+            await self._send(start)
+            await self._send(
+                {"type": "http.response.body", "body": response.body, "more_body": not is_whole}
             )
-            await self.send(
-                {"type": "http.response.body", "body": answer.body, "more_body": not is_whole}
-            )
-        if line is not None:
-            await (line.close() if answer.ending is Ending.CLOSE else line.reset())
+        if connection is not None:
+            is_close = response.ending is Ending.CLOSE
+            await (connection.close() if is_close else connection.reset())
 
-    def record(self, status: int, answered: bytes) -> None:
+    def record(self, status: int, body: bytes) -> None:
         self.is_recorded = True
         query = self.scope["query_string"].decode("latin-1")
         self._transcript.add(
@@ -260,15 +252,15 @@ class Exchange:
             method=self.call.method,
             path=f"{self._path}?{query}" if query else self._path,
             status=status,
-            asked=text(self._asked),
-            answered=text(answered),
-            faults=tuple(one.fault.kind for one in self.touching),
+            request_body=decode_body(self._body),
+            response_body=decode_body(body),
+            faults=tuple(each.fault.kind for each in self.faults),
         )
 
 
-def _version(query: bytes) -> str:
+def _get_version(query: bytes) -> str:
     try:
-        return ask.parameters(query).get("api-version", "")
+        return metadata_request.parse_query(query).get("api-version", "")
     except Invalid:
         return ""
 

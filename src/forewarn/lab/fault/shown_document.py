@@ -1,215 +1,147 @@
-"""What a VM is shown of its document while a fault is in force. Pure: the memory is all that is
-kept, and it is bounded.
+"""The document as a VM is shown it while faults are active. Pure, with a bounded memory.
 
-What the VM sees has numbers of its own: the same number is always the same document, and a change
-that only it can see (an event that has been hidden long enough) counts. So they may run ahead of
-the real ones, and then stay ahead when the fault is over. Only the faults that are about numbers
-break this.
+Each VM has its own numbering: the same number is always the same document, and a change that only
+this VM can see (an event that is no longer hidden) counts. So its numbers may run ahead of the
+real ones, and they stay ahead when the fault is over. Only `stale` and `incarnation-reset`, which
+are about numbers, break this rule.
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from email.utils import format_datetime
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import msgspec
 
-from forewarn.client import dates as moment
-from forewarn.lab.fault.active import Standing
-from forewarn.lab.fault.kinds import (
-    Base,
-    Duplicate,
-    IncarnationReset,
-    NoStarted,
-    Reorder,
-    ShortNotice,
-    Skew,
-    Stale,
-)
+from forewarn.client.models import parse_date
+from forewarn.lab.fault.active import ActiveFault
+from forewarn.lab.fault.kinds import AnyFault, IncarnationReset, NoStarted, ShortNotice, Skew, Stale
 
 DOCUMENTS_MAX = 64
 
-Entry = dict[str, Any]
+EventEntry = dict[str, Any]
 
 
-class Document(NamedTuple):
-    """A document as it stands on the wire."""
+class ShownDocument(NamedTuple):
+    """A document as it is on the wire."""
 
     number: int
-    events: list[Entry]
+    events: list[EventEntry]
 
     def body(self) -> bytes:
-        """Compact, in wire order."""
         return msgspec.json.encode({"DocumentIncarnation": self.number, "Events": self.events})
 
 
-def read(body: bytes) -> Document | None:
-    """The document of an answer; None if it is none."""
+def read_shown(body: bytes) -> ShownDocument | None:
+    """Read the document of a response; None if it has none."""
     try:
-        said = msgspec.json.decode(body)
-        return Document(said["DocumentIncarnation"], said["Events"])
+        values = msgspec.json.decode(body)
+        return ShownDocument(values["DocumentIncarnation"], values["Events"])
     except (msgspec.DecodeError, KeyError, TypeError):
         return None
 
 
-class Memory:
-    """What one VM was offered in one api-version.
-
-    `real` is the number that the newest of it really has.
-    """
+class VmView:
+    """What one VM was shown in one api-version. `real_number` is the newest real incarnation."""
 
     def __init__(self) -> None:
-        self.offered: deque[Document] = deque(maxlen=DOCUMENTS_MAX)
-        self.real = 0
-        self._scheduled: dict[str, Entry] = {}
-        self._stages: WeakKeyDictionary[Standing, Stage] = WeakKeyDictionary()
+        self.shown: deque[ShownDocument] = deque(maxlen=DOCUMENTS_MAX)
+        self.real_number = 0
+        self._scheduled: dict[str, EventEntry] = {}
+        self._frozen: WeakKeyDictionary[ActiveFault, ShownDocument] = WeakKeyDictionary()
+        self._renumbered: WeakKeyDictionary[ActiveFault, dict[int, int]] = WeakKeyDictionary()
 
     @property
     def is_renumbered(self) -> bool:
-        return bool(self.offered) and self.offered[-1].number != self.real
+        return bool(self.shown) and self.shown[-1].number != self.real_number
 
-    def note(self, real: Document) -> None:
-        """It was shown the document as it really is."""
-        self._learn(real)
-        self._offer(real, real.number)
+    def record(self, real: ShownDocument) -> None:
+        """Remember that the VM was shown the real document."""
+        self._remember_scheduled(real)
+        self._remember(real, real.number)
 
-    def look(self, real: Document, touching: Sequence[Standing], now: datetime) -> Document:
-        """What it is shown of a document under these faults, which are in order."""
-        self._learn(real)
-        before = self.offered[-1] if self.offered else None
-        events = list(self._entries(real.events, [one.fault for one in touching], now))
-        shown = self._offer(Document(self._number(real, events), events), real.number)
-        for one in touching:
-            if type(one.fault) in STAGES:
-                stage = self._stages.setdefault(one, STAGES[type(one.fault)](one.fault, before))
-                shown = stage.next(shown, self.offered)
-        return shown
+    def apply(
+        self, real: ShownDocument, faults: Sequence[ActiveFault], now: datetime
+    ) -> ShownDocument:
+        """Return what the VM is shown under these faults, which are in order."""
+        self._remember_scheduled(real)
+        before = self.shown[-1] if self.shown else None
+        events = real.events
+        for each in faults:
+            events = self._change_events(events, each.fault, now)
+        document = ShownDocument(self._choose_number(real, events), events)
+        self._remember(document, real.number)
+        for each in faults:
+            match each.fault:
+                case Stale(by=None):
+                    document = self._frozen.setdefault(each, before or document)
+                case Stale(by=changes) if changes is not None:
+                    document = self.shown[max(len(self.shown) - 1 - changes, 0)]
+                case IncarnationReset():
+                    document = document._replace(number=self._renumber(each, document.number))
+        return document
 
-    def _learn(self, real: Document) -> None:
+    def _remember_scheduled(self, real: ShownDocument) -> None:
         """Keep each event as it was while it was Scheduled."""
-        known = {
-            entry["EventId"]: entry for entry in real.events if entry["EventStatus"] == "Scheduled"
-        }
-        self._scheduled = {
-            id: known.get(id) or self._scheduled[id]
-            for id in (entry["EventId"] for entry in real.events)
-            if id in known or id in self._scheduled
-        }
+        previous, self._scheduled = self._scheduled, {}
+        for event in real.events:
+            event_id = event["EventId"]
+            if event["EventStatus"] == "Scheduled":
+                self._scheduled[event_id] = event
+            elif event_id in previous:
+                self._scheduled[event_id] = previous[event_id]
 
-    def _entries(
-        self, entries: list[Entry], faults: Iterable[Base], now: datetime
-    ) -> Iterable[Entry]:
-        seen: Iterable[Entry] = entries
-        for fault in faults:
-            match fault:
-                case ShortNotice(seconds=seconds):
-                    seen = [
-                        entry for entry in seen if _rest(entry, now) <= timedelta(seconds=seconds)
-                    ]
-                case NoStarted():
-                    known = self._scheduled
-                    seen = [known[entry["EventId"]] for entry in seen if entry["EventId"] in known]
-                case Skew(seconds=seconds):
-                    seen = [_shifted(entry, seconds) for entry in seen]
-        return seen
+    def _change_events(
+        self, events: list[EventEntry], fault: AnyFault, now: datetime
+    ) -> list[EventEntry]:
+        match fault:
+            case ShortNotice(seconds=seconds):
+                notice = timedelta(seconds=seconds)
+                return [event for event in events if _time_left(event, now) <= notice]
+            case NoStarted():
+                scheduled = self._scheduled
+                ids = [event["EventId"] for event in events]
+                return [scheduled[event_id] for event_id in ids if event_id in scheduled]
+            case Skew(seconds=seconds):
+                return [_shift(event, seconds) for event in events]
+        return events
 
-    def _number(self, real: Document, events: list[Entry]) -> int:
-        if not self.offered:
+    def _choose_number(self, real: ShownDocument, events: list[EventEntry]) -> int:
+        if not self.shown:
             return real.number
-        last = self.offered[-1]
+        last = self.shown[-1]
         if events == last.events and (events != real.events or real.number <= last.number):
             return last.number
         return max(real.number, last.number + 1)
 
-    def _offer(self, document: Document, real: int) -> Document:
-        if not self.offered or self.offered[-1] != document:
-            self.offered.append(document)
-        self.real = real
-        return document
+    def _remember(self, document: ShownDocument, real_number: int) -> None:
+        if not self.shown or self.shown[-1] != document:
+            self.shown.append(document)
+        self.real_number = real_number
+
+    def _renumber(self, fault: ActiveFault, number: int) -> int:
+        numbers = self._renumbered.setdefault(fault, {})
+        if number not in numbers:
+            numbers[number] = max(numbers.values(), default=0) + 1
+            if len(numbers) > DOCUMENTS_MAX:
+                del numbers[next(iter(numbers))]
+        return numbers[number]
 
 
-class Stage(Protocol):
-    """One fault that picks another document than the newest, and what it remembers of one VM."""
-
-    def __init__(self, fault: Any, before: Document | None) -> None: ...
-
-    def next(self, document: Document, offered: Sequence[Document]) -> Document: ...
+def _time_left(event: EventEntry, now: datetime) -> timedelta:
+    """Return the time until NotBefore; zero once the event has started."""
+    return parse_date(event["NotBefore"]) - now if event["NotBefore"] else timedelta(0)
 
 
-class _Stale:
-    def __init__(self, fault: Stale, before: Document | None) -> None:
-        self._by = fault.by
-        self._frozen = before
-
-    def next(self, document: Document, offered: Sequence[Document]) -> Document:
-        if self._by is not None:
-            return offered[max(len(offered) - 1 - self._by, 0)]
-        self._frozen = self._frozen or document
-        return self._frozen
-
-
-class _Duplicate:
-    """B after A is shown as B, A, B."""
-
-    def __init__(self, fault: Duplicate, before: Document | None) -> None:
-        self._last = before
-        self._again: Document | None = None
-
-    def next(self, document: Document, offered: Sequence[Document]) -> Document:
-        again, self._again = self._again, None
-        if again is not None:
-            return again
-        if document != self._last:
-            self._last, self._again = document, self._last
-        return document
-
-
-class _Reorder:
-    def __init__(self, fault: Reorder, before: Document | None) -> None:
-        self._is_older = True
-
-    def next(self, document: Document, offered: Sequence[Document]) -> Document:
-        self._is_older = not self._is_older
-        older = [one for one in offered if one.number < document.number]
-        return older[-1] if self._is_older and older else document
-
-
-class _Reset:
-    def __init__(self, fault: IncarnationReset, before: Document | None) -> None:
-        self._count = 0
-        self._numbers: dict[int, int] = {}
-
-    def next(self, document: Document, offered: Sequence[Document]) -> Document:
-        if document.number not in self._numbers:
-            self._count += 1
-            self._numbers[document.number] = self._count
-            if len(self._numbers) > DOCUMENTS_MAX:
-                del self._numbers[next(iter(self._numbers))]
-        return document._replace(number=self._numbers[document.number])
-
-
-STAGES: dict[type[Base], type[Stage]] = {
-    Stale: _Stale,
-    Duplicate: _Duplicate,
-    Reorder: _Reorder,
-    IncarnationReset: _Reset,
-}
-
-
-def _rest(entry: Entry, now: datetime) -> timedelta:
-    """How long until NotBefore; nothing once it has started."""
-    return moment.parse(entry["NotBefore"]) - now if entry["NotBefore"] else timedelta(0)
-
-
-def _shifted(entry: Entry, seconds: int) -> Entry:
-    text = entry["NotBefore"]
+def _shift(event: EventEntry, seconds: int) -> EventEntry:
+    text = event["NotBefore"]
     if not text:
-        return entry
-    shifted = moment.parse(text) + timedelta(seconds=seconds)
+        return event
+    shifted = parse_date(text) + timedelta(seconds=seconds)
     is_iso = text[0].isdigit()
-    return entry | {
+    return event | {
         "NotBefore": f"{shifted:%Y-%m-%dT%H:%M:%SZ}"
         if is_iso
         else format_datetime(shifted, usegmt=True)

@@ -1,4 +1,4 @@
-"""Conditions: what must have happened before a step is done. A small fixed grammar."""
+"""Conditions of steps: a small fixed grammar, parsed from `when` and checked live."""
 
 from collections.abc import Collection
 from enum import StrEnum
@@ -6,7 +6,7 @@ from enum import StrEnum
 import msgspec
 
 from forewarn.core.event import EventType, Status
-from forewarn.lab.scenario.timeline import Happening
+from forewarn.lab.scenario.timeline import Observation
 
 FORMS = (
     "VM approved",
@@ -15,12 +15,12 @@ FORMS = (
     "VM sees TYPE STATUS",
     "NAME scheduled|approved|started|completed|canceled|failed",
 )
-"""VM is a VM of the fleet, NAME one that a step gives with `as`."""
+"""VM is a VM of the fleet, NAME a name that a step gives with `as`."""
 
-BECOMES = ("scheduled", "approved", "started", "completed", "canceled", "failed")
+CHANGES = ("scheduled", "approved", "started", "completed", "canceled", "failed")
 
 
-class Verb(StrEnum):
+class ConditionVerb(StrEnum):
     APPROVED = "approved"
     POLLED = "polled"
     SEES = "sees"
@@ -28,64 +28,61 @@ class Verb(StrEnum):
 
 
 class Condition(msgspec.Struct, frozen=True):
-    """`subject` is a VM, but for BECAME: there it is the name of events and `status` a change."""
+    """`subject` is a VM; for BECAME it is the name of events, and `status` is a change."""
 
-    verb: Verb
+    verb: ConditionVerb
     subject: str
     name: str = ""
     type: str = ""
     status: str = ""
 
 
-def parse(text: str, *, vms: Collection[str], names: Collection[str]) -> Condition:
-    """The condition that a text says. ValueError, with what was expected, for what is none."""
-    words = text.split()
-    match words:
+def parse_condition(text: str, *, vms: Collection[str], names: Collection[str]) -> Condition:
+    """Parse a condition. ValueError says what was expected."""
+    match text.split():
         case [vm, "approved"] if vm in vms:
-            return Condition(Verb.APPROVED, vm)
+            return Condition(ConditionVerb.APPROVED, vm)
         case [vm, "approved", name] if vm in vms and name in names:
-            return Condition(Verb.APPROVED, vm, name=name)
+            return Condition(ConditionVerb.APPROVED, vm, name=name)
         case [vm, "polled"] if vm in vms:
-            return Condition(Verb.POLLED, vm)
+            return Condition(ConditionVerb.POLLED, vm)
         case [vm, "sees", type_, status] if (
             vm in vms and type_ in list(EventType) and status in list(Status)
         ):
-            return Condition(Verb.SEES, vm, type=type_, status=status)
-        case [name, status] if name in names and status in BECOMES:
-            return Condition(Verb.BECAME, name, status=status)
-    subjects = f"with {some(vms)} for VM and {some(names)} for NAME"
+            return Condition(ConditionVerb.SEES, vm, type=type_, status=status)
+        case [name, status] if name in names and status in CHANGES:
+            return Condition(ConditionVerb.BECAME, name, status=status)
+    subjects = f"with {shorten_list(vms)} for VM and {shorten_list(names)} for NAME"
     raise ValueError(f"one of: {'; '.join(FORMS)}; {subjects}")
 
 
-def is_met(condition: Condition, happening: Happening) -> bool:
-    """Whether this entry makes it true."""
+def is_met(condition: Condition, observation: Observation) -> bool:
+    """Return whether this observation makes the condition true."""
+    entry = observation.entry
     match condition.verb:
-        case Verb.APPROVED:
+        case ConditionVerb.APPROVED:
             return any(
-                vm == condition.subject and condition.name in ("", known.name)
-                for vm, known in happening.approvals
+                vm == condition.subject and condition.name in ("", event.name)
+                for vm, event in observation.approvals
             )
-        case Verb.POLLED:
-            return happening.is_poll and happening.entry.vm == condition.subject
-        case Verb.SEES:
-            if happening.entry.vm != condition.subject or happening.document is None:
+        case ConditionVerb.POLLED:
+            return observation.is_poll and entry.vm == condition.subject
+        case ConditionVerb.SEES:
+            if entry.vm != condition.subject or observation.document is None:
                 return False
-            wanted_event = (condition.type, condition.status)
-            return any(
-                (event.type, event.status) == wanted_event for event in happening.document.events
+            expected = (condition.type, condition.status)
+            events = observation.document.events
+            return any((event.type, event.status) == expected for event in events)
+        case ConditionVerb.BECAME:
+            return (
+                observation.event is not None
+                and observation.event.name == condition.subject
+                and observation.change == condition.status
+                and observation.timeline.has_all(condition.subject, condition.status)
             )
-        case Verb.BECAME:
-            known = happening.known
-            if (
-                known is None
-                or known.name != condition.subject
-                or happening.change != condition.status
-            ):
-                return False
-            return happening.story.have_all(condition.subject, condition.status)
 
 
-def some(names: Collection[str], count_max: int = 8) -> str:
-    """A few of them, for a person."""
-    shown = ", ".join(list(names)[:count_max]) or "(there is none)"
+def shorten_list(names: Collection[str], count_max: int = 8) -> str:
+    """Join the first names for a message."""
+    shown = ", ".join(list(names)[:count_max]) or "(none)"
     return f"{shown}, …" if len(names) > count_max else shown

@@ -1,9 +1,10 @@
-"""Model guests: they play the software in a VM, through the same endpoint as everybody, faults and
-transcript included.
+"""Model guests: they play the software in a VM through the real endpoint, faults included.
 
-A day of polls once a second would tell nothing new most of the time. So a guest looks when
-something has changed, at its next poll moment; it goes on looking while an answer was bad or a
-fault is in force, and once an hour to keep its scope enabled.
+A poll every second for a day would mostly see nothing new. So a guest polls at its next poll time
+after something has changed, keeps polling while responses are bad or a fault is active, and polls
+once an hour to keep its scope enabled.
+
+States:  IDLE (a poll is planned) -> POLLING -> IDLE. A change during POLLING plans another poll.
 """
 
 import asyncio
@@ -12,14 +13,14 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
 
-from forewarn import duration as span
 from forewarn.client.errors import InvalidDocument
 from forewarn.client.models import Document, Event, read_document
 from forewarn.client.protocol import API_VERSION
 from forewarn.core.fleet import Power
-from forewarn.lab.scenario.scheduler import Agenda
-from forewarn.lab.scenario.schema import NEVER, GuestEntry, Of
-from forewarn.lab.service import Answer, LabService
+from forewarn.duration import parse_duration
+from forewarn.lab.scenario.scheduler import Scheduler
+from forewarn.lab.scenario.schema import NEVER, Approves, GuestEntry
+from forewarn.lab.service import LabResponse, LabService
 
 TARGET = f"/metadata/scheduledevents?api-version={API_VERSION}"
 HEADERS = (("Metadata", "true"),)
@@ -27,108 +28,108 @@ IDLE = timedelta(hours=1)
 
 
 class Guest:
-    """One VM's software. `phase` (0 to 1) is where in its interval it polls."""
+    """The software of one VM. `phase` (0 to 1) is where in its interval it polls."""
 
     def __init__(
-        self, vm: str, entry: GuestEntry, lab: LabService, agenda: Agenda, *, phase: float
+        self, vm: str, entry: GuestEntry, lab: LabService, scheduler: Scheduler, *, phase: float
     ) -> None:
         assert entry.poll != NEVER
         self.vm = vm
         self._entry = entry
         self._lab = lab
-        self._agenda = agenda
-        self._interval = span.parse(entry.poll) / lab.rate
+        self._scheduler = scheduler
+        self._interval = parse_duration(entry.poll) / lab.rate
         self._approve_after = (
-            None if entry.approve == NEVER else span.parse(entry.approve) / lab.rate
+            None if entry.approve == NEVER else parse_duration(entry.approve) / lab.rate
         )
         self._first = lab.clock.now() + self._interval * phase
-        self._alarm: asyncio.Task[None] | None = None
+        self._planned: asyncio.Task[None] | None = None
         self._poll_at = datetime.max.replace(tzinfo=self._first.tzinfo)
-        self._is_asking = False
+        self._is_polling = False
         self._has_news = False
         self._noticed: set[str] = set()
         self._scheduled: dict[str, Event] = {}
 
-    def begin(self) -> None:
-        self._look_at(self._first)
+    def start(self) -> None:
+        self._plan_poll(self._first)
 
-    def notice(self) -> None:
-        """Something may be new: look at the next poll moment."""
+    def notify(self) -> None:
+        """Something may have changed: poll at the next poll time."""
         self._has_news = True
-        if not self._is_asking:
-            self._look_at(self._moment_after(self._agenda.clock.now()))
+        if not self._is_polling:
+            self._plan_poll(self._next_poll_time(self._lab.clock.now()))
 
-    def _look_at(self, moment: datetime) -> None:
-        if self._alarm is not None and not self._alarm.done() and self._poll_at <= moment:
-            return
-        if self._alarm is not None:
-            self._alarm.cancel()
-        self._poll_at = moment
-        self._alarm = self._agenda.at(moment, self._poll)
+    def _plan_poll(self, time: datetime) -> None:
+        if self._planned is not None:
+            if not self._planned.done() and self._poll_at <= time:
+                return
+            self._planned.cancel()
+        self._poll_at = time
+        self._planned = self._scheduler.run_at(time, self._poll)
 
-    def _moment_after(self, moment: datetime) -> datetime:
-        turns = max((moment - self._first) // self._interval + 1, 0)
-        return self._first + turns * self._interval
+    def _next_poll_time(self, after: datetime) -> datetime:
+        intervals = max((after - self._first) // self._interval + 1, 0)
+        return self._first + intervals * self._interval
 
     async def _poll(self) -> None:
-        self._alarm = None
-        is_quiet = True
+        self._planned = None
+        is_idle = True
         if self._is_up():
-            self._is_asking, self._has_news = True, False
-            document = read(await self._lab.ask(self.vm, "GET", TARGET, headers=HEADERS))
-            self._is_asking = False
+            self._is_polling, self._has_news = True, False
+            response = await self._lab.request(self.vm, "GET", TARGET, headers=HEADERS)
+            self._is_polling = False
+            document = read_good_document(response)
             if document is not None:
-                self._consider(document)
-            is_troubled = bool(self._lab.faults.active(self.vm, self._agenda.clock.now()))
-            is_quiet = document is not None and not self._has_news and not is_troubled
-        pause = IDLE / self._lab.rate if is_quiet else timedelta(0)
-        self._look_at(self._moment_after(self._agenda.clock.now() + pause))
+                self._plan_approvals(document)
+            has_faults = bool(self._lab.faults.list_active(self.vm, self._lab.clock.now()))
+            is_idle = document is not None and not self._has_news and not has_faults
+        pause = IDLE / self._lab.rate if is_idle else timedelta(0)
+        self._plan_poll(self._next_poll_time(self._lab.clock.now() + pause))
 
     def _is_up(self) -> bool:
-        """Nothing runs in a VM that is deallocated, or not there any more."""
-        place = self._lab.engine.board.vms.get(self.vm)
-        vm = place.scope.vm(self.vm) if place else None
+        """Nothing runs in a VM that is deallocated or has left the fleet."""
+        published = self._lab.engine.board.vms.get(self.vm)
+        vm = published.scope.vm(self.vm) if published else None
         return vm is not None and vm.power is Power.RUNNING
 
-    def _consider(self, document: Document) -> None:
+    def _plan_approvals(self, document: Document) -> None:
         self._scheduled = {event.key: event for event in document.events if event.is_scheduled}
         for key, event in self._scheduled.items():
-            if key in self._noticed or self._approve_after is None or not self._is_ours(event):
+            if self._approve_after is None or key in self._noticed or not self._approves(event):
                 continue
             self._noticed.add(key)
-            self._agenda.at(
-                self._agenda.clock.now() + self._approve_after, partial(self._approve, key)
+            self._scheduler.run_at(
+                self._lab.clock.now() + self._approve_after, partial(self._approve, key)
             )
 
-    def _is_ours(self, event: Event) -> bool:
+    def _approves(self, event: Event) -> bool:
         if self._entry.types and event.type not in self._entry.types:
             return False
         match self._entry.of:
-            case Of.OWN:
+            case Approves.OWN:
                 return event.concerns(self.vm)
-            case Of.LEADER:
+            case Approves.LEADER:
                 return event.resources[:1] == (self.vm,)
-            case Of.ANY:
+            case Approves.ANY:
                 return True
-            case Of.FOREIGN:
+            case Approves.FOREIGN:
                 return not event.concerns(self.vm)
 
     async def _approve(self, key: str) -> None:
-        """Until it is heard, or there is nothing to approve any more."""
+        """Approve, and retry until it succeeds or the event is no longer Scheduled."""
         event = self._scheduled.get(key)
         if event is None or not self._is_up():
             return
         body = json.dumps({"StartRequests": [{"EventId": event.id}]}).encode()
-        answer = await self._lab.ask(self.vm, "POST", TARGET, body, HEADERS)
-        if answer.status != 200:
-            self._agenda.at(
-                self._moment_after(self._agenda.clock.now()), partial(self._approve, key)
-            )
+        response = await self._lab.request(self.vm, "POST", TARGET, body, HEADERS)
+        if response.status != 200:
+            retry_at = self._next_poll_time(self._lab.clock.now())
+            self._scheduler.run_at(retry_at, partial(self._approve, key))
 
 
-def read(answer: Answer) -> Document | None:
-    """The document, if a careful client would believe it."""
-    if answer.status == 200 and answer.body:
+def read_good_document(response: LabResponse) -> Document | None:
+    """Return the document, if a careful client would accept it."""
+    if response.status == 200 and response.body:
         with suppress(InvalidDocument):
-            return read_document(answer.body)
+            return read_document(response.body)
     return None

@@ -1,4 +1,4 @@
-"""The software under test, started for a run and ended with it."""
+"""The software under test: a process that runs as long as the scenario."""
 
 import asyncio
 import os
@@ -14,21 +14,19 @@ ENDPOINT = "{endpoint}"
 
 
 @asynccontextmanager
-async def running(
+async def start_program(
     command: Sequence[str],
     *,
     endpoint: str,
     environment: Mapping[str, str],
-    tell: Callable[[str], None],
+    write: Callable[[str], None],
+    stop_seconds_max: float = STOP_SECONDS_MAX,
 ) -> AsyncIterator["Program"]:
-    """Within this the program runs, in a process group of its own.
-
-    `tell` is given each line that it prints.
-    """
-    words = [word.replace(ENDPOINT, endpoint) for word in command]
+    """Run a program in its own process group. `write` gets each line of its output."""
+    arguments = [argument.replace(ENDPOINT, endpoint) for argument in command]
     try:
         process = await asyncio.create_subprocess_exec(
-            *words,
+            *arguments,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
@@ -37,40 +35,45 @@ async def running(
         )
     except OSError as error:
         raise Invalid(
-            f"{words[0]!r} cannot be started: {error.strerror or error}", command=words[0]
+            f"{arguments[0]!r} cannot be started: {error.strerror or error}", command=arguments[0]
         ) from error
-    program = Program(process, words)
+    program = Program(process, stop_seconds_max)
     assert process.stdout is not None
-    listening = asyncio.create_task(_listen(process.stdout, tell))
+    reading = asyncio.create_task(_read_lines(process.stdout, write))
     try:
         yield program
     finally:
         await program.stop()
-        with suppress(TimeoutError):  # whoever it left behind may hold its output open
-            await asyncio.wait_for(listening, STOP_SECONDS_MAX)
+        with suppress(TimeoutError):  # a process that it left behind may keep the pipe open
+            await asyncio.wait_for(reading, stop_seconds_max)
 
 
 class Program:
-    """A process at work."""
+    """A running process."""
 
-    def __init__(self, process: asyncio.subprocess.Process, words: Sequence[str]) -> None:
-        self.words = words
+    def __init__(self, process: asyncio.subprocess.Process, stop_seconds_max: float) -> None:
         self._process = process
+        self._stop_seconds_max = stop_seconds_max
 
     @property
     def exit_code(self) -> int | None:
-        """What it ended with by itself; None while it runs."""
+        """None while it runs."""
         return self._process.returncode
 
     async def wait(self) -> int:
         return await self._process.wait()
 
+    async def wait_for_failure(self) -> None:
+        """Wait until it ends with another code than 0: then there is nothing left to test."""
+        if await self.wait() == 0:
+            await asyncio.get_running_loop().create_future()
+
     async def stop(self) -> None:
-        """TERM, then KILL, to the whole group: a program may have started others."""
+        """Send TERM, then KILL, to the whole process group."""
         if self._process.returncode is None:
             self._signal(signal.SIGTERM)
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), STOP_SECONDS_MAX)
+                await asyncio.wait_for(self._process.wait(), self._stop_seconds_max)
         self._signal(signal.SIGKILL)
         await self._process.wait()
 
@@ -79,21 +82,20 @@ class Program:
             os.killpg(self._process.pid, number)
 
 
-async def _listen(output: asyncio.StreamReader, tell: Callable[[str], None]) -> None:
+async def _read_lines(output: asyncio.StreamReader, write: Callable[[str], None]) -> None:
     rest = b""
-    while chunk := await output.read(LINE_BYTES_MAX):  # ends with the output
+    while chunk := await output.read(LINE_BYTES_MAX):
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
-            tell(_text(line))
+            write(_decode(line))
         if len(rest) > LINE_BYTES_MAX:
-            tell(_text(rest))
+            write(_decode(rest))
             rest = b""
     if rest:
-        tell(_text(rest))
+        write(_decode(rest))
 
 
-def _text(line: bytes) -> str:
-    """As a terminal may show it: what it would obey is replaced."""
-    return "".join(
-        letter if letter.isprintable() else " " for letter in line.decode(errors="replace").rstrip()
-    )
+def _decode(line: bytes) -> str:
+    """Decode a line, without terminal control characters."""
+    text = line.decode(errors="replace").rstrip()
+    return "".join(letter if letter.isprintable() else " " for letter in text)

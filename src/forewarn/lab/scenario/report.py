@@ -1,164 +1,139 @@
-"""How a run is told: live and readable, then a verdict for each expectation; as JUnit for a CI
-system.
-"""
+"""The reports of a run: live on the console, and as JUnit for CI systems."""
 
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from xml.etree import ElementTree
 
 from forewarn.errors import Invalid
-from forewarn.lab.scenario.result import Verdict
-from forewarn.lab.scenario.schema import Scenario
-from forewarn.lab.scenario.timeline import Happening, Story
-from forewarn.lab.transcript import Entry, Kind, Transcript
+from forewarn.junit import TestCase, render
+from forewarn.lab.scenario.timeline import Observation
+from forewarn.lab.scenario.verdicts import Verdict
+from forewarn.lab.transcript import Kind, Transcript
 from forewarn.wire import approval
 
 SHOWN_CHARS_MAX = 200
 
 CHANGES = {
-    "enabled": "a VM polls: the scope is told from now on",
-    "executed_silently": "{vm}: {detail} at once, nobody was told",
+    "enabled": "a VM polls: Scheduled Events are enabled for the scope",
+    "executed_silently": "{vm}: {detail} without an event",
     "scheduled": "Scheduled: {detail}",
     "approved": "approved by {detail}",
     "started": "Started",
-    "extended": "put off {detail}",
+    "extended": "postponed {detail}",
     "impact-failed": "{vm}: {detail}",
     "moved": "{vm} has moved from {detail}",
     "left": "{vm} has left the fleet",
     "joined": "{vm} has joined the fleet",
     "completed": "completed",
-    "canceled": "canceled",
+    "canceled": "cancelled",
     "failed": "failed",
 }
-"""The changes that matter to a person, in words."""
+"""The changes that the console shows."""
 
 
-class Loudness(IntEnum):
+class Verbosity(IntEnum):
     QUIET = 0
     NORMAL = 1
     VERBOSE = 2
 
 
-class Progress:
-    """Tells of a run, line by line. Quiet: nothing but the verdict."""
+class Console:
+    """Prints a run line by line. QUIET prints only the verdicts."""
 
-    def __init__(self, write: Callable[[str], None], loudness: Loudness = Loudness.NORMAL) -> None:
+    def __init__(
+        self, write: Callable[[str], None], verbosity: Verbosity = Verbosity.NORMAL
+    ) -> None:
         self._write = write
-        self._loudness = loudness
-        self._trouble: dict[tuple[str, str], tuple[str, int]] = {}
+        self._verbosity = verbosity
+        self._bad: dict[tuple[str, str], tuple[str, int]] = {}
+        """The last bad response and how often it came in a row, by VM and method."""
 
-    def say(self, line: str) -> None:
-        if self._loudness > Loudness.QUIET:
+    def print(self, line: str) -> None:
+        if self._verbosity > Verbosity.QUIET:
             self._write(line)
 
-    def output(self, vm: str, line: str) -> None:
-        """What the software under test prints."""
-        self.say(f"{'':12}{vm} | {line}")
+    def print_output(self, vm: str, line: str) -> None:
+        """Print a line of the software under test."""
+        self.print(f"{'':12}{vm} | {line}")
 
-    def tell(self, happening: Happening, story: Story) -> None:
-        """What matters to a person."""
-        entry = happening.entry
-        words = self._words(happening, story) if self._loudness > Loudness.QUIET else ""
-        if words:
+    def print_observation(self, observation: Observation) -> None:
+        """Print what matters of a transcript entry, if anything."""
+        if self._verbosity is Verbosity.QUIET:
+            return
+        entry = observation.entry
+        text = self._describe(observation)
+        if text:
+            time = observation.timeline.format_time(entry.at)
             subject = entry.vm if entry.kind is Kind.REQUEST else entry.scope or entry.vm
-            self.say(f"{story.clock(entry.at):>11} {subject or entry.kind:12} {cut(words)}")
+            if len(text) > SHOWN_CHARS_MAX:
+                text = text[:SHOWN_CHARS_MAX] + "…"
+            self.print(f"{time:>11} {subject or entry.kind:12} {text}")
 
-    def failure(self, expected: str, reason: str) -> None:
-        self.say(f"{'':11} FAILED       {expected}: {reason}")
+    def print_failure(self, verdict: Verdict) -> None:
+        self.print(f"{'':11} FAILED       {verdict.expected}: {verdict.reason}")
 
-    def _words(self, happening: Happening, story: Story) -> str:
-        entry = happening.entry
+    def print_verdicts(self, name: str, verdicts: Sequence[Verdict]) -> None:
+        """Print the verdicts at any verbosity."""
+        for verdict in verdicts:
+            result = "passed" if verdict.is_passed else "FAILED"
+            self._write(f"{result}  {verdict.expected}: {verdict.reason}")
+        failed = sum(not verdict.is_passed for verdict in verdicts)
+        if failed:
+            self._write(f"{name} FAILED ({failed} of {len(verdicts)} expectations)")
+        else:
+            self._write(f"{name} passed ({len(verdicts)} expectations)")
+
+    def _describe(self, observation: Observation) -> str:
+        entry = observation.entry
         if entry.kind is Kind.CHANGE:
-            words = CHANGES.get(entry.what, "").format(vm=entry.vm, detail=entry.detail)
-            name = story.events[entry.event].name if entry.event in story.events else ""
-            return f"{words} [{name or entry.event[:8]}]" if words and entry.event else words
+            text = CHANGES.get(entry.what, "").format(vm=entry.vm, detail=entry.detail)
+            name = observation.event.name if observation.event else ""
+            return f"{text} [{name or entry.event[:8]}]" if text and entry.event else text
         if entry.kind is Kind.REQUEST:
-            return self._request(happening, story)
+            return self._describe_request(observation)
         if entry.kind is Kind.CLOCK and entry.what == "advance":
             return ""
         return f"{entry.what} {entry.detail}"
 
-    def _request(self, happening: Happening, story: Story) -> str:
-        """Approvals matter, and what goes wrong, but not over and over; the rest is for those who
-        want to see everything.
-        """
-        entry = happening.entry
-        asked = (
-            f"approves {approved(entry, story)}".rstrip()
-            if entry.method == "POST"
-            else f"{entry.method} {entry.path}"
-        )
-        touched = f" ({', '.join(entry.faults)})" if entry.faults else ""
-        words = f"{asked} -> {entry.status or 'no answer'}{touched}"
-        if self._loudness is Loudness.VERBOSE:
-            return f"{words} {entry.answered}"
+    def _describe_request(self, observation: Observation) -> str:
+        """Describe approvals, and bad responses once in a row; VERBOSE describes every request."""
+        entry = observation.entry
+        request = f"{entry.method} {entry.path}"
+        if entry.method == "POST":
+            request = f"approves {describe_approved(observation)}".rstrip()
+        faults = f" ({', '.join(entry.faults)})" if entry.faults else ""
+        text = f"{request} -> {entry.status or 'no response'}{faults}"
+        if self._verbosity is Verbosity.VERBOSE:
+            return f"{text} {entry.response_body}"
         key = (entry.vm, entry.method)
-        before, count = self._trouble.pop(key, ("", 0))
-        if happening.is_good:
-            again = f"good answers again, after {count} bad ones like that" if count else ""
-            return words if entry.method == "POST" else again
-        self._trouble[key] = (words, count + 1 if words == before else 1)
-        return "" if words == before else words
-
-    def verdicts(self, scenario: Scenario, verdicts: Sequence[Verdict]) -> None:
-        """Said however quiet it is meant to be."""
-        for verdict in verdicts:
-            self._write(
-                f"{'passed' if verdict.is_passed else 'FAILED'}  {verdict.expected}: {verdict.reason}"
-            )
-        failed = sum(not verdict.is_passed for verdict in verdicts)
-        whole = (
-            f"FAILED ({failed} of {len(verdicts)} expectations)"
-            if failed
-            else f"passed ({len(verdicts)} expectations)"
-        )
-        self._write(f"{scenario.file.name} {whole}")
+        before, count = self._bad.pop(key, ("", 0))
+        if observation.is_good:
+            if entry.method == "POST":
+                return text
+            return f"good responses again, after {count} bad ones" if count else ""
+        self._bad[key] = (text, count + 1 if text == before else 1)
+        return "" if text == before else text
 
 
-def approved(entry: Entry, story: Story) -> str:
-    """What a VM asks to be started, by name where it has one."""
+def describe_approved(observation: Observation) -> str:
+    """Return the names, or short ids, of the events that a request approves."""
+    body, events = observation.entry.request_body, observation.timeline.events
     try:
-        ids = approval.parse(entry.asked.encode())
+        ids = approval.parse(body.encode())
     except Invalid:
-        return entry.asked
-    return ", ".join(
-        (story.events[event].name if event in story.events else "") or event[:8] for event in ids
-    )
+        return body
+    names = [events[event_id].name if event_id in events else "" for event_id in ids]
+    return ", ".join(name or event_id[:8] for name, event_id in zip(names, ids, strict=True))
 
 
-def junit(scenario: Scenario, verdicts: Sequence[Verdict], transcript: Transcript) -> bytes:
-    """One test case for each expectation; a failure ends with the newest lines of the transcript."""
-    name = scenario.file.name
-    failures = sum(not verdict.is_passed for verdict in verdicts)
-    suite = ElementTree.Element(
-        "testsuite",
-        name=name,
-        tests=str(len(verdicts)),
-        failures=str(failures),
-        errors="0",
-        skipped="0",
-    )
-    for verdict in verdicts:
-        case = ElementTree.SubElement(
-            suite, "testcase", classname=f"forewarn.lab.{name}", name=legible(verdict.expected)
+def render_junit(name: str, verdicts: Sequence[Verdict], transcript: Transcript) -> bytes:
+    """Render a case per expectation. Failures end with the newest transcript entries."""
+    cases = [
+        TestCase(
+            name=verdict.expected,
+            classname=f"forewarn.lab.{name}",
+            failure="" if verdict.is_passed else verdict.reason,
+            details=f"{verdict.expected}: {verdict.reason}\n\n{transcript}",
         )
-        if not verdict.is_passed:
-            failure = ElementTree.SubElement(case, "failure", message=legible(verdict.reason))
-            failure.text = legible(f"{verdict.expected}: {verdict.reason}\n\n{transcript}")
-    root = ElementTree.Element("testsuites")
-    root.append(suite)
-    ElementTree.indent(root)
-    text = ElementTree.tostring(root, encoding="unicode")
-    return f"<?xml version='1.0' encoding='utf-8'?>\n{text}\n".encode()
-
-
-def legible(text: str) -> str:
-    """Without what XML cannot hold."""
-    return "".join(
-        letter if letter.isprintable() or letter == "\n" else "\N{REPLACEMENT CHARACTER}"
-        for letter in text
-    )
-
-
-def cut(words: str) -> str:
-    return words if len(words) <= SHOWN_CHARS_MAX else words[:SHOWN_CHARS_MAX] + "…"
+        for verdict in verdicts
+    ]
+    return render(name, cases)

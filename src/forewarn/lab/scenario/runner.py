@@ -1,65 +1,53 @@
-"""Running a scenario: the lab is set up, guests and steps do their part, monitors watch, and there
-is a verdict.
-"""
+"""Runs a scenario: opens a lab, runs guests and steps, and returns verdicts."""
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
-import msgspec
 from msgspec.structs import replace
 
-from forewarn import duration as span
+from forewarn.duration import parse_duration
 from forewarn.engine.board import PublishedScope
 from forewarn.engine.operations import ScopedEvent
 from forewarn.errors import Error, Invalid, NotFound
 from forewarn.lab.clock import VirtualClock
-from forewarn.lab.fault.active import begin_of
+from forewarn.lab.environment import make_environment
+from forewarn.lab.fault.active import parse_begin
 from forewarn.lab.fault.kinds import Fault
-from forewarn.lab.scenario import step as do
-from forewarn.lab.scenario.action import Actions
 from forewarn.lab.scenario.condition import is_met
 from forewarn.lab.scenario.guest import Guest
-from forewarn.lab.scenario.monitor import monitor
-from forewarn.lab.scenario.program import Program, running
-from forewarn.lab.scenario.report import Progress
-from forewarn.lab.scenario.result import Verdict
-from forewarn.lab.scenario.scheduler import Agenda
-from forewarn.lab.scenario.schema import NEVER, Scenario, every_vm_played, names_in
-from forewarn.lab.scenario.timeline import Story, is_poll
-from forewarn.lab.service import LabService, Setup, laboratory
+from forewarn.lab.scenario.program import Program, start_program
+from forewarn.lab.scenario.report import Console
+from forewarn.lab.scenario.scheduler import Scheduler
+from forewarn.lab.scenario.schema import NEVER, Scenario, list_vms
+from forewarn.lab.scenario.steps import Step, StepRunner
+from forewarn.lab.scenario.timeline import Timeline, is_poll
+from forewarn.lab.scenario.verdicts import Verdict, judge
+from forewarn.lab.service import LabService, Setup, open_lab
 from forewarn.lab.transcript import Entry, Kind, Transcript
-from forewarn.testing.lab import ENVIRONMENT
 
 COMMAND_SECONDS_MAX = 60.0
-SOMEBODY_SECONDS_MAX = 600.0
-"""How long the first poll of a VM that is played from outside is waited for, with a command of ours
-and without.
-"""
+MANUAL_SECONDS_MAX = 600.0
+"""How long to wait for the first poll of an external VM, with a command and without one."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
-    """How a scenario is to be run, where not as its file says.
-
-    VMs `outside` are played by software at their doors.
-    """
+class RunOptions:
+    """Overrides of the scenario file. External VMs are played by software at their listeners."""
 
     seed: int | None = None
     rate: float | None = None
-    outside: tuple[str, ...] = ()
+    external: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
-    patience_seconds: float | None = None
+    first_poll_seconds_max: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
-    """What came of it."""
-
+class RunResult:
     verdicts: tuple[Verdict, ...]
     transcript: Transcript
 
@@ -68,345 +56,299 @@ class Result:
         return all(verdict.is_passed for verdict in self.verdicts)
 
 
-async def run(scenario: Scenario, wish: Wish, progress: Progress) -> Result:
-    """The whole scenario, in virtual time unless somebody outside takes part or a rate says
-    otherwise.
-    """
+async def run(scenario: Scenario, options: RunOptions, console: Console) -> RunResult:
+    """Run a scenario: in virtual time, unless it has external VMs or a rate."""
     file = scenario.file
-    seed = file.seed if wish.seed is None else wish.seed
-    outside = players(scenario, wish)
-    rate = rate_of(scenario, wish, outside)
-    if rate is not None and any(isinstance(one, do.Jump) for one in file.steps):
+    seed = file.seed if options.seed is None else options.seed
+    external = choose_external(scenario, options)
+    rate = choose_rate(scenario, options, external)
+    if rate is not None and any(step.do == "jump" for step in file.steps):
         raise Invalid(
-            f"{file.name} has a jump, which only a virtual clock can make; expected neither a rate nor VMs outside"
+            f"{file.name} has a jump, which needs a virtual clock;"
+            " expected neither a rate nor external VMs"
         )
-    start = file.clock.start.astimezone(UTC)
     setup = Setup(
-        fleet=scenario.fleet, is_virtual=rate is None, start=start, rate=rate or 1.0, seed=seed
+        fleet=scenario.fleet,
+        is_virtual=rate is None,
+        start=file.clock.start.astimezone(UTC),
+        rate=rate or 1.0,
+        seed=seed,
     )
-    async with laboratory(setup) as lab:
-        urls = {vm: await lab.door(vm) for vm in outside}
+    async with open_lab(setup) as lab:
+        urls = {vm: await lab.listen_vm(vm) for vm in external}
         for vm, url in urls.items():
-            progress.say(f"{vm} is played from outside, at {url}")
-        if outside and lab.rate > 1:
-            progress.say(f"at this rate, each second of its own counts as {lab.rate:g} s")
-        async with started(wish.command, urls, progress) as program:
-            absent = await first_polls(lab, outside, program, wish)
-            if absent:
-                return Result(verdicts=(absent,), transcript=lab.transcript)
-            return await Run(scenario, lab, progress, seed=seed, outside=outside).play(program)
+            console.print(f"{vm} is external; its endpoint is {url}")
+        if external and lab.rate > 1:
+            console.print(f"one second of real time is {lab.rate:g} s of the scenario")
+        async with start_command(options.command, urls, console) as program:
+            missing = await wait_for_first_polls(lab, external, program, options)
+            if missing is not None:
+                return RunResult(verdicts=(missing,), transcript=lab.transcript)
+            return await Runner(scenario, lab, console, seed=seed, external=external).run(program)
 
 
-def players(scenario: Scenario, wish: Wish) -> tuple[str, ...]:
-    """The VMs that are played from outside: those asked for, else those without a model guest; with
-    a command, one at least.
+def choose_external(scenario: Scenario, options: RunOptions) -> tuple[str, ...]:
+    """Return the external VMs: those of the options, or else those without a model guest.
+
+    With a command there is at least one.
     """
-    vms = names_in(scenario.fleet)
-    for vm in wish.outside:
+    vms = list_vms(scenario.fleet)
+    for vm in options.external:
         if vm not in vms:
             raise NotFound(
                 f"there is no VM {vm!r} in {scenario.file.name}; expected one of {', '.join(vms)}",
                 vm=vm,
             )
-    if wish.outside:
-        return wish.outside
-    played = dict(every_vm_played(scenario.file, scenario.vms))
-    free = tuple(vm for vm in vms if vm not in played)
-    return free or (vms[:1] if wish.command else ())
+    if options.external:
+        return options.external
+    guests = dict(scenario.list_guests())
+    free = tuple(vm for vm in vms if vm not in guests)
+    return free or (vms[:1] if options.command else ())
 
 
-def rate_of(scenario: Scenario, wish: Wish, outside: Sequence[str]) -> float | None:
-    """How many times shorter than told the times are, on the real clock;
-
-    None for the virtual clock.
-    """
-    if wish.rate is not None:
-        return wish.rate
+def choose_rate(scenario: Scenario, options: RunOptions, external: Sequence[str]) -> float | None:
+    """Return the rate on the real clock; None for a virtual clock."""
+    if options.rate is not None:
+        return options.rate
     if scenario.file.clock.rate is not None:
         return float(scenario.file.clock.rate)
-    return 1.0 if outside else None
+    return 1.0 if external else None
 
 
 @asynccontextmanager
-async def started(
-    command: Sequence[str], urls: dict[str, str], progress: Progress
+async def start_command(
+    command: Sequence[str], urls: dict[str, str], console: Console
 ) -> AsyncIterator[Program | None]:
-    """The software under test, if it is ours to start.
-
-    It plays the first VM that is played from outside.
-    """
+    """Run the software under test, if there is a command. It plays the first external VM."""
     if not command:
         yield None
         return
     vm, url = next(iter(urls.items()))
-    address = url.removeprefix("http://")
-    told = {name: value.format(address=address) for name, value in ENVIRONMENT.items()}
-    environment = {**told, "FOREWARN_ENDPOINT": url, "FOREWARN_VM": vm}
-    tell = partial(progress.output, vm)
-    async with running(command, endpoint=url, environment=environment, tell=tell) as program:
+    environment = {**make_environment(url), "FOREWARN_ENDPOINT": url, "FOREWARN_VM": vm}
+    write = partial(console.print_output, vm)
+    async with start_program(
+        command, endpoint=url, environment=environment, write=write
+    ) as program:
         yield program
 
 
-async def first_polls(
-    lab: LabService, outside: Sequence[str], program: Program | None, wish: Wish
+async def wait_for_first_polls(
+    lab: LabService, external: Sequence[str], program: Program | None, options: RunOptions
 ) -> Verdict | None:
-    """Wait until everybody outside has asked once; the verdict, if somebody does not."""
-    missing = dict.fromkeys(outside)
+    """Wait until every external VM has polled. Returns a failed verdict if one does not."""
+    missing = dict.fromkeys(external)
     has_all = asyncio.Event()
 
-    def hear(entry: Entry) -> None:
-        if missing and is_poll(entry):
+    def follow(entry: Entry) -> None:
+        if is_poll(entry):
             missing.pop(entry.vm, None)
-            if not missing:
-                has_all.set()
+        if not missing:
+            has_all.set()
 
-    seconds = wish.patience_seconds or (COMMAND_SECONDS_MAX if program else SOMEBODY_SECONDS_MAX)
-    lab.transcript.followers.append(hear)
-    waits = [
-        asyncio.ensure_future(has_all.wait()),
-        *([asyncio.ensure_future(program.wait())] if program else []),
-    ]
+    seconds = options.first_poll_seconds_max or (
+        COMMAND_SECONDS_MAX if program else MANUAL_SECONDS_MAX
+    )
+    lab.transcript.followers.append(follow)
     if missing:
-        await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    for one in waits:
-        one.cancel()
-    lab.transcript.followers.remove(hear)
+        await wait_for_first(
+            has_all.wait(), *([program.wait()] if program else []), timeout=seconds
+        )
+    lab.transcript.followers.remove(follow)
     if not missing:
         return None
-    ended = program.exit_code if program else None
-    reason = (
-        f"nobody polled within {seconds:g} s"
-        if ended is None
-        else f"the command ended with {ended} before it had polled"
-    )
+    reason = f"no poll within {seconds:g} s"
+    if program is not None and program.exit_code is not None:
+        reason = f"the command ended with {program.exit_code} before its first poll"
     return Verdict(f"{', '.join(missing)} polls its endpoint", reason, is_passed=False)
 
 
-class Run:
-    """One run, from its start to its verdict."""
+class Runner:
+    """One run of a scenario, from its start to its verdicts."""
 
     def __init__(
         self,
         scenario: Scenario,
         lab: LabService,
-        progress: Progress,
+        console: Console,
         *,
         seed: int,
-        outside: Sequence[str],
+        external: Sequence[str],
     ) -> None:
-        file = scenario.file
-        self._scenario = scenario
+        self._file = scenario.file
         self._lab = lab
-        self._progress = progress
+        self._console = console
         self._start = lab.clock.now()
-        self._end = self._start + span.parse(file.until) / lab.rate
-        self._story = Story(
-            self._start, self._find, rate=lab.rate, is_real=not isinstance(lab.clock, VirtualClock)
+        self._end = self._start + self._scale(self._file.until)
+        is_real = not isinstance(lab.clock, VirtualClock)
+        self._timeline = Timeline(self._start, self._find_event, rate=lab.rate, is_real=is_real)
+        self._scheduler = Scheduler(lab.clock)
+        self._steps = StepRunner(
+            lab,
+            self._timeline,
+            fleets=scenario.fleets,
+            rng=random.Random(f"steps {seed}"),
+            set_fault=self._set_fault,
         )
-        self._monitors = [monitor(expected, self._story) for expected in file.expectations]
-        self._agenda = Agenda(lab.clock)
-        self._actions = Actions(scenario, lab, self._story, random.Random(f"steps {seed}"))
-        self._armed = dict(scenario.conditions)
-        self._undone = dict.fromkeys(scenario.conditions)
-        self._refusals: list[Verdict] = []
-        self._broken: Exception | None = None
-        chance = random.Random(f"guests {seed}")
+        self._conditions = dict(scenario.conditions)
+        """Those that have not been met, by step number."""
+        self._waiting = set(scenario.conditions)
+        """The numbers of the steps with a condition that have not run."""
+        self._refused: list[Verdict] = []
+        self._error: Exception | None = None
+        rng = random.Random(f"guests {seed}")
         self._guests = {
-            vm: Guest(vm, entry, lab, self._agenda, phase=chance.random())
-            for vm, entry in every_vm_played(file, scenario.vms)
-            if vm not in outside and entry.poll != NEVER
+            vm: Guest(vm, entry, lab, self._scheduler, phase=rng.random())
+            for vm, entry in scenario.list_guests()
+            if vm not in external and entry.poll != NEVER
         }
         self._incarnations = {
-            vm: place.scope.incarnation for vm, place in lab.engine.board.vms.items()
+            vm: published.scope.incarnation for vm, published in lab.engine.board.vms.items()
         }
-        self._words = [told(step) for step in file.steps]
 
-    async def play(self, program: Program | None) -> Result:
-        self._lab.transcript.followers.append(self._hear)
+    async def run(self, program: Program | None) -> RunResult:
+        self._lab.transcript.followers.append(self._follow)
         self._lab.engine.board.subscribe(self._wake_guests)
-        async with self._agenda:
+        async with self._scheduler:
             for guest in self._guests.values():
-                guest.begin()
-            for fault in self._scenario.file.faults:
-                self._agenda.at(self._begin_of(fault), partial(self._set_fault, fault))
-            for number, step in enumerate(self._scenario.file.steps):
-                if step.at is not None and not isinstance(step, do.Jump):
-                    self._plan(number, step, self._start + self._real(step.at))
+                guest.start()
+            for fault in self._file.faults:
+                self._scheduler.run_at(self._begin_of(fault), partial(self._add_fault, fault))
+            for step in self._file.steps:
+                if step.at is not None and step.do != "jump":
+                    self._plan(step, self._start + self._scale(step.at))
             await self._let_time_pass(program)
-        self._lab.transcript.followers.remove(self._hear)
-        if self._broken is not None:
-            raise self._broken
+        self._lab.transcript.followers.remove(self._follow)
+        if self._error is not None:
+            raise self._error
         return self._conclude(program)
 
     async def _let_time_pass(self, program: Program | None) -> None:
-        if isinstance(self._lab.clock, VirtualClock):
-            await self._advance()
+        if not isinstance(self._lab.clock, VirtualClock):
+            ends: list[Awaitable[object]] = [self._lab.clock.sleep_until(self._end)]
+            if program is not None:
+                ends.append(program.wait_for_failure())
+            await wait_for_first(*ends)
             return
-        waits: list[asyncio.Future[object]] = [
-            asyncio.ensure_future(self._lab.clock.sleep_until(self._end))
-        ]
-        if program is not None:
-            waits.append(asyncio.ensure_future(self._trouble(program)))
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for one in waits:
-                one.cancel()
-
-    async def _trouble(self, program: Program) -> None:
-        """Until the program has ended with what is not 0: then there is nobody left to test."""
-        if await program.wait() == 0:
-            await asyncio.get_running_loop().create_future()
-
-    async def _advance(self) -> None:
-        """Time passes between the jumps: nobody can jump while it does."""
-        jumps = [
-            (span.parse(step.at or ""), number, step)
-            for number, step in enumerate(self._scenario.file.steps)
-            if isinstance(step, do.Jump)
-        ]
-        for at, number, step in sorted(jumps, key=lambda jump: jump[:2]):
-            await self._advance_to(self._start + at)
-            await self._do(number, step)
+        jumps = [step for step in self._file.steps if step.do == "jump"]
+        for step in sorted(jumps, key=lambda step: parse_duration(step.at or "")):
+            await self._advance_to(self._start + parse_duration(step.at or ""))
+            await self._run_step(step)
         await self._advance_to(self._end)
 
-    async def _advance_to(self, moment: datetime) -> None:
-        left = moment - self._lab.clock.now()
-        if left > timedelta(0):
-            await asyncio.create_task(
-                self._lab.advance(left)
-            )  # from here, each turn of the loop would cost the whole stack
+    async def _advance_to(self, time: datetime) -> None:
+        remaining = time - self._lab.clock.now()
+        if remaining > timedelta(0):
+            # In its own task: the clock yields often, and each yield would cross our whole stack.
+            await asyncio.create_task(self._lab.advance(remaining))
 
-    def _conclude(self, program: Program | None) -> Result:
-        now = self._lab.clock.now()
-        verdicts = [
-            *(one.close(now) for one in self._monitors),
-            *self._refusals,
-            *map(self._left_undone, self._undone),
-        ]
+    def _conclude(self, program: Program | None) -> RunResult:
+        self._timeline.end = self._lab.clock.now()
+        verdicts = [judge(expected, self._timeline) for expected in self._file.expectations]
+        verdicts += self._refused
+        verdicts += [self._judge_waiting(number) for number in sorted(self._waiting)]
         if program is not None and program.exit_code is not None:
-            ended = f"it ended by itself with {program.exit_code}"
+            reason = f"it ended with {program.exit_code}"
             verdicts.append(
-                Verdict("the command does not fail", ended, is_passed=program.exit_code == 0)
+                Verdict("the command does not fail", reason, is_passed=program.exit_code == 0)
             )
         for verdict in verdicts:
             what = "passed" if verdict.is_passed else "failed"
-            self._lab.transcript.add(
-                Kind.VERDICT, what=what, detail=f"{verdict.expected}: {verdict.reason}"
-            )
-        return Result(verdicts=tuple(verdicts), transcript=self._lab.transcript)
+            detail = f"{verdict.expected}: {verdict.reason}"
+            self._lab.transcript.add(Kind.VERDICT, what=what, detail=detail)
+        return RunResult(verdicts=tuple(verdicts), transcript=self._lab.transcript)
 
-    def _left_undone(self, number: int) -> Verdict:
-        """What the scenario is about did not happen, whatever the expectations say."""
-        step = self._scenario.file.steps[number]
-        late = f"held, but {step.after or '0s'} after it the scenario was over"
-        reason = f"`{step.when}` {'never held' if number in self._armed else late}"
-        return Verdict(f"step {number + 1} ({step.action}) is done", reason, is_passed=False)
+    def _judge_waiting(self, number: int) -> Verdict:
+        """A step that never ran fails the run: what the scenario is about did not happen."""
+        step = self._file.steps[number - 1]
+        reason = f"`{step.when}` was never true"
+        if number not in self._conditions:
+            reason = f"`{step.when}` was true less than {step.after or '0s'} before the end"
+        return Verdict(f"{step.title} runs", reason, is_passed=False)
 
-    def _hear(self, entry: Entry) -> None:
-        """What breaks here would be swallowed by whoever tells us, and a monitor that broke would
-        seem content.
-        """
+    def _follow(self, entry: Entry) -> None:
+        """The engine ignores errors of its listeners, so ours are raised at the end of the run."""
         try:
-            self._look(entry)
-        except Exception as broken:
-            self._broken = self._broken or broken
+            self._observe(entry)
+        except Exception as error:
+            self._error = self._error or error
             raise
 
-    def _look(self, entry: Entry) -> None:
-        happening = self._story.see(entry)
-        self._progress.tell(happening, self._story)
-        for one in self._monitors:
-            if not one.failure:
-                one.watch(happening)
-                if one.failure:
-                    self._progress.failure(one.expected.words(), one.failure)
-        for number, condition in list(self._armed.items()):
-            if is_met(condition, happening):
-                del self._armed[number]
-                step = self._scenario.file.steps[number]
-                self._plan(number, step, entry.at + self._real(step.after or "0s"))
+    def _observe(self, entry: Entry) -> None:
+        observation = self._timeline.add(entry)
+        self._console.print_observation(observation)
+        for number, condition in list(self._conditions.items()):
+            if is_met(condition, observation):
+                del self._conditions[number]
+                step = self._file.steps[number - 1]
+                self._plan(step, entry.at + self._scale(step.after or "0s"))
         if entry.kind is Kind.FAULT:
             for guest in self._guests.values():
-                guest.notice()
+                guest.notify()
 
-    def _wake_guests(self, place: PublishedScope) -> None:
-        """A new document is worth a look; so is a VM that has come."""
-        scope = place.scope
+    def _wake_guests(self, published: PublishedScope) -> None:
+        """Notify guests of a new document, and guests of new VMs."""
+        scope = published.scope
         for vm in scope.vms:
             guest = self._guests.get(vm.name)
             if guest is not None and self._incarnations.get(vm.name) != scope.incarnation:
                 self._incarnations[vm.name] = scope.incarnation
-                guest.notice()
+                guest.notify()
 
-    def _plan(self, number: int, step: do.Step, moment: datetime, times: int = 1) -> None:
+    def _plan(self, step: Step, time: datetime, times: int = 1) -> None:
         async def act() -> None:
             if step.repeat is not None and times < step.repeat.times:
-                self._plan(number, step, moment + self._real(step.repeat.every), times + 1)
-            await self._do(number, step)
+                self._plan(step, time + self._scale(step.repeat.every), times + 1)
+            await self._run_step(step)
 
-        self._agenda.at(moment, act)
+        self._scheduler.run_at(time, act)
 
-    async def _do(self, number: int, step: do.Step) -> None:
-        """A step that cannot be done fails the run: what the scenario is about did not happen."""
-        self._undone.pop(number, None)
-        self._lab.transcript.add(Kind.STEP, what=step.action, detail=self._words[number])
+    async def _run_step(self, step: Step) -> None:
+        """A step that is refused fails the run: what the scenario is about did not happen."""
+        self._waiting.discard(step.number)
+        self._lab.transcript.add(Kind.STEP, what=step.do, detail=step.describe())
         try:
-            if isinstance(step, do.SetFault):
-                await self._set_fault(step.set, step.as_)
-            else:
-                await self._actions.run_impact(number, step)
-        except Error as problem:
-            verdict = Verdict(
-                f"step {number + 1} ({step.action}) can be done", problem.message, is_passed=False
-            )
-            self._refusals.append(verdict)
-            self._progress.failure(verdict.expected, verdict.reason)
+            await self._steps.run(step)
+        except Error as error:
+            verdict = Verdict(f"{step.title} succeeds", error.message, is_passed=False)
+            self._refused.append(verdict)
+            self._console.print_failure(verdict)
 
     def _begin_of(self, fault: Fault) -> datetime:
-        begin = begin_of(fault)
+        begin = parse_begin(fault)
         assert begin is not None, "the parser has checked it"
-        since = begin - self._scenario.file.clock.start if isinstance(begin, datetime) else begin
+        since = begin - self._file.clock.start if isinstance(begin, datetime) else begin
         return self._start + max(since, timedelta(0)) / self._lab.rate
 
-    async def _set_fault(self, fault: Fault, name: str | None = None) -> None:
-        """Begin it now.
+    async def _add_fault(self, fault: Fault) -> None:
+        await self._set_fault(fault)
 
-        Its end is ours to keep too: at a rate, it comes sooner than the fault itself would say.
-        """
-        standing = self._lab.add_fault(replace(fault, from_="0s", for_=None))
-        if name is not None:
-            self._actions.name_fault(name, standing.id)
+    async def _set_fault(self, fault: Fault) -> str:
+        """Begin a fault now, and end it by the scenario's time, which may be faster."""
+        added = await self._lab.add_fault(replace(fault, from_="0s", for_=None))
         if fault.for_ is not None:
-            self._agenda.at(
-                self._lab.clock.now() + self._real(fault.for_),
-                partial(self._end_fault, standing.id),
-            )
+            ends_at = self._lab.clock.now() + self._scale(fault.for_)
+            self._scheduler.run_at(ends_at, partial(self._end_fault, added.id))
+        return added.id
 
     async def _end_fault(self, fault_id: str) -> None:
-        with suppress(NotFound):  # it was cleared before
+        with suppress(NotFound):  # a step has cleared it
             self._lab.remove_fault(fault_id)
 
-    def _real(self, told: str) -> timedelta:
-        """A length of the scenario's time on the lab's clock."""
-        return span.parse(told) / self._lab.rate
+    def _scale(self, duration: str) -> timedelta:
+        """Convert a duration of the scenario to the lab's clock."""
+        return parse_duration(duration) / self._lab.rate
 
-    def _find(self, event_id: str) -> ScopedEvent | None:
+    def _find_event(self, event_id: str) -> ScopedEvent | None:
         with suppress(Error):
             return self._lab.operations.find_event(event_id)
         return None
 
 
-def told(step: do.Step) -> str:
-    """A step in words: what it says, but for the time and what is too long for a line."""
-    if isinstance(step, do.Log):
-        return step.text
-    members = [
-        field for field in msgspec.structs.fields(step) if field.name not in ("at", "when", "after")
-    ]
-    said = [
-        (field.encode_name, getattr(step, field.name))
-        for field in members
-        if getattr(step, field.name) != field.default
-    ]
-    return ", ".join(f"{name} {value}" for name, value in said if isinstance(value, str | int))
+async def wait_for_first(*works: Awaitable[object], timeout: float | None = None) -> None:
+    """Wait until one of them is done or the time is up, and cancel the rest."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()

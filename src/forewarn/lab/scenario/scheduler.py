@@ -1,7 +1,4 @@
-"""What is to be done at which moment of a lab's clock.
-
-Each thing has a task of its own, so none waits for another.
-"""
+"""Runs actions at times of the lab's clock, each in its own task."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -10,18 +7,18 @@ from datetime import datetime
 from forewarn.engine.clock import Clock
 
 
-class Agenda:
-    """Within `async with`, what is put on it is done; at the end, what was not due yet is dropped.
+class Scheduler:
+    """Runs what is planned inside `async with`. At the end, the rest is cancelled.
 
-    What breaks ends it all.
+    An action that raises ends everything.
     """
 
     def __init__(self, clock: Clock) -> None:
-        self.clock = clock
+        self._clock = clock
         self._group = asyncio.TaskGroup()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def __aenter__(self) -> "Agenda":
+    async def __aenter__(self) -> "Scheduler":
         await self._group.__aenter__()
         return self
 
@@ -30,16 +27,16 @@ class Agenda:
             task.cancel()
         try:
             await self._group.__aexit__(*raised)  # type: ignore[arg-type]
-        except BaseExceptionGroup as group:  # the rest broke because the first did
+        except BaseExceptionGroup as group:  # the first error caused the others
             raise group.exceptions[0] from group
 
-    def at(self, moment: datetime, action: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
-        """Do it then. To take it back, cancel the task."""
-        task = self._group.create_task(self._wait(moment, action))
+    def run_at(self, time: datetime, action: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+        """Plan an action. To cancel it, cancel the task."""
+        task = self._group.create_task(self._wait(time, action))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _wait(self, moment: datetime, action: Callable[[], Awaitable[None]]) -> None:
-        await self.clock.sleep_until(moment)
+    async def _wait(self, time: datetime, action: Callable[[], Awaitable[None]]) -> None:
+        await self._clock.sleep_until(time)
         await action()

@@ -1,177 +1,250 @@
-"""What a scenario has come to so far, as monitors and conditions need it: events by name, and each
-entry looked at once.
+"""The timeline of a run: what happened, reduced to what conditions and verdicts need.
+
+Each transcript entry becomes an `Observation`, which conditions and the console look at as it
+happens. The timeline keeps only small records, since a run may see millions of polls.
 """
 
-import datetime as dt
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import datetime, timedelta
 from functools import cached_property
+from typing import NamedTuple
 
-import msgspec
-
-from forewarn import duration as span
 from forewarn.client.errors import InvalidDocument
 from forewarn.client.models import Document, read_document
+from forewarn.duration import parse_duration
 from forewarn.engine.operations import ScopedEvent
 from forewarn.errors import Invalid
 from forewarn.lab.transcript import Entry, Kind
-from forewarn.wire import approval
+from forewarn.wire.approval import parse as parse_approval
 
 BY = "scenario"
-ENDS = ("completed", "canceled", "failed")
-GOOD = (200, 304)
-LATE = {"first-call", "latency"}
-GRACE = dt.timedelta(seconds=1)
+"""The author of what steps do. `scenario: NAME` gives the new events a name."""
+ENDINGS = ("completed", "canceled", "failed")
+GOOD_STATUSES = (200, 304)
+DELAYS = {"first-call", "latency"}
+GRACE = timedelta(seconds=1)
 
 
-class Known(msgspec.Struct, frozen=True):
-    """An event, or an operation that nobody was told of, as it was when it came.
+class TrackedEvent(NamedTuple):
+    """An event as it was in the beginning. `vms` are all VMs of its scope: those that see it.
 
-    `members` are the VMs that see it.
+    `is_silent`: a user's operation without an event, because the scope was not polled.
     """
 
     id: str
     name: str
-    at: dt.datetime
-    type: str = ""
-    resources: tuple[str, ...] = ()
-    members: tuple[str, ...] = ()
+    at: datetime
+    type: str
+    resources: tuple[str, ...]
+    vms: tuple[str, ...]
+    is_silent: bool
 
     def __str__(self) -> str:
-        return (
-            f"{self.type} of {', '.join(self.resources)} ({self.id[:8]})"
-            if self.type
-            else self.id[:8]
-        )
+        if not self.type:
+            return self.id[:8]
+        return f"{self.type} of {', '.join(self.resources)} ({self.id[:8]})"
 
 
-class Story:
-    """The events that have come. `find` gives a live event by its id; `rate` is how much faster
-    than told the times are.
+class ObservedChange(NamedTuple):
+    at: datetime
+    what: str
+    event: TrackedEvent | None
+    vm: str
+    detail: str
 
-    On a virtual clock limits are exact. On the real one (`is_real`) every limit has a grace:
-    NotBefore has whole seconds, and a program that polls each second is a little late each time.
+
+class ObservedApproval(NamedTuple):
+    """An approval by a VM. The request and the change that it causes are two of them."""
+
+    at: datetime
+    vm: str
+    event: TrackedEvent
+
+
+class ObservedRequest(NamedTuple):
+    at: datetime
+    is_poll: bool
+    is_good: bool
+    status: int
+    faults: tuple[str, ...]
+
+
+class Sighting(NamedTuple):
+    """A VM was shown an event, for the first time like this."""
+
+    at: datetime
+    vm: str
+    event_id: str
+    type: str
+    status: str
+    source: str
+
+
+class Timeline:
+    """The record of a run. `find` looks up a live event.
+
+    On a virtual clock limits are exact. On the real clock (`is_real`) every limit has a grace:
+    NotBefore has whole seconds, and a program that polls every second is always a little late.
     """
 
     def __init__(
         self,
-        start: dt.datetime,
+        start: datetime,
         find: Callable[[str], ScopedEvent | None],
         *,
         rate: float = 1.0,
         is_real: bool = False,
     ) -> None:
         self.start = start
+        self.end = start
         self.rate = rate
-        self.grace = GRACE if is_real else dt.timedelta(0)
-        self.events: dict[str, Known] = {}
+        self.grace = GRACE if is_real else timedelta(0)
+        self.events: dict[str, TrackedEvent] = {}
+        self.changes: list[ObservedChange] = []
+        self.approvals: list[ObservedApproval] = []
+        self.requests: dict[str, list[ObservedRequest]] = defaultdict(list)
+        self.sightings: list[Sighting] = []
         self._find = find
-        self._course: dict[str, set[str]] = {}
+        self._changes_by_event: dict[str, list[ObservedChange]] = defaultdict(list)
+        self._approvals_by_event: dict[str, list[ObservedApproval]] = defaultdict(list)
+        self._shown: dict[tuple[str, str], tuple[str, str, str]] = {}
 
-    def see(self, entry: Entry) -> "Happening":
-        """Learn from an entry, and give it with what can be read from it."""
+    def add(self, entry: Entry) -> "Observation":
+        """Record an entry, and return it with what can be read from it."""
+        self.end = max(self.end, entry.at)
         if entry.kind is Kind.CHANGE and entry.what in ("scheduled", "executed_silently"):
-            told = self._find(entry.event)
-            self.events[entry.event] = Known(
-                id=entry.event,
-                name=name_in(entry.by),
-                at=entry.at,
-                type=str(told.event.type) if told else "",
-                resources=told.event.resources if told else (entry.vm,),
-                members=tuple(vm.name for vm in told.scope.vms) if told else (entry.vm,),
-            )
-        if entry.kind is Kind.CHANGE and entry.event in self.events:
-            self._course.setdefault(entry.event, set()).add(entry.what)
-        return Happening(entry, self)
+            self._track(entry)
+        observation = Observation(entry, self)
+        if entry.kind is Kind.CHANGE:
+            event = observation.event
+            change = ObservedChange(entry.at, entry.what, event, entry.vm, entry.detail)
+            self.changes.append(change)
+            if event is not None:
+                self._changes_by_event[event.id].append(change)
+        if entry.kind is Kind.REQUEST:
+            self._add_request(observation)
+        for vm, event in observation.approvals:
+            approval = ObservedApproval(entry.at, vm, event)
+            self.approvals.append(approval)
+            self._approvals_by_event[event.id].append(approval)
+        return observation
 
-    def have_all(self, name: str, what: str) -> bool:
-        """Whether this has become true of every event of a name, but for those that ended in
-        another way.
-        """
-        courses = [self._course[known.id] for known in self.events.values() if known.name == name]
-        return all(
-            what in course for course in courses if what in course or course.isdisjoint(ENDS)
+    def _track(self, entry: Entry) -> None:
+        found = self._find(entry.event)
+        self.events[entry.event] = TrackedEvent(
+            id=entry.event,
+            name=_read_name(entry.by),
+            at=entry.at,
+            type=str(found.event.type) if found else "",
+            resources=found.event.resources if found else (entry.vm,),
+            vms=tuple(vm.name for vm in found.scope.vms) if found else (entry.vm,),
+            is_silent=entry.what == "executed_silently",
         )
 
-    def span(self, since: dt.datetime, until: dt.datetime) -> dt.timedelta:
-        """How long it was in the scenario's time."""
+    def _add_request(self, observation: "Observation") -> None:
+        entry = observation.entry
+        self.requests[entry.vm].append(
+            ObservedRequest(
+                entry.at, observation.is_poll, observation.is_good, entry.status, entry.faults
+            )
+        )
+        for event in observation.document.events if observation.document else ():
+            shown = (event.type, event.status, event.source)
+            if self._shown.get((entry.vm, event.key)) != shown:
+                self._shown[entry.vm, event.key] = shown
+                self.sightings.append(Sighting(entry.at, entry.vm, event.key, *shown))
+
+    def get_events(self, name: str) -> list[TrackedEvent]:
+        """Return the events that steps gave this name, the oldest first."""
+        return [event for event in self.events.values() if event.name == name]
+
+    def get_changes(self, event: TrackedEvent) -> list[ObservedChange]:
+        return self._changes_by_event[event.id]
+
+    def get_approvals(self, event: TrackedEvent) -> list[ObservedApproval]:
+        return self._approvals_by_event[event.id]
+
+    def find_change(self, event: TrackedEvent, what: str) -> datetime | None:
+        """Return the time of an event's first change of this kind."""
+        return next((each.at for each in self.get_changes(event) if each.what == what), None)
+
+    def has_all(self, name: str, what: str) -> bool:
+        """Return whether this change has come for every event of a name that can still have it."""
+        reached = [
+            {change.what for change in self.get_changes(event)} for event in self.get_events(name)
+        ]
+        return all(what in changes or not changes.isdisjoint(ENDINGS) for changes in reached)
+
+    def measure(self, since: datetime, until: datetime) -> timedelta:
+        """Return a duration in the scenario's time."""
         return (until - since) * self.rate
 
-    def clock(self, moment: dt.datetime) -> str:
-        """A moment in the scenario's time, for a person."""
-        return "+" + shown(self.span(self.start, moment))
+    def format_time(self, time: datetime) -> str:
+        """Format a time as the scenario's time since its start."""
+        return "+" + format_duration(self.measure(self.start, time))
 
-    def patience(self, told: str) -> dt.timedelta:
-        """How long on the lab's clock a length of the scenario's time may last."""
-        return span.parse(told) / self.rate + self.grace
+    def limit(self, duration: str) -> timedelta:
+        """Return how long a duration of the scenario may last on the lab's clock."""
+        return parse_duration(duration) / self.rate + self.grace
 
 
-class Happening:
-    """An entry, and what can be read from it, read at most once."""
+class Observation:
+    """A transcript entry, and what can be read from it, parsed at most once."""
 
-    def __init__(self, entry: Entry, story: Story) -> None:
+    def __init__(self, entry: Entry, timeline: Timeline) -> None:
         self.entry = entry
-        self.at = entry.at
-        self.known = story.events.get(entry.event)
-        self.story = story
+        self.event = timeline.events.get(entry.event)
         self.change = entry.what if entry.kind is Kind.CHANGE else ""
+        self.timeline = timeline
 
-    @cached_property
-    def is_good(self) -> bool:
-        """Whether a request was answered as it should be, if maybe late."""
-        return self.entry.status in GOOD and set(self.entry.faults) <= LATE
-
-    @cached_property
+    @property
     def is_poll(self) -> bool:
         return is_poll(self.entry)
 
+    @property
+    def is_good(self) -> bool:
+        """Whether a request got the right response, even if late."""
+        return self.entry.status in GOOD_STATUSES and set(self.entry.faults) <= DELAYS
+
     @cached_property
     def document(self) -> Document | None:
-        """The document that a poll was answered with, if a client could read it."""
-        if self.is_poll and self.entry.status == 200 and self.entry.answered:
+        """The document in the response, if a client could read it."""
+        if self.is_poll and self.entry.status == 200 and self.entry.response_body:
             with suppress(InvalidDocument):
-                return read_document(self.entry.answered.encode())
+                return read_document(self.entry.response_body.encode())
         return None
 
     @cached_property
-    def approvals(self) -> tuple[tuple[str, Known], ...]:
-        """Who approved what.
+    def approvals(self) -> tuple[tuple[str, TrackedEvent], ...]:
+        """The VMs and the events that they approved.
 
-        A VM whose answer was lost on the way has approved all the same: the change tells it.
+        The change counts too: a VM whose response was lost has approved all the same.
         """
-        entry, events = self.entry, self.story.events
+        entry, events = self.entry, self.timeline.events
         if entry.kind is Kind.REQUEST and entry.method == "POST" and entry.status == 200:
             with suppress(Invalid):
-                ids = approval.parse(entry.asked.encode())
+                ids = parse_approval(entry.request_body.encode())
                 return tuple((entry.vm, events[event_id]) for event_id in ids if event_id in events)
-        if self.change == "approved" and self.known is not None and entry.by.startswith("vm "):
-            return ((entry.detail, self.known),)
+        if self.change == "approved" and self.event and entry.by.startswith("vm "):
+            return ((entry.detail, self.event),)
         return ()
 
 
 def is_poll(entry: Entry) -> bool:
-    """Whether somebody asked for the document."""
-    return (
-        entry.kind is Kind.REQUEST
-        and entry.method == "GET"
-        and "/scheduledevents" in entry.path.lower()
-    )
+    is_get = entry.kind is Kind.REQUEST and entry.method == "GET"
+    return is_get and "/scheduledevents" in entry.path.lower()
 
 
-def name_in(by: str) -> str:
-    """The name that the step which did it gave to what it made."""
+def _read_name(by: str) -> str:
     author, _, name = by.partition(": ")
     return name if author == BY else ""
 
 
-def shown(span: dt.timedelta) -> str:
-    """A length of time, for a person."""
-    seconds = round(span.total_seconds(), 1)
-    minutes, seconds = divmod(seconds, 60)
+def format_duration(duration: timedelta) -> str:
+    """Format a duration as files write it, such as 1h30m."""
+    minutes, seconds = divmod(round(duration.total_seconds(), 1), 60)
     hours, minutes = divmod(int(minutes), 60)
-    parts = (
-        [f"{hours}h"] * bool(hours)
-        + [f"{minutes}m"] * bool(minutes)
-        + [f"{seconds:g}s"] * bool(seconds)
-    )
-    return "".join(parts) or "0s"
+    parts = ((hours, "h"), (minutes, "m"), (seconds, "s"))
+    return "".join(f"{value:g}{unit}" for value, unit in parts if value) or "0s"

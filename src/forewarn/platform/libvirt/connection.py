@@ -1,7 +1,6 @@
-"""The libvirt of each host: connections, domains, and their verbs. Every call is made in a thread
-and has a limit.
+"""Connections to the libvirt of each host, and its domains.
 
-Foreign errors end here: whatever libvirt refuses, and whoever does not answer, is an ImpactFailed.
+Every call runs in a thread and has a time limit. libvirt's errors and timeouts become ImpactFailed.
 """
 
 import functools
@@ -13,11 +12,11 @@ from typing import Any, TypeVar
 
 import libvirt
 
-from forewarn.config_platform import HostUri
+from forewarn.config import HostUri
 from forewarn.core.fleet import Vm
 from forewarn.errors import ImpactFailed
 from forewarn.platform.libvirt.marker import is_marked
-from forewarn.platform.threads import LAST_CALL_SECONDS, Threads, see_through
+from forewarn.platform.threads import LAST_CALL_SECONDS, CallThreads, run_to_completion
 
 T = TypeVar("T")
 Connect = Callable[[str], Any]
@@ -30,22 +29,19 @@ CANNOT_MIGRATE = (
     libvirt.VIR_ERR_ARGUMENT_UNSUPPORTED,
     libvirt.VIR_ERR_MIGRATE_UNSAFE,
 )
-"""What libvirt says where a domain cannot be moved while it runs, today or ever."""
+"""Error codes that mean a domain cannot be migrated live."""
 
 
-class LibvirtRefused(ImpactFailed):
-    """Libvirt says no. `number` is its own code for the reason."""
+class LibvirtError(ImpactFailed):
+    """libvirt refused a call. `number` is its error code."""
 
     def __init__(self, message: str, number: int, **facts: object) -> None:
         super().__init__(message, **facts)
         self.number = number
 
 
-class Libvirts:
-    """Finds the libvirt of a host by the `uris`.
-
-    Connections are opened when needed and kept while they live.
-    """
+class LibvirtHosts:
+    """Connects to the libvirt of a host. Connections are opened when needed and reused."""
 
     def __init__(
         self,
@@ -53,16 +49,16 @@ class Libvirts:
         *,
         call_seconds_max: float,
         connect: Connect | None = None,
-        threads: Threads | None = None,
+        threads: CallThreads | None = None,
     ) -> None:
-        self._uris = {one.host: one.uri for one in uris}
+        self._uris = {uri.host: uri.uri for uri in uris}
         self._call_seconds_max = call_seconds_max
         self._connect = connect or open_connection
-        self._threads = threads or Threads()
+        self._threads = threads or CallThreads()
         self._connections: dict[str, Any] = {}
 
     def uri(self, host: str) -> str:
-        """Where the host's libvirt answers; empty if nobody said."""
+        """Return the URI of the host's libvirt, empty if none is configured."""
         uri = self._uris.get(host) or self._uris.get("", "")
         return uri.replace("{host}", host) if host or "{host}" not in uri else ""
 
@@ -73,14 +69,15 @@ class Libvirts:
         seconds_max: float | None = None,
         undo: Callable[[], object] | None = None,
     ) -> T:
-        """What the host's connection answers.
+        """Call a function with the host's connection.
 
-        Long calls, with a limit of their own, do not stand in the way of short ones.
+        Calls with their own `seconds_max` are long; they do not block short ones.
         """
         uri = self.uri(host)
         if not uri:
             raise ImpactFailed(
-                f"libvirt_uri says nothing of host {host!r}; expected HOST=URI or a URI with {{host}}",
+                f"libvirt_uri has no URI for host {host!r};"
+                " expected HOST=URI, or a URI with {host}",
                 host=host,
             )
 
@@ -96,32 +93,30 @@ class Libvirts:
                 f"{uri} long" if seconds_max else uri, work, limit, undo=undo
             )
         except libvirt.libvirtError as error:
-            raise LibvirtRefused(
+            raise LibvirtError(
                 f"libvirt of {host or uri}: {error}", error.get_error_code() or 0, host=host
             ) from error
         except TimeoutError:
-            self._connections.pop(uri, None)  # the thread that hangs keeps the old one
+            self._connections.pop(uri, None)  # the hanging thread keeps the old one
             raise ImpactFailed(
                 f"libvirt of {host or uri} did not answer within {limit:g} seconds", host=host
             ) from None
 
     async def find(self, host: str, vm: Vm) -> "Domain | None":
-        """The VM's domain on this host: by its id where it has one, else by its name."""
+        """Find the VM's domain on this host, by id if it has one, else by name."""
 
         def look(connection: Any) -> Any:
             try:
-                return (
-                    connection.lookupByUUIDString(vm.id)
-                    if vm.id
-                    else connection.lookupByName(vm.name)
-                )
+                if vm.id:
+                    return connection.lookupByUUIDString(vm.id)
+                return connection.lookupByName(vm.name)
             except libvirt.libvirtError as error:
                 if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
                     return None
                 raise
 
-        found = await self.ask(host, look)
-        return None if found is None else Domain(self, host, found)
+        handle = await self.ask(host, look)
+        return None if handle is None else Domain(self, host, handle)
 
     async def define(self, host: str, xml: str) -> "Domain":
         return Domain(
@@ -131,35 +126,35 @@ class Libvirts:
 
 @dataclass(frozen=True)
 class Domain:
-    """A domain and the host whose libvirt knows it."""
+    """A domain on a host."""
 
-    libvirts: Libvirts
+    libvirts: LibvirtHosts
     host: str
     handle: Any
 
     async def do(self, verb: Callable[[Any], T], seconds_max: float | None = None) -> T:
-        """One call. The handle keeps its own connection, so the host's is not asked for."""
+        """Call a function with the domain's handle."""
         return await self.libvirts.ask(self.host, lambda _: verb(self.handle), seconds_max)
 
     async def do_or_undo(self, verb: Callable[[Any], T], undo: Callable[[Any], object]) -> T:
-        """One call that is undone if it comes through after we have given it up."""
+        """Call a function, and undo it if it completes after its timeout."""
         return await self.libvirts.ask(
             self.host, lambda _: verb(self.handle), undo=lambda: undo(self.handle)
         )
 
     async def is_marked(self, event_id: str) -> bool:
-        """Whether an earlier try of this event had begun to act."""
+        """Whether an earlier try of this event has begun to act."""
         return await self.do(lambda handle: is_marked(handle, event_id))
 
-    def see_through(self, verb: Callable[[Any], object]) -> None:
-        """The last call of a try that was cancelled."""
-        see_through(lambda: verb(self.handle), LAST_CALL_SECONDS)
+    def run_to_completion(self, verb: Callable[[Any], object]) -> None:
+        """Make the last call of a cancelled try."""
+        run_to_completion(lambda: verb(self.handle), LAST_CALL_SECONDS)
 
     async def state(self) -> tuple[int, int]:
-        """State and reason, as libvirt numbers them. A transient domain that has ended is off."""
+        """Return libvirt's state and reason. A transient domain that has ended is off."""
         try:
             state, reason = await self.do(lambda handle: handle.state())
-        except LibvirtRefused as refused:
+        except LibvirtError as refused:
             if refused.number == libvirt.VIR_ERR_NO_DOMAIN:
                 return libvirt.VIR_DOMAIN_SHUTOFF, 0
             raise
@@ -170,12 +165,12 @@ class Domain:
         return state in (libvirt.VIR_DOMAIN_SHUTOFF, libvirt.VIR_DOMAIN_NOSTATE)
 
     async def definition(self) -> str:
-        """The XML that makes it anew, here or elsewhere."""
+        """Return the XML that defines it again, here or on another host."""
         flags = libvirt.VIR_DOMAIN_XML_SECURE | libvirt.VIR_DOMAIN_XML_INACTIVE
         return str(await self.do(lambda handle: handle.XMLDesc(flags)))
 
     async def undefine(self, *, keep_nvram: bool) -> None:
-        """Forget it, and what libvirt keeps for it. Who is gone already is forgotten already."""
+        """Undefine it with its saved state. A domain that is already gone is not an error."""
 
         def work(handle: Any) -> None:
             flags = (
@@ -192,23 +187,23 @@ class Domain:
 
         try:
             await self.do(work)
-        except LibvirtRefused as refused:
+        except LibvirtError as refused:
             if refused.number != libvirt.VIR_ERR_NO_DOMAIN:
                 raise
 
     async def listen_for_reboot(self) -> tuple[threading.Event, Callable[[], None]]:
-        """An event that is set when the guest reboots, and the way to stop listening."""
-        heard = threading.Event()
+        """Return an event that is set when the guest reboots, and a function to unsubscribe."""
+        rebooted = threading.Event()
 
         def listen(handle: Any) -> tuple[Any, int]:
             connection = handle.connect()
-            what = libvirt.VIR_DOMAIN_EVENT_ID_REBOOT
+            kind = libvirt.VIR_DOMAIN_EVENT_ID_REBOOT
             return connection, connection.domainEventRegisterAny(
-                handle, what, lambda *told: heard.set(), None
+                handle, kind, lambda *_: rebooted.set(), None
             )
 
         connection, number = await self.do(listen)
-        return heard, lambda: see_through(
+        return rebooted, lambda: run_to_completion(
             lambda: connection.domainEventDeregisterAny(number), LAST_CALL_SECONDS
         )
 
@@ -220,16 +215,14 @@ def open_connection(uri: str) -> Any:
     with _PREPARING:
         prepare()
     connection = libvirt.open(uri)
-    with suppress(libvirt.libvirtError):  # a driver inside this process has nobody to keep alive
+    with suppress(libvirt.libvirtError):  # in-process drivers have no keepalive
         connection.setKeepAlive(KEEPALIVE_SECONDS, KEEPALIVE_COUNT)
     return connection
 
 
 @functools.cache
 def prepare() -> None:
-    """Once in a process, before the first connection: libvirt's events get a thread, and its errors
-    do not go to stderr.
-    """
+    """Start libvirt's event loop thread and silence its error output, once per process."""
     libvirt.registerErrorHandler(lambda context, error: None, None)
     libvirt.virEventRegisterDefaultImpl()
 

@@ -1,7 +1,4 @@
-"""What libvirt knows of the domains of some hosts, as it tells it.
-
-What it means for a fleet is settled in `platform/libvirt/fleet_import.py`.
-"""
+"""Lists the domains of hosts as libvirt reports them. `fleet_import` turns them into a fleet."""
 
 import asyncio
 import math
@@ -12,7 +9,7 @@ from typing import Any
 
 import libvirt
 
-from forewarn.platform.libvirt.connection import Libvirts
+from forewarn.platform.libvirt.connection import LibvirtHosts
 
 HOSTS_AT_ONCE_MAX = 16
 
@@ -21,10 +18,8 @@ LeaseEnds = Mapping[tuple[str, str], float]
 
 
 @dataclass(frozen=True)
-class Description:
-    """A domain: its XML, whether it runs, and the addresses that were leased to it, by MAC, the
-    lease that ends last first.
-    """
+class DomainDescription:
+    """A domain. `leases` are its addresses by MAC, the lease that expires last first."""
 
     host: str
     xml: str
@@ -32,15 +27,17 @@ class Description:
     leases: dict[str, tuple[str, ...]]
 
 
-async def discover(libvirts: Libvirts, hosts: Iterable[str]) -> dict[str, list[Description]]:
-    """The domains of each host; the host "" has the name that its libvirt gives it.
+async def discover(
+    libvirts: LibvirtHosts, hosts: Iterable[str]
+) -> dict[str, list[DomainDescription]]:
+    """Return the domains of each host; host "" gets the name that its libvirt reports.
 
-    One that does not answer fails it all.
+    Fails if any host does not answer.
     """
-    turns = asyncio.Semaphore(HOSTS_AT_ONCE_MAX)
+    slots = asyncio.Semaphore(HOSTS_AT_ONCE_MAX)
 
-    async def look(host: str) -> tuple[str, list[Description]]:
-        async with turns:
+    async def look(host: str) -> tuple[str, list[DomainDescription]]:
+        async with slots:
             return await libvirts.ask(
                 host, lambda connection: _describe_all(connection, host or connection.getHostname())
             )
@@ -48,59 +45,55 @@ async def discover(libvirts: Libvirts, hosts: Iterable[str]) -> dict[str, list[D
     return dict(await asyncio.gather(*(look(host) for host in hosts)))
 
 
-def _describe_all(connection: Any, host: str) -> tuple[str, list[Description]]:
+def _describe_all(connection: Any, host: str) -> tuple[str, list[DomainDescription]]:
     handles = sorted(connection.listAllDomains(), key=lambda handle: str(handle.name()))
     ends = _lease_ends(connection)
-    found = [_describe(handle, host, ends) for handle in handles]
-    return host, [domain for domain in found if domain is not None]
+    domains = [_describe(handle, host, ends) for handle in handles]
+    return host, [domain for domain in domains if domain is not None]
 
 
-def _describe(handle: Any, host: str, ends: LeaseEnds) -> Description | None:
+def _describe(handle: Any, host: str, ends: LeaseEnds) -> DomainDescription | None:
     try:
-        return Description(host, handle.XMLDesc(), bool(handle.isActive()), _leases(handle, ends))
+        return DomainDescription(
+            host, handle.XMLDesc(), bool(handle.isActive()), _leases(handle, ends)
+        )
     except libvirt.libvirtError as error:
-        if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:  # it has ended since
+        if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:  # it ended meanwhile
             return None
         raise
 
 
 def _leases(handle: Any, ends: LeaseEnds) -> dict[str, tuple[str, ...]]:
-    """Nothing for a domain that does not run, or whose network gives no leases.
+    """Return the leases by MAC; none for a domain that is off or has no leases.
 
-    A MAC has several while an old lease has not ended. libvirt lists them in the order of its file,
-    so they are sorted here.
+    A MAC has several while an old lease has not expired, and libvirt lists them unsorted.
     """
     try:
         interfaces = handle.interfaceAddresses(libvirt.VIR_DOMAIN_INTERFACE_ADDRESSES_SRC_LEASE)
     except libvirt.libvirtError:
         return {}
-    found = {
-        one["hwaddr"].lower(): one["addrs"]
-        for one in interfaces.values()
-        if one["hwaddr"] and one["addrs"]
-    }
-    return {
-        mac: _last_ending_first(mac, [address["addr"] for address in addresses], ends)
-        for mac, addresses in found.items()
-    }
+    leases = {}
+    for interface in interfaces.values():
+        if interface["hwaddr"] and interface["addrs"]:
+            mac = interface["hwaddr"].lower()
+            addresses = [address["addr"] for address in interface["addrs"]]
+            leases[mac] = _sort_by_expiry(mac, addresses, ends)
+    return leases
 
 
-def _last_ending_first(mac: str, addresses: Iterable[str], ends: LeaseEnds) -> tuple[str, ...]:
+def _sort_by_expiry(mac: str, addresses: Iterable[str], ends: LeaseEnds) -> tuple[str, ...]:
     return tuple(sorted(addresses, key=lambda address: ends.get((mac, address), 0), reverse=True))
 
 
 def _lease_ends(connection: Any) -> LeaseEnds:
-    """Of all leases of the host's networks.
-
-    Only a network tells when its leases end; a lease without an end has 0 there.
-    """
+    """Return when the leases expire. Only networks report that; 0 means never."""
     ends: dict[tuple[str, str], float] = {}
     try:
         networks = connection.listAllNetworks(libvirt.VIR_CONNECT_LIST_NETWORKS_ACTIVE)
     except libvirt.libvirtError:  # a driver without networks
         return {}
     for network in networks:
-        with suppress(libvirt.libvirtError):  # one that has ended since, or gives no leases
+        with suppress(libvirt.libvirtError):  # ended meanwhile, or without leases
             for lease in network.DHCPLeases():
                 ends[(lease["mac"] or "").lower(), lease["ipaddr"]] = (
                     lease["expirytime"] or math.inf

@@ -1,7 +1,7 @@
-"""A mark of ours in a domain's metadata: an impact has begun to act on it. It outlives us, so the
-next try knows what we did.
+"""A marker in a domain's metadata: an impact has begun to act on it.
 
-Without it nobody could tell a VM that we have suspended or stopped from one that its owner had.
+It survives a crash of the service, so the next try can tell a VM that an impact suspended or
+stopped from one that its owner did.
 """
 
 from contextlib import suppress
@@ -16,20 +16,20 @@ ELEMENT = libvirt.VIR_DOMAIN_METADATA_ELEMENT
 
 
 def mark(handle: Any, event_id: str) -> None:
-    """From now on what happens to this domain is the event's doing. Set before the first verb."""
+    """Record that the event acts on this domain. Called before the first action."""
     handle.setMetadata(
         ELEMENT,
         f"<impact event={quoteattr(event_id)}/>",
         "forewarn-impact",
         NAMESPACE,
-        _where(handle),
+        _flags(handle),
     )
 
 
 def is_marked(handle: Any, event_id: str) -> bool:
     """Whether this event has begun to act on the domain."""
     try:
-        told = handle.metadata(ELEMENT, NAMESPACE)
+        xml = handle.metadata(ELEMENT, NAMESPACE)
     except libvirt.libvirtError as error:
         if error.get_error_code() in (
             libvirt.VIR_ERR_NO_DOMAIN_METADATA,
@@ -37,13 +37,14 @@ def is_marked(handle: Any, event_id: str) -> bool:
         ):
             return False
         raise
-    return ElementTree.fromstring(told).get("event") == event_id  # noqa: S314 what we wrote, kept by libvirt
+    # Our own XML, stored by libvirt.
+    return ElementTree.fromstring(xml).get("event") == event_id  # noqa: S314
 
 
 def unmark(handle: Any) -> None:
-    """It is over. A mark that stays by mistake means nothing to the next event."""
+    """Remove the marker. One left behind by mistake means nothing to the next event."""
     with suppress(libvirt.libvirtError):
-        handle.setMetadata(ELEMENT, None, None, NAMESPACE, _where(handle))
+        handle.setMetadata(ELEMENT, None, None, NAMESPACE, _flags(handle))
 
 
 def suspend(handle: Any, event_id: str) -> None:
@@ -51,8 +52,8 @@ def suspend(handle: Any, event_id: str) -> None:
     handle.suspend()
 
 
-def wake(handle: Any) -> None:
-    """Resume it if it is suspended."""
+def resume(handle: Any) -> None:
+    """Resume the domain if it is suspended."""
     if handle.state()[0] == libvirt.VIR_DOMAIN_PAUSED:
         handle.resume()
     unmark(handle)
@@ -64,12 +65,12 @@ def start(handle: Any) -> None:
 
 
 def reset(handle: Any) -> None:
-    """A reset of a suspended domain would leave it suspended."""
+    """Reset, and resume: a suspended domain would stay suspended."""
     handle.reset(0)
-    wake(handle)
+    resume(handle)
 
 
-def _where(handle: Any) -> int:
-    """In what runs, and in the definition that stays when it is stopped."""
+def _flags(handle: Any) -> int:
+    """Affect the running domain and its persistent definition."""
     live = libvirt.VIR_DOMAIN_AFFECT_LIVE if handle.isActive() else 0
     return live | (libvirt.VIR_DOMAIN_AFFECT_CONFIG if handle.isPersistent() else 0)

@@ -1,17 +1,16 @@
-"""An event and the occasion of a step, scripts that stand in for commands, and a web server that
-answers as it is told.
-"""
+"""An event and the context of a step, scripts as fake commands, and a scripted web server."""
 
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from forewarn.agent.step import Occasion, Phase
+from forewarn.agent.steps.base import Phase, StepContext
 from forewarn.client import Event
 
 NOON = datetime(2026, 3, 4, 12, 0, 0, tzinfo=UTC)
@@ -31,45 +30,56 @@ def reboot(**more: Any) -> Event:
     return Event(**{**facts, **more})
 
 
-def occasion(
-    phase: str = "prepare", *, seconds: float = 20, event: Event | None = None, stop: bool = False
-) -> Occasion:
-    made = Occasion(event or reboot(), Phase(phase), "web-0", deadline=0)
+def context(
+    phase: str = "prepare",
+    *,
+    seconds: float = 20,
+    event: Event | None = None,
+    stop: bool = False,
+    is_simulated: bool = False,
+) -> StepContext:
+    """With `is_simulated`, sleeping takes no time but moves the clock."""
+    stopping = threading.Event()
     if stop:
-        made.stop.set()
-    return Occasion(made.event, made.phase, made.name, made.now() + seconds, made.stop)
+        stopping.set()
+    made = StepContext(event or reboot(), Phase(phase), "web-0", 0, stopping)
+    if not is_simulated:
+        return replace(made, deadline=made.now() + seconds)
+    elapsed = [0.0]
+
+    def sleep(duration: float) -> None:
+        elapsed[0] += duration
+
+    return replace(made, deadline=seconds, now=lambda: elapsed[0], sleep=sleep)
 
 
-def occasion_until(path: Path) -> Occasion:
-    """Time stands still until the file has something in it (or for a minute); then the limit has
-    come.
-    """
+def context_until(path: Path, *, seconds: float = 50, jump_seconds: float = 99) -> StepContext:
+    """Time stands still until the file has content, and then has jumped."""
     end = time.monotonic() + 60
 
     def now() -> float:
-        return 99 if (path.exists() and path.read_text()) or time.monotonic() > end else 0
+        has_content = path.exists() and path.read_text()
+        return jump_seconds if has_content or time.monotonic() > end else 0
 
-    return Occasion(reboot(), Phase.PREPARE, "web-0", deadline=50, now=now)
+    return StepContext(reboot(), Phase.PREPARE, "web-0", deadline=seconds, now=now)
 
 
 def script(path: Path, *lines: str) -> str:
-    """An executable of the shell."""
+    """An executable shell script."""
     path.write_text("\n".join(("#!/bin/sh", *lines, "")))
     path.chmod(0o755)
     return str(path)
 
 
 class Server:
-    """Answers with these statuses, one after the other and the last for ever, and keeps what it was
-    asked.
-    """
+    """Responds with these statuses in order, repeats the last, and records the requests."""
 
     SILENT = 0
-    """Instead of a status: no answer until the server ends."""
+    """Instead of a status: no response until the server ends."""
 
-    def __init__(self, *answers: int) -> None:
-        self.answers = list(answers)
-        self.asked: list[tuple[str, str, dict[str, str], bytes]] = []
+    def __init__(self, *statuses: int) -> None:
+        self.statuses = list(statuses)
+        self.requests: list[tuple[str, str, dict[str, str], bytes]] = []
         self.url = ""
         self._is_over = threading.Event()
 
@@ -78,21 +88,22 @@ class Server:
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
-            def answer(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                outer.asked.append((self.command, self.path, dict(self.headers.items()), body))
-                status = outer.answers.pop(0) if len(outer.answers) > 1 else outer.answers[0]
+            def respond(self) -> None:
+                content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                headers = dict(self.headers.items())
+                outer.requests.append((self.command, self.path, headers, content))
+                status = outer.statuses.pop(0) if len(outer.statuses) > 1 else outer.statuses[0]
                 if status == Server.SILENT:
                     outer._is_over.wait()
                     return
-                said = f"answer {status}".encode()
+                body = f"status {status}".encode()
                 self.send_response(status)
-                self.send_header("Content-Length", str(len(said)))
+                self.send_header("Content-Length", str(len(body)))
                 self.send_header("Location", f"{outer.url}/elsewhere")
                 self.end_headers()
-                self.wfile.write(said)
+                self.wfile.write(body)
 
-            do_GET = do_POST = do_PUT = answer
+            do_GET = do_POST = do_PUT = respond
 
             def log_message(self, *_: object) -> None:
                 pass

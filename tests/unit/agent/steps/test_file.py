@@ -4,102 +4,103 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.agent.step import StepFailed
-from forewarn.agent.steps import make
-from tests.unit.agent.steps.build import occasion
+from forewarn.agent.steps import make_step
+from forewarn.agent.steps.base import StepFailed
+from tests.unit.agent.steps.build import context
 
 
-def test_a_health_file_goes_before_the_event_and_comes_back_as_it_was(tmp_path: Path) -> None:
-    """Content and mode are somebody else's business."""
+def test_health_file_is_removed_and_restored_as_it_was(tmp_path: Path) -> None:
+    """With its content and mode."""
     path = tmp_path / "ready"
     path.write_text("as it was")
     path.chmod(0o640)
-    made = make("file", str(path), "W")
-    made.run(occasion("prepare"))
-    made.run(occasion("start"))
+    made = make_step("file", str(path), "W")
+    made.run(context("prepare"))
+    made.run(context("start"))
 
     assert not path.exists()
-    made.run(occasion("recover"))
-    made.run(occasion("recover"))
+    made.run(context("recover"))
+    made.run(context("recover"))
 
     assert path.read_text() == "as it was"
     assert path.stat().st_mode & 0o777 == 0o640
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_health_file_that_the_reboot_swept_away_is_made_anew(tmp_path: Path) -> None:
-    """/run does not survive what the event was about."""
-    make("file", {"path": str(tmp_path / "ready"), "content": "ok\n"}, "W").run(occasion("recover"))
+def test_health_file_lost_in_the_reboot_is_created(tmp_path: Path) -> None:
+    """/run does not survive a reboot."""
+    make_step("file", {"path": str(tmp_path / "ready"), "content": "ok\n"}, "W").run(
+        context("recover")
+    )
 
     assert (tmp_path / "ready").read_text() == "ok\n"
     assert [path.name for path in tmp_path.iterdir()] == ["ready"]
 
 
-def test_a_drain_file_is_there_for_the_event_and_gone_after_it(tmp_path: Path) -> None:
-    """The other way round, for balancers that look for a file that says no."""
-    made = make(
+def test_drain_file_exists_during_the_event(tmp_path: Path) -> None:
+    """For load balancers that check for a file that means no."""
+    made = make_step(
         "file", {"path": str(tmp_path / "drain"), "in_prepare": "present", "content": "x"}, "W"
     )
-    made.run(occasion("prepare"))
-    made.run(occasion("prepare"))
+    made.run(context("prepare"))
+    made.run(context("prepare"))
 
     assert (tmp_path / "drain").read_text() == "x"
-    made.run(occasion("recover"))
-    made.run(occasion("recover"))
+    made.run(context("recover"))
+    made.run(context("recover"))
 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_is_not_there_is_a_failure_of_the_step(tmp_path: Path) -> None:
-    """And what is there already is left as it is."""
-    with pytest.raises(StepFailed, match="ready cannot be made present: No such file or directory"):
-        make("file", str(tmp_path / "no" / "ready"), "W").run(occasion("recover"))
+def test_missing_directory_fails_the_step(tmp_path: Path) -> None:
+    with pytest.raises(StepFailed, match=r"cannot make .*ready present: No such file or directory"):
+        make_step("file", str(tmp_path / "no" / "ready"), "W").run(context("recover"))
 
 
-def test_a_directory_is_never_moved(tmp_path: Path) -> None:
-    """A path that is one word too short must not take the whole site away."""
-    with pytest.raises(StepFailed, match="cannot be made absent: it is a directory"):
-        make("file", str(tmp_path), "W").run(occasion())
+def test_directory_is_never_moved(tmp_path: Path) -> None:
+    """A path that is too short must not remove the whole site."""
+    with pytest.raises(StepFailed, match=r"cannot make .* absent: it is a directory"):
+        make_step("file", str(tmp_path), "W").run(context())
 
     assert tmp_path.is_dir()
 
 
-def test_a_health_file_that_an_operator_had_removed_stays_removed(tmp_path: Path) -> None:
-    """Recover undoes what prepare did, and prepare found nothing to take away."""
+def test_health_file_removed_by_an_operator_stays_removed(tmp_path: Path) -> None:
+    """Recover undoes what prepare did, and prepare removed nothing."""
     path = tmp_path / "ready"
-    made = make("file", str(path), "W")
+    made = make_step("file", str(path), "W")
     for phase in ("prepare", "start", "recover", "recover"):
-        made.run(occasion(phase))
+        made.run(context(phase))
 
     assert not path.exists()
     path.write_text("back")
-    made.run(occasion("prepare"))
+    made.run(context("prepare"))
     assert not path.exists()
-    made.run(occasion("recover"))
+    made.run(context("recover"))
 
     assert path.read_text() == "back"
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_was_kept_is_dropped_where_somebody_put_the_file_back_by_hand(tmp_path: Path) -> None:
-    """Else the old one would come back after the next event."""
+def test_kept_file_is_dropped_if_an_operator_restored_it(tmp_path: Path) -> None:
+    """Otherwise the old one would come back after the next event."""
     path = tmp_path / "ready"
     path.write_text("old")
-    made = make("file", str(path), "W")
-    made.run(occasion("prepare"))
+    made = make_step("file", str(path), "W")
+    made.run(context("prepare"))
     path.write_text("by hand")
-    made.run(occasion("recover"))
+    made.run(context("recover"))
 
     assert path.read_text() == "by hand"
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_drain_file_that_an_operator_had_put_there_stays_there(tmp_path: Path) -> None:
-    """The machine was out of the balancer before the event, and for another reason."""
+def test_drain_file_created_by_an_operator_stays(tmp_path: Path) -> None:
+    """The machine was out of the load balancer before the event, for another reason."""
     path = tmp_path / "drain"
     path.write_text("by hand")
-    made = make("file", {"path": str(path), "in_prepare": "present"}, "W")
-    made.run(occasion("prepare"))
-    made.run(occasion("recover"))
+    made = make_step("file", {"path": str(path), "in_prepare": "present"}, "W")
+    made.run(context("prepare"))
+    made.run(context("recover"))
 
     assert path.read_text() == "by hand"

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from forewarn.agent.step import StepFailed, StepTimedOut
-from forewarn.agent.steps import make
-from tests.unit.agent.steps.build import occasion, reboot
+from forewarn.agent.steps import make_step
+from forewarn.agent.steps.base import StepFailed, StepTimedOut
+from tests.unit.agent.steps.build import context, reboot
 
 HEAD = "# pxname,svname,qcur,qmax,scur,\n"
 
@@ -17,137 +17,138 @@ HEAD = "# pxname,svname,qcur,qmax,scur,\n"
 @contextmanager
 def haproxy(*answers: str) -> Iterator[tuple[str, list[str]]]:
     """Answers one command a connection, and keeps it."""
-    asked: list[str] = []
+    commands: list[str] = []
 
     def serve() -> None:
         for answer in answers:
             connection, _ = listener.accept()
             with connection:
-                asked.append(connection.recv(4096).decode().strip())
+                commands.append(connection.recv(4096).decode().strip())
                 connection.sendall(answer.encode())
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        yield f"127.0.0.1:{listener.getsockname()[1]}", asked
+        yield f"127.0.0.1:{listener.getsockname()[1]}", commands
 
 
-def test_a_server_is_drained_and_its_sessions_are_waited_for() -> None:
-    """The last request of a session is answered before the machine goes."""
+def test_server_is_drained_and_its_sessions_awaited() -> None:
     with haproxy("\n", HEAD + "web,a,0,0,2,\n", HEAD + "web,a,0,0,0,\nweb,b,0,0,7,\n") as (
         address,
-        asked,
+        commands,
     ):
-        make("haproxy", {"socket": address, "servers": ["web/a"]}, "W").run(occasion())
-
-    assert asked == ["set server web/a state drain", "show stat -1 4 -1", "show stat -1 4 -1"]
-
-
-def test_a_server_is_ready_again_in_recover() -> None:
-    """Without a wait: sessions come by themselves."""
-    with haproxy("\n") as (address, asked):
-        make("haproxy", {"socket": address, "servers": ["web/a"]}, "W").run(occasion("recover"))
-
-    assert asked == ["set server web/a state ready"]
-
-
-def test_an_agent_beside_the_balancer_drains_every_vm_that_the_event_names() -> None:
-    """2017-03-01 writes names with an underscore before them."""
-    with haproxy("\n", "\n") as (address, asked):
-        spec = {"socket": address, "servers": ["web/{resource}"], "wait": False}
-        make("haproxy", spec, "W").run(occasion(event=reboot(resources=("_web-0", "web-1"))))
-
-    assert asked == ["set server web/web-0 state drain", "set server web/web-1 state drain"]
-
-
-def test_a_resource_whose_name_is_a_command_is_not_sent() -> None:
-    """A semicolon begins the next command in HAProxy's socket."""
-    evil = reboot(resources=("a;disable frontend f",))
-    with (
-        haproxy() as (address, asked),
-        pytest.raises(StepFailed, match="cannot be the name of a server"),
-    ):
-        make("haproxy", {"socket": address, "servers": ["web/{resource}"]}, "W").run(
-            occasion(event=evil)
+        make_step("haproxy", {"socket": address, "servers": ["web/a"]}, "W").run(
+            context(is_simulated=True)
         )
 
-    assert asked == []
+    assert commands == ["set server web/a state drain", "show stat -1 4 -1", "show stat -1 4 -1"]
+
+
+def test_server_is_ready_again_in_recover() -> None:
+    with haproxy("\n") as (address, commands):
+        make_step("haproxy", {"socket": address, "servers": ["web/a"]}, "W").run(context("recover"))
+
+    assert commands == ["set server web/a state ready"]
+
+
+def test_resource_placeholder_drains_every_vm_of_the_event() -> None:
+    """2017-03-01 prefixes names with an underscore."""
+    with haproxy("\n", "\n") as (address, commands):
+        spec = {"socket": address, "servers": ["web/{resource}"], "wait": False}
+        make_step("haproxy", spec, "W").run(context(event=reboot(resources=("_web-0", "web-1"))))
+
+    assert commands == ["set server web/web-0 state drain", "set server web/web-1 state drain"]
+
+
+def test_resource_name_with_a_command_is_not_sent() -> None:
+    """A semicolon begins the next command on HAProxy's socket."""
+    evil = reboot(resources=("a;disable frontend f",))
+    with (
+        haproxy() as (address, commands),
+        pytest.raises(StepFailed, match="not a valid server name"),
+    ):
+        make_step("haproxy", {"socket": address, "servers": ["web/{resource}"]}, "W").run(
+            context(event=evil)
+        )
+
+    assert commands == []
 
 
 @pytest.mark.parametrize(
     "answer", ["No such server.\n\n", "Permission denied\n\n", "Unknown command: 'set'\n"]
 )
-def test_what_haproxy_says_to_a_change_is_a_refusal(answer: str) -> None:
-    """It has no exit codes: where it agrees, it is silent."""
+def test_any_response_of_haproxy_to_a_change_is_an_error(answer: str) -> None:
+    """It has no exit codes: success has an empty response."""
     with (
         haproxy(answer) as (address, _),
-        pytest.raises(StepFailed, match=f"HAProxy does not drain web/a: {answer.strip()}"),
+        pytest.raises(StepFailed, match=f"HAProxy cannot set web/a to drain: {answer.strip()}"),
     ):
-        make("haproxy", {"socket": address, "servers": ["web/a"]}, "W").run(occasion())
+        make_step("haproxy", {"socket": address, "servers": ["web/a"]}, "W").run(context())
 
 
-def test_sessions_that_do_not_end_are_told_at_the_limit() -> None:
-    """How many, and where."""
+def test_remaining_sessions_are_reported_at_the_limit() -> None:
     busy = HEAD + "web,a,0,0,2,\n"
     with (
-        haproxy("\n", *[busy] * 20) as (address, _),
+        haproxy("\n", *[busy] * 100) as (address, _),
         pytest.raises(StepTimedOut, match=r"sessions remain: {'web/a': 2}"),
     ):
-        make("haproxy", {"socket": address, "servers": ["web/a"]}, "W").run(occasion(seconds=1.5))
+        make_step("haproxy", {"socket": address, "servers": ["web/a"]}, "W").run(
+            context(is_simulated=True)
+        )
 
 
-def test_a_table_without_the_server_is_no_proof_that_it_has_no_sessions() -> None:
-    """Silence is not zero."""
+def test_missing_row_does_not_mean_no_sessions() -> None:
     with (
         haproxy("\n", HEAD) as (address, _),
-        pytest.raises(StepFailed, match="does not tell the sessions of web/a"),
+        pytest.raises(StepFailed, match="shows no sessions of web/a"),
     ):
-        make("haproxy", {"socket": address, "servers": ["web/a"]}, "W").run(occasion())
+        make_step("haproxy", {"socket": address, "servers": ["web/a"]}, "W").run(context())
 
 
-def test_nobody_at_the_socket_is_a_failure() -> None:
+def test_haproxy_that_does_not_respond_fails_the_step() -> None:
     """By path or by port."""
     for address in ("/no/such.sock", "127.0.0.1:1"):
-        with pytest.raises(StepFailed, match=f"HAProxy at {address} does not answer"):
-            make("haproxy", {"socket": address, "servers": ["web/a"]}, "W").run(occasion())
+        with pytest.raises(StepFailed, match=f"HAProxy at {address} does not respond"):
+            make_step("haproxy", {"socket": address, "servers": ["web/a"]}, "W").run(context())
 
 
 @pytest.mark.parametrize(("phase", "state"), [("prepare", "drain"), ("recover", "ready")])
-def test_a_server_that_haproxy_does_not_know_does_not_keep_the_others_from_their_turn(
-    phase: str, state: str
-) -> None:
-    """An event names databases too. All are tried, and then all that failed are told."""
+def test_unknown_server_does_not_block_the_others(phase: str, state: str) -> None:
+    """An event names databases too. All servers are tried, and all failures reported."""
     unknown = "No such server.\n\n"
-    with haproxy(unknown, "\n", unknown) as (address, asked):
-        made = make(
+    with haproxy(unknown, "\n", unknown) as (address, commands):
+        made = make_step(
             "haproxy", {"socket": address, "servers": ["web/{resource}"], "wait": False}, "W"
         )
         with pytest.raises(StepFailed) as failure:
-            made.run(occasion(phase, event=reboot(resources=("a", "b", "c"))))
+            made.run(context(phase, event=reboot(resources=("a", "b", "c"))))
 
-    assert asked == [f"set server web/{name} state {state}" for name in "abc"]
+    assert commands == [f"set server web/{name} state {state}" for name in "abc"]
     assert failure.value.message == (
-        f"HAProxy does not {state} web/a: No such server.; HAProxy does not {state} web/c: No such server."
+        f"HAProxy cannot set web/a to {state}: No such server.; "
+        f"HAProxy cannot set web/c to {state}: No such server."
     )
 
 
-def test_the_sessions_of_those_that_drain_are_waited_for_though_another_failed() -> None:
-    """The rule may go on after a failure, and then these sessions are cut."""
+def test_sessions_are_awaited_even_if_a_server_failed() -> None:
+    """The rule may continue after a failure, and would cut these sessions."""
     busy, idle = HEAD + "web,b,0,0,2,\n", HEAD + "web,b,0,0,0,\n"
     with (
-        haproxy("No such server.\n\n", "\n", busy, idle) as (address, asked),
+        haproxy("No such server.\n\n", "\n", busy, idle) as (address, commands),
         pytest.raises(StepFailed, match="web/a"),
     ):
-        make("haproxy", {"socket": address, "servers": ["web/a", "web/b"]}, "W").run(occasion())
+        make_step("haproxy", {"socket": address, "servers": ["web/a", "web/b"]}, "W").run(
+            context(is_simulated=True)
+        )
 
-    assert asked[2:] == ["show stat -1 4 -1", "show stat -1 4 -1"]
+    assert commands[2:] == ["show stat -1 4 -1", "show stat -1 4 -1"]
 
 
 @pytest.mark.parametrize("resources", [("web-1", "web-2"), ("web-0", "web-1"), ()])
-def test_our_own_vm_is_one_server_whomever_else_the_event_names(resources: tuple[str, ...]) -> None:
-    """An agent on web-0 that drains web-1 too would make it ready while it is still down."""
-    with haproxy("\n") as (address, asked):
+def test_vm_placeholder_is_this_vm_only(resources: tuple[str, ...]) -> None:
+    """An agent on web-0 that drained web-1 too would make it ready while it is still down."""
+    with haproxy("\n") as (address, commands):
         spec = {"socket": address, "servers": ["web/{vm}"]}
-        make("haproxy", spec, "W").run(occasion("recover", event=reboot(resources=resources)))
+        make_step("haproxy", spec, "W").run(context("recover", event=reboot(resources=resources)))
 
-    assert asked == ["set server web/web-0 state ready"]
+    assert commands == ["set server web/web-0 state ready"]

@@ -10,31 +10,30 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.agent.step import Occasion, Phase, StepFailed, StepTimedOut
-from forewarn.agent.steps import make
-from tests.unit.agent.steps.build import Server, occasion, reboot
+from forewarn.agent.steps import make_step
+from forewarn.agent.steps.base import Phase, StepContext, StepFailed, StepTimedOut
+from tests.unit.agent.steps.build import Server, context, reboot
 
 ROOT = Path(__file__).parents[4]
 
 
-def test_a_url_alone_is_asked_by_get_and_any_2xx_is_right() -> None:
-    """The shortest form does the plain thing."""
+def test_bare_url_is_a_get_and_any_2xx_is_success() -> None:
     with Server(204).running() as server:
-        make("http", f"{server.url}/x", "W").run(occasion())
+        make_step("http", f"{server.url}/x", "W").run(context())
 
-    assert [(method, path) for method, path, _, _ in server.asked] == [("GET", "/x")]
+    assert [(method, path) for method, path, _, _ in server.requests] == [("GET", "/x")]
 
 
-def test_facts_are_escaped_for_the_place_where_they_stand() -> None:
-    """What the endpoint says must not become part of our request."""
+def test_facts_are_escaped_for_url_header_and_json() -> None:
+    """The endpoint's values must not change the request."""
     body = '{"why": "{event_description}", "seconds": {event_duration}}'
     spec = {"body": body, "headers": {"X-Why": "{event_description}"}}
     with Server(200).running() as server:
         evil = reboot(description='"}\r\nX-Admin: 1 é/?')
-        make("http", {**spec, "url": server.url + "/a?why={event_description}"}, "W").run(
-            occasion(event=evil)
+        make_step("http", {**spec, "url": server.url + "/a?why={event_description}"}, "W").run(
+            context(event=evil)
         )
-    method, path, headers, sent = server.asked[0]
+    method, path, headers, sent = server.requests[0]
 
     assert (method, path) == ("POST", "/a?why=%22%7D%0D%0AX-Admin%3A%201%20%C3%A9%2F%3F")
     assert (headers["X-Why"], headers["Content-Type"]) == ('"} X-Admin: 1 ?/?', "application/json")
@@ -42,23 +41,19 @@ def test_facts_are_escaped_for_the_place_where_they_stand() -> None:
     assert json.loads(sent) == {"why": evil.description, "seconds": 9}
 
 
-def test_a_text_that_is_no_json_is_sent_as_it_is() -> None:
-    """Quotes need no backslashes there."""
+def test_plain_text_body_is_not_escaped() -> None:
     with Server(200).running() as server:
         spec = {"url": server.url, "method": "PUT", "body": "why: {event_description}"}
-        make("http", spec, "W").run(occasion(event=reboot(description='"x"')))
+        make_step("http", spec, "W").run(context(event=reboot(description='"x"')))
 
-    assert (server.asked[0][0], server.asked[0][3]) == ("PUT", b'why: "x"')
+    assert (server.requests[0][0], server.requests[0][3]) == ("PUT", b'why: "x"')
 
 
-def test_the_cloudevents_shape_is_cloudevents_1_0_in_structured_mode() -> None:
-    """Brokers refuse what is only nearly that.
-
-    The id is the same at every try, so that they can drop repeats.
-    """
+def test_cloudevents_shape_is_structured_cloudevents_1_0() -> None:
+    """The id is the same at every attempt, so that brokers can drop duplicates."""
     with Server(200).running() as server:
-        make("http", {"url": server.url, "shape": "cloudevents"}, "W").run(occasion())
-    method, _, headers, sent = server.asked[0]
+        make_step("http", {"url": server.url, "shape": "cloudevents"}, "W").run(context())
+    method, _, headers, sent = server.requests[0]
 
     assert (method, headers["Content-Type"]) == ("POST", "application/cloudevents+json")
     assert json.loads(sent) == {
@@ -84,100 +79,98 @@ def test_the_cloudevents_shape_is_cloudevents_1_0_in_structured_mode() -> None:
     }
 
 
-def test_the_slack_shape_is_one_text_without_markup_from_outside() -> None:
-    """<!channel> in a resource's name should wake nobody."""
+def test_slack_shape_escapes_markup() -> None:
+    """<!channel> in a resource's name must not notify anyone."""
     with Server(200).running() as server:
-        make("http", {"url": server.url, "shape": "slack"}, "W").run(
-            occasion(event=reboot(resources=("<!channel>",)))
+        make_step("http", {"url": server.url, "shape": "slack"}, "W").run(
+            context(event=reboot(resources=("<!channel>",)))
         )
 
-    assert json.loads(server.asked[0][3]) == {
+    assert json.loads(server.requests[0][3]) == {
         "text": "Reboot of &lt;!channel&gt;: prepare on web-0"
         " (event E1, Scheduled, not before Wed, 04 Mar 2026 12:00:00 GMT, source Platform)"
     }
 
 
-def test_what_passes_by_itself_is_tried_again() -> None:
-    """A balancer that is just being reloaded answers 503 for a moment."""
+def test_temporary_errors_are_retried() -> None:
+    """A load balancer that is being reloaded may respond 503."""
     with Server(503, 429, 200).running() as server:
-        make("http", server.url, "W").run(occasion())
+        make_step("http", server.url, "W").run(context(is_simulated=True))
 
-    assert len(server.asked) == 3
+    assert len(server.requests) == 3
 
 
-def test_what_stays_is_not_tried_again() -> None:
-    """A wrong token is as wrong in a minute."""
+def test_permanent_errors_are_not_retried() -> None:
+    """A wrong token stays wrong."""
     with (
         Server(403).running() as server,
-        pytest.raises(StepFailed, match="status 403: answer 403") as failure,
+        pytest.raises(StepFailed, match="status 403: status 403") as failure,
     ):
-        make("http", server.url, "W").run(occasion())
+        make_step("http", server.url, "W").run(context())
 
-    assert len(server.asked) == 1
+    assert len(server.requests) == 1
     assert not isinstance(failure.value, StepTimedOut)
 
 
-def test_the_tries_end_at_the_limit_with_the_last_reason() -> None:
-    """Not with a bare time-out."""
+def test_retries_end_at_the_limit_with_the_last_reason() -> None:
     with (
         Server(503).running() as server,
-        pytest.raises(StepTimedOut, match="status 503: answer 503"),
+        pytest.raises(StepTimedOut, match="status 503: status 503"),
     ):
-        make("http", server.url, "W").run(occasion(seconds=1))
+        make_step("http", server.url, "W").run(context(is_simulated=True))
 
 
-def test_a_last_try_that_is_cut_short_does_not_hide_why_the_others_failed() -> None:
-    """The last try has only what is left of the step's time; that it did not suffice is not the
-    reason.
-    """
+def test_last_attempt_cut_short_does_not_hide_the_reason() -> None:
     with Server(503, Server.SILENT).running() as server:
-        limited = Occasion(
+        limited = StepContext(
             reboot(),
             Phase.PREPARE,
             "web-0",
             deadline=50,
-            now=lambda: 99 if len(server.asked) > 1 else 0,
+            now=lambda: 99 if len(server.requests) > 1 else 0,
+            sleep=lambda seconds: None,
         )
 
-        with pytest.raises(StepTimedOut, match="status 503: answer 503"):
-            make("http", server.url, "steps[0]").run(limited)
+        with pytest.raises(StepTimedOut, match="status 503: status 503"):
+            make_step("http", server.url, "W").run(limited)
 
 
-def test_only_what_is_expected_counts_where_it_is_given() -> None:
-    """For services that answer 200 to everything but 202 to what they took."""
+def test_expect_replaces_2xx() -> None:
+    """For services that respond 202 when they accept."""
     with Server(200).running() as server:
         with pytest.raises(StepFailed, match="status 200"):
-            make("http", {"url": server.url, "expect": [202]}, "W").run(occasion())
-        make("http", {"url": server.url, "expect": [200]}, "W").run(occasion())
+            make_step("http", {"url": server.url, "expect": [202]}, "W").run(context())
+        make_step("http", {"url": server.url, "expect": [200]}, "W").run(context())
 
 
-def test_a_redirect_is_not_followed() -> None:
-    """Whoever it leads to was not named in the settings."""
+def test_redirect_is_not_followed() -> None:
+    """The configuration does not name its target."""
     with Server(302).running() as server, pytest.raises(StepFailed, match="status 302"):
-        make("http", server.url, "W").run(occasion())
+        make_step("http", server.url, "W").run(context())
 
-    assert len(server.asked) == 1
+    assert len(server.requests) == 1
 
 
-def test_nobody_there_is_told_at_the_limit() -> None:
-    """With the reason that the system gives."""
+def test_refused_connection_is_reported_at_the_limit() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         with pytest.raises(StepTimedOut, match="refused"):
-            make("http", f"http://127.0.0.1:{taken.getsockname()[1]}/", "W").run(
-                occasion(seconds=1)
+            make_step("http", f"http://127.0.0.1:{taken.getsockname()[1]}/", "W").run(
+                context(is_simulated=True)
             )
 
 
-def test_a_host_whose_name_cannot_be_one_is_a_failure_of_the_step() -> None:
-    """Where a fact stands in the host, the endpoint chooses the name."""
+def test_impossible_host_name_fails_the_step() -> None:
+    """A fact in the host lets the endpoint choose the name."""
     odd = reboot(type="x" * 70)
     with pytest.raises(StepTimedOut, match=r"http://{event_type}\.test"):
-        make("http", "http://{event_type}.test/", "W").run(occasion(seconds=0.3, event=odd))
+        make_step("http", "http://{event_type}.test/", "W").run(
+            context(event=odd, is_simulated=True)
+        )
 
 
-def test_an_answer_that_drips_in_is_given_up_at_the_limit() -> None:
-    """A limit on each byte is none on the whole."""
+def test_slow_response_is_abandoned_at_the_limit() -> None:
+    """A limit on each byte does not limit the whole."""
     over = threading.Event()
 
     def drip(listener: socket.socket) -> None:
@@ -190,24 +183,23 @@ def test_an_answer_that_drips_in_is_given_up_at_the_limit() -> None:
         thread = threading.Thread(target=drip, args=(listener,))
         thread.start()
         with pytest.raises(StepTimedOut):
-            make("http", f"http://127.0.0.1:{listener.getsockname()[1]}/", "W").run(
-                occasion(seconds=0.5)
+            make_step("http", f"http://127.0.0.1:{listener.getsockname()[1]}/", "W").run(
+                context(seconds=0.2)
             )
         over.set()
         thread.join()
 
 
-@pytest.mark.parametrize(("by_proxy", "asked"), [(False, "/x"), (True, "http://far.test/x")])
-def test_a_proxy_in_the_environment_is_used_only_where_it_is_wanted(
-    by_proxy: bool, asked: str
-) -> None:
-    """A proxy set for package updates must not get to hear of drains."""
+@pytest.mark.parametrize(("by_proxy", "expected"), [(False, "/x"), (True, "http://far.test/x")])
+def test_proxy_is_used_only_if_configured(by_proxy: bool, expected: str) -> None:
+    """A proxy for package updates must not see drains."""
     with Server(200).running() as server:
         url = "http://far.test/x" if by_proxy else f"{server.url}/x"
         proxy = server.url if by_proxy else "http://127.0.0.1:9"
         code = (
-            "from tests.unit.agent.steps.build import occasion; from forewarn.agent.steps import make;"
-            f"make('http', {{'url': {url!r}, 'proxy': {by_proxy}}}, 'W').run(occasion())"
+            "from tests.unit.agent.steps.build import context;"
+            "from forewarn.agent.steps import make_step;"
+            f"make_step('http', {{'url': {url!r}, 'proxy': {by_proxy}}}, 'W').run(context())"
         )
         environ = {**os.environ, "http_proxy": proxy, "no_proxy": ""}
         done = subprocess.run(
@@ -215,17 +207,15 @@ def test_a_proxy_in_the_environment_is_used_only_where_it_is_wanted(
         )
 
     assert (done.returncode, done.stderr) == (0, b"")
-    assert server.asked[0][1] == asked
+    assert server.requests[0][1] == expected
 
 
-def test_the_path_of_a_url_is_never_told() -> None:
-    """In the URL of a web hook it is the secret, and descriptions and failures go to logs and
-    status pages.
-    """
+def test_path_of_a_url_is_never_shown() -> None:
+    """In the URL of a web hook it is the secret, and errors go to logs and status pages."""
     with Server(403).running() as server:
-        made = make("http", f"{server.url}/services/T0/secret?key=secret", "W")
+        made = make_step("http", f"{server.url}/services/T0/secret?key=secret", "W")
         with pytest.raises(StepFailed) as failure:
-            made.run(occasion())
+            made.run(context())
 
     assert made.describe() == f"GET {server.url}"
-    assert failure.value.message == f"GET {server.url}: status 403: answer 403"
+    assert failure.value.message == f"GET {server.url}: status 403: status 403"

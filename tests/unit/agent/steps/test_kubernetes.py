@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from forewarn.agent.step import StepFailed, StepTimedOut
-from forewarn.agent.steps import make
-from forewarn.agent.steps.cluster import Cluster
-from forewarn.agent.steps.kubernetes import ANNOTATION, cordon_patch
-from tests.unit.agent.steps.build import Server, occasion
+from forewarn.agent.steps import make_step
+from forewarn.agent.steps.base import StepFailed, StepTimedOut
+from forewarn.agent.steps.kubernetes import ANNOTATION, ApiServer, KubernetesStep, cordon_patch
+from tests.unit.agent.steps.build import Server, context
 
 
 def node(*, cordoned: bool = False, reasons: str = "") -> dict[str, Any]:
@@ -47,11 +46,11 @@ def patch(reasons: str | None, *, cordoned: bool | None) -> dict[str, Any]:
         ({"metadata": {"resourceVersion": "7"}}, patch("E1", cordoned=True)),
     ],
 )
-def test_a_node_is_cordoned_once_and_for_each_event_that_needs_it(
+def test_node_is_cordoned_for_each_event_that_needs_it(
     before: dict[str, Any], expected: dict[str, Any] | None
 ) -> None:
-    """A node that a person cordoned gets no mark of ours: it is not ours to uncordon."""
-    assert cordon_patch(before, "E1", is_ours=True) == expected
+    """A node that an operator cordoned gets no annotation, so it is never uncordoned."""
+    assert cordon_patch(before, "E1", should_cordon=True) == expected
 
 
 @pytest.mark.parametrize(
@@ -64,66 +63,66 @@ def test_a_node_is_cordoned_once_and_for_each_event_that_needs_it(
         (node(), None),
     ],
 )
-def test_a_node_is_uncordoned_by_the_last_event_that_it_was_cordoned_for(
+def test_node_is_uncordoned_by_its_last_event(
     before: dict[str, Any], expected: dict[str, Any] | None
 ) -> None:
-    """Another event that is still pending keeps it, and so does a person."""
-    assert cordon_patch(before, "E1", is_ours=False) == expected
+    """Another pending event keeps it cordoned, and so does an operator."""
+    assert cordon_patch(before, "E1", should_cordon=False) == expected
 
 
-def test_in_a_pod_the_service_account_says_it_all(tmp_path: Path) -> None:
-    """Server from the environment, token and authority from the mounted folder."""
+def test_pod_uses_its_service_account(tmp_path: Path) -> None:
+    """Server from the environment, token and certificate from the mounted directory."""
     environ = {"KUBERNETES_SERVICE_HOST": "::1", "KUBERNETES_SERVICE_PORT": "1", "NODE_NAME": "n1"}
     (tmp_path / "token").write_text("t")
-    cluster = Cluster(account=tmp_path, environ=environ)
+    api = ApiServer.find(KubernetesStep(), environ, tmp_path)
 
-    assert cluster.node_name() == "n1"
+    assert api.node == "n1"
     with pytest.raises(
         StepTimedOut,
-        match=r"API server at https://\[::1\]:1 does not answer: the authorities in .*ca.crt cannot be read: No such file",
+        match=r"https://\[::1\]:1 does not respond: cannot read the certificates in .*ca.crt",
     ):
-        cluster.get("/x", occasion(seconds=1))
+        api.get("/x", context(is_simulated=True))
     (tmp_path / "token").unlink()
-    with pytest.raises(StepFailed, match=r"the token in .* cannot be read"):
-        cluster.get("/x", occasion())
+    with pytest.raises(StepFailed, match=r"cannot read the token in .*"):
+        api.get("/x", context())
 
 
-def test_outside_a_pod_what_is_missing_is_named() -> None:
-    """With the words that help."""
-    with pytest.raises(StepFailed, match="give `server`, or run in a pod"):
-        Cluster(node="n", environ={}).get("/x", occasion())
-    with pytest.raises(StepFailed, match="give `node`, or NODE_NAME"):
-        Cluster(server="http://x", environ={}).pods(occasion())
+def test_missing_node_or_server_is_named() -> None:
+    with pytest.raises(StepFailed, match="set `server`, or run in a pod"):
+        ApiServer.find(KubernetesStep(node="n"), {})
+    with pytest.raises(StepFailed, match="set `node`, or NODE_NAME"):
+        ApiServer.find(KubernetesStep(server="http://x"), {})
 
 
-def test_what_the_api_server_refuses_is_told_in_its_words() -> None:
-    """Missing rights are the usual reason, and do not pass by themselves."""
-    with Server(403).running() as server, pytest.raises(StepFailed, match="status 403: answer 403"):
-        make("kubernetes", {"node": "n", "server": server.url}, "W").run(occasion())
+def test_rejection_of_the_api_server_is_reported() -> None:
+    """Missing permissions are the usual reason."""
+    with Server(403).running() as server, pytest.raises(StepFailed, match="status 403: status 403"):
+        make_step("kubernetes", {"node": "n", "server": server.url}, "W").run(context())
 
-    assert [(method, path) for method, path, _, _ in server.asked] == [("GET", "/api/v1/nodes/n")]
+    assert [(method, path) for method, path, _, _ in server.requests] == [
+        ("GET", "/api/v1/nodes/n")
+    ]
 
 
 @pytest.mark.parametrize("status", [503, 429])
-def test_an_api_server_in_trouble_is_asked_again_until_the_limit(status: int) -> None:
+def test_failing_api_server_is_retried_until_the_limit(status: int) -> None:
     """Control planes are restarted by the same maintenance."""
     with Server(status).running() as server, pytest.raises(StepTimedOut, match=f"status {status}"):
-        make("kubernetes", {"node": "n", "server": server.url}, "W").run(occasion(seconds=2.5))
+        make_step("kubernetes", {"node": "n", "server": server.url}, "W").run(
+            context(is_simulated=True)
+        )
 
-    assert len(server.asked) >= 2
+    assert len(server.requests) >= 2
 
 
-def test_a_pod_whose_eviction_is_answered_with_500_does_not_keep_the_others_from_theirs() -> None:
-    """Two budgets on one pod are answered so for ever.
-
-    It is told at the limit, and asked again until then.
-    """
+def test_pod_with_a_failing_eviction_does_not_block_others() -> None:
+    """Two budgets on one pod always get a 500. It is retried, and reported at the limit."""
     with api_server() as (url, evicted):
-        made = make("kubernetes", {"node": "n", "server": url}, "W")
+        made = make_step("kubernetes", {"node": "n", "server": url}, "W")
         with pytest.raises(
             StepTimedOut, match=r"still on the node: d/a \(held back: status 500: two budgets\)$"
         ):
-            made.run(occasion(seconds=2.5))
+            made.run(context(is_simulated=True))
 
     assert evicted[:3] == ["a", "b", "a"]
 
@@ -134,9 +133,9 @@ def api_server() -> Iterator[tuple[str, list[str]]]:
     evicted: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
-        def answer(self, status: int, said: object) -> None:
+        def answer(self, status: int, content: object) -> None:
             self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            body = json.dumps(said).encode()
+            body = json.dumps(content).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()

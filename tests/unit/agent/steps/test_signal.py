@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.agent.step import StepFailed, StepTimedOut
-from forewarn.agent.steps import make
-from tests.unit.agent.steps.build import occasion, script
+from forewarn.agent.steps import make_step
+from forewarn.agent.steps.base import StepFailed, StepTimedOut
+from forewarn.agent.steps.signal import SignalStep
+from tests.unit.agent.steps.build import context, script
 
 
 @contextmanager
 def worker(folder: Path, on_signal: str) -> Iterator["subprocess.Popen[bytes]"]:
-    """A process that does this on USR1. It says when it is ready, and stands in `folder/pid`."""
+    """A process that does this on USR1, with its pid in `folder/pid`."""
     text = f"trap '{on_signal}' USR1; echo ready; while :; do sleep 0.05; done"
     with subprocess.Popen(["/bin/sh", "-c", text], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -31,122 +32,112 @@ def checkpoint(folder: Path, **more: object) -> dict[str, object]:
     return {"send": "USR1", "pid_file": str(folder / "pid"), **more}
 
 
-def test_a_checkpoint_is_waited_for(tmp_path: Path) -> None:
+def test_checkpoint_is_awaited(tmp_path: Path) -> None:
     """An old one does not count: it must be newer than the signal."""
     file = tmp_path / "checkpoint"
     file.write_text("old")
     with worker(tmp_path, f"echo new > {file}.new; mv {file}.new {file}"):
-        make("signal", checkpoint(tmp_path, until_file=str(file)), "W").run(occasion())
+        make_step("signal", checkpoint(tmp_path, until_file=str(file)), "W").run(context())
 
     assert file.read_text() == "new\n"
 
 
-def test_an_old_checkpoint_is_not_taken_for_a_new_one(tmp_path: Path) -> None:
-    """To approve on it would lose the work since then."""
+def test_old_checkpoint_does_not_count(tmp_path: Path) -> None:
+    """Approving then would lose the work since."""
     (tmp_path / "checkpoint").write_text("old")
     with worker(tmp_path, ":"), pytest.raises(StepTimedOut, match="checkpoint was not written"):
-        make("signal", checkpoint(tmp_path, until_file=str(tmp_path / "checkpoint")), "W").run(
-            occasion(seconds=0.5)
+        make_step("signal", checkpoint(tmp_path, until_file=str(tmp_path / "checkpoint")), "W").run(
+            context(is_simulated=True)
         )
 
 
-def test_a_process_that_ends_without_its_checkpoint_has_failed(tmp_path: Path) -> None:
-    """And is not waited for any longer."""
+def test_process_that_exits_without_its_checkpoint_fails(tmp_path: Path) -> None:
     with (
         worker(tmp_path, "exit 1"),
-        pytest.raises(StepFailed, match="ended without writing") as failure,
+        pytest.raises(StepFailed, match="exited without writing") as failure,
     ):
-        make("signal", checkpoint(tmp_path, until_file=str(tmp_path / "checkpoint")), "W").run(
-            occasion()
+        make_step("signal", checkpoint(tmp_path, until_file=str(tmp_path / "checkpoint")), "W").run(
+            context()
         )
 
     assert not isinstance(failure.value, StepTimedOut)
 
 
-def test_a_checkpoint_that_was_the_last_act_counts(tmp_path: Path) -> None:
-    """Many programs write and end."""
+def test_checkpoint_written_before_the_exit_counts(tmp_path: Path) -> None:
+    """Many programs write and exit."""
     spec = checkpoint(tmp_path, until_file=str(tmp_path / "checkpoint"), until_exit=True)
     with worker(tmp_path, f"touch {tmp_path}/checkpoint; exit 0"):
-        make("signal", spec, "W").run(occasion())
+        make_step("signal", spec, "W").run(context())
 
     assert (tmp_path / "checkpoint").exists()
 
 
-def test_the_end_of_a_process_is_waited_for(tmp_path: Path) -> None:
-    """Though nobody has asked for its exit code yet."""
+def test_exit_of_a_process_is_awaited(tmp_path: Path) -> None:
+    """Even a zombie has exited."""
     with worker(tmp_path, "exit 0") as process:
-        make("signal", checkpoint(tmp_path, until_exit=True), "W").run(occasion())
+        make_step("signal", checkpoint(tmp_path, until_exit=True), "W").run(context())
 
         assert process.wait(5) == 0
 
 
-def test_a_process_that_does_not_end_is_told_at_the_limit(tmp_path: Path) -> None:
-    """By its number, so that one can look."""
+def test_process_that_does_not_exit_is_reported(tmp_path: Path) -> None:
     with (
         worker(tmp_path, ":") as process,
-        pytest.raises(StepTimedOut, match=f"process {process.pid} did not end"),
+        pytest.raises(StepTimedOut, match=f"process {process.pid} did not exit"),
     ):
-        make("signal", checkpoint(tmp_path, until_exit=True), "W").run(occasion(seconds=0.3))
+        make_step("signal", checkpoint(tmp_path, until_exit=True), "W").run(
+            context(is_simulated=True)
+        )
 
 
 @pytest.mark.parametrize("text", ["", "0", "1", "-1", "-5", "12 13", "abc", "٣", "9" * 32])
-def test_a_number_that_means_more_than_one_process_is_never_signalled(
-    tmp_path: Path, text: str
-) -> None:
-    """kill(-1) is everybody, kill(0) is ourselves."""
+def test_pid_that_means_several_processes_is_never_signalled(tmp_path: Path, text: str) -> None:
+    """kill(-1) is everything, kill(0) is the agent's own group."""
     (tmp_path / "pid").write_text(text)
-    with pytest.raises(StepFailed, match=r"names no process|cannot be read"):
-        make("signal", checkpoint(tmp_path), "W").run(occasion())
+    with pytest.raises(StepFailed, match=r"does not name a process|cannot read"):
+        make_step("signal", checkpoint(tmp_path), "W").run(context())
 
 
-def test_a_process_that_is_gone_is_a_failure(tmp_path: Path) -> None:
+def test_missing_process_fails_the_step(tmp_path: Path) -> None:
     """A stale file of a process that died long ago."""
     gone = subprocess.Popen(["true"])
     gone.wait()
     (tmp_path / "pid").write_text(str(gone.pid))
-    with pytest.raises(StepFailed, match="cannot be sent a signal: No such process"):
-        make("signal", checkpoint(tmp_path), "W").run(occasion())
+    with pytest.raises(StepFailed, match=r"cannot signal process .*: No such process"):
+        make_step("signal", checkpoint(tmp_path), "W").run(context())
 
 
-def test_the_process_of_a_unit_is_asked_of_systemctl(tmp_path: Path) -> None:
-    """systemd knows its main process better than any file."""
+def test_process_of_a_unit_comes_from_systemctl(tmp_path: Path) -> None:
     with worker(tmp_path, "exit 0"):
         systemctl = script(
-            tmp_path / "systemctl", f'echo "$@" > {tmp_path}/asked', f"cat {tmp_path}/pid"
+            tmp_path / "systemctl", f'echo "$@" > {tmp_path}/arguments', f"cat {tmp_path}/pid"
         )
-        make(
-            "signal",
-            {"send": "sigusr1", "unit": "x", "until_exit": True, "systemctl": systemctl},
-            "W",
-        ).run(occasion())
+        SignalStep("sigusr1", unit="x", until_exit=True, systemctl=systemctl).run(context())
 
-    assert (tmp_path / "asked").read_text() == "show --property=MainPID --value -- x\n"
+    assert (tmp_path / "arguments").read_text() == "show --property=MainPID --value -- x\n"
 
 
-def test_a_unit_that_is_not_running_has_no_process(tmp_path: Path) -> None:
-    """systemctl says 0 then, and 0 would be ourselves."""
-    spec = {"send": "USR1", "unit": "x", "systemctl": script(tmp_path / "systemctl", "echo 0")}
-    with pytest.raises(StepFailed, match="x names no process: '0'"):
-        make("signal", spec, "W").run(occasion())
+def test_unit_that_is_not_running_has_no_process(tmp_path: Path) -> None:
+    """systemctl prints 0 then, and 0 would be the agent's own group."""
+    step = SignalStep("USR1", unit="x", systemctl=script(tmp_path / "systemctl", "echo 0"))
+    with pytest.raises(StepFailed, match="x does not name a process: '0'"):
+        step.run(context())
 
 
-def test_a_pid_file_that_is_a_pipe_or_a_device_is_refused_at_once(tmp_path: Path) -> None:
-    """To read from it might never end, and the agent with it."""
+def test_pid_file_must_be_a_regular_file(tmp_path: Path) -> None:
+    """Reading a pipe or a device may never end."""
     os.mkfifo(tmp_path / "pid")
     for path in (str(tmp_path / "pid"), "/dev/zero"):
         with pytest.raises(
-            StepFailed, match=f"{path} cannot be read: it is not a regular file"
+            StepFailed, match=f"cannot read {path}: it is not a regular file"
         ) as failure:
-            make("signal", {"send": "USR1", "pid_file": path}, "W").run(occasion(seconds=5))
+            make_step("signal", {"send": "USR1", "pid_file": path}, "W").run(context(seconds=5))
 
         assert not isinstance(failure.value, StepTimedOut)
 
 
-def test_a_pid_file_that_is_too_long_is_refused_and_not_read_in_part(tmp_path: Path) -> None:
-    """What stands first in it may be another process.
-
-    The number here is beyond those that Linux gives.
-    """
+def test_long_pid_file_is_rejected(tmp_path: Path) -> None:
+    """Its beginning may be another process. The number is beyond Linux's largest."""
     (tmp_path / "pid").write_text("5000000" + " " * 40 + "3")
-    with pytest.raises(StepFailed, match="pid cannot be read: it has more than 32 bytes"):
-        make("signal", checkpoint(tmp_path), "W").run(occasion())
+    with pytest.raises(StepFailed, match=r"cannot read .*pid: it has more than 32 bytes"):
+        make_step("signal", checkpoint(tmp_path), "W").run(context())

@@ -10,13 +10,13 @@ from typing import Any
 
 from forewarn.core.command import Approve, Cancel, Restart
 from forewarn.core.fleet import Vm
-from forewarn.lab.fault.active import Faults, Standing, parse
+from forewarn.lab.fault.active import ActiveFault, FaultSet, parse_fault
 from forewarn.lab.fault.filter import FaultFilter
 from forewarn.lab.transcript import Transcript
+from forewarn.web.http.message import plain_address
 from forewarn.web.metadata.app import Message, Receive, Send
-from forewarn.web.metadata.client_identity import plain
 from tests.builders import NOON, guid
-from tests.unit.web.guest import EVENTS, TRUE, WEB_0, WEB_1, Guest, Told
+from tests.unit.web.guest import EVENTS, TRUE, WEB_0, WEB_1, Guest, GuestResponse
 
 POLL = (EVENTS, TRUE)
 NO_EVENTS = b'{"DocumentIncarnation":1,"Events":[]}'
@@ -39,7 +39,7 @@ def body(number: int, *entries: str) -> bytes:
     return f'{{"DocumentIncarnation":{number},"Events":[{",".join(entries)}]}}'.encode()
 
 
-class Line:
+class FakeConnection:
     """A connection that notes how it ended."""
 
     def __init__(self) -> None:
@@ -55,43 +55,45 @@ class Line:
 class Filtered(Guest):
     """`slept`: how long the filter waited, each time.
 
-    `line` is the connection; without one the caller is in this process.
+    `connection` is the connection; without one the caller is in this process.
     """
 
     def __init__(self, seed: int = 7) -> None:
         super().__init__()
         self.inner = self.application
-        self.faults = Faults()
+        self.faults = FaultSet()
         self.transcript = Transcript(self.clock.now)
         self.slept: list[float] = []
         self.sleeps_for_good = False
-        self.line: Line | None = Line()
+        self.connection: FakeConnection | None = FakeConnection()
         self.filter = FaultFilter(
-            self.inner, self.faults, self.transcript, self.clock, Random(seed), self.vm_of
+            self.inner, self.faults, self.transcript, self.clock, Random(seed), self.get_vm
         )
         self.application: Callable[[Message, Receive, Send], Awaitable[None]] = self.call_filter  # type: ignore[assignment]
 
     async def call_filter(self, scope: Message, receive: Receive, send: Send) -> None:
         scope["extensions"] = {"forewarn.sleep": self.sleep} | (
-            {"forewarn.connection": self.line} if self.line else {}
+            {"forewarn.connection": self.connection} if self.connection else {}
         )
         await self.filter(scope, receive, send)
 
-    def vm_of(self, scope: Message) -> str:
-        return self.engine.board.addresses.get(plain(scope["client"][0]), "")
+    def get_vm(self, scope: Message) -> str:
+        return self.engine.board.addresses.get(plain_address(scope["client"][0]), "")
 
     async def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
         if self.sleeps_for_good:
             await asyncio.get_running_loop().create_future()
 
-    def add(self, kind: str, **members: Any) -> Standing:
+    def add(self, kind: str, **members: Any) -> ActiveFault:
         spelt = {name.removesuffix("_"): value for name, value in members.items()}
         return self.faults.add(
-            f"f{len(self.faults.standing) + 1}", parse({"fault": kind, **spelt}), self.clock.now()
+            f"f{len(self.faults.by_id) + 1}",
+            parse_fault({"fault": kind, **spelt}),
+            self.clock.now(),
         )
 
-    async def poll(self, known: str = "", **more: Any) -> Told:
+    async def poll(self, known: str = "", **more: Any) -> GuestResponse:
         conditional = [(b"if-none-match", known.encode())] if known else []
         return await self.call(*POLL, *conditional, **more)
 

@@ -6,28 +6,28 @@ from pathlib import Path
 import pytest
 
 from forewarn.fleetfile import yaml_source as text
-from forewarn.lab.fault.active import SCHEMA, parse
-from forewarn.lab.fault.kinds import KINDS, kind_of
+from forewarn.lab.fault.active import parse_fault
+from forewarn.lab.fault.kinds import KINDS, SCHEMA, get_kind
 
 PAGE = (Path(__file__).parents[4] / "docs" / "faults.md").read_text()
 SHARED = ("fault", "vms", "from", "for", "requests", "chance", "method")
 
 
 def test_every_kind_has_a_section() -> None:
-    assert set(re.findall(r"^### (.+)$", PAGE, re.MULTILINE)) == {kind_of(kind) for kind in KINDS}
+    assert set(re.findall(r"^### (.+)$", PAGE, re.MULTILINE)) == {get_kind(kind) for kind in KINDS}
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=kind_of)
+@pytest.mark.parametrize("kind", KINDS, ids=get_kind)
 def test_every_member_of_a_kind_is_explained_in_its_section(kind: type) -> None:
-    section = PAGE.partition(f"### {kind_of(kind)}\n")[2].partition("\n#")[0]
+    section = PAGE.partition(f"### {get_kind(kind)}\n")[2].partition("\n#")[0]
     members = [name for name in SCHEMA["$defs"][kind.__name__]["properties"] if name not in SHARED]
 
     assert [name for name in members if f"\n| `{name}` |" not in section] == []
     example = re.search(r"```yaml\n(.+?)```", section, re.DOTALL)
     assert example is not None
-    said = text.read(example[1].encode(), "page")
+    said = text.load(example[1].encode(), "page")
     assert isinstance(said, dict)
-    assert parse(said).kind == kind_of(kind)
+    assert parse_fault(said).kind == get_kind(kind)
 
 
 def test_the_members_that_all_share_are_explained() -> None:

@@ -9,10 +9,10 @@ import pytest
 
 from forewarn.core.fleet import Vm
 from forewarn.lab.fault.active import FAULTS_MAX
-from forewarn.lab.fault.filter import Dropped
+from forewarn.lab.fault.tcp import ConnectionDropped
 from tests.builders import guid
 from tests.unit.lab.fault.filtered import NO_EVENTS, Filtered, body, entry, run
-from tests.unit.web.guest import EVENTS, TRUE, Told
+from tests.unit.web.guest import EVENTS, TRUE, GuestResponse
 
 APPROVAL = json.dumps({"StartRequests": [{"EventId": guid(1)}]}).encode()
 HEADERS = {"content-type": "application/json; charset=utf-8", "etag": '"2"', "content-length": "37"}
@@ -32,7 +32,7 @@ REQUESTS = [
 ]
 
 
-def shown(told: Told) -> tuple[int, dict[str, str], bytes]:
+def shown(told: GuestResponse) -> tuple[int, dict[str, str], bytes]:
     return told.status, told.headers, told.body
 
 
@@ -64,14 +64,14 @@ def test_every_request_is_recorded_with_who_what_and_the_answer() -> None:
         await guest.poll()
         first, approval, refused = guest.transcript.entries
         assert (first.vm, first.method, first.path, first.status) == ("web-0", "GET", EVENTS, 200)
-        assert (first.answered, first.faults) == (NO_EVENTS.decode(), ())
-        assert (approval.vm, approval.method, approval.status, approval.asked) == (
+        assert (first.response_body, first.faults) == (NO_EVENTS.decode(), ())
+        assert (approval.vm, approval.method, approval.status, approval.request_body) == (
             "web-1",
             "POST",
             200,
             APPROVAL.decode(),
         )
-        assert (refused.status, refused.answered, refused.faults) == (
+        assert (refused.status, refused.response_body, refused.faults) == (
             503,
             '{"error":"Service Unavailable"}',
             ("status",),
@@ -110,7 +110,7 @@ def test_a_client_that_gives_up_while_its_answer_is_delayed_is_recorded_without_
         told = await guest.call(EVENTS, TRUE, method="POST", body=asked.encode())
         assert told.is_nothing
         last = guest.transcript.entries[-1]
-        assert (last.status, last.asked, last.faults) == (0, asked, ("latency",))
+        assert (last.status, last.request_body, last.faults) == (0, asked, ("latency",))
         assert guest.place.scope.events[0].status == "Scheduled"
 
     run(story)
@@ -151,7 +151,7 @@ def test_the_first_call_of_each_vm_is_slow_and_the_second_is_not() -> None:
         assert guest.slept == [90]
         await guest.poll(address="10.0.0.2")
         assert guest.slept == [90, 90]
-        guest.faults.clear()
+        guest.faults.by_id.clear()
         guest.add("first-call", seconds=30)
         await guest.bodies(2)
         assert guest.slept == [90, 90, 30]
@@ -192,8 +192,8 @@ def test_a_refused_request_is_dropped_without_a_byte_and_never_heard() -> None:
         guest.add("refuse")
         told = await guest.call(EVENTS, TRUE, method="POST", body=APPROVAL)
         assert told.is_nothing
-        assert guest.line is not None
-        assert guest.line.end == "reset"
+        assert guest.connection is not None
+        assert guest.connection.end == "reset"
         assert guest.place.scope.events[0].approvals == ()
         assert guest.transcript.entries[-1].status == 0
 
@@ -203,9 +203,9 @@ def test_a_refused_request_is_dropped_without_a_byte_and_never_heard() -> None:
 @pytest.mark.parametrize("kind", ["refuse", "reset", "truncate"])
 def test_a_caller_without_a_connection_is_told_that_it_was_dropped(kind: str) -> None:
     async def story(guest: Filtered) -> None:
-        guest.line = None
+        guest.connection = None
         guest.add(kind)
-        with pytest.raises(Dropped):
+        with pytest.raises(ConnectionDropped):
             await guest.poll()
         assert guest.transcript.entries[-1].faults == (kind,)
 
@@ -323,9 +323,12 @@ def test_an_answer_may_end_before_its_length(kind: str, end: str) -> None:
         guest.add(kind, bytes=5)
         told = await guest.poll()
         assert (told.body, told.headers["content-length"]) == (NO_EVENTS[:5], "37")
-        assert guest.line is not None
-        assert guest.line.end == end
-        assert (guest.transcript.entries[-1].status, guest.transcript.entries[-1].answered) == (
+        assert guest.connection is not None
+        assert guest.connection.end == end
+        assert (
+            guest.transcript.entries[-1].status,
+            guest.transcript.entries[-1].response_body,
+        ) == (
             0,
             '{"Doc',
         )
@@ -338,7 +341,7 @@ def test_a_cut_is_in_the_middle_if_nothing_else_is_said_and_never_at_the_end(kin
     async def story(guest: Filtered) -> None:
         guest.add(kind, requests=1)
         assert (await guest.poll()).body == NO_EVENTS[:18]
-        guest.faults.clear()
+        guest.faults.by_id.clear()
         guest.add(kind, bytes=9999)
         assert (await guest.poll()).body == NO_EVENTS[:-1]
 
@@ -427,7 +430,7 @@ def test_all_faults_at_once_end_in_some_answer() -> None:
         await guest.enrol("db", Vm(name="db-0", address="10.0.1.1"))
         for _ in range(FAULTS_MAX - 1):
             guest.add("skew", seconds=1)
-        guest.add("reorder")
+        guest.add("text-plain")
         await guest.restarts()
         told = await guest.poll()
         assert told.json["Events"][0]["NotBefore"] == "Wed, 04 Mar 2026 12:16:39 GMT"

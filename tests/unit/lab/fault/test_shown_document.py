@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from forewarn.lab.fault.active import Standing, parse
-from forewarn.lab.fault.shown_document import Document, Memory
+from forewarn.lab.fault.active import ActiveFault, parse_fault
+from forewarn.lab.fault.shown_document import ShownDocument, VmView
 from tests.builders import NOON
 from tests.unit.lab.fault.filtered import NO_EVENTS, Filtered, body, entry, run
 from tests.unit.web.guest import EVENTS, TRUE
@@ -19,7 +19,7 @@ def test_a_stale_document_is_the_one_last_shown_before_with_its_number() -> None
         told = await guest.poll()
         assert (told.body, told.headers["etag"]) == (NO_EVENTS, '"1"')
         assert (await guest.poll('"1"')).status == 304
-        guest.faults.clear()
+        guest.faults.by_id.clear()
         assert (await guest.poll('"1"')).body == body(3, entry(), entry(2, "web-1"))
 
     run(story)
@@ -46,30 +46,6 @@ def test_who_was_shown_nothing_yet_gets_the_first_document_as_stale() -> None:
     run(story)
 
 
-def test_each_document_is_shown_again_after_its_successor() -> None:
-    async def story(guest: Filtered) -> None:
-        guest.add("duplicate")
-        await guest.restarts()
-        one = body(2, entry())
-        assert await guest.bodies(4) == [one, NO_EVENTS, one, one]
-        await guest.restarts(2, "web-1")
-        two = body(3, entry(), entry(2, "web-1"))
-        assert await guest.bodies(4) == [two, one, two, two]
-        assert (await guest.poll('"3"')).status == 304
-
-    run(story)
-
-
-def test_documents_come_out_of_order() -> None:
-    async def story(guest: Filtered) -> None:
-        guest.add("reorder")
-        await guest.restarts()
-        new = body(2, entry())
-        assert await guest.bodies(4) == [new, NO_EVENTS, new, NO_EVENTS]
-
-    run(story)
-
-
 def test_the_numbers_begin_again_at_one() -> None:
     async def story(guest: Filtered) -> None:
         await guest.restarts()
@@ -81,7 +57,7 @@ def test_the_numbers_begin_again_at_one() -> None:
         assert (await guest.poll('"1"')).status == 304
         await guest.cancels(2)
         assert await guest.bodies(2) == [body(2, entry())] * 2
-        guest.faults.clear()
+        guest.faults.by_id.clear()
         assert (await guest.poll('"2"')).body == body(4, entry())
 
     run(story)
@@ -177,7 +153,7 @@ def test_the_same_number_is_the_same_document_whatever_comes_and_goes() -> None:
             await look()
             await guest.restarts(number, "web-1")
             await look()
-            guest.faults.clear()
+            guest.faults.by_id.clear()
             await look()
             await guest.cancels(number)
             await look()
@@ -273,9 +249,9 @@ def test_a_refusal_is_shown_as_it_is_under_any_view() -> None:
 
 
 def test_dates_of_the_old_form_keep_their_form() -> None:
-    skew = Standing("f1", parse({"fault": "skew", "seconds": 60}), NOON)
+    skew = ActiveFault("f1", parse_fault({"fault": "skew", "seconds": 60}), NOON)
     old = json.loads(entry(not_before="2026-03-04T12:15:00Z"))
 
-    assert Memory().look(Document(1, [old]), [skew], NOON).events == [
+    assert VmView().apply(ShownDocument(1, [old]), [skew], NOON).events == [
         old | {"NotBefore": "2026-03-04T12:16:00Z"}
     ]

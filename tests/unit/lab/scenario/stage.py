@@ -8,9 +8,9 @@ from typing import Any
 
 import uvloop
 
-from forewarn.lab.scenario.report import Progress
-from forewarn.lab.scenario.runner import Result, Wish, run
-from forewarn.lab.scenario.schema import START, Scenario, parse
+from forewarn.lab.scenario.report import Console
+from forewarn.lab.scenario.runner import RunOptions, RunResult, run
+from forewarn.lab.scenario.schema import START, Scenario, parse_scenario
 from forewarn.lab.transcript import Entry, Kind
 
 WEB = {
@@ -40,12 +40,14 @@ def scene(
         "guests": [{"approve": "never"}],
         "until": until,
     }
-    return parse(json.dumps({**whole, "steps": steps, **more}).encode(), "test.json")
+    return parse_scenario(json.dumps({**whole, "steps": steps, **more}).encode(), "test.json")
 
 
-def play(scenario: Scenario, progress: Progress | None = None, **wish: Any) -> Result:
+def play(scenario: Scenario, console: Console | None = None, **options: Any) -> RunResult:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as the command line does
-        return runner.run(run(scenario, Wish(**wish), progress or Progress(lambda line: None)))
+        return runner.run(
+            run(scenario, RunOptions(**options), console or Console(lambda line: None))
+        )
 
 
 def seconds(entry: Entry) -> float:
@@ -53,7 +55,7 @@ def seconds(entry: Entry) -> float:
     return (entry.at - START) / timedelta(seconds=1)
 
 
-def changes(result: Result, *names: str) -> list[str]:
+def changes(result: RunResult, *names: str) -> list[str]:
     """The changes of these kinds, in order: when, what, and of which VM or event."""
     entries = [
         entry
@@ -66,7 +68,7 @@ def changes(result: Result, *names: str) -> list[str]:
     return [f"{seconds(entry):g} {entry.what} {words[entry.number]}".strip() for entry in entries]
 
 
-def requests(result: Result, vm: str, method: str = "GET") -> list[Entry]:
+def requests(result: RunResult, vm: str, method: str = "GET") -> list[Entry]:
     entries = result.transcript.entries
     return [
         entry

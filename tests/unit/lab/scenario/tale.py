@@ -1,4 +1,4 @@
-"""A tale for monitors: entries told one by one, each at so many seconds after noon."""
+"""Timelines for verdicts: entries one by one, each at so many seconds after noon."""
 
 import json
 from datetime import datetime, timedelta
@@ -9,10 +9,9 @@ import msgspec
 from forewarn.core.event import Cause, Event, EventType, Source, Status
 from forewarn.core.fleet import Scope
 from forewarn.engine.operations import ScopedEvent
-from forewarn.lab.scenario import expectation as expect
-from forewarn.lab.scenario.monitor import monitor
-from forewarn.lab.scenario.result import Monitor, Verdict
-from forewarn.lab.scenario.timeline import Happening, Story
+from forewarn.lab.scenario.schema import Expectation
+from forewarn.lab.scenario.timeline import Timeline
+from forewarn.lab.scenario.verdicts import Verdict, judge
 from forewarn.lab.transcript import Entry, Kind
 from tests.builders import NOON, guid, vm
 
@@ -24,16 +23,13 @@ def at(seconds: float) -> datetime:
 
 
 class Tale:
-    """One monitor, and what happens before its eyes."""
+    """A timeline, and the verdict on one expectation about it."""
 
     def __init__(self, *, rate: float = 1.0, is_real: bool = False, **expected: Any) -> None:
-        self._told: dict[str, ScopedEvent] = {}
+        self._live: dict[str, ScopedEvent] = {}
         self._count = 0
-        self.story = Story(NOON, self._told.get, rate=rate, is_real=is_real)
-        self.happenings: list[Happening] = []
-        self.monitor: Monitor | None = None
-        if expected:
-            self.monitor = monitor(msgspec.convert(expected, expect.Expectation), self.story)
+        self._expected = msgspec.convert(expected, Expectation) if expected else None
+        self.timeline = Timeline(NOON, self._live.get, rate=rate, is_real=is_real)
 
     def scheduled(
         self,
@@ -56,7 +52,9 @@ class Tale:
             description="",
             created_at=at(seconds),
         )
-        self._told[event.id] = ScopedEvent(Scope(name="web", vms=tuple(vm(one) for one in MEMBERS)), event)
+        self._live[event.id] = ScopedEvent(
+            Scope(name="web", vms=tuple(vm(one) for one in MEMBERS)), event
+        )
         return self.change("scheduled", number, seconds=seconds, by=f"scenario: {name}")
 
     def change(self, what: str, number: int = 1, *, seconds: float, **more: str) -> "Tale":
@@ -65,10 +63,10 @@ class Tale:
         )
 
     def approves(self, vm: str, *numbers: int, seconds: float, status: int = 200) -> "Tale":
-        asked = json.dumps(
+        body = json.dumps(
             {"StartRequests": [{"EventId": guid(number).lower()} for number in numbers or (1,)]}
         )
-        return self._request(seconds, vm=vm, method="POST", asked=asked, status=status)
+        return self._request(seconds, vm=vm, method="POST", request_body=body, status=status)
 
     def polls(
         self,
@@ -89,19 +87,15 @@ class Tale:
             }
             for number, word in shown
         ]
-        answered = json.dumps({"DocumentIncarnation": 1, "Events": events}) if status == 200 else ""
+        body = json.dumps({"DocumentIncarnation": 1, "Events": events}) if status == 200 else ""
         return self._request(
-            seconds, vm=vm, method="GET", status=status, answered=answered, faults=faults
+            seconds, vm=vm, method="GET", status=status, response_body=body, faults=faults
         )
 
-    def fault(
-        self, what: str, detail: str = "f1 refuse", *, seconds: float, vms: str = ""
-    ) -> "Tale":
-        return self._add(seconds, kind=Kind.FAULT, what=what, vm=vms, detail=detail)
-
     def ends(self, seconds: float = 3600) -> Verdict:
-        assert self.monitor is not None
-        return self.monitor.close(at(seconds))
+        assert self._expected is not None
+        self.timeline.end = at(seconds)
+        return judge(self._expected, self.timeline)
 
     def _request(self, seconds: float, **members: Any) -> "Tale":
         path = "/metadata/scheduledevents?api-version=2020-07-01"
@@ -109,8 +103,5 @@ class Tale:
 
     def _add(self, seconds: float, **members: Any) -> "Tale":
         self._count += 1
-        happening = self.story.see(Entry(number=self._count, at=at(seconds), **members))
-        self.happenings.append(happening)
-        if self.monitor is not None and not self.monitor.failure:
-            self.monitor.watch(happening)
+        self.timeline.add(Entry(number=self._count, at=at(seconds), **members))
         return self

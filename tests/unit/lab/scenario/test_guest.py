@@ -43,7 +43,7 @@ def test_a_change_is_seen_at_the_next_poll_moment() -> None:
 def test_an_approval_comes_its_time_after_the_event_was_seen() -> None:
     result = play(scene(RESTART, **guest(approve="20s")))
     seen = next(
-        seconds(entry) for entry in requests(result, "web-0") if "EventId" in entry.answered
+        seconds(entry) for entry in requests(result, "web-0") if "EventId" in entry.response_body
     )
 
     assert [round(seconds(entry) - seen, 3) for entry in requests(result, "web-0", "POST")] == [20]

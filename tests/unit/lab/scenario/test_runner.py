@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from forewarn.errors import Invalid, NotFound
-from forewarn.lab.scenario.report import Progress
-from forewarn.lab.scenario.runner import Wish, players, rate_of
-from forewarn.lab.scenario.schema import shipped
-from forewarn.lab.scenario.step import ACTIONS
+from forewarn.lab.scenario.report import Console
+from forewarn.lab.scenario.runner import RunOptions, choose_external, choose_rate
+from forewarn.lab.scenario.schema import load_from_library
+from forewarn.lab.scenario.steps import VERBS
 from forewarn.lab.transcript import Kind
 from tests.unit.lab.scenario.stage import DB, WEB, changes, play, scene
 
@@ -98,7 +98,7 @@ DONE: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
 
 
 def test_every_action_is_tried_here() -> None:
-    assert set(DONE) == {str(action.__struct_config__.tag) for action in ACTIONS}
+    assert set(DONE) == set(VERBS)
 
 
 @pytest.mark.parametrize("action", DONE)
@@ -204,18 +204,21 @@ def test_a_step_that_cannot_be_done_fails_the_run_and_says_why() -> None:
     result = play(scene(RESTART, {**RESTART, "at": "11m"}))
 
     assert not result.is_passed
-    assert [verdict.expected for verdict in result.verdicts] == ["step 2 (restart) can be done"]
+    assert [verdict.expected for verdict in result.verdicts] == ["step 2 (restart) succeeds"]
     assert "web-0 has a Reboot pending already" in result.verdicts[0].reason
 
 
 @pytest.mark.parametrize(
     ("step", "reason"),
     [
-        ({"when": "restart canceled"}, "`restart canceled` never held"),
-        ({"when": "web-0 approved restart", "after": "1m"}, "`web-0 approved restart` never held"),
+        ({"when": "restart canceled"}, "`restart canceled` was never true"),
+        (
+            {"when": "web-0 approved restart", "after": "1m"},
+            "`web-0 approved restart` was never true",
+        ),
         (
             {"when": "restart completed", "after": "26m"},
-            "`restart completed` held, but 26m after it the scenario was over",
+            "`restart completed` was true less than 26m before the end",
         ),
     ],
 )
@@ -225,7 +228,7 @@ def test_a_step_that_was_never_done_fails_the_run(step: dict[str, str], reason: 
 
     assert [
         (verdict.expected, verdict.reason, verdict.is_passed) for verdict in result.verdicts
-    ] == [("step 2 (log) is done", reason, False)]
+    ] == [("step 2 (log) runs", reason, False)]
 
 
 def test_a_step_that_was_done_in_time_is_no_verdict() -> None:
@@ -242,7 +245,7 @@ def test_a_jump_beyond_the_end_of_the_calendar_fails_the_run() -> None:
     jumps = [{"at": f"{number}m", "do": "jump", "by": "366d"} for number in range(12)]
     result = play(scene(*jumps, clock={"start": "8990-12-31T00:00:00Z"}))
 
-    assert "step 12 (jump) can be done" in [verdict.expected for verdict in result.verdicts]
+    assert "step 12 (jump) succeeds" in [verdict.expected for verdict in result.verdicts]
     assert not result.is_passed
 
 
@@ -256,7 +259,9 @@ def test_the_clock_is_in_utc_whatever_the_file_says() -> None:
 def test_an_event_that_does_not_stand_cannot_be_spoken_of() -> None:
     result = play(scene(RESTART, {"at": "9m", "do": "cancel", "event": "restart"}))
 
-    assert [verdict.reason for verdict in result.verdicts] == ["no event named restart stands"]
+    assert [verdict.reason for verdict in result.verdicts] == [
+        "there is no event named restart now"
+    ]
 
 
 def test_any_is_whom_nothing_awaits() -> None:
@@ -269,9 +274,7 @@ def test_any_is_whom_nothing_awaits() -> None:
     ]
     assert result.is_passed
     too_many = play(scene({**RESTART, "vm": "any", "repeat": {"every": "1s", "times": 4}}))
-    assert (
-        too_many.verdicts[0].reason == "something awaits every VM; expected one that nothing awaits"
-    )
+    assert too_many.verdicts[0].reason == "every VM has a pending event; expected one without"
 
 
 @pytest.mark.parametrize(("busy", "free"), [("web-0", "web-1"), ("web-1", "web-0")])
@@ -306,7 +309,7 @@ def test_the_verdicts_end_the_transcript() -> None:
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_gives_others() -> None:
-    scenario = shipped("bad-day")
+    scenario = load_from_library("bad-day")
     first = play(scenario, seed=7).transcript.dump()
 
     assert play(scenario, seed=7).transcript.dump() == first
@@ -317,38 +320,41 @@ def test_the_same_seed_gives_the_same_bytes_and_another_gives_others() -> None:
 
 
 @pytest.mark.parametrize(
-    ("guests", "wish", "outside"),
+    ("guests", "options", "external"),
     [
-        ([{}], Wish(), ()),
-        ([{"vms": ["web-0"]}], Wish(), ("web-1", "db-0")),
-        ([{"vms": ["web-0"]}], Wish(outside=("web-0",)), ("web-0",)),
-        ([{}], Wish(command=("true",)), ("web-0",)),
-        ([{"vms": ["web-0", "web-1"]}], Wish(command=("true",)), ("db-0",)),
+        ([{}], RunOptions(), ()),
+        ([{"vms": ["web-0"]}], RunOptions(), ("web-1", "db-0")),
+        ([{"vms": ["web-0"]}], RunOptions(external=("web-0",)), ("web-0",)),
+        ([{}], RunOptions(command=("true",)), ("web-0",)),
+        ([{"vms": ["web-0", "web-1"]}], RunOptions(command=("true",)), ("db-0",)),
     ],
 )
 def test_whom_no_guest_plays_is_played_from_outside(
-    guests: list[Any], wish: Wish, outside: tuple[str, ...]
+    guests: list[Any], options: RunOptions, external: tuple[str, ...]
 ) -> None:
-    assert players(scene(guests=guests), wish) == outside
+    assert choose_external(scene(guests=guests), options) == external
 
 
 def test_a_vm_that_is_not_there_cannot_be_played() -> None:
     with pytest.raises(
         NotFound, match="there is no VM 'web-9' in test; expected one of web-0, web-1, db-0"
     ):
-        players(scene(), Wish(outside=("web-9",)))
+        choose_external(scene(), RunOptions(external=("web-9",)))
 
 
 def test_the_clock_is_virtual_unless_somebody_real_takes_part_or_a_rate_is_told() -> None:
     quick = scene(clock={"rate": 60})
 
-    assert rate_of(scene(), Wish(), ()) is None
-    assert rate_of(scene(), Wish(), ("web-0",)) == 1.0
-    assert (rate_of(quick, Wish(), ()), rate_of(quick, Wish(rate=5), ())) == (60.0, 5)
+    assert choose_rate(scene(), RunOptions(), ()) is None
+    assert choose_rate(scene(), RunOptions(), ("web-0",)) == 1.0
+    assert (choose_rate(quick, RunOptions(), ()), choose_rate(quick, RunOptions(rate=5), ())) == (
+        60.0,
+        5,
+    )
 
 
 def test_a_jump_needs_a_virtual_clock() -> None:
-    with pytest.raises(Invalid, match="test has a jump, which only a virtual clock can make"):
+    with pytest.raises(Invalid, match="test has a jump, which needs a virtual clock"):
         play(scene({"at": "1m", "do": "jump", "by": "1h"}), rate=60.0)
 
 
@@ -376,10 +382,10 @@ def test_limits_have_a_grace_on_the_real_clock_at_any_rate() -> None:
 
 
 def test_whoever_was_to_come_and_did_not_is_named() -> None:
-    result = play(scene(guests=[{"vms": ["web-0", "web-1"]}]), patience_seconds=0.1)
+    result = play(scene(guests=[{"vms": ["web-0", "web-1"]}]), first_poll_seconds_max=0.1)
 
     assert [(verdict.expected, verdict.reason) for verdict in result.verdicts] == [
-        ("db-0 polls its endpoint", "nobody polled within 0.1 s")
+        ("db-0 polls its endpoint", "no poll within 0.1 s")
     ]
     assert not result.is_passed
 
@@ -392,4 +398,4 @@ def test_a_run_in_which_something_broke_has_no_verdict() -> None:
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        play(scene(RESTART), Progress(write))
+        play(scene(RESTART), Console(write))

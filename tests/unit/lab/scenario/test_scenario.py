@@ -4,13 +4,14 @@ from importlib import resources
 from typing import Any
 
 import pytest
+import yaml
 from jsonschema import Draft202012Validator
 
 from forewarn.errors import Invalid
-from forewarn.fleetfile.yaml_source import read
-from forewarn.lab.scenario import step as do
-from forewarn.lab.scenario.condition import Condition, Verb
-from forewarn.lab.scenario.schema import SCHEMA, library, parse, shipped
+from forewarn.fleetfile.yaml_source import load
+from forewarn.lab.scenario.condition import Condition, ConditionVerb
+from forewarn.lab.scenario.schema import SCHEMA, list_library, load_from_library, parse_scenario
+from forewarn.lab.scenario.steps import Step
 
 WHOLE = """\
 name: host-reboot
@@ -40,19 +41,19 @@ def refused(before: str, after: str) -> str:
     """What is said of the file when one line of it is another one."""
     assert before in WHOLE
     with pytest.raises(Invalid) as told:
-        parse(WHOLE.replace(before, after).encode(), "scenario.yaml")
+        parse_scenario(WHOLE.replace(before, after).encode(), "scenario.yaml")
     return told.value.message
 
 
 def test_a_file_says_who_there_is_what_happens_and_what_is_expected() -> None:
-    scenario = parse(WHOLE.encode(), "scenario.yaml")
+    scenario = parse_scenario(WHOLE.encode(), "scenario.yaml")
 
     assert scenario.vms == ("web-0", "web-1")
     assert scenario.file.clock.start.year == 2031
-    assert scenario.file.steps[0] == do.Maintain(
-        at="1m", host="host-a", type=do.MaintenanceType.REBOOT, as_="patch"
+    assert scenario.file.steps[0] == Step(
+        do="maintain", number=1, at="1m", host="host-a", type="Reboot", as_="patch"
     )
-    assert scenario.conditions == {1: Condition(Verb.APPROVED, "web-0", name="patch")}
+    assert scenario.conditions == {2: Condition(ConditionVerb.APPROVED, "web-0", name="patch")}
 
 
 @pytest.mark.parametrize(
@@ -61,7 +62,7 @@ def test_a_file_says_who_there_is_what_happens_and_what_is_expected() -> None:
         (
             "until: 40m",
             "until: soon",
-            "scenario.yaml:20: until: expected a time such as 90s, 15m, 2h, 1h30m or 7d, got 'soon'",
+            "scenario.yaml:20: until: expected a duration such as 90s, 15m, 2h, 1h30m or 7d, got 'soon'",
         ),
         ("until: 40m", "until: 400d", "scenario.yaml:20: until: expected at most 366d, got '400d'"),
         ("seed: 7", "sead: 7", "scenario.yaml:2: sead: unknown member; did you mean 'seed'?"),
@@ -88,7 +89,7 @@ def test_a_file_says_who_there_is_what_happens_and_what_is_expected() -> None:
         (
             "host: host-a, type",
             "type",
-            "scenario.yaml:16: steps[0].host: expected a name, or any: one that nothing awaits",
+            "scenario.yaml:16: steps[0].host: expected a name, or any: one without a pending event",
         ),
         (
             "host: host-a, type",
@@ -123,7 +124,7 @@ def test_a_file_says_who_there_is_what_happens_and_what_is_expected() -> None:
         (
             "as: patch}",
             "as: web-1}",
-            "scenario.yaml:16: steps[0].as: expected a name that no VM has, got 'web-1'",
+            "scenario.yaml:16: steps[0].as: expected a name that is not a VM's, got 'web-1'",
         ),
         (
             "event: patch}",
@@ -153,12 +154,12 @@ def test_a_file_says_who_there_is_what_happens_and_what_is_expected() -> None:
         (
             "from: 5m",
             "from: 2030-02-31T00:00:00Z",
-            "scenario.yaml:14: faults[0].from: expected a time from now such as",
+            "scenario.yaml:14: faults[0].from: expected a duration from now such as 90s",
         ),
         (
             "{at: 1m, do",
             "{at: 1x, do",
-            "scenario.yaml:16: steps[0].at: expected a time such as 90s, 15m, 2h, 1h30m or 7d, got '1x'",
+            "scenario.yaml:16: steps[0].at: expected a duration such as 90s, 15m, 2h, 1h30m or 7d, got '1x'",
         ),
         (
             "as: patch}",
@@ -178,7 +179,7 @@ def test_a_file_says_who_there_is_what_happens_and_what_is_expected() -> None:
         (
             "within: 60s",
             "within: 5",
-            "scenario.yaml:19: expectations[0].within: expected a time such as 90s, 15m, 2h, 1h30m or",
+            "scenario.yaml:19: expectations[0].within: expected a duration such as 90s, 15m, 2h, 1h30",
         ),
         (
             "{start: 2031-01-01T00:00:00Z}",
@@ -188,17 +189,17 @@ def test_a_file_says_who_there_is_what_happens_and_what_is_expected() -> None:
         (
             "{start: 2031-01-01T00:00:00Z}",
             "{start: 2031-01-01T00:00:00Z, rate: 60}",
-            "scenario.yaml:3: clock.rate: expected no rate beside `start`: only a virtual clock begins where it is told, got 60",
+            "scenario.yaml:3: clock.rate: expected no rate with `start`: the real clock starts now, got 60",
         ),
         (
             "start: 2031-01-01T00:00:00Z",
             "start: 8991-01-01T00:00:00Z",
-            "scenario.yaml:3: clock.start: expected a moment of the years 1971 to 8990, got '8991-01-01T00:00:00Z'",
+            "scenario.yaml:3: clock.start: expected a time in the years 1971 to 8990, got '8991-01-01T00:00:00Z'",
         ),
         (
             "start: 2031",
             "start: 1970",
-            "scenario.yaml:3: clock.start: expected a moment of the years 1971 to 8990, got '1970-",
+            "scenario.yaml:3: clock.start: expected a time in the years 1971 to 8990, got '1970-",
         ),
         (
             "expect: approval",
@@ -240,22 +241,31 @@ def test_a_condition_that_is_none_is_told_what_there_is(wrong: str) -> None:
 @pytest.mark.parametrize(
     ("text", "meant"),
     [
-        ("web-1 approved", Condition(Verb.APPROVED, "web-1")),
-        ("web-1 polled", Condition(Verb.POLLED, "web-1")),
+        ("web-1 approved", Condition(ConditionVerb.APPROVED, "web-1")),
+        ("web-1 polled", Condition(ConditionVerb.POLLED, "web-1")),
         (
             "web-0 sees Reboot Started",
-            Condition(Verb.SEES, "web-0", type="Reboot", status="Started"),
+            Condition(ConditionVerb.SEES, "web-0", type="Reboot", status="Started"),
         ),
-        ("patch approved", Condition(Verb.BECAME, "patch", status="approved")),
-        ("patch  completed", Condition(Verb.BECAME, "patch", status="completed")),
+        ("patch approved", Condition(ConditionVerb.BECAME, "patch", status="approved")),
+        ("patch  completed", Condition(ConditionVerb.BECAME, "patch", status="completed")),
     ],
 )
 def test_a_condition_is_a_few_plain_words(text: str, meant: Condition) -> None:
-    scenario = parse(
+    scenario = parse_scenario(
         WHOLE.replace("when: web-0 approved patch", f"when: {text}").encode(), "scenario.yaml"
     )
 
-    assert scenario.conditions[1] == meant
+    assert scenario.conditions[2] == meant
+
+
+@pytest.mark.parametrize("kind", ["duplicate", "reorder"])
+def test_a_removed_fault_names_its_replacement(kind: str) -> None:
+    message = refused("fault: status, code: 500", f"fault: {kind}")
+
+    assert message.startswith(
+        "scenario.yaml:14: faults[0].fault: expected instead: {fault: stale, by"
+    )
 
 
 def test_a_fault_of_a_step_begins_with_the_step() -> None:
@@ -266,7 +276,7 @@ def test_a_fault_of_a_step_begins_with_the_step() -> None:
     with pytest.raises(
         Invalid, match=r"steps\[1\]\.set\.from: expected a fault that begins with its step"
     ):
-        parse(text.encode(), "scenario.yaml")
+        parse_scenario(text.encode(), "scenario.yaml")
 
 
 def test_a_jump_stands_at_a_time_of_its_own() -> None:
@@ -275,17 +285,17 @@ def test_a_jump_stands_at_a_time_of_its_own() -> None:
     with pytest.raises(
         Invalid, match=r"steps\[1\]: expected a jump with `at` and without `repeat`"
     ):
-        parse(text.encode(), "scenario.yaml")
+        parse_scenario(text.encode(), "scenario.yaml")
 
 
 def test_vms_of_a_fleet_to_come_can_be_spoken_of() -> None:
     apply = "  - {at: 2m, do: apply, fleet: {scopes: [{name: new, vms: [{name: new-0}]}]}}\n  - {at: 3m, do: restart, vm: new-0}\n"
-    scenario = parse(
+    scenario = parse_scenario(
         WHOLE.replace("expectations:", f"{apply}expectations:").encode(), "scenario.yaml"
     )
 
     assert scenario.vms == ("web-0", "web-1", "new-0")
-    assert scenario.fleets[2].scopes[0].name == "new"
+    assert scenario.fleets[3].scopes[0].name == "new"
 
 
 def errors(values: Any) -> list[Any]:
@@ -293,7 +303,7 @@ def errors(values: Any) -> list[Any]:
 
 
 def test_the_schema_takes_what_the_parser_takes_and_refuses_what_it_refuses() -> None:
-    values: Any = read(WHOLE.encode(), "scenario.yaml")
+    values: Any = load(WHOLE.encode(), "scenario.yaml")
 
     Draft202012Validator.check_schema(SCHEMA)
     assert errors(values) == []
@@ -303,15 +313,15 @@ def test_the_schema_takes_what_the_parser_takes_and_refuses_what_it_refuses() ->
     assert errors({**values, "expectations": [{"expect": "approval"}]}) != []
 
 
-@pytest.mark.parametrize("name", library())
+@pytest.mark.parametrize("name", list_library())
 def test_the_schema_takes_the_library(name: str) -> None:
     text = (resources.files("forewarn.lab.scenario") / "library" / f"{name}.yaml").read_bytes()
 
-    assert errors(read(text, name)) == []
+    assert errors(yaml.safe_load(text)) == []
 
 
 def test_the_library_is_what_was_promised() -> None:
-    assert library() == (
+    assert list_library() == (
         "bad-day",
         "cancelled-maintenance",
         "degraded-hardware",
@@ -328,8 +338,8 @@ def test_the_library_is_what_was_promised() -> None:
     )
 
 
-@pytest.mark.parametrize("name", library())
+@pytest.mark.parametrize("name", list_library())
 def test_a_scenario_of_the_library_has_its_files_name_and_says_what_it_is_about(name: str) -> None:
-    file = shipped(name).file
+    file = load_from_library(name).file
 
     assert (file.name, bool(file.about), bool(file.expectations)) == (name, True, True)

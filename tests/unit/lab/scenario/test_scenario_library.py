@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from forewarn.lab.scenario.schema import GuestEntry, Of, Scenario, library, shipped
+from forewarn.lab.scenario.schema import (
+    Approves,
+    GuestEntry,
+    Scenario,
+    list_library,
+    load_from_library,
+)
 from tests.unit.lab.scenario.stage import play
 
 NEVER = {"approve": "never"}
@@ -26,33 +32,33 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "hardware-failure": (
         {"poll": "10m"},
         "web-0 is shown a Started Platform Reboot event failure within 5s",
-        "not shown so in time",
+        "not shown like this in time",
     ),
     "host-reboot": (NEVER, "web-0 approves patch within 10m", "was not approved by web-0 in time"),
     "host-update": (
-        {"approve": "0s", "of": Of.FOREIGN},
+        {"approve": "0s", "of": Approves.FOREIGN},
         "no VM approves an event of other VMs",
         "web-1 approved Freeze of web-0",
     ),
     "live-migration": (
-        {"of": Of.FOREIGN},
+        {"of": Approves.FOREIGN},
         "db-2 never approves migration",
         "db-2 approved Freeze of db-0, db-1",
     ),
     "long-day": (
         NEVER,
-        "a VM of its own approves restart within 90s",
-        "was not approved by a VM of its own in time",
+        "one of its VMs approves restart within 90s",
+        "was not approved by one of its VMs in time",
     ),
     "rolling-update": (
-        {"of": Of.FOREIGN},
+        {"of": Approves.FOREIGN},
         "no VM approves an event of other VMs",
         "which does not name it",
     ),
     "scale-in-terminate": (
         NEVER,
-        "a VM of its own approves scale-in within 3m",
-        "was not approved by a VM of its own in time",
+        "one of its VMs approves scale-in within 3m",
+        "was not approved by one of its VMs in time",
     ),
     "spot-eviction": (
         {"approve": "25s"},
@@ -64,18 +70,18 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", library())
+@pytest.mark.parametrize("name", list_library())
 def test_a_scenario_passes_with_good_guests(name: str) -> None:
-    result = play(shipped(name))
+    result = play(load_from_library(name))
 
     assert [verdict for verdict in result.verdicts if not verdict.is_passed] == []
     assert len(result.verdicts) >= 3
 
 
-@pytest.mark.parametrize("name", library())
+@pytest.mark.parametrize("name", list_library())
 def test_a_scenario_fails_for_the_right_reason_with_a_wrong_guest(name: str) -> None:
     guest, expected, reason = WRONG[name]
-    result = play(with_guest(shortened(shipped(name)), GuestEntry(**guest)))
+    result = play(with_guest(shortened(load_from_library(name)), GuestEntry(**guest)))
     failed = {
         verdict.expected: verdict.reason for verdict in result.verdicts if not verdict.is_passed
     }

@@ -7,8 +7,8 @@ from typing import Any
 import libvirt
 import pytest
 
-from forewarn.config_platform import HostUri
-from forewarn.platform.libvirt.connection import Libvirts, open_connection
+from forewarn.config import HostUri
+from forewarn.platform.libvirt.connection import LibvirtHosts, open_connection
 from forewarn.platform.libvirt.discovery import discover
 from forewarn.platform.libvirt.fleet_import import parse
 from tests.builders import guid
@@ -19,12 +19,14 @@ pytestmark = pytest.mark.system
 OURS = "<f:vm xmlns:f='urn:forewarn:vm:1' scope='web' update-domain='2'/>"
 
 
-def test_the_domains_of_each_host_are_told_with_what_was_leased_to_them(tmp_path: Path) -> None:
+def test_domains_are_listed_with_their_leases(tmp_path: Path) -> None:
     world = LibvirtWorld(tmp_path)
     world.on("host-b").defineXML(domain_xml("web-1", 2, metadata=OURS))
 
     told = asyncio.run(
-        discover(Libvirts(URIS, call_seconds_max=30, connect=world.connect), ["host-a", "host-b"])
+        discover(
+            LibvirtHosts(URIS, call_seconds_max=30, connect=world.connect), ["host-a", "host-b"]
+        )
     )
 
     ((web_0,), (web_1,)) = told["host-a"], told["host-b"]
@@ -89,14 +91,14 @@ class Leasing:
         "IPv6 alone",
     ],
 )
-def test_of_several_leases_the_one_that_ends_last_is_the_address(
+def test_lease_that_expires_last_is_the_address(
     tmp_path: Path, leases: dict[str, int], address: str
 ) -> None:
     """A VM that was installed again asks with another client id and gets another address; the old
     lease stays until it ends.
     """
     world, mac = LibvirtWorld(tmp_path), "52:54:00:00:00:01"
-    libvirts = Libvirts(
+    libvirts = LibvirtHosts(
         URIS, call_seconds_max=30, connect=lambda uri: Leasing(world.on("host-a"), mac, leases)
     )
 
@@ -105,7 +107,7 @@ def test_of_several_leases_the_one_that_ends_last_is_the_address(
     assert parse(web_0.xml, host="host-a", is_active=True, leases=web_0.leases).address == address
 
 
-def test_metadata_that_virsh_has_set_are_read(tmp_path: Path) -> None:
+def test_metadata_set_by_virsh_is_parsed(tmp_path: Path) -> None:
     """As docs/platforms.md tells it: virsh metadata … --key forewarn --set '<vm …/>'."""
     world = LibvirtWorld(tmp_path)
     world.web.setMetadata(
@@ -117,17 +119,17 @@ def test_metadata_that_virsh_has_set_are_read(tmp_path: Path) -> None:
     )
 
     ((web_0,),) = asyncio.run(
-        discover(Libvirts(URIS, call_seconds_max=30, connect=world.connect), ["host-a"])
+        discover(LibvirtHosts(URIS, call_seconds_max=30, connect=world.connect), ["host-a"])
     ).values()
 
     known = parse(web_0.xml, host="host-a", is_active=True, leases={})
     assert (known.scope, known.update_domain) == ("web", 1)
 
 
-def test_a_libvirt_without_a_host_name_of_ours_is_called_as_it_calls_itself() -> None:
+def test_unnamed_host_takes_the_name_libvirt_reports() -> None:
     here = "test:///default"
 
-    told = asyncio.run(discover(Libvirts([HostUri("", here)], call_seconds_max=30), [""]))
+    told = asyncio.run(discover(LibvirtHosts([HostUri("", here)], call_seconds_max=30), [""]))
 
     assert list(told) == [open_connection(here).getHostname()]
     assert [

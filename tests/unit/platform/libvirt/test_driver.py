@@ -13,7 +13,7 @@ import pytest
 from forewarn.core.event import Cause, EventType
 from forewarn.errors import ImpactFailed
 from forewarn.platform.base import ImpactResult
-from forewarn.platform.libvirt.connection import Libvirts
+from forewarn.platform.libvirt.connection import LibvirtHosts
 from forewarn.platform.libvirt.marker import is_marked, mark, suspend
 from tests.builders import SECOND, guid
 from tests.unit.platform.libvirt_world import (
@@ -42,24 +42,24 @@ def steps(host: Host) -> list[str]:
     return [verb for verb in host.told if verb in STEPS]
 
 
-def test_a_freeze_suspends_for_as_long_as_the_vm_was_told_and_resumes(world: LibvirtWorld) -> None:
+def test_freeze_suspends_for_the_announced_duration(world: LibvirtWorld) -> None:
     host = Host(world.on("host-a"))
 
     done = world.run_impact(order(EventType.FREEZE, seconds=5), connect=lambda uri: host)
 
-    assert done == ImpactResult(detail="suspended for 5 seconds, and resumed")
+    assert done == ImpactResult(detail="suspended for 5 seconds and resumed")
     assert steps(host) == ["suspend", "resume"]
     assert world.clock.slept == [5 * SECOND]
     assert world.state() == RUNNING
 
 
-def test_a_freeze_of_unknown_length_takes_nine_seconds(world: LibvirtWorld) -> None:
+def test_freeze_of_unknown_duration_takes_nine_seconds(world: LibvirtWorld) -> None:
     world.run_impact(order(EventType.FREEZE))
 
     assert world.clock.slept == [9 * SECOND]
 
 
-def test_a_try_after_a_crash_in_the_middle_of_a_freeze_resumes_the_vm(world: LibvirtWorld) -> None:
+def test_try_after_a_crash_during_a_freeze_resumes_the_vm(world: LibvirtWorld) -> None:
     """Whoever suspended it is no more, and nobody else would wake it."""
     suspend(world.web, guid(1))
 
@@ -71,22 +71,22 @@ def test_a_try_after_a_crash_in_the_middle_of_a_freeze_resumes_the_vm(world: Lib
 
 
 @pytest.mark.parametrize("tries", [1, 2])
-def test_a_vm_that_its_owner_had_suspended_stays_so(world: LibvirtWorld, tries: int) -> None:
+def test_vm_suspended_by_its_owner_stays_suspended(world: LibvirtWorld, tries: int) -> None:
     """A first try that failed before it did anything is no sign that it was us."""
     world.web.suspend()
 
     done = world.run_impact(order(EventType.FREEZE, tries=tries))
 
-    assert done.detail == "it was suspended already, and stays so"
+    assert done.detail == "the VM was already suspended and stays suspended"
     assert world.state() == PAUSED
     assert (
         world.run_impact(order(EventType.REBOOT, tries=tries)).detail
-        == "it was suspended, and stays so"
+        == "the VM was suspended and stays suspended"
     )
     assert world.state() == PAUSED
 
 
-def test_a_restart_wakes_a_vm_that_was_suspended(world: LibvirtWorld) -> None:
+def test_restart_resumes_a_suspended_vm(world: LibvirtWorld) -> None:
     world.web.suspend()
 
     world.run_impact(order(EventType.REBOOT, Cause.RESTART))
@@ -94,7 +94,7 @@ def test_a_restart_wakes_a_vm_that_was_suspended(world: LibvirtWorld) -> None:
     assert world.state() == RUNNING
 
 
-def test_a_vm_that_another_event_had_marked_is_not_ours_to_wake(world: LibvirtWorld) -> None:
+def test_vm_marked_by_another_event_is_not_resumed(world: LibvirtWorld) -> None:
     suspend(world.web, guid(2))
 
     world.run_impact(order(EventType.FREEZE, tries=2))
@@ -102,7 +102,7 @@ def test_a_vm_that_another_event_had_marked_is_not_ours_to_wake(world: LibvirtWo
     assert world.state() == PAUSED
 
 
-def test_a_freeze_leaves_no_mark_and_no_other_metadata_are_touched(world: LibvirtWorld) -> None:
+def test_freeze_removes_only_its_own_marker(world: LibvirtWorld) -> None:
     ours = "<f:vm xmlns:f='urn:forewarn:vm:1' scope='web'/>"
     world.on("host-a").defineXML(domain_xml(metadata=ours))
     before = world.web.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE)
@@ -114,9 +114,7 @@ def test_a_freeze_leaves_no_mark_and_no_other_metadata_are_touched(world: Libvir
 
 
 @pytest.mark.parametrize("how", ["limit", "cancel"])
-def test_a_suspend_that_comes_through_when_nobody_waits_any_more_is_undone(
-    world: LibvirtWorld, how: str
-) -> None:
+def test_suspend_after_a_timeout_is_undone(world: LibvirtWorld, how: str) -> None:
     """The wake of a try that gives up comes too early, and there may be no other try."""
     entered, go, awake = threading.Event(), threading.Event(), threading.Event()
 
@@ -179,7 +177,7 @@ def test_a_freeze_that_is_cancelled_resumes_the_vm(world: LibvirtWorld) -> None:
     assert world.state() == RUNNING
 
 
-def test_a_guest_that_agrees_reboots_by_itself(world: LibvirtWorld) -> None:
+def test_cooperative_guest_reboots_by_itself(world: LibvirtWorld) -> None:
     host = Host(
         world.on("host-a"), reboot=lambda handle: [listener() for listener in host.listeners]
     )
@@ -190,7 +188,7 @@ def test_a_guest_that_agrees_reboots_by_itself(world: LibvirtWorld) -> None:
     assert steps(host) == ["reboot"]
 
 
-def test_a_guest_that_does_not_react_is_reset_when_its_time_is_over(world: LibvirtWorld) -> None:
+def test_unresponsive_guest_is_reset_after_the_grace_period(world: LibvirtWorld) -> None:
     host = Host(world.on("host-a"), reboot=lambda handle: 0)
 
     done = world.run_impact(order(EventType.REBOOT), connect=lambda uri: host, grace=60)
@@ -200,7 +198,7 @@ def test_a_guest_that_does_not_react_is_reset_when_its_time_is_over(world: Libvi
     assert sum(world.clock.slept, 0 * SECOND) == 60 * SECOND
 
 
-def test_a_guest_that_cannot_be_asked_is_reset_at_once(world: LibvirtWorld) -> None:
+def test_guest_without_reboot_support_is_reset(world: LibvirtWorld) -> None:
     def refuse(handle: Any) -> None:
         raise refusal(libvirt.VIR_ERR_OPERATION_UNSUPPORTED)
 
@@ -221,7 +219,7 @@ def test_a_guest_that_shuts_down_when_asked_to_reboot_is_started_again(world: Li
     assert world.state() == RUNNING
 
 
-def test_a_restart_starts_a_vm_that_does_not_run_and_maintenance_does_not(
+def test_restart_starts_a_stopped_vm_and_maintenance_does_not(
     world: LibvirtWorld,
 ) -> None:
     world.web.destroy()
@@ -233,18 +231,18 @@ def test_a_restart_starts_a_vm_that_does_not_run_and_maintenance_does_not(
     assert world.state() == RUNNING
 
 
-def test_a_try_after_a_crash_in_the_middle_of_a_reboot_starts_what_has_shut_down(
+def test_try_after_a_crash_during_a_reboot_starts_the_vm(
     world: LibvirtWorld,
 ) -> None:
     mark(world.web, guid(1))
     world.web.shutdown()
 
-    assert world.run_impact(order(EventType.REBOOT, tries=2)).detail == "it did not run: started"
+    assert world.run_impact(order(EventType.REBOOT, tries=2)).detail == "the VM was off: started"
     assert world.state() == RUNNING
     assert not is_marked(world.web, guid(1))
 
 
-def test_a_reboot_leaves_no_mark(world: LibvirtWorld) -> None:
+def test_reboot_removes_its_marker(world: LibvirtWorld) -> None:
     host = Host(
         world.on("host-a"), reboot=lambda handle: [listener() for listener in host.listeners]
     )
@@ -265,7 +263,7 @@ def test_an_eviction_shuts_the_guest_down_and_keeps_its_definition(world: Libvir
     assert world.state() == OFF
 
 
-def test_a_guest_that_does_not_shut_down_in_time_is_stopped(world: LibvirtWorld) -> None:
+def test_unresponsive_guest_is_forced_off(world: LibvirtWorld) -> None:
     host = Host(world.on("host-a"), shutdown=lambda handle: 0)
 
     done = world.run_impact(
@@ -278,13 +276,13 @@ def test_a_guest_that_does_not_shut_down_in_time_is_stopped(world: LibvirtWorld)
     assert world.state() == OFF
 
 
-def test_a_deletion_stops_the_vm_and_forgets_it(world: LibvirtWorld) -> None:
+def test_deletion_stops_and_undefines_the_vm(world: LibvirtWorld) -> None:
     world.run_impact(order(EventType.TERMINATE, Cause.DELETION))
 
     assert world.names_on("host-a") == []
 
 
-def test_a_deletion_that_libvirt_refuses_has_failed(world: LibvirtWorld) -> None:
+def test_deletion_refused_by_libvirt_fails(world: LibvirtWorld) -> None:
     def refuse(handle: Any) -> None:
         raise refusal(libvirt.VIR_ERR_OPERATION_INVALID)
 
@@ -294,21 +292,19 @@ def test_a_deletion_that_libvirt_refuses_has_failed(world: LibvirtWorld) -> None
         world.run_impact(order(EventType.TERMINATE, Cause.DELETION), connect=lambda uri: host)
 
 
-def test_what_is_gone_already_is_deleted_already(world: LibvirtWorld) -> None:
+def test_deleting_a_missing_domain_succeeds(world: LibvirtWorld) -> None:
     """The try before this one may have done it, and died before it could tell."""
     done = world.run_impact(order(EventType.TERMINATE, Cause.DELETION, name="web-9"))
 
-    assert done.detail == "libvirt knows no such domain: there was nothing left to do"
+    assert done.detail == "libvirt has no such domain: nothing to do"
 
 
 def test_a_domain_that_does_not_exist_cannot_be_rebooted(world: LibvirtWorld) -> None:
-    with pytest.raises(
-        ImpactFailed, match="libvirt knows no domain web-9 on any host of the fleet"
-    ):
+    with pytest.raises(ImpactFailed, match="no host of the fleet has a domain web-9"):
         world.run_impact(order(EventType.REBOOT, name="web-9"))
 
 
-def test_a_vm_with_an_id_is_found_by_it_whatever_its_name(world: LibvirtWorld) -> None:
+def test_vm_with_an_id_is_found_by_id(world: LibvirtWorld) -> None:
     world.run_impact(order(EventType.PREEMPT, name="another", vm_id=guid(1).lower()))
     assert world.state() == OFF
 
@@ -316,7 +312,7 @@ def test_a_vm_with_an_id_is_found_by_it_whatever_its_name(world: LibvirtWorld) -
         world.run_impact(order(EventType.REBOOT, vm_id=guid(7).lower()))
 
 
-def test_a_vm_that_stands_on_another_host_than_the_fleet_says_is_found_there(
+def test_vm_on_another_host_is_found_there(
     world: LibvirtWorld,
 ) -> None:
     done = world.run_impact(order(EventType.REBOOT, host="host-b"))
@@ -324,14 +320,14 @@ def test_a_vm_that_stands_on_another_host_than_the_fleet_says_is_found_there(
     assert done.host == "host-a"
 
 
-def test_a_host_that_nobody_gave_a_uri_for_is_not_asked(world: LibvirtWorld) -> None:
-    libvirts = Libvirts((), call_seconds_max=30, connect=world.connect)
+def test_host_without_a_uri_is_not_queried(world: LibvirtWorld) -> None:
+    libvirts = LibvirtHosts((), call_seconds_max=30, connect=world.connect)
 
-    with pytest.raises(ImpactFailed, match="libvirt_uri says nothing of host 'host-a'"):
+    with pytest.raises(ImpactFailed, match="libvirt_uri has no URI for host 'host-a'"):
         asyncio.run(libvirts.ask("host-a", lambda connection: connection))
 
 
-def test_a_libvirt_that_hangs_is_a_failed_impact_and_holds_up_nobody(world: LibvirtWorld) -> None:
+def test_hanging_libvirt_fails_only_its_own_impact(world: LibvirtWorld) -> None:
     """The second host is served while the first one hangs, time and again."""
 
     def connect(uri: str) -> Any:
@@ -353,7 +349,7 @@ def test_a_libvirt_that_hangs_is_a_failed_impact_and_holds_up_nobody(world: Libv
     asyncio.run(story())
 
 
-def test_a_connection_that_hung_is_not_used_again(world: LibvirtWorld) -> None:
+def test_connection_that_hung_is_not_reused(world: LibvirtWorld) -> None:
     class Hung(Host):
         def isAlive(self) -> bool:
             return threading.Event().wait()
@@ -361,7 +357,7 @@ def test_a_connection_that_hung_is_not_used_again(world: LibvirtWorld) -> None:
     connections = [Hung(world.on("host-a")), world.on("host-a")]
 
     async def story() -> None:
-        libvirts = Libvirts(URIS, call_seconds_max=0.2, connect=lambda uri: connections.pop(0))
+        libvirts = LibvirtHosts(URIS, call_seconds_max=0.2, connect=lambda uri: connections.pop(0))
         await libvirts.ask("host-a", lambda connection: connection)
         with pytest.raises(ImpactFailed, match="did not answer"):
             await libvirts.ask("host-a", lambda connection: connection)

@@ -5,8 +5,8 @@ from msgspec.structs import replace
 
 from forewarn.core.fleet import Instance, Scope, ScopeKind, Vm
 from forewarn.errors import Invalid
-from forewarn.fleetfile.schema import Fleet
-from forewarn.platform.libvirt.fleet_import import Discovered, parse, synced
+from forewarn.fleetfile.parser import Fleet
+from forewarn.platform.libvirt.fleet_import import DiscoveredVm, parse, sync_fleet
 
 UUID = "11111111-2222-3333-4444-555555555555"
 METADATA = '<metadata><f:vm xmlns:f="urn:forewarn:vm:1" {}/></metadata>'
@@ -15,15 +15,15 @@ XML = """<domain type='kvm'><name>web-0</name><uuid>11111111-2222-3333-4444-5555
 <interface type='network'><mac address='52:54:00:aa:00:02'/></interface></devices></domain>"""
 
 
-def parsed(attributes: str = "", leases: dict[str, list[str]] | None = None) -> Discovered:
+def parsed(attributes: str = "", leases: dict[str, list[str]] | None = None) -> DiscoveredVm:
     metadata = METADATA.format(attributes) if attributes else ""
     return parse(
         XML.format(number=5, metadata=metadata), host="host-a", is_active=True, leases=leases or {}
     )
 
 
-def found(name: str, **more: object) -> Discovered:
-    made = Discovered(name=name, id=f"id-of-{name}", host="host-a")
+def found(name: str, **more: object) -> DiscoveredVm:
+    made = DiscoveredVm(name=name, id=f"id-of-{name}", host="host-a")
     return replace(made, **more)
 
 
@@ -44,15 +44,15 @@ FLEET = Fleet(
 )
 
 
-def test_a_domain_tells_its_name_id_mac_and_leased_address() -> None:
+def test_domain_xml_gives_name_id_mac_and_address() -> None:
     told = parsed(leases={"52:54:00:aa:00:02": ["fe80::1", "2001:db8::7", "10.0.0.7"]})
 
-    assert told == Discovered(
+    assert told == DiscoveredVm(
         name="web-0", id=UUID, host="host-a", mac="52:54:00:aa:00:01", address="10.0.0.7"
     )
 
 
-def test_metadata_tell_what_libvirt_does_not_know() -> None:
+def test_metadata_gives_scope_kind_and_domains() -> None:
     told = parsed('scope="web" kind="scale-set" update-domain="4" fault-domain="1"')
 
     assert (told.scope, told.kind, told.update_domain, told.fault_domain) == (
@@ -75,12 +75,12 @@ def test_metadata_tell_what_libvirt_does_not_know() -> None:
         ('fault-domain="²"', "fault-domain: expected a whole number"),
     ],
 )
-def test_metadata_that_make_no_sense_are_told(attributes: str, message: str) -> None:
+def test_invalid_metadata_is_refused(attributes: str, message: str) -> None:
     with pytest.raises(Invalid, match=message):
         parsed(attributes)
 
 
-def test_a_known_vm_keeps_its_scope_its_domain_and_what_libvirt_does_not_tell() -> None:
+def test_known_vm_keeps_what_libvirt_does_not_know() -> None:
     known = Vm(
         name="web-0",
         host="host-b",
@@ -90,21 +90,21 @@ def test_a_known_vm_keeps_its_scope_its_domain_and_what_libvirt_does_not_tell() 
     )
     fleet = Fleet(scopes=(Scope(name="web", kind=ScopeKind.AVAILABILITY_SET, vms=(known,)),))
 
-    (scope,) = synced(fleet, [found("web-0", mac="52:54:00:aa:00:01")], ["host-a"]).scopes
+    (scope,) = sync_fleet(fleet, [found("web-0", mac="52:54:00:aa:00:01")], ["host-a"]).scopes
 
     told = Instance(size="big", mac="52:54:00:aa:00:01")
     assert scope.vms == (replace(known, host="host-a", id="id-of-web-0", instance=told),)
 
 
-def test_an_unknown_domain_becomes_a_scope_of_its_own() -> None:
-    fleet = synced(FLEET, [found("web-0"), found("db"), found("new")], ["host-a"])
+def test_new_domain_gets_its_own_scope() -> None:
+    fleet = sync_fleet(FLEET, [found("web-0"), found("db"), found("new")], ["host-a"])
 
     assert shape(fleet)["new"] == ["new@host-a"]
     assert fleet.scopes[-1].kind is ScopeKind.VM
 
 
-def test_metadata_put_a_domain_into_a_scope_known_or_new() -> None:
-    fleet = synced(
+def test_metadata_assigns_a_domain_to_a_scope() -> None:
+    fleet = sync_fleet(
         Fleet(),
         [found("a", scope="web", update_domain=1), found("b", scope="web", update_domain=2)],
         ["host-a"],
@@ -115,59 +115,59 @@ def test_metadata_put_a_domain_into_a_scope_known_or_new() -> None:
     assert [(vm.name, vm.update_domain) for vm in scope.vms] == [("a", 1), ("b", 2)]
 
 
-def test_a_domain_whose_metadata_name_another_scope_changes_scopes() -> None:
-    fleet = synced(FLEET, [found("web-0"), found("db", scope="web")], ["host-a"])
+def test_changed_metadata_moves_a_vm_to_another_scope() -> None:
+    fleet = sync_fleet(FLEET, [found("web-0"), found("db", scope="web")], ["host-a"])
 
     assert shape(fleet) == {"web": ["web-0@host-a", "web-1@host-b", "db@host-a"]}
 
 
-def test_a_vm_leaves_only_if_its_host_was_looked_at() -> None:
+def test_vm_is_removed_only_if_its_host_was_queried() -> None:
     """Of a host that nobody asked nothing is known."""
-    assert shape(synced(FLEET, [], ["host-a"])) == {"web": ["web-1@host-b"]}
-    assert shape(synced(FLEET, [found("web-0"), found("db")], ["host-a"])) == shape(FLEET)
+    assert shape(sync_fleet(FLEET, [], ["host-a"])) == {"web": ["web-1@host-b"]}
+    assert shape(sync_fleet(FLEET, [found("web-0"), found("db")], ["host-a"])) == shape(FLEET)
 
 
 def test_a_vm_that_was_renamed_is_known_by_its_id() -> None:
-    fleet = synced(FLEET, [found("web-0"), found("db-2", id="id-of-db")], ["host-a"])
+    fleet = sync_fleet(FLEET, [found("web-0"), found("db-2", id="id-of-db")], ["host-a"])
 
     assert shape(fleet)["db"] == ["db-2@host-a"]
 
 
-def test_a_domain_that_was_made_anew_with_another_id_is_known_by_its_name() -> None:
+def test_recreated_domain_is_matched_by_name() -> None:
     known = Vm(name="web-0", host="host-a", id="old", update_domain=3)
     fleet = Fleet(scopes=(Scope(name="web", kind=ScopeKind.AVAILABILITY_SET, vms=(known,)),))
 
-    (scope,) = synced(fleet, [found("web-0", host="host-b")], ["host-a", "host-b"]).scopes
+    (scope,) = sync_fleet(fleet, [found("web-0", host="host-b")], ["host-a", "host-b"]).scopes
 
     assert scope.vms == (replace(known, id="id-of-web-0", host="host-b"),)
 
 
-def test_a_vm_of_the_same_name_on_a_host_that_was_not_asked_is_not_lost() -> None:
+def test_vm_of_the_same_name_on_another_host_is_not_lost() -> None:
     """It may still be there, with the id that the fleet knows."""
     with pytest.raises(
         Invalid,
-        match="two VMs would be called 'db': another on host-b and id-of-db on host-a; expected",
+        match="two VMs are named 'db': another on host-b and id-of-db on host-a; expected",
     ):
-        synced(FLEET, [found("db", id="another", host="host-b", scope="web")], ["host-b"])
+        sync_fleet(FLEET, [found("db", id="another", host="host-b", scope="web")], ["host-b"])
 
 
-def test_a_new_domain_with_the_old_name_of_one_that_was_renamed_is_another_vm() -> None:
+def test_new_domain_with_a_freed_name_is_another_vm() -> None:
     domains = [found("db-2", id="id-of-db"), found("db", id="another", scope="db")]
 
-    assert shape(synced(FLEET, [found("web-0"), *domains], ["host-a"]))["db"] == [
+    assert shape(sync_fleet(FLEET, [found("web-0"), *domains], ["host-a"]))["db"] == [
         "db-2@host-a",
         "db@host-a",
     ]
     with pytest.raises(
         Invalid,
-        match="domain 'db' is in no scope, and its own would be called 'db', which is taken",
+        match="domain 'db' names no scope, and a scope 'db' already exists",
     ):
-        synced(FLEET, [domains[0], found("db", id="another")], ["host-a"])
+        sync_fleet(FLEET, [domains[0], found("db", id="another")], ["host-a"])
 
 
 @pytest.mark.parametrize("known", [Fleet(), FLEET])
 @pytest.mark.parametrize("scope", ["", "web"])
-def test_two_domains_of_one_name_are_refused_and_both_are_named(scope: str, known: Fleet) -> None:
+def test_duplicate_domain_names_are_refused(scope: str, known: Fleet) -> None:
     two = [
         found("web-0", id="one", scope=scope),
         found("web-0", id="other", host="host-b", scope=scope),
@@ -175,41 +175,43 @@ def test_two_domains_of_one_name_are_refused_and_both_are_named(scope: str, know
 
     with pytest.raises(
         Invalid,
-        match="two VMs would be called 'web-0': one on host-a and other on host-b; expected",
+        match="two VMs are named 'web-0': one on host-a and other on host-b; expected",
     ):
-        synced(known, two, ["host-a", "host-b"])
+        sync_fleet(known, two, ["host-a", "host-b"])
 
 
-def test_two_kinds_for_one_scope_are_refused_and_both_are_named() -> None:
+def test_conflicting_scope_kinds_are_refused() -> None:
     two = [
         found("a", scope="web", kind=ScopeKind.SCALE_SET),
         found("b", scope="web", kind=ScopeKind.CLOUD_SERVICE),
     ]
 
-    message = "scope 'web' is called scale-set by domain 'a' and cloud-service by domain 'b'; expected one kind"
+    message = (
+        "scope 'web' is scale-set in domain 'a' and cloud-service in domain 'b'; expected one kind"
+    )
     with pytest.raises(Invalid, match=message):
-        synced(Fleet(), two, ["host-a"])
-    (scope,) = synced(Fleet(), [two[0], found("b", scope="web")], ["host-a"]).scopes
+        sync_fleet(Fleet(), two, ["host-a"])
+    (scope,) = sync_fleet(Fleet(), [two[0], found("b", scope="web")], ["host-a"]).scopes
     assert scope.kind is ScopeKind.SCALE_SET
 
 
-def test_a_domain_that_is_defined_twice_counts_where_it_runs() -> None:
+def test_domain_defined_twice_counts_where_it_runs() -> None:
     copies = [found("web-0", is_active=False), found("web-0", host="host-b")]
 
-    assert "web-0@host-b" in shape(synced(FLEET, copies, ["host-a", "host-b"]))["web"]
-    assert "web-0@host-b" in shape(synced(FLEET, copies[::-1], ["host-a", "host-b"]))["web"]
+    assert "web-0@host-b" in shape(sync_fleet(FLEET, copies, ["host-a", "host-b"]))["web"]
+    assert "web-0@host-b" in shape(sync_fleet(FLEET, copies[::-1], ["host-a", "host-b"]))["web"]
 
 
-def test_a_domain_can_be_left_out_by_its_metadata() -> None:
-    assert shape(synced(Fleet(), [parsed('ignore="yes"')], ["host-a"])) == {}
+def test_metadata_can_exclude_a_domain() -> None:
+    assert shape(sync_fleet(Fleet(), [parsed('ignore="yes"')], ["host-a"])) == {}
 
 
-def test_the_hosts_that_were_looked_at_are_known_from_then_on() -> None:
-    assert synced(FLEET, [], ["host-c", "host-z"]).hosts == ("host-c", "host-z")
+def test_queried_hosts_are_added_to_the_fleet() -> None:
+    assert sync_fleet(FLEET, [], ["host-c", "host-z"]).hosts == ("host-c", "host-z")
 
 
-def test_doing_it_again_changes_nothing() -> None:
+def test_syncing_again_changes_nothing() -> None:
     domains = [found("web-0", scope="web"), found("db"), found("new", address="10.0.0.9")]
-    once = synced(FLEET, domains, ["host-a"])
+    once = sync_fleet(FLEET, domains, ["host-a"])
 
-    assert synced(once, domains, ["host-a"]) == once
+    assert sync_fleet(once, domains, ["host-a"]) == once

@@ -1,0 +1,45 @@
+"""A threading socket server with a limit on its connections, for the participants' socket and the
+status port.
+"""
+
+import logging
+import socket
+import socketserver
+import threading
+
+log = logging.getLogger("forewarn.agent")
+
+Connection = socket.socket | tuple[bytes, socket.socket]
+
+
+class LimitedThreadingMixIn(socketserver.ThreadingMixIn):
+    """One thread per connection. Connections over the limit are closed immediately."""
+
+    daemon_threads = True
+    block_on_close = False
+    connections_max = 16
+
+    def __init__(self, *args: object) -> None:
+        self._slots = threading.BoundedSemaphore(self.connections_max)
+        super().__init__(*args)
+
+    def process_request(self, request: Connection, client_address: object) -> None:
+        assert isinstance(self, socketserver.BaseServer)
+        if not self._slots.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread could be started, so none will release the slot
+            self._slots.release()
+            raise
+
+    def process_request_thread(self, request: Connection, client_address: object) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._slots.release()
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A connection that fails costs only that connection."""
+        log.exception("unexpected error on a connection")

@@ -1,0 +1,113 @@
+"""What the workflow of an event does next. Pure: no clock, no input or output.
+
+A workflow's state is not stored. It follows from the journal (`Progress`) and from what the
+documents of this process show (`Sighting`), so a restarted agent is in the same state:
+
+    state        when                                          action
+    RESUMED      from the journal, not shown yet               Wait
+    UNKNOWN      the status is neither Scheduled nor Started   Wait
+    PREPARING    Scheduled, prepare has not ended              RunPhase(prepare)
+    PREPARED     Scheduled, prepare has ended                  Approve if the rule may, else Wait
+    STARTING     Started, start has not ended                  RunPhase(start)
+    STARTED      Started, start has ended                      Wait
+    POSTPONED    over, another event of this VM is active      Wait
+    RECOVERING   over, something had begun                     RunPhase(recover)
+    DONE         over, recovered from or nothing had begun     Done
+
+    RESUMED -> PREPARING -> PREPARED -> STARTING -> STARTED -> RECOVERING -> DONE
+                   |            |          ^  |                  ^   ^
+                   |            `----------'  `------------------'   |
+                   |        (every state may go to RECOVERING)    POSTPONED
+
+An event only moves forward: Started makes prepare outdated, and its end makes prepare and start
+outdated. An outdated phase is interrupted and never runs late.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from forewarn.agent.progress import EntryKind, Progress
+from forewarn.agent.rules import ApproveWhen, Rule
+from forewarn.agent.steps.base import Phase
+from forewarn.client import Event
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """What this process knows about an event. `is_shown`: a document of this process showed it.
+
+    `is_over`: it finished, was canceled, or no longer affects this VM.
+    """
+
+    event: Event
+    is_shown: bool = False
+    is_over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RunPhase:
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Approve:
+    """Nothing to run; the approval is due."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """For another document."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """For good."""
+
+
+Action = RunPhase | Approve | Wait | Done
+
+
+def next_action(
+    progress: Progress, rule: Rule, sighting: Sighting, others: Iterable[Progress], vm: str
+) -> Action:
+    """`others` are the other events that recover must wait for while they affect this VM."""
+    event = sighting.event
+    if sighting.is_over:
+        if not progress.begun or Phase.RECOVER in progress.ended:
+            return Done()
+        if progress.original_event.concerns(vm) and any(is_active(one, vm) for one in others):
+            return Wait()
+        return RunPhase(Phase.RECOVER)
+    if not sighting.is_shown or not (event.is_scheduled or event.is_started):
+        return Wait()
+    phase = Phase.START if event.is_started else Phase.PREPARE
+    if phase not in progress.ended:
+        return RunPhase(phase)
+    return Approve() if wants_approval(progress, rule, sighting) else Wait()
+
+
+def wants_approval(progress: Progress, rule: Rule, sighting: Sighting) -> bool:
+    """Whether the rule lets this agent approve now. With `at-once` that is true beside prepare.
+
+    Whether this VM is the leader, or the scope is quiet, is for the approver to decide.
+    """
+    if not sighting.is_shown or sighting.is_over or not sighting.event.is_scheduled:
+        return False
+    if not rule.may_approve or EntryKind.APPROVED in progress.marks:
+        return False
+    return rule.approve is ApproveWhen.AT_ONCE or progress.is_prepared
+
+
+def is_outdated(phase: Phase, sighting: Sighting) -> bool:
+    """Whether the event has moved on, so that the phase must not run any more."""
+    if phase is Phase.RECOVER:
+        return False
+    return sighting.is_over or (phase is Phase.PREPARE and sighting.event.is_started)
+
+
+def is_active(progress: Progress, vm: str) -> bool:
+    """Whether the event affects this VM, has begun here and is not over: what it took out of
+    service must stay out.
+    """
+    is_begun = bool(progress.begun) and not progress.is_finished
+    return is_begun and progress.original_event.concerns(vm)

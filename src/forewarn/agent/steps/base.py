@@ -1,0 +1,226 @@
+"""What a step is, and what all kinds of steps share: waiting within the step's time, and the facts
+about the event that commands, texts and requests get.
+"""
+
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC
+from enum import StrEnum
+from typing import Protocol, TypeVar
+
+from forewarn.agent.config_reader import FieldError, suggest
+from forewarn.client import Event
+from forewarn.errors import Error
+
+CHECK_SECONDS = 0.1
+NOT_BEFORE_FORMAT = "%a, %d %b %Y %H:%M:%S GMT"
+FACT_BYTES_MAX = 4096  # Linux runs no command with 128 KiB in one variable
+RESOURCES_BYTES_MAX = 64 * 1024
+T = TypeVar("T")
+
+
+class Phase(StrEnum):
+    """When a step runs: the event is Scheduled, it is Started, it is over."""
+
+    PREPARE = "prepare"
+    START = "start"
+    RECOVER = "recover"
+
+
+class StepFailed(Error):
+    """The step did not do its job."""
+
+    code = "step_failed"
+
+
+class StepTimedOut(StepFailed):
+    """The step reached its time limit."""
+
+    code = "step_timed_out"
+
+
+@dataclass(frozen=True, slots=True)
+class StepContext:
+    """What a step runs for, and how long it may take.
+
+    `vm` is the name of this VM. `stop` is set when the step must end early. `deadline` is a time of
+    the monotonic clock `now`. `wait` sleeps for some seconds or until `stop` is set; a step that
+    waits uses it in small portions and checks both.
+    """
+
+    event: Event
+    phase: Phase
+    vm: str
+    deadline: float
+    stop: threading.Event = field(default_factory=threading.Event)
+    now: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], object] | None = None
+
+    @property
+    def seconds_left(self) -> float:
+        return max(0.0, self.deadline - self.now())
+
+    def wait(self, seconds: float) -> bool:
+        """Sleep, at most until the deadline. True if the step must stop."""
+        (self.sleep or self.stop.wait)(min(seconds, self.seconds_left))
+        return self.stop.is_set()
+
+
+class Step(Protocol):
+    """One step of a rule. `run` returns when it is done, or raises StepFailed.
+
+    `describe` says in a few words what it would do, for the log, the status and a dry run. The
+    journal recognises a step by it.
+    """
+
+    def describe(self) -> str: ...
+
+    def run(self, context: StepContext) -> None: ...
+
+
+def wait_until(
+    context: StepContext,
+    is_done: Callable[[], bool],
+    *,
+    waiting_for: Callable[[], str],
+    every: float = CHECK_SECONDS,
+) -> None:
+    """Check repeatedly. At the limit, `waiting_for` says in words what did not happen."""
+    while not is_done():  # ends at the limit: `pause` raises there
+        pause(context, every, waiting_for())
+
+
+def pause(context: StepContext, seconds: float, waiting_for: str) -> None:
+    """Sleep before another attempt. Raises at the limit, so no attempt begins without time for it
+    and hides the reason of the previous one.
+    """
+    if context.wait(seconds):
+        raise StepFailed(f"stopped early: {waiting_for}")
+    if context.seconds_left <= 0:
+        raise StepTimedOut(f"timed out: {waiting_for}")
+
+
+def combine(failures: Sequence[StepFailed]) -> StepFailed:
+    """Several failures as one. StepTimedOut only if every one of them timed out."""
+    is_timeout = all(isinstance(failure, StepTimedOut) for failure in failures)
+    kind = StepTimedOut if is_timeout else StepFailed
+    return kind("; ".join(dict.fromkeys(failure.message for failure in failures)))
+
+
+def call_with_timeout(context: StepContext, seconds: float, work: Callable[[], T]) -> T:
+    """Return what `work` returns, or raise TimeoutError and leave it behind in its thread.
+
+    For calls that have no limit of their own: DNS lookups, slow responses, lost file servers.
+    """
+    results: list[T] = []
+    errors: list[Exception] = []
+    is_over = threading.Event()
+
+    def attempt() -> None:
+        try:
+            results.append(work())
+        except Exception as error:
+            errors.append(error)
+        finally:
+            is_over.set()
+
+    end = context.now() + min(seconds, context.seconds_left)
+    threading.Thread(target=attempt, name="forewarn-step-call", daemon=True).start()
+    while not is_over.wait(CHECK_SECONDS / 2):  # ends with the work or the first of its limits
+        if context.stop.is_set():
+            raise StepFailed("stopped early: no response yet")
+        if context.now() >= end:
+            raise TimeoutError(f"no response within {seconds:.3g} seconds")
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+# Facts about the event: `EVENT_ID` in an environment, `{event_id}` in a text. The names are those
+# that existing scripts read. The endpoint's values are not trusted: each place that a fact is put
+# into has its own way to escape it.
+
+FACT_NAMES = (
+    "event_id",
+    "event_type",
+    "event_status",
+    "event_source",
+    "event_notbefore",
+    "event_resources",
+    "event_resourcetype",
+    "event_duration",
+    "event_description",
+    "event_phase",
+    "event_deadline_seconds",
+    "event_vm",
+)
+NUMERIC_FACTS = ("event_duration", "event_deadline_seconds")
+
+_PLACEHOLDER = re.compile(r"\{(event_[a-z_]*)\}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
+
+
+def event_facts(context: StepContext) -> dict[str, str]:
+    """The facts by name. NotBefore is formatted as on the wire, and empty if the event may start
+    at any time. Resources are joined by spaces. Long values are cut.
+    """
+    event = context.event
+    not_before = event.not_before
+    values = (
+        event.id,
+        event.type,
+        event.status,
+        event.source,
+        not_before.astimezone(UTC).strftime(NOT_BEFORE_FORMAT) if not_before else "",
+        " ".join(event.resources),
+        event.resource_type,
+        str(event.duration_seconds),
+        event.description,
+        context.phase.value,
+        str(int(context.seconds_left)),
+        context.vm,
+    )
+    return {
+        name: _cut(name, value.replace("\0", "").encode("utf-8", "replace"))
+        for name, value in zip(FACT_NAMES, values, strict=True)
+    }
+
+
+def _cut(name: str, value: bytes) -> str:
+    """Resources are cut between two names: half a name may be that of another VM."""
+    if name != "event_resources":
+        return value[:FACT_BYTES_MAX].decode("utf-8", "ignore")
+    if len(value) > RESOURCES_BYTES_MAX:
+        value = value[:RESOURCES_BYTES_MAX].rpartition(b" ")[0]
+    return value.decode()
+
+
+def event_environment(context: StepContext) -> dict[str, str]:
+    return {name.upper(): value for name, value in event_facts(context).items()}
+
+
+def fill(template: str, facts: dict[str, str], escape: Callable[[str], str]) -> str:
+    """Replace each `{event_…}`. Other braces stay: they belong to JSON or another template."""
+    return _PLACEHOLDER.sub(lambda match: escape(facts[match[1]]), template)
+
+
+def check_template(field_name: str, template: str) -> None:
+    """For `__post_init__`: reject a template that names an unknown fact."""
+    for name in _PLACEHOLDER.findall(template):
+        if name not in FACT_NAMES:
+            hint = suggest(name, FACT_NAMES)
+            raise FieldError(field_name, f"known facts of an event ({{{name}}} is unknown; {hint})")
+
+
+def escape_json(value: str) -> str:
+    """For use inside the quotes of a JSON string."""
+    return json.dumps(value)[1:-1]
+
+
+def escape_line(value: str) -> str:
+    """For use in one line: control characters become spaces."""
+    return _CONTROL.sub(" ", value)

@@ -1,0 +1,273 @@
+"""Steps that run commands: `run`, `systemd` and `hooks`.
+
+A command runs in its own process group and within a time limit. The event is in its environment,
+never in its arguments, so a hostile value cannot reach a shell.
+"""
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from forewarn.agent.config_reader import FieldError, NotInFile, Range
+from forewarn.agent.steps.base import (
+    CHECK_SECONDS,
+    Phase,
+    StepContext,
+    StepFailed,
+    StepTimedOut,
+    combine,
+    event_environment,
+)
+
+OUTPUT_BYTES_MAX = 4096
+GRACE_SECONDS = 2.0
+GRACE_SECONDS_MAX = 60
+SETTLE_SECONDS = 0.5
+HOOKS_MAX = 256
+HOOK_NAME = re.compile(r"[A-Za-z0-9_-]+")
+"""As run-parts wants them, so that leftovers of editors and packages do not run."""
+COMMAND_FORM = "a list of a command and its arguments (or a text, with shell = true)"
+
+
+@dataclass(frozen=True, slots=True)
+class RunStep:
+    """`run`: a command. Exit code 0 is success."""
+
+    command: Annotated[tuple[str, ...] | str, COMMAND_FORM]
+    shell: bool = False
+    directory: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    grace_seconds: Annotated[float, Range(0, GRACE_SECONDS_MAX)] = GRACE_SECONDS
+
+    SHORT: ClassVar[str] = "command"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.command, str) is not self.shell:
+            raise FieldError("command", "a text for the shell" if self.shell else COMMAND_FORM)
+
+    def describe(self) -> str:
+        return f"run {' '.join(self._arguments())}"
+
+    def run(self, context: StepContext) -> None:
+        command = Command(
+            self._arguments(), self.directory or None, self.environment, self.grace_seconds
+        )
+        run_command(command, context)
+
+    def _arguments(self) -> tuple[str, ...]:
+        return ("/bin/sh", "-c", self.command) if isinstance(self.command, str) else self.command
+
+
+@dataclass(frozen=True, slots=True)
+class SystemdStep:
+    """`systemd`: stops units in order, and in recover starts them in the reverse order.
+
+    systemctl waits for the job itself, and does nothing for a unit that is already in the state.
+    """
+
+    units: Annotated[tuple[str, ...], "a list of units"]
+    action: Literal["by-phase", "stop", "start", "restart", "reload"] = "by-phase"
+    systemctl: Annotated[str, NotInFile()] = "systemctl"
+
+    SHORT: ClassVar[str] = "units"
+    REMOVED: ClassVar[Mapping[str, str]] = {"systemctl": "systemctl is found by PATH"}
+
+    def describe(self) -> str:
+        action = "stop, or in recover start," if self.action == "by-phase" else self.action
+        return f"{action} {' '.join(self.units)}"
+
+    def run(self, context: StepContext) -> None:
+        action: str = self.action
+        if action == "by-phase":
+            action = "start" if context.phase is Phase.RECOVER else "stop"
+        units = self.units if action in ("stop", "reload") else self.units[::-1]
+        systemctl = find_program(self.systemctl)
+        run_all([Command((systemctl, action, "--", unit)) for unit in units], context)
+
+
+@dataclass(frozen=True, slots=True)
+class HooksStep:
+    """`hooks`: runs the executables of a drop-in directory's `prepare.d`, `start.d` or `recover.d`
+    in the order of their names.
+    """
+
+    directory: Annotated[Path, "the path of a directory"]
+
+    SHORT: ClassVar[str] = "directory"
+
+    def describe(self) -> str:
+        return f"run the hooks in {self.directory}"
+
+    def run(self, context: StepContext) -> None:
+        """A phase without a directory has no hooks. A missing parent directory is an error."""
+        if not self.directory.is_dir():
+            raise StepFailed(f"directory {self.directory} does not exist")
+        hooks = _find_hooks(self.directory / f"{context.phase.value}.d")
+        run_all([Command((str(hook),)) for hook in hooks], context)
+
+
+def _find_hooks(directory: Path) -> list[Path]:
+    try:
+        found = sorted(path for path in directory.iterdir() if HOOK_NAME.fullmatch(path.name))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise StepFailed(f"cannot read {directory}: {error.strerror}") from error
+    if len(found) > HOOKS_MAX:
+        raise StepFailed(f"{directory} has {len(found)} hooks; expected at most {HOOKS_MAX}")
+    return [path for path in found if path.is_file() and os.access(path, os.X_OK)]
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What to run. A command that takes too long gets SIGTERM `grace_seconds` before its limit,
+    and SIGKILL at the limit.
+    """
+
+    arguments: tuple[str, ...]
+    directory: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    grace_seconds: float = GRACE_SECONDS
+
+    @property
+    def name(self) -> str:
+        return os.path.basename(self.arguments[0])
+
+
+def run_command(command: Command, context: StepContext) -> str:
+    """Run a command to its end and return the end of its output. Raises StepFailed for any exit
+    code but 0.
+
+    Background processes that it leaves behind keep running, unless it reaches its limit: then its
+    whole process group is terminated.
+    """
+    if context.seconds_left <= 0:
+        raise StepTimedOut(f"{command.name} was not run: no time left")
+    # The command gets at least half of the time before SIGTERM.
+    grace_seconds = min(command.grace_seconds, context.seconds_left / 2)
+    process = _start(command, context)
+    output = bytearray()
+    reader = threading.Thread(
+        target=_read_output, args=(process, output), name="forewarn-step-output", daemon=True
+    )
+    reader.start()
+    code = _wait(process, replace(context, deadline=context.deadline - grace_seconds))
+    if code is None:
+        _terminate(process, grace_seconds)
+    reader.join(SETTLE_SECONDS)  # a background process may keep the pipe open forever
+    text = bytes(output).decode("utf-8", "replace").strip()
+    if code != 0:
+        raise _failure(command, code, context, f": {text}" if text else "")
+    return text
+
+
+def run_all(commands: Sequence[Command], context: StepContext) -> None:
+    """Run commands one after the other, each within an even share of the time left.
+
+    A failure does not stop the others; all failures are raised as one.
+    """
+    failures: list[StepFailed] = []
+    for index, command in enumerate(commands):
+        if context.stop.is_set():
+            failures.append(StepFailed(f"{command.name} was not run: stopped early"))
+            break
+        share = context.seconds_left / (len(commands) - index)
+        try:
+            run_command(command, replace(context, deadline=context.now() + share))
+        except StepFailed as failure:
+            failures.append(failure)
+    if failures:
+        raise combine(failures)
+
+
+def find_program(name: str) -> str:
+    path = shutil.which(name)
+    if path is None:
+        raise StepFailed(f"{name} is not installed on this machine", command=name)
+    return path
+
+
+def _start(command: Command, context: StepContext) -> "subprocess.Popen[bytes]":
+    try:
+        return subprocess.Popen(  # noqa: S603 - running what the configuration names is its job
+            command.arguments,
+            cwd=command.directory,
+            env={**os.environ, **command.environment, **event_environment(context)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except OSError as error:
+        reason = error.strerror or error
+        raise StepFailed(f"cannot run {command.arguments[0]}: {reason}") from error
+
+
+def _read_output(process: "subprocess.Popen[bytes]", output: bytearray) -> None:
+    assert process.stdout is not None
+    with process.stdout as pipe:
+        while part := os.read(pipe.fileno(), OUTPUT_BYTES_MAX):  # ends when the pipe is closed
+            output += part
+            del output[:-OUTPUT_BYTES_MAX]
+
+
+def _wait(process: "subprocess.Popen[bytes]", context: StepContext) -> int | None:
+    """The exit code, or None if the command must be terminated."""
+    while True:  # ends with the command, at the limit, or when the step must stop
+        try:
+            return process.wait(min(CHECK_SECONDS, context.seconds_left))
+        except subprocess.TimeoutExpired:
+            if context.seconds_left <= 0 or context.stop.is_set():
+                return None
+
+
+def _terminate(process: "subprocess.Popen[bytes]", grace_seconds: float) -> None:
+    """SIGTERM, and after the grace SIGKILL, to the whole group: a shell that exits leaves its
+    children behind. `killpg` raises as soon as the group is empty.
+    """
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGTERM)
+        while grace_seconds > 0:
+            _wait_briefly(process, min(CHECK_SECONDS, grace_seconds))
+            grace_seconds -= CHECK_SECONDS
+            os.killpg(process.pid, 0)
+        os.killpg(process.pid, signal.SIGKILL)
+        for _ in range(10):  # the kernel may need a little time to end them all
+            _wait_briefly(process, SETTLE_SECONDS / 10)
+            os.killpg(process.pid, 0)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(SETTLE_SECONDS)  # even SIGKILL does not end a process stuck in lost storage
+
+
+def _wait_briefly(process: "subprocess.Popen[bytes]", seconds: float) -> None:
+    """Until the group's first process ends. If it has ended, its children still get the time."""
+    if process.poll() is not None:
+        time.sleep(seconds)
+        return
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(seconds)
+
+
+def _failure(command: Command, code: int | None, context: StepContext, output: str) -> StepFailed:
+    if code is not None:
+        return StepFailed(f"{command.name} {_describe_exit(code)}{output}", exit_code=code)
+    if context.stop.is_set():
+        return StepFailed(f"{command.name} was terminated: stopped early{output}")
+    return StepTimedOut(f"{command.name} was terminated at its time limit{output}")
+
+
+def _describe_exit(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    with contextlib.suppress(ValueError):
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"was killed by signal {-code}"

@@ -1,0 +1,94 @@
+"""The commands of `forewarn`, put together with typer."""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from forewarn import __version__
+from forewarn.cli import campaign, config, fleet, history, lab, resource, serve, store, token
+from forewarn.cli.api import connect_to
+from forewarn.cli.conform import run_conform
+from forewarn.cli.exit_codes import Exit, Usage
+from forewarn.cli.options import DEFAULT, ClientConfig, RootFile, find_value, with_options
+
+PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+def print_version(wanted: bool) -> None:  # noqa: FBT001
+    if wanted:
+        typer.echo(f"forewarn {__version__}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool,
+    typer.Option("--version", callback=print_version, is_eager=True, help="Print the version."),
+]
+
+
+@app.callback()
+@with_options(ClientConfig)
+def root(*, file: RootFile = None, version: Version = False) -> None:
+    """Scheduled Events for any fleet: give VMs notice before they are frozen, rebooted, moved,
+    evicted or deleted, and let them approve.
+
+    Try `forewarn demo`. Run a service with `forewarn serve`.
+    """
+
+
+for command in (serve.demo, serve.serve, config.config, history.history, history.watch):
+    app.command()(command)
+
+
+@app.command(context_settings=PASS_ON)
+def agent(context: typer.Context) -> int:
+    """Run the agent inside a VM: prepare, approve, recover. See `forewarn agent --help`."""
+    from forewarn.agent.__main__ import main
+
+    return main(context.args, program="forewarn agent")
+
+
+@app.command(context_settings=PASS_ON)
+def conform(context: typer.Context) -> int:
+    """Check any endpoint against the Scheduled Events protocol. See `forewarn conform --help`."""
+    return run_conform(context.args, lambda url: connect_to(context, url))
+
+
+for name, commands in {
+    "fleet": fleet.app,
+    "scope": resource.scope,
+    "vm": resource.vm,
+    "host": resource.host,
+    "event": resource.event,
+    "campaign": campaign.app,
+    "token": token.app,
+    "store": store.app,
+    "lab": lab.app,
+}.items():
+    app.add_typer(commands, name=name)
+
+
+def run_app(arguments: Sequence[str]) -> int:
+    """Run a command. What typer rejects is raised as Usage, with the source of the value."""
+    try:
+        code = app(arguments, prog_name="forewarn", standalone_mode=False)
+    except typer.TyperException as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # the help has been printed
+            return Exit.USAGE
+        raise Usage(_describe(error)) from error
+    return code if isinstance(code, int) else Exit.DONE
+
+
+def _describe(error: typer.TyperException) -> str:
+    message, context = error.format_message().rstrip("."), getattr(error, "ctx", None)
+    if context is None:
+        return message
+    if isinstance(error, typer.BadParameter) and error.param is not None:
+        name = str(error.param.name)
+        source = find_value(context, name)[0]
+        if source != DEFAULT and not source.startswith("-"):
+            return f"{name} (from {source}): {error.message.rstrip('.')}"
+    return f"{message}; try '{context.command_path} --help'"

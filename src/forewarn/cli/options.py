@@ -1,0 +1,264 @@
+"""Config classes as typer options.
+
+Flags and variables are derived from the declarations in `forewarn.config`, and click reads them.
+This module adds the config file, and turns the text into a config with the source of each value:
+flag, then variable, then file, then default.
+"""
+
+import difflib
+import functools
+import inspect
+import os
+import tomllib
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar, cast
+from urllib.parse import urlsplit
+
+import typer
+
+import forewarn
+from forewarn.cli.exit_codes import Usage
+from forewarn.config import (
+    FILE,
+    Config,
+    Identify,
+    Kind,
+    LogLevel,
+    Option,
+    options,
+    parse_text,
+    parse_url,
+)
+from forewarn.errors import Invalid
+
+C = TypeVar("C")
+FILE_NAME, FILE_VARIABLE, FILE_BYTES_MAX = "forewarn.toml", "FOREWARN_CONFIG", 1 << 20
+DEFAULT = "default"
+NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
+DEMO: Mapping[str, Any] = {
+    "fleet": Path(forewarn.__file__).with_name("demo.yaml"),
+    "store": "memory",
+    "identify": (Identify.ADDRESS, Identify.PATH),
+    "rate": 60.0,
+    "log_level": LogLevel.WARNING,
+}
+"""The defaults of `forewarn demo`. It prints changes itself, so the log is quiet."""
+
+
+def _parse_control_url(text: str) -> str:
+    if urlsplit(text).query:
+        raise ValueError
+    return parse_url(text).rstrip("/")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientConfig:
+    """The options of the commands that call a running service."""
+
+    # fmt: off
+    control_url: Annotated[str, Option("Client",
+        Kind(_parse_control_url, "http://HOST:PORT"),
+        "The URL of the service's control API.", variable="FOREWARN_CONTROL")] = "http://127.0.0.1:8081"
+    token: Annotated[str, Option("Client", Kind(parse_text, "a token"),
+        "Sent as a bearer token.", is_secret=True)] = ""
+    ca_file: Annotated[Path | None, Option("Client", FILE,
+        "PEM file with the certificates to verify the service with, instead of the system's.",
+        variable="FOREWARN_CA")] = None
+    # fmt: on
+
+
+class ConfigFile(dict[str, Any]):
+    """The keys of a config file. It is the `obj` of the root context.
+
+    An error in the file is kept until a command needs the file: `--help` works without it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.error: Invalid | None = None
+        try:
+            super().__init__(_read_file(path))
+        except Invalid as error:
+            super().__init__()
+            self.error = error
+
+
+class Resolved(NamedTuple, Generic[C]):
+    """A config, and for each option where its value came from."""
+
+    config: C
+    sources: Mapping[str, str]
+
+
+def read_config(
+    context: typer.Context, config_class: type[C], defaults: Mapping[str, Any] = NO_DEFAULTS
+) -> Resolved[C]:
+    """The config from the parameters of this command.
+
+    Options that the command does not have keep their defaults.
+    """
+    file = context.find_object(ConfigFile)
+    if file is not None and file.error is not None:
+        raise Usage(file.error.message)
+    values, sources = dict(defaults), {}
+    try:
+        for each in options(config_class):
+            sources[each.name], given = find_value(context, each.name)
+            if sources[each.name] != DEFAULT:
+                values[each.name] = _parse(each, given, sources[each.name])
+        config = config_class(**values)
+        if isinstance(config, Config):
+            config.check()
+    except Invalid as error:
+        raise Usage(error.message) from error
+    return Resolved(config, sources)
+
+
+def read_client_config(context: typer.Context) -> Resolved[ClientConfig]:
+    """The options of the client are parameters of the root command."""
+    return read_config(cast("typer.Context", context.find_root()), ClientConfig)
+
+
+def with_options(
+    config_class: type[Any],
+    *,
+    defaults: Mapping[str, Any] = NO_DEFAULTS,
+    only: Collection[str] = (),
+    flags: Mapping[str, str] = NO_DEFAULTS,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a command a flag for each option of a config class. It calls `read_config` for them.
+
+    `only` limits the options, `flags` renames flags.
+    """
+    parameters = [
+        inspect.Parameter(
+            each.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=_annotate(each, flags.get(each.name, ""), defaults),
+        )
+        for each in options(config_class)
+        if not only or each.name in only
+    ]
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        own = inspect.signature(command).parameters
+
+        @functools.wraps(command)
+        def run(**given: Any) -> Any:
+            return command(**{name: given[name] for name in own})
+
+        run.__signature__ = inspect.Signature([*own.values(), *parameters])  # type: ignore[attr-defined]
+        return run
+
+    return decorate
+
+
+def use_file(context: typer.Context, file: Path | None) -> Path | None:
+    """Callback of `--config`, before or after the command: after it, it wins."""
+    root = context.find_root()
+    if file is None and root.obj is None and Path(FILE_NAME).is_file():
+        file = Path(FILE_NAME)
+    if file is not None:
+        context.obj = root.obj = ConfigFile(file)
+    return file
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Limit = Annotated[int, typer.Option(help="Show at most this many.", min=1, max=1_000_000)]
+FILE_HELP = f"The config file to read instead of ./{FILE_NAME}."
+# fmt: off
+File = Annotated[Path | None, typer.Option("--config", help=FILE_HELP, callback=use_file)]
+RootFile = Annotated[Path | None, typer.Option(
+    "--config", help=FILE_HELP, callback=use_file, envvar=FILE_VARIABLE)]
+# fmt: on
+
+
+def find_value(context: typer.Context, name: str) -> tuple[str, Any]:
+    """Where a value came from, and the value: a flag, a variable, a key in the file, or default."""
+    parameter = next((each for each in context.command.params if each.name == name), None)
+    source = context.get_parameter_source(name)
+    file = context.find_object(ConfigFile)
+    if parameter is None or source is None:
+        return DEFAULT, None
+    if source.name == "COMMANDLINE":
+        return parameter.opts[0], context.params.get(name)
+    if source.name == "ENVIRONMENT":
+        return str(parameter.envvar), context.params.get(name)
+    if file is not None and name in file:
+        return f"{name} in {file.path}", file[name]
+    return DEFAULT, None
+
+
+def format_value(value: Any) -> str:
+    """A value as it would be written in a flag."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    if type(value) is tuple:
+        return ",".join(map(format_value, value))
+    return "" if value is None else str(value)
+
+
+def describe_expected(each: Option) -> str:
+    repeatable = "; may be repeated" if each.is_repeatable else ""
+    return f"Expected: {each.kind.expects}{repeatable}."
+
+
+def _parse(each: Option, given: Any, source: str) -> Any:
+    if source == each.flag and each.is_secret:
+        raise Usage(f"{each.flag}: other users can see a command line; set {each.variable} instead")
+    if isinstance(given, bool):  # typer has parsed it
+        return given
+    if source == each.variable and each.is_repeatable:  # click splits at spaces
+        given = os.environ[each.variable].split(",")
+    return each.parse(given, source)
+
+
+def _annotate(each: Option, flag: str, defaults: Mapping[str, Any]) -> Any:
+    default = defaults.get(each.name, each.default)
+    common: dict[str, Any] = {"envvar": each.variable, "show_envvar": False}
+    common |= {"hidden": each.is_secret, "rich_help_panel": each.section}
+    if isinstance(default, bool):
+        return Annotated[bool | None, typer.Option(help=each.help, **common)]
+    declared = typer.Option(
+        flag or each.flag,
+        help=f"{each.help} {describe_expected(each)}",
+        metavar="VALUE",
+        show_default=format_value(default) or False,
+        **common,
+    )
+    return Annotated[list[str] | None if each.is_repeatable else str | None, declared]
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    """The keys as text, or lists of text, as they would be given in flags."""
+    try:
+        with path.open("rb") as file:
+            keys = tomllib.loads(file.read(FILE_BYTES_MAX).decode())
+    except OSError as error:
+        raise Invalid(f"cannot read {path}: {error.strerror or error}", file=str(path)) from error
+    except ValueError as error:  # not UTF-8, or not TOML
+        reason = " ".join(str(error).split())
+        raise Invalid(f"{path} is not valid TOML: {reason}", file=str(path)) from error
+    known = {each.name: each for each in (*options(Config), *options(ClientConfig))}
+    for key in keys:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise Invalid(f"{path}: unknown key {key!r}{hint}", file=str(path), key=key)
+    return {key: _as_text(known[key], value, path) for key, value in keys.items()}
+
+
+def _as_text(each: Option, value: Any, path: Path) -> str | list[str]:
+    values = value if isinstance(value, list) and each.is_repeatable else [value]
+    if not all(isinstance(item, str | int | float) for item in values):
+        raise each.reject(value, f"{each.name} in {path}")
+    texts = [str(item).lower() if isinstance(item, bool) else str(item) for item in values]
+    if not each.is_repeatable:
+        return texts[0]
+    return texts[0].split(",") if isinstance(value, str) else texts

@@ -1,0 +1,82 @@
+"""How entries are printed, and how the stream is parsed."""
+
+from datetime import UTC, datetime
+
+from forewarn.cli.history import (
+    Message,
+    format_entry,
+    parse_messages,
+    parse_time,
+    table_row,
+)
+
+ENTRY = {
+    "number": 7,
+    "at": "2030-01-31T12:00:00.123Z",
+    "by": "server-6fb313d3-3282-4687-85dc-4143b404a61c",
+    "what": "scheduled",
+    "scope": "web",
+    "event": "0123456789",
+    "resources": ["web-0", "web-1"],
+    "vm": "",
+    "host": "host-a",
+    "detail": "Reboot of web-0",
+}
+
+
+def test_messages_end_at_empty_lines() -> None:
+    """As in the specification of server-sent events: comments are ignored, and an id stays."""
+    stream = (
+        b"retry: 2000\nid: 6\n\n: still here\nid: 7\n\nid: 8\ndata: {}\r\n\r\n"
+        b"event: gap\ndata: 1\n\ndata: cut off\n"
+    )
+
+    assert list(parse_messages(stream.splitlines(keepends=True))) == [
+        Message("6", "", ""),
+        Message("7", "", ""),
+        Message("8", "", "{}"),
+        Message("8", "gap", "1"),
+    ]
+
+
+def test_change_is_one_readable_line() -> None:
+    assert format_entry(ENTRY) == "12:00:00  web         Scheduled: Reboot of web-0  (01234567)"
+
+
+def test_unknown_change_is_printed_by_name() -> None:
+    """Changes of a newer service are not hidden."""
+    assert (
+        format_entry(ENTRY | {"what": "claimed", "vm": "web-0", "event": "", "detail": "w1"})
+        == "12:00:00  web         claimed web-0 w1"
+    )
+
+
+def test_detail_is_cut_to_one_printable_line() -> None:
+    """A platform's output may contain anything, even control sequences."""
+    line = format_entry(
+        ENTRY | {"what": "impact-failed", "vm": "web-0", "detail": "no {host}\x1b[2J\nand more"}
+    )
+
+    assert line == "12:00:00  web         web-0: no {host}�[2J  (01234567)"
+    assert table_row(ENTRY | {"detail": "one\ntwo"})["detail"] == "one"
+
+
+def test_table_row_has_the_resources_and_a_short_author() -> None:
+    shown = table_row(ENTRY)
+
+    assert (shown["at"], shown["about"], shown["by"]) == (
+        "2030-01-31T12:00:00Z",
+        ["web-0", "web-1"],
+        "server-6fb313d3-3282",
+    )
+
+
+def test_since_may_be_a_duration_before_now() -> None:
+    now = datetime(2030, 1, 31, 12, tzinfo=UTC)
+
+    assert parse_time("2h", now) == "2030-01-31T10:00:00Z"
+    assert parse_time("7d", now) == "2030-01-24T12:00:00Z"
+    assert parse_time("90s", now) == "2030-01-31T11:58:30Z"
+    assert parse_time("2030-01-31T12:00:00Z", now) == "2030-01-31T12:00:00Z"
+    assert parse_time("yesterday", now) == "yesterday"  # the service rejects it
+    assert parse_time(None, now) is None

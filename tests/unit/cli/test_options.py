@@ -1,0 +1,199 @@
+"""Where options come from: flag, variable, file, default. Driven through `forewarn config`."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from forewarn.cli.app import app
+from forewarn.cli.config import BEGIN, END, render_reference
+from forewarn.cli.exit_codes import Usage
+from forewarn.cli.options import ClientConfig, format_value
+from forewarn.config import options
+from forewarn.errors import Invalid
+from tests.unit.config_of import config_of
+
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+def show(
+    tmp_path: Path, *flags: str, toml: str = "", env: dict[str, str] | None = None
+) -> dict[str, tuple[str, str]]:
+    """Value and source of each option, as `forewarn config` shows them."""
+    path = tmp_path / "forewarn.toml"
+    path.write_text(toml)
+    command = ["--config", str(path), "config", "--json", *flags]
+    result = CliRunner().invoke(app, command, env=env or {})
+    if result.exception is not None:
+        raise result.exception
+    rows = json.loads(result.stdout)
+    return {
+        row["option"]: (row["value"], row["from"].replace(str(tmp_path), "DIR")) for row in rows
+    }
+
+
+def rejection(
+    tmp_path: Path, *flags: str, toml: str = "", env: dict[str, str] | None = None
+) -> str:
+    with pytest.raises(Usage) as raised:
+        show(tmp_path, *flags, toml=toml, env=env)
+    assert "\n" not in raised.value.message
+    return raised.value.message.replace(str(tmp_path), "DIR")
+
+
+def test_flag_beats_variable_beats_file_beats_default(tmp_path: Path) -> None:
+    """The nearer to the typed command, the stronger; and each value names its source."""
+    shown = show(
+        tmp_path,
+        "--rate",
+        "6",
+        toml="rate = 2\nimpacts_max = 3\nlog_level = 'debug'",
+        env={"FOREWARN_RATE": "4", "FOREWARN_IMPACTS_MAX": "5"},
+    )
+
+    assert shown["rate"] == ("6", "--rate")
+    assert shown["impacts_max"] == ("5", "FOREWARN_IMPACTS_MAX")
+    assert shown["log_level"] == ("debug", "log_level in DIR/forewarn.toml")
+    assert shown["idle_seconds"] == ("75", "default")
+
+
+def test_an_empty_variable_is_not_a_value(tmp_path: Path) -> None:
+    """Unit files and compose files set variables to nothing when they mean unset."""
+    assert show(tmp_path, env={"FOREWARN_RATE": ""})["rate"] == ("1", "default")
+
+
+def test_repeatable_option_takes_several_values_everywhere(tmp_path: Path) -> None:
+    """A flag is repeated, a variable has commas, a file has a list. Values may contain spaces."""
+    by_flag = show(tmp_path, "--identify", "address", "--identify", "path")
+    by_variable = show(tmp_path, env={"FOREWARN_EXEC_COMMAND": "Reboot=a b,*=c"})
+    by_file = show(tmp_path, toml="identify = ['address', 'path']")
+
+    assert by_flag["identify"][0] == by_file["identify"][0] == "address,path"
+    assert by_variable["exec_command"] == ("Reboot=a b,*=c", "FOREWARN_EXEC_COMMAND")
+
+
+def test_booleans_come_from_flag_variable_and_file(tmp_path: Path) -> None:
+    toml = "legacy_path = true\nlenient_versions = true"
+    shown = show(tmp_path, "--no-lenient-versions", toml=toml)
+
+    assert shown["legacy_path"] == ("true", "legacy_path in DIR/forewarn.toml")
+    assert shown["lenient_versions"] == ("false", "--lenient-versions")
+    assert show(tmp_path, env={"FOREWARN_LEGACY_PATH": "yes"})["legacy_path"][0] == "true"
+
+
+def test_wrong_value_names_the_variable_or_the_key_it_came_from(tmp_path: Path) -> None:
+    """A surprised operator asks first: who set this?"""
+    expected = "expected a number from 0.001 to 100000"
+
+    assert rejection(tmp_path, env={"FOREWARN_RATE": "fast"}) == (
+        f"rate (from FOREWARN_RATE): {expected}, got 'fast'"
+    )
+    assert rejection(tmp_path, toml="rate = {a = 1}") == (
+        f"rate (from rate in DIR/forewarn.toml): {expected}, got {{'a': 1}}"
+    )
+    assert rejection(tmp_path, toml="rate = true").endswith(f"{expected}, got 'true'")
+
+
+def test_unknown_key_in_the_file_is_rejected_with_the_nearest(tmp_path: Path) -> None:
+    """A misspelt key that is ignored is an option that silently does not work."""
+    assert rejection(tmp_path, toml="idle_second = 5") == (
+        "DIR/forewarn.toml: unknown key 'idle_second'; did you mean 'idle_seconds'?"
+    )
+    assert rejection(tmp_path, toml="xyzzy = 5") == "DIR/forewarn.toml: unknown key 'xyzzy'"
+
+
+@pytest.mark.parametrize("content", ["rate =", "rate = 1\nrate = 2"])
+def test_file_that_is_not_toml_is_rejected_by_name(tmp_path: Path, content: str) -> None:
+    """The message leads to the file, and is never a traceback."""
+    assert rejection(tmp_path, toml=content).startswith("DIR/forewarn.toml is not valid TOML: ")
+
+
+def test_named_file_must_exist(tmp_path: Path) -> None:
+    """Only the one in the current folder may be absent. A flag beats the variable."""
+    absent, present = tmp_path / "absent.toml", tmp_path / "present.toml"
+    present.write_text("rate = 5")
+    env = {"FOREWARN_CONFIG": str(absent)}
+
+    missing = CliRunner().invoke(app, ["config"], env=env).exception
+    found = CliRunner().invoke(app, ["config", "--config", str(present)], env=env)
+
+    assert isinstance(missing, Usage)
+    assert missing.message == f"cannot read {absent}: No such file or directory"
+    assert f"rate in {present}" in found.stdout
+
+
+def test_help_works_with_a_broken_file(tmp_path: Path) -> None:
+    """Help is what one reads to repair the file."""
+    (tmp_path / "forewarn.toml").write_text("rate =")
+    result = CliRunner().invoke(
+        app, ["--config", str(tmp_path / "forewarn.toml"), "serve", "--help"]
+    )
+
+    assert result.exit_code == 0
+
+
+def test_client_and_service_share_one_file(tmp_path: Path) -> None:
+    """The same folder often runs both; neither may reject the other's keys."""
+    shown = show(tmp_path, toml="control_url = 'http://127.0.0.1:9/'\nrate = 5\ntoken = 'x'")
+
+    assert shown["control_url"] == ("http://127.0.0.1:9", "control_url in DIR/forewarn.toml")
+    assert shown["token"] == ("***", "token in DIR/forewarn.toml")
+    assert shown["rate"][0] == "5"
+
+
+def test_control_listener_has_its_own_variable(tmp_path: Path) -> None:
+    """FOREWARN_CONTROL is the client's URL; it must not become the address of the listener."""
+    env = {"FOREWARN_CONTROL": "http://127.0.0.1:9", "FOREWARN_CONTROL_LISTEN": "127.0.0.1:7"}
+
+    assert show(tmp_path, env=env)["control"] == ("127.0.0.1:7", "FOREWARN_CONTROL_LISTEN")
+
+
+def test_wrong_secret_is_not_repeated(tmp_path: Path) -> None:
+    """Error messages end up in logs and tickets."""
+    assert rejection(tmp_path, env={"FOREWARN_TOKEN": "hunter2\n"}) == (
+        "token (from FOREWARN_TOKEN): expected a token, got another value"
+    )
+
+
+def test_a_token_on_the_command_line_is_rejected() -> None:
+    """Every user of the machine can read it there."""
+    error = CliRunner().invoke(app, ["--token", "hunter2", "vm", "list"]).exception
+
+    assert isinstance(error, Usage)
+    assert error.message == (
+        "--token: other users can see a command line; set FOREWARN_TOKEN instead"
+    )
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["127.0.0.1:8081", "ftp://127.0.0.1", "http://", "http://a/?q=1", "http://a:0", "http://a b"],
+)
+def test_control_url_is_http_without_a_query(url: str) -> None:
+    """Paths are appended to it."""
+    control_url = options(ClientConfig)[0]
+    with pytest.raises(Invalid, match=r"expected http://HOST:PORT, got"):
+        control_url.parse(url, "--control-url")
+
+
+def test_value_is_formatted_as_it_would_be_typed() -> None:
+    """What `config` prints can be pasted into a flag."""
+    config = config_of(simulate_duration=["Freeze=90s"], identify=["address", "path"], rate="2.5")
+    names = ("simulate_duration", "identify", "rate", "legacy_path", "metadata", "fleet")
+
+    assert [format_value(getattr(config, name)) for name in names] == [
+        "Freeze=90s",
+        "address,path",
+        "2.5",
+        "false",
+        "127.0.0.1:8080",
+        "",
+    ]
+
+
+def test_the_reference_page_has_the_current_tables() -> None:
+    """Update the page with: python -m forewarn.cli.config docs/configuration.md"""
+    page = (DOCS / "configuration.md").read_text()
+
+    assert page.partition(BEGIN)[2].partition(END)[0].strip() == render_reference().strip()

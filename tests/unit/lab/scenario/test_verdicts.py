@@ -1,0 +1,479 @@
+"""What is expected of a run, each kind in both directions: it holds, and it fails for the right
+reason.
+"""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from forewarn.lab.scenario.schema import EXPECTATIONS
+from forewarn.lab.scenario.timeline import format_duration
+from forewarn.lab.scenario.verdicts import KINDS
+from tests.unit.lab.scenario.tale import Tale
+
+
+def approval(**more: Any) -> Tale:
+    return Tale(expect="approval", of="patch", **more)
+
+
+def test_every_kind_has_a_monitor() -> None:
+    assert list(KINDS) == list(EXPECTATIONS)
+
+
+# --- approval
+
+
+def test_an_approval_in_time_is_as_expected() -> None:
+    verdict = (
+        approval(by="web-0", within="60s")
+        .scheduled(seconds=60)
+        .approves("web-0", seconds=80)
+        .ends()
+    )
+
+    assert (verdict.is_passed, verdict.reason) == (True, "after 20s")
+
+
+def test_an_approval_that_is_a_second_late_is_not() -> None:
+    tale = approval(within="60s").scheduled(seconds=60)
+
+    assert tale.approves("web-0", seconds=120).ends().is_passed
+    late = approval(within="60s").scheduled(seconds=60).approves("web-0", seconds=121).ends()
+    assert not late.is_passed
+    assert (
+        late.reason
+        == "Reboot of web-0 (00000000), Scheduled at +1m, was not approved by a VM in time"
+    )
+
+
+def test_an_approval_may_be_too_soon() -> None:
+    """Who approves before it can have drained has not drained."""
+    assert (
+        approval(after="10s").scheduled(seconds=60).approves("web-0", seconds=70).ends().is_passed
+    )
+    soon = approval(after="10s").scheduled(seconds=60).approves("web-0", seconds=69).ends()
+
+    assert (
+        soon.reason
+        == "web-0 approved Reboot of web-0 (00000000) too soon: 9s after it was Scheduled, at +1m9s"
+    )
+
+
+def test_where_times_are_shortened_an_approval_may_be_a_second_too_soon() -> None:
+    """As it may be a second late: a program cannot wait for less than it takes to look at the time."""
+    assert (
+        approval(rate=60, is_real=True, after="2m")
+        .scheduled(seconds=60)
+        .approves("web-0", seconds=61)
+        .ends()
+        .is_passed
+    )
+    soon = (
+        approval(rate=60, is_real=True, after="2m")
+        .scheduled(seconds=60)
+        .approves("web-0", seconds=60.9)
+        .ends()
+    )
+
+    assert "too soon" in soon.reason
+
+
+def test_the_wrong_vm_is_not_who_was_asked_and_is_named() -> None:
+    verdict = (
+        approval(by="web-0", within="60s")
+        .scheduled(seconds=60)
+        .approves("web-1", seconds=70)
+        .ends()
+    )
+
+    assert not verdict.is_passed
+    assert verdict.reason.endswith("was not approved by web-0 in time: web-1 approved it at +1m10s")
+
+
+@pytest.mark.parametrize(("by", "first", "second"), [("own", True, True), ("leader", True, False)])
+def test_own_is_any_vm_that_the_event_names_and_leader_the_first(
+    by: str, first: bool, second: bool
+) -> None:
+    def by_vm(name: str) -> bool:
+        tale = approval(by=by).scheduled(seconds=60, resources=("web-0", "web-1"))
+        return tale.approves(name, seconds=70).ends().is_passed
+
+    assert (by_vm("web-0"), by_vm("web-1")) == (first, second)
+
+
+def test_an_approval_that_was_refused_is_none() -> None:
+    assert (
+        not approval()
+        .scheduled(seconds=60)
+        .approves("web-0", seconds=70, status=500)
+        .ends()
+        .is_passed
+    )
+
+
+def test_an_approval_whose_answer_was_lost_counts() -> None:
+    """The VM cannot know, but the event has heard it."""
+    tale = approval(by="web-0").scheduled(seconds=60)
+
+    assert tale.change("approved", seconds=70, by="vm web-0", detail="web-0").ends().is_passed
+
+
+def test_an_operators_word_in_the_name_of_a_vm_is_not_the_vms() -> None:
+    tale = approval(by="web-0").scheduled(seconds=60)
+
+    assert not tale.change("approved", seconds=70, by="scenario", detail="web-0").ends().is_passed
+
+
+def test_an_event_that_starts_unapproved_has_failed_at_that_moment() -> None:
+    tale = approval().scheduled(seconds=60).change("started", seconds=960)
+
+    assert (
+        tale.ends().reason
+        == "Reboot of web-0 (00000000) was Started at +16m without approval by a VM"
+    )
+
+
+def test_an_event_that_is_canceled_before_its_time_was_up_asks_nothing_of_anybody() -> None:
+    tale = approval(within="60s").scheduled(1, seconds=60).change("canceled", 1, seconds=90)
+
+    assert tale.scheduled(2, seconds=200).approves("web-0", 2, seconds=210).ends().is_passed
+    nothing = (
+        approval(within="60s").scheduled(1, seconds=60).change("canceled", 1, seconds=90).ends()
+    )
+    assert (
+        nothing.reason
+        == "nothing named patch was approved by a VM: there was no event, or all were cancelled"
+    )
+
+
+def test_each_event_of_a_name_must_be_approved() -> None:
+    tale = (
+        approval()
+        .scheduled(1, seconds=60)
+        .scheduled(2, seconds=120)
+        .approves("web-0", 1, seconds=130)
+    )
+
+    assert (
+        tale.ends().reason
+        == "Reboot of web-0 (00000000), Scheduled at +2m, was never approved by a VM"
+    )
+
+
+def test_an_event_of_another_scope_asks_nothing_of_this_vm() -> None:
+    verdict = approval(by="db-0").scheduled(seconds=60).ends()
+
+    assert "there was no event" in verdict.reason
+
+
+def test_what_is_done_at_once_because_nobody_polled_is_said_so() -> None:
+    verdict = (
+        approval().change("executed_silently", seconds=60, by="scenario: patch", vm="web-0").ends()
+    )
+
+    assert verdict.reason == "patch ran at +1m without an event: its scope was not polled"
+
+
+def test_at_a_rate_all_times_are_the_scenarios_and_a_second_of_grace_is_given() -> None:
+    """NotBefore has whole seconds: at a rate of 60, one second is a minute of the scenario's time."""
+    fast = Tale(expect="approval", of="patch", within="60s", rate=60.0, is_real=True).scheduled(
+        seconds=1
+    )
+
+    assert fast.approves("web-0", seconds=3).ends().reason == "after 2m"
+    slow = Tale(expect="approval", of="patch", within="60s", rate=60.0, is_real=True).scheduled(
+        seconds=1
+    )
+    assert not slow.approves("web-0", seconds=3.1).ends().is_passed
+
+
+def test_a_client_that_polls_each_second_keeps_to_a_second_on_the_real_clock() -> None:
+    """Each poll comes a little more than a second after the last one: the request itself takes
+    time.
+    """
+    real = Tale(expect="polls", vm="web-0", every="1s", is_real=True)
+    for number in range(1, 5):
+        real.polls("web-0", seconds=number * 1.02)
+    assert real.ends(5).is_passed
+
+    late = (
+        Tale(expect="polls", vm="web-0", every="1s", is_real=True)
+        .polls("web-0", seconds=1)
+        .polls("web-0", seconds=3.1)
+    )
+    assert not late.ends(4).is_passed
+    virtual = (
+        Tale(expect="polls", vm="web-0", every="1s")
+        .polls("web-0", seconds=1)
+        .polls("web-0", seconds=2.02)
+    )
+    assert not virtual.ends(3).is_passed, "in virtual time nothing is late by chance"
+
+
+# --- what must not be
+
+
+def test_no_approval_fails_with_who_and_when() -> None:
+    silent = (
+        Tale(expect="no-approval", of="patch", by="web-1")
+        .scheduled(seconds=60)
+        .approves("web-0", seconds=70)
+    )
+    assert silent.ends().is_passed
+
+    loud = silent.approves("web-1", seconds=80).ends()
+    assert (loud.is_passed, loud.reason) == (
+        False,
+        "web-1 approved Reboot of web-0 (00000000) at +1m20s",
+    )
+
+
+def test_no_approval_of_what_never_came_says_nothing() -> None:
+    assert Tale(expect="no-approval", of="patch").ends().reason == "there was no event named patch"
+
+
+def test_a_foreign_approval_is_one_of_an_event_that_does_not_name_the_vm() -> None:
+    tale = Tale(expect="no-foreign-approval").scheduled(seconds=60).approves("web-0", seconds=70)
+    assert tale.ends().is_passed
+
+    verdict = tale.approves("web-1", seconds=80).ends()
+    assert (
+        verdict.reason
+        == "web-1 approved Reboot of web-0 (00000000) at +1m20s, which does not name it"
+    )
+
+
+def test_foreign_approvals_of_others_do_not_matter_where_vms_are_named() -> None:
+    tale = (
+        Tale(expect="no-foreign-approval", vms=["web-0"])
+        .scheduled(seconds=60)
+        .approves("web-1", seconds=70)
+    )
+
+    assert tale.ends().is_passed
+
+
+# --- order, starts
+
+
+def test_approvals_come_in_order_or_the_first_that_did_not_is_named() -> None:
+    both = Tale(expect="order", vms=["web-0", "web-1"]).scheduled(seconds=60)
+    assert (
+        both.approves("web-0", seconds=70)
+        .approves("web-1", seconds=71)
+        .approves("web-0", seconds=72)
+        .ends()
+        .is_passed
+    )
+
+    wrong = (
+        Tale(expect="order", vms=["web-0", "web-1"])
+        .scheduled(seconds=60)
+        .approves("web-1", seconds=70)
+        .ends()
+    )
+    assert wrong.reason == "web-1 approved Reboot of web-0 (00000000) at +1m10s, before web-0"
+    half = (
+        Tale(expect="order", vms=["web-0", "web-1"])
+        .scheduled(seconds=60)
+        .approves("web-0", seconds=70)
+        .ends()
+    )
+    assert half.reason == "web-1 never approved"
+
+
+def two(kind: str) -> Tale:
+    return (
+        Tale(expect=kind, of="patch")
+        .scheduled(1, seconds=60)
+        .scheduled(2, seconds=60)
+        .change("started", 1, seconds=70)
+    )
+
+
+def test_one_at_a_time_means_that_the_first_is_over_before_the_second_starts() -> None:
+    assert (
+        two("one-at-a-time")
+        .change("completed", 1, seconds=80)
+        .change("started", 2, seconds=80)
+        .ends()
+        .is_passed
+    )
+
+    verdict = two("one-at-a-time").change("started", 2, seconds=75).ends()
+    assert verdict.reason.startswith("Reboot of web-0 (00000000) was Started at +1m15s, while")
+
+
+def test_together_means_at_the_same_moment() -> None:
+    assert two("together").change("started", 2, seconds=70).ends().is_passed
+
+    assert (
+        "was Started at +1m20s, but"
+        in two("together").change("started", 2, seconds=80).ends().reason
+    )
+    assert "expected two or more" in two("together").ends().reason
+
+
+# --- documents, courses
+
+
+def document(**shows: str) -> Tale:
+    return Tale(expect="document", vm="web-0", shows=shows, within="60s")
+
+
+def test_a_document_must_be_shown_to_that_vm_in_time() -> None:
+    verdict = (
+        document(event="patch", status="Scheduled")
+        .scheduled(seconds=60)
+        .polls("web-0", (1, "Scheduled"), seconds=62)
+    )
+    assert verdict.ends().reason == "after 2s"
+
+    other = (
+        document(event="patch")
+        .scheduled(seconds=60)
+        .polls("web-1", (1, "Scheduled"), seconds=62)
+        .ends()
+    )
+    assert "was not shown like this in time" in other.reason
+
+
+def test_what_was_shown_instead_is_said() -> None:
+    tale = (
+        document(event="patch", status="Started")
+        .scheduled(seconds=60)
+        .polls("web-0", (1, "Scheduled"), seconds=62)
+    )
+
+    assert tale.ends().reason.endswith(
+        "was not shown like this in time: shown as Scheduled Reboot since +1m2s"
+    )
+
+
+def test_without_a_name_the_time_counts_from_the_start() -> None:
+    assert (
+        document(type="Reboot")
+        .scheduled(seconds=20)
+        .polls("web-0", (1, "Scheduled"), seconds=50)
+        .ends()
+        .is_passed
+    )
+
+    late = (
+        document(type="Reboot")
+        .scheduled(seconds=50)
+        .polls("web-0", (1, "Scheduled"), seconds=70)
+        .ends()
+    )
+    assert late.reason == "the first one was shown at +1m10s"
+    assert (
+        document(type="Freeze")
+        .polls("web-0", (1, "Scheduled"), seconds=5)
+        .ends()
+        .reason.startswith("no document of web-0")
+    )
+
+
+def test_an_event_takes_its_course_or_another_one() -> None:
+    tale = Tale(expect="event", of="patch", becomes="completed", within="30m").scheduled(seconds=60)
+    assert (
+        tale.change("started", seconds=70).change("completed", seconds=670).ends().reason
+        == "after 10m10s"
+    )
+
+    other = (
+        Tale(expect="event", of="patch", becomes="completed")
+        .scheduled(seconds=60)
+        .change("canceled", seconds=90)
+        .ends()
+    )
+    assert other.reason == "Reboot of web-0 (00000000) was canceled at +1m30s instead"
+
+
+def test_an_event_that_is_still_under_way_is_told_as_it_last_was() -> None:
+    tale = (
+        Tale(expect="event", of="patch", becomes="completed")
+        .scheduled(seconds=60)
+        .change("started", seconds=70)
+    )
+
+    assert tale.ends().reason.endswith("was never completed: started at +1m10s")
+
+
+@pytest.mark.parametrize(
+    ("shows", "words"),
+    [
+        ({}, "web-0 is shown an event"),
+        ({"event": "patch"}, "web-0 is shown an event patch"),
+        ({"event": "patch", "status": "Started"}, "web-0 is shown a Started event patch"),
+    ],
+)
+def test_an_event_to_be_shown_is_told_in_good_english(shows: dict[str, str], words: str) -> None:
+    assert Tale(expect="document", vm="web-0", shows=shows).ends().expected == words
+
+
+# --- polls, recovery
+
+
+def test_a_pause_between_polls_is_measured_to_the_end() -> None:
+    polling = Tale(expect="polls", vm="web-0", every="30s")
+    for seconds in range(0, 120, 30):
+        polling.polls("web-0", seconds=seconds)
+    assert polling.ends(120).reason == "4 polls"
+
+    assert polling.ends(121).reason == "it did not poll from +1m30s to +2m1s"
+
+
+def test_a_vm_that_has_left_need_not_poll() -> None:
+    tale = Tale(expect="polls", vm="web-0", every="30s").change("left", seconds=10, vm="web-0")
+
+    assert tale.ends().is_passed
+
+
+def recovery() -> Tale:
+    return Tale(expect="recovery", vm="web-0", within="10s").polls("web-0", seconds=60, status=500)
+
+
+def test_recovery_is_asking_again_until_there_is_a_good_answer() -> None:
+    assert (
+        recovery()
+        .polls("web-0", seconds=70, status=500)
+        .polls("web-0", seconds=80)
+        .ends()
+        .is_passed
+    )
+
+    assert (
+        "it did not retry after the response 500 at +1m until +1m11s"
+        in recovery().polls("web-0", seconds=71).ends().reason
+    )
+    assert recovery().ends(65).reason == "it did not retry after the response 500 at +1m"
+
+
+def test_a_touched_answer_is_bad_whatever_its_status_but_a_late_one_is_not() -> None:
+    stale = Tale(expect="recovery", vm="web-0", within="10s").polls(
+        "web-0", seconds=60, faults=("stale",)
+    )
+    assert stale.ends(65).reason == "it did not retry after the response 200 (stale) at +1m"
+
+    late = Tale(expect="recovery", vm="web-0", within="10s").polls(
+        "web-0", seconds=60, faults=("latency",)
+    )
+    assert late.ends().reason == "web-0 never got a bad response"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0, "0s"),
+        (0.25, "0.2s"),
+        (59, "59s"),
+        (60, "1m"),
+        (80.1, "1m20.1s"),
+        (3600, "1h"),
+        (90061, "25h1m1s"),
+    ],
+)
+def test_a_length_of_time_is_shown_as_a_person_writes_it(seconds: float, words: str) -> None:
+    assert format_duration(timedelta(seconds=seconds)) == words
