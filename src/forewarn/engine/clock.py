@@ -104,3 +104,15 @@ async def within(clock: Clock, limit: timedelta, work: Awaitable[T]) -> T:
         alarm.cancel()
         if task.cancel():  # it may ignore that, so its late result is not awaited but consumed
             task.add_done_callback(lambda late: late.cancelled() or late.exception())
+
+
+async def wait_for(clock: Clock, event: asyncio.Event, until: datetime | None) -> None:
+    """Return when the event is set or the time is reached."""
+    waits: list[asyncio.Task[object]] = [asyncio.ensure_future(event.wait())]
+    if until is not None:
+        waits.append(asyncio.ensure_future(clock.sleep_until(until)))
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()

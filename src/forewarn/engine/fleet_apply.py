@@ -67,6 +67,9 @@ class FleetApplier:
             hosts=self._engine.declared_hosts(),
         )
 
+    def _compute_etag(self) -> str:
+        return compute_etag(dump_json(self.fleet()))
+
     async def apply(
         self,
         fleet: Fleet,
@@ -88,11 +91,7 @@ class FleetApplier:
         """
         async with self._applying:
             await self._engine.catch_up()  # another server may have changed the fleet
-            if (
-                tags
-                and await asyncio.to_thread(lambda: compute_etag(dump_json(self.fleet())))
-                not in tags
-            ):
+            if tags and await asyncio.to_thread(self._compute_etag) not in tags:
                 raise FleetChanged(
                     "the fleet has changed since it was read; read it again and retry"
                 )

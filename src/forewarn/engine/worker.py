@@ -1,4 +1,4 @@
-"""One server's work: start what is due, carry impacts out, release the claims of dead servers."""
+"""One server's work: start what is due and carry impacts out."""
 
 import asyncio
 import heapq
@@ -10,24 +10,24 @@ from itertools import count
 
 from msgspec.structs import replace
 
-from forewarn.core.command import Claim, Finish, Release, Tick
+from forewarn.core.command import Claim, Finish, Tick
 from forewarn.core.event import UNKNOWN_SECONDS, Impact
 from forewarn.core.fleet import Scope
 from forewarn.core.lifecycle import WAIT_MAX, impact_of
 from forewarn.core.machine import due_impacts, next_deadline, next_impact_at
 from forewarn.engine.board import PublishedScope
-from forewarn.engine.clock import within
+from forewarn.engine.claims import LEASE_NAME, ClaimReleaser
+from forewarn.engine.clock import wait_for, within
 from forewarn.engine.engine import Engine
 from forewarn.engine.lease import work_until_lost
 from forewarn.engine.replica import SCOPE_KEY
 from forewarn.engine.transaction import LeaseLost
 from forewarn.errors import Error, ImpactFailed, NotFound, Unavailable
 from forewarn.platform.base import SHORTAGES, ImpactRequest, ImpactResult, Platform
-from forewarn.store.base import LEASE_KEY, Lease
+from forewarn.store.base import Lease
 
 log = logging.getLogger("forewarn")
 
-LEASE_NAME = "server/{}"
 SCOPES_AT_ONCE_MAX = 32
 RETRY = timedelta(seconds=1)
 RETRY_MAX = timedelta(seconds=30)
@@ -99,10 +99,8 @@ class Worker:
         self._followed: set[tuple[str, str]] = set()  # those that another impact of the VM awaits
         self._calls: set[asyncio.Future[ImpactResult]] = set()
         self._is_dispatching = False
-        self._claims: dict[str, set[str]] = {}  # scope -> workers that hold claims there
-        self._claims_changed = asyncio.Event()
+        self._releaser = ClaimReleaser(engine)
         engine.board.subscribe(self._on_scope_changed)
-        engine.on_change("lease", lambda *_: self._claims_changed.set())
         for published in engine.board.scopes.values():
             self._on_scope_changed(published)
 
@@ -130,7 +128,7 @@ class Worker:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._watch_deadlines())
-                group.create_task(self._release_claims())
+                group.create_task(self._releaser.run(self._name))
         finally:
             self._lease = None
             tasks = [job.task for job in self._running.values() if job.task is not None]
@@ -151,12 +149,6 @@ class Worker:
             self._wake_at.pop(scope.name, None)
         elif self._wake_at.get(scope.name) != wake_at:
             self._set_alarm(scope.name, wake_at)
-        workers = {impact.claimed_by for impact in scope.impacts if impact.is_held}
-        if workers:
-            self._claims[scope.name] = workers
-            self._claims_changed.set()
-        else:
-            self._claims.pop(scope.name, None)
         for (name, vm), job in self._running.items():
             if name == scope.name and job.call is not None and not self._is_ours(scope, job, vm):
                 job.call.cancel()
@@ -184,18 +176,8 @@ class Worker:
             self._changed.clear()
             if self._alarms and self._alarms[0][0] <= self._engine.clock.now():
                 continue
-            await self._wait(self._changed, self._alarms[0][0] if self._alarms else None)
-
-    async def _wait(self, event: asyncio.Event, until: datetime | None) -> None:
-        """Until the event is set or the time is reached."""
-        waits: list[asyncio.Task[object]] = [asyncio.ensure_future(event.wait())]
-        if until is not None:
-            waits.append(asyncio.ensure_future(self._engine.clock.sleep_until(until)))
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
+            next_at = self._alarms[0][0] if self._alarms else None
+            await wait_for(self._engine.clock, self._changed, next_at)
 
     def _due_names(self) -> list[str]:
         now, names = self._engine.clock.now(), []
@@ -385,43 +367,6 @@ class Worker:
                 )
             await clock.sleep_until(clock.now() + pause)
             pause = min(2 * pause, RETRY_MAX)
-
-    async def _release_claims(self) -> None:
-        """Release the claims of workers that have lost their lease, until cancelled."""
-        while True:  # ends when cancelled
-            self._claims_changed.clear()
-            workers = {worker for workers in self._claims.values() for worker in workers}
-            is_done = True
-            for worker in sorted(workers):
-                if not self._has_lease(worker):
-                    is_done = await self._release(worker) and is_done
-            retry_at = None if is_done else self._engine.clock.now() + RETRY
-            await self._wait(self._claims_changed, retry_at)
-
-    def _has_lease(self, worker: str) -> bool:
-        key = LEASE_KEY.format(LEASE_NAME.format(worker))
-        return worker == self._name or self._engine.records.get(key).value is not None
-
-    async def _release(self, worker: str) -> bool:
-        """Release a worker's claims if the store has no lease of it either; False: try again.
-
-        The name of a worker is never used again, so a lease that is gone stays gone.
-        """
-        key = LEASE_KEY.format(LEASE_NAME.format(worker))
-        try:
-            await self._engine.refresh(key)
-            if not self._has_lease(worker):
-                scopes = [scope for scope, workers in self._claims.items() if worker in workers]
-                for scope in scopes:
-                    await self._engine.submit(scope, Release(worker=worker), by=self._name)
-        except NotFound:
-            return False  # a scope was deleted; look again
-        except Error as error:
-            self._engine.throttled_log.warn(
-                "claims not released", worker=worker, problem=error.message
-            )
-            return False
-        return True
 
 
 def next_time(scope: Scope, now: datetime) -> datetime | None:

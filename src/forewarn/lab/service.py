@@ -47,8 +47,6 @@ from forewarn.web.service import Service
 ADVANCE_MAX = timedelta(days=366)
 START_MIN, END_MAX = datetime(1970, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
 RATE_MIN, RATE_MAX = 0.001, 1_000_000
-CLAIM = timedelta(days=1)
-"""A lab's store has one server, so a claim never has to be renewed or taken over."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -99,7 +99,7 @@ def test_polls_pass_while_a_fleet_is_compared_and_applied(scopes: int, vms: int)
     asyncio.run(apply())
 
 
-def test_a_vm_that_moves_to_another_scope_neither_joins_nor_leaves() -> None:
+def test_vm_that_changes_scopes_neither_joins_nor_leaves() -> None:
     """Only scopes that change are compared; a VM that moves changes both of its scopes."""
 
     async def apply() -> None:

@@ -152,7 +152,7 @@ def test_server_that_lost_its_lease_continues_under_another_name() -> None:
     asyncio.run(story())
 
 
-def test_server_that_stops_leaves_its_impacts_to_the_others_at_once() -> None:
+def test_stopped_server_leaves_its_impacts_to_others_at_once() -> None:
     async def story() -> None:
         world = World()
         async with world.server("w2"):
@@ -237,7 +237,7 @@ class StoppedStore(MemoryStore):
         return revision
 
 
-def test_server_that_was_stopped_starts_no_platform_call_without_its_lease() -> None:
+def test_paused_server_starts_no_platform_call_without_lease() -> None:
     """Another server may have carried the impact out: a second one would come without notice."""
 
     async def story() -> None:

@@ -48,7 +48,7 @@ async def server(world: World) -> tuple[Operations, Engine]:
 
 
 @pytest.mark.parametrize("record", [NEWER_SCOPE, NEWER_FORMAT])
-def test_scope_of_a_newer_server_is_shown_as_it_last_was_after_a_reload(record: bytes) -> None:
+def test_unreadable_scope_stays_as_last_known_after_a_reload(record: bytes) -> None:
     """A server that reads everything again, after a second without its store, must come back as it
     was before.
     """
@@ -67,7 +67,7 @@ def test_scope_of_a_newer_server_is_shown_as_it_last_was_after_a_reload(record: 
 
 
 @pytest.mark.parametrize("record", [NEWER_SCOPE, NEWER_FORMAT])
-def test_command_on_a_scope_of_a_newer_server_is_refused_and_writes_nothing(record: bytes) -> None:
+def test_command_on_an_unreadable_scope_writes_nothing(record: bytes) -> None:
     """Deciding on what it last showed, an older server would undo what the newer one did."""
 
     async def story(world: World) -> None:
@@ -100,7 +100,7 @@ def test_command_on_a_scope_of_a_newer_server_is_refused_and_writes_nothing(reco
     live(story)
 
 
-def test_scope_that_became_unreadable_meanwhile_is_refused_in_the_commit() -> None:
+def test_scope_that_becomes_unreadable_is_not_overwritten() -> None:
     """The record may change between the decision and the commit: the refusal must not turn into a
     retry without end.
     """
@@ -185,7 +185,7 @@ class Idle:
         raise AssertionError(order)
 
 
-def test_server_stays_ready_beside_a_newer_one_and_leaves_its_deadlines_alone() -> None:
+def test_server_leaves_unreadable_scopes_to_the_newer_one() -> None:
     """Following, reloading and waiting for NotBefore: one strange scope costs neither readiness nor
     a read every second.
     """
@@ -266,7 +266,7 @@ def test_campaign_of_a_newer_server_does_not_stop_a_reload() -> None:
     live(story)
 
 
-def test_failed_host_reaches_the_scopes_behind_one_that_cannot_be_read() -> None:
+def test_failed_host_reaches_scopes_after_an_unreadable_one() -> None:
     """The hardware of all of them has failed.
 
     The operator learns of the scope that this server could not change.

@@ -85,7 +85,8 @@ def test_scope_written_by_the_first_version_means_what_it_meant() -> None:
                 update_domain=0,
                 not_before=datetime(2026, 3, 4, 12, 15, tzinfo=UTC),
                 duration_seconds=-1,
-                description="Virtual machine is going to be restarted as requested by authorized user.",
+                description="Virtual machine is going to be restarted as requested by authorized"
+                " user.",
                 created_at=NOON,
                 host="",
                 started_at=NOON,
@@ -128,7 +129,7 @@ def stored(value: Any, form: Any) -> Any:
     return json.loads(form.encode(value))["value"]
 
 
-def test_record_says_its_policy_and_kind_even_where_they_are_the_default() -> None:
+def test_record_contains_default_policy_and_kind() -> None:
     """A version with other defaults must read what this one meant."""
     written = stored(SCOPE.decode(PLAIN_SCOPE_WRITTEN_BY_1), SCOPE)
 
@@ -145,7 +146,7 @@ def test_record_says_its_policy_and_kind_even_where_they_are_the_default() -> No
     assert budget == {"number": 2, "is_percent": False}
 
 
-def test_record_says_the_operating_system_of_a_vm_that_has_instance_data() -> None:
+def test_record_contains_the_operating_system_of_a_vm() -> None:
     """Guests read it; what is not known of a VM at all stays out of its record."""
     vms = stored(SCOPE.decode(SCOPE_WRITTEN_BY_1), SCOPE)["vms"]
 
@@ -198,9 +199,7 @@ NEWER = [
 
 
 @pytest.mark.parametrize(("form", "record"), NEWER)
-def test_record_with_a_member_that_this_version_does_not_know_is_not_read(
-    form: Any, record: bytes
-) -> None:
+def test_record_with_an_unknown_field_is_rejected(form: Any, record: bytes) -> None:
     """Read and written back it would lose that member, and nobody would notice."""
     with pytest.raises(StoreUnusable, match="unknown field `colour`"):
         form.decode(record)

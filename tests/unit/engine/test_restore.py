@@ -52,7 +52,7 @@ def numbers(engine: Engine) -> dict[str, int]:
     return {name: place.scope.incarnation for name, place in engine.board.scopes.items()}
 
 
-def test_every_document_goes_on_above_all_that_was_shown() -> None:
+def test_restored_documents_continue_above_all_numbers() -> None:
     """A client that holds the ETag of before would be answered 304 for another document."""
 
     async def tell(world: World, desk: Operations, engine: Engine) -> None:
@@ -64,7 +64,7 @@ def test_every_document_goes_on_above_all_that_was_shown() -> None:
     story_of(tell)
 
 
-def test_a_scope_that_is_new_after_a_restore_starts_above_all_that_was_shown() -> None:
+def test_new_scope_starts_above_all_numbers_after_a_restore() -> None:
     """It may have existed between the backup and the restore, and VMs remember its numbers."""
 
     async def tell(world: World, desk: Operations, engine: Engine) -> None:
@@ -97,7 +97,7 @@ def test_numbers_that_would_not_fit_into_32_bits_are_refused() -> None:
     story_of(tell)
 
 
-def test_backup_with_an_unreadable_scope_is_refused_and_unchanged() -> None:
+def test_backup_with_an_unreadable_scope_is_refused() -> None:
     """Its document number could not be raised, so its VMs would be answered 304 for another
     document.
     """

@@ -68,7 +68,7 @@ async def three_events(desk: Operations) -> None:
         await desk.approve(told.event.id, by="ann")
 
 
-def test_the_impacts_of_one_vm_run_one_after_the_other_without_a_pause() -> None:
+def test_impacts_of_one_vm_run_one_after_the_other() -> None:
     """The end of one is what starts the next; nobody polls for it."""
 
     async def story(world: World) -> None:
@@ -127,7 +127,7 @@ def test_a_blocked_impact_costs_nothing_while_it_waits() -> None:
     assert asyncio.run(reads_of(3)) <= asyncio.run(reads_of(1))
 
 
-def test_the_next_impact_waits_until_the_driver_of_a_completed_one_has_stopped() -> None:
+def test_next_impact_waits_for_the_cancelled_platform_call() -> None:
     """An operator may declare an event completed while its driver still works on the VM."""
 
     async def story(world: World) -> None:
