@@ -301,8 +301,9 @@ def test_beyond_loopback_it_starts_only_when_there_is_a_token(folder: Path) -> N
     )
     assert refused.returncode == 2
     assert refused.stderr == (
-        "forewarn: control is 0.0.0.0:0: there are no tokens, so whoever reaches it could do anything; expected a loopback"
-        f" address, or make a token first: forewarn token create NAME --role admin --store {store}\n"
+        "forewarn: control is 0.0.0.0:0: there are no tokens, so whoever reaches it could do"
+        " anything; expected a loopback address, or make a token first:"
+        f" forewarn token create NAME --role admin --store {store}\n"
     )
 
     made = forewarn("token", "create", "root", "--role", "admin", "--store", store, cwd=folder)
