@@ -1,6 +1,4 @@
-"""A metadata listener on a real socket, in a loop and a thread of its own, and a raw client that
-sees every byte.
-"""
+"""A metadata listener on a real socket, in its own thread, and a client that sees every byte."""
 
 import asyncio
 import re
@@ -32,16 +30,16 @@ T = TypeVar("T")
 
 EVENT_ID = "602D9444-D2CD-49C7-8624-8643E7171297"
 VERSION = "2020-07-01"
-POLL = f"GET /metadata/scheduledevents?api-version={VERSION} HTTP/1.1\r\nHost: h\r\nMetadata: true\r\n\r\n".encode()
+TARGET = f"/metadata/scheduledevents?api-version={VERSION}"
+POLL = f"GET {TARGET} HTTP/1.1\r\nHost: h\r\nMetadata: true\r\n\r\n".encode()
 RESPONSE_SECONDS_MAX = 10.0
 SENT_BYTES_MAX = 200_000_000
 
 
 class World:
-    """`web-0` calls from 127.0.0.1; `web-1` is in the same scope, `db-0` in another. `called`: what
-    reached the application.
+    """`web-0` is at 127.0.0.1; `web-1` is in the same scope, `db-0` in another.
 
-    Whatever the event loop finds broken fails the test in the end.
+    `called` lists what reached the application. Errors of the event loop fail the test.
     """
 
     def __init__(
@@ -124,7 +122,7 @@ class World:
         self.submit(Restart(vm=vm, event_id=event_id))
 
     def pass_time(self, span: timedelta) -> None:
-        """From now on it is so much later than it is, to the guard of the connections."""
+        """Let the policy of the connections see a later time from now on."""
 
         async def tick() -> None:
             self.polls.ahead_seconds = span.total_seconds()
@@ -133,7 +131,7 @@ class World:
         self.run(tick())
 
     def until(self, is_true: Callable[[], bool]) -> None:
-        """Until the server has noticed."""
+        """Wait for a condition in the server."""
         deadline = time.monotonic() + RESPONSE_SECONDS_MAX
         while not is_true():
             assert time.monotonic() < deadline
@@ -162,7 +160,7 @@ class AheadPolls(Polls):
 
 
 class RawResponse:
-    """An answer as it came: `raw` is every byte of it."""
+    """`raw` is every byte of the response."""
 
     def __init__(self, head: bytes, body: bytes) -> None:
         self.raw = head + body
@@ -177,7 +175,7 @@ class RawResponse:
 
 
 class Client:
-    """A socket. Nothing is added, nothing is taken away."""
+    """A plain socket."""
 
     def __init__(self, port: int, source: str = "127.0.0.1") -> None:
         self._socket = socket.create_connection(
@@ -219,8 +217,8 @@ class Client:
         return RawResponse(head + b"\r\n\r\n", body)
 
     def read_to_end(self) -> bytes:
-        """All that comes until the server closes."""
-        while True:  # ends when the server closes, or with a timeout
+        """Read until the server closes."""
+        while True:
             try:
                 piece = self._socket.recv(65536)
             except ConnectionResetError:
@@ -230,7 +228,7 @@ class Client:
             self._buffer += piece
 
     def send_until_stuck(self, data: bytes) -> int:
-        """Send again and again, reading nothing, until nothing more is taken; how much was."""
+        """Send without reading until the server accepts no more; the number of bytes sent."""
         self._socket.settimeout(0.5)
         sent = 0
         try:
@@ -243,7 +241,7 @@ class Client:
         raise AssertionError(f"the server took {sent} bytes")
 
     def count_responses(self) -> int:
-        """How many answers have begun to arrive so far, without waiting for more."""
+        """The number of responses that have begun to arrive, without waiting."""
         self._socket.setblocking(False)
         with suppress(BlockingIOError):
             self._buffer += self._socket.recv(1 << 20)
@@ -251,7 +249,7 @@ class Client:
         return self._buffer.count(b"HTTP/1.1 ")
 
     def take(self, size: int) -> int:
-        """Read so much and throw it away; how much came before the server closed."""
+        """Read and discard bytes; the number read before the server closed."""
         taken = 0
         while taken < size:
             piece = self._socket.recv(size - taken)

@@ -1,4 +1,4 @@
-"""What published clients do, request by request, against a real server: they must work unchanged."""
+"""The requests of published clients against a real server: they must work unchanged."""
 
 import hmac
 import http.client
@@ -23,7 +23,7 @@ ALL_VERSIONS = [
     "2020-07-01",
 ]
 PROXIES = urllib.request.ProxyHandler({})
-"""The protocol supports no proxies, and clients are told to go around them."""
+"""The protocol supports no proxies, and clients are body to go around them."""
 
 
 def events_url(world: World, version: str = "2020-07-01", prefix: str = "") -> str:
@@ -74,7 +74,8 @@ def test_the_python_sample_reads_every_member_it_names(version: str) -> None:
             )
             if "web-0" in [name.removeprefix("_") for name in event["Resources"]]:
                 lines.append(
-                    f"+ Scheduled Event. This host is scheduled for {event['EventType']} not before {not_before}"
+                    "+ Scheduled Event. This host is scheduled for"
+                    f" {event['EventType']} not before {not_before}"
                 )
         assert len(lines) == 1
         assert lines[0].endswith("_GMT")
@@ -159,8 +160,8 @@ def test_a_cluster_agent_reads_with_one_version_and_approves_with_another() -> N
         me = json.loads(instance)["compute"]["name"]
         document = read(world, "2020-07-01")
         assert document["Events"][0]["Resources"] == [me]
-        _, told = call(events_url(world, "2019-08-01"), start_requests(document), Metadata="true")
-        assert not told or json.loads(told)
+        _, body = call(events_url(world, "2019-08-01"), start_requests(document), Metadata="true")
+        assert not body or json.loads(body)
         assert is_started(world)
 
 
@@ -221,11 +222,11 @@ def test_a_proxy_asks_for_the_vms_behind_it() -> None:
     key = b"a shared secret"
     with World(Config(identify=(Identify.PROXY,)), proxy_key=key) as world:
         signature = hmac.digest(key, b"id-web-0", "sha256").hex()
-        for said, status in ((signature, 200), ("0" * 64, 403)):
+        for value, status in ((signature, 200), ("0" * 64, 403)):
             headers = {
                 "Metadata": "true",
                 "X_Instance_ID": "id-web-0",
-                "X_Instance_ID_Signature": said,
+                "X_Instance_ID_Signature": value,
             }
             assert call(events_url(world), None, **headers, X_Forwarded_For="10.0.0.1")[0] == status
         assert call(events_url(world), Metadata="true")[0] == 403

@@ -10,11 +10,11 @@ import pytest
 
 from forewarn.config import Config
 from forewarn.web.http.admission import Limits
-from tests.e2e.metadata_world import EVENT_ID, POLL, World
+from tests.e2e.metadata_world import EVENT_ID, POLL, TARGET, World
 
 MOMENT = timedelta(seconds=0.1)
 APPROVAL = json.dumps({"StartRequests": [{"EventId": EVENT_ID}]}).encode()
-APPROVE = b"POST /metadata/scheduledevents?api-version=2020-07-01 HTTP/1.1\r\nHost: h\r\nMetadata: true\r\n"
+APPROVE = f"POST {TARGET} HTTP/1.1\r\nHost: h\r\nMetadata: true\r\n".encode()
 WAIT = POLL.replace(b"Host: h", b'Host: h\r\nPrefer: wait=60\r\nIf-None-Match: "1"')
 
 
@@ -87,9 +87,7 @@ def test_http_1_0_is_closed_after_the_answer() -> None:
     with World() as world:
         for _ in range(3):
             with world.connect() as client:
-                client.send(
-                    b"GET /metadata/scheduledevents?api-version=2020-07-01 HTTP/1.0\r\nMetadata: true\r\n\r\n"
-                )
+                client.send(f"GET {TARGET} HTTP/1.0\r\nMetadata: true\r\n\r\n".encode())
                 response = client.response()
                 assert (response.status, response.headers["connection"]) == (200, "close")
                 assert client.read_to_end() == b""

@@ -16,9 +16,9 @@ from forewarn.web.http.admission import Limits
 from forewarn.web.http.connection import Connection
 from forewarn.web.metadata.app import Message, Receive, Send
 from forewarn.web.metadata.fast_path import PollConnection
-from tests.e2e.metadata_world import EVENT_ID, POLL, Client, World
+from tests.e2e.metadata_world import EVENT_ID, POLL, TARGET, Client, World
 
-APPROVE = b"POST /metadata/scheduledevents?api-version=2020-07-01 HTTP/1.1\r\nHost: h\r\nMetadata: true\r\n"
+APPROVE = f"POST {TARGET} HTTP/1.1\r\nHost: h\r\nMetadata: true\r\n".encode()
 LARGE_BYTES = 50_000_000
 IDLE = timedelta(seconds=76)
 STALL = timedelta(seconds=11)
@@ -314,7 +314,7 @@ def test_where_vms_come_through_a_proxy_no_address_is_unknown() -> None:
 def test_each_limit_that_is_reached_is_logged_once_and_counted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Whoever can connect could fill the log; and an operator must learn that the limit is too low."""
+    """Clients must not fill the log, but an operator must learn that a limit is too low."""
     with crowded(8, 4) as world, ExitStack() as stack:
         hold(world, stack, "127.0.0.2", 6)
         hold(world, stack, "127.0.0.99", 3)

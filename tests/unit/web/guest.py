@@ -1,4 +1,4 @@
-"""A VM without a socket: what is sent to the application for it, and what it is told."""
+"""A VM without a socket: its requests go to the application directly."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ WEB_0, WEB_1 = Vm(name="web-0", address="10.0.0.1"), Vm(name="web-1", address="1
 
 
 class LostStore(MemoryStore):
-    """A store that stops answering."""
+    """A store whose commits can fail."""
 
     is_lost = False
     error: Error = StoreLost("the store does not answer")
@@ -37,7 +37,7 @@ class LostStore(MemoryStore):
 
 
 class Guest:
-    """`web-0` at 10.0.0.1 with `web-1` in scope `web`; and what is sent to the application for it."""
+    """`web-0` at 10.0.0.1, with `web-1` in the scope `web`."""
 
     def __init__(self, config: Config = BY_ADDRESS) -> None:
         self.store = LostStore()
@@ -68,7 +68,7 @@ class Guest:
         address: str = "10.0.0.1",
         meanwhile: Callable[[], Awaitable[None]] | None = None,
     ) -> "GuestResponse":
-        """What the application answers. `meanwhile` happens while it waits for the body."""
+        """The response of the application. `meanwhile` runs while it waits for the body."""
         path, _, query = target.partition("?")
         scope: Message = {
             "type": "http",

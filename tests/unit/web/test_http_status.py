@@ -11,7 +11,7 @@ from forewarn.web.http_status import METADATA_STATUS, STATUS, control_body, meta
 
 
 @pytest.mark.parametrize(
-    ("problem", "status"),
+    ("error", "status"),
     [
         (errors.Invalid, 400),
         (errors.Forbidden, 403),
@@ -29,7 +29,7 @@ def test_status_is_that_of_the_nearest_class(error: type[errors.Error], status: 
     assert status_of(error("text")) == status
 
 
-@pytest.mark.parametrize("problem", [errors.UnknownEvent, errors.EventEnded])
+@pytest.mark.parametrize("error", [errors.UnknownEvent, errors.EventEnded])
 def test_unknown_event_is_a_400_for_a_vm(
     error: type[errors.Error],
 ) -> None:
@@ -38,7 +38,7 @@ def test_unknown_event_is_a_400_for_a_vm(
 
 
 def test_every_error_has_a_status() -> None:
-    """A problem without one would be answered by a crash."""
+    """An error without one would be a crash."""
     kinds = [
         kind
         for kind in vars(errors).values()
@@ -70,7 +70,7 @@ def test_internal_messages_are_not_shown_to_vms(
 ) -> None:
     """It may name files, hosts or commands of the server.
 
-    What a VM did wrong itself is told to it.
+    Errors of the VM itself are shown to it.
     """
     is_ours = status_of(kind, METADATA_STATUS) >= 500
 
@@ -79,17 +79,17 @@ def test_internal_messages_are_not_shown_to_vms(
 
 @pytest.mark.parametrize("kind", [problems.TooManyConnections, problems.WrongHttpVersion])
 def test_connection_errors_are_shown_to_vms(kind: type[errors.Error]) -> None:
-    """These are about the connection alone, and whoever debugs a client needs them."""
+    """These are about the connection alone, and are needed to debug a client."""
     assert metadata_body(kind("too many")) == b'{"error":"too many"}'
 
 
 def test_control_error_has_code_message_and_facts() -> None:
     error = errors.NoticeTooShort("too soon", notice=timedelta(minutes=1), vm="web-0")
-    told = json.loads(control_body(error))
-    assert told["error"] == "notice_too_short"
-    assert told["message"] == "too soon"
-    assert told["facts"]["vm"] == "web-0"
-    assert told["facts"]["notice"] == "PT60S"
+    body = json.loads(control_body(error))
+    assert body["error"] == "notice_too_short"
+    assert body["message"] == "too soon"
+    assert body["facts"]["vm"] == "web-0"
+    assert body["facts"]["notice"] == "PT60S"
 
 
 def test_error_codes_are_unique() -> None:

@@ -88,11 +88,17 @@ def test_protocol_takes_the_arguments_we_pass() -> None:
     [
         (
             HttpToolsProtocol,
-            "parser transport flow client pipeline cycle headers url expect_100_continue server_state scope",
+            (
+                "parser transport flow client pipeline cycle headers url expect_100_continue "
+                "server_state scope"
+            ),
         ),
         (
             RequestResponseCycle,
-            "keep_alive disconnected response_started response_complete chunked_encoding message_event default_headers body",
+            (
+                "keep_alive disconnected response_started response_complete chunked_encoding"
+                " message_event default_headers body"
+            ),
         ),
         (FlowControl, "_transport read_paused write_paused"),
         (ServerState, "connections tasks total_requests default_headers"),
@@ -100,7 +106,7 @@ def test_protocol_takes_the_arguments_we_pass() -> None:
     ],
 )
 def test_uvicorn_objects_have_the_attributes_we_use(holder: type, names: str) -> None:
-    """Setting an attribute that nobody reads any more would be silent too."""
+    """Setting an attribute that is no longer read would fail silently."""
     source = inspect.getsource(holder)
     assert [name for name in names.split() if f"self.{name}" not in source] == []
 
@@ -128,7 +134,7 @@ def test_uvicorn_writes_headers_as_the_fast_path_does() -> None:
 
 
 def test_parser_reports_start_and_end_of_a_request() -> None:
-    """What is remembered of a request stands on this: one begin, one end, and nothing after it."""
+    """Remembering a request depends on this: one start, one end, and nothing after it."""
     recorder = Recorder()
     parser = httptools.HttpRequestParser(recorder)
     parser.feed_data(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")

@@ -18,8 +18,8 @@ JSON = {"content-type": "application/json"}
 FLEET_BYTES_MAX = 64 * 1024 * 1024
 
 
-def refusal(method: str, path: str, **more: Any) -> tuple[int, str, str]:
-    """Status, code and message; the world it was asked of has not changed."""
+def error_of(method: str, path: str, **more: Any) -> tuple[int, str, str]:
+    """Status, code and message; nothing has changed."""
     found: list[tuple[int, str, str]] = []
 
     async def tell(world: World) -> None:
@@ -96,8 +96,8 @@ def refusal(method: str, path: str, **more: Any) -> tuple[int, str, str]:
     ],
 )
 def test_invalid_body_is_rejected_by_field(path: str, body: bytes, message: str) -> None:
-    """A member that is ignored is an operator's wish that is ignored."""
-    assert refusal("POST", path, content=body, headers=JSON) == (400, "invalid", message)
+    """An ignored field would be an ignored request."""
+    assert error_of("POST", path, content=body, headers=JSON) == (400, "invalid", message)
 
 
 @pytest.mark.parametrize(
@@ -111,22 +111,22 @@ def test_invalid_body_is_rejected_by_field(path: str, body: bytes, message: str)
 )
 def test_impossible_not_before_is_rejected(not_before: str) -> None:
     """Without a time zone, before all time, after it, or further away than anybody can mean."""
-    status, code, message = refusal("POST", RESTART, json={"not_before": not_before})
+    status, code, message = error_of("POST", RESTART, json={"not_before": not_before})
 
     assert (status, code) in ((400, "invalid"), (409, "notice_too_short")), message
 
 
 @pytest.mark.parametrize(
-    ("said", "part"),
+    ("actual", "part"),
     [
         ({"duration_seconds": -2}, "duration_seconds is -1 (unknown) to"),
         ({"duration_seconds": 10**30}, "duration_seconds is -1 (unknown) to"),
         ({"description": "x" * 10_000}, "a description has at most"),
     ],
 )
-def test_maintenance_out_of_range_is_rejected(said: dict[str, Any], part: str) -> None:
+def test_maintenance_out_of_range_is_rejected(actual: dict[str, Any], part: str) -> None:
     """Everything has a limit, and the message names it."""
-    status, code, message = refusal("POST", MAINTAIN, json={"type": "Freeze"} | said)
+    status, code, message = error_of("POST", MAINTAIN, json={"type": "Freeze"} | actual)
 
     assert (status, code) == (400, "invalid")
     assert part in message
@@ -143,7 +143,7 @@ def test_maintenance_out_of_range_is_rejected(said: dict[str, Any], part: str) -
 )
 def test_a_misspelt_dry_run_never_changes_the_fleet(query: str, message: str) -> None:
     """The one parameter whose being ignored would delete a fleet."""
-    assert refusal("PUT", f"/api/v1/fleet?{query}", content=b"scopes: []") == (
+    assert error_of("PUT", f"/api/v1/fleet?{query}", content=b"scopes: []") == (
         400,
         "invalid",
         message,
@@ -153,7 +153,7 @@ def test_a_misspelt_dry_run_never_changes_the_fleet(query: str, message: str) ->
 @pytest.mark.parametrize("limit", ["0", "-1", "10001", "many", ""])
 def test_limit_out_of_range_is_rejected(limit: str) -> None:
     """Nothing is unlimited."""
-    status, code, message = refusal("GET", f"/api/v1/vms?limit={limit}")
+    status, code, message = error_of("GET", f"/api/v1/vms?limit={limit}")
 
     assert (status, code) == (400, "invalid")
     assert message.startswith("limit: ")
@@ -172,10 +172,10 @@ def test_limit_out_of_range_is_rejected(limit: str) -> None:
 )
 def test_invalid_fleet_is_rejected_by_line_and_field(body: bytes, message: str) -> None:
     """Half of a fleet is worse than none."""
-    status, code, said = refusal("PUT", "/api/v1/fleet", content=body)
+    status, code, actual = error_of("PUT", "/api/v1/fleet", content=body)
 
     assert (status, code) == (400, "invalid")
-    assert said.startswith(message)
+    assert actual.startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_invalid_fleet_is_rejected_by_line_and_field(body: bytes, message: str) 
 )
 def test_unknown_names_and_paths_have_the_error_form(method: str, path: str, code: str) -> None:
     """A script reads the code; it must not need to know whose 404 it is."""
-    assert refusal(method, path)[:2] == (404, code)
+    assert error_of(method, path)[:2] == (404, code)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_unknown_names_and_paths_have_the_error_form(method: str, path: str, cod
     [("DELETE", "/api/v1/vms", "GET"), ("GET", RESTART, "POST"), ("POST", "/healthz", "GET")],
 )
 def test_wrong_method_gets_405_with_allow(method: str, path: str, allow: str) -> None:
-    """405 without Allow would be half an answer (RFC 9110, 15.5.6)."""
+    """A 405 must have Allow (RFC 9110, 15.5.6)."""
 
     async def tell(world: World) -> None:
         response = await world.request(method, path)
@@ -215,13 +215,13 @@ def test_wrong_method_gets_405_with_allow(method: str, path: str, allow: str) ->
 
 
 def test_body_one_byte_too_large_is_rejected() -> None:
-    """64 KiB for what is asked, 64 MiB for a fleet; nobody fills our memory."""
+    """64 KiB, and 64 MiB for a fleet: clients cannot fill our memory."""
     body = b'{"not_before": null' + b" " * (64 * 1024)
 
-    assert refusal("POST", RESTART, content=body[: 64 * 1024] + b"}", headers=JSON) == (
+    assert error_of("POST", RESTART, content=body[: 64 * 1024] + b"}", headers=JSON) == (
         413, "body_too_large", "the body is too large; at most 65536 bytes are accepted",
     )  # fmt: skip
-    assert refusal(
+    assert error_of(
         "PUT", "/api/v1/fleet", content=FLEET + b" " * (FLEET_BYTES_MAX + 1 - len(FLEET))
     )[:2] == (
         413,
@@ -245,7 +245,7 @@ def test_body_of_maximum_size_is_accepted() -> None:
 )
 def test_foreign_host_name_is_rejected(host: str) -> None:
     """A page whose name was rebound to 127.0.0.1 still says its own name in Host."""
-    assert refusal("GET", "/api/v1/vms", headers={"host": host})[:2] == (403, "forbidden")
+    assert error_of("GET", "/api/v1/vms", headers={"host": host})[:2] == (403, "forbidden")
 
 
 @pytest.mark.parametrize(
@@ -270,8 +270,8 @@ def test_foreign_origin_is_rejected(origin: str) -> None:
 
     Origin tells whose page it was.
     """
-    assert refusal("POST", RESTART, headers={"origin": origin})[:2] == (403, "forbidden")
-    assert refusal("PUT", "/api/v1/fleet", content=FLEET, headers={"origin": origin})[:2] == (
+    assert error_of("POST", RESTART, headers={"origin": origin})[:2] == (403, "forbidden")
+    assert error_of("PUT", "/api/v1/fleet", content=FLEET, headers={"origin": origin})[:2] == (
         403,
         "forbidden",
     )
@@ -279,8 +279,8 @@ def test_foreign_origin_is_rejected(origin: str) -> None:
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
 def test_cross_site_requests_are_rejected(site: str) -> None:
-    """Sec-Fetch-Site comes with every request of a newer browser, also where an Origin is left out."""
-    assert refusal("POST", RESTART, headers={"sec-fetch-site": site})[:2] == (403, "forbidden")
+    """Newer browsers send Sec-Fetch-Site with every request, also without an Origin."""
+    assert error_of("POST", RESTART, headers={"sec-fetch-site": site})[:2] == (403, "forbidden")
 
 
 @pytest.mark.parametrize(
@@ -299,7 +299,7 @@ def test_simple_cross_site_requests_are_rejected(kind: str, body: bytes) -> None
 
     The form may be empty, too.
     """
-    assert refusal("POST", RESTART, content=body, headers={"content-type": kind})[:2] == (
+    assert error_of("POST", RESTART, content=body, headers={"content-type": kind})[:2] == (
         415,
         "unsupported_media_type",
     )
@@ -307,7 +307,7 @@ def test_simple_cross_site_requests_are_rejected(kind: str, body: bytes) -> None
 
 def test_body_without_content_type_is_rejected() -> None:
     """A script can send a body of no type across sites, and calls it simple."""
-    status, code, message = refusal("POST", RESTART, content=b"{}")
+    status, code, message = error_of("POST", RESTART, content=b"{}")
 
     assert (status, code, message) == (
         415,
@@ -328,7 +328,7 @@ def test_own_origin_is_accepted() -> None:
 
 
 def test_every_error_code_is_documented_with_its_status() -> None:
-    """A code that is not documented is one that nobody can handle."""
+    """A code that is not documented cannot be handled."""
     rows = [
         line for line in (DOCS / "control.md").read_text().splitlines() if line.startswith("| `")
     ]
@@ -368,8 +368,8 @@ def test_errors_name_the_field_for_programs(
     """A program that fills in a form shows the message beside the field."""
 
     async def tell(world: World) -> None:
-        answer = (await world.request(method, path, **more)).json()
+        body = (await world.request(method, path, **more)).json()
 
-        assert (answer["error"], answer["facts"]) == ("invalid", {"field": field})
+        assert (body["error"], body["facts"]) == ("invalid", {"field": field})
 
     story(tell)

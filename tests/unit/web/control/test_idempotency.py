@@ -1,4 +1,4 @@
-"""An Idempotency-Key: a POST that is asked again is answered as before, and done once."""
+"""Idempotency-Key: a retried POST gets the first response and is executed once."""
 
 import asyncio
 import json
@@ -25,10 +25,10 @@ from forewarn.web.service import build_service
 from tests.history import entries_of
 from tests.unit.web.control_world import FLEET, World, make_client, story
 
-RESTART, KEY = "/api/v1/vms/web-0/restart", {"idempotency-key": "wish-1"}
+RESTART, KEY = "/api/v1/vms/web-0/restart", {"idempotency-key": "key-1"}
 
 
-async def ask(world: World, path: str = RESTART, **more: Any) -> httpx.Response:
+async def send(world: World, path: str = RESTART, **more: Any) -> httpx.Response:
     return await world.request("POST", path, headers=KEY, **more)
 
 
@@ -47,7 +47,7 @@ def test_retry_gets_the_first_response() -> None:
     """The reply was lost on the way; asking again must neither fail nor do it twice."""
 
     async def tell(world: World) -> None:
-        first, again = await ask(world), await ask(world)
+        first, again = await send(world), await send(world)
 
         assert (first.status_code, "idempotency-replayed" in first.headers) == (202, False)
         assert (again.status_code, again.content) == (first.status_code, first.content)
@@ -58,27 +58,27 @@ def test_retry_gets_the_first_response() -> None:
 
 
 def test_retry_gets_the_first_response_after_the_event_ended() -> None:
-    """The first answer stands for a day, whatever became of the event."""
+    """The first response is replayed for a day, whatever became of the event."""
 
     async def tell(world: World) -> None:
-        first = await ask(world)
+        first = await send(world)
         await world.json("POST", f"/api/v1/events/{first.json()['event']['id']}/cancel")
         await world.clock.advance(timedelta(hours=23, minutes=59))
 
-        assert (await ask(world)).content == first.content
+        assert (await send(world)).content == first.content
         assert (await world.json("GET", "/api/v1/events"))["total"] == 0
 
     story(tell)
 
 
 def test_error_response_is_replayed() -> None:
-    """What was refused once is the answer to that wish; a new wish has a new key."""
+    """An error is the result of that operation; a new operation has a new key."""
 
     async def tell(world: World) -> None:
         event = (await world.json("POST", RESTART))["event"]["id"]
-        first = await ask(world)
+        first = await send(world)
         await world.json("POST", f"/api/v1/events/{event}/cancel")
-        again = await ask(world)
+        again = await send(world)
 
         assert (first.status_code, first.json()["error"]) == (409, "already_pending")
         assert (again.status_code, again.content) == (409, first.content)
@@ -90,7 +90,7 @@ def test_retry_on_another_server_gets_the_first_response() -> None:
     """It is kept in the store, which is what servers share."""
 
     async def tell(world: World) -> None:
-        first = await ask(world)
+        first = await send(world)
         engine, elsewhere = server_of(world)
         await engine.load()
         async with elsewhere:
@@ -102,7 +102,7 @@ def test_retry_on_another_server_gets_the_first_response() -> None:
 
 
 class Forgetful(MemoryStore):
-    """A store that an operation reaches and its answer does not: the server dies, or is cut off, in
+    """A store that an operation reaches and its body does not: the server dies, or is cut off, in
     between.
     """
 
@@ -115,7 +115,7 @@ class Forgetful(MemoryStore):
 
 
 async def forgetful(world: World) -> tuple[Engine, httpx.AsyncClient]:
-    """A server whose store takes operations and no answers."""
+    """A server whose store accepts operations, but no responses."""
     store = Forgetful()
     engine, client = server_of(world, store)
     await Operations(engine, lambda: "").apply(parse(FLEET, "fleet"), by="test")
@@ -136,7 +136,7 @@ async def forgetful(world: World) -> tuple[Engine, httpx.AsyncClient]:
 def test_a_retry_after_a_crash_is_the_same_operation(
     path: str, body: dict[str, object], is_polled: bool, hours: int
 ) -> None:
-    """The server died between doing it and storing the answer; the retry comes to another server,
+    """The server died between doing it and storing the body; the retry comes to another server,
     on another day.
     """
 
@@ -171,11 +171,11 @@ async def operations_in(engine: Engine) -> list[Entry]:
     ]
 
 
-def identities(answer: dict[str, Any]) -> list[str | None]:
-    """The ids of what an answer is about; None for an operation that was done at once."""
+def identities(body: dict[str, Any]) -> list[str | None]:
+    """The ids in a response; None for an operation without an event."""
     return [
         one and one["id"]
-        for one in answer.get("events") or [answer.get("event") or answer.get("campaign")]
+        for one in body.get("events") or [body.get("event") or body.get("campaign")]
     ]
 
 
@@ -187,11 +187,11 @@ def test_key_works_again_after_a_day() -> None:
     async def tell(world: World) -> None:
         events = []
         for _ in range(3):
-            answer = (await ask(world)).json()
-            again = await ask(world)
+            body = (await send(world)).json()
+            again = await send(world)
             assert again.headers["idempotency-replayed"] == "true"
-            assert again.json() == answer
-            events.append(answer["event"]["id"])
+            assert again.json() == body
+            events.append(body["event"]["id"])
             await world.json("POST", f"/api/v1/events/{events[-1]}/cancel")
             await world.clock.advance(timedelta(hours=24))
             await world.engine.submit("web", Seen(), by="test")
@@ -207,11 +207,11 @@ def test_trimmed_key_is_a_new_operation() -> None:
     """
 
     async def tell(world: World) -> None:
-        first = (await ask(world)).json()["event"]["id"]
+        first = (await send(world)).json()["event"]["id"]
         await world.json("POST", f"/api/v1/events/{first}/cancel")
         for one in (await world.engine.store.load("answer/")).records:
             await world.engine.store.commit([Write(one.key, None, one.revision)])
-        again = (await ask(world)).json()["event"]
+        again = (await send(world)).json()["event"]
 
         assert again["status"] == "Scheduled"
         assert again["id"] != first
@@ -223,13 +223,13 @@ def test_response_stored_by_version_0_2_is_replayed() -> None:
     """A retry may come after an upgrade; without tokens the record of the key has the same name."""
 
     async def tell(world: World) -> None:
-        await ask(world)
+        await send(world)
         ((found,),) = [(await world.engine.store.load("answer/")).records]
-        asked = json.loads(found.value or b"")["value"]["asked"]
+        body = json.loads(found.value or b"")["value"]["asked"]
         old = {
             "format": 1,
             "value": {
-                "asked": asked,
+                "asked": body,
                 "status": 202,
                 "body": '{"event":null}',
                 "at": "2030-01-31T12:00:00Z",
@@ -238,7 +238,7 @@ def test_response_stored_by_version_0_2_is_replayed() -> None:
         await world.engine.store.commit(
             [Write(found.key, json.dumps(old).encode(), found.revision)]
         )
-        again = await ask(world)
+        again = await send(world)
 
         assert (again.status_code, again.json()) == (202, {"event": None})
 
@@ -246,23 +246,23 @@ def test_response_stored_by_version_0_2_is_replayed() -> None:
 
 
 def test_one_key_on_two_servers_starts_one_campaign() -> None:
-    """Two servers asked at the same moment: the record of the key settles which operation it is."""
-    asked = {"type": "Freeze", "hosts": ["host-*"]}
+    """The record of the key decides, also for two servers at once."""
+    body = {"type": "Freeze", "hosts": ["host-*"]}
 
     async def tell(world: World) -> None:
         engine, elsewhere = server_of(world)
         await engine.load()
         async with elsewhere:
-            here = [ask(world, "/api/v1/campaigns", json=asked) for _ in range(2)]
-            there = [elsewhere.post("/api/v1/campaigns", headers=KEY, json=asked) for _ in range(2)]
-            answers = await asyncio.gather(*here, *there)
-        assert [answer.json()["campaign"]["id"] for answer in answers] == ["c1"] * 4
+            here = [send(world, "/api/v1/campaigns", json=body) for _ in range(2)]
+            there = [elsewhere.post("/api/v1/campaigns", headers=KEY, json=body) for _ in range(2)]
+            responses = await asyncio.gather(*here, *there)
+        assert [body.json()["campaign"]["id"] for body in responses] == ["c1"] * 4
 
     story(tell)
 
 
 def test_concurrent_retries_get_one_response() -> None:
-    """An impatient client asks again before the first answer is there.
+    """An impatient client retries before the first response.
 
     This holds for every POST, whatever it does.
     """
@@ -276,11 +276,11 @@ def test_concurrent_retries_get_one_response() -> None:
 
     async def tell(world: World) -> None:
         async with make_client(make_app(world.service, more=[count])) as client:
-            answers = await asyncio.gather(
+            responses = await asyncio.gather(
                 *(client.post("/api/v1/count", headers=KEY) for _ in range(5))
             )
 
-        assert [answer.json() for answer in answers] == [{"count": 1}] * 5
+        assert [body.json() for body in responses] == [{"count": 1}] * 5
 
     story(tell)
 
@@ -293,12 +293,12 @@ def test_concurrent_retries_get_one_response() -> None:
     ],
 )
 def test_key_of_another_request_is_rejected(path: str, more: dict[str, Any]) -> None:
-    """Somebody's generator of keys is broken; to answer with another request's event would be a
+    """Somebody's generator of keys is broken; to body with another request's event would be a
     lie.
     """
 
     async def tell(world: World) -> None:
-        await ask(world)
+        await send(world)
         refused = await world.error("POST", path, headers=KEY, **more)
 
         assert refused[:2] == (422, "idempotency_key_reused")
@@ -307,7 +307,7 @@ def test_key_of_another_request_is_rejected(path: str, more: dict[str, Any]) -> 
 
 
 def test_keys_belong_to_their_token() -> None:
-    """Nobody reads another's answer by guessing a key."""
+    """A client cannot read another's response by guessing a key."""
 
     async def tell(world: World) -> None:
         for name, secret in (("a", "a" * 64), ("b", "b" * 64)):
@@ -354,10 +354,10 @@ def test_new_token_of_an_old_name_has_its_own_keys() -> None:
 
 
 def test_response_expires_after_a_day_and_is_deleted() -> None:
-    """Everything has a limit, the memory of answers too."""
+    """The number of stored responses is limited."""
 
     async def tell(world: World) -> None:
-        await ask(world)
+        await send(world)
         await world.clock.advance(timedelta(hours=24))
         for number in range(idempotency.TRIM_EVERY):
             await world.request(
@@ -383,7 +383,7 @@ def test_unreadable_record_does_not_stop_trimming() -> None:
             [Write("answer/unreadable/", expired.replace(b'"format":1', b'"format":9'), 0)]
         )
 
-        assert (await ask(world)).status_code == 202
+        assert (await send(world)).status_code == 202
 
         kept = {one.key for one in (await store.load("answer/")).records}
         assert len(kept) == 2
@@ -393,7 +393,7 @@ def test_unreadable_record_does_not_stop_trimming() -> None:
 
 
 def test_only_the_newest_responses_are_kept() -> None:
-    """Whoever makes up keys without end must not fill the store; and those who asked last ask
+    """Whoever makes up keys without end must not fill the store; and those who body last ask
     again.
     """
 
@@ -408,14 +408,14 @@ def test_only_the_newest_responses_are_kept() -> None:
             await store.commit(
                 [Write(f"answer/{99 - number}-{one:02}/", value, 0) for one in range(100)]
             )
-        await ask(world)
+        await send(world)
 
         kept = [one.key for one in (await store.load("answer/")).records]
         assert len(kept) == 2000
         assert [key for key in kept if key.startswith("answer/99-")] == []
         assert "answer/98-00/" not in kept
         assert "answer/98-99/" in kept
-        assert (await ask(world)).headers["idempotency-replayed"] == "true"
+        assert (await send(world)).headers["idempotency-replayed"] == "true"
 
     story(tell)
 
@@ -465,7 +465,7 @@ def test_key_of_maximum_length_is_accepted() -> None:
 
 
 def test_response_to_a_bug_is_not_stored() -> None:
-    """When it is mended, the same wish is granted."""
+    """After a fix, the retry succeeds."""
     broken = [True]
 
     class Clumsy(Operations):
@@ -494,7 +494,7 @@ def test_response_to_a_store_failure_is_not_stored() -> None:
 
         async def commit(self, writes: Any, checks: Any = (), entries: Any = None) -> int:
             if self.is_down:
-                raise StoreLost("the store does not answer")
+                raise StoreLost("the store does not body")
             return await super().commit(writes, checks, entries)
 
     async def tell(world: World) -> None:

@@ -18,7 +18,7 @@ NAMES = st.sets(st.text(max_size=5), max_size=12)
 def test_items_that_persist_are_listed_exactly_once(
     lasting: set[str], turns: list[set[str]], limit: int
 ) -> None:
-    """Others come and go between two pages; nobody else is skipped or shown twice for it."""
+    """Changes between two pages neither skip nor repeat other items."""
     shown: list[str] = []
     cursor: str | None = None
     for turn in range(200):
@@ -44,7 +44,7 @@ def test_last_full_page_has_no_next() -> None:
 
 @given(st.lists(st.text(max_size=20), min_size=1, max_size=3).map(tuple))
 def test_cursor_survives_encoding(key: tuple[str, ...]) -> None:
-    """It stands in a URL, so it needs no quoting."""
+    """It is part of a URL, so it must need no quoting."""
     assert encode(key).replace("-", "").replace("_", "").isalnum()
     assert decode(encode(key)) == key
 
@@ -60,12 +60,12 @@ def test_invalid_cursor_is_rejected(cursor: str) -> None:
 
 async def walk(world: World, kind: str, limit: int) -> list[Any]:
     found: list[Any] = []
-    answer = await world.json("GET", f"/api/v1/{kind}?limit={limit}")
+    body = await world.json("GET", f"/api/v1/{kind}?limit={limit}")
     while True:  # ends with the last page
-        found += [one.get("name", one.get("id")) for one in answer[kind]]
-        if answer["next"] is None:
+        found += [one.get("name", one.get("id")) for one in body[kind]]
+        if body["next"] is None:
             return found
-        answer = await world.json("GET", f"/api/v1/{kind}?limit={limit}&cursor={answer['next']}")
+        body = await world.json("GET", f"/api/v1/{kind}?limit={limit}&cursor={body['next']}")
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 4, 5])
@@ -91,7 +91,7 @@ def test_every_list_is_paginated(limit: int) -> None:
 
 
 def test_invalid_cursor_is_reported_by_name() -> None:
-    """A list that began anew in silence would never end."""
+    """A listing that silently restarted would never end."""
 
     async def tell(world: World) -> None:
         assert (await world.error("GET", "/api/v1/vms?cursor=zzz"))[:2] == (400, "invalid")

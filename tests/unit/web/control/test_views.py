@@ -93,7 +93,7 @@ def test_scrape_cost_does_not_grow_with_the_fleet() -> None:
 
 
 def test_page_of_vms_reads_each_scope_once() -> None:
-    """A scope of a thousand VMs with events for all of them would be gone through a million times."""
+    """Else a scope of a thousand VMs would be read a thousand times for one page."""
 
     def crowd(size: int) -> Board:
         members = [
@@ -190,7 +190,7 @@ def test_lists_stay_in_order_while_the_fleet_changes() -> None:
         board.declare_hosts(("host-00002", "host-00000"), ())
         taken = replace(
             standalone(3), vms=(*standalone(3).vms, *moved.vms)
-        )  # it has moved, and its old scope is late to tell
+        )  # it has moved, and its old scope is published late
         board.publish(taken, 3)
         board.publish(replace(moved, vms=(), events=()), 4)
         assert await walk(world) == [

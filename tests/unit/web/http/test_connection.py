@@ -1,4 +1,4 @@
-"""What stands behind a parser's error.
+"""The error behind a parser's error.
 
 The limits themselves are tested on real sockets, in `e2e`.
 """
@@ -46,6 +46,6 @@ def test_request_target_that_is_not_a_url_is_rejected() -> None:
 
 
 def test_bug_in_a_callback_is_not_a_client_error() -> None:
-    """It would be answered with 400, and nobody would ever hear of it."""
+    """A 400 would hide it for ever."""
     with pytest.raises(KeyError):
         translate(error_from(REQUEST, KeyError("ours")))

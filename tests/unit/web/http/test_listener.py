@@ -1,4 +1,4 @@
-"""A listener begins and ends when it is told to, and says in one line why it cannot."""
+"""Starting and stopping a listener, and why it cannot start."""
 
 import asyncio
 import logging
@@ -45,10 +45,10 @@ def listener(
 async def get(address: Address) -> bytes:
     reader, writer = await asyncio.open_connection(*address)
     writer.write(b"GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
-    answer = await reader.read()
+    response = await reader.read()
     writer.close()
     await writer.wait_closed()
-    return answer
+    return response
 
 
 @pytest.mark.parametrize("factory", [uvloop.new_event_loop, asyncio.new_event_loop])
@@ -59,10 +59,10 @@ def test_started_listener_has_its_real_port(
         one = listener()
         await one.start()
         assert one.address.port > 0
-        answer = await get(one.address)
-        assert answer.startswith(b"HTTP/1.1 200 OK\r\ndate: ")
-        assert b"server: Forewarn-IMDS/" in answer
-        assert answer.endswith(b"connection: close\r\n\r\nhello")
+        response = await get(one.address)
+        assert response.startswith(b"HTTP/1.1 200 OK\r\ndate: ")
+        assert b"server: Forewarn-IMDS/" in response
+        assert response.endswith(b"connection: close\r\n\r\nhello")
         await one.stop()
         with pytest.raises(ConnectionRefusedError):
             await get(one.address)
@@ -165,8 +165,8 @@ def test_wait_returns_when_the_listener_ends() -> None:
     asyncio.run(story())
 
 
-async def answers(policy: ConnectionPolicy, *requests: bytes) -> list[bytes]:
-    """What a listener answers to each of the requests, on a connection of its own."""
+async def fetch_all(policy: ConnectionPolicy, *requests: bytes) -> list[bytes]:
+    """The responses to the requests, each on its own connection."""
     one = Listener(hello, LOOPBACK, policy, server_name=SERVER_CONTROL, stop_seconds_max=0.2)
     await one.start()
     read = []
@@ -189,10 +189,11 @@ def test_url_without_a_path_is_rejected_and_not_logged(
     """
     caplog.set_level(logging.INFO)
     request = b"GET " + target + b" HTTP/1.1\r\nHost: h\r\n\r\n"
-    [answer] = asyncio.run(answers(ConnectionPolicy(Limits(), control_body), request))
-    assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    [response] = asyncio.run(fetch_all(ConnectionPolicy(Limits(), control_body), request))
+    assert response.startswith(b"HTTP/1.1 400 Bad Request\r\n")
     assert (
-        b'{"error":"invalid","message":"Bad request. The URL of the request has no path"' in answer
+        b'{"error":"invalid","message":"Bad request. The URL of the request has no path"'
+        in response
     )
     assert caplog.records == []
 
@@ -212,10 +213,10 @@ class BrokenPolicy(ConnectionPolicy):
 def test_bug_in_a_connection_is_a_500_and_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Somebody has to hear of it, and whoever knows the bytes must not be able to fill the log."""
+    """It must be logged, but a client must not be able to fill the log."""
     request = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"
-    read = asyncio.run(answers(BrokenPolicy(Limits(), control_body), *[request] * 3))
-    assert [answer[:12] for answer in read] == [b"HTTP/1.1 500"] * 3
+    read = asyncio.run(fetch_all(BrokenPolicy(Limits(), control_body), *[request] * 3))
+    assert [response[:12] for response in read] == [b"HTTP/1.1 500"] * 3
     assert [record.getMessage() for record in caplog.records] == ["request failed"]
     assert "KeyError: 'ours'" in caplog.text
 
@@ -236,15 +237,15 @@ def test_address_in_use_is_reported() -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "said"),
+    ("address", "shown"),
     [
         (Address("192.0.2.1", 0), "192.0.2.1:0"),
         (Address("no such host", 0), "no such host:0"),
         (Address("2001:db8::1", 8080), "[2001:db8::1]:8080"),
     ],
 )
-def test_address_that_cannot_be_bound_is_reported(address: Address, said: str) -> None:
+def test_address_that_cannot_be_bound_is_reported(address: Address, shown: str) -> None:
     error = refusal(address)
     assert isinstance(error, Invalid)
-    assert error.message.startswith(f"cannot listen on {said}: ")
+    assert error.message.startswith(f"cannot listen on {shown}: ")
     assert "\n" not in error.message

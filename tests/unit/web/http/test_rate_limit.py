@@ -26,7 +26,7 @@ def test_clients_have_separate_limits() -> None:
 
 def test_rate_below_one_admits_the_first_request() -> None:
     limit = TokenBucket(0.1)
-    assert [limit.admits("web-0", moment) for moment in (0.0, 9.0, 10.1)] == [True, False, True]
+    assert [limit.admits("web-0", now) for now in (0.0, 9.0, 10.1)] == [True, False, True]
 
 
 def test_idle_clients_are_forgotten() -> None:

@@ -1,4 +1,4 @@
-"""What a VM may call, without a socket: a request in, an answer out."""
+"""The metadata application, without a socket."""
 
 import json
 from datetime import timedelta
@@ -46,7 +46,7 @@ def test_only_vms_of_the_scope_see_its_document() -> None:
 
 
 def test_first_poll_enables_the_scope_before_its_response() -> None:
-    """An operator's restart right after the answer must already be an event."""
+    """An operator's restart right after the response must already be an event."""
 
     async def story(guest: Guest) -> None:
         assert guest.place.scope.seen_at is None
@@ -456,9 +456,9 @@ def test_versions_path_needs_no_api_version() -> None:
 
 def test_too_many_requests_get_a_429() -> None:
     async def story(guest: Guest) -> None:
-        answers = [await guest.call(EVENTS, TRUE) for _ in range(6)]
-        assert [response.status for response in answers] == [200] * 5 + [429]
-        assert (answers[5].headers["retry-after"], list(answers[5].json)) == ("1", ["error"])
+        responses = [await guest.call(EVENTS, TRUE) for _ in range(6)]
+        assert [response.status for response in responses] == [200] * 5 + [429]
+        assert (responses[5].headers["retry-after"], list(responses[5].json)) == ("1", ["error"])
         assert (await guest.call(EVENTS, TRUE, address="10.0.0.2")).status == 200
 
     run(story, Config(requests_per_second=5))

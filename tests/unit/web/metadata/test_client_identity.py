@@ -47,8 +47,8 @@ def signed(vm: str, key: bytes = KEY) -> dict[bytes, bytes]:
 
 
 def test_vm_is_identified_by_its_address() -> None:
-    caller = identify(make_request("10.0.0.1"), board(), ADDRESS, KEY)
-    assert (caller.vm, caller.place.scope.name) == ("web-0", "web")
+    client = identify(make_request("10.0.0.1"), board(), ADDRESS, KEY)
+    assert (client.vm, client.place.scope.name) == ("web-0", "web")
 
 
 @pytest.mark.parametrize(
@@ -90,23 +90,23 @@ def test_unknown_vm_in_the_path_is_forbidden() -> None:
 VICTIM = "6f1c0c1e-6d0b-5a7e-9d5c-0a4e5c2b7f10"
 
 
-@pytest.mark.parametrize("said", [VICTIM, VICTIM.upper()])
-def test_id_wins_over_an_equal_name(said: str) -> None:
+@pytest.mark.parametrize("value", [VICTIM, VICTIM.upper()])
+def test_id_wins_over_an_equal_name(value: str) -> None:
     """The proxy signs ids.
 
     A VM that is named like another VM's id must not get what was signed for the other.
     """
     shown = Board(seen_interval_seconds=3600)
     shown.publish(Scope(name="db", vms=(Vm(name="db-0", id=VICTIM),)), 1)
-    shown.publish(Scope(name="evil", vms=(Vm(name=said),)), 2)
+    shown.publish(Scope(name="evil", vms=(Vm(name=value),)), 2)
 
-    assert identify(make_request(headers=signed(said)), shown, PROXY, KEY).vm == "db-0"
+    assert identify(make_request(headers=signed(value)), shown, PROXY, KEY).vm == "db-0"
 
 
 def test_shared_id_is_forbidden() -> None:
     """Version 0.1 took such fleets, so a store may hold one.
 
-    To answer would be to guess whose events to show.
+    Any response would be a guess whose events to show.
     """
     shown = Board(seen_interval_seconds=3600)
     shown.publish(Scope(name="a", vms=(Vm(name="a-0", id=VICTIM),)), 1)
@@ -125,9 +125,9 @@ def test_shared_id_is_forbidden() -> None:
         identify(make_request(headers=signed(VICTIM)), shown, PROXY, KEY)
 
 
-@pytest.mark.parametrize(("said", "vm"), [("web-0", "web-0"), ("6f1c", "web-0"), ("db-0", "db-0")])
-def test_proxy_names_a_vm_by_name_or_id(said: str, vm: str) -> None:
-    assert identify(make_request("10.9.9.9", headers=signed(said)), board(), PROXY, KEY).vm == vm
+@pytest.mark.parametrize(("value", "vm"), [("web-0", "web-0"), ("6f1c", "web-0"), ("db-0", "db-0")])
+def test_proxy_names_a_vm_by_name_or_id(value: str, vm: str) -> None:
+    assert identify(make_request("10.9.9.9", headers=signed(value)), board(), PROXY, KEY).vm == vm
 
 
 def test_signature_is_case_insensitive() -> None:
@@ -150,7 +150,7 @@ def test_signature_is_case_insensitive() -> None:
 def test_wrong_signature_is_forbidden_from_a_known_address(
     headers: dict[bytes, bytes],
 ) -> None:
-    """Whoever tries to speak for another VM is not served as itself."""
+    """A client that tries to impersonate a VM is not served as itself."""
     with pytest.raises(Forbidden, match="signature"):
         identify(make_request("10.0.0.1", headers=headers), board(), ALL, KEY)
 

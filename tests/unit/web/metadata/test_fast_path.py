@@ -1,4 +1,4 @@
-"""What a poll asks for, read once; and the answer to it, from ready bytes."""
+"""Parsing a poll, and responding to it from prepared bytes."""
 
 import pytest
 
@@ -22,7 +22,7 @@ PLAIN = ParsedPoll("", NEWEST, frozenset(), is_last=False)
 
 
 def polls(config: Config = BOTH) -> Polls:
-    """`web-0` at 10.0.0.1, whose scope somebody polled a moment ago."""
+    """`web-0` at 10.0.0.1, whose scope was polled just now."""
     engine = Engine(MemoryStore(), VirtualClock(NOON), Timing())
     engine.board.publish(
         Scope(name="web", vms=(Vm(name="web-0", address="10.0.0.1"),), seen_at=NOON, incarnation=7),
@@ -152,7 +152,7 @@ def test_only_a_single_small_request_is_remembered(data: bytes) -> None:
 
 
 def test_number_of_remembered_polls_is_limited() -> None:
-    """Clients that send another header at each poll fill it; then it starts anew."""
+    """Clients that send another header at each poll fill it; then it is cleared."""
     ready = polls()
     for number in range(poll.POLLS_MAX + 10):
         ready.remember(b"%d\r\n\r\n" % number, PLAIN)

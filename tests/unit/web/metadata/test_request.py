@@ -108,7 +108,7 @@ def test_first_version_needs_no_metadata_header() -> None:
 
 
 def test_missing_header_is_reported_before_the_version() -> None:
-    """As the real service does; whoever asks which versions there are sends the header."""
+    """As on Azure: a client that looks for versions sends the header."""
     with pytest.raises(Invalid, match="Required metadata header"):
         events_version(make_request("", {}), Config())
 
@@ -178,7 +178,7 @@ def test_instance_has_its_own_versions() -> None:
     ],
 )
 def test_prefer_wait_follows_rfc_7240(prefer: bytes, seconds: int) -> None:
-    """What cannot be read is no preference: the request is answered at once, as on Azure."""
+    """A malformed preference is ignored: the response comes at once, as on Azure."""
     assert (
         wait_seconds(make_request(headers={b"prefer": prefer}), Config(wait_seconds_max=60))
         == seconds

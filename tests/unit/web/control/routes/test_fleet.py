@@ -16,7 +16,10 @@ from forewarn.web.control.app import make_app
 from forewarn.web.control.routes.host import Maintenance
 from tests.unit.web.control_world import FLEET, NOON, World, make_client, story
 
-EVENT_MEMBERS = "id type status source scope resources not_before duration_seconds description created_at started_at approvals impacts cause"
+EVENT_MEMBERS = (
+    "id type status source scope resources not_before duration_seconds description"
+    " created_at started_at approvals impacts cause"
+)
 
 
 def test_restart_returns_the_scheduled_event() -> None:
@@ -36,7 +39,8 @@ def test_restart_returns_the_scheduled_event() -> None:
                 "resources": ["web-0"],
                 "not_before": "2030-01-31T12:15:00Z",
                 "duration_seconds": -1,
-                "description": "Virtual machine is going to be restarted as requested by authorized user.",
+                "description": "Virtual machine is going to be restarted"
+                " as requested by authorized user.",
                 "created_at": "2030-01-31T12:00:00Z",
                 "started_at": None,
                 "approvals": [],
@@ -84,7 +88,7 @@ def test_each_operation_on_a_vm_has_its_type_and_notice(
 
 
 def test_more_notice_is_accepted_and_less_rejected() -> None:
-    """NotBefore is a promise to the guest; an operator may be kinder than the rule, never harsher."""
+    """NotBefore is a promise to the guest: an operator may extend the notice, not shorten it."""
 
     async def tell(world: World) -> None:
         path = "/api/v1/vms/web-0/restart"
@@ -102,7 +106,7 @@ def test_more_notice_is_accepted_and_less_rejected() -> None:
 
 
 def test_second_restart_is_rejected_with_the_pending_id() -> None:
-    """Whoever asks twice wants to know what became of the first."""
+    """The operator wants to know what became of the first."""
 
     async def tell(world: World) -> None:
         first = (await world.json("POST", "/api/v1/vms/web-0/restart"))["event"]["id"]
@@ -120,13 +124,13 @@ def test_maintenance_is_one_event_per_scope_and_domain() -> None:
     """A guest sees only its own scope, and two domains never go down together."""
 
     async def tell(world: World) -> None:
-        said = {
+        request = {
             "type": "Freeze",
             "cause": "live-migration",
             "duration_seconds": 5,
             "description": "moving",
         }
-        response = await world.request("POST", "/api/v1/hosts/host-a/maintain", json=said)
+        response = await world.request("POST", "/api/v1/hosts/host-a/maintain", json=request)
 
         assert response.status_code == 202
         events = response.json()["events"]
@@ -173,7 +177,7 @@ def test_host_without_vms_has_no_events() -> None:
 
 
 def test_operator_approval_starts_an_event_once() -> None:
-    """An operator's word suffices under every policy, and a lost reply may be asked for again."""
+    """An operator may approve under every policy, and retry after a lost response."""
 
     async def tell(world: World) -> None:
         id_ = (await world.json("POST", "/api/v1/vms/FrontEnd_IN_0/restart"))["event"]["id"]
@@ -208,7 +212,7 @@ def test_approval_for_a_vm_follows_the_policy() -> None:
 
 
 def test_cancel_returns_the_last_state_of_the_event() -> None:
-    """Gone is not the same as never there: the code tells which."""
+    """The code distinguishes an ended event from an unknown one."""
 
     async def tell(world: World) -> None:
         event = (await world.json("POST", "/api/v1/vms/web-0/restart"))["event"]
@@ -281,7 +285,7 @@ def test_scopes_vms_and_hosts_reference_each_other() -> None:
 
 
 def test_lists_have_order_limit_and_total() -> None:
-    """A fleet of 100,000 must not be sent because somebody looked."""
+    """A fleet of 100,000 must not be sent for one look."""
 
     async def tell(world: World) -> None:
         listed = await world.json("GET", "/api/v1/vms?limit=3")
@@ -384,10 +388,10 @@ def test_declared_host_is_in_the_difference_and_the_history() -> None:
 
     async def tell(world: World) -> None:
         wanted = FLEET.replace(b"hosts: [host-c]", b"hosts: [host-d]")
-        told = await world.json(
+        body = await world.json(
             "PUT", "/api/v1/fleet", content=wanted, headers={"content-type": "application/yaml"}
         )
-        assert (told["hosts_added"], told["hosts_removed"], told["changed"]) == (
+        assert (body["hosts_added"], body["hosts_removed"], body["changed"]) == (
             ["host-d"],
             ["host-c"],
             [],
@@ -469,12 +473,12 @@ def test_only_readyz_waits_for_the_store() -> None:
 
 
 def test_landing_lists_the_entry_points() -> None:
-    """Whoever opens the port in a browser should find the way."""
+    """For a person who opens the port in a browser."""
 
     async def tell(world: World) -> None:
-        told = await world.json("GET", "/")
+        body = await world.json("GET", "/")
 
-        assert (told["service"], told["api"], told["openapi"]) == (
+        assert (body["service"], body["api"], body["openapi"]) == (
             "forewarn",
             "/api/v1",
             "/api/openapi.json",
@@ -533,7 +537,7 @@ def test_every_operation_is_described_with_its_errors() -> None:
 
 def test_maintenance_types_match_the_rules() -> None:
     """The types and causes stand in the API's description by name; the rules own them."""
-    told = Maintenance.__annotations__
+    body = Maintenance.__annotations__
 
-    assert told["type"].__args__ == MAINTENANCE_TYPES
-    assert told["cause"].__args__ == MAINTENANCE_CAUSES
+    assert body["type"].__args__ == MAINTENANCE_TYPES
+    assert body["cause"].__args__ == MAINTENANCE_CAUSES

@@ -11,15 +11,15 @@ def test_history_is_newest_first_with_all_fields() -> None:
     async def tell(world: World) -> None:
         await world.json("POST", "/api/v1/vms/web-0/restart")
         await world.json("POST", f"/api/v1/events/{EVENT}/approve")
-        answer = await world.json("GET", "/api/v1/history?limit=3")
+        page = await world.json("GET", "/api/v1/history?limit=3")
 
-        started, approved, scheduled = answer["history"]
+        started, approved, scheduled = page["history"]
         assert [one["what"] for one in (started, approved, scheduled)] == [
             "started",
             "approved",
             "scheduled",
         ]
-        assert answer["next"]
+        assert page["next"]
         assert (approved["by"], approved["detail"]) == ("operator", "operator")
         assert scheduled == {
             "number": scheduled["number"],
@@ -35,7 +35,8 @@ def test_history_is_newest_first_with_all_fields() -> None:
             "host": "host-a",
             "host_before": "",
             "not_before": "2030-01-31T12:15:00Z",
-            "description": "Virtual machine is going to be restarted as requested by authorized user.",
+            "description": "Virtual machine is going to be restarted"
+            " as requested by authorized user.",
             "detail": "Reboot of web-0",
         }
 
@@ -101,9 +102,9 @@ def test_history_pages_follow_their_cursors() -> None:
 )
 def test_invalid_query_is_rejected_with_the_expected_value(query: str, message: str) -> None:
     async def tell(world: World) -> None:
-        status, code, said = await world.error("GET", f"/api/v1/history?{query}")
+        status, code, actual = await world.error("GET", f"/api/v1/history?{query}")
 
         assert (status, code) == (400, "invalid")
-        assert message in said
+        assert message in actual
 
     story(tell, PLAIN_FLEET)

@@ -33,9 +33,9 @@ async def read(guest: Guest) -> Numbers:
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app), base_url="http://test"
     ) as client:
-        answer = await client.get("/metrics")
-    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
-    families = text_string_to_metric_families(answer.text)
+        response = await client.get("/metrics")
+    assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    families = text_string_to_metric_families(response.text)
     return {
         (one.name, frozenset(one.labels.items())): one.value
         for family in families

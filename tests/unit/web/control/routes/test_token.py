@@ -22,10 +22,10 @@ ADMIN = {"authorization": f"Bearer fw_root_{SECRET}"}
 
 async def token(world: World, name: str, role: str, **more: Any) -> dict[str, str]:
     """A new token, as the header that shows it."""
-    answer = await world.json(
+    body = await world.json(
         "POST", "/api/v1/tokens", json={"name": name, "role": role, **more}, headers=ADMIN
     )
-    return {"authorization": f"Bearer {answer['text']}"}
+    return {"authorization": f"Bearer {body['text']}"}
 
 
 async def with_admin(world: World) -> None:
@@ -55,14 +55,14 @@ def test_roles_allow_their_routes_and_no_others(method: str, path: str, needs: s
         roles = ["viewer", "operator", "admin"]
         holders = {role: await token(world, role, role) for role in roles}
 
-        answers = {
+        statuses = {
             role: (await world.request(method, path, headers=holders[role])).status_code
             for role in roles
         }
 
-        assert [answers[role] == 403 for role in roles] == [
+        assert [statuses[role] == 403 for role in roles] == [
             roles.index(role) < roles.index(needs) for role in roles
-        ], answers
+        ], statuses
 
     story(tell)
 
@@ -84,7 +84,7 @@ def test_roles_allow_their_routes_and_no_others(method: str, path: str, needs: s
 def test_first_token_makes_tokens_required(shown: dict[str, str]) -> None:
     """Loopback is not enough any more: other users of the machine reach it too.
 
-    The answer never tells what was wrong.
+    The response does not say what was wrong.
     """
 
     async def tell(world: World) -> None:
@@ -112,7 +112,7 @@ def test_public_paths_need_no_token(path: str) -> None:
 
 
 def test_all_other_paths_need_a_token() -> None:
-    """What somebody adds tomorrow is closed unless they open it."""
+    """A new route needs a token unless it is marked as public."""
 
     async def tell(world: World) -> None:
         await with_admin(world)
@@ -141,7 +141,7 @@ def test_token_is_ignored_while_none_is_required() -> None:
 
 
 def test_beyond_loopback_a_token_is_always_required() -> None:
-    """The door was opened to the world for those with tokens; no tokens must never mean everybody."""
+    """Revoking the last token must not open the API to everybody."""
 
     async def tell(world: World) -> None:
         await with_admin(world)
@@ -159,7 +159,7 @@ def test_beyond_loopback_a_token_is_always_required() -> None:
 
 
 def test_request_with_a_token_may_use_any_host_name() -> None:
-    """Host is checked against pages that were lured here (DNS rebinding), and those have no token."""
+    """The Host check is for DNS rebinding, and such a page has no token."""
 
     async def tell(world: World) -> None:
         await with_admin(world)
@@ -199,14 +199,14 @@ def test_history_names_the_token() -> None:
 
 
 def test_token_is_shown_once_and_stored_as_a_digest() -> None:
-    """Whoever reads the store, the list, or a backup, has no token."""
+    """The store, the list and backups do not contain the token."""
 
     async def tell(world: World) -> None:
         await with_admin(world)
         key = {"idempotency-key": "k1"}
-        said = {"name": "ci", "role": "operator", "expires": "12h"}
-        answer = await world.json("POST", "/api/v1/tokens", json=said, headers=ADMIN | key)
-        secret = answer["text"].removeprefix("fw_ci_")
+        request = {"name": "ci", "role": "operator", "expires": "12h"}
+        body = await world.json("POST", "/api/v1/tokens", json=request, headers=ADMIN | key)
+        secret = body["text"].removeprefix("fw_ci_")
 
         listed = await world.json("GET", "/api/v1/tokens", headers=ADMIN)
         stored = b"".join(one.value or b"" for one in (await world.engine.store.load()).records)
@@ -225,7 +225,7 @@ def test_token_is_shown_once_and_stored_as_a_digest() -> None:
 def test_expired_token_is_rejected_and_keeps_auth_on() -> None:
     """One second early it is good.
 
-    When all have expired, nobody may come in: time opens no door.
+    When all have expired, no request is accepted.
     """
 
     async def tell(world: World) -> None:
@@ -249,7 +249,7 @@ def test_expired_token_is_rejected_and_keeps_auth_on() -> None:
 
 
 def test_revoked_token_is_rejected_at_once() -> None:
-    """Somebody has left, or a laptop was stolen."""
+    """A person has left, or a laptop was stolen."""
 
     async def tell(world: World) -> None:
         await with_admin(world)
@@ -262,7 +262,7 @@ def test_revoked_token_is_rejected_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "status", "message"),
+    ("body", "status", "message"),
     [
         (
             {"name": "CI", "role": "viewer"},
@@ -295,14 +295,14 @@ def test_revoked_token_is_rejected_at_once() -> None:
         ({"name": "root", "role": "viewer"}, 409, "token 'root' already exists"),
     ],
 )
-def test_invalid_token_request_is_rejected(said: dict[str, str], status: int, message: str) -> None:
+def test_invalid_token_request_is_rejected(body: dict[str, str], status: int, message: str) -> None:
     """The name stands in keys, logs and the token itself; a second one of a name would hide the
     first.
     """
 
     async def tell(world: World) -> None:
         await with_admin(world)
-        refused = await world.error("POST", "/api/v1/tokens", json=said, headers=ADMIN)
+        refused = await world.error("POST", "/api/v1/tokens", json=body, headers=ADMIN)
         assert refused[0] == status
         assert refused[2].startswith(message)
 
@@ -346,13 +346,13 @@ def test_bad_tokens_are_delayed_counted_and_limited() -> None:
         bad = {"authorization": "Bearer fw_root_guess"}
         async with make_client(make_app(world.service, delay_seconds=0.2)) as client:
             start = asyncio.get_running_loop().time()
-            asked = [client.get("/api/v1/vms", headers=bad) for _ in range(20)]
-            answers = [response.status_code for response in await asyncio.gather(*asked)]
+            requests = [client.get("/api/v1/vms", headers=bad) for _ in range(20)]
+            statuses = [response.status_code for response in await asyncio.gather(*requests)]
             took = asyncio.get_running_loop().time() - start
             good = await client.get("/api/v1/vms", headers=ADMIN)
 
-        assert {401, 429} == set(answers)
-        assert answers.count(401) in (5, 6)
+        assert {401, 429} == set(statuses)
+        assert statuses.count(401) in (5, 6)
         assert took >= 0.2
         assert world.service.tokens.refused_count == 20
         assert good.status_code == 200
@@ -371,17 +371,17 @@ def test_tokens_are_never_logged(caplog: pytest.LogCaptureFixture) -> None:
             "GET", "/api/v1/vms", headers={"authorization": "Bearer fw_ci_" + "f00d" * 16}
         )
         await world.request("POST", "/api/v1/vms/web-0/restart", headers=holder)
-        said = caplog.text + "".join(str(record.__dict__) for record in caplog.records)
+        request = caplog.text + "".join(str(record.__dict__) for record in caplog.records)
 
-        assert "token-created" in said
+        assert "token-created" in request
         for secret in (SECRET, "f00d" * 16, holder["authorization"].rpartition("_")[2]):
-            assert secret not in said
+            assert secret not in request
 
     story(tell)
 
 
 def test_tokens_and_revocations_reach_every_server() -> None:
-    """Servers share a store; none of them is asked about another's tokens."""
+    """Servers share a store; each must know the tokens created by another."""
 
     async def tell(world: World) -> None:
         other = build_service(world.engine.store, world.clock, world.engine.timing, lambda: "")
