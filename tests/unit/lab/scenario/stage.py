@@ -1,4 +1,4 @@
-"""Small scenarios for tests: said in a line, run in virtual time."""
+"""Small scenarios for tests, run in virtual time."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ def scene(
     **more: Any,
 ) -> Scenario:
     """A scenario with two scopes on two hosts; all VMs are played by guests that never approve,
-    unless said otherwise.
+    by default.
     """
     whole = {
         "name": "test",

@@ -1,4 +1,4 @@
-"""Timelines for verdicts: entries one by one, each at so many seconds after noon."""
+"""Timelines for verdicts: entries one by one, each some seconds after noon."""
 
 import json
 from datetime import datetime, timedelta
@@ -52,7 +52,9 @@ class Tale:
             description="",
             created_at=at(seconds),
         )
-        self._live[event.id] = Told(Scope(name="web", vms=tuple(vm(one) for one in MEMBERS)), event)
+        self._live[event.id] = Told(
+            Scope(name="web", vms=tuple(vm(name) for name in MEMBERS)), event
+        )
         return self.change("scheduled", number, seconds=seconds, by=f"scenario: {name}")
 
     def change(self, what: str, number: int = 1, *, seconds: float, **more: str) -> "Tale":
