@@ -241,9 +241,9 @@ def transcript(
     with needs_extra("lab transcript"):
         import msgspec
 
-        from forewarn.lab.transcript import Entry, format_entry
+        from forewarn.lab.transcript import TranscriptEntry, format_entry
 
-    for entry in msgspec.convert(response["entries"], list[Entry]):
+    for entry in msgspec.convert(response["entries"], list[TranscriptEntry]):
         print(format_entry(entry))
     if response["left_out"]:
         where = "earlier" if after is None else "later"

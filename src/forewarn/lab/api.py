@@ -15,7 +15,7 @@ from forewarn.fleetfile import yaml_source
 from forewarn.lab.fault.active import ActiveFault, parse_fault
 from forewarn.lab.fault.kinds import SCHEMA
 from forewarn.lab.service import LabService
-from forewarn.lab.transcript import Entry
+from forewarn.lab.transcript import TranscriptEntry
 from forewarn.web.control.routes.fleet import ANY, Limit, answers
 from forewarn.web.http_status import BodyTooLarge
 
@@ -62,7 +62,7 @@ class TranscriptView(msgspec.Struct, frozen=True):
     `total` counts all that are kept, `left_out` those beyond the limit.
     """
 
-    entries: list[Entry]
+    entries: list[TranscriptEntry]
     total: int
     left_out: int
 

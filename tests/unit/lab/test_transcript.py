@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import msgspec
 
-from forewarn.lab.transcript import Entry, Kind, Transcript, format_entry
+from forewarn.lab.transcript import Transcript, TranscriptEntry, TranscriptKind, format_entry
 from tests.builders import NOON
 
 EVENT = {
@@ -21,7 +21,7 @@ EVENT = {
 }
 
 
-def request(**members: object) -> Entry:
+def request(**members: object) -> TranscriptEntry:
     defaults = {
         "vm": "web-0",
         "method": "GET",
@@ -29,7 +29,9 @@ def request(**members: object) -> Entry:
         "status": 200,
         **members,
     }
-    return msgspec.convert({"number": 1, "at": NOON, "kind": "request", **defaults}, Entry)
+    return msgspec.convert(
+        {"number": 1, "at": NOON, "kind": "request", **defaults}, TranscriptEntry
+    )
 
 
 def page(*events: dict[str, object]) -> str:
@@ -78,14 +80,16 @@ def test_control_characters_are_replaced() -> None:
 def test_oldest_entries_are_dropped_over_the_size_limit() -> None:
     transcript = Transcript(lambda: NOON + timedelta(0), chars_max=10_000)
     for number in range(20):
-        transcript.add(Kind.REQUEST, method="GET", path=f"/{number}", response_body="z" * 800)
+        transcript.add(
+            TranscriptKind.REQUEST, method="GET", path=f"/{number}", response_body="z" * 800
+        )
 
     assert [entry.path for entry in transcript.entries] == [
         f"/{number}" for number in range(11, 20)
     ]
-    transcript.add(Kind.REQUEST, method="GET", path="/20", response_body="z" * 20_000)
+    transcript.add(TranscriptKind.REQUEST, method="GET", path="/20", response_body="z" * 20_000)
     assert [entry.path for entry in transcript.entries] == ["/20"], "the newest is always there"
-    transcript.add(Kind.STEP, what="small")
+    transcript.add(TranscriptKind.STEP, what="small")
     assert [entry.what for entry in transcript.entries] == ["small"]
 
 
@@ -95,11 +99,11 @@ def test_entries_can_be_read_while_another_thread_writes() -> None:
     """
     transcript = Transcript(lambda: NOON)
     for number in range(3):
-        transcript.add(Kind.REQUEST, path=f"/{number}")
+        transcript.add(TranscriptKind.REQUEST, path=f"/{number}")
 
     with ThreadPoolExecutor(1) as lab:
         seen = [
-            (entry.path, lab.submit(transcript.add, Kind.REQUEST, path="/late").result())
+            (entry.path, lab.submit(transcript.add, TranscriptKind.REQUEST, path="/late").result())
             for entry in transcript.entries
         ]
 
@@ -115,7 +119,7 @@ def test_dump_is_complete_while_another_thread_writes() -> None:
 
     def record() -> None:
         for number in range(20_000):
-            transcript.add(Kind.REQUEST, path=f"/{number}")
+            transcript.add(TranscriptKind.REQUEST, path=f"/{number}")
 
     with ThreadPoolExecutor(1) as lab:
         recording = lab.submit(record)

@@ -37,7 +37,7 @@ FLEET = {
 
 @pytest.fixture
 def lab() -> Iterator[Lab]:
-    with Lab(start=NOON) as lab:
+    with Lab(start=NOON, timeout_seconds=60) as lab:  # a busy machine may be slow
         yield lab
 
 
@@ -151,7 +151,7 @@ def test_threads_share_one_control_api(lab: Lab) -> None:
 
 def test_get_lists_listeners_and_post_opens_them() -> None:
     """A GET has no effects: reading the list must not open 256 sockets."""
-    with Lab(FLEET) as lab:
+    with Lab(FLEET, timeout_seconds=60) as lab:
         control = Caller(lab.control_url)
         opened = {"web-0": lab.vm("web-0").url}
 

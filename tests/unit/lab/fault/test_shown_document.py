@@ -5,7 +5,7 @@ import json
 import pytest
 
 from forewarn.lab.fault.active import ActiveFault, parse_fault
-from forewarn.lab.fault.shown_document import ShownDocument, VmView
+from forewarn.lab.fault.shown_document import DocumentView, ShownDocument
 from tests.builders import NOON
 from tests.unit.lab.fault.filtered import NO_EVENTS, Filtered, body, entry, run
 from tests.unit.web.guest import EVENTS, TRUE
@@ -257,6 +257,6 @@ def test_skew_keeps_the_date_format() -> None:
     skew = ActiveFault("f1", parse_fault({"fault": "skew", "seconds": 60}), NOON)
     old = json.loads(entry(not_before="2026-03-04T12:15:00Z"))
 
-    assert VmView().apply(ShownDocument(1, [old]), [skew], NOON).events == [
+    assert DocumentView().apply(ShownDocument(1, [old]), [skew], NOON).events == [
         old | {"NotBefore": "2026-03-04T12:16:00Z"}
     ]

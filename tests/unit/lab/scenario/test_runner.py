@@ -11,7 +11,7 @@ from forewarn.lab.scenario.report import Console
 from forewarn.lab.scenario.runner import RunOptions, choose_external, choose_rate
 from forewarn.lab.scenario.schema import load_from_library
 from forewarn.lab.scenario.steps import VERBS
-from forewarn.lab.transcript import Kind
+from forewarn.lab.transcript import TranscriptKind
 from tests.unit.lab.scenario.stage import DB, WEB, changes, play, scene
 
 RESTART = {"at": "10m", "do": "restart", "vm": "web-0", "as": "restart"}
@@ -111,7 +111,7 @@ def test_verb_does_what_it_says(action: str) -> None:
 
 
 def faults(result: Any) -> list[tuple[str, str]]:
-    entries = [entry for entry in result.transcript.entries if entry.kind is Kind.FAULT]
+    entries = [entry for entry in result.transcript.entries if entry.kind is TranscriptKind.FAULT]
     return [(entry.at.strftime("%H:%M:%S"), entry.what) for entry in entries]
 
 
@@ -304,7 +304,7 @@ def test_verdicts_end_the_transcript() -> None:
     result = play(scene(RESTART, expectations=[expected], guests=[{"approve": "1s"}]))
 
     assert [(entry.kind, entry.what) for entry in result.transcript.entries][-1:] == [
-        (Kind.VERDICT, "passed")
+        (TranscriptKind.VERDICT, "passed")
     ]
 
 
@@ -368,7 +368,9 @@ def test_rate_shortens_all_durations() -> None:
     )
 
     assert result.is_passed
-    assert [entry.what for entry in result.transcript.entries if entry.kind is Kind.STEP] == [
+    assert [
+        entry.what for entry in result.transcript.entries if entry.kind is TranscriptKind.STEP
+    ] == [
         "restart",
         "log",
     ]

@@ -11,7 +11,7 @@ from forewarn.errors import Invalid
 from forewarn.fleetfile.yaml_source import load
 from forewarn.lab.scenario.condition import Condition, ConditionVerb
 from forewarn.lab.scenario.schema import SCHEMA, list_library, load_from_library, parse_scenario
-from forewarn.lab.scenario.steps import Step
+from forewarn.lab.scenario.steps import ScenarioStep
 
 WHOLE = """\
 name: host-reboot
@@ -50,7 +50,7 @@ def test_file_is_parsed() -> None:
 
     assert scenario.vms == ("web-0", "web-1")
     assert scenario.file.clock.start.year == 2031
-    assert scenario.file.steps[0] == Step(
+    assert scenario.file.steps[0] == ScenarioStep(
         do="maintain", number=1, at="1m", host="host-a", type="Reboot", as_="patch"
     )
     assert scenario.conditions == {2: Condition(ConditionVerb.APPROVED, "web-0", name="patch")}
