@@ -1,10 +1,10 @@
-"""Small worlds for tests: VMs, scopes, and commands with short ids. Times are told, never read."""
+"""Builders for tests: VMs, scopes, and commands with short ids. Time is an argument."""
 
 from datetime import UTC, datetime, timedelta
 
 from msgspec.structs import replace
 
-from forewarn.core import command as ask
+from forewarn.core.command import Approve, Claim, Command, Finish, Maintain, Restart
 from forewarn.core.event import EventType
 from forewarn.core.fleet import Policy, Scope, ScopeKind, Vm
 from forewarn.core.machine import Outcome, decide
@@ -32,9 +32,7 @@ def scope_of(
     kind: ScopeKind = ScopeKind.AVAILABILITY_SET,
     **policy: object,
 ) -> Scope:
-    """An enabled scope holding the given VMs, by default `web-0` on domain 0 and `web-1` on domain
-    1.
-    """
+    """An enabled scope, by default with `web-0` in domain 0 and `web-1` in domain 1."""
     members = vms or (vm("web-0"), vm("web-1", domain=1, host="host-b"))
     return Scope(
         name="web",
@@ -45,50 +43,46 @@ def scope_of(
     )
 
 
-def run(
-    scope: Scope, *commands: ask.Command, at: datetime = NOON, timing: Timing = STANDARD
-) -> Scope:
-    """The scope after these commands, all at one moment."""
+def run(scope: Scope, *commands: Command, at: datetime = NOON, timing: Timing = STANDARD) -> Scope:
+    """The scope after these commands, all at one time."""
     for command in commands:
         scope = decide(scope, command, at, timing).scope
     return scope
 
 
-def outcome_of(scope: Scope, command: ask.Command, at: datetime = NOON) -> Outcome:
+def outcome_of(scope: Scope, command: Command, at: datetime = NOON) -> Outcome:
     return decide(scope, command, at, STANDARD)
 
 
-def restart(vm: str = "web-0", number: int = 1, not_before: datetime | None = None) -> ask.Restart:
-    return ask.Restart(vm=vm, event_id=guid(number), not_before=not_before)
+def restart(vm: str = "web-0", number: int = 1, not_before: datetime | None = None) -> Restart:
+    return Restart(vm=vm, event_id=guid(number), not_before=not_before)
 
 
-def approve(vm: str, *numbers: int) -> ask.Approve:
-    return ask.Approve(event_ids=tuple(guid(number) for number in numbers or (1,)), vm=vm)
+def approve(vm: str, *numbers: int) -> Approve:
+    return Approve(event_ids=tuple(guid(number) for number in numbers or (1,)), vm=vm)
 
 
-def maintain(
-    host: str = "host-a", type_: EventType = EventType.FREEZE, **more: object
-) -> ask.Maintain:
-    return replace(ask.Maintain(host=host, operation_id=OPERATION, type=type_), **more)
+def maintain(host: str = "host-a", type_: EventType = EventType.FREEZE, **more: object) -> Maintain:
+    return replace(Maintain(host=host, operation_id=OPERATION, type=type_), **more)
 
 
-def claim(number: int = 1, vm: str = "web-0", worker: str = "w1", tries: int = 0) -> ask.Claim:
-    return ask.Claim(event_id=guid(number), vm=vm, worker=worker, tries=tries)
+def claim(number: int = 1, vm: str = "web-0", worker: str = "w1") -> Claim:
+    return Claim(event_id=guid(number), vm=vm, worker=worker)
 
 
 def finish(
     number: int = 1, vm: str = "web-0", worker: str = "w1", tries: int = 1, **more: object
-) -> ask.Finish:
-    return replace(ask.Finish(event_id=guid(number), vm=vm, worker=worker, tries=tries), **more)
+) -> Finish:
+    return replace(Finish(event_id=guid(number), vm=vm, worker=worker, tries=tries), **more)
 
 
 def run_impact(scope: Scope, at: datetime = NOON, host: str = "") -> Scope:
-    """Every impact that is due, claimed and done."""
+    """Claim and finish every impact."""
     for impact in scope.impacts:
         scope = run(
             scope,
-            ask.Claim(event_id=impact.event_id, vm=impact.vm, worker="w1"),
-            ask.Finish(
+            Claim(event_id=impact.event_id, vm=impact.vm, worker="w1"),
+            Finish(
                 event_id=impact.event_id,
                 vm=impact.vm,
                 worker="w1",

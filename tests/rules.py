@@ -1,13 +1,10 @@
-"""What must always hold of a scope, whoever does what.
-
-The property tests and the simulation both check against this list.
-"""
+"""Invariants of a scope. The property tests and the simulation check them after every step."""
 
 from datetime import datetime
 
 from msgspec.structs import replace
 
-from forewarn.core import command as ask
+from forewarn.core.command import Command, SetMembers
 from forewarn.core.event import Cause, Event, EventType, Source, Status
 from forewarn.core.fleet import Approval, AutoApprove, Power, Scope
 from forewarn.wire.document import body
@@ -15,7 +12,7 @@ from forewarn.wire.versions import VERSIONS
 
 
 class Broken(AssertionError):
-    """A rule that does not hold."""
+    """An invariant that does not hold."""
 
 
 def must(holds: object, rule: str, *facts: object) -> None:
@@ -32,7 +29,7 @@ def without_incarnation(page: bytes) -> bytes:
 
 
 def check_step(before: Scope, after: Scope, now: datetime) -> None:
-    """The rules about one step from one committed scope to the next."""
+    """Invariants of the step from one committed scope to the next."""
     _check_starts(before, after, now)
     check_claims(before, after, now)
     old = {event.id: event for event in before.events}
@@ -41,15 +38,17 @@ def check_step(before: Scope, after: Scope, now: datetime) -> None:
             was = old[event.id]
             must(
                 not (was.status is Status.STARTED and event.status is Status.SCHEDULED),
-                "statuses only move on",
+                "a Started event is never Scheduled again",
                 was,
                 event,
             )
-            must(was.not_before <= event.not_before, "NotBefore only moves away", was, event)
-            is_held = event.status is Status.SCHEDULED and event.type is not EventType.TERMINATE
+            must(was.not_before <= event.not_before, "NotBefore only moves later", was, event)
+            is_extendable = (
+                event.status is Status.SCHEDULED and event.type is not EventType.TERMINATE
+            )
             must(
-                was.not_before == event.not_before or is_held,
-                "only what is not begun, and no deletion, is put off",
+                was.not_before == event.not_before or is_extendable,
+                "only Scheduled events other than Terminate are postponed",
                 was,
                 event,
             )
@@ -57,13 +56,15 @@ def check_step(before: Scope, after: Scope, now: datetime) -> None:
             must(
                 set(was.approvals) <= set(event.approvals), "no approval is taken back", was, event
             )
-            must(was.is_approved <= event.is_approved, "consent stands", was, event)
-            had_consent = was.is_approved or could_consent(before, after, event)
-            must(not event.is_approved or had_consent, "consent is as the policy asks", event)
+            must(
+                was.is_approved <= event.is_approved, "is_approved is never taken back", was, event
+            )
+            was_approved = was.is_approved or could_be_approved(before, after, event)
+            must(not event.is_approved or was_approved, "is_approved as the policy requires", event)
         else:
             must(
                 event.id not in {ended.id for ended in before.ended},
-                "what ended stays ended",
+                "an ended event stays ended",
                 event,
             )
     has_changed = [without_incarnation(page) for page in pages(before)] != [
@@ -86,14 +87,14 @@ def _check_starts(before: Scope, after: Scope, now: datetime) -> None:
         was = old.get(event.id)
         if event.status is not Status.STARTED or (was is not None and was.status is Status.STARTED):
             continue
-        had_consent = was is not None and was.is_approved
+        was_approved = was is not None and was.is_approved
         may = (
             event.cause is Cause.FAILED
             or event.not_before <= now
-            or had_consent
-            or could_consent(before, after, event)
+            or was_approved
+            or could_be_approved(before, after, event)
         )
-        must(may, "nothing starts before NotBefore without consent", event, now)
+        must(may, "nothing starts before NotBefore without approval", event, now)
         if (
             after.policy.couple_terminates
             and event.type is EventType.TERMINATE
@@ -109,20 +110,22 @@ def _check_starts(before: Scope, after: Scope, now: datetime) -> None:
                 for other in left
                 if not other.is_approved and other.not_before > now and not is_all_down(after)
             ]
-            must(not waits, "coupled deletions go together", event, waits)
+            must(not waits, "coupled deletions start together", event, waits)
 
 
-def could_consent(before: Scope, after: Scope, event: Event) -> bool:
+def could_be_approved(before: Scope, after: Scope, event: Event) -> bool:
     """Whether the policy was satisfied at some time within a step.
 
-    A commit may hold several commands, and one of them may have started or stopped a VM after the
-    event was approved.
+    A commit may contain several commands, and one of them may have started or stopped a VM after
+    the event was approved.
     """
-    return has_consent(after, event) or has_consent(replace(after, vms=before.vms), event)
+    return is_approved_by_policy(after, event) or is_approved_by_policy(
+        replace(after, vms=before.vms), event
+    )
 
 
-def has_consent(scope: Scope, event: Event) -> bool:
-    """Written apart from the machine on purpose: the policy's words, one by one."""
+def is_approved_by_policy(scope: Scope, event: Event) -> bool:
+    """Deliberately independent of the state machine: the policy, word by word."""
     policy = scope.policy
     if "operator" in event.approvals or "policy" in event.approvals:
         return True
@@ -139,11 +142,11 @@ def has_consent(scope: Scope, event: Event) -> bool:
 
 
 def check_state(scope: Scope, now: datetime) -> None:
-    """The rules about a scope as it stands."""
+    """Invariants of a scope at rest."""
     must(scope.incarnation >= 1, "the incarnation is never 0")
     domains = {vm.name: vm.update_domain for vm in scope.vms}
     for event in scope.events:
-        must(event.resources, "an event concerns somebody", event)
+        must(event.resources, "an event has resources", event)
         must(set(event.resources) <= domains.keys(), "Resources are members", event, domains)
         must(
             len({domains[name] for name in event.resources}) == 1,
@@ -161,7 +164,7 @@ def check_state(scope: Scope, now: datetime) -> None:
         wanted = set(event.resources) if event.status is Status.STARTED else set()
         must(
             {impact.vm for impact in impacts} == wanted,
-            "an impact for each resource of what is Started",
+            "a Started event has one impact per resource",
             event,
             impacts,
         )
@@ -170,32 +173,29 @@ def check_state(scope: Scope, now: datetime) -> None:
             event.status is Status.SCHEDULED or is_open, "an event ends with its last impact", event
         )
     must(
-        not left_behind(scope, now),
-        "nothing is left that is due and may start",
-        left_behind(scope, now),
+        not overdue_events(scope, now),
+        "every event that may start has started",
+        overdue_events(scope, now),
     )
     must(len({event.id for event in scope.events}) == len(scope.events), "ids are unique")
-    must(len(scope.ended) <= 1000, "memory of what ended is limited")
+    must(len(scope.ended) <= 1000, "ended events are bounded")
     claimed = [impact.vm for impact in scope.impacts if impact.claimed_by]
     must(len(set(claimed)) == len(claimed), "a VM has at most one impact at a time", claimed)
-    _check_seconds(scope)
+    _check_duplicates(scope)
 
 
-def _check_seconds(scope: Scope) -> None:
-    """Nobody is told the same thing twice."""
-    told = [
+def _check_duplicates(scope: Scope) -> None:
+    """No VM has two events of one kind."""
+    events = [
         (name, event.type, event.source, event.cause)
         for event in scope.events
         for name in event.resources
     ]
-    must(len(set(told)) == len(told), "the same thing twice to one VM is refused", told)
+    must(len(set(events)) == len(events), "a VM has one event of a kind", events)
 
 
-def left_behind(scope: Scope, now: datetime) -> list[Event]:
-    """What should have started by now.
-
-    Written apart from the machine on purpose, in the words of the design.
-    """
+def overdue_events(scope: Scope, now: datetime) -> list[Event]:
+    """The events that should have started by now. Deliberately independent of the machine."""
     vms = {vm.name: vm for vm in scope.vms}
     started = [event for event in scope.events if event.status is Status.STARTED]
     silent = [impact.vm for impact in scope.impacts if scope.event(impact.event_id) is None]
@@ -203,7 +203,7 @@ def left_behind(scope: Scope, now: datetime) -> list[Event]:
     due = [
         event
         for event in scope.events
-        if event.status is Status.SCHEDULED and had_its_notice(scope, event, now)
+        if event.status is Status.SCHEDULED and may_start(scope, event, now)
     ]
     platform = sorted(
         (event for event in due if event.source is Source.PLATFORM),
@@ -213,7 +213,7 @@ def left_behind(scope: Scope, now: datetime) -> list[Event]:
     return [event for event in due if event.source is Source.USER] + first
 
 
-def had_its_notice(scope: Scope, event: Event, now: datetime) -> bool:
+def may_start(scope: Scope, event: Event, now: datetime) -> bool:
     if now >= event.not_before:
         return True
     all_down = all(vm.power is not Power.RUNNING for vm in scope.vms) and not event.is_timed
@@ -231,13 +231,13 @@ def had_its_notice(scope: Scope, event: Event, now: datetime) -> bool:
 
 
 def is_all_down(scope: Scope) -> bool:
-    """All instances are down, and the policy lets events pass then."""
+    """All instances are down, and the policy lets events start then."""
     is_allowed = AutoApprove.ALL_INSTANCES_DOWN in scope.policy.auto_approve
     return is_allowed and all(vm.power is not Power.RUNNING for vm in scope.vms)
 
 
 def check_claims(before: Scope, after: Scope, now: datetime) -> None:
-    """A claim belongs to one worker and one try until it lapses."""
+    """A claim belongs to one worker and one attempt until it is released."""
     held = {(impact.event_id, impact.vm): impact for impact in before.impacts if impact.claimed_by}
     for impact in after.impacts:
         was = held.get((impact.event_id, impact.vm))
@@ -246,14 +246,13 @@ def check_claims(before: Scope, after: Scope, now: datetime) -> None:
             and impact.claimed_by
             and (impact.claimed_by, impact.tries) != (was.claimed_by, was.tries)
         ):
-            must(
-                was.due_at <= now, "a claim changes hands only when it has lapsed", was, impact, now
-            )
+            must(impact.tries > was.tries, "a new worker begins a new attempt", was, impact)
 
 
 def check_domains(before: Scope, after: Scope) -> None:
-    """A platform event (failed hardware aside) starts only where no other update domain is under
-    impact.
+    """A platform event starts only if no other update domain is under impact.
+
+    Failed hardware is the exception.
     """
     old = {event.id for event in before.events if event.status is Status.STARTED}
     started = [
@@ -266,13 +265,13 @@ def check_domains(before: Scope, after: Scope) -> None:
                 for other in after.events
                 if other.status is Status.STARTED
                 and other.update_domain != event.update_domain
-                # a user's own operation, and a failure, may start in the very same step, after it
+                # a user's operation or a failure may start after it, in the same step
                 and not (
                     other.id not in old
                     and (other.source is Source.USER or other.cause is Cause.FAILED)
                 )
             ]
-            must(not others, "one update domain per platform impact", event, others)
+            must(not others, "one update domain under platform impact", event, others)
             silent = [
                 impact
                 for impact in after.impacts
@@ -282,13 +281,16 @@ def check_domains(before: Scope, after: Scope) -> None:
                 and vm.update_domain != event.update_domain
             ]
             must(
-                not silent, "silent operations hold platform events of other domains", event, silent
+                not silent,
+                "a silent operation holds platform events of other domains",
+                event,
+                silent,
             )
 
 
-def keeps_members_events(before: Scope, command: ask.Command, after: Scope) -> None:
+def keeps_members_events(before: Scope, command: Command, after: Scope) -> None:
     """A change of members loses no event of a VM that stays where and as it was."""
-    if not isinstance(command, ask.SetMembers):
+    if not isinstance(command, SetMembers):
         return
     check_members(before, after)
 
@@ -304,4 +306,9 @@ def check_members(before: Scope, after: Scope) -> None:
             for name in event.resources
             if event.status is Status.SCHEDULED or (event.id, name) in is_open
         }
-        must(event.id in left or not stayed & waiting, "who stays keeps its events", event, stayed)
+        must(
+            event.id in left or not stayed & waiting,
+            "a VM that stays keeps its events",
+            event,
+            stayed,
+        )

@@ -1,12 +1,32 @@
-"""Stories: anything that anybody might ask of a scope, chosen by small numbers, so that a failing
-story shrinks well.
-"""
+"""Stories: random commands for a scope, chosen by small numbers so that hypothesis shrinks well."""
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import NamedTuple, TypeVar
 
-from forewarn.core import command as ask
+from forewarn.core.command import (
+    Approve,
+    Cancel,
+    Claim,
+    Command,
+    Complete,
+    Degrade,
+    Delete,
+    Evict,
+    Extend,
+    Fail,
+    Finish,
+    HostOperation,
+    Maintain,
+    Operation,
+    Redeploy,
+    Release,
+    Restart,
+    Retire,
+    Seen,
+    SetMembers,
+    Tick,
+)
 from forewarn.core.event import Cause, EventType
 from forewarn.core.fleet import Approval, AutoApprove, Policy, Power, Scope, ScopeKind, Vm
 from tests.builders import NOON, guid
@@ -16,11 +36,11 @@ T = TypeVar("T")
 NAMES = ("a", "b", "c", "d")
 HOSTS = ("h1", "h2")
 WORKERS = ("w1", "w2")
-SPANS = tuple(timedelta(seconds=seconds) for seconds in (0, 1, 7, 30, 300, 960))
+INTERVALS = tuple(timedelta(seconds=seconds) for seconds in (0, 1, 7, 30, 300, 960))
 
 
 class Move(NamedTuple):
-    """What happens (`kind`), and the choices in it. Any numbers make a story."""
+    """A command (`kind`) and the choices in it. Any numbers are valid."""
 
     kind: int
     first: int
@@ -32,8 +52,8 @@ def pick(choices: Sequence[T], number: int) -> T:
     return choices[number % len(choices)]
 
 
-def span_of(move: Move) -> timedelta:
-    return pick(SPANS, move.third)
+def interval_of(move: Move) -> timedelta:
+    return pick(INTERVALS, move.third)
 
 
 def policy_of(number: int) -> Policy:
@@ -47,7 +67,7 @@ def policy_of(number: int) -> Policy:
 
 
 def members_of(number: int) -> tuple[Vm, ...]:
-    """Some of the four VMs, here and there; the same number, the same members."""
+    """Some of the four VMs on different hosts; the same number, the same members."""
     chosen = [name for bit, name in enumerate(NAMES) if number >> bit & 1] or ["a"]
     powers = (Power.RUNNING, Power.RUNNING, Power.STOPPED, Power.RUNNING, Power.DEALLOCATED)
     return tuple(
@@ -71,12 +91,12 @@ def scope_of_number(number: int) -> Scope:
     )
 
 
-def command_of(move: Move, scope: Scope) -> ask.Command:
+def command_of(move: Move, scope: Scope) -> Command:
     return pick(MOVES, move.kind)(move, scope)
 
 
-def _operation(kind: type[ask.Operation]) -> Callable[[Move, Scope], ask.Command]:
-    def build(move: Move, scope: Scope) -> ask.Command:
+def _operation(kind: type[Operation]) -> Callable[[Move, Scope], Command]:
+    def build(move: Move, scope: Scope) -> Command:
         later = pick(
             (None, None, None, NOON + timedelta(hours=1), NOON + timedelta(minutes=1)), move.third
         )
@@ -88,16 +108,16 @@ def _operation(kind: type[ask.Operation]) -> Callable[[Move, Scope], ask.Command
 
 
 def _id(move: Move, scope: Scope) -> str:
-    """Mostly an id that exists, sometimes one that does not."""
+    """Usually a known id, sometimes an unknown one."""
     known = [event.id for event in scope.events] + [impact.event_id for impact in scope.impacts]
     return pick([*known, *known, guid(99)], move.first)
 
 
-def _host_operation(kind: type[ask.HostOperation]) -> Callable[[Move, Scope], ask.Command]:
-    def build(move: Move, scope: Scope) -> ask.Command:
+def _host_operation(kind: type[HostOperation]) -> Callable[[Move, Scope], Command]:
+    def build(move: Move, scope: Scope) -> Command:
         host, operation_id = pick(HOSTS, move.first), guid(10 + move.second % 4)
-        if kind is ask.Maintain:
-            return ask.Maintain(
+        if kind is Maintain:
+            return Maintain(
                 host=host,
                 operation_id=operation_id,
                 type=pick(tuple(EventType)[:4], move.third),
@@ -113,31 +133,22 @@ def _host_operation(kind: type[ask.HostOperation]) -> Callable[[Move, Scope], as
     return build
 
 
-def claim_of(move: Move, scope: Scope) -> ask.Command:
+def claim_of(move: Move, scope: Scope) -> Command:
     impacts = [(impact.event_id, impact.vm) for impact in scope.impacts] or [(guid(1), "a")]
     event_id, vm = pick(impacts, move.first)
-    tries = next(
-        (
-            impact.tries
-            for impact in scope.impacts
-            if (impact.event_id, impact.vm) == (event_id, vm)
-        ),
-        0,
-    )
-    return ask.Claim(
-        event_id=event_id,
-        vm=vm,
-        worker=pick(WORKERS, move.second),
-        tries=pick((0, 0, tries), move.third),
-    )
+    return Claim(event_id=event_id, vm=vm, worker=pick(WORKERS, move.second))
 
 
-def finish_of(move: Move, scope: Scope) -> ask.Command:
+def release_of(move: Move, scope: Scope) -> Command:
+    return Release(worker=pick(WORKERS, move.first))
+
+
+def finish_of(move: Move, scope: Scope) -> Command:
     claimed = [impact for impact in scope.impacts if impact.claimed_by]
     if not claimed:
-        return ask.Tick()
+        return Tick()
     impact = pick(claimed, move.first)
-    return ask.Finish(
+    return Finish(
         event_id=impact.event_id,
         vm=impact.vm,
         worker=impact.claimed_by,
@@ -147,38 +158,37 @@ def finish_of(move: Move, scope: Scope) -> ask.Command:
     )
 
 
-MOVES: tuple[Callable[[Move, Scope], ask.Command], ...] = (
-    lambda move, scope: ask.Tick(),
-    _operation(ask.Restart),
-    _operation(ask.Redeploy),
-    _operation(ask.Delete),
-    _operation(ask.Evict),
-    _host_operation(ask.Maintain),
-    _host_operation(ask.Maintain),
-    _host_operation(ask.Degrade),
-    _host_operation(ask.Fail),
-    lambda move, scope: ask.Approve(
-        event_ids=(_id(move, scope),), vm=pick((*NAMES, ""), move.second)
-    ),
-    lambda move, scope: ask.Approve(
+MOVES: tuple[Callable[[Move, Scope], Command], ...] = (
+    lambda move, scope: Tick(),
+    _operation(Restart),
+    _operation(Redeploy),
+    _operation(Delete),
+    _operation(Evict),
+    _host_operation(Maintain),
+    _host_operation(Maintain),
+    _host_operation(Degrade),
+    _host_operation(Fail),
+    lambda move, scope: Approve(event_ids=(_id(move, scope),), vm=pick((*NAMES, ""), move.second)),
+    lambda move, scope: Approve(
         event_ids=(_id(move, scope), *(event.id for event in scope.events[:2])),
         vm=pick(NAMES, move.second),
     ),
-    lambda move, scope: ask.Cancel(event_id=_id(move, scope)),
-    lambda move, scope: ask.Extend(
+    lambda move, scope: Cancel(event_id=_id(move, scope)),
+    lambda move, scope: Extend(
         event_id=_id(move, scope),
         not_before=NOON + timedelta(minutes=7 * move.second, seconds=move.third),
     ),
-    lambda move, scope: ask.Complete(event_id=_id(move, scope)),
+    lambda move, scope: Complete(event_id=_id(move, scope)),
     claim_of,
     claim_of,
+    release_of,
     finish_of,
     finish_of,
-    lambda move, scope: ask.Seen(),
-    lambda move, scope: ask.SetMembers(
+    lambda move, scope: Seen(),
+    lambda move, scope: SetMembers(
         kind=pick(tuple(ScopeKind), move.first),
         policy=policy_of(move.second),
         vms=members_of(move.third * 8 + move.first),
     ),
-    lambda move, scope: ask.Retire() if move.first == 31 else ask.Tick(),
+    lambda move, scope: Retire() if move.first == 31 else Tick(),
 )

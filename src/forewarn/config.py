@@ -22,35 +22,19 @@ from forewarn.duration import parse_duration
 from forewarn.errors import Invalid
 
 SIMULATED_MAX = timedelta(hours=24)
+BOOLEANS = dict.fromkeys(("true", "1", "yes", "on"), True)
+BOOLEANS |= dict.fromkeys(("false", "0", "no", "off"), False)
+PLACEHOLDER = re.compile(r"(?<!\$)\{([a-z_]+)\}")
+# fmt: off
 WEBHOOK_CHANGES = (
-    "ordered",
-    "scheduled",
-    "extended",
-    "started",
-    "impact-failed",
-    "completed",
-    "canceled",
+    "executed_silently", "scheduled", "extended", "started", "impact-failed", "completed", "canceled",
     "failed",
 )
-BOOLEANS = {"true": True, "1": True, "yes": True, "on": True} | {
-    "false": False,
-    "0": False,
-    "no": False,
-    "off": False,
-}
-PLACEHOLDER = re.compile(r"(?<!\$)\{([a-z_]+)\}")
 PLACEHOLDERS = (
-    "event_id",
-    "event_type",
-    "cause",
-    "tries",
-    "duration_seconds",
-    "scope",
-    "vm",
-    "vm_id",
-    "address",
-    "host",
+    "event_id", "event_type", "cause", "tries", "duration_seconds", "scope", "vm", "vm_id",
+    "address", "host",
 )
+# fmt: on
 """What an exec command may use: `{name}` in its words, FOREWARN_NAME in its environment."""
 HEALTH_PLACEHOLDERS = ("host", "event_type")
 """The same for the health command of campaigns, which is about a host, not a VM."""

@@ -21,12 +21,13 @@ from typing import Any, NamedTuple
 
 from forewarn.auth.tokens import Tokens
 from forewarn.campaign.worker import CampaignWorker, HealthCheck
-from forewarn.config import Address, Config, Identify, NotBeforeFormat, is_loopback
+from forewarn.config import Address, Config, Identify, is_loopback
 from forewarn.core.change import ChangeKind
 from forewarn.core.event import EventType
 from forewarn.core.timing import Timing
 from forewarn.engine.clock import Clock, RealClock
 from forewarn.engine.entry import Note
+from forewarn.engine.lease import run_under_lease
 from forewarn.engine.migration import UPGRADE
 from forewarn.engine.operations import Operations
 from forewarn.engine.worker import Worker
@@ -35,8 +36,8 @@ from forewarn.fleetfile import parser as fleet
 from forewarn.fleetfile.files import compute_digest, read_sources
 from forewarn.history.cloudevents import parse_secrets
 from forewarn.history.retention import RetentionWorker
-from forewarn.history.webhook_http import Postbox
-from forewarn.history.webhooks import Office, Receiver, identity_of
+from forewarn.history.webhook_sender import WebhookSender
+from forewarn.history.webhooks import Webhook, WebhookContext, deliver_all, get_identity
 from forewarn.log import set_up_log
 from forewarn.platform.base import Platform
 from forewarn.platform.open import open_health_platform, open_platform
@@ -44,14 +45,14 @@ from forewarn.platform.simulated import SimulatedPlatform
 from forewarn.store.base import Store
 from forewarn.store.open import open_store, path_of
 from forewarn.systemd import Notifier
-from forewarn.web.http.connection import ConnectionPolicy, Limits
+from forewarn.web.http.admission import Limits
+from forewarn.web.http.connection import ConnectionPolicy
 from forewarn.web.http.listener import SERVER_CONTROL, SERVER_METADATA, Listener
 from forewarn.web.http.tls import Certificate
 from forewarn.web.http_status import control_body
 from forewarn.web.metadata.app import Metadata
 from forewarn.web.metadata.fast_path import Polls
 from forewarn.web.service import Service, build_service
-from forewarn.web.settings import Settings
 
 log = logging.getLogger("forewarn")
 
@@ -85,7 +86,7 @@ async def serve(
     store = await open_store(config.store, UPGRADE)
     async with (
         pause_collector(),
-        open_service(store, clock, timing, make_id, settings(config)) as service,
+        open_service(store, clock, timing, make_id) as service,
     ):
         engine, operations = service.engine, service.operations
         warn_if_store_is_readable(config.store)
@@ -101,7 +102,7 @@ async def serve(
         worker = f"server-{uuid.uuid4()}"
         async with (
             run_workers(config, service, make_platform(config, clock, service), worker) as work,
-            run_history_workers(config, service, worker) as history,
+            run_history_workers(config, service) as history,
         ):
             async with run_listeners(
                 *make_listeners(config, service, certificate, descriptors)
@@ -146,10 +147,9 @@ async def open_service(
     clock: Clock,
     timing: Timing,
     make_id: Callable[[], str],
-    settings: Settings = Settings(),  # noqa: B008, frozen
 ) -> AsyncIterator[Service]:
     """A service whose engine has loaded the store. Closes the store at the end."""
-    service = build_service(store, clock, timing, make_id, settings)
+    service = build_service(store, clock, timing, make_id)
     try:
         await service.engine.load()
         yield service
@@ -170,9 +170,7 @@ async def run_workers(
         impacts_max=config.impacts_max,
         impact_limit=limit,
     )
-    campaigns = CampaignWorker(
-        service.engine, service.campaigns.cache, worker, make_health_check(config)
-    )
+    campaigns = CampaignWorker(service.engine, service.campaigns, make_health_check(config))
     work = asyncio.create_task(run_together(impacts.run(), campaigns.run()))
     try:
         yield work
@@ -183,7 +181,7 @@ async def run_workers(
 
 @asynccontextmanager
 async def run_history_workers(
-    config: Config, service: Service, worker: str
+    config: Config, service: Service
 ) -> AsyncIterator[asyncio.Task[None]]:
     """Trim the history and send webhooks within this."""
     engine, feed = service.engine, service.feed
@@ -194,33 +192,41 @@ async def run_history_workers(
         keep=timedelta(days=config.history_days),
         commits_max=config.history_notes_max,
     )
-    receivers = []
-    if config.webhook:
-        office = Office(
-            store=engine.store,
-            clock=engine.clock,
-            tail=feed,
-            worker=worker,
-            identity=await identity_of(engine.store, make_id),
-            changes=webhook_changes(config.webhook_changes),
-            secrets=read_webhook_secrets(config),
-            limit=timedelta(seconds=config.webhook_seconds_max),
-            chance=random.random,
+    works = [run_under_lease(engine.store, "retention", lambda lease: retention.run())]
+    webhooks = await make_webhooks(config, service) if config.webhook else ()
+    if webhooks:
+        feed.webhooks = webhooks
+        works.append(
+            run_under_lease(engine.store, "webhooks", lambda lease: deliver_all(webhooks, lease))
         )
-        for url in config.webhook:
-            box = Postbox(url, seconds_max=config.webhook_seconds_max)
-            receivers.append(Receiver(url, box, office))
-    for receiver in receivers:
-        await receiver.enter()
-    feed.webhooks = tuple(receivers)
-    work = asyncio.create_task(
-        run_together(retention.run(), *(receiver.run() for receiver in receivers))
-    )
+    work = asyncio.create_task(run_together(*works))
     try:
         yield work
     finally:
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
+        for webhook in webhooks:
+            await webhook.close()
+
+
+async def make_webhooks(config: Config, service: Service) -> tuple[Webhook, ...]:
+    """The configured webhooks, registered: they get everything that happens from now on."""
+    context = WebhookContext(
+        engine=service.engine,
+        feed=service.feed,
+        identity=await get_identity(service.engine, make_id),
+        changes=webhook_changes(config.webhook_changes),
+        secrets=read_webhook_secrets(config),
+        random=random.random,
+    )
+    timeout_seconds = config.webhook_seconds_max
+    webhooks = tuple(
+        Webhook(url, WebhookSender(url, timeout_seconds=timeout_seconds), context)
+        for url in config.webhook
+    )
+    for webhook in webhooks:
+        await webhook.register()
+    return webhooks
 
 
 def webhook_changes(names: Sequence[str]) -> frozenset[ChangeKind]:
@@ -242,7 +248,8 @@ async def run_together(*works: Coroutine[Any, Any, None]) -> None:
 
 def make_platform(config: Config, clock: Clock, service: Service) -> Platform:
     """The platform that carries out impacts."""
-    engine, board, turns = service.engine, service.engine.board, service.campaigns.cache.turns
+    engine, board = service.engine, service.engine.board
+    priorities = service.campaigns.cache.host_priorities
 
     def hosts() -> Iterator[str]:
         return chain(board.hosts, board.declared_hosts)
@@ -250,7 +257,7 @@ def make_platform(config: Config, clock: Clock, service: Service) -> Platform:
     for command in config.exec_command:
         if command.type != "*":
             parse_event_type("exec_command", command.type)
-    real = open_platform(config, clock, hosts=hosts, avoid=turns, environ=os.environ)
+    real = open_platform(config, clock, hosts=hosts, avoid=priorities, environ=os.environ)
     if real is not None:
         return real
     simulated = {
@@ -265,7 +272,7 @@ def make_platform(config: Config, clock: Clock, service: Service) -> Platform:
         clock,
         durations={**engine.timing.duration, **simulated},
         hosts=hosts,
-        avoid=turns,
+        avoid=priorities,
         failing=config.simulate_failure,
     )
 
@@ -311,28 +318,15 @@ async def wait_for_first(*works: Awaitable[None]) -> None:
         task.result()
 
 
-def settings(config: Config) -> Settings:
-    return Settings(
-        identify=frozenset(config.identify),
-        proxy_key=read_key(config.proxy_key_file),
-        wait_seconds_max=config.wait_seconds_max,
-        requests_per_second=config.requests_per_second,
-        first_call_delay_seconds=config.first_call_delay_seconds,
-        iso_not_before=config.not_before_format is NotBeforeFormat.DOCUMENTED,
-        legacy_path=config.legacy_path,
-        lenient_versions=config.lenient_versions,
-    )
-
-
 def make_listeners(
     config: Config, service: Service, certificate: Certificate | None, descriptors: int
 ) -> tuple[Listener, Listener]:
     """The listener for VMs and the listener for operators. They share nothing but the engine."""
     vms, operators = connection_limits(config, descriptors)
-    from forewarn.web.control.routes import metrics
+    from forewarn.web.control.routes.metrics import make_metrics_route
 
-    metadata = Metadata(service.engine, service.settings)
-    polls = Polls(service.engine, service.settings, vms)
+    metadata = Metadata(service.engine, config, read_key(config.proxy_key_file))
+    polls = Polls(service.engine, config, vms)
     return (
         Listener(
             metadata, config.metadata, polls, server_name=SERVER_METADATA, on_stop=metadata.stop
@@ -340,7 +334,7 @@ def make_listeners(
         make_control_listener(
             service,
             config.control,
-            [metrics.route(service, metadata, polls)],
+            [make_metrics_route(service, metadata, polls)],
             certificate,
             operators,
         ),
@@ -379,12 +373,13 @@ def make_control_listener(
 
     Litestar is imported here because it is slow to import.
     """
-    from forewarn.web.control.routes import fleet as control
+    from forewarn.web.control.app import make_app
+    from forewarn.web.control.routes.fleet import FLEET_BYTES_MAX
 
     require_token_outside_loopback(service.tokens, address)
-    app = control.app(service, host=address.host, more=more)
+    app = make_app(service, host=address.host, more=more)
     guard = ConnectionPolicy(
-        replace(limits, body_bytes_max=control.FLEET_BYTES_MAX),
+        replace(limits, body_bytes_max=FLEET_BYTES_MAX),
         control_body,
         service.engine.throttled_log,
     )
@@ -475,7 +470,7 @@ def read_file(path: Path, what: str) -> bytes:
         return path.read_bytes()
     except OSError as error:
         reason = error.strerror or error
-        raise Invalid(f"cannot read the {what} {path}: {reason}", file=str(path)) from error
+        raise Invalid(f"the {what} {path} cannot be read: {reason}", file=str(path)) from error
 
 
 def make_id() -> str:

@@ -16,18 +16,17 @@ from pathlib import Path
 
 import uvloop
 
-from forewarn.config import Address, Identify
+from forewarn.config import Address, Config, Identify
 from forewarn.core.command import Restart, SetMembers
 from forewarn.core.fleet import Policy, Scope, ScopeKind, Vm
 from forewarn.core.timing import Timing
 from forewarn.engine.clock import RealClock
 from forewarn.engine.engine import Engine
 from forewarn.store.memory import MemoryStore
-from forewarn.web.http.connection import Limits
+from forewarn.web.http.admission import Limits
 from forewarn.web.http.listener import SERVER_METADATA, Listener
 from forewarn.web.metadata.app import Metadata
 from forewarn.web.metadata.fast_path import Polls
-from forewarn.web.settings import Settings
 
 CONNECTIONS_MAX = 20_000
 CALLER = Vm(name="caller", address="127.0.0.1")
@@ -63,9 +62,9 @@ async def serve(arguments: argparse.Namespace) -> None:
         "callers", SetMembers(kind=ScopeKind.VM, policy=Policy(), vms=(CALLER,)), by="bench"
     )
     await engine.seen(engine.board.scopes["callers"])
-    settings = Settings(identify={Identify.ADDRESS, Identify.PATH}, wait_seconds_max=600)
-    application = Metadata(engine, settings)
-    polls = Polls(engine, settings, Limits(connections_per_address_max=CONNECTIONS_MAX))
+    config = Config(identify=(Identify.ADDRESS, Identify.PATH), wait_seconds_max=600)
+    application = Metadata(engine, config)
+    polls = Polls(engine, config, Limits(connections_per_address_max=CONNECTIONS_MAX))
     listener = Listener(
         application,
         Address("127.0.0.1", 0),

@@ -1,4 +1,4 @@
-"""What a server can do wrong, as faults to choose from."""
+"""Faults of a server, to combine with conditions on the request."""
 
 import json
 import re
@@ -27,21 +27,21 @@ def is_document(request: Request) -> bool:
     return request.method == "GET" and "/metadata/scheduledevents" in request.target.lower()
 
 
-def asks(part: str) -> When:
+def target_has(part: str) -> When:
     """Requests with this in their target."""
     return lambda request: part in request.target
 
 
-def has(name: str, part: str = "") -> When:
+def has_header(name: str, part: str = "") -> When:
     """Requests with such a header."""
     return lambda request: name in request.headers and part in request.headers[name]
 
 
-def lacks(name: str) -> When:
+def lacks_header(name: str) -> When:
     return lambda request: name not in request.headers
 
 
-def sends(pattern: bytes) -> When:
+def body_matches(pattern: bytes) -> When:
     """Requests with this in their body."""
     return lambda request: re.search(pattern, request.body) is not None
 
@@ -54,127 +54,133 @@ def both(first: When, second: When) -> When:
     return lambda request: first(request) and second(request)
 
 
-# --- what an answer becomes
+# --- faults in the response
 
 
-def answers(status: int, when: When = always, body: bytes = ERROR) -> Fault:
-    """Another answer altogether."""
+def respond_with(status: int, when: When = always, body: bytes = ERROR) -> Fault:
+    """A different response."""
 
-    def told(request: Request, reply: Reply) -> Reply:
+    def on_reply(request: Request, reply: Reply) -> Reply:
         return replace(reply, status=status).with_body(body) if when(request) else reply
 
-    return Fault(told=told)
+    return Fault(on_reply=on_reply)
 
 
-def turns(before: int, after: int, when: When = always) -> Fault:
-    """One status into another."""
+def change_status(before: int, after: int, when: When = always) -> Fault:
+    """A different status instead of `before`."""
 
-    def told(request: Request, reply: Reply) -> Reply:
+    def on_reply(request: Request, reply: Reply) -> Reply:
         return replace(reply, status=after) if reply.status == before and when(request) else reply
 
-    return Fault(told=told)
+    return Fault(on_reply=on_reply)
 
 
-def edits(change: Callable[[Any], Any], when: When = always, **shape: Any) -> Fault:
-    """Another JSON. What `change` gives back replaces it; None: it was changed in place."""
+def edit_json(change: Callable[[Any], Any], when: When = always, **shape: Any) -> Fault:
+    """Different JSON: what `change` returns, or None if it changed the value in place."""
 
-    def told(request: Request, reply: Reply) -> Reply:
+    def on_reply(request: Request, reply: Reply) -> Reply:
         if not when(request) or not reply.body.startswith(b"{"):
             return reply
-        said = json.loads(reply.body)
-        changed = change(said)
+        value = json.loads(reply.body)
+        changed = change(value)
         compact = {"separators": (",", ":")} | shape
-        return reply.with_body(json.dumps(said if changed is None else changed, **compact).encode())
+        return reply.with_body(
+            json.dumps(value if changed is None else changed, **compact).encode()
+        )
 
-    return Fault(told=told)
+    return Fault(on_reply=on_reply)
 
 
-def document(change: Callable[[Json], Any], when: When = always, **shape: Any) -> Fault:
-    return edits(
-        lambda said: change(said) if "Events" in said else None, both(is_document, when), **shape
+def edit_document(change: Callable[[Json], Any], when: When = always, **shape: Any) -> Fault:
+    return edit_json(
+        lambda value: change(value) if "Events" in value else None, both(is_document, when), **shape
     )
 
 
-def event(change: Callable[[Json], object], when: When = always) -> Fault:
-    """Every event of every document."""
+def edit_events(change: Callable[[Json], object], when: When = always) -> Fault:
+    """Change every event of every document."""
 
-    def each(said: Json) -> None:
-        for one in said["Events"]:
-            change(one)
+    def each(value: Json) -> None:
+        for entry in value["Events"]:
+            change(entry)
 
-    return document(each, when)
-
-
-def sets(**members: object) -> Fault:
-    return event(lambda one: one.update(members))
+    return edit_document(each, when)
 
 
-def once_started(change: Callable[[Json], object], when: When = always) -> Fault:
-    return event(lambda one: change(one) if one["EventStatus"] == "Started" else None, when)
+def set_members(**members: object) -> Fault:
+    return edit_events(lambda entry: entry.update(members))
 
 
-def drops(name: str, status: int = 0) -> Fault:
-    """A header, from every answer or from those of a status."""
+def edit_started_events(change: Callable[[Json], object], when: When = always) -> Fault:
+    return edit_events(
+        lambda entry: change(entry) if entry["EventStatus"] == "Started" else None, when
+    )
+
+
+def drop_header(name: str, status: int = 0) -> Fault:
+    """Drop a header from every response, or from those with a status."""
     return Fault(
-        told=lambda request, reply: (
+        on_reply=lambda request, reply: (
             reply.with_header(name, None) if status in (0, reply.status) else reply
         )
     )
 
 
-def says(name: str, value: str, when: When = always) -> Fault:
-    """Another value of a header."""
+def set_header(name: str, value: str, when: When = always) -> Fault:
+    """A different value of a header."""
     return Fault(
-        told=lambda request, reply: reply.with_header(name, value) if when(request) else reply
+        on_reply=lambda request, reply: reply.with_header(name, value) if when(request) else reply
     )
 
 
-def tells(when: When = always, **changes: Any) -> Fault:
-    return Fault(told=lambda request, reply: replace(reply, **changes) if when(request) else reply)
+def change_reply(when: When = always, **changes: Any) -> Fault:
+    return Fault(
+        on_reply=lambda request, reply: replace(reply, **changes) if when(request) else reply
+    )
 
 
-def counts(of: Callable[[Request, Reply], bool], when: When = is_document) -> Fault:
-    """A DocumentIncarnation that grows with something that is no change."""
+def count_as_change(of: Callable[[Request, Reply], bool], when: When = is_document) -> Fault:
+    """A DocumentIncarnation that also grows with requests that change nothing."""
     seen = list[Request]()
 
-    def told(request: Request, reply: Reply) -> Reply:
+    def on_reply(request: Request, reply: Reply) -> Reply:
         if of(request, reply):
             seen.append(request)
         if not when(request) or b'"Events"' not in reply.body:
             return reply
-        said = json.loads(reply.body)
-        said["DocumentIncarnation"] += len(seen)
-        return reply.with_body(json.dumps(said, separators=(",", ":")).encode())
+        value = json.loads(reply.body)
+        value["DocumentIncarnation"] += len(seen)
+        return reply.with_body(json.dumps(value, separators=(",", ":")).encode())
 
-    return Fault(told=told)
+    return Fault(on_reply=on_reply)
 
 
-def remembers(*, changed: Json) -> Fault:
-    """Events that are over stay in the document."""
+def keep_ended_events(*, changed: Json) -> Fault:
+    """Ended events stay in the document."""
     past = dict[str, Json]()
 
-    def change(said: Json) -> None:
-        here = {one["EventId"]: one for one in said["Events"]}
-        said["Events"] += [one for event_id, one in past.items() if event_id not in here]
-        past.update({event_id: one | changed for event_id, one in here.items()})
+    def change(value: Json) -> None:
+        here = {entry["EventId"]: entry for entry in value["Events"]}
+        value["Events"] += [entry for event_id, entry in past.items() if event_id not in here]
+        past.update({event_id: entry | changed for event_id, entry in here.items()})
 
-    return document(change)
-
-
-# --- what a request becomes
+    return edit_document(change)
 
 
-def heeds(name: str, value: str | None, when: When = always) -> Fault:
-    """A request as if it had this header, or for None as if it had not."""
+# --- faults in reading the request
+
+
+def change_request_header(name: str, value: str | None, when: When = always) -> Fault:
+    """Treat a request as if it had this header, or for None as if it had not."""
     return Fault(
-        asked=lambda request: request.with_header(name, value) if when(request) else request
+        on_request=lambda request: request.with_header(name, value) if when(request) else request
     )
 
 
-def reads(pattern: str, other: str, when: When = always) -> Fault:
-    """A request as if it had another target."""
+def rewrite_target(pattern: str, other: str, when: When = always) -> Fault:
+    """Treat a request as if it had a different target."""
     return Fault(
-        asked=lambda request: (
+        on_request=lambda request: (
             replace(request, target=re.sub(pattern, other, request.target))
             if when(request)
             else request
@@ -185,35 +191,37 @@ def reads(pattern: str, other: str, when: When = always) -> Fault:
 POLLS = count()
 
 
-def is_ever_later(one: Json) -> None:
-    one["NotBefore"] = f"Thu, 22 Jul 2021 04:50:{next(POLLS) % 60:02d} GMT"
+def move_not_before(entry: Json) -> None:
+    entry["NotBefore"] = f"Thu, 22 Jul 2021 04:50:{next(POLLS) % 60:02d} GMT"
 
 
-def is_repeated() -> When:
+def all_but_first() -> When:
     """All requests but the first."""
     times = count()
     return lambda request: next(times) > 0
 
 
-FORGETS_HEADER = heeds("Metadata", "true")
-NO_JSON = answers(400, always, b"Bad Request")
-STUCK = document(lambda said: said.update(DocumentIncarnation=7))
-IS_OK = turns(400, 200)
-IS_OK_POST = turns(400, 200, is_post)
-IS_GONE = turns(404, 200)
+HEADER_NOT_REQUIRED = change_request_header("Metadata", "true")
+PLAIN_TEXT_ERROR = respond_with(400, always, b"Bad Request")
+STUCK_INCARNATION = edit_document(lambda value: value.update(DocumentIncarnation=7))
+ERROR_AS_200 = change_status(400, 200)
+POST_ERROR_AS_200 = change_status(400, 200, is_post)
+NOT_FOUND_AS_200 = change_status(404, 200)
 
 
-def refuses(when: When) -> Fault:
-    """An approval that is refused."""
-    return answers(400, both(is_post, when))
+def reject_approval(when: When) -> Fault:
+    """Reject an approval."""
+    return respond_with(400, both(is_post, when))
 
 
-def extra(**members: object) -> Fault:
-    """One more event, like the last one but for these members."""
-    return document(
-        lambda said: said["Events"].append(said["Events"][-1] | members) if said["Events"] else None
+def add_event(**members: object) -> Fault:
+    """One more event, like the last one except for these members."""
+    return edit_document(
+        lambda value: (
+            value["Events"].append(value["Events"][-1] | members) if value["Events"] else None
+        )
     )
 
 
-def renamed(compute: Json) -> Json:
+def reversed_members(compute: Json) -> Json:
     return dict(reversed(compute.items()))

@@ -13,7 +13,7 @@ from forewarn.conformance.raw_http import SessionClock
 from forewarn.conformance.run import Result, Verdict, run
 from forewarn.conformance.session import Session, parse_endpoint
 from tests.conformance.wrong_answers import WRONG
-from tests.conformance.wrong_server import Clock, Fault, Request, wrong
+from tests.conformance.wrong_server import Clock, Fault, Request, faulty_server
 from tests.e2e.service import Service, running
 
 NAMES = ("web-0", "web-1", "db")
@@ -31,7 +31,7 @@ def run_checks(
 ) -> tuple[list[Result], list[Request]]:
     """The named checks, or all, through a server with a fault; and the requests it got."""
     clock = Clock(time.monotonic, time.sleep)
-    with wrong(service.metadata, fault, clock) as server:
+    with faulty_server(service.metadata, fault, clock) as server:
         session = Session(
             parse_endpoint(server.url),
             names=() if is_reading else NAMES,

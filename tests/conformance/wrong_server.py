@@ -36,7 +36,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """`surplus` follows the body. `is_last`: hang up afterwards; None: as the client wishes."""
+    """`surplus` follows the body. `is_last`: close afterwards; None: as the client requests."""
 
     status: int
     lines: tuple[tuple[str, str], ...]
@@ -59,20 +59,18 @@ class Reply:
 
 @dataclass(frozen=True)
 class Fault:
-    """What is done to a request on its way in and to an answer on its way out, and how the
-    connection misbehaves.
-    """
+    """Changes to each request and each reply, and faults of the connection."""
 
-    asked: Callable[[Request], Request] = lambda request: request
-    told: Callable[[Request, Reply], Reply] = lambda request, reply: reply
-    swallows: Callable[[Request], bool] = lambda request: False
+    on_request: Callable[[Request], Request] = lambda request: request
+    on_reply: Callable[[Request, Reply], Reply] = lambda request, reply: reply
+    is_swallowed: Callable[[Request], bool] = lambda request: False
     continues: bool = True
     echoes_close: bool = True
-    takes_pieces: bool = True
+    accepts_pieces: bool = True
 
 
 class Clock:
-    """Real time, and what is skipped instead of slept."""
+    """Real time, plus the time that was skipped instead of slept."""
 
     def __init__(self, now: Callable[[], float], sleep: Callable[[float], None]) -> None:
         self._now, self._sleep = now, sleep
@@ -87,8 +85,8 @@ class Clock:
 
 
 @dataclass
-class WrongServer:
-    """`url` is where it stands; `requests` are those it received."""
+class FaultyServer:
+    """`url` is its address; `requests` are those it received."""
 
     upstream: str
     fault: Fault
@@ -98,7 +96,7 @@ class WrongServer:
 
     def serve(self, connection: socket.socket) -> None:
         with connection.makefile("rwb") as file:
-            while request := self._read(connection, file):  # ends with the connection
+            while request := self._read(connection, file):
                 self.requests.append(request)
                 reply = self._reply(request)
                 is_asked_to = (
@@ -114,14 +112,16 @@ class WrongServer:
                     return
 
     def _reply(self, request: Request) -> Reply:
-        if self.fault.swallows(request):
+        if self.fault.is_swallowed(request):
             return Reply(200, (("content-length", "0"),), b"")
-        reply = self.fault.told(request, self._forward(self.fault.asked(request)))
+        reply = self.fault.on_reply(request, self._forward(self.fault.on_request(request)))
         self.clock.skipped += reply.seconds
         return reply
 
     def _read(self, connection: socket.socket, file: BufferedRWPair) -> Request | None:
-        if not self.fault.takes_pieces and HEAD_END not in connection.recv(65536, socket.MSG_PEEK):
+        if not self.fault.accepts_pieces and HEAD_END not in connection.recv(
+            65536, socket.MSG_PEEK
+        ):
             return None
         head = list[bytes]()
         while (line := file.readline(65536)) not in (
@@ -182,8 +182,8 @@ def _encode(request: Request, reply: Reply) -> bytes:
 
 
 @contextmanager
-def wrong(upstream: str, fault: Fault, clock: Clock) -> Iterator[WrongServer]:
-    server = WrongServer(upstream, fault, clock)
+def faulty_server(upstream: str, fault: Fault, clock: Clock) -> Iterator[FaultyServer]:
+    server = FaultyServer(upstream, fault, clock)
 
     class Handler(socketserver.BaseRequestHandler):
         def handle(self) -> None:

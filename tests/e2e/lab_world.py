@@ -8,7 +8,7 @@ from forewarn.lab.fault.active import FaultSet, parse_fault
 from forewarn.lab.fault.filter import FaultFilter
 from forewarn.lab.fault.tcp import FilteredPolls
 from forewarn.lab.transcript import Transcript
-from forewarn.web.http.connection import Limits
+from forewarn.web.http.admission import Limits
 from forewarn.web.http.listener import SERVER_METADATA, Listener
 from forewarn.web.metadata import request as metadata_request
 from forewarn.web.metadata.app import Message
@@ -29,7 +29,7 @@ class FaultyWorld(World):
         self.listener = Listener(
             self._application,
             Address("127.0.0.1", 0),
-            FilteredPolls(self.engine, self.settings, Limits()),
+            FilteredPolls(self.engine, self.config, Limits()),
             server_name=SERVER_METADATA,
             on_stop=self.metadata.stop,
             stop_seconds_max=2.0,

@@ -1,6 +1,4 @@
-"""A metadata listener on a real socket, in a loop and a thread of its own, and a raw client that
-sees every byte.
-"""
+"""A metadata listener on a real socket, in its own thread, and a client that sees every byte."""
 
 import asyncio
 import re
@@ -16,48 +14,48 @@ from typing import Any, Self, TypeVar
 import uvloop
 from uvicorn.server import ServerState
 
-from forewarn.config import Address, Identify
+from forewarn.config import Address, Config, Identify
 from forewarn.core.command import Command, Restart, SetMembers
 from forewarn.core.fleet import Policy, Scope, ScopeKind, Vm
 from forewarn.core.timing import Timing
 from forewarn.engine.clock import Clock, RealClock
 from forewarn.engine.engine import Engine
 from forewarn.store.memory import MemoryStore
-from forewarn.web.http.connection import Limits
+from forewarn.web.http.admission import Limits
 from forewarn.web.http.listener import SERVER_METADATA, Listener
 from forewarn.web.metadata.app import Message, Metadata, Receive, Send
 from forewarn.web.metadata.fast_path import Polls
-from forewarn.web.settings import Settings
 
 T = TypeVar("T")
 
 EVENT_ID = "602D9444-D2CD-49C7-8624-8643E7171297"
 VERSION = "2020-07-01"
-POLL = f"GET /metadata/scheduledevents?api-version={VERSION} HTTP/1.1\r\nHost: h\r\nMetadata: true\r\n\r\n".encode()
-ANSWER_SECONDS_MAX = 10.0
+TARGET = f"/metadata/scheduledevents?api-version={VERSION}"
+POLL = f"GET {TARGET} HTTP/1.1\r\nHost: h\r\nMetadata: true\r\n\r\n".encode()
+RESPONSE_SECONDS_MAX = 10.0
 SENT_BYTES_MAX = 200_000_000
 
 
 class World:
-    """`web-0` calls from 127.0.0.1; `web-1` is in the same scope, `db-0` in another. `called`: what
-    reached the application.
+    """`web-0` is at 127.0.0.1; `web-1` is in the same scope, `db-0` in another.
 
-    Whatever the event loop finds broken fails the test in the end.
+    `called` lists what reached the application. Errors of the event loop fail the test.
     """
 
     def __init__(
         self,
-        settings: Settings | None = None,
+        config: Config | None = None,
         limits: Limits | None = None,
         clock: Clock | None = None,
         application: Callable[[Message, Receive, Send], Awaitable[None]] | None = None,
         stop_seconds_max: float = 2.0,
+        proxy_key: bytes = b"key",
     ) -> None:
         self.engine = Engine(MemoryStore(), clock or RealClock(), Timing())
-        self.settings = settings or Settings(identify={Identify.ADDRESS, Identify.PATH})
-        self.metadata = Metadata(self.engine, self.settings)
+        self.config = config or Config(identify=(Identify.ADDRESS, Identify.PATH))
+        self.metadata = Metadata(self.engine, self.config, proxy_key)
         self.application = application or self.metadata
-        self.polls = AheadPolls(self.engine, self.settings, limits or Limits())
+        self.polls = AheadPolls(self.engine, self.config, limits or Limits())
         self.called: list[str] = []
         self.listener = Listener(
             self._application,
@@ -112,7 +110,7 @@ class World:
         return f"http://127.0.0.1:{self.port}"
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(ANSWER_SECONDS_MAX)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(RESPONSE_SECONDS_MAX)
 
     def submit(self, command: Command, scope: str = "web") -> None:
         self.run(self.engine.submit(scope, command, by="test"))
@@ -124,7 +122,7 @@ class World:
         self.submit(Restart(vm=vm, event_id=event_id))
 
     def pass_time(self, span: timedelta) -> None:
-        """From now on it is so much later than it is, to the guard of the connections."""
+        """Let the policy of the connections see a later time from now on."""
 
         async def tick() -> None:
             self.polls.ahead_seconds = span.total_seconds()
@@ -133,8 +131,8 @@ class World:
         self.run(tick())
 
     def until(self, is_true: Callable[[], bool]) -> None:
-        """Until the server has noticed."""
-        deadline = time.monotonic() + ANSWER_SECONDS_MAX
+        """Wait for a condition in the server."""
+        deadline = time.monotonic() + RESPONSE_SECONDS_MAX
         while not is_true():
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -145,11 +143,11 @@ class World:
     def connect(self, source: str = "127.0.0.1") -> "Client":
         return Client(self.port, source)
 
-    def ask(self, request: bytes) -> "Answer":
+    def ask(self, request: bytes) -> "RawResponse":
         """One request on a connection of its own."""
         with self.connect() as client:
             client.send(request)
-            return client.answer()
+            return client.response()
 
 
 class AheadPolls(Polls):
@@ -161,8 +159,8 @@ class AheadPolls(Polls):
         super().tick(state, now + self.ahead_seconds)
 
 
-class Answer:
-    """An answer as it came: `raw` is every byte of it."""
+class RawResponse:
+    """`raw` is every byte of the response."""
 
     def __init__(self, head: bytes, body: bytes) -> None:
         self.raw = head + body
@@ -177,11 +175,11 @@ class Answer:
 
 
 class Client:
-    """A socket. Nothing is added, nothing is taken away."""
+    """A plain socket."""
 
     def __init__(self, port: int, source: str = "127.0.0.1") -> None:
         self._socket = socket.create_connection(
-            ("127.0.0.1", port), timeout=ANSWER_SECONDS_MAX, source_address=(source, 0)
+            ("127.0.0.1", port), timeout=RESPONSE_SECONDS_MAX, source_address=(source, 0)
         )
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._buffer = b""
@@ -203,24 +201,24 @@ class Client:
     def finish_sending(self) -> None:
         self._socket.shutdown(socket.SHUT_WR)
 
-    def answer(self, *, has_body: bool = True) -> Answer:
+    def response(self, *, has_body: bool = True) -> RawResponse:
         while b"\r\n\r\n" not in self._buffer:
             self._more()
         head, _, self._buffer = self._buffer.partition(b"\r\n\r\n")
-        answer = Answer(head + b"\r\n\r\n", b"")
+        response = RawResponse(head + b"\r\n\r\n", b"")
         length = (
-            int(answer.headers.get("content-length", "0"))
-            if has_body and answer.status not in (100, 304)
+            int(response.headers.get("content-length", "0"))
+            if has_body and response.status not in (100, 304)
             else 0
         )
         while len(self._buffer) < length:
             self._more()
         body, self._buffer = self._buffer[:length], self._buffer[length:]
-        return Answer(head + b"\r\n\r\n", body)
+        return RawResponse(head + b"\r\n\r\n", body)
 
-    def rest(self) -> bytes:
-        """All that comes until the server closes."""
-        while True:  # ends when the server closes, or with a timeout
+    def read_to_end(self) -> bytes:
+        """Read until the server closes."""
+        while True:
             try:
                 piece = self._socket.recv(65536)
             except ConnectionResetError:
@@ -230,7 +228,7 @@ class Client:
             self._buffer += piece
 
     def send_until_stuck(self, data: bytes) -> int:
-        """Send again and again, reading nothing, until nothing more is taken; how much was."""
+        """Send without reading until the server accepts no more; the number of bytes sent."""
         self._socket.settimeout(0.5)
         sent = 0
         try:
@@ -239,19 +237,19 @@ class Client:
         except TimeoutError:
             return sent
         finally:
-            self._socket.settimeout(ANSWER_SECONDS_MAX)
+            self._socket.settimeout(RESPONSE_SECONDS_MAX)
         raise AssertionError(f"the server took {sent} bytes")
 
-    def count_answers(self) -> int:
-        """How many answers have begun to arrive so far, without waiting for more."""
+    def count_responses(self) -> int:
+        """The number of responses that have begun to arrive, without waiting."""
         self._socket.setblocking(False)
         with suppress(BlockingIOError):
             self._buffer += self._socket.recv(1 << 20)
-        self._socket.settimeout(ANSWER_SECONDS_MAX)
+        self._socket.settimeout(RESPONSE_SECONDS_MAX)
         return self._buffer.count(b"HTTP/1.1 ")
 
     def take(self, size: int) -> int:
-        """Read so much and throw it away; how much came before the server closed."""
+        """Read and discard bytes; the number read before the server closed."""
         taken = 0
         while taken < size:
             piece = self._socket.recv(size - taken)
@@ -279,7 +277,7 @@ class Client:
         except TimeoutError:
             return True
         finally:
-            self._socket.settimeout(ANSWER_SECONDS_MAX)
+            self._socket.settimeout(RESPONSE_SECONDS_MAX)
         return False
 
     def _more(self) -> None:

@@ -1,6 +1,4 @@
-"""Each kind of step at its real work: real processes, HAProxy from Debian, an API server over TLS,
-systemd where it runs.
-"""
+"""Each kind of step with real processes, HAProxy, an API server over TLS, and systemd."""
 
 import json
 import logging
@@ -35,7 +33,7 @@ EVENT = Event(
 def run(
     kind: str, spec: object, phase: str = "prepare", *, seconds: float = 20, event: Event = EVENT
 ) -> float:
-    """Run the step, and say how long it took."""
+    """Run the step, and return how long it took."""
     begun = time.monotonic()
     make_step(kind, spec, kind).run(StepContext(event, Phase(phase), "web-0", begun + seconds))
     return time.monotonic() - begun
@@ -52,7 +50,8 @@ def test_run_terminates_a_command_with_all_its_children(tmp_path: Path) -> None:
     deep = "import signal, subprocess, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
     leaf = (
         deep
-        + f"open({str(tmp_path / 'leaf')!r}, 'w').write(str(__import__('os').getpid())); time.sleep(600)"
+        + f"open({str(tmp_path / 'leaf')!r}, 'w').write(str(__import__('os').getpid()));"
+        + "time.sleep(600)"
     )
     tree = deep + f"subprocess.Popen([sys.executable, '-c', {leaf!r}]); time.sleep(600)"
     step = make_step("run", {"command": [sys.executable, "-c", tree], "grace_seconds": 0.5}, "W")
@@ -61,8 +60,8 @@ def test_run_terminates_a_command_with_all_its_children(tmp_path: Path) -> None:
 
     leaf_stat = Path(f"/proc/{(tmp_path / 'leaf').read_text()}/stat")
     until = time.monotonic() + 10
-    while is_running(leaf_stat):  # killed it is; the kernel may need a moment to end it
-        assert time.monotonic() < until, "the leaf lives on"
+    while is_running(leaf_stat):  # the kernel may need a little time
+        assert time.monotonic() < until, "the leaf still runs"
         time.sleep(0.05)
 
 
@@ -223,8 +222,11 @@ def test_kubernetes_keeps_a_cordon_until_the_last_event_ends(
     """One event's recovery must not fill the node again for the other's impact."""
     other = Event(id="e2", type="Redeploy", status="Scheduled", resources=("web-0",))
     with serving(tmp_path) as api:
-        both = [threading.Thread(target=run, args=("kubernetes", kubernetes(api, tmp_path)), kwargs={"event": event})
-                for event in (EVENT, other)]  # fmt: skip
+        arguments = ("kubernetes", kubernetes(api, tmp_path))
+        both = [
+            threading.Thread(target=run, args=arguments, kwargs={"event": event})
+            for event in (EVENT, other)
+        ]
         for thread in both:
             thread.start()
         for thread in both:
@@ -272,27 +274,29 @@ def test_http_calls_verified_https_and_plain_http(tmp_path: Path) -> None:
 
 
 def test_systemd_uses_the_systemctl_on_the_path(tmp_path: Path) -> None:
-    script(tmp_path / "systemctl", f'echo "$1 $3" >> {tmp_path}/asked')
+    script(tmp_path / "systemctl", f'echo "$1 $3" >> {tmp_path}/calls')
     code = (
-        "from tests.unit.agent.steps.build import context; from forewarn.agent.steps import make_step as make;"
-        "[make('systemd', ['a', 'b'], 'W').run(context(phase)) for phase in ('prepare', 'recover')]"
+        "from tests.unit.agent.steps.build import context;"
+        "from forewarn.agent.steps import make_step;"
+        "step = make_step('systemd', ['a', 'b'], 'W');"
+        "[step.run(context(phase)) for phase in ('prepare', 'recover')]"
     )
     environ = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
     subprocess.run(
         [sys.executable, "-c", code], env=environ, cwd=Path(__file__).parents[2], check=True
     )
 
-    assert (tmp_path / "asked").read_text() == "stop a\nstop b\nstart b\nstart a\n"
+    assert (tmp_path / "calls").read_text() == "stop a\nstop b\nstart b\nstart a\n"
 
 
 def is_systemd_running() -> bool:
     systemctl = shutil.which("systemctl")
     if systemctl is None or os.geteuid() != 0:
         return False
-    said = subprocess.run(
+    state = subprocess.run(
         [systemctl, "is-system-running"], check=False, capture_output=True, text=True
     ).stdout.strip()
-    return said in ("running", "degraded", "starting", "initializing")
+    return state in ("running", "degraded", "starting", "initializing")
 
 
 @pytest.mark.system

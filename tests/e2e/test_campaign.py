@@ -1,6 +1,4 @@
-"""Campaigns with real processes: by the command line, through a kill of the service, braked by a
-failure or a health command.
-"""
+"""Campaigns with real processes: command line, a killed service, failures, health commands."""
 
 import os
 import pty
@@ -15,7 +13,8 @@ from tests.e2e.waiting import eventually
 
 HOSTS = ("rack-1", "rack-2", "rack-3", "rack-4")
 FLEET = (
-    "scopes:\n  - name: web\n    kind: availability-set\n    policy: {max_unavailable: 1}\n    vms:\n"
+    "scopes:\n  - name: web\n    kind: availability-set\n    policy: {max_unavailable: 1}\n"
+    "    vms:\n"
     + "".join(
         f"      - {{name: web-{number}, host: {host}}}\n" for number, host in enumerate(HOSTS)
     )
@@ -24,8 +23,8 @@ FAST = ("--rate", "900", "--simulate-duration", "Reboot=300ms")
 """A notice of 15 minutes takes a second."""
 
 
-def started(service: Service, *more: str) -> str:
-    """Starts a campaign with the command line and gives its id."""
+def start(service: Service, *more: str) -> str:
+    """Start a campaign with the command line; returns its id."""
     result = forewarn(
         "campaign",
         "start",
@@ -42,24 +41,22 @@ def started(service: Service, *more: str) -> str:
     return result.stdout.split()[1]
 
 
-def shown(service: Service, campaign: str) -> Any:
+def show(service: Service, campaign: str) -> Any:
     status, answer = service.ask("GET", f"/campaigns/{campaign}")
     assert status == 200
     return answer
 
 
-def test_a_campaign_goes_on_after_the_service_was_killed_half_way_and_ends(tmp_path: Path) -> None:
-    """No host is forgotten and none is done twice: every VM has had one event, and the history
-    tells each of them once.
-    """
+def test_campaign_continues_after_the_service_was_killed(tmp_path: Path) -> None:
+    """No host is forgotten and none is done twice: every VM has one event in the history."""
     with running(tmp_path, *FAST, fleet=FLEET) as service:
-        campaign = started(service, "--name", "kernel")
-        eventually(lambda: shown(service, campaign)["hosts"]["done"] >= 1)
+        campaign = start(service, "--name", "kernel")
+        eventually(lambda: show(service, campaign)["hosts"]["done"] >= 1)
         service.kill()
         service.start()
-        eventually(lambda: bool(shown(service, campaign)["ended_at"]))
+        eventually(lambda: bool(show(service, campaign)["ended_at"]))
 
-        end = shown(service, campaign)
+        end = show(service, campaign)
         assert (end["state"], end["hosts"]["done"]) == ("done", 4)
         entries = service.ask("GET", "/history?limit=1000")[1]["history"]
         scheduled = [entry["resources"] for entry in entries if entry["what"] == "scheduled"]
@@ -69,7 +66,7 @@ def test_a_campaign_goes_on_after_the_service_was_killed_half_way_and_ends(tmp_p
         }
 
 
-def test_the_plan_is_printed_and_nothing_is_done(tmp_path: Path) -> None:
+def test_plan_prints_the_waves_and_starts_nothing(tmp_path: Path) -> None:
     with running(tmp_path, *FAST, fleet=FLEET) as service:
         words = ("--type", "Reboot", "--hosts", "rack-[12]", "--max-hosts", "2", "--plan")
         result = forewarn("campaign", "start", *words, FOREWARN_CONTROL=service.control)
@@ -89,10 +86,10 @@ def test_the_plan_is_printed_and_nothing_is_done(tmp_path: Path) -> None:
     ]
 
 
-def test_a_watch_shows_progress_and_ends_with_the_campaign(tmp_path: Path) -> None:
-    """In a pipe a line whenever something is new; the exit code tells scripts that all went well."""
+def test_watch_shows_progress_and_ends_with_the_campaign(tmp_path: Path) -> None:
+    """In a pipe a line for each change; the exit code tells scripts whether all hosts are done."""
     with running(tmp_path, "--simulate-duration", "Reboot=10ms", fleet=FLEET) as service:
-        campaign = started(service)
+        campaign = start(service)
         with subprocess.Popen(
             [FOREWARN, "campaign", "watch", campaign],
             env=environment(FOREWARN_CONTROL=service.control, PYTHONUNBUFFERED="1"),
@@ -101,7 +98,7 @@ def test_a_watch_shows_progress_and_ends_with_the_campaign(tmp_path: Path) -> No
         ) as watching:
             assert watching.stdout
             first = watching.stdout.readline()
-            eventually(lambda: bool(approved(service, campaign)["ended_at"]))
+            eventually(lambda: bool(approve_all(service, campaign)["ended_at"]))
             rest = watching.stdout.read().splitlines()
 
     assert "rack-1: 1 event to start until" in first
@@ -110,17 +107,17 @@ def test_a_watch_shows_progress_and_ends_with_the_campaign(tmp_path: Path) -> No
     assert watching.returncode == 0
 
 
-def approved(service: Service, campaign: str) -> Any:
-    """The campaign, when all that is Scheduled has been approved."""
+def approve_all(service: Service, campaign: str) -> Any:
+    """Approve every Scheduled event; returns the campaign."""
     for event in service.ask("GET", "/events")[1]["events"]:
         if event["status"] == "Scheduled":
             assert service.ask("POST", f"/events/{event['id']}/approve")[0] in (200, 202, 409)
-    return shown(service, campaign)
+    return show(service, campaign)
 
 
-def test_a_watch_on_a_terminal_is_a_bar(tmp_path: Path) -> None:
+def test_watch_shows_a_bar_on_a_terminal(tmp_path: Path) -> None:
     with running(tmp_path, *FAST, fleet=FLEET) as service:
-        campaign = started(service)
+        campaign = start(service)
         outlet, inlet = pty.openpty()
         with subprocess.Popen(
             [FOREWARN, "campaign", "watch", campaign],
@@ -141,8 +138,8 @@ def test_a_watch_on_a_terminal_is_a_bar(tmp_path: Path) -> None:
     assert b"4/4 hosts" in seen
 
 
-def test_a_failed_impact_pauses_the_campaign_and_a_resume_goes_on(tmp_path: Path) -> None:
-    """A watch of it ends then, and says so by its exit code; a person decides what comes next."""
+def test_failed_impact_pauses_the_campaign_until_a_resume(tmp_path: Path) -> None:
+    """A watch ends then with exit code 1; an operator decides what happens next."""
     with running(
         tmp_path,
         *FAST,
@@ -152,47 +149,52 @@ def test_a_failed_impact_pauses_the_campaign_and_a_resume_goes_on(tmp_path: Path
         "0",
         fleet=FLEET,
     ) as service:
-        campaign = started(service)
+        campaign = start(service)
         watched = forewarn("campaign", "watch", campaign, FOREWARN_CONTROL=service.control)
         resumed = forewarn("campaign", "resume", campaign, FOREWARN_CONTROL=service.control)
-        eventually(lambda: bool(shown(service, campaign)["ended_at"]))
-        end = shown(service, campaign)
+        eventually(lambda: bool(show(service, campaign)["ended_at"]))
+        end = show(service, campaign)
 
     assert watched.returncode == 1
     assert "is paused: rack-2: event" in watched.stdout.splitlines()[-1]
     assert resumed.stdout.startswith(f"campaign {campaign} is running")
     assert (end["state"], end["hosts"]["done"], end["hosts"]["failed"]) == ("done", 3, 1)
-    assert [trouble["host"] for trouble in end["troubles"]] == ["rack-2"]
+    assert [host["host"] for host in end["skipped_hosts"]] == ["rack-2"]
 
 
-def test_a_health_command_is_asked_after_each_host_and_its_no_pauses(tmp_path: Path) -> None:
-    """It runs without a shell and is told the host; what it says is why the campaign was paused."""
+def test_failing_health_command_pauses_the_campaign(tmp_path: Path) -> None:
+    """It runs without a shell and gets the host; its output is the reason of the pause."""
     script = tmp_path / "health"
     script.write_text(
-        f"#!{sys.executable}\nimport os, sys\nprint('disk of', sys.argv[1])\nsys.exit(os.environ['FOREWARN_HOST'] == 'rack-2')\n"
+        f"#!{sys.executable}\nimport os, sys\nprint('disk of', sys.argv[1])\n"
+        "sys.exit(os.environ['FOREWARN_HOST'] == 'rack-2')\n"
     )
     script.chmod(0o755)
     with running(
         tmp_path, *FAST, "--campaign-health-command", f"{script} {{host}}", fleet=FLEET
     ) as service:
-        campaign = started(service)
-        eventually(lambda: bool(shown(service, campaign)["state"] == "paused"))
-        braked = shown(service, campaign)
+        campaign = start(service)
+        eventually(lambda: bool(show(service, campaign)["state"] == "paused"))
+        paused = show(service, campaign)
 
-    assert (braked["hosts"]["done"], braked["hosts"]["failed"], braked["is_braked"]) == (1, 1, True)
-    assert braked["why_paused"].endswith("exited with 1 disk of rack-2")
+    assert (paused["hosts"]["done"], paused["hosts"]["failed"], paused["paused_by_failure"]) == (
+        1,
+        1,
+        True,
+    )
+    assert paused["pause_reason"].endswith("exited with 1 disk of rack-2")
 
 
-def test_a_cancel_takes_back_what_is_scheduled(tmp_path: Path) -> None:
+def test_cancel_cancels_scheduled_events(tmp_path: Path) -> None:
     with running(tmp_path, "--rate", "1", fleet=FLEET) as service:
-        campaign = started(service)
+        campaign = start(service)
         eventually(lambda: len(service.ask("GET", "/events")[1]["events"]) == 1)
         result = forewarn("campaign", "cancel", campaign, FOREWARN_CONTROL=service.control)
-        eventually(lambda: bool(shown(service, campaign)["ended_at"]))
+        eventually(lambda: bool(show(service, campaign)["ended_at"]))
 
         assert result.stdout.startswith(f"campaign {campaign} is canceled")
         assert service.ask("GET", "/events")[1]["events"] == []
-        assert shown(service, campaign)["hosts"]["skipped"] == 4
+        assert show(service, campaign)["hosts"]["skipped"] == 4
         refused = forewarn("campaign", "resume", campaign, FOREWARN_CONTROL=service.control)
         assert (refused.returncode, refused.stderr) == (
             1,
@@ -200,18 +202,16 @@ def test_a_cancel_takes_back_what_is_scheduled(tmp_path: Path) -> None:
         )
 
 
-def test_a_health_command_that_hangs_is_ended_with_all_it_started_and_says_no(
-    tmp_path: Path,
-) -> None:
-    """Its time is bounded, and nothing of it is left behind."""
+def test_health_command_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
+    """Its time is limited, and no process of it is left behind."""
     script = tmp_path / "hangs"
     script.write_text(f"#!/bin/sh\nsleep 1000 &\necho $! > {tmp_path}/child\nexec sleep 1000\n")
     script.chmod(0o755)
     check = ("--campaign-health-command", str(script), "--campaign-health-seconds-max", "1")
     with running(tmp_path, *FAST, *check, fleet=FLEET) as service:
-        campaign = started(service)
-        eventually(lambda: bool(shown(service, campaign)["state"] == "paused"))
-        braked = shown(service, campaign)
+        campaign = start(service)
+        eventually(lambda: bool(show(service, campaign)["state"] == "paused"))
+        paused = show(service, campaign)
 
-    assert "did not finish within 1 seconds and was killed" in braked["why_paused"]
+    assert "did not finish within 1 seconds and was killed" in paused["pause_reason"]
     eventually(lambda: not Path(f"/proc/{(tmp_path / 'child').read_text().strip()}").exists())

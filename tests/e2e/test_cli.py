@@ -161,7 +161,7 @@ def test_folder_of_fleet_files_works_like_a_file(tmp_path: Path) -> None:
     ("arguments", "code", "message"),
     [
         (("vm", "show", "nope"), 3, "there is no VM 'nope'"),
-        (("vm", "restart", "a/../b"), 3, r"there is nothing at .*"),
+        (("vm", "restart", "a/../b"), 3, r"no such path: .*"),
         (("scope", "show", "nope"), 3, "there is no scope 'nope'"),
         (("host", "fail", "nope"), 3, "there is no host 'nope'"),
         (("event", "approve", "nope"), 3, "there is no event 'nope'"),
@@ -273,7 +273,7 @@ def test_port_in_use_is_reported(tmp_path: Path, service: Service) -> None:
     )
 
     assert refused.returncode == 4
-    assert refused.stderr == f"forewarn: cannot listen on {taken}: another program does already\n"
+    assert refused.stderr == f"forewarn: cannot listen on {taken}: the address is in use\n"
 
 
 def test_missing_service_has_its_own_exit_code() -> None:

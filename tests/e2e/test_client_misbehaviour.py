@@ -1,6 +1,4 @@
-"""Both clients against an endpoint that does everything wrong: they say what they got, and conclude
-nothing from it.
-"""
+"""Both clients against a faulty endpoint: they report what they got, and conclude nothing."""
 
 import asyncio
 import socket
@@ -8,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -41,19 +40,19 @@ from tests.e2e.crooked import (
     watch_in_thread,
 )
 
-Ask = Callable[..., Any]
+Send = Callable[..., Any]
 Watch = Callable[..., list[Change]]
 
-either = pytest.mark.parametrize("ask", [in_thread, in_loop])
+either = pytest.mark.parametrize("send", [in_thread, in_loop])
 either_watch = pytest.mark.parametrize("watch", [watch_in_thread, watch_in_loop])
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 TRUNCATED = Turn(answer().said[:-5], Then.CLOSE)
 UNTIMED = Clock(lambda: datetime(2026, 3, 1, tzinfo=UTC), lambda: 0.0, lambda: 0.0)
-"""Time stands still, so that what a watch rests is exactly what it was told to."""
+"""Time stands still, so the pauses of a watch are exactly those of its schedule."""
 
 
-def wait_in_vain(client: Client) -> None:
+def wait_until_closed(client: Client) -> None:
     with pytest.raises(ConnectionFailed):
         client.wait(30)
 
@@ -81,11 +80,9 @@ def wait_in_vain(client: Client) -> None:
     ],
     ids=["empty", "text", "close", "no length", "chunked", "byte by byte"],
 )
-def test_an_odd_answer_that_means_something_is_read(
-    ask: Ask, turn: Turn, expected: Document
-) -> None:
+def test_unusual_but_valid_response_is_read(send: Send, turn: Turn, expected: Document) -> None:
     with Crooked(turn) as endpoint:
-        assert ask(endpoint.url, "document") == expected
+        assert send(endpoint.url, "document") == expected
 
 
 @either
@@ -142,33 +139,33 @@ def test_an_odd_answer_that_means_something_is_read(
         (answer(b"", 503), RetryableError, "503"),
     ],
 )
-def test_a_wrong_answer_is_a_problem_that_says_what_came(
-    ask: Ask, turn: Turn, kind: type[EndpointError], words: str
+def test_wrong_response_is_an_error_with_what_was_received(
+    send: Send, turn: Turn, kind: type[EndpointError], words: str
 ) -> None:
     with Crooked(turn) as endpoint, pytest.raises(kind, match=f"(?i){words}") as caught:
-        ask(endpoint.url, "document", timeout_seconds=0.5 if turn.then is Then.STAY_SILENT else 10)
+        send(endpoint.url, "document", timeout_seconds=0.5 if turn.then is Then.STAY_SILENT else 10)
     assert len(caught.value.message) < 500
 
 
 @either
-def test_an_answer_that_drips_is_given_up_when_its_time_is_up(ask: Ask) -> None:
-    """A limit for each byte would be no limit: this one sends a byte in time, for ever."""
+def test_slow_response_times_out_as_a_whole(send: Send) -> None:
+    """A limit for each byte is not enough: this endpoint sends one in time, forever."""
     began = time.monotonic()
     with Crooked(Turn(answer(NO_EVENTS + b" " * 1000).said, drip_seconds=0.05)) as endpoint:
         with pytest.raises(ConnectionFailed, match="in time"):
-            ask(endpoint.url, "document", timeout_seconds=0.5)
+            send(endpoint.url, "document", timeout_seconds=0.5)
         took = time.monotonic() - began
 
     assert 0.5 <= took < 5
 
 
 @either
-def test_nobody_there_is_a_problem_that_names_the_address(ask: Ask) -> None:
+def test_refused_connection_is_an_error_with_the_address(send: Send) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
 
     with pytest.raises(ConnectionFailed, match=f"127.0.0.1:{port}"):
-        ask(f"http://127.0.0.1:{port}", "document")
+        send(f"http://127.0.0.1:{port}", "document")
 
 
 @either
@@ -183,15 +180,15 @@ def test_nobody_there_is_a_problem_that_names_the_address(ask: Ask) -> None:
         Turn(b"", Then.RESET),
     ],
 )
-def test_an_approval_that_fails_is_a_problem_and_is_sent_once(ask: Ask, turn: Turn) -> None:
-    """Whether to say "go ahead" again is for whoever said it."""
+def test_failed_approval_is_an_error_and_is_sent_once(send: Send, turn: Turn) -> None:
+    """Whether to approve again is for the caller to decide."""
     with Crooked(turn) as endpoint:
         with pytest.raises(EndpointError):
-            ask(endpoint.url, "approve", "E1")
+            send(endpoint.url, "approve", "E1")
         assert len(endpoint.asked) == 1
 
 
-def test_one_connection_is_kept_and_an_approval_has_one_of_its_own() -> None:
+def test_connection_is_kept_and_an_approval_has_its_own() -> None:
     with Crooked(document(1)) as endpoint:
         with Client(endpoint.url) as client:
             client.document()
@@ -213,10 +210,10 @@ def test_one_connection_is_kept_and_an_approval_has_one_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("then", [Then.CLOSE, Then.RESET])
-def test_a_question_on_a_connection_that_the_server_had_closed_is_asked_once_more(
+def test_request_on_a_closed_idle_connection_is_repeated(
     then: Then,
 ) -> None:
-    """Any server closes an idle connection some day; that is no problem of the guest's."""
+    """Any server closes idle connections; that is not an error."""
     with Crooked(answer(), Turn(b"", then), document(2)) as endpoint:
         with Client(endpoint.url) as client:
             client.document()
@@ -233,7 +230,7 @@ def test_a_question_on_a_connection_that_the_server_had_closed_is_asked_once_mor
         assert endpoint.connections == [0, 0, 1]
 
 
-def test_a_question_is_asked_no_more_than_twice() -> None:
+def test_request_is_repeated_only_once() -> None:
     with Crooked(answer(), Turn(b"", Then.CLOSE)) as endpoint:
         with Client(endpoint.url) as client:
             client.document()
@@ -242,8 +239,8 @@ def test_a_question_is_asked_no_more_than_twice() -> None:
         assert len(endpoint.asked) == 3
 
 
-def test_after_a_broken_answer_the_next_question_has_a_new_connection() -> None:
-    """The rest of the old answer may still come, and is no answer to the new question."""
+def test_next_request_after_a_broken_response_has_a_new_connection() -> None:
+    """The rest of the old response may still arrive, and is not for the new request."""
     late = Turn(answer(b"x" * 100).said + answer(b'{"DocumentIncarnation":666,"Events":[]}').said)
     with Crooked(late, document(2)) as endpoint, Client(endpoint.url) as client:
         with pytest.raises(InvalidDocument):
@@ -252,7 +249,7 @@ def test_after_a_broken_answer_the_next_question_has_a_new_connection() -> None:
         assert endpoint.connections == [0, 1]
 
 
-def test_a_call_that_is_cancelled_leaves_no_answer_for_the_next() -> None:
+def test_cancelled_call_leaves_no_response_for_the_next() -> None:
     async def cancel_and_ask(url: str) -> int:
         async with AsyncClient(url) as client:
             with pytest.raises(TimeoutError):
@@ -265,37 +262,56 @@ def test_a_call_that_is_cancelled_leaves_no_answer_for_the_next() -> None:
 
 
 @either_watch
-def test_a_watch_goes_on_through_every_problem_and_tells_each(watch: Watch) -> None:
-    """The one thing an agent must not do is stop."""
-    trouble = [answer(b"", status) for status in (404, 410, 429, 500, 503, 400, 302)]
-    trouble += [
+def test_watch_continues_through_every_error_and_reports_each(watch: Watch) -> None:
+    """An agent must never stop."""
+    failures = [answer(b"", status) for status in (404, 410, 429, 500, 503, 400, 302)]
+    failures += [
         answer(b"<html>"),
         TRUNCATED,
         Turn(b"", Then.CLOSE),
         Turn(b"", Then.RESET),
         Turn(b"nonsense\r\n"),
     ]
-    problems: list[EndpointError] = []
+    errors: list[EndpointError] = []
     pauses: list[float] = []
-    with Crooked(document(1), *trouble, document(2, ("E1", "Scheduled"))) as endpoint:
-        told = watch(
+    with Crooked(document(1), *failures, document(2, ("E1", "Scheduled"))) as endpoint:
+        changes = watch(
             endpoint.url,
             pauses.append,
-            watching={"changes_max": 1, "on_error": problems.append},
+            watching={"changes_max": 1, "on_error": errors.append},
             clock=UNTIMED,
         )
 
-    assert [change.kind for change in told] == ["appeared"]
-    assert [type(problem).__name__ for problem in problems[:7]] == ["RetryableError"] * 5 + [
+    assert [change.kind for change in changes] == ["appeared"]
+    assert [type(error).__name__ for error in errors[:7]] == ["RetryableError"] * 5 + [
         "HttpError",
         "RedirectRefused",
     ]
-    assert len(problems) == len(trouble)
+    assert len(errors) == len(failures)
     assert pauses == [1, 1, 2, 4, 8, *[10] * 8]
 
 
+def test_documents_gives_each_document_and_error() -> None:
+    """A program with its own Watcher uses it instead of a watch."""
+    turns = (document(1), answer(b"", 503), document(2))
+    pauses: list[float] = []
+    with Crooked(*turns) as endpoint, Client(endpoint.url, clock=UNTIMED) as client:
+        results = list(islice(client.documents(period_seconds=5, sleep=pauses.append), 3))
+
+    async def read(url: str) -> list[Document | EndpointError]:
+        async with AsyncClient(url, clock=UNTIMED) as client:
+            documents = client.documents(sleep=lambda seconds: asyncio.sleep(0))
+            return [await anext(documents) for _ in range(3)]
+
+    with Crooked(*turns) as endpoint:
+        for first, error, last in (results, asyncio.run(read(endpoint.url))):
+            assert (first, last) == (Document(1, (), '"1"'), Document(2, (), '"2"'))
+            assert isinstance(error, RetryableError)
+    assert pauses == [5, 5]
+
+
 @either_watch
-def test_a_watch_leaves_an_endpoint_alone_for_as_long_as_it_asks(watch: Watch) -> None:
+def test_watch_honours_retry_after(watch: Watch) -> None:
     pauses: list[float] = []
     with Crooked(answer(b"", 429, Retry_After="7"), document(2, ("E1", "Scheduled"))) as endpoint:
         watch(endpoint.url, pauses.append, watching={"changes_max": 1}, clock=UNTIMED)
@@ -304,8 +320,8 @@ def test_a_watch_leaves_an_endpoint_alone_for_as_long_as_it_asks(watch: Watch) -
 
 
 @either_watch
-def test_an_endpoint_that_cannot_wait_is_asked_once_a_second(watch: Watch) -> None:
-    """As Azure is: it ignores the wish and answers at once."""
+def test_endpoint_without_long_polls_is_polled_once_a_second(watch: Watch) -> None:
+    """As Azure: it ignores the preference and responds immediately."""
     pauses: list[float] = []
     with Crooked(
         document(1), document(1), document(1), document(2, ("E1", "Scheduled"))
@@ -324,28 +340,27 @@ def test_an_endpoint_that_cannot_wait_is_asked_once_a_second(watch: Watch) -> No
 
 
 @either_watch
-def test_a_document_that_cannot_be_understood_ends_no_event(watch: Watch) -> None:
-    """Nor does an error or an empty answer; only a document without it does."""
+def test_invalid_document_ends_no_event(watch: Watch) -> None:
+    """Nor does an error or an empty body; only a document without it does."""
     scheduled, gone = document(2, ("E1", "Scheduled")), document(3)
-    trouble = [
+    failures = [
         answer(b'{"DocumentIncarnation":9,"Events":[{}]}'),
         answer(b""),
         answer(b'{"Events":null}'),
         answer(b"", 404),
     ]
-    with Crooked(scheduled, *trouble, scheduled, gone) as endpoint:
-        told = watch(endpoint.url, lambda seconds: None, watching={"changes_max": 2}, clock=UNTIMED)
+    with Crooked(scheduled, *failures, scheduled, gone) as endpoint:
+        changes = watch(
+            endpoint.url, lambda seconds: None, watching={"changes_max": 2}, clock=UNTIMED
+        )
         assert len(endpoint.asked) == 7
 
-    assert [change.kind for change in told] == ["appeared", "canceled"]
+    assert [change.kind for change in changes] == ["appeared", "canceled"]
 
 
 @either_watch
-def test_an_endpoint_that_is_empty_for_a_while_ends_no_event(watch: Watch) -> None:
-    """Its event goes on as if nothing had been.
-
-    The ETag of an empty body is never asked for: a 304 to it would tell nothing.
-    """
+def test_empty_bodies_for_some_seconds_end_no_event(watch: Watch) -> None:
+    """The ETag of an empty body is never sent: a 304 for it would mean nothing."""
     empty = answer(b"", ETag='"2"')
     turns = (
         document(2, ("E1", "Scheduled")),
@@ -354,15 +369,17 @@ def test_an_endpoint_that_is_empty_for_a_while_ends_no_event(watch: Watch) -> No
         document(4),
     )
     with Crooked(*turns) as endpoint:
-        told = watch(endpoint.url, lambda seconds: None, watching={"changes_max": 3}, clock=UNTIMED)
+        changes = watch(
+            endpoint.url, lambda seconds: None, watching={"changes_max": 3}, clock=UNTIMED
+        )
         assert [b"If-None-Match" in request for request in endpoint.requests[2:12]] == [False] * 10
 
-    assert [change.kind for change in told] == ["appeared", "started", "finished"]
+    assert [change.kind for change in changes] == ["appeared", "started", "finished"]
 
 
 @either_watch
-def test_after_a_problem_the_whole_document_is_asked_for(watch: Watch) -> None:
-    """The server may be a new one that has come to the number we know, with other events."""
+def test_poll_after_an_error_is_unconditional(watch: Watch) -> None:
+    """A new server may have reached the incarnation that we know, with other events."""
     with Crooked(document(2), answer(b"", 503), document(2, ("E1", "Scheduled"))) as endpoint:
         watch(endpoint.url, lambda seconds: None, watching={"changes_max": 1}, clock=UNTIMED)
         assert [b"If-None-Match" in request for request in endpoint.requests] == [
@@ -372,11 +389,11 @@ def test_after_a_problem_the_whole_document_is_asked_for(watch: Watch) -> None:
         ]
 
 
-def test_a_watch_ends_when_it_is_told_to_stop() -> None:
+def test_watch_ends_when_stop_is_set() -> None:
     stop = threading.Event()
     with Crooked(document(1)) as endpoint, Client(endpoint.url) as client:
-        told = list(client.watch(stop=stop, sleep=lambda seconds: stop.set()))
-    assert told == []
+        changes = list(client.watch(stop=stop, sleep=lambda seconds: stop.set()))
+    assert changes == []
 
     async def same(url: str) -> list[Change]:
         ended = asyncio.Event()
@@ -388,14 +405,14 @@ def test_a_watch_ends_when_it_is_told_to_stop() -> None:
         assert asyncio.run(same(endpoint.url)) == []
 
 
-def test_a_watch_ends_at_once_when_another_thread_closes_the_client() -> None:
-    """So a service stops in time though its endpoint holds the answer for half a minute."""
+def test_closing_the_client_ends_a_watch_in_another_thread() -> None:
+    """A service must stop in time although its endpoint holds the response."""
     with Crooked(document(1), Turn(b"", Then.STAY_SILENT)) as endpoint:
         client = Client(endpoint.url)
-        told: list[object] = []
-        problems: list[EndpointError] = []
+        changes: list[object] = []
+        errors: list[EndpointError] = []
         watching = threading.Thread(
-            target=lambda: told.extend(client.watch(on_error=problems.append)), daemon=True
+            target=lambda: changes.extend(client.watch(on_error=errors.append)), daemon=True
         )
         watching.start()
         while len(endpoint.asked) < 2:
@@ -404,10 +421,10 @@ def test_a_watch_ends_at_once_when_another_thread_closes_the_client() -> None:
         watching.join(5)
 
         assert not watching.is_alive()
-        assert (told, problems) == ([], [])
+        assert (changes, errors) == ([], [])
 
 
-def test_a_closed_client_says_so() -> None:
+def test_closed_client_raises_an_error() -> None:
     with Crooked(document(1)) as endpoint:
         client = Client(endpoint.url)
         client.close()
@@ -418,27 +435,27 @@ def test_a_closed_client_says_so() -> None:
 
 
 @either
-def test_approval_may_have_its_own_timeout(ask: Ask) -> None:
-    """An event that is about to start cannot wait for as long as a question may take."""
+def test_approval_may_have_its_own_timeout(send: Send) -> None:
+    """An event that is about to start cannot wait as long as other requests."""
     with (
         Crooked(Turn(b"", Then.STAY_SILENT)) as endpoint,
         pytest.raises(ConnectionFailed, match="in time"),
     ):
-        ask(
+        send(
             endpoint.url,
             "approve",
             "E1",
             asking={"timeout_seconds": 0.1},
-            timeout_seconds=UNREACHED_SECONDS,
+            timeout_seconds=NEVER_SECONDS,
         )
 
 
-def test_an_approval_does_not_stand_behind_a_wait() -> None:
-    """One thread waits for half a minute; the other has half a minute until the VM is gone."""
+def test_approval_does_not_wait_behind_a_long_poll() -> None:
+    """One thread waits for half a minute; the other has half a minute to approve."""
     with Crooked(document(1), Turn(b"", Then.STAY_SILENT), answer(b"")) as endpoint:
         client = Client(endpoint.url)
         client.document()
-        waiting = threading.Thread(target=wait_in_vain, args=(client,), daemon=True)
+        waiting = threading.Thread(target=wait_until_closed, args=(client,), daemon=True)
         waiting.start()
         while len(endpoint.asked) < 2:
             time.sleep(0.01)
@@ -450,13 +467,14 @@ def test_an_approval_does_not_stand_behind_a_wait() -> None:
         assert endpoint.connections == [0, 0, 1]
 
 
-def test_closing_ends_every_wait_and_not_just_the_first() -> None:
-    """The second thread's wait has a connection of its own."""
+def test_closing_ends_every_wait() -> None:
+    """The wait of the second thread has its own connection."""
     with Crooked(document(1), Turn(b"", Then.STAY_SILENT)) as endpoint:
         client = Client(endpoint.url)
         client.document()
         waiting = [
-            threading.Thread(target=wait_in_vain, args=(client,), daemon=True) for _ in range(2)
+            threading.Thread(target=wait_until_closed, args=(client,), daemon=True)
+            for _ in range(2)
         ]
         for thread in waiting:
             thread.start()
@@ -470,7 +488,7 @@ def test_closing_ends_every_wait_and_not_just_the_first() -> None:
         assert sorted(endpoint.connections) == [0, 0, 1]
 
 
-def test_closing_ends_the_waits_of_tasks_too() -> None:
+def test_closing_ends_every_wait_of_tasks() -> None:
     async def close_while_waiting(url: str) -> list[bool]:
         client = AsyncClient(url)
         await client.document()
@@ -479,36 +497,34 @@ def test_closing_ends_the_waits_of_tasks_too() -> None:
             await asyncio.sleep(0.01)
         await client.close()
         ended = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 5)
-        return [isinstance(problem, ConnectionFailed) for problem in ended]
+        return [isinstance(error, ConnectionFailed) for error in ended]
 
     with Crooked(document(1), Turn(b"", Then.STAY_SILENT)) as endpoint:
         assert asyncio.run(close_while_waiting(endpoint.url)) == [True, True]
         assert sorted(endpoint.connections) == [0, 0, 1]
 
 
-UNREACHED_SECONDS = 600
+NEVER_SECONDS = 600
 
 
-def test_closing_ends_a_connect_that_nobody_answers() -> None:
-    """A firewall that drops lets a connect take its whole time, and a service that is told to stop
-    must not wait for it.
-    """
+def test_closing_ends_a_pending_connect() -> None:
+    """Behind a firewall that drops packets a connect lasts for its whole timeout."""
     ended: list[str] = []
 
-    def ask(client: Client) -> None:
+    def read(client: Client) -> None:
         with pytest.raises(ConnectionFailed) as caught:
             client.document()
         ended.append(caught.value.message)
 
     with Unreachable() as endpoint:
-        client = Client(endpoint.url, timeout_seconds=UNREACHED_SECONDS)
-        asking = [threading.Thread(target=ask, args=(client,), daemon=True) for _ in range(2)]
-        for thread in asking:
+        client = Client(endpoint.url, timeout_seconds=NEVER_SECONDS)
+        threads = [threading.Thread(target=read, args=(client,), daemon=True) for _ in range(2)]
+        for thread in threads:
             thread.start()
         while endpoint.attempts() < 2:
             time.sleep(0.01)
         client.close()
-        for thread in asking:
+        for thread in threads:
             thread.join(5)
 
     assert ended == ["this client is closed"] * 2
@@ -524,17 +540,17 @@ def test_timeout_bounds_a_connect() -> None:
 
 
 @pytest.mark.parametrize("url", ["http://localhost:1", "http://127.0.0.1:1", "http://[::1]:1"])
-def test_connection_refused_is_reported_at_once(url: str) -> None:
+def test_connection_refused_is_reported_immediately(url: str) -> None:
     """With the operating system's reason. A name is tried at each of its addresses."""
     with pytest.raises(
         ConnectionFailed,
         match=r"(Connection refused|Cannot assign requested address|Address family not supported)",
     ):
-        in_thread(url, "document", timeout_seconds=UNREACHED_SECONDS)
+        in_thread(url, "document", timeout_seconds=NEVER_SECONDS)
 
 
 def test_each_address_of_a_host_is_tried() -> None:
-    """`localhost` often has two, and the endpoint listens at one of them."""
+    """`localhost` often has two, and the endpoint listens on one of them."""
     with Crooked(answer()) as endpoint:
         assert in_thread(endpoint.url.replace("127.0.0.1", "localhost"), "document") == Document(
             1, ()
@@ -542,35 +558,32 @@ def test_each_address_of_a_host_is_tried() -> None:
 
 
 @pytest.mark.parametrize("how", ["close", "cancel"])
-def test_closing_or_cancelling_ends_the_connect_of_a_task(how: str) -> None:
-    """And leaves no socket behind."""
+def test_closing_or_cancelling_ends_a_pending_connect_of_a_task(how: str) -> None:
+    """And leaves no socket open."""
 
     async def end_while_connecting(endpoint: Unreachable) -> BaseException:
-        client = AsyncClient(endpoint.url, timeout_seconds=UNREACHED_SECONDS)
-        asking = asyncio.create_task(client.document())
+        client = AsyncClient(endpoint.url, timeout_seconds=NEVER_SECONDS)
+        call = asyncio.create_task(client.document())
         while endpoint.attempts() < 1:
             await asyncio.sleep(0.01)
         if how == "close":
             await client.close()
         else:
-            asking.cancel()
-        (problem,) = await asyncio.wait_for(asyncio.gather(asking, return_exceptions=True), 5)
-        assert isinstance(problem, BaseException)
+            call.cancel()
+        (error,) = await asyncio.wait_for(asyncio.gather(call, return_exceptions=True), 5)
+        assert isinstance(error, BaseException)
         assert endpoint.attempts() == 0
-        return problem
+        return error
 
     with Unreachable() as endpoint:
-        problem = asyncio.run(end_while_connecting(endpoint))
+        error = asyncio.run(end_while_connecting(endpoint))
 
-    assert isinstance(problem, ConnectionFailed if how == "close" else asyncio.CancelledError)
+    assert isinstance(error, ConnectionFailed if how == "close" else asyncio.CancelledError)
 
 
 @either_watch
-def test_a_watch_hears_of_what_another_caller_has_read_already(watch: Watch) -> None:
-    """Both may share a client.
-
-    That the document is unchanged since the other's look is no answer to the watch.
-    """
+def test_watch_reports_events_that_another_call_has_read(watch: Watch) -> None:
+    """Both may share a client; a 304 relative to the other's document would hide them."""
     with Crooked(document(2, ("E1", "Scheduled"))) as endpoint:
         watch(
             endpoint.url,
@@ -582,12 +595,12 @@ def test_a_watch_hears_of_what_another_caller_has_read_already(watch: Watch) -> 
         assert [b"If-None-Match" in request for request in endpoint.requests] == [False, False]
 
 
-def test_a_watch_goes_on_from_what_was_told_in_an_earlier_life() -> None:
-    """After the reboot that the event was about, its end is told, and not its beginning."""
+def test_watch_continues_from_known_events() -> None:
+    """After the reboot the end of the event is reported, not its beginning."""
     with (
         Crooked(document(2, ("E1", "Started")), document(5)) as endpoint,
         Client(endpoint.url) as client,
     ):
         known = client.document().events
-        told = list(client.watch(watcher=Watcher(known), changes_max=1))
-    assert [(change.kind, change.event.id) for change in told] == [("finished", "E1")]
+        changes = list(client.watch(watcher=Watcher(known), changes_max=1))
+    assert [(change.kind, change.event.id) for change in changes] == [("finished", "E1")]

@@ -12,7 +12,7 @@ import pytest
 
 from forewarn.conformance.checks import CHECKS
 from tests.conformance.wrong_answers import WRONG
-from tests.conformance.wrong_server import Clock, wrong
+from tests.conformance.wrong_server import Clock, faulty_server
 from tests.e2e import cli_service
 from tests.e2e.cli_service import forewarn
 from tests.e2e.service import Service, running
@@ -51,7 +51,7 @@ def test_demo_passes_every_check(tmp_path: Path) -> None:
 
 
 def test_plain_run_only_reads_and_reports_what_was_not_run(service: Service) -> None:
-    with wrong(service.metadata, WRONG["etag-is-sent"], REAL) as server:
+    with faulty_server(service.metadata, WRONG["etag-is-sent"], REAL) as server:
         done = conform(server.url, only="etag-is-sent approval-is-200 events-may-overlap")
         requests = server.requests
 
@@ -63,7 +63,7 @@ def test_plain_run_only_reads_and_reports_what_was_not_run(service: Service) -> 
 
 
 def test_exit_code_is_1_if_a_must_fails(service: Service) -> None:
-    with wrong(service.metadata, WRONG["document-is-compact"], REAL) as server:
+    with faulty_server(service.metadata, WRONG["document-is-compact"], REAL) as server:
         done = conform(server.url, only="document-is-compact etag-is-sent")
     first, *_, last = (line for line in done.stdout.splitlines() if line.startswith(("f", "2")))
 
@@ -74,7 +74,7 @@ def test_exit_code_is_1_if_a_must_fails(service: Service) -> None:
 
 
 def test_exit_code_is_0_if_a_should_fails_unless_strict(service: Service) -> None:
-    with wrong(service.metadata, WRONG["path-in-any-case"], REAL) as server:
+    with faulty_server(service.metadata, WRONG["path-in-any-case"], REAL) as server:
         done = conform(server.url, only="path-in-any-case")
         strict = conform(server.url, "--strict", only="path-in-any-case")
     summary = "1 checks: 0 passed, 1 failed (0 must, 1 should), 0 not run"

@@ -61,7 +61,7 @@ def test_every_poll_is_seen_by_the_filter(world: FaultyWorld) -> None:
     with world.connect() as client:
         for _ in range(5):
             client.send(POLL)
-            client.answer()
+            client.response()
     assert len(world.transcript.entries) == 5
 
 
@@ -92,9 +92,9 @@ def test_truncate_whole_keeps_the_connection(world: FaultyWorld) -> None:
     world.add("truncate", bytes=10, mode="whole", requests=1)
     with world.connect() as client:
         client.send(POLL)
-        assert client.answer().body == NO_EVENTS[:10]
+        assert client.response().body == NO_EVENTS[:10]
         client.send(POLL)
-        assert client.answer().body == NO_EVENTS
+        assert client.response().body == NO_EVENTS
 
 
 def test_pipelined_requests_behind_a_refusal_are_dropped(world: FaultyWorld) -> None:

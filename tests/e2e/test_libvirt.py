@@ -138,7 +138,7 @@ def test_sync_shows_changes_and_applies_them(tmp_path: Path) -> None:
             sync(service, "--uri", f"host-a={uri}", "--apply").splitlines()
             == told.splitlines()[:-1]
         )
-        assert sync(service, "--uri", f"host-a={uri}", "--apply") == "the fleet is so already\n"
+        assert sync(service, "--uri", f"host-a={uri}", "--apply") == "no changes\n"
 
         fleet = service.ask("GET", "/fleet")[1]
     assert [scope["name"] for scope in fleet["scopes"]] == ["test", "web"]

@@ -1,4 +1,4 @@
-"""What published clients do, request by request, against a real server: they must work unchanged."""
+"""The requests of published clients against a real server: they must work unchanged."""
 
 import hmac
 import http.client
@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from forewarn.config import Identify
+from forewarn.config import Config, Identify
 from forewarn.core.event import Status
-from forewarn.web.settings import Settings
 from tests.e2e.metadata_world import EVENT_ID, World
 
 ALL_VERSIONS = [
@@ -24,7 +23,7 @@ ALL_VERSIONS = [
     "2020-07-01",
 ]
 PROXIES = urllib.request.ProxyHandler({})
-"""The protocol supports no proxies, and clients are told to go around them."""
+"""The protocol supports no proxies, and clients are body to go around them."""
 
 
 def events_url(world: World, version: str = "2020-07-01", prefix: str = "") -> str:
@@ -36,8 +35,8 @@ def call(url: str, data: bytes | None = None, **headers: str) -> tuple[int, byte
         url, data, {name.replace("_", "-"): value for name, value in headers.items()}
     )
     try:
-        with urllib.request.build_opener(PROXIES).open(request) as answer:
-            return answer.status, answer.read()
+        with urllib.request.build_opener(PROXIES).open(request) as response:
+            return response.status, response.read()
     except urllib.error.HTTPError as error:
         with error:
             return error.code, error.read()
@@ -75,7 +74,8 @@ def test_the_python_sample_reads_every_member_it_names(version: str) -> None:
             )
             if "web-0" in [name.removeprefix("_") for name in event["Resources"]]:
                 lines.append(
-                    f"+ Scheduled Event. This host is scheduled for {event['EventType']} not before {not_before}"
+                    "+ Scheduled Event. This host is scheduled for"
+                    f" {event['EventType']} not before {not_before}"
                 )
         assert len(lines) == 1
         assert lines[0].endswith("_GMT")
@@ -120,8 +120,8 @@ def test_an_approval_is_json_whatever_its_content_type_says(content_type: str | 
             start_requests(read(world)),
             headers,
         )
-        answer = connection.getresponse()
-        assert (answer.status, answer.read()) == (200, b"")
+        response = connection.getresponse()
+        assert (response.status, response.read()) == (200, b"")
         connection.close()
         assert is_started(world)
 
@@ -160,8 +160,8 @@ def test_a_cluster_agent_reads_with_one_version_and_approves_with_another() -> N
         me = json.loads(instance)["compute"]["name"]
         document = read(world, "2020-07-01")
         assert document["Events"][0]["Resources"] == [me]
-        _, told = call(events_url(world, "2019-08-01"), start_requests(document), Metadata="true")
-        assert not told or json.loads(told)
+        _, body = call(events_url(world, "2019-08-01"), start_requests(document), Metadata="true")
+        assert not body or json.loads(body)
         assert is_started(world)
 
 
@@ -181,10 +181,12 @@ def test_an_etag_client_is_told_only_of_changes() -> None:
             connection.request(
                 "GET", "/metadata/scheduledevents?api-version=2020-07-01", headers=headers
             )
-            answer = connection.getresponse()
-            body, tag = answer.read(), answer.headers["etag"]
+            response = connection.getresponse()
+            body, tag = response.read(), response.headers["etag"]
             seen.append(
-                json.loads(body)["DocumentIncarnation"] if answer.status == 200 else answer.status
+                json.loads(body)["DocumentIncarnation"]
+                if response.status == 200
+                else response.status
             )
             if step == 1:
                 world.restart()
@@ -218,13 +220,13 @@ def test_any_vm_of_a_scope_approves_for_all_and_another_scope_does_not() -> None
 def test_a_proxy_asks_for_the_vms_behind_it() -> None:
     """As OpenStack's metadata proxy does: with an id, a signature, and X-Forwarded-For."""
     key = b"a shared secret"
-    with World(Settings(identify={Identify.PROXY}, proxy_key=key)) as world:
+    with World(Config(identify=(Identify.PROXY,)), proxy_key=key) as world:
         signature = hmac.digest(key, b"id-web-0", "sha256").hex()
-        for said, status in ((signature, 200), ("0" * 64, 403)):
+        for value, status in ((signature, 200), ("0" * 64, 403)):
             headers = {
                 "Metadata": "true",
                 "X_Instance_ID": "id-web-0",
-                "X_Instance_ID_Signature": said,
+                "X_Instance_ID_Signature": value,
             }
             assert call(events_url(world), None, **headers, X_Forwarded_For="10.0.0.1")[0] == status
         assert call(events_url(world), Metadata="true")[0] == 403

@@ -8,13 +8,13 @@ from datetime import timedelta
 
 import pytest
 
-from forewarn.web.http.connection import Limits
-from forewarn.web.settings import Settings
-from tests.e2e.metadata_world import EVENT_ID, POLL, World
+from forewarn.config import Config
+from forewarn.web.http.admission import Limits
+from tests.e2e.metadata_world import EVENT_ID, POLL, TARGET, World
 
 MOMENT = timedelta(seconds=0.1)
 APPROVAL = json.dumps({"StartRequests": [{"EventId": EVENT_ID}]}).encode()
-APPROVE = b"POST /metadata/scheduledevents?api-version=2020-07-01 HTTP/1.1\r\nHost: h\r\nMetadata: true\r\n"
+APPROVE = f"POST {TARGET} HTTP/1.1\r\nHost: h\r\nMetadata: true\r\n".encode()
 WAIT = POLL.replace(b"Host: h", b'Host: h\r\nPrefer: wait=60\r\nIf-None-Match: "1"')
 
 
@@ -33,9 +33,9 @@ def test_a_connection_is_kept_for_as_many_requests_as_the_client_likes() -> None
     with World() as world, world.connect() as client:
         for _ in range(5):
             client.send(POLL)
-            answer = client.answer()
-            assert answer.status == 200
-            assert "connection" not in answer.headers
+            response = client.response()
+            assert response.status == 200
+            assert "connection" not in response.headers
 
 
 def test_requests_sent_at_once_are_answered_in_their_order() -> None:
@@ -47,7 +47,7 @@ def test_requests_sent_at_once_are_answered_in_their_order() -> None:
         client.send(
             POLL + versions + POLL + approval() + POLL + POLL.replace(b"GET", b"HEAD") + versions
         )
-        bodies = [client.answer(has_body=number != 5).body[:12] for number in range(7)]
+        bodies = [client.response(has_body=number != 5).body[:12] for number in range(7)]
         first, second = b'{"DocumentIn', b'{"apiVersion'
         assert bodies == [first, second, first, b"", first, b"", second]
 
@@ -59,8 +59,8 @@ def test_a_poll_behind_a_waiting_one_waits_for_its_turn() -> None:
         client.send(POLL)
         assert client.is_silent(MOMENT)
         world.restart()
-        assert "preference-applied" in client.answer().headers
-        assert "preference-applied" not in client.answer().headers
+        assert "preference-applied" in client.response().headers
+        assert "preference-applied" not in client.response().headers
 
 
 def test_a_request_may_be_cut_in_two_anywhere() -> None:
@@ -69,7 +69,7 @@ def test_a_request_may_be_cut_in_two_anywhere() -> None:
             client.send(POLL[:at])
             time.sleep(0.002)
             client.send(POLL[at:])
-            assert client.answer().status == 200
+            assert client.response().status == 200
 
 
 def test_a_request_may_come_byte_by_byte() -> None:
@@ -79,7 +79,7 @@ def test_a_request_may_come_byte_by_byte() -> None:
         for byte in approval(b"Content-Type: application/json"):
             client.send(bytes([byte]))
             time.sleep(0.001)
-        assert client.answer().status == 200
+        assert client.response().status == 200
         assert world.scope().events[0].approvals == ("web-0",)
 
 
@@ -87,12 +87,10 @@ def test_http_1_0_is_closed_after_the_answer() -> None:
     with World() as world:
         for _ in range(3):
             with world.connect() as client:
-                client.send(
-                    b"GET /metadata/scheduledevents?api-version=2020-07-01 HTTP/1.0\r\nMetadata: true\r\n\r\n"
-                )
-                answer = client.answer()
-                assert (answer.status, answer.headers["connection"]) == (200, "close")
-                assert client.rest() == b""
+                client.send(f"GET {TARGET} HTTP/1.0\r\nMetadata: true\r\n\r\n".encode())
+                response = client.response()
+                assert (response.status, response.headers["connection"]) == (200, "close")
+                assert client.read_to_end() == b""
 
 
 def test_http_1_0_is_kept_where_the_client_asks_for_it() -> None:
@@ -102,8 +100,8 @@ def test_http_1_0_is_kept_where_the_client_asks_for_it() -> None:
     with World() as world, world.connect() as client:
         for _ in range(3):
             client.send(request)
-            answer = client.answer()
-            assert (answer.status, answer.headers["connection"]) == (200, "keep-alive")
+            response = client.response()
+            assert (response.status, response.headers["connection"]) == (200, "keep-alive")
 
 
 @pytest.mark.parametrize(
@@ -119,27 +117,27 @@ def test_a_client_that_wants_to_close_is_told_that_we_do(path: bytes) -> None:
         for _ in range(3):
             with world.connect() as client:
                 client.send(request)
-                assert client.answer().headers["connection"] == "close"
-                assert client.rest() == b""
+                assert client.response().headers["connection"] == "close"
+                assert client.read_to_end() == b""
 
 
 def test_head_tells_the_length_and_sends_no_body() -> None:
     with World() as world, world.connect() as client:
         client.send(POLL.replace(b"GET", b"HEAD") + POLL)
-        head = client.answer(has_body=False)
+        head = client.response(has_body=False)
         assert head.headers["content-length"] == "37"
-        assert client.answer().headers["content-length"] == "37"
+        assert client.response().headers["content-length"] == "37"
 
 
 @pytest.mark.parametrize("method", [b"OPTIONS", b"PUT", b"DELETE", b"PATCH"])
 def test_other_methods_are_refused_with_those_that_are_allowed(method: bytes) -> None:
     with World() as world, world.connect() as client:
         client.send(POLL.replace(b"GET", method))
-        answer = client.answer()
-        assert (answer.status, answer.headers["allow"]) == (405, "GET, POST, HEAD")
-        assert list(json.loads(answer.body)) == ["error"]
+        response = client.response()
+        assert (response.status, response.headers["allow"]) == (405, "GET, POST, HEAD")
+        assert list(json.loads(response.body)) == ["error"]
         client.send(POLL)
-        assert client.answer().status == 200
+        assert client.response().status == 200
 
 
 def test_a_client_that_asks_before_it_sends_its_body_is_told_to_go_on() -> None:
@@ -148,16 +146,16 @@ def test_a_client_that_asks_before_it_sends_its_body_is_told_to_go_on() -> None:
         world.ask(POLL)
         world.restart()
         client.send(APPROVE + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(APPROVAL))
-        assert client.answer().status == 100
+        assert client.response().status == 100
         client.send(APPROVAL)
-        assert client.answer().status == 200
+        assert client.response().status == 200
 
 
 def test_a_body_that_would_be_too_large_is_refused_before_it_is_sent() -> None:
     with World() as world, world.connect() as client:
         client.send(APPROVE + b"Expect: 100-continue\r\nContent-Length: 70000\r\n\r\n")
-        answer = client.answer()
-        assert (answer.status, answer.headers["connection"]) == (413, "close")
+        response = client.response()
+        assert (response.status, response.headers["connection"]) == (413, "close")
 
 
 @pytest.mark.parametrize(
@@ -172,10 +170,10 @@ def test_a_client_that_sends_too_much_can_still_read_why(request_: bytes) -> Non
     """Closing at once would reset the connection and destroy the answer."""
     with World() as world, world.connect() as client:
         client.send(request_)
-        answer = client.answer()
-        assert answer.status in (413, 431)
-        assert list(json.loads(answer.body)) == ["error"]
-        assert client.rest() == b""
+        response = client.response()
+        assert response.status in (413, 431)
+        assert list(json.loads(response.body)) == ["error"]
+        assert client.read_to_end() == b""
 
 
 @pytest.mark.parametrize(
@@ -208,10 +206,10 @@ def test_what_is_not_http_is_refused_and_logged_nowhere(
     with World() as world, world.connect() as client:
         caplog.clear()
         client.send(garbage)
-        answer = client.answer()
-        assert (answer.status, answer.headers["connection"]) == (400, "close")
-        assert list(json.loads(answer.body)) == ["error"]
-        assert client.rest() == b""
+        response = client.response()
+        assert (response.status, response.headers["connection"]) == (400, "close")
+        assert list(json.loads(response.body)) == ["error"]
+        assert client.read_to_end() == b""
         assert world.ask(POLL).status == 200
         assert [record.getMessage() for record in caplog.records] == []
 
@@ -229,9 +227,9 @@ def test_garbage_behind_a_request_does_not_spoil_its_answer() -> None:
         client.send(b"GARBAGE\r\n\r\n")
         assert client.is_silent(MOMENT)
         world.restart()
-        answer = client.answer()
-        assert (answer.status, answer.headers["connection"]) == (200, "close")
-        assert client.rest() == b""
+        response = client.response()
+        assert (response.status, response.headers["connection"]) == (200, "close")
+        assert client.read_to_end() == b""
 
 
 @pytest.mark.parametrize(
@@ -249,9 +247,9 @@ def test_a_trailer_is_no_header(trailer: bytes, missing: bytes) -> None:
         world.ask(POLL)
         world.restart()
         client.send(APPROVE.replace(missing, b"") + b"Transfer-Encoding: chunked\r\n\r\n" + body)
-        assert client.answer().status == (400 if missing else 200)
+        assert client.response().status == (400 if missing else 200)
         client.send(POLL.replace(b"Metadata: true\r\n", b""))
-        assert client.answer().status == 400
+        assert client.response().status == 400
 
 
 def test_a_broken_body_is_refused() -> None:
@@ -259,17 +257,17 @@ def test_a_broken_body_is_refused() -> None:
         client.send(APPROVE + b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n")
         assert client.is_silent(MOMENT)
         client.send(b"nonsense\r\n")
-        assert client.answer().status == 400
-        assert client.rest() == b""
+        assert client.response().status == 400
+        assert client.read_to_end() == b""
 
 
 def test_a_body_that_breaks_after_the_answer_ends_the_connection_without_another() -> None:
     """Two answers to one request would be taken for the answer to the next."""
     with World() as world, world.connect() as client:
         client.send(b"POST /nothing HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n")
-        assert client.answer().status == 404
+        assert client.response().status == 404
         client.send(b"nonsense\r\n")
-        assert client.rest() == b""
+        assert client.read_to_end() == b""
 
 
 def test_an_offer_of_another_protocol_is_ignored_and_the_connection_kept() -> None:
@@ -280,9 +278,9 @@ def test_an_offer_of_another_protocol_is_ignored_and_the_connection_kept() -> No
     )
     with World() as world, world.connect() as client:
         client.send(offer + offer)
-        assert [client.answer().status for _ in range(2)] == [200, 200]
+        assert [client.response().status for _ in range(2)] == [200, 200]
         client.send(POLL)
-        assert client.answer().status == 200
+        assert client.response().status == 200
 
 
 def test_a_target_may_be_a_whole_url() -> None:
@@ -299,16 +297,16 @@ def test_a_client_that_has_said_all_still_gets_its_answers() -> None:
             with world.connect() as client:
                 client.send(POLL + POLL.replace(b"GET", b"PUT"))
                 client.finish_sending()
-                assert [client.answer().status for _ in range(2)] == [200, 405]
-                assert client.rest() == b""
+                assert [client.response().status for _ in range(2)] == [200, 405]
+                assert client.read_to_end() == b""
 
 
 def test_a_client_that_has_said_all_gets_even_a_late_answer() -> None:
-    with World(Settings(first_call_delay_seconds=0.3)) as world, world.connect() as client:
+    with World(Config(first_call_delay_seconds=0.3)) as world, world.connect() as client:
         client.send(POLL)
         client.finish_sending()
-        assert client.answer().status == 200
-        assert client.rest() == b""
+        assert client.response().status == 200
+        assert client.read_to_end() == b""
 
 
 def test_a_client_that_leaves_while_it_waits_is_forgotten_at_once() -> None:
@@ -323,29 +321,29 @@ def test_a_client_that_leaves_while_it_waits_is_forgotten_at_once() -> None:
 def test_a_request_that_arrives_too_slowly_is_dropped() -> None:
     with World(limits=Limits(stall_seconds=1)) as world, world.connect() as client:
         client.send(POLL[:20])
-        assert client.answer().status == 408
+        assert client.response().status == 408
 
 
 def test_an_idle_connection_is_closed() -> None:
     with World(limits=Limits(idle_seconds=1)) as world, world.connect() as client:
         client.send(POLL)
-        client.answer()
-        assert client.rest() == b""
+        client.response()
+        assert client.read_to_end() == b""
 
 
 def test_a_poll_that_waits_in_vain_is_told_so_at_the_end() -> None:
-    with World(Settings(wait_seconds_max=1)) as world, world.connect() as client:
+    with World(Config(wait_seconds_max=1)) as world, world.connect() as client:
         client.send(WAIT)
-        answer = client.answer()
-        assert (answer.status, answer.headers["preference-applied"]) == (304, "wait=1")
+        response = client.response()
+        assert (response.status, response.headers["preference-applied"]) == (304, "wait=1")
 
 
 def test_the_first_call_can_be_answered_late() -> None:
     """As on Azure, where it takes up to two minutes: a client must survive it."""
-    with World(Settings(first_call_delay_seconds=1)) as world, world.connect() as client:
+    with World(Config(first_call_delay_seconds=1)) as world, world.connect() as client:
         began = time.monotonic()
         client.send(POLL)
-        assert client.answer().status == 200
+        assert client.response().status == 200
         assert time.monotonic() - began >= 1
 
 
@@ -359,16 +357,16 @@ def test_stopping_answers_what_is_in_flight() -> None:
         waiting.send(WAIT)
         sending.send(approval()[:-10])
         idle.send(POLL)
-        idle.answer()
+        idle.response()
         world.until(lambda: len(world.listener.state.tasks) == 2)
         stopping = threading.Thread(target=world.stop)
         stopping.start()
-        assert waiting.answer().status == 304
-        assert waiting.rest() == b""
-        assert idle.rest() == b""
+        assert waiting.response().status == 304
+        assert waiting.read_to_end() == b""
+        assert idle.read_to_end() == b""
         sending.send(approval()[-10:])
-        answer = sending.answer()
-        assert (answer.status, answer.headers["connection"]) == (400, "close")
+        response = sending.response()
+        assert (response.status, response.headers["connection"]) == (400, "close")
         stopping.join()
 
 
@@ -377,7 +375,7 @@ def test_stopping_does_not_wait_for_ever_for_a_client_that_does_not_go_on() -> N
         client.send(approval()[:-10])
         world.until(lambda: len(world.listener.state.tasks) == 1)
         world.stop()
-        assert client.rest() == b""
+        assert client.read_to_end() == b""
 
 
 def test_a_client_that_leaves_with_more_requests_in_the_queue_is_forgotten_too() -> None:
@@ -393,7 +391,7 @@ def test_after_a_refusal_nothing_more_is_answered() -> None:
     """What follows garbage is garbage too, even if it looks like a request."""
     with World() as world, world.connect() as client:
         client.send(b"HELLO\r\n\r\n")
-        assert client.answer().status == 400
+        assert client.response().status == 400
         client.send(POLL)
         client.send(b"HELLO\r\n\r\n")
-        assert client.rest() == b""
+        assert client.read_to_end() == b""

@@ -8,17 +8,17 @@ from datetime import timedelta
 
 import pytest
 
-from forewarn.config import Identify
+from forewarn.config import Config, Identify
 from forewarn.core.command import Maintain
 from forewarn.core.event import EventType
 from forewarn.core.fleet import Vm
-from forewarn.web.http.connection import Connection, Limits
+from forewarn.web.http.admission import Limits
+from forewarn.web.http.connection import Connection
 from forewarn.web.metadata.app import Message, Receive, Send
 from forewarn.web.metadata.fast_path import PollConnection
-from forewarn.web.settings import Settings
-from tests.e2e.metadata_world import EVENT_ID, POLL, Client, World
+from tests.e2e.metadata_world import EVENT_ID, POLL, TARGET, Client, World
 
-APPROVE = b"POST /metadata/scheduledevents?api-version=2020-07-01 HTTP/1.1\r\nHost: h\r\nMetadata: true\r\n"
+APPROVE = f"POST {TARGET} HTTP/1.1\r\nHost: h\r\nMetadata: true\r\n".encode()
 LARGE_BYTES = 50_000_000
 IDLE = timedelta(seconds=76)
 STALL = timedelta(seconds=11)
@@ -28,7 +28,7 @@ def warm(world: World, client: Client) -> None:
     """Let polls be known, and the connection have carried one."""
     for _ in range(2):
         client.send(POLL)
-        client.answer()
+        client.response()
     assert world.ask(POLL).status == 200
 
 
@@ -37,11 +37,11 @@ def test_an_idle_connection_is_closed_without_a_word() -> None:
         warm(world, used)
         world.pass_time(IDLE - timedelta(seconds=10))
         used.send(POLL)
-        used.answer()
+        used.response()
         world.pass_time(IDLE + timedelta(seconds=1))
-        assert fresh.rest() == b""
+        assert fresh.read_to_end() == b""
         world.pass_time(2 * IDLE + timedelta(seconds=1))
-        assert used.rest() == b""
+        assert used.read_to_end() == b""
 
 
 def test_a_connection_on_which_only_known_polls_came_is_closed_when_idle_and_not_before() -> None:
@@ -51,9 +51,9 @@ def test_a_connection_on_which_only_known_polls_came_is_closed_when_idle_and_not
             for seconds in (0, 60, 120):
                 world.pass_time(timedelta(seconds=seconds))
                 quick.send(POLL)
-                assert quick.answer().status == 200
+                assert quick.response().status == 200
             world.pass_time(timedelta(seconds=120) + IDLE)
-            assert quick.rest() == b""
+            assert quick.read_to_end() == b""
 
 
 @contextmanager
@@ -76,7 +76,7 @@ def stalled(world: World) -> Iterator[Client]:
         [connection] = [
             one for one in world.listener.state.connections if isinstance(one, PollConnection)
         ]
-        assert 0 < connection.unsent_bytes < 200_000
+        assert 0 < connection.unsent_size < 200_000
         yield quick
 
 
@@ -101,9 +101,9 @@ def test_a_request_that_does_not_arrive_in_time_is_dropped(begun: bytes) -> None
         client.send(begun)
         assert client.is_silent(timedelta(seconds=0.1))
         world.pass_time(STALL)
-        answer = client.answer()
-        assert (answer.status, answer.headers["connection"]) == (408, "close")
-        assert client.rest() == b""
+        response = client.response()
+        assert (response.status, response.headers["connection"]) == (408, "close")
+        assert client.read_to_end() == b""
         world.until(lambda: not world.listener.state.tasks)
 
 
@@ -115,7 +115,7 @@ def test_one_more_byte_now_and_then_buys_no_time() -> None:
         client.send(b"TP")
         assert client.is_silent(timedelta(seconds=0.1))
         world.pass_time(STALL)
-        assert client.answer().status == 408
+        assert client.response().status == 408
 
 
 def test_a_poll_that_waits_is_not_taken_for_idle() -> None:
@@ -124,7 +124,7 @@ def test_a_poll_that_waits_is_not_taken_for_idle() -> None:
         assert client.is_silent(timedelta(seconds=0.1))
         world.pass_time(10 * IDLE)
         world.restart()
-        assert client.answer().status == 200
+        assert client.response().status == 200
 
 
 def test_a_client_that_does_not_take_its_answers_is_held_back_and_then_dropped() -> None:
@@ -180,11 +180,11 @@ def test_connections_of_one_address_have_a_limit() -> None:
         with world.connect() as first, world.connect() as second:
             for client in (first, second):
                 client.send(POLL)
-                assert client.answer().status == 200
+                assert client.response().status == 200
             with world.connect() as third:
-                answer = third.answer()
-                assert (answer.status, answer.headers["connection"]) == (503, "close")
-                assert third.rest() == b""
+                response = third.response()
+                assert (response.status, response.headers["connection"]) == (503, "close")
+                assert third.read_to_end() == b""
         world.until(lambda: not world.polls.counts)
         assert world.ask(POLL).status == 200
 
@@ -195,7 +195,7 @@ def crowded(connections_max: int, connections_per_address_max: int) -> Iterator[
     limits = Limits(
         connections_max=connections_max, connections_per_address_max=connections_per_address_max
     )
-    with World(Settings(identify={Identify.ADDRESS}), limits) as world:
+    with World(Config(identify=(Identify.ADDRESS,)), limits) as world:
         world.enrol(
             "web",
             *(Vm(name=f"web-{number}", address=f"127.0.0.{number}") for number in range(1, 6)),
@@ -227,7 +227,7 @@ def take_turns(world: World) -> None:
 def status_from(world: World, source: str) -> int:
     with world.connect(source) as client:
         client.send(POLL)
-        return client.answer().status
+        return client.response().status
 
 
 def test_a_vm_that_holds_many_idle_connections_does_not_shut_out_the_others() -> None:
@@ -248,10 +248,10 @@ def test_when_all_connections_are_in_use_the_oldest_idle_one_makes_room() -> Non
         assert world.polls.connections_count == 8
         with world.connect("127.0.0.1") as client:
             client.send(POLL)
-            assert client.answer().status == 200
-            assert first.rest() == b""
+            assert client.response().status == 200
+            assert first.read_to_end() == b""
             last.send(POLL)
-            assert last.answer().status == 200
+            assert last.response().status == 200
             assert world.polls.connections_count == 8
 
 
@@ -269,11 +269,11 @@ def test_a_connection_on_which_something_happens_is_not_closed_for_another() -> 
         sends.send(POLL[:-2])
         take_turns(world)
         with world.connect("127.0.0.3") as third:
-            answer = third.answer()
-            assert (answer.status, answer.headers["connection"]) == (503, "close")
-            assert third.rest() == b""
+            response = third.response()
+            assert (response.status, response.headers["connection"]) == (503, "close")
+            assert third.read_to_end() == b""
         sends.send(POLL[-2:])
-        assert sends.answer().status == 200
+        assert sends.response().status == 200
         assert status_from(world, "127.0.0.3") == 200
 
 
@@ -290,8 +290,8 @@ def test_clients_that_are_no_vm_never_take_the_place_of_one() -> None:
         for vm in vms:
             stack.enter_context(vm)
             vm.send(POLL)
-            assert vm.answer().status == 200
-        assert strangers[0].rest() == b""
+            assert vm.response().status == 200
+        assert strangers[0].read_to_end() == b""
         assert world.polls.connections_count == 16
 
 
@@ -305,8 +305,8 @@ def test_a_client_that_is_no_vm_still_learns_so_while_others_hold_idle_connectio
 
 
 def test_where_vms_come_through_a_proxy_no_address_is_unknown() -> None:
-    settings = Settings(identify={Identify.PROXY, Identify.ADDRESS}, proxy_key=b"key")
-    with World(settings, Limits(connections_max=16)) as world, ExitStack() as stack:
+    config = Config(identify=(Identify.PROXY, Identify.ADDRESS))
+    with World(config, Limits(connections_max=16)) as world, ExitStack() as stack:
         hold(world, stack, "127.0.0.99", 16)
         assert world.polls.connections_count == 16
 
@@ -314,7 +314,7 @@ def test_where_vms_come_through_a_proxy_no_address_is_unknown() -> None:
 def test_each_limit_that_is_reached_is_logged_once_and_counted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Whoever can connect could fill the log; and an operator must learn that the limit is too low."""
+    """Clients must not fill the log, but an operator must learn that a limit is too low."""
     with crowded(8, 4) as world, ExitStack() as stack:
         hold(world, stack, "127.0.0.2", 6)
         hold(world, stack, "127.0.0.99", 3)
@@ -357,8 +357,8 @@ def test_a_head_without_end_is_refused(pieces: int) -> None:
     with World() as world, world.connect() as client:
         for _ in range(pieces):
             client.send(b"GET / HTTP/1.1\r\nA: " + b"a" * (80_000 // pieces))
-        answer = client.answer()
-        assert (answer.status, answer.headers["connection"]) == (431, "close")
+        response = client.response()
+        assert (response.status, response.headers["connection"]) == (431, "close")
 
 
 @pytest.mark.parametrize("source", ["127.0.0.1", "127.0.0.99"])
@@ -371,9 +371,9 @@ def test_sixty_kilobytes_of_entity_tags_are_answered_at_once(source: str) -> Non
         world.ask(POLL)
         with world.connect(source) as client:
             client.send(request)
-            assert client.answer().status == (304 if source == "127.0.0.1" else 403)
+            assert client.response().status == (304 if source == "127.0.0.1" else 403)
             client.send(request.replace(b'"1",', b'"3",').replace(b'"2"', b'"4"'))
-            assert client.answer().status == (200 if source == "127.0.0.1" else 403)
+            assert client.response().status == (200 if source == "127.0.0.1" else 403)
 
 
 def test_a_hundred_header_lines_are_read_and_one_more_is_refused() -> None:
@@ -447,8 +447,8 @@ def test_thousands_of_requests_at_once_are_all_answered_in_their_order() -> None
         client.send(
             b"".join(b"GET /%d HTTP/1.1\r\nHost: h\r\n\r\n" % number for number in numbers) + POLL
         )
-        assert [client.answer().status for _ in numbers] == [404] * 3000
-        assert client.answer().status == 200
+        assert [client.response().status for _ in numbers] == [404] * 3000
+        assert client.response().status == 200
         assert world.called[:3000] == [f"GET /{number}" for number in numbers]
         assert max(queued) < 200
 
@@ -463,11 +463,11 @@ def test_a_client_that_pipelines_leaves_the_others_their_turn(connections: int) 
         """In the event loop, so that all has been sent before the first turn."""
         for client in clients:
             client.send(POLL * polls_each)
-        turns = answers = 0
-        while answers < polls_each * connections:
+        turns = responses = 0
+        while responses < polls_each * connections:
             await asyncio.sleep(0)
-            before, answers = answers, sum(client.count_answers() for client in clients)
-            turns += answers > before
+            before, responses = responses, sum(client.count_responses() for client in clients)
+            turns += responses > before
         return turns
 
     polls_each, polls_per_turn_max = 400, 20
@@ -485,5 +485,5 @@ def test_a_client_that_pipelines_and_reads_is_not_cut_off_however_long_it_goes_o
         for number in range(20_000):
             if number % 2_000 == 0:
                 world.pass_time(number / 2_000 * STALL)
-            assert client.answer().status == 200
+            assert client.response().status == 200
         sending.result()

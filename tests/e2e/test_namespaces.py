@@ -153,7 +153,7 @@ def each_sees_its_own_scope_only(host: Host) -> None:
     assert (event["EventType"], event["Resources"]) == ("Reboot", ["web-1"])
     assert host.get(web_1)["Events"] == [event]
     assert host.get(database)["Events"] == []
-    assert host.get(stranger) == {"error": "Forbidden. 192.168.122.13 is no VM of this fleet"}
+    assert host.get(stranger) == {"error": "Forbidden. 192.168.122.13 is not a VM of this fleet"}
 
     approval = json.dumps({"StartRequests": [{"EventId": event["EventId"]}]})
     assert "error" in host.get(database, "-d", approval)

@@ -1,6 +1,4 @@
-"""Everything that the description allows, and much that it does not, asked of a real service: no
-5xx, nothing undocumented.
-"""
+"""Generated requests against a real service: no 5xx, and no undocumented response."""
 
 import subprocess
 import sys
@@ -13,15 +11,15 @@ SECONDS_MAX = 300
 CREATE = "POST /api/v1/tokens"
 """Comes last: once there is a token, everything else needs it."""
 UNFIT = "positive_data_acceptance"
-"""The rules may refuse what is well-formed: a moment that is too near, a key that came before."""
+"""The rules may reject valid input: a time that is too early, a key that was used."""
 ENDLESS = "/api/v1/stream"
 
 
-def ask(service: Service, folder: Path, *which: str, examples_max: int) -> str:
-    """What it said; it has found nothing wrong."""
+def run_schemathesis(service: Service, folder: Path, *which: str, examples_max: int) -> str:
+    """The output of a run that found nothing wrong."""
     checks = ("--checks", "all", "--exclude-checks", UNFIT, "--phases", "examples,coverage,fuzzing")
     bounds = ("--max-examples", str(examples_max), "--seed", "1", "--workers", "1")
-    asked = subprocess.run(
+    run = subprocess.run(
         [ST, "run", f"{service.control}/api/openapi.json", *which, *checks, *bounds],
         cwd=folder,
         env=environment(),
@@ -30,8 +28,8 @@ def ask(service: Service, folder: Path, *which: str, examples_max: int) -> str:
         timeout=SECONDS_MAX,
         check=False,
     )
-    assert asked.returncode == 0, asked.stdout[-20_000:] + asked.stderr
-    return asked.stdout
+    assert run.returncode == 0, run.stdout[-20_000:] + run.stderr
+    return run.stdout
 
 
 def test_no_request_gets_a_5xx_or_an_answer_that_is_not_described(tmp_path: Path) -> None:
@@ -40,14 +38,14 @@ def test_no_request_gets_a_5xx_or_an_answer_that_is_not_described(tmp_path: Path
     """
     (tmp_path / "fleet.yaml").write_text(FLEET)
     with running(tmp_path, "serve", "--fleet", "fleet.yaml", "--store", "memory") as service:
-        said = ask(
+        output = run_schemathesis(
             service, tmp_path, "--exclude-name", CREATE, "--exclude-path", ENDLESS, examples_max=20
         )
-        tokens = ask(service, tmp_path, "--include-name", CREATE, examples_max=5)
+        tokens = run_schemathesis(service, tmp_path, "--include-name", CREATE, examples_max=5)
         service.process.terminate()
         log = service.process.communicate(timeout=30)[1]
 
-    assert " passed" in said
-    assert "Authentication failed" not in said, "every operation was reached"
+    assert " passed" in output
+    assert "Authentication failed" not in output, "every operation was reached"
     assert " passed" in tokens
     assert "request failed" not in log

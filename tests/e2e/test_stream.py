@@ -73,17 +73,17 @@ def test_a_stream_tells_what_any_server_of_the_store_does(tmp_path: Path) -> Non
             with stream(one) as response:
                 began(response)
                 two.ask("POST", "/vms/web-0/restart")
-                told = entries(response, 4)
+                sent = entries(response, 4)
 
-            assert [entry["what"] for entry in told] == [
-                "ordered",
+            assert [entry["what"] for entry in sent] == [
+                "executed_silently",
                 "claimed",
                 "impacted",
                 "completed",
             ]
-            assert told[0]["resources"] == ["web-0"]
-            with stream(two, f"?after={told[0]['number']}") as response:
-                assert entries(response, 3) == told[1:]
+            assert sent[0]["resources"] == ["web-0"]
+            with stream(two, f"?after={sent[0]['number']}") as response:
+                assert entries(response, 3) == sent[1:]
         finally:
             two.kill()
 
@@ -150,7 +150,7 @@ def test_watch_tells_in_words_and_waits_for_a_service_that_goes_away(tmp_path: P
         service.ask("POST", "/vms/web-0/restart")
         first = [watching.stdout.readline() for _ in range(4)]
         service.stop()
-        assert "trying again" in watching.stderr.readline()
+        assert "retrying" in watching.stderr.readline()
         service.start()
         service.ask("POST", "/vms/web-0/restart")
         second = watching.stdout.readline()
@@ -166,9 +166,9 @@ def test_history_shows_what_happened_and_goes_on_with_follow(tmp_path: Path) -> 
     with running(tmp_path, "--simulate-duration", "Reboot=10ms") as service:
         service.ask("POST", "/vms/web-0/restart")
         soon(lambda: service.ask("GET", "/history?what=completed")[1]["history"] != [])
-        asked = ("history", "--host", "host-a", "--scope", "web")
+        command_line = ("history", "--host", "host-a", "--scope", "web")
         shown = subprocess.run(
-            [FOREWARN, *asked, "--since", "1h"],
+            [FOREWARN, *command_line, "--since", "1h"],
             env=environment(FOREWARN_CONTROL=service.control),
             capture_output=True,
             text=True,
@@ -180,15 +180,17 @@ def test_history_shows_what_happened_and_goes_on_with_follow(tmp_path: Path) -> 
             "completed",
             "impacted",
             "claimed",
-            "ordered",
+            "executed_silently",
             "joined",
         ]
-        with command(service, *asked, "--follow", "--json", "--what", "ordered") as following:
+        with command(
+            service, *command_line, "--follow", "--json", "--what", "executed_silently"
+        ) as following:
             assert following.stdout
             first = json.loads(following.stdout.readline())
             service.ask("POST", "/vms/web-0/restart")
             second = json.loads(following.stdout.readline())
-            assert (first["what"], second["what"]) == ("ordered", "ordered")
+            assert (first["what"], second["what"]) == ("executed_silently", "executed_silently")
             assert second["number"] > first["number"]
 
 

@@ -1,4 +1,4 @@
-"""The agent under any story: what must always hold, holds."""
+"""Properties of the agent that hold for any sequence of events and crashes."""
 
 import json
 import re
@@ -123,13 +123,13 @@ def test_compaction_changes_nothing(
     event: Event, story: list[tuple[EntryKind, dict[str, object]]]
 ) -> None:
     progress = Progress(for_journal(event), "rule")
-    for what, facts in story:
-        progress = fold(progress, what, facts)
-        assert fold(progress, what, facts) == progress, "said again it changes nothing"
+    for kind, facts in story:
+        progress = fold(progress, kind, facts)
+        assert fold(progress, kind, facts) == progress, "a repeated entry changes nothing"
 
     again = None
-    for what, said in minimal_entries(progress):
-        again = fold(again, what, said)
+    for kind, minimal in minimal_entries(progress):
+        again = fold(again, kind, minimal)
     assert again == progress
 
 
@@ -145,12 +145,12 @@ def test_torn_journal_is_an_earlier_state(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "journal")
         journal = Journal.open(path)
-        moments = [dict(journal.progress)]
+        states = [dict(journal.progress)]
         journal.write_event(reboot(), "rule")
-        for what, facts in story:
-            moments.append(dict(journal.progress))
-            journal.write("E1", what, **facts)
-        moments.append(dict(journal.progress))
+        for kind, facts in story:
+            states.append(dict(journal.progress))
+            journal.write("E1", kind, **facts)
+        states.append(dict(journal.progress))
         journal.close()
         text = path.read_bytes()
         path.write_bytes(text[: int(len(text) * part)])
@@ -158,11 +158,11 @@ def test_torn_journal_is_an_earlier_state(
         again = Journal.open(path)
         again.close()
 
-        assert again.progress in [as_written_anew(moment) for moment in moments]
+        assert again.progress in [compacted(state) for state in states]
         assert not list(Path(folder).glob("*.damaged-*"))
 
 
-def as_written_anew(progress: dict[str, Progress]) -> dict[str, Progress]:
+def compacted(progress: dict[str, Progress]) -> dict[str, Progress]:
     return {key: drop_details(one) if one.is_done else one for key, one in progress.items()}
 
 
@@ -216,7 +216,7 @@ def damaged(line: bytes, data: st.DataObject) -> bytes:
 
 
 class Unsynced(Journal):
-    """A journal for a disk whose power is never cut: quicker."""
+    """Without fsync, which is faster."""
 
     @staticmethod
     def sync(handle: int) -> None:
@@ -234,8 +234,8 @@ def test_agent_starts_with_any_damaged_line(data: st.DataObject) -> None:
         path, clock = Path(folder, "journal"), FakeTime().clock()
         journal = Unsynced.open(path, clock=clock)
         journal.write_event(reboot(), "r")
-        for what, facts in STORY:
-            journal.write("E1", what, **facts)
+        for kind, facts in STORY:
+            journal.write("E1", kind, **facts)
         journal.close()
         lines = path.read_bytes().splitlines()
         index = data.draw(st.integers(0, len(lines) - 1))
@@ -243,9 +243,9 @@ def test_agent_starts_with_any_damaged_line(data: st.DataObject) -> None:
         path.write_bytes(b"\n".join(lines) + b"\n")
 
         journal = Unsynced.open(path, clock=clock)
-        here = AgentContext("web-0", journal, NoPrograms(), clock, Counters())
+        shared = AgentContext("web-0", journal, NoPrograms(), clock, Counters())
         for progress in journal.progress.values():
-            workflow = Workflow(Rule("r"), progress.event, here)
+            workflow = Workflow(Rule("r"), progress.event, shared)
             workflow.update(progress.event)
             workflow.status()
             workflow.finish()
@@ -257,12 +257,12 @@ def test_agent_starts_with_any_damaged_line(data: st.DataObject) -> None:
         assert list(again.progress) == list(journal.progress)
 
 
-class Died(BaseException):
-    """As kill -9 looks from inside."""
+class Killed(BaseException):
+    """Like kill -9: nothing after it runs."""
 
 
-class Mortal(Journal):
-    """Dies right after its nth write, as an agent that is killed there."""
+class MortalJournal(Journal):
+    """Kills the agent right after its nth write."""
 
     writes_left = -1
 
@@ -270,11 +270,11 @@ class Mortal(Journal):
         super().write(key, kind, **facts)
         self.writes_left -= 1
         if self.writes_left == 0:
-            raise Died
+            raise Killed
 
 
 class Step:
-    """Counts in `runs`; fails as often as `failures` says."""
+    """Counts its runs in `runs`."""
 
     def __init__(self, name: str, runs: Counter[str], *, is_failing: bool) -> None:
         self.name, self.runs, self.is_failing = name, runs, is_failing
@@ -285,11 +285,11 @@ class Step:
     def run(self, context: StepContext) -> None:
         self.runs[self.name] += 1
         if self.is_failing:
-            raise StepFailed("no luck")
+            raise StepFailed("failed on purpose")
 
 
-class Lives:
-    """Lives of one agent with one event, each ended by a crash."""
+class Restarts:
+    """Processes of one agent with one event, each killed."""
 
     def __init__(
         self, path: Path, *, failing: frozenset[str], on_failure: OnFailure, hold: bool
@@ -307,10 +307,10 @@ class Lives:
             Step(name, self.runs, is_failing=name in failing), StepOptions(on_failure=on_failure)
         )
 
-    def live(self, news: str, writes: int) -> Progress:
-        """One life: it is told the news, works, and dies after so many writes."""
+    def run_until_killed(self, change: str, writes: int) -> Progress:
+        """One process: it reads the change, works, and is killed after so many writes."""
         clock = FakeTime().clock()
-        journal = Mortal.open(self.path, clock=clock)
+        journal = MortalJournal.open(self.path, clock=clock)
         journal.writes_left = writes
         done = {
             place for place, what in self.steps(journal).items() if what is not EntryKind.STEP_BEGUN
@@ -320,18 +320,18 @@ class Lives:
             self.rule, reboot(), AgentContext("web-0", journal, NoPrograms(), clock, Counters())
         )
         try:
-            if news == "over":
+            if change == "over":
                 workflow.finish()
             else:
-                workflow.update(started(reboot()) if news == "started" else reboot())
+                workflow.update(started(reboot()) if change == "started" else reboot())
             workflow.run()
-        except Died:
+        except Killed:
             pass
         finally:
             journal.close()
         for phase, index in done:
             assert self.runs[f"{phase}{index}"] == before[f"{phase}{index}"], (
-                "what has an end is never run again"
+                "a finished step never runs again"
             )
         progress = journal.progress.get("E1", Progress(reboot(), "r"))
         assert not (workflow.wants_approval and (self.rule.hold or not progress.is_prepared))
@@ -343,16 +343,16 @@ class Lives:
 
 @settings(deadline=None, max_examples=60)
 @given(
-    told=st.integers(0, 4),
-    begun=st.integers(0, 4),
+    scheduled=st.integers(0, 4),
+    started_=st.integers(0, 4),
     crashes=st.lists(st.integers(1, 6), max_size=12),
     failing=st.frozensets(st.sampled_from([f"{phase}{n}" for phase in Phase for n in range(2)])),
     on_failure=st.sampled_from(OnFailure),
     hold=st.booleans(),
 )
 def test_killed_agent_reaches_the_same_end(
-    told: int,
-    begun: int,
+    scheduled: int,
+    started_: int,
     crashes: list[int],
     failing: frozenset[str],
     on_failure: OnFailure,
@@ -360,23 +360,25 @@ def test_killed_agent_reaches_the_same_end(
 ) -> None:
     """Processes while the event is Scheduled, Started and over, each killed: recover runs once."""
     with tempfile.TemporaryDirectory() as folder:
-        lives = Lives(Path(folder, "journal"), failing=failing, on_failure=on_failure, hold=hold)
-        deaths = [*crashes, *[-1] * 20]
-        for _ in range(told):
-            lives.live("scheduled", deaths.pop(0))
-        for _ in range(begun):
-            lives.live("started", deaths.pop(0))
+        restarts = Restarts(
+            Path(folder, "journal"), failing=failing, on_failure=on_failure, hold=hold
+        )
+        kills = [*crashes, *[-1] * 20]
+        for _ in range(scheduled):
+            restarts.run_until_killed("scheduled", kills.pop(0))
+        for _ in range(started_):
+            restarts.run_until_killed("started", kills.pop(0))
         progress = Progress(reboot(), "r")
         while not progress.is_done:  # ends: after the last crash nothing kills it
-            progress = lives.live("over", deaths.pop(0))
+            progress = restarts.run_until_killed("over", kills.pop(0))
 
         assert (Phase.RECOVER in progress.ended) == bool(progress.begun)
-        before = lives.runs.copy()
-        lives.live("over", -1)
-        assert lives.runs == before, "what is done stays done"
+        before = restarts.runs.copy()
+        restarts.run_until_killed("over", -1)
+        assert restarts.runs == before, "nothing runs twice"
         if progress.begun and not failing:
-            assert lives.runs["recover0"] >= 1
-            assert lives.runs["recover1"] >= 1
+            assert restarts.runs["recover0"] >= 1
+            assert restarts.runs["recover1"] >= 1
 
 
 @settings(deadline=None)

@@ -1,5 +1,6 @@
-"""Campaigns under any story, driven against the real machine: budgets hold, pauses hold, orders may
-be repeated, and it ends.
+"""Campaigns under random stories, with the real state machine of scopes.
+
+Budgets hold, paused campaigns start nothing, actions may be repeated, and every campaign ends.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,16 +11,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from forewarn.campaign import model as said
-from forewarn.campaign.budget import Standing, standing
+from forewarn.campaign.budget import ScopeSummary, summarize
 from forewarn.campaign.forecast import forecast
-from forewarn.campaign.model import Campaign, State, Told, Wish
-from forewarn.campaign.rules import Decision, View, decide
-from forewarn.core import command as ask
+from forewarn.campaign.model import (
+    Action,
+    AnnounceHost,
+    Campaign,
+    CampaignCommand,
+    CampaignSpec,
+    CampaignState,
+    CancelEvent,
+    CheckHealth,
+    EventRef,
+    HealthChecked,
+    HostAnnounced,
+    OperatorCommand,
+    Reconcile,
+)
+from forewarn.campaign.rules import CampaignContext, Decision, decide_campaign
+from forewarn.core.command import Approve, Cancel, Claim, Command, Finish, Maintain, Tick
 from forewarn.core.event import Event, EventType, Status
 from forewarn.core.fleet import Approval, Budget, Policy, Power, Scope, ScopeKind, Vm
-from forewarn.core.machine import decide as decide_scope
-from forewarn.core.machine import due_impacts
+from forewarn.core.machine import decide, due_impacts
 from forewarn.core.scheduling import event_id_of
 from forewarn.core.timing import Timing
 from forewarn.errors import Error
@@ -31,8 +44,8 @@ HOSTS = tuple(f"h{number}" for number in range(6))
 BUDGETS = (None, Budget(1), Budget(2), Budget(40, is_percent=True))
 
 
-class Chances(NamedTuple):
-    """The choices of one story, used up in turn; when they are used up, everything goes well."""
+class Choices(NamedTuple):
+    """The choices of one story. When they are used up, everything goes well."""
 
     numbers: Iterator[int]
 
@@ -40,17 +53,16 @@ class Chances(NamedTuple):
         return next(self.numbers, 0) % of
 
 
-def fleet_of(choice: Callable[[int], int]) -> dict[str, Scope]:
-    """A few scopes whose VMs stand here and there, of up to three update domains."""
+def fleet_of(pick: Callable[[int], int]) -> dict[str, Scope]:
+    """A few scopes with VMs on random hosts, in up to three update domains."""
     scopes = {}
-    for name in ("web", "db", "queue")[: 1 + choice(3)]:
+    for name in ("web", "db", "queue")[: 1 + pick(3)]:
         vms = tuple(
-            Vm(name=f"{name}-{number}", update_domain=choice(3), host=HOSTS[choice(6)])
-            for number in range(1 + choice(7))
+            Vm(name=f"{name}-{number}", update_domain=pick(3), host=HOSTS[pick(6)])
+            for number in range(1 + pick(7))
         )
-        policy = Policy(
-            approval=(Approval.ANY, Approval.ALL)[choice(2)], max_unavailable=BUDGETS[choice(4)]
-        )
+        approval = (Approval.ANY, Approval.ALL)[pick(2)]
+        policy = Policy(approval=approval, max_unavailable=BUDGETS[pick(4)])
         scopes[name] = Scope(
             name=name, kind=ScopeKind.SCALE_SET, policy=policy, vms=vms, seen_at=NOON
         )
@@ -58,226 +70,177 @@ def fleet_of(choice: Callable[[int], int]) -> dict[str, Scope]:
 
 
 class World:
-    """Scopes, a clock and campaigns; orders are carried out by the real machine, sometimes twice,
-    sometimes late.
-    """
+    """Scopes, a clock and campaigns. Actions are sometimes carried out twice, sometimes late."""
 
-    def __init__(self, scopes: dict[str, Scope], chances: Chances) -> None:
+    def __init__(self, scopes: dict[str, Scope], choices: Choices) -> None:
         self.scopes = scopes
-        self.chances = chances
+        self.choices = choices
         self.now = NOON
         self.campaigns: dict[str, Campaign] = {}
         self.hosts: dict[str, tuple[str, ...]] = {}
         self.revision = 1
         self.health_limit: timedelta | None = None
 
-    # --- the fleet as a campaign sees it
+    # --- the fleet as the rules see it
 
-    def standing(self, scope: str) -> Standing | None:
-        return standing(self.scopes[scope], self.revision) if scope in self.scopes else None
+    def scope(self, name: str) -> ScopeSummary | None:
+        return summarize(self.scopes[name], self.revision) if name in self.scopes else None
 
-    def on_host(self, host: str) -> list[Standing] | None:
-        here = [
-            name for name, scope in self.scopes.items() if any(vm.host == host for vm in scope.vms)
-        ]
-        return [standing(self.scopes[name], self.revision) for name in sorted(here)]
+    def scopes_on(self, host: str) -> list[ScopeSummary]:
+        names = sorted(n for n, s in self.scopes.items() if any(vm.host == host for vm in s.vms))
+        return [summarize(self.scopes[name], self.revision) for name in names]
 
-    def view(self, campaign: Campaign) -> View:
-        others = [
-            one
-            for other in self.campaigns.values()
-            if other.id != campaign.id
-            for one in other.under_way
-        ]
-        return View(
-            self,
-            lambda start, stop: self.hosts[campaign.id][start:stop],
-            others,
-            timedelta(minutes=1),
-            self.health_limit,
-        )
+    def context(self, campaign: Campaign) -> CampaignContext:
+        others = (other for other in self.campaigns.values() if other.id != campaign.id)
+        runs = [run for other in others for run in other.in_progress]
+        hosts, horizon = self.hosts[campaign.id], timedelta(minutes=1)
+        return CampaignContext(self, hosts, runs, horizon, self.health_limit)
 
     # --- what happens
 
-    def start(self, number: int, wish: Wish) -> None:
-        found = forecast(
+    def start(self, campaign_id: str, spec: CampaignSpec) -> None:
+        planned = forecast(
             HOSTS,
-            lambda host: self.on_host(host) or (),
-            max_hosts=wish.max_hosts,
-            budget=wish.max_unavailable,
+            self.scopes_on,
+            max_hosts=spec.max_hosts,
+            budget=spec.max_unavailable,
             horizon=self.now,
         )
-        check_plan(self, found.waves, wish)
-        self.hosts[f"c{number}"] = found.hosts
-        self.campaigns[f"c{number}"] = Campaign(
-            id=f"c{number}",
-            wish=wish,
-            started_at=NOON,
-            total=len(found.hosts),
-            waves=len(found.waves),
+        check_plan(self, planned.waves, spec)
+        total, waves = len(planned.hosts), len(planned.waves)
+        self.hosts[campaign_id] = planned.hosts
+        self.campaigns[campaign_id] = Campaign(
+            id=campaign_id, spec=spec, started_at=NOON, total=total, waves=waves
         )
 
-    def tell(self, campaign_id: str, word: said.Word) -> Decision:
+    def apply(self, campaign_id: str, command: CampaignCommand) -> Decision:
         before = self.campaigns[campaign_id]
-        decision = decide(before, word, self.view(before), self.now)
-        assert decide(before, word, self.view(before), self.now) == decision, (
-            "the same input, the same output"
-        )
-        taken = [
-            one.host
-            for one in decision.campaign.under_way
-            if one.host not in {old.host for old in before.under_way}
-        ]
-        assert not taken or before.state is State.RUNNING, (
-            "who is paused or canceled takes no new hosts"
-        )
+        decision = decide_campaign(before, command, self.context(before), self.now)
+        again = decide_campaign(before, command, self.context(before), self.now)
+        assert again == decision, "same input, same output"
+        known = {run.host for run in before.in_progress}
+        is_starting = any(run.host not in known for run in decision.campaign.in_progress)
+        is_running = before.state is CampaignState.RUNNING
+        assert is_running or not is_starting, "a paused or canceled campaign starts no hosts"
         self.campaigns[campaign_id] = decision.campaign
         return decision
 
-    def submit(self, scope: str, command: ask.Command) -> None:
+    def submit(self, scope: str, command: Command) -> None:
         try:
-            self.scopes[scope] = decide_scope(self.scopes[scope], command, self.now, TIMING).scope
+            self.scopes[scope] = decide(self.scopes[scope], command, self.now, TIMING).scope
         except Error:
             return
 
-    def round(self) -> None:
+    def reconcile(self) -> None:
         for campaign_id in self.campaigns:
-            decision = self.tell(campaign_id, said.Look())
-            for order in decision.orders:
-                if self.chances.pick(5) != 1:  # else the server died before it
-                    self.run_impact(campaign_id, order)
-                if self.chances.pick(5) == 1:  # it died after it, or another server did it too
-                    self.run_impact(campaign_id, order, is_told=False)
+            for action in self.apply(campaign_id, Reconcile()).actions:
+                if self.choices.pick(5) != 1:  # otherwise the server died before it
+                    self.carry_out(campaign_id, action)
+                if self.choices.pick(5) == 1:  # it died after it, before it could record it
+                    self.carry_out(campaign_id, action, is_recorded=False)
             self.check_budgets()
 
-    def run_impact(self, campaign_id: str, order: said.Order, *, is_told: bool = True) -> None:
-        campaign = self.campaigns[campaign_id]
-        match order:
-            case said.Announce(host=host, operation_id=operation_id):
-                events = []
-                for scope in [one.name for one in self.on_host(host) or ()]:
-                    self.submit(
-                        scope,
-                        ask.Maintain(host=host, operation_id=operation_id, type=campaign.wish.type),
-                    )
-                    events += [Told(scope, one) for one in self.made(scope, operation_id)]
-                if is_told:
-                    self.tell(campaign_id, said.Announced(host, tuple(events)))
-            case said.Withdraw(scope=scope, event_id=event_id):
-                self.submit(scope, ask.Cancel(event_id=event_id))
-            case said.Check(host=host):
-                self.tell(campaign_id, said.Claimed(host, "w1"))
-                self.tell(
-                    campaign_id, said.Checked(host, "w1", "no" if self.chances.pick(8) == 1 else "")
-                )
+    def carry_out(self, campaign_id: str, action: Action, *, is_recorded: bool = True) -> None:
+        match action:
+            case AnnounceHost(host=host, operation_id=operation_id):
+                type_ = self.campaigns[campaign_id].spec.type
+                refs: list[EventRef] = []
+                for scope in [summary.name for summary in self.scopes_on(host)]:
+                    self.submit(scope, Maintain(host=host, operation_id=operation_id, type=type_))
+                    ids = self.created(scope, operation_id)
+                    refs += [EventRef(scope, event_id) for event_id in ids]
+                if is_recorded:
+                    self.apply(campaign_id, HostAnnounced(host, tuple(refs)))
+            case CancelEvent(scope=scope, event_id=event_id):
+                self.submit(scope, Cancel(event_id=event_id))
+            case CheckHealth(host=host):
+                if is_recorded:
+                    problem = "broken" if self.choices.pick(8) == 1 else ""
+                    self.apply(campaign_id, HealthChecked(host, problem))
 
-    def made(self, scope: str, operation_id: str) -> list[str]:
-        known = {one.id for one in self.scopes[scope].events} | {
-            one.id for one in self.scopes[scope].ended
-        }
-        return [
-            one for domain in range(3) if (one := event_id_of(operation_id, scope, domain)) in known
-        ]
+    def created(self, scope: str, operation_id: str) -> list[str]:
+        after = self.scopes[scope]
+        known = {event.id for event in after.events} | {ended.id for ended in after.ended}
+        ids = (event_id_of(operation_id, scope, domain) for domain in range(3))
+        return [event_id for event_id in ids if event_id in known]
 
     def pass_time(self) -> None:
-        self.now += timedelta(seconds=(5, 1, 20)[self.chances.pick(3)])
+        self.now += timedelta(seconds=(5, 1, 20)[self.choices.pick(3)])
         for name in self.scopes:
-            self.submit(name, ask.Tick())
-            for impact in due_impacts(self.scopes[name], self.now)[: 1 + self.chances.pick(3)]:
-                self.submit(name, ask.Claim(event_id=impact.event_id, vm=impact.vm, worker="w"))
-                problem = "broken" if self.chances.pick(12) == 1 else ""
-                done = ask.Finish(
+            self.submit(name, Tick())
+            for impact in due_impacts(self.scopes[name], self.now)[: 1 + self.choices.pick(3)]:
+                self.submit(name, Claim(event_id=impact.event_id, vm=impact.vm, worker="w"))
+                finish = Finish(
                     event_id=impact.event_id,
                     vm=impact.vm,
                     worker="w",
                     tries=impact.tries + 1,
-                    problem=problem,
+                    problem="broken" if self.choices.pick(12) == 1 else "",
                 )
-                self.submit(name, done)
+                self.submit(name, finish)
             self.check_budgets()
 
     def disturb(self) -> None:
-        """A guest says go ahead, somebody cancels an event, a person pauses, resumes or cancels the
-        campaign.
-        """
-        name = sorted(self.scopes)[self.chances.pick(len(self.scopes))]
+        """A guest approves, someone cancels an event, an operator changes the campaigns."""
+        name = sorted(self.scopes)[self.choices.pick(len(self.scopes))]
         for event in self.scopes[name].events[:1]:
-            if self.chances.pick(3) == 1:
-                self.submit(name, ask.Approve(event_ids=(event.id,)))
-            if self.chances.pick(12) == 1:
-                self.submit(name, ask.Cancel(event_id=event.id))
-        words: dict[int, said.Word] = {1: said.Pause(), 2: said.Resume(), 3: said.Cancel()}
-        word = words.get(self.chances.pick(10))
+            if self.choices.pick(3) == 1:
+                self.submit(name, Approve(event_ids=(event.id,)))
+            if self.choices.pick(12) == 1:
+                self.submit(name, Cancel(event_id=event.id))
+        commands = tuple(OperatorCommand)
+        choice = self.choices.pick(10)
         for campaign_id, campaign in self.campaigns.items():
-            if word is not None and campaign.state in (State.RUNNING, State.PAUSED):
-                self.tell(campaign_id, word)
+            is_open = campaign.state in (CampaignState.RUNNING, CampaignState.PAUSED)
+            if is_open and 1 <= choice <= len(commands):
+                self.apply(campaign_id, commands[choice - 1])
 
     # --- what must hold
 
     def check_budgets(self) -> None:
-        """Whatever a campaign has announced or started: one update domain of a scope, unless it is
-        one host's; and its budget.
-        """
+        """What campaigns announced in a scope is one update domain or one host, within budget."""
         for scope in self.scopes.values():
             live = {event.id: event for event in scope.events}
-            mine = {
-                told.event_id: (campaign, one.host)
+            ours = {
+                ref.event_id: (campaign, run.host)
                 for campaign in self.campaigns.values()
-                for one in campaign.under_way
-                for told in one.events
-                if told.event_id in live
+                for run in campaign.in_progress
+                for ref in run.events
+                if ref.event_id in live
             }
-            if not mine:
+            if not ours:
                 continue
-            assert (
-                len(
-                    {
-                        event.update_domain
-                        for event in live.values()
-                        if event.status is Status.STARTED
-                    }
-                )
-                <= 1
-            )
-            domains = {live[event_id].update_domain for event_id in mine}
-            assert len(domains) == 1 or len({host for _, host in mine.values()}) == 1, (
-                "two hosts of two domains at once"
-            )
+            started = [event for event in live.values() if event.status is Status.STARTED]
+            assert len({event.update_domain for event in started}) <= 1
+            domains = {live[event_id].update_domain for event_id in ours}
+            hosts = {host for _, host in ours.values()}
+            assert len(domains) == 1 or len(hosts) == 1, "two hosts of two domains at once"
             for domain in domains:
-                here = {
-                    event_id: event
-                    for event_id, event in live.items()
-                    if event.update_domain == domain
-                }
-                check_budget(scope, here, scope.policy.max_unavailable)
-                for campaign, _ in mine.values():
+                events = {id_: e for id_, e in live.items() if e.update_domain == domain}
+                check_budget(scope, events, scope.policy.max_unavailable)
+                for campaign, _ in ours.values():
                     own = {
-                        event_id: here[event_id]
-                        for event_id in here
-                        if event_id in mine and mine[event_id][0] is campaign
+                        event_id: event
+                        for event_id, event in events.items()
+                        if event_id in ours and ours[event_id][0] is campaign
                     }
-                    check_budget(scope, own, campaign.wish.max_unavailable)
+                    check_budget(scope, own, campaign.spec.max_unavailable)
 
 
 def check_budget(scope: Scope, events: dict[str, Event], budget: Budget | None) -> None:
     down = {vm for event in events.values() for vm in event.resources}
-    assert budget is None or len(down) <= budget.of(len(scope.vms)), (
-        f"{down} of {scope.name} at once, at most {budget} may be"
-    )
+    assert budget is None or len(down) <= budget.of(len(scope.vms)), (scope.name, down, budget)
 
 
-def check_plan(world: World, waves: tuple[tuple[str, ...], ...], wish: Wish) -> None:
+def check_plan(world: World, waves: tuple[tuple[str, ...], ...], spec: CampaignSpec) -> None:
     for wave in waves:
-        assert 1 <= len(wave) <= wish.max_hosts
+        assert 1 <= len(wave) <= spec.max_hosts
         for scope in world.scopes.values():
-            concerned = [vm for vm in scope.vms if vm.host in wave]
-            hosts, domains = {vm.host for vm in concerned}, {vm.update_domain for vm in concerned}
-            assert len(hosts) <= 1 or len(domains) <= 1
-            for budget in (wish.max_unavailable, scope.policy.max_unavailable):
-                most = max(
-                    (sum(vm.update_domain == domain for vm in concerned) for domain in domains),
-                    default=0,
-                )
+            vms = [vm for vm in scope.vms if vm.host in wave]
+            domains = [vm.update_domain for vm in vms]
+            assert len({vm.host for vm in vms}) <= 1 or len(set(domains)) <= 1
+            most = max(map(domains.count, domains), default=0)
+            for budget in (spec.max_unavailable, scope.policy.max_unavailable):
                 assert budget is None or most <= budget.of(len(scope.vms))
 
 
@@ -285,70 +248,67 @@ def check_plan(world: World, waves: tuple[tuple[str, ...], ...], wish: Wish) -> 
 @given(
     numbers=st.lists(st.integers(0, 40), max_size=60),
     story=st.lists(st.integers(0, 59), max_size=200),
-    wishes=st.lists(
-        st.tuples(st.integers(1, 4), st.integers(0, 3), st.booleans()), min_size=1, max_size=2
+    specs=st.lists(
+        st.tuples(st.integers(1, 4), st.sampled_from(BUDGETS), st.booleans()),
+        min_size=1,
+        max_size=2,
     ),
     health_until=st.integers(0, STEPS_MAX),
 )
-def test_whatever_happens_budgets_hold_and_every_host_ends(
-    numbers: list[int], story: list[int], wishes: list[tuple[int, int, bool]], health_until: int
+def test_budgets_hold_and_every_host_ends_whatever_happens(
+    numbers: list[int],
+    story: list[int],
+    specs: list[tuple[int, Budget | None, bool]],
+    health_until: int,
 ) -> None:
-    """Impacts fail, events are canceled, servers die between record and order, two campaigns meet
-    in one scope.
+    """Impacts fail, events are canceled, servers die, two campaigns share a scope.
 
-    The server has a health command until step `health_until`, where it is taken out of its
-    configuration.
+    The health command is removed from the configuration at step `health_until`.
     """
-    world = World(fleet_of(Chances(iter(numbers)).pick), Chances(iter(story)))
-    for number, (max_hosts, budget, pause) in enumerate(wishes, start=1):
-        wish = Wish(
+    world = World(fleet_of(Choices(iter(numbers)).pick), Choices(iter(story)))
+    for number, (max_hosts, budget, pauses) in enumerate(specs, start=1):
+        spec = CampaignSpec(
             type=EventType.REBOOT,
             patterns=("*",),
             max_hosts=max_hosts,
-            max_unavailable=BUDGETS[budget],
+            max_unavailable=budget,
+            pause_on_failure=pauses,
         )
-        world.start(number, replace(wish, pause_on_failure=pause))
+        world.start(f"c{number}", spec)
     for step in range(STEPS_MAX):
         world.health_limit = timedelta(minutes=1) if step < health_until else None
-        world.round()
+        world.reconcile()
         if all(campaign.is_over for campaign in world.campaigns.values()):
             break
         world.disturb()
         world.pass_time()
-        if step > 60:  # the story is over: a person lets everything go on
+        if step > 60:  # the story is over: an operator resumes everything
             for campaign_id, campaign in world.campaigns.items():
-                if campaign.state is State.PAUSED:
-                    world.tell(campaign_id, said.Resume())
+                if campaign.state is CampaignState.PAUSED:
+                    world.apply(campaign_id, OperatorCommand.RESUME)
     for campaign in world.campaigns.values():
-        assert campaign.is_over, "it ends"
-        assert campaign.done + campaign.skipped + campaign.failed == campaign.total, (
-            "every host is done, skipped or failed"
-        )
+        assert campaign.is_over
+        assert campaign.done + campaign.skipped + campaign.failed == campaign.total
 
 
 @settings(max_examples=100, deadline=None)
 @given(numbers=st.lists(st.integers(0, 40), max_size=60), down=st.integers(0, 20))
-def test_who_is_down_already_takes_room_too(numbers: list[int], down: int) -> None:
-    """A VM that does not run counts, whoever stopped it: a host that would make it one too many
-    waits, and is not forgotten.
-    """
-    scopes = fleet_of(Chances(iter(numbers)).pick)
+def test_vm_that_is_already_down_counts(numbers: list[int], down: int) -> None:
+    """A host that would take down one VM too many waits, and is not forgotten."""
+    scopes = fleet_of(Choices(iter(numbers)).pick)
     name = sorted(scopes)[0]
     vms = tuple(
         replace(vm, power=Power.STOPPED if number == down % 7 else vm.power)
         for number, vm in enumerate(scopes[name].vms)
     )
     scopes[name] = replace(scopes[name], vms=vms, policy=Policy(max_unavailable=Budget(1)))
-    world = World(scopes, Chances(iter(())))
-    world.start(1, Wish(type=EventType.REBOOT, patterns=("*",), max_hosts=6))
+    world = World(scopes, Choices(iter(())))
+    world.start("c1", CampaignSpec(type=EventType.REBOOT, patterns=("*",), max_hosts=6))
     for _ in range(60):
-        world.round()
-        stopped = {vm.name for vm in world.scopes[name].vms if vm.power is Power.STOPPED}
-        started = {
-            vm
-            for event in world.scopes[name].events
-            if event.status is Status.STARTED
-            for vm in event.resources
-        }
+        world.reconcile()
+        scope = world.scopes[name]
+        stopped = {vm.name for vm in scope.vms if vm.power is Power.STOPPED}
+        events = (event for event in scope.events if event.status is Status.STARTED)
+        started = {vm for event in events for vm in event.resources}
         assert len(stopped | started) <= 1 or not started
         world.pass_time()

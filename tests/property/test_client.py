@@ -1,4 +1,4 @@
-"""What must always hold in a guest, whatever an endpoint sends."""
+"""Invariants of the client, whatever an endpoint sends."""
 
 import contextlib
 import json
@@ -30,7 +30,7 @@ NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 ONCE = (Kind.APPEARED, Kind.STARTED, Kind.FINISHED, Kind.CANCELED)
 ENDS = (Kind.FINISHED, Kind.CANCELED)
 
-patient = settings(deadline=None)  # a busy machine is no broken rule
+patient = settings(deadline=None)  # a busy machine must not fail the test
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=10),
@@ -51,9 +51,7 @@ documents = st.builds(Document, st.integers(0, 4), st.lists(events, max_size=4).
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[Document]:
-    """What an honest server shows over time: the number grows at each change, an id passes once
-    from Scheduled to gone.
-    """
+    """Documents of a correct server: the incarnation grows with each change, ids never return."""
     live: dict[str, Event] = {}
     shown = [Document(1, ())]
     for number in range(draw(st.integers(1, 12))):
@@ -68,7 +66,7 @@ def histories(draw: st.DrawFn) -> list[Document]:
     return shown
 
 
-def tell(watcher: Watcher, seen: list[Document]) -> list[Change]:
+def update(watcher: Watcher, seen: list[Document]) -> list[Change]:
     return [change for document in seen for change in watcher.update(document, NOON)]
 
 
@@ -78,77 +76,69 @@ def keys(document: Document) -> set[str]:
 
 @patient
 @given(st.lists(documents, max_size=20))
-def test_everything_is_told_once_and_in_order_whatever_arrives(seen: list[Document]) -> None:
+def test_each_change_is_reported_once_and_in_order(seen: list[Document]) -> None:
     """An agent that prepares twice, or recovers before it has prepared, does harm."""
-    told = tell(Watcher(), seen)
+    changes = update(Watcher(), seen)
     assert (
         max(
             Counter(
-                (change.event.key, change.kind) for change in told if change.kind in ONCE
+                (change.event.key, change.kind) for change in changes if change.kind in ONCE
             ).values(),
             default=0,
         )
         <= 1
     )
-    for key in {change.event.key for change in told}:
-        kinds = [change.kind for change in told if change.event.key == key]
+    for key in {change.event.key for change in changes}:
+        kinds = [change.kind for change in changes if change.event.key == key]
         assert kinds[0] is Kind.APPEARED
         assert [kind for kind in kinds[:-1] if kind in ENDS] == []
 
 
 @patient
 @given(st.lists(documents, max_size=10), documents)
-def test_a_document_that_stays_is_told_in_full(seen: list[Document], last: Document) -> None:
-    """Whatever came before: after three looks what lives is what is shown, but for ids that were
-    over before.
-    """
+def test_stable_document_is_reported_in_full(seen: list[Document], last: Document) -> None:
+    """After three polls the live events are those shown, except for ids that ended before."""
     watcher = Watcher()
-    told = tell(watcher, [*seen, *[last] * LOOKS_MIN])
-    over = {change.event.key for change in told if change.kind in ENDS}
-    appeared = {change.event.key for change in told if change.kind is Kind.APPEARED}
+    changes = update(watcher, [*seen, *[last] * LOOKS_MIN])
+    over = {change.event.key for change in changes if change.kind in ENDS}
+    appeared = {change.event.key for change in changes if change.kind is Kind.APPEARED}
 
     assert appeared - over == keys(last) - over
     assert not watcher.is_in_doubt
-    assert tell(watcher, [last] * 3) == []
+    assert update(watcher, [last] * 3) == []
 
 
 @patient
 @given(histories(), st.data())
-def test_an_honest_server_is_followed_through_repeats_and_gaps(
+def test_correct_server_is_followed_through_repeats_and_gaps(
     history: list[Document], data: st.DataObject
 ) -> None:
-    """A poller sees some numbers many times and others never.
-
-    It hears of all that it saw, and of every end at once.
-    """
-    looks = data.draw(
+    """A client sees some documents many times and others never."""
+    polls = data.draw(
         st.lists(st.integers(0, len(history) - 1), min_size=1, max_size=20).map(sorted)
     )
     watcher = Watcher()
     live: set[str] = set()
-    for look in looks:
-        told = watcher.update(history[look], NOON)
-        live |= {change.event.key for change in told if change.kind is Kind.APPEARED}
-        live -= {change.event.key for change in told if change.kind in ENDS}
-        assert live == keys(history[look])
+    for poll in polls:
+        changes = watcher.update(history[poll], NOON)
+        live |= {change.event.key for change in changes if change.kind is Kind.APPEARED}
+        live -= {change.event.key for change in changes if change.kind in ENDS}
+        assert live == keys(history[poll])
 
 
 @patient
 @given(histories(), st.data())
-def test_a_server_that_lags_never_ends_what_lives(
+def test_lagging_server_never_ends_a_live_event(
     history: list[Document], data: st.DataObject
 ) -> None:
-    """Between looks at the newest document come up to two at any older one.
-
-    What lived before and after never ends between.
-    """
+    """Between two polls of the newest document come up to two of older ones."""
     watcher = Watcher()
     for newest, document in enumerate(history):
         stale = data.draw(st.lists(st.integers(0, newest), max_size=LOOKS_MIN - 1))
         ended = [
             change.event.key
-            for look in [document, *(history[index] for index in stale), document]
-            for change in watcher.update(look, NOON)
+            for poll in [document, *(history[index] for index in stale), document]
+            for change in watcher.update(poll, NOON)
             if change.kind in ENDS
         ]
         assert not set(ended) & keys(document)
@@ -156,26 +146,22 @@ def test_a_server_that_lags_never_ends_what_lives(
 
 @patient
 @given(st.lists(documents, max_size=10), st.data())
-def test_empty_bodies_that_pass_change_nothing_of_what_is_told(
-    seen: list[Document], data: st.DataObject
-) -> None:
-    """Whatever an endpoint shows: with less than a minute of empty bodies before each document, the
-    same is told.
-    """
+def test_temporary_empty_bodies_change_nothing(seen: list[Document], data: st.DataObject) -> None:
+    """Less than a minute of empty bodies before each document gives the same changes."""
     blank = Document(0, (), is_blank=True)
     watcher = Watcher()
-    told: list[Change] = []
+    changes: list[Change] = []
     for document in seen:
-        told += tell(watcher, [blank] * data.draw(st.integers(0, BLANKS_MIN - 1)))
-        told += watcher.update(document, NOON)
+        changes += update(watcher, [blank] * data.draw(st.integers(0, BLANKS_MIN - 1)))
+        changes += watcher.update(document, NOON)
 
-    assert told == tell(Watcher(), seen)
+    assert changes == update(Watcher(), seen)
 
 
 @patient
 @given(st.binary(max_size=200) | json_values.map(lambda value: json.dumps(value).encode()))
-def test_any_bytes_are_a_document_or_a_bad_one(body: bytes) -> None:
-    """Nothing else is raised, so nothing else can stop an agent."""
+def test_any_bytes_are_a_document_or_an_invalid_one(body: bytes) -> None:
+    """No other exception can stop an agent."""
     with contextlib.suppress(InvalidDocument):
         read_document(body)
 
@@ -199,7 +185,7 @@ def test_any_bytes_are_a_document_or_a_bad_one(body: bytes) -> None:
     ),
     json_values,
 )
-def test_any_entry_is_an_event_or_a_bad_document(
+def test_any_entry_is_an_event_or_an_invalid_document(
     entry: dict[str, object], incarnation: object
 ) -> None:
     with contextlib.suppress(InvalidDocument):
@@ -208,41 +194,41 @@ def test_any_entry_is_an_event_or_a_bad_document(
 
 @patient
 @given(st.text(max_size=40))
-def test_any_text_is_a_date_or_no_date(text: str) -> None:
+def test_any_text_is_a_date_or_a_value_error(text: str) -> None:
     with contextlib.suppress(ValueError):
         assert parse_date(text).tzinfo is UTC
 
 
 FORMS = (
-    lambda moment: format_datetime(moment, usegmt=True),
-    lambda moment: format_datetime(moment, usegmt=True).lower(),
-    lambda moment: format_datetime(moment.astimezone(None)),
-    lambda moment: moment.isoformat(),
-    lambda moment: moment.isoformat().replace("+00:00", "Z"),
-    lambda moment: moment.replace(tzinfo=None).isoformat(sep=" "),
-    lambda moment: moment.isoformat(timespec="microseconds"),
+    lambda date: format_datetime(date, usegmt=True),
+    lambda date: format_datetime(date, usegmt=True).lower(),
+    lambda date: format_datetime(date.astimezone(None)),
+    lambda date: date.isoformat(),
+    lambda date: date.isoformat().replace("+00:00", "Z"),
+    lambda date: date.replace(tzinfo=None).isoformat(sep=" "),
+    lambda date: date.isoformat(timespec="microseconds"),
 )
 
 
 @patient
 @given(st.datetimes(datetime(1971, 1, 1), datetime(9000, 1, 1)), st.sampled_from(FORMS))  # noqa: DTZ001
-def test_every_moment_is_read_back_from_every_form(moment: datetime, form: object) -> None:
-    moment = moment.replace(tzinfo=UTC, microsecond=0)
+def test_every_date_is_read_back_from_every_form(date: datetime, form: object) -> None:
+    date = date.replace(tzinfo=UTC, microsecond=0)
     assert callable(form)
-    assert parse_date(form(moment)) == moment
+    assert parse_date(form(date)) == date
 
 
 def read(pieces: list[bytes]) -> Response | str:
-    """The answer, or the name of the problem."""
+    """The response, or the name of the error."""
     reader = Reader()
     try:
         for piece in [*filter(None, pieces), b""]:
-            answer = reader.feed(piece)
-            if answer is not None:
-                return answer
-    except (InvalidResponse, ConnectionFailed) as problem:
-        return type(problem).__name__
-    raise AssertionError("the end of a connection is the end of an answer")
+            response = reader.feed(piece)
+            if response is not None:
+                return response
+    except (InvalidResponse, ConnectionFailed) as error:
+        return type(error).__name__
+    raise AssertionError("the end of the connection must end the response")
 
 
 def split(whole: bytes, cuts: list[int]) -> list[bytes]:
@@ -256,10 +242,10 @@ def split(whole: bytes, cuts: list[int]) -> list[bytes]:
     st.booleans(),
     st.lists(st.integers(0, 500), max_size=8),
 )
-def test_an_answer_is_the_same_however_it_is_cut(
+def test_response_is_the_same_however_it_is_split(
     chunks: list[bytes], is_chunked: bool, cuts: list[int]
 ) -> None:
-    """The network cuts where it likes."""
+    """Networks split data anywhere."""
     body = b"".join(chunks)
     framed = (
         b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n"
@@ -267,10 +253,10 @@ def test_an_answer_is_the_same_however_it_is_cut(
         else body
     )
     framing = b"Transfer-Encoding: chunked" if is_chunked else b"Content-Length: %d" % len(body)
-    answer = read(split(b"HTTP/1.1 200 OK\r\nETag: x\r\n" + framing + b"\r\n\r\n" + framed, cuts))
+    response = read(split(b"HTTP/1.1 200 OK\r\nETag: x\r\n" + framing + b"\r\n\r\n" + framed, cuts))
 
-    assert isinstance(answer, Response)
-    assert (answer.status, answer.body, answer.headers["etag"], answer.is_last) == (
+    assert isinstance(response, Response)
+    assert (response.status, response.body, response.headers["etag"], response.is_last) == (
         200,
         body,
         "x",
@@ -285,8 +271,8 @@ def test_an_answer_is_the_same_however_it_is_cut(
         [b"", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"]
     ),
 )
-def test_any_bytes_are_an_answer_or_a_problem(rest: bytes, start: bytes) -> None:
-    """And it makes no difference whether they come at once or one by one."""
+def test_any_bytes_are_a_response_or_an_error(rest: bytes, start: bytes) -> None:
+    """Whether they arrive together or one by one."""
     whole = start + rest
     together, apart = read([whole]), read([bytes([byte]) for byte in whole])
 
@@ -304,12 +290,12 @@ def test_any_bytes_are_an_answer_or_a_problem(rest: bytes, start: bytes) -> None
 
 @patient
 @given(st.integers(1, 10**6), st.none() | st.floats(0, 1e12), st.floats(0, 1, exclude_max=True))
-def test_a_pause_is_at_least_a_second_and_never_long(
-    failures: int, asked: float | None, chance: float
+def test_pause_is_at_least_a_second_and_never_long(
+    failures: int, retry_after: float | None, chance: float
 ) -> None:
-    """Never faster than once a second, and never so long that a notice passes unread."""
+    """Never more than one poll a second, and never so long that a notice is missed."""
     pause = pause_seconds(
-        failures, RetryableError("busy", status=503, retry_after_seconds=asked), chance
+        failures, RetryableError("busy", status=503, retry_after_seconds=retry_after), chance
     )
 
     assert 1 <= pause <= max(PAUSE_SECONDS_MAX * 1.5, RETRY_AFTER_SECONDS_MAX)
@@ -317,10 +303,10 @@ def test_a_pause_is_at_least_a_second_and_never_long(
 
 @patient
 @given(st.binary(max_size=80))
-def test_any_packet_tells_an_address_or_nothing(options: bytes) -> None:
-    """DHCP answers come from anybody on the network."""
+def test_any_packet_gives_an_address_or_nothing(options: bytes) -> None:
+    """DHCP replies come from any machine on the network."""
     transaction, card = bytes(4), bytes(6)
     packet = (b"\x02" + bytes(235) + bytes.fromhex("63825363"))[:240] + options
 
-    found = dhcp_endpoint(packet, transaction, card)
-    assert found == "" or [0 <= int(part) <= 255 for part in found.split(".")] == [True] * 4
+    address = dhcp_endpoint(packet, transaction, card)
+    assert address == "" or [0 <= int(part) <= 255 for part in address.split(".")] == [True] * 4

@@ -10,16 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.auth.token import Role
-from forewarn.auth.tokens import Tokens
+from forewarn.auth.tokens import Role, Tokens
 from forewarn.core.fleet import Scope, ScopeKind
 from forewarn.core.timing import Timing
-from forewarn.engine.clock import VirtualClock
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
 from forewarn.errors import StoreUnusable
 from forewarn.fleetfile.parser import Fleet
 from forewarn.history.query import EntryFilter, read
+from forewarn.lab.clock import VirtualClock
 from forewarn.store.sqlite import SqliteStore
 from tests.builders import NOON, guid, vm
 

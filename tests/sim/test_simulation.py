@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forewarn.core.change import ChangeKind
-from forewarn.engine.clock import VirtualClock
+from forewarn.lab.clock import VirtualClock
 from forewarn.store.base import Record, Write
 from forewarn.store.memory import MemoryStore
 from tests.builders import NOON
@@ -132,7 +132,7 @@ def test_a_store_that_breaks_its_promise_is_found(planted: type[MemoryStore]) ->
         hunt(lambda seed: World(seed, store=planted()))
 
 
-def test_a_server_whose_clock_is_ahead_is_found_out() -> None:
+def test_server_whose_clock_is_ahead_is_detected() -> None:
     """NotBefore and claims are judged by the true time, not by the server's own."""
 
     def hasty(seed: int) -> World:

@@ -8,6 +8,7 @@ is compared with what any server showed before.
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -23,18 +24,20 @@ from forewarn.core.fleet import Approval, AutoApprove, Policy, Scope, ScopeKind,
 from forewarn.core.lifecycle import is_enabled
 from forewarn.core.timing import Timing
 from forewarn.engine.board import Board, PublishedScope, wait_for_change
-from forewarn.engine.clock import VirtualClock
 from forewarn.engine.engine import Engine
 from forewarn.engine.entry import decode_all
-from forewarn.engine.operations import Operations, Told
+from forewarn.engine.lease import TTL_SECONDS
+from forewarn.engine.operations import Operations, ScopedEvent
 from forewarn.engine.record import SCOPE
 from forewarn.engine.worker import Worker
 from forewarn.errors import Error, ImpactFailed, StoreLost
 from forewarn.fleetfile.parser import Fleet
+from forewarn.lab.clock import VirtualClock
 from forewarn.platform.base import ImpactRequest, ImpactResult
-from forewarn.store.base import HistoryValue, Lease, Record, Snapshot, Store, Write
+from forewarn.store.base import HistoryValue, Lease, Record, Snapshot, Write
 from forewarn.store.memory import MemoryStore
-from forewarn.web.metadata.rendered_document import body_of, page
+from forewarn.web.http.message import BLANK_LINE
+from forewarn.web.metadata.fast_path import render
 from forewarn.wire.versions import VERSIONS
 from tests.builders import NOON
 from tests.rules import Broken, check_domains, check_members, check_state, check_step, must, pages
@@ -135,7 +138,9 @@ class Witness:
         """
         scope = place.scope
         key = (scope.name, self.lives.get(scope.name, 0), scope.incarnation)
-        found = tuple(body_of(page(place, version, iso_not_before=False)) for version in VERSIONS)
+        found = tuple(
+            render(place, version, is_iso=False).partition(BLANK_LINE)[2] for version in VERSIONS
+        )
         must(found == pages(scope), "a page shows the scope as it is", key)
         must(
             self.shown.setdefault(key, found) == found,
@@ -167,9 +172,11 @@ class FlakyStore:
     """
 
     def __init__(
-        self, inner: Store, chance: random.Random, manners: Manners, witness: Witness
+        self, inner: MemoryStore, chance: random.Random, manners: Manners, witness: Witness
     ) -> None:
         self._inner, self._chance, self._manners, self._witness = inner, chance, manners, witness
+        self.leases: list[Lease] = []
+        self.is_dead = False
 
     async def load(self, prefix: str = "") -> Snapshot:
         await self._dawdle()
@@ -218,8 +225,34 @@ class FlakyStore:
         return await self._inner.get(key)
 
     async def lease(self, name: str, ttl_seconds: float) -> Lease | None:
+        """Leases are renewed silently; `expire` says when one is not."""
         await self._dawdle()
-        return await self._inner.lease(name, ttl_seconds)
+        if self._chance.random() < self._manners.refused:
+            raise StoreLost("lease refused")
+        inner = await self._inner.lease(name, ttl_seconds)
+        if inner is None:
+            return None
+        lease = Lease(
+            name,
+            inner.revision,
+            ttl_seconds=math.inf,
+            monotonic=lambda: 0.0,
+            release=self._release,
+        )
+        self.leases.append(lease)
+        return lease
+
+    async def _release(self, lease: Lease) -> None:
+        """A dead process releases nothing."""
+        if not self.is_dead:
+            await self.expire(lease)
+
+    async def expire(self, lease: Lease) -> None:
+        """The lease was not renewed for its ttl."""
+        if lease in self.leases:
+            self.leases.remove(lease)
+            lease.end()
+            await self._inner.expire(lease.name)
 
     async def close(self) -> None:
         """The shared store stays open for the others."""
@@ -267,7 +300,8 @@ class Server:
     """One process: an engine with its loops, until it is killed."""
 
     def __init__(self, world: "World", number: int) -> None:
-        self.engine = Engine(world.flaky(), world.server_clock, world.timing)
+        self.store = world.flaky()
+        self.engine = Engine(self.store, world.server_clock, world.timing)
         self.operations = Operations(self.engine, world.make_id)
         self._world = world
         self._number = number
@@ -288,10 +322,18 @@ class Server:
         self._task = asyncio.create_task(loops.run())
 
     async def kill(self) -> None:
-        """Nothing is said goodbye to. (A crash of a loop is a finding, not part of the story.)"""
+        """As SIGKILL: it releases nothing, and its lease expires after its ttl."""
         assert self._task is not None
+        self.store.is_dead = True
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
+        self._world.expire_later(self.store, timedelta(seconds=TTL_SECONDS))
+
+    async def lose_lease(self) -> None:
+        """As a store that did not take renewals: the server stops first, then the lease expires."""
+        for lease in self.store.leases:
+            lease.end()
+        self._world.expire_later(self.store, timedelta(seconds=TTL_SECONDS / 3))
 
     def check_alive(self) -> None:
         if self._task is not None and self._task.done() and not self._task.cancelled():
@@ -327,9 +369,20 @@ class World:
         self.witness = Witness(self.clock.now)
         self.store = store or MemoryStore()
         self.servers: list[Server] = []
+        self.expiries: set[asyncio.Task[None]] = set()
         self.acknowledged: list[str] = []
         self.waits: list[tuple[PublishedScope, int, asyncio.Task[bool]]] = []
         self.last_id = ""
+
+    def expire_later(self, store: FlakyStore, delay: timedelta) -> None:
+        """Let the present leases of a server expire by the simulated clock."""
+
+        async def expire(leases: list[Lease]) -> None:
+            await self.clock.sleep_until(self.clock.now() + delay)
+            for lease in leases:
+                await store.expire(lease)
+
+        self.expiries.add(asyncio.create_task(expire(list(store.leases))))
 
     def flaky(self) -> FlakyStore:
         return FlakyStore(self.store, self.chance, self.manners, self.witness)
@@ -381,11 +434,12 @@ class World:
             self._operate_host,
             self._operate_event,
             self._restart_server,
+            self._lose_lease,
             self._change_fleet,
             self._crowd,
             self._wait,
         ]
-        weights = [6, 6, 4, 4, 4, 4, 4, 4, 4, 2, 1, 1, 3, 2]
+        weights = [6, 6, 4, 4, 4, 4, 4, 4, 4, 2, 1, 1, 1, 3, 2]
         await self._trying(self.chance.choices(deeds, weights)[0])
 
     async def _trying(self, deed: Callable[[], Awaitable[object]]) -> None:
@@ -393,7 +447,7 @@ class World:
         with suppress(Error):
             answer = await deed()
             told = answer if isinstance(answer, list) else [answer]
-            self.acknowledged += [one.event.id for one in told if isinstance(one, Told)]
+            self.acknowledged += [one.event.id for one in told if isinstance(one, ScopedEvent)]
 
     def _server(self) -> Server:
         return self.chance.choice(self.servers)
@@ -467,7 +521,7 @@ class World:
         if events:
             desk = server.operations
             later = self.clock.now() + timedelta(minutes=self.chance.randrange(1, 40))
-            deeds: list[Callable[..., Awaitable[Told | None]]]
+            deeds: list[Callable[..., Awaitable[ScopedEvent | None]]]
             deeds = [
                 desk.cancel,
                 desk.complete,
@@ -489,6 +543,9 @@ class World:
             await self.clock.advance(self.chance.choice(SPANS))
         self.servers[number] = Server(self, number)
         await self.servers[number].start()
+
+    async def _lose_lease(self) -> None:
+        await self._server().lose_lease()
 
     async def _change_fleet(self) -> None:
         await self._server().operations.apply(self._fleet(), by="fleet")

@@ -11,12 +11,13 @@ import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 
 from forewarn.cli.exit_codes import Exit, exit_of
+from forewarn.config import Config
 from forewarn.core.timing import Timing
 from forewarn.engine.clock import RealClock
 from forewarn.errors import StoreDenied
 from forewarn.store.memory import MemoryStore
-from forewarn.web.control.routes.metrics import Numbers
-from forewarn.web.http.connection import Limits
+from forewarn.web.control.routes.metrics import ServiceCollector
+from forewarn.web.http.admission import Limits
 from forewarn.web.metadata.app import Metadata
 from forewarn.web.metadata.fast_path import Polls
 from forewarn.web.service import build_service
@@ -27,10 +28,10 @@ UNIT = (DEPLOY / "forewarn.service").read_text()
 NAME = re.compile(r"\bforewarn_[a-z_]+\b")
 
 
-def make_metrics() -> Numbers:
+def make_metrics() -> ServiceCollector:
     service = build_service(MemoryStore(), RealClock(), Timing(), lambda: "")
-    engine, settings = service.engine, service.settings
-    return Numbers(service, Metadata(engine, settings), Polls(engine, settings, Limits()))
+    engine, config = service.engine, Config()
+    return ServiceCollector(service, Metadata(engine, config), Polls(engine, config, Limits()))
 
 
 def run(command: list[str], given: bytes = b"") -> tuple[int, str]:

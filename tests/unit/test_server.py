@@ -15,7 +15,8 @@ from forewarn.server import (
     run_listeners,
     warn_if_store_is_readable,
 )
-from forewarn.web.http.connection import ConnectionPolicy, Limits
+from forewarn.web.http.admission import Limits
+from forewarn.web.http.connection import ConnectionPolicy
 from forewarn.web.http.listener import (
     ABORT_SECONDS_MAX,
     SERVER_METADATA,

@@ -133,8 +133,11 @@ class ParticipantSocket:
                     now = self.monotonic()
                     connection.send(self._participants.answer(connection, request, now))
         except Error as error:
-            with self._lock:
-                connection.send({"problem": error.message})
+            self.reject(connection, error.message)
+
+    def reject(self, connection: "ProgramConnection", message: str) -> None:
+        with self._lock:
+            connection.send({"problem": message})
 
     def _register(self, connection: "ProgramConnection", name: str) -> None:
         with self._lock:
@@ -175,7 +178,7 @@ class ProgramConnection(socketserver.BaseRequestHandler):
                     self._owner.respond(self, line)
             if len(buffer) > LINE_BYTES_MAX:
                 limit = f"expected at most {LINE_BYTES_MAX} bytes"
-                self.send({"problem": f"the line is too long; {limit}"})
+                self._owner.reject(self, f"the line is too long; {limit}")
                 return
 
     def finish(self) -> None:
@@ -200,13 +203,15 @@ class ProgramConnection(socketserver.BaseRequestHandler):
         readable = select.poll()
         readable.register(self.request, select.POLLIN)
         try:
-            while not readable.poll(CHECK_SECONDS * 1000):
-                seconds = self._owner.monotonic() - self._since
-                if seconds > REGISTER_SECONDS_MAX and not self._owner.is_registered(self):
-                    return b""
-            return self.request.recv(LINE_BYTES_MAX)
+            while self._owner.is_registered(self) or self._may_register():
+                if readable.poll(CHECK_SECONDS * 1000):
+                    return self.request.recv(LINE_BYTES_MAX)
         except OSError:
-            return b""
+            pass
+        return b""
+
+    def _may_register(self) -> bool:
+        return self._owner.monotonic() - self._since <= REGISTER_SECONDS_MAX
 
 
 class _Server(LimitedThreadingMixIn, socketserver.UnixStreamServer):

@@ -1,7 +1,7 @@
 """Carries out what `plan` decides for one event: runs the phases and their steps.
 
 Everything is in the journal before it is done, so a workflow can be rebuilt from its Progress. A
-phase ends early when the event has moved on: the running step is told to stop and the rest is
+phase ends early when the event has moved on: the running step is interrupted and the rest is
 skipped. A step interrupted by the agent's own end has no end in the journal, and runs again.
 
 `update`, `finish` and `stop` may be called from any thread at any time.

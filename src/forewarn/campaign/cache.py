@@ -1,118 +1,114 @@
-"""Every campaign as last committed, from the engine's records.
+"""Every campaign as last committed, and the fleet as the rules of campaigns see it.
 
-The record of a campaign is small, because each step writes it. The list of its hosts is written
-once, in records of its own.
+The record of a campaign is small, because each step writes it. The list of its hosts is a record of
+its own, written once.
 """
 
-import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from forewarn.campaign.model import CAMPAIGN, NAMES, ROLL, Campaign, Roll, State, Turn
-from forewarn.campaign.summary import Glances
+from forewarn.campaign.budget import ScopeSummary, summarize
+from forewarn.campaign.model import (
+    CAMPAIGN,
+    CAMPAIGN_HOSTS,
+    Campaign,
+    CampaignState,
+    HostPriority,
+)
 from forewarn.engine.board import Board
 from forewarn.engine.engine import Engine
-from forewarn.engine.transaction import Transaction
-from forewarn.errors import UnknownCampaign
+from forewarn.errors import UnknownCampaign, UnknownHost
 
-ROLL_KEY = "campaigns"
 CAMPAIGN_KEY = "campaign/{}/"
-HOSTS_KEY = "campaign-hosts/{}/{}"
-HOSTS_PER_RECORD = 5000
+HOSTS_KEY = "campaign-hosts/{}/0"
+"""Version 0.2 numbered several records of a long list; only the first one is left."""
+SUMMARIES_MAX = 10_000
 
 
 class CampaignCache:
-    """All campaigns of the roll. Create it before the engine loads.
-
-    `subscribe` registers a callback for each campaign that changed: as it was (None: new) and is.
-    """
+    """The engine's records of campaigns. Create it before the engine loads."""
 
     def __init__(self, engine: Engine) -> None:
-        self.deciding = asyncio.Lock()
         self._records = engine.records
-        self._shown: dict[str, Campaign] = {}
         self._subscribers: list[Callable[[Campaign | None, Campaign], None]] = []
-        self._glances: Glances | None = None
-        engine.register("campaigns", ROLL)
+        self._last: dict[str, Campaign] = {}
+        self.fleet = BoardView(engine.board)
         engine.register("campaign", CAMPAIGN, self._on_change)
-        engine.register("campaign-hosts", NAMES)
+        engine.register("campaign-hosts", CAMPAIGN_HOSTS)
 
     def subscribe(self, callback: Callable[[Campaign | None, Campaign], None]) -> None:
+        """Call this with each campaign that changed: as it was (None: new) and as it is."""
         self._subscribers.append(callback)
 
     def _on_change(self, key: str, campaign: Campaign | None, revision: int) -> None:
-        if campaign is None:
-            self._shown.pop(key, None)
-            return
-        before = self._shown.get(key)
-        self._shown[key] = campaign
-        for callback in self._subscribers:
-            callback(before, campaign)
-
-    @property
-    def roll(self) -> Roll:
-        roll: Roll | None = self._records.get(ROLL_KEY).value
-        return roll or Roll()
-
-    def get(self, campaign_id: str) -> Campaign | None:
-        campaign: Campaign | None = self._records.get(CAMPAIGN_KEY.format(campaign_id)).value
-        return campaign
+        before = self._last.pop(key, None)
+        if campaign is not None:
+            self._last[key] = campaign
+            for callback in self._subscribers:
+                callback(before, campaign)
 
     def find(self, campaign_id: str) -> Campaign:
-        campaign = self.get(campaign_id.lower())
+        campaign: Campaign | None = self._records.get(campaign_key(campaign_id)).value
         if campaign is None:
             raise UnknownCampaign(f"there is no campaign {campaign_id!r}", campaign=campaign_id)
         return campaign
 
     def all(self) -> list[Campaign]:
-        return [campaign for _, campaign in self._records.values("campaign")]
+        """The oldest first."""
+        campaigns: list[Campaign] = [value for _, value in self._records.values("campaign")]
+        return sorted(campaigns, key=lambda campaign: campaign.number)
 
-    def alive(self) -> list[Campaign]:
-        return [campaign for campaign in map(self.get, self.roll.alive) if campaign is not None]
+    def live(self) -> list[Campaign]:
+        return [campaign for campaign in self.all() if not campaign.is_over]
 
-    def listed(self) -> list[Campaign]:
-        """The latest first."""
-        newest_first = reversed((*self.roll.ended, *self.roll.alive))
-        return [campaign for campaign in map(self.get, newest_first) if campaign is not None]
+    def hosts_of(self, campaign_id: str) -> tuple[str, ...] | None:
+        """A campaign's hosts in their order; None if the campaign is over, or not known yet."""
+        hosts: tuple[str, ...] | None = self._records.get(HOSTS_KEY.format(campaign_id)).value
+        return hosts
 
-    def hosts_of(self, campaign_id: str, start: int, stop: int) -> list[str]:
-        """Some of a campaign's hosts in their order, without those that are not known here yet."""
-        positions = (divmod(index, HOSTS_PER_RECORD) for index in range(start, stop))
-        found = ((self._piece(campaign_id, number), offset) for number, offset in positions)
-        return [names[offset] for names, offset in found if offset < len(names)]
-
-    def pieces(self, campaign_id: str) -> list[str]:
-        """The keys of the records that list a campaign's hosts."""
-        campaign = self.get(campaign_id)
-        count = -(-campaign.total // HOSTS_PER_RECORD) if campaign else 0
-        return [HOSTS_KEY.format(campaign_id, number) for number in range(count)]
-
-    def _piece(self, campaign_id: str, number: int) -> tuple[str, ...]:
-        names: tuple[str, ...] | None
-        names = self._records.get(HOSTS_KEY.format(campaign_id, number)).value
-        return names or ()
-
-    def turns(self) -> dict[str, Turn]:
-        """The hosts that wait for their turn, or have it, in campaigns that go on."""
-        found: dict[str, Turn] = {}
-        alive = self.alive()
-        for campaign in alive:
-            if campaign.state is not State.CANCELED:
-                found |= dict.fromkeys(campaign.window, Turn.WAITING)
-                for number in range(len(self.pieces(campaign.id))):
-                    first = max(campaign.cursor - number * HOSTS_PER_RECORD, 0)
-                    found |= dict.fromkeys(self._piece(campaign.id, number)[first:], Turn.WAITING)
-        for campaign in alive:
-            found |= {one.host: Turn.UNDER_WAY for one in campaign.under_way}
-        return found
-
-    def glances(self, board: Board) -> Glances:
-        """The board as all campaigns look at it."""
-        if self._glances is None:
-            self._glances = Glances(board)
-        return self._glances
+    def host_priorities(self) -> dict[str, HostPriority]:
+        """The hosts of live campaigns that wait or are in progress."""
+        priorities: dict[str, HostPriority] = {}
+        live = self.live()
+        for campaign in live:
+            if campaign.state is not CampaignState.CANCELED:
+                rest = (self.hosts_of(campaign.id) or ())[campaign.cursor :]
+                priorities |= dict.fromkeys((*campaign.window, *rest), HostPriority.WAITING)
+        for campaign in live:
+            priorities |= {run.host: HostPriority.IN_PROGRESS for run in campaign.in_progress}
+        return priorities
 
 
-def put_hosts(transaction: Transaction, campaign_id: str, hosts: Sequence[str]) -> None:
-    for number, start in enumerate(range(0, len(hosts), HOSTS_PER_RECORD)):
-        names = tuple(hosts[start : start + HOSTS_PER_RECORD])
-        transaction.put(HOSTS_KEY.format(campaign_id, number), names)
+def campaign_key(campaign_id: str) -> str:
+    return CAMPAIGN_KEY.format(campaign_id.lower())
+
+
+class BoardView:
+    """The board as a `FleetView`. A large scope is summarized once for each of its revisions."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._summaries: dict[str, ScopeSummary] = {}
+
+    @property
+    def revision(self) -> int:
+        return self._board.revision
+
+    def scope(self, name: str) -> ScopeSummary | None:
+        published = self._board.scopes.get(name)
+        if published is None:
+            self._summaries.pop(name, None)
+            return None
+        summary = self._summaries.get(name)
+        if summary is None or summary.revision != published.revision:
+            if len(self._summaries) >= SUMMARIES_MAX:
+                self._summaries.clear()
+            summary = self._summaries[name] = summarize(published.scope, published.revision)
+        return summary
+
+    def scopes_on(self, host: str) -> list[ScopeSummary] | None:
+        try:
+            published = self._board.scopes_on(host)
+        except UnknownHost:
+            return None
+        summaries = (self.scope(one.scope.name) for one in published)
+        return [summary for summary in summaries if summary is not None]

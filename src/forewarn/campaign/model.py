@@ -1,6 +1,6 @@
-"""A campaign: maintenance of many hosts, a few at a time.
+"""A campaign: maintenance of many hosts, a few at a time. Values and commands.
 
-Values, and what may be said of it; the rules are in `rolling.py`.
+The rules are in `rules.py`.
 """
 
 import uuid
@@ -15,20 +15,17 @@ from forewarn.core.timing import Timing
 from forewarn.engine.record import RecordCodec
 
 NAMESPACE = uuid.UUID("7d0f3a51-5f0c-4d0e-9a53-0c6b1f6f1a2e")
-HOSTS_MAX = 100_000
+HOSTS_MAX = 5_000
+HOSTS_BYTES_MAX = 500_000
+"""The list of a campaign's hosts is one record; this leaves room for its quotes and commas."""
 PATTERNS_MAX = 100
 MAX_HOSTS_MAX = 250
-TROUBLES_MAX = 100
-"""How many hosts that were not done are named in the campaign itself, the last ones; the history
-has them all.
-"""
-CHECK_SPARE = timedelta(seconds=30)
-CHECK_MAX = timedelta(hours=2)
-"""No health check is claimed for longer: the option allows it an hour."""
+SKIPPED_HOSTS_MAX = 100
+"""How many hosts that were not done are named in the record; the history has them all."""
 
 
-class Wish(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What an operator wants done, to which hosts, and how carefully."""
+class CampaignSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What an operator requested: which maintenance, of which hosts, how carefully."""
 
     type: EventType
     patterns: tuple[str, ...]
@@ -41,108 +38,100 @@ class Wish(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     pause_on_failure: bool = True
     health_command: str | msgspec.UnsetType = msgspec.UNSET
     health_seconds_max: int | msgspec.UnsetType = msgspec.UNSET
-    """These two are of the first version: its records are read, but a health command stands in the
-    configuration now.
-    """
+    """Only in records of version 0.1. Never run: the health command is an option of the server."""
 
 
-class State(StrEnum):
+class CampaignState(StrEnum):
+    """The states are described in `rules.py`."""
+
     RUNNING = "running"
     PAUSED = "paused"
     CANCELED = "canceled"
     DONE = "done"
 
 
-class Phase(StrEnum):
-    """How far a host has come: it has its turn and is about to be announced, its events live, its
-    health is asked for.
-    """
+class HostPhase(StrEnum):
+    """How far a host in progress is: about to be announced, its events live, health checked."""
 
     ORDERED = "ordered"
     ANNOUNCED = "announced"
     CHECKING = "checking"
 
 
-class Turn(IntEnum):
-    """How badly a host is wanted by a campaign that goes on, and so how badly it serves as a place
-    to move VMs to.
-    """
+class HostPriority(IntEnum):
+    """How much a campaign needs a host, and so how unsuitable it is as a target for VMs."""
 
     WAITING = 1
-    UNDER_WAY = 2
+    IN_PROGRESS = 2
 
 
-class Told(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An event of the campaign.
-
-    Who shows the scope as of an earlier revision cannot know it yet.
-    """
+class EventRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An event of the campaign. A replica older than `revision` cannot know it yet."""
 
     scope: str
     event_id: str
     revision: int = 0
 
 
-class UnderWay(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A host that has its turn.
+class HostRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A host in progress.
 
-    `trouble` is why it will not count as done; `checker` asks for its health, in time.
+    `problem` is why it will not count as done. `checked_until` is when its health check ends at
+    the latest.
     """
 
     host: str
     taken_at: datetime
-    phase: Phase = Phase.ORDERED
-    events: tuple[Told, ...] = ()
-    trouble: str = ""
-    checker: str = ""
+    phase: HostPhase = HostPhase.ORDERED
+    events: tuple[EventRef, ...] = ()
+    problem: str = ""
     checked_until: datetime | None = None
 
 
-class Trouble(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A host that was not done, and why.
-
-    Skipped: nothing went wrong there, but it has not had its maintenance.
-    """
+class SkippedHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A host that was not done: its maintenance failed, or it had none (skipped)."""
 
     host: str
     why: str
     is_failed: bool
 
 
-class Campaign(
-    msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, kw_only=True
-):
-    """One record.
+class Campaign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One record, written at every step; so it does not contain the list of hosts.
 
-    Its hosts, in their order, stand beside it and never change: `cursor` of them have left that
-    list, and those of `window` still wait for their turn. `is_braked`: it was paused by a failure
-    or by a health command, not by a person.
+    That list is a record of its own and never changes. The first `cursor` hosts of it have been
+    considered; those of them that still wait are in `window`. `paused_by_failure`: paused by a
+    failed impact or health check, not by an operator. `operation_id` is the request that started
+    it: repeating the request starts no second campaign. `spent` is the time that all done hosts
+    took together.
     """
 
     id: str
-    wish: Wish
+    spec: CampaignSpec
     started_at: datetime
     total: int
     waves: int = 0
-    state: State = State.RUNNING
-    why: str = ""
-    is_braked: bool = False
+    state: CampaignState = CampaignState.RUNNING
+    pause_reason: str = ""
+    paused_by_failure: bool = False
     ended_at: datetime | None = None
     cursor: int = 0
     window: tuple[str, ...] = ()
-    under_way: tuple[UnderWay, ...] = ()
+    in_progress: tuple[HostRun, ...] = ()
     done: int = 0
     skipped: int = 0
     failed: int = 0
-    troubles: tuple[Trouble, ...] = ()
-    asked_as: str = ""
-    """Which request it was that started it: asked twice is asked once."""
+    skipped_hosts: tuple[SkippedHost, ...] = ()
+    operation_id: str = ""
     spent: timedelta = timedelta(0)
-    """What the hosts that are done took, all together."""
 
     @property
     def name(self) -> str:
-        return self.wish.name or self.id
+        return self.spec.name or self.id
+
+    @property
+    def number(self) -> int:
+        return int(self.id[1:])
 
     @property
     def is_over(self) -> bool:
@@ -154,127 +143,103 @@ class Campaign(
 
     @property
     def by(self) -> str:
-        """Who did what the campaign did."""
+        """The author of what the campaign does, for the history."""
         return f"campaign {self.name}"
 
 
-class Roll(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which campaigns there are.
-
-    Whoever gives a host its turn writes it anew, so that no two do it at once.
-    """
-
-    started: int = 0
-    alive: tuple[str, ...] = ()
-    ended: tuple[str, ...] = ()
+# --- commands
 
 
-# --- what may be said of a campaign
+class Reconcile(msgspec.Struct, frozen=True):
+    """Something may have changed: see which hosts are done and which are next."""
 
 
-class Look(msgspec.Struct, frozen=True):
-    """Something may have changed: look who is done and who is next."""
+class OperatorCommand(StrEnum):
+    """What an operator does to a campaign. The value is the word for the history."""
+
+    PAUSE = "paused"
+    RESUME = "resumed"
+    CANCEL = "canceled"
 
 
-class Pause(msgspec.Struct, frozen=True):
-    pass
-
-
-class Resume(msgspec.Struct, frozen=True):
-    pass
-
-
-class Cancel(msgspec.Struct, frozen=True):
-    pass
-
-
-class Announced(msgspec.Struct, frozen=True):
-    """The host's events exist. `trouble`: what could not be announced."""
+class HostAnnounced(msgspec.Struct, frozen=True):
+    """The events of a host exist. `problem`: what could not be announced."""
 
     host: str
-    events: tuple[Told, ...] = ()
-    trouble: str = ""
-
-
-class Claimed(msgspec.Struct, frozen=True):
-    """A worker will ask for the host's health."""
-
-    host: str
-    worker: str
-
-
-class Checked(msgspec.Struct, frozen=True):
-    """The health command has answered: `problem` empty for yes."""
-
-    host: str
-    worker: str
+    events: tuple[EventRef, ...] = ()
     problem: str = ""
 
 
-Word = Look | Pause | Resume | Cancel | Announced | Claimed | Checked
+class HealthChecked(msgspec.Struct, frozen=True):
+    """The health command has ended. `problem` is empty if the host is healthy."""
+
+    host: str
+    problem: str = ""
 
 
-# --- what must be done
+CampaignCommand = OperatorCommand | Reconcile | HostAnnounced | HealthChecked
 
 
-class Announce(msgspec.Struct, frozen=True):
-    """Announce the maintenance of a host; with the same `operation_id`, asking again is asking
-    once.
-    """
+# --- actions that a decision asks the worker for
+
+
+class AnnounceHost(msgspec.Struct, frozen=True):
+    """Announce the maintenance of a host. Repeating it with the same id changes nothing."""
 
     host: str
     operation_id: str
 
 
-class Withdraw(msgspec.Struct, frozen=True):
+class CancelEvent(msgspec.Struct, frozen=True):
     """Cancel a Scheduled event."""
 
     scope: str
     event_id: str
 
 
-class Check(msgspec.Struct, frozen=True):
-    """Ask for the health of a host."""
+class CheckHealth(msgspec.Struct, frozen=True):
+    """Run the health command for a host."""
 
     host: str
 
 
-Order = Announce | Withdraw | Check
+Action = AnnounceHost | CancelEvent | CheckHealth
 
 
-def operation_id(campaign: Campaign, host: str) -> str:
-    """One id for ever for what a campaign does to a host.
+# --- ids and times
 
-    The moment keeps it new where a store began anew, and counts from 1.
+
+def operation_id_of(campaign: Campaign, host: str) -> str:
+    """The id of what a campaign does to a host.
+
+    The start time keeps it unique if the store is replaced and campaigns count from 1 again.
     """
-    return str(
-        uuid.uuid5(NAMESPACE, f"{campaign.id}/{campaign.started_at.isoformat()}/{host}")
-    ).upper()
+    name = f"{campaign.id}/{campaign.started_at.isoformat()}/{host}"
+    return str(uuid.uuid5(NAMESPACE, name)).upper()
 
 
-def host_seconds(wish: Wish, timing: Timing) -> timedelta:
-    """How long a host takes if nobody says go ahead: its notice and its impact."""
-    return timing.notice[wish.type] + impact_seconds(wish, timing)
+def host_duration(spec: CampaignSpec, timing: Timing) -> timedelta:
+    """How long a host takes without early approvals: its notice and its impact."""
+    return timing.notice[spec.type] + impact_duration(spec, timing)
 
 
-def impact_seconds(wish: Wish, timing: Timing) -> timedelta:
-    """How long an impact takes: as is usual for its type, or longer if the operator says so."""
-    return max(timing.duration[wish.type], timedelta(seconds=wish.duration_seconds or 0))
+def impact_duration(spec: CampaignSpec, timing: Timing) -> timedelta:
+    """The usual duration of the type, or the operator's `duration_seconds` if that is longer."""
+    return max(timing.duration[spec.type], timedelta(seconds=spec.duration_seconds or 0))
 
 
-def estimate(campaign: Campaign, now: datetime, timing: Timing) -> datetime | None:
-    """When it will probably end: as fast as it was so far, else as the notice and the usual
-    durations say. None while it is not going on.
-    """
-    if campaign.is_over or campaign.state is State.PAUSED:
+def estimate_end(campaign: Campaign, now: datetime, timing: Timing) -> datetime | None:
+    """When it will probably end, judging by the hosts so far. None while it is paused or over."""
+    if campaign.is_over or campaign.state is CampaignState.PAUSED:
         return None
-    span = campaign.spent / campaign.done if campaign.done else host_seconds(campaign.wish, timing)
-    begun = max((max(one.taken_at + span, now) for one in campaign.under_way), default=now)
-    if campaign.state is State.CANCELED:
-        return begun
-    return begun + span * (campaign.waves * campaign.waiting / max(campaign.total, 1))
+    per_host = host_duration(campaign.spec, timing)
+    if campaign.done:
+        per_host = campaign.spent / campaign.done
+    current = max((max(run.taken_at + per_host, now) for run in campaign.in_progress), default=now)
+    if campaign.state is CampaignState.CANCELED:
+        return current
+    return current + per_host * (campaign.waves * campaign.waiting / max(campaign.total, 1))
 
 
 CAMPAIGN = RecordCodec("campaign", Campaign)
-ROLL = RecordCodec("roll of campaigns", Roll)
-NAMES: RecordCodec[tuple[str, ...]] = RecordCodec("campaign's hosts", tuple[str, ...])
+CAMPAIGN_HOSTS: RecordCodec[tuple[str, ...]] = RecordCodec("campaign hosts", tuple[str, ...])

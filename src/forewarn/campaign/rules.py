@@ -1,24 +1,28 @@
-"""The rules of a campaign: `decide(campaign, word, view, now) -> Decision`. Pure, and committed by
-revision like a scope.
+"""The state machine of a campaign: `decide_campaign(campaign, command, context, now)`. Pure.
 
-A host's way through a campaign:
+States of a campaign:
 
-    waiting ──there is room──> ordered ──its events exist──> announced ──they ended──> (checking)
-    ──> done
-       │ gone; in the end, too large │ refused                  │ canceled                  │ says
-       no
-       └────> skipped                └────> skipped             └─> skipped; failed         └─>
-       failed
+    RUNNING <--pause, failure / resume--> PAUSED        no host in progress or waiting
+       |                                    |        RUNNING -------------------------> DONE
+       +-------------- cancel --------------+--> CANCELED (over when no host is in progress)
 
-There is room when fewer than `max_hosts` are under way and every scope on the host has one update
-domain at most, and no more VMs than its budget, that are down or announced by any campaign. A
-Scheduled event takes its share as a Started one does: the machine would hold another update domain
-by itself, but it counts no VMs. A host that has become too large for a budget, such as by VMs moved
-there from others, waits until all others are done: until then somebody may make it smaller.
+States of a host:
 
-Any server may decide; the revision settles who was first. What must be done afterwards (`orders`)
-is read off the campaign itself and may be done twice: so a server that dies between the record and
-the order loses nothing and doubles nothing.
+              budgets allow it          its events exist             they ended
+    waiting -------------------> ORDERED ----------> ANNOUNCED ---------------> (CHECKING) ---> done
+       | host gone, or finally       | refused           | canceled: skipped          | unhealthy
+       | too large                   v                   | failed: failed             v
+       +----> skipped             skipped                v                         failed
+
+A host may start while fewer than `max_hosts` are in progress and, for every scope on it, at most
+one update domain and at most the budget's number of VMs are down or announced by any campaign. A
+Scheduled event counts like a Started one: the state machine of a scope holds other update domains
+back, but it does not count VMs. A host that has become too large for a budget, for example by VMs
+that moved there, waits until all others are done, because someone may move VMs away.
+
+One server decides at a time, under a lease, and the commit compares all running campaigns. The
+actions that follow are derived from the campaign itself and may be repeated, so a server that dies
+between the commit and the action loses nothing and does nothing twice.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,48 +31,55 @@ from typing import Any, NamedTuple, Protocol
 
 from msgspec.structs import replace
 
-from forewarn.campaign import model as said
-from forewarn.campaign.budget import NOBODY, Hindrance, Ledger, Standing
-from forewarn.campaign.forecast import window_of
+from forewarn.campaign.budget import NO_RESIDENTS, Blocker, BudgetLedger, ScopeSummary
+from forewarn.campaign.forecast import window_size
 from forewarn.campaign.model import (
-    CHECK_MAX,
-    CHECK_SPARE,
-    TROUBLES_MAX,
+    SKIPPED_HOSTS_MAX,
+    Action,
+    AnnounceHost,
     Campaign,
-    Phase,
-    State,
-    Told,
-    Trouble,
-    UnderWay,
-    operation_id,
+    CampaignCommand,
+    CampaignState,
+    CancelEvent,
+    CheckHealth,
+    EventRef,
+    HealthChecked,
+    HostAnnounced,
+    HostPhase,
+    HostRun,
+    OperatorCommand,
+    Reconcile,
+    SkippedHost,
+    operation_id_of,
 )
 from forewarn.core.change import Change, ChangeKind
 from forewarn.core.event import EndReason, Status
 from forewarn.errors import CampaignOver
 
 
-class Lookout(Protocol):
-    """The fleet, as far as somebody asks: a scope at a glance, the scopes that have VMs on a host
-    (None: no such host).
-    """
+class FleetView(Protocol):
+    """The fleet as the rules see it."""
 
     @property
     def revision(self) -> int: ...
 
-    def standing(self, scope: str) -> Standing | None: ...
+    def scope(self, name: str) -> ScopeSummary | None: ...
 
-    def on_host(self, host: str) -> Sequence[Standing] | None: ...
+    def scopes_on(self, host: str) -> Sequence[ScopeSummary] | None:
+        """The scopes with VMs on a host; None if there is no such host."""
 
 
-class View(NamedTuple):
-    """What a decision rests on: the fleet, the campaign's hosts in order, what other campaigns have
-    under way, how far to look ahead for others' events, and how long the server's health command
-    may take (None: it has none).
+class CampaignContext(NamedTuple):
+    """What a decision depends on besides the campaign.
+
+    `hosts` are the campaign's hosts in order, None while they are not known. `others` are the
+    hosts that other campaigns have in progress. Events of others count if they come within
+    `horizon`. `health_limit` is how long the server's health command may take; None: it has none.
     """
 
-    fleet: Lookout
-    hosts: Callable[[int, int], Sequence[str]]
-    others: Sequence[UnderWay] = ()
+    fleet: FleetView
+    hosts: Sequence[str] | None
+    others: Sequence[HostRun] = ()
     horizon: timedelta = timedelta(0)
     health_limit: timedelta | None = None
 
@@ -76,353 +87,296 @@ class View(NamedTuple):
 class Decision(NamedTuple):
     campaign: Campaign
     changes: tuple[Change, ...]
-    orders: tuple[said.Order, ...]
-    is_taking: bool
-    """A host has its turn: nobody else may have given one meanwhile."""
+    actions: tuple[Action, ...]
 
 
-def decide(campaign: Campaign, word: said.Word, view: View, now: datetime) -> Decision:
-    """What a word makes of a campaign. Asking for what is so already changes nothing; CampaignOver
-    if it cannot be any more.
+def decide_campaign(
+    campaign: Campaign, command: CampaignCommand, context: CampaignContext, now: datetime
+) -> Decision:
+    """Apply a command. What is already true changes nothing; CampaignOver if it is too late.
 
-    A person's words change only what they say, so that the history tells who did what; the next
-    look does the rest.
+    An operator's command changes only the state, so that the history attributes the rest to the
+    campaign; the next Reconcile does it.
     """
-    draft = Draft(campaign, view, now)
-    RULES[type(word)](draft, word)
-    if not isinstance(word, said.Pause | said.Resume | said.Cancel):
-        settle(draft)
-    before = {one.host for one in campaign.under_way}
-    is_taking = any(one.host not in before for one in draft.campaign.under_way)
-    return Decision(
-        draft.campaign, tuple(draft.changes), orders(draft.campaign, view.fleet, now), is_taking
-    )
+    draft = CampaignDraft(campaign, context, now)
+    RULES[type(command)](draft, command)
+    if not isinstance(command, OperatorCommand) and not draft.campaign.is_over:
+        advance(draft)
+    actions = derive_actions(draft.campaign, context.fleet)
+    return Decision(draft.campaign, tuple(draft.changes), actions)
 
 
-def orders(campaign: Campaign, fleet: Lookout, now: datetime) -> tuple[said.Order, ...]:
-    """What must be done now, by anybody."""
-    found: list[said.Order] = []
-    for one in campaign.under_way:
-        if one.phase is Phase.ORDERED:
-            found.append(said.Announce(one.host, operation_id(campaign, one.host)))
-        elif one.phase is Phase.CHECKING and is_unclaimed(one, now):
-            found.append(said.Check(one.host))
-        elif campaign.state is State.CANCELED:
-            found += [
-                said.Withdraw(told.scope, told.event_id)
-                for told in one.events
-                if is_scheduled(fleet, told)
+def derive_actions(campaign: Campaign, fleet: FleetView) -> tuple[Action, ...]:
+    actions: list[Action] = []
+    for run in campaign.in_progress:
+        if run.phase is HostPhase.ORDERED:
+            actions.append(AnnounceHost(run.host, operation_id_of(campaign, run.host)))
+        elif run.phase is HostPhase.CHECKING:
+            actions.append(CheckHealth(run.host))
+        elif campaign.state is CampaignState.CANCELED:
+            actions += [
+                CancelEvent(ref.scope, ref.event_id)
+                for ref in run.events
+                if is_scheduled(fleet, ref)
             ]
-    return tuple(found)
+    return tuple(actions)
 
 
-class Draft:
-    """The campaign as it will be, and what became true on the way."""
+class CampaignDraft:
+    """The campaign as it will be, and the changes so far."""
 
-    def __init__(self, campaign: Campaign, view: View, now: datetime) -> None:
+    def __init__(self, campaign: Campaign, context: CampaignContext, now: datetime) -> None:
         self.campaign = campaign
-        self.view = view
+        self.context = context
         self.now = now
         self.changes: list[Change] = []
 
-    def tell(self, text: str, host: str = "") -> None:
-        self.changes.append(
-            Change(what=ChangeKind.CAMPAIGN, detail=f"{self.campaign.id} {text}", host=host)
-        )
+    def record(self, text: str, host: str = "") -> None:
+        detail = f"{self.campaign.id} {text}"
+        self.changes.append(Change(what=ChangeKind.CAMPAIGN, detail=detail, host=host))
 
-    def put(self, **members: Any) -> None:
-        self.campaign = replace(self.campaign, **members)
+    def put(self, **fields: Any) -> None:
+        self.campaign = replace(self.campaign, **fields)
 
-    def under_way(self, host: str, phase: Phase) -> UnderWay | None:
-        return next(
-            (one for one in self.campaign.under_way if one.host == host and one.phase is phase),
-            None,
-        )
+    def find_run(self, host: str, phase: HostPhase) -> HostRun | None:
+        runs = (run for run in self.campaign.in_progress if (run.host, run.phase) == (host, phase))
+        return next(runs, None)
 
-    def put_host(self, changed: UnderWay) -> None:
-        self.put(
-            under_way=tuple(
-                changed if one.host == changed.host else one for one in self.campaign.under_way
-            )
-        )
+    def put_run(self, changed: HostRun) -> None:
+        runs = self.campaign.in_progress
+        self.put(in_progress=tuple(changed if run.host == changed.host else run for run in runs))
 
-    def leave(self, host: str) -> None:
-        self.put(under_way=tuple(one for one in self.campaign.under_way if one.host != host))
+    def remove_run(self, host: str) -> None:
+        self.put(in_progress=tuple(run for run in self.campaign.in_progress if run.host != host))
+
+    def finish(self, run: HostRun) -> None:
+        self.remove_run(run.host)
+        spent = self.campaign.spent + (self.now - run.taken_at)
+        self.put(done=self.campaign.done + 1, spent=spent)
+        self.record(f"host {run.host} done", run.host)
 
     def skip(self, host: str, why: str) -> None:
-        self._trouble(Trouble(host, why, is_failed=False))
+        self._add_skipped(SkippedHost(host, why, is_failed=False))
         self.put(skipped=self.campaign.skipped + 1)
 
-    def fail(self, host: str, why: str, *, is_brake: bool) -> None:
-        self._trouble(Trouble(host, why, is_failed=True))
+    def fail(self, host: str, why: str, *, pauses: bool) -> None:
+        self._add_skipped(SkippedHost(host, why, is_failed=True))
         self.put(failed=self.campaign.failed + 1)
-        if is_brake and self.campaign.state is State.RUNNING:
-            self.put(state=State.PAUSED, why=f"{host}: {why}", is_braked=True)
-            self.tell(f"paused: {host}: {why}", host)
+        if pauses and self.campaign.state is CampaignState.RUNNING:
+            self.set_state(CampaignState.PAUSED, f"{host}: {why}", paused_by_failure=True)
+            self.record(f"paused: {host}: {why}", host)
 
-    def _trouble(self, trouble: Trouble) -> None:
-        self.leave(trouble.host)
-        self.put(troubles=(*self.campaign.troubles, trouble)[-TROUBLES_MAX:])
-        self.tell(
-            f"{'failed' if trouble.is_failed else 'skipped'} {trouble.host}: {trouble.why}",
-            trouble.host,
-        )
+    def _add_skipped(self, skipped: SkippedHost) -> None:
+        self.remove_run(skipped.host)
+        self.put(skipped_hosts=(*self.campaign.skipped_hosts, skipped)[-SKIPPED_HOSTS_MAX:])
+        what = "failed" if skipped.is_failed else "skipped"
+        self.record(f"host {skipped.host} {what}: {skipped.why}", skipped.host)
 
-
-# --- a rule for each word
-
-
-def pause(draft: Draft, word: said.Pause) -> None:
-    refuse_if_ending(draft.campaign)
-    if draft.campaign.state is State.RUNNING:
-        draft.put(state=State.PAUSED, why="an operator paused it", is_braked=False)
-        draft.tell("paused")
+    def set_state(
+        self, state: CampaignState, pause_reason: str = "", *, paused_by_failure: bool = False
+    ) -> None:
+        self.put(state=state, pause_reason=pause_reason, paused_by_failure=paused_by_failure)
 
 
-def resume(draft: Draft, word: said.Resume) -> None:
-    refuse_if_ending(draft.campaign)
-    if draft.campaign.state is State.PAUSED:
-        draft.put(state=State.RUNNING, why="", is_braked=False)
-        draft.tell("resumed")
+STATE_AFTER = {
+    OperatorCommand.PAUSE: CampaignState.PAUSED,
+    OperatorCommand.RESUME: CampaignState.RUNNING,
+    OperatorCommand.CANCEL: CampaignState.CANCELED,
+}
 
 
-def cancel(draft: Draft, word: said.Cancel) -> None:
-    if draft.campaign.state is State.CANCELED:
+# --- a rule for each command
+
+
+def operate(draft: CampaignDraft, command: OperatorCommand) -> None:
+    state = STATE_AFTER[command]
+    campaign = draft.campaign
+    if campaign.state is state:
         return
-    refuse_if_ending(draft.campaign)
-    draft.put(state=State.CANCELED, why="", is_braked=False)
-    draft.tell("canceled")
-
-
-def refuse_if_ending(campaign: Campaign) -> None:
-    if campaign.state in (State.CANCELED, State.DONE):
+    if campaign.state in (CampaignState.CANCELED, CampaignState.DONE):
         raise CampaignOver(
             f"campaign {campaign.id} is {campaign.state}; expected one that is running or paused",
             campaign=campaign.id,
             state=campaign.state,
         )
+    paused = state is CampaignState.PAUSED
+    draft.set_state(state, "paused by an operator" if paused else "")
+    draft.record(command.value)
 
 
-def announced(draft: Draft, word: said.Announced) -> None:
-    one = draft.under_way(word.host, Phase.ORDERED)
-    if one is not None:
-        draft.put_host(
-            replace(one, phase=Phase.ANNOUNCED, events=word.events, trouble=word.trouble)
-        )
+def announced(draft: CampaignDraft, command: HostAnnounced) -> None:
+    run = draft.find_run(command.host, HostPhase.ORDERED)
+    if run is not None:
+        phase = HostPhase.ANNOUNCED
+        draft.put_run(replace(run, phase=phase, events=command.events, problem=command.problem))
 
 
-def claimed(draft: Draft, word: said.Claimed) -> None:
-    """One asks for a host's health at a time; who does not answer in time has lost its turn."""
-    one, limit = draft.under_way(word.host, Phase.CHECKING), draft.view.health_limit
-    if one is not None and limit is not None and is_unclaimed(one, draft.now):
-        draft.put_host(
-            replace(one, checker=word.worker, checked_until=draft.now + limit + CHECK_SPARE)
-        )
+def health_checked(draft: CampaignDraft, command: HealthChecked) -> None:
+    run = draft.find_run(command.host, HostPhase.CHECKING)
+    if run is not None and command.problem:
+        draft.fail(run.host, f"health check failed: {command.problem}", pauses=True)
+    elif run is not None:
+        draft.finish(run)
 
 
-def checked(draft: Draft, word: said.Checked) -> None:
-    one = draft.under_way(word.host, Phase.CHECKING)
-    if one is None or one.checker != word.worker:
-        return
-    if word.problem:
-        draft.fail(word.host, f"the health command says no: {word.problem}", is_brake=True)
-    else:
-        be_done(draft, one)
-
-
-RULES: dict[type[said.Word], Callable[[Draft, Any], None]] = {
-    said.Look: lambda draft, word: None,  # settling is all there is to do
-    said.Pause: pause,
-    said.Resume: resume,
-    said.Cancel: cancel,
-    said.Announced: announced,
-    said.Claimed: claimed,
-    said.Checked: checked,
+RULES: dict[type[CampaignCommand], Callable[[CampaignDraft, Any], None]] = {
+    Reconcile: lambda draft, command: None,  # `advance` does the work
+    OperatorCommand: operate,
+    HostAnnounced: announced,
+    HealthChecked: health_checked,
 }
 
 
 # --- what follows by itself
 
 
-def settle(draft: Draft) -> None:
-    """Let go of the hosts whose events are over, give others their turn, and end with the last one."""
-    if draft.campaign.is_over:
-        return
-    for one in draft.campaign.under_way:
-        if one.phase is Phase.ANNOUNCED and not any(
-            is_awaited(draft.view.fleet, told) for told in one.events
-        ):
-            let_go(draft, one)
-        elif (
-            one.phase is Phase.CHECKING
-            and draft.view.health_limit is None
-            and is_unclaimed(one, draft.now)
-        ):
-            be_done(draft, one)  # the health command was taken out of the configuration meanwhile
-    if (
-        draft.campaign.state is State.RUNNING
-        and len(draft.campaign.under_way) < draft.campaign.wish.max_hosts
+def advance(draft: CampaignDraft) -> None:
+    """Finish the hosts whose events are over, start others, and end after the last one."""
+    fleet = draft.context.fleet
+    for run in draft.campaign.in_progress:
+        if run.phase is HostPhase.ANNOUNCED and not any(is_live(fleet, ref) for ref in run.events):
+            end_host(draft, run)
+        elif run.phase is HostPhase.CHECKING and draft.context.health_limit is None:
+            draft.finish(run)  # the health command was removed from the configuration
+    campaign = draft.campaign
+    if campaign.state is CampaignState.RUNNING:
+        start_hosts(draft)
+    if not draft.campaign.in_progress and (
+        campaign.state is CampaignState.CANCELED or not draft.campaign.waiting
     ):
-        give_turns(draft)
-    if not draft.campaign.under_way and (
-        draft.campaign.state is State.CANCELED or not draft.campaign.waiting
-    ):
-        end(draft)
+        end_campaign(draft)
 
 
-def let_go(draft: Draft, one: UnderWay) -> None:
-    """All events of the host are over: it failed, it was kept from it, or it is done."""
+def end_host(draft: CampaignDraft, run: HostRun) -> None:
+    """All events of the host are over: it failed, is skipped, must be checked, or is done."""
     ended = [
-        (how_ended(draft.view.fleet, told), f"event {told.event_id} of {told.scope}")
-        for told in one.events
+        (how_ended(draft.context.fleet, ref), f"event {ref.event_id} of {ref.scope}")
+        for ref in run.events
     ]
     failed = [event for how, event in ended if how is EndReason.FAILED]
-    kept_from = (
-        [one.trouble]
-        if one.trouble
-        else [f"{event} was canceled" for how, event in ended if how is EndReason.CANCELED]
-    )
+    canceled = [event for how, event in ended if how is EndReason.CANCELED]
+    limit = draft.context.health_limit
     if failed:
-        draft.fail(one.host, f"{failed[0]} failed", is_brake=draft.campaign.wish.pause_on_failure)
-    elif kept_from:
-        draft.skip(one.host, kept_from[0])
-    elif draft.view.health_limit is not None and draft.campaign.state is not State.CANCELED:
-        draft.put_host(replace(one, phase=Phase.CHECKING))
+        pauses = draft.campaign.spec.pause_on_failure
+        draft.fail(run.host, f"{failed[0]} failed", pauses=pauses)
+    elif run.problem or canceled:
+        draft.skip(run.host, run.problem or f"{canceled[0]} was canceled")
+    elif limit is not None and draft.campaign.state is not CampaignState.CANCELED:
+        until = draft.now + limit
+        draft.put_run(replace(run, phase=HostPhase.CHECKING, checked_until=until))
     else:
-        be_done(draft, one)
+        draft.finish(run)
 
 
-def is_unclaimed(one: UnderWay, now: datetime) -> bool:
-    """Whether no server is asking for the host's health, or the one that did has not answered in
-    time.
-
-    A claim that lasts longer than any can was made by a server whose clock was wrong, and is not
-    waited for.
-    """
-    return one.checked_until is None or not now < one.checked_until <= now + CHECK_MAX
-
-
-def be_done(draft: Draft, one: UnderWay) -> None:
-    draft.leave(one.host)
-    draft.put(done=draft.campaign.done + 1, spent=draft.campaign.spent + (draft.now - one.taken_at))
-    draft.tell(f"done with {one.host}", one.host)
-
-
-def give_turns(draft: Draft) -> None:
-    """The next few hosts in their order, as many as there is room for.
-
-    Who does not fit keeps its place.
-    """
-    campaign, fleet = draft.campaign, draft.view.fleet
-    ledger = taken_now(draft)
-    window = window_of(campaign.wish.max_hosts)
-    fresh = draft.view.hosts(campaign.cursor, campaign.cursor + window - len(campaign.window))
-    room = campaign.wish.max_hosts - len(campaign.under_way)
+def start_hosts(draft: CampaignDraft) -> None:
+    """Start as many of the next hosts as the budgets allow. The others keep their order."""
+    campaign, context = draft.campaign, draft.context
+    free = campaign.spec.max_hosts - len(campaign.in_progress)
+    if free <= 0:
+        return
+    candidates, cursor = next_hosts(campaign, context.hosts)
+    ledger = reserved(draft)
     left: list[str] = []
-    too_large: list[Hindrance] = []
-    for host in (*campaign.window, *fresh):
-        if room == 0:
-            left.append(host)
-            continue
-        scopes = fleet.on_host(host)
-        hindrance = None if scopes is None else ledger.hindrance(host, scopes)
+    too_large: list[Blocker] = []
+    for position, host in enumerate(candidates):
+        if not free:
+            left += candidates[position:]
+            break
+        scopes = context.fleet.scopes_on(host)
         if scopes is None:
             draft.skip(host, "there is no such host any more")
-        elif hindrance is not None:
+        elif (blocker := ledger.find_blocker(host, scopes)) is not None:
             left.append(host)
-            too_large += [hindrance] if hindrance.is_for_good else []
+            too_large += [blocker] if blocker.is_permanent else []
         else:
-            ledger.take_host(host, scopes)
-            draft.put(under_way=(*draft.campaign.under_way, UnderWay(host, draft.now)))
-            draft.tell(f"turns to {host}", host)
-            room -= 1
-    is_last = (
-        not draft.campaign.under_way
-        and len(left) == len(too_large)
-        and campaign.cursor + len(fresh) == campaign.total
-    )
-    for hindrance in too_large[
-        0 if is_last else window // 2 :
-    ]:  # the rest of the window is for those that can go on
-        left.remove(hindrance.host)
-        draft.skip(hindrance.host, str(hindrance))
-    if len(left) < len(campaign.window) + len(fresh):
-        draft.put(window=tuple(left), cursor=campaign.cursor + len(fresh))
+            ledger.reserve_host(host, scopes)
+            draft.put(in_progress=(*draft.campaign.in_progress, HostRun(host, draft.now)))
+            draft.record(f"host {host} started", host)
+            free -= 1
+    only_large = not draft.campaign.in_progress and len(left) == len(too_large)
+    is_last = only_large and cursor == campaign.total
+    # Half of the window is for hosts that fit, so that large ones do not block those behind them.
+    for blocker in too_large[0 if is_last else window_size(campaign.spec.max_hosts) // 2 :]:
+        left.remove(blocker.host)
+        draft.skip(blocker.host, str(blocker))
+    if len(left) < len(candidates):
+        draft.put(window=tuple(left), cursor=cursor)
 
 
-def hindrance_of_next(campaign: Campaign, view: View, now: datetime) -> Hindrance | None:
-    """Why the first host that waits has to, if it is for want of room in a scope.
+def next_hosts(campaign: Campaign, hosts: Sequence[str] | None) -> tuple[list[str], int]:
+    """The waiting hosts that a step considers, and the cursor behind them."""
+    room = window_size(campaign.spec.max_hosts) - len(campaign.window)
+    new = () if hosts is None else hosts[campaign.cursor : campaign.cursor + room]
+    return [*campaign.window, *new], campaign.cursor + len(new)
 
-    For people to read.
-    """
-    first = next(iter((*campaign.window, *view.hosts(campaign.cursor, campaign.cursor + 1))), "")
-    scopes = view.fleet.on_host(first) if first else None
-    if (
-        scopes is None
-        or campaign.state is not State.RUNNING
-        or len(campaign.under_way) >= campaign.wish.max_hosts
-    ):
+
+def find_next_blocker(
+    campaign: Campaign, context: CampaignContext, now: datetime
+) -> Blocker | None:
+    """Why the first waiting host cannot start, for people to read."""
+    candidates, _ = next_hosts(campaign, context.hosts)
+    is_full = len(campaign.in_progress) >= campaign.spec.max_hosts
+    if not candidates or is_full or campaign.state is not CampaignState.RUNNING:
         return None
-    return taken_now(Draft(campaign, view, now)).hindrance(first, scopes)
+    scopes = context.fleet.scopes_on(candidates[0])
+    ledger = reserved(CampaignDraft(campaign, context, now))
+    return None if scopes is None else ledger.find_blocker(candidates[0], scopes)
 
 
-def taken_now(draft: Draft) -> Ledger:
-    """What the hosts under way take, of this campaign and of others.
+def reserved(draft: CampaignDraft) -> BudgetLedger:
+    """What the hosts in progress need, of this campaign and of others.
 
-    A host whose events are not known takes all its VMs.
+    A host whose events are not known needs all its VMs.
     """
-    fleet = draft.view.fleet
-    ledger = Ledger(draft.campaign.wish.max_unavailable, draft.now + draft.view.horizon)
-    for one in (*draft.campaign.under_way, *draft.view.others):
-        if one.phase is not Phase.ANNOUNCED:
-            ledger.take_host(one.host, fleet.on_host(one.host) or ())
+    fleet = draft.context.fleet
+    horizon = draft.now + draft.context.horizon
+    ledger = BudgetLedger(draft.campaign.spec.max_unavailable, horizon)
+    for run in (*draft.campaign.in_progress, *draft.context.others):
+        if run.phase is not HostPhase.ANNOUNCED:
+            ledger.reserve_host(run.host, fleet.scopes_on(run.host) or ())
             continue
-        for told in one.events:
-            scope = fleet.standing(told.scope)
-            event = None if scope is None else scope.events.get(told.event_id)
+        for ref in run.events:
+            scope = fleet.scope(ref.scope)
+            event = None if scope is None else scope.events.get(ref.event_id)
             if event is not None:
-                ledger.take(told.scope, {event.update_domain: event.resources})
-            elif scope is not None and scope.revision < told.revision:  # we do not know it yet
-                ledger.take(told.scope, scope.residents.get(one.host, NOBODY))
+                ledger.reserve(ref.scope, {event.update_domain: event.resources})
+            elif scope is not None and scope.revision < ref.revision:  # not known here yet
+                ledger.reserve(ref.scope, scope.residents.get(run.host, NO_RESIDENTS))
     return ledger
 
 
-def end(draft: Draft) -> None:
+def end_campaign(draft: CampaignDraft) -> None:
     campaign = draft.campaign
-    if campaign.state is State.CANCELED:
+    if campaign.state is CampaignState.CANCELED:
         draft.put(skipped=campaign.skipped + campaign.waiting)
     else:
-        draft.put(state=State.DONE, why="", is_braked=False)
+        draft.set_state(CampaignState.DONE)
     draft.put(cursor=campaign.total, window=(), ended_at=draft.now)
-    told = draft.campaign
-    draft.tell(f"ended: {told.done} hosts done, {told.skipped} skipped, {told.failed} failed")
+    end = draft.campaign
+    draft.record(f"ended: {end.done} hosts done, {end.skipped} skipped, {end.failed} failed")
 
 
-# --- what became of an event
+# --- the state of an event
 
 
-def is_scheduled(fleet: Lookout, told: Told) -> bool:
-    scope = fleet.standing(told.scope)
-    event = None if scope is None else scope.events.get(told.event_id)
+def is_scheduled(fleet: FleetView, ref: EventRef) -> bool:
+    scope = fleet.scope(ref.scope)
+    event = None if scope is None else scope.events.get(ref.event_id)
     return event is not None and event.status is Status.SCHEDULED
 
 
-def is_awaited(fleet: Lookout, told: Told) -> bool:
-    """Whether an event is not over yet, or may not be: we might not have heard of it at all."""
-    scope = fleet.standing(told.scope)
+def is_live(fleet: FleetView, ref: EventRef) -> bool:
+    """Whether an event is not over, or may not be because this replica does not know it yet."""
+    scope = fleet.scope(ref.scope)
     if scope is None:
-        return fleet.revision < told.revision
-    return told.event_id in scope.events or (
-        told.event_id not in scope.ended and scope.revision < told.revision
-    )
+        return fleet.revision < ref.revision
+    is_unknown = ref.event_id not in scope.ended and scope.revision < ref.revision
+    return ref.event_id in scope.events or is_unknown
 
 
-def how_ended(fleet: Lookout, told: Told) -> EndReason:
-    """How an event ended that is over.
-
-    With its scope gone there was nobody to do it to; one that is forgotten by now is done.
-    """
-    scope = fleet.standing(told.scope)
-    return (
-        EndReason.CANCELED if scope is None else scope.ended.get(told.event_id, EndReason.COMPLETED)
-    )
+def how_ended(fleet: FleetView, ref: EventRef) -> EndReason:
+    """How an event ended. Without its scope it counts as canceled, if forgotten as completed."""
+    scope = fleet.scope(ref.scope)
+    if scope is None:
+        return EndReason.CANCELED
+    return scope.ended.get(ref.event_id, EndReason.COMPLETED)

@@ -1,249 +1,248 @@
-"""Campaigns, as operators ask for them; and the one way to change one: read, decide, commit if
-nobody was faster.
-
-Whoever gives a host its turn writes the roll of campaigns anew in the same commit. So two servers,
-or two campaigns, never both count on the same room in a scope.
-"""
+"""Campaigns as operators use them, and the one way to change one."""
 
 import asyncio
 import fnmatch
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 
-from msgspec.structs import replace
-
-from forewarn.campaign import model as said
-from forewarn.campaign.budget import Standing, standing
-from forewarn.campaign.cache import CAMPAIGN_KEY, ROLL_KEY, CampaignCache, put_hosts
+from forewarn.campaign.budget import ScopeSummary, summarize
+from forewarn.campaign.cache import HOSTS_KEY, CampaignCache, campaign_key
 from forewarn.campaign.forecast import Forecast, forecast
-from forewarn.campaign.model import HOSTS_MAX, Campaign, Roll, UnderWay, Wish, host_seconds
-from forewarn.campaign.rules import Decision, View, decide
+from forewarn.campaign.model import (
+    HOSTS_BYTES_MAX,
+    HOSTS_MAX,
+    NAMESPACE,
+    Campaign,
+    CampaignCommand,
+    CampaignSpec,
+    HostRun,
+    OperatorCommand,
+    host_duration,
+)
+from forewarn.campaign.rules import CampaignContext, Decision, decide_campaign
 from forewarn.core.change import Change, ChangeKind
 from forewarn.core.command import Maintain
 from forewarn.core.fleet import Scope
-from forewarn.core.machine import decide as decide_scope
+from forewarn.core.machine import decide
 from forewarn.engine.engine import Engine
 from forewarn.engine.replica import POLLS_PASS_EVERY
 from forewarn.engine.transaction import Transaction
 from forewarn.errors import Invalid, OverBudget, TooManyCampaigns, UnknownCampaign
+from forewarn.store.base import Lease
 
-ALIVE_MAX = 100
+LIVE_MAX = 100
+"""A step compares all live campaigns and a lease: as many checks as one commit may have."""
 ENDED_MAX = 1000
-KEYS = (ROLL_KEY, "campaign/")
-"""What every decision about a campaign reads."""
+DELETIONS_MAX = 10
 
 
 class Campaigns:
-    """All that can be asked of campaigns.
+    """Plan, start, pause, resume and cancel campaigns. Create it before the engine loads."""
 
-    `health_limit`: how long this server's health command may take; None: it has none.
-    """
-
-    def __init__(
-        self, engine: Engine, cache: CampaignCache, health_limit: timedelta | None = None
-    ) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._health_limit = health_limit
-        self.cache = cache
-        self.fleet = cache.glances(engine.board)
+        self.cache = CampaignCache(engine)
 
-    async def plan(self, wish: Wish) -> Forecast:
-        """What a campaign would do, as things stand now. Nothing is changed."""
-        engine, board = self._engine, self._engine.board
-        self._check(wish)
-        hosts = await asyncio.to_thread(matching, board.host_names(), wish.patterns)
+    async def plan(self, spec: CampaignSpec) -> Forecast:
+        """What a campaign would do at present. Nothing is changed."""
+        engine = self._engine
+        # Let the rules of maintenance check the request.
+        decide(
+            Scope(name="-"), maintain(spec, "-", NAMESPACE.hex), engine.clock.now(), engine.timing
+        )
+        hosts = await asyncio.to_thread(match_hosts, engine.board.host_names(), spec.patterns)
         if not hosts:
             raise Invalid(
-                f"no host matches {', '.join(wish.patterns)}; expected patterns such as rack7-*",
+                f"no host matches {', '.join(spec.patterns)}; expected patterns such as rack7-*",
                 field="hosts",
             )
         if len(hosts) > HOSTS_MAX:
             raise Invalid(
-                f"{len(hosts)} hosts match; expected at most {HOSTS_MAX}",
+                f"{len(hosts)} hosts match; expected at most {HOSTS_MAX} in one campaign",
                 field="hosts",
                 hosts=len(hosts),
             )
+        size = sum(len(host.encode()) for host in hosts)
+        if size > HOSTS_BYTES_MAX:
+            raise Invalid(
+                f"the names of the {len(hosts)} hosts that match have {size} bytes;"
+                f" expected at most {HOSTS_BYTES_MAX} in one campaign",
+                field="hosts",
+                hosts=len(hosts),
+            )
+        scopes = await self._scopes_on(hosts)
+        horizon = engine.clock.now() + host_duration(spec, engine.timing)
+
+        def compute() -> Forecast:
+            summaries: dict[str, ScopeSummary] = {}
+            for scope in (scope for on_host in scopes.values() for scope in on_host):
+                if scope.name not in summaries:
+                    summaries[scope.name] = summarize(scope)
+            return forecast(
+                hosts,
+                lambda host: [summaries[scope.name] for scope in scopes[host]],
+                max_hosts=spec.max_hosts,
+                budget=spec.max_unavailable,
+                horizon=horizon,
+            )
+
+        return await asyncio.to_thread(compute)
+
+    async def _scopes_on(self, hosts: Sequence[str]) -> dict[str, list[Scope]]:
+        board = self._engine.board
         scopes: dict[str, list[Scope]] = {}
         for number, host in enumerate(hosts):
             if number % POLLS_PASS_EVERY == 0:
                 await asyncio.sleep(0)
-            places = {board.vms[vm] for vm in board.hosts.get(host, ())}
-            scopes[host] = sorted((place.scope for place in places), key=lambda scope: scope.name)
-        horizon = engine.clock.now() + host_seconds(wish, engine.timing)
-        glances = await asyncio.to_thread(glanced, scopes)
-        return await asyncio.to_thread(
-            forecast,
-            hosts,
-            lambda host: [glances[scope.name] for scope in scopes[host]],
-            max_hosts=wish.max_hosts,
-            budget=wish.max_unavailable,
-            horizon=horizon,
-        )
+            published = {board.vms[vm] for vm in board.hosts.get(host, ())}
+            scopes[host] = sorted((one.scope for one in published), key=lambda scope: scope.name)
+        return scopes
 
-    async def start(self, wish: Wish, by: str, operation_id: str = "") -> Campaign:
-        """A new campaign. A host that alone takes more than a scope's budget is told now, not found
-        in the night.
+    async def start(self, spec: CampaignSpec, by: str, operation_id: str) -> Campaign:
+        """Start a campaign. Refused if a host alone exceeds the budget of a scope.
 
-        `operation_id` names the request: one that was carried out before, here or by another
-        server, gives what it gave then.
+        `operation_id` identifies the request. Repeated, here or on another server, it returns the
+        campaign that it started before.
         """
-        if (before := self._asked_before(operation_id)) is not None:
-            return before
-        planned = await self.plan(wish)
+        known = self._find_started(operation_id)
+        if known is not None:
+            return known
+        planned = await self.plan(spec)
         if planned.too_large:
-            one = planned.too_large[0]
-            more = (
-                f"; {len(planned.too_large)} hosts are too large"
-                if len(planned.too_large) > 1
-                else ""
-            )
-            raise OverBudget(
-                f"{one}{more}",
-                host=one.host,
-                scope=one.scope,
-                vms=one.vms,
-                max_unavailable=one.limit,
-            )
-        campaign: Campaign | None = None
+            refuse_too_large(planned)
 
         def decide_start(transaction: Transaction) -> Campaign:
-            nonlocal campaign
-            if (
-                campaign is not None
-                and transaction.get(CAMPAIGN_KEY.format(campaign.id)) == campaign
-            ):
-                return campaign  # it was committed, and only the reply was lost
-            if (known := self._asked_before(operation_id)) is not None:
+            known = self._find_started(operation_id)
+            if known is not None:
                 return known
-            campaign = replace(self._numbered(wish, planned), asked_as=operation_id)
-            self._put_start(transaction, campaign, planned.hosts)
+            campaigns = self.cache.all()
+            if sum(not campaign.is_over for campaign in campaigns) >= LIVE_MAX:
+                raise TooManyCampaigns(
+                    f"{LIVE_MAX} campaigns are running or paused, which is the maximum",
+                    campaigns_max=LIVE_MAX,
+                )
+            campaign = Campaign(
+                id=f"c{max((known.number for known in campaigns), default=0) + 1}",
+                spec=spec,
+                started_at=transaction.now,
+                total=len(planned.hosts),
+                waves=len(planned.waves) + len(planned.waiting),
+                operation_id=operation_id,
+            )
+            transaction.put(campaign_key(campaign.id), campaign)
+            transaction.put(HOSTS_KEY.format(campaign.id), planned.hosts)
+            detail = f"{campaign.id} started: {spec.type} of {campaign.total} hosts"
+            transaction.record(Change(what=ChangeKind.CAMPAIGN, detail=detail))
             return campaign
 
-        async with self.cache.deciding:
-            return await self._engine.update(KEYS, decide_start, by=by)
+        return await self._engine.update(["campaign/"], decide_start, by=by)
+
+    def _find_started(self, operation_id: str) -> Campaign | None:
+        campaigns = (one for one in self.cache.all() if one.operation_id == operation_id)
+        return next(campaigns, None)
 
     async def pause(self, campaign_id: str, by: str) -> Campaign:
-        """No new hosts; what is announced goes on."""
-        return (await self.tell(campaign_id, said.Pause(), by)).campaign
+        """Start no more hosts. Announced hosts continue."""
+        return (await self.apply(campaign_id, OperatorCommand.PAUSE, by)).campaign
 
     async def resume(self, campaign_id: str, by: str) -> Campaign:
-        return (await self.tell(campaign_id, said.Resume(), by)).campaign
+        return (await self.apply(campaign_id, OperatorCommand.RESUME, by)).campaign
 
     async def cancel(self, campaign_id: str, by: str) -> Campaign:
-        """No new hosts; what is Scheduled is canceled, what is Started ends by itself."""
-        return (await self.tell(campaign_id, said.Cancel(), by)).campaign
+        """Start no more hosts and cancel Scheduled events. Started events end by themselves."""
+        return (await self.apply(campaign_id, OperatorCommand.CANCEL, by)).campaign
 
-    async def tell(self, campaign_id: str, word: said.Word, by: str = "") -> Decision:
-        """Say something of a campaign, durably.
+    async def apply(
+        self,
+        campaign_id: str,
+        command: CampaignCommand,
+        by: str = "",
+        *,
+        health_limit: timedelta | None = None,
+        lease: Lease | None = None,
+    ) -> Decision:
+        """Apply a command durably. Without `by` the campaign itself is the author.
 
-        What is returned has been committed. `by` empty: the campaign says it itself.
+        A step that may start hosts compares every live campaign, so that no two steps use the
+        same part of a budget.
         """
-        key = CAMPAIGN_KEY.format(campaign_id.lower())
+        key = campaign_key(campaign_id)
 
-        def decide_word(transaction: Transaction) -> Decision:
+        def decide_step(transaction: Transaction) -> Decision:
             before: Campaign | None = transaction.get(key)
             if before is None:
                 raise UnknownCampaign(f"there is no campaign {campaign_id!r}", campaign=campaign_id)
-            decision = decide(before, word, self.view(before), transaction.now)
+            others: list[HostRun] = []
+            if not isinstance(command, OperatorCommand):
+                others = self._others(before, transaction)
+            context = self.context(before, others, health_limit)
+            decision = decide_campaign(before, command, context, transaction.now)
             if decision.campaign != before:
                 transaction.put(key, decision.campaign)
-                self._put_roll(transaction, decision)
                 transaction.record(*decision.changes, by=by or before.by)
+                if decision.campaign.is_over:
+                    self._clean_up(transaction, before.id)
             return decision
 
-        async with self.cache.deciding:
-            return await self._engine.update(KEYS, decide_word, by=by)
+        return await self._engine.update([key], decide_step, by=by, lease=lease)
 
-    def view(self, campaign: Campaign) -> View:
-        """What a decision about a campaign rests on."""
-        others: list[UnderWay] = []
-        for other in self.cache.alive():
-            others += other.under_way if other.id != campaign.id else ()
-        return View(
-            fleet=self.fleet,
-            hosts=lambda start, stop: self.cache.hosts_of(campaign.id, start, stop),
+    def _others(self, campaign: Campaign, transaction: Transaction) -> list[HostRun]:
+        live = (other for other in self.cache.live() if other.id != campaign.id)
+        read = (transaction.get(campaign_key(other.id)) for other in live)
+        return [run for other in read if other is not None for run in other.in_progress]
+
+    def _clean_up(self, transaction: Transaction, campaign_id: str) -> None:
+        """Delete the list of hosts, and the oldest campaigns that are over."""
+        transaction.put(HOSTS_KEY.format(campaign_id), None)
+        ended = [campaign.id for campaign in self.cache.all() if campaign.is_over]
+        surplus = max(len(ended) + 1 - ENDED_MAX, 0)
+        for old in ended[: min(surplus, DELETIONS_MAX)]:
+            transaction.put(campaign_key(old), None)
+
+    def context(
+        self,
+        campaign: Campaign,
+        others: Sequence[HostRun] | None = None,
+        health_limit: timedelta | None = None,
+    ) -> CampaignContext:
+        """What a decision about a campaign depends on. `others` default to the cached ones."""
+        if others is None:
+            live = (other for other in self.cache.live() if other.id != campaign.id)
+            others = [run for other in live for run in other.in_progress]
+        return CampaignContext(
+            fleet=self.cache.fleet,
+            hosts=self.cache.hosts_of(campaign.id),
             others=others,
-            horizon=host_seconds(campaign.wish, self._engine.timing),
-            health_limit=self._health_limit,
+            horizon=host_duration(campaign.spec, self._engine.timing),
+            health_limit=health_limit,
         )
 
-    def _check(self, wish: Wish) -> None:
-        """The rules of maintenance are asked what they would say."""
-        decide_scope(
-            Scope(name="-"),
-            maintenance(wish, "-", said.NAMESPACE.hex),
-            self._engine.clock.now(),
-            self._engine.timing,
-        )
 
-    def _asked_before(self, operation_id: str) -> Campaign | None:
-        campaigns = self.cache.all()
-        return next((one for one in campaigns if one.asked_as == operation_id != ""), None)
-
-    def _numbered(self, wish: Wish, planned: Forecast) -> Campaign:
-        roll = self.cache.roll
-        if len(roll.alive) >= ALIVE_MAX:
-            raise TooManyCampaigns(
-                f"{ALIVE_MAX} campaigns are going on; at most {ALIVE_MAX} may",
-                campaigns_max=ALIVE_MAX,
-            )
-        return Campaign(
-            id=f"c{roll.started + 1}",
-            wish=wish,
-            started_at=self._engine.clock.now(),
-            total=len(planned.hosts),
-            waves=len(planned.waves) + len(planned.waiting),
-        )
-
-    def _put_start(
-        self, transaction: Transaction, campaign: Campaign, hosts: Sequence[str]
-    ) -> None:
-        roll: Roll = transaction.get(ROLL_KEY) or Roll()
-        put_hosts(transaction, campaign.id, hosts)
-        transaction.put(CAMPAIGN_KEY.format(campaign.id), campaign)
-        transaction.put(
-            ROLL_KEY, replace(roll, started=roll.started + 1, alive=(*roll.alive, campaign.id))
-        )
-        started = f"{campaign.id} started: {campaign.wish.type} of {campaign.total} hosts"
-        transaction.record(Change(what=ChangeKind.CAMPAIGN, detail=started))
-
-    def _put_roll(self, transaction: Transaction, decision: Decision) -> None:
-        """Write the roll too if the campaign takes hosts, so that no other does so meanwhile, or
-        if it is over.
-        """
-        campaign, roll = decision.campaign, transaction.get(ROLL_KEY) or Roll()
-        if not campaign.is_over:
-            if decision.is_taking:
-                transaction.put(ROLL_KEY, roll)
-            return
-        ended = (*roll.ended, campaign.id)
-        alive = tuple(one for one in roll.alive if one != campaign.id)
-        transaction.put(ROLL_KEY, Roll(roll.started, alive, ended[-ENDED_MAX:]))
-        old = [CAMPAIGN_KEY.format(one) for one in ended[:-ENDED_MAX]]
-        for key in (*self.cache.pieces(campaign.id), *old):
-            if transaction.get(key) is not None:
-                transaction.put(key, None)
+def refuse_too_large(planned: Forecast) -> None:
+    first, count = planned.too_large[0], len(planned.too_large)
+    more = f"; {count} hosts are too large" if count > 1 else ""
+    raise OverBudget(
+        f"{first}{more}",
+        host=first.host,
+        scope=first.scope,
+        vms=first.vms,
+        max_unavailable=first.limit,
+    )
 
 
-def matching(hosts: Iterable[str], patterns: Sequence[str]) -> list[str]:
-    """The hosts that match any of the shell patterns, in the order in which they come."""
+def match_hosts(hosts: Iterable[str], patterns: Sequence[str]) -> list[str]:
+    """The hosts that match any of the shell patterns, in their order."""
     wanted = re.compile("|".join(f"(?:{fnmatch.translate(pattern)})" for pattern in patterns))
     return [host for host in hosts if wanted.match(host)]
 
 
-def glanced(scopes: Mapping[str, Iterable[Scope]]) -> dict[str, Standing]:
-    """Each scope on any of the hosts, gone through once."""
-    each = {scope.name: scope for on_host in scopes.values() for scope in on_host}
-    return {name: standing(scope) for name, scope in each.items()}
-
-
-def maintenance(wish: Wish, host: str, operation_id: str) -> Maintain:
+def maintain(spec: CampaignSpec, host: str, operation_id: str) -> Maintain:
     return Maintain(
         host=host,
         operation_id=operation_id,
-        type=wish.type,
-        cause=wish.cause,
-        duration_seconds=wish.duration_seconds,
-        description=wish.description,
+        type=spec.type,
+        cause=spec.cause,
+        duration_seconds=spec.duration_seconds,
+        description=spec.description,
     )

@@ -1,9 +1,8 @@
-"""The loop that makes campaigns go on: whoever may have something to do is looked at, and what the
-rules order is done.
+"""The worker that advances campaigns: it reconciles each one, and carries out the actions.
 
-A campaign is looked at when it changed, when a scope changed that it waits for, and now and then.
-So the work goes with the hosts under way and not with the fleet. Every server does this; revisions
-and ids settle that each thing is done once.
+Every server has one; the lease `campaigns` decides which of them works. A campaign is reconciled
+when it changed, when a scope changed that it waits for, and every few seconds. So the work depends
+on the hosts in progress, not on the size of the fleet.
 """
 
 import asyncio
@@ -12,112 +11,126 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import NamedTuple
 
-from forewarn.campaign import model as said
-from forewarn.campaign.cache import CampaignCache
-from forewarn.campaign.forecast import window_of
-from forewarn.campaign.model import Campaign, Phase, State, Told
-from forewarn.campaign.service import Campaigns, maintenance
-from forewarn.core import command as ask
+from forewarn.campaign.model import (
+    Action,
+    AnnounceHost,
+    Campaign,
+    CampaignCommand,
+    CampaignState,
+    CancelEvent,
+    CheckHealth,
+    EventRef,
+    HealthChecked,
+    HostAnnounced,
+    Reconcile,
+    operation_id_of,
+)
+from forewarn.campaign.rules import Decision, next_hosts
+from forewarn.campaign.service import Campaigns, maintain
+from forewarn.core.command import Cancel
 from forewarn.core.event import Cause
 from forewarn.core.fleet import Scope, Vm
 from forewarn.core.scheduling import event_id_of
 from forewarn.engine.board import PublishedScope
 from forewarn.engine.clock import within
 from forewarn.engine.engine import Engine
+from forewarn.engine.lease import run_under_lease
 from forewarn.errors import Error, ImpactFailed, NotFound, Refused, Unavailable
 from forewarn.platform.base import ImpactRequest, Platform
+from forewarn.store.base import Lease
 
 log = logging.getLogger("forewarn")
 
-NOW_AND_THEN = timedelta(seconds=15)
+RECONCILE_INTERVAL = timedelta(seconds=15)
 OUTPUT_LENGTH_MAX = 300
 CHECKS_MAX = 32
 
 
 class HealthCheck(NamedTuple):
-    """The command of this server's configuration that is run after each host, and how long it may
-    take.
-    """
+    """The health command of this server's configuration, and how long it may take."""
 
     platform: Platform
     limit: timedelta
 
 
 class CampaignWorker:
-    """One server's part in all campaigns.
-
-    `worker` names it where it asks for a host's health, if it has a way to.
-    """
+    """States:  WAITING for the lease -> WORKING -> lease lost: WAITING."""
 
     def __init__(
-        self, engine: Engine, cache: CampaignCache, worker: str, health: HealthCheck | None = None
+        self, engine: Engine, campaigns: Campaigns, health: HealthCheck | None = None
     ) -> None:
         self._engine = engine
-        self._cache = cache
-        self._worker = worker
+        self._campaigns = campaigns
+        self._cache = campaigns.cache
         self._health = health
-        self._desk = Campaigns(engine, cache, health.limit if health else None)
-        self._due: dict[str, None] = dict.fromkeys(cache.roll.alive)
+        self._lease: Lease | None = None
+        self._due: dict[str, None] = {}
         self._changed = asyncio.Event()
         self._awaited: dict[str, frozenset[str]] = {}
         self._checks: dict[tuple[str, str], asyncio.Task[None]] = {}
-        self._look_at = engine.clock.now() + NOW_AND_THEN
-        engine.board.subscribe(self._notice_scope)
-        cache.subscribe(self._notice)
+        self._reconcile_at = engine.clock.now()
+        engine.board.subscribe(self._on_scope_changed)
+        self._cache.subscribe(self._on_campaign_changed)
 
     async def run(self) -> None:
-        """Work until cancelled.
+        """Work until cancelled, while this server holds the lease."""
+        clock = self._engine.clock
 
-        A health command that runs then is ended, and asked again by whoever comes next.
-        """
+        async def sleep(seconds: float) -> None:
+            await clock.sleep_until(clock.now() + timedelta(seconds=seconds))
+
+        await run_under_lease(self._engine.store, "campaigns", self._work, sleep=sleep)
+
+    async def _work(self, lease: Lease) -> None:
+        self._lease = lease
+        self._reconcile_at = self._engine.clock.now()
+        await self._engine.catch_up()  # the last holder may have committed something just now
         try:
             while True:  # ends when cancelled
-                self._look_now_and_then()
+                self._mark_due()
                 if self._due:
                     campaign_id = next(iter(self._due))
                     del self._due[campaign_id]
-                    await self._attend(campaign_id)
+                    await self._reconcile(campaign_id)
                 else:
                     self._changed.clear()
-                    await self._rest()
-        finally:
-            for task in self._checks.values():
+                    await self._wait()
+        finally:  # the next holder of the lease checks these hosts again
+            checks = tuple(self._checks.values())
+            for task in checks:
                 task.cancel()
-            await asyncio.gather(*self._checks.values(), return_exceptions=True)
+            await asyncio.gather(*checks, return_exceptions=True)
 
-    def _look_now_and_then(self) -> None:
-        """However much happens meanwhile: a campaign of which nobody hears anything has its look
-        too.
-        """
+    def _mark_due(self) -> None:
+        """Reconcile every live campaign once per interval, however much else happens."""
         now = self._engine.clock.now()
-        if (
-            not now < self._look_at <= now + NOW_AND_THEN
-        ):  # its moment has come, or the clock was set back
-            self._look_at = now + NOW_AND_THEN
-            self._due.update(dict.fromkeys(self._cache.roll.alive))
+        if now < self._reconcile_at <= now + RECONCILE_INTERVAL:  # false if the clock was set back
+            return
+        self._reconcile_at = now + RECONCILE_INTERVAL
+        self._due.update(dict.fromkeys(campaign.id for campaign in self._cache.live()))
 
-    async def _rest(self) -> None:
-        """Until something changed, or the next look is due."""
-        if not self._cache.roll.alive:
+    async def _wait(self) -> None:
+        if not self._cache.live():
             await self._changed.wait()
             return
+        clock = self._engine.clock
         with suppress(TimeoutError):
-            await within(
-                self._engine.clock, self._look_at - self._engine.clock.now(), self._changed.wait()
-            )
+            await within(clock, self._reconcile_at - clock.now(), self._changed.wait())
 
-    def _notice_scope(self, place: PublishedScope) -> None:
-        self._wake({place.scope.name})
+    def _on_scope_changed(self, published: PublishedScope) -> None:
+        self._wake({published.scope.name})
 
-    def _notice(self, before: Campaign | None, after: Campaign) -> None:
-        """A campaign changed: it may go on, and so may those that waited for what it has let go."""
+    def _on_campaign_changed(self, before: Campaign | None, after: Campaign) -> None:
+        """The campaign may go on, and so may those that waited for hosts it has finished."""
         if after.is_over:
             self._awaited.pop(after.id, None)
         else:
             self._due[after.id] = None
-        still = {one.host for one in after.under_way}
-        left = [one for one in (before.under_way if before else ()) if one.host not in still]
-        self._wake({told.scope for one in left for told in one.events})
+        remaining = {run.host for run in after.in_progress}
+        finished = (
+            [run for run in before.in_progress if run.host not in remaining] if before else []
+        )
+        self._wake({ref.scope for run in finished for ref in run.events})
         self._changed.set()
 
     def _wake(self, scopes: set[str]) -> None:
@@ -126,133 +139,116 @@ class CampaignWorker:
                 self._due[campaign_id] = None
                 self._changed.set()
 
-    async def _attend(self, campaign_id: str) -> None:
+    async def _reconcile(self, campaign_id: str) -> None:
         try:
-            decision = await self._desk.tell(campaign_id, said.Look())
-            for order in decision.orders:
-                await self._carry_out(decision.campaign, order)
-            self._await(decision.campaign)
+            decision = await self._apply(campaign_id, Reconcile())
+            for action in decision.actions:
+                await self._carry_out(decision.campaign, action)
+            self._await_scopes(decision.campaign)
         except NotFound:
             self._awaited.pop(campaign_id, None)
-        except Error as problem:
+        except Error as error:
             self._engine.throttled_log.warn(
-                "campaign step failed", campaign=campaign_id, problem=problem.message
+                "campaign step failed", campaign=campaign_id, problem=error.message
             )
-        except Exception:  # a bug that this one campaign meets must not stop the others
-            log.exception("campaign step broken", extra={"facts": {"campaign": campaign_id}})
+        except Exception:  # a bug in one campaign must not stop the others
+            log.exception("campaign step failed", extra={"facts": {"campaign": campaign_id}})
 
-    def _await(self, campaign: Campaign) -> None:
-        """Know which scopes it waits for: those of its events, and where it has room for more
-        hosts, those of the next ones.
-        """
+    async def _apply(self, campaign_id: str, command: CampaignCommand) -> Decision:
+        limit = self._health.limit if self._health else None
+        return await self._campaigns.apply(
+            campaign_id, command, health_limit=limit, lease=self._lease
+        )
+
+    def _await_scopes(self, campaign: Campaign) -> None:
+        """Remember the scopes of its events, and of the next hosts if it may start more."""
         if campaign.is_over:
             return
-        awaited = {told.scope for one in campaign.under_way for told in one.events}
-        if campaign.state is State.RUNNING and len(campaign.under_way) < campaign.wish.max_hosts:
-            stop = campaign.cursor + window_of(campaign.wish.max_hosts) - len(campaign.window)
-            for host in (
-                *campaign.window,
-                *self._cache.hosts_of(campaign.id, campaign.cursor, stop),
-            ):
-                awaited.update(scope.name for scope in self._desk.fleet.on_host(host) or ())
+        awaited = {ref.scope for run in campaign.in_progress for ref in run.events}
+        is_full = len(campaign.in_progress) >= campaign.spec.max_hosts
+        if campaign.state is CampaignState.RUNNING and not is_full:
+            for host in next_hosts(campaign, self._cache.hosts_of(campaign.id))[0]:
+                awaited.update(scope.name for scope in self._cache.fleet.scopes_on(host) or ())
         self._awaited[campaign.id] = frozenset(awaited)
 
-    async def _carry_out(self, campaign: Campaign, order: said.Order) -> None:
-        match order:
-            case said.Announce():
-                await self._desk.tell(campaign.id, await self._announce(campaign, order))
-            case said.Withdraw():
-                await self._withdraw(campaign, order)
-            case said.Check():
-                await self._claim_check(campaign, order.host)
+    async def _carry_out(self, campaign: Campaign, action: Action) -> None:
+        match action:
+            case AnnounceHost():
+                await self._apply(campaign.id, await self._announce(campaign, action))
+            case CancelEvent():
+                command = Cancel(event_id=action.event_id)
+                with suppress(NotFound, Refused):  # started or over: wait for its end
+                    await self._engine.submit(action.scope, command, campaign.by)
+            case CheckHealth():
+                self._start_check(campaign, action.host)
 
-    async def _announce(self, campaign: Campaign, order: said.Announce) -> said.Announced:
-        """Tell every scope on the host. Who has been told by us before is told nothing new."""
-        command = maintenance(campaign.wish, order.host, order.operation_id)
-        events: list[Told] = []
-        trouble = ""
+    async def _announce(self, campaign: Campaign, action: AnnounceHost) -> HostAnnounced:
+        """Announce the maintenance in every scope on the host. Repeating it changes nothing."""
+        command = maintain(campaign.spec, action.host, action.operation_id)
+        events: list[EventRef] = []
+        problem = ""
         try:
-            places = self._engine.board.scopes_on(order.host)
+            scopes = self._engine.board.scopes_on(action.host)
         except NotFound:
-            return said.Announced(order.host, (), "there is no such host any more")
-        for place in places:
+            return HostAnnounced(action.host, (), "there is no such host any more")
+        for published in scopes:
             try:
-                outcome = await self._engine.submit(place.scope.name, command, campaign.by)
+                outcome = await self._engine.submit(published.scope.name, command, campaign.by)
             except Unavailable:
                 raise
             except Error as refusal:
-                trouble = trouble or refusal.message
+                problem = problem or refusal.message
             else:
-                ids = ours(outcome.scope, order.operation_id)
-                events += [Told(outcome.scope.name, event_id, place.revision) for event_id in ids]
-        return said.Announced(order.host, tuple(events), trouble)
+                ids = find_event_ids(outcome.scope, action.operation_id)
+                name, revision = outcome.scope.name, published.revision
+                events += [EventRef(name, event_id, revision) for event_id in ids]
+        return HostAnnounced(action.host, tuple(events), problem)
 
-    async def _withdraw(self, campaign: Campaign, order: said.Withdraw) -> None:
-        try:
-            await self._engine.submit(order.scope, ask.Cancel(event_id=order.event_id), campaign.by)
-        except (NotFound, Refused):
-            return  # it has started, or it is over: its end is waited for
-
-    async def _claim_check(self, campaign: Campaign, host: str) -> None:
-        if (
-            self._health is None
-            or len(self._checks) >= CHECKS_MAX
-            or (campaign.id, host) in self._checks
-        ):
-            return  # the next round comes soon
-        decision = await self._desk.tell(campaign.id, said.Claimed(host, self._worker))
-        mine = [
-            one
-            for one in decision.campaign.under_way
-            if one.host == host and one.checker == self._worker
-        ]
-        if mine and mine[0].phase is Phase.CHECKING:
-            task = self._checks[campaign.id, host] = asyncio.create_task(
-                self._check(campaign, host, self._health.platform)
-            )
-            task.add_done_callback(lambda _: self._checks.pop((campaign.id, host), None))
+    def _start_check(self, campaign: Campaign, host: str) -> None:
+        key = (campaign.id, host)
+        if self._health is None or key in self._checks or len(self._checks) >= CHECKS_MAX:
+            return  # the next Reconcile asks again
+        task = asyncio.create_task(self._check(campaign, host, self._health.platform))
+        self._checks[key] = task
+        task.add_done_callback(lambda _: self._checks.pop(key, None))
 
     async def _check(self, campaign: Campaign, host: str, platform: Platform) -> None:
-        """Ask the operator's command for the host's health, and tell what it said."""
-        event_type = campaign.wish.type
-        order = ImpactRequest(
-            said.operation_id(campaign, host),
+        request = ImpactRequest(
+            operation_id_of(campaign, host),
             "",
             Vm(name="", host=host),
-            event_type,
+            campaign.spec.type,
             Cause.MAINTENANCE,
             1,
         )
         problem = ""
         try:
-            await platform.run_impact(order)
-        except OSError as shortage:  # not a verdict: the claim expires, and the check is made again
+            await platform.run_impact(request)
+        except OSError as error:  # says nothing about the host: the next Reconcile tries again
             self._engine.throttled_log.warn(
-                "health command not started", host=host, problem=str(shortage)
+                "health command not started", host=host, problem=str(error)
             )
             return
-        except Error as refusal:
-            output = (
-                str(refusal.facts.get("output", "")) if isinstance(refusal, ImpactFailed) else ""
-            )
-            words = f"{refusal.message} {output[-OUTPUT_LENGTH_MAX:]}".split()
-            problem = "".join(
-                letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}"
-                for letter in " ".join(words)
-            )
+        except Error as error:
+            problem = describe(error)
         try:
-            await self._desk.tell(campaign.id, said.Checked(host, self._worker, problem))
-        except Error as trouble:  # the claim lapses, and it is asked again
+            await self._apply(campaign.id, HealthChecked(host, problem))
+        except Error as error:  # the host is still CHECKING, so it is checked again
             self._engine.throttled_log.warn(
-                "health not recorded", campaign=campaign.id, host=host, problem=trouble.message
+                "health not recorded", campaign=campaign.id, host=host, problem=error.message
             )
 
 
-def ours(scope: Scope, operation_id: str) -> list[str]:
-    """The events that one operation made in a scope, those included that are over already."""
-    ids = [
-        event_id_of(operation_id, scope.name, domain)
-        for domain in sorted({vm.update_domain for vm in scope.vms})
-    ]
+def describe(error: Error) -> str:
+    """The message and the end of the output, as one printable line."""
+    output = str(error.facts.get("output", "")) if isinstance(error, ImpactFailed) else ""
+    line = " ".join(f"{error.message} {output[-OUTPUT_LENGTH_MAX:]}".split())
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in line)
+
+
+def find_event_ids(scope: Scope, operation_id: str) -> list[str]:
+    """The events that one operation made in a scope, including those that are over."""
+    domains = sorted({vm.update_domain for vm in scope.vms})
+    ids = [event_id_of(operation_id, scope.name, domain) for domain in domains]
     known = {event.id for event in scope.events}.union(ended.id for ended in scope.ended)
     return [event_id for event_id in ids if event_id in known]

@@ -1,17 +1,19 @@
 """The client of the control API that the commands use."""
 
+import inspect
 import json
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 import typer
 
 from forewarn.cli.exit_codes import Usage, needs_extra
-from forewarn.cli.options import ClientConfig, read_client_config
+from forewarn.cli.options import ClientConfig, Json, read_client_config
+from forewarn.cli.output import show_json
 from forewarn.config import options
 from forewarn.errors import Error, Invalid, Unavailable
 
@@ -22,6 +24,10 @@ TIMEOUT_SECONDS = 60
 RESPONSE_BYTES_MAX = 256 * 1024 * 1024
 LINE_BYTES_MAX = 1024 * 1024
 PAGE_MAX = 1000
+
+Path = tuple[str, ...]
+Query = Mapping[str, Any] | None
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Client:
@@ -48,7 +54,7 @@ class Client:
             verify=_ssl_context(config) if self._url.startswith("https:") else False,
         )
 
-    def get(self, *path: str, query: Mapping[str, object] | None = None) -> Any:
+    def get(self, *path: str, query: Query = None) -> Any:
         return self._request("GET", path, query)[0]
 
     def get_tagged(self, *path: str) -> tuple[Any, str]:
@@ -57,30 +63,26 @@ class Client:
 
     def list(self, kind: str, limit: int) -> Any:
         """Up to `limit` items as one response, fetched in pages."""
-        response: Any = None
-        while True:  # ends: every page but the last has items
-            have = len(response[kind]) if response else 0
-            cursor = response["next"] if response else None
-            page = self.get(kind, query={"limit": min(limit - have, PAGE_MAX), "cursor": cursor})
-            if response is not None:
-                page[kind] = [*response[kind], *page[kind]]
-            response = page
-            if not page.get("next") or not have < len(page[kind]) < limit:
-                return response
+        response = self.get(kind, query={"limit": min(limit, PAGE_MAX)})
+        while response["next"] and len(response[kind]) < limit:
+            size = min(limit - len(response[kind]), PAGE_MAX)
+            page = self.get(kind, query={"limit": size, "cursor": response["next"]})
+            if not page[kind]:
+                break
+            response = {**page, kind: [*response[kind], *page[kind]]}
+        return response
 
-    def post(self, *path: str, body: Mapping[str, object] | None = None) -> Any:
+    def post(self, *path: str, body: Query = None) -> Any:
         given = _without_none(body)
         return self._request("POST", path, body=json.dumps(given).encode() if given else b"")[0]
 
-    def put(
-        self, *path: str, body: bytes, query: Mapping[str, object] | None = None, tag: str = ""
-    ) -> Any:
-        return self._request("PUT", path, query, body, {"If-Match": tag} if tag else {})[0]
+    def put(self, *path: str, body: bytes, query: Query = None, tag: str = "") -> Any:
+        return self._request("PUT", path, query, body, tag)[0]
 
     def delete(self, *path: str) -> Any:
         return self._request("DELETE", path)[0]
 
-    def lines(self, *path: str, query: Mapping[str, object] | None = None) -> Iterator[bytes]:
+    def lines(self, *path: str, query: Query = None) -> Iterator[bytes]:
         """A streamed response, line by line, until the service ends it or is silent too long."""
         with self._open("GET", path, query) as response:
             if response.status_code != 200:
@@ -90,40 +92,29 @@ class Client:
                 *lines, rest = (rest + chunk).split(b"\n")
                 yield from lines
                 if len(rest) > LINE_BYTES_MAX:
-                    raise Unavailable(
-                        f"{self._url} sent a line of more than {LINE_BYTES_MAX} bytes"
-                    )
+                    raise Unavailable(f"{self._url} sent a line of over {LINE_BYTES_MAX} bytes")
 
     def _request(
-        self,
-        method: str,
-        path: tuple[str, ...],
-        query: Mapping[str, object] | None = None,
-        body: bytes = b"",
-        headers: Mapping[str, str] | None = None,
+        self, method: str, path: Path, query: Query = None, body: bytes = b"", tag: str = ""
     ) -> tuple[Any, str]:
-        with self._open(method, path, query, body, headers) as response:
+        with self._open(method, path, query, body, tag) as response:
             return self._decode(response), response.headers.get("ETag", "")
 
     @contextmanager
     def _open(
-        self,
-        method: str,
-        path: tuple[str, ...],
-        query: Mapping[str, object] | None = None,
-        body: bytes = b"",
-        headers: Mapping[str, str] | None = None,
+        self, method: str, path: Path, query: Query = None, body: bytes = b"", tag: str = ""
     ) -> Iterator["httpx.Response"]:
         """Send a request. Whatever fails until the response has been read becomes an Error."""
         import httpx
 
-        sent = {**(headers or {})}
+        headers = {"If-Match": tag} if tag else {}
         if method == "POST" and body:
-            sent["Content-Type"] = "application/json"
+            headers["Content-Type"] = "application/json"
         url = "/".join([f"{self._url}/api/v1", *(quote(part, safe="") for part in path)])
+        params = _without_none(query) or None
         try:
             with self._http.stream(
-                method, url, params=_without_none(query) or None, content=body or None, headers=sent
+                method, url, params=params, content=body or None, headers=headers
             ) as response:
                 yield response
         except httpx.HTTPError as error:
@@ -155,6 +146,33 @@ class Client:
             ) from error
 
 
+def api_command(
+    app: typer.Typer, show: Callable[[Any], None], *, name: str = "", help_: str = ""
+) -> Callable[[Function], Function]:
+    """Register a function as a command: it gets a client and returns the response.
+
+    The command prints the response with `show`, or with --json as JSON.
+    """
+
+    def register(function: Function) -> Function:
+        _, *own = inspect.signature(function).parameters.values()
+
+        def run(context: typer.Context, **given: Any) -> None:
+            as_json = given.pop("as_json")
+            response = function(connect(context), **given)
+            (show_json if as_json else show)(response)
+
+        first, _ = inspect.signature(run).parameters.values()
+        flag = inspect.Parameter(
+            "as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json
+        )
+        run.__signature__ = inspect.Signature([first, *own, flag])  # type: ignore[attr-defined]
+        app.command(name or function.__name__, help=help_ or function.__doc__)(run)
+        return function
+
+    return register
+
+
 def connect(context: typer.Context) -> Client:
     """A client of the service that the flags, the variables or the config file name."""
     return Client(read_client_config(context).config)
@@ -180,7 +198,7 @@ def _ssl_context(config: ClientConfig) -> ssl.SSLContext:
         ) from error
 
 
-def _without_none(values: Mapping[str, Any] | None) -> dict[str, Any]:
+def _without_none(values: Query) -> dict[str, Any]:
     return {name: value for name, value in (values or {}).items() if value is not None}
 
 

@@ -23,10 +23,10 @@ def print_version(wanted: bool) -> None:  # noqa: FBT001
         raise typer.Exit
 
 
-Version = Annotated[
-    bool,
-    typer.Option("--version", callback=print_version, is_eager=True, help="Print the version."),
-]
+# fmt: off
+Version = Annotated[bool, typer.Option(
+    "--version", callback=print_version, is_eager=True, help="Print the version.")]
+# fmt: on
 
 
 @app.callback()
@@ -37,6 +37,10 @@ def root(*, file: RootFile = None, version: Version = False) -> None:
 
     Try `forewarn demo`. Run a service with `forewarn serve`.
     """
+
+
+for command in (serve.demo, serve.serve, config.config, history.history, history.watch):
+    app.command()(command)
 
 
 @app.command(context_settings=PASS_ON)
@@ -53,8 +57,6 @@ def conform(context: typer.Context) -> int:
     return run_conform(context.args, lambda url: connect_to(context, url))
 
 
-for command in (serve.demo, serve.serve, config.config, history.history, history.watch):
-    app.command()(command)
 for name, commands in {
     "fleet": fleet.app,
     "scope": resource.scope,

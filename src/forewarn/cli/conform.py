@@ -82,36 +82,21 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         " unless --control or --approve is given.",
     )
     add = parser.add_argument
+    # fmt: off
     add("url", metavar="URL", nargs="?", help="the endpoint, such as http://169.254.169.254")
-    add(
-        "--as",
-        metavar="VM",
-        dest="vms",
-        action="append",
-        default=[],
-        help="act as this VM, by /as/VM/; may be repeated",
-    )
-    add(
-        "--control",
-        metavar="URL",
-        help="Forewarn's control API: events are created for the checks and canceled afterwards",
-    )
-    add(
-        "--approve",
-        action="store_true",
-        help="send approvals; without --control they approve the events that are there!",
-    )
-    add(
-        "--only",
-        metavar="NAME",
-        action="append",
-        default=[],
-        help="run this check; may be repeated",
-    )
+    add("--as", metavar="VM", dest="vms", action="append", default=[],
+        help="act as this VM, by /as/VM/; may be repeated")
+    add("--control", metavar="URL",
+        help="Forewarn's control API: events are created for the checks and canceled afterwards")
+    add("--approve", action="store_true",
+        help="send approvals; without --control they approve the events that are there!")
+    add("--only", metavar="NAME", action="append", default=[],
+        help="run this check; may be repeated")
     add("--json", action="store_true", help="print JSON, for programs")
     add("--junit", metavar="FILE", type=Path, help="write the results as JUnit XML too")
     add("--list", action="store_true", help="list the checks and run none")
     add("--strict", action="store_true", help="a failed `should` counts like a failed `must`")
+    # fmt: on
     return parser.parse_args(arguments)
 
 
@@ -153,4 +138,4 @@ def _write(file: Path, content: bytes) -> None:
     try:
         file.write_bytes(content)
     except OSError as error:
-        raise Error(f"cannot write {os.fspath(file)}: {error.strerror or error}") from error
+        raise Error(f"{os.fspath(file)} cannot be written: {error.strerror or error}") from error

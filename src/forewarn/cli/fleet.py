@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from forewarn.cli.api import Client, connect
+from forewarn.cli.api import Client, api_command, connect
 from forewarn.cli.exit_codes import needs_extra
 from forewarn.cli.options import Json, read_config, with_options
 from forewarn.cli.output import show_json, show_list
@@ -24,28 +24,20 @@ class Source(StrEnum):
     LIBVIRT = "libvirt"
 
 
-FleetFile = Annotated[
-    str,
-    typer.Argument(
-        metavar="FILE", help="A fleet file, YAML or JSON, or a folder of them; - is standard input."
-    ),
-]
+# fmt: off
+FleetFile = Annotated[str, typer.Argument(
+    metavar="FILE", help="A fleet file, YAML or JSON, or a folder of them; - is standard input.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would change; change nothing.")]
 From = Annotated[Source, typer.Argument(metavar="SOURCE", help="Where the VMs are: libvirt.")]
 Apply = Annotated[bool, typer.Option("--apply", help="Apply the changes.")]
+# fmt: on
 COLUMNS = ("scope", "kind", "name", "update_domain", "host", "address")
 VM_DEFAULTS = {"update_domain": 0, "host": "", "address": ""}
 SYNC_TRIES_MAX = 5
 FILE_BYTES_MAX = 64 * 1024 * 1024
 
 
-@app.command()
-def show(context: typer.Context, *, as_json: Json = False) -> None:
-    """Show the fleet as it was declared, a line for each VM. `vm list` shows its state."""
-    fleet = connect(context).get("fleet")
-    if as_json:
-        show_json(fleet)
-        return
+def show_fleet(fleet: Mapping[str, Any]) -> None:
     rows = [
         VM_DEFAULTS | vm | {"scope": scope["name"], "kind": scope.get("kind", "vm")}
         for scope in fleet["scopes"]
@@ -54,26 +46,40 @@ def show(context: typer.Context, *, as_json: Json = False) -> None:
     show_list({"vms": rows, "total": len(rows)}, "vms", COLUMNS)
 
 
+def show_difference(response: Mapping[str, Any]) -> None:
+    lines = [
+        f"{name.replace('_', ' ')}: {', '.join(names)}"
+        for name, names in response.items()
+        if name != "dry_run" and names
+    ]
+    print("\n".join(lines) or "no changes")
+    if lines and response["dry_run"]:
+        print("dry run: nothing was changed")
+
+
+@api_command(app, show_fleet)
+def show(client: Client) -> Any:
+    """Show the fleet as it was declared, a line for each VM. `vm list` shows its state."""
+    return client.get("fleet")
+
+
 @app.command()
 def export(context: typer.Context) -> None:
     """Print the fleet as a file that `apply` accepts."""
     show_json(connect(context).get("fleet"))
 
 
-@app.command()
-def apply(
-    context: typer.Context, file: FleetFile, *, dry_run: DryRun = False, as_json: Json = False
-) -> None:
+@api_command(app, show_difference)
+def apply(client: Client, file: FleetFile, *, dry_run: DryRun = False) -> Any:
     """Change the fleet to what the file describes."""
     body = _merge(file) if Path(file).is_dir() else _read(file)
-    response = connect(context).put("fleet", body=body, query=_dry_run_query(is_dry=dry_run))
-    _show_difference(response, dry_run=dry_run, as_json=as_json)
+    return client.put("fleet", body=body, query=_dry_run_query(is_dry=dry_run))
 
 
-@app.command()
-def diff(context: typer.Context, file: FleetFile, *, as_json: Json = False) -> None:
+@api_command(app, show_difference)
+def diff(client: Client, file: FleetFile) -> Any:
     """Show what `apply` would change. The same as `apply --dry-run`."""
-    apply(context, file, dry_run=True, as_json=as_json)
+    return apply(client, file, dry_run=True)
 
 
 @app.command()
@@ -92,7 +98,7 @@ def sync(
         lambda current: build_fleet_from_libvirt(current, config),
         query=_dry_run_query(is_dry=not is_apply),
     )
-    _show_difference(response, dry_run=not is_apply, as_json=as_json)
+    (show_json if as_json else show_difference)(response)
 
 
 @app.command()
@@ -129,19 +135,6 @@ def _put_synced(service: Client, sync: Callable[[Any], bytes], query: Mapping[st
             if attempt == SYNC_TRIES_MAX - 1:
                 raise
     raise AssertionError("the last attempt returns or raises")
-
-
-def _show_difference(response: Mapping[str, Any], *, dry_run: bool, as_json: bool) -> None:
-    if as_json:
-        show_json(response)
-        return
-    for name, names in response.items():
-        if name != "dry_run" and names:
-            print(f"{name.replace('_', ' ')}: {', '.join(names)}")
-    if not any(names for name, names in response.items() if name != "dry_run"):
-        print("no changes")
-    elif dry_run:
-        print("dry run: nothing was changed")
 
 
 def _merge(folder: str) -> bytes:

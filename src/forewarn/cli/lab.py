@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forewarn.cli.api import connect
+from forewarn.cli.api import Client, api_command
 from forewarn.cli.exit_codes import Exit, Usage, needs_extra
 from forewarn.cli.options import DEMO, Json
 from forewarn.cli.output import show_json, show_list, show_one
@@ -224,20 +224,7 @@ def serve(
     run_until_stopped(work)
 
 
-@app.command()
-def transcript(
-    context: typer.Context,
-    *,
-    after: After = None,
-    limit: TranscriptLimit = 1000,
-    as_json: Json = False,
-) -> None:
-    """Show what happened so far: every request and response, every change, every step."""
-    start = {"newest": "true"} if after is None else {"after": after}
-    response = connect(context).get("transcript", query={**start, "limit": limit})
-    if as_json:
-        show_json(response)
-        return
+def show_transcript(response: Mapping[str, Any]) -> None:
     with needs_extra("lab transcript"):
         import msgspec
 
@@ -246,101 +233,86 @@ def transcript(
     for entry in msgspec.convert(response["entries"], list[TranscriptEntry]):
         print(format_entry(entry))
     if response["left_out"]:
-        where = "earlier" if after is None else "later"
-        print(f"{response['left_out']} {where} entries; use --limit to see more", file=sys.stderr)
+        print(f"{response['left_out']} entries more; use --limit to see them", file=sys.stderr)
 
 
-@clock.command("show")
-def show_clock(context: typer.Context, *, as_json: Json = False) -> None:
-    """Show the lab's time and rate."""
-    show_one(connect(context).get("clock"), as_json=as_json)
-
-
-@clock.command()
-def advance(context: typer.Context, duration: DurationText, *, as_json: Json = False) -> None:
-    """Let time pass, deadline by deadline. Returns when everything that was due is done."""
-    body = {"seconds": _parse_seconds(duration)}
-    show_one(connect(context).post("clock", "advance", body=body), as_json=as_json)
-
-
-@clock.command()
-def jump(context: typer.Context, time: TimeText, *, as_json: Json = False) -> None:
-    """Set the clock to a later time in one step, like a machine that was suspended."""
-    _set_clock(context, {"now": time}, as_json=as_json)
-
-
-@clock.command()
-def pause(context: typer.Context, *, as_json: Json = False) -> None:
-    """Stop a virtual clock."""
-    _set_clock(context, {"is_running": False}, as_json=as_json)
-
-
-@clock.command()
-def resume(context: typer.Context, *, as_json: Json = False) -> None:
-    """Let a virtual clock follow the real time."""
-    _set_clock(context, {"is_running": True}, as_json=as_json)
-
-
-@clock.command("rate")
-def set_rate(
-    context: typer.Context,
-    rate: Annotated[float, typer.Argument(metavar="RATE")],
-    *,
-    as_json: Json = False,
-) -> None:
-    """Divide the notices and durations of new events by this."""
-    _set_clock(context, {"rate": rate}, as_json=as_json)
-
-
-def _set_clock(context: typer.Context, body: dict[str, object], *, as_json: bool) -> None:
-    show_one(connect(context).put("clock", body=json.dumps(body).encode()), as_json=as_json)
-
-
-@fault.command("list")
-def list_faults(context: typer.Context, *, as_json: Json = False) -> None:
-    """List the active and planned faults."""
-    _show_faults(connect(context).get("faults"), as_json=as_json)
-
-
-@fault.command("add")
-def add_fault(
-    context: typer.Context,
-    kind: FaultKind,
-    settings: FaultSettings = None,
-    *,
-    vm: FaultVms = None,
-    as_json: Json = False,
-) -> None:
-    """Make the endpoint misbehave."""
-    body: dict[str, object] = {"fault": kind, **dict(map(_parse_setting, settings or ()))}
-    if vm:
-        body["vms"] = vm
-    show_one(connect(context).post("faults", body=body)["fault"], as_json=as_json)
-
-
-@fault.command("remove")
-def remove_fault(
-    context: typer.Context,
-    fault_id: Annotated[str, typer.Argument(metavar="ID")],
-    *,
-    as_json: Json = False,
-) -> None:
-    """Remove one fault."""
-    show_one(connect(context).delete("faults", fault_id)["fault"], as_json=as_json)
-
-
-@fault.command("clear")
-def clear_faults(context: typer.Context, *, as_json: Json = False) -> None:
-    """Remove all faults."""
-    _show_faults(connect(context).delete("faults"), as_json=as_json)
-
-
-def _show_faults(response: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        show_json(response)
-        return
+def show_faults(response: Mapping[str, Any]) -> None:
     rows = [{column: each.get(column) for column in FAULT_COLUMNS} for each in response["faults"]]
     show_list({**response, "faults": rows}, "faults", FAULT_COLUMNS)
+
+
+@api_command(app, show_transcript)
+def transcript(client: Client, *, after: After = None, limit: TranscriptLimit = 1000) -> Any:
+    """Show what happened so far: every request and response, every change, every step."""
+    start = {"newest": "true"} if after is None else {"after": after}
+    return client.get("transcript", query={**start, "limit": limit})
+
+
+@api_command(clock, show_one, name="show")
+def show_clock(client: Client) -> Any:
+    """Show the lab's time and rate."""
+    return client.get("clock")
+
+
+@api_command(clock, show_one)
+def advance(client: Client, duration: DurationText) -> Any:
+    """Let time pass, deadline by deadline. Returns when everything that was due is done."""
+    return client.post("clock", "advance", body={"seconds": _parse_seconds(duration)})
+
+
+@api_command(clock, show_one)
+def jump(client: Client, time: TimeText) -> Any:
+    """Set the clock to a later time in one step, like a machine that was suspended."""
+    return _set_clock(client, now=time)
+
+
+@api_command(clock, show_one)
+def pause(client: Client) -> Any:
+    """Stop a virtual clock."""
+    return _set_clock(client, is_running=False)
+
+
+@api_command(clock, show_one)
+def resume(client: Client) -> Any:
+    """Let a virtual clock follow the real time."""
+    return _set_clock(client, is_running=True)
+
+
+@api_command(clock, show_one, name="rate")
+def set_rate(client: Client, rate: Annotated[float, typer.Argument(metavar="RATE")]) -> Any:
+    """Divide the notices and durations of new events by this."""
+    return _set_clock(client, rate=rate)
+
+
+def _set_clock(client: Client, **settings: object) -> Any:
+    return client.put("clock", body=json.dumps(settings).encode())
+
+
+@api_command(fault, show_faults, name="list")
+def list_faults(client: Client) -> Any:
+    """List the active and planned faults."""
+    return client.get("faults")
+
+
+@api_command(fault, show_one, name="add")
+def add_fault(
+    client: Client, kind: FaultKind, settings: FaultSettings = None, *, vm: FaultVms = None
+) -> Any:
+    """Make the endpoint misbehave."""
+    body = {"fault": kind, **dict(map(_parse_setting, settings or ())), "vms": vm or None}
+    return client.post("faults", body=body)["fault"]
+
+
+@api_command(fault, show_one, name="remove")
+def remove_fault(client: Client, fault_id: Annotated[str, typer.Argument(metavar="ID")]) -> Any:
+    """Remove one fault."""
+    return client.delete("faults", fault_id)["fault"]
+
+
+@api_command(fault, show_faults, name="clear")
+def clear_faults(client: Client) -> Any:
+    """Remove all faults."""
+    return client.delete("faults")
 
 
 def _load_scenario(which: str) -> "Scenario":
@@ -372,14 +344,16 @@ def _check_writable(option: str, path: Path) -> None:
         if is_new:
             path.unlink()
     except OSError as error:
-        raise Usage(f"{option}: cannot write {path}: {error.strerror or error}") from error
+        raise Usage(f"{option} {path} cannot be written: {error.strerror or error}") from error
 
 
 def _write(path: Path, body: bytes) -> None:
     try:
         path.write_bytes(body)
     except OSError as error:
-        raise Error(f"cannot write {path}: {error.strerror or error}", file=str(path)) from error
+        raise Error(
+            f"{path} cannot be written: {error.strerror or error}", file=str(path)
+        ) from error
 
 
 def _format_welcome(urls: dict[str, Any], *, is_paused: bool) -> str:
@@ -420,7 +394,9 @@ def _remove(path: Path | None) -> None:
 
 
 def _ready_file_error(path: Path | None, error: OSError) -> Invalid:
-    return Invalid(f"cannot write the ready file {path}: {error.strerror or error}", file=str(path))
+    return Invalid(
+        f"the ready file {path} cannot be written: {error.strerror or error}", file=str(path)
+    )
 
 
 def _parse_setting(text: str) -> tuple[str, object]:

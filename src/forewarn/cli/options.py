@@ -1,8 +1,8 @@
 """Config classes as typer options.
 
-Click resolves each option: flag, then variable, then the config file (as `default_map`), then the
-default. This module derives the flags from the declarations in `forewarn.config`, loads the file,
-and turns the resolved text into a config, with the source of each value.
+Flags and variables are derived from the declarations in `forewarn.config`, and click reads them.
+This module adds the config file, and turns the text into a config with the source of each value:
+flag, then variable, then file, then default.
 """
 
 import difflib
@@ -71,7 +71,7 @@ class ClientConfig:
 
 
 class ConfigFile(dict[str, Any]):
-    """The keys of a config file as click's `default_map`.
+    """The keys of a config file. It is the `obj` of the root context.
 
     An error in the file is kept until a command needs the file: `--help` works without it.
     """
@@ -100,8 +100,9 @@ def read_config(
 
     Options that the command does not have keep their defaults.
     """
-    if isinstance(context.default_map, ConfigFile) and context.default_map.error:
-        raise Usage(context.default_map.error.message)
+    file = context.find_object(ConfigFile)
+    if file is not None and file.error is not None:
+        raise Usage(file.error.message)
     values, sources = dict(defaults), {}
     try:
         for each in options(config_class):
@@ -156,60 +157,38 @@ def with_options(
     return decorate
 
 
-def use_root_file(context: typer.Context, file: Path | None) -> Path | None:
-    """Callback of the global `--config`: the file, or `forewarn.toml` here if there is one."""
-    if file is None and Path(FILE_NAME).is_file():
+def use_file(context: typer.Context, file: Path | None) -> Path | None:
+    """Callback of `--config`, before or after the command: after it, it wins."""
+    root = context.find_root()
+    if file is None and root.obj is None and Path(FILE_NAME).is_file():
         file = Path(FILE_NAME)
     if file is not None:
-        found = ConfigFile(file)
-        context.default_map = ConfigFile(file)
-        commands = dict.fromkeys(("serve", "demo", "config"), found)
-        context.default_map.update({**commands, "fleet": {"sync": found}})
-    return file
-
-
-def use_file(context: typer.Context, file: Path | None) -> Path | None:
-    """Callback of a command's own `--config`. It replaces the global one."""
-    if file is not None:
-        context.default_map = context.find_root().default_map = ConfigFile(file)
+        context.obj = root.obj = ConfigFile(file)
     return file
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Limit = Annotated[int, typer.Option(help="Show at most this many.", min=1, max=1_000_000)]
-File = Annotated[
-    Path | None,
-    typer.Option(
-        "--config",
-        help=f"The config file to read instead of ./{FILE_NAME}.",
-        is_eager=True,
-        callback=use_file,
-    ),
-]
-RootFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--config",
-        help=f"The config file to read instead of ./{FILE_NAME}.",
-        is_eager=True,
-        envvar=FILE_VARIABLE,
-        callback=use_root_file,
-    ),
-]
+FILE_HELP = f"The config file to read instead of ./{FILE_NAME}."
+# fmt: off
+File = Annotated[Path | None, typer.Option("--config", help=FILE_HELP, callback=use_file)]
+RootFile = Annotated[Path | None, typer.Option(
+    "--config", help=FILE_HELP, callback=use_file, envvar=FILE_VARIABLE)]
+# fmt: on
 
 
 def find_value(context: typer.Context, name: str) -> tuple[str, Any]:
     """Where a value came from, and the value: a flag, a variable, a key in the file, or default."""
     parameter = next((each for each in context.command.params if each.name == name), None)
     source = context.get_parameter_source(name)
-    file = context.default_map
+    file = context.find_object(ConfigFile)
     if parameter is None or source is None:
         return DEFAULT, None
     if source.name == "COMMANDLINE":
         return parameter.opts[0], context.params.get(name)
     if source.name == "ENVIRONMENT":
         return str(parameter.envvar), context.params.get(name)
-    if isinstance(file, ConfigFile) and name in file:
+    if file is not None and name in file:
         return f"{name} in {file.path}", file[name]
     return DEFAULT, None
 
@@ -242,12 +221,8 @@ def _parse(each: Option, given: Any, source: str) -> Any:
 
 def _annotate(each: Option, flag: str, defaults: Mapping[str, Any]) -> Any:
     default = defaults.get(each.name, each.default)
-    common: dict[str, Any] = {
-        "envvar": each.variable,
-        "show_envvar": False,
-        "hidden": each.is_secret,
-    }
-    common["rich_help_panel"] = each.section
+    common: dict[str, Any] = {"envvar": each.variable, "show_envvar": False}
+    common |= {"hidden": each.is_secret, "rich_help_panel": each.section}
     if isinstance(default, bool):
         return Annotated[bool | None, typer.Option(help=each.help, **common)]
     declared = typer.Option(

@@ -21,23 +21,15 @@ def show_list(response: Mapping[str, Any], kind: str, columns: Sequence[str]) ->
         )
 
 
-def show_one(item: Mapping[str, Any], *, as_json: bool) -> None:
+def show_one(item: Mapping[str, Any]) -> None:
     """One item, a line for each member."""
-    if as_json:
-        show_json(item)
-        return
     width = max(len(name) for name in item)
     for name, value in item.items():
         print(f"{name.replace('_', ' '):{width}}  {_format(value)}")
 
 
-def show_events(
-    response: Mapping[str, Any], if_none: str = "", *, result: str = "", as_json: bool
-) -> None:
+def show_events(response: Mapping[str, Any], if_none: str = "", result: str = "") -> None:
     """The events of an operation, one per line. `result` replaces the status if the event ended."""
-    if as_json:
-        show_json(response)
-        return
     events = response.get("events", [response.get("event")])
     events = [event for event in events if event is not None]
     for event in events:

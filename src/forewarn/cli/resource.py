@@ -1,40 +1,31 @@
 """`forewarn scope`, `vm`, `host` and `event`: what an operator lists, looks at and acts on."""
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import typer
 
-from forewarn.cli.api import connect
-from forewarn.cli.options import Json, Limit
-from forewarn.cli.output import show_events, show_json, show_list, show_one
+from forewarn.cli.api import Client, api_command
+from forewarn.cli.options import Limit
+from forewarn.cli.output import show_events, show_list, show_one
 
-NotBefore = Annotated[
-    str | None,
-    typer.Option(
-        help="The earliest start, such as 2030-01-31T12:00:00Z. It can give more notice, not less."
-    ),
-]
+# fmt: off
+NotBefore = Annotated[str | None, typer.Option(
+    help="The earliest start, such as 2030-01-31T12:00:00Z. It can give more notice, not less.")]
 Vm = Annotated[str, typer.Argument(metavar="VM")]
 Host = Annotated[str, typer.Argument(metavar="HOST")]
 Type = Annotated[str, typer.Option("--type", help="Freeze, Reboot or Redeploy.", metavar="TYPE")]
 Cause = Annotated[str | None, typer.Option(help="maintenance, infrastructure or live-migration.")]
-Duration = Annotated[
-    int | None, typer.Option(help="How long VMs are affected, in seconds; -1 if unknown.")
-]
-Description = Annotated[
-    str | None, typer.Option(help="The text that VMs read, instead of one made from the cause.")
-]
+Duration = Annotated[int | None, typer.Option(
+    help="How long VMs are affected, in seconds; -1 if unknown.")]
+Description = Annotated[str | None, typer.Option(
+    help="The text that VMs read, instead of one made from the cause.")]
 EventId = Annotated[str, typer.Argument(metavar="EVENT", help="The event's id, in any case.")]
-ApprovingVm = Annotated[
-    str | None,
-    typer.Option(
-        help="Approve on behalf of this VM; the scope's policy decides whether that is enough."
-    ),
-]
-NewNotBefore = Annotated[
-    str, typer.Option(help="The new earliest start, such as 2030-01-31T12:00:00Z.")
-]
+ApprovingVm = Annotated[str | None, typer.Option(
+    help="Approve on behalf of this VM; the scope's policy decides whether that is enough.")]
+NewNotBefore = Annotated[str, typer.Option(
+    help="The new earliest start, such as 2030-01-31T12:00:00Z.")]
+# fmt: on
 
 
 def resource(name: str, help_: str, columns: Sequence[str]) -> typer.Typer:
@@ -42,22 +33,18 @@ def resource(name: str, help_: str, columns: Sequence[str]) -> typer.Typer:
     app = typer.Typer(help=help_, no_args_is_help=True)
     kind = f"{name}s"
 
-    @app.command("list", help=f"List all {kind}, one per line.")
-    def list_all(context: typer.Context, *, limit: Limit = 1000, as_json: Json = False) -> None:
-        response = connect(context).list(kind, limit)
-        if as_json:
-            show_json(response)
-        else:
-            show_list(response, kind, columns)
+    @api_command(
+        app,
+        lambda response: show_list(response, kind, columns),
+        name="list",
+        help_=f"List all {kind}, one per line.",
+    )
+    def list_all(client: Client, *, limit: Limit = 1000) -> Any:
+        return client.list(kind, limit)
 
-    @app.command("show", help=f"Show one {name} in full.")
-    def show(
-        context: typer.Context,
-        which: Annotated[str, typer.Argument(metavar=name.upper())],
-        *,
-        as_json: Json = False,
-    ) -> None:
-        show_one(connect(context).get(kind, which), as_json=as_json)
+    @api_command(app, show_one, help_=f"Show one {name} in full.")
+    def show(client: Client, which: Annotated[str, typer.Argument(metavar=name.upper())]) -> Any:
+        return client.get(kind, which)
 
     return app
 
@@ -82,17 +69,20 @@ event = resource(
 )
 
 
+def _show_vm_operation(response: Any) -> None:
+    show_events(
+        response, "no event: it runs now, because no VM of the scope polls or no notice is needed"
+    )
+
+
+def _show_host_operation(response: Any) -> None:
+    show_events(response, "no event: the host has no VM that is affected")
+
+
 def _add_vm_operation(verb: str, help_: str) -> None:
-    @vm.command(verb, help=help_)
-    def operate(
-        context: typer.Context, vm: Vm, *, not_before: NotBefore = None, as_json: Json = False
-    ) -> None:
-        response = connect(context).post("vms", vm, verb, body={"not_before": not_before})
-        show_events(
-            response,
-            f"{verb} of {vm} runs now, without notice: no VM of the scope polls, or none is wanted",
-            as_json=as_json,
-        )
+    @api_command(vm, _show_vm_operation, name=verb, help_=help_)
+    def operate(client: Client, vm: Vm, *, not_before: NotBefore = None) -> Any:
+        return client.post("vms", vm, verb, body={"not_before": not_before})
 
 
 _add_vm_operation("restart", "Restart a VM on its host, after notice.")
@@ -101,9 +91,9 @@ _add_vm_operation("evict", "Evict a spot VM, after notice.")
 _add_vm_operation("delete", "Delete a VM, after notice. It is removed from the fleet.")
 
 
-@host.command()
+@api_command(host, _show_host_operation)
 def maintain(
-    context: typer.Context,
+    client: Client,
     host: Host,
     *,
     event_type: Type,
@@ -111,8 +101,7 @@ def maintain(
     duration_seconds: Duration = None,
     not_before: NotBefore = None,
     description: Description = None,
-    as_json: Json = False,
-) -> None:
+) -> Any:
     """Schedule maintenance for every VM on a host: one event per scope and update domain."""
     body = {
         "type": event_type,
@@ -121,57 +110,40 @@ def maintain(
         "not_before": not_before,
         "description": description,
     }
-    _act_on_host(context, host, "maintain", body, as_json=as_json)
+    return client.post("hosts", host, "maintain", body=body)
 
 
-@host.command()
-def degrade(
-    context: typer.Context, host: Host, *, not_before: NotBefore = None, as_json: Json = False
-) -> None:
+@api_command(host, _show_host_operation)
+def degrade(client: Client, host: Host, *, not_before: NotBefore = None) -> Any:
     """Announce to every VM on a host that its hardware is expected to fail."""
-    _act_on_host(context, host, "degrade", {"not_before": not_before}, as_json=as_json)
+    return client.post("hosts", host, "degrade", body={"not_before": not_before})
 
 
-@host.command()
-def fail(context: typer.Context, host: Host, *, as_json: Json = False) -> None:
+@api_command(host, _show_host_operation)
+def fail(client: Client, host: Host) -> Any:
     """Report that the hardware has failed: every VM on the host moves now, without notice."""
-    _act_on_host(context, host, "fail", {}, as_json=as_json)
+    return client.post("hosts", host, "fail")
 
 
-def _act_on_host(
-    context: typer.Context, host: str, verb: str, body: Mapping[str, object], *, as_json: bool
-) -> None:
-    response = connect(context).post("hosts", host, verb, body=body)
-    show_events(response, f"{verb} of {host} affects no VM: no event was created", as_json=as_json)
-
-
-@event.command()
-def approve(
-    context: typer.Context, event: EventId, *, vm: ApprovingVm = None, as_json: Json = False
-) -> None:
+@api_command(event, show_events)
+def approve(client: Client, event: EventId, *, vm: ApprovingVm = None) -> Any:
     """Let a Scheduled event start before its NotBefore."""
-    response = connect(context).post("events", event, "approve", body={"vm": vm})
-    show_events(response, as_json=as_json)
+    return client.post("events", event, "approve", body={"vm": vm})
 
 
-@event.command()
-def cancel(context: typer.Context, event: EventId, *, as_json: Json = False) -> None:
+@api_command(event, lambda response: show_events(response, result="canceled"))
+def cancel(client: Client, event: EventId) -> Any:
     """Cancel a Scheduled event."""
-    response = connect(context).post("events", event, "cancel")
-    show_events(response, result="canceled", as_json=as_json)
+    return client.post("events", event, "cancel")
 
 
-@event.command()
-def extend(
-    context: typer.Context, event: EventId, *, not_before: NewNotBefore, as_json: Json = False
-) -> None:
+@api_command(event, show_events)
+def extend(client: Client, event: EventId, *, not_before: NewNotBefore) -> Any:
     """Postpone a Scheduled event: more notice, never less."""
-    response = connect(context).post("events", event, "extend", body={"not_before": not_before})
-    show_events(response, as_json=as_json)
+    return client.post("events", event, "extend", body={"not_before": not_before})
 
 
-@event.command()
-def complete(context: typer.Context, event: EventId, *, as_json: Json = False) -> None:
+@api_command(event, lambda response: show_events(response, result="completed"))
+def complete(client: Client, event: EventId) -> Any:
     """Report that a Started event is finished."""
-    response = connect(context).post("events", event, "complete")
-    show_events(response, result="completed", as_json=as_json)
+    return client.post("events", event, "complete")

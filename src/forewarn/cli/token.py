@@ -23,20 +23,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-Name = Annotated[
-    str, typer.Argument(metavar="NAME", help="Of a-z, 0-9 and -; it appears in the history.")
-]
+# fmt: off
+Name = Annotated[str, typer.Argument(
+    metavar="NAME", help="Of a-z, 0-9 and -; it appears in the history.")]
 RoleOption = Annotated[str, typer.Option(help="viewer, operator or admin.", metavar="ROLE")]
-Expires = Annotated[
-    str | None,
-    typer.Option(help="Expire after this time, such as 90d or 12h.", metavar="DURATION"),
-]
-Store = Annotated[
-    str | None,
-    typer.Option(
-        help="Work on this store, as in `serve --store`, not on a service.", metavar="URL"
-    ),
-]
+Expires = Annotated[str | None, typer.Option(
+    help="Expire after this time, such as 90d or 12h.", metavar="DURATION")]
+Store = Annotated[str | None, typer.Option(
+    help="Work on this store, as in `serve --store`, not on a service.", metavar="URL")]
+# fmt: on
 COLUMNS = ("name", "role", "created_at", "expires_at", "is_expired")
 BY = "command line"
 SECRET_BYTES = 32
@@ -120,17 +115,19 @@ async def _create(service: "Service", body: Mapping[str, str | None]) -> Any:
     """As the API does it."""
     from msgspec import to_builtins
 
-    from forewarn.web.control.checks import read_strictly
-    from forewarn.web.control.routes.token import NewToken, make
+    from forewarn.web.control.checks import decode_strictly
+    from forewarn.web.control.routes.token import NewToken, create_token
 
-    new = read_strictly(json.dumps(body).encode(), NewToken)
+    new = decode_strictly(json.dumps(body).encode(), NewToken)
     secret = secrets.token_hex(SECRET_BYTES)
-    return to_builtins(await make(service.engine, service.tokens, new, secret=secret, by=BY))
+    return to_builtins(
+        await create_token(service.engine, service.tokens, new, secret=secret, by=BY)
+    )
 
 
 async def _list(service: "Service") -> Any:
     from msgspec import to_builtins
 
-    from forewarn.web.control.routes.token import listed
+    from forewarn.web.control.routes.token import token_list
 
-    return to_builtins(listed(service.engine, service.tokens))
+    return to_builtins(token_list(service.engine, service.tokens))

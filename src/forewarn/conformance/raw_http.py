@@ -1,6 +1,7 @@
 """HTTP on a socket of our own, so that checks can send anything and see what is on the wire.
 
-Responses are read by the client's `Reader`, with a deadline; any error in them is `Failed`.
+Responses are read by the client's `Reader`, with a deadline; any error in them is `Failed`. So is a
+document that is not one: `expect_document`.
 """
 
 import json
@@ -174,3 +175,33 @@ def expect_error(response: RawResponse, status: int) -> None:
     expect_status(response, status)
     error = response.object()["error"]
     expect(isinstance(error, str) and error != "", "an error message", response)
+
+
+@dataclass(frozen=True, repr=False)
+class PolledDocument:
+    response: RawResponse
+    incarnation: int
+    events: tuple[JsonObject, ...]
+
+    def __repr__(self) -> str:
+        return repr(self.response)
+
+    def find(self, event_id: str) -> JsonObject | None:
+        """In any case of letters: how an id is written is for another check."""
+        wanted = event_id.upper()
+        return next((e for e in self.events if str(e.get("EventId")).upper() == wanted), None)
+
+    def event(self, event_id: str) -> JsonObject:
+        event = self.find(event_id)
+        expect(event is not None, f"the event {event_id}", self)
+        return event or JsonObject()
+
+
+def expect_document(response: RawResponse) -> PolledDocument:
+    expect_status(response, 200)
+    value = response.object()
+    events, incarnation = value["Events"], value["DocumentIncarnation"]
+    is_valid = isinstance(events, list) and isinstance(incarnation, int)
+    is_valid = is_valid and all(isinstance(event, JsonObject) for event in events)
+    expect(is_valid, "a document with a list of events", response)
+    return PolledDocument(response, incarnation, tuple(events))

@@ -19,10 +19,12 @@ from forewarn.conformance.check import NEEDS, Check, Failed, Need, NotRun, expec
 from forewarn.conformance.raw_http import (
     TIMEOUT_SECONDS,
     JsonObject,
+    PolledDocument,
     RawConnection,
     RawResponse,
     SessionClock,
     encode,
+    expect_document,
     expect_status,
 )
 from forewarn.conformance.spec import EVENTS, INSTANCE, INSTANCE_VERSION, NEWEST
@@ -52,36 +54,6 @@ class Control(Protocol):
 def parse_endpoint(url: str) -> Endpoint:
     """With or without the path of the document."""
     return Endpoint.parse(re.sub(rf"{EVENTS}/?$", "", url, flags=re.IGNORECASE))
-
-
-@dataclass(frozen=True, repr=False)
-class PolledDocument:
-    response: RawResponse
-    incarnation: int
-    events: tuple[JsonObject, ...]
-
-    def __repr__(self) -> str:
-        return repr(self.response)
-
-    def find(self, event_id: str) -> JsonObject | None:
-        """In any case of letters: how an id is written is for another check."""
-        wanted = event_id.upper()
-        return next((e for e in self.events if str(e.get("EventId")).upper() == wanted), None)
-
-    def event(self, event_id: str) -> JsonObject:
-        event = self.find(event_id)
-        expect(event is not None, f"the event {event_id}", self)
-        return event or JsonObject()
-
-
-def expect_document(response: RawResponse) -> PolledDocument:
-    expect_status(response, 200)
-    value = response.object()
-    events, incarnation = value["Events"], value["DocumentIncarnation"]
-    is_valid = isinstance(events, list) and isinstance(incarnation, int)
-    is_valid = is_valid and all(isinstance(event, JsonObject) for event in events)
-    expect(is_valid, "a document with a list of events", response)
-    return PolledDocument(response, incarnation, tuple(events))
 
 
 @dataclass(frozen=True)

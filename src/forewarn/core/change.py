@@ -1,7 +1,4 @@
-"""What became true.
-
-Changes go into the history and to whoever listens; the rules never read them back.
-"""
+"""Changes: what became true. They go to the history and to subscribers; no rule reads them."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -12,8 +9,8 @@ from forewarn.core.event import Cause, EventType
 
 
 class ChangeKind(StrEnum):
-    ORDERED = "ordered"
-    """An operation runs at once, and nobody needs to be told."""
+    EXECUTED_SILENTLY = "executed_silently"
+    """An operation runs at once, without an event."""
     SCHEDULED = "scheduled"
     APPROVED = "approved"
     STARTED = "started"
@@ -28,23 +25,23 @@ class ChangeKind(StrEnum):
     JOINED = "joined"
     LEFT = "left"
     MOVED = "moved"
-    AMENDED = "amended"
+    UPDATED = "updated"
     RETIRED = "retired"
     CAMPAIGN = "campaign"
-    """Something became true of a campaign; the detail tells which and what."""
+    """A campaign changed; the detail has its id and what happened."""
     TOKEN_CREATED = "token-created"  # noqa: S105
     TOKEN_REVOKED = "token-revoked"  # noqa: S105
     RESTORED = "restored"
-    """The store is a backup: what happened after it was made is not in this history."""
+    """The store was restored from a backup; later history is missing."""
 
 
 class Change(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One thing that became true of an event, of a VM, or of the scope itself.
+    """One change of an event, of a VM, or of the scope itself.
 
-    The rules tell the first four members; the rest is what it concerns, and is filled in by
-    `concern.py`. `host` is where it happens, `host_before` where a VM that moved was. `not_before`
-    and `description` are told when they are new. For APPROVED, `vm` is the VM that approved; it is
-    empty if an operator or a policy did.
+    It is complete by itself, because the event may be gone when the history is read. `resources`
+    are the VMs concerned: one VM, where the change happened to one VM of an event. `host` is where
+    it happened, `host_before` where a moved VM was. `not_before` and `description` are set when
+    they are new. For APPROVED, `vm` is the VM that approved; empty for an operator or a policy.
     """
 
     what: ChangeKind

@@ -1,6 +1,6 @@
-"""What can be asked of a scope.
+"""The commands of a scope.
 
-Commands carry their own ids, so asking again after a lost reply is asking once.
+A command that creates something carries its id, so repeating it after a lost reply changes nothing.
 """
 
 from datetime import datetime
@@ -11,37 +11,32 @@ from forewarn.core.event import Cause, EventType
 from forewarn.core.fleet import Policy, ScopeKind, Vm
 
 
-class _Operation(msgspec.Struct, frozen=True, kw_only=True):
-    """Something done to one VM.
-
-    `not_before` may give more notice than the type asks, never less.
-    """
+class _VmOperation(msgspec.Struct, frozen=True, kw_only=True):
+    """`not_before` may give more notice than the type requires, never less."""
 
     vm: str
     event_id: str
     not_before: datetime | None = None
 
 
-class Restart(_Operation, frozen=True):
-    """A user restarts a VM; one that does not run is started, and nobody needs to be told."""
+class Restart(_VmOperation, frozen=True):
+    """A user restarts a VM. A VM that does not run is started, without an event."""
 
 
-class Redeploy(_Operation, frozen=True):
+class Redeploy(_VmOperation, frozen=True):
     """A user moves a VM to another host."""
 
 
-class Delete(_Operation, frozen=True):
+class Delete(_VmOperation, frozen=True):
     """A user deletes a VM."""
 
 
-class Evict(_Operation, frozen=True):
-    """The platform takes a spot VM's place back."""
+class Evict(_VmOperation, frozen=True):
+    """The platform deallocates a spot VM."""
 
 
 class _HostOperation(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that befalls a host, and so the scope's VMs on it: one event per update domain, ids
-    made from `operation_id`.
-    """
+    """Affects the scope's VMs on a host: one event per update domain, ids from `operation_id`."""
 
     host: str
     operation_id: str
@@ -56,19 +51,19 @@ class Maintain(_HostOperation, frozen=True, kw_only=True):
 
 
 class Degrade(_HostOperation, frozen=True, kw_only=True):
-    """The hardware is expected to fail: move away within days."""
+    """The hardware is expected to fail: its VMs are redeployed within days."""
 
     not_before: datetime | None = None
 
 
 class Fail(_HostOperation, frozen=True):
-    """The hardware has failed: the one command whose events start at once."""
+    """The hardware has failed. The only command whose events start at once."""
 
 
 class Approve(msgspec.Struct, frozen=True, kw_only=True):
-    """A VM of the scope says go ahead, to all of these events or to none.
+    """A VM of the scope approves all of these events, or none.
 
-    `vm` empty: an operator says it, and that suffices.
+    Without `vm` an operator approves, which is always sufficient.
     """
 
     event_ids: tuple[str, ...]
@@ -80,45 +75,36 @@ class Cancel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Extend(msgspec.Struct, frozen=True, kw_only=True):
-    """A Scheduled event shall happen later than was said."""
+    """Postpone a Scheduled event."""
 
     event_id: str
     not_before: datetime
 
 
 class Complete(msgspec.Struct, frozen=True, kw_only=True):
-    """An operator says that what the event announced is done."""
+    """An operator reports that the impacts of a Started event are done."""
 
     event_id: str
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker wants to carry an impact out (`tries` 0), or to go on with the try that it claimed."""
+    """A worker claims an impact that is due."""
 
     event_id: str
     vm: str
     worker: str
-    tries: int = 0
 
 
-class Lapse(msgspec.Struct, frozen=True, kw_only=True):
-    """A server saw an impact unchanged for longer than any claim lasts: its claim, or its wait for
-    the next try, ends now.
+class Release(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker has lost its lease: its claims end now, and other workers may claim its impacts."""
 
-    `due_at` is what the impact said. If it says something else by now, whoever claimed it is alive,
-    and nothing changes.
-    """
-
-    event_id: str
-    vm: str
-    due_at: datetime
+    worker: str
 
 
 class Finish(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker tells how the try ended:
+    """A worker reports the result of its attempt. `problem` is empty on success.
 
-    `problem` empty for done. `host` is where the VM is now, if it moved; `detail` is for the
-    history alone.
+    `host` is where the VM is now, if it moved; `detail` is for the history only.
     """
 
     event_id: str
@@ -139,11 +125,10 @@ class Tick(msgspec.Struct, frozen=True):
 
 
 class SetMembers(msgspec.Struct, frozen=True, kw_only=True):
-    """The scope's members and choices shall be these. A VM that stays keeps its power; one that
-    joins has the power given here.
+    """Set the VMs and the policy. A VM that stays keeps its power, a new one gets the power here.
 
-    `is_file` says that this stands in the fleet file, which may be older than a VM's last move;
-    otherwise it is true now.
+    `is_file`: the members come from the fleet file, which may be older than a VM's last move.
+    Otherwise they describe the present.
     """
 
     kind: ScopeKind
@@ -153,10 +138,11 @@ class SetMembers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Retire(msgspec.Struct, frozen=True):
-    """The scope shall be no more."""
+    """Remove the scope."""
 
 
-Operation = Restart | Redeploy | Delete | Evict
+UserOperation = Restart | Redeploy | Delete
+Operation = UserOperation | Evict
 HostOperation = Maintain | Degrade | Fail
 Command = (
     Operation
@@ -166,7 +152,7 @@ Command = (
     | Extend
     | Complete
     | Claim
-    | Lapse
+    | Release
     | Finish
     | Seen
     | Tick

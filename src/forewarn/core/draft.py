@@ -1,6 +1,6 @@
-"""A scope while it is being decided on: the few moves that every rule is made of.
+"""A scope while a command is decided: the few steps that every rule is made of.
 
-The scope it began with is never touched.
+Each step changes the draft and records the change. The original scope is never modified.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,79 +25,87 @@ from forewarn.core.timing import Timing
 
 ENDED_MIN, ENDED_MAX = 100, 1000
 ENDED_FOR = timedelta(hours=1)
-"""What ended is remembered for an hour, at most a thousand and at least the last hundred: guests'
-words may come late.
-"""
+"""Ended events are remembered for an hour, at least the last 100 and at most 1,000."""
 
-WHY_LENGTH_MAX = 4000
-ENDED_AS = {
-    EndReason.COMPLETED: ChangeKind.COMPLETED,
-    EndReason.CANCELED: ChangeKind.CANCELED,
-    EndReason.FAILED: ChangeKind.FAILED,
+DETAIL_LENGTH_MAX = 4000
+
+POWER_AFTER = {
+    Cause.RESTART: Power.RUNNING,
+    Cause.REDEPLOY: Power.RUNNING,
+    Cause.EVICTION: Power.DEALLOCATED,
 }
+"""A user's restart starts a stopped VM; maintenance leaves it as it was."""
 
 T = TypeVar("T")
 
 
-class Places:
-    """Where VMs and impacts are in their tuples, so that commands that are decided in a row need
-    not search them each time.
-
-    Only a hint: it is checked against the tuple at every use, and made again where the tuple has
-    changed.
-    """
-
-    def __init__(self) -> None:
-        self._vms: tuple[Vm, ...] = ()
-        self._vm_at: dict[str, int] = {}
-        self._impacts: tuple[Impact, ...] = ()
-        self._impacts_at: dict[str, list[int]] = {}
-
-    def of_vm(self, vms: tuple[Vm, ...], name: str) -> int | None:
-        at = self._vm_at.get(name)
-        if at is not None and at < len(vms) and vms[at].name == name:
-            return at
-        if vms is not self._vms:
-            self._vms, self._vm_at = vms, {vm.name: place for place, vm in enumerate(vms)}
-            return self._vm_at.get(name)
-        return None
-
-    def of_impacts(self, impacts: tuple[Impact, ...], vm: str) -> Sequence[int]:
-        """Those of one VM, in order."""
-        if impacts is not self._impacts:
-            self._impacts, self._impacts_at = impacts, {}
-            for place, impact in enumerate(impacts):
-                self._impacts_at.setdefault(impact.vm, []).append(place)
-        return self._impacts_at.get(vm, ())
-
-    def keep_impacts(self, before: tuple[Impact, ...], after: tuple[Impact, ...]) -> None:
-        """One impact was replaced: all are where they were."""
-        if before is self._impacts:
-            self._impacts = after
-
-
 class Draft:
-    """The scope as it will be, and what became true on the way."""
+    """The scope as it will be, and the changes so far."""
 
-    def __init__(self, scope: Scope, now: datetime, timing: Timing, places: Places) -> None:
+    def __init__(self, scope: Scope, now: datetime, timing: Timing, positions: "Positions") -> None:
+        self.before = scope
         self.scope = scope
-        self.places = places
+        self.positions = positions
         self.now = now
         self.timing = timing
         self.changes: list[Change] = []
         self.is_gone = False
 
-    def tell(self, what: ChangeKind, *, event_id: str = "", vm: str = "", detail: str = "") -> None:
-        self.changes.append(Change(what=what, event_id=event_id, vm=vm, detail=detail))
+    def record(
+        self,
+        what: ChangeKind,
+        *,
+        event: Event | Impact | None = None,
+        vm: str = "",
+        detail: str = "",
+        host: str = "",
+        host_before: str = "",
+    ) -> None:
+        """Record a change with all that the history needs to know about it.
 
-    def knows(self, event_id: str) -> bool:
-        """Whether this event or silent operation exists or did so recently: asked twice is asked
-        once.
+        `event` is the event, or the impact of a silent operation. The host is the one where the VM
+        was before this command.
         """
-        return event_id in self.known_ids()
+        if event is None:
+            self.changes.append(
+                Change(what=what, vm=vm, detail=detail, host=host, host_before=host_before)
+            )
+            return
+        if isinstance(event, Event):
+            event_id, host, resources = event.id, event.host, event.resources
+            if vm and what is not ChangeKind.APPROVED:
+                resources = (vm,)
+        else:
+            event_id, resources = event.event_id, (event.vm,)
+        not_before, description = None, ""
+        if isinstance(event, Event) and what in (ChangeKind.SCHEDULED, ChangeKind.EXTENDED):
+            not_before, description = event.not_before, event.description
+        self.changes.append(
+            Change(
+                what=what,
+                event_id=event_id,
+                vm=vm,
+                detail=detail,
+                type=event.type,
+                cause=event.cause,
+                resources=resources,
+                host=host or self._host_of(resources[0]),
+                not_before=not_before,
+                description=description,
+            )
+        )
+
+    def _host_of(self, name: str) -> str:
+        for vms in (self.before.vms, self.scope.vms):
+            position = self.positions.of_vm(vms, name)
+            if position is not None:
+                return vms[position].host
+        return ""
+
+    # --- reading
 
     def known_ids(self) -> set[str]:
-        """The ids of all events and silent operations that exist or did so recently."""
+        """The ids of all current and recent events and silent operations."""
         scope = self.scope
         ids = {event.id for event in scope.events}
         ids.update([impact.event_id for impact in scope.impacts])
@@ -105,27 +113,25 @@ class Draft:
         return ids
 
     def vm(self, name: str) -> Vm | None:
-        place = self.places.of_vm(self.scope.vms, name)
-        return None if place is None else self.scope.vms[place]
+        position = self.positions.of_vm(self.scope.vms, name)
+        return None if position is None else self.scope.vms[position]
 
     def impacts_of(self, vm: str) -> list[Impact]:
-        """All impacts of a VM, in the order in which they were started."""
-        return [
-            self.scope.impacts[place] for place in self.places.of_impacts(self.scope.impacts, vm)
-        ]
+        """All impacts of a VM, in the order in which they were created."""
+        impacts = self.scope.impacts
+        return [impacts[position] for position in self.positions.of_impacts(impacts, vm)]
 
     def impact(self, event_id: str, vm: str) -> Impact | None:
         return next((impact for impact in self.impacts_of(vm) if impact.event_id == event_id), None)
 
+    # --- writing
+
     def put_vm(self, vm: Vm) -> None:
-        place = self.places.of_vm(self.scope.vms, vm.name)
-        if place is not None:
-            self.scope = replace(self.scope, vms=with_item(self.scope.vms, place, vm))
+        position = self.positions.of_vm(self.scope.vms, vm.name)
+        if position is not None:
+            self.scope = replace(self.scope, vms=with_item(self.scope.vms, position, vm))
 
-    def put_event(self, event: Event) -> None:
-        self.put_events([event])
-
-    def put_events(self, events: Sequence[Event]) -> None:
+    def put_events(self, *events: Event) -> None:
         if events:
             changed = {event.id: event for event in events}
             self.scope = replace(
@@ -134,44 +140,56 @@ class Draft:
 
     def put_impact(self, impact: Impact) -> None:
         before = self.scope.impacts
-        for place in self.places.of_impacts(before, impact.vm):
-            if before[place].event_id == impact.event_id:
-                self.scope = replace(self.scope, impacts=with_item(before, place, impact))
-                self.places.keep_impacts(before, self.scope.impacts)
+        for position in self.positions.of_impacts(before, impact.vm):
+            if before[position].event_id == impact.event_id:
+                self.scope = replace(self.scope, impacts=with_item(before, position, impact))
+                self.positions.keep_impacts(before, self.scope.impacts)
                 return
 
     def schedule(self, event: Event) -> None:
         self.scope = replace(self.scope, events=(*self.scope.events, event))
-        self.tell(
-            ChangeKind.SCHEDULED,
-            event_id=event.id,
-            detail=f"{event.type} of {', '.join(event.resources)}",
-        )
+        detail = f"{event.type} of {', '.join(event.resources)}"
+        self.record(ChangeKind.SCHEDULED, event=event, detail=detail)
 
-    def start(self, event: Event, why: str) -> None:
-        self.put_event(replace(event, status=Status.STARTED, started_at=self.now))
-        self.tell(ChangeKind.STARTED, event_id=event.id, detail=why)
-        self.add_impacts(
-            *(
-                Impact(
-                    event_id=event.id, vm=vm, type=event.type, cause=event.cause, due_at=self.now
-                )
-                for vm in event.resources
-            )
-        )
+    def approve(
+        self, events: Sequence[Event], by: str, *, vm: str = "", is_sufficient: bool = True
+    ) -> None:
+        """Record an approval.
 
-    def add_impacts(self, *impacts: Impact) -> None:
-        self.scope = replace(self.scope, impacts=self.scope.impacts + impacts)
+        `vm` goes into the history, because `by` alone does not say whether `operator` is a VM.
+        """
+        approved = []
+        for event in events:
+            if by in event.approvals and (event.is_approved or not is_sufficient):
+                continue
+            approvals = event.approvals if by in event.approvals else (*event.approvals, by)
+            is_approved = event.is_approved or is_sufficient
+            approved.append(replace(event, approvals=approvals, is_approved=is_approved))
+            self.record(ChangeKind.APPROVED, event=event, vm=vm, detail=by)
+        self.put_events(*approved)
+
+    def start(self, event: Event, reason: str) -> None:
+        self.put_events(replace(event, status=Status.STARTED, started_at=self.now))
+        self.record(ChangeKind.STARTED, event=event, detail=reason)
+        impacts = (self.new_impact(event.id, vm, event.type, event.cause) for vm in event.resources)
+        self.scope = replace(self.scope, impacts=(*self.scope.impacts, *impacts))
+
+    def start_silently(self, operation_id: str, vm: str, type_: EventType, cause: Cause) -> None:
+        impact = self.new_impact(operation_id, vm, type_, cause)
+        self.scope = replace(self.scope, impacts=(*self.scope.impacts, impact))
+        self.record(ChangeKind.EXECUTED_SILENTLY, event=impact, vm=vm, detail=str(type_))
+
+    def new_impact(self, event_id: str, vm: str, type_: EventType, cause: Cause) -> Impact:
+        return Impact(event_id=event_id, vm=vm, type=type_, cause=cause, due_at=self.now)
 
     def finish(self, impact: Impact, host: str = "", detail: str = "") -> None:
-        """The impact is done: record it and what it did to the VM, and end the event if it was the
-        last one.
-        """
+        """The impact is done: apply its effect on the VM, and end the event if it was the last."""
         self.put_impact(replace(impact, state=ImpactState.DONE, claimed_by="", detail=""))
-        self.tell(ChangeKind.IMPACTED, event_id=impact.event_id, vm=impact.vm, detail=detail)
+        event = self.scope.event(impact.event_id) or impact
+        self.record(ChangeKind.IMPACTED, event=event, vm=impact.vm, detail=detail)
         vm = self.vm(impact.vm)
         if vm is not None:
-            self._take_effect(impact, vm, host)
+            self._apply(impact, vm, host)
         self.end_if_over(impact.event_id)
 
     def fail(self, impact: Impact, problem: str) -> None:
@@ -179,110 +197,102 @@ class Draft:
         self.end_if_over(impact.event_id)
 
     def end_if_over(self, event_id: str) -> None:
-        for impact in reversed(
-            self.scope.impacts
-        ):  # the last to be claimed is mostly the last to end
+        for impact in reversed(self.scope.impacts):  # the last claimed is usually the last to end
             if impact.event_id == event_id and not impact.is_over:
                 return
-        mine = [impact for impact in self.scope.impacts if impact.event_id == event_id]
-        if mine:
-            failed = [
-                f"{impact.vm}: {impact.detail}"
-                for impact in mine
-                if impact.state is ImpactState.FAILED
-            ]
-            self.end(
-                event_id,
-                EndReason.FAILED if failed else EndReason.COMPLETED,
-                "; ".join(failed)[:WHY_LENGTH_MAX],
-            )
+        impacts = [impact for impact in self.scope.impacts if impact.event_id == event_id]
+        if not impacts:
+            return
+        failed = [
+            f"{impact.vm}: {impact.detail}"
+            for impact in impacts
+            if impact.state is ImpactState.FAILED
+        ]
+        how = EndReason.FAILED if failed else EndReason.COMPLETED
+        self.end(event_id, how, "; ".join(failed)[:DETAIL_LENGTH_MAX])
 
-    def end(self, event_id: str, how: EndReason, why: str = "") -> None:
-        """Take the event, or the silent operation, out; remember for a while how it ended."""
+    def end(self, event_id: str, how: EndReason, reason: str = "") -> None:
+        """Remove the event or the silent operation, and remember for a while how it ended."""
         scope = self.scope
+        # The event as it was before this command names all VMs that this command ends it for.
+        event = (
+            self.before.event(event_id)
+            or scope.event(event_id)
+            or next(impact for impact in scope.impacts if impact.event_id == event_id)
+        )
         self.scope = replace(
             scope,
             events=tuple(event for event in scope.events if event.id != event_id),
             impacts=tuple(impact for impact in scope.impacts if impact.event_id != event_id),
-            ended=self._remembered((*scope.ended, Ended(id=event_id, how=how, at=self.now))),
+            ended=self._remember(Ended(id=event_id, how=how, at=self.now)),
         )
-        self.tell(ENDED_AS[how], event_id=event_id, detail=why)
+        self.record(ChangeKind(how.value), event=event, detail=reason)
 
-    def _remembered(self, ended: tuple[Ended, ...]) -> tuple[Ended, ...]:
-        old = max(len(ended) - ENDED_MIN, 0)
-        return (
-            tuple(one for one in ended[:old] if one.at > self.now - ENDED_FOR)[
-                ENDED_MIN - ENDED_MAX :
-            ]
-            + ended[old:]
-        )
+    def _remember(self, new: Ended) -> tuple[Ended, ...]:
+        ended = (*self.scope.ended, new)
+        old, latest = ended[:-ENDED_MIN], ended[-ENDED_MIN:]
+        recent = tuple(event for event in old if event.at > self.now - ENDED_FOR)
+        return recent[ENDED_MIN - ENDED_MAX :] + latest
 
     def leave(self, vm: Vm) -> None:
-        """The VM is no longer of this scope: nothing here is about it any more."""
+        """The VM is no longer in this scope."""
         self.scope = replace(
             self.scope, vms=tuple(old for old in self.scope.vms if old.name != vm.name)
         )
-        self.tell(ChangeKind.LEFT, vm=vm.name)
-        why = f"{vm.name} has left"
-        self.excuse(vm.name, why, lambda event: True)
-        self.drop_silent(vm.name, why)
-
-    def excuse(self, vm: str, why: str, applies: Callable[[Event], bool]) -> None:
-        """Take the VM out of the events that no longer concern it; an event that concerns nobody
-        ends.
-        """
-        for event in self.scope.events:
-            if not applies(event) or vm not in event.resources:
-                continue
-            rest = tuple(name for name in event.resources if name != vm)
-            if not rest:
-                self.end(
-                    event.id,
-                    EndReason.CANCELED if event.status is Status.SCHEDULED else EndReason.COMPLETED,
-                    why,
-                )
-                continue
-            self.put_event(replace(event, resources=rest))
-            self._drop_impact(event.id, vm)
-            if event.status is Status.STARTED:
-                self.end_if_over(event.id)
-
-    def drop_silent(self, vm: str, why: str, *, but: EventType | None = None) -> None:
-        """What was to be done to the VM without an event is not done any more."""
-        for impact in self.scope.impacts:
-            if (
-                impact.vm == vm
-                and impact.type is not but
-                and self.scope.event(impact.event_id) is None
-            ):
-                self.end(
-                    impact.event_id,
-                    EndReason.COMPLETED if impact.is_over else EndReason.CANCELED,
-                    why,
-                )
+        self.record(ChangeKind.LEFT, vm=vm.name, host=vm.host)
+        reason = f"{vm.name} has left"
+        self.release_vm(vm.name, reason, lambda event: True)
+        self.cancel_silent(vm.name, reason)
 
     def move(self, vm: Vm, host: str) -> None:
-        """The VM is on another host: what awaits the old host no longer awaits the VM."""
-        self.tell(ChangeKind.MOVED, vm=vm.name, detail=f"{vm.host or 'nowhere'} to {host}")
-        why = f"{vm.name} has moved to {host}"
-        self.excuse(
+        """The VM is on another host: the events Scheduled for the old host no longer apply."""
+        self.record(
+            ChangeKind.MOVED,
+            vm=vm.name,
+            detail=f"{vm.host or 'no host'} to {host}",
+            host=host,
+            host_before=vm.host,
+        )
+        self.release_vm(
             vm.name,
-            why,
+            f"{vm.name} has moved to {host}",
             lambda event: event.host == vm.host != "" and event.status is Status.SCHEDULED,
         )
 
     def deallocate(self, vm: Vm) -> None:
-        """The VM has given up its place: only its deletion can still befall it.
+        """The VM has no place on a host any more: only its deletion still applies."""
+        reason = f"{vm.name} was deallocated"
+        kept = (EventType.TERMINATE, EventType.PREEMPT)
+        self.release_vm(vm.name, reason, lambda event: event.type not in kept)
+        self.cancel_silent(vm.name, reason, but=EventType.TERMINATE)
 
-        What is under way for it is over.
-        """
-        why = f"{vm.name} has given up its place"
-        self.excuse(
-            vm.name, why, lambda event: event.type not in (EventType.TERMINATE, EventType.PREEMPT)
-        )
-        self.drop_silent(vm.name, why, but=EventType.TERMINATE)
+    def release_vm(self, vm: str, reason: str, applies: Callable[[Event], bool]) -> None:
+        """Remove the VM from these events. An event without resources ends."""
+        for event in self.scope.events:
+            if not applies(event) or vm not in event.resources:
+                continue
+            is_scheduled = event.status is Status.SCHEDULED
+            rest = tuple(name for name in event.resources if name != vm)
+            if not rest:
+                how = EndReason.CANCELED if is_scheduled else EndReason.COMPLETED
+                self.end(event.id, how, reason)
+                continue
+            self.put_events(replace(event, resources=rest))
+            impacts = self.scope.impacts
+            kept = tuple(i for i in impacts if (i.event_id, i.vm) != (event.id, vm))
+            self.scope = replace(self.scope, impacts=kept)
+            if not is_scheduled:
+                self.end_if_over(event.id)
 
-    def _take_effect(self, impact: Impact, vm: Vm, host: str) -> None:
+    def cancel_silent(self, vm: str, reason: str, *, but: EventType | None = None) -> None:
+        """Cancel the silent operations of a VM."""
+        for impact in self.scope.impacts:
+            if impact.vm != vm or impact.type is but or self.scope.event(impact.event_id):
+                continue
+            how = EndReason.COMPLETED if impact.is_over else EndReason.CANCELED
+            self.end(impact.event_id, how, reason)
+
+    def _apply(self, impact: Impact, vm: Vm, host: str) -> None:
         if impact.type is EventType.TERMINATE:
             self.leave(vm)
             return
@@ -294,26 +304,43 @@ class Draft:
         if after.power is Power.DEALLOCATED is not vm.power:
             self.deallocate(vm)
 
-    def _drop_impact(self, event_id: str, vm: str) -> None:
-        kept = tuple(
-            impact
-            for impact in self.scope.impacts
-            if (impact.event_id, impact.vm) != (event_id, vm)
-        )
-        self.scope = replace(self.scope, impacts=kept)
 
+class Positions:
+    """The positions of VMs and impacts in their tuples, shared by commands decided in a row.
 
-POWER_AFTER = {
-    Cause.RESTART: Power.RUNNING,
-    Cause.REDEPLOY: Power.RUNNING,
-    Cause.EVICTION: Power.DEALLOCATED,
-}
-"""A user's restart starts a VM that did not run; maintenance leaves it as it was."""
-
-
-def with_item(items: tuple[T, ...], place: int, item: T) -> tuple[T, ...]:
-    """The items with another one in this place.
-
-    Slices are copied at once, where a comprehension would look at each.
+    Only a hint: each use is checked against the tuple, and the index is rebuilt if the tuple has
+    changed.
     """
-    return (*items[:place], item, *items[place + 1 :])
+
+    def __init__(self) -> None:
+        self._vms: tuple[Vm, ...] = ()
+        self._of_vm: dict[str, int] = {}
+        self._impacts: tuple[Impact, ...] = ()
+        self._of_impacts: dict[str, list[int]] = {}
+
+    def of_vm(self, vms: tuple[Vm, ...], name: str) -> int | None:
+        position = self._of_vm.get(name)
+        if position is not None and position < len(vms) and vms[position].name == name:
+            return position
+        if vms is self._vms:
+            return None
+        self._vms, self._of_vm = vms, {vm.name: index for index, vm in enumerate(vms)}
+        return self._of_vm.get(name)
+
+    def of_impacts(self, impacts: tuple[Impact, ...], vm: str) -> Sequence[int]:
+        """The impacts of one VM, in order."""
+        if impacts is not self._impacts:
+            self._impacts, self._of_impacts = impacts, {}
+            for position, impact in enumerate(impacts):
+                self._of_impacts.setdefault(impact.vm, []).append(position)
+        return self._of_impacts.get(vm, ())
+
+    def keep_impacts(self, before: tuple[Impact, ...], after: tuple[Impact, ...]) -> None:
+        """One impact was replaced, so all positions are still right."""
+        if before is self._impacts:
+            self._impacts = after
+
+
+def with_item(items: tuple[T, ...], position: int, item: T) -> tuple[T, ...]:
+    """The items with one replaced. Slices are faster than a comprehension over all items."""
+    return (*items[:position], item, *items[position + 1 :])

@@ -1,4 +1,4 @@
-"""What a VM is told (Event) and what is done to it (Impact), as values.
+"""Events, which a VM sees, and impacts, which are done to it, as values.
 
 No rules here: those are in `machine.py`.
 """
@@ -30,7 +30,7 @@ class Source(StrEnum):
 class Cause(StrEnum):
     """Why the event exists.
 
-    It settles the description that a VM reads (protocol 2.5) and how the platform acts.
+    It decides the description that a VM reads (protocol 2.5) and what the platform does.
     """
 
     MAINTENANCE = "maintenance"
@@ -47,7 +47,9 @@ class Cause(StrEnum):
 DESCRIPTION = {
     Cause.MAINTENANCE: "Host server is undergoing maintenance.",
     Cause.INFRASTRUCTURE: "Host Server infrastructure is undergoing maintenance.",
-    Cause.LIVE_MIGRATION: "Virtual machine is being paused because of a memory-preserving Live Migration operation.",
+    Cause.LIVE_MIGRATION: (
+        "Virtual machine is being paused because of a memory-preserving Live Migration operation."
+    ),
     Cause.DEGRADED: "Host server is undergoing an emergency repair.",
     Cause.FAILED: "Virtual machine has encountered a failure.",
     Cause.EVICTION: "",
@@ -57,18 +59,16 @@ DESCRIPTION = {
 }
 
 MAINTENANCE_CAUSES = (Cause.MAINTENANCE, Cause.INFRASTRUCTURE, Cause.LIVE_MIGRATION)
+USER_CAUSES = (Cause.RESTART, Cause.REDEPLOY, Cause.DELETION)
 
 UNKNOWN_SECONDS = -1
-DURATION_SECONDS = {
-    EventType.FREEZE: 9,
-    EventType.REBOOT: UNKNOWN_SECONDS,
-    EventType.REDEPLOY: UNKNOWN_SECONDS,
-    EventType.PREEMPT: UNKNOWN_SECONDS,
-    EventType.TERMINATE: UNKNOWN_SECONDS,
-}
+DURATION_SECONDS = dict.fromkeys(EventType, UNKNOWN_SECONDS) | {EventType.FREEZE: 9}
+"""The duration that an event announces unless its operator knows better (protocol 2.2)."""
 
 
 class ImpactState(StrEnum):
+    """The states are described at the top of `machine.py`."""
+
     WAITING = "waiting"
     CLAIMED = "claimed"
     DONE = "done"
@@ -76,12 +76,11 @@ class ImpactState(StrEnum):
 
 
 class Impact(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One thing done to one VM: the work behind a Started event, or behind an operation that nobody
-    needed to be told of.
+    """The work on one VM, for a Started event or for a silent operation (one without an event).
 
-    `event_id` names the event, or for a silent operation the operation itself. A claim is
-    `claimed_by` until `due_at`; for a waiting impact `due_at` is when it may be tried (again).
-    `tries` tells one claim from the next. `first_failed_at` is when its retry window began.
+    `event_id` is the id of the event, or of the silent operation. `claimed_by` is the worker that
+    holds it; `due_at` is when it may be claimed, or was. `tries` identifies the attempt.
+    `first_failed_at` is when the retry window began.
     """
 
     event_id: str
@@ -100,13 +99,17 @@ class Impact(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     def is_over(self) -> bool:
         return self.state in (ImpactState.DONE, ImpactState.FAILED)
 
+    @property
+    def is_held(self) -> bool:
+        """Whether a worker holds the claim. One that was released is claimed, but not held."""
+        return self.state is ImpactState.CLAIMED and self.claimed_by != ""
+
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What the VMs of a scope see. Its resources are of one scope and one update domain.
+    """What the VMs of a scope see. All its resources are in one scope and one update domain.
 
-    `host` is the host whose maintenance it is; empty where the event is about the VM itself.
-    `is_timed`: somebody chose the time, so nothing but a guest's or an operator's own word brings
-    it forward.
+    `host` is the host under maintenance, empty for an event of the VM itself. `is_timed`: the
+    requester chose NotBefore, so only an approval by a guest or an operator starts it earlier.
     """
 
     id: str
@@ -136,10 +139,7 @@ class EndReason(StrEnum):
 
 
 class Ended(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An event that left the document.
-
-    Kept for a while, because a guest's approval may arrive after the end.
-    """
+    """An event that left the document. Remembered, because an approval may arrive after the end."""
 
     id: str
     how: EndReason

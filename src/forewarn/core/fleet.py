@@ -1,11 +1,10 @@
-"""Who is told: VMs, the scopes they are in, and what each scope's owner chose. A scope is one
-document and one record.
+"""VMs, their scopes, and the policy of each scope. A scope is one document and one record.
 
-These values are stored as they are, for years. A member that is empty is left out of the record
-(`omit_defaults`). A default that is a decision is written: a later version may decide otherwise for
-new scopes, and must not change those that are stored. So such a member has a `default_factory`,
-which msgspec never leaves out. A record with an unknown member comes from a newer version and is
-not read (`forbid_unknown_fields`): written back, it would lose that member.
+These values are stored as they are, for years. Empty fields are left out of the record
+(`omit_defaults`). A default that is a decision is written, because a later version may decide
+differently for new scopes and must not change stored ones: such a field has a `default_factory`,
+which msgspec never leaves out. A record with an unknown field comes from a newer version and is
+rejected (`forbid_unknown_fields`): writing it back would lose that field.
 """
 
 from datetime import datetime, timedelta
@@ -25,9 +24,7 @@ class ScopeKind(StrEnum):
 
 
 class Approval(StrEnum):
-    """Whose word starts an event early: any VM of the scope, more than half of its running VMs, or
-    every one of them.
-    """
+    """Whose approval starts an event early: any VM, more than half of the running VMs, or all."""
 
     ANY = "any"
     QUORUM = "quorum"
@@ -35,7 +32,7 @@ class Approval(StrEnum):
 
 
 class AutoApprove(StrEnum):
-    """What needs nobody's word, as Azure's scheduledEventsPolicy names it."""
+    """What is approved automatically, as Azure's scheduledEventsPolicy names it."""
 
     USER_RESTART = "user-restart"
     USER_REDEPLOY = "user-redeploy"
@@ -43,15 +40,15 @@ class AutoApprove(StrEnum):
 
 
 class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How many VMs of a scope may be unavailable at once: a number, or a part of a hundred of them."""
+    """How many VMs of a scope may be unavailable at once: a number or a percentage."""
 
     number: int
     is_percent: bool = False
 
     def of(self, size: int) -> int:
-        """For a scope of so many VMs.
+        """The limit for a scope of `size` VMs.
 
-        A part is rounded down, but one VM may always be down: else nothing could ever be done.
+        A percentage is rounded down to at least one, otherwise no VM could ever be maintained.
         """
         return max(size * self.number // 100, 1) if self.is_percent else self.number
 
@@ -60,7 +57,7 @@ class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the owner of a scope chose, or got by choosing nothing."""
+    """The settings of a scope."""
 
     approval: Approval = Approval.ANY
     auto_approve: tuple[AutoApprove, ...] = (AutoApprove.ALL_INSTANCES_DOWN,)
@@ -70,14 +67,11 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_unavailable: Budget | None = None
 
 
-NOTHING_CHOSEN = Policy()
+DEFAULT_POLICY = Policy()
 
 
 class Power(StrEnum):
-    """Whether a VM runs.
-
-    A stopped one keeps its place on its host; a deallocated one has given it up.
-    """
+    """Whether a VM runs. A stopped VM keeps its place on its host, a deallocated one does not."""
 
     RUNNING = "running"
     STOPPED = "stopped"
@@ -85,10 +79,7 @@ class Power(StrEnum):
 
 
 class Instance(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What `/metadata/instance` tells a VM about itself, beyond what the rules need.
-
-    Free text, none of it required.
-    """
+    """What `/metadata/instance` shows beyond what the rules need. Free text, all optional."""
 
     computer_name: str = ""
     location: str = ""
@@ -109,14 +100,14 @@ class Instance(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     tags: tuple[tuple[str, str], ...] = ()
 
 
-NOTHING_TOLD = Instance()
+DEFAULT_INSTANCE = Instance()
 
 
 class Vm(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One virtual machine. Its name is its entry in Resources and its name in `/metadata/instance`,
-    not its hostname.
+    """A virtual machine.
 
-    `host` is where it is; `declared_host` is what the fleet file said when it was last applied.
+    `name` is its entry in Resources and its name in `/metadata/instance`, not its hostname. `host`
+    is where it is now, `declared_host` is the host in the fleet file that was last applied.
     """
 
     name: str
@@ -126,19 +117,16 @@ class Vm(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=
     power: Power = Power.RUNNING
     id: str = ""
     fault_domain: int = 0
-    instance: Instance = NOTHING_TOLD
+    instance: Instance = DEFAULT_INSTANCE
     declared_host: str = ""
 
 
 class Scope(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A delivery group: all its VMs see one document.
-
-    Events stand in the order in which they were made.
-    """
+    """A delivery group: all its VMs see one document. Events are in order of creation."""
 
     name: str
     kind: ScopeKind = msgspec.field(default_factory=lambda: ScopeKind.VM)
-    policy: Policy = msgspec.field(default_factory=lambda: NOTHING_CHOSEN)
+    policy: Policy = msgspec.field(default_factory=lambda: DEFAULT_POLICY)
     vms: tuple[Vm, ...] = ()
     events: tuple[Event, ...] = ()
     impacts: tuple[Impact, ...] = ()
@@ -147,13 +135,7 @@ class Scope(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     seen_at: datetime | None = None
 
     def vm(self, name: str) -> Vm | None:
-        for vm in self.vms:
-            if vm.name == name:
-                return vm
-        return None
+        return next((vm for vm in self.vms if vm.name == name), None)
 
     def event(self, event_id: str) -> Event | None:
-        for event in self.events:
-            if event.id == event_id:
-                return event
-        return None
+        return next((event for event in self.events if event.id == event_id), None)

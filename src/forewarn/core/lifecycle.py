@@ -1,44 +1,35 @@
-"""Progress: what is said of an event that exists, how its impacts are carried out, and that
-somebody polls.
+"""The life of an event after it was created: approve, cancel, complete, and carry out its impacts.
+
+Also whether a scope is enabled, that is, polled by its VMs. The states are drawn in `machine.py`.
 """
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from msgspec.structs import replace
 
-from forewarn.core import command as ask
 from forewarn.core.change import ChangeKind
+from forewarn.core.command import Approve, Cancel, Claim, Complete, Finish, Release, Seen
 from forewarn.core.draft import Draft
-from forewarn.core.event import (
-    Cause,
-    EndReason,
-    Event,
-    EventType,
-    Impact,
-    ImpactState,
-    Status,
-)
+from forewarn.core.event import Cause, EndReason, Event, EventType, Impact, ImpactState, Status
 from forewarn.core.fleet import Scope
 from forewarn.core.timing import Timing
-from forewarn.errors import (
-    EventEnded,
-    Forbidden,
-    UnknownEvent,
-    WrongStatus,
-)
+from forewarn.errors import EventEnded, Forbidden, UnknownEvent, WrongStatus
 
 TRIES_MAX = 20
-"""How many claims of an impact may lapse before it is given up.
+"""How many claims of an impact may be released. Failures have their own limit: the retry window."""
 
-Failed tries have a limit of their own: the retry window.
-"""
+WAIT_MAX = Timing().retry_max + timedelta(seconds=5)
+"""No attempt is set further ahead than this, even by a clock that differs by a few seconds."""
 
 RETRY_DOUBLINGS_MAX = 16
-"""More would overflow a timedelta long after `retry_max` has cut the pause."""
+"""More would overflow a timedelta long after `retry_max` has capped the delay."""
 
 
-def approve(draft: Draft, command: ask.Approve) -> None:
+# --- events
+
+
+def approve(draft: Draft, command: Approve) -> None:
     if command.vm and draft.scope.vm(command.vm) is None:
         raise Forbidden(
             f"{command.vm} is not in {draft.scope.name}", vm=command.vm, scope=draft.scope.name
@@ -50,36 +41,18 @@ def approve(draft: Draft, command: ask.Approve) -> None:
                 f"there is no event {event_id} for {draft.scope.name}; nothing was approved",
                 event=event_id,
             )
-    named = set(command.event_ids)
-    scheduled = [
+    ids = set(command.event_ids)
+    events = [
         event
         for event in draft.scope.events
-        if event.id in named and event.status is Status.SCHEDULED
+        if event.id in ids and event.status is Status.SCHEDULED
     ]
-    approve_by(draft, scheduled, command.vm or "operator", vm=command.vm, is_enough=not command.vm)
+    by = command.vm or "operator"
+    draft.approve(events, by, vm=command.vm, is_sufficient=not command.vm)
 
 
-def approve_by(
-    draft: Draft, events: Sequence[Event], by: str, *, vm: str = "", is_enough: bool = True
-) -> None:
-    """Record an approval.
-
-    `vm` goes into the history: `by` alone does not say whether `operator` is a VM of that name.
-    """
-    approved = []
-    for event in events:
-        if by in event.approvals and (event.is_approved or not is_enough):
-            continue
-        approvals = event.approvals if by in event.approvals else (*event.approvals, by)
-        approved.append(
-            replace(event, approvals=approvals, is_approved=event.is_approved or is_enough)
-        )
-        draft.tell(ChangeKind.APPROVED, event_id=event.id, vm=vm, detail=by)
-    draft.put_events(approved)
-
-
-def cancel(draft: Draft, command: ask.Cancel) -> None:
-    event = live_event(draft.scope, command.event_id, EndReason.CANCELED)
+def cancel(draft: Draft, command: Cancel) -> None:
+    event = find_event(draft.scope, command.event_id, EndReason.CANCELED)
     if event is None:
         return
     if event.status is Status.STARTED:
@@ -89,8 +62,8 @@ def cancel(draft: Draft, command: ask.Cancel) -> None:
     draft.end(event.id, EndReason.CANCELED)
 
 
-def complete(draft: Draft, command: ask.Complete) -> None:
-    event = live_event(draft.scope, command.event_id, EndReason.COMPLETED)
+def complete(draft: Draft, command: Complete) -> None:
+    event = find_event(draft.scope, command.event_id, EndReason.COMPLETED)
     if event is None:
         return
     if event.status is Status.SCHEDULED:
@@ -102,70 +75,96 @@ def complete(draft: Draft, command: ask.Complete) -> None:
             draft.finish(impact)
 
 
-def next_in_line(line: Sequence[Impact]) -> Sequence[Impact]:
-    """Of one VM's open impacts those that may be claimed once they are due, in order: a VM has one
-    impact at a time.
+def find_event(scope: Scope, event_id: str, wanted: EndReason) -> Event | None:
+    """The event; None if it has already ended as wanted."""
+    event = scope.event(event_id)
+    if event is not None:
+        return event
+    ended = next((ended for ended in scope.ended if ended.id == event_id), None)
+    if ended is None:
+        raise UnknownEvent(
+            f"there is no event {event_id} in {scope.name}", event=event_id, scope=scope.name
+        )
+    if ended.how is not wanted:
+        raise EventEnded(
+            f"{event_id} is over: {ended.how} at {ended.at.isoformat()}",
+            event=event_id,
+            how=ended.how,
+        )
+    return None
 
-    A claimed impact keeps the VM, also when its claim has lapsed: it is taken over first. So does
-    one that waits for its retry, because nobody knows in what state it left the VM. Only what makes
-    such a retry pointless passes it.
+
+# --- impacts
+
+
+def claimable(impacts: Sequence[Impact]) -> Sequence[Impact]:
+    """Of one VM's open impacts, in order, those that may be claimed once they are due.
+
+    A VM has one impact at a time. A claimed impact blocks the others, even if it was released:
+    then it is taken over first. So does an impact that waits for its retry, because it may have
+    left the VM in any state. Only an impact that makes the retry pointless may overtake it.
     """
-    for impact in line:
+    for impact in impacts:
         if impact.state is ImpactState.CLAIMED:
             return (impact,)
-    return (line[0], *(impact for impact in line[1:] if is_final(impact)))
+    return (impacts[0], *(impact for impact in impacts[1:] if supersedes(impact)))
 
 
-def is_final(impact: Impact) -> bool:
-    """Whether the VM is gone, or starts afresh elsewhere, so that what was to be done to it before
-    does not matter.
-    """
+def supersedes(impact: Impact) -> bool:
+    """Whether the VM is gone or restarts elsewhere, so that earlier impacts no longer matter."""
     return impact.cause is Cause.FAILED or impact.type in (EventType.PREEMPT, EventType.TERMINATE)
 
 
-def due_in_line(line: Sequence[Impact], now: datetime) -> Impact | None:
-    """The impact of a VM that any worker may claim now."""
-    return next((impact for impact in next_in_line(line) if impact.due_at <= now), None)
+def next_due(impacts: Sequence[Impact], now: datetime) -> Impact | None:
+    """Of one VM's open impacts the one that any worker may claim now."""
+    return next((impact for impact in claimable(impacts) if is_due(impact, now)), None)
 
 
-def claim(draft: Draft, command: ask.Claim) -> None:
+def is_due(impact: Impact, now: datetime) -> bool:
+    """Whether a worker may claim the impact. A held one is released first."""
+    return not impact.is_held and (impact.due_at <= now or is_misdated(impact, now))
+
+
+def is_misdated(impact: Impact, now: datetime) -> bool:
+    """Whether only a server whose clock was wrong can have set the time of the next attempt.
+
+    Waiting for it could take a day.
+    """
+    return impact.due_at > now + WAIT_MAX
+
+
+def claim(draft: Draft, command: Claim) -> None:
     impact = draft.impact(command.event_id, command.vm)
     if impact is None or impact.is_over:
         return
-    line = [other for other in draft.impacts_of(impact.vm) if not other.is_over]
-    until = draft.now + draft.timing.claim
-    if command.tries:
-        if (impact.claimed_by, impact.tries) == (command.worker, command.tries):
-            draft.put_impact(replace(impact, due_at=until))
-    elif due_in_line(line, draft.now) is not impact:
+    if next_due([i for i in draft.impacts_of(impact.vm) if not i.is_over], draft.now) is not impact:
         return
-    elif impact.tries - impact.failures >= TRIES_MAX:
-        draft.fail(
-            impact, f"given up: claimed {impact.tries - impact.failures} times and never finished"
-        )
-    else:
-        taken = replace(
+    released = impact.tries - impact.failures
+    if released >= TRIES_MAX:
+        draft.fail(impact, f"given up: claimed {released} times and never finished")
+        return
+    draft.put_impact(
+        replace(
             impact,
             state=ImpactState.CLAIMED,
             claimed_by=command.worker,
             tries=impact.tries + 1,
-            due_at=until,
+            due_at=draft.now,
         )
-        draft.put_impact(taken)
-        draft.tell(
-            ChangeKind.CLAIMED, event_id=impact.event_id, vm=impact.vm, detail=command.worker
-        )
+    )
+    event = draft.scope.event(impact.event_id) or impact
+    draft.record(ChangeKind.CLAIMED, event=event, vm=impact.vm, detail=command.worker)
 
 
-def lapse(draft: Draft, command: ask.Lapse) -> None:
-    """The impact keeps its try and its worker, who may renew the claim if it is alive after all."""
-    impact = impact_of(draft.scope, command.event_id, command.vm)
-    if impact is not None and not impact.is_over and impact.due_at == command.due_at > draft.now:
-        draft.put_impact(replace(impact, due_at=draft.now))
+def release(draft: Draft, command: Release) -> None:
+    """The impacts stay claimed, by no worker: they block the VM until they are taken over."""
+    for impact in draft.scope.impacts:
+        if impact.is_held and impact.claimed_by == command.worker:
+            draft.put_impact(replace(impact, claimed_by="", due_at=draft.now))
 
 
-def finish(draft: Draft, command: ask.Finish) -> None:
-    """Only the try that holds the claim counts: a worker that lost it tells us nothing."""
+def finish(draft: Draft, command: Finish) -> None:
+    """Only the attempt that holds the claim counts; the result of a lost claim is ignored."""
     impact = draft.impact(command.event_id, command.vm)
     if impact is None or impact.state is not ImpactState.CLAIMED:
         return
@@ -174,27 +173,24 @@ def finish(draft: Draft, command: ask.Finish) -> None:
     if not command.problem:
         draft.finish(impact, command.host, command.detail)
         return
-    failed = replace(
+    impact = replace(
         impact, failures=impact.failures + 1, first_failed_at=impact.first_failed_at or draft.now
     )
-    told = "\n".join(filter(None, (command.problem, command.detail)))
-    draft.tell(ChangeKind.IMPACT_FAILED, event_id=impact.event_id, vm=impact.vm, detail=told)
-    later = retry_at(failed, draft.now, draft.timing)
-    if later is None:
-        draft.fail(failed, command.problem)
+    event = draft.scope.event(impact.event_id) or impact
+    detail = "\n".join(filter(None, (command.problem, command.detail)))
+    draft.record(ChangeKind.IMPACT_FAILED, event=event, vm=impact.vm, detail=detail)
+    due_at = retry_at(impact, draft.now, draft.timing)
+    if due_at is None:
+        draft.fail(impact, command.problem)
         return
+    waiting = ImpactState.WAITING
     draft.put_impact(
-        replace(
-            failed, state=ImpactState.WAITING, claimed_by="", due_at=later, detail=command.problem
-        )
+        replace(impact, state=waiting, claimed_by="", due_at=due_at, detail=command.problem)
     )
 
 
 def retry_at(impact: Impact, now: datetime, timing: Timing) -> datetime | None:
-    """When a failed impact is tried again, the last time at the end of its retry window;
-
-    None if that is over.
-    """
+    """When to retry a failed impact; the last retry is at the end of the window, then None."""
     window_end = (impact.first_failed_at or now) + timing.retry_window
     if now >= window_end:
         return None
@@ -202,44 +198,25 @@ def retry_at(impact: Impact, now: datetime, timing: Timing) -> datetime | None:
     return min(now + min(timing.retry * (1 << doublings), timing.retry_max), window_end)
 
 
-def seen(draft: Draft, command: ask.Seen) -> None:
+def impact_of(scope: Scope, event_id: str, vm: str) -> Impact | None:
+    impacts = (i for i in scope.impacts if i.vm == vm and i.event_id == event_id)
+    return next(impacts, None)
+
+
+# --- polls
+
+
+def seen(draft: Draft, command: Seen) -> None:
     last = draft.scope.seen_at
     if last is not None and draft.now < last + draft.timing.seen_interval:
         return
     if not is_enabled(draft.scope, draft.now, draft.timing):
-        draft.tell(ChangeKind.ENABLED)
+        draft.record(ChangeKind.ENABLED)
     draft.scope = replace(draft.scope, seen_at=draft.now)
 
 
 def is_enabled(scope: Scope, now: datetime, timing: Timing) -> bool:
-    """Whether somebody polls.
-
-    Polls are recorded once an interval only, so the lapse is counted generously.
-    """
-    return scope.seen_at is not None and now < scope.seen_at + timing.lapse + timing.seen_interval
-
-
-def live_event(scope: Scope, event_id: str, wanted: EndReason) -> Event | None:
-    """The event; None if it has ended already in the way that is wanted."""
-    event = scope.event(event_id)
-    if event is not None:
-        return event
-    for ended in scope.ended:
-        if ended.id == event_id and ended.how is wanted:
-            return None
-        if ended.id == event_id:
-            raise EventEnded(
-                f"{event_id} is over: {ended.how} at {ended.at.isoformat()}",
-                event=event_id,
-                how=ended.how,
-            )
-    raise UnknownEvent(
-        f"there is no event {event_id} in {scope.name}", event=event_id, scope=scope.name
-    )
-
-
-def impact_of(scope: Scope, event_id: str, vm: str) -> Impact | None:
-    for impact in scope.impacts:
-        if impact.vm == vm and impact.event_id == event_id:
-            return impact
-    return None
+    """Whether a VM polls. Polls are recorded once per interval, so one interval is added."""
+    if scope.seen_at is None:
+        return False
+    return now < scope.seen_at + timing.enabled_for + timing.seen_interval

@@ -1,29 +1,30 @@
-"""The state machine: `decide(scope, command, now, timing) -> Outcome`. Pure, and the only place
-where the rules stand.
+"""The state machine of a scope: `decide(scope, command, now, timing) -> Outcome`. Pure.
 
-An event's life:
+States of an event:
 
-                       approved as the policy asks, or NotBefore has come,
-                       and no other update domain is under impact          every impact is over
-    (asked) ──> Scheduled ─────────────────────────────────────────> Started ──────────> gone
-                    │ canceled, or nobody left in Resources              ^
-                    └──────────> gone                        failed hardware: at once
+                          approved as the policy requires, or NotBefore reached,
+                          and no other update domain under impact         all impacts over
+    (command) --> Scheduled ------------------------------------> Started -----------> gone
+                     |                                                ^
+                     | canceled, or no VM left in Resources           | failed hardware: at once
+                     +------> gone                                 (command)
 
-An impact's life, one per VM of a Started event, or of an operation that nobody needs to be told of:
+States of an impact, one for each VM of a Started event or of a silent operation:
 
-    waiting ──claimed by a worker──> claimed ──done──> done            a claim that is not renewed
-    lapses and
-       ^                                │ failed                       another worker may take it
-       over
-       └──────── tried again later ─────┴──too long───> failed
+              claimed by a worker            finished
+    waiting ----------------------> claimed ----------> done
+       ^                              |  ^  |
+       |  failed, to be retried later |  |  | released: another worker claims it
+       +------------------------------+  +--+
+                                      | failed at the end of the retry window, or TRIES_MAX releases
+                                      +----------------------------------------> failed
 
-A VM has one impact at a time, in the order in which they were started; the next one waits until the
-one before is over (`progress.next_in_line`).
+A VM has one impact at a time, in the order of creation (`lifecycle.claimable`).
 
-Every command is the same three steps: apply its own rule, then `settle` (start all that may start
-now), then count the incarnation up if what a VM can see has changed. So after any command nothing
-is left that is due and may start, and the same incarnation always means the same document. A
-command that is already true changes nothing and is no problem.
+Every command takes the same three steps: apply its own rule; `settle`, that is, start everything
+that may start now; increment the incarnation if the document has changed. So no event that is due
+is left waiting after any command, and one incarnation always means one document. A command that is
+already true changes nothing and is not an error.
 """
 
 from collections.abc import Callable, Iterable
@@ -33,41 +34,38 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from forewarn.core import command as ask
-from forewarn.core import lifecycle as progress
-from forewarn.core import membership
-from forewarn.core import scheduling as operation
+from forewarn.core import command as commands
+from forewarn.core import lifecycle, membership, scheduling
 from forewarn.core.change import Change
-from forewarn.core.concern import with_concerns
-from forewarn.core.draft import Draft, Places
+from forewarn.core.draft import Draft, Positions
 from forewarn.core.event import Event, EventType, Impact, Source, Status
 from forewarn.core.fleet import Approval, AutoApprove, Power, Scope, ScopeKind
 from forewarn.core.timing import Timing
 
-RULES: dict[type[ask.Command], Callable[[Draft, Any], None]] = {
-    ask.Restart: operation.restart,
-    ask.Redeploy: operation.redeploy,
-    ask.Delete: operation.delete,
-    ask.Evict: operation.evict,
-    ask.Maintain: operation.maintain,
-    ask.Degrade: operation.degrade,
-    ask.Fail: operation.fail,
-    ask.Approve: progress.approve,
-    ask.Cancel: progress.cancel,
-    ask.Extend: operation.extend,
-    ask.Complete: progress.complete,
-    ask.Claim: progress.claim,
-    ask.Lapse: progress.lapse,
-    ask.Finish: progress.finish,
-    ask.Seen: progress.seen,
-    ask.Tick: lambda draft, command: None,  # settling is all there is to do
-    ask.SetMembers: membership.enrol,
-    ask.Retire: membership.retire,
+RULES: dict[type[commands.Command], Callable[[Draft, Any], None]] = {
+    commands.Restart: scheduling.operate,
+    commands.Redeploy: scheduling.operate,
+    commands.Delete: scheduling.operate,
+    commands.Evict: scheduling.evict,
+    commands.Maintain: scheduling.maintain,
+    commands.Degrade: scheduling.degrade,
+    commands.Fail: scheduling.fail,
+    commands.Extend: scheduling.extend,
+    commands.Approve: lifecycle.approve,
+    commands.Cancel: lifecycle.cancel,
+    commands.Complete: lifecycle.complete,
+    commands.Claim: lifecycle.claim,
+    commands.Release: lifecycle.release,
+    commands.Finish: lifecycle.finish,
+    commands.Seen: lifecycle.seen,
+    commands.Tick: lambda draft, command: None,  # settle does the work
+    commands.SetMembers: membership.set_members,
+    commands.Retire: membership.retire,
 }
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """The scope as it is now, and what became true. `is_gone`: there is no such scope any more."""
+    """The new scope and the changes. `is_gone`: the scope no longer exists."""
 
     scope: Scope
     changes: tuple[Change, ...]
@@ -77,40 +75,37 @@ class Outcome(msgspec.Struct, frozen=True):
 class Group:
     """What commands share that are committed together.
 
-    `shown` is the scope before the first of them, which is what guests see until the commit: the
-    incarnation counts what changes for them, not the steps in between.
+    `shown` is the scope before the first command. Guests see it until the commit, so the
+    incarnation counts the difference from it, not the steps in between.
     """
 
     def __init__(self, shown: Scope) -> None:
         self.shown = shown
-        self.places = Places()
+        self.positions = Positions()
 
 
 def decide(
-    scope: Scope, command: ask.Command, now: datetime, timing: Timing, group: Group | None = None
+    scope: Scope,
+    command: commands.Command,
+    now: datetime,
+    timing: Timing,
+    group: Group | None = None,
 ) -> Outcome:
-    """What the command makes of the scope.
-
-    Raises a Problem if the rules say no; then nothing has changed.
-    """
+    """Apply a command. Raises an Error if the rules refuse it; then nothing has changed."""
     group = group or Group(scope)
-    draft = Draft(scope, now, timing, group.places)
+    draft = Draft(scope, now, timing, group.positions)
     RULES[type(command)](draft, command)
     settle(draft)
     if draft.scope.kind is ScopeKind.VM and scope.vms and not draft.scope.vms:
-        draft.is_gone = True  # a standalone VM is its scope
+        draft.is_gone = True  # the scope of a standalone VM goes with it
     if draft.scope.events is not scope.events:
         has_changed = visible(draft.scope) != visible(group.shown)
         draft.scope = replace(draft.scope, incarnation=group.shown.incarnation + has_changed)
-    changes = with_concerns(draft.changes, scope, draft.scope, group.places)
-    return Outcome(scope=draft.scope, changes=changes, is_gone=draft.is_gone)
+    return Outcome(scope=draft.scope, changes=tuple(draft.changes), is_gone=draft.is_gone)
 
 
 def visible(scope: Scope) -> tuple[object, ...]:
-    """All that any api-version's page is made of.
-
-    Approvals, claims and members are not part of it.
-    """
+    """Everything that the document of any api-version contains."""
     return tuple(
         (
             event.id,
@@ -126,71 +121,46 @@ def visible(scope: Scope) -> tuple[object, ...]:
     )
 
 
-def next_deadline(scope: Scope) -> datetime | None:
-    """When to tick: the nearest NotBefore of what is not held; the turn of the rest comes with the
-    end of what holds it.
-    """
-    waiting = [event for event in scope.events if event.status is Status.SCHEDULED]
-    return min((event.not_before for event in not_held(scope, waiting)), default=None)
-
-
-def next_impact_at(scope: Scope) -> datetime | None:
-    """When the next impact can be claimed: because it waits, or because its claim lapses."""
-    lines = open_lines(scope)
-    return min(
-        (impact.due_at for line in lines for impact in progress.next_in_line(line)), default=None
-    )
-
-
-def due_impacts(scope: Scope, now: datetime) -> tuple[Impact, ...]:
-    """The impacts that any worker may claim now, at most one for each VM."""
-    due = (progress.due_in_line(line, now) for line in open_lines(scope))
-    return tuple(impact for impact in due if impact is not None)
-
-
-def open_lines(scope: Scope) -> Iterable[list[Impact]]:
-    """What is still to be done, VM by VM, in the order in which it was started."""
-    lines: dict[str, list[Impact]] = {}
-    for impact in scope.impacts:
-        if not impact.is_over:
-            lines.setdefault(impact.vm, []).append(impact)
-    return lines.values()
+# --- which events start
 
 
 def settle(draft: Draft) -> None:
-    """Note what is approved by now, and start all that may start, in a fixed order."""
-    draft.put_events([replace(event, is_approved=True) for event in newly_agreed(draft.scope)])
-    for event in not_held(draft.scope, ready_events(draft.scope, draft.now)):
-        draft.start(event, why_ready(event, draft.now))
+    """Mark the events that are approved by now, and start all that may start, in a fixed order."""
+    draft.put_events(*(replace(event, is_approved=True) for event in newly_approved(draft.scope)))
+    for event in select_startable(draft.scope, ready_events(draft.scope, draft.now)):
+        draft.start(event, start_reason(event, draft.now))
 
 
-def not_held(scope: Scope, events: list[Event]) -> list[Event]:
-    """Those that can start together, in the order of their NotBefore.
-
-    A platform event is held while another update domain of its scope is under impact; and behind
-    one that is held, so that a domain that is always busy does not keep the others waiting for
-    ever. A user's operation is never held.
-    """
-    if not events:
+def newly_approved(scope: Scope) -> list[Event]:
+    """The events whose approvals now satisfy the policy. An approval is never taken back."""
+    open_events = [
+        event
+        for event in scope.events
+        if event.status is Status.SCHEDULED and event.approvals and not event.is_approved
+    ]
+    if not open_events:
         return []
-    under_impact = domains_under_impact(scope)
-    free, is_held = [], False
-    for event in sorted(events, key=lambda event: (event.not_before, event.id)):
-        if event.source is Source.PLATFORM:
-            is_held = is_held or bool(under_impact - {event.update_domain})
-            if is_held:
-                continue
-        free.append(event)
-        under_impact.add(event.update_domain)
-    return free
+    running = {vm.name for vm in scope.vms if vm.power is Power.RUNNING}
+    return [event for event in open_events if is_approved(scope.policy.approval, running, event)]
+
+
+def is_approved(approval: Approval, running: set[str], event: Event) -> bool:
+    votes = len(running.intersection(event.approvals))
+    match approval:
+        case Approval.ANY:
+            return bool(event.approvals)
+        case Approval.QUORUM:
+            return votes * 2 > len(running)
+        case Approval.ALL:
+            return votes == len(running) > 0
 
 
 def ready_events(scope: Scope, now: datetime) -> list[Event]:
-    """Those whose VMs have had their notice or waived it, or are all down and cannot be asked."""
+    """The events whose VMs have had their notice, have approved, or are all down."""
     scheduled = [event for event in scope.events if event.status is Status.SCHEDULED]
     if not scheduled:
         return []
-    is_down = nobody_runs(scope)
+    is_down = are_all_down(scope)
     must_wait = not is_down and are_deletions_held(scope, scheduled, now)
     return [
         event
@@ -203,55 +173,52 @@ def ready_events(scope: Scope, now: datetime) -> list[Event]:
     ]
 
 
-def why_ready(event: Event, now: datetime) -> str:
-    if event.not_before <= now:
-        return "NotBefore has come"
-    return (
-        f"approved by {', '.join(event.approvals)}"
-        if event.is_approved
-        else "all instances are down"
-    )
-
-
-def newly_agreed(scope: Scope) -> list[Event]:
-    """The events whose approvals are by now those that the policy asks.
-
-    Once they were, they are: no word is taken back.
-    """
-    asked = [
-        event
-        for event in scope.events
-        if event.status is Status.SCHEDULED and event.approvals and not event.is_approved
-    ]
-    if not asked:
-        return []
-    running = {vm.name for vm in scope.vms if vm.power is Power.RUNNING}
-    return [event for event in asked if is_agreed(scope.policy.approval, running, event)]
-
-
-def is_agreed(approval: Approval, running: set[str], event: Event) -> bool:
-    votes = len(running.intersection(event.approvals))
-    match approval:
-        case Approval.ANY:
-            return bool(event.approvals)
-        case Approval.QUORUM:
-            return votes * 2 > len(running)
-        case Approval.ALL:
-            return votes == len(running) > 0
-
-
-def nobody_runs(scope: Scope) -> bool:
-    """Whether all instances are down and the policy lets events pass then.
-
-    It holds only as long as it is so.
-    """
+def are_all_down(scope: Scope) -> bool:
+    """Whether all instances are down and the policy lets events start then."""
     if AutoApprove.ALL_INSTANCES_DOWN not in scope.policy.auto_approve:
         return False
     return all(vm.power is not Power.RUNNING for vm in scope.vms)
 
 
+def are_deletions_held(scope: Scope, scheduled: list[Event], now: datetime) -> bool:
+    """Whether approved deletions wait until all deletions of the scope are approved or due."""
+    if not scope.policy.couple_terminates:
+        return False
+    deletions = (event for event in scheduled if event.type is EventType.TERMINATE)
+    return any(not event.is_approved and event.not_before > now for event in deletions)
+
+
+def start_reason(event: Event, now: datetime) -> str:
+    if event.not_before <= now:
+        return "NotBefore has come"
+    if event.is_approved:
+        return f"approved by {', '.join(event.approvals)}"
+    return "all instances are down"
+
+
+def select_startable(scope: Scope, events: list[Event]) -> list[Event]:
+    """Those of the events that can start together, in the order of NotBefore.
+
+    A platform event is held while another update domain of its scope is under impact. It also
+    waits for an earlier one that is held, so that a busy domain cannot starve the others. A user's
+    operation is never held.
+    """
+    if not events:
+        return []
+    under_impact = domains_under_impact(scope)
+    startable, is_held = [], False
+    for event in sorted(events, key=lambda event: (event.not_before, event.id)):
+        if event.source is Source.PLATFORM:
+            is_held = is_held or bool(under_impact - {event.update_domain})
+            if is_held:
+                continue
+        startable.append(event)
+        under_impact.add(event.update_domain)
+    return startable
+
+
 def domains_under_impact(scope: Scope) -> set[int]:
-    """The update domains with a Started event, or with a silent operation under way."""
+    """The update domains with a Started event or a silent operation."""
     started = {
         event.id: event.update_domain for event in scope.events if event.status is Status.STARTED
     }
@@ -261,11 +228,31 @@ def domains_under_impact(scope: Scope) -> set[int]:
     return set(started.values()) | {vm.update_domain for vm in scope.vms if vm.name in silent}
 
 
-def are_deletions_held(scope: Scope, scheduled: list[Event], now: datetime) -> bool:
-    """Whether approved deletions wait for the scope's other ones: all of them are approved or due,
-    or none goes.
-    """
-    if not scope.policy.couple_terminates:
-        return False
-    deletions = (event for event in scheduled if event.type is EventType.TERMINATE)
-    return any(not event.is_approved and event.not_before > now for event in deletions)
+# --- what a worker has to do, and when
+
+
+def next_deadline(scope: Scope) -> datetime | None:
+    """When to tick: the nearest NotBefore. Held events start when the event before them ends."""
+    scheduled = [event for event in scope.events if event.status is Status.SCHEDULED]
+    return min((event.not_before for event in select_startable(scope, scheduled)), default=None)
+
+
+def next_impact_at(scope: Scope) -> datetime | None:
+    """When the next impact can be claimed."""
+    claimable = (impact for open_ in open_impacts(scope) for impact in lifecycle.claimable(open_))
+    return min((impact.due_at for impact in claimable if not impact.is_held), default=None)
+
+
+def due_impacts(scope: Scope, now: datetime) -> tuple[Impact, ...]:
+    """The impacts that any worker may claim now, at most one for each VM."""
+    due = (lifecycle.next_due(open_, now) for open_ in open_impacts(scope))
+    return tuple(impact for impact in due if impact is not None)
+
+
+def open_impacts(scope: Scope) -> Iterable[list[Impact]]:
+    """The impacts that are not over, by VM, in order of creation."""
+    by_vm: dict[str, list[Impact]] = {}
+    for impact in scope.impacts:
+        if not impact.is_over:
+            by_vm.setdefault(impact.vm, []).append(impact)
+    return by_vm.values()

@@ -1,62 +1,56 @@
-"""Membership: who is in a scope.
-
-A VM that stays keeps its events; one that leaves takes nobody else's with it.
-"""
+"""The members of a scope. A VM that stays keeps its events; one that leaves affects no others."""
 
 from msgspec.structs import replace
 
-from forewarn.core import command as ask
 from forewarn.core.change import ChangeKind
+from forewarn.core.command import Retire, SetMembers
 from forewarn.core.draft import Draft
 from forewarn.core.fleet import Scope, Vm
-from forewarn.errors import (
-    Invalid,
-    ScopeBusy,
-    VmBusy,
-)
+from forewarn.errors import Invalid, ScopeBusy, VmBusy
 
 
-def enrol(draft: Draft, command: ask.SetMembers) -> None:
-    before = {vm.name: vm for vm in draft.scope.vms}
-    vms = tuple(_placed(before.get(vm.name), vm, is_file=command.is_file) for vm in command.vms)
-    after = {vm.name for vm in vms}
-    if len(after) != len(vms):
-        raise Invalid(f"a VM stands twice in {draft.scope.name}", scope=draft.scope.name)
-    if draft.scope.events and draft.scope.kind is not command.kind:
+def set_members(draft: Draft, command: SetMembers) -> None:
+    scope = draft.scope
+    before = {vm.name: vm for vm in scope.vms}
+    vms = tuple(merge_vm(before.get(vm.name), vm, is_file=command.is_file) for vm in command.vms)
+    names = {vm.name for vm in vms}
+    if len(names) != len(vms):
+        raise Invalid(f"duplicate VM in scope {scope.name}", scope=scope.name)
+    if scope.events and scope.kind is not command.kind:
+        event_id = scope.events[0].id
         raise ScopeBusy(
-            f"{draft.scope.name} cannot become a {command.kind} while {draft.scope.events[0].id} is pending;"
+            f"{scope.name} cannot become a {command.kind} while {event_id} is pending;"
             " cancel or complete it first",
-            scope=draft.scope.name,
-            event=draft.scope.events[0].id,
+            scope=scope.name,
+            event=event_id,
         )
     for vm in vms:
-        refuse_new_domain(draft.scope, before.get(vm.name), vm)
-    for name, vm in before.items():
-        if name not in after:
+        refuse_new_domain(scope, before.get(vm.name), vm)
+    for vm in scope.vms:
+        if vm.name not in names:
             draft.leave(vm)
-    if before and (draft.scope.kind, draft.scope.policy) != (command.kind, command.policy):
-        draft.tell(ChangeKind.AMENDED)
+    if before and (scope.kind, scope.policy) != (command.kind, command.policy):
+        draft.record(ChangeKind.UPDATED)
     draft.scope = replace(draft.scope, kind=command.kind, policy=command.policy, vms=vms)
     for vm in vms:
-        welcome(draft, before.get(vm.name), vm)
+        compare_vm(draft, before.get(vm.name), vm)
 
 
-def welcome(draft: Draft, old: Vm | None, vm: Vm) -> None:
-    """Tell what is new about a member, and let go of what no longer concerns it."""
+def compare_vm(draft: Draft, old: Vm | None, vm: Vm) -> None:
+    """Record what is new about a member."""
     if old is None:
-        draft.tell(ChangeKind.JOINED, vm=vm.name)
+        draft.record(ChangeKind.JOINED, vm=vm.name, host=vm.host)
     elif old.host != vm.host:
         draft.move(old, vm.host)
     elif old != replace(vm, declared_host=old.declared_host):
-        draft.tell(ChangeKind.AMENDED, vm=vm.name)
+        draft.record(ChangeKind.UPDATED, vm=vm.name, host=vm.host)
 
 
-def _placed(old: Vm | None, vm: Vm, *, is_file: bool) -> Vm:
-    """The member as defined, with what the definition does not decide: whether the VM runs and,
-    often, where.
+def merge_vm(old: Vm | None, vm: Vm, *, is_file: bool) -> Vm:
+    """The VM as defined, with the power and often the host that it has.
 
     A fleet file may be older than the VM's last move, so its host counts only if the file did not
-    name the same one before. A definition without a host leaves the VM where it is.
+    name the same host before. Without a host in the definition, the VM stays where it is.
     """
     if old is None:
         return replace(vm, declared_host=vm.host if is_file else "")
@@ -69,24 +63,23 @@ def _placed(old: Vm | None, vm: Vm, *, is_file: bool) -> Vm:
     )
 
 
-def retire(draft: Draft, command: ask.Retire) -> None:
-    for vm in draft.scope.vms:
-        draft.leave(vm)
-    draft.tell(ChangeKind.RETIRED)
-    draft.is_gone = True
-
-
 def refuse_new_domain(scope: Scope, old: Vm | None, new: Vm) -> None:
-    """An event's VMs are of one update domain; so a VM keeps its domain while something is pending
-    for it.
-    """
+    """The VMs of an event share one update domain, so it is fixed while an event is pending."""
     if old is None or old.update_domain == new.update_domain:
         return
     pending = [event.id for event in scope.events if new.name in event.resources]
     pending += [impact.event_id for impact in scope.impacts if impact.vm == new.name]
     if pending:
         raise VmBusy(
-            f"{new.name} cannot change its update domain while {pending[0]} is pending; cancel or complete it first",
+            f"{new.name} cannot change its update domain while {pending[0]} is pending;"
+            " cancel or complete it first",
             vm=new.name,
             event=pending[0],
         )
+
+
+def retire(draft: Draft, command: Retire) -> None:
+    for vm in draft.scope.vms:
+        draft.leave(vm)
+    draft.record(ChangeKind.RETIRED)
+    draft.is_gone = True

@@ -1,31 +1,39 @@
-"""Operations: what is done to one VM, and what befalls a host.
-
-Each makes events with the right notice, or is refused.
-"""
+"""Operations on a VM or on a host: each creates events with the right notice, or is refused."""
 
 import uuid
 from datetime import UTC, datetime, timedelta
 
 from msgspec.structs import replace
 
-from forewarn.core import command as ask
-from forewarn.core import lifecycle as progress
 from forewarn.core.change import ChangeKind
+from forewarn.core.command import (
+    Degrade,
+    Delete,
+    Evict,
+    Extend,
+    Fail,
+    HostOperation,
+    Maintain,
+    Redeploy,
+    Restart,
+    UserOperation,
+)
 from forewarn.core.draft import Draft
 from forewarn.core.event import (
     DESCRIPTION,
     DURATION_SECONDS,
     MAINTENANCE_CAUSES,
+    USER_CAUSES,
     Cause,
     Event,
     EventType,
-    Impact,
     ImpactState,
     Source,
     Status,
 )
 from forewarn.core.fleet import AutoApprove, Power, Scope, Vm
-from forewarn.core.timing import whole_second_after
+from forewarn.core.lifecycle import is_enabled
+from forewarn.core.timing import round_up_to_second
 from forewarn.errors import (
     AlreadyPending,
     Invalid,
@@ -44,188 +52,159 @@ DURATION_SECONDS_MAX = 86_400
 
 MAINTENANCE_TYPES = (EventType.FREEZE, EventType.REBOOT, EventType.REDEPLOY)
 
-
-# --- what is done to one VM
-
-
-def restart(draft: Draft, command: ask.Restart) -> None:
-    operate(draft, command, EventType.REBOOT, Cause.RESTART, draft.timing.notice[EventType.REBOOT])
-
-
-def redeploy(draft: Draft, command: ask.Redeploy) -> None:
-    operate(
-        draft, command, EventType.REDEPLOY, Cause.REDEPLOY, draft.timing.notice[EventType.REDEPLOY]
-    )
-
-
-def delete(draft: Draft, command: ask.Delete) -> None:
-    notice = draft.scope.policy.terminate_notice
-    operate(
-        draft,
-        command,
-        EventType.TERMINATE,
-        Cause.DELETION,
-        None if notice is None else notice / draft.timing.rate,
-    )
-
-
-def operate(
-    draft: Draft, command: ask.Operation, type_: EventType, cause: Cause, notice: timedelta | None
-) -> None:
-    """A user's operation: an event, or at once and silently where nobody listens, nobody runs, or
-    no notice is wanted.
-    """
-    if draft.knows(command.event_id):
-        return
-    scope = draft.scope
-    vm = member(scope, command.vm)
-    refuse_second(scope, vm.name, type_, Source.USER)
-    needs_no_telling = (
-        notice is None
-        or vm.power is not Power.RUNNING
-        or not progress.is_enabled(scope, draft.now, draft.timing)
-    )
-    if needs_no_telling and command.not_before is None:
-        draft.add_impacts(
-            Impact(event_id=command.event_id, vm=vm.name, type=type_, cause=cause, due_at=draft.now)
-        )
-        draft.tell(ChangeKind.ORDERED, event_id=command.event_id, vm=vm.name, detail=str(type_))
-        return
-    pending = sum(
-        event.source is Source.USER and event.status is Status.SCHEDULED for event in scope.events
-    )
-    if pending >= scope.policy.user_operations_max:
-        raise TooManyOperations(
-            f"{pending} operations of users are scheduled in {scope.name}; at most {scope.policy.user_operations_max} may be",
-            scope=scope.name,
-            pending=pending,
-            user_operations_max=scope.policy.user_operations_max,
-        )
-    not_before = not_before_of(draft, command.not_before, notice or timedelta(0), type_)
-    event = announce(
-        draft,
-        command.event_id,
-        type_,
-        cause,
-        [vm],
-        not_before,
-        is_timed=command.not_before is not None,
-    )
-    if AUTO_APPROVED.get(type_) in scope.policy.auto_approve and not event.is_timed:
-        progress.approve_by(draft, [event], "policy")
-
-
+USER_OPERATIONS: dict[type[UserOperation], tuple[EventType, Cause]] = {
+    Restart: (EventType.REBOOT, Cause.RESTART),
+    Redeploy: (EventType.REDEPLOY, Cause.REDEPLOY),
+    Delete: (EventType.TERMINATE, Cause.DELETION),
+}
 AUTO_APPROVED = {
     EventType.REBOOT: AutoApprove.USER_RESTART,
     EventType.REDEPLOY: AutoApprove.USER_REDEPLOY,
 }
 
 
-def evict(draft: Draft, command: ask.Evict) -> None:
-    if draft.knows(command.event_id):
+# --- operations on one VM
+
+
+def operate(draft: Draft, command: UserOperation) -> None:
+    """Restart, redeploy or delete a VM.
+
+    It runs at once, without an event, if no VM polls, the VM does not run, or no notice is set.
+    """
+    if command.event_id in draft.known_ids():
         return
-    vm = member(draft.scope, command.vm)
+    type_, cause = USER_OPERATIONS[type(command)]
+    scope, notice = draft.scope, draft.timing.notice.get(type_)
+    if type_ is EventType.TERMINATE:
+        notice = scope.policy.terminate_notice
+        notice = None if notice is None else notice / draft.timing.rate
+    vm = find_vm(scope, command.vm)
+    refuse_second(scope, vm.name, type_, Source.USER)
+    is_listening = vm.power is Power.RUNNING and is_enabled(scope, draft.now, draft.timing)
+    if command.not_before is None and (notice is None or not is_listening):
+        draft.start_silently(command.event_id, vm.name, type_, cause)
+        return
+    pending = sum(
+        event.source is Source.USER and event.status is Status.SCHEDULED for event in scope.events
+    )
+    limit = scope.policy.user_operations_max
+    if pending >= limit:
+        raise TooManyOperations(
+            f"{pending} user operations are scheduled in {scope.name}; the maximum is {limit}",
+            scope=scope.name,
+            pending=pending,
+            user_operations_max=limit,
+        )
+    not_before = not_before_of(draft, command.not_before, notice or timedelta(0), type_)
+    is_timed = command.not_before is not None
+    event = announce(draft, command.event_id, type_, cause, [vm], not_before, is_timed=is_timed)
+    if AUTO_APPROVED.get(type_) in scope.policy.auto_approve and not is_timed:
+        draft.approve([event], "policy")
+
+
+def evict(draft: Draft, command: Evict) -> None:
+    if command.event_id in draft.known_ids():
+        return
+    vm = find_vm(draft.scope, command.vm)
     if vm.power is Power.DEALLOCATED:
         raise VmDown(f"{vm.name} is deallocated already; there is nothing to evict", vm=vm.name)
-    refuse_second(draft.scope, vm.name, EventType.PREEMPT, Source.PLATFORM)
-    notice = draft.timing.notice[EventType.PREEMPT]
-    not_before = not_before_of(draft, command.not_before, notice, EventType.PREEMPT)
+    type_ = EventType.PREEMPT
+    refuse_second(draft.scope, vm.name, type_, Source.PLATFORM)
+    not_before = not_before_of(draft, command.not_before, draft.timing.notice[type_], type_)
     is_timed = command.not_before is not None
-    announce(
-        draft,
-        command.event_id,
-        EventType.PREEMPT,
-        Cause.EVICTION,
-        [vm],
-        not_before,
-        is_timed=is_timed,
-    )
+    announce(draft, command.event_id, type_, Cause.EVICTION, [vm], not_before, is_timed=is_timed)
 
 
-# --- what befalls a host
+def find_vm(scope: Scope, name: str) -> Vm:
+    vm = scope.vm(name)
+    if vm is None:
+        raise UnknownVm(f"there is no VM {name!r} in {scope.name}", vm=name, scope=scope.name)
+    return vm
 
 
-def maintain(draft: Draft, command: ask.Maintain) -> None:
-    if command.type not in MAINTENANCE_TYPES:
-        raise Invalid(
-            f"maintenance is one of {', '.join(MAINTENANCE_TYPES)}, not {command.type}",
-            type=command.type,
-        )
+def refuse_second(scope: Scope, vm: str, type_: EventType, source: Source) -> None:
+    """A VM has at most one pending operation of a kind; the error names it."""
+    pending = [
+        event.id
+        for event in scope.events
+        if (event.type, event.source) == (type_, source) and vm in event.resources
+    ]
+    if source is Source.USER:
+        pending += [
+            impact.event_id
+            for impact in scope.impacts
+            if (impact.vm, impact.type) == (vm, type_) and scope.event(impact.event_id) is None
+        ]
+    if pending:
+        raise already_pending(vm, type_, pending[0])
+
+
+def already_pending(vm: str, type_: EventType, event_id: str) -> AlreadyPending:
+    return AlreadyPending(f"{vm} has a {type_} pending already: {event_id}", vm=vm, event=event_id)
+
+
+# --- operations on a host
+
+
+def maintain(draft: Draft, command: Maintain) -> None:
+    type_, text, seconds = command.type, command.description, command.duration_seconds
+    if type_ not in MAINTENANCE_TYPES:
+        raise Invalid(f"type is one of {', '.join(MAINTENANCE_TYPES)}, not {type_}", type=type_)
     if command.cause not in MAINTENANCE_CAUSES:
-        raise Invalid(
-            f"the cause of maintenance is one of {', '.join(MAINTENANCE_CAUSES)}, not {command.cause}"
-        )
-    seconds = (
-        DURATION_SECONDS[command.type]
-        if command.duration_seconds is None
-        else command.duration_seconds
-    )
-    if not -1 <= seconds <= DURATION_SECONDS_MAX:
+        raise Invalid(f"cause is one of {', '.join(MAINTENANCE_CAUSES)}, not {command.cause}")
+    if seconds is not None and not -1 <= seconds <= DURATION_SECONDS_MAX:
         raise Invalid(
             f"duration_seconds is -1 (unknown) to {DURATION_SECONDS_MAX}, not {seconds}",
             duration_seconds=seconds,
         )
-    if len(command.description or "") > DESCRIPTION_LENGTH_MAX:
+    if text is not None and len(text) > DESCRIPTION_LENGTH_MAX:
         raise Invalid(
-            f"a description has at most {DESCRIPTION_LENGTH_MAX} characters, not {len(command.description or '')}"
+            f"a description has at most {DESCRIPTION_LENGTH_MAX} characters, not {len(text)}"
         )
-    if not (command.description or "").isprintable():
+    if text is not None and not text.isprintable():
         raise Invalid(
             "a description is one line of printable text; it has control characters",
-            description=command.description,
+            description=text,
         )
-    not_before = not_before_of(
-        draft, command.not_before, draft.timing.notice[command.type], command.type
-    )
-    for event_id, vms in by_domain(draft, command, command.type, command.cause):
-        is_timed = command.not_before is not None
-        event = announce(
+    not_before = not_before_of(draft, command.not_before, draft.timing.notice[type_], type_)
+    for event_id, vms in new_events(draft, command, type_, command.cause):
+        announce(
             draft,
             event_id,
-            command.type,
+            type_,
             command.cause,
             vms,
             not_before,
             host=command.host,
-            is_timed=is_timed,
+            is_timed=command.not_before is not None,
+            description=text,
+            duration_seconds=seconds,
         )
-        text = DESCRIPTION[command.cause] if command.description is None else command.description
-        draft.put_event(replace(event, description=text, duration_seconds=seconds))
 
 
-def degrade(draft: Draft, command: ask.Degrade) -> None:
-    not_before = not_before_of(
-        draft, command.not_before, draft.timing.degraded_notice, EventType.REDEPLOY
-    )
-    for event_id, vms in by_domain(draft, command, EventType.REDEPLOY, Cause.DEGRADED):
-        is_timed = command.not_before is not None
+def degrade(draft: Draft, command: Degrade) -> None:
+    type_, notice = EventType.REDEPLOY, draft.timing.degraded_notice
+    not_before = not_before_of(draft, command.not_before, notice, type_)
+    is_timed = command.not_before is not None
+    host = command.host
+    for event_id, vms in new_events(draft, command, type_, Cause.DEGRADED):
         announce(
-            draft,
-            event_id,
-            EventType.REDEPLOY,
-            Cause.DEGRADED,
-            vms,
-            not_before,
-            host=command.host,
-            is_timed=is_timed,
+            draft, event_id, type_, Cause.DEGRADED, vms, not_before, host=host, is_timed=is_timed
         )
 
 
-def fail(draft: Draft, command: ask.Fail) -> None:
-    """What was announced because the hardware would fail is superseded: it has failed."""
-    for event_id, vms in by_domain(draft, command, EventType.REBOOT, Cause.FAILED):
+def fail(draft: Draft, command: Fail) -> None:
+    """What was announced because the hardware might fail is superseded."""
+    type_, host = EventType.REBOOT, command.host
+    for event_id, vms in new_events(draft, command, type_, Cause.FAILED):
         for vm in vms:
-            supersede_degraded(draft, vm.name, command.host)
-        event = announce(
-            draft, event_id, EventType.REBOOT, Cause.FAILED, vms, draft.now, host=command.host
-        )
-        draft.start(event, f"{command.host} has failed")
+            supersede_degraded(draft, vm.name, host)
+        event = announce(draft, event_id, type_, Cause.FAILED, vms, draft.now, host=host)
+        draft.start(event, f"{host} has failed")
 
 
 def supersede_degraded(draft: Draft, vm: str, host: str) -> None:
-    """Take the VM out of what was announced for a degraded host, unless its redeploy runs right
-    now: that ends as it ends.
-    """
+    """Remove the VM from the events of a degraded host, unless its redeploy is running."""
 
     def applies(event: Event) -> bool:
         if event.cause is not Cause.DEGRADED or event.host != host:
@@ -233,45 +212,16 @@ def supersede_degraded(draft: Draft, vm: str, host: str) -> None:
         impact = None if event.status is Status.SCHEDULED else draft.impact(event.id, vm)
         return impact is None or impact.state is ImpactState.WAITING
 
-    draft.excuse(vm, f"{host} has failed", applies)
+    draft.release_vm(vm, f"{host} has failed", applies)
 
 
-def extend(draft: Draft, command: ask.Extend) -> None:
-    """More notice, never less.
-
-    A deletion is not put off: its owner was promised that it would not be (protocol 6.4).
-    """
-    event = draft.scope.event(command.event_id)
-    if event is None:
-        raise UnknownEvent(
-            f"there is no event {command.event_id} in {draft.scope.name}", event=command.event_id
-        )
-    if event.status is not Status.SCHEDULED:
-        raise WrongStatus(
-            f"{event.id} is {event.status}; only a Scheduled event can be extended", event=event.id
-        )
-    if event.type is EventType.TERMINATE:
-        raise Refused(
-            f"{event.id} is a Terminate; expected an event of another type: a deletion is not put off",
-            event=event.id,
-        )
-    notice_now = max(event.not_before - draft.now, timedelta(0))
-    not_before = not_before_of(draft, command.not_before, notice_now, event.type)
-    if not_before != event.not_before:
-        draft.put_event(replace(event, not_before=not_before, is_timed=True))
-        draft.tell(
-            ChangeKind.EXTENDED, event_id=event.id, detail=f"to {not_before:%Y-%m-%dT%H:%M:%SZ}"
-        )
-
-
-def by_domain(
-    draft: Draft, command: ask.HostOperation, type_: EventType, cause: Cause
+def new_events(
+    draft: Draft, command: HostOperation, type_: EventType, cause: Cause
 ) -> list[tuple[str, list[Vm]]]:
-    """The scope's VMs on the host that have not been told of this yet, an id and a list for each
-    update domain.
+    """The ids and VMs of the events to create, one for each update domain on the host.
 
-    Who has been told is passed over, so that what was done half can be asked again; if nobody is
-    left, it is refused.
+    VMs with such an event are left out, so an operation that was half done can be repeated. If
+    none is left, it is refused.
     """
     scope, known = draft.scope, draft.known_ids()
     residents: dict[int, list[Vm]] = {}
@@ -289,10 +239,8 @@ def by_domain(
         if (event.type, event.source, event.cause) == (type_, Source.PLATFORM, cause)
     ]
     pending = {name: event.id for event in reversed(same) for name in event.resources}
-    untold = [
-        (ids[domain], [vm for vm in residents[domain] if vm.name not in pending]) for domain in new
-    ]
-    events = [(event_id, vms) for event_id, vms in untold if vms]
+    free = [(ids[key], [vm for vm in residents[key] if vm.name not in pending]) for key in new]
+    events = [(event_id, vms) for event_id, vms in free if vms]
     if new and len(new) == len(ids) and not events:
         first = residents[new[0]][0].name
         raise already_pending(first, type_, pending[first])
@@ -300,11 +248,11 @@ def by_domain(
 
 
 def event_id_of(operation_id: str, scope: str, update_domain: int) -> str:
-    """One operation on a host makes several events; asked again, it makes the same ones."""
+    """A host operation creates several events; repeated, it creates the same ones."""
     return str(uuid.uuid5(uuid.UUID(operation_id), f"{scope}/{update_domain}")).upper()
 
 
-# --- what the rules above are made of
+# --- new events and their NotBefore
 
 
 def announce(
@@ -317,8 +265,9 @@ def announce(
     *,
     host: str = "",
     is_timed: bool = False,
+    description: str | None = None,
+    duration_seconds: int | None = None,
 ) -> Event:
-    """A new Scheduled event, with what its type and cause say by themselves."""
     event = Event(
         id=event_id,
         type=type_,
@@ -328,8 +277,8 @@ def announce(
         resources=tuple(vm.name for vm in vms),
         update_domain=vms[0].update_domain,
         not_before=not_before,
-        duration_seconds=DURATION_SECONDS[type_],
-        description=DESCRIPTION[cause],
+        duration_seconds=DURATION_SECONDS[type_] if duration_seconds is None else duration_seconds,
+        description=DESCRIPTION[cause] if description is None else description,
         created_at=draft.now,
         host=host,
         is_timed=is_timed,
@@ -338,66 +287,53 @@ def announce(
     return event
 
 
-USER_CAUSES = (Cause.RESTART, Cause.REDEPLOY, Cause.DELETION)
+def extend(draft: Draft, command: Extend) -> None:
+    """More notice, never less. A deletion cannot be postponed (protocol 6.4)."""
+    event = draft.scope.event(command.event_id)
+    if event is None:
+        raise UnknownEvent(
+            f"there is no event {command.event_id} in {draft.scope.name}", event=command.event_id
+        )
+    if event.status is not Status.SCHEDULED:
+        raise WrongStatus(
+            f"{event.id} is {event.status}; only a Scheduled event can be extended", event=event.id
+        )
+    if event.type is EventType.TERMINATE:
+        raise Refused(f"{event.id} is a Terminate; a deletion cannot be postponed", event=event.id)
+    notice = max(event.not_before - draft.now, timedelta(0))
+    not_before = not_before_of(draft, command.not_before, notice, event.type)
+    if not_before != event.not_before:
+        event = replace(event, not_before=not_before, is_timed=True)
+        draft.put_events(event)
+        detail = f"to {not_before:%Y-%m-%dT%H:%M:%SZ}"
+        draft.record(ChangeKind.EXTENDED, event=event, detail=detail)
 
 
 def not_before_of(
-    draft: Draft, asked: datetime | None, notice: timedelta, type_: EventType
+    draft: Draft, requested: datetime | None, notice: timedelta, type_: EventType
 ) -> datetime:
-    """The earliest start: as asked, or as soon as the notice allows, on a whole second and never
-    early.
-    """
-    if asked is None:
-        return whole_second_after(draft.now + notice)
-    if asked.tzinfo is None:
-        raise Invalid(
-            f"not_before needs a time zone, as in {asked.isoformat()}Z; got {asked.isoformat()}"
-        )
+    """The requested time, or the earliest that the notice allows, rounded up to a second."""
+    earliest = draft.now + notice
+    if requested is None:
+        return round_up_to_second(earliest)
+    if requested.tzinfo is None:
+        text = requested.isoformat()
+        raise Invalid(f"not_before needs a time zone, as in {text}Z; got {text}")
+    too_late = Invalid(
+        f"not_before is at most {NOT_BEFORE_MAX.days} days ahead; got {requested.isoformat()}",
+        not_before=requested,
+    )
     try:
-        asked = asked.astimezone(UTC)
-    except OverflowError as error:  # at either end of the calendar
-        raise Invalid(
-            f"not_before is at most {NOT_BEFORE_MAX.days} days ahead; got {asked.isoformat()}"
-        ) from error
-    if asked < draft.now + notice:
+        requested = requested.astimezone(UTC)
+    except OverflowError:  # at either end of the calendar
+        raise too_late from None
+    if requested < earliest:
         raise NoticeTooShort(
-            f"not_before is {asked:%Y-%m-%dT%H:%M:%SZ}; this {type_} needs a notice of {notice},"
-            f" so {whole_second_after(draft.now + notice):%Y-%m-%dT%H:%M:%SZ} at the earliest",
-            not_before=asked,
+            f"not_before is {requested:%Y-%m-%dT%H:%M:%SZ}; this {type_} needs a notice of"
+            f" {notice}, so {round_up_to_second(earliest):%Y-%m-%dT%H:%M:%SZ} at the earliest",
+            not_before=requested,
             notice_min_seconds=notice.total_seconds(),
         )
-    if asked > draft.now + NOT_BEFORE_MAX:
-        raise Invalid(
-            f"not_before is at most {NOT_BEFORE_MAX.days} days ahead; got {asked.isoformat()}",
-            not_before=asked,
-        )
-    return whole_second_after(asked)
-
-
-def member(scope: Scope, name: str) -> Vm:
-    vm = scope.vm(name)
-    if vm is None:
-        raise UnknownVm(f"there is no VM {name!r} in {scope.name}", vm=name, scope=scope.name)
-    return vm
-
-
-def refuse_second(scope: Scope, vm: str, type_: EventType, source: Source) -> None:
-    """The same thing twice to one VM is refused, with the id of the first."""
-    events = (
-        event.id
-        for event in scope.events
-        if (event.type, event.source) == (type_, source) and vm in event.resources
-    )
-    silent = (
-        impact.event_id
-        for impact in scope.impacts
-        if (impact.vm, impact.type) == (vm, type_)
-        and source is Source.USER
-        and scope.event(impact.event_id) is None
-    )
-    for pending in (*events, *silent):
-        raise already_pending(vm, type_, pending)
-
-
-def already_pending(vm: str, type_: EventType, event_id: str) -> AlreadyPending:
-    return AlreadyPending(f"{vm} has a {type_} pending already: {event_id}", vm=vm, event=event_id)
+    if requested > draft.now + NOT_BEFORE_MAX:
+        raise too_late
+    return round_up_to_second(requested)

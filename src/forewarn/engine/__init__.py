@@ -1,1 +1,1 @@
-"""Where the rules meet the world: one way to change anything, what polls read, and the few loops."""
+"""Scopes at runtime: the one way to write, what polls read, and the worker."""

@@ -165,7 +165,7 @@ class Board:
         return published, vm
 
     def scopes_on(self, host: str) -> list[PublishedScope]:
-        """The scopes that have VMs on a host, sorted by name; UnknownHost if there is no such host."""
+        """The scopes that have VMs on a host, sorted by name; UnknownHost if there is none."""
         if not self.is_host(host):
             raise UnknownHost(f"there is no host {host!r}", host=host)
         return sorted(

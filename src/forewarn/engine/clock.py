@@ -1,14 +1,9 @@
-"""The time: real, or moved by hand.
-
-Everything above the rules asks one of these two, and nothing else reads a clock.
-"""
+"""The clock of the service. Nothing else in the service reads the time."""
 
 import asyncio
-import heapq
 import logging
 import time
-import types
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Protocol, TypeVar
 
@@ -16,42 +11,36 @@ log = logging.getLogger("forewarn")
 
 T = TypeVar("T")
 
-TURNS_PER_STEP = 50
-
 
 class Clock(Protocol):
-    """Now, and waiting for later.
+    """The current time, and waiting for a later one.
 
-    `jump_seconds`: how far the machine's clock is from this one, 0 while they agree.
+    `jump_seconds` is how far the machine's clock is from this one, 0 while they agree.
     """
 
     jump_seconds: float
 
     def now(self) -> datetime: ...
 
-    async def sleep_until(self, moment: datetime) -> None: ...
+    async def sleep_until(self, time: datetime) -> None: ...
 
 
 def steady_seconds() -> float:
-    """A clock that nobody can set. On Linux it also counts while the machine is suspended."""
+    """A monotonic clock. On Linux it also counts while the machine is suspended."""
     boottime = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if boottime is None else time.clock_gettime(boottime)
 
 
 class RealClock:
-    """The machine's wall clock, as long as a steady clock confirms it.
+    """The machine's wall clock, as long as a monotonic clock confirms it.
 
-    Once it has started, the service lives by the steady clock plus an offset. Each reading
-    compares:
+    The service runs on the monotonic clock plus an offset. Each reading compares:
 
-        wall clock within JUMP_SECONDS_MAX of our time    the offset follows it: NTP slews and small
-        steps
-        wall clock further off, in either direction       it jumped: the offset stays, and the log
-        and a metric say so
+        wall clock within JUMP_SECONDS_MAX of our time: the offset follows it (NTP)
+        wall clock further off: it jumped; the offset stays, and the log and a metric report it
 
-    So a clock that is set while we run starts no event early and trims no history, and time never
-    goes back. If the new time is the right one, a restart accepts it; if the wall clock comes back
-    by itself, it is followed again.
+    So setting the clock starts no event early and trims no history, and time never goes back. If
+    the new time is right, a restart accepts it; if the wall clock comes back, it is followed again.
     """
 
     NAP_SECONDS_MAX = 60.0
@@ -96,90 +85,14 @@ class RealClock:
                 "the machine's clock jumped: Forewarn keeps its own time", extra={"facts": facts}
             )
 
-    async def sleep_until(self, moment: datetime) -> None:
-        """Naps at most a minute at a time, so that a clock that is set while we sleep is noticed."""
-        while (left := (moment - self.now()).total_seconds()) > 0:  # ends when the moment has come
+    async def sleep_until(self, time: datetime) -> None:
+        """Sleeps at most a minute at once, so that a clock that is set meanwhile is noticed."""
+        while (left := (time - self.now()).total_seconds()) > 0:  # ends when the time is reached
             await asyncio.sleep(min(left, self.NAP_SECONDS_MAX))
 
 
-class VirtualClock:
-    """A clock of one's own: it stands still until it is told to advance, to jump, or to run.
-
-    Sleepers wake in their order.
-    """
-
-    jump_seconds = 0.0
-    STRIDE_SECONDS = 0.02
-    """How often a running clock moves."""
-
-    def __init__(self, now: datetime) -> None:
-        self.is_running = False
-        self._now = now
-        self._count = 0
-        self._advancing = asyncio.Lock()
-        self._sleepers: list[tuple[datetime, int, asyncio.Future[None]]] = []
-
-    def now(self) -> datetime:
-        return self._now
-
-    async def sleep_until(self, moment: datetime) -> None:
-        if moment <= self._now:
-            return
-        waker = asyncio.get_running_loop().create_future()
-        self._count += 1
-        heapq.heappush(self._sleepers, (moment, self._count, waker))
-        await waker
-
-    async def advance(self, span: timedelta) -> None:
-        """Let the time pass, moment by moment, so that what wakes at one moment is done before the
-        next one comes.
-        """
-        async with self._advancing:  # two at once add up
-            await _let_others_run()  # who is about to sleep shall be asleep
-            end = self._now + span
-            while (
-                self._sleepers and self._sleepers[0][0] <= end
-            ):  # ends: each turn takes a sleeper away, and time only grows
-                moment, _, waker = heapq.heappop(self._sleepers)
-                if waker.done():
-                    continue
-                self._now = max(self._now, moment)
-                waker.set_result(None)
-                await _let_others_run()
-            self._now = end
-            await _let_others_run()
-
-    async def jump(self, moment: datetime) -> None:
-        """Be at a later moment at once, as a machine that was asleep: all that was due meanwhile is
-        due now.
-        """
-        async with self._advancing:
-            assert moment >= self._now
-            self._now = moment
-        await self.advance(timedelta(0))
-
-    async def run(self) -> None:
-        """Follow the real time while `is_running`, until cancelled."""
-        loop = asyncio.get_running_loop()
-        before = loop.time()
-        while True:  # ends when cancelled
-            await asyncio.sleep(self.STRIDE_SECONDS)
-            before, passed = loop.time(), loop.time() - before
-            if self.is_running:
-                await self.advance(timedelta(seconds=passed))
-
-
-@types.coroutine
-def _let_others_run() -> Generator[None, None, None]:
-    """So many turns of the event loop; a bare yield is a turn, and cheaper than `asyncio.sleep(0)`."""
-    for _ in range(TURNS_PER_STEP):
-        yield
-
-
 async def within(clock: Clock, limit: timedelta, work: Awaitable[T]) -> T:
-    """The work's result, or TimeoutError when the limit has passed on this clock; the work is then
-    cancelled.
-    """
+    """The result of the work; TimeoutError after the limit by this clock, and it is cancelled."""
     task = asyncio.ensure_future(work)
     alarm = asyncio.ensure_future(clock.sleep_until(clock.now() + limit))
     try:
@@ -189,7 +102,17 @@ async def within(clock: Clock, limit: timedelta, work: Awaitable[T]) -> T:
         raise TimeoutError(f"not done within {limit}")
     finally:
         alarm.cancel()
-        if (
-            task.cancel()
-        ):  # it may not heed us, so nobody waits for it here; what it still says is not wanted
+        if task.cancel():  # it may ignore that, so its late result is not awaited but consumed
             task.add_done_callback(lambda late: late.cancelled() or late.exception())
+
+
+async def wait_for(clock: Clock, event: asyncio.Event, until: datetime | None) -> None:
+    """Return when the event is set or the time is reached."""
+    waits: list[asyncio.Task[object]] = [asyncio.ensure_future(event.wait())]
+    if until is not None:
+        waits.append(asyncio.ensure_future(clock.sleep_until(until)))
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()

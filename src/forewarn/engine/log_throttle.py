@@ -1,6 +1,4 @@
-"""Trouble that may come again and again, told in the log without flooding it: the first time, and
-then counted.
-"""
+"""Warnings that may repeat, logged without flooding the log."""
 
 import logging
 from datetime import datetime, timedelta
@@ -9,30 +7,27 @@ from forewarn.engine.clock import Clock
 
 log = logging.getLogger("forewarn")
 
-AGAIN_AFTER = timedelta(seconds=30)
+REPEAT_AFTER = timedelta(seconds=30)
 
 
 class ThrottledLog:
-    """Warnings by their fixed text.
-
-    The same one within half a minute is counted, and told with the next that is told.
-    """
+    """Logs each message at most every half minute, with the count of those left out."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._told_at: dict[str, datetime] = {}
-        self._untold: dict[str, int] = {}
+        self._logged_at: dict[str, datetime] = {}
+        self._skipped: dict[str, int] = {}
 
     def warn(self, text: str, *, error: BaseException | None = None, **facts: object) -> None:
         """`error` is logged with its traceback."""
-        now, last = self._clock.now(), self._told_at.get(text)
-        if last is not None and now < last + AGAIN_AFTER:
-            self._untold[text] = self._untold.get(text, 0) + 1
+        now, last = self._clock.now(), self._logged_at.get(text)
+        if last is not None and now < last + REPEAT_AFTER:
+            self._skipped[text] = self._skipped.get(text, 0) + 1
             return
-        self._told_at[text] = now
-        untold = self._untold.pop(text, 0)
+        self._logged_at[text] = now
+        skipped = self._skipped.pop(text, 0)
         log.warning(
             text,
             exc_info=error,
-            extra={"facts": {**facts, **({"and_before": untold} if untold else {})}},
+            extra={"facts": {**facts, **({"and_before": skipped} if skipped else {})}},
         )

@@ -1,7 +1,4 @@
-"""What happened, as numbers: counted and timed from the notes of this server's own commits.
-
-No event id leaves this room.
-"""
+"""Counters and histograms of this server's own commits. Labels are bounded: no event ids."""
 
 from bisect import bisect_left
 from collections import Counter, deque
@@ -24,14 +21,13 @@ EVENT_CHANGES = (
 )
 IMPACT_RESULT = {ChangeKind.IMPACTED: "done", ChangeKind.IMPACT_FAILED: "failed"}
 NOTICE_BOUNDS = (1, 5, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 21_600, 86_400, 604_800)
-NOT_VMS = ("operator", "policy")
-"""Who else may approve."""
-STAMPS_KEPT = 64
+OTHER_APPROVERS = ("operator", "policy")
+TIMESTAMPS_MAX = 64
 STORE_BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 
 
 class Histogram:
-    """How long things took: how many up to each bound, and the sum."""
+    """How many durations are up to each bound, and their sum."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = tuple(bounds)
@@ -43,16 +39,13 @@ class Histogram:
         self.sum += seconds
 
     def buckets(self) -> list[tuple[str, float]]:
-        """As Prometheus counts: each bound with all that was not above it."""
+        """Cumulative, as Prometheus counts."""
         names = [*(f"{bound:g}" for bound in self.bounds), "+Inf"]
         return list(zip(names, map(float, accumulate(self.counts)), strict=True))
 
 
 class Metrics:
-    """Numbers since the server started.
-
-    All begin at 0, not at the first time: else nobody sees that first time come.
-    """
+    """Counts since the server started. All begin at 0, so that the first increase is visible."""
 
     def __init__(self, board: Board) -> None:
         self._board = board
@@ -60,22 +53,20 @@ class Metrics:
         self.impacts = Counter(
             {(type_, result): 0 for type_ in EventType for result in IMPACT_RESULT.values()}
         )
-        self.approvals = Counter(dict.fromkeys(("vm", *NOT_VMS), 0))
+        self.approvals = Counter(dict.fromkeys(("vm", *OTHER_APPROVERS), 0))
         self.notice = {type_: Histogram(NOTICE_BOUNDS) for type_ in EventType}
         self.approval = {type_: Histogram(NOTICE_BOUNDS) for type_ in EventType}
         self.store = Histogram(STORE_BOUNDS)
         self.conflicts = 0
-        self._ahead: deque[float] = deque([0.0], maxlen=STAMPS_KEPT)
+        self._ahead: deque[float] = deque([0.0], maxlen=TIMESTAMPS_MAX)
 
     @property
     def skew_seconds(self) -> float:
-        """How far the clock of another server was ahead of ours, by the stamps of its latest
-        commits; 0 if it was not.
-        """
+        """How far another server's clock is ahead of ours, by its latest commits."""
         return max(self._ahead)
 
     def compare(self, scope: Scope, now: datetime) -> None:
-        """Another server has committed this: none of its stamps should be of a time to come."""
+        """Compare the timestamps of another server's commit: none should be in the future."""
         latest = scope.seen_at or now
         for event in scope.events:
             latest = max(latest, event.started_at or event.created_at)
@@ -86,8 +77,8 @@ class Metrics:
         change = note.change
         if change.type is None:
             return
-        place = self._board.events.get(change.event_id)
-        event = place.scope.event(change.event_id) if place else None
+        found = self._board.find_event(change.event_id)
+        event = found[1] if found else None
         if change.what in EVENT_CHANGES:
             self.events[change.type, change.what] += 1
         if change.what in IMPACT_RESULT:

@@ -65,8 +65,8 @@ ABSENT = Versioned(None, 0)
 
 class Kind(NamedTuple):
     codec: RecordCodec[Any]
-    on_change: OnChange | None
     is_cached: bool
+    callbacks: list[OnChange]
 
 
 class Records:
@@ -148,8 +148,12 @@ class Replica:
 
         Records that are not cached are read from the store by each `update`.
         """
-        registered = Kind(codec, on_change, cached)
-        assert self._kinds.setdefault(kind, registered) == registered, kind
+        assert kind not in self._kinds or self._kinds[kind].codec is codec, kind
+        self._kinds[kind] = Kind(codec, cached, [on_change] if on_change else [])
+
+    def on_change(self, kind: str, callback: OnChange) -> None:
+        """Call this too for each record of a registered kind that changes."""
+        self._kinds[kind].callbacks.append(callback)
 
     def subscribe(self, callback: Callable[[Commit], None]) -> None:
         """Call this after each commit of this server, and when others have committed."""
@@ -253,8 +257,8 @@ class Replica:
                 self.board.publish(value, revision)
         elif kind.is_cached and self.records.is_news(key, revision):
             self.records.set(key, value, revision)
-            if kind.on_change is not None:
-                kind.on_change(key, value, revision)
+            for callback in kind.callbacks:
+                callback(key, value, revision)
 
     def read(self, key: str) -> Versioned:
         """A cached record as a write must name it: revision 0 if it is absent or deleted."""

@@ -1,4 +1,4 @@
-"""Keys in order, so that a page of a list costs what the page costs, however large the fleet is."""
+"""Sorted keys, so that a page of a list costs the same however large the fleet is."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, overload
@@ -9,11 +9,9 @@ K = TypeVar("K", str, tuple[str, str])
 
 
 class SortedKeys(Sequence[K]):
-    """The keys of an index, in order.
+    """The keys of an index, sorted at the first read and kept sorted from then on.
 
-    They are sorted all at once at the first read, and from then on kept in order with every change.
-    So loading a fleet sorts once, and a change in a large fleet costs hardly more than one in a
-    small fleet.
+    So loading a fleet sorts once, and a change in a large fleet costs hardly more than in a small.
     """
 
     def __init__(self, source: Callable[[], Iterable[K]]) -> None:
@@ -21,17 +19,17 @@ class SortedKeys(Sequence[K]):
         self._sorted: Any = None  # a SortedList; the library has no types
 
     def sort(self) -> None:
-        """Sort the keys of the source, unless that has been done."""
+        """Sort the keys of the source, once."""
         if self._sorted is None:
             self._sorted = SortedList(self._source())
 
     def add(self, key: K) -> None:
-        """Take in a key that is new in the source."""
+        """Add a key that is new in the source."""
         if self._sorted is not None:
             self._sorted.add(key)
 
     def remove(self, key: K) -> None:
-        """Drop a key that has left the source."""
+        """Remove a key that has left the source."""
         if self._sorted is not None:
             self._sorted.remove(key)
 

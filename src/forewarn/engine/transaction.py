@@ -7,7 +7,12 @@ from typing import Any
 from forewarn.core.change import Change
 from forewarn.engine.entry import Note
 from forewarn.engine.replica import Replica, Versioned
+from forewarn.errors import Unavailable
 from forewarn.store.base import Lease
+
+
+class LeaseLost(Unavailable):
+    """The work needs a lease that this server no longer holds."""
 
 
 class Transaction:

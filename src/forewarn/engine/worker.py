@@ -1,72 +1,77 @@
-"""The few loops: wake at deadlines, carry impacts out, follow the store.
-
-Each turn's trouble is logged and tried again.
-"""
+"""One server's work: start what is due and carry impacts out."""
 
 import asyncio
 import heapq
 import logging
-import time
-from collections.abc import Callable
+from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple
-from zlib import crc32
+from itertools import count
 
 from msgspec.structs import replace
 
 from forewarn.core.command import Claim, Finish, Tick
 from forewarn.core.event import UNKNOWN_SECONDS, Impact
 from forewarn.core.fleet import Scope
-from forewarn.core.lifecycle import impact_of
+from forewarn.core.lifecycle import WAIT_MAX, impact_of
 from forewarn.core.machine import due_impacts, next_deadline, next_impact_at
 from forewarn.engine.board import PublishedScope
-from forewarn.engine.clock import within
+from forewarn.engine.claims import LEASE_NAME, ClaimReleaser
+from forewarn.engine.clock import wait_for, within
 from forewarn.engine.engine import Engine
+from forewarn.engine.lease import work_until_lost
 from forewarn.engine.replica import SCOPE_KEY
-from forewarn.engine.stale_claims import StaleClaims
+from forewarn.engine.transaction import LeaseLost
 from forewarn.errors import Error, ImpactFailed, NotFound, Unavailable
 from forewarn.platform.base import SHORTAGES, ImpactRequest, ImpactResult, Platform
+from forewarn.store.base import Lease
 
 log = logging.getLogger("forewarn")
 
-AT_ONCE_MAX = 32
-AGAIN = timedelta(seconds=1)
-AGAIN_MAX = timedelta(seconds=30)
+SCOPES_AT_ONCE_MAX = 32
+RETRY = timedelta(seconds=1)
+RETRY_MAX = timedelta(seconds=30)
 PROBLEM_LENGTH_MAX = 500
 DETAIL_LENGTH_MAX = 4000
 ALARMS_SPARE = 64
-ENDS_ALONE_MAX = 64
-ENDS_TOGETHER = timedelta(seconds=0.1)
+IMPACTS_FINISHED_ALONE_MAX = 64
+FINISH_TOGETHER = timedelta(seconds=0.1)
 """In a scope with more impacts than this, those that end within so short a time are recorded
 together: the record is large.
 """
-CHECKS_MAX = 3
-"""How often a claim is renewed before its impact begins, where each renewal takes too long to be
-sure of it.
-"""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-ENDING_SECONDS_MAX = 7.0
-"""How long drivers may take to end what they have in hand when the service stops: more than the
-grace of a command.
+STOP_SECONDS_MAX = 7.0
+"""How long platform calls may take to end when they are cancelled: longer than the grace period of
+a command.
 """
 
 
-class Hold(NamedTuple):
-    """What a claim of ours orders, and when the claim was asked for: by the wall clock, and by a
-    clock that is never set.
-    """
+@dataclass(slots=True)
+class Job:
+    """An impact that this server carries out, in one of the states below."""
 
-    order: ImpactRequest
-    asked_at: datetime
-    asked_monotonic: float
-
-
-class ClaimLost(Exception):
-    """Another worker has the impact now, or nobody can tell."""
+    event_id: str
+    task: asyncio.Task[None] | None = None
+    call: asyncio.Future[Finish] | None = None
 
 
 class Worker:
-    """One server's part in the work. `worker` names it in claims and must be new at every start."""
+    """Works while it holds the lease of its server. `worker` must be new at every start.
+
+    Each impact that this server carries out is in one of these states:
+
+        QUEUED --> CLAIMING --> RUNNING --> FINISHING --> (recorded)
+                      |            |            |
+                      | not ours   | lease lost, or the claim is no longer ours (an operator
+                      |            | completed the event): the platform call is cancelled
+                      +------------+------------+-------> (dropped)
+
+    `_queue` has the scopes with QUEUED impacts; `_running` has a job for each VM in one of the
+    other states: a VM has one impact at a time on its platform, too. Claims and results are
+    committed only under the lease, and no platform call starts without it. A claim is good while
+    the lease of its worker exists; no renewal is written for it. After a lost lease the worker
+    continues under another name, so that its old claims are not mistaken for good ones.
+    """
 
     def __init__(
         self,
@@ -76,374 +81,305 @@ class Worker:
         worker: str,
         impacts_max: int = 256,
         impact_limit: timedelta,
-        ending_seconds_max: float = ENDING_SECONDS_MAX,
-        monotonic: Callable[[], float] = time.monotonic,
+        stop_seconds_max: float = STOP_SECONDS_MAX,
     ) -> None:
         self._engine = engine
         self._platform = platform
         self._worker = worker
         self._impacts_max = impacts_max
         self._impact_limit = impact_limit
-        self._ending_seconds_max = ending_seconds_max
-        self._monotonic = monotonic
+        self._stop_seconds_max = stop_seconds_max
+        self._name = worker
+        self._lease: Lease | None = None
         self._alarms: list[tuple[datetime, str]] = []
         self._wake_at: dict[str, datetime] = {}
         self._changed = asyncio.Event()
-        # What we carry out, by scope and VM: also on its platform a VM has one impact at a time.
-        # `_behind` are those of them that another impact of the same VM waits for here.
-        self._in_hand: dict[tuple[str, str], tuple[str, asyncio.Task[None]]] = {}
-        self._behind: set[tuple[str, str]] = set()
-        self._driving: set[asyncio.Future[ImpactResult]] = set()
         self._queue: dict[str, None] = {}
+        self._running: dict[tuple[str, str], Job] = {}
+        self._followed: set[tuple[str, str]] = set()  # those that another impact of the VM awaits
+        self._calls: set[asyncio.Future[ImpactResult]] = set()
         self._is_dispatching = False
-        self._is_ending = False
-        engine.board.subscribe(self.notice)
-        for place in engine.board.scopes.values():
-            self.notice(place)
+        self._releaser = ClaimReleaser(engine)
+        engine.board.subscribe(self._on_scope_changed)
+        for published in engine.board.scopes.values():
+            self._on_scope_changed(published)
 
     async def run(self) -> None:
-        """Work until cancelled. What is in hand is then dropped: claims lapse by themselves, and
-        whoever comes next goes on.
+        """Work until cancelled, and follow the store."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._engine.follow())
+            group.create_task(self._run_under_lease())
 
-        Drivers are told, and have a few seconds to leave their VMs in a good state.
+    async def _run_under_lease(self) -> None:
+        for number in count(1):  # ends when cancelled
+            self._name = self._worker if number == 1 else f"{self._worker}-{number}"
+            name = LEASE_NAME.format(self._name)
+            await work_until_lost(self._engine.store, name, self._work, sleep=self._sleep)
+            log.warning("server lease lost", extra={"facts": {"worker": self._name}})
+            for published in self._engine.board.scopes.values():  # what was dropped is due again
+                self._on_scope_changed(published)
+
+    async def _work(self, lease: Lease) -> None:
+        """Work under a lease until cancelled. Other servers take over what is dropped then.
+
+        The platform has a few seconds to leave its VMs in a good state.
         """
+        self._lease = lease
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._keep_deadlines())
-                group.create_task(self._engine.follow())
-                group.create_task(StaleClaims(self._engine).run())
+                group.create_task(self._watch_deadlines())
+                group.create_task(self._releaser.run(self._name))
         finally:
-            self._is_ending = True
-            tasks = [task for _, task in self._in_hand.values()]
+            self._lease = None
+            tasks = [job.task for job in self._running.values() if job.task is not None]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            if self._driving:
-                await asyncio.wait(self._driving, timeout=self._ending_seconds_max)
+            if self._calls:
+                await asyncio.wait(self._calls, timeout=self._stop_seconds_max)
 
-    def notice(self, place: PublishedScope) -> None:
-        """A scope has changed: know anew when it needs us."""
-        scope = place.scope
-        wake = next_moment(scope)
-        if wake is None:
+    async def _sleep(self, seconds: float) -> None:
+        clock = self._engine.clock
+        await clock.sleep_until(clock.now() + timedelta(seconds=seconds))
+
+    def _on_scope_changed(self, published: PublishedScope) -> None:
+        scope = published.scope
+        wake_at = next_time(scope, self._engine.clock.now())
+        if wake_at is None:
             self._wake_at.pop(scope.name, None)
-        elif self._wake_at.get(scope.name) != wake:
-            self._set_alarm(scope.name, wake)
+        elif self._wake_at.get(scope.name) != wake_at:
+            self._set_alarm(scope.name, wake_at)
+        for (name, vm), job in self._running.items():
+            if name == scope.name and job.call is not None and not self._is_ours(scope, job, vm):
+                job.call.cancel()
 
-    def _set_alarm(self, name: str, wake: datetime) -> None:
-        self._wake_at[name] = wake
-        if (
-            len(self._alarms) > 2 * len(self._wake_at) + ALARMS_SPARE
-        ):  # most were set anew since, some for a day far off
-            self._alarms = [(moment, other) for other, moment in self._wake_at.items()]
+    def _is_ours(self, scope: Scope, job: Job, vm: str) -> bool:
+        impact = impact_of(scope, job.event_id, vm)
+        return impact is not None and impact.is_held and impact.claimed_by == self._name
+
+    def _set_alarm(self, name: str, wake_at: datetime) -> None:
+        self._wake_at[name] = wake_at
+        if len(self._alarms) > 2 * len(self._wake_at) + ALARMS_SPARE:  # most are outdated
+            self._alarms = [(time, other) for other, time in self._wake_at.items()]
             heapq.heapify(self._alarms)
         else:
-            heapq.heappush(self._alarms, (wake, name))
-        if self._alarms[0] == (wake, name):
+            heapq.heappush(self._alarms, (wake_at, name))
+        if self._alarms[0] == (wake_at, name):
             self._changed.set()
 
-    async def _keep_deadlines(self) -> None:
-        clock = self._engine.clock
+    async def _watch_deadlines(self) -> None:
         while True:  # ends when cancelled
             names = self._due_names()
-            while names:
-                batch, names = names[:AT_ONCE_MAX], names[AT_ONCE_MAX:]
-                await asyncio.gather(*(self._attend(name) for name in batch))
+            for first in range(0, len(names), SCOPES_AT_ONCE_MAX):
+                batch = names[first : first + SCOPES_AT_ONCE_MAX]
+                await asyncio.gather(*(self._process(name) for name in batch))
             self._changed.clear()
-            if self._alarms and self._alarms[0][0] <= clock.now():
+            if self._alarms and self._alarms[0][0] <= self._engine.clock.now():
                 continue
-            await self._sleep_until(self._alarms[0][0] if self._alarms else None)
-
-    async def _sleep_until(self, moment: datetime | None) -> None:
-        """Until the moment comes or something changes."""
-        waits: list[asyncio.Task[object]] = [asyncio.ensure_future(self._changed.wait())]
-        if moment is not None:
-            waits.append(asyncio.ensure_future(self._engine.clock.sleep_until(moment)))
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for one in waits:
-                one.cancel()
+            next_at = self._alarms[0][0] if self._alarms else None
+            await wait_for(self._engine.clock, self._changed, next_at)
 
     def _due_names(self) -> list[str]:
         now, names = self._engine.clock.now(), []
         while self._alarms and self._alarms[0][0] <= now:
-            moment, name = heapq.heappop(self._alarms)
-            if self._wake_at.get(name) == moment:  # else the alarm was set anew since
+            time, name = heapq.heappop(self._alarms)
+            if self._wake_at.get(name) == time:  # otherwise the alarm was set again since
                 del self._wake_at[name]
                 names.append(name)
         return names
 
-    async def _attend(self, name: str) -> None:
-        place = self._engine.board.scopes.get(name)
-        if (
-            place is None or SCOPE_KEY.format(name) in self._engine.unreadable
-        ):  # a newer server's: it attends to it
-            return
+    async def _process(self, name: str) -> None:
+        """Start the events of a scope that are due, and queue its impacts."""
+        published = self._engine.board.scopes.get(name)
+        if published is None or SCOPE_KEY.format(name) in self._engine.unreadable:
+            return  # a newer server processes what only it can read
         now = self._engine.clock.now()
-        deadline = next_deadline(place.scope)
+        deadline = next_deadline(published.scope)
         try:
             if deadline is not None and deadline <= now:
                 await self._engine.submit(name, Tick(), by="clock")
-            if due_impacts(place.scope, now):
+            if due_impacts(published.scope, now):
                 self._queue[name] = None
                 self._dispatch()
-        except Error as problem:
-            self._engine.throttled_log.warn("tick failed", scope=name, problem=problem.message)
-            self._set_alarm(name, now + AGAIN)
+        except Error as error:
+            self._engine.throttled_log.warn("tick failed", scope=name, problem=error.message)
+            self._set_alarm(name, now + RETRY)
             return
-        except Exception:  # a bug that this one scope meets must not stop the others
+        except Exception:  # a bug with this one scope must not stop the others
             log.exception("tick broken", extra={"facts": {"scope": name}})
-            self._set_alarm(name, now + AGAIN_MAX)
+            self._set_alarm(name, now + RETRY_MAX)
             return
-        if name not in self._wake_at:
-            self._watch_later(place)
-
-    def _watch_later(self, place: PublishedScope) -> None:
-        """Set the next alarm for what is not due yet; what is due is in hand or in the queue, and
-        looked at again in a while.
-        """
-        moment = next_moment(place.scope)
-        if moment is not None:
-            self._set_alarm(place.scope.name, max(moment, self._engine.clock.now() + AGAIN))
+        if name not in self._wake_at:  # what is due is running or queued; look again later
+            now = self._engine.clock.now()
+            wake_at = next_time(published.scope, now)
+            if wake_at is not None:
+                self._set_alarm(name, max(wake_at, now + RETRY))
 
     def _dispatch(self) -> None:
-        """Hand out due impacts, as many as may be carried out at once; the rest keeps its place in
-        the queue.
-        """
+        """Start as many due impacts as may run at once; the others stay queued."""
         self._is_dispatching = False
-        while self._queue and len(self._in_hand) < self._impacts_max and not self._is_ending:
+        while self._queue and len(self._running) < self._impacts_max and self._lease is not None:
             name = next(iter(self._queue))
-            place = self._engine.board.scopes.get(name)
-            due = due_impacts(place.scope, self._engine.clock.now()) if place else ()
-            fresh = [impact for impact in due if not self._is_in_hand(name, impact)]
-            room = self._impacts_max - len(self._in_hand)
-            for impact in fresh[:room]:
-                self._take(name, impact)
-            if len(fresh) <= room:
+            published = self._engine.board.scopes.get(name)
+            due = due_impacts(published.scope, self._engine.clock.now()) if published else ()
+            new = [impact for impact in due if not self._is_running(name, impact)]
+            free = self._impacts_max - len(self._running)
+            for impact in new[:free]:
+                self._start(name, impact, self._lease)
+            if len(new) <= free:
                 del self._queue[name]
 
-    def _is_in_hand(self, scope: str, impact: Impact) -> bool:
-        """Whether we work on the VM already.
-
-        If it is on another impact, this one has its turn when that is let go.
-        """
+    def _is_running(self, scope: str, impact: Impact) -> bool:
+        """Whether the VM has an impact running. If it is another one, this one comes next."""
         key = (scope, impact.vm)
-        if key not in self._in_hand:
+        if key not in self._running:
             return False
-        if self._in_hand[key][0] != impact.event_id:
-            self._behind.add(key)
+        if self._running[key].event_id != impact.event_id:
+            self._followed.add(key)
         return True
 
-    def _take(self, scope: str, impact: Impact) -> None:
+    def _start(self, scope: str, impact: Impact, lease: Lease) -> None:
         key = (scope, impact.vm)
-        task = asyncio.create_task(self._carry_out(scope, impact))
-        self._in_hand[key] = (impact.event_id, task)
+        job = self._running[key] = Job(impact.event_id)
+        job.task = task = asyncio.create_task(self._carry_out(job, scope, impact, lease))
 
-        def let_go(done: asyncio.Task[None]) -> None:
-            del self._in_hand[key]
+        def on_done(done: asyncio.Task[None]) -> None:
+            del self._running[key]
             if not done.cancelled() and (bug := done.exception()):
-                log.error(
-                    "impact broken",
-                    exc_info=bug,
-                    extra={"facts": {"scope": scope, "vm": impact.vm}},
-                )
-            if key in self._behind:
-                self._behind.remove(key)
+                facts = {"scope": scope, "vm": impact.vm}
+                log.error("impact broken", exc_info=bug, extra={"facts": facts})
+            if key in self._followed:
+                self._followed.remove(key)
                 self._queue[scope] = None
             self._dispatch_soon()
 
-        task.add_done_callback(let_go)
+        task.add_done_callback(on_done)
 
     def _dispatch_soon(self) -> None:
-        """Many impacts may end at once; looking for what is due takes as long as the scope is
-        large, so do it once for all.
-        """
+        """Dispatch once for all impacts that end now: it takes as long as the scope is large."""
         if self._queue and not self._is_dispatching:
             self._is_dispatching = True
             asyncio.get_running_loop().call_soon(self._dispatch)
 
-    async def _carry_out(self, scope: str, impact: Impact) -> None:
-        """Claim it, do it while renewing the claim, tell how it ended."""
-        claim = Claim(event_id=impact.event_id, vm=impact.vm, worker=self._worker)
-        hold = await self._claim(scope, claim)
-        if hold is None:
+    async def _carry_out(self, job: Job, scope: str, impact: Impact, lease: Lease) -> None:
+        """Claim the impact, run it, record the result."""
+        request = await self._claim(scope, impact, lease)
+        if request is None:
             return
-        claim = replace(claim, tries=hold.order.tries)
-        work = asyncio.ensure_future(self._try(claim, hold))
-        renewal = asyncio.ensure_future(self._renew(scope, claim, work))
+        job.call = asyncio.ensure_future(self._run_impact(request, lease))
         try:
-            finish = await work
-        except ClaimLost:
-            return
-        except asyncio.CancelledError:
-            if renewal.done():  # the claim was lost: whoever took it over tells how it ends
-                return
-            raise
+            finish = await job.call
+        except LeaseLost:
+            return  # the server that takes over records the result
         finally:
-            work.cancel()
-            renewal.cancel()
-        await self._tell(scope, finish)
+            job.call.cancel()
+            job.call = None
+        await self._finish(scope, finish, lease)
 
-    async def _claim(self, scope: str, claim: Claim) -> Hold | None:
-        """Make or renew the claim; None if it is not ours, or nobody can tell."""
-        asked_at, asked_monotonic = self._engine.clock.now(), self._monotonic()
+    async def _claim(self, scope: str, impact: Impact, lease: Lease) -> ImpactRequest | None:
+        """The request for the platform; None if the claim is not ours, or may not be."""
+        name = self._name
+        claim = Claim(event_id=impact.event_id, vm=impact.vm, worker=name)
         try:
-            outcome = await self._engine.submit(scope, claim, by=self._worker)
-        except Error as problem:
+            outcome = await self._engine.submit(scope, claim, by=name, lease=lease)
+        except Error as error:
             self._engine.throttled_log.warn(
-                "claim failed", scope=scope, vm=claim.vm, problem=problem.message
+                "claim failed", scope=scope, vm=impact.vm, problem=error.message
             )
             return None
-        mine, vm = self._claimed(outcome.scope, claim), outcome.scope.vm(claim.vm)
-        if mine is None or vm is None:
+        claimed = impact_of(outcome.scope, impact.event_id, impact.vm)
+        vm = outcome.scope.vm(impact.vm)
+        if claimed is None or vm is None or claimed.claimed_by != name:
             return None
-        event = outcome.scope.event(mine.event_id)
+        event = outcome.scope.event(claimed.event_id)
         duration = UNKNOWN_SECONDS if event is None else event.duration_seconds
-        order = ImpactRequest(mine.event_id, scope, vm, mine.type, mine.cause, mine.tries, duration)
-        return Hold(order, asked_at, asked_monotonic)
-
-    def _is_sure(self, hold: Hold) -> bool:
-        """Whether the claim certainly holds: less than half of its time has passed, by either
-        clock, since it was asked for.
-        """
-        half = self._engine.timing.claim / 2
-        passed = self._engine.clock.now() - hold.asked_at
-        return (
-            timedelta(0) <= passed < half
-            and self._monotonic() - hold.asked_monotonic < half.total_seconds()
+        return ImpactRequest(
+            claimed.event_id, scope, vm, claimed.type, claimed.cause, claimed.tries, duration
         )
 
-    async def _call_platform(self, claim: Claim, hold: Hold) -> ImpactResult:
-        """Call the platform, unless the claim may be over: this process may have been stopped
-        since, and another one done it.
-
-        Nothing is awaited between the last look at the clocks and the call.
-        """
-        for _ in range(CHECKS_MAX):
-            if self._is_sure(hold):
-                return await self._platform.run_impact(hold.order)
-            renewed = await self._claim(hold.order.scope, claim)
-            if renewed is None:
-                break
-            hold = renewed
-        raise ClaimLost
-
-    async def _try(self, claim: Claim, hold: Hold) -> Finish:
+    async def _run_impact(self, request: ImpactRequest, lease: Lease) -> Finish:
+        """Run the impact and describe its result."""
         finish = Finish(
-            event_id=claim.event_id, vm=claim.vm, worker=self._worker, tries=claim.tries
+            event_id=request.event_id, vm=request.vm.name, worker=self._name, tries=request.tries
         )
         try:
-            done = await self._drive(claim, hold)
-            return replace(finish, host=done.host, detail=done.detail[:DETAIL_LENGTH_MAX])
+            result = await self._call_until_started(request, lease)
+            return replace(finish, host=result.host, detail=result.detail[:DETAIL_LENGTH_MAX])
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            return replace(finish, problem="the driver gave up by itself")
-        except ClaimLost:
+            return replace(finish, problem="the platform cancelled the call")
+        except LeaseLost:
             raise
-        except Exception as raised:  # whatever a driver raises is a failed try, never a broken loop
-            output = str(raised.facts.get("output", "")) if isinstance(raised, ImpactFailed) else ""
-            problem = (str(raised) or type(raised).__name__)[:PROBLEM_LENGTH_MAX]
+        except Exception as error:  # whatever a platform raises is a failed attempt
+            output = str(error.facts.get("output", "")) if isinstance(error, ImpactFailed) else ""
+            problem = (str(error) or type(error).__name__)[:PROBLEM_LENGTH_MAX]
             return replace(finish, problem=problem, detail=output[:DETAIL_LENGTH_MAX])
 
-    async def _drive(self, claim: Claim, hold: Hold) -> ImpactResult:
-        """Call the driver.
+    async def _call_until_started(self, request: ImpactRequest, lease: Lease) -> ImpactResult:
+        """Call the platform; again while this machine lacks the resources to start the call.
 
-        While this machine lacks what it takes to start it, that is no failed try: it is called
-        again.
+        A lack of resources is not a failed attempt.
         """
-        clock, pause = self._engine.clock, AGAIN
+        clock, pause = self._engine.clock, RETRY
         give_up_at = clock.now() + self._impact_limit
-        while True:  # ends when the driver was started, when its time is up, or when cancelled
-            driving = asyncio.ensure_future(self._call_platform(claim, hold))
-            self._driving.add(
-                driving
-            )  # and there it stays until it has ended, whoever waits for it
-            driving.add_done_callback(self._driving.discard)
+        while True:  # ends when the call started, when its time is up, or when cancelled
+            call = asyncio.ensure_future(self._call(request, lease))
+            self._calls.add(call)  # until it has ended, even if it is no longer awaited
+            call.add_done_callback(self._calls.discard)
             try:
-                return await within(clock, self._impact_limit, driving)
+                return await within(clock, self._impact_limit, call)
             except OSError as error:
                 if error.errno not in SHORTAGES or clock.now() + pause >= give_up_at:
                     raise
                 self._engine.throttled_log.warn(
-                    "driver not started", vm=claim.vm, problem=error.strerror
+                    "platform call not started", vm=request.vm.name, problem=error.strerror
                 )
             await clock.sleep_until(clock.now() + pause)
-            pause = min(2 * pause, AGAIN_MAX)
+            pause = min(2 * pause, RETRY_MAX)
 
-    async def _renew(self, scope: str, claim: Claim, work: asyncio.Future[Finish]) -> None:
-        """Keep the claim while the work goes on; give the work up when the claim is known to be
-        lost.
+    async def _call(self, request: ImpactRequest, lease: Lease) -> ImpactResult:
+        """Call the platform if the lease is held.
 
-        All claims of a scope are renewed at the same times, whenever they were made, and so in the
-        same commit; those of other scopes at other times, so that the store is not busy with all of
-        them at once.
-
-        While the store does not answer, the work goes on: nobody who shares that store can take it
-        over, and a VM is better served by an impact that ends than by one that is broken off. Who
-        is cut off alone finds out when it is back.
+        This process may have been stopped since the claim, and another one done it. Nothing is
+        awaited between the check and the call.
         """
-        clock, step = self._engine.clock, self._engine.timing.claim / 3
-        while not work.done():
-            await clock.sleep_until(
-                next_on_grid(clock.now(), step, step * (crc32(scope.encode()) % 1000) / 1000)
-            )
-            try:
-                outcome = await self._engine.submit(scope, claim, by=self._worker)
-            except NotFound:
-                is_lost = True
-            except Error:
-                is_lost = False
-            else:
-                is_lost = self._claimed(outcome.scope, claim) is None
-            if is_lost:
-                work.cancel()
-                return
+        if not lease.is_held():
+            raise LeaseLost(f"this server has lost the lease {lease.name}")
+        return await self._platform.run_impact(request)
 
-    def _claimed(self, scope: Scope, claim: Claim) -> Impact | None:
-        impact = impact_of(scope, claim.event_id, claim.vm)
-        is_mine = (
-            impact is not None
-            and impact.claimed_by == claim.worker
-            and claim.tries in (0, impact.tries)
-        )
-        return impact if is_mine else None
-
-    async def _tell(self, scope: str, finish: Finish) -> None:
-        """What was done must not be forgotten, or it would be done again: a store that is lost is
-        tried until it is back.
-        """
-        clock, pause = self._engine.clock, AGAIN
-        place = self._engine.board.scopes.get(scope)
-        if place is not None and len(place.scope.impacts) > ENDS_ALONE_MAX:
-            await clock.sleep_until(next_on_grid(clock.now() - timedelta.resolution, ENDS_TOGETHER))
-        while True:  # ends when it is told, when nobody waits for it, or when cancelled
+    async def _finish(self, scope: str, finish: Finish, lease: Lease) -> None:
+        """Record the result; without it the impact would run again. Retries while it can."""
+        clock, pause = self._engine.clock, RETRY
+        published = self._engine.board.scopes.get(scope)
+        if published is not None and len(published.scope.impacts) > IMPACTS_FINISHED_ALONE_MAX:
+            await clock.sleep_until(next_on_grid(clock.now(), FINISH_TOGETHER))
+        while True:  # ends when it is recorded or not needed, or when cancelled
             try:
-                await self._engine.submit(scope, finish, by=self._worker)
+                await self._engine.submit(scope, finish, by=finish.worker, lease=lease)
                 return
-            except Unavailable as problem:
+            except (NotFound, LeaseLost):
+                return  # the scope is deleted, or another server takes over
+            except Unavailable as error:
                 self._engine.throttled_log.warn(
-                    "finish failed", scope=scope, vm=finish.vm, problem=problem.message
+                    "finish failed", scope=scope, vm=finish.vm, problem=error.message
                 )
-            except NotFound:
-                return  # the scope is no more, and nobody waits for this
             await clock.sleep_until(clock.now() + pause)
-            pause = min(2 * pause, AGAIN_MAX)
+            pause = min(2 * pause, RETRY_MAX)
 
 
-def next_moment(scope: Scope) -> datetime | None:
-    """When the scope needs somebody: to tick, or to carry an impact out."""
+def next_time(scope: Scope, now: datetime) -> datetime | None:
+    """When the scope needs a worker: to tick, or to carry an impact out."""
     if not scope.events and not scope.impacts:  # most scopes, most of the time
         return None
-    return min(
-        (moment for moment in (next_deadline(scope), next_impact_at(scope)) if moment is not None),
-        default=None,
-    )
+    impact_at = next_impact_at(scope)
+    if impact_at is not None and impact_at > now + WAIT_MAX:
+        impact_at = now  # it is due: see `lifecycle.is_misdated`
+    times: Iterable[datetime | None] = (next_deadline(scope), impact_at)
+    return min((time for time in times if time is not None), default=None)
 
 
-def next_on_grid(moment: datetime, step: timedelta, offset: timedelta = timedelta(0)) -> datetime:
-    """The next of the times, a step apart, at which what can wait is committed together."""
-    start = EPOCH + offset
-    return start + ((moment - start) // step + 1) * step
+def next_on_grid(now: datetime, step: timedelta) -> datetime:
+    """The next of the times, a step apart, at which results are recorded together."""
+    return EPOCH + -(-(now - EPOCH) // step) * step

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from forewarn.core.fleet import NOTHING_TOLD, Budget, Instance, Policy, Scope, ScopeKind, Vm
+from forewarn.core.fleet import DEFAULT_INSTANCE, Budget, Instance, Policy, Scope, ScopeKind, Vm
 from forewarn.core.timing import TERMINATE_NOTICE_MAX, TERMINATE_NOTICE_MIN
 from forewarn.errors import Invalid
 from forewarn.fleetfile.schema import (
@@ -177,7 +177,7 @@ def _build_vm(entry: VmEntry, at: Path) -> Vm:
 
 def _build_instance(entry: InstanceEntry, at: Path) -> Instance:
     if entry == InstanceEntry():
-        return NOTHING_TOLD
+        return DEFAULT_INSTANCE
     members = msgspec.structs.asdict(entry) | {
         "public_address": _normalize_address(entry.public_address, (*at, "public_address")),
         "subnet": _normalize_subnet(entry.subnet, (*at, "subnet")),

@@ -10,13 +10,14 @@ from litestar.params import FromPath, JSONBody, QueryParameter, RawBody
 from litestar.status_codes import HTTP_200_OK, HTTP_201_CREATED
 
 from forewarn import errors
-from forewarn.engine.clock import VirtualClock
 from forewarn.fleetfile import yaml_source
+from forewarn.lab.clock import VirtualClock
 from forewarn.lab.fault.active import ActiveFault, parse_fault
 from forewarn.lab.fault.kinds import SCHEMA
 from forewarn.lab.service import LabService
 from forewarn.lab.transcript import TranscriptEntry
-from forewarn.web.control.routes.fleet import ANY, Limit, answers
+from forewarn.web.control.dependencies import Limit
+from forewarn.web.control.openapi import COMMON_ERRORS, error_responses
 from forewarn.web.http_status import BodyTooLarge
 
 Lab = NamedDependency[LabService]
@@ -86,18 +87,20 @@ def make_router(lab: LabService) -> Router:
 class ClockRoutes(Controller):
     path = "/clock"
 
-    @get("/", responses=ANY)
+    @get("/", responses=COMMON_ERRORS)
     async def read_clock(self, lab: Lab) -> ClockView:
         """Returns the lab's time and rate."""
         return view_clock(lab)
 
-    @put("/", responses=answers(errors.Refused, BodyTooLarge))
+    @put("/", responses=error_responses(errors.Refused, BodyTooLarge))
     async def set_clock(self, data: JSONBody[ClockChange], lab: Lab) -> ClockView:
         """Sets the rate, jumps to a later time, resumes or pauses: all of it or nothing."""
         await lab.change_clock(rate=data.rate, time=data.now, is_running=data.is_running)
         return view_clock(lab)
 
-    @post("/advance", status_code=HTTP_200_OK, responses=answers(errors.Refused, BodyTooLarge))
+    @post(
+        "/advance", status_code=HTTP_200_OK, responses=error_responses(errors.Refused, BodyTooLarge)
+    )
     async def advance_clock(self, data: JSONBody[Advance], lab: Lab) -> ClockView:
         """Lets time pass. Responds when everything that was due is done."""
         try:
@@ -113,14 +116,16 @@ class ClockRoutes(Controller):
 class FaultRoutes(Controller):
     path = "/faults"
 
-    @get("/", responses=ANY)
+    @get("/", responses=COMMON_ERRORS)
     async def list_faults(self, lab: Lab, limit: Limit = 1000) -> FaultsView:
         """Returns the faults that are active or will be."""
         now = lab.clock.now()
         faults = [view_fault(each) for each in lab.faults.by_id.values() if not each.is_over(now)]
         return FaultsView(faults[:limit], len(faults))
 
-    @post("/", status_code=HTTP_201_CREATED, responses=answers(errors.Refused, BodyTooLarge))
+    @post(
+        "/", status_code=HTTP_201_CREATED, responses=error_responses(errors.Refused, BodyTooLarge)
+    )
     async def add_fault(self, body: RawBody, lab: Lab) -> FaultView:
         """Adds a fault to the endpoint. Its schema is at /api/v1/faults/schema."""
         values = yaml_source.load(body, "body")
@@ -128,17 +133,17 @@ class FaultRoutes(Controller):
             raise errors.Invalid("body: expected a mapping that names the fault", field="body")
         return FaultView(view_fault(await lab.add_fault(parse_fault(values))))
 
-    @get("/schema", responses=ANY)
+    @get("/schema", responses=COMMON_ERRORS)
     async def fault_schema(self) -> Response[dict[str, Any]]:
         """Returns the JSON Schema of a fault."""
         return Response(SCHEMA)
 
-    @delete("/{fault_id:str}", status_code=HTTP_200_OK, responses=answers(errors.NotFound))
+    @delete("/{fault_id:str}", status_code=HTTP_200_OK, responses=error_responses(errors.NotFound))
     async def remove_fault(self, fault_id: FromPath[str], lab: Lab) -> FaultView:
         """Removes a fault."""
         return FaultView(view_fault(lab.remove_fault(fault_id)))
 
-    @delete("/", status_code=HTTP_200_OK, responses=ANY)
+    @delete("/", status_code=HTTP_200_OK, responses=COMMON_ERRORS)
     async def clear_faults(self, lab: Lab) -> FaultsView:
         """Removes all faults and returns them."""
         removed = [view_fault(lab.remove_fault(fault_id)) for fault_id in list(lab.faults.by_id)]
@@ -148,7 +153,7 @@ class FaultRoutes(Controller):
 class TranscriptRoutes(Controller):
     path = "/transcript"
 
-    @get("/", responses=ANY)
+    @get("/", responses=COMMON_ERRORS)
     async def read_transcript(
         self, lab: Lab, after: After = 0, limit: Limit = 1000, *, newest: Newest = False
     ) -> TranscriptView:
@@ -162,12 +167,12 @@ class TranscriptRoutes(Controller):
 class ListenerRoutes(Controller):
     path = "/listeners"
 
-    @get("/", responses=ANY)
+    @get("/", responses=COMMON_ERRORS)
     async def list_listeners(self, lab: Lab) -> ListenersView:
         """Returns the open listeners of VMs. Opens none."""
         return ListenersView(lab.vm_urls(), len(lab.engine.board.vms))
 
-    @post("/", status_code=HTTP_200_OK, responses=answers(errors.Refused))
+    @post("/", status_code=HTTP_200_OK, responses=error_responses(errors.Refused))
     async def open_listeners(self, lab: Lab) -> ListenersView:
         """Opens a listener for each VM that has none, up to 256 in all. Idempotent."""
         return ListenersView(await lab.listen_vms(), len(lab.engine.board.vms))

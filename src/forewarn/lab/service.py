@@ -22,12 +22,13 @@ from forewarn.config import Address, Config, Identify
 from forewarn.core.fleet import Scope
 from forewarn.core.timing import Timing
 from forewarn.engine.board import PublishedScope
-from forewarn.engine.clock import RealClock, VirtualClock
+from forewarn.engine.clock import RealClock
 from forewarn.engine.engine import Engine
 from forewarn.engine.replica import SCOPE_KEY
 from forewarn.engine.transaction import Transaction
 from forewarn.errors import Invalid, Refused
 from forewarn.fleetfile.parser import Fleet
+from forewarn.lab.clock import VirtualClock
 from forewarn.lab.fault.active import ActiveFault, FaultSet
 from forewarn.lab.fault.filter import SLEEP, FaultFilter
 from forewarn.lab.fault.kinds import EnablementLapse, Fault
@@ -36,19 +37,16 @@ from forewarn.lab.listeners import LISTENERS_MAX, VmListeners
 from forewarn.lab.transcript import Transcript, TranscriptKind
 from forewarn.platform.simulated import SimulatedPlatform
 from forewarn.store.memory import MemoryStore
-from forewarn.web.http.connection import Limits
+from forewarn.web.http.admission import Limits
 from forewarn.web.http.listener import SERVER_METADATA, Application, Listener
+from forewarn.web.http.message import plain_address
 from forewarn.web.metadata import request as metadata_request
 from forewarn.web.metadata.app import Message, Metadata, Receive, Send
-from forewarn.web.metadata.client_identity import plain
 from forewarn.web.service import Service
-from forewarn.web.settings import Settings
 
 ADVANCE_MAX = timedelta(days=366)
 START_MIN, END_MAX = datetime(1970, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
 RATE_MIN, RATE_MAX = 0.001, 1_000_000
-CLAIM = timedelta(days=1)
-"""A lab's store has one server, so a claim never has to be renewed or taken over."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,9 +77,8 @@ async def open_lab(setup: Setup) -> AsyncIterator["LabService"]:
     """Run a lab; everything that it opened is closed at the end."""
     clock = make_clock(setup)
     rng = random.Random(f"ids {setup.seed}")
-    settings = Settings(identify=frozenset({Identify.PATH, Identify.ADDRESS}))
     async with server.open_service(
-        MemoryStore(), clock, make_timing(setup.rate), partial(make_id, rng), settings
+        MemoryStore(), clock, make_timing(setup.rate), partial(make_id, rng)
     ) as service:
         lab = LabService(setup, clock, service)
         if setup.fleet is not None:
@@ -115,10 +112,10 @@ class LabService:
             clock,
             durations=engine.timing.duration,
             hosts=lambda: chain(board.hosts, board.declared_hosts),
-            avoid=service.campaigns.cache.turns,
+            avoid=service.campaigns.cache.host_priorities,
         )
-        self.settings = service.settings
-        self._application = LabMetadata(engine, self.settings, self.faults)
+        self.config = Config(identify=(Identify.PATH, Identify.ADDRESS))
+        self._application = LabMetadata(engine, self.config, self.faults)
         self.metadata = FaultFilter(
             self._application,
             faults=self.faults,
@@ -336,7 +333,7 @@ class LabService:
         """Return the VM of a request; empty if it is not a VM of the fleet."""
         name, _ = metadata_request.split(scope["path"])
         if not name and scope["client"]:
-            name = self.engine.board.addresses.get(plain(scope["client"][0]), "")
+            name = self.engine.board.addresses.get(plain_address(scope["client"][0]), "")
         return name if name in self.engine.board.vms else ""
 
     def _make_vm_listener(self, vm: str) -> Listener:
@@ -346,7 +343,7 @@ class LabService:
         return self._make_listener(application, Address("127.0.0.1", 0))
 
     def _make_listener(self, application: Application, address: Address) -> Listener:
-        policy = FilteredPolls(self.engine, self.settings, Limits())
+        policy = FilteredPolls(self.engine, self.config, Limits())
         return Listener(
             application, address, policy, server_name=SERVER_METADATA, stop_seconds_max=1.0
         )
@@ -374,8 +371,8 @@ class LabService:
 class LabMetadata(Metadata):
     """The service's metadata application, except that polls do not count during a lapse."""
 
-    def __init__(self, engine: Engine, settings: Settings, faults: FaultSet) -> None:
-        super().__init__(engine, settings)
+    def __init__(self, engine: Engine, config: Config, faults: FaultSet) -> None:
+        super().__init__(engine, config)
         self._faults = faults
 
     async def _record(self, place: PublishedScope) -> None:
@@ -401,7 +398,7 @@ def make_clock(setup: Setup) -> VirtualClock | RealClock:
 def make_timing(rate: float) -> Timing:
     if not RATE_MIN <= rate <= RATE_MAX:
         raise Invalid(f"the rate is {rate:g}; expected {RATE_MIN} to {RATE_MAX}", rate=rate)
-    return replace(Timing.at_rate(rate), claim=CLAIM)
+    return Timing.at_rate(rate)
 
 
 def make_id(rng: random.Random) -> str:

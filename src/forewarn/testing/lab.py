@@ -11,10 +11,10 @@ import msgspec
 from msgspec.structs import replace
 
 from forewarn.core.command import Seen
-from forewarn.engine.clock import VirtualClock
 from forewarn.errors import Invalid, Refused, UnknownVm
 from forewarn.fleetfile import parser as fleet_parser
 from forewarn.fleetfile.parser import Fleet
+from forewarn.lab.clock import VirtualClock
 from forewarn.lab.environment import make_environment
 from forewarn.lab.fault.active import parse_fault
 from forewarn.lab.service import RATE_MAX, RATE_MIN, Setup

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from forewarn.core.event import Cause, EventType
-from forewarn.engine.operations import Operations, Told
+from forewarn.engine.operations import Operations, ScopedEvent
 from forewarn.errors import Invalid, Refused
 from forewarn.testing.ledger import STATUSES, EventRecord, LabApproval
 from forewarn.testing.thread import LabThread
@@ -282,7 +282,7 @@ class LabVm:
                 return event
         raise Refused(f"{self.name} already has this event, or is deallocated", vm=self.name)
 
-    def _make_event(self, created: Told | None) -> LabEvent | None:
+    def _make_event(self, created: ScopedEvent | None) -> LabEvent | None:
         return None if created is None else LabEvent(created.event.id, self._lab)
 
 

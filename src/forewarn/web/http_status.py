@@ -1,4 +1,4 @@
-"""Problem → HTTP status: the only table of statuses. And the two forms of an error's body.
+"""Error -> HTTP status, the only such table, and the two forms of an error's body.
 
 A VM gets `{"error": message}`, an operator `{"error": code, "message": message, "facts": {…}}`.
 """
@@ -24,7 +24,7 @@ from forewarn.errors import (
 
 
 class WrongMethod(Error):
-    """The path is known, the verb is not; `allow` names those that are."""
+    """The path does not accept the method; `allow` lists those it accepts."""
 
     code = "method_not_allowed"
 
@@ -90,37 +90,31 @@ STATUS: Mapping[type[Error], int] = MappingProxyType(
         WrongHttpVersion: 505,
     }
 )
-"""A class that is not named here has the status of its nearest ancestor."""
+"""A class that is not listed has the status of its nearest ancestor."""
 
 METADATA_STATUS: Mapping[type[Error], int] = MappingProxyType(
     {**STATUS, UnknownEvent: 400, EventEnded: 400}
 )
-"""To a VM an event that it cannot approve is a bad request, never a path that is not there
-(protocol 4).
-"""
+"""For a VM, an event that it cannot approve is a bad request, not a missing path (protocol 4)."""
 
-BUG = Error("something is wrong with the service itself; its log tells more")
+BUG = Error("internal error; see the log of the service")
 UNAVAILABLE = Unavailable("Service unavailable. Try again later")
 
 
-def status_of(problem: type[Error] | Error, table: Mapping[type[Error], int] = STATUS) -> int:
-    kind = problem if isinstance(problem, type) else type(problem)
+def status_of(error: type[Error] | Error, table: Mapping[type[Error], int] = STATUS) -> int:
+    kind = error if isinstance(error, type) else type(error)
     return next(table[ancestor] for ancestor in kind.__mro__ if ancestor in table)
 
 
-def metadata_body(problem: Error) -> bytes:
-    """What failed inside the service may name its files and commands: a VM gets a plain sentence,
-    and the log the message.
-    """
-    is_inside = status_of(problem, METADATA_STATUS) >= 500 and not isinstance(
-        problem, TooManyConnections | WrongHttpVersion
-    )
-    if is_inside:
-        problem = UNAVAILABLE if isinstance(problem, Unavailable) else BUG
-    return msgspec.json.encode({"error": problem.message})
+def metadata_body(error: Error) -> bytes:
+    """Internal errors may name files and commands, so a VM gets a general message instead."""
+    is_internal = status_of(error, METADATA_STATUS) >= 500
+    if is_internal and not isinstance(error, TooManyConnections | WrongHttpVersion):
+        error = UNAVAILABLE if isinstance(error, Unavailable) else BUG
+    return msgspec.json.encode({"error": error.message})
 
 
-def control_body(problem: Error) -> bytes:
-    """Facts are told as they are where JSON can hold them, and as text where it cannot."""
-    told = {"error": problem.code, "message": problem.message, "facts": problem.facts}
-    return msgspec.json.encode(told, enc_hook=str)
+def control_body(error: Error) -> bytes:
+    """Facts that JSON cannot hold are written as text."""
+    body = {"error": error.code, "message": error.message, "facts": error.facts}
+    return msgspec.json.encode(body, enc_hook=str)

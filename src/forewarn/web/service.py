@@ -4,17 +4,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from forewarn.auth.tokens import Tokens
-from forewarn.campaign.cache import CampaignCache
 from forewarn.campaign.service import Campaigns
 from forewarn.core.timing import Timing
 from forewarn.engine.clock import Clock
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
-from forewarn.engine.record import RAW
 from forewarn.history.feed import HistoryFeed
-from forewarn.history.webhooks import IDENTITY_KEY
+from forewarn.history.webhooks import register_records
 from forewarn.store.base import Store
-from forewarn.web.settings import Settings
 
 
 class Service(NamedTuple):
@@ -25,26 +22,20 @@ class Service(NamedTuple):
     campaigns: Campaigns
     feed: HistoryFeed
     tokens: Tokens
-    settings: Settings
 
 
 def build_service(
-    store: Store,
-    clock: Clock,
-    timing: Timing,
-    make_id: Callable[[], str],
-    settings: Settings = Settings(),  # noqa: B008, frozen
+    store: Store, clock: Clock, timing: Timing, make_id: Callable[[], str]
 ) -> Service:
     """The service over a store that has not been read yet: call `engine.load()` next."""
     engine = Engine(store, clock, timing)
     feed = HistoryFeed(store)
     engine.subscribe(lambda commit: feed.notify())
-    engine.register(IDENTITY_KEY, RAW, cached=False)
+    register_records(engine)
     return Service(
         engine,
         Operations(engine, make_id),
-        Campaigns(engine, CampaignCache(engine)),
+        Campaigns(engine),
         feed,
         Tokens(engine),
-        settings,
     )

@@ -62,12 +62,12 @@ def settled(world: World, phase: str, key: str = "E1") -> Scene:
 
 
 def run(agent: Agent) -> Agent:
-    agent.run(Hasty())
+    agent.run(NoWait())
     return agent
 
 
-class Hasty(threading.Event):
-    """Waits for nothing, so that a pause before another try takes no time."""
+class NoWait(threading.Event):
+    """Never waits, so that a pause before a retry takes no time."""
 
     def wait(self, timeout: float | None = None) -> bool:
         return self.is_set()

@@ -23,18 +23,17 @@ def world(tmp_path: Path) -> Iterator[World]:
     world.journal.close()
 
 
-class Desk:
-    """Where approvals arrive, or fail with the problems given, in order. It notes when, and what
-    the journal knew then.
+class FakeEndpoint:
+    """Receives approvals, or fails with the given errors in order. Records what the journal knew.
 
-    Each answer takes `answer_seconds`, or the time that was given for it: then it is none. Ids in
-    `unknown` get `unknown_status`.
+    Each response takes `response_seconds`; it fails if that exceeds the timeout. Ids in `unknown`
+    get `unknown_status`.
     """
 
     def __init__(self, world: World, *problems: ConnectionFailed | RetryableError) -> None:
         self.world = world
         self.problems = list(problems)
-        self.answer_seconds = 0.0
+        self.response_seconds = 0.0
         self.unknown: set[str] = set()
         self.unknown_status = 400
         self.requests: list[tuple[str, ...]] = []
@@ -58,8 +57,8 @@ class Desk:
         self.arrived += [(event_id, self.world.time.monotonic - 1000) for event_id in event_ids]
         self.known += [self.world.journal.progress[event_id].marks for event_id in event_ids]
         assert self.approved >= set(event_ids)
-        self.world.time.advance(min(self.answer_seconds, timeout_seconds))
-        if self.answer_seconds > timeout_seconds:
+        self.world.time.advance(min(self.response_seconds, timeout_seconds))
+        if self.response_seconds > timeout_seconds:
             raise ConnectionFailed("hung")
         if self.problems:
             raise self.problems.pop(0)
@@ -90,48 +89,48 @@ def turns(world: World, approver: Approver, workflow: Workflow, *, seconds: int)
 
 def test_approval_is_journaled_before_it_is_sent_once(world: World) -> None:
     """A crash in between must not lose it."""
-    desk = Desk(world)
-    turns(world, desk.approver(), prepared(world), seconds=5)
+    endpoint = FakeEndpoint(world)
+    turns(world, endpoint.approver(), prepared(world), seconds=5)
 
-    assert desk.arrived == [("E1", 0)]
-    assert desk.known == [{EntryKind.APPROVING}]
+    assert endpoint.arrived == [("E1", 0)]
+    assert endpoint.known == [{EntryKind.APPROVING}]
     assert EntryKind.APPROVED in world.journal.progress["E1"].marks
 
 
 def test_failed_approval_is_retried_with_growing_pauses(world: World) -> None:
     """After 1, 2, 4, 8 and then every 10 seconds."""
-    desk = Desk(world, *[ConnectionFailed("away")] * 6)
-    turns(world, desk.approver(), prepared(world), seconds=60)
+    endpoint = FakeEndpoint(world, *[ConnectionFailed("away")] * 6)
+    turns(world, endpoint.approver(), prepared(world), seconds=60)
 
-    assert [at for _, at in desk.arrived] == [0, 1, 3, 7, 15, 25, 35]
+    assert [at for _, at in endpoint.arrived] == [0, 1, 3, 7, 15, 25, 35]
 
 
 def test_retry_after_is_respected(world: World) -> None:
-    desk = Desk(world, RetryableError("too many", status=429, retry_after_seconds=9))
-    turns(world, desk.approver(), prepared(world), seconds=30)
+    endpoint = FakeEndpoint(world, RetryableError("too many", status=429, retry_after_seconds=9))
+    turns(world, endpoint.approver(), prepared(world), seconds=30)
 
-    assert [at for _, at in desk.arrived] == [0, 9]
+    assert [at for _, at in endpoint.arrived] == [0, 9]
 
 
-@pytest.mark.parametrize("news", ["started", "over"])
-def test_approval_is_not_retried_after_start_or_end(world: World, news: str) -> None:
+@pytest.mark.parametrize("change", ["started", "over"])
+def test_approval_is_not_retried_after_start_or_end(world: World, change: str) -> None:
     """There is nothing left to approve."""
-    desk = Desk(world, *[ConnectionFailed("away")] * 100)
-    approver, workflow = desk.approver(), prepared(world)
+    endpoint = FakeEndpoint(world, *[ConnectionFailed("away")] * 100)
+    approver, workflow = endpoint.approver(), prepared(world)
     approver.turn([workflow], shows(1))
-    if news == "started":
+    if change == "started":
         workflow.update(started(reboot()))
     else:
         workflow.finish()
     turns(world, approver, workflow, seconds=60)
 
-    assert len(desk.arrived) == 1
+    assert len(endpoint.arrived) == 1
 
 
 def test_approver_asks_for_another_turn_while_events_wait(world: World) -> None:
     """Otherwise it sleeps: an idle agent costs nothing."""
-    desk = Desk(world, ConnectionFailed("away"))
-    approver, workflow = desk.approver(), prepared(world)
+    endpoint = FakeEndpoint(world, ConnectionFailed("away"))
+    approver, workflow = endpoint.approver(), prepared(world)
 
     assert approver.turn([workflow], shows(1))
     world.time.advance(1)
@@ -140,16 +139,16 @@ def test_approver_asks_for_another_turn_while_events_wait(world: World) -> None:
 
 def test_scope_is_not_quiet_without_a_trusted_document(world: World) -> None:
     """The last one may be from before another VM started."""
-    desk = Desk(world)
+    endpoint = FakeEndpoint(world)
     approver, workflow = (
-        desk.approver(),
+        endpoint.approver(),
         prepared(world, approve=ApproveWhen.WHEN_PREPARED_AND_QUIET),
     )
 
     assert approver.turn([workflow], None)
-    assert desk.arrived == []
+    assert endpoint.arrived == []
     approver.turn([workflow], shows(1))
-    assert [key for key, _ in desk.arrived] == ["E1"]
+    assert [key for key, _ in endpoint.arrived] == ["E1"]
 
 
 @pytest.mark.parametrize(
@@ -157,11 +156,11 @@ def test_scope_is_not_quiet_without_a_trusted_document(world: World) -> None:
 )
 def test_reloaded_or_removed_rule_holds_a_prepared_event(world: World, now: list[Rule]) -> None:
     """An operator edits the file in a hurry, to stop just this event."""
-    desk = Desk(world)
-    desk.rules = now
-    turns(world, desk.approver(), prepared(world), seconds=3)
+    endpoint = FakeEndpoint(world)
+    endpoint.rules = now
+    turns(world, endpoint.approver(), prepared(world), seconds=3)
 
-    assert desk.arrived == []
+    assert endpoint.arrived == []
 
 
 def test_bug_with_one_event_does_not_block_other_approvals(world: World) -> None:
@@ -172,23 +171,23 @@ def test_bug_with_one_event_does_not_block_other_approvals(world: World) -> None
         def wants_approval(self) -> bool:
             raise ZeroDivisionError
 
-    desk = Desk(world)
+    endpoint = FakeEndpoint(world)
     with pytest.raises(ZeroDivisionError):
-        desk.approver().turn(
+        endpoint.approver().turn(
             [Broken(world.rule(), Event("E0", "", ""), world.context()), prepared(world)], shows(1)
         )
 
-    assert [key for key, _ in desk.arrived] == ["E1"]
+    assert [key for key, _ in endpoint.arrived] == ["E1"]
 
 
 def test_ready_events_share_one_request_most_urgent_first(world: World) -> None:
     """One after the other, each would wait for the responses to those before it."""
-    desk = Desk(world)
-    desk.approver().turn(
+    endpoint = FakeEndpoint(world)
+    endpoint.approver().turn(
         [notice(world, "E1", 900), notice(world, "E2", 30), notice(world, "E3", 300)], shows(1)
     )
 
-    assert desk.requests == [("E2", "E3", "E1")]
+    assert endpoint.requests == [("E2", "E3", "E1")]
     assert all(EntryKind.APPROVED in progress.marks for progress in world.journal.progress.values())
 
 
@@ -198,15 +197,15 @@ def test_rejected_id_does_not_block_other_approvals(world: World, status: int) -
 
     The rejected one is retried.
     """
-    desk = Desk(world)
-    desk.unknown, desk.unknown_status = {"E2"}, status
+    endpoint = FakeEndpoint(world)
+    endpoint.unknown, endpoint.unknown_status = {"E2"}, status
     approver, workflows = (
-        desk.approver(),
+        endpoint.approver(),
         [notice(world, f"E{number}", HOUR + number) for number in (1, 2, 3)],
     )
     approver.turn(workflows, shows(1))
 
-    assert desk.requests == [("E1", "E2", "E3"), ("E1",), ("E2",), ("E3",)]
+    assert endpoint.requests == [("E1", "E2", "E3"), ("E1",), ("E2",), ("E3",)]
     assert [
         key for key, one in world.journal.progress.items() if EntryKind.APPROVED in one.marks
     ] == [
@@ -216,7 +215,7 @@ def test_rejected_id_does_not_block_other_approvals(world: World, status: int) -
     for _ in range(15):
         world.time.advance(1)
         approver.turn(workflows, shows(1))
-    assert [(key, at) for key, at in desk.arrived[6:]] == [
+    assert [(key, at) for key, at in endpoint.arrived[6:]] == [
         ("E2", 1),
         ("E2", 3),
         ("E2", 7),
@@ -227,46 +226,52 @@ def test_rejected_id_does_not_block_other_approvals(world: World, status: int) -
 @pytest.mark.parametrize("status", [429, 503])
 def test_busy_endpoint_gets_no_request_per_event(world: World, status: int) -> None:
     """That would make it busier. All wait for the requested pause."""
-    desk = Desk(world, RetryableError("busy", status=status, retry_after_seconds=9))
-    approver, workflows = desk.approver(), [notice(world, "E1", HOUR), notice(world, "E2", HOUR)]
+    endpoint = FakeEndpoint(world, RetryableError("busy", status=status, retry_after_seconds=9))
+    approver, workflows = (
+        endpoint.approver(),
+        [notice(world, "E1", HOUR), notice(world, "E2", HOUR)],
+    )
     for _ in range(12):
         approver.turn(workflows, shows(1))
         world.time.advance(1)
 
-    assert desk.requests == [("E1", "E2")] * 2
-    assert [at for _, at in desk.arrived] == [0, 0, 9, 9]
+    assert endpoint.requests == [("E1", "E2")] * 2
+    assert [at for _, at in endpoint.arrived] == [0, 0, 9, 9]
 
 
 def test_hanging_request_delays_others_by_two_seconds_at_most(world: World) -> None:
     """A Preempt has 3 of its 30 seconds for the approval, and the endpoint may hang before."""
-    desk = Desk(world)
-    desk.answer_seconds = HOUR
-    approver, slow = desk.approver(), [notice(world, f"E{number}", HOUR) for number in (1, 2, 3)]
+    endpoint = FakeEndpoint(world)
+    endpoint.response_seconds = HOUR
+    approver, slow = (
+        endpoint.approver(),
+        [notice(world, f"E{number}", HOUR) for number in (1, 2, 3)],
+    )
     approver.turn(slow, shows(1))
     assert world.time.monotonic - 1000 <= 2
 
-    desk.answer_seconds = 0.0
+    endpoint.response_seconds = 0.0
     preempt = notice(world, "P", 3)
     approver.turn([*slow, preempt], shows(1))
-    assert desk.requests[-1] == ("P",), "the others wait for their second attempt"
+    assert endpoint.requests[-1] == ("P",), "the others wait for their second attempt"
     assert EntryKind.APPROVED in world.journal.progress["P"].marks
 
 
 def test_urgent_event_overtakes_a_slow_series_of_requests(world: World) -> None:
     """A turn has an end. The next one sends the rest, after events that are more urgent by then."""
-    desk = Desk(world)
-    desk.unknown, desk.answer_seconds = {"E9"}, 0.4
+    endpoint = FakeEndpoint(world)
+    endpoint.unknown, endpoint.response_seconds = {"E9"}, 0.4
     approver, workflows = (
-        desk.approver(),
+        endpoint.approver(),
         [notice(world, f"E{number}", HOUR + number) for number in range(10)],
     )
     approver.turn(workflows, shows(1))
     assert world.time.monotonic - 1000 <= 2
-    assert desk.requests == [tuple(f"E{number}" for number in range(10)), ("E0",), ("E1",)]
+    assert endpoint.requests == [tuple(f"E{number}" for number in range(10)), ("E0",), ("E1",)]
 
     approver.turn([*workflows, notice(world, "P", 30)], shows(1))
-    assert desk.requests[3][:2] == ("P", "E2")
-    assert desk.requests[4] == ("P",)
+    assert endpoint.requests[3][:2] == ("P", "E2")
+    assert endpoint.requests[4] == ("P",)
 
 
 @pytest.mark.parametrize(
@@ -276,20 +281,22 @@ def test_attempt_leaves_time_for_another_before_not_before(
     world: World, seconds_left: float, timeout_seconds: float
 ) -> None:
     """Half of the time left, but at least a second: a healthy endpoint responds within that."""
-    desk = Desk(world)
-    desk.approver().turn([notice(world, "E1", seconds_left), notice(world, "E2", HOUR)], shows(1))
+    endpoint = FakeEndpoint(world)
+    endpoint.approver().turn(
+        [notice(world, "E1", seconds_left), notice(world, "E2", HOUR)], shows(1)
+    )
 
-    assert desk.timeouts == [pytest.approx(timeout_seconds)]
+    assert endpoint.timeouts == [pytest.approx(timeout_seconds)]
 
 
 def test_many_events_are_sent_in_several_requests(world: World) -> None:
     """A request has a limit, like everything else."""
-    desk = Desk(world)
-    desk.approver().turn(
+    endpoint = FakeEndpoint(world)
+    endpoint.approver().turn(
         [notice(world, f"E{number:03}", HOUR + number) for number in range(IDS_MAX + 1)], shows(1)
     )
 
-    assert [len(ids) for ids in desk.requests] == [IDS_MAX, 1]
+    assert [len(ids) for ids in endpoint.requests] == [IDS_MAX, 1]
 
 
 def test_slow_disk_delays_the_most_urgent_approval_only_briefly(world: World) -> None:
@@ -302,17 +309,17 @@ def test_slow_disk_delays_the_most_urgent_approval_only_briefly(world: World) ->
             super().write(key, kind, **facts)
 
     world.use_journal(Slow)
-    desk = Desk(world)
+    endpoint = FakeEndpoint(world)
     approver, workflows = (
-        desk.approver(),
+        endpoint.approver(),
         [notice(world, f"E{number}", HOUR + number) for number in range(8)],
     )
     approver.turn(workflows, shows(1))
-    assert desk.requests[0] == ("E0", "E1", "E2")
+    assert endpoint.requests[0] == ("E0", "E1", "E2")
     assert world.time.monotonic - 1000 <= 2
 
     approver.turn(workflows, shows(1))
-    assert {key for key, _ in desk.arrived} == {f"E{number}" for number in range(8)}, (
+    assert {key for key, _ in endpoint.arrived} == {f"E{number}" for number in range(8)}, (
         "the next turn sends the rest"
     )
 
@@ -327,8 +334,8 @@ def test_event_that_cannot_be_journaled_is_not_sent(world: World) -> None:
             super().write(key, kind, **facts)
 
     world.use_journal(Spotty)
-    desk = Desk(world)
+    endpoint = FakeEndpoint(world)
     with pytest.raises(JournalLost):
-        desk.approver().turn([notice(world, "E1", HOUR), notice(world, "E2", HOUR)], shows(1))
+        endpoint.approver().turn([notice(world, "E1", HOUR), notice(world, "E2", HOUR)], shows(1))
 
-    assert desk.requests == [("E2",)]
+    assert endpoint.requests == [("E2",)]

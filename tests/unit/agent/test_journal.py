@@ -1,4 +1,4 @@
-"""What is on disk, whatever happened to the disk."""
+"""The journal on disk, whatever happens to the disk."""
 
 import json
 import logging
@@ -27,7 +27,7 @@ class Short(Journal):
     done_max = 2
 
 
-def told(journal: Journal) -> None:
+def write_story(journal: Journal) -> None:
     """A story of one event, up to its approval."""
     journal.write_event(reboot(), "drain")
     journal.write("E1", EntryKind.BEGUN, phase=Phase.PREPARE)
@@ -37,14 +37,14 @@ def told(journal: Journal) -> None:
     journal.write("E1", EntryKind.APPROVING)
 
 
-def whats(path: Path) -> list[str]:
+def kinds(path: Path) -> list[str]:
     return [json.loads(line)["what"] for line in path.read_bytes().splitlines()]
 
 
 def test_entries_survive_a_restart(path: Path) -> None:
     """The journal survives the reboot that the event is about."""
     first = Journal.open(path)
-    told(first)
+    write_story(first)
     first.close()
 
     second = Journal.open(path)
@@ -66,9 +66,9 @@ def test_entry_is_in_the_file_before_write_returns(path: Path) -> None:
     journal = Journal.open(path)
     journal.write_event(reboot(), "drain")
 
-    assert whats(path) == ["seen"]
+    assert kinds(path) == ["seen"]
     journal.write("E1", EntryKind.BEGUN, phase=Phase.PREPARE)
-    assert whats(path) == ["seen", "begun"]
+    assert kinds(path) == ["seen", "begun"]
     journal.close()
 
 
@@ -99,7 +99,7 @@ def test_entry_is_fsynced_before_write_returns(
 def test_repeated_entry_writes_nothing(path: Path) -> None:
     """An agent that crashes at the same place forever must not fill the disk."""
     journal = Journal.open(path)
-    told(journal)
+    write_story(journal)
     before = path.read_bytes()
     journal.write("E1", EntryKind.BEGUN, phase=Phase.PREPARE)
     journal.write("E1", EntryKind.APPROVING)
@@ -115,7 +115,7 @@ def test_torn_last_line_is_dropped(path: Path, cut: int) -> None:
     The agent has not acted on it: write had not returned.
     """
     journal = Journal.open(path)
-    told(journal)
+    write_story(journal)
     journal.close()
     path.write_bytes(path.read_bytes()[:-cut])
 
@@ -125,7 +125,7 @@ def test_torn_last_line_is_dropped(path: Path, cut: int) -> None:
     assert not list(path.parent.glob("*.damaged-*"))
     again.write("E1", EntryKind.APPROVING)
     again.close()
-    assert whats(path)[-1] == "approving", (
+    assert kinds(path)[-1] == "approving", (
         "the torn bytes are gone: the next line stands on its own"
     )
 
@@ -160,7 +160,7 @@ def test_invalid_line_is_logged_and_a_copy_kept(
 ) -> None:
     """Valid lines still count; an operator can inspect the others."""
     journal = Journal.open(path)
-    told(journal)
+    write_story(journal)
     journal.close()
     damaged = line + b"\n" + path.read_bytes()
     damaged = path.read_bytes() + line + b"\n" if b"E1" in line else damaged
@@ -190,7 +190,7 @@ def test_journal_is_compacted_after_many_entries(path: Path) -> None:
     journal = Short.open(path)
     for number in range(Short.lines_max * 3):
         journal.write_event(reboot(description=str(number)), "drain")
-        assert len(whats(path)) <= Short.lines_max + 1
+        assert len(kinds(path)) <= Short.lines_max + 1
     journal.close()
     again = Journal.open(path)
     assert again.progress == journal.progress
@@ -308,7 +308,7 @@ def test_full_disk_raises_and_changes_nothing(path: Path) -> None:
     journal.write("E1", EntryKind.APPROVING)
     journal.close()
 
-    assert whats(path) == ["seen", "approving"]
+    assert kinds(path) == ["seen", "approving"]
 
 
 def test_two_agents_cannot_use_one_journal(path: Path) -> None:
@@ -331,7 +331,7 @@ def test_journal_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
 def test_changed_event_keeps_its_rule_and_progress(path: Path) -> None:
     """NotBefore may move, an event starts; what was prepared stays prepared."""
     journal = Journal.open(path)
-    told(journal)
+    write_story(journal)
     journal.write_event(started(reboot()), "another rule")
     journal.close()
 
@@ -339,3 +339,35 @@ def test_changed_event_keeps_its_rule_and_progress(path: Path) -> None:
     assert progress.event.is_started
     assert progress.rule == "drain"
     assert progress.is_step_over(Phase.PREPARE, 0, "")
+
+
+VERSION_0_2 = """\
+{"id":"E1","what":"seen","at":"2026-03-04T12:00:00+00:00","event":{"id":"E1","type":"Reboot",\
+"status":"Scheduled","source":"Platform","resources":["web-0"],"resource_type":"VirtualMachine",\
+"not_before":"2026-03-04T12:15:00+00:00","duration_seconds":-1,"description":"","extra":{}},\
+"rule":"drain"}
+{"id":"E1","what":"begun","at":"2026-03-04T12:00:00+00:00","phase":"prepare"}
+{"id":"E1","what":"step-begun","at":"2026-03-04T12:00:00+00:00","phase":"prepare","index":0,\
+"step":"run a"}
+{"id":"E1","what":"step-done","at":"2026-03-04T12:00:01+00:00","phase":"prepare","index":0,\
+"step":"run a","seconds":1.5}
+{"id":"E1","what":"late","at":"2026-03-04T12:00:01+00:00","expected_seconds":99.0}
+{"id":"E1","what":"ended","at":"2026-03-04T12:00:01+00:00","phase":"prepare","is_stopped":false}
+{"id":"E1","what":"approving","at":"2026-03-04T12:00:01+00:00"}
+"""
+
+
+def test_journal_of_version_0_2_is_read(path: Path) -> None:
+    """An agent upgraded in the middle of an event must continue it."""
+    path.parent.mkdir()
+    path.write_text(VERSION_0_2)
+    journal = Journal.open(path)
+    journal.close()
+
+    progress = journal.progress["E1"]
+    assert (progress.event, progress.rule, progress.resources) == (reboot(), "drain", ("web-0",))
+    assert progress.is_prepared
+    assert progress.is_step_over(Phase.PREPARE, 0, "run a")
+    assert progress.durations == {(Phase.PREPARE, 0): 1.5}
+    assert progress.marks == {EntryKind.LATE, EntryKind.APPROVING}
+    assert not list(path.parent.glob("*.damaged-*"))

@@ -1,6 +1,6 @@
 """The socket for local programs, over real Unix sockets.
 
-The clock is told; nothing waits but for lines that come.
+The clock is set by the test; tests wait only for lines.
 """
 
 import json
@@ -48,11 +48,11 @@ class Program:
     def send(self, line: bytes) -> None:
         self._socket.sendall(line)
 
-    def say(self, **words: object) -> None:
-        self.send(json.dumps(words).encode() + b"\n")
+    def send_json(self, **message: object) -> None:
+        self.send(json.dumps(message).encode() + b"\n")
 
-    def hear(self) -> dict[str, object] | None:
-        """The next line, or None when the agent has hung up."""
+    def receive(self) -> dict[str, object] | None:
+        """The next line, or None when the connection is closed."""
         try:
             line = self._lines.readline()
         except ConnectionResetError:
@@ -60,9 +60,9 @@ class Program:
         answer: dict[str, object] | None = json.loads(line) if line else None
         return answer
 
-    def ask(self, **words: object) -> dict[str, object] | None:
-        self.say(**words)
-        return self.hear()
+    def ask(self, **message: object) -> dict[str, object] | None:
+        self.send_json(**message)
+        return self.receive()
 
     def close(self) -> None:
         self._lines.close()
@@ -115,9 +115,9 @@ def test_program_is_notified_and_awaited_until_ready(
     with Program(path) as program:
         assert program.ask(register="db") == {"registered": "db"}
         programs.begin(REBOOT, Phase.PREPARE, 1810.0)
-        told = program.hear()
+        notice = program.receive()
 
-        assert told == {
+        assert notice == {
             "event": {
                 "id": "E1",
                 "type": "Reboot",
@@ -140,7 +140,7 @@ def test_program_can_extend_its_time(path: Path, time: Time, programs: Participa
     with Program(path) as program:
         program.ask(register="db")
         programs.begin(REBOOT, Phase.PREPARE, 1810.0)
-        program.hear()
+        program.receive()
 
         assert program.ask(more="E1", seconds=60) == {"more": "E1", "seconds": 60.0}
         time.now += 59
@@ -165,10 +165,10 @@ def test_late_program_is_notified(path: Path, programs: ParticipantSocket) -> No
     programs.begin(REBOOT, Phase.PREPARE, 1810.0)
     with Program(path) as program:
         program.ask(register="db")
-        told = program.hear()
+        notice = program.receive()
 
-        assert told is not None
-        assert told["phase"] == "prepare"
+        assert notice is not None
+        assert notice["phase"] == "prepare"
         assert not programs.all_ready("E1")
 
 
@@ -177,7 +177,7 @@ def test_registering_twice_changes_nothing(path: Path, programs: ParticipantSock
     programs.begin(REBOOT, Phase.PREPARE, 1810.0)
     with Program(path) as program:
         program.ask(register="db")
-        program.hear()
+        program.receive()
 
         assert program.ask(register="db") == {"registered": "db"}
         assert program.ask(ready="E1") == {"ready": "E1"}
@@ -202,7 +202,7 @@ def test_invalid_line_gets_an_error_and_the_connection_stays(
 ) -> None:
     with Program(path) as program:
         program.send(line)
-        answer = program.hear()
+        answer = program.receive()
 
         assert answer is not None
         assert problem in str(answer["problem"])
@@ -214,10 +214,10 @@ def test_line_without_an_end_is_rejected(path: Path, programs: ParticipantSocket
     with Program(path) as program:
         program.send(b"x" * (LINE_BYTES_MAX + 1))
 
-        assert program.hear() == {
+        assert program.receive() == {
             "problem": f"the line is too long; expected at most {LINE_BYTES_MAX} bytes"
         }
-        assert program.hear() is None
+        assert program.receive() is None
 
 
 def test_line_may_come_in_parts(path: Path, programs: ParticipantSocket) -> None:
@@ -226,22 +226,22 @@ def test_line_may_come_in_parts(path: Path, programs: ParticipantSocket) -> None
         settle(path)
         program.send(b'ter": "db"}\n\n')
 
-        assert program.hear() == {"registered": "db"}
+        assert program.receive() == {"registered": "db"}
 
 
 def test_program_that_does_not_read_is_disconnected(
     path: Path, programs: ParticipantSocket
 ) -> None:
     """Neither the agent nor the other programs notice."""
-    with Program(path) as deaf, Program(path) as other:
-        deaf.ask(register="deaf")
+    with Program(path) as silent, Program(path) as other:
+        silent.ask(register="silent")
         other.ask(register="other")
         event = Event("E1", "Reboot", "Scheduled", description="x" * 100_000)
         for _ in range(300):  # lines of 4 KiB: the system takes some, and 256 KiB wait
             programs.begin(event, Phase.PREPARE, 1810.0)
-            told = other.hear()
-            assert told is not None
-            assert told["phase"] == "prepare"
+            notice = other.receive()
+            assert notice is not None
+            assert notice["phase"] == "prepare"
         settle(path)
 
         assert programs.names() == ("other",)
@@ -270,7 +270,7 @@ def test_connections_over_the_limit_are_closed(path: Path, programs: Participant
         for program in connections[:PROGRAMS_MAX]:
             program.ask(register="p")
         with Program(path) as late:
-            assert late.hear() is None
+            assert late.receive() is None
         assert connections[0].ask(register="p") == {"registered": "p"}
     finally:
         for program in connections:
@@ -284,7 +284,7 @@ def test_connection_that_does_not_register_is_closed(
         registered.ask(register="db")
         settle(path)
         time.now += 11
-        assert silent.hear() is None
+        assert silent.receive() is None
         assert registered.ask(register="db") == {"registered": "db"}
 
 
@@ -350,10 +350,10 @@ def test_long_description_is_cut_in_a_notification(path: Path, programs: Partici
     with Program(path) as program:
         program.ask(register="db")
         programs.begin(replace(REBOOT, description="x" * 300_000), Phase.PREPARE, 1810.0)
-        said = program.hear()
+        notice = program.receive()
 
-        assert said is not None
-        assert said["phase"] == "prepare"
+        assert notice is not None
+        assert notice["phase"] == "prepare"
         assert not programs.all_ready("E1")
 
 

@@ -1,4 +1,4 @@
-"""Whom the agent waits for. Time is told, so nothing here waits."""
+"""Which programs the agent waits for. Time is an argument, so no test waits."""
 
 import json
 
@@ -13,7 +13,9 @@ from forewarn.errors import Invalid, NotFound, Refused
 REBOOT = Event("e1", "Reboot", "Scheduled", resources=("web-0",))
 
 
-def called(*programs: str, deadline: float = 900, phase: Phase = Phase.PREPARE) -> Participants:
+def participants_of(
+    *programs: str, deadline: float = 900, phase: Phase = Phase.PREPARE
+) -> Participants:
     participants = Participants()
     participants.begin(REBOOT, phase, deadline=deadline, programs=programs, now=0)
     return participants
@@ -21,7 +23,7 @@ def called(*programs: str, deadline: float = 900, phase: Phase = Phase.PREPARE) 
 
 def test_event_waits_until_the_last_program_is_ready() -> None:
     """A program that is still writing must not lose data."""
-    participants = called("db", "cache")
+    participants = participants_of("db", "cache")
     participants.answer("db", {"ready": "E1"}, 1)
 
     assert not participants.all_ready("E1", 1)
@@ -31,7 +33,7 @@ def test_event_waits_until_the_last_program_is_ready() -> None:
 
 def test_silent_program_is_awaited_for_30_seconds() -> None:
     """It must not cost the VM all of its notice."""
-    participants = called("db")
+    participants = participants_of("db")
 
     assert not participants.all_ready("e1", 29.9)
     assert participants.all_ready("e1", 30)
@@ -39,7 +41,7 @@ def test_silent_program_is_awaited_for_30_seconds() -> None:
 
 def test_no_program_is_awaited_beyond_the_deadline() -> None:
     """The time after it is for the approval."""
-    participants = called("db", deadline=20)
+    participants = participants_of("db", deadline=20)
 
     assert participants.answer("db", {"more": "e1", "seconds": 60}, 5) == {
         "more": "e1",
@@ -50,7 +52,7 @@ def test_no_program_is_awaited_beyond_the_deadline() -> None:
 
 
 def test_program_gets_the_extension_it_asks_for() -> None:
-    participants = called("db")
+    participants = participants_of("db")
     participants.answer("db", {"more": "e1", "seconds": 100}, 10)
 
     assert not participants.all_ready("e1", 109)
@@ -58,7 +60,7 @@ def test_program_gets_the_extension_it_asks_for() -> None:
 
 
 def test_one_extension_is_at_most_five_minutes() -> None:
-    participants = called("db", deadline=9000)
+    participants = participants_of("db", deadline=9000)
 
     assert participants.answer("db", {"more": "e1", "seconds": 8000}, 0) == {
         "more": "e1",
@@ -68,7 +70,7 @@ def test_one_extension_is_at_most_five_minutes() -> None:
 
 def test_short_extension_takes_nothing_away() -> None:
     """`more` can only extend."""
-    participants = called("db")
+    participants = participants_of("db")
 
     assert participants.answer("db", {"more": "e1", "seconds": 1}, 0) == {
         "more": "e1",
@@ -78,7 +80,7 @@ def test_short_extension_takes_nothing_away() -> None:
 
 def test_extensions_are_limited() -> None:
     """Otherwise one program that never gets ready would decide for all."""
-    participants = called("db", deadline=9000)
+    participants = participants_of("db", deadline=9000)
     for _ in range(EXTENSIONS_MAX):
         participants.answer("db", {"more": "e1", "seconds": 40}, 0)
 
@@ -89,7 +91,7 @@ def test_extensions_are_limited() -> None:
 
 def test_late_extension_is_refused() -> None:
     """The event may have been approved by then."""
-    participants = called("db")
+    participants = participants_of("db")
 
     with pytest.raises(Refused, match="time to answer for e1 is up"):
         participants.answer("db", {"more": "e1", "seconds": 40}, 30)
@@ -98,21 +100,21 @@ def test_late_extension_is_refused() -> None:
 @pytest.mark.parametrize("seconds", [0, -1, "60", None, True, float("nan"), float("inf")])
 def test_invalid_seconds_are_rejected(seconds: object) -> None:
     with pytest.raises(Invalid, match="expected a number above 0"):
-        called("db").answer("db", {"more": "e1", "seconds": seconds}, 0)
+        participants_of("db").answer("db", {"more": "e1", "seconds": seconds}, 0)
 
 
 def test_program_that_is_not_awaited_cannot_extend() -> None:
     """It has not registered, or is ready."""
-    participants = called("db")
+    participants = participants_of("db")
     participants.answer("db", {"ready": "e1"}, 0)
 
-    for stranger in ("db", "nobody"):
+    for stranger in ("db", "unknown"):
         with pytest.raises(Refused, match="the agent does not wait for this program"):
             participants.answer(stranger, {"more": "e1", "seconds": 40}, 0)
 
 
 def test_disconnected_program_is_not_awaited() -> None:
-    participants = called("db")
+    participants = participants_of("db")
     participants.leave("db")
 
     assert participants.all_ready("e1", 0)
@@ -120,7 +122,7 @@ def test_disconnected_program_is_not_awaited() -> None:
 
 def test_late_program_is_notified_and_awaited() -> None:
     """After its own crash it still has something to save."""
-    participants = called()
+    participants = participants_of()
 
     assert [call.event for call in participants.join("db", 100)] == [REBOOT]
     assert not participants.all_ready("e1", 129)
@@ -130,15 +132,15 @@ def test_late_program_is_notified_and_awaited() -> None:
 @pytest.mark.parametrize("phase", [Phase.START, Phase.RECOVER])
 def test_only_prepare_waits_for_answers(phase: Phase) -> None:
     """An event that has started cannot be delayed."""
-    assert called("db", phase=phase).all_ready("e1", 0)
+    assert participants_of("db", phase=phase).all_ready("e1", 0)
 
 
 def test_late_program_is_not_notified_of_recover() -> None:
-    assert list(called(phase=Phase.RECOVER).join("db", 0)) == []
+    assert list(participants_of(phase=Phase.RECOVER).join("db", 0)) == []
 
 
 def test_unknown_event_is_not_found() -> None:
-    participants = called("db")
+    participants = participants_of("db")
 
     with pytest.raises(NotFound, match="unknown event 'e2'"):
         participants.answer("db", {"ready": "e2"}, 0)
@@ -151,7 +153,7 @@ def test_unknown_request_is_rejected() -> None:
     with pytest.raises(
         Invalid, match="the line has hello; expected register, ready, more or status"
     ):
-        called("db").answer("db", {"hello": 1}, 0)
+        participants_of("db").answer("db", {"hello": 1}, 0)
 
 
 def test_notices_have_a_limit() -> None:
@@ -166,7 +168,7 @@ def test_notices_have_a_limit() -> None:
 
 def test_huge_number_of_seconds_is_five_minutes_too() -> None:
     """Python's integers are unbounded, its floats are not."""
-    assert called("db").answer("db", {"more": "e1", "seconds": 10**400}, 0) == {
+    assert participants_of("db").answer("db", {"more": "e1", "seconds": 10**400}, 0) == {
         "more": "e1",
         "seconds": 300,
     }
@@ -223,8 +225,8 @@ def test_notice_always_fits_into_the_socket_buffer() -> None:
 
 def test_short_texts_are_not_cut() -> None:
     event = Event("e1", "Reboot", "Scheduled", resources=("web-0", "web-1"), description="ä" * 2048)
-    said = Notice(event, Phase.PREPARE, 900).to_json(0)["event"]
+    shown = Notice(event, Phase.PREPARE, 900).to_json(0)["event"]
 
-    assert isinstance(said, dict)
-    assert said["description"] == event.description
-    assert said["resources"] == ["web-0", "web-1"]
+    assert isinstance(shown, dict)
+    assert shown["description"] == event.description
+    assert shown["resources"] == ["web-0", "web-1"]

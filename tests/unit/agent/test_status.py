@@ -30,8 +30,8 @@ def test_event_of_a_peer_does_not_drain_this_vm() -> None:
         (70.0, "", ""),
         (70.1, "", "no recent response from the endpoint"),
         (None, "", "no recent response from the endpoint"),
-        (None, "nobody is there", "nobody is there"),
-        (5.0, "nobody is there", ""),
+        (None, "timed out", "timed out"),
+        (5.0, "timed out", ""),
         (-3600.0, "", ""),
     ],
 )
@@ -84,13 +84,13 @@ def test_unknown_values_are_left_out_of_the_metrics() -> None:
 
 
 def test_status_is_json_and_has_a_text_form() -> None:
-    said = json.loads(
+    status = json.loads(
         json.dumps(
             to_json(agent_status(workflow(phase="prepare", step="run x"), workflow(STARTED)))
         )
     )
 
-    assert list(to_text(said)) == [
+    assert list(to_text(status)) == [
         "web-0, forewarn agent 0.2.0",
         "endpoint: http://127.0.0.1, last response 1.5 s ago",
         "rules: all",
@@ -107,11 +107,14 @@ HOSTILE = replace(
 
 def test_status_escapes_values_of_the_endpoint() -> None:
     """They are printed on an administrator's terminal."""
-    said = to_json(agent_status(workflow(HOSTILE), last_problem="bad\x1b]0;title\x07\nall is well"))
-    text = list(to_text(said))
+    status = to_json(
+        agent_status(workflow(HOSTILE), last_problem="bad\x1b]0;title\x07\nall is well")
+    )
+    text = list(to_text(status))
 
     assert text[-1] == (
-        r"Re\x1b[2Jboot E1\nno events of web-0 web\r1\x07\u202e\ud800: waiting, 812.3 s left (rule all)"
+        r"Re\x1b[2Jboot E1\nno events of web-0 web\r1\x07\u202e\ud800: waiting, "
+        "812.3 s left (rule all)"
     )
     assert [line for line in text if not line.isprintable()] == []
 
@@ -122,10 +125,10 @@ def test_status_line_for_systemd_is_printable() -> None:
 
 
 def test_status_shows_why_the_agent_is_not_ready() -> None:
-    said = to_json(agent_status(contact_seconds=None, last_problem="nobody is there"))
+    status = to_json(agent_status(contact_seconds=None, last_problem="timed out"))
 
-    assert "unready: nobody is there" in list(to_text(said))
-    assert "no events" in list(to_text(said))
+    assert "unready: timed out" in list(to_text(status))
+    assert "no events" in list(to_text(status))
 
 
 @pytest.mark.parametrize(
@@ -149,6 +152,6 @@ def test_counters_are_never_rounded(count: int) -> None:
 
 
 def test_status_with_a_long_description_stays_small() -> None:
-    said = to_json(agent_status(workflow(replace(REBOOT, description="x" * 300_000))))
+    status = to_json(agent_status(workflow(replace(REBOOT, description="x" * 300_000))))
 
-    assert len(json.dumps(said)) < 10_000
+    assert len(json.dumps(status)) < 10_000

@@ -1,6 +1,4 @@
-"""One event from its announcement to its end: kind is run, in which order, how often, and what the
-journal knows.
-"""
+"""One event from its notice to its end: what runs, in which order, and what the journal knows."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,12 +23,12 @@ def world(tmp_path: Path) -> Iterator[World]:
     world.journal.close()
 
 
-class Died(BaseException):
-    """As kill -9 looks from inside: nothing after it is run."""
+class Killed(BaseException):
+    """Like kill -9: nothing after it runs."""
 
 
-def die(context: StepContext) -> None:
-    raise Died
+def be_killed(context: StepContext) -> None:
+    raise Killed
 
 
 def marks(world: World, key: str = "E1") -> frozenset[EntryKind]:
@@ -103,8 +101,8 @@ def test_step_is_in_the_journal_before_it_runs(world: World) -> None:
 
 def test_after_a_crash_only_the_step_in_doubt_runs_again(world: World) -> None:
     """It began and did not end: it may have done anything."""
-    rule = world.rule(prepare=(world.step("a"), world.step("b", die), world.step("c")))
-    with pytest.raises(Died):
+    rule = world.rule(prepare=(world.step("a"), world.step("b", be_killed), world.step("c")))
+    with pytest.raises(Killed):
         world.workflow(rule, reboot()).run()
     world.restart()
 
@@ -129,9 +127,9 @@ def test_after_the_reboot_recover_runs_once(world: World) -> None:
 
 def test_resumed_workflow_waits_until_its_event_is_shown(world: World) -> None:
     """The time left is not in the journal, and the event may be over."""
-    with pytest.raises(Died):
+    with pytest.raises(Killed):
         world.workflow(
-            world.rule(prepare=(world.step("a", die),), approve=ApproveWhen.AT_ONCE), reboot()
+            world.rule(prepare=(world.step("a", be_killed),), approve=ApproveWhen.AT_ONCE), reboot()
         ).run()
     world.restart()
     workflow = Workflow(world.rule(approve=ApproveWhen.AT_ONCE), reboot(), world.context())
@@ -295,12 +293,12 @@ def test_started_interrupts_prepare(world: World) -> None:
     """Another VM approved: no time is left, and the start steps must run now."""
     workflow: list[Workflow] = []
 
-    def be_overtaken(context: StepContext) -> None:
+    def be_interrupted(context: StepContext) -> None:
         workflow[0].update(started(reboot()))
         assert context.stop.is_set()
-        raise StepFailed("told to stop")
+        raise StepFailed("interrupted")
 
-    rule = world.rule(prepare=(world.step("a", be_overtaken), world.step("b")))
+    rule = world.rule(prepare=(world.step("a", be_interrupted), world.step("b")))
     workflow.append(world.workflow(rule, reboot()))
     workflow[0].run()
 
@@ -313,11 +311,11 @@ def test_end_of_the_event_interrupts_the_phase_and_recovers(world: World, phase:
     """Canceled or finished: the running phase has lost its purpose."""
     workflow: list[Workflow] = []
 
-    def be_overtaken(context: StepContext) -> None:
+    def be_interrupted(context: StepContext) -> None:
         workflow[0].finish()
         assert context.stop.is_set()
 
-    rule = world.rule(**{phase: (world.step("a", be_overtaken), world.step("b"))})
+    rule = world.rule(**{phase: (world.step("a", be_interrupted), world.step("b"))})
     workflow.append(world.workflow(rule, reboot() if phase == "prepare" else started(reboot())))
     workflow[0].run()
 
@@ -368,22 +366,22 @@ def test_step_interrupted_by_the_agents_end_runs_again(world: World) -> None:
     assert world.ran == ["a", "a", "b"]
 
 
-class Slow:
-    """Applications that are ready after so many looks, each taking ten seconds."""
+class SlowPrograms:
+    """Ready after some checks, each taking ten seconds."""
 
-    def __init__(self, world: World, looks: int) -> None:
-        self.world, self.looks = world, looks
-        self.told: list[tuple[str, float]] = []
+    def __init__(self, world: World, checks: int) -> None:
+        self.world, self.checks = world, checks
+        self.notified: list[tuple[str, float]] = []
 
     def begin(self, event: Event, phase: Phase, deadline: float) -> None:
-        self.told.append((phase, deadline))
+        self.notified.append((phase, deadline))
 
     def all_ready(self, event_id: str) -> bool:
         assert event_id == "E1"
-        assert self.looks >= 0, "asked again after the answer"
-        self.looks -= 1
+        assert self.checks >= 0, "asked again after the last check"
+        self.checks -= 1
         self.world.time.advance(10)
-        return self.looks < 0
+        return self.checks < 0
 
     def names(self) -> tuple[str, ...]:
         return ()
@@ -391,54 +389,52 @@ class Slow:
 
 def test_programs_are_notified_and_awaited_in_prepare(world: World) -> None:
     """They are notified before the steps, with the same deadline."""
-    applications = Slow(world, looks=2)
-    workflow = world.workflow(world.rule(), reboot(), world.context(applications))
+    programs = SlowPrograms(world, checks=2)
+    workflow = world.workflow(world.rule(), reboot(), world.context(programs))
     workflow.run()
     workflow.update(started(reboot()))
     workflow.run()
 
-    assert applications.told == [("prepare", 1895.0), ("start", 1330.0)]
-    assert applications.looks == -1
+    assert programs.notified == [("prepare", 1895.0), ("start", 1330.0)]
+    assert programs.checks == -1
 
 
 def test_programs_are_not_awaited_beyond_the_deadline(world: World) -> None:
     """A program that never answers must not cost the approval."""
     workflow = world.workflow(
-        world.rule(), reboot(lead_seconds=30), world.context(Slow(world, looks=100))
+        world.rule(), reboot(lead_seconds=30), world.context(SlowPrograms(world, checks=100))
     )
     workflow.run()
 
     assert workflow.wants_approval
 
 
-class Overtaken(Slow):
-    """Applications that are asked once: the event is over before they have answered."""
+class OvertakenPrograms(SlowPrograms):
+    """Programs that are asked once: the event ends before they answer."""
 
     workflow: Workflow
 
     def all_ready(self, event_id: str) -> bool:
         assert not self.workflow.status().is_prepared
-        assert self.looks == 1, "asked again after the end"
-        self.looks = 0
+        assert self.checks == 1, "asked again after the end"
+        self.checks = 0
         self.workflow.finish()
         return False
 
 
 def test_end_of_the_event_ends_the_wait_for_programs(world: World) -> None:
-    applications = Overtaken(world, looks=1)
-    workflow = applications.workflow = world.workflow(
-        world.rule(), reboot(), world.context(applications)
-    )
+    programs = OvertakenPrograms(world, checks=1)
+    workflow = programs.workflow = world.workflow(world.rule(), reboot(), world.context(programs))
     workflow.run()
 
     assert world.ran == ["prepare", "recover"]
 
 
 def test_rule_without_applications_notifies_no_programs(world: World) -> None:
-    applications = Slow(world, looks=0)
-    world.workflow(world.rule(applications=False), reboot(), world.context(applications)).run()
+    programs = SlowPrograms(world, checks=0)
+    world.workflow(world.rule(applications=False), reboot(), world.context(programs)).run()
 
-    assert applications.told == []
+    assert programs.notified == []
 
 
 @pytest.mark.parametrize(
@@ -525,8 +521,10 @@ def test_recover_is_for_all_original_resources(world: World) -> None:
 
 def test_changed_step_runs_after_a_restart(world: World) -> None:
     """The file was edited: a step is recognised by its name and its index."""
-    with pytest.raises(Died):
-        world.workflow(world.rule(prepare=(world.step("a"), world.step("b", die))), reboot()).run()
+    with pytest.raises(Killed):
+        world.workflow(
+            world.rule(prepare=(world.step("a"), world.step("b", be_killed))), reboot()
+        ).run()
     world.restart()
     world.restart()
     world.workflow(world.rule(prepare=(world.step("checkpoint"), world.step("a"))), reboot()).run()
@@ -544,14 +542,14 @@ def test_full_disk_does_not_repeat_a_notification(world: World) -> None:
             super().write(key, kind, **facts)
 
     world.use_journal(Flaky)
-    applications = Slow(world, looks=0)
-    workflow = world.workflow(world.rule(), reboot(), world.context(applications))
+    programs = SlowPrograms(world, checks=0)
+    workflow = world.workflow(world.rule(), reboot(), world.context(programs))
     for _ in range(3):
         with pytest.raises(JournalLost):
             workflow.run()
     workflow.run()
 
-    assert [phase for phase, _ in applications.told] == ["prepare"]
+    assert [phase for phase, _ in programs.notified] == ["prepare"]
 
 
 def test_truncated_description_is_not_a_change(world: World) -> None:

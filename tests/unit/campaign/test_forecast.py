@@ -1,13 +1,11 @@
-"""The forecast: waves that fit, hosts that never will, hosts that will wait, and how much work it
-is.
-"""
+"""The forecast: waves that fit, hosts that never fit, hosts that wait, and what it costs."""
 
 from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from forewarn.campaign.budget import Standing, standing
-from forewarn.campaign.forecast import WINDOW_MAX, WINDOW_MIN, Forecast, forecast, window_of
+from forewarn.campaign.budget import ScopeSummary, summarize
+from forewarn.campaign.forecast import WINDOW_MAX, WINDOW_MIN, Forecast, forecast, window_size
 from forewarn.core.fleet import Budget, Power, Scope
 from tests.builders import NOON, scope_of, vm
 
@@ -15,12 +13,12 @@ from tests.builders import NOON, scope_of, vm
 def plan(
     *scopes: Scope, hosts: Sequence[str], max_hosts: int = 10, budget: Budget | None = None
 ) -> Forecast:
-    found: dict[str, list[Standing]] = {host: [] for host in hosts}
-    for one in map(standing, scopes):
-        for host in one.residents:
-            found[host].append(one)
+    by_host: dict[str, list[ScopeSummary]] = {host: [] for host in hosts}
+    for summary in map(summarize, scopes):
+        for host in summary.residents:
+            by_host[host].append(summary)
     return forecast(
-        hosts, lambda host: found[host], max_hosts=max_hosts, budget=budget, horizon=NOON
+        hosts, lambda host: by_host[host], max_hosts=max_hosts, budget=budget, horizon=NOON
     )
 
 
@@ -35,7 +33,7 @@ def test_each_wave_has_one_update_domain_of_a_scope() -> None:
     )
 
 
-def test_each_wave_keeps_to_the_budget_and_to_max_hosts() -> None:
+def test_each_wave_respects_budget_and_max_hosts() -> None:
     scope = scope_of(*(vm(f"v{number}", host=f"h{number}") for number in range(5)))
     hosts = [f"h{number}" for number in range(5)]
 
@@ -43,61 +41,55 @@ def test_each_wave_keeps_to_the_budget_and_to_max_hosts() -> None:
     assert [len(wave) for wave in plan(scope, hosts=hosts, max_hosts=3).waves] == [3, 2]
 
 
-def test_a_host_that_alone_is_too_much_is_marked_with_scope_and_budget() -> None:
+def test_host_that_alone_exceeds_a_budget_is_too_large() -> None:
     scope = scope_of(vm("a", host="h0"), vm("b", host="h0"), vm("c", host="h1"))
     found = plan(scope, hosts=["h0", "h1"], budget=Budget(1))
 
     assert found.waves == (("h1",),)
-    assert [str(one) for one in found.too_large] == [
-        "h0 alone takes 2 VMs of web down at once; max_unavailable there is 1"
+    assert [str(blocker) for blocker in found.too_large] == [
+        "h0 alone takes 2 VMs of web down at once; its max_unavailable is 1"
     ]
     assert found.hosts == ("h1",)
 
 
-def test_a_host_that_cannot_have_its_turn_as_things_stand_is_told_and_stays_in_the_campaign() -> (
-    None
-):
-    """A VM is down for another reason, so nobody else of its scope may be, until it is up again."""
+def test_host_that_cannot_start_at_present_stays_in_the_campaign() -> None:
+    """A VM is down for another reason, so no other VM of its scope may be until it is up again."""
     scope = scope_of(replace(vm("a", host="h0"), power=Power.STOPPED), vm("b", host="h1"))
     found = plan(scope, hosts=["h0", "h1"], budget=Budget(1))
 
     assert found.waves == (("h0",),)
-    assert [str(one) for one in found.waiting] == [
-        "2 VMs of web would be unavailable; max_unavailable there is 1"
+    assert [str(blocker) for blocker in found.waiting] == [
+        "2 VMs of web would be unavailable; its max_unavailable is 1"
     ]
     assert found.hosts == ("h0", "h1")
 
 
-def test_the_work_of_a_plan_grows_as_the_fleet_does_and_no_faster() -> None:
-    """At worst, with one scope everywhere and one VM at a time, each wave looks at a window of
-    hosts and not at all of them.
-    """
+def test_cost_of_a_plan_grows_linearly_with_the_fleet() -> None:
+    """With one scope on all hosts and one VM at a time, a wave considers only a window."""
 
-    def looks_of(count: int) -> int:
-        looks = 0
+    def checks_of(count: int) -> int:
+        checks = 0
 
         class Counted(frozenset[str]):
-            def __or__(
-                self, other: object
-            ) -> frozenset[str]:  # how often somebody asks whether one more VM fits
-                nonlocal looks
-                looks += 1
+            def __or__(self, other: object) -> frozenset[str]:  # once per check of a host
+                nonlocal checks
+                checks += 1
                 return frozenset.__or__(self, other)  # type: ignore[operator]
 
             def union(self, *others: object) -> "Counted":
                 return Counted(frozenset.union(self, *others))  # type: ignore[arg-type]
 
-        scope = standing(
+        scope = summarize(
             scope_of(*(vm(f"v{number}", host=f"h{number}") for number in range(count)))
         )
         counted = scope._replace(down=Counted())
         hosts = [f"h{number}" for number in range(count)]
         found = forecast(hosts, lambda host: [counted], max_hosts=2, budget=Budget(1), horizon=NOON)
         assert len(found.waves) == count
-        return looks
+        return checks
 
-    assert looks_of(200) < looks_of(400) <= 2.5 * looks_of(200)
+    assert checks_of(200) < checks_of(400) <= 2.5 * checks_of(200)
 
 
-def test_the_window_has_its_limits() -> None:
-    assert (window_of(1), window_of(100), window_of(250)) == (WINDOW_MIN, 400, WINDOW_MAX)
+def test_window_is_bounded() -> None:
+    assert (window_size(1), window_size(100), window_size(250)) == (WINDOW_MIN, 400, WINDOW_MAX)

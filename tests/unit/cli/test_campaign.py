@@ -1,4 +1,4 @@
-"""What the command line makes of a campaign that it is shown."""
+"""Exit codes and removed options of `forewarn campaign`."""
 
 import pytest
 from typer.testing import CliRunner
@@ -17,23 +17,22 @@ from forewarn.cli.exit_codes import Usage
         ("paused", {"total": 3, "done": 3, "skipped": 0, "failed": 0}, False),
     ],
 )
-def test_a_watch_ends_well_only_if_every_host_has_had_its_maintenance(
+def test_watch_succeeds_only_if_every_host_is_done(
     state: str, hosts: dict[str, int], expected: bool
 ) -> None:
-    """A script goes on by the exit code: a host that was skipped still has its old kernel."""
+    """A script relies on the exit code: a skipped host still has its old kernel."""
     assert is_all_done({"state": state, "hosts": hosts}) is expected
 
 
 @pytest.mark.parametrize("option", ["--health-command", "--health-seconds-max"])
-def test_the_removed_health_options_say_where_they_are_now(option: str) -> None:
-    """A script of an earlier version must not go on without its check, and must not search for the
-    reason.
-    """
+def test_removed_health_option_names_its_replacement(option: str) -> None:
+    """A script of version 0.1 must not continue without its health check."""
     result = CliRunner().invoke(
         app, ["start", "--type", "Reboot", "--hosts", "rack-*", option, "1"]
     )
 
     assert isinstance(result.exception, Usage)
     assert result.exception.message == (
-        f"{option} is an option of the server now: give it to `forewarn serve` as --campaign-{option.removeprefix('--')}"
+        f"{option} is now an option of the server:"
+        f" `forewarn serve --campaign-{option.removeprefix('--')} ...`"
     )

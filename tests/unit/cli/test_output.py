@@ -25,7 +25,7 @@ EVENT = {
 
 def test_control_characters_are_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """A description is free text; it must not control the operator's terminal."""
-    show_one({"description": "\x1b[2Jgone\r\n"}, as_json=False)
+    show_one({"description": "\x1b[2Jgone\r\n"})
 
     assert capsys.readouterr().out == "description  \ufffd[2Jgone\ufffd\ufffd\n"
 
@@ -62,7 +62,7 @@ def test_operation_prints_one_sentence_per_event(
     capsys: pytest.CaptureFixture[str], answer: dict[str, object], result: str, text: str
 ) -> None:
     """The operator sees the id, the resources and the time."""
-    show_events(answer, "no events", result=result, as_json=False)
+    show_events(answer, "no events", result)
 
     assert capsys.readouterr().out == text
 

@@ -1,4 +1,4 @@
-"""Documents and events as a guest reads them."""
+"""Builders for documents and events as a guest reads them."""
 
 from datetime import UTC, datetime, timedelta
 

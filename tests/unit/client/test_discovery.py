@@ -1,4 +1,4 @@
-"""Where the endpoint is, and the bytes by which DHCP tells it."""
+"""Finding the endpoint, and the packets of DHCP."""
 
 import pytest
 
@@ -24,10 +24,10 @@ END = b"\xff"
 
 
 def never() -> str:
-    raise AssertionError("DHCP was asked")
+    raise AssertionError("DHCP was used")
 
 
-def test_the_endpoint_that_is_given_comes_first() -> None:
+def test_explicit_endpoint_comes_first() -> None:
     assert (
         discover(
             {"SCHEDULEDEVENTSIP": "10.0.0.1"}, endpoint="http://127.0.0.1:8080", ask_dhcp=never
@@ -37,7 +37,7 @@ def test_the_endpoint_that_is_given_comes_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "url"),
+    ("value", "url"),
     [
         ("168.63.129.16", "http://168.63.129.16"),
         (" 168.63.129.16 ", "http://168.63.129.16"),
@@ -47,28 +47,28 @@ def test_the_endpoint_that_is_given_comes_first() -> None:
         ("http://127.0.0.1:8080/as/web-0", "http://127.0.0.1:8080/as/web-0"),
     ],
 )
-def test_the_variable_of_the_published_samples_comes_second(told: str, url: str) -> None:
-    """It holds an address; a port or a whole URL serves a lab."""
-    assert discover({"SCHEDULEDEVENTSIP": told}, ask_dhcp=never) == url
+def test_variable_of_the_published_samples_comes_second(value: str, url: str) -> None:
+    """It has an address; a lab may need a port or a whole URL."""
+    assert discover({"SCHEDULEDEVENTSIP": value}, ask_dhcp=never) == url
 
 
-def test_dhcp_comes_third_and_only_if_it_may_be_asked() -> None:
+def test_dhcp_comes_third_and_only_if_requested() -> None:
     assert discover({}, ask_dhcp=lambda: "168.63.129.16") == "http://168.63.129.16"
     assert discover({}) == USUAL
 
 
-def test_the_usual_address_comes_last() -> None:
+def test_usual_address_comes_last() -> None:
     assert discover({"SCHEDULEDEVENTSIP": ""}, ask_dhcp=lambda: "") == USUAL
 
 
-@pytest.mark.parametrize("told", ["not an address", "https://host", "1.2.3.4:port", "host\r\n.x"])
-def test_a_variable_that_makes_no_sense_is_named(told: str) -> None:
-    """Silently asking somewhere else would hide the mistake."""
+@pytest.mark.parametrize("value", ["not an address", "https://host", "1.2.3.4:port", "host\r\n.x"])
+def test_invalid_variable_is_rejected(value: str) -> None:
+    """Silently using another address would hide the mistake."""
     with pytest.raises(Invalid, match="SCHEDULEDEVENTSIP"):
-        discover({"SCHEDULEDEVENTSIP": told})
+        discover({"SCHEDULEDEVENTSIP": value})
 
 
-def test_the_request_is_the_244_bytes_of_the_published_sample() -> None:
+def test_dhcp_request_is_that_of_the_published_sample() -> None:
     """Head of a BOOTREQUEST, transaction at 4, hardware address at 28, cookie at 236, message type
     DISCOVER, end.
     """
@@ -90,8 +90,8 @@ def test_the_request_is_the_244_bytes_of_the_published_sample() -> None:
         offer(ENDPOINT, END) + bytes(60),
     ],
 )
-def test_option_245_is_the_endpoint(packet: bytes) -> None:
-    """Padding has no length, which the published sample overlooks."""
+def test_option_245_has_the_endpoint(packet: bytes) -> None:
+    """Padding has no length byte, which the published sample overlooks."""
     assert dhcp_endpoint(packet, TRANSACTION, CARD) == "168.63.129.16"
 
 
@@ -115,5 +115,5 @@ def test_option_245_is_the_endpoint(packet: bytes) -> None:
         offer(ENDPOINT).replace(bytes.fromhex("63825363"), bytes(4)),
     ],
 )
-def test_a_packet_for_somebody_else_or_without_the_option_tells_nothing(packet: bytes) -> None:
+def test_other_packets_are_ignored(packet: bytes) -> None:
     assert dhcp_endpoint(packet, TRANSACTION, CARD) == ""

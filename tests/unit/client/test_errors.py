@@ -1,4 +1,4 @@
-"""The guest's branch of the tree of problems."""
+"""The guest's branch of the error hierarchy."""
 
 from collections.abc import Iterator
 
@@ -13,8 +13,8 @@ def tree(kind: type[Error]) -> Iterator[type[Error]]:
         yield from tree(child)
 
 
-def test_every_problem_of_the_guest_has_a_code_of_its_own() -> None:
-    """A code is for machines: the command line finds a problem by it."""
+def test_every_guest_error_has_a_unique_code() -> None:
+    """A code is for machines: the command line looks errors up by it."""
     named = [
         kind
         for kind in tree(Error)
@@ -34,8 +34,8 @@ def test_every_problem_of_the_guest_has_a_code_of_its_own() -> None:
     }
 
 
-def test_a_message_shows_enough_of_a_value_and_never_all() -> None:
-    """An endpoint decides what a guest writes into its log; it must not fill it."""
+def test_value_in_a_message_is_shortened() -> None:
+    """The value comes from the endpoint, which must not be able to fill a guest's log."""
     assert brief("x") == "'x'"
     assert (
         max(len(brief("x" * 10**6)), len(brief(["x" * 10**6])), len(brief(b"\xff" * 10**6))) <= 100

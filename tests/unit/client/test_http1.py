@@ -1,4 +1,4 @@
-"""HTTP as a guest reads it: a whole answer or a problem, never half of one."""
+"""HTTP/1.1 as a guest reads it: a whole response or an error, never half of one."""
 
 import pytest
 
@@ -20,13 +20,13 @@ CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
 def read(*pieces: bytes) -> Response:
-    """The answer in these pieces, after which the connection ends."""
+    """The response in these pieces, after which the connection ends."""
     reader = Reader()
     for piece in (*pieces, b""):
-        answer = reader.feed(piece)
-        if answer is not None:
-            return answer
-    raise AssertionError("neither an answer nor a problem")
+        response = reader.feed(piece)
+        if response is not None:
+            return response
+    raise AssertionError("neither a response nor an error")
 
 
 def sized(body: bytes, *headers: bytes) -> bytes:
@@ -38,41 +38,41 @@ def sized(body: bytes, *headers: bytes) -> bytes:
     )
 
 
-def test_an_answer_with_a_length_is_read_and_the_connection_is_kept() -> None:
+def test_response_with_a_length_keeps_the_connection() -> None:
     assert read(sized(b"{}", b'ETag: "2"')) == Response(
         200, {"etag": '"2"', "content-length": "2"}, b"{}", is_last=False
     )
 
 
-def test_an_answer_in_chunks_is_put_together() -> None:
-    """With extensions and trailers, which mean nothing to us."""
-    answer = read(CHUNKED + b"2\r\n{}\r\nA;x=y\r\n0123456789\r\n0\r\nDigest: x\r\n\r\n")
+def test_chunked_response_is_joined() -> None:
+    """Extensions and trailers are ignored."""
+    response = read(CHUNKED + b"2\r\n{}\r\nA;x=y\r\n0123456789\r\n0\r\nDigest: x\r\n\r\n")
 
-    assert (answer.body, answer.is_last) == (b"{}0123456789", False)
+    assert (response.body, response.is_last) == (b"{}0123456789", False)
 
 
-def test_an_answer_without_a_length_ends_with_the_connection() -> None:
-    """Old servers do so; the connection cannot be used again."""
-    answer = read(b"HTTP/1.0 200 OK\r\n\r\n{", b"}")
+def test_response_without_a_length_ends_with_the_connection() -> None:
+    """As from old servers; the connection cannot be reused."""
+    response = read(b"HTTP/1.0 200 OK\r\n\r\n{", b"}")
 
-    assert (answer.body, answer.is_last) == (b"{}", True)
+    assert (response.body, response.is_last) == (b"{}", True)
 
 
 @pytest.mark.parametrize("status", [204, 304])
-def test_an_answer_that_never_has_a_body_is_over_with_its_head(status: int) -> None:
-    """Even if it names the length that a body would have."""
-    answer = Reader().feed(b"HTTP/1.1 %d X\r\nContent-Length: 500\r\n\r\n" % status)
+def test_bodiless_response_ends_with_its_head(status: int) -> None:
+    """Even with the length that a body would have."""
+    response = Reader().feed(b"HTTP/1.1 %d X\r\nContent-Length: 500\r\n\r\n" % status)
 
-    assert answer is not None
-    assert (answer.status, answer.body, answer.is_last) == (status, b"", False)
+    assert response is not None
+    assert (response.status, response.body, response.is_last) == (status, b"", False)
 
 
-def test_a_provisional_answer_is_passed_over() -> None:
+def test_interim_response_is_skipped() -> None:
     assert read(b"HTTP/1.1 100 Continue\r\n\r\n" * INTERIM_MAX + sized(b"{}")).body == b"{}"
 
 
 @pytest.mark.parametrize(
-    "answer",
+    "response",
     [
         sized(b"{}", b"Connection: close"),
         sized(b"{}", b"Connection: Keep-Alive, Close"),
@@ -81,22 +81,22 @@ def test_a_provisional_answer_is_passed_over() -> None:
         CHUNKED.replace(b"\r\n\r\n", b"\r\nContent-Length: 3\r\n\r\n") + b"2\r\n{}\r\n0\r\n\r\n",
     ],
 )
-def test_a_connection_that_closes_or_says_too_much_is_not_used_again(answer: bytes) -> None:
-    """What was left over would be taken for the answer to the next question."""
-    assert read(answer).is_last
+def test_closing_or_ambiguous_connection_is_not_reused(response: bytes) -> None:
+    """The rest would be taken for the response to the next request."""
+    assert read(response).is_last
 
 
-def test_a_repeated_header_is_joined_and_names_are_in_lower_case() -> None:
+def test_repeated_headers_are_joined_and_names_lower_cased() -> None:
     assert read(sized(b"", b"X-One: a", b"x-one:  b ")).headers["x-one"] == "a, b"
 
 
-def test_lines_may_end_without_a_carriage_return() -> None:
-    """As HTTP asks of who reads."""
+def test_lines_may_end_with_a_bare_newline() -> None:
+    """RFC 9112 recommends that readers accept it."""
     assert read(sized(b"{}").replace(b"\r\n", b"\n")).body == b"{}"
 
 
 @pytest.mark.parametrize(
-    "answer",
+    "response",
     [
         sized(b"{}")[:-1],
         sized(b"{}")[:-2],
@@ -110,14 +110,14 @@ def test_lines_may_end_without_a_carriage_return() -> None:
         CHUNKED + b"2\r\n{}\r\n0\r\n",
     ],
 )
-def test_an_answer_that_was_cut_off_is_a_problem(answer: bytes) -> None:
+def test_truncated_response_is_an_error(response: bytes) -> None:
     """Half a document has fewer events than the whole."""
     with pytest.raises(InvalidResponse, match="cut off"):
-        read(answer)
+        read(response)
 
 
 @pytest.mark.parametrize(
-    "answer",
+    "response",
     [
         b"{}\r\n\r\n",
         b"SSH-2.0-OpenSSH_9.6\r\n",
@@ -137,31 +137,31 @@ def test_an_answer_that_was_cut_off_is_a_problem(answer: bytes) -> None:
         CHUNKED + b"1\r\n{}\r\n",
     ],
 )
-def test_what_is_no_http_is_a_problem(answer: bytes) -> None:
+def test_invalid_http_is_an_error(response: bytes) -> None:
     with pytest.raises(InvalidResponse):
-        read(answer)
+        read(response)
 
 
-def test_a_connection_that_ends_without_a_byte_is_no_answer() -> None:
-    """It is told apart from half an answer: such a question may be asked again."""
+def test_connection_closed_before_a_byte_is_a_failed_connection() -> None:
+    """Unlike half a response: such a request may be repeated."""
     with pytest.raises(ConnectionFailed):
         Reader().feed(b"")
 
 
-def test_the_largest_body_is_read_and_one_byte_more_is_refused_before_it_comes() -> None:
+def test_body_over_the_limit_is_rejected_before_it_arrives() -> None:
     assert len(read(sized(b"x" * BODY_BYTES_MAX)).body) == BODY_BYTES_MAX
     with pytest.raises(InvalidResponse, match=str(BODY_BYTES_MAX)):
         Reader().feed(OK + b"Content-Length: %d\r\n\r\n" % (BODY_BYTES_MAX + 1))
 
 
-def test_a_body_that_grows_without_end_is_refused() -> None:
+def test_endless_body_is_rejected() -> None:
     with pytest.raises(InvalidResponse, match=str(BODY_BYTES_MAX)):
         read(OK + b"\r\n", *[b"x" * 65536] * 17)
     with pytest.raises(InvalidResponse, match=str(BODY_BYTES_MAX)):
         read(CHUNKED, *[b"10000\r\n" + b"x" * 65536 + b"\r\n"] * 17)
 
 
-def test_a_head_that_grows_without_end_is_refused() -> None:
+def test_endless_head_is_rejected() -> None:
     with pytest.raises(InvalidResponse, match=str(LINE_BYTES_MAX)):
         read(OK, *[b"x" * 1024] * 10)
     with pytest.raises(InvalidResponse, match=str(LINES_MAX)):
@@ -177,7 +177,7 @@ def test_a_head_that_grows_without_end_is_refused() -> None:
         ("http://[fd00::1]:81", Endpoint("fd00::1", 81, "")),
     ],
 )
-def test_an_endpoint_is_a_url(url: str, endpoint: Endpoint) -> None:
+def test_endpoint_is_parsed_from_a_url(url: str, endpoint: Endpoint) -> None:
     assert Endpoint.parse(url) == endpoint
 
 
@@ -200,15 +200,40 @@ def test_an_endpoint_is_a_url(url: str, endpoint: Endpoint) -> None:
         f"http://{'a' * 64}",
     ],
 )
-def test_what_is_no_plain_http_url_is_refused(url: str) -> None:
-    """The protocol has neither TLS nor passwords, and a line break would smuggle a header in."""
+def test_invalid_endpoint_url_is_rejected(url: str) -> None:
+    """The protocol has neither TLS nor passwords, and a line break could inject a header."""
     with pytest.raises(Invalid, match="expected a URL"):
         Endpoint.parse(url)
 
 
-def test_a_question_is_written_as_http_says() -> None:
+def test_request_is_encoded() -> None:
     endpoint = Endpoint.parse("http://[::1]:8080/as/web-0")
 
     assert encode(endpoint, "POST", "/x", {"Metadata": "true"}, b"{}") == (
-        b"POST /as/web-0/x HTTP/1.1\r\nHost: [::1]:8080\r\nMetadata: true\r\nContent-Length: 2\r\n\r\n{}"
+        b"POST /as/web-0/x HTTP/1.1\r\nHost: [::1]:8080\r\nMetadata: true\r\n"
+        b"Content-Length: 2\r\n\r\n{}"
     )
+
+
+def test_reader_keeps_the_raw_head_and_what_follows() -> None:
+    """The conformance checks look at both."""
+    reader = Reader()
+    response = reader.feed(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}next")
+
+    assert response is not None
+    assert response.head == b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n"
+    assert reader.unread == b"next"
+
+
+def test_interim_response_is_returned_on_request() -> None:
+    response = Reader(wants_interim=True).feed(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    assert response is not None
+    assert response.status == 100
+
+
+def test_response_to_head_has_no_body() -> None:
+    response = Reader(expects_body=False).feed(sized(b"{}")[:-2])
+
+    assert response is not None
+    assert (response.body, response.headers["content-length"]) == (b"", "2")

@@ -1,4 +1,4 @@
-"""A document as a guest reads it: strict about what matters, patient with what is new."""
+"""Documents, events and dates: strict about known members, tolerant of new ones."""
 
 import json
 from dataclasses import asdict
@@ -12,27 +12,26 @@ from forewarn.client.models import parse_date, read_document
 from tests.unit.client.build import NOON, SOON, reboot
 
 CAPTURE = (
-    b'{"DocumentIncarnation":2,"Events":[{"EventId":"4CAEA225-A741-474D-A72E-428C86FCD853","EventStatus":"Scheduled",'
-    b'"EventType":"Reboot","ResourceType":"VirtualMachine","Resources":["flatcar-vm1"],'
-    b'"NotBefore":"Thu, 22 Jul 2021 04:50:17 GMT","Description":"","EventSource":"User","DurationInSeconds":-1}]}'
+    b'{"DocumentIncarnation":2,"Events":[{"EventId":"4CAEA225-A741-474D-A72E-428C86FCD853",'
+    b'"EventStatus":"Scheduled","EventType":"Reboot","ResourceType":"VirtualMachine",'
+    b'"Resources":["flatcar-vm1"],'
+    b'"NotBefore":"Thu, 22 Jul 2021 04:50:17 GMT","Description":"","EventSource":"User",'
+    b'"DurationInSeconds":-1}]}'
 )
 ENTRY = json.loads(CAPTURE)["Events"][0]
 
 
-def read(said: object) -> Document:
-    return read_document(json.dumps(said).encode())
+def read(value: object) -> Document:
+    return read_document(json.dumps(value).encode())
 
 
 def read_event(**members: object) -> Event:
-    """The event of a document whose only entry is the capture's with these members;
-
-    None leaves one out.
-    """
+    """The captured event with these members; None removes one."""
     entry = {name: value for name, value in (ENTRY | members).items() if value is not None}
     return read({"DocumentIncarnation": 2, "Events": [entry]}).events[0]
 
 
-def test_a_real_document_is_read_as_it_came() -> None:
+def test_real_document_is_read() -> None:
     """Captured from Azure."""
     assert read_document(CAPTURE, etag='"2"') == Document(
         2,
@@ -50,31 +49,31 @@ def test_a_real_document_is_read_as_it_came() -> None:
     )
 
 
-def test_what_an_older_version_lacks_has_a_default() -> None:
-    """A client that asked for a missing member has crashed in the field."""
+def test_members_missing_from_old_versions_have_defaults() -> None:
+    """A real client crashed on a missing member."""
     event = read_event(Description=None, EventSource=None, DurationInSeconds=None)
 
     assert (event.description, event.source, event.duration_seconds) == ("", "", -1)
 
 
-def test_what_a_newer_version_adds_survives() -> None:
-    """Types, statuses and members of tomorrow reach who knows them."""
-    event = read_event(EventType="Hibernate", EventStatus="Pondering", Severity={"level": 3})
+def test_unknown_types_statuses_and_members_are_kept() -> None:
+    """A caller may know them."""
+    event = read_event(EventType="Hibernate", EventStatus="Paused", Severity={"level": 3})
 
     assert (event.type, event.status, event.extra) == (
         "Hibernate",
-        "Pondering",
+        "Paused",
         {"Severity": {"level": 3}},
     )
 
 
-def test_an_event_can_be_written_down_as_plain_values() -> None:
-    """A journal needs it."""
+def test_event_converts_to_plain_values() -> None:
+    """The journal of the agent stores it."""
     assert asdict(read_event(Severity=3))["extra"] == {"Severity": 3}
 
 
 @pytest.mark.parametrize("members", [{"NotBefore": ""}, {"NotBefore": "  "}, {"NotBefore": None}])
-def test_an_empty_not_before_means_now(members: dict[str, Any]) -> None:
+def test_empty_not_before_means_now(members: dict[str, Any]) -> None:
     """It is empty once an event has started."""
     event = read_event(**members)
 
@@ -82,53 +81,46 @@ def test_an_empty_not_before_means_now(members: dict[str, Any]) -> None:
     assert event.is_due(NOON)
 
 
-def test_a_null_not_before_means_now() -> None:
+def test_null_not_before_means_now() -> None:
     assert read({"Events": [ENTRY | {"NotBefore": None}]}).events[0].not_before is None
 
 
-def test_an_event_is_due_at_not_before_and_not_a_second_earlier() -> None:
+def test_event_is_due_at_not_before_and_not_a_second_earlier() -> None:
     assert not reboot(not_before=SOON).is_due(SOON.replace(minute=14, second=59))
     assert reboot(not_before=SOON).is_due(SOON)
 
 
 @pytest.mark.parametrize(("incarnation", "expected"), [(5, 5), ("5", 5), (None, 0)])
-def test_the_incarnation_is_a_number_or_a_number_as_text(
-    incarnation: object, expected: int
-) -> None:
-    """Some samples hold it as text; the first preview had none."""
+def test_incarnation_may_be_a_number_as_text(incarnation: object, expected: int) -> None:
+    """Some samples have it as text; the first preview had none."""
     assert read({"DocumentIncarnation": incarnation, "Events": []}).incarnation == expected
 
 
 @pytest.mark.parametrize("body", [b"", b"  \r\n"])
-def test_an_empty_body_means_no_events(body: bytes) -> None:
-    """Some hosts answer so when there are none.
-
-    Its ETag is dropped: a 304 to it would make a hiccup last.
-    """
+def test_empty_body_means_no_events(body: bytes) -> None:
+    """Some hosts respond so. Its ETag is dropped: a 304 for it would prolong a fault."""
     assert read_document(body, etag='"7"') == Document(0, (), is_blank=True)
 
 
 @pytest.mark.parametrize("name", ["web-0", "WEB-0"])
 @pytest.mark.parametrize("shown", ["web-0", "Web-0", "_web-0"])
-def test_an_event_concerns_a_vm_in_any_case_of_letters_and_with_the_underscore_of_2017(
-    name: str, shown: str
-) -> None:
-    """A VM that does not find itself in the list is not warned."""
+def test_event_concerns_a_vm_in_any_case_and_with_an_underscore(name: str, shown: str) -> None:
+    """2017-03-01 has the underscore. A VM that misses its name is not warned."""
     assert read_event(Resources=["db", shown]).concerns(name)
 
 
 @pytest.mark.parametrize("shown", ["web-00", "web", "__web-0", ""])
-def test_an_event_does_not_concern_a_vm_of_another_name(shown: str) -> None:
+def test_event_does_not_concern_another_vm(shown: str) -> None:
     assert not read_event(Resources=[shown]).concerns("web-0")
 
 
-def test_ids_are_one_in_any_case_of_letters() -> None:
+def test_ids_are_compared_ignoring_case() -> None:
     assert read_event(EventId="abc").key == read_event(EventId="ABC").key
     assert read_event(EventId="abc").id == "abc"
 
 
 @pytest.mark.parametrize(
-    "said",
+    "value",
     [
         None,
         5,
@@ -148,10 +140,10 @@ def test_ids_are_one_in_any_case_of_letters() -> None:
         {"Events": [{}]},
     ],
 )
-def test_what_is_no_document_is_refused(said: object) -> None:
-    """Taken for an empty one, it would end every event that is known."""
+def test_invalid_document_is_rejected(value: object) -> None:
+    """As an empty document it would end every known event."""
     with pytest.raises(InvalidDocument):
-        read(said)
+        read(value)
 
 
 @pytest.mark.parametrize(
@@ -174,10 +166,10 @@ def test_what_is_no_document_is_refused(said: object) -> None:
         {"DurationInSeconds": 1.5},
     ],
 )
-def test_one_event_that_cannot_be_understood_refuses_the_whole_document(
+def test_one_invalid_event_rejects_the_whole_document(
     members: dict[str, Any],
 ) -> None:
-    """Left out, it would be taken for one that has ended. The message names the member."""
+    """Left out, it would look as if it had ended. The message names the member."""
     with pytest.raises(InvalidDocument, match=next(iter(members))):
         read_event(**members)
 
@@ -192,15 +184,15 @@ def test_one_event_that_cannot_be_understood_refuses_the_whole_document(
         b'{"DocumentIncarnation":' + b"9" * 5000,
     ],
 )
-def test_what_is_no_json_is_refused_and_shown(body: bytes) -> None:
-    """The message says what came, and no more of it than a line."""
+def test_invalid_json_is_rejected_and_quoted(body: bytes) -> None:
+    """The message has what was received, shortened to a line."""
     with pytest.raises(InvalidDocument, match=r"not JSON \(Content-Type text/html\)") as caught:
         read_document(body, content_type="text/html")
     assert len(caught.value.message) < 200
 
 
-def test_a_document_nested_too_deep_is_refused() -> None:
-    """What it can be written down with has a limit, and would fail for all events at once."""
+def test_document_nested_too_deeply_is_rejected() -> None:
+    """Serialising it would hit the recursion limit, and fail for all events."""
     deep: object = 0
     for _ in range(700):
         deep = [deep]
@@ -208,7 +200,7 @@ def test_a_document_nested_too_deep_is_refused() -> None:
         read_event(Odd=deep)
 
 
-def test_a_document_of_too_many_events_is_refused() -> None:
+def test_document_with_too_many_events_is_rejected() -> None:
     with pytest.raises(InvalidDocument, match="1001 events"):
         read({"DocumentIncarnation": 1, "Events": [None] * 1001})
 

@@ -1,4 +1,4 @@
-"""What a watch tells, from document to document."""
+"""The changes that a watch reports, from document to document."""
 
 from datetime import datetime, timedelta
 
@@ -12,8 +12,8 @@ SECOND = timedelta(seconds=1)
 BLANK = Document(0, (), is_blank=True)
 
 
-def tell(watcher: Watcher, *documents: Document, now: datetime = NOON) -> list[tuple[str, str]]:
-    """All that is told about these documents: kind and id."""
+def update(watcher: Watcher, *documents: Document, now: datetime = NOON) -> list[tuple[str, str]]:
+    """All changes in these documents: kind and id."""
     return [
         (change.kind, change.event.id)
         for document in documents
@@ -21,27 +21,25 @@ def tell(watcher: Watcher, *documents: Document, now: datetime = NOON) -> list[t
     ]
 
 
-def test_an_event_appears_starts_and_finishes() -> None:
-    assert tell(Watcher(), page(1), page(2, reboot()), page(3, started()), page(4)) == [
+def test_event_appears_starts_and_finishes() -> None:
+    assert update(Watcher(), page(1), page(2, reboot()), page(3, started()), page(4)) == [
         ("appeared", "E1"),
         ("started", "E1"),
         ("finished", "E1"),
     ]
 
 
-def test_the_same_document_again_is_no_news() -> None:
+def test_same_document_again_gives_no_change() -> None:
     """A guest polls once a second; an event lives for minutes."""
     watcher = Watcher()
-    tell(watcher, page(2, reboot()))
+    update(watcher, page(2, reboot()))
 
-    assert tell(watcher, page(2, reboot()), page(2, reboot())) == []
+    assert update(watcher, page(2, reboot()), page(2, reboot())) == []
     assert not watcher.is_in_doubt
 
 
-def test_a_change_has_the_event_and_the_document_that_showed_it() -> None:
-    """At its end the event is as it was last seen: somebody may need to know which VMs it was
-    about.
-    """
+def test_change_has_the_event_and_the_document() -> None:
+    """After its end the event is as it was last seen: a handler may need its resources."""
     watcher = Watcher()
     (appeared,) = watcher.update(page(2, reboot()), NOON)
     (finished,) = watcher.update(page(3), SOON)
@@ -50,17 +48,17 @@ def test_a_change_has_the_event_and_the_document_that_showed_it() -> None:
     assert (finished.event, finished.document) == (reboot(), page(3))
 
 
-def test_an_event_first_seen_as_started_is_told_as_appeared_and_as_started() -> None:
-    """Failed hardware gives no notice. Who only handles one of the two still hears of it."""
-    assert tell(Watcher(), page(2, started())) == [("appeared", "E1"), ("started", "E1")]
+def test_event_first_seen_as_started_appears_and_starts() -> None:
+    """Failed hardware gives no notice. A handler of either kind still gets it."""
+    assert update(Watcher(), page(2, started())) == [("appeared", "E1"), ("started", "E1")]
 
 
-def test_ends_are_told_before_beginnings() -> None:
-    """In a rolling maintenance the next VM begins when the last is back."""
+def test_ends_come_before_beginnings() -> None:
+    """In a rolling maintenance the next VM starts when the last one is back."""
     watcher = Watcher()
-    tell(watcher, page(2, started("E1")))
+    update(watcher, page(2, started("E1")))
 
-    assert tell(watcher, page(3, reboot("E2"))) == [("finished", "E1"), ("appeared", "E2")]
+    assert update(watcher, page(3, reboot("E2"))) == [("finished", "E1"), ("appeared", "E2")]
 
 
 @pytest.mark.parametrize(
@@ -73,241 +71,231 @@ def test_ends_are_told_before_beginnings() -> None:
         (SOON + timedelta(hours=1), "finished"),
     ],
 )
-def test_an_event_that_vanishes_is_finished_if_it_was_due_and_canceled_if_it_was_not(
-    gone_at: datetime, kind: str
-) -> None:
-    """Its Started may never have been seen. Two clocks are allowed to differ by five seconds."""
+def test_missing_event_is_finished_if_due_and_canceled_if_not(gone_at: datetime, kind: str) -> None:
+    """Its Started may have been missed. Two clocks may differ by five seconds."""
     watcher = Watcher()
-    tell(watcher, page(2, reboot(not_before=SOON)))
+    update(watcher, page(2, reboot(not_before=SOON)))
 
-    assert tell(watcher, page(3), now=gone_at) == [(kind, "E1")]
+    assert update(watcher, page(3), now=gone_at) == [(kind, "E1")]
 
 
-def test_an_event_that_was_approved_here_and_vanishes_is_finished() -> None:
-    """Approved, a reboot may be over within a minute and never be seen Started; so it was in a
-    published log.
-    """
+def test_missing_event_approved_here_is_finished() -> None:
+    """An approved reboot may finish between two polls; a published log shows that."""
     approved: set[str] = set()
     watcher = Watcher(approved=approved)
-    tell(watcher, page(2, reboot("e1")))
+    update(watcher, page(2, reboot("e1")))
     approved.add("E1")
 
-    assert tell(watcher, page(3)) == [("finished", "e1")]
+    assert update(watcher, page(3)) == [("finished", "e1")]
 
 
-def test_an_event_without_a_not_before_is_due() -> None:
+def test_event_without_not_before_is_due() -> None:
     watcher = Watcher()
-    tell(watcher, page(2, reboot(not_before=None)))
+    update(watcher, page(2, reboot(not_before=None)))
 
-    assert tell(watcher, page(3)) == [("finished", "E1")]
+    assert update(watcher, page(3)) == [("finished", "E1")]
 
 
-def test_a_deadline_that_moves_is_told() -> None:
-    """Who has split the time over some steps must split it again."""
+def test_moved_deadline_is_a_change() -> None:
+    """A handler that divided the time among its steps must do so again."""
     watcher = Watcher()
-    tell(watcher, page(2, reboot()))
+    update(watcher, page(2, reboot()))
     later = reboot(not_before=SOON + SECOND)
 
-    assert tell(watcher, page(3, later), page(3, later)) == [("changed", "E1")]
+    assert update(watcher, page(3, later), page(3, later)) == [("changed", "E1")]
 
 
-def test_an_id_in_another_case_of_letters_is_the_same_event() -> None:
+def test_id_in_another_case_is_the_same_event() -> None:
     watcher = Watcher()
-    tell(watcher, page(2, reboot("ab")))
+    update(watcher, page(2, reboot("ab")))
 
-    assert tell(watcher, page(3, started("AB"))) == [("started", "AB")]
+    assert update(watcher, page(3, started("AB"))) == [("started", "AB")]
 
 
 @pytest.mark.parametrize("twice", [(reboot(), started()), (started(), reboot())])
-def test_of_two_events_with_one_id_the_started_one_counts(twice: tuple[Event, Event]) -> None:
+def test_started_event_wins_over_its_duplicate(twice: tuple[Event, Event]) -> None:
     watcher = Watcher()
 
-    assert tell(watcher, page(2, *twice), page(2, *twice)) == [
+    assert update(watcher, page(2, *twice), page(2, *twice)) == [
         ("appeared", "E1"),
         ("started", "E1"),
     ]
 
 
-def test_of_two_scheduled_events_with_one_id_the_first_counts() -> None:
+def test_first_of_two_scheduled_duplicates_wins() -> None:
     watcher = Watcher()
     (change,) = watcher.update(page(2, reboot(description="one"), reboot(description="two")), NOON)
 
     assert change.event.description == "one"
 
 
-def test_an_older_document_does_not_end_what_it_does_not_yet_show() -> None:
-    """Two servers on one store: the one asked last may lag.
-
-    A false end would undo what was prepared.
-    """
+def test_older_document_does_not_end_an_event() -> None:
+    """Of two servers on one store one may lag. A false end would undo preparations."""
     watcher = Watcher()
-    tell(watcher, page(5, reboot("E1")), page(6, reboot("E1"), reboot("E2")))
+    update(watcher, page(5, reboot("E1")), page(6, reboot("E1"), reboot("E2")))
 
-    assert tell(watcher, page(5, reboot("E1"))) == []
+    assert update(watcher, page(5, reboot("E1"))) == []
     assert watcher.is_in_doubt
-    assert tell(watcher, page(6, reboot("E1"), reboot("E2"))) == []
+    assert update(watcher, page(6, reboot("E1"), reboot("E2"))) == []
     assert not watcher.is_in_doubt
 
 
-def test_an_older_document_does_not_bring_back_what_is_over() -> None:
+def test_older_document_does_not_bring_back_an_ended_event() -> None:
     watcher = Watcher()
-    tell(watcher, page(5, started()), page(6))
+    update(watcher, page(5, started()), page(6))
 
-    assert tell(watcher, page(5, started()), page(5, started()), page(5, started()), page(6)) == []
+    assert (
+        update(watcher, page(5, started()), page(5, started()), page(5, started()), page(6)) == []
+    )
 
 
-def test_an_older_document_does_not_unstart_an_event() -> None:
+def test_older_document_does_not_unstart_an_event() -> None:
     watcher = Watcher()
-    tell(watcher, page(5, reboot()), page(6, started()))
+    update(watcher, page(5, reboot()), page(6, started()))
 
-    assert tell(watcher, page(5, reboot()), page(6, started())) == []
-    assert tell(watcher, page(7)) == [("finished", "E1")]
+    assert update(watcher, page(5, reboot()), page(6, started())) == []
+    assert update(watcher, page(7)) == [("finished", "E1")]
 
 
-def test_an_older_document_does_not_move_a_deadline_back_and_forth() -> None:
+def test_older_document_does_not_move_a_deadline() -> None:
     watcher = Watcher()
-    tell(watcher, page(5, reboot()), page(6, reboot(not_before=SOON + SECOND)))
+    update(watcher, page(5, reboot()), page(6, reboot(not_before=SOON + SECOND)))
 
-    assert tell(watcher, page(5, reboot()), page(6, reboot(not_before=SOON + SECOND))) == []
+    assert update(watcher, page(5, reboot()), page(6, reboot(not_before=SOON + SECOND))) == []
 
 
-def test_a_counter_that_began_again_is_believed_at_the_third_look() -> None:
-    """A new store, or 24 hours without a poll.
-
-    A client that waited for a greater number would be deaf from then on.
-    """
+def test_restarted_counter_is_trusted_at_the_third_poll() -> None:
+    """A new store, or 24 hours without a poll: waiting for a greater one would never end."""
     watcher = Watcher()
-    tell(watcher, page(190, reboot()))
+    update(watcher, page(190, reboot()))
 
-    assert tell(watcher, page(1), page(1)) == []
-    assert tell(watcher, page(1)) == [("canceled", "E1")]
+    assert update(watcher, page(1), page(1)) == []
+    assert update(watcher, page(1)) == [("canceled", "E1")]
     assert not watcher.is_in_doubt
-    assert tell(watcher, page(2, reboot("E2")), page(3)) == [("appeared", "E2"), ("canceled", "E2")]
+    assert update(watcher, page(2, reboot("E2")), page(3)) == [
+        ("appeared", "E2"),
+        ("canceled", "E2"),
+    ]
 
 
-def test_what_appears_or_starts_is_told_at_once_whatever_the_number() -> None:
-    """A warning is urgent, and true of a lagging server as of a new one."""
+def test_appearance_and_start_are_reported_at_any_incarnation() -> None:
+    """A warning is urgent, and true for a lagging server and for a new one."""
     watcher = Watcher()
-    tell(watcher, page(190, reboot("E1")))
+    update(watcher, page(190, reboot("E1")))
 
-    assert tell(watcher, page(1, reboot("E1"), reboot("E2"))) == [("appeared", "E2")]
-    assert tell(watcher, page(1, started("E1"), reboot("E2"))) == [("started", "E1")]
+    assert update(watcher, page(1, reboot("E1"), reboot("E2"))) == [("appeared", "E2")]
+    assert update(watcher, page(1, started("E1"), reboot("E2"))) == [("started", "E1")]
 
 
-def test_a_counter_that_began_again_and_moves_on_is_believed_too() -> None:
+def test_restarted_counter_that_grows_is_trusted_too() -> None:
     watcher = Watcher()
-    tell(watcher, page(190, reboot()))
+    update(watcher, page(190, reboot()))
 
-    assert tell(watcher, page(1), page(2), page(3)) == [("canceled", "E1")]
+    assert update(watcher, page(1), page(2), page(3)) == [("canceled", "E1")]
 
 
-def test_the_same_number_with_other_events_is_believed_at_the_third_look() -> None:
-    """By chance a counter that began again may stand where the old one stood."""
+def test_same_incarnation_with_other_events_is_trusted_at_the_third_poll() -> None:
+    """A restarted counter may happen to be where the old one was."""
     watcher = Watcher()
-    tell(watcher, page(2, reboot("E1")))
+    update(watcher, page(2, reboot("E1")))
 
-    assert tell(watcher, page(2, reboot("E2")), page(2, reboot("E2")), page(2, reboot("E2"))) == [
+    assert update(watcher, page(2, reboot("E2")), page(2, reboot("E2")), page(2, reboot("E2"))) == [
         ("appeared", "E2"),
         ("canceled", "E1"),
     ]
 
 
 def test_empty_bodies_for_less_than_a_minute_end_nothing() -> None:
-    """An empty body may mean no events, but some endpoints hiccup: whoever believed it was deaf to
-    the event that came back.
-    """
+    """An empty body may be a fault: the event comes back, and must not have ended."""
     watcher = Watcher()
-    tell(watcher, page(2, reboot()))
+    update(watcher, page(2, reboot()))
 
-    assert tell(watcher, *[BLANK] * (BLANKS_MIN - 1)) == []
+    assert update(watcher, *[BLANK] * (BLANKS_MIN - 1)) == []
     assert watcher.is_in_doubt
-    assert tell(watcher, page(2, reboot())) == []
+    assert update(watcher, page(2, reboot())) == []
     assert not watcher.is_in_doubt
-    assert tell(watcher, *[BLANK] * (BLANKS_MIN - 1), page(3, started()), page(4)) == [
+    assert update(watcher, *[BLANK] * (BLANKS_MIN - 1), page(3, started()), page(4)) == [
         ("started", "E1"),
         ("finished", "E1"),
     ]
 
 
-def test_empty_bodies_for_a_minute_end_what_is_known() -> None:
-    """Some hosts answer so when there are no events.
-
-    An agent must take up its work again there too.
-    """
+def test_empty_bodies_for_a_minute_end_known_events() -> None:
+    """Some hosts respond so when there are no events. An agent must resume there too."""
     watcher = Watcher()
-    tell(watcher, page(2, started("E1"), reboot("E2")))
+    update(watcher, page(2, started("E1"), reboot("E2")))
 
-    assert tell(watcher, *[BLANK] * BLANKS_MIN) == [("finished", "E1"), ("canceled", "E2")]
+    assert update(watcher, *[BLANK] * BLANKS_MIN) == [("finished", "E1"), ("canceled", "E2")]
     assert not watcher.is_in_doubt
-    assert tell(watcher, BLANK) == []
+    assert update(watcher, BLANK) == []
 
 
-def test_an_event_that_comes_back_after_a_minute_of_empty_bodies_is_told_again() -> None:
-    """No document ever said that it was over."""
+def test_event_that_comes_back_after_empty_bodies_is_reported_again() -> None:
+    """No document said that it ended."""
     watcher = Watcher()
-    tell(watcher, page(2, reboot()), *[BLANK] * BLANKS_MIN)
+    update(watcher, page(2, reboot()), *[BLANK] * BLANKS_MIN)
 
-    assert tell(watcher, page(2, reboot()), page(3, started())) == [
+    assert update(watcher, page(2, reboot()), page(3, started())) == [
         ("appeared", "E1"),
         ("started", "E1"),
     ]
 
 
-def test_where_nothing_is_known_an_empty_body_leaves_no_doubt() -> None:
-    """In doubt nothing is approved, and some hosts answer so for years."""
+def test_empty_body_without_known_events_leaves_no_doubt() -> None:
+    """In doubt nothing is approved, and some hosts respond so for years."""
     watcher = Watcher()
 
-    assert tell(watcher, BLANK) == []
+    assert update(watcher, BLANK) == []
     assert not watcher.is_in_doubt
-    assert tell(watcher, page(2, reboot())) == [("appeared", "E1")]
+    assert update(watcher, page(2, reboot())) == [("appeared", "E1")]
     assert not watcher.is_in_doubt
 
 
-def test_a_document_without_a_number_that_has_no_events_is_no_empty_body() -> None:
-    """It says that there are none, and is believed like any other."""
+def test_document_without_incarnation_is_not_an_empty_body() -> None:
+    """It says that there are no events, and is trusted like any other."""
     watcher = Watcher()
-    tell(watcher, page(2, reboot()))
+    update(watcher, page(2, reboot()))
 
-    assert tell(watcher, *[Document(0, ())] * 3) == [("canceled", "E1")]
+    assert update(watcher, *[Document(0, ())] * 3) == [("canceled", "E1")]
 
 
-def test_what_was_told_in_an_earlier_life_is_not_told_again() -> None:
-    """An agent that comes back after the reboot goes on from its journal."""
+def test_events_known_from_an_earlier_process_do_not_appear_again() -> None:
+    """An agent continues from its journal after the reboot."""
     watcher = Watcher([reboot("E1"), started("E2")])
 
-    assert tell(watcher, page(9, started("E1"), reboot("E3"))) == [
+    assert update(watcher, page(9, started("E1"), reboot("E3"))) == [
         ("started", "E1"),
         ("appeared", "E3"),
     ]
     assert watcher.is_in_doubt
-    assert tell(watcher, *[page(9, started("E1"), reboot("E3"))] * 2) == [("finished", "E2")]
+    assert update(watcher, *[page(9, started("E1"), reboot("E3"))] * 2) == [("finished", "E2")]
 
 
-def test_empty_bodies_at_the_start_of_a_life_end_nothing() -> None:
-    """There is no document yet to compare it with, only what is remembered."""
+def test_empty_bodies_at_the_start_end_nothing() -> None:
+    """There is no document yet to compare with, only known events."""
     watcher = Watcher([reboot("E1")])
 
-    assert tell(watcher, *[BLANK] * 5, page(2, reboot("E1")), page(3, started("E1"))) == [
+    assert update(watcher, *[BLANK] * 5, page(2, reboot("E1")), page(3, started("E1"))) == [
         ("started", "E1")
     ]
 
 
-def test_who_looks_only_once_believes_what_it_sees() -> None:
-    assert tell(Watcher([started("E1")], looks_min=1), page(9)) == [("finished", "E1")]
-    assert tell(Watcher([started("E1")], looks_min=1), BLANK) == [("finished", "E1")]
+def test_single_poll_is_trusted() -> None:
+    assert update(Watcher([started("E1")], looks_min=1), page(9)) == [("finished", "E1")]
+    assert update(Watcher([started("E1")], looks_min=1), BLANK) == [("finished", "E1")]
 
 
-def test_a_watch_for_years_does_not_grow() -> None:
-    """Only so many ends are remembered; never is one forgotten that is still shown."""
+def test_ended_ids_have_a_limit() -> None:
+    """But one that is still shown is never forgotten."""
     watcher = Watcher()
-    tell(watcher, page(1, started("first")), page(2))
+    update(watcher, page(1, started("first")), page(2))
     for number in range(ENDED_MAX + 10):
-        tell(
+        update(
             watcher,
             page(2 * number + 3, reboot(f"E{number}"), started("first")),
             page(2 * number + 4, started("first")),
         )
 
     assert len(watcher._ended) == ENDED_MAX
-    assert tell(watcher, page(10**6, started("first"), reboot("E1000"))) == []
-    assert tell(watcher, page(10**6 + 1, reboot("E0"))) == [("appeared", "E0")]
+    assert update(watcher, page(10**6, started("first"), reboot("E1000"))) == []
+    assert update(watcher, page(10**6 + 1, reboot("E0"))) == [("appeared", "E0")]

@@ -1,11 +1,25 @@
-"""What operations make: notice, refusal, silence."""
+"""What operations create: events with their notice, silent impacts, or errors."""
 
 from datetime import datetime, timedelta
 
 import pytest
 
 from forewarn import errors
-from forewarn.core import command as ask
+from forewarn.core.command import (
+    Approve,
+    Cancel,
+    Claim,
+    Command,
+    Degrade,
+    Delete,
+    Evict,
+    Fail,
+    Finish,
+    Maintain,
+    Redeploy,
+    SetMembers,
+    Tick,
+)
 from forewarn.core.event import Cause, EventType, Source, Status
 from forewarn.core.fleet import AutoApprove, Power, ScopeKind
 from forewarn.core.timing import Timing
@@ -30,16 +44,16 @@ from tests.builders import (
     ("command", "notice"),
     [
         (restart(), 15 * MINUTE),
-        (ask.Redeploy(vm="web-0", event_id=guid(1)), 10 * MINUTE),
-        (ask.Evict(vm="web-0", event_id=guid(1)), 30 * SECOND),
-        (ask.Delete(vm="web-0", event_id=guid(1)), 5 * MINUTE),
+        (Redeploy(vm="web-0", event_id=guid(1)), 10 * MINUTE),
+        (Evict(vm="web-0", event_id=guid(1)), 30 * SECOND),
+        (Delete(vm="web-0", event_id=guid(1)), 5 * MINUTE),
         (maintain(type_=EventType.FREEZE), 15 * MINUTE),
         (maintain(type_=EventType.REBOOT), 15 * MINUTE),
         (maintain(type_=EventType.REDEPLOY), 10 * MINUTE),
-        (ask.Degrade(host="host-a", operation_id=OPERATION), timedelta(days=7)),
+        (Degrade(host="host-a", operation_id=OPERATION), timedelta(days=7)),
     ],
 )
-def test_every_type_gives_its_notice(command: ask.Command, notice: timedelta) -> None:
+def test_every_type_gives_its_notice(command: Command, notice: timedelta) -> None:
     """The notice is what a guest plans with (protocol 6.2)."""
     (event,) = run(scope_of(), command).events
 
@@ -57,15 +71,15 @@ def test_every_type_gives_its_notice(command: ask.Command, notice: timedelta) ->
             "Virtual machine is going to be restarted as requested by authorized user.",
         ),
         (
-            ask.Redeploy(vm="web-0", event_id=guid(1)),
+            Redeploy(vm="web-0", event_id=guid(1)),
             "Redeploy",
             "User",
             -1,
             "Virtual machine is going to be redeployed as requested by authorized user.",
         ),
-        (ask.Evict(vm="web-0", event_id=guid(1)), "Preempt", "Platform", -1, ""),
+        (Evict(vm="web-0", event_id=guid(1)), "Preempt", "Platform", -1, ""),
         (
-            ask.Delete(vm="web-0", event_id=guid(1)),
+            Delete(vm="web-0", event_id=guid(1)),
             "Terminate",
             "User",
             -1,
@@ -77,7 +91,10 @@ def test_every_type_gives_its_notice(command: ask.Command, notice: timedelta) ->
             "Freeze",
             "Platform",
             5,
-            "Virtual machine is being paused because of a memory-preserving Live Migration operation.",
+            (
+                "Virtual machine is being paused because of a memory-preserving Live Migration"
+                " operation."
+            ),
         ),
         (
             maintain(type_=EventType.REBOOT, description="New kernel."),
@@ -87,14 +104,14 @@ def test_every_type_gives_its_notice(command: ask.Command, notice: timedelta) ->
             "New kernel.",
         ),
         (
-            ask.Degrade(host="host-a", operation_id=OPERATION),
+            Degrade(host="host-a", operation_id=OPERATION),
             "Redeploy",
             "Platform",
             -1,
             "Host server is undergoing an emergency repair.",
         ),
         (
-            ask.Fail(host="host-a", operation_id=OPERATION),
+            Fail(host="host-a", operation_id=OPERATION),
             "Reboot",
             "Platform",
             -1,
@@ -102,10 +119,10 @@ def test_every_type_gives_its_notice(command: ask.Command, notice: timedelta) ->
         ),
     ],
 )
-def test_each_cause_has_its_type_source_duration_and_description(
-    command: ask.Command, type_: str, source: str, seconds: int, description: str
+def test_event_has_type_source_duration_and_text_of_its_cause(
+    command: Command, type_: str, source: str, seconds: int, description: str
 ) -> None:
-    """Clients sort by these; the texts are those seen on the wire (protocol 2.2 and 2.5)."""
+    """The texts are those of Azure (protocol 2.2 and 2.5)."""
     (event,) = run(scope_of(), command).events
 
     assert (event.type, event.source, event.duration_seconds, event.description) == (
@@ -117,7 +134,7 @@ def test_each_cause_has_its_type_source_duration_and_description(
 
 
 def test_not_before_is_rounded_up_to_a_whole_second() -> None:
-    """The wire has no fractions, and early is a broken promise."""
+    """The wire has no fractions, and NotBefore must not be early."""
     at = NOON + timedelta(microseconds=1)
 
     (event,) = run(scope_of(), restart(), at=at).events
@@ -125,7 +142,7 @@ def test_not_before_is_rounded_up_to_a_whole_second() -> None:
     assert event.not_before == NOON + 15 * MINUTE + SECOND
 
 
-def test_an_operator_may_give_more_notice() -> None:
+def test_operator_may_give_more_notice() -> None:
     later = NOON + timedelta(hours=3, milliseconds=500)
 
     (event,) = run(scope_of(), restart(not_before=later)).events
@@ -133,7 +150,7 @@ def test_an_operator_may_give_more_notice() -> None:
     assert event.not_before == NOON + timedelta(hours=3, seconds=1)
 
 
-def test_an_operator_may_not_give_less_notice_by_even_a_second() -> None:
+def test_operator_may_not_give_a_second_less_notice() -> None:
     with pytest.raises(
         errors.NoticeTooShort,
         match=r"12:14:59Z; this Reboot needs .* 0:15:00, so 2026-03-04T12:15:00Z at",
@@ -141,65 +158,60 @@ def test_an_operator_may_not_give_less_notice_by_even_a_second() -> None:
         run(scope_of(), restart(not_before=NOON + 15 * MINUTE - SECOND))
 
 
-def test_a_time_that_is_absurdly_far_ahead_is_refused() -> None:
+def test_not_before_more_than_a_year_ahead_is_refused() -> None:
     with pytest.raises(errors.Invalid, match="at most 366 days ahead"):
         run(scope_of(), restart(not_before=NOON + timedelta(days=367)))
 
 
 @pytest.mark.parametrize(
-    "absurd", ["0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-23:59", "2026-03-05T00:00:00"]
+    "value", ["0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-23:59", "2026-03-05T00:00:00"]
 )
-def test_a_time_that_is_no_time_is_refused(absurd: str) -> None:
-    """The ends of the calendar, and a time without a zone:
-
-    `decide` raises nothing but a Problem.
-    """
+def test_not_before_that_is_no_valid_time_is_refused(value: str) -> None:
+    """The ends of the calendar, and a time without a zone: `decide` raises only Errors."""
     with pytest.raises(errors.Invalid, match="not_before"):
-        run(scope_of(), restart(not_before=datetime.fromisoformat(absurd)))
+        run(scope_of(), restart(not_before=datetime.fromisoformat(value)))
 
 
-def test_a_rate_shortens_every_notice() -> None:
-    """At 60, a quarter of an hour is a quarter of a minute; the clock itself stays true."""
+def test_rate_shortens_every_notice() -> None:
+    """At 60, a quarter of an hour is a quarter of a minute."""
     timing = Timing.at_rate(60)
 
     scope = run(
         scope_of(terminate_notice=10 * MINUTE),
         restart(),
-        ask.Delete(vm="web-1", event_id=guid(2)),
+        Delete(vm="web-1", event_id=guid(2)),
         timing=timing,
     )
 
     assert [event.not_before for event in scope.events] == [NOON + 15 * SECOND, NOON + 10 * SECOND]
 
 
-def test_asking_the_same_command_again_is_asking_once() -> None:
-    """After a lost reply the engine asks again; the VM must not be restarted twice."""
+def test_repeated_command_changes_nothing() -> None:
+    """After a lost reply a command is repeated; the VM must not be restarted twice."""
     once = run(scope_of(), restart())
 
     assert run(once, restart()) == once
 
 
-def test_a_second_restart_is_refused_with_the_id_of_the_pending_one() -> None:
+def test_second_restart_is_refused_with_the_pending_id() -> None:
     with pytest.raises(errors.AlreadyPending) as caught:
         run(scope_of(), restart(number=1), restart(number=2))
 
     assert caught.value.facts == {"vm": "web-0", "event": guid(1)}
 
 
-def test_other_vms_and_other_operations_are_not_in_each_others_way() -> None:
-    scope = run(
-        scope_of(), restart(), restart("web-1", 2), ask.Redeploy(vm="web-0", event_id=guid(3))
-    )
+def test_other_vms_and_other_operations_are_independent() -> None:
+    scope = run(scope_of(), restart(), restart("web-1", 2), Redeploy(vm="web-0", event_id=guid(3)))
 
     assert len(scope.events) == 3
 
 
-def test_the_limit_of_user_operations_counts_what_is_scheduled() -> None:
+def test_limit_of_user_operations_counts_scheduled_ones() -> None:
     scope = run(scope_of(user_operations_max=1), restart())
 
-    with pytest.raises(errors.TooManyOperations, match="at most 1"):
+    with pytest.raises(errors.TooManyOperations, match="the maximum is 1"):
         run(scope, restart("web-1", 2))
-    assert len(run(scope, ask.Cancel(event_id=guid(1)), restart("web-1", 2)).events) == 1
+    assert len(run(scope, Cancel(event_id=guid(1)), restart("web-1", 2)).events) == 1
 
 
 def test_platform_events_do_not_count_as_user_operations() -> None:
@@ -208,8 +220,8 @@ def test_platform_events_do_not_count_as_user_operations() -> None:
     assert len(scope.events) == 2
 
 
-def test_where_nobody_polls_an_operation_runs_at_once_and_makes_no_event() -> None:
-    """Polling must not be a condition for a restart to happen; it only delays it."""
+def test_operation_runs_at_once_if_no_vm_polls() -> None:
+    """A restart must not depend on polls; they only give notice."""
     scope = run(scope_of(is_enabled=False), restart())
 
     assert scope.events == ()
@@ -217,20 +229,20 @@ def test_where_nobody_polls_an_operation_runs_at_once_and_makes_no_event() -> No
     assert scope.incarnation == 1
 
 
-def test_a_silent_operation_is_carried_out_once() -> None:
+def test_silent_operation_is_carried_out_once() -> None:
     scope = run_impact(run(scope_of(is_enabled=False), restart()))
 
     assert scope.impacts == ()
     assert run(scope, restart()) == scope
 
 
-def test_an_operation_with_a_time_of_its_own_waits_for_it_even_where_nobody_polls() -> None:
+def test_requested_time_is_kept_even_if_no_vm_polls() -> None:
     scope = run(scope_of(is_enabled=False), restart(not_before=NOON + timedelta(hours=1)))
 
     assert statuses(scope) == ["Reboot Scheduled web-0"]
 
 
-def test_a_time_of_ones_own_is_kept_whatever_the_policy_approves_by_itself() -> None:
+def test_requested_time_is_kept_despite_automatic_approval() -> None:
     """Restart it tomorrow does not mean now."""
     tomorrow = NOON + timedelta(days=1)
     automatic = scope_of(auto_approve=(AutoApprove.USER_RESTART,))
@@ -241,32 +253,30 @@ def test_a_time_of_ones_own_is_kept_whatever_the_policy_approves_by_itself() -> 
     assert statuses(run(down, maintain(not_before=tomorrow))) == ["Freeze Scheduled web-0"]
 
 
-def test_what_was_announced_to_half_a_host_can_be_asked_again_for_the_rest() -> None:
-    """A VM that came later, or a scope that was missed when the store was lost, is told; who knows
-    is not told twice.
-    """
-    scope = run(scope_of(vm("a")), ask.Degrade(host="host-a", operation_id=OPERATION))
-    scope = run(scope, ask.SetMembers(kind=scope.kind, policy=scope.policy, vms=(vm("a"), vm("b"))))
+def test_host_operation_can_be_repeated_for_the_missing_vms() -> None:
+    """A VM may arrive later, or the store may fail halfway. No VM gets a second event."""
+    scope = run(scope_of(vm("a")), Degrade(host="host-a", operation_id=OPERATION))
+    scope = run(scope, SetMembers(kind=scope.kind, policy=scope.policy, vms=(vm("a"), vm("b"))))
 
-    again = run(scope, ask.Degrade(host="host-a", operation_id=guid(77)))
+    again = run(scope, Degrade(host="host-a", operation_id=guid(77)))
 
     assert statuses(again) == ["Redeploy Scheduled a", "Redeploy Scheduled b"]
     with pytest.raises(errors.AlreadyPending):
-        run(again, ask.Degrade(host="host-a", operation_id=guid(78)))
+        run(again, Degrade(host="host-a", operation_id=guid(78)))
 
 
-def test_platform_maintenance_is_announced_even_where_nobody_polls() -> None:
+def test_maintenance_is_announced_even_if_no_vm_polls() -> None:
     assert statuses(run(scope_of(is_enabled=False), maintain())) == ["Freeze Scheduled web-0"]
 
 
-def test_with_terminate_notice_off_a_delete_runs_at_once() -> None:
-    scope = run(scope_of(terminate_notice=None), ask.Delete(vm="web-0", event_id=guid(1)))
+def test_delete_runs_at_once_without_terminate_notice() -> None:
+    scope = run(scope_of(terminate_notice=None), Delete(vm="web-0", event_id=guid(1)))
 
     assert scope.events == ()
     assert [vm.name for vm in run_impact(scope).vms] == ["web-1"]
 
 
-def test_restarting_a_stopped_vm_starts_it_and_tells_nobody() -> None:
+def test_restart_of_a_stopped_vm_starts_it_silently() -> None:
     stopped = scope_of(vm("web-0", power=Power.STOPPED), vm("web-1", domain=1))
 
     scope = run(stopped, restart())
@@ -275,35 +285,35 @@ def test_restarting_a_stopped_vm_starts_it_and_tells_nobody() -> None:
     assert run_impact(scope).vms[0].power is Power.RUNNING
 
 
-def test_evicting_a_deallocated_vm_is_refused() -> None:
+def test_deallocated_vm_cannot_be_evicted() -> None:
     with pytest.raises(errors.VmDown):
-        run(scope_of(vm("web-0", power=Power.DEALLOCATED)), ask.Evict(vm="web-0", event_id=guid(1)))
+        run(scope_of(vm("web-0", power=Power.DEALLOCATED)), Evict(vm="web-0", event_id=guid(1)))
 
 
-def test_an_unknown_vm_is_named() -> None:
+def test_unknown_vm_is_named() -> None:
     with pytest.raises(errors.UnknownVm, match="'web-9'"):
         run(scope_of(), restart("web-9"))
 
 
-def test_one_event_for_each_update_domain_on_the_host() -> None:
-    """An event's Resources are of one update domain, so a guest can tell what goes down together."""
+def test_host_operation_makes_one_event_per_update_domain() -> None:
+    """So a guest sees which VMs go down together."""
     scope = scope_of(vm("a"), vm("b", domain=1), vm("c"), vm("elsewhere", host="host-b"))
 
     assert statuses(run(scope, maintain())) == ["Freeze Scheduled a,c", "Freeze Scheduled b"]
 
 
-def test_maintenance_passes_over_deallocated_vms() -> None:
+def test_maintenance_ignores_deallocated_vms() -> None:
     scope = scope_of(vm("a"), vm("b", power=Power.DEALLOCATED))
 
     assert statuses(run(scope, maintain())) == ["Freeze Scheduled a"]
 
 
-def test_the_same_maintenance_twice_is_refused_but_failure_is_not() -> None:
+def test_second_maintenance_is_refused_but_a_failure_is_not() -> None:
     scope = run(scope_of(), maintain(type_=EventType.REBOOT))
 
     with pytest.raises(errors.AlreadyPending):
         run(scope, maintain(type_=EventType.REBOOT, operation_id=guid(7)))
-    assert statuses(run(scope, ask.Fail(host="host-a", operation_id=guid(8)))) == [
+    assert statuses(run(scope, Fail(host="host-a", operation_id=guid(8)))) == [
         "Reboot Scheduled web-0",
         "Reboot Started web-0",
     ]
@@ -321,17 +331,17 @@ def test_the_same_maintenance_twice_is_refused_but_failure_is_not() -> None:
         maintain(description="a\x1b[2Jb"),
     ],
 )
-def test_maintenance_that_makes_no_sense_is_refused(bad: ask.Maintain) -> None:
+def test_invalid_maintenance_is_refused(bad: Maintain) -> None:
     with pytest.raises(errors.Invalid):
         run(scope_of(), bad)
 
 
-def test_failed_hardware_starts_at_once_even_while_another_domain_is_under_impact() -> None:
-    """Broken is broken: waiting would only be a lie."""
+def test_failed_hardware_does_not_wait_for_other_domains() -> None:
+    """The VMs are down already."""
     busy = run(scope_of(), maintain(), at=NOON)
-    busy = run(busy, ask.Tick(), at=NOON + 15 * MINUTE)
+    busy = run(busy, Tick(), at=NOON + 15 * MINUTE)
 
-    scope = run(busy, ask.Fail(host="host-b", operation_id=guid(8)), at=NOON + 16 * MINUTE)
+    scope = run(busy, Fail(host="host-b", operation_id=guid(8)), at=NOON + 16 * MINUTE)
 
     assert statuses(scope) == ["Freeze Started web-0", "Reboot Started web-1"]
 
@@ -340,11 +350,11 @@ def test_failed_hardware_starts_at_once_even_while_another_domain_is_under_impac
     ("choice", "command"),
     [
         (AutoApprove.USER_RESTART, restart()),
-        (AutoApprove.USER_REDEPLOY, ask.Redeploy(vm="web-0", event_id=guid(1))),
+        (AutoApprove.USER_REDEPLOY, Redeploy(vm="web-0", event_id=guid(1))),
     ],
 )
-def test_automatic_approval_starts_the_chosen_operation_at_once(
-    choice: AutoApprove, command: ask.Command
+def test_automatic_approval_starts_the_operation_at_once(
+    choice: AutoApprove, command: Command
 ) -> None:
     scope = run(scope_of(auto_approve=(choice,)), command)
 
@@ -353,7 +363,7 @@ def test_automatic_approval_starts_the_chosen_operation_at_once(
     assert scope.incarnation == 2
 
 
-def test_automatic_approval_of_restarts_leaves_the_platforms_reboots_alone() -> None:
+def test_automatic_approval_does_not_apply_to_maintenance() -> None:
     scope = run(
         scope_of(auto_approve=(AutoApprove.USER_RESTART,)), maintain(type_=EventType.REBOOT)
     )
@@ -361,7 +371,7 @@ def test_automatic_approval_of_restarts_leaves_the_platforms_reboots_alone() -> 
     assert statuses(scope) == ["Reboot Scheduled web-0"]
 
 
-def test_where_all_instances_are_down_maintenance_waits_for_nobody() -> None:
+def test_maintenance_starts_at_once_if_all_instances_are_down() -> None:
     down = (
         vm("web-0", power=Power.STOPPED),
         vm("web-1", domain=1, power=Power.STOPPED, host="host-b"),
@@ -373,22 +383,20 @@ def test_where_all_instances_are_down_maintenance_waits_for_nobody() -> None:
 
 
 @pytest.mark.parametrize("kind", list(ScopeKind))
-def test_all_four_kinds_of_scope_have_the_same_rules(kind: ScopeKind) -> None:
+def test_all_kinds_of_scope_have_the_same_rules(kind: ScopeKind) -> None:
     outcome = outcome_of(scope_of(vm("web-0"), kind=kind), restart())
 
     assert outcome.scope.events[0].source is Source.USER
     assert [change.what for change in outcome.changes] == ["scheduled"]
 
 
-def test_failed_hardware_supersedes_the_announcement_that_it_would_fail() -> None:
-    """The redeploy within days is pointless once the host is dead; the history says why the event
-    ended.
-    """
+def test_failed_hardware_supersedes_degraded_hardware() -> None:
+    """The redeploy within days is pointless once the host is dead."""
     scope = run(
-        scope_of(vm("a"), vm("b", domain=1)), ask.Degrade(host="host-a", operation_id=OPERATION)
+        scope_of(vm("a"), vm("b", domain=1)), Degrade(host="host-a", operation_id=OPERATION)
     )
 
-    outcome = outcome_of(scope, ask.Fail(host="host-a", operation_id=guid(8)))
+    outcome = outcome_of(scope, Fail(host="host-a", operation_id=guid(8)))
 
     assert statuses(outcome.scope) == ["Reboot Started a", "Reboot Started b"]
     canceled = [change for change in outcome.changes if change.what == "canceled"]
@@ -396,36 +404,32 @@ def test_failed_hardware_supersedes_the_announcement_that_it_would_fail() -> Non
     assert {change.detail for change in canceled} == {"host-a has failed"}
 
 
-def test_failed_hardware_ends_a_redeploy_that_waits_for_its_retry_but_not_one_that_runs() -> None:
-    """Nobody can be sure that a platform call which runs right now will not succeed; a retry would
-    move the VM once more.
-    """
-    scope = run(scope_of(vm("a"), vm("b")), ask.Degrade(host="host-a", operation_id=OPERATION))
+def test_failed_hardware_ends_a_waiting_redeploy_not_a_running_one() -> None:
+    """A running platform call may still succeed; a retry would move the VM once more."""
+    scope = run(scope_of(vm("a"), vm("b")), Degrade(host="host-a", operation_id=OPERATION))
     event_id = scope.events[0].id
-    scope = run(scope, ask.Approve(event_ids=(event_id,)))
-    scope = run(scope, *(ask.Claim(event_id=event_id, vm=name, worker="w1") for name in "ab"))
-    scope = run(
-        scope, ask.Finish(event_id=event_id, vm="a", worker="w1", tries=1, problem="no answer")
-    )
+    scope = run(scope, Approve(event_ids=(event_id,)))
+    scope = run(scope, *(Claim(event_id=event_id, vm=name, worker="w1") for name in "ab"))
+    scope = run(scope, Finish(event_id=event_id, vm="a", worker="w1", tries=1, problem="no answer"))
 
-    scope = run(scope, ask.Fail(host="host-a", operation_id=guid(8)))
+    scope = run(scope, Fail(host="host-a", operation_id=guid(8)))
 
     assert statuses(scope) == ["Redeploy Started b", "Reboot Started a,b"]
 
 
-def test_other_hosts_keep_their_announcements_when_one_fails() -> None:
+def test_failed_host_does_not_affect_other_hosts() -> None:
     scope = run(
         scope_of(),
-        ask.Degrade(host="host-a", operation_id=OPERATION),
-        ask.Degrade(host="host-b", operation_id=guid(7)),
-        ask.Fail(host="host-a", operation_id=guid(8)),
+        Degrade(host="host-a", operation_id=OPERATION),
+        Degrade(host="host-b", operation_id=guid(7)),
+        Fail(host="host-a", operation_id=guid(8)),
     )
 
     assert statuses(scope) == ["Redeploy Scheduled web-1", "Reboot Started web-0"]
 
 
-def test_maintenance_of_a_large_host_looks_at_each_vm_once() -> None:
-    """A command is decided between polls, and a host may carry a whole scope."""
+def test_maintenance_of_a_large_host_reads_each_vm_once() -> None:
+    """Polls wait while a command is decided, and a host may carry a whole scope."""
     names = [CountedName(f"v{number}") for number in range(300)]
     scope = run(scope_of(*(vm(name) for name in names)), maintain(type_=EventType.REBOOT))
     CountedName.comparisons = 0

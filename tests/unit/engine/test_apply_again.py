@@ -60,7 +60,7 @@ def domains(operations: Operations) -> set[int]:
     return {vm.update_domain for scope in operations.fleet().scopes for vm in scope.vms}
 
 
-def test_event_that_is_announced_meanwhile_stops_a_fleet_and_applying_again_completes_it() -> None:
+def test_event_announced_during_an_apply_stops_it() -> None:
     """A VM keeps its update domain while something is pending for it, also if that came after the
     fleet was checked.
     """
@@ -86,7 +86,7 @@ def test_event_that_is_announced_meanwhile_stops_a_fleet_and_applying_again_comp
     live(story, Interrupted())
 
 
-def test_standalone_vm_that_is_deleted_meanwhile_does_not_stop_a_fleet() -> None:
+def test_vm_deleted_during_an_apply_does_not_stop_it() -> None:
     """VMs are deleted all the time.
 
     What a deletion raises, the number that new scopes start above, has its own record.

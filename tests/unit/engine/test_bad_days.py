@@ -26,7 +26,7 @@ from tests.unit.engine.test_engine import FLEET, Deaf, World, live
 
 
 def many(prefix: str, count: int) -> Fleet:
-    """Standalone VMs, each in a scope of the prefix; the VMs have the same names under any prefix."""
+    """VMs, each in a scope of its own. Their names do not depend on the prefix."""
     scopes = tuple(
         Scope(name=f"{prefix}{number}", kind=ScopeKind.SCALE_SET, vms=(vm(f"v{number}"),))
         for number in range(count)
@@ -48,7 +48,7 @@ class FailsAt(MemoryStore):
         return await super().commit(writes, checks, entries)
 
 
-def test_a_fleet_file_that_was_applied_in_part_is_not_taken_for_applied() -> None:
+def test_fleet_file_applied_in_part_is_applied_again() -> None:
     """Else its other VMs would be strangers for ever."""
 
     async def story(world: World) -> None:
@@ -134,7 +134,7 @@ async def ended(task: "asyncio.Task[None]") -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-def test_what_was_done_while_the_store_was_away_is_not_done_again() -> None:
+def test_impact_done_while_the_store_was_lost_is_not_repeated() -> None:
     async def story(world: World) -> None:
         assert isinstance(world.store, Deaf)
         desk = await world.desk()
@@ -170,7 +170,7 @@ class ShortOfFiles(Driver):
         return await super().run_impact(order)
 
 
-def test_an_impact_that_cannot_be_started_for_lack_of_file_descriptors_has_not_failed() -> None:
+def test_lack_of_file_descriptors_is_not_a_failed_attempt() -> None:
     """It failed three times, the event was given up, and the VM was never rebooted: by somebody's
     idle connections.
     """
@@ -227,7 +227,7 @@ def test_a_driver_that_breaks_its_promise_is_a_failed_try(deed: str) -> None:
     live(story)
 
 
-def test_a_driver_that_is_told_to_stop_is_given_the_time_to_end_what_it_began() -> None:
+def test_cancelled_platform_call_gets_time_to_end() -> None:
     """A command that has suspended a VM wakes it; what else is there to end would be broken off by
     the end of the process.
     """
@@ -258,7 +258,7 @@ def test_a_driver_that_is_told_to_stop_is_given_the_time_to_end_what_it_began() 
     live(story)
 
 
-def test_a_driver_that_does_not_heed_a_stop_is_waited_for_no_longer_than_its_limit() -> None:
+def test_platform_call_that_ignores_cancel_is_awaited_briefly() -> None:
     class Stubborn(Driver):
         async def run_impact(self, order: ImpactRequest) -> ImpactResult:
             self.tries.append(order.tries)
@@ -273,9 +273,7 @@ def test_a_driver_that_does_not_heed_a_stop_is_waited_for_no_longer_than_its_lim
         desk = await world.desk()
         driver = Stubborn(world)
         limit = timedelta(hours=1)
-        loops = Worker(
-            desk._engine, driver, worker="w1", impact_limit=limit, ending_seconds_max=0.05
-        )
+        loops = Worker(desk._engine, driver, worker="w1", impact_limit=limit, stop_seconds_max=0.05)
         task = asyncio.create_task(loops.run())
         await desk.restart("web-0", by="ann")
         await world.clock.advance(timedelta(minutes=15, seconds=30))
@@ -288,7 +286,7 @@ def test_a_driver_that_does_not_heed_a_stop_is_waited_for_no_longer_than_its_lim
     live(story)
 
 
-def test_the_driver_is_stopped_when_its_scope_is_retired() -> None:
+def test_platform_call_is_cancelled_when_its_scope_is_deleted() -> None:
     async def story(world: World) -> None:
         desk = await world.desk()
         driver = Driver(world)
@@ -298,17 +296,17 @@ def test_the_driver_is_stopped_when_its_scope_is_retired() -> None:
         assert told is not None
         await desk.approve(told.event.id, by="ann")
         await world.clock.advance(timedelta(seconds=1))
-        assert len(loops._in_hand) == 1
+        assert len(loops._running) == 1
         await desk.apply(Fleet(scopes=FLEET.scopes[1:], hosts=()), by="ann")
-        await world.clock.advance(timedelta(seconds=6))
+        await world.clock.advance(timedelta(0))
 
-        assert loops._in_hand == {}
+        assert loops._running == {}
         await ended(task)
 
     live(story)
 
 
-def test_a_refusal_is_checked_against_the_store_before_it_is_believed() -> None:
+def test_refusal_is_checked_against_the_store() -> None:
     """A guest may approve at one server what another has just announced."""
 
     async def story(world: World) -> None:
@@ -338,7 +336,7 @@ def test_a_subscriber_that_fails_undoes_nothing() -> None:
     live(story)
 
 
-def test_one_record_that_cannot_be_read_keeps_nobody_from_the_others() -> None:
+def test_unreadable_record_does_not_affect_others() -> None:
     """Another server may be newer than we are."""
 
     async def story(world: World) -> None:
@@ -390,7 +388,7 @@ def test_the_same_trouble_again_is_counted_and_not_repeated(
     ]
 
 
-def test_a_scope_that_left_the_fleet_and_comes_back_never_shows_an_old_number_again() -> None:
+def test_scope_that_comes_back_never_repeats_a_number() -> None:
     """The same number means the same bytes, also over the scope's end."""
 
     async def story(world: World) -> None:
@@ -419,7 +417,7 @@ def test_canceling_again_is_canceling_once() -> None:
     live(story)
 
 
-def test_a_server_whose_store_is_lost_is_not_ready_until_it_is_back() -> None:
+def test_server_is_not_ready_while_its_store_is_lost() -> None:
     class Breaks(Deaf):
         """Its watch breaks while it is deaf."""
 

@@ -104,7 +104,7 @@ def test_a_scope_that_is_gone_does_not_come_back_by_older_news() -> None:
     assert board._gone == {}
 
 
-def test_a_vm_that_changes_scopes_is_found_in_the_new_one_whichever_news_comes_first() -> None:
+def test_vm_that_changes_scopes_is_found_in_the_new_one() -> None:
     """Another server's commits may be told in either order; the VM must never see its old scope's
     document again.
     """
@@ -160,7 +160,7 @@ async def waiting(place: PublishedScope, seconds: float = 30) -> "asyncio.Task[b
     return task
 
 
-def test_a_change_wakes_all_who_wait_and_only_there() -> None:
+def test_change_wakes_the_waits_of_its_scope_only() -> None:
     async def story() -> None:
         board = board_with(WEB, DB)
         here = [await waiting(board.scopes["web"]) for _ in range(3)]
@@ -175,7 +175,7 @@ def test_a_change_wakes_all_who_wait_and_only_there() -> None:
     asyncio.run(story())
 
 
-def test_an_invisible_change_wakes_nobody() -> None:
+def test_invisible_change_wakes_no_wait() -> None:
     async def story() -> None:
         board = board_with(WEB)
         task = await waiting(board.scopes["web"])
@@ -200,7 +200,7 @@ def test_an_abandoned_wait_leaves_nothing_behind() -> None:
     asyncio.run(story())
 
 
-def test_a_wait_ends_when_its_time_is_up_or_the_document_is_new_already() -> None:
+def test_wait_ends_at_its_limit_or_if_the_document_is_new() -> None:
     async def story() -> None:
         place = board_with(WEB).scopes["web"]
         await wait_for_change(place, 1, 0.01)

@@ -11,19 +11,19 @@ from pathlib import Path
 import httpx
 import pytest
 
-from forewarn.campaign.model import Wish
+from forewarn.campaign.model import CampaignSpec
 from forewarn.core import command as ask
 from forewarn.core.event import EventType
 from forewarn.core.fleet import Scope, ScopeKind
 from forewarn.core.timing import Timing
-from forewarn.engine.clock import VirtualClock
-from forewarn.engine.operations import Operations, Told
+from forewarn.engine.operations import Operations, ScopedEvent
 from forewarn.errors import EventEnded, StoreLost, Unavailable, UnknownEvent
 from forewarn.fleetfile.parser import Fleet
+from forewarn.lab.clock import VirtualClock
 from forewarn.store.base import Record, Snapshot, Store
 from forewarn.store.memory import MemoryStore
 from forewarn.store.sqlite import SqliteStore
-from forewarn.web.control.routes.fleet import app
+from forewarn.web.control.app import make_app
 from forewarn.web.service import build_service
 from tests.builders import NOON, guid, vm
 from tests.unit.engine.test_engine import FLEET, World, live
@@ -47,7 +47,7 @@ class Server:
         return guid(self._last_id)
 
     def client(self) -> httpx.AsyncClient:
-        transport = httpx.ASGITransport(app(self.service, delay_seconds=0))
+        transport = httpx.ASGITransport(make_app(self.service, delay_seconds=0))
         return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8081")
 
 
@@ -85,7 +85,7 @@ def two_servers(tell: Callable[[Server, Server], Awaitable[None]], folder: Path)
     asyncio.run(run())
 
 
-def test_event_made_by_one_server_can_be_canceled_through_the_other_at_once(tmp_path: Path) -> None:
+def test_event_of_one_server_is_canceled_through_another(tmp_path: Path) -> None:
     """Every script behind a load balancer does this; 10 of 10 were answered 404."""
 
     async def tell(one: Server, two: Server) -> None:
@@ -99,7 +99,7 @@ def test_event_made_by_one_server_can_be_canceled_through_the_other_at_once(tmp_
     two_servers(tell, tmp_path)
 
 
-def test_event_made_by_one_server_is_extended_approved_and_completed_through_the_other(
+def test_event_of_one_server_is_changed_through_another(
     tmp_path: Path,
 ) -> None:
     async def tell(one: Server, two: Server) -> None:
@@ -139,17 +139,17 @@ def test_every_get_finds_what_the_other_server_made(tmp_path: Path) -> None:
                 kinds = {"scopes": name, "vms": name, "hosts": host}
                 for kind in [*kinds, *kinds][number : number + 3]:  # whichever is asked first
                     assert (await client.get(f"/api/v1/{kind}/{kinds[kind]}")).status_code == 200
-            wish = Wish(type=EventType.FREEZE, patterns=("host-b",))
-            campaign = await one.service.campaigns.start(wish, "ann")
+            spec = CampaignSpec(type=EventType.FREEZE, patterns=("host-b",))
+            campaign = await one.service.campaigns.start(spec, "ann", "request-1")
             assert (await client.get(f"/api/v1/campaigns/{campaign.id}")).status_code == 200
 
     two_servers(tell, tmp_path)
 
 
-def test_vm_and_host_declared_through_one_server_are_operated_through_the_other(
+def test_vm_declared_on_one_server_is_operated_on_another(
     tmp_path: Path,
 ) -> None:
-    """A host operation goes to all VMs on the host, those included that landed there a moment ago."""
+    """A host operation reaches VMs that have just arrived on the host, too."""
 
     async def tell(one: Server, two: Server) -> None:
         more = Scope(
@@ -211,7 +211,7 @@ async def unknown(operations: Operations) -> None:
         await operations.event(guid(999_999))
 
 
-def test_unknown_id_costs_one_look_at_the_revision_and_nothing_more() -> None:
+def test_unknown_id_costs_one_small_read() -> None:
     """Whoever asks for ids that do not exist, over and over, must not make this server read its
     store.
     """
@@ -229,7 +229,7 @@ def test_unknown_id_costs_one_look_at_the_revision_and_nothing_more() -> None:
     live(story, Counts())
 
 
-def test_many_who_ask_at_once_share_one_look() -> None:
+def test_concurrent_lookups_share_one_read() -> None:
     async def story(world: World) -> None:
         assert isinstance(world.store, Counts)
         operations = await world.desk()
@@ -248,7 +248,7 @@ def test_many_who_ask_at_once_share_one_look() -> None:
     live(story, Counts())
 
 
-def test_look_that_began_before_the_commit_is_not_taken_for_one_after_it() -> None:
+def test_read_in_progress_does_not_count_as_caught_up() -> None:
     """The first look may have read the revision before the event was made; who asks later needs a
     look of its own.
     """
@@ -272,7 +272,7 @@ def test_look_that_began_before_the_commit_is_not_taken_for_one_after_it() -> No
     live(story, Counts())
 
 
-def test_while_the_store_does_not_answer_nothing_is_reported_as_unknown() -> None:
+def test_lost_store_is_not_reported_as_unknown() -> None:
     """Another server may have created it: a 404 would be believed, a 503 is tried again."""
 
     async def story(world: World) -> None:
@@ -289,7 +289,7 @@ def test_while_the_store_does_not_answer_nothing_is_reported_as_unknown() -> Non
     live(story, Counts())
 
 
-def test_what_a_slow_store_did_not_show_in_time_is_read_the_next_time() -> None:
+def test_read_that_timed_out_is_repeated() -> None:
     """A read that timed out has read nothing."""
 
     async def story(world: World) -> None:
@@ -325,7 +325,7 @@ def test_event_that_is_over_is_answered_without_a_look() -> None:
         assert isinstance(world.store, Counts)
         operations = await world.desk()
         told = await operations.restart("web-0", by="ann")
-        assert isinstance(told, Told)
+        assert isinstance(told, ScopedEvent)
         await operations.cancel(told.event.id, by="ann")
         world.store.reads = 0
         with pytest.raises(EventEnded):
@@ -336,7 +336,7 @@ def test_event_that_is_over_is_answered_without_a_look() -> None:
     live(story, Counts())
 
 
-def test_fleet_applied_through_one_server_counts_on_what_the_other_just_changed(
+def test_apply_sees_what_another_server_just_changed(
     tmp_path: Path,
 ) -> None:
     """A scope that was removed a moment ago is made again, though this server still shows it."""

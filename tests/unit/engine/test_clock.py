@@ -5,11 +5,12 @@ from datetime import timedelta
 
 import pytest
 
-from forewarn.engine.clock import RealClock, VirtualClock, within
+from forewarn.engine.clock import RealClock, within
+from forewarn.lab.clock import VirtualClock
 from tests.builders import MINUTE, NOON, SECOND
 
 
-def test_sleepers_wake_in_the_order_of_their_moments_each_at_its_own() -> None:
+def test_sleepers_wake_in_order_each_at_its_time() -> None:
     async def story() -> list[str]:
         clock, told = VirtualClock(NOON), []
 
@@ -31,7 +32,7 @@ def test_sleepers_wake_in_the_order_of_their_moments_each_at_its_own() -> None:
     assert asyncio.run(story()) == ["soon 12:01", "mid 12:05", "late 12:09"]
 
 
-def test_who_sleeps_again_while_time_passes_wakes_again_in_the_same_passage() -> None:
+def test_sleeper_that_sleeps_again_wakes_in_the_same_advance() -> None:
     """A day of maintenance in one call: each tick may set the next."""
 
     async def story() -> int:

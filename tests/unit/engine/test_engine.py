@@ -11,7 +11,6 @@ from forewarn.core.change import ChangeKind
 from forewarn.core.event import EventType, Status
 from forewarn.core.fleet import Approval, Policy, Scope, ScopeKind
 from forewarn.core.timing import DURATION, Timing
-from forewarn.engine.clock import VirtualClock
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
 from forewarn.engine.worker import Worker
@@ -26,6 +25,7 @@ from forewarn.errors import (
     UnknownVm,
 )
 from forewarn.fleetfile.parser import Fleet
+from forewarn.lab.clock import VirtualClock
 from forewarn.platform.base import ImpactRequest, ImpactResult
 from forewarn.platform.simulated import SimulatedPlatform
 from forewarn.store.base import Check, Record, Snapshot, Write
@@ -82,7 +82,7 @@ def live(story: Callable[[World], Awaitable[None]], store: MemoryStore | None = 
     asyncio.run(run())
 
 
-def test_what_is_submitted_is_stored_with_its_notes_in_one_commit() -> None:
+def test_change_and_its_history_are_one_commit() -> None:
     async def story(world: World) -> None:
         desk = await world.desk()
         before = len(await entries_of(world.store))
@@ -221,7 +221,7 @@ class Deaf(MemoryStore):
         return await super().load(prefix)
 
 
-def test_a_poll_is_answered_while_the_store_is_lost_and_recorded_later() -> None:
+def test_poll_is_answered_while_the_store_is_lost() -> None:
     """The document in memory is still right; the guest must not be kept from it."""
 
     async def story(world: World) -> None:
@@ -270,7 +270,7 @@ def test_a_refused_fleet_changes_nothing() -> None:
     live(story)
 
 
-def test_applying_a_fleet_tells_the_difference_and_a_dry_run_does_nothing() -> None:
+def test_dry_run_returns_the_difference_and_changes_nothing() -> None:
     async def story(world: World) -> None:
         desk = await world.desk()
         web = FLEET.scopes[0]
@@ -321,7 +321,7 @@ def test_a_large_fleet_takes_several_commits() -> None:
     live(story)
 
 
-def test_two_who_change_the_fleet_one_after_the_other_do_not_mix() -> None:
+def test_concurrent_applies_do_not_mix() -> None:
     """Whichever server the second one asks, the fleet is then what the second one said."""
 
     async def story(world: World) -> None:
@@ -352,7 +352,7 @@ def test_maintenance_of_a_host_is_one_event_for_each_scope() -> None:
     live(story)
 
 
-def test_what_is_unknown_or_over_is_told_apart() -> None:
+def test_unknown_and_ended_events_are_different_errors() -> None:
     async def story(world: World) -> None:
         desk = await world.desk()
         told = await desk.restart("web-0", by="ann")
@@ -396,7 +396,7 @@ class Crew:
         await asyncio.gather(self.task, return_exceptions=True)
 
 
-def test_an_event_that_nobody_approves_runs_its_whole_course_by_itself() -> None:
+def test_unapproved_event_completes_by_itself() -> None:
     async def story(world: World) -> None:
         desk = await world.desk()
         crew = Crew(desk._engine, world.clock)
@@ -424,7 +424,7 @@ def test_an_event_that_nobody_approves_runs_its_whole_course_by_itself() -> None
     live(story)
 
 
-def test_a_server_that_dies_loses_its_claim_and_another_carries_on() -> None:
+def test_impact_of_a_dead_server_is_finished_by_another() -> None:
     async def story(world: World) -> None:
         desk = await world.desk()
         first = Crew(desk._engine, world.clock, worker="dies")
@@ -479,9 +479,7 @@ def test_two_servers_share_the_work_and_do_it_once() -> None:
     live(story)
 
 
-def test_a_driver_that_fails_is_tried_again_until_the_retry_window_ends_and_then_the_event_fails() -> (
-    None
-):
+def test_failing_impact_is_retried_for_the_retry_window() -> None:
     async def story(world: World) -> None:
         desk = await world.desk()
         crew = Crew(

@@ -53,7 +53,7 @@ async def with_file(world: World) -> tuple[Operations, Engine]:
     return desk, engine
 
 
-def test_a_fleet_file_does_not_undo_a_move_of_a_vm_it_says_nothing_new_about() -> None:
+def test_fleet_file_does_not_undo_the_move_of_a_vm() -> None:
     """The file says where a VM was when it was written.
 
     Moved back on paper, the VM would miss what awaits its real host.
@@ -81,7 +81,7 @@ def test_a_host_that_is_new_in_the_fleet_file_takes_effect() -> None:
     live(story)
 
 
-def test_what_is_put_by_hand_is_true_and_a_fleet_file_does_not_undo_it() -> None:
+def test_fleet_file_does_not_undo_a_manual_apply() -> None:
     """A sync with libvirt tells where VMs are. A file that was written before knows less."""
 
     async def story(world: World) -> None:
@@ -110,7 +110,7 @@ def test_a_vm_without_a_host_in_the_definition_stays_where_it_is() -> None:
     live(story)
 
 
-def test_the_fleet_as_it_is_shown_changes_nothing_when_it_is_applied() -> None:
+def test_applying_an_exported_fleet_changes_nothing() -> None:
     """Export, look, apply: nothing may come of it, whatever has moved since the file."""
 
     async def story(world: World) -> None:
@@ -125,7 +125,7 @@ def test_the_fleet_as_it_is_shown_changes_nothing_when_it_is_applied() -> None:
     live(story)
 
 
-def test_a_fleet_file_is_compared_with_the_store_even_if_a_move_ends_meanwhile() -> None:
+def test_fleet_file_is_compared_with_the_store_during_a_move() -> None:
     """Another server may finish a Redeploy between our look and our commit."""
 
     async def story(world: World) -> None:

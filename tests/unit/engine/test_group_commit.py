@@ -13,7 +13,8 @@ from forewarn.core.event import Status
 from forewarn.core.fleet import Approval, Policy, Scope, ScopeKind
 from forewarn.core.machine import Outcome
 from forewarn.core.timing import Timing
-from forewarn.engine.engine import GROUP_MAX, QUEUE_MAX, Engine
+from forewarn.engine.command_queue import GROUP_MAX, QUEUE_MAX
+from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
 from forewarn.errors import (
     AlreadyPending,
@@ -85,9 +86,10 @@ async def turns(count: int = 20) -> None:
         await asyncio.sleep(0)
 
 
-async def ready(
-    world: World, policy: Policy = Policy(user_operations_max=1000)
-) -> tuple[Engine, GatedStore]:
+MANY_OPERATIONS = Policy(user_operations_max=1000)
+
+
+async def ready(world: World, policy: Policy = MANY_OPERATIONS) -> tuple[Engine, GatedStore]:
     """An engine with one scope that somebody polls, and its store, with the counts at 0."""
     engine = await world.engine()
     scope = Scope(
@@ -212,7 +214,7 @@ def test_a_refusal_within_a_group_is_its_own_submitters_alone() -> None:
     live_gated(story)
 
 
-def test_a_group_that_lost_the_race_is_decided_again_on_what_the_store_holds() -> None:
+def test_group_that_lost_the_race_is_decided_again() -> None:
     """Another server was faster, and has restarted one of the VMs."""
 
     async def story(world: World) -> None:
@@ -238,7 +240,7 @@ def test_a_group_that_lost_the_race_is_decided_again_on_what_the_store_holds() -
 
 
 @pytest.mark.parametrize("failure", [StoreLost("no answer"), Conflict("somebody was faster")])
-def test_a_group_whose_commit_failed_once_is_tried_again_as_a_whole(failure: Exception) -> None:
+def test_group_whose_commit_failed_once_is_retried(failure: Exception) -> None:
     async def story(world: World) -> None:
         engine, store = await ready(world)
         tasks = await behind_a_commit(
@@ -253,7 +255,7 @@ def test_a_group_whose_commit_failed_once_is_tried_again_as_a_whole(failure: Exc
     live_gated(story)
 
 
-def test_a_store_that_is_lost_is_told_to_everyone_in_the_group() -> None:
+def test_lost_store_is_reported_to_the_whole_group() -> None:
     async def story(world: World) -> None:
         engine, store = await ready(world)
         tasks = await behind_a_commit(
@@ -270,7 +272,7 @@ def test_a_store_that_is_lost_is_told_to_everyone_in_the_group() -> None:
     live_gated(story)
 
 
-def test_what_is_true_already_needs_no_commit_even_if_the_store_is_lost() -> None:
+def test_command_that_is_already_true_needs_no_commit() -> None:
     """Guests approve at every poll; while the store is away that must not become an error for those
     who did.
     """
@@ -291,7 +293,7 @@ def test_what_is_true_already_needs_no_commit_even_if_the_store_is_lost() -> Non
     live_gated(story)
 
 
-def test_a_submitter_that_gives_up_waiting_takes_nobody_with_it() -> None:
+def test_cancelled_submitter_does_not_affect_the_others() -> None:
     """A poll waits two seconds for its record, an HTTP client hangs up; the others in the group
     want their outcome.
     """
@@ -354,7 +356,7 @@ def test_the_queue_of_a_scope_has_a_limit() -> None:
     live_gated(story)
 
 
-def test_what_waits_behind_the_end_of_a_scope_is_told_that_there_is_none() -> None:
+def test_command_after_the_deletion_of_its_scope_is_unknown_scope() -> None:
     async def story(world: World) -> None:
         engine, store = await ready(world)
         tasks = await behind_a_commit(
@@ -389,7 +391,7 @@ def test_a_bug_in_one_command_fails_that_command_alone() -> None:
     live_gated(story)
 
 
-def test_closing_the_engine_leaves_nobody_waiting() -> None:
+def test_closing_the_engine_settles_all_submitters() -> None:
     async def story(world: World) -> None:
         engine, store = await ready(world)
         tasks = await behind_a_commit(

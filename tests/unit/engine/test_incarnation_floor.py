@@ -69,7 +69,7 @@ async def by_losing_its_vm(operations: Operations, engine: Engine, event_id: str
 @pytest.mark.parametrize(
     "vanish", [by_its_impact, by_an_operator, by_the_fleet_file, by_losing_its_vm]
 )
-def test_standalone_vm_that_comes_back_starts_above_all_it_ever_showed(vanish: Vanish) -> None:
+def test_standalone_vm_that_comes_back_repeats_no_number(vanish: Vanish) -> None:
     """A guest may still hold any ETag of the VM's earlier life, however that life ended."""
 
     async def story(world: World) -> None:
@@ -84,7 +84,7 @@ def test_standalone_vm_that_comes_back_starts_above_all_it_ever_showed(vanish: V
     live(story)
 
 
-def test_server_that_missed_a_deletion_does_not_reuse_its_numbers() -> None:
+def test_server_that_missed_a_deletion_reuses_no_number() -> None:
     """The floor is that of the store, not of what this server has seen so far."""
 
     async def story(world: World) -> None:
@@ -100,7 +100,7 @@ def test_server_that_missed_a_deletion_does_not_reuse_its_numbers() -> None:
     live(story)
 
 
-def test_scope_that_replaces_another_in_one_fleet_starts_above_it() -> None:
+def test_scope_that_replaces_another_starts_above_it() -> None:
     """A scope that is renamed keeps its VMs, and they hold the old scope's ETag."""
 
     async def story(world: World) -> None:
@@ -130,7 +130,7 @@ class ChangesMeanwhile(MemoryStore):
         return await super().commit(writes, checks, entries)
 
 
-def test_event_announced_while_its_scope_is_being_removed_counts_too() -> None:
+def test_event_announced_during_a_removal_counts() -> None:
     """What matters is the number in the commit that ends the scope, not the one that was read
     before.
     """

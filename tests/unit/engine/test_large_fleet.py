@@ -10,12 +10,12 @@ import pytest
 
 from forewarn.core.fleet import Scope, ScopeKind, Vm
 from forewarn.core.timing import Timing
-from forewarn.engine.clock import VirtualClock
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Difference, Operations
 from forewarn.engine.record import SCOPE
 from forewarn.engine.replica import SCOPE_KEY
 from forewarn.fleetfile.parser import Fleet
+from forewarn.lab.clock import VirtualClock
 from forewarn.store.base import Write
 from forewarn.store.memory import MemoryStore
 from tests.builders import NOON, OPERATION, vm
@@ -99,7 +99,7 @@ def test_polls_pass_while_a_fleet_is_compared_and_applied(scopes: int, vms: int)
     asyncio.run(apply())
 
 
-def test_a_vm_that_moves_to_another_scope_neither_joins_nor_leaves() -> None:
+def test_vm_that_changes_scopes_neither_joins_nor_leaves() -> None:
     """Only scopes that change are compared; a VM that moves changes both of its scopes."""
 
     async def apply() -> None:

@@ -9,17 +9,15 @@ from datetime import timedelta
 
 import pytest
 
-from forewarn.auth.token import Role
-from forewarn.auth.tokens import Tokens
-from forewarn.campaign.cache import CampaignCache
-from forewarn.campaign.model import Roll
+from forewarn.auth.tokens import Role, Tokens
+from forewarn.campaign.service import Campaigns
 from forewarn.core import command as ask
 from forewarn.core.fleet import Scope, ScopeKind
 from forewarn.core.timing import Timing
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
 from forewarn.engine.worker import Worker
-from forewarn.errors import RecordUnreadable, Unavailable
+from forewarn.errors import RecordUnreadable
 from forewarn.fleetfile.parser import Fleet
 from forewarn.platform.base import ImpactRequest, ImpactResult
 from forewarn.store.base import Record, Write
@@ -50,7 +48,7 @@ async def server(world: World) -> tuple[Operations, Engine]:
 
 
 @pytest.mark.parametrize("record", [NEWER_SCOPE, NEWER_FORMAT])
-def test_scope_of_a_newer_server_is_shown_as_it_last_was_after_a_reload(record: bytes) -> None:
+def test_unreadable_scope_stays_as_last_known_after_a_reload(record: bytes) -> None:
     """A server that reads everything again, after a second without its store, must come back as it
     was before.
     """
@@ -69,7 +67,7 @@ def test_scope_of_a_newer_server_is_shown_as_it_last_was_after_a_reload(record: 
 
 
 @pytest.mark.parametrize("record", [NEWER_SCOPE, NEWER_FORMAT])
-def test_command_on_a_scope_of_a_newer_server_is_refused_and_writes_nothing(record: bytes) -> None:
+def test_command_on_an_unreadable_scope_writes_nothing(record: bytes) -> None:
     """Deciding on what it last showed, an older server would undo what the newer one did."""
 
     async def story(world: World) -> None:
@@ -102,7 +100,7 @@ def test_command_on_a_scope_of_a_newer_server_is_refused_and_writes_nothing(reco
     live(story)
 
 
-def test_scope_that_became_unreadable_meanwhile_is_refused_in_the_commit() -> None:
+def test_scope_that_becomes_unreadable_is_not_overwritten() -> None:
     """The record may change between the decision and the commit: the refusal must not turn into a
     retry without end.
     """
@@ -187,7 +185,7 @@ class Idle:
         raise AssertionError(order)
 
 
-def test_server_stays_ready_beside_a_newer_one_and_leaves_its_deadlines_alone() -> None:
+def test_server_leaves_unreadable_scopes_to_the_newer_one() -> None:
     """Following, reloading and waiting for NotBefore: one strange scope costs neither readiness nor
     a read every second.
     """
@@ -246,7 +244,7 @@ def test_token_of_a_newer_server_opens_nothing_and_keeps_auth_on() -> None:
         await engine.load()
 
         assert fresh
-        assert fresh.holder(text) is None
+        assert fresh.authenticate(text) is None
         with pytest.raises(RecordUnreadable):
             await fresh.revoke("boss", by="ann")
         assert (await stored(world.store, "token/boss/")).value == b'{"format":2,"value":{}}'
@@ -257,22 +255,18 @@ def test_token_of_a_newer_server_opens_nothing_and_keeps_auth_on() -> None:
 def test_campaign_of_a_newer_server_does_not_stop_a_reload() -> None:
     async def story(world: World) -> None:
         _, engine = await server(world)
-        CampaignCache(engine)
-        await world.store.commit(
-            [Write("campaign/c9/", NEWER_FORMAT, 0), Write("campaigns", NEWER_FORMAT, 0)]
-        )
+        campaigns = Campaigns(engine)
+        await world.store.commit([Write("campaign/c9/", NEWER_FORMAT, 0)])
         await engine.load()
 
         assert engine.board.find_scope("web").scope.name == "web"
-        with pytest.raises(Unavailable):
-            await engine.update(
-                ["campaigns"], lambda transaction: transaction.put("campaigns", Roll()), by="ann"
-            )
+        with pytest.raises(RecordUnreadable):
+            await campaigns.pause("c9", by="ann")
 
     live(story)
 
 
-def test_failed_host_reaches_the_scopes_behind_one_that_cannot_be_read() -> None:
+def test_failed_host_reaches_scopes_after_an_unreadable_one() -> None:
     """The hardware of all of them has failed.
 
     The operator learns of the scope that this server could not change.

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from forewarn.core import command as ask
 from forewarn.core.event import EventType
 from forewarn.core.fleet import Power, Scope, ScopeKind
-from forewarn.engine.operations import Operations, Told
+from forewarn.engine.operations import Operations, ScopedEvent
 from forewarn.errors import AlreadyPending, StoreUnusable
 from forewarn.fleetfile.parser import Fleet
 from tests.builders import MINUTE, guid, vm
@@ -17,7 +17,7 @@ from tests.unit.engine.test_bad_days import FailsAt
 from tests.unit.engine.test_engine import FLEET, World, live
 
 
-def shown(told: list[Told]) -> list[str]:
+def shown(told: list[ScopedEvent]) -> list[str]:
     return [
         f"{one.scope.name}: {one.event.type} {one.event.status} {','.join(one.event.resources)}"
         for one in told
@@ -27,10 +27,12 @@ def shown(told: list[Told]) -> list[str]:
 def pending(desk: Operations) -> list[str]:
     """All events of the fleet, scope by scope."""
     scopes = sorted(desk._engine.board.scopes.items())
-    return shown([Told(place.scope, event) for _, place in scopes for event in place.scope.events])
+    return shown(
+        [ScopedEvent(place.scope, event) for _, place in scopes for event in place.scope.events]
+    )
 
 
-def test_a_host_operation_that_was_half_done_is_completed_when_it_is_asked_again() -> None:
+def test_half_done_host_operation_is_completed_by_a_retry() -> None:
     """The store failed after the first scope.
 
     Its VMs have their event; those of the other scope must get theirs.
@@ -52,9 +54,7 @@ def test_a_host_operation_that_was_half_done_is_completed_when_it_is_asked_again
     live(story, FailsAt())
 
 
-def test_a_host_operation_repeated_under_its_id_completes_the_rest_and_lists_all_its_events() -> (
-    None
-):
+def test_repeated_host_operation_lists_all_its_events() -> None:
     """A client that repeats a request with its Idempotency-Key wants the response of the whole
     request.
     """
@@ -75,7 +75,7 @@ def test_a_host_operation_repeated_under_its_id_completes_the_rest_and_lists_all
     live(story, FailsAt())
 
 
-def test_a_vm_that_moved_onto_a_degraded_host_is_announced_when_it_is_asked_again() -> None:
+def test_vm_moved_onto_a_degraded_host_gets_its_event() -> None:
     async def story(world: World) -> None:
         desk = await world.desk()
         await desk.degrade("host-b", by="ann")
@@ -94,7 +94,7 @@ def test_a_vm_that_moved_onto_a_degraded_host_is_announced_when_it_is_asked_agai
     live(story)
 
 
-def test_a_host_can_always_be_declared_failed_for_the_vms_that_do_not_know_yet() -> None:
+def test_failed_host_reaches_vms_that_have_no_event_yet() -> None:
     """Hardware that has failed is a fact; that one scope was told of it before must not hide it
     from the others.
     """
@@ -120,7 +120,7 @@ def test_a_host_can_always_be_declared_failed_for_the_vms_that_do_not_know_yet()
     live(story)
 
 
-def test_a_host_operation_is_refused_when_every_vm_has_its_event_already() -> None:
+def test_host_operation_is_refused_if_every_vm_has_its_event() -> None:
     """Also if a scope on the host has nobody to announce it to: nothing new would happen."""
 
     async def story(world: World) -> None:
@@ -179,7 +179,7 @@ def test_a_vm_keeps_its_power_when_it_moves_to_another_scope() -> None:
     live(story)
 
 
-def test_a_vm_of_a_scope_that_is_gone_keeps_its_power_in_its_new_scope() -> None:
+def test_vm_keeps_its_power_when_its_scope_is_deleted() -> None:
     async def story(world: World) -> None:
         desk = await world.desk()
         web, db = FLEET.scopes

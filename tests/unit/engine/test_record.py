@@ -6,21 +6,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from msgspec.structs import replace
 
-from forewarn.campaign.model import (
-    CAMPAIGN,
-    NAMES,
-    ROLL,
-    Campaign,
-    Phase,
-    Roll,
-    State,
-    Told,
-    Trouble,
-    UnderWay,
-    Wish,
-)
 from forewarn.core.event import Cause, Ended, EndReason, EventType, Impact, ImpactState
-from forewarn.core.fleet import Budget, Instance, Policy, Power, Scope, ScopeKind, Vm
+from forewarn.core.fleet import Instance, Policy, Power, Scope, ScopeKind, Vm
 from forewarn.engine.record import HOSTS, SCOPE, Hosts
 from forewarn.errors import StoreUnusable
 from tests.unit.wire.build import NOT_BEFORE, reboot
@@ -140,31 +127,3 @@ def test_a_scope_record_is_no_hosts_record_of_the_future() -> None:
         HOSTS.decode(b'{"format":7}')
     with pytest.raises(StoreUnusable, match="The stored hosts record is damaged"):
         HOSTS.decode(b'{"format":1,"value":{"names":"host-a"}}')
-
-
-def test_a_campaign_and_the_roll_come_back_from_their_records_as_they_were() -> None:
-    """A campaign that survives a restart goes on from nothing else."""
-    under_way = UnderWay(
-        "h1", NOT_BEFORE, Phase.CHECKING, (Told("web", "E1", 7),), "late", "w1", NOT_BEFORE
-    )
-    campaign = Campaign(
-        id="c1",
-        wish=Wish(
-            type=EventType.FREEZE, patterns=("h*",), max_unavailable=Budget(25, is_percent=True)
-        ),
-        started_at=NOT_BEFORE,
-        total=3,
-        state=State.PAUSED,
-        why="h2: no",
-        is_braked=True,
-        cursor=2,
-        window=("h3",),
-        under_way=(under_way,),
-        troubles=(Trouble("h2", "no", is_failed=True),),
-        spent=timedelta(minutes=5, microseconds=1),
-    )
-    roll = Roll(7, ("c1",), ("c0",))
-
-    assert CAMPAIGN.decode(CAMPAIGN.encode(campaign)) == campaign
-    assert ROLL.decode(ROLL.encode(roll)) == roll
-    assert NAMES.decode(NAMES.encode(("h1", "h2"))) == ("h1", "h2")

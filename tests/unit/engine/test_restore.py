@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from msgspec.structs import replace
 
-from forewarn.auth.token import Role
+from forewarn.auth.tokens import Role
 from forewarn.core.timing import Timing
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
@@ -14,7 +14,7 @@ from forewarn.engine.restore import JUMP, highest_incarnation, raise_incarnation
 from forewarn.errors import RecordUnreadable, Refused
 from forewarn.fleetfile.parser import Fleet
 from forewarn.history.query import EntryFilter, read
-from forewarn.history.webhooks import IDENTITY_KEY, identity_of
+from forewarn.history.webhooks import IDENTITY_KEY, get_identity
 from forewarn.store.base import Write
 from forewarn.web.service import Service, build_service
 from tests.unit.engine.test_engine import FLEET, World, live
@@ -52,7 +52,7 @@ def numbers(engine: Engine) -> dict[str, int]:
     return {name: place.scope.incarnation for name, place in engine.board.scopes.items()}
 
 
-def test_every_document_goes_on_above_all_that_was_shown() -> None:
+def test_restored_documents_continue_above_all_numbers() -> None:
     """A client that holds the ETag of before would be answered 304 for another document."""
 
     async def tell(world: World, desk: Operations, engine: Engine) -> None:
@@ -64,7 +64,7 @@ def test_every_document_goes_on_above_all_that_was_shown() -> None:
     story_of(tell)
 
 
-def test_a_scope_that_is_new_after_a_restore_starts_above_all_that_was_shown() -> None:
+def test_new_scope_starts_above_all_numbers_after_a_restore() -> None:
     """It may have existed between the backup and the restore, and VMs remember its numbers."""
 
     async def tell(world: World, desk: Operations, engine: Engine) -> None:
@@ -97,7 +97,7 @@ def test_numbers_that_would_not_fit_into_32_bits_are_refused() -> None:
     story_of(tell)
 
 
-def test_backup_with_an_unreadable_scope_is_refused_and_unchanged() -> None:
+def test_backup_with_an_unreadable_scope_is_refused() -> None:
     """Its document number could not be raised, so its VMs would be answered 304 for another
     document.
     """
@@ -134,8 +134,8 @@ def test_tokens_of_a_backup_are_revoked_and_the_api_stays_closed() -> None:
         fresh = (await service_on(engine)).tokens
 
         assert revoked == ["boss", "ci"]
-        assert (fresh.holder(boss), fresh.holder(ci)) == (None, None)
-        holder = fresh.holder(text)
+        assert (fresh.authenticate(boss), fresh.authenticate(ci)) == (None, None)
+        holder = fresh.authenticate(text)
         assert holder
         assert holder.role is Role.ADMIN
 
@@ -169,9 +169,9 @@ def test_a_restored_store_is_another_one_to_webhooks() -> None:
     """
 
     async def tell(world: World, desk: Operations, engine: Engine) -> None:
-        before = await identity_of(engine.store, world.make_id)
+        before = await get_identity((await service_on(engine)).engine, world.make_id)
         fresh = await renewed(engine)
-        assert await identity_of(fresh.store, world.make_id) != before
+        assert await get_identity(fresh, world.make_id) != before
 
     story_of(tell)
 

@@ -4,20 +4,19 @@ proportion to the VMs.
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
 import pytest
 
-from forewarn.core import command as ask
 from forewarn.core.event import EventType
 from forewarn.core.fleet import Scope, ScopeKind
 from forewarn.core.timing import Timing
-from forewarn.engine.clock import VirtualClock
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
 from forewarn.engine.worker import Worker
 from forewarn.fleetfile.parser import Fleet
+from forewarn.lab.clock import VirtualClock
 from forewarn.platform.base import ImpactRequest, ImpactResult
 from forewarn.store.base import Check, Write
 from forewarn.store.memory import MemoryStore
@@ -69,7 +68,7 @@ async def three_events(desk: Operations) -> None:
         await desk.approve(told.event.id, by="ann")
 
 
-def test_the_impacts_of_one_vm_run_one_after_the_other_without_a_pause() -> None:
+def test_impacts_of_one_vm_run_one_after_the_other() -> None:
     """The end of one is what starts the next; nobody polls for it."""
 
     async def story(world: World) -> None:
@@ -128,7 +127,7 @@ def test_a_blocked_impact_costs_nothing_while_it_waits() -> None:
     assert asyncio.run(reads_of(3)) <= asyncio.run(reads_of(1))
 
 
-def test_the_next_impact_waits_until_the_driver_of_a_completed_one_has_stopped() -> None:
+def test_next_impact_waits_for_the_cancelled_platform_call() -> None:
     """An operator may declare an event completed while its driver still works on the VM."""
 
     async def story(world: World) -> None:
@@ -147,105 +146,6 @@ def test_the_next_impact_waits_until_the_driver_of_a_completed_one_has_stopped()
         assert platform.most_at_once == 1
 
     live(story)
-
-
-class StalledStore(MemoryStore):
-    """After the commit of a claim by `stalled`, something happens before that server hears of it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stalled = ""
-        self.meanwhile: Callable[[], Awaitable[None]] | None = None
-
-    async def commit(
-        self, writes: Sequence[Write], checks: Sequence[Check] = (), entries: bytes | None = None
-    ) -> int:
-        revision = await super().commit(writes, checks, entries)
-        if self.stalled and self.stalled.encode() in (entries or b""):
-            self.stalled = ""
-            assert self.meanwhile is not None
-            await self.meanwhile()
-        return revision
-
-
-def test_a_server_that_was_stalled_past_its_claim_does_not_touch_the_vm() -> None:
-    """Another server has carried the impact out and the event is over: a reboot now would come
-    without any notice.
-    """
-
-    async def story(world: World) -> None:
-        store = world.store
-        assert isinstance(store, StalledStore)
-        desk = await world.desk()
-        slow, quick = TimedPlatform(world.clock), TimedPlatform(world.clock)
-        first = asyncio.create_task(
-            Worker(desk._engine, slow, worker="slow", impact_limit=timedelta(hours=1)).run()
-        )
-        other = await world.engine()
-        tasks = [first]
-
-        async def take_over() -> None:
-            await world.clock.jump(world.clock.now() + Timing().claim)
-            tasks.append(
-                asyncio.create_task(
-                    Worker(other, quick, worker="quick", impact_limit=timedelta(hours=1)).run()
-                )
-            )
-            await world.clock.advance(2 * MINUTE)
-
-        store.stalled, store.meanwhile = "slow", take_over
-        told = await desk.restart("web-0", by="ann")
-        assert told is not None
-        await other.load()
-        await desk.approve(told.event.id, by="ann")
-        await asyncio.wait_for(until(lambda: not other.board.events and len(tasks) == 2), 10)
-        await world.clock.advance(MINUTE)
-        await stopped(*tasks)
-
-        assert [name for name, _, _ in quick.begun] == ["web-0"]
-        assert slow.begun == []
-
-    live(story, StalledStore())
-
-
-@pytest.mark.parametrize(("stall_seconds", "renewals"), [(4.0, 0), (10.0, 1)])
-def test_a_server_that_was_stalled_within_its_claim_renews_it_before_it_acts(
-    stall_seconds: float, renewals: int
-) -> None:
-    """The wall clock may have been set back meanwhile, so the time is measured with a monotonic
-    clock too.
-    """
-
-    async def story(world: World) -> None:
-        store = world.store
-        assert isinstance(store, StalledStore)
-        desk = await world.desk()
-        platform, time = TimedPlatform(world.clock), [0.0]
-        loops = Worker(
-            desk._engine,
-            platform,
-            worker="w1",
-            impact_limit=timedelta(hours=1),
-            monotonic=lambda: time[0],
-        )
-        task = asyncio.create_task(loops.run())
-        revisions = list[int]()
-
-        async def stall() -> None:
-            time[0] += stall_seconds
-            await world.clock.jump(NOON + SECOND)
-            revisions.append((await store.load()).revision)
-
-        store.stalled, store.meanwhile = "w1", stall
-        told = await desk.restart("web-0", by="ann")
-        assert told is not None
-        await desk.approve(told.event.id, by="ann")
-        await asyncio.wait_for(until(lambda: bool(platform.begun)), 10)
-
-        assert (await store.load()).revision - revisions[0] == renewals
-        await stopped(task)
-
-    live(story, StalledStore())
 
 
 async def until(is_so: Callable[[], bool]) -> None:
@@ -289,6 +189,8 @@ async def cost_of_an_event(count: int, type_: EventType) -> tuple[int, int]:
     task = asyncio.create_task(
         Worker(engine, QuickPlatform(), worker="w1", impact_limit=MINUTE).run()
     )
+    for _ in range(10):
+        await asyncio.sleep(0)  # it acquires its lease
     store.commits = store.size = 0
     (told,) = await desk.maintain("host-a", type=type_, by="ann")
     await desk.approve(told.event.id, by="ann")
@@ -318,72 +220,3 @@ def test_the_worker_asks_for_all_due_impacts_of_a_scope_at_once() -> None:
     commits, _ = asyncio.run(cost_of_an_event(100, EventType.FREEZE))
 
     assert commits <= 5
-
-
-class SharedClock:
-    """A clock that wakes all who sleep until the same time at once, as a real event loop does."""
-
-    jump_seconds = 0.0
-
-    def __init__(self) -> None:
-        self._now = NOON
-        self._sleepers: list[tuple[datetime, asyncio.Future[None]]] = []
-
-    def now(self) -> datetime:
-        return self._now
-
-    async def sleep_until(self, moment: datetime) -> None:
-        if moment > self._now:
-            sleeper = asyncio.get_running_loop().create_future()
-            self._sleepers.append((moment, sleeper))
-            await sleeper
-
-    async def pass_to(self, moment: datetime) -> None:
-        self._now = moment
-        for wake_at, sleeper in self._sleepers:
-            if wake_at <= moment and not sleeper.done():
-                sleeper.set_result(None)
-        for _ in range(50):
-            await asyncio.sleep(0)
-
-
-def test_the_renewals_of_a_scope_share_a_commit() -> None:
-    """A claim is renewed every few seconds; claims that began at different times must not each
-    write the scope for it.
-    """
-
-    async def run() -> None:
-        store, clock = CountingStore(), SharedClock()
-        engine = Engine(store, clock, Timing())
-        desk = Operations(engine, lambda: guid(7))
-        vms = tuple(vm(f"vm-{number}", host=f"host-{number % 4}") for number in range(40))
-        await desk.apply(
-            Fleet(scopes=(Scope(name="big", kind=ScopeKind.SCALE_SET, vms=vms),), hosts=()),
-            by="ann",
-        )
-        task = asyncio.create_task(
-            Worker(engine, ForeverPlatform(), worker="w1", impact_limit=10 * MINUTE).run()
-        )
-        for number in range(4):
-            await clock.pass_to(NOON + number * timedelta(milliseconds=200))
-            await engine.submit(
-                "big", ask.Fail(host=f"host-{number}", operation_id=guid(number)), by="ann"
-            )
-        await clock.pass_to(NOON + SECOND)
-        assert len(engine.board.scopes["big"].scope.impacts) == 40
-        store.commits = 0
-        for tenths in range(10, 310):
-            await clock.pass_to(NOON + tenths * timedelta(seconds=0.1))
-        await stopped(task)
-
-        assert 5 <= store.commits <= 7
-
-    asyncio.run(run())
-
-
-class ForeverPlatform:
-    """Never ends."""
-
-    async def run_impact(self, order: ImpactRequest) -> ImpactResult:
-        await asyncio.Event().wait()
-        return ImpactResult()

@@ -11,13 +11,13 @@ import pytest
 
 from forewarn.cli import fleet as cli
 from forewarn.core.timing import Timing
-from forewarn.engine.clock import VirtualClock
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
 from forewarn.errors import Invalid
 from forewarn.fleetfile.files import FILES_MAX, compute_digest, read_sources
 from forewarn.fleetfile.parser import Fleet, parse, parse_all
 from forewarn.fleetfile.yaml_source import SIZE_MAX
+from forewarn.lab.clock import VirtualClock
 from forewarn.server import apply_fleet_file
 from forewarn.store.memory import MemoryStore
 from tests.builders import NOON, OPERATION

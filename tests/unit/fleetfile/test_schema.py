@@ -8,7 +8,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from forewarn.core.fleet import (
-    NOTHING_TOLD,
+    DEFAULT_INSTANCE,
     Approval,
     AutoApprove,
     Budget,
@@ -191,7 +191,7 @@ def test_omitted_members_have_the_rules_defaults() -> None:
     assert read({"scopes": [{"name": "web", "vms": [{"name": "web-0"}]}]}).scopes == (
         Scope(name="web", vms=(Vm("web-0"),)),
     )
-    assert read(vm()).scopes[0].vms[0].instance is NOTHING_TOLD
+    assert read(vm()).scopes[0].vms[0].instance is DEFAULT_INSTANCE
     assert InstanceEntry.__struct_fields__ == Instance.__struct_fields__
 
 

@@ -5,10 +5,10 @@ from collections.abc import Callable, Coroutine
 from datetime import timedelta
 from typing import Any
 
-from forewarn.engine.clock import VirtualClock
 from forewarn.errors import StoreLost
 from forewarn.history.feed import HistoryFeed
 from forewarn.history.retention import INTERVAL, RetentionWorker
+from forewarn.lab.clock import VirtualClock
 from forewarn.store.base import Record, Write
 from forewarn.store.memory import MemoryStore
 from tests.builders import MINUTE, NOON

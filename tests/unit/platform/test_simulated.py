@@ -6,8 +6,8 @@ import pytest
 
 from forewarn.core.event import Cause, EventType
 from forewarn.core.timing import DURATION
-from forewarn.engine.clock import VirtualClock
 from forewarn.errors import ImpactFailed
+from forewarn.lab.clock import VirtualClock
 from forewarn.platform.base import ImpactRequest, ImpactResult
 from forewarn.platform.simulated import SimulatedPlatform, choose_host
 from tests.builders import NOON, SECOND, guid, vm

@@ -48,7 +48,7 @@ def test_silent_operation_is_not_an_event(board: Board, ledger: EventLedger) -> 
         ledger,
         board,
         scope_of(),
-        Change(ChangeKind.ORDERED, guid(2)),
+        Change(ChangeKind.EXECUTED_SILENTLY, guid(2)),
         Change(ChangeKind.COMPLETED, guid(2)),
     )
 

@@ -1,4 +1,4 @@
-"""A control API over the real engine, without sockets and with a clock that is told."""
+"""The control API on a real engine, without sockets and with a virtual clock."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -11,10 +11,10 @@ import httpx
 
 from forewarn.core.command import Seen
 from forewarn.core.timing import Timing
-from forewarn.engine.clock import VirtualClock
 from forewarn.fleetfile.parser import parse
+from forewarn.lab.clock import VirtualClock
 from forewarn.store.memory import MemoryStore
-from forewarn.web.control.routes.fleet import app
+from forewarn.web.control.app import make_app
 from forewarn.web.service import build_service
 
 NOON = datetime(2030, 1, 31, 12, tzinfo=UTC)
@@ -38,10 +38,11 @@ PLAIN_FLEET = FLEET.replace(b"hosts: [host-c]\n", b"")
 
 
 class World:
-    """A service without sockets: ask it over its API, look at its board, let its time pass."""
+    """A service without sockets."""
 
     def __init__(self) -> None:
-        numbers = count(9, -1)  # falling: an order by id is not mistaken for an order by age
+        # Descending, so that an order by id is not mistaken for an order by age.
+        numbers = count(9, -1)
         self.clock = VirtualClock(NOON)
         self.service = build_service(
             MemoryStore(),
@@ -50,57 +51,55 @@ class World:
             lambda: f"00000000-0000-4000-8000-{next(numbers):012X}",
         )
         self.engine, self.operations = self.service.engine, self.service.operations
-        self.client = calling(app(self.service, delay_seconds=0))
+        self.client = make_client(make_app(self.service, delay_seconds=0))
 
-    async def ask(self, method: str, path: str, **more: Any) -> httpx.Response:
+    async def request(self, method: str, path: str, **more: Any) -> httpx.Response:
         return await self.client.request(method, path, **more)
 
-    async def told(self, method: str, path: str, **more: Any) -> Any:
-        """What a request that is granted answers."""
-        response = await self.ask(method, path, **more)
+    async def json(self, method: str, path: str, **more: Any) -> Any:
+        """The body of a successful response."""
+        response = await self.request(method, path, **more)
         assert response.is_success, response.text
         return response.json()
 
-    async def refused(self, method: str, path: str, **more: Any) -> tuple[int, str, str]:
-        """Status, code and message of a request that is refused; its body has the one form there
-        is, and nothing changed.
-        """
-        before = (
-            self.engine.board.revision,
-            {name: place.scope for name, place in self.engine.board.scopes.items()},
-        )
-        response = await self.ask(method, path, **more)
-        answer = response.json()
-        assert list(answer) == ["error", "message", "facts"]
-        assert before == (
-            self.engine.board.revision,
-            {name: place.scope for name, place in self.engine.board.scopes.items()},
-        )
-        return response.status_code, answer["error"], answer["message"]
+    async def error(self, method: str, path: str, **more: Any) -> tuple[int, str, str]:
+        """Status, code and message of an error response; nothing has changed."""
+        before = self._state()
+        response = await self.request(method, path, **more)
+        body = response.json()
+        assert list(body) == ["error", "message", "facts"]
+        assert self._state() == before
+        return response.status_code, body["error"], body["message"]
+
+    def _state(self) -> Any:
+        board = self.engine.board
+        return board.revision, {name: place.scope for name, place in board.scopes.items()}
 
 
-def calling(application: Any) -> httpx.AsyncClient:
+def make_client(application: Any) -> httpx.AsyncClient:
     return httpx.AsyncClient(
         transport=httpx.ASGITransport(application), base_url="http://127.0.0.1:8081"
     )
 
 
 @asynccontextmanager
-async def world(fleet: bytes = FLEET, *, is_polled: bool = True) -> AsyncIterator[World]:
-    made = World()
-    await made.operations.apply(parse(fleet, "fleet"), by="test")
-    for scope in list(made.engine.board.scopes) if is_polled else ():
-        await made.engine.submit(scope, Seen(), by="test")
-    async with made.client:
-        yield made
-    await made.engine.close()
+async def start(fleet: bytes = FLEET, *, is_polled: bool = True) -> AsyncIterator[World]:
+    world = World()
+    await world.operations.apply(parse(fleet, "fleet"), by="test")
+    for scope in list(world.engine.board.scopes) if is_polled else ():
+        await world.engine.submit(scope, Seen(), by="test")
+    async with world.client:
+        yield world
+    await world.engine.close()
 
 
 def story(
     tell: Callable[[World], Awaitable[None]], fleet: bytes = FLEET, *, is_polled: bool = True
 ) -> None:
+    """Run a test on a new world."""
+
     async def run() -> None:
-        async with world(fleet, is_polled=is_polled) as made:
-            await tell(made)
+        async with start(fleet, is_polled=is_polled) as world:
+            await tell(world)
 
     asyncio.run(run())

@@ -1,14 +1,11 @@
-"""An event loop in which waiting takes no time, so that a test can say how long something waits."""
+"""An event loop in which waiting takes no time, and is measured."""
 
 import asyncio
 import selectors
 
 
 class EagerSelector(selectors.DefaultSelector):
-    """Never blocks: where it would, `waited_seconds` grows instead.
-
-    So a wait is measured without waiting.
-    """
+    """Never blocks; adds the timeout to `waited_seconds` instead."""
 
     waited_seconds = 0.0
 
@@ -20,10 +17,7 @@ class EagerSelector(selectors.DefaultSelector):
 
 
 class EagerLoop(asyncio.SelectorEventLoop):
-    """`time()` is what was waited so far.
-
-    For what happens inside one process: other processes have no time to act.
-    """
+    """`time()` is the sum of all waits. Only for code that does not wait for other processes."""
 
     def __init__(self) -> None:
         self.selector = EagerSelector()

@@ -1,50 +1,50 @@
-"""A VM without a socket: what is sent to the application for it, and what it is told."""
+"""A VM without a socket: its requests go to the application directly."""
 
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from forewarn.config import Config
 from forewarn.core.command import Restart, SetMembers
 from forewarn.core.fleet import Policy, ScopeKind, Vm
 from forewarn.core.timing import Timing
 from forewarn.engine.board import PublishedScope
-from forewarn.engine.clock import VirtualClock
 from forewarn.errors import Error, StoreLost
+from forewarn.lab.clock import VirtualClock
 from forewarn.store.memory import MemoryStore
 from forewarn.web.metadata.app import Message, Metadata
 from forewarn.web.service import build_service
-from forewarn.web.settings import Settings
 from tests.builders import NOON
 
 EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
 TRUE = (b"metadata", b"true")
 EVENT_ID = "602D9444-D2CD-49C7-8624-8643E7171297"
-BY_ADDRESS = Settings()
+BY_ADDRESS = Config()
 WEB_0, WEB_1 = Vm(name="web-0", address="10.0.0.1"), Vm(name="web-1", address="10.0.0.2")
 
 
 class LostStore(MemoryStore):
-    """A store that stops answering."""
+    """A store whose commits can fail."""
 
     is_lost = False
-    problem: Error = StoreLost("the store does not answer")
+    error: Error = StoreLost("the store does not answer")
 
     async def commit(self, writes: Any, checks: Any = (), entries: Any = None) -> int:
         if self.is_lost:
-            raise self.problem
+            raise self.error
         return await super().commit(writes, checks, entries)
 
 
 class Guest:
-    """`web-0` at 10.0.0.1 with `web-1` in scope `web`; and what is sent to the application for it."""
+    """`web-0` at 10.0.0.1, with `web-1` in the scope `web`."""
 
-    def __init__(self, settings: Settings = BY_ADDRESS) -> None:
+    def __init__(self, config: Config = BY_ADDRESS) -> None:
         self.store = LostStore()
         self.clock = VirtualClock(NOON)
-        self.service = build_service(self.store, self.clock, Timing(), lambda: EVENT_ID, settings)
+        self.service = build_service(self.store, self.clock, Timing(), lambda: EVENT_ID)
         self.engine = self.service.engine
-        self.application = Metadata(self.engine, settings)
+        self.application = Metadata(self.engine, config)
         self.is_gone = asyncio.Event()
 
     async def enrol(self, scope: str, *vms: Vm) -> None:
@@ -67,8 +67,8 @@ class Guest:
         body: bytes = b"",
         address: str = "10.0.0.1",
         meanwhile: Callable[[], Awaitable[None]] | None = None,
-    ) -> "Told":
-        """What the application answers. `meanwhile` happens while it waits for the body."""
+    ) -> "GuestResponse":
+        """The response of the application. `meanwhile` runs while it waits for the body."""
         path, _, query = target.partition("?")
         scope: Message = {
             "type": "http",
@@ -93,10 +93,10 @@ class Guest:
             sent.append(message)
 
         await self.application(scope, receive, send)
-        return Told(sent)
+        return GuestResponse(sent)
 
 
-class Told:
+class GuestResponse:
     def __init__(self, sent: list[Message]) -> None:
         self.is_nothing = not sent
         self.status = sent[0]["status"] if sent else 0
@@ -112,13 +112,13 @@ class Told:
 
 def run(
     story: Callable[[Guest], Awaitable[None]],
-    settings: Settings = BY_ADDRESS,
+    config: Config = BY_ADDRESS,
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
 ) -> None:
     """Run a story with a guest whose scope is enrolled."""
 
     async def whole() -> None:
-        guest = Guest(settings)
+        guest = Guest(config)
         await guest.enrol("web", WEB_0, WEB_1)
         await story(guest)
 

@@ -11,7 +11,7 @@ from forewarn.web.http_status import METADATA_STATUS, STATUS, control_body, meta
 
 
 @pytest.mark.parametrize(
-    ("problem", "status"),
+    ("error", "status"),
     [
         (errors.Invalid, 400),
         (errors.Forbidden, 403),
@@ -24,23 +24,21 @@ from forewarn.web.http_status import METADATA_STATUS, STATUS, control_body, meta
         (errors.Error, 500),
     ],
 )
-def test_an_operator_gets_the_status_of_the_nearest_class_in_the_table(
-    problem: type[errors.Error], status: int
-) -> None:
-    assert status_of(problem) == status
-    assert status_of(problem("text")) == status
+def test_status_is_that_of_the_nearest_class(error: type[errors.Error], status: int) -> None:
+    assert status_of(error) == status
+    assert status_of(error("text")) == status
 
 
-@pytest.mark.parametrize("problem", [errors.UnknownEvent, errors.EventEnded])
-def test_to_a_vm_an_event_that_it_cannot_approve_is_a_bad_request(
-    problem: type[errors.Error],
+@pytest.mark.parametrize("error", [errors.UnknownEvent, errors.EventEnded])
+def test_unknown_event_is_a_400_for_a_vm(
+    error: type[errors.Error],
 ) -> None:
     """The protocol knows 200 and 400 for a POST; a 404 would say that the endpoint is not there."""
-    assert status_of(problem, METADATA_STATUS) == 400
+    assert status_of(error, METADATA_STATUS) == 400
 
 
-def test_every_problem_of_the_tree_has_a_status() -> None:
-    """A problem without one would be answered by a crash."""
+def test_every_error_has_a_status() -> None:
+    """An error without one would be a crash."""
     kinds = [
         kind
         for kind in vars(errors).values()
@@ -50,7 +48,7 @@ def test_every_problem_of_the_tree_has_a_status() -> None:
     assert all(400 <= status_of(kind) < 600 for kind in kinds)
 
 
-def test_statuses_stand_in_one_table_only() -> None:
+def test_metadata_statuses_differ_only_for_events() -> None:
     assert all(
         METADATA_STATUS[kind] == status
         for kind, status in STATUS.items()
@@ -58,7 +56,7 @@ def test_statuses_stand_in_one_table_only() -> None:
     )
 
 
-def test_a_vm_gets_the_message_alone() -> None:
+def test_metadata_error_has_the_message_only() -> None:
     """Clients of the protocol read the member `error` and show it."""
     assert metadata_body(errors.Invalid('a "b"', vm="web-0")) == b'{"error":"a \\"b\\""}'
 
@@ -67,12 +65,12 @@ def test_a_vm_gets_the_message_alone() -> None:
     "kind",
     [kind for kind in vars(errors).values() if isinstance(kind, type) and hasattr(kind, "code")],
 )
-def test_a_vm_never_reads_the_message_of_a_failure_inside_the_service(
+def test_internal_messages_are_not_shown_to_vms(
     kind: type[errors.Error],
 ) -> None:
     """It may name files, hosts or commands of the server.
 
-    What a VM did wrong itself is told to it.
+    Errors of the VM itself are shown to it.
     """
     is_ours = status_of(kind, METADATA_STATUS) >= 500
 
@@ -80,21 +78,21 @@ def test_a_vm_never_reads_the_message_of_a_failure_inside_the_service(
 
 
 @pytest.mark.parametrize("kind", [problems.TooManyConnections, problems.WrongHttpVersion])
-def test_a_vm_reads_what_its_connection_was_refused_for(kind: type[errors.Error]) -> None:
-    """These are about the connection alone, and whoever debugs a client needs them."""
+def test_connection_errors_are_shown_to_vms(kind: type[errors.Error]) -> None:
+    """These are about the connection alone, and are needed to debug a client."""
     assert metadata_body(kind("too many")) == b'{"error":"too many"}'
 
 
-def test_an_operator_gets_code_message_and_facts() -> None:
-    problem = errors.NoticeTooShort("too soon", notice=timedelta(minutes=1), vm="web-0")
-    told = json.loads(control_body(problem))
-    assert told["error"] == "notice_too_short"
-    assert told["message"] == "too soon"
-    assert told["facts"]["vm"] == "web-0"
-    assert told["facts"]["notice"] == "PT60S"
+def test_control_error_has_code_message_and_facts() -> None:
+    error = errors.NoticeTooShort("too soon", notice=timedelta(minutes=1), vm="web-0")
+    body = json.loads(control_body(error))
+    assert body["error"] == "notice_too_short"
+    assert body["message"] == "too soon"
+    assert body["facts"]["vm"] == "web-0"
+    assert body["facts"]["notice"] == "PT60S"
 
 
-def test_no_code_stands_for_two_things() -> None:
+def test_error_codes_are_unique() -> None:
     kinds = [
         kind
         for module in (errors, problems)

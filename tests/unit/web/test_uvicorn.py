@@ -58,7 +58,7 @@ class Refusing(Recorder):
         raise KeyError("ours")
 
 
-def test_uvicorn_is_the_version_that_the_connection_was_written_for() -> None:
+def test_uvicorn_has_the_supported_version() -> None:
     """Its protocol class is not a promised interface, so the version is exact; raising it means
     reading it again.
     """
@@ -68,12 +68,12 @@ def test_uvicorn_is_the_version_that_the_connection_was_written_for() -> None:
 
 
 @pytest.mark.parametrize("name", LIFE + PARSING + ANSWERING)
-def test_the_protocol_has_the_methods_that_we_override_or_call(name: str) -> None:
+def test_protocol_has_the_methods_we_override_or_call(name: str) -> None:
     """A renamed method would leave a limit unenforced without any error."""
     assert callable(getattr(HttpToolsProtocol, name))
 
 
-def test_the_protocol_is_made_from_the_arguments_that_we_pass_on() -> None:
+def test_protocol_takes_the_arguments_we_pass() -> None:
     assert list(inspect.signature(HttpToolsProtocol.__init__).parameters) == [
         "self",
         "config",
@@ -88,24 +88,30 @@ def test_the_protocol_is_made_from_the_arguments_that_we_pass_on() -> None:
     [
         (
             HttpToolsProtocol,
-            "parser transport flow client pipeline cycle headers url expect_100_continue server_state scope",
+            (
+                "parser transport flow client pipeline cycle headers url expect_100_continue "
+                "server_state scope"
+            ),
         ),
         (
             RequestResponseCycle,
-            "keep_alive disconnected response_started response_complete chunked_encoding message_event default_headers body",
+            (
+                "keep_alive disconnected response_started response_complete chunked_encoding"
+                " message_event default_headers body"
+            ),
         ),
         (FlowControl, "_transport read_paused write_paused"),
         (ServerState, "connections tasks total_requests default_headers"),
         (uvicorn.Server, "should_exit force_exit server_state config servers started"),
     ],
 )
-def test_the_objects_have_the_attributes_that_we_read_and_set(holder: type, names: str) -> None:
-    """Setting an attribute that nobody reads any more would be silent too."""
+def test_uvicorn_objects_have_the_attributes_we_use(holder: type, names: str) -> None:
+    """Setting an attribute that is no longer read would fail silently."""
     source = inspect.getsource(holder)
     assert [name for name in names.split() if f"self.{name}" not in source] == []
 
 
-def test_the_server_runs_by_the_steps_that_we_replace() -> None:
+def test_server_has_the_steps_we_replace() -> None:
     """We replace `startup`, `main_loop` and `shutdown`, and leave out the signal handlers by
     calling `_serve`.
     """
@@ -116,7 +122,7 @@ def test_the_server_runs_by_the_steps_that_we_replace() -> None:
     assert "signal" not in steps
 
 
-def test_uvicorn_writes_headers_as_our_ready_bytes_do() -> None:
+def test_uvicorn_writes_headers_as_the_fast_path_does() -> None:
     """Lower-case names, a colon and a space; the quick and the careful way must give the same
     bytes.
     """
@@ -127,8 +133,8 @@ def test_uvicorn_writes_headers_as_our_ready_bytes_do() -> None:
     assert httptools_impl.STATUS_LINE[304] == b"HTTP/1.1 304 Not Modified\r\n"
 
 
-def test_the_parser_tells_where_a_request_begins_and_ends() -> None:
-    """What is remembered of a request stands on this: one begin, one end, and nothing after it."""
+def test_parser_reports_start_and_end_of_a_request() -> None:
+    """Remembering a request depends on this: one start, one end, and nothing after it."""
     recorder = Recorder()
     parser = httptools.HttpRequestParser(recorder)
     parser.feed_data(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
@@ -137,7 +143,7 @@ def test_the_parser_tells_where_a_request_begins_and_ends() -> None:
     assert recorder.seen == ["begin", "head", "end", "begin"]
 
 
-def test_the_parser_hands_out_what_a_callback_raised() -> None:
+def test_parser_exposes_what_a_callback_raised() -> None:
     """Limits are raised inside callbacks, and bugs must not pass for bad requests."""
     parser = httptools.HttpRequestParser(Refusing())
     with pytest.raises(httptools.HttpParserCallbackError) as raised:
@@ -145,7 +151,7 @@ def test_the_parser_hands_out_what_a_callback_raised() -> None:
     assert isinstance(raised.value.__context__, KeyError)
 
 
-def test_the_parser_stops_at_an_upgrade_and_goes_on_after_it() -> None:
+def test_parser_continues_after_an_upgrade() -> None:
     """An offer of HTTP/2 must not cost a Java client its connection."""
     recorder = Recorder()
     parser = httptools.HttpRequestParser(recorder)

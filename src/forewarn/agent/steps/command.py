@@ -100,7 +100,7 @@ class HooksStep:
     in the order of their names.
     """
 
-    directory: Annotated[str, "the path of a directory"]
+    directory: Annotated[Path, "the path of a directory"]
 
     SHORT: ClassVar[str] = "directory"
 
@@ -109,9 +109,9 @@ class HooksStep:
 
     def run(self, context: StepContext) -> None:
         """A phase without a directory has no hooks. A missing parent directory is an error."""
-        if not os.path.isdir(self.directory):
+        if not self.directory.is_dir():
             raise StepFailed(f"directory {self.directory} does not exist")
-        hooks = _find_hooks(Path(self.directory, f"{context.phase.value}.d"))
+        hooks = _find_hooks(self.directory / f"{context.phase.value}.d")
         run_all([Command((str(hook),)) for hook in hooks], context)
 
 

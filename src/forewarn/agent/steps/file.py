@@ -7,7 +7,7 @@ import errno
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from forewarn.agent.steps.base import Phase, StepContext, StepFailed
 
@@ -24,7 +24,7 @@ class FileStep:
     `content`.
     """
 
-    path: Annotated[str, "the path of a file"]
+    path: Path
     in_prepare: Literal["absent", "present"] = "absent"
     content: str = ""
 
@@ -46,11 +46,11 @@ class FileStep:
             raise StepFailed(f"cannot make {self.path} {state}: {reason}") from error
 
     def _remove(self) -> None:
-        if os.path.isdir(self.path):
+        if self.path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a directory")
         if self.in_prepare == "present":
             if self._marker("made").exists():
-                Path(self.path).unlink(missing_ok=True)
+                self.path.unlink(missing_ok=True)
                 self._marker("made").unlink(missing_ok=True)
             return
         try:
@@ -64,7 +64,7 @@ class FileStep:
 
     def _create(self) -> None:
         """By a rename: a probe never sees half a file."""
-        if os.path.exists(self.path):
+        if self.path.exists():
             if self.in_prepare == "absent":  # another program restored it; ours is outdated
                 self._marker("kept").unlink(missing_ok=True)
                 self._marker("absent").unlink(missing_ok=True)
@@ -82,5 +82,4 @@ class FileStep:
         os.replace(new, self.path)
 
     def _marker(self, kind: str) -> Path:
-        path = Path(self.path)
-        return path.with_name(f".{path.name}.forewarn-{kind}")
+        return self.path.with_name(f".{self.path.name}.forewarn-{kind}")

@@ -43,7 +43,7 @@ class KubernetesStep:
 
     def describe(self) -> str:
         evict = " and evict its pods" if self.evict else ""
-        return f"cordon {self.node or 'this node'}{evict}, or in recover uncordon it"
+        return f"cordon {self.node or 'our node'}{evict}, or in recover uncordon it"
 
     def run(self, context: StepContext) -> None:
         self.run_with(ApiServer.find(self, os.environ), context)

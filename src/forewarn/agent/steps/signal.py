@@ -43,10 +43,11 @@ class SignalStep:
             raise FieldError("pid_file", "either pid_file or unit")
 
     def describe(self) -> str:
-        wait = ", wait for its exit" if self.until_exit else ""
+        wait = ", wait for its end" if self.until_exit else ""
         if self.until_file:
             wait = f", wait for {self.until_file}"
-        return f"send {self._signal_name()} to {self.unit or self.pid_file}{wait}"
+        name = signal.Signals[self._signal_name()].name
+        return f"send {name} to {self.unit or self.pid_file}{wait}"
 
     def run(self, context: StepContext) -> None:
         """The file counts when it appears or changes after the signal. A process that exits

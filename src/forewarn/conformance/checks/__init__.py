@@ -6,5 +6,7 @@ from forewarn.conformance.check import CHECKS
 
 __all__ = ["CHECKS"]
 
-for _topic in ("request", "version", "document", "event", "instance", "approval"):
+TOPICS = ("request", "version", "document", "event", "lifecycle", "instance", "approval")
+
+for _topic in TOPICS:
     import_module(f"{__name__}.{_topic}")

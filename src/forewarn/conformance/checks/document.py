@@ -4,8 +4,8 @@ import re
 from itertools import pairwise
 
 from forewarn.conformance.check import MUST, SHOULD, Need, check, expect, expect_equal
-from forewarn.conformance.raw_http import JsonObject, RawResponse, expect_status
-from forewarn.conformance.session import METADATA, Session, expect_document
+from forewarn.conformance.raw_http import JsonObject, RawResponse, expect_document, expect_status
+from forewarn.conformance.session import METADATA, Session
 from forewarn.conformance.spec import HTTP_DATE, VERSIONS
 
 POLLS = 5

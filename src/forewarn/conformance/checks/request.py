@@ -3,11 +3,12 @@
 from forewarn.conformance.check import MUST, SHOULD, Need, check, expect, expect_equal
 from forewarn.conformance.raw_http import (
     RawResponse,
+    expect_document,
     expect_error,
     expect_rejected,
     expect_status,
 )
-from forewarn.conformance.session import METADATA, Session, expect_document
+from forewarn.conformance.session import METADATA, Session
 from forewarn.conformance.spec import (
     EVENTS,
     INSTANCE,

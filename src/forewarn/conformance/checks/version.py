@@ -3,8 +3,13 @@
 import re
 
 from forewarn.conformance.check import MUST, SHOULD, check, expect, expect_equal
-from forewarn.conformance.raw_http import RawResponse, expect_rejected, expect_status
-from forewarn.conformance.session import Session, expect_document
+from forewarn.conformance.raw_http import (
+    RawResponse,
+    expect_document,
+    expect_rejected,
+    expect_status,
+)
+from forewarn.conformance.session import Session
 from forewarn.conformance.spec import BAD_VERSION, NEWEST, VERSIONS
 
 DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")

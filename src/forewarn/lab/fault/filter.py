@@ -26,9 +26,9 @@ from forewarn.lab.fault.response import Ending, FaultyResponse, apply_faults, ma
 from forewarn.lab.fault.shown_document import DocumentView, read_shown
 from forewarn.lab.fault.tcp import get_connection
 from forewarn.lab.transcript import BODY_CHARS_MAX, Transcript, TranscriptKind, decode_body
+from forewarn.web.http.message import Header
 from forewarn.web.metadata import request as metadata_request
 from forewarn.web.metadata.app import Message, Receive, Send
-from forewarn.web.metadata.rendered_document import Header
 from forewarn.wire import document
 
 SLEEP = "forewarn.sleep"
@@ -177,7 +177,7 @@ class Exchange:
         self, scope: Message, receive: Receive, send: Send, vm: str, transcript: Transcript
     ) -> None:
         _, self._path = metadata_request.split(scope["path"])
-        is_document = scope["method"] == "GET" and metadata_request.route(self._path) in (
+        is_document = scope["method"] == "GET" and metadata_request.normalize(self._path) in (
             metadata_request.EVENTS,
             metadata_request.EVENTS_LEGACY,
         )
@@ -260,7 +260,7 @@ class Exchange:
 
 def _get_version(query: bytes) -> str:
     try:
-        return metadata_request.parameters(query).get("api-version", "")
+        return metadata_request.parse_query(query).get("api-version", "")
     except Invalid:
         return ""
 

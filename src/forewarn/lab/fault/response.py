@@ -17,7 +17,7 @@ from forewarn.lab.fault.kinds import (
     Truncate,
     TruncateMode,
 )
-from forewarn.web.metadata.rendered_document import CONTENT_TYPE, Header, content_length
+from forewarn.web.http.message import CONTENT_TYPE, Header, content_length
 
 TEXT_PLAIN = (b"content-type", b"text/plain; charset=utf-8")
 

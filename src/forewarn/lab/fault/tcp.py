@@ -10,8 +10,8 @@ from collections.abc import Callable, MutableMapping
 from functools import partial
 from typing import Any, Protocol
 
-from forewarn.web.metadata.fast_path import FullConnection, ParsedPoll, Polls
-from forewarn.web.metadata.rendered_document import Header
+from forewarn.web.http.message import Header
+from forewarn.web.metadata.fast_path import MetadataConnection, ParsedPoll, Polls
 
 EXTENSION = "forewarn.connection"
 FLUSH_TRIES_MAX = 100
@@ -47,11 +47,11 @@ class FilteredPolls(Polls):
     def connector(self, **options: Any) -> Callable[[], asyncio.Protocol]:
         return partial(FilteredConnection, self, **options)
 
-    def plan(self, url: bytes, headers: list[Header], *, is_last: bool) -> ParsedPoll | None:
+    def parse(self, url: bytes, headers: list[Header], *, is_last: bool) -> ParsedPoll | None:
         return None
 
 
-class FilteredConnection(FullConnection):
+class FilteredConnection(MetadataConnection):
     """A connection that passes itself to its requests, so that they can break it."""
 
     def on_message_begin(self) -> None:

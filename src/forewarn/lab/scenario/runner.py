@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from forewarn.duration import parse_duration
 from forewarn.engine.board import PublishedScope
-from forewarn.engine.clock import VirtualClock
-from forewarn.engine.operations import Told
+from forewarn.engine.operations import ScopedEvent
 from forewarn.errors import Error, Invalid, NotFound
+from forewarn.lab.clock import VirtualClock
 from forewarn.lab.environment import make_environment
 from forewarn.lab.fault.active import parse_begin
 from forewarn.lab.fault.kinds import Fault
@@ -340,7 +340,7 @@ class Runner:
         """Convert a duration of the scenario to the lab's clock."""
         return parse_duration(duration) / self._lab.rate
 
-    def _find_event(self, event_id: str) -> Told | None:
+    def _find_event(self, event_id: str) -> ScopedEvent | None:
         with suppress(Error):
             return self._lab.operations.find_event(event_id)
         return None

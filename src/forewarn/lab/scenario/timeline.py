@@ -14,7 +14,7 @@ from typing import NamedTuple
 from forewarn.client.errors import InvalidDocument
 from forewarn.client.models import Document, read_document
 from forewarn.duration import parse_duration
-from forewarn.engine.operations import Told
+from forewarn.engine.operations import ScopedEvent
 from forewarn.errors import Invalid
 from forewarn.lab.transcript import TranscriptEntry, TranscriptKind
 from forewarn.wire.approval import parse as parse_approval
@@ -92,7 +92,7 @@ class Timeline:
     def __init__(
         self,
         start: datetime,
-        find: Callable[[str], Told | None],
+        find: Callable[[str], ScopedEvent | None],
         *,
         rate: float = 1.0,
         is_real: bool = False,
@@ -114,7 +114,7 @@ class Timeline:
     def add(self, entry: TranscriptEntry) -> "ObservedEntry":
         """Record an entry, and return it with what can be read from it."""
         self.end = max(self.end, entry.at)
-        if entry.kind is TranscriptKind.CHANGE and entry.what in ("scheduled", "ordered"):
+        if entry.kind is TranscriptKind.CHANGE and entry.what in ("scheduled", "executed_silently"):
             self._track(entry)
         observation = ObservedEntry(entry, self)
         if entry.kind is TranscriptKind.CHANGE:
@@ -140,7 +140,7 @@ class Timeline:
             type=str(found.event.type) if found else "",
             resources=found.event.resources if found else (entry.vm,),
             vms=tuple(vm.name for vm in found.scope.vms) if found else (entry.vm,),
-            is_silent=entry.what == "ordered",
+            is_silent=entry.what == "executed_silently",
         )
 
     def _add_request(self, observation: "ObservedEntry") -> None:

@@ -1,5 +1,6 @@
-"""Whose request it is: the holder of a token, or whoever reaches a loopback listener while there
-are no tokens.
+"""Who sends a request to the control listener.
+
+That is the holder of a token, or, while no tokens exist and the listener is on loopback, anybody.
 """
 
 import asyncio
@@ -7,22 +8,20 @@ from typing import Any, NamedTuple
 
 from litestar import Request
 
-from forewarn.auth.token import Role, Token
-from forewarn.auth.tokens import Tokens
+from forewarn.auth.tokens import Role, Token, Tokens
 from forewarn.errors import Forbidden, Unauthorized
+from forewarn.web.http.message import plain_address
 from forewarn.web.http.rate_limit import TokenBucket
 from forewarn.web.http_status import TooManyRequests
-from forewarn.web.metadata.client_identity import plain
 
-DELAY_SECONDS = 1.0
-BAD_PER_SECOND = 5.0
-"""How many bad tokens an address may show in a second and be told so; more are turned away at once.
-"""
+BAD_TOKEN_DELAY_SECONDS = 1.0
+BAD_TOKENS_PER_SECOND = 5.0
+"""Bad tokens per second and address that get a 401; more get a 429 at once."""
 EXPECTED = "expected the header `Authorization: Bearer TOKEN`; `forewarn token create` makes one"
 
 
 class Principal(NamedTuple):
-    """By whom it is asked, as the history tells it, and what they may do.
+    """Who sends a request, as the history names them, and their role.
 
     `identity` differs between two tokens that had the same name one after the other.
     """
@@ -31,57 +30,62 @@ class Principal(NamedTuple):
     role: Role
     identity: str
 
-    def must_be(self, needed: Role) -> None:
-        if not self.role.covers(needed):
+    def require(self, role: Role) -> None:
+        if not self.role.covers(role):
             raise Forbidden(
-                f"{self.name} is {self.role}; expected {needed}: see the table of roles",
+                f"{self.name} has the role {self.role}; this needs the role {role}",
                 role=self.role,
-                needed=needed,
+                needed=role,
             )
 
 
-OPERATOR = Principal("operator", Role.ADMIN, "operator")
-"""Whoever reaches a loopback listener while there are no tokens."""
+LOCAL_OPERATOR = Principal("operator", Role.ADMIN, "operator")
+"""Anybody who reaches a loopback listener while no tokens exist."""
 
 
 class Authenticator:
-    """Knows callers by their tokens.
+    """Finds the principal of a request by its token.
 
-    A bad token is answered late, so that trying is slow, and is never logged.
+    The response to a bad token is delayed, which slows guessing down. Tokens are never logged.
     """
 
     def __init__(
-        self, tokens: Tokens, *, is_loopback: bool, delay_seconds: float = DELAY_SECONDS
+        self,
+        tokens: Tokens,
+        *,
+        is_loopback: bool,
+        delay_seconds: float = BAD_TOKEN_DELAY_SECONDS,
     ) -> None:
         self.is_loopback = is_loopback
         self._tokens = tokens
         self._delay_seconds = delay_seconds
-        self._pace = TokenBucket(BAD_PER_SECOND)
+        self._bad_tokens = TokenBucket(BAD_TOKENS_PER_SECOND)
 
-    async def token(self, request: Request[Any, Any, Any]) -> Token | None:
-        """The token that the request shows; None if it shows none, or none is asked for."""
+    async def find_token(self, request: Request[Any, Any, Any]) -> Token | None:
+        """The token in the request; None if it carries none, or if none is required."""
         scheme, _, text = request.headers.get("authorization", "").partition(" ")
-        if not scheme or not self._is_asked_for:
+        if not scheme or not self._is_required:
             return None
-        token = self._tokens.holder(text.strip()) if scheme.lower() == "bearer" else None
+        token = self._tokens.authenticate(text.strip()) if scheme.lower() == "bearer" else None
         if token is not None:
             return token
         self._tokens.refused_count += 1
-        address = plain(request.client.host) if request.client else ""
-        if not self._pace.admits(address, asyncio.get_running_loop().time()):
+        address = plain_address(request.client.host) if request.client else ""
+        if not self._bad_tokens.admits(address, asyncio.get_running_loop().time()):
             raise TooManyRequests(
-                f"too many bad tokens came from {address}; at most {BAD_PER_SECOND:g} a second are looked at"
+                f"too many bad tokens from {address};"
+                f" at most {BAD_TOKENS_PER_SECOND:g} per second are checked"
             )
         await asyncio.sleep(self._delay_seconds)
         raise Unauthorized(f"the token is unknown, revoked or expired; {EXPECTED}")
 
-    def caller(self, token: Token | None) -> Principal:
+    def principal(self, token: Token | None) -> Principal:
         if token is not None:
             return Principal(f"token {token.name}", token.role, token.digest)
-        if self._is_asked_for:
-            raise Unauthorized(f"this needs a token; {EXPECTED}")
-        return OPERATOR
+        if self._is_required:
+            raise Unauthorized(f"this request needs a token; {EXPECTED}")
+        return LOCAL_OPERATOR
 
     @property
-    def _is_asked_for(self) -> bool:
+    def _is_required(self) -> bool:
         return bool(self._tokens) or not self.is_loopback

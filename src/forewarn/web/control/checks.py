@@ -1,9 +1,11 @@
-"""What a request to the control listener must pass: its caller may ask it, no other page sent it,
-it says nothing unknown.
+"""Checks that a request to the control listener passes before its handler runs.
+
+In this order: token, Host (DNS rebinding), Origin (cross-site requests), role, query parameters,
+Content-Type, size and content of the body, Idempotency-Key. The first that fails raises an Error.
 """
 
 import re
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar, get_args
 from urllib.parse import urlsplit
 
@@ -15,111 +17,104 @@ from litestar.params import QueryParameter
 from litestar.routes import HTTPRoute
 from litestar.status_codes import HTTP_204_NO_CONTENT
 
-from forewarn.auth.token import Role
+from forewarn.auth.tokens import Role
 from forewarn.config import is_loopback
 from forewarn.errors import Forbidden, Invalid
-from forewarn.web.control.auth import OPERATOR, Authenticator
-from forewarn.web.control.idempotency import HEADER, Answers
+from forewarn.web.control.auth import LOCAL_OPERATOR, Authenticator
+from forewarn.web.control.idempotency import HEADER, Idempotency
 from forewarn.web.http_status import BodyTooLarge, ClientGone, WrongMediaType
 
-OPEN = "is_open"
-"""The mark of a route that asks for no token: health, and what is the same for everybody."""
+PUBLIC = "is_public"
+"""Marks a route that needs no token: health checks, and what is the same for everybody."""
 ROLE = "role"
-"""The mark of a route that needs another role than its verb does: a viewer may look, an operator
-may do.
-"""
-UNKEPT = "is_unkept"
-"""The mark of a route whose answers hold a secret, and so are never kept: an Idempotency-Key means
-nothing there.
-"""
-READS = ("GET", "HEAD", "OPTIONS")
-OURS = ("same-origin", "none")
-SHOWN_MAX = 60
-_STEP = re.compile(r"\.(\w+)|\[([0-9]+)\]")
+"""Marks a route that needs another role than its method: viewers may read, operators may change."""
+SECRET = "is_secret"  # noqa: S105
+"""Marks a route whose responses hold a secret: they are not stored under an Idempotency-Key."""
+JSON_ONLY = ("application/json",)
+READ_METHODS = ("GET", "HEAD", "OPTIONS")
+VALUE_LENGTH_MAX = 60
+_PATH_STEP = re.compile(r"\.(\w+)|\[([0-9]+)\]")
 
 S = TypeVar("S", bound=msgspec.Struct)
 Hook = Callable[[Request[Any, Any, Any]], Awaitable[Response[bytes] | None]]
 
 
-def door(porter: Authenticator, answers: Answers, host: str) -> Hook:
-    """A hook that lets a request pass or raises the Problem that says why not.
+def make_checks(authenticator: Authenticator, idempotency: Idempotency, host: str) -> Hook:
+    """The hook that Litestar runs before each handler.
 
-    `host` is the name the listener is bound to.
+    `host` is the name or address the listener is bound to.
     """
 
-    async def admit(request: Request[Any, Any, Any]) -> Response[bytes] | None:
+    async def check(request: Request[Any, Any, Any]) -> Response[bytes] | None:
         handler = request.route_handler
         assert isinstance(handler, HTTPRouteHandler)
-        is_open = handler.opt.get(OPEN, False)
-        token = None if is_open else await porter.token(request)
-        if token is None and porter.is_loopback:
-            _refuse_host(request, host)
-        _refuse_other_sites(request)
-        caller = OPERATOR if is_open else porter.caller(token)
-        caller.must_be(
-            handler.opt.get(ROLE) or (Role.VIEWER if request.method in READS else Role.OPERATOR)
-        )
+        is_public = handler.opt.get(PUBLIC, False)
+        token = None if is_public else await authenticator.find_token(request)
+        # A page that reached us by DNS rebinding cannot send a token.
+        if token is None and authenticator.is_loopback:
+            _check_host(request, host)
+        _check_origin(request)
+        principal = LOCAL_OPERATOR if is_public else authenticator.principal(token)
+        principal.require(required_role(handler.opt, request.method))
         if request.method == "OPTIONS":
-            return Response(
-                b"", status_code=HTTP_204_NO_CONTENT, headers={"Allow": _allowed(request)}
-            )
-        _refuse_query(request, frozenset(_query_names(handler)))
-        body = await _body(request, handler)
+            headers = {"Allow": _allowed_methods(request)}
+            return Response(b"", status_code=HTTP_204_NO_CONTENT, headers=headers)
+        _check_query(request, handler)
+        body = await _read_body(request, handler)
         if handler.parsed_data_field is not None:
-            read_strictly(body, handler.parsed_data_field.annotation)
+            decode_strictly(body, handler.parsed_data_field.annotation)
         state = request.scope["state"]
-        state["caller"] = caller
-        if request.method == "POST" and HEADER in request.headers and not handler.opt.get(UNKEPT):
-            begun = await answers.begin(request, caller, body)
-            if isinstance(begun, Response):
-                return begun
-            state["slot"] = begun
+        state["principal"] = principal
+        if request.method == "POST" and HEADER in request.headers and not handler.opt.get(SECRET):
+            reserved = await idempotency.begin(request, principal, body)
+            if isinstance(reserved, Response):
+                return reserved
+            state["reservation"] = reserved
         return None
 
-    return admit
+    return check
 
 
-def _refuse_host(request: Request[Any, Any, Any], host: str) -> None:
-    """A name that is not ours may be a rebound one (DNS rebinding).
-
-    Whoever shows a token is no page that was lured here.
-    """
-    asked = request.headers.get("host")
-    if asked is not None and (name := _name_in(asked)) != host and not is_loopback(name):
-        raise Forbidden(f"Host is {asked!r}; expected a loopback name or {host}", host=asked)
+def required_role(opt: Mapping[str, Any], method: str) -> Role:
+    role: Role | None = opt.get(ROLE)
+    return role or (Role.VIEWER if method in READ_METHODS else Role.OPERATOR)
 
 
-def _refuse_other_sites(request: Request[Any, Any, Any]) -> None:
-    """Another site's page may not change anything. A browser tells whose page it is, but for forms
-    in very old ones.
-
-    Those are refused by their type: what a page can send elsewhere without asking first is never
-    JSON or YAML. A type that is absent means no form; and what scripts send across sites has an
-    Origin.
-    """
-    if request.method in READS:
+def _check_host(request: Request[Any, Any, Any], host: str) -> None:
+    """A foreign name in Host is a sign of DNS rebinding."""
+    value = request.headers.get("host")
+    if value is None:
         return
-    asked, origin = request.headers.get("host"), request.headers.get("origin")
-    if origin is not None and origin.rpartition("//")[2] != asked:
+    try:
+        name = urlsplit(f"//{value}").hostname or ""
+    except ValueError:
+        name = ""
+    if name != host and not is_loopback(name):
+        raise Forbidden(f"Host is {value!r}; expected a loopback name or {host}", host=value)
+
+
+def _check_origin(request: Request[Any, Any, Any]) -> None:
+    """Pages of other sites may not change anything.
+
+    Browsers send Origin or Sec-Fetch-Site. Very old ones omit both for forms; `_check_type`
+    rejects those, because a form is never JSON or YAML.
+    """
+    if request.method in READ_METHODS:
+        return
+    origin = request.headers.get("origin")
+    if origin is not None and origin.rpartition("//")[2] != request.headers.get("host"):
         raise Forbidden(
-            f"Origin is {origin!r}; a page of another site may not change anything", origin=origin
+            f"Origin is {origin!r}; requests from other sites are not accepted", origin=origin
         )
     site = request.headers.get("sec-fetch-site", "none")
-    if site not in OURS:
+    if site not in ("same-origin", "none"):
         raise Forbidden(
-            f"Sec-Fetch-Site is {site!r}; a page of another site may not change anything", site=site
+            f"Sec-Fetch-Site is {site!r}; requests from other sites are not accepted", site=site
         )
 
 
-def _name_in(asked: str) -> str:
-    try:
-        return urlsplit(f"//{asked}").hostname or ""
-    except ValueError:
-        return ""
-
-
-def _allowed(request: Request[Any, Any, Any]) -> str:
-    """Litestar's own answer names only the verbs of the handler that was registered last."""
+def _allowed_methods(request: Request[Any, Any, Any]) -> str:
+    """Litestar's own response names only the methods of the handler registered last."""
     path = request.scope["path_template"]
     routes = (
         route
@@ -129,72 +124,69 @@ def _allowed(request: Request[Any, Any, Any]) -> str:
     return ", ".join(sorted({method for route in routes for method in route.methods}))
 
 
-def _query_names(handler: HTTPRouteHandler) -> Iterator[str]:
-    for name, field in handler.parsed_fn_signature.parameters.items():
-        if isinstance(field.kwarg_definition, QueryParameter):
-            yield field.kwarg_definition.name or name
-
-
-def _refuse_query(request: Request[Any, Any, Any], known: frozenset[str]) -> None:
-    """A misspelt `dry_run` must not change a fleet, and of two that differ nobody knows which is
-    meant.
-    """
+def _check_query(request: Request[Any, Any, Any], handler: HTTPRouteHandler) -> None:
+    """Unknown and duplicate parameters are errors: a misspelt `dry_run` must not change a fleet."""
+    known = sorted(
+        field.kwarg_definition.name or name
+        for name, field in handler.parsed_fn_signature.parameters.items()
+        if isinstance(field.kwarg_definition, QueryParameter)
+    )
     for name in request.query_params:
         if name not in known:
             raise Invalid(
-                f"unknown query parameter {name!r}; known here: {', '.join(sorted(known)) or 'none'}",
+                f"unknown query parameter {name!r}; accepted: {', '.join(known) or 'none'}",
                 field=name,
             )
         if len(request.query_params.getall(name)) > 1:
-            raise Invalid(f"query parameter {name!r} stands twice; expected it once", field=name)
+            raise Invalid(f"duplicate query parameter {name!r}", field=name)
 
 
-async def _body(request: Request[Any, Any, Any], handler: HTTPRouteHandler) -> bytes:
-    is_raw = "body" in handler.parsed_fn_signature.parameters  # the handler reads it by itself
-    _refuse_type(
-        request, ("application/json", "application/yaml") if is_raw else ("application/json",)
-    )
+async def _read_body(request: Request[Any, Any, Any], handler: HTTPRouteHandler) -> bytes:
+    _check_type(request, handler)
     try:
         body = await request.body()
     except RequestEntityTooLarge as error:
-        most = handler.resolve_request_max_body_size()
+        size_max = handler.resolve_request_max_body_size()
         raise BodyTooLarge(
-            f"the body is larger than the {most} bytes accepted here", size_max=most
+            f"the body is too large; at most {size_max} bytes are accepted", size_max=size_max
         ) from error
-    except InternalServerException as error:  # the client left before the end of its body
-        raise ClientGone("the connection ended before the body did") from error
+    except InternalServerException as error:
+        raise ClientGone("the connection was closed before the end of the body") from error
     if body and request.method == "POST" and "content-type" not in request.headers:
         raise WrongMediaType("the body has no Content-Type; expected application/json")
     return body
 
 
-def _refuse_type(request: Request[Any, Any, Any], known: tuple[str, ...]) -> None:
-    """PUT is exempt: no page can send that elsewhere without asking first, and curl says what it
-    likes of a file.
-    """
-    said = request.headers.get("content-type")
-    if (
-        request.method == "POST"
-        and said is not None
-        and said.partition(";")[0].strip().lower() not in known
-    ):
+def _check_type(request: Request[Any, Any, Any], handler: HTTPRouteHandler) -> None:
+    """Only for POST: no page can send a PUT across sites without a preflight request."""
+    value = request.headers.get("content-type")
+    if request.method != "POST" or value is None:
+        return
+    accepted = ("application/json", "application/yaml") if reads_raw_body(handler) else JSON_ONLY
+    if value.partition(";")[0].strip().lower() not in accepted:
         raise WrongMediaType(
-            f"Content-Type is {said[:80]!r}; expected {' or '.join(known)}", content_type=said[:80]
+            f"Content-Type is {value[:80]!r}; expected {' or '.join(accepted)}",
+            content_type=value[:80],
         )
 
 
-def read_strictly(body: bytes, type_: type[S]) -> S:
-    """Before Litestar reads it leniently: it would take "9" for 9, and 0 for the year 1970.
+def reads_raw_body(handler: HTTPRouteHandler) -> bool:
+    """Whether the handler parses the body by itself, as JSON or YAML."""
+    return "body" in handler.parsed_fn_signature.parameters
 
-    Invalid names field and value.
+
+def decode_strictly(body: bytes, type_: type[S]) -> S:
+    """Decode a JSON body, or raise Invalid with the field and the value.
+
+    Litestar decodes leniently: it takes "9" for 9, and 0 for a date in 1970.
     """
     try:
         return msgspec.json.decode(body or b"{}", type=type_)
     except (msgspec.MsgspecError, RecursionError) as error:
         message, _, where = str(error).partition(" - at ")
-        steps = [name or int(index) for name, index in _STEP.findall(where)]
-        found = re.search(r"field `(.*)`", message)
-        name = found[1] if found else ""
+        steps = [name or int(index) for name, index in _PATH_STEP.findall(where)]
+        unknown = re.search(r"field `(.*)`", message)
+        name = unknown[1] if unknown else ""
         removed = getattr(type_, "REMOVED", {}).get(name)
         choices = get_args(type_.__annotations__.get(str(steps[0]) if steps else ""))
         if removed is not None:
@@ -204,18 +196,18 @@ def read_strictly(body: bytes, type_: type[S]) -> S:
         elif "enum" in message:
             message += f"; expected one of {', '.join(choices)}"
         elif where:
-            message = f"{message.partition(', got ')[0]}, got {_shown(body, steps)}"
+            message = f"{message.partition(', got ')[0]}, got {_value_at(body, steps)}"
         path = "".join(f".{step}" if isinstance(step, str) else f"[{step}]" for step in steps)
         raise Invalid(f"body{path}: {message}", field=name or path.lstrip(".")) from error
 
 
-def _shown(body: bytes, steps: list[str | int]) -> str:
-    """The value that did not fit, as it was written."""
+def _value_at(body: bytes, steps: list[str | int]) -> str:
+    """The rejected value as it was written."""
     try:
         value = msgspec.json.decode(body)
         for step in steps:
             value = value[step]
     except (msgspec.MsgspecError, RecursionError, LookupError, TypeError):
-        return "what cannot be read"
+        return "malformed JSON"
     text = msgspec.json.encode(value).decode()
-    return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}…"
+    return text if len(text) <= VALUE_LENGTH_MAX else f"{text[:VALUE_LENGTH_MAX]}…"

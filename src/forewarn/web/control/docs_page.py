@@ -1,28 +1,34 @@
-"""The control API described for people: one page, made from the OpenAPI, that asks nobody else for
-anything.
-"""
+"""The reference page /api/docs: the OpenAPI document as HTML, without any other resource."""
 
 import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable
 from html import escape
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 from litestar import MediaType, Request, Response, get
 
-from forewarn.web.control.checks import OPEN
-from forewarn.web.control.example import example_of_error, resolved
-from forewarn.web.control.openapi import ERROR, described
+from forewarn.web.control.checks import PUBLIC
+from forewarn.web.control.openapi import Json, openapi_document, resolve
 
-Json = dict[str, Any]
-
-_FOLDER = Path(__file__).with_name("docs")
-STYLE = (_FOLDER / "style.css").read_text()
-SCRIPT = (_FOLDER / "search.js").read_text()
+STYLE = """
+:root { color-scheme: light dark; }
+body { margin: auto; padding: 1rem; max-width: 62rem; font: 16px/1.5 system-ui, sans-serif; }
+section { border: 1px solid #8884; border-radius: 6px; padding: 0 1rem; margin: 1rem 0; }
+table { border-collapse: collapse; width: 100%; margin: 0.5rem 0; }
+caption, td { text-align: left; vertical-align: top; padding: 0.2rem; border-top: 1px solid #8884; }
+pre { background: #8881; padding: 0.75rem; white-space: pre-wrap; }
+"""
+SCRIPT = """
+document.getElementById("search").addEventListener("input", (event) => {
+  const words = event.target.value.toLowerCase().split(/\\s+/);
+  for (const section of document.querySelectorAll("section"))
+    section.hidden = !words.every((word) => section.textContent.toLowerCase().includes(word));
+});
+"""
 
 
 def _hash(text: str) -> str:
@@ -33,218 +39,110 @@ POLICY = (
     f"default-src 'none'; style-src {_hash(STYLE)}; script-src {_hash(SCRIPT)};"
     " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""Nothing is fetched, and nothing runs but what is written here."""
 
 
-@get("/api/docs", include_in_schema=False, opt={OPEN: True})
+@get("/api/docs", include_in_schema=False, opt={PUBLIC: True})
 async def docs(request: Request[Any, Any, Any]) -> Response[bytes]:
-    """The page. It is made once: anybody may ask for it, without a token."""
-    state = request.app.state
-    if "docs" not in state:
-        state["docs"] = page(described(request.app)).encode()
-    return Response(
-        state["docs"], media_type=MediaType.HTML, headers={"Content-Security-Policy": POLICY}
-    )
+    """Rendered once: anybody may request it, without a token."""
+    if "docs" not in request.app.state:
+        request.app.state["docs"] = render(openapi_document(request.app)).encode()
+    headers = {"Content-Security-Policy": POLICY}
+    return Response(request.app.state["docs"], media_type=MediaType.HTML, headers=headers)
 
 
-def page(description: Json) -> str:
+def render(document: Json) -> str:
+    info, schemas = document["info"], document["components"]["schemas"]
     operations = [
-        (operation["tags"][0], verb.upper(), path, operation)
-        for path, item in description["paths"].items()
-        for verb, operation in item.items()
+        (operation["tags"][0], method.upper(), path, operation)
+        for path, item in document["paths"].items()
+        for method, operation in item.items()
     ]
-    tags = list(dict.fromkeys(tag for tag, *_ in operations))
-    operations.sort(key=lambda one: (tags.index(one[0]), one[2], one[1]))
-    groups = [(tag, list(group)) for tag, group in groupby(operations, key=lambda one: one[0])]
-    schemas = description["components"]["schemas"]
+    operations.sort(key=lambda row: row[:3])
+    index = "".join(
+        f'<li><a href="#{escape(operation["operationId"])}">{method} {escape(path)}</a></li>\n'
+        for _, method, path, operation in operations
+    )
+    groups = "".join(
+        f"<h2>{escape(tag)}</h2>\n" + "".join(_operation(*row[1:], schemas) for row in rows)
+        for tag, rows in groupby(operations, key=lambda row: row[0])
+    )
     return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
+<html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escape(description["info"]["title"])}</title>
+<title>{escape(info["title"])}</title>
 <style>{STYLE}</style>
-</head>
-<body>
-<a class="skip" href="#content">Skip to the content</a>
-<nav aria-label="Operations">
-<label for="search">Search</label>
-<input id="search" type="search" placeholder="restart, 409, token …" autocomplete="off">
-<p id="found" role="status"></p>
-{"".join(_index(tag, group) for tag, group in groups)}
-<p><a href="#errors">Errors</a></p>
-</nav>
-<main id="content">
-<h1>{escape(description["info"]["title"])} {escape(description["info"]["version"])}</h1>
-<p>{_words(description["info"]["description"])}</p>
-<p>For machines: <a href="/api/openapi.json">/api/openapi.json</a> (OpenAPI {escape(description["openapi"])}).</p>
-{"".join(_group(tag, group, schemas) for tag, group in groups)}
-{_errors(description)}
-</main>
+</head><body><main>
+<h1>{escape(info["title"])} {escape(info["version"])}</h1>
+<p>{_prose(info["description"])}</p>
+<p>For programs: <a href="/api/openapi.json">/api/openapi.json</a>.</p>
+<label for="search">Search</label> <input id="search" type="search" autocomplete="off">
+<nav aria-label="Operations"><ul>
+{index}</ul></nav>
+{groups}</main>
 <script>{SCRIPT}</script>
-</body>
-</html>
+</body></html>
 """
 
 
-def _index(tag: str, group: list[tuple[str, str, str, Json]]) -> str:
-    lines = "".join(
-        f'<li data-words="{_found_by(verb, path, operation)}"><a href="#{_anchor(operation)}">'
-        f'<span class="verb">{verb}</span> {escape(path)}</a></li>\n'
-        for _, verb, path, operation in group
-    )
-    return f"<h2>{escape(tag)}</h2>\n<ul>\n{lines}</ul>\n"
-
-
-def _group(tag: str, group: list[tuple[str, str, str, Json]], schemas: Json) -> str:
-    return f"<h2>{escape(tag)}</h2>\n" + "".join(
-        _operation(verb, path, one, schemas) for _, verb, path, one in group
-    )
-
-
-def _operation(verb: str, path: str, operation: Json, schemas: Json) -> str:
-    role = (
-        f'<span class="role">{escape(operation["x-role"])}</span>' if "x-role" in operation else ""
-    )
-    parts = [
-        f"<h3><a href='#{_anchor(operation)}'><span class='verb'>{verb}</span> {escape(path)}</a>{role}</h3>",
-        f"<p>{_words(operation.get('description', ''))}</p>",
-        _table("Parameters", ("name", "in", "what it is"), _parameters(operation)),
-        *(_content("Body", kind, content, schemas) for kind, content in _bodies(operation)),
-        _answers(operation, schemas),
+def _operation(method: str, path: str, operation: Json, schemas: Json) -> str:
+    role = f" <small>{escape(operation['x-role'])}</small>" if "x-role" in operation else ""
+    bodies = operation.get("requestBody", {}).get("content", {})
+    body = next((resolve(media["schema"], schemas) for media in bodies.values()), None)
+    parameters = [
+        (parameter["name"], parameter["in"], parameter.get("description", ""))
+        for parameter in operation.get("parameters", ())
     ]
-    words = _found_by(verb, path, operation)
-    return f'<section class="operation" id="{_anchor(operation)}" data-words="{words}">\n{"".join(parts)}</section>\n'
+    errors, results = [], ""
+    for status, response in operation["responses"].items():
+        if int(status) >= 400:
+            errors.append((status, response["description"]))
+            continue
+        for media in response.get("content", {}).values():
+            schema = resolve(media.get("schema", {}), schemas)
+            results += _table(f"Response {status}", _fields(schema, schemas))
+    return f"""<section id="{escape(operation["operationId"])}">
+<h3>{method} {escape(path)}{role}</h3>
+<p>{_prose(operation.get("description", ""))}</p>
+<pre>{escape(_curl(method, path, body, schemas))}</pre>
+{_table("Parameters", parameters)}{_table("Body", _fields(body or {}, schemas))}{results}
+{_table("Errors", errors)}</section>
+"""
 
 
-def _parameters(operation: Json) -> Iterator[tuple[str, ...]]:
-    for one in operation.get("parameters", ()):
-        need = "" if one.get("required") else " Optional."
-        limits = [
-            f"{word} {one['schema'][key]}"
-            for key, word in LIMITS.items()
-            if key in one.get("schema", {})
-        ]
-        told = f"{one.get('description', '')}{need} {', '.join(limits)}".strip()
-        yield f"<code>{escape(one['name'])}</code>", escape(one["in"]), _words(told)
+def _curl(method: str, path: str, body: Json | None, schemas: Json) -> str:
+    url = re.sub(r"{(\w+)}", lambda name: name[1].upper(), path)
+    line = f"curl -X {method} -H 'Authorization: Bearer TOKEN' http://127.0.0.1:8081{url}"
+    if body is None:
+        return line
+    required = {name: body["properties"][name] for name in body.get("required", ())}
+    example = {name: _example(resolve(field, schemas)) for name, field in required.items()}
+    return f"{line} \\\n  -H 'Content-Type: application/json' -d '{json.dumps(example)}'"
 
 
-LIMITS = {
-    "minimum": "At least",
-    "maximum": "at most",
-    "maxLength": "length at most",
-    "default": "default",
-}
+def _example(schema: Json) -> Any:
+    if "enum" in schema:
+        return schema["enum"][0]
+    if schema.get("format") == "date-time":
+        return "2030-01-31T12:00:00Z"
+    return {"array": ["..."], "integer": 1, "number": 1, "boolean": True}.get(schema["type"], "...")
 
 
-def _bodies(operation: Json) -> list[tuple[str, Json]]:
-    return list(operation.get("requestBody", {}).get("content", {}).items())[:1]
+def _fields(schema: Json, schemas: Json) -> Iterable[tuple[str, str, str]]:
+    for name, field in schema.get("properties", {}).items():
+        known = resolve(field, schemas)
+        kind = ", ".join(map(str, known.get("enum", ()))) or str(known.get("type", "object"))
+        yield name, kind, field.get("description", "")
 
 
-def _content(title: str, kind: str, content: Json, schemas: Json) -> str:
-    schema = resolved(content.get("schema", {}), schemas)
-    members = _table(
-        f"{title}: {kind}", ("member", "type", "what it is"), _members(schema, schemas)
-    )
-    text = schema.get("description", "")
-    about = f"<p>{_words(text)}</p>" if text else ""
-    example = (
-        f"<pre>{escape(json.dumps(content['example'], indent=1, ensure_ascii=False))}</pre>"
-        if "example" in content
-        else ""
-    )
-    return f"<details><summary>{escape(title)}: {escape(kind)}</summary>{about}{members}{example}</details>\n"
+def _table(caption: str, rows: Iterable[tuple[str, ...]]) -> str:
+    """A table whose first column is code; nothing if there are no rows."""
+    lines = ""
+    for name, *cells in rows:
+        lines += f"<tr><td><code>{escape(name)}</code></td>"
+        lines += "".join(f"<td>{_prose(cell)}</td>" for cell in cells) + "</tr>\n"
+    return f"<table><caption>{caption}</caption>\n{lines}</table>\n" if lines else ""
 
 
-def _members(schema: Json, schemas: Json) -> Iterator[tuple[str, ...]]:
-    for name, member in schema.get("properties", {}).items():
-        told = resolved(member, schemas)
-        kind = (
-            ", ".join(map(str, told["enum"]))
-            if "enum" in told
-            else str(told.get("format") or told.get("type", "object"))
-        )
-        need = (
-            "Needed."
-            if name in schema.get("required", ()) and not schema.get("additionalProperties", True)
-            else ""
-        )
-        yield (
-            f"<code>{escape(name)}</code>",
-            escape(kind),
-            _words(" ".join(filter(None, (member.get("description", ""), need)))),
-        )
-
-
-def _answers(operation: Json, schemas: Json) -> str:
-    good = [(status, one) for status, one in operation["responses"].items() if int(status) < 400]
-    bad = [(status, one) for status, one in operation["responses"].items() if int(status) >= 400]
-    told = "".join(
-        _content(f"Answer {status}", kind, content, schemas)
-        for status, one in good
-        for kind, content in one.get("content", {}).items()
-    )
-    rows = [
-        (escape(status), " ".join(_code(code) for code in one["description"].split(", ")))
-        for status, one in bad
-    ]
-    return f"{told}<details><summary>Errors</summary>{_table('Errors', ('status', 'code'), iter(rows))}</details>\n"
-
-
-def _errors(description: Json) -> str:
-    """Every code there is, with its status and an example."""
-    found: dict[str, str] = {}
-    for item in description["paths"].values():
-        for operation in item.values():
-            for status, one in operation["responses"].items():
-                if int(status) >= 400:
-                    found |= dict.fromkeys(one["description"].split(", "), status)
-    rows = [
-        (
-            f'<code id="error-{escape(code)}">{escape(code)}</code>',
-            escape(status),
-            escape(example_of_error(code)["message"]),
-        )
-        for code, status in sorted(found.items(), key=lambda pair: (pair[1], pair[0]))
-    ]
-    about = _words(
-        description["components"]["schemas"][ERROR.rpartition("/")[2]].get("description", "")
-    )
-    return f'<h2 id="errors">Errors</h2>\n<p>{about}</p>\n{_table("All codes", ("code", "status", "for example"), iter(rows))}'
-
-
-def _code(code: str) -> str:
-    return f'<a class="error" href="#error-{escape(code)}"><code>{escape(code)}</code></a>'
-
-
-def _table(caption: str, titles: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
-    """A table of cells that are HTML already; nothing where there are no rows."""
-    lines = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>\n" for row in rows)
-    head = "".join(f'<th scope="col">{title}</th>' for title in titles)
-    return (
-        f"<table><caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead>\n<tbody>{lines}</tbody></table>\n"
-        if lines
-        else ""
-    )
-
-
-def _anchor(operation: Json) -> str:
-    return escape(operation["operationId"])
-
-
-def _found_by(verb: str, path: str, operation: Json) -> str:
-    """What the search looks through: verb, path, words, role, statuses and codes."""
-    codes = " ".join(
-        f"{status} {one['description']}"
-        for status, one in operation["responses"].items()
-        if int(status) >= 400
-    )
-    words = (
-        f"{verb} {path} {operation.get('description', '')} {operation.get('x-role', '')} {codes}"
-    )
-    return escape(" ".join(words.lower().split()), quote=True)
-
-
-def _words(text: str) -> str:
-    """Plain words; what stands between backticks is code."""
+def _prose(text: str) -> str:
+    """Escaped text, with code between backticks."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(" ".join(text.split())))

@@ -1,6 +1,4 @@
-"""How the control listener answers whatever is raised: a problem, what Litestar refuses by itself,
-a bug.
-"""
+"""How the control listener responds to whatever is raised: an Error, Litestar's own, a bug."""
 
 import logging
 from http import HTTPStatus
@@ -23,84 +21,73 @@ HEADERS: dict[type[Error], dict[str, str]] = {
 }
 
 
-def _answer_problem(_: Request[Any, Any, Any], problem: Error) -> Response[bytes]:
-    headers = HEADERS.get(type(problem), {})
+def _handle_error(_: Request[Any, Any, Any], error: Error) -> Response[bytes]:
     return Response(
-        control_body(problem),
-        status_code=status_of(problem),
+        control_body(error),
+        status_code=status_of(error),
         media_type=MediaType.JSON,
-        headers=headers,
+        headers=HEADERS.get(type(error), {}),
     )
 
 
-def _answer_http(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
-    """What Litestar refuses by itself: unknown paths, verbs, fields that do not fit."""
+def _handle_http(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
+    """What Litestar rejects by itself: unknown paths, methods, parameters of a wrong type."""
     if error.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        return _answer_bug(request, error)
+        return _handle_bug(request, error)
     code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
-    fields = [_field(request, wrong) for wrong in _wrongs(error) if "key" in wrong]
-    facts = {"field": fields[0]} if fields else {}
-    told = {
+    details = [detail for detail in error.extra or () if isinstance(detail, dict)]
+    fields = [_field_name(request, detail) for detail in details if "key" in detail]
+    body = {
         "error": Invalid.code if code == "bad_request" else code,
-        "message": _detail(request, error),
-        "facts": facts,
+        "message": _message(request, error, details),
+        "facts": {"field": fields[0]} if fields else {},
     }
-    body = msgspec.json.encode(told)
     return Response(
-        body, status_code=error.status_code, media_type=MediaType.JSON, headers=error.headers
+        msgspec.json.encode(body),
+        status_code=error.status_code,
+        media_type=MediaType.JSON,
+        headers=error.headers,
     )
 
 
-def _detail(request: Request[Any, Any, Any], error: HTTPException) -> str:
-    """What came and what was expected. Litestar keeps which field is wrong, and why, in `extra`."""
-    path = request.url.path
-    if error.status_code == HTTPStatus.NOT_FOUND:
-        return f"there is nothing at {path}; /api/openapi.json tells what there is"
-    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        allowed = {name.lower(): value for name, value in (error.headers or {}).items()}.get(
-            "allow", "another method"
-        )
-        return f"{request.method} is not for {path}; expected {allowed}"
-    return "; ".join(_wrong(request, one) for one in _wrongs(error)) or error.detail
-
-
-def _wrongs(error: HTTPException) -> list[dict[str, Any]]:
-    return [one for one in error.extra or () if isinstance(one, dict)]
-
-
-def _wrong(request: Request[Any, Any, Any], wrong: dict[str, Any]) -> str:
-    key, message = _field(request, wrong), str(wrong.get("message", "does not fit"))
-    value = request.query_params.get(key)
-    return (
-        f"{key}: {message}"
-        if value is None
-        else f"{key}: {message.partition(', got ')[0]}, got {value!r}"
-    )
-
-
-def _field(request: Request[Any, Any, Any], wrong: dict[str, Any]) -> str:
-    """As the caller knows it: Litestar tells the name that it has in our code."""
-    key = str(wrong.get("key", "body"))
-    handler = request.route_handler
-    known = (
-        handler.parsed_fn_signature.parameters.get(key)
-        if isinstance(handler, HTTPRouteHandler)
-        else None
-    )
-    return getattr(known and known.kwarg_definition, "name", None) or key
-
-
-def _answer_bug(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
-    log.error(
-        "request failed",
-        exc_info=error,
-        extra={"facts": {"method": request.method, "path": request.url.path}},
-    )
+def _handle_bug(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    facts = {"method": request.method, "path": request.url.path}
+    log.error("request failed", exc_info=error, extra={"facts": facts})
     return Response(control_body(BUG), status_code=status_of(BUG), media_type=MediaType.JSON)
 
 
-CONTROL_HANDLERS: ExceptionHandlersMap = {
-    Error: _answer_problem,
-    HTTPException: _answer_http,
-    Exception: _answer_bug,
+def _message(
+    request: Request[Any, Any, Any], error: HTTPException, details: list[dict[str, Any]]
+) -> str:
+    path = request.url.path
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        return f"no such path: {path}; see /api/openapi.json"
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        headers = {name.lower(): value for name, value in (error.headers or {}).items()}
+        return f"{path} does not accept {request.method}; expected {headers.get('allow')}"
+    return "; ".join(_detail(request, detail) for detail in details) or error.detail
+
+
+def _detail(request: Request[Any, Any, Any], detail: dict[str, Any]) -> str:
+    name, message = _field_name(request, detail), str(detail.get("message", "invalid value"))
+    value = request.query_params.get(name)
+    if value is None:
+        return f"{name}: {message}"
+    return f"{name}: {message.partition(', got ')[0]}, got {value!r}"
+
+
+def _field_name(request: Request[Any, Any, Any], detail: dict[str, Any]) -> str:
+    """The parameter's public name; Litestar reports its name in our code."""
+    key = str(detail.get("key", "body"))
+    handler = request.route_handler
+    if not isinstance(handler, HTTPRouteHandler):
+        return key
+    parameter = handler.parsed_fn_signature.parameters.get(key)
+    return getattr(parameter and parameter.kwarg_definition, "name", None) or key
+
+
+EXCEPTION_HANDLERS: ExceptionHandlersMap = {
+    Error: _handle_error,
+    HTTPException: _handle_http,
+    Exception: _handle_bug,
 }

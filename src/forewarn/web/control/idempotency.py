@@ -1,10 +1,11 @@
-"""A POST with an Idempotency-Key is done once: a retry within a day gets the first answer, also
-after a restart.
+"""A POST with an Idempotency-Key is executed once; a retry within 24 hours gets the first response.
 
-Before the operation a record of the key is written, with the id that the operation will have;
-afterwards it gets the answer. If a server dies in between, or two servers are asked at once, the
-retry repeats the operation under the same id, and the rules recognise it. When the record has
-expired or was trimmed, the key is new, and so is the operation.
+    no record  -> RESERVED   before the operation; the record holds the operation's id
+    RESERVED   -> STORED     after it; the record holds the response
+    RESERVED or STORED       expire after 24 hours, or when there are too many; the key is new again
+
+If a server dies while RESERVED, or two servers get the request at once, the retry repeats the
+operation under the same id, and the rules recognise it.
 """
 
 import asyncio
@@ -20,181 +21,176 @@ import msgspec
 from litestar import MediaType, Request, Response
 from msgspec.structs import replace
 
-from forewarn.engine.engine import TRIES_MAX, Engine
-from forewarn.engine.record import RecordCodec
-from forewarn.errors import Conflict, Invalid, StoreUnusable, Unavailable
-from forewarn.store.base import WRITES_MAX, Record, Write
+from forewarn.engine.engine import Engine
+from forewarn.engine.record import RAW, RecordCodec
+from forewarn.engine.transaction import Transaction
+from forewarn.errors import Invalid, StoreUnusable, Unavailable
+from forewarn.store.base import WRITES_MAX, Record
 from forewarn.web.control.auth import Principal
 from forewarn.web.http_status import KeyReused
 
 HEADER = "Idempotency-Key"
 KEY = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,198}[\x21-\x7e])?")
 KEY_LENGTH_MAX = 200
-ANSWER_KEY = "answer/{}/"
+KIND = "answer"
 KEPT_FOR = timedelta(hours=24)
 KEPT_MAX = 2000
 BODY_BYTES_MAX = 16 * 1024
 TRIM_EVERY = 100
+BY = "idempotency"
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What an Idempotency-Key stands for since `at`: the request (its digest), the operation that
-    it became, and its answer.
+class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """The record of a key: the digest of its request, its operation, and the response.
 
-    It is written before the operation, with status 0, and again with the answer.
+    RESERVED while `status` is 0.
     """
 
-    asked: str
+    request: str = msgspec.field(name="asked")
     at: datetime
     operation_id: str = ""
     status: int = 0
     body: str = ""
 
 
-ANSWER = RecordCodec("answer", Answer)
+CODEC = RecordCodec(KIND, StoredResponse)
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
-    """The record of a key whose request is being handled.
-
-    Its lock keeps others with this key waiting, on this server.
-    """
+class Reservation:
+    """A key whose request is being handled. Its lock makes retries wait, on this server."""
 
     lock: asyncio.Lock
     key: str
-    revision: int
-    reserved: Answer
-
-    @property
-    def operation_id(self) -> str:
-        return self.reserved.operation_id
+    operation_id: str
 
 
-class Answers:
-    """The records of the keys, in the engine's store. `make_id` makes the id of a new operation."""
+class Idempotency:
+    """The records of the keys. `make_id` makes the id of a new operation."""
 
     def __init__(self, engine: Engine, make_id: Callable[[], str]) -> None:
+        # Records are decoded here, so that unreadable ones can be deleted when they are too old.
+        engine.register(KIND, RAW, cached=False)
         self._engine = engine
-        engine.register("answer", ANSWER, cached=False)
         self._make_id = make_id
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._reserved_count = 0
 
     async def begin(
-        self, request: Request[Any, Any, Any], caller: Principal, body: bytes
-    ) -> Slot | Response[bytes]:
-        """The first answer if this was asked before; else a slot, whose lock is held until the
-        request has been answered.
-        """
-        said = request.headers[HEADER]
-        if not KEY.fullmatch(said):
+        self, request: Request[Any, Any, Any], principal: Principal, body: bytes
+    ) -> Reservation | Response[bytes]:
+        """The stored response, or a reservation whose lock is held until the response is sent."""
+        value = request.headers[HEADER]
+        if not KEY.fullmatch(value):
             raise Invalid(
-                f"{HEADER}: expected 1 to {KEY_LENGTH_MAX} printable ASCII characters, got {said[:80]!r}",
+                f"{HEADER}: expected 1 to {KEY_LENGTH_MAX} printable ASCII characters,"
+                f" got {value[:80]!r}",
                 field=HEADER,
             )
-        key = ANSWER_KEY.format(_digest(caller.identity.encode(), said.encode()))
-        asked = _digest(request.scope["raw_path"], request.scope["query_string"], body)
-        lock = self._locks.get(key)
-        if lock is None:
-            lock = self._locks[key] = asyncio.Lock()
+        key = f"{KIND}/{_digest(principal.identity.encode(), value.encode())}/"
+        digest = _digest(request.scope["raw_path"], request.scope["query_string"], body)
+        lock = self._locks.setdefault(key, asyncio.Lock())
         await lock.acquire()
         try:
-            answer, revision = await self._reserve(key, asked)
-            if answer.asked != asked:
+            stored = await self._reserve(key, digest)
+            if stored.request != digest:
                 raise KeyReused(
-                    f"{HEADER} {said[:80]!r} came with another request before; expected a new key",
-                    key=said,
+                    f"{HEADER} {value[:80]!r} was used for another request; expected a new key",
+                    key=value,
                 )
-            if not answer.status:
-                return Slot(lock, key, revision, answer)
+            if not stored.status:
+                return Reservation(lock, key, stored.operation_id)
         except BaseException:
             lock.release()
             raise
         lock.release()
-        replayed = {"Idempotency-Replayed": "true"}
         return Response(
-            answer.body.encode(),
-            status_code=answer.status,
+            stored.body.encode(),
+            status_code=stored.status,
             media_type=MediaType.JSON,
-            headers=replayed,
+            headers={"Idempotency-Replayed": "true"},
         )
 
-    async def keep(self, slot: Slot, status: int, body: bytes) -> None:
-        """Store the answer before it is sent.
+    async def finish(self, reservation: Reservation, status: int, body: bytes) -> None:
+        """Store the response before it is sent.
 
-        A failure of ours is not stored, so that it can be tried again.
+        A server error is not stored, so that a retry can succeed.
         """
         if status >= 500 or len(body) > BODY_BYTES_MAX:
             return
-        answer = replace(slot.reserved, status=status, body=body.decode())
+
+        def decide(transaction: Transaction) -> None:
+            stored = _decode(transaction.get(reservation.key))
+            # Unless another server got the same request and has stored its response.
+            if stored and not stored.status and stored.operation_id == reservation.operation_id:
+                response = replace(stored, status=status, body=body.decode())
+                transaction.put(reservation.key, CODEC.encode(response))
+
         try:
-            await self._engine.store.commit([Write(slot.key, ANSWER.encode(answer), slot.revision)])
-        except Conflict:
-            return  # another server was asked the same, and has stored its answer
-        except Unavailable as problem:
-            self._engine.throttled_log.warn("answer not kept", problem=problem.message)
+            await self._engine.update([reservation.key], decide, by=BY)
+        except Unavailable as error:
+            self._engine.throttled_log.warn("response not stored", problem=error.message)
 
-    async def _reserve(self, key: str, asked: str) -> tuple[Answer, int]:
-        """The record of a key and its revision.
+    async def _reserve(self, key: str, digest: str) -> StoredResponse:
+        """The record of a key; a new one if there is none, or if it has expired."""
+        operation_id = self._make_id()
 
-        If there is none, or it has expired, a new one is written.
-        """
-        store, now = self._engine.store, self._engine.clock.now()
-        for _ in range(TRIES_MAX):
-            found = next(
-                (one for one in (await store.load(key)).records if one.value is not None), None
-            )
-            if found is not None and (answer := _answer_in(found)).at + KEPT_FOR > now:
-                return answer, found.revision
-            answer = Answer(asked=asked, at=now, operation_id=self._make_id())
-            try:
-                revision = await store.commit(
-                    [Write(key, ANSWER.encode(answer), found.revision if found else 0)]
+        def decide(transaction: Transaction) -> StoredResponse:
+            stored = _decode(transaction.get(key))
+            if stored is None or stored.at + KEPT_FOR <= transaction.now:
+                stored = StoredResponse(
+                    request=digest, at=transaction.now, operation_id=operation_id
                 )
-            except Conflict:
-                continue  # another server was asked the same: its record counts
+                transaction.put(key, CODEC.encode(stored))
+            return stored
+
+        stored = await self._engine.update([key], decide, by=BY)
+        if stored.operation_id == operation_id:
             self._reserved_count += 1
             if self._reserved_count % TRIM_EVERY == 1:
                 await self._trim()
-            return answer, revision
-        raise Unavailable(f"too many servers use this {HEADER} at once; try again")
+        return stored
 
     async def _trim(self) -> None:
         """Delete the records that have expired, and the oldest beyond the limit."""
         try:
-            records = (await self._engine.store.load("answer/")).records
-            old = await asyncio.to_thread(_old, records, self._engine.clock.now() - KEPT_FOR)
+            records = (await self._engine.store.load(f"{KIND}/")).records
+            expired_at = self._engine.clock.now() - KEPT_FOR
+            old = await asyncio.to_thread(_find_old, records, expired_at)
             for first in range(0, len(old), WRITES_MAX):
-                await self._engine.store.commit(
-                    [Write(one.key, None, one.revision) for one in old[first : first + WRITES_MAX]]
-                )
-        except Conflict:
-            return  # another server is trimming
-        except Unavailable as problem:
-            self._engine.throttled_log.warn("answers not trimmed", problem=problem.message)
+                await self._delete(old[first : first + WRITES_MAX])
+        except Unavailable as error:
+            self._engine.throttled_log.warn("responses not trimmed", problem=error.message)
+
+    async def _delete(self, records: Sequence[Record]) -> None:
+        def decide(transaction: Transaction) -> None:
+            for record in records:
+                if transaction.revision(record.key) == record.revision:
+                    transaction.put(record.key, None)
+
+        await self._engine.update([record.key for record in records], decide, by=BY)
 
 
-def _old(records: Sequence[Record], until: datetime) -> list[Record]:
-    """The records that were made up to a time, and the oldest beyond the limit.
-
-    It reads all of them, so not in the loop.
-    """
+def _find_old(records: Sequence[Record], expired_at: datetime) -> list[Record]:
+    """Decodes all records, so not on the event loop."""
     excess = len(records) - KEPT_MAX
-    by_age = enumerate(sorted(records, key=lambda one: one.revision))
-    return [one for number, one in by_age if number < excess or _is_expired(one, until)]
+    by_age = sorted(records, key=lambda record: record.revision)
+    return by_age[: max(excess, 0)] + [
+        record for record in by_age[max(excess, 0) :] if _is_expired(record, expired_at)
+    ]
 
 
-def _is_expired(found: Record, until: datetime) -> bool:
+def _is_expired(record: Record, expired_at: datetime) -> bool:
+    """An unreadable record, of a newer server or damaged, does not expire by time."""
     try:
-        return _answer_in(found).at <= until
-    except StoreUnusable:  # a newer server's, or damaged: it goes when it is one of the oldest
+        stored = _decode(record.value)
+    except StoreUnusable:
         return False
+    return stored is not None and stored.at <= expired_at
 
 
-def _answer_in(found: Record) -> Answer:
-    assert found.value is not None
-    return ANSWER.decode(found.value)
+def _decode(value: bytes | None) -> StoredResponse | None:
+    return None if value is None else CODEC.decode(value)
 
 
 def _digest(*parts: bytes) -> str:

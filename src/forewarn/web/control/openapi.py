@@ -1,221 +1,245 @@
-"""The control API described for machines: OpenAPI 3.1. Litestar writes down what is there; here is
-added what it cannot know.
+"""The OpenAPI 3.1 document of the control API.
 
-Which role a request needs, which codes an error may have, the Idempotency-Key, and an example of
-everything.
+Litestar generates it from the routes. Here is added what Litestar cannot know: the role that a
+request needs, the codes of its errors, the Idempotency-Key, and which bodies are optional.
 """
 
-from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass
 from typing import Any
 
 from litestar import Litestar, Request, Router
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.config import OpenAPIConfig
+from litestar.openapi.datastructures import ResponseSpec
 from litestar.openapi.plugins import JsonRenderPlugin
-from litestar.openapi.spec import (
-    Components,
-    OpenAPIMediaType,
-    OpenAPIType,
-    Operation,
-    RequestBody,
-    Schema,
-    SecurityScheme,
-)
+from litestar.openapi.spec import Components, SecurityScheme
 from litestar.routes import BaseRoute
 
-from forewarn import __version__
-from forewarn.auth.token import Role
-from forewarn.web.control.checks import OPEN, READS, ROLE, UNKEPT
-from forewarn.web.control.example import MEMBERS, example_of, example_of_error, resolved
+from forewarn import __version__, errors
+from forewarn.errors import Error
+from forewarn.web.control.checks import PUBLIC, SECRET, reads_raw_body, required_role
 from forewarn.web.control.idempotency import HEADER, KEY_LENGTH_MAX
-from forewarn.web.control.openapi_responses import EVERY
-from forewarn.web.http_status import KeyReused, WrongMediaType, status_of
+from forewarn.web.control.views import ErrorView
+from forewarn.web.http_status import (
+    BodyTooLarge,
+    HeadTooLarge,
+    KeyReused,
+    TooManyRequests,
+    TooSlow,
+    WrongMediaType,
+    status_of,
+)
 
 PATH = "/api/openapi.json"
-SECURITY = "token"
-ERROR = "#/components/schemas/ErrorAnswer"
-INTRODUCTION = """What an operator may ask of the service that gives VMs notice. Every error has one form, a stable code, and a
-sentence for a person. Where tokens exist, or the listener is not on loopback, a request carries one."""
-IDEMPOTENCY = "Of your own choice, new for each wish. Asked again with the same key, the first answer is given again, for 24 hours."
+INTRODUCTION = (
+    "The API for operators. Every error has the same form: a stable code and a message for people."
+    " Once tokens exist, or if the listener is not on loopback, a request must carry a token."
+)
+FLEET_BODY = {
+    "type": "object",
+    "description": "JSON or YAML; a schema is at the same path with /schema.",
+}
+IDEMPOTENCY_KEY = {
+    "name": HEADER,
+    "in": "header",
+    "required": False,
+    "description": "Any text, new for each operation."
+    " A retry with the same key gets the first response again, for 24 hours.",
+    "schema": {
+        "type": "string",
+        "minLength": 1,
+        "maxLength": KEY_LENGTH_MAX,
+        "pattern": "^[!-~]([ -~]*[!-~])?$",
+    },
+}
+FIELDS = {
+    "not_before": "The earliest start, RFC 3339 with a time zone."
+    " Later than the minimum notice is allowed, earlier is not.",
+    "duration_seconds": "The expected length of the impact; -1 if unknown.",
+    "description": "Text that VMs read.",
+    "cause": "Why it is done.",
+    "type": "What is done to the VM.",
+    "status": "Scheduled, then Started; events that ended are not listed.",
+    "source": "Who initiated it: Platform or User.",
+    "vm": "The name of a VM.",
+    "scope": "The name of a scope: VMs that read the same document.",
+    "host": "The name of a host.",
+    "resources": "The names of the affected VMs.",
+    "approvals": "Who approved: names of VMs, `operator` or `policy`.",
+    "impacts": "The state of the impact on each VM, once Started.",
+    "started_at": "Null until it has started.",
+    "expires_at": "When the token expires; null for never.",
+    "expires": "A duration such as 90d or 12h; null for never.",
+    "role": "What the holder of the token may do.",
+    "text": "The token itself. It is shown only once.",
+    "total": "How many items exist.",
+    "next": "The cursor of the next page; null on the last.",
+    "error": "A code that never changes.",
+    "message": "For people: what was rejected, the value, and what would be accepted.",
+    "facts": "The message's values, for machines.",
+    "incarnation": "Incremented with every visible change of the scope's document.",
+    "is_enabled": "Whether any VM polls; if not, user operations run at once, without an event.",
+    "seen_at": "When a VM last polled, to the hour; null for never.",
+    "dry_run": "Whether this was a dry run: nothing was changed.",
+}
+"""What a field means, by name, for schemas that do not describe it themselves."""
 
 Json = dict[str, Any]
 
 
-@dataclass
-class BodyOptional(Operation):
-    """Litestar describes every body as required; these may be left out."""
-
-    def __post_init__(self) -> None:
-        assert isinstance(self.request_body, RequestBody)
-        self.request_body.required = False
-
-
-@dataclass
-class BodyFleet(Operation):
-    """The fleet file is read by its own parser, so its place in the description is written by hand."""
-
-    def __post_init__(self) -> None:
-        said = Schema(
-            type=OpenAPIType.OBJECT,
-            description="A fleet file; its schema is at /api/v1/fleet/schema.",
-        )
-        kinds = ("application/json", "application/yaml")
-        self.request_body = RequestBody(
-            content={kind: OpenAPIMediaType(schema=said) for kind in kinds}, required=True
-        )
+def error_responses(*kinds: type[Error]) -> dict[int, ResponseSpec]:
+    """The `responses` of a route that may raise these errors, or any that every route may raise."""
+    codes: dict[int, list[str]] = {}
+    for kind in (*kinds, *EVERYWHERE):
+        codes.setdefault(status_of(kind), []).append(kind.code)
+    return {
+        status: ResponseSpec(ErrorView, generate_examples=False, description=", ".join(names))
+        for status, names in codes.items()
+    }
 
 
-class _OnePath(Router):
-    """The one path of the description.
+EVERYWHERE: tuple[type[Error], ...] = (
+    errors.Invalid,
+    errors.Unauthorized,
+    errors.Forbidden,
+    TooSlow,
+    TooManyRequests,
+    HeadTooLarge,
+    errors.Error,
+    errors.Unavailable,
+    errors.StoreLost,
+    errors.StoreUnusable,
+)
+COMMON_ERRORS = error_responses()
 
-    Litestar would answer all paths below it too, and in HTML.
-    """
+
+class _OnePathRouter(Router):
+    """Serves the document alone; Litestar would respond to all paths below it too, in HTML."""
 
     def register(self, value: Any) -> list[BaseRoute]:
         is_catch_all = getattr(value, "handler_name", "").endswith("handle_schema_path_not_found")
         return [] if is_catch_all else super().register(value)
 
 
-class _Render(JsonRenderPlugin):
+class _Renderer(JsonRenderPlugin):
+    """Renders once: anybody may request the document, without a token."""
+
     def render(self, request: Request[Any, Any, Any], openapi_schema: Json) -> bytes:
         state = request.app.state
-        if "openapi" not in state:
-            state["openapi"] = self.render_json(request, described(request.app, openapi_schema))
-        rendered: bytes = state["openapi"]
+        if "openapi_json" not in state:
+            state["openapi_json"] = self.render_json(request, openapi_document(request.app))
+        rendered: bytes = state["openapi_json"]
         return rendered
 
 
-def describe() -> OpenAPIConfig:
-    """What Litestar is told of the description."""
-    scheme = SecurityScheme(
-        type="http", scheme="bearer", description="A token made by `forewarn token create`."
+def make_openapi_config() -> OpenAPIConfig:
+    token = SecurityScheme(
+        type="http", scheme="bearer", description="Created by `forewarn token create`."
     )
+    router = _OnePathRouter(PATH, route_handlers=[], include_in_schema=False, opt={PUBLIC: True})
     return OpenAPIConfig(
         title="Forewarn control API",
         version=__version__,
-        description=" ".join(INTRODUCTION.split()),
-        components=Components(security_schemes={SECURITY: scheme}),
-        openapi_router=_OnePath(PATH, route_handlers=[], include_in_schema=False, opt={OPEN: True}),
-        render_plugins=[_Render(path="/")],
+        description=INTRODUCTION,
+        components=Components(security_schemes={"token": token}),
+        openapi_router=router,
+        render_plugins=[_Renderer(path="/")],
         use_handler_docstrings=True,
     )
 
 
-def described(app: Litestar, plain: Json | None = None) -> Json:
-    """The whole description. It is made once: an application's routes do not change."""
-    if "description" not in app.state:
-        app.state["description"] = _completed(plain or app.openapi_schema.to_schema(), _marks(app))
-    found: Json = app.state["description"]
-    return found
+def openapi_document(app: Litestar) -> Json:
+    """The whole document. It is built once: the routes of an application do not change."""
+    if "openapi" not in app.state:
+        app.state["openapi"] = _build(app)
+    document: Json = app.state["openapi"]
+    return document
 
 
-def _marks(app: Litestar) -> dict[tuple[str, str], Mapping[str, Any]]:
-    """What the handlers were marked with, by path and verb."""
-    return {
-        (route.path_format, method.lower()): handler.opt
+def _build(app: Litestar) -> Json:
+    document = deepcopy(app.openapi_schema.to_schema())
+    schemas = document["components"]["schemas"]
+    for schema in schemas.values():
+        for name in schema.get("properties", {}).keys() & FIELDS.keys():
+            schema["properties"][name].setdefault("description", FIELDS[name])
+    handlers = {
+        (route.path_format, method.lower()): handler
         for route in app.routes
         for handler in getattr(route, "route_handlers", ())
         if isinstance(handler, HTTPRouteHandler)
         for method in handler.http_methods
     }
+    for path, item in document["paths"].items():
+        for method, operation in item.items():
+            _complete(operation, handlers[path, method], method.upper(), schemas)
+    return document
 
 
-def _completed(plain: Json, marks: Mapping[tuple[str, str], Mapping[str, Any]]) -> Json:
-    whole = deepcopy(plain)
-    schemas = whole["components"]["schemas"]
-    for schema in schemas.values():
-        for name in schema.get("properties", {}).keys() & MEMBERS.keys():
-            schema["properties"][name].setdefault("description", MEMBERS[name])
-    for path, item in whole["paths"].items():
-        for verb, operation in item.items():
-            _complete(operation, verb.upper(), marks.get((path, verb), {}))
-            _exemplify(operation, schemas, path)
-    return whole
-
-
-def _exemplify(operation: Json, schemas: Json, path: str) -> None:
-    """An example of each parameter, of the body and of each good answer. Errors have theirs."""
-    for parameter in operation.get("parameters", ()):
-        _give_example(
-            parameter,
-            schemas,
-            parameter["name"] if parameter["in"] == "path" else f"?{parameter['name']}",
-        )
-    for content in operation.get("requestBody", {}).get("content", {}).values():
-        _close(content["schema"], schemas)
-        _give_example(content, schemas, f"{path.rpartition('/')[2]} body")
-    for status, response in operation["responses"].items():
-        if int(status) < 400 and "application/json" in response.get("content", {}):
-            _give_example(
-                response["content"]["application/json"], schemas, operation["operationId"]
-            )
-
-
-def _complete(operation: Json, verb: str, mark: Mapping[str, Any]) -> None:
-    codes: dict[int, list[str]] = {}
-    for status, response in operation["responses"].items():
-        if int(status) >= 400:
-            codes[int(status)] = response["description"].split(", ")
-    problems = list(EVERY)
-    if mark.get(OPEN):
+def _complete(operation: Json, handler: HTTPRouteHandler, method: str, schemas: Json) -> None:
+    kinds: list[type[Error]] = list(EVERYWHERE)
+    parameters = operation.setdefault("parameters", [])
+    if handler.opt.get(PUBLIC):
         operation["security"] = []
     else:
-        operation["x-role"] = mark.get(ROLE) or (Role.VIEWER if verb in READS else Role.OPERATOR)
-        operation["security"] = [{SECURITY: []}, {}]
-    if verb == "POST":
-        problems.append(WrongMediaType)
-        if not mark.get(UNKEPT):
-            problems.append(KeyReused)
-            said = {
-                "type": "string",
-                "minLength": 1,
-                "maxLength": KEY_LENGTH_MAX,
-                "pattern": "^[!-~]([ -~]*[!-~])?$",
-            }
-            key = {
-                "name": HEADER,
-                "in": "header",
-                "required": False,
-                "description": IDEMPOTENCY,
-                "schema": said,
-            }
-            operation.setdefault("parameters", []).append(key)
-    for problem in problems:
-        codes.setdefault(status_of(problem), []).append(problem.code)
-    if any(parameter["in"] == "path" for parameter in operation.get("parameters", ())):
-        codes.setdefault(404, []).append("not_found")
-    good = {status: one for status, one in operation["responses"].items() if int(status) < 400}
-    operation["responses"] = good | {
-        str(status): _error(list(dict.fromkeys(codes[status]))) for status in sorted(codes)
+        operation["x-role"] = required_role(handler.opt, method)
+        operation["security"] = [{"token": []}, {}]
+    if reads_raw_body(handler):
+        content = {
+            kind: {"schema": FLEET_BODY} for kind in ("application/json", "application/yaml")
+        }
+        operation["requestBody"] = {"content": content, "required": True}
+    elif handler.parsed_data_field is not None:
+        operation["requestBody"]["required"] = not handler.parsed_data_field.has_default
+        for media in operation["requestBody"]["content"].values():
+            _forbid_unknown(media["schema"], schemas)
+    if "requestBody" in operation:
+        kinds.append(BodyTooLarge)
+    if method == "POST":
+        kinds.append(WrongMediaType)
+        if not handler.opt.get(SECRET):
+            kinds.append(KeyReused)
+            parameters.append(IDEMPOTENCY_KEY)
+    if any(parameter["in"] == "path" for parameter in parameters):
+        kinds.append(errors.NotFound)
+    responses = operation["responses"]
+    codes = {
+        int(status): response["description"].split(", ")
+        for status, response in responses.items()
+        if int(status) >= 400
     }
+    for kind in kinds:
+        codes.setdefault(status_of(kind), []).append(kind.code)
+    operation["responses"] = {
+        status: response for status, response in responses.items() if int(status) < 400
+    } | {str(status): _error_response(codes[status]) for status in sorted(codes)}
 
 
-def _error(codes: list[str]) -> Json:
-    schema = {
-        "allOf": [{"$ref": ERROR}, {"type": "object", "properties": {"error": {"enum": codes}}}]
-    }
-    examples = {code: {"value": example_of_error(code)} for code in codes}
+def _error_response(codes: list[str]) -> Json:
+    codes = list(dict.fromkeys(codes))
+    enum = {"type": "object", "properties": {"error": {"enum": codes}}}
+    schema = {"allOf": [{"$ref": "#/components/schemas/ErrorView"}, enum]}
     return {
         "description": ", ".join(codes),
-        "content": {"application/json": {"schema": schema, "examples": examples}},
+        "content": {"application/json": {"schema": schema}},
     }
 
 
-def _close(schema: Json, schemas: Json) -> None:
-    """A member that is not listed is refused, in a body and in all that it holds."""
-    found = resolved(schema, schemas)
-    if "properties" in found and "additionalProperties" not in found:
-        found["additionalProperties"] = False
-        for member in found["properties"].values():
-            _close(member, schemas)
-    if "items" in found:
-        _close(found["items"], schemas)
+def _forbid_unknown(schema: Json, schemas: Json) -> None:
+    """Unknown fields are rejected, in a body and in everything it holds."""
+    schema = resolve(schema, schemas)
+    if "properties" in schema and "additionalProperties" not in schema:
+        schema["additionalProperties"] = False
+        for member in schema["properties"].values():
+            _forbid_unknown(member, schemas)
+    if "items" in schema:
+        _forbid_unknown(schema["items"], schemas)
 
 
-def _give_example(place: Json, schemas: Json, name: str) -> None:
-    if not any(key in place for key in ("example", "examples")):
-        example = example_of(place.get("schema", {}), schemas, name)
-        if example is not None:
-            place["example"] = example
+def resolve(schema: Json, schemas: Json) -> Json:
+    """Follow references; of a value that may be null, take the other choice."""
+    for choice in schema.get("oneOf") or schema.get("anyOf") or ():
+        if choice.get("type") != "null":
+            return resolve(choice, schemas)
+    if "$ref" in schema:
+        return resolve(schemas[schema["$ref"].rpartition("/")[2]], schemas)
+    return schema

@@ -1,33 +1,33 @@
-"""What the control API shows: scopes, VMs, hosts and events as an operator reads them.
+"""What the control API returns: scopes, VMs, hosts and events, built from the board."""
 
-Values only, made from the board.
-"""
-
-import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
 import msgspec
 
 from forewarn import __version__
-from forewarn.core.event import Cause, Event, EventType, Impact, ImpactState, Source, Status
-from forewarn.core.fleet import Approval, AutoApprove, Policy, Power, Scope, ScopeKind, Vm
+from forewarn.core.event import Cause, Event, EventType, ImpactState, Source, Status
+from forewarn.core.fleet import Approval, AutoApprove, Power, Scope, ScopeKind, Vm
 from forewarn.core.lifecycle import is_enabled
 from forewarn.engine.board import Board, PublishedScope
 from forewarn.engine.engine import Engine
-from forewarn.engine.operations import Difference, Told
-from forewarn.engine.replica import POLLS_PASS_EVERY
+from forewarn.engine.operations import Difference, ScopedEvent
 from forewarn.fleetfile.parser import format_budget
-from forewarn.web.control.pagination import Key, page
+from forewarn.web.control.pagination import Key, build_in_slices, page
 
-K = TypeVar("K")
-V = TypeVar("V")
+V = TypeVar("V", bound=msgspec.Struct)
 
 
-class ErrorAnswer(msgspec.Struct, frozen=True):
-    """What went wrong: a code for machines that never changes, a message for a person, and facts."""
+def view(cls: type[V], source: object, **extra: Any) -> V:
+    """A `cls` whose fields are copied from `source`, except those given in `extra`."""
+    names = (name for name in cls.__struct_fields__ if name not in extra)
+    return cls(**{name: getattr(source, name) for name in names}, **extra)
+
+
+class ErrorView(msgspec.Struct, frozen=True):
+    """An error: a code for machines that never changes, a message for people, and facts."""
 
     error: str
     message: str
@@ -39,7 +39,7 @@ class Health(msgspec.Struct, frozen=True):
 
 
 class Landing(msgspec.Struct, frozen=True):
-    """What is here."""
+    """The entry points of this service."""
 
     service: str = "forewarn"
     version: str = __version__
@@ -51,7 +51,7 @@ class Landing(msgspec.Struct, frozen=True):
 
 
 class ImpactView(msgspec.Struct, frozen=True):
-    """What is being done to one VM of a Started event."""
+    """The impact of a Started event on one VM."""
 
     vm: str
     state: ImpactState
@@ -61,8 +61,6 @@ class ImpactView(msgspec.Struct, frozen=True):
 
 
 class EventView(msgspec.Struct, frozen=True):
-    """An event. Its members are promised by the design and stay as they are."""
-
     id: str
     type: EventType
     status: Status
@@ -80,10 +78,7 @@ class EventView(msgspec.Struct, frozen=True):
 
 
 class PolicyView(msgspec.Struct, frozen=True):
-    """What the scope's owner chose.
-
-    `terminate_notice_seconds` is null where deletion is not announced.
-    """
+    """A scope's policy. `terminate_notice_seconds` is null where deletion is not announced."""
 
     approval: Approval
     auto_approve: tuple[AutoApprove, ...]
@@ -94,11 +89,7 @@ class PolicyView(msgspec.Struct, frozen=True):
 
 
 class ScopeView(msgspec.Struct, frozen=True):
-    """A scope.
-
-    `is_enabled` says whether anybody polls: if not, users' operations run at once and make no
-    event.
-    """
+    """A scope, its policy, the names of its VMs and the ids of its events."""
 
     name: str
     kind: ScopeKind
@@ -125,7 +116,7 @@ class VmView(msgspec.Struct, frozen=True):
 
 
 class HostView(msgspec.Struct, frozen=True):
-    """A host, the VMs on it, and the ids of the events that name any of them."""
+    """A host, its VMs, and the ids of the events that name any of them."""
 
     name: str
     vms: tuple[str, ...]
@@ -133,44 +124,44 @@ class HostView(msgspec.Struct, frozen=True):
     events: tuple[str, ...]
 
 
-class Scopes(msgspec.Struct, frozen=True):
+class ScopeList(msgspec.Struct, frozen=True):
     scopes: list[ScopeView]
     total: int
     next: str | None
 
 
-class Vms(msgspec.Struct, frozen=True):
+class VmList(msgspec.Struct, frozen=True):
     vms: list[VmView]
     total: int
     next: str | None
 
 
-class Hosts(msgspec.Struct, frozen=True):
+class HostList(msgspec.Struct, frozen=True):
     hosts: list[HostView]
     total: int
     next: str | None
 
 
-class Events(msgspec.Struct, frozen=True):
+class EventList(msgspec.Struct, frozen=True):
     events: list[EventView]
     total: int
     next: str | None
 
 
-class EventAnswer(msgspec.Struct, frozen=True):
-    """The event, or null for an operation that nobody needed to be told of."""
+class EventResult(msgspec.Struct, frozen=True):
+    """The event, or null for an operation that was executed at once, without an event."""
 
     event: EventView | None
 
 
-class EventsAnswer(msgspec.Struct, frozen=True):
+class HostEvents(msgspec.Struct, frozen=True):
     """One event for each scope and update domain on the host."""
 
     events: list[EventView]
 
 
 class DifferenceView(msgspec.Struct, frozen=True):
-    """What applying a fleet changed, or with `dry_run` would change: names of scopes and of VMs."""
+    """What applying a fleet changed, or with `dry_run` would change: names of scopes and VMs."""
 
     added: tuple[str, ...]
     changed: tuple[str, ...]
@@ -182,171 +173,118 @@ class DifferenceView(msgspec.Struct, frozen=True):
     dry_run: bool
 
 
-def event(told: Told) -> EventView:
-    return _event(told.scope, told.event)
+def event_view(scope: Scope, event: Event) -> EventView:
+    impacts = tuple(
+        view(ImpactView, impact) for impact in scope.impacts if impact.event_id == event.id
+    )
+    return view(EventView, event, scope=scope.name, impacts=impacts)
 
 
-def event_answer(told: Told | None) -> EventAnswer:
-    return EventAnswer(None if told is None else event(told))
+def event_result(placed: ScopedEvent | None) -> EventResult:
+    return EventResult(None if placed is None else event_view(*placed))
 
 
-def events_answer(told: Iterable[Told]) -> EventsAnswer:
-    return EventsAnswer([event(one) for one in told])
+def host_events(placed: Iterable[ScopedEvent]) -> HostEvents:
+    return HostEvents([event_view(*one) for one in placed])
 
 
-async def events(board: Board, limit: int, cursor: str | None) -> Events:
-    """All live events, the oldest first."""
-    keys, after = page(board.event_keys, _itself, limit, cursor)
+async def event_list(board: Board, limit: int, cursor: str | None) -> EventList:
+    """All live events, oldest first."""
+    keys, after = page(board.event_keys, lambda key: key, limit, cursor)
 
-    def made(part: Sequence[tuple[str, str]]) -> Iterator[EventView]:
-        found = (board.find_event(event_id) for _, event_id in part)
-        return (_event(one[0].scope, one[1]) for one in found if one is not None)
+    def build(keys: Sequence[tuple[str, str]]) -> Iterator[EventView]:
+        for _, event_id in keys:
+            placed = board.find_event(event_id)
+            if placed is not None:
+                yield event_view(placed[0].scope, placed[1])
 
-    return Events(await _in_slices(keys, made), len(board.event_keys), after)
+    return EventList(await build_in_slices(keys, build), len(board.event_keys), after)
 
 
-def scope(engine: Engine, place: PublishedScope) -> ScopeView:
-    shown = place.scope
-    return ScopeView(
-        name=shown.name,
-        kind=shown.kind,
-        policy=_policy(shown.policy),
-        vms=tuple(vm.name for vm in shown.vms),
-        events=tuple(one.id for one in shown.events),
-        incarnation=shown.incarnation,
-        seen_at=shown.seen_at,
-        is_enabled=is_enabled(shown, engine.clock.now(), engine.timing),
+def scope_view(engine: Engine, scope: Scope) -> ScopeView:
+    policy, notice = scope.policy, scope.policy.terminate_notice
+    return view(
+        ScopeView,
+        scope,
+        policy=view(
+            PolicyView,
+            policy,
+            terminate_notice_seconds=None if notice is None else notice.total_seconds(),
+            max_unavailable=format_budget(policy.max_unavailable),
+        ),
+        vms=tuple(vm.name for vm in scope.vms),
+        events=tuple(event.id for event in scope.events),
+        is_enabled=is_enabled(scope, engine.clock.now(), engine.timing),
     )
 
 
-async def scopes(engine: Engine, limit: int, cursor: str | None) -> Scopes:
-    board = engine.board
-    names, after = page(board.scope_names, _name, limit, cursor)
+async def scope_list(engine: Engine, limit: int, cursor: str | None) -> ScopeList:
+    scopes = engine.board.scopes
+    names, after = page(engine.board.scope_names, _name_key, limit, cursor)
 
-    def made(part: Sequence[str]) -> Iterator[ScopeView]:
-        return (scope(engine, board.scopes[name]) for name in part if name in board.scopes)
+    def build(names: Sequence[str]) -> Iterator[ScopeView]:
+        return (scope_view(engine, scopes[name].scope) for name in names if name in scopes)
 
-    return Scopes(await _in_slices(names, made), len(board.scopes), after)
-
-
-def vm(place: PublishedScope, shown: Vm) -> VmView:
-    return _vm(
-        place.scope, shown, (one.id for one in place.scope.events if shown.name in one.resources)
-    )
+    return ScopeList(await build_in_slices(names, build), len(scopes), after)
 
 
-async def vms(board: Board, limit: int, cursor: str | None) -> Vms:
-    names, after = page(board.vm_names, _name, limit, cursor)
-    return Vms(await _in_slices(names, lambda part: _vms(board, part)), len(board.vms), after)
+def vm_view(published: PublishedScope, vm: Vm) -> VmView:
+    scope = published.scope
+    events = tuple(event.id for event in scope.events if vm.name in event.resources)
+    return view(VmView, vm, scope=scope.name, events=events)
 
 
-def _vms(board: Board, names: Sequence[str]) -> Iterator[VmView]:
-    """Each scope is gone through once, not once for each of its VMs."""
+async def vm_list(board: Board, limit: int, cursor: str | None) -> VmList:
+    names, after = page(board.vm_names, _name_key, limit, cursor)
+    vms = await build_in_slices(names, lambda names: _vm_views(board, names))
+    return VmList(vms, len(board.vms), after)
+
+
+def _vm_views(board: Board, names: Sequence[str]) -> Iterator[VmView]:
+    """Reads each scope once, not once for each of its VMs."""
     wanted = set(names)
-    found: dict[str, VmView] = {}
-    for place in {board.vms[name] for name in names if name in board.vms}:
+    views: dict[str, VmView] = {}
+    for published in {board.vms[name] for name in names if name in board.vms}:
+        scope = published.scope
         events: dict[str, list[str]] = defaultdict(list)
-        for one in place.scope.events:
-            for name in one.resources:
-                events[name].append(one.id)
-        found |= {
-            one.name: _vm(place.scope, one, events.get(one.name, ()))
-            for one in place.scope.vms
-            if one.name in wanted
-        }
-    return (found[name] for name in names if name in found)
+        for event in scope.events:
+            for name in event.resources:
+                events[name].append(event.id)
+        for vm in scope.vms:
+            if vm.name in wanted:
+                ids = tuple(events.get(vm.name, ()))
+                views[vm.name] = view(VmView, vm, scope=scope.name, events=ids)
+    return (views[name] for name in names if name in views)
 
 
-def _vm(in_scope: Scope, shown: Vm, event_ids: Iterable[str]) -> VmView:
-    return VmView(
-        name=shown.name,
-        scope=in_scope.name,
-        address=shown.address,
-        id=shown.id,
-        host=shown.host,
-        update_domain=shown.update_domain,
-        fault_domain=shown.fault_domain,
-        power=shown.power,
-        events=tuple(event_ids),
-    )
-
-
-def host(board: Board, name: str) -> HostView:
-    places = board.scopes_on(name)
-    names = board.hosts.get(name, set())
-    found = [
-        one for place in places for one in place.scope.events if not names.isdisjoint(one.resources)
-    ]
+def host_view(board: Board, name: str) -> HostView:
+    scopes = [published.scope for published in board.scopes_on(name)]
+    vms = board.hosts.get(name, set())
     return HostView(
         name=name,
-        vms=tuple(sorted(names)),
-        scopes=tuple(place.scope.name for place in places),
-        events=tuple(one.id for one in found),
-    )
-
-
-async def hosts(board: Board, limit: int, cursor: str | None) -> Hosts:
-    names, after = page(board.known_hosts, _name, limit, cursor)
-
-    def made(part: Sequence[str]) -> Iterator[HostView]:
-        return (host(board, name) for name in part if board.is_host(name))
-
-    return Hosts(await _in_slices(names, made), len(board.known_hosts), after)
-
-
-def difference(found: Difference, *, dry_run: bool) -> DifferenceView:
-    return DifferenceView(*found, dry_run=dry_run)
-
-
-async def _in_slices(keys: Sequence[K], made: Callable[[Sequence[K]], Iterable[V]]) -> list[V]:
-    """A large page, made without keeping polls waiting. What is deleted meanwhile is left out."""
-    shown: list[V] = []
-    for first in range(0, len(keys), POLLS_PASS_EVERY):
-        shown += made(keys[first : first + POLLS_PASS_EVERY])
-        await asyncio.sleep(0)
-    return shown
-
-
-def _name(name: str) -> Key:
-    return (name,)
-
-
-def _itself(key: Key) -> Key:
-    return key
-
-
-def _event(in_scope: Scope, shown: Event) -> EventView:
-    return EventView(
-        id=shown.id,
-        type=shown.type,
-        status=shown.status,
-        source=shown.source,
-        scope=in_scope.name,
-        resources=shown.resources,
-        not_before=shown.not_before,
-        duration_seconds=shown.duration_seconds,
-        description=shown.description,
-        created_at=shown.created_at,
-        started_at=shown.started_at,
-        approvals=shown.approvals,
-        impacts=tuple(
-            _impact(impact) for impact in in_scope.impacts if impact.event_id == shown.id
+        vms=tuple(sorted(vms)),
+        scopes=tuple(scope.name for scope in scopes),
+        events=tuple(
+            event.id
+            for scope in scopes
+            for event in scope.events
+            if not vms.isdisjoint(event.resources)
         ),
-        cause=shown.cause,
     )
 
 
-def _impact(impact: Impact) -> ImpactView:
-    return ImpactView(impact.vm, impact.state, impact.tries, impact.failures, impact.detail)
+async def host_list(board: Board, limit: int, cursor: str | None) -> HostList:
+    names, after = page(board.known_hosts, _name_key, limit, cursor)
+
+    def build(names: Sequence[str]) -> Iterator[HostView]:
+        return (host_view(board, name) for name in names if board.is_host(name))
+
+    return HostList(await build_in_slices(names, build), len(board.known_hosts), after)
 
 
-def _policy(policy: Policy) -> PolicyView:
-    notice = policy.terminate_notice
-    return PolicyView(
-        policy.approval,
-        policy.auto_approve,
-        None if notice is None else notice.total_seconds(),
-        policy.couple_terminates,
-        policy.user_operations_max,
-        format_budget(policy.max_unavailable),
-    )
+def difference_view(difference: Difference, *, dry_run: bool) -> DifferenceView:
+    return view(DifferenceView, difference, dry_run=dry_run)
+
+
+def _name_key(name: str) -> Key:
+    return (name,)

@@ -1,7 +1,4 @@
-"""One listening socket: uvicorn's server inside our own event loop, started and stopped by us.
-
-It touches no signals.
-"""
+"""One listening socket: uvicorn's server in our own event loop, without signal handlers."""
 
 import asyncio
 import errno
@@ -16,39 +13,42 @@ from uvicorn.server import ServerState
 from forewarn import __version__
 from forewarn.config import Address
 from forewarn.errors import Error, Invalid, Unavailable
-from forewarn.web.http.connection import TICK_SECONDS, ConnectionPolicy, Timed
-from forewarn.web.http.tls import GOODBYE_SECONDS_MAX, HANDSHAKE_SECONDS_MAX, Certificate
+from forewarn.web.http.admission import TimedConnection
+from forewarn.web.http.connection import TICK_SECONDS, ConnectionPolicy
+from forewarn.web.http.tls import HANDSHAKE_SECONDS_MAX, SHUTDOWN_SECONDS_MAX, Certificate
 
 BACKLOG = 4096
 SERVER_METADATA = f"Forewarn-IMDS/{__version__}"
-"""Some clients look for IMDS in this header before they trust the endpoint."""
+"""Some clients look for IMDS in the Server header before they trust the endpoint."""
 SERVER_CONTROL = f"Forewarn/{__version__}"
 STOP_SECONDS_MAX = 1.5
 ABORT_SECONDS_MAX = 1.0
-"""Together below 3 seconds: a service manager that restarts us must not have to wait for a client
-that does not read.
-"""
-ACCEPT_TURNS = 3
-CLOSE_TURNS_MAX = 100
+"""Together below 3 seconds: a restart must not wait for a client that does not read."""
+ACCEPT_ITERATIONS = 3
+CLOSE_ITERATIONS_MAX = 100
 DRAIN_SECONDS_MIN, DRAIN_SECONDS_MAX = 0.001, 0.1
-"""How long to wait before looking again whether all connections have ended: at first briefly, then
-ever longer.
-"""
+"""Pause between checks whether all connections have closed; it doubles each time."""
+BIND_ERRORS: dict[int | None, tuple[type[Error], str]] = {
+    errno.EADDRINUSE: (Unavailable, "the address is in use"),
+    errno.EACCES: (Invalid, "permission denied; ports below 1024 need a privilege"),
+    errno.EPERM: (Invalid, "permission denied; ports below 1024 need a privilege"),
+    errno.EADDRNOTAVAIL: (Invalid, "this machine does not have the address"),
+}
 
 Application = Callable[..., Any]
 
 
 class Listener:
-    """An application on an address.
+    """An application on an address. `address` has the real port after `start`.
 
-    `address` tells the real port once it is started. With a certificate it speaks TLS only.
+    With a certificate, only TLS is accepted.
     """
 
     def __init__(
         self,
         application: Application,
         address: Address,
-        guard: ConnectionPolicy,
+        policy: ConnectionPolicy,
         *,
         server_name: str,
         on_stop: Callable[[], None] | None = None,
@@ -58,19 +58,18 @@ class Listener:
         self.address = address
         self._on_stop = on_stop
         self._stop_seconds_max = stop_seconds_max
-        self._server = _Server(_config(application, server_name), guard, certificate)
+        self._server = _Server(_config(application, server_name), policy, certificate)
         self._task: asyncio.Task[None] | None = None
 
     @property
     def state(self) -> ServerState:
-        """The connections and tasks that there are."""
+        """Uvicorn's connections and tasks."""
         return self._server.server_state
 
     async def start(self) -> None:
-        """Listen.
+        """Listen; Invalid or Unavailable if the address cannot be bound.
 
-        Returns when the first connection could be made; raises Invalid or Unavailable if the
-        address cannot be had.
+        Returns when connections are accepted.
         """
         listening = _bind(self.address)
         self.address = Address(*listening.getsockname()[:2])
@@ -82,9 +81,9 @@ class Listener:
             self._task.result()
 
     async def stop(self) -> None:
-        """Take no more connections, answer what is in flight, and close.
+        """Accept no more connections, finish requests in flight, and close.
 
-        What takes too long is cut off.
+        What takes too long is aborted.
         """
         task, self._task = self._task, None
         if task is None:
@@ -97,25 +96,22 @@ class Listener:
             await self._abort(task)
         await task
 
-    async def cut_off(self) -> None:
-        """Let go of the address and of every connection, at once: nobody is answered any more.
-
-        `stop` is still to come.
-        """
-        await self._server.let_go()
-        self._drop_connections()
+    async def disconnect(self) -> None:
+        """Release the address and abort every connection. `stop` must still be called."""
+        await self._server.release_address()
+        self._abort_connections()
 
     async def wait(self) -> None:
-        """Until it ends: when it is stopped, or by what broke it."""
+        """Wait until it is stopped; raises what broke it."""
         if self._task is not None:
             await asyncio.shield(self._task)
 
-    def _drop_connections(self) -> None:
-        for connection in list(cast("set[Timed]", self.state.connections)):
+    def _abort_connections(self) -> None:
+        for connection in list(cast("set[TimedConnection]", self.state.connections)):
             connection.abort()
 
     async def _abort(self, task: asyncio.Task[None]) -> None:
-        self._drop_connections()
+        self._abort_connections()
         await asyncio.wait({task}, timeout=ABORT_SECONDS_MAX)
         self._server.force_exit = True
         for running in list(self.state.tasks):
@@ -123,17 +119,15 @@ class Listener:
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn's server with connections of our own, a beginning that is told, and an end that is
-    asked for.
-    """
+    """Uvicorn's server with our connections, and with events for start and stop."""
 
     def __init__(
-        self, config: uvicorn.Config, guard: ConnectionPolicy, certificate: Certificate | None
+        self, config: uvicorn.Config, policy: ConnectionPolicy, certificate: Certificate | None
     ) -> None:
         super().__init__(config)
         self.is_ready = asyncio.Event()
         self.is_stopping = asyncio.Event()
-        self._guard = guard
+        self._policy = policy
         self._certificate = certificate
         self._listening: socket.socket | None = None
 
@@ -148,9 +142,9 @@ class _Server(uvicorn.Server):
                 follow.cancel()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Uvicorn's, without a lifespan, and with connections made by the guard."""
-        await self._tick()  # the first connection finds a Date line
-        connector = self._guard.connector(
+        """Uvicorn's, without a lifespan, and with connections made by the policy."""
+        await self._tick()  # the first response needs a Date header
+        connector = self._policy.connector(
             config=self.config, server_state=self.server_state, app_state={}
         )
         loop = asyncio.get_running_loop()
@@ -159,69 +153,63 @@ class _Server(uvicorn.Server):
             tls = {
                 "ssl": self._certificate.context,
                 "ssl_handshake_timeout": HANDSHAKE_SECONDS_MAX,
-                "ssl_shutdown_timeout": GOODBYE_SECONDS_MAX,
+                "ssl_shutdown_timeout": SHUTDOWN_SECONDS_MAX,
             }
         self.servers = [
-            await loop.create_server(connector, sock=one, backlog=BACKLOG, **tls)
-            for one in sockets or ()
+            await loop.create_server(connector, sock=listening, backlog=BACKLOG, **tls)
+            for listening in sockets or ()
         ]
         self.started = True
         self.is_ready.set()
 
-    async def let_go(self) -> None:
+    async def release_address(self) -> None:
         """Close the listening socket. Returns when its address is free."""
         listening = self._listening
         if listening is None or listening.fileno() == -1:
             return
         asyncio.get_running_loop().remove_reader(listening)
-        for _ in range(
-            ACCEPT_TURNS
-        ):  # asyncio forgets a connection that it accepts while its server is closed
+        # asyncio loses a connection that is being accepted while its server closes.
+        for _ in range(ACCEPT_ITERATIONS):
             await asyncio.sleep(0)
         for server in self.servers:
             server.close()
         listening.close()
-        for _ in range(CLOSE_TURNS_MAX):
+        for _ in range(CLOSE_ITERATIONS_MAX):
             if listening.fileno() == -1:
                 break
             await asyncio.sleep(0)
 
     async def main_loop(self) -> None:
-        while not self.is_stopping.is_set():  # ends when we are stopped
+        while not self.is_stopping.is_set():
             await self._tick()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.is_stopping.wait(), TICK_SECONDS)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Uvicorn's, without its fixed pause of 100 ms: a listener that has nothing left to answer
-        ends at once.
-        """
+        """Uvicorn's, without its fixed pause of 100 ms."""
         for server in self.servers:
             server.close()
         for listening in sockets or ():
             listening.close()
-        for _ in range(
-            ACCEPT_TURNS
-        ):  # what has been accepted already becomes a connection, and is answered
+        # Connections that were accepted already get their responses.
+        for _ in range(ACCEPT_ITERATIONS):
             await asyncio.sleep(0)
         pause = DRAIN_SECONDS_MIN
-        while (
-            self._drain() and not self.force_exit
-        ):  # ends: `Listener.stop` cuts off what takes too long
+        while self._drain() and not self.force_exit:
             await asyncio.sleep(pause)
             pause = min(2 * pause, DRAIN_SECONDS_MAX)
         for server in self.servers:
             await server.wait_closed()
 
     def _drain(self) -> bool:
-        """Ask every connection to close after its current answer; whether anything is left."""
+        """Let every connection close after its current response; whether any is left."""
         for connection in list(self.server_state.connections):
             connection.shutdown()
         return bool(self.server_state.connections or self.server_state.tasks)
 
     async def _tick(self) -> None:
         await self.on_tick(0)
-        self._guard.tick(self.server_state, asyncio.get_running_loop().time())
+        self._policy.tick(self.server_state, asyncio.get_running_loop().time())
 
 
 def _config(application: Application, server_name: str) -> uvicorn.Config:
@@ -235,7 +223,7 @@ def _config(application: Application, server_name: str) -> uvicorn.Config:
         log_config=None,
         log_level="warning",
         access_log=False,
-        proxy_headers=False,  # would take a caller's word for its own address
+        proxy_headers=False,  # would trust a client about its own address
         server_header=False,
         headers=[("server", server_name)],
     )
@@ -243,42 +231,26 @@ def _config(application: Application, server_name: str) -> uvicorn.Config:
 
 def _bind(address: Address) -> socket.socket:
     try:
-        found = socket.getaddrinfo(
+        resolved = socket.getaddrinfo(
             address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
     except (OSError, UnicodeError, OverflowError) as error:
         raise Invalid(
             f"cannot listen on {address}: no such address or name", address=str(address)
         ) from error
-    family, kind, protocol, _, where = found[0]
+    family, kind, protocol, _, socket_address = resolved[0]
     listening = socket.socket(family, kind, protocol)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(where)
+        listening.bind(socket_address)
         listening.listen(BACKLOG)
     except (OSError, OverflowError) as error:
         listening.close()
-        raise _bind_problem(address, error) from error
+        raise _bind_error(address, error) from error
     return listening
 
 
-def _bind_problem(address: Address, error: Exception) -> Error:
-    why = getattr(error, "errno", None)
-    if why == errno.EADDRINUSE:
-        return Unavailable(
-            f"cannot listen on {address}: another program does already", address=str(address)
-        )
-    if why in (errno.EACCES, errno.EPERM):
-        return Invalid(
-            f"cannot listen on {address}: not permitted; ports below 1024 need a privilege",
-            address=str(address),
-        )
-    if why == errno.EADDRNOTAVAIL:
-        return Invalid(
-            f"cannot listen on {address}: {address.host} is no address of this machine",
-            address=str(address),
-        )
-    return Invalid(
-        f"cannot listen on {address}: {getattr(error, 'strerror', None) or error}",
-        address=str(address),
-    )
+def _bind_error(address: Address, error: Exception) -> Error:
+    number = getattr(error, "errno", None)
+    kind, reason = BIND_ERRORS.get(number, (Invalid, getattr(error, "strerror", None) or error))
+    return kind(f"cannot listen on {address}: {reason}", address=str(address))

@@ -1,8 +1,6 @@
-"""TLS for the control listener: certificate and key from two files that may be replaced while it
-runs.
+"""TLS for the control listener. Certificate and key may be replaced while it runs.
 
-A new handshake gets the newest pair that fits together. A pair that does not is told in the log,
-and the old one goes on.
+A new handshake uses the newest valid pair. An invalid pair is logged, and the old one stays in use.
 """
 
 import asyncio
@@ -14,35 +12,32 @@ from forewarn.errors import Invalid
 
 log = logging.getLogger("forewarn")
 
-LOOK_SECONDS = 2.0
+POLL_SECONDS = 2.0
 HANDSHAKE_SECONDS_MAX = 3.0
-GOODBYE_SECONDS_MAX = 1.0
-"""How long the other side of an ending connection is waited for: one that is idle says nothing."""
+SHUTDOWN_SECONDS_MAX = 1.0
+"""How long to wait for the client's part of the TLS shutdown."""
 
 Stamp = tuple[tuple[int, ...], ...]
 
 
 class Certificate:
-    """A pair of files.
-
-    `context` is what the listener is given; it hands every handshake over to the newest pair.
-    """
+    """A pair of files. The listener uses `context`, which passes handshakes to the newest pair."""
 
     def __init__(self, certificate: Path, key: Path) -> None:
-        """Invalid if the pair cannot be used, with the file and what is wrong with it."""
+        """Invalid if the pair cannot be used, with the file and the reason."""
         self._files = (certificate, key)
         self._stamp = _stamp(self._files)
         self._newest = self.context = _load(*self._files)
-        self.context.sni_callback = self._hand_over
+        self.context.sni_callback = self._use_newest
 
     async def follow(self) -> None:
-        """Look at the files every few seconds, until cancelled."""
-        while True:  # ends when cancelled
-            await asyncio.sleep(LOOK_SECONDS)
-            await asyncio.to_thread(self.look)
+        """Check the files every few seconds, until cancelled."""
+        while True:
+            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.to_thread(self.reload)
 
-    def look(self) -> bool:
-        """Take a new pair if there is one; whether there was."""
+    def reload(self) -> bool:
+        """Load the pair if it has changed; whether a new one is in use."""
         stamp = _stamp(self._files)
         if stamp == self._stamp:
             return False
@@ -50,29 +45,29 @@ class Certificate:
         facts = {"file": str(self._files[0])}
         try:
             self._newest = _load(*self._files)
-        except Invalid as problem:
+        except Invalid as error:
             log.warning(
-                "new certificate refused, the old one goes on",
-                extra={"facts": {**facts, "problem": problem.message}},
+                "new certificate rejected, the old one stays in use",
+                extra={"facts": {**facts, "problem": error.message}},
             )
             return False
         log.info("certificate renewed", extra={"facts": facts})
         return True
 
-    def _hand_over(
+    def _use_newest(
         self, connection: ssl.SSLSocket | ssl.SSLObject, _name: str | None, _context: ssl.SSLContext
     ) -> None:
-        """Called at every handshake, whether the client names a server or not."""
+        """Called at every handshake, with and without SNI."""
         connection.context = self._newest
 
 
 def _load(certificate: Path, key: Path) -> ssl.SSLContext:
-    for file, what in ((certificate, "certificate"), (key, "key")):
+    for file, kind in ((certificate, "certificate"), (key, "key")):
         try:
             file.read_bytes()
         except OSError as error:
             raise Invalid(
-                f"the {what} file {file} cannot be read: {error.strerror or error}", file=str(file)
+                f"the {kind} file {file} cannot be read: {error.strerror or error}", file=str(file)
             ) from error
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -81,38 +76,34 @@ def _load(certificate: Path, key: Path) -> ssl.SSLContext:
         context.load_cert_chain(certificate, key, password=_no_password)
     except (ssl.SSLError, ValueError) as error:
         raise Invalid(
-            f"the certificate file {certificate} and the key file {key} {_why(error)}",
+            f"the certificate file {certificate} and the key file {key} {_explain(error)}",
             file=str(certificate),
         ) from error
     return context
 
 
-def _why(error: Exception) -> str:
+def _explain(error: Exception) -> str:
     reason = getattr(error, "reason", None) or ""
     if reason == "KEY_VALUES_MISMATCH":
-        return "do not fit: the key is another certificate's; expected the two of one pair"
+        return "do not belong together; expected the two files of one pair"
     if isinstance(error, ValueError) and not reason:
-        return "cannot be used: the key is encrypted; expected one without a password"
-    return f"cannot be used: {reason.lower().replace('_', ' ') or error}; expected two files in PEM form"
+        return "cannot be used: the key is encrypted; expected a key without a password"
+    text = reason.lower().replace("_", " ") or error
+    return f"cannot be used: {text}; expected two PEM files"
 
 
 def _no_password() -> bytes:
-    """Asked for where a key is encrypted.
-
-    OpenSSL would ask on the terminal, and nobody is there.
-    """
+    """Called for an encrypted key. OpenSSL would prompt on the terminal instead."""
     raise ValueError
 
 
 def _stamp(files: tuple[Path, ...]) -> Stamp:
-    """What changes when a file is written, replaced or given to others to read; nothing for one
-    that is not there just now.
-    """
-    found: list[tuple[int, ...]] = []
+    """Changes when a file is written, replaced or its mode is changed; empty for a missing file."""
+    stamps: list[tuple[int, ...]] = []
     for file in files:
         try:
-            one = file.stat()
-            found.append((one.st_mtime_ns, one.st_ctime_ns, one.st_size, one.st_ino))
+            stat = file.stat()
+            stamps.append((stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino))
         except OSError:
-            found.append(())
-    return tuple(found)
+            stamps.append(())
+    return tuple(stamps)

@@ -1,14 +1,15 @@
-"""The quick way to answer a poll: from ready bytes, without an application, a task, a log line or
-JSON.
+"""The fast path of a poll: prepared bytes, without the application, a task, a log line or JSON.
 
-A VM sends the same bytes at every poll, so the bytes of a request that the parser has once read as
-an ordinary poll, whole and alone, are remembered with what they ask for (`ParsedPoll`). The same bytes at
-the start of a request ask for the same again. Nothing else is remembered: who is calling, what its
-document is and whether the poll must be recorded are looked up each time.
+A VM sends the same bytes at every poll. Once the parser has read them as one ordinary poll, they
+are remembered with their meaning (`ParsedPoll`), and the same bytes mean the same again. Nothing
+else is remembered: the client, its document, and whether the poll must be recorded are looked up
+each time.
 
-A connection begins as a `PollConnection`, which knows nothing but such bytes. At the first others
-it becomes a `FullConnection`, which speaks HTTP, learns, and gives anything unusual to
-`metadata.py`. All ways give the same bytes.
+    PollConnection       only remembered bytes have arrived; between two requests, nothing in flight
+      -> MetadataConnection    at the first other bytes: parses HTTP, remembers polls, and passes
+                               everything else to the application
+
+All of them send the same bytes for the same request.
 """
 
 import asyncio
@@ -21,23 +22,32 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from uvicorn.server import ServerState
 
-from forewarn.config import Identify
-from forewarn.engine.clock import RealClock
+from forewarn.config import Config, Identify, NotBeforeFormat
+from forewarn.core.fleet import Scope
+from forewarn.engine.board import PublishedScope
 from forewarn.engine.engine import Engine
 from forewarn.errors import Error
-from forewarn.web.http.connection import CLOSE, Connection, ConnectionPolicy, Limits
+from forewarn.web.http.admission import Limits
+from forewarn.web.http.connection import Connection, ConnectionPolicy
+from forewarn.web.http.message import (
+    BLANK_LINE,
+    CLOSE,
+    CONTENT_TYPE,
+    Header,
+    content_length,
+    encode_headers,
+    plain_address,
+)
 from forewarn.web.http_status import metadata_body
-from forewarn.web.metadata import client_identity as callers
-from forewarn.web.metadata import request as ask
-from forewarn.web.metadata.rendered_document import BLANK_LINE, Header, etag, lines, page
+from forewarn.web.metadata import request as requests
+from forewarn.web.metadata.client_identity import ID, SIGNATURE
 from forewarn.web.metadata.request import Request
-from forewarn.web.settings import Settings
 from forewarn.wire import document
 from forewarn.wire.versions import Version
 
 REQUEST_BYTES_MAX = 1024
-PLANS_MAX = 16_384
-UNUSUAL = frozenset(
+POLLS_MAX = 16_384
+UNUSUAL_HEADERS = frozenset(
     (
         b"content-length",
         b"expect",
@@ -46,20 +56,36 @@ UNUSUAL = frozenset(
         b"transfer-encoding",
         b"upgrade",
         b"x-forwarded-for",
-        callers.ID,
-        callers.SIGNATURE,
+        ID,
+        SIGNATURE,
     )
 )
-_CLOSING = b"\r\n" + lines([CLOSE]) + b"\r\n"
+_CLOSING = b"\r\n" + encode_headers([CLOSE]) + b"\r\n"
 _INCARNATION = re.compile(r"[1-9][0-9]{0,17}")
+
+
+def render(place: PublishedScope, version: Version, *, is_iso: bool) -> bytes:
+    """Headers and body of the document, rendered once per change and api-version."""
+    key = f"{version.name} iso" if is_iso else version.name
+    rendered = place.pages.get(key)
+    if rendered is None:
+        body = document.body(place.scope, version, iso_not_before=is_iso)
+        headers = encode_headers(document_headers(place.scope, body))
+        rendered = place.pages[key] = headers + b"\r\n" + body
+    return rendered
+
+
+def document_headers(scope: Scope, body: bytes) -> tuple[Header, ...]:
+    return CONTENT_TYPE, etag(scope), content_length(body)
+
+
+def etag(scope: Scope) -> Header:
+    return b"etag", document.etag(scope).encode()
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedPoll:
-    """What a poll asks for.
-
-    `vm` is empty where the address tells it; `known` are the incarnations that it has already.
-    """
+    """`vm` is empty where the address identifies it; `known` are incarnations the client has."""
 
     vm: str
     version: Version
@@ -70,123 +96,113 @@ class ParsedPoll:
 class Polls(ConnectionPolicy):
     """What all connections of the metadata listener share.
 
-    `now` is the engine's time, read once a second; 0: ask its clock.
+    `parsed` holds the remembered polls by their bytes. `now` is the engine's time in seconds, read
+    once a second.
     """
 
-    def __init__(self, engine: Engine, settings: Settings, limits: Limits) -> None:
+    def __init__(self, engine: Engine, config: Config, limits: Limits) -> None:
         super().__init__(limits, metadata_body, engine.throttled_log)
-        self.plans: dict[bytes, ParsedPoll] = {}
+        self.parsed: dict[bytes, ParsedPoll] = {}
         self.board = engine.board
         self.ok = self.unchanged = b""
         self.documents_count = self.unchanged_count = 0
-        self.now = 0.0
         self._clock = engine.clock
-        self._settings = settings
-        self._is_by_address = settings.identify == {Identify.ADDRESS}
+        self.now = self._clock.now().timestamp()
+        self._config = config
+        self._is_iso = config.not_before_format is NotBeforeFormat.DOCUMENTED
+        self._is_by_address = set(config.identify) == {Identify.ADDRESS}
 
     def is_unknown(self, address: str) -> bool:
-        """Where VMs are known by address alone, one that is no VM's can only be refused."""
+        """Where VMs are identified by address alone, other addresses can only be refused."""
         return self._is_by_address and address not in self.board.addresses
 
-    def connector(self, **given: Any) -> Callable[[], asyncio.Protocol]:
+    def connector(self, **arguments: Any) -> Callable[[], asyncio.Protocol]:
         return partial(
             PollConnection,
             self,
-            given["server_state"].connections,
-            partial(FullConnection, self, **given),
+            arguments["server_state"].connections,
+            partial(MetadataConnection, self, **arguments),
         )
 
     def tick(self, state: ServerState, now: float) -> None:
-        common = lines(state.default_headers)
-        self.ok, self.unchanged = STATUS_LINE[200] + common, STATUS_LINE[304] + common
-        if isinstance(self._clock, RealClock):  # any other may leap
-            self.now = self.read_clock()
+        headers = encode_headers(state.default_headers)
+        self.ok, self.unchanged = STATUS_LINE[200] + headers, STATUS_LINE[304] + headers
+        self.now = self._clock.now().timestamp()
         super().tick(state, now)
 
-    def read_clock(self) -> float:
-        return self._clock.now().timestamp()
-
-    def answer(self, plan: ParsedPoll, address: str) -> bytes | None:
-        """The whole answer;
-
-        None if the caller is unknown, or if the poll must be recorded first.
-        """
+    def respond(self, poll: ParsedPoll, address: str) -> bytes | None:
+        """The whole response; None if the client is unknown or the poll must be recorded first."""
         board = self.board
-        place = board.vms.get(plan.vm or board.addresses.get(address, ""))
-        if place is None or place.fresh_until <= (self.now or self.read_clock()):
+        place = board.vms.get(poll.vm or board.addresses.get(address, ""))
+        if place is None or place.fresh_until <= self.now:
             return None
-        if plan.known and place.scope.incarnation in plan.known:
+        if poll.known and place.scope.incarnation in poll.known:
             self.unchanged_count += 1
-            answer = self.unchanged + lines([etag(place.scope)]) + b"\r\n"
+            response = self.unchanged + encode_headers([etag(place.scope)]) + b"\r\n"
         else:
             self.documents_count += 1
-            answer = self.ok + page(
-                place, plan.version, iso_not_before=self._settings.iso_not_before
-            )
-        return answer.replace(BLANK_LINE, _CLOSING, 1) if plan.is_last else answer
+            response = self.ok + render(place, poll.version, is_iso=self._is_iso)
+        return response.replace(BLANK_LINE, _CLOSING, 1) if poll.is_last else response
 
-    def plan(self, url: bytes, headers: list[Header], *, is_last: bool) -> ParsedPoll | None:
-        """What a GET asks for;
+    def parse(self, url: bytes, headers: list[Header], *, is_last: bool) -> ParsedPoll | None:
+        """The meaning of a GET; None for anything but an ordinary poll.
 
-        None for anything but an ordinary poll. Whoever counts requests must see each one.
+        With a rate limit the application must see every request.
         """
-        joined = ask.join(headers)
+        joined = requests.join(headers)
         path, _, query = url.partition(b"?")
-        if (
-            self._settings.requests_per_second
-            or not UNUSUAL.isdisjoint(joined)
-            or not path.isascii()
-            or b"%" in path
-        ):
+        is_unusual = not path.isascii() or b"%" in path or not UNUSUAL_HEADERS.isdisjoint(joined)
+        if is_unusual or self._config.requests_per_second:
             return None
-        vm, rest = (
-            ask.split(path.decode())
-            if Identify.PATH in self._settings.identify
-            else ("", path.decode())
-        )
-        if ask.route(rest) != ask.EVENTS or not (vm or Identify.ADDRESS in self._settings.identify):
+        vm, rest = "", path.decode()
+        if Identify.PATH in self._config.identify:
+            vm, rest = requests.split(rest)
+        if requests.normalize(rest) != requests.EVENTS:
+            return None
+        if not vm and Identify.ADDRESS not in self._config.identify:
             return None
         request = Request("GET", vm, rest, query, joined, "")
         try:
-            version = ask.events_version(request, self._settings)
+            version = requests.events_version(request, self._config)
         except Error:
             return None
         tags = document.read_tags(request.header(b"if-none-match"))
         if "*" in tags:
             return None
-        return ParsedPoll(
-            vm, version, frozenset(int(tag) for tag in tags if _INCARNATION.fullmatch(tag)), is_last
-        )
+        known = frozenset(int(tag) for tag in tags if _INCARNATION.fullmatch(tag))
+        return ParsedPoll(vm, version, known, is_last)
 
-    def learn(self, data: bytes, plan: ParsedPoll) -> None:
-        """Remember what came between two rests of a connection, if it is one request: then it has
-        one blank line, at its end.
+    def remember(self, data: bytes, poll: ParsedPoll) -> None:
+        """Remember what arrived between two idle states, if it is exactly one request.
+
+        Then its only blank line is at its end.
         """
         if len(data) > REQUEST_BYTES_MAX or data.find(BLANK_LINE) != len(data) - len(BLANK_LINE):
             return
-        if len(self.plans) >= PLANS_MAX:
-            self.plans.clear()
-        self.plans[data] = plan
+        if len(self.parsed) >= POLLS_MAX:
+            self.parsed.clear()
+        self.parsed[data] = poll
 
 
 class PollConnection(asyncio.Protocol):
-    """A connection on which nothing but known polls has come yet: always between two requests, with
-    nothing in flight.
-    """
+    """A connection on which only remembered polls have arrived: always idle."""
 
-    __slots__ = ("_connections", "_full", "_polls", "_transport", "address", "due_at")
+    __slots__ = ("_connections", "_make_full", "_polls", "_transport", "address", "due_at")
 
     def __init__(
-        self, polls: Polls, connections: set[Any], full: Callable[[], "FullConnection"]
+        self,
+        polls: Polls,
+        connections: set[Any],
+        make_full: Callable[[], "MetadataConnection"],
     ) -> None:
         self._polls = polls
         self._connections = connections
-        self._full = full
+        self._make_full = make_full
         self.due_at = polls.idle_at
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         peer = transport.get_extra_info("peername")
-        self.address = callers.plain(peer[0]) if peer else ""
+        self.address = plain_address(peer[0]) if peer else ""
         self._transport = transport
         self._connections.add(self)
         if not self._polls.admit(self):
@@ -198,19 +214,19 @@ class PollConnection(asyncio.Protocol):
         self._polls.release(self)
 
     def data_received(self, data: bytes) -> None:
-        plan = self._polls.plans.get(data)
-        answer = None if plan is None else self._polls.answer(plan, self.address)
-        if plan is None or answer is None:
-            self._become_full().data_received(data)
+        poll = self._polls.parsed.get(data)
+        response = None if poll is None else self._polls.respond(poll, self.address)
+        if poll is None or response is None:
+            self._replace().data_received(data)
             return
         self.due_at = self._polls.idle_at
-        self._transport.write(answer)
-        if plan.is_last:
+        self._transport.write(response)
+        if poll.is_last:
             self._transport.close()
 
-    def _become_full(self) -> "FullConnection":
+    def _replace(self) -> "MetadataConnection":
         self.connection_lost(None)
-        full = self._full()
+        full = self._make_full()
         self._transport.set_protocol(full)
         full.connection_made(self._transport)
         return full
@@ -224,15 +240,15 @@ class PollConnection(asyncio.Protocol):
         self._transport.resume_reading()
 
     @property
-    def unsent_bytes(self) -> int:
+    def unsent_size(self) -> int:
         return self._transport.get_write_buffer_size()
 
     @property
     def is_evictable(self) -> bool:
-        return not self.unsent_bytes
+        return not self.unsent_size
 
     def time_out(self) -> None:
-        if self.unsent_bytes or self._transport.is_closing():
+        if self.unsent_size or self._transport.is_closing():
             self._transport.abort()
         else:
             self._transport.close()
@@ -241,72 +257,62 @@ class PollConnection(asyncio.Protocol):
         self._transport.abort()
 
     def shutdown(self) -> None:
-        """Uvicorn's word for: finish and close."""
+        """Called by uvicorn when the server stops."""
         self._transport.close()
 
 
-class FullConnection(Connection):
-    """A VM's connection that speaks HTTP.
+class MetadataConnection(Connection):
+    """A VM's connection that parses HTTP. `poll` is the latest request, if it was a poll."""
 
-    `plan` is that of the latest request, if it was answered here.
-    """
-
-    def __init__(self, polls: Polls, **given: Any) -> None:
-        super().__init__(polls, **given)
+    def __init__(self, polls: Polls, **arguments: Any) -> None:
+        super().__init__(polls, **arguments)
         self.polls = polls
-        self.plan: ParsedPoll | None = None
+        self.poll: ParsedPoll | None = None
 
     def data_received(self, data: bytes) -> None:
-        self.plan = None
-        was_idle = self.is_idle and not self.rest
-        plan = self.polls.plans.get(data)
-        if was_idle and plan is not None and self._answer(plan):
+        self.poll = None
+        was_idle = self.is_idle and not self.unparsed
+        poll = self.polls.parsed.get(data)
+        if was_idle and poll is not None and self._respond(poll):
             return
         super().data_received(data)
-        if was_idle and self.is_idle and not self.rest and self.plan is not None:
-            self.polls.learn(data, self.plan)
+        if was_idle and self.is_idle and not self.unparsed and self.poll is not None:
+            self.polls.remember(data, self.poll)
 
-    def _answer(self, plan: ParsedPoll) -> bool:
-        answer = self.polls.answer(plan, self.address)
-        if answer is None:
+    def _respond(self, poll: ParsedPoll) -> bool:
+        response = self.polls.respond(poll, self.address)
+        if response is None:
             return False
         self.due_at = self.polls.idle_at
-        self.transport.write(answer)
-        if plan.is_last:
+        self.transport.write(response)
+        if poll.is_last:
             self.transport.close()
         return True
 
-    def begin(self) -> None:
-        self.plan = None
+    def start_request(self) -> None:
+        self.poll = None
         is_kept, version = self.parser.should_keep_alive(), self.parser.get_http_version()
-        is_free = not self.is_answering and not self.flow.write_paused
+        is_free = not self.is_responding and not self.flow.write_paused
         is_small = self.head_size <= REQUEST_BYTES_MAX
-        if (
-            is_free
-            and is_small
-            and self.parser.get_method() == b"GET"
-            and (version == "1.1" or not is_kept)
-        ):
-            plan = self.polls.plan(self.url, self.headers, is_last=not is_kept)
-            if plan is not None and self._answer(plan):
-                self.plan = plan
+        is_get = self.parser.get_method() == b"GET"
+        if is_free and is_small and is_get and (version == "1.1" or not is_kept):
+            poll = self.polls.parse(self.url, self.headers, is_last=not is_kept)
+            if poll is not None and self._respond(poll):
+                self.poll = poll
                 return
-        super().begin()
+        super().start_request()
         if version == "1.0" and is_kept:  # uvicorn would close
             self.cycle.keep_alive = True
-            self.cycle.default_headers = [
-                *self.cycle.default_headers,
-                (b"connection", b"keep-alive"),
-            ]
+            keep_alive = (b"connection", b"keep-alive")
+            self.cycle.default_headers = [*self.cycle.default_headers, keep_alive]
 
     def on_message_complete(self) -> None:
-        if self.plan is None:
+        if self.poll is None:
             super().on_message_complete()
         else:
             self.end_request()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """If the client asked to wait, silence means that it has left."""
-        return (
-            not any(name == b"prefer" for name, _ in self.headers or ()) and super().eof_received()
-        )
+        """A client of a long poll that closes its side is gone."""
+        is_long_poll = any(name == b"prefer" for name, _ in self.headers or ())
+        return not is_long_poll and super().eof_received()

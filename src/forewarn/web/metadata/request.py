@@ -1,7 +1,6 @@
-"""A VM's request, read once into a value, and the rules about its parts. Pure, and shared by the
-quick and the careful way.
+"""A VM's request, parsed once into a value, and the rules about its parts.
 
-Nothing here looks at the board: who is calling is in `callers.py`.
+Pure, and shared by the fast path and the application. Who sends it is in `client_identity.py`.
 """
 
 import re
@@ -9,8 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
+from forewarn.config import Config
 from forewarn.errors import Invalid
-from forewarn.web.settings import Settings
+from forewarn.web.http.message import Header
 from forewarn.wire import versions
 from forewarn.wire.versions import BY_NAME, INSTANCE_VERSIONS, Version
 
@@ -26,9 +26,9 @@ _WAIT = re.compile(r'\s*wait\s*=\s*(?:"([0-9]{1,9})"|([0-9]{1,9}))\s*(?:;.*)?', 
 
 
 class BadVersion(Invalid):
-    """No api-version, or none that we know.
+    """The api-version is missing or unknown.
 
-    The body is not the usual one: clients call like this on purpose, to read it.
+    The body differs from other errors: clients send such requests on purpose, to read it.
     """
 
     def __init__(self, body: bytes) -> None:
@@ -38,10 +38,9 @@ class BadVersion(Invalid):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What was asked, and from which address. Header names are in lower case; the values of a
-    repeated one are joined.
+    """Header names are in lower case; the values of a repeated header are joined.
 
-    `vm` is the VM that the path names, where paths may do so; `path` is what follows.
+    `vm` is the VM named in the path, where that is allowed; `path` is the rest of it.
     """
 
     method: str
@@ -55,7 +54,7 @@ class Request:
         return self.headers.get(name, b"").decode("latin-1")
 
 
-def join(headers: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+def join(headers: Iterable[Header]) -> dict[bytes, bytes]:
     joined: dict[bytes, bytes] = {}
     repeated: dict[bytes, list[bytes]] = {}
     for name, value in headers:
@@ -68,50 +67,41 @@ def join(headers: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
 
 
 def split(path: str) -> tuple[str, str]:
-    """The VM that a path names (`/as/{vm}/…`) and the path without it; no name if it names none."""
+    """The VM named in a path (`/as/{vm}/…`), or "", and the path without it."""
     if path[: len(_AS)].lower() != _AS:
         return "", path
     name, slash, rest = path[len(_AS) :].partition("/")
     return name, slash + rest
 
 
-def route(path: str) -> str:
-    """The path as routes are compared: in any case of letters, with or without a slash at the end."""
+def normalize(path: str) -> str:
+    """The path as routes are compared: case-insensitive, with or without a trailing slash."""
     return path.lower().removesuffix("/")
 
 
-def parameters(query: bytes) -> dict[str, str]:
-    """The query, decoded; names in any case of letters.
-
-    A name that stands twice is refused, as the protocol says (1.3).
-    """
+def parse_query(query: bytes) -> dict[str, str]:
+    """The decoded query, names in lower case; a duplicate name is an error (protocol 1.3)."""
     try:
         pairs = parse_qsl(
             query.decode("latin-1"), keep_blank_values=True, max_num_fields=PARAMETERS_MAX
         )
     except ValueError as error:
         raise Invalid(f"Bad request. Expected at most {PARAMETERS_MAX} query parameters") from error
-    found: dict[str, str] = {}
+    parsed: dict[str, str] = {}
     for name, value in pairs:
-        if name.lower() in found:
-            raise Invalid(
-                f"Bad request. Query parameter {name!r} stands twice; expected it once",
-                parameter=name,
-            )
-        found[name.lower()] = value
-    return found
+        if name.lower() in parsed:
+            raise Invalid(f"Bad request. Duplicate query parameter {name!r}", parameter=name)
+        parsed[name.lower()] = value
+    return parsed
 
 
-def events_version(request: Request, settings: Settings) -> Version:
-    """The api-version of a Scheduled Events request, whose header rule is kept.
-
-    Only one version waives the header.
-    """
-    name = parameters(request.query).get("api-version", "")
-    version = BY_NAME.get(name) or (
-        versions.find_lenient(name) if settings.lenient_versions else None
-    )
-    if settings.legacy_path and route(request.path) == EVENTS_LEGACY:
+def events_version(request: Request, config: Config) -> Version:
+    """The api-version of a Scheduled Events request. Only one version waives the header."""
+    name = parse_query(request.query).get("api-version", "")
+    version = BY_NAME.get(name)
+    if version is None and config.lenient_versions:
+        version = versions.find_lenient(name)
+    if config.legacy_path and normalize(request.path) == EVENTS_LEGACY:
         version = LEGACY_VERSION
     if version is None or version.requires_header:
         require_header(request)
@@ -120,30 +110,28 @@ def events_version(request: Request, settings: Settings) -> Version:
     return version
 
 
-def instance_version(request: Request, asked: Mapping[str, str]) -> str:
-    """The api-version of an instance request: another list, and the header is always asked for."""
+def instance_version(request: Request, query: Mapping[str, str]) -> str:
+    """The api-version of an instance request: another list, and the header is always required."""
     require_header(request)
-    name = asked.get("api-version", "")
+    name = query.get("api-version", "")
     if name not in INSTANCE_VERSIONS:
         raise BadVersion(versions.bad_instance_version_body())
     return name
 
 
 def require_header(request: Request) -> None:
-    """`Metadata: true` shows that the caller means it: what tricks a program into fetching a URL
-    can seldom set a header.
-    """
+    """`Metadata: true` protects against SSRF: who can choose a URL can rarely set headers."""
     if request.headers.get(b"metadata", b"").strip().lower() != b"true":
         raise Invalid("Bad request. Required metadata header not specified")
 
 
-def wait_seconds(request: Request, settings: Settings) -> int:
-    """How long the caller prefers to wait for a change (RFC 7240), within our limit.
+def wait_seconds(request: Request, config: Config) -> int:
+    """How long the client wants to wait for a change (RFC 7240), within our limit.
 
-    What cannot be read is no preference.
+    A malformed preference is ignored.
     """
     for preference in request.header(b"prefer").split(","):
-        found = _WAIT.fullmatch(preference)
-        if found:
-            return min(int(found[1] or found[2]), int(settings.wait_seconds_max))
+        wait = _WAIT.fullmatch(preference)
+        if wait:
+            return min(int(wait[1] or wait[2]), int(config.wait_seconds_max))
     return 0

@@ -23,10 +23,10 @@ from tests.unit.agent.steps.build import NOON, context, reboot
 
 def test_environment_has_the_names_that_existing_scripts_read() -> None:
     """Hooks written for other agents must work unchanged."""
-    said = event_environment(context(seconds=20.9))
+    facts = event_environment(context(seconds=20.9))
 
-    assert int(said.pop("EVENT_DEADLINE_SECONDS")) in (19, 20)
-    assert said == {
+    assert int(facts.pop("EVENT_DEADLINE_SECONDS")) in (19, 20)
+    assert facts == {
         "EVENT_ID": "E1",
         "EVENT_TYPE": "Reboot",
         "EVENT_STATUS": "Scheduled",
@@ -54,9 +54,9 @@ def test_not_before_is_in_gmt_or_empty() -> None:
 
 def test_facts_are_cleaned_for_the_environment() -> None:
     """One odd character in a description must not prevent prepare."""
-    said = event_facts(context(event=reboot(description="a\0b\ud800c")))
+    facts = event_facts(context(event=reboot(description="a\0b\ud800c")))
 
-    assert said["event_description"] == "ab?c"
+    assert facts["event_description"] == "ab?c"
 
 
 def test_only_braces_with_a_fact_are_filled() -> None:
@@ -81,13 +81,13 @@ def test_fact_in_a_line_stays_in_its_line() -> None:
 
 def test_long_facts_are_cut() -> None:
     """After whole characters and whole names: half a name may be another VM."""
-    said = event_facts(
+    facts = event_facts(
         context(event=reboot(description="x" + "é" * 70_000, resources=("web-10",) * 20_000))
     )
 
-    assert said["event_description"] == "x" + "é" * 2047
-    assert set(said["event_resources"].split(" ")) == {"web-10"}
-    assert 65_000 < len(said["event_resources"]) <= 65_536
+    assert facts["event_description"] == "x" + "é" * 2047
+    assert set(facts["event_resources"].split(" ")) == {"web-10"}
+    assert 65_000 < len(facts["event_resources"]) <= 65_536
 
 
 def test_waiting_ends_when_the_condition_is_true() -> None:

@@ -26,22 +26,22 @@ def shell(text: str, **more: object) -> dict[str, object]:
 
 def test_command_gets_the_event_in_its_environment(tmp_path: Path) -> None:
     """Never in its arguments, where a shell could read it as code."""
-    text = 'echo "$EVENT_ID $EVENT_TYPE $EVENT_PHASE $EXTRA" > said'
+    text = 'echo "$EVENT_ID $EVENT_TYPE $EVENT_PHASE $EXTRA" > output'
     make_step(
         "run",
         shell(text, directory=str(tmp_path), environment={"EXTRA": "more", "EVENT_ID": "no"}),
         "W",
     ).run(context())
 
-    assert (tmp_path / "said").read_text() == "E1 Reboot prepare more\n"
+    assert (tmp_path / "output").read_text() == "E1 Reboot prepare more\n"
 
 
 def test_list_runs_without_a_shell(tmp_path: Path) -> None:
     """A dollar or a semicolon in an argument is only a character."""
-    made = script(tmp_path / "show", f'printf "%s|" "$@" > {tmp_path}/said')
+    made = script(tmp_path / "show", f'printf "%s|" "$@" > {tmp_path}/output')
     make_step("run", [made, "$HOME; ls", "two"], "W").run(context())
 
-    assert (tmp_path / "said").read_text() == "$HOME; ls|two|"
+    assert (tmp_path / "output").read_text() == "$HOME; ls|two|"
 
 
 def test_nonzero_exit_code_fails_with_the_output() -> None:
@@ -74,7 +74,8 @@ def test_missing_command_fails_the_step() -> None:
 
 def test_command_gets_sigterm_at_its_limit(tmp_path: Path) -> None:
     """It may still clean up."""
-    text = f"trap 'echo tidied; exit' TERM; echo begun | tee {tmp_path}/begun; while :; do sleep 0.05; done"
+    begun = f"echo begun | tee {tmp_path}/begun"
+    text = f"trap 'echo tidied; exit' TERM; {begun}; while :; do sleep 0.05; done"
     with pytest.raises(
         StepTimedOut, match=r"(?s)^sh was terminated at its time limit: begun\n.*tidied$"
     ):
@@ -199,11 +200,11 @@ def test_long_description_does_not_prevent_a_command() -> None:
 
 
 def systemctl(folder: Path, *lines: str) -> str:
-    return script(folder / "systemctl", f'echo "$@" >> {folder}/asked', *lines)
+    return script(folder / "systemctl", f'echo "$@" >> {folder}/calls', *lines)
 
 
-def asked(folder: Path) -> list[str]:
-    return (folder / "asked").read_text().splitlines()
+def calls(folder: Path) -> list[str]:
+    return (folder / "calls").read_text().splitlines()
 
 
 @pytest.mark.parametrize(
@@ -223,7 +224,7 @@ def test_units_stop_in_order_and_start_in_reverse(
     """The same step may be in both phases; `action` overrides."""
     SystemdStep(("a", "b"), action, systemctl(tmp_path)).run(context(phase))
 
-    assert asked(tmp_path) == expected
+    assert calls(tmp_path) == expected
 
 
 def test_unit_that_does_not_stop_leaves_time_for_others(tmp_path: Path) -> None:
@@ -232,9 +233,9 @@ def test_unit_that_does_not_stop_leaves_time_for_others(tmp_path: Path) -> None:
         ("slow", "b"), systemctl=systemctl(tmp_path, '[ "$3" = slow ] && sleep 600', "exit 0")
     )
     with pytest.raises(StepTimedOut, match="systemctl was terminated at its time limit"):
-        step.run(context_until(tmp_path / "asked", seconds=4, jump_seconds=2.5))
+        step.run(context_until(tmp_path / "calls", seconds=4, jump_seconds=2.5))
 
-    assert asked(tmp_path) == ["stop -- slow", "stop -- b"]
+    assert calls(tmp_path) == ["stop -- slow", "stop -- b"]
 
 
 def test_output_of_systemctl_is_in_the_error(tmp_path: Path) -> None:
@@ -253,7 +254,7 @@ def test_missing_systemctl_is_reported() -> None:
 def hook(folder: Path, name: str, *lines: str) -> Path:
     path = folder / name
     path.parent.mkdir(exist_ok=True)
-    script(path, f'echo "$(basename $0) $EVENT_ID $EVENT_PHASE" >> {folder}/said', *lines)
+    script(path, f'echo "$(basename $0) $EVENT_ID $EVENT_PHASE" >> {folder}/output', *lines)
     return path
 
 
@@ -265,7 +266,7 @@ def test_hooks_of_a_phase_run_in_the_order_of_their_names(tmp_path: Path) -> Non
     made.run(context("start"))
     made.run(context("recover"))
 
-    assert (tmp_path / "said").read_text().splitlines() == [
+    assert (tmp_path / "output").read_text().splitlines() == [
         "10-a E1 prepare",
         "20-b E1 prepare",
         "10-c E1 recover",
@@ -286,7 +287,7 @@ def test_leftovers_in_a_hook_directory_do_not_run(tmp_path: Path) -> None:
     (tmp_path / "prepare.d" / "folder").mkdir()
     make_step("hooks", str(tmp_path), "W").run(context())
 
-    assert not (tmp_path / "said").exists()
+    assert not (tmp_path / "output").exists()
 
 
 def test_failing_or_hanging_hook_does_not_block_others(tmp_path: Path) -> None:
@@ -298,10 +299,10 @@ def test_failing_or_hanging_hook_does_not_block_others(tmp_path: Path) -> None:
         StepFailed, match="1 was terminated at its time limit; 2 ended with exit code 4: no"
     ):
         make_step("hooks", str(tmp_path), "W").run(
-            context_until(tmp_path / "said", seconds=6, jump_seconds=3)
+            context_until(tmp_path / "output", seconds=6, jump_seconds=3)
         )
 
-    assert (tmp_path / "said").read_text().splitlines()[-1] == "3 E1 prepare"
+    assert (tmp_path / "output").read_text().splitlines()[-1] == "3 E1 prepare"
 
 
 def test_missing_hook_directory_fails_the_step(tmp_path: Path) -> None:

@@ -17,61 +17,61 @@ HEAD = "# pxname,svname,qcur,qmax,scur,\n"
 @contextmanager
 def haproxy(*answers: str) -> Iterator[tuple[str, list[str]]]:
     """Answers one command a connection, and keeps it."""
-    asked: list[str] = []
+    commands: list[str] = []
 
     def serve() -> None:
         for answer in answers:
             connection, _ = listener.accept()
             with connection:
-                asked.append(connection.recv(4096).decode().strip())
+                commands.append(connection.recv(4096).decode().strip())
                 connection.sendall(answer.encode())
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        yield f"127.0.0.1:{listener.getsockname()[1]}", asked
+        yield f"127.0.0.1:{listener.getsockname()[1]}", commands
 
 
 def test_server_is_drained_and_its_sessions_awaited() -> None:
     with haproxy("\n", HEAD + "web,a,0,0,2,\n", HEAD + "web,a,0,0,0,\nweb,b,0,0,7,\n") as (
         address,
-        asked,
+        commands,
     ):
         make_step("haproxy", {"socket": address, "servers": ["web/a"]}, "W").run(
             context(is_simulated=True)
         )
 
-    assert asked == ["set server web/a state drain", "show stat -1 4 -1", "show stat -1 4 -1"]
+    assert commands == ["set server web/a state drain", "show stat -1 4 -1", "show stat -1 4 -1"]
 
 
 def test_server_is_ready_again_in_recover() -> None:
-    with haproxy("\n") as (address, asked):
+    with haproxy("\n") as (address, commands):
         make_step("haproxy", {"socket": address, "servers": ["web/a"]}, "W").run(context("recover"))
 
-    assert asked == ["set server web/a state ready"]
+    assert commands == ["set server web/a state ready"]
 
 
 def test_resource_placeholder_drains_every_vm_of_the_event() -> None:
     """2017-03-01 prefixes names with an underscore."""
-    with haproxy("\n", "\n") as (address, asked):
+    with haproxy("\n", "\n") as (address, commands):
         spec = {"socket": address, "servers": ["web/{resource}"], "wait": False}
         make_step("haproxy", spec, "W").run(context(event=reboot(resources=("_web-0", "web-1"))))
 
-    assert asked == ["set server web/web-0 state drain", "set server web/web-1 state drain"]
+    assert commands == ["set server web/web-0 state drain", "set server web/web-1 state drain"]
 
 
 def test_resource_name_with_a_command_is_not_sent() -> None:
     """A semicolon begins the next command on HAProxy's socket."""
     evil = reboot(resources=("a;disable frontend f",))
     with (
-        haproxy() as (address, asked),
+        haproxy() as (address, commands),
         pytest.raises(StepFailed, match="not a valid server name"),
     ):
         make_step("haproxy", {"socket": address, "servers": ["web/{resource}"]}, "W").run(
             context(event=evil)
         )
 
-    assert asked == []
+    assert commands == []
 
 
 @pytest.mark.parametrize(
@@ -116,14 +116,14 @@ def test_haproxy_that_does_not_respond_fails_the_step() -> None:
 def test_unknown_server_does_not_block_the_others(phase: str, state: str) -> None:
     """An event names databases too. All servers are tried, and all failures reported."""
     unknown = "No such server.\n\n"
-    with haproxy(unknown, "\n", unknown) as (address, asked):
+    with haproxy(unknown, "\n", unknown) as (address, commands):
         made = make_step(
             "haproxy", {"socket": address, "servers": ["web/{resource}"], "wait": False}, "W"
         )
         with pytest.raises(StepFailed) as failure:
             made.run(context(phase, event=reboot(resources=("a", "b", "c"))))
 
-    assert asked == [f"set server web/{name} state {state}" for name in "abc"]
+    assert commands == [f"set server web/{name} state {state}" for name in "abc"]
     assert failure.value.message == (
         f"HAProxy cannot set web/a to {state}: No such server.; "
         f"HAProxy cannot set web/c to {state}: No such server."
@@ -134,21 +134,21 @@ def test_sessions_are_awaited_even_if_a_server_failed() -> None:
     """The rule may continue after a failure, and would cut these sessions."""
     busy, idle = HEAD + "web,b,0,0,2,\n", HEAD + "web,b,0,0,0,\n"
     with (
-        haproxy("No such server.\n\n", "\n", busy, idle) as (address, asked),
+        haproxy("No such server.\n\n", "\n", busy, idle) as (address, commands),
         pytest.raises(StepFailed, match="web/a"),
     ):
         make_step("haproxy", {"socket": address, "servers": ["web/a", "web/b"]}, "W").run(
             context(is_simulated=True)
         )
 
-    assert asked[2:] == ["show stat -1 4 -1", "show stat -1 4 -1"]
+    assert commands[2:] == ["show stat -1 4 -1", "show stat -1 4 -1"]
 
 
 @pytest.mark.parametrize("resources", [("web-1", "web-2"), ("web-0", "web-1"), ()])
 def test_vm_placeholder_is_this_vm_only(resources: tuple[str, ...]) -> None:
     """An agent on web-0 that drained web-1 too would make it ready while it is still down."""
-    with haproxy("\n") as (address, asked):
+    with haproxy("\n") as (address, commands):
         spec = {"socket": address, "servers": ["web/{vm}"]}
         make_step("haproxy", spec, "W").run(context("recover", event=reboot(resources=resources)))
 
-    assert asked == ["set server web/web-0 state ready"]
+    assert commands == ["set server web/web-0 state ready"]

@@ -190,14 +190,15 @@ def test_slow_response_is_abandoned_at_the_limit() -> None:
         thread.join()
 
 
-@pytest.mark.parametrize(("by_proxy", "asked"), [(False, "/x"), (True, "http://far.test/x")])
-def test_proxy_is_used_only_if_configured(by_proxy: bool, asked: str) -> None:
+@pytest.mark.parametrize(("by_proxy", "expected"), [(False, "/x"), (True, "http://far.test/x")])
+def test_proxy_is_used_only_if_configured(by_proxy: bool, expected: str) -> None:
     """A proxy for package updates must not see drains."""
     with Server(200).running() as server:
         url = "http://far.test/x" if by_proxy else f"{server.url}/x"
         proxy = server.url if by_proxy else "http://127.0.0.1:9"
         code = (
-            "from tests.unit.agent.steps.build import context; from forewarn.agent.steps import make_step;"
+            "from tests.unit.agent.steps.build import context;"
+            "from forewarn.agent.steps import make_step;"
             f"make_step('http', {{'url': {url!r}, 'proxy': {by_proxy}}}, 'W').run(context())"
         )
         environ = {**os.environ, "http_proxy": proxy, "no_proxy": ""}
@@ -206,7 +207,7 @@ def test_proxy_is_used_only_if_configured(by_proxy: bool, asked: str) -> None:
         )
 
     assert (done.returncode, done.stderr) == (0, b"")
-    assert server.requests[0][1] == asked
+    assert server.requests[0][1] == expected
 
 
 def test_path_of_a_url_is_never_shown() -> None:

@@ -79,7 +79,7 @@ def test_pod_uses_its_service_account(tmp_path: Path) -> None:
     assert api.node == "n1"
     with pytest.raises(
         StepTimedOut,
-        match=r"API server at https://\[::1\]:1 does not respond: cannot read the certificates in .*ca.crt",
+        match=r"https://\[::1\]:1 does not respond: cannot read the certificates in .*ca.crt",
     ):
         api.get("/x", context(is_simulated=True))
     (tmp_path / "token").unlink()
@@ -133,9 +133,9 @@ def api_server() -> Iterator[tuple[str, list[str]]]:
     evicted: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
-        def answer(self, status: int, said: object) -> None:
+        def answer(self, status: int, content: object) -> None:
             self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            body = json.dumps(said).encode()
+            body = json.dumps(content).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()

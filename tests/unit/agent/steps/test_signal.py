@@ -16,7 +16,7 @@ from tests.unit.agent.steps.build import context, script
 
 @contextmanager
 def worker(folder: Path, on_signal: str) -> Iterator["subprocess.Popen[bytes]"]:
-    """A process that does this on USR1. It says when it is ready, and stands in `folder/pid`."""
+    """A process that does this on USR1, with its pid in `folder/pid`."""
     text = f"trap '{on_signal}' USR1; echo ready; while :; do sleep 0.05; done"
     with subprocess.Popen(["/bin/sh", "-c", text], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -110,11 +110,11 @@ def test_missing_process_fails_the_step(tmp_path: Path) -> None:
 def test_process_of_a_unit_comes_from_systemctl(tmp_path: Path) -> None:
     with worker(tmp_path, "exit 0"):
         systemctl = script(
-            tmp_path / "systemctl", f'echo "$@" > {tmp_path}/asked', f"cat {tmp_path}/pid"
+            tmp_path / "systemctl", f'echo "$@" > {tmp_path}/arguments', f"cat {tmp_path}/pid"
         )
         SignalStep("sigusr1", unit="x", until_exit=True, systemctl=systemctl).run(context())
 
-    assert (tmp_path / "asked").read_text() == "show --property=MainPID --value -- x\n"
+    assert (tmp_path / "arguments").read_text() == "show --property=MainPID --value -- x\n"
 
 
 def test_unit_that_is_not_running_has_no_process(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ from forewarn.core.fleet import Vm
 from forewarn.lab.fault.active import ActiveFault, FaultSet, parse_fault
 from forewarn.lab.fault.filter import FaultFilter
 from forewarn.lab.transcript import Transcript
+from forewarn.web.http.message import plain_address
 from forewarn.web.metadata.app import Message, Receive, Send
-from forewarn.web.metadata.client_identity import plain
 from tests.builders import NOON, guid
-from tests.unit.web.guest import EVENTS, TRUE, WEB_0, WEB_1, Guest, Told
+from tests.unit.web.guest import EVENTS, TRUE, WEB_0, WEB_1, Guest, GuestResponse
 
 POLL = (EVENTS, TRUE)
 NO_EVENTS = b'{"DocumentIncarnation":1,"Events":[]}'
@@ -78,7 +78,7 @@ class Filtered(Guest):
         await self.filter(scope, receive, send)
 
     def get_vm(self, scope: Message) -> str:
-        return self.engine.board.addresses.get(plain(scope["client"][0]), "")
+        return self.engine.board.addresses.get(plain_address(scope["client"][0]), "")
 
     async def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
@@ -93,7 +93,7 @@ class Filtered(Guest):
             self.clock.now(),
         )
 
-    async def poll(self, known: str = "", **more: Any) -> Told:
+    async def poll(self, known: str = "", **more: Any) -> GuestResponse:
         conditional = [(b"if-none-match", known.encode())] if known else []
         return await self.call(*POLL, *conditional, **more)
 

@@ -12,7 +12,7 @@ from forewarn.lab.fault.active import FAULTS_MAX
 from forewarn.lab.fault.tcp import ConnectionDropped
 from tests.builders import guid
 from tests.unit.lab.fault.filtered import NO_EVENTS, Filtered, body, entry, run
-from tests.unit.web.guest import EVENTS, TRUE, Told
+from tests.unit.web.guest import EVENTS, TRUE, GuestResponse
 
 APPROVAL = json.dumps({"StartRequests": [{"EventId": guid(1)}]}).encode()
 HEADERS = {"content-type": "application/json; charset=utf-8", "etag": '"2"', "content-length": "37"}
@@ -32,7 +32,7 @@ REQUESTS = [
 ]
 
 
-def shown(response: Told) -> tuple[int, dict[str, str], bytes]:
+def shown(response: GuestResponse) -> tuple[int, dict[str, str], bytes]:
     return response.status, response.headers, response.body
 
 

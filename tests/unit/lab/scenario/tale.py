@@ -8,7 +8,7 @@ import msgspec
 
 from forewarn.core.event import Cause, Event, EventType, Source, Status
 from forewarn.core.fleet import Scope
-from forewarn.engine.operations import Told
+from forewarn.engine.operations import ScopedEvent
 from forewarn.lab.scenario.schema import Expectation
 from forewarn.lab.scenario.timeline import Timeline
 from forewarn.lab.scenario.verdicts import ScenarioVerdict, judge
@@ -26,7 +26,7 @@ class Tale:
     """A timeline, and the verdict on one expectation about it."""
 
     def __init__(self, *, rate: float = 1.0, is_real: bool = False, **expected: Any) -> None:
-        self._live: dict[str, Told] = {}
+        self._live: dict[str, ScopedEvent] = {}
         self._count = 0
         self._expected = msgspec.convert(expected, Expectation) if expected else None
         self.timeline = Timeline(NOON, self._live.get, rate=rate, is_real=is_real)
@@ -52,7 +52,7 @@ class Tale:
             description="",
             created_at=at(seconds),
         )
-        self._live[event.id] = Told(
+        self._live[event.id] = ScopedEvent(
             Scope(name="web", vms=tuple(vm(name) for name in MEMBERS)), event
         )
         return self.change("scheduled", number, seconds=seconds, by=f"scenario: {name}")

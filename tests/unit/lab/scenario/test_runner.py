@@ -22,7 +22,7 @@ CHANGES = (
     "completed",
     "canceled",
     "extended",
-    "ordered",
+    "executed_silently",
     "failed",
     "joined",
     "left",

@@ -1,4 +1,4 @@
-"""An Idempotency-Key: a POST that is asked again is answered as before, and done once."""
+"""Idempotency-Key: a retried POST gets the first response and is executed once."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ import httpx
 import pytest
 from litestar import post
 
-from forewarn.auth.token import Role
+from forewarn.auth.tokens import Role
 from forewarn.core.change import ChangeKind
 from forewarn.core.command import Seen
 from forewarn.engine.engine import Engine
@@ -20,16 +20,16 @@ from forewarn.fleetfile.parser import parse
 from forewarn.store.base import Write
 from forewarn.store.memory import MemoryStore
 from forewarn.web.control import idempotency
-from forewarn.web.control.routes.fleet import app
+from forewarn.web.control.app import make_app
 from forewarn.web.service import build_service
 from tests.history import entries_of
-from tests.unit.web.control_world import FLEET, World, calling, story
+from tests.unit.web.control_world import FLEET, World, make_client, story
 
-RESTART, KEY = "/api/v1/vms/web-0/restart", {"idempotency-key": "wish-1"}
+RESTART, KEY = "/api/v1/vms/web-0/restart", {"idempotency-key": "key-1"}
 
 
-async def ask(world: World, path: str = RESTART, **more: Any) -> httpx.Response:
-    return await world.ask("POST", path, headers=KEY, **more)
+async def send(world: World, path: str = RESTART, **more: Any) -> httpx.Response:
+    return await world.request("POST", path, headers=KEY, **more)
 
 
 def server_of(world: World, store: Any = None) -> tuple[Engine, httpx.AsyncClient]:
@@ -40,45 +40,45 @@ def server_of(world: World, store: Any = None) -> tuple[Engine, httpx.AsyncClien
         world.engine.timing,
         lambda: "00000000-0000-4000-8000-00000000AAAA",
     )
-    return service.engine, calling(app(service))
+    return service.engine, make_client(make_app(service))
 
 
-def test_a_repeated_post_is_answered_as_the_first_was() -> None:
+def test_retry_gets_the_first_response() -> None:
     """The reply was lost on the way; asking again must neither fail nor do it twice."""
 
     async def tell(world: World) -> None:
-        first, again = await ask(world), await ask(world)
+        first, again = await send(world), await send(world)
 
         assert (first.status_code, "idempotency-replayed" in first.headers) == (202, False)
         assert (again.status_code, again.content) == (first.status_code, first.content)
         assert again.headers["idempotency-replayed"] == "true"
-        assert (await world.told("GET", "/api/v1/events"))["total"] == 1
+        assert (await world.json("GET", "/api/v1/events"))["total"] == 1
 
     story(tell)
 
 
-def test_it_is_answered_so_also_when_the_event_has_ended_since() -> None:
-    """The first answer stands for a day, whatever became of the event."""
+def test_retry_gets_the_first_response_after_the_event_ended() -> None:
+    """The first response is replayed for a day, whatever became of the event."""
 
     async def tell(world: World) -> None:
-        first = await ask(world)
-        await world.told("POST", f"/api/v1/events/{first.json()['event']['id']}/cancel")
+        first = await send(world)
+        await world.json("POST", f"/api/v1/events/{first.json()['event']['id']}/cancel")
         await world.clock.advance(timedelta(hours=23, minutes=59))
 
-        assert (await ask(world)).content == first.content
-        assert (await world.told("GET", "/api/v1/events"))["total"] == 0
+        assert (await send(world)).content == first.content
+        assert (await world.json("GET", "/api/v1/events"))["total"] == 0
 
     story(tell)
 
 
-def test_a_refusal_is_repeated_too() -> None:
-    """What was refused once is the answer to that wish; a new wish has a new key."""
+def test_error_response_is_replayed() -> None:
+    """An error is the result of that operation; a new operation has a new key."""
 
     async def tell(world: World) -> None:
-        event = (await world.told("POST", RESTART))["event"]["id"]
-        first = await ask(world)
-        await world.told("POST", f"/api/v1/events/{event}/cancel")
-        again = await ask(world)
+        event = (await world.json("POST", RESTART))["event"]["id"]
+        first = await send(world)
+        await world.json("POST", f"/api/v1/events/{event}/cancel")
+        again = await send(world)
 
         assert (first.status_code, first.json()["error"]) == (409, "already_pending")
         assert (again.status_code, again.content) == (409, first.content)
@@ -86,11 +86,11 @@ def test_a_refusal_is_repeated_too() -> None:
     story(tell)
 
 
-def test_after_a_restart_and_on_another_server_the_answer_is_the_same() -> None:
+def test_retry_on_another_server_gets_the_first_response() -> None:
     """It is kept in the store, which is what servers share."""
 
     async def tell(world: World) -> None:
-        first = await ask(world)
+        first = await send(world)
         engine, elsewhere = server_of(world)
         await engine.load()
         async with elsewhere:
@@ -102,7 +102,7 @@ def test_after_a_restart_and_on_another_server_the_answer_is_the_same() -> None:
 
 
 class Forgetful(MemoryStore):
-    """A store that an operation reaches and its answer does not: the server dies, or is cut off, in
+    """A store that an operation reaches and its body does not: the server dies, or is cut off, in
     between.
     """
 
@@ -115,7 +115,7 @@ class Forgetful(MemoryStore):
 
 
 async def forgetful(world: World) -> tuple[Engine, httpx.AsyncClient]:
-    """A server whose store takes operations and no answers."""
+    """A server whose store accepts operations, but no responses."""
     store = Forgetful()
     engine, client = server_of(world, store)
     await Operations(engine, lambda: "").apply(parse(FLEET, "fleet"), by="test")
@@ -136,7 +136,7 @@ async def forgetful(world: World) -> tuple[Engine, httpx.AsyncClient]:
 def test_a_retry_after_a_crash_is_the_same_operation(
     path: str, body: dict[str, object], is_polled: bool, hours: int
 ) -> None:
-    """The server died between doing it and storing the answer; the retry comes to another server,
+    """The server died between doing it and storing the body; the retry comes to another server,
     on another day.
     """
 
@@ -167,19 +167,19 @@ async def operations_in(engine: Engine) -> list[Entry]:
     return [
         one
         for one in changes
-        if one.what in (ChangeKind.SCHEDULED, ChangeKind.ORDERED, ChangeKind.CAMPAIGN)
+        if one.what in (ChangeKind.SCHEDULED, ChangeKind.EXECUTED_SILENTLY, ChangeKind.CAMPAIGN)
     ]
 
 
-def identities(answer: dict[str, Any]) -> list[str | None]:
-    """The ids of what an answer is about; None for an operation that was done at once."""
+def identities(body: dict[str, Any]) -> list[str | None]:
+    """The ids in a response; None for an operation without an event."""
     return [
         one and one["id"]
-        for one in answer.get("events") or [answer.get("event") or answer.get("campaign")]
+        for one in body.get("events") or [body.get("event") or body.get("campaign")]
     ]
 
 
-def test_a_key_that_is_used_every_night_does_its_work_every_night() -> None:
+def test_key_works_again_after_a_day() -> None:
     """A cron job often has one key for ever; to say 202 and do nothing would leave its VM as it
     was.
     """
@@ -187,12 +187,12 @@ def test_a_key_that_is_used_every_night_does_its_work_every_night() -> None:
     async def tell(world: World) -> None:
         events = []
         for _ in range(3):
-            answer = (await ask(world)).json()
-            again = await ask(world)
+            body = (await send(world)).json()
+            again = await send(world)
             assert again.headers["idempotency-replayed"] == "true"
-            assert again.json() == answer
-            events.append(answer["event"]["id"])
-            await world.told("POST", f"/api/v1/events/{events[-1]}/cancel")
+            assert again.json() == body
+            events.append(body["event"]["id"])
+            await world.json("POST", f"/api/v1/events/{events[-1]}/cancel")
             await world.clock.advance(timedelta(hours=24))
             await world.engine.submit("web", Seen(), by="test")
 
@@ -201,17 +201,17 @@ def test_a_key_that_is_used_every_night_does_its_work_every_night() -> None:
     story(tell)
 
 
-def test_a_key_whose_record_was_trimmed_is_a_new_operation() -> None:
+def test_trimmed_key_is_a_new_operation() -> None:
     """Of very many keys only the newest are known; one that is forgotten must do its work, not
     nothing.
     """
 
     async def tell(world: World) -> None:
-        first = (await ask(world)).json()["event"]["id"]
-        await world.told("POST", f"/api/v1/events/{first}/cancel")
+        first = (await send(world)).json()["event"]["id"]
+        await world.json("POST", f"/api/v1/events/{first}/cancel")
         for one in (await world.engine.store.load("answer/")).records:
             await world.engine.store.commit([Write(one.key, None, one.revision)])
-        again = (await ask(world)).json()["event"]
+        again = (await send(world)).json()["event"]
 
         assert again["status"] == "Scheduled"
         assert again["id"] != first
@@ -219,17 +219,17 @@ def test_a_key_whose_record_was_trimmed_is_a_new_operation() -> None:
     story(tell)
 
 
-def test_an_answer_that_the_version_before_stored_is_replayed() -> None:
+def test_response_stored_by_version_0_2_is_replayed() -> None:
     """A retry may come after an upgrade; without tokens the record of the key has the same name."""
 
     async def tell(world: World) -> None:
-        await ask(world)
+        await send(world)
         ((found,),) = [(await world.engine.store.load("answer/")).records]
-        asked = json.loads(found.value or b"")["value"]["asked"]
+        body = json.loads(found.value or b"")["value"]["asked"]
         old = {
             "format": 1,
             "value": {
-                "asked": asked,
+                "asked": body,
                 "status": 202,
                 "body": '{"event":null}',
                 "at": "2030-01-31T12:00:00Z",
@@ -238,31 +238,31 @@ def test_an_answer_that_the_version_before_stored_is_replayed() -> None:
         await world.engine.store.commit(
             [Write(found.key, json.dumps(old).encode(), found.revision)]
         )
-        again = await ask(world)
+        again = await send(world)
 
         assert (again.status_code, again.json()) == (202, {"event": None})
 
     story(tell)
 
 
-def test_one_campaign_comes_of_one_key_on_whatever_server_it_is_asked() -> None:
-    """Two servers asked at the same moment: the record of the key settles which operation it is."""
-    asked = {"type": "Freeze", "hosts": ["host-*"]}
+def test_one_key_on_two_servers_starts_one_campaign() -> None:
+    """The record of the key decides, also for two servers at once."""
+    body = {"type": "Freeze", "hosts": ["host-*"]}
 
     async def tell(world: World) -> None:
         engine, elsewhere = server_of(world)
         await engine.load()
         async with elsewhere:
-            here = [ask(world, "/api/v1/campaigns", json=asked) for _ in range(2)]
-            there = [elsewhere.post("/api/v1/campaigns", headers=KEY, json=asked) for _ in range(2)]
-            answers = await asyncio.gather(*here, *there)
-        assert [answer.json()["campaign"]["id"] for answer in answers] == ["c1"] * 4
+            here = [send(world, "/api/v1/campaigns", json=body) for _ in range(2)]
+            there = [elsewhere.post("/api/v1/campaigns", headers=KEY, json=body) for _ in range(2)]
+            responses = await asyncio.gather(*here, *there)
+        assert [body.json()["campaign"]["id"] for body in responses] == ["c1"] * 4
 
     story(tell)
 
 
-def test_several_who_ask_at_once_get_one_answer() -> None:
-    """An impatient client asks again before the first answer is there.
+def test_concurrent_retries_get_one_response() -> None:
+    """An impatient client retries before the first response.
 
     This holds for every POST, whatever it does.
     """
@@ -275,12 +275,12 @@ def test_several_who_ask_at_once_get_one_answer() -> None:
         return {"count": len(counted)}
 
     async def tell(world: World) -> None:
-        async with calling(app(world.service, more=[count])) as client:
-            answers = await asyncio.gather(
+        async with make_client(make_app(world.service, more=[count])) as client:
+            responses = await asyncio.gather(
                 *(client.post("/api/v1/count", headers=KEY) for _ in range(5))
             )
 
-        assert [answer.json() for answer in answers] == [{"count": 1}] * 5
+        assert [body.json() for body in responses] == [{"count": 1}] * 5
 
     story(tell)
 
@@ -292,30 +292,30 @@ def test_several_who_ask_at_once_get_one_answer() -> None:
         (RESTART, {"json": {"not_before": "2030-01-31T13:00:00Z"}}),
     ],
 )
-def test_a_key_that_came_with_another_request_is_refused(path: str, more: dict[str, Any]) -> None:
-    """Somebody's generator of keys is broken; to answer with another request's event would be a
+def test_key_of_another_request_is_rejected(path: str, more: dict[str, Any]) -> None:
+    """Somebody's generator of keys is broken; to body with another request's event would be a
     lie.
     """
 
     async def tell(world: World) -> None:
-        await ask(world)
-        refused = await world.refused("POST", path, headers=KEY, **more)
+        await send(world)
+        refused = await world.error("POST", path, headers=KEY, **more)
 
         assert refused[:2] == (422, "idempotency_key_reused")
 
     story(tell)
 
 
-def test_keys_of_two_callers_are_two_keys() -> None:
-    """Nobody reads another's answer by guessing a key."""
+def test_keys_belong_to_their_token() -> None:
+    """A client cannot read another's response by guessing a key."""
 
     async def tell(world: World) -> None:
         for name, secret in (("a", "a" * 64), ("b", "b" * 64)):
             await world.service.tokens.create(name, Role.ADMIN, secret=secret, by="test")
-        first = await world.ask(
+        first = await world.request(
             "POST", RESTART, headers=KEY | {"authorization": f"Bearer fw_a_{'a' * 64}"}
         )
-        other = await world.ask(
+        other = await world.request(
             "POST", RESTART, headers=KEY | {"authorization": f"Bearer fw_b_{'b' * 64}"}
         )
 
@@ -328,7 +328,7 @@ def test_keys_of_two_callers_are_two_keys() -> None:
     story(tell)
 
 
-def test_a_token_made_again_under_an_old_name_does_not_get_the_old_answers() -> None:
+def test_new_token_of_an_old_name_has_its_own_keys() -> None:
     """The name was an operator's and is a viewer's now; what the operator was answered is not the
     viewer's to read.
     """
@@ -337,10 +337,14 @@ def test_a_token_made_again_under_an_old_name_does_not_get_the_old_answers() -> 
         tokens = world.service.tokens
         await tokens.create("root", Role.ADMIN, secret="a" * 64, by="test")
         _, old = await tokens.create("ci", Role.OPERATOR, secret="b" * 64, by="test")
-        first = await world.ask("POST", RESTART, headers=KEY | {"authorization": f"Bearer {old}"})
+        first = await world.request(
+            "POST", RESTART, headers=KEY | {"authorization": f"Bearer {old}"}
+        )
         await tokens.revoke("ci", by="test")
         _, new = await tokens.create("ci", Role.OPERATOR, secret="c" * 64, by="test")
-        again = await world.ask("POST", RESTART, headers=KEY | {"authorization": f"Bearer {new}"})
+        again = await world.request(
+            "POST", RESTART, headers=KEY | {"authorization": f"Bearer {new}"}
+        )
 
         assert first.status_code == 202
         assert (again.status_code, again.json()["error"]) == (409, "already_pending")
@@ -349,14 +353,14 @@ def test_a_token_made_again_under_an_old_name_does_not_get_the_old_answers() -> 
     story(tell)
 
 
-def test_after_a_day_the_answer_is_forgotten_and_lets_go_of_its_place() -> None:
-    """Everything has a limit, the memory of answers too."""
+def test_response_expires_after_a_day_and_is_deleted() -> None:
+    """The number of stored responses is limited."""
 
     async def tell(world: World) -> None:
-        await ask(world)
+        await send(world)
         await world.clock.advance(timedelta(hours=24))
         for number in range(idempotency.TRIM_EVERY):
-            await world.ask(
+            await world.request(
                 "POST", "/api/v1/vms/nope/restart", headers={"idempotency-key": f"k{number}"}
             )
 
@@ -366,18 +370,20 @@ def test_after_a_day_the_answer_is_forgotten_and_lets_go_of_its_place() -> None:
     story(tell)
 
 
-def test_unreadable_record_does_not_keep_expired_ones_in_the_store() -> None:
+def test_unreadable_record_does_not_stop_trimming() -> None:
     """One record of a newer server, or a damaged one, must not let the store grow for ever."""
 
     async def tell(world: World) -> None:
         store, at = world.engine.store, world.clock.now() - idempotency.KEPT_FOR
-        expired = idempotency.ANSWER.encode(idempotency.Answer(asked="x", at=at, status=202))
+        expired = idempotency.CODEC.encode(
+            idempotency.StoredResponse(request="x", at=at, status=202)
+        )
         await store.commit([Write(f"answer/{name}/", expired, 0) for name in ("a", "z")])
         await store.commit(
             [Write("answer/unreadable/", expired.replace(b'"format":1', b'"format":9'), 0)]
         )
 
-        assert (await ask(world)).status_code == 202
+        assert (await send(world)).status_code == 202
 
         kept = {one.key for one in (await store.load("answer/")).records}
         assert len(kept) == 2
@@ -386,36 +392,36 @@ def test_unreadable_record_does_not_keep_expired_ones_in_the_store() -> None:
     story(tell)
 
 
-def test_only_the_latest_answers_are_kept_whatever_their_keys() -> None:
-    """Whoever makes up keys without end must not fill the store; and those who asked last ask
+def test_only_the_newest_responses_are_kept() -> None:
+    """Whoever makes up keys without end must not fill the store; and those who body last ask
     again.
     """
 
     async def tell(world: World) -> None:
         store, now = world.engine.store, world.clock.now()
         for number in range(21):
-            value = idempotency.ANSWER.encode(
-                idempotency.Answer(
-                    asked="", status=202, body="", at=now + timedelta(seconds=number)
+            value = idempotency.CODEC.encode(
+                idempotency.StoredResponse(
+                    request="", status=202, body="", at=now + timedelta(seconds=number)
                 )
             )
             await store.commit(
                 [Write(f"answer/{99 - number}-{one:02}/", value, 0) for one in range(100)]
             )
-        await ask(world)
+        await send(world)
 
         kept = [one.key for one in (await store.load("answer/")).records]
         assert len(kept) == 2000
         assert [key for key in kept if key.startswith("answer/99-")] == []
         assert "answer/98-00/" not in kept
         assert "answer/98-99/" in kept
-        assert (await ask(world)).headers["idempotency-replayed"] == "true"
+        assert (await send(world)).headers["idempotency-replayed"] == "true"
 
     story(tell)
 
 
 @pytest.mark.parametrize(("size", "is_kept"), [(16 * 1024, True), (16 * 1024 + 1, False)])
-def test_an_answer_of_over_sixteen_kilobytes_is_not_kept(size: int, is_kept: bool) -> None:
+def test_response_over_16_kib_is_not_stored(size: int, is_kept: bool) -> None:
     """All of them together are read now and then, while VMs wait for their documents."""
 
     @post("/api/v1/large", status_code=200)
@@ -423,7 +429,7 @@ def test_an_answer_of_over_sixteen_kilobytes_is_not_kept(size: int, is_kept: boo
         return "x" * size
 
     async def tell(world: World) -> None:
-        async with calling(app(world.service, more=[large])) as client:
+        async with make_client(make_app(world.service, more=[large])) as client:
             first, again = [await client.post("/api/v1/large", headers=KEY) for _ in range(2)]
 
         assert (len(first.content), again.status_code) == (size, 200)
@@ -433,7 +439,7 @@ def test_an_answer_of_over_sixteen_kilobytes_is_not_kept(size: int, is_kept: boo
 
 
 @pytest.mark.parametrize("key", ["", " ", "x" * 201, "caf\u00e9", "a\tb"])
-def test_a_key_that_is_none_is_refused(key: str) -> None:
+def test_invalid_key_is_rejected(key: str) -> None:
     """At most 200 printable ASCII characters; an empty one would be everybody's."""
 
     async def tell(world: World) -> None:
@@ -442,24 +448,24 @@ def test_a_key_that_is_none_is_refused(key: str) -> None:
         )
 
         assert (response.status_code, response.json()["error"]) == (400, "invalid")
-        assert (await world.told("GET", "/api/v1/events"))["total"] == 0
+        assert (await world.json("GET", "/api/v1/events"))["total"] == 0
 
     story(tell)
 
 
-def test_a_key_of_two_hundred_is_good() -> None:
+def test_key_of_maximum_length_is_accepted() -> None:
     """A limit that is off by one refuses what it promises to take."""
 
     async def tell(world: World) -> None:
         assert (
-            await world.ask("POST", RESTART, headers={"idempotency-key": "x" * 200})
+            await world.request("POST", RESTART, headers={"idempotency-key": "x" * 200})
         ).status_code == 202
 
     story(tell)
 
 
-def test_a_bug_of_ours_is_not_kept() -> None:
-    """When it is mended, the same wish is granted."""
+def test_response_to_a_bug_is_not_stored() -> None:
+    """After a fix, the retry succeeds."""
     broken = [True]
 
     class Clumsy(Operations):
@@ -470,7 +476,7 @@ def test_a_bug_of_ours_is_not_kept() -> None:
 
     async def tell(world: World) -> None:
         clumsy = Clumsy(world.engine, world.operations.new_id)
-        async with calling(app(world.service._replace(operations=clumsy))) as client:
+        async with make_client(make_app(world.service._replace(operations=clumsy))) as client:
             first = await client.post("/api/v1/hosts/host-a/degrade", headers=KEY)
             broken.clear()
             again = await client.post("/api/v1/hosts/host-a/degrade", headers=KEY)
@@ -480,7 +486,7 @@ def test_a_bug_of_ours_is_not_kept() -> None:
     story(tell)
 
 
-def test_what_the_store_could_not_take_is_not_kept() -> None:
+def test_response_to_a_store_failure_is_not_stored() -> None:
     """Try again later must mean that trying again helps."""
 
     class Sulking(MemoryStore):
@@ -488,7 +494,7 @@ def test_what_the_store_could_not_take_is_not_kept() -> None:
 
         async def commit(self, writes: Any, checks: Any = (), entries: Any = None) -> int:
             if self.is_down:
-                raise StoreLost("the store does not answer")
+                raise StoreLost("the store does not body")
             return await super().commit(writes, checks, entries)
 
     async def tell(world: World) -> None:

@@ -15,10 +15,10 @@ NAMES = st.sets(st.text(max_size=5), max_size=12)
 
 
 @given(lasting=NAMES, turns=st.lists(NAMES, max_size=20), limit=st.integers(1, 4))
-def test_what_exists_throughout_is_shown_exactly_once(
+def test_items_that_persist_are_listed_exactly_once(
     lasting: set[str], turns: list[set[str]], limit: int
 ) -> None:
-    """Others come and go between two pages; nobody else is skipped or shown twice for it."""
+    """Changes between two pages neither skip nor repeat other items."""
     shown: list[str] = []
     cursor: str | None = None
     for turn in range(200):
@@ -35,7 +35,7 @@ def test_what_exists_throughout_is_shown_exactly_once(
     assert len(shown) == len(set(shown))
 
 
-def test_the_last_page_says_that_it_is_even_when_it_is_full() -> None:
+def test_last_full_page_has_no_next() -> None:
     """Otherwise everybody would ask once more for nothing."""
     assert page(["a", "b"], lambda name: (name,), 2, None) == (["a", "b"], None)
     assert page(["a", "b", "c"], lambda name: (name,), 2, None) == (["a", "b"], encode(("b",)))
@@ -43,8 +43,8 @@ def test_the_last_page_says_that_it_is_even_when_it_is_full() -> None:
 
 
 @given(st.lists(st.text(max_size=20), min_size=1, max_size=3).map(tuple))
-def test_a_cursor_is_plain_text_and_comes_back_as_it_was(key: tuple[str, ...]) -> None:
-    """It stands in a URL, so it needs no quoting."""
+def test_cursor_survives_encoding(key: tuple[str, ...]) -> None:
+    """It is part of a URL, so it must need no quoting."""
     assert encode(key).replace("-", "").replace("_", "").isalnum()
     assert decode(encode(key)) == key
 
@@ -52,29 +52,29 @@ def test_a_cursor_is_plain_text_and_comes_back_as_it_was(key: tuple[str, ...]) -
 @pytest.mark.parametrize(
     "cursor", ["", "x", "!!!!", "W10", "WzFd", "bnVsbA", "é", "A" * 2000, "W1tbW1tb"]
 )
-def test_a_cursor_that_is_none_of_ours_is_refused(cursor: str) -> None:
+def test_invalid_cursor_is_rejected(cursor: str) -> None:
     """It came from elsewhere, or was cut on the way."""
-    with pytest.raises(Invalid, match="cursor: expected the `next` of an earlier answer"):
+    with pytest.raises(Invalid, match="cursor: expected the `next` of an earlier page"):
         decode(cursor)
 
 
 async def walk(world: World, kind: str, limit: int) -> list[Any]:
     found: list[Any] = []
-    answer = await world.told("GET", f"/api/v1/{kind}?limit={limit}")
+    body = await world.json("GET", f"/api/v1/{kind}?limit={limit}")
     while True:  # ends with the last page
-        found += [one.get("name", one.get("id")) for one in answer[kind]]
-        if answer["next"] is None:
+        found += [one.get("name", one.get("id")) for one in body[kind]]
+        if body["next"] is None:
             return found
-        answer = await world.told("GET", f"/api/v1/{kind}?limit={limit}&cursor={answer['next']}")
+        body = await world.json("GET", f"/api/v1/{kind}?limit={limit}&cursor={body['next']}")
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 4, 5])
-def test_every_list_can_be_walked_page_by_page(limit: int) -> None:
+def test_every_list_is_paginated(limit: int) -> None:
     """Scopes, VMs, hosts and events; the last page says that it is."""
 
     async def tell(world: World) -> None:
         for vm in ("web-1", "web-0", "FrontEnd_IN_0"):
-            await world.told("POST", f"/api/v1/vms/{vm}/restart")
+            await world.json("POST", f"/api/v1/vms/{vm}/restart")
             await world.clock.advance(timedelta(seconds=1))
 
         assert await walk(world, "vms", limit) == [
@@ -90,10 +90,10 @@ def test_every_list_can_be_walked_page_by_page(limit: int) -> None:
     story(tell)
 
 
-def test_a_bad_cursor_is_told_by_its_name() -> None:
-    """A list that began anew in silence would never end."""
+def test_invalid_cursor_is_reported_by_name() -> None:
+    """A listing that silently restarted would never end."""
 
     async def tell(world: World) -> None:
-        assert (await world.refused("GET", "/api/v1/vms?cursor=zzz"))[:2] == (400, "invalid")
+        assert (await world.error("GET", "/api/v1/vms?cursor=zzz"))[:2] == (400, "invalid")
 
     story(tell)

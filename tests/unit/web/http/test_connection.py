@@ -1,4 +1,4 @@
-"""What stands behind a parser's error.
+"""The error behind a parser's error.
 
 The limits themselves are tested on real sockets, in `e2e`.
 """
@@ -7,7 +7,7 @@ import httptools
 import pytest
 
 from forewarn.errors import Invalid
-from forewarn.web.http.connection import problem_of
+from forewarn.web.http.head import translate
 from forewarn.web.http_status import HeadTooLarge
 
 
@@ -30,22 +30,22 @@ def error_from(data: bytes, found: Exception) -> httptools.HttpParserError:
 REQUEST = b"GET / HTTP/1.1\r\n\r\n"
 
 
-def test_what_is_not_http_is_a_bad_request() -> None:
-    assert isinstance(problem_of(error_from(b"HELLO", KeyError())), Invalid)
+def test_malformed_http_is_a_400() -> None:
+    assert isinstance(translate(error_from(b"HELLO", KeyError())), Invalid)
 
 
-def test_a_limit_that_was_reached_is_told_as_it_is() -> None:
+def test_reached_connection_limit_is_counted() -> None:
     limit = HeadTooLarge("too large")
-    assert problem_of(error_from(REQUEST, limit)) is limit
+    assert translate(error_from(REQUEST, limit)) is limit
 
 
-def test_a_target_that_is_no_url_is_a_bad_request() -> None:
+def test_request_target_that_is_not_a_url_is_rejected() -> None:
     assert isinstance(
-        problem_of(error_from(REQUEST, httptools.HttpParserInvalidURLError("no"))), Invalid
+        translate(error_from(REQUEST, httptools.HttpParserInvalidURLError("no"))), Invalid
     )
 
 
-def test_a_bug_of_ours_is_not_blamed_on_the_client() -> None:
-    """It would be answered with 400, and nobody would ever hear of it."""
+def test_bug_in_a_callback_is_not_a_client_error() -> None:
+    """A 400 would hide it for ever."""
     with pytest.raises(KeyError):
-        problem_of(error_from(REQUEST, KeyError("ours")))
+        translate(error_from(REQUEST, KeyError("ours")))

@@ -1,4 +1,4 @@
-"""A listener begins and ends when it is told to, and says in one line why it cannot."""
+"""Starting and stopping a listener, and why it cannot start."""
 
 import asyncio
 import logging
@@ -13,7 +13,8 @@ import uvloop
 
 from forewarn.config import Address
 from forewarn.errors import Error, Invalid, Unavailable
-from forewarn.web.http.connection import Connection, ConnectionPolicy, Limits
+from forewarn.web.http.admission import Limits
+from forewarn.web.http.connection import Connection, ConnectionPolicy
 from forewarn.web.http.listener import SERVER_CONTROL, SERVER_METADATA, Listener
 from forewarn.web.http_status import control_body, metadata_body
 from forewarn.web.metadata.app import Message, Receive, Send
@@ -44,24 +45,24 @@ def listener(
 async def get(address: Address) -> bytes:
     reader, writer = await asyncio.open_connection(*address)
     writer.write(b"GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
-    answer = await reader.read()
+    response = await reader.read()
     writer.close()
     await writer.wait_closed()
-    return answer
+    return response
 
 
 @pytest.mark.parametrize("factory", [uvloop.new_event_loop, asyncio.new_event_loop])
-def test_a_started_listener_answers_on_the_port_that_it_tells(
+def test_started_listener_has_its_real_port(
     factory: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:
     async def story() -> None:
         one = listener()
         await one.start()
         assert one.address.port > 0
-        answer = await get(one.address)
-        assert answer.startswith(b"HTTP/1.1 200 OK\r\ndate: ")
-        assert b"server: Forewarn-IMDS/" in answer
-        assert answer.endswith(b"connection: close\r\n\r\nhello")
+        response = await get(one.address)
+        assert response.startswith(b"HTTP/1.1 200 OK\r\ndate: ")
+        assert b"server: Forewarn-IMDS/" in response
+        assert response.endswith(b"connection: close\r\n\r\nhello")
         await one.stop()
         with pytest.raises(ConnectionRefusedError):
             await get(one.address)
@@ -70,7 +71,7 @@ def test_a_started_listener_answers_on_the_port_that_it_tells(
         runner.run(story())
 
 
-def test_two_listeners_live_in_one_loop_and_end_one_by_one() -> None:
+def test_two_listeners_share_a_loop() -> None:
     async def story() -> None:
         first = listener()
         second = Listener(
@@ -86,7 +87,7 @@ def test_two_listeners_live_in_one_loop_and_end_one_by_one() -> None:
     asyncio.run(story())
 
 
-def test_a_listener_touches_no_signals() -> None:
+def test_listener_installs_no_signal_handlers() -> None:
     """Who stops the service is decided by the service."""
 
     async def story() -> None:
@@ -99,7 +100,7 @@ def test_a_listener_touches_no_signals() -> None:
     asyncio.run(story())
 
 
-def test_stopping_twice_or_before_the_start_is_stopping() -> None:
+def test_stop_is_idempotent() -> None:
     async def story() -> None:
         one = listener()
         await one.stop()
@@ -111,7 +112,7 @@ def test_stopping_twice_or_before_the_start_is_stopping() -> None:
 
 
 @pytest.mark.parametrize("has_connection", [False, True])
-def test_a_listener_with_nothing_to_answer_stops_without_a_pause(*, has_connection: bool) -> None:
+def test_idle_listener_stops_at_once(*, has_connection: bool) -> None:
     """A test suite opens a listener in every test; a pause of 100 ms at each end would add up to
     minutes.
     """
@@ -134,7 +135,7 @@ def test_a_listener_with_nothing_to_answer_stops_without_a_pause(*, has_connecti
         assert runner.run(story()) < 0.05
 
 
-def test_what_takes_too_long_is_cut_off_when_the_listener_stops() -> None:
+def test_slow_requests_are_aborted_at_stop() -> None:
     async def forever(scope: Message, receive: Receive, send: Send) -> None:
         has_begun.set()
         while (await receive())["type"] != "http.disconnect":
@@ -152,7 +153,7 @@ def test_what_takes_too_long_is_cut_off_when_the_listener_stops() -> None:
     asyncio.run(story())
 
 
-def test_who_waits_for_a_listener_learns_of_its_end() -> None:
+def test_wait_returns_when_the_listener_ends() -> None:
     async def story() -> None:
         one = listener()
         await one.start()
@@ -164,9 +165,9 @@ def test_who_waits_for_a_listener_learns_of_its_end() -> None:
     asyncio.run(story())
 
 
-async def answers(guard: ConnectionPolicy, *requests: bytes) -> list[bytes]:
-    """What a listener answers to each of the requests, on a connection of its own."""
-    one = Listener(hello, LOOPBACK, guard, server_name=SERVER_CONTROL, stop_seconds_max=0.2)
+async def fetch_all(policy: ConnectionPolicy, *requests: bytes) -> list[bytes]:
+    """The responses to the requests, each on its own connection."""
+    one = Listener(hello, LOOPBACK, policy, server_name=SERVER_CONTROL, stop_seconds_max=0.2)
     await one.start()
     read = []
     for request in requests:
@@ -180,7 +181,7 @@ async def answers(guard: ConnectionPolicy, *requests: bytes) -> list[bytes]:
 
 
 @pytest.mark.parametrize("target", [b"a://b", b"http://h?q", b"http://u:p@h", b"http://[::1]"])
-def test_a_whole_url_without_a_path_is_a_bad_request_and_logged_nowhere(
+def test_url_without_a_path_is_rejected_and_not_logged(
     target: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     """On the control listener too, where nobody has shown a token yet: bytes alone must not fill
@@ -188,33 +189,34 @@ def test_a_whole_url_without_a_path_is_a_bad_request_and_logged_nowhere(
     """
     caplog.set_level(logging.INFO)
     request = b"GET " + target + b" HTTP/1.1\r\nHost: h\r\n\r\n"
-    [answer] = asyncio.run(answers(ConnectionPolicy(Limits(), control_body), request))
-    assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    [response] = asyncio.run(fetch_all(ConnectionPolicy(Limits(), control_body), request))
+    assert response.startswith(b"HTTP/1.1 400 Bad Request\r\n")
     assert (
-        b'{"error":"invalid","message":"Bad request. The URL of the request has no path"' in answer
+        b'{"error":"invalid","message":"Bad request. The URL of the request has no path"'
+        in response
     )
     assert caplog.records == []
 
 
 class BrokenConnection(Connection):
-    def begin(self) -> None:
+    def start_request(self) -> None:
         raise KeyError("ours")
 
 
-class BrokenGuard(ConnectionPolicy):
+class BrokenPolicy(ConnectionPolicy):
     """Its connections have a bug that every request meets."""
 
-    def connector(self, **given: Any) -> Callable[[], asyncio.Protocol]:
-        return partial(BrokenConnection, self, **given)
+    def connector(self, **arguments: Any) -> Callable[[], asyncio.Protocol]:
+        return partial(BrokenConnection, self, **arguments)
 
 
-def test_a_bug_in_a_connection_is_answered_and_logged_once_however_often_it_is_met(
+def test_bug_in_a_connection_is_a_500_and_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Somebody has to hear of it, and whoever knows the bytes must not be able to fill the log."""
+    """It must be logged, but a client must not be able to fill the log."""
     request = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"
-    read = asyncio.run(answers(BrokenGuard(Limits(), control_body), *[request] * 3))
-    assert [answer[:12] for answer in read] == [b"HTTP/1.1 500"] * 3
+    read = asyncio.run(fetch_all(BrokenPolicy(Limits(), control_body), *[request] * 3))
+    assert [response[:12] for response in read] == [b"HTTP/1.1 500"] * 3
     assert [record.getMessage() for record in caplog.records] == ["request failed"]
     assert "KeyError: 'ours'" in caplog.text
 
@@ -225,25 +227,25 @@ def refusal(address: Address) -> Error:
     return refused.value
 
 
-def test_an_address_in_use_is_told() -> None:
+def test_address_in_use_is_reported() -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
-        problem = refusal(Address("127.0.0.1", holder.getsockname()[1]))
-    assert isinstance(problem, Unavailable)
-    assert "another program" in problem.message
+        error = refusal(Address("127.0.0.1", holder.getsockname()[1]))
+    assert isinstance(error, Unavailable)
+    assert "in use" in error.message
 
 
 @pytest.mark.parametrize(
-    ("address", "said"),
+    ("address", "shown"),
     [
         (Address("192.0.2.1", 0), "192.0.2.1:0"),
         (Address("no such host", 0), "no such host:0"),
         (Address("2001:db8::1", 8080), "[2001:db8::1]:8080"),
     ],
 )
-def test_an_address_that_cannot_be_had_is_told_in_one_line(address: Address, said: str) -> None:
-    problem = refusal(address)
-    assert isinstance(problem, Invalid)
-    assert problem.message.startswith(f"cannot listen on {said}: ")
-    assert "\n" not in problem.message
+def test_address_that_cannot_be_bound_is_reported(address: Address, shown: str) -> None:
+    error = refusal(address)
+    assert isinstance(error, Invalid)
+    assert error.message.startswith(f"cannot listen on {shown}: ")
+    assert "\n" not in error.message

@@ -1,26 +1,26 @@
-"""What a VM may call, without a socket: a request in, an answer out."""
+"""The metadata application, without a socket."""
 
 import json
 from datetime import timedelta
 
 import pytest
 
+from forewarn.config import Config, NotBeforeFormat
 from forewarn.core.command import Cancel, Restart, Seen, SetMembers
 from forewarn.core.fleet import Policy, ScopeKind, Vm
 from forewarn.engine.entry import Note
 from forewarn.errors import StoreUnusable
-from forewarn.web.settings import Settings
 from tests.builders import NOON
 from tests.unit.web.guest import EVENT_ID, EVENTS, TRUE, WEB_1, Guest, run, settle
 
 APPROVAL = json.dumps({"StartRequests": [{"EventId": EVENT_ID}]}).encode()
 
 
-def test_a_poll_gets_the_document_its_etag_and_its_length() -> None:
+def test_poll_gets_the_document_with_etag_and_length() -> None:
     async def story(guest: Guest) -> None:
-        told = await guest.call(EVENTS, TRUE)
-        assert (told.status, told.body) == (200, b'{"DocumentIncarnation":1,"Events":[]}')
-        assert told.headers == {
+        response = await guest.call(EVENTS, TRUE)
+        assert (response.status, response.body) == (200, b'{"DocumentIncarnation":1,"Events":[]}')
+        assert response.headers == {
             "content-type": "application/json; charset=utf-8",
             "etag": '"1"',
             "content-length": "37",
@@ -29,7 +29,7 @@ def test_a_poll_gets_the_document_its_etag_and_its_length() -> None:
     run(story)
 
 
-def test_all_vms_of_a_scope_see_one_document_and_no_other_vm_sees_it() -> None:
+def test_only_vms_of_the_scope_see_its_document() -> None:
     async def story(guest: Guest) -> None:
         await guest.enrol("db", Vm(name="db-0", address="10.0.1.1"))
         await guest.call(EVENTS, TRUE)
@@ -45,8 +45,8 @@ def test_all_vms_of_a_scope_see_one_document_and_no_other_vm_sees_it() -> None:
     run(story)
 
 
-def test_the_first_poll_enables_the_scope_before_it_is_answered() -> None:
-    """An operator's restart right after the answer must already be an event."""
+def test_first_poll_enables_the_scope_before_its_response() -> None:
+    """An operator's restart right after the response must already be an event."""
 
     async def story(guest: Guest) -> None:
         assert guest.place.scope.seen_at is None
@@ -64,7 +64,7 @@ def test_the_first_poll_enables_the_scope_before_it_is_answered() -> None:
         (EVENTS + "&api-version=2020-07-01", (TRUE,)),
     ],
 )
-def test_a_request_that_is_refused_is_no_poll(
+def test_rejected_request_is_not_a_poll(
     target: str, headers: tuple[tuple[bytes, bytes], ...]
 ) -> None:
     """Only a client that can read the document should make operations wait for it."""
@@ -76,7 +76,7 @@ def test_a_request_that_is_refused_is_no_poll(
     run(story)
 
 
-def test_a_head_request_is_no_poll() -> None:
+def test_head_request_is_not_a_poll() -> None:
     async def story(guest: Guest) -> None:
         assert (await guest.call(EVENTS, TRUE, method="HEAD")).status == 200
         assert guest.place.scope.seen_at is None
@@ -92,7 +92,7 @@ def test_not_modified_counts_as_a_poll() -> None:
     run(story)
 
 
-def test_a_poll_is_recorded_again_after_an_hour() -> None:
+def test_poll_is_recorded_hourly() -> None:
     async def story(guest: Guest) -> None:
         await guest.call(EVENTS, TRUE)
         await guest.clock.advance(timedelta(minutes=59))
@@ -106,7 +106,7 @@ def test_a_poll_is_recorded_again_after_an_hour() -> None:
     run(story)
 
 
-def test_a_store_that_does_not_answer_keeps_no_poll_from_its_document() -> None:
+def test_polls_are_served_while_the_store_is_down() -> None:
     async def story(guest: Guest) -> None:
         guest.store.is_lost = True
         assert (await guest.call(EVENTS, TRUE)).status == 200
@@ -115,16 +115,16 @@ def test_a_store_that_does_not_answer_keeps_no_poll_from_its_document() -> None:
 
 
 @pytest.mark.parametrize("known", [b'"1"', b"1", b'W/"1"', b'"7", "1"', b"*"])
-def test_who_has_the_document_already_is_told_so(known: bytes) -> None:
+def test_matching_etag_gets_a_304(known: bytes) -> None:
     async def story(guest: Guest) -> None:
-        told = await guest.call(EVENTS, TRUE, (b"if-none-match", known))
-        assert (told.status, told.body, told.headers) == (304, b"", {"etag": '"1"'})
+        response = await guest.call(EVENTS, TRUE, (b"if-none-match", known))
+        assert (response.status, response.body, response.headers) == (304, b"", {"etag": '"1"'})
 
     run(story)
 
 
 @pytest.mark.parametrize("known", [b"0", b'"2"', b"11", b'"-1"'])
-def test_who_has_another_document_gets_this_one(known: bytes) -> None:
+def test_other_etag_gets_the_document(known: bytes) -> None:
     """0 is what Microsoft's own sample sends at its start."""
 
     async def story(guest: Guest) -> None:
@@ -133,19 +133,19 @@ def test_who_has_another_document_gets_this_one(known: bytes) -> None:
     run(story)
 
 
-def test_a_caller_that_is_no_vm_of_the_fleet_is_forbidden_whatever_it_asks() -> None:
+def test_client_that_is_not_a_vm_is_forbidden() -> None:
     async def story(guest: Guest) -> None:
         for target in (EVENTS, "/metadata/versions", "/nothing"):
-            told = await guest.call(target, TRUE, address="10.9.9.9")
-            assert (told.status, told.json) == (
+            response = await guest.call(target, TRUE, address="10.9.9.9")
+            assert (response.status, response.json) == (
                 403,
-                {"error": "Forbidden. 10.9.9.9 is no VM of this fleet"},
+                {"error": "Forbidden. 10.9.9.9 is not a VM of this fleet"},
             )
 
     run(story)
 
 
-def test_a_path_that_is_not_there_is_not_found() -> None:
+def test_unknown_path_is_not_found() -> None:
     async def story(guest: Guest) -> None:
         for path in (
             "/",
@@ -154,41 +154,41 @@ def test_a_path_that_is_not_there_is_not_found() -> None:
             "/metadata/latest/scheduledevents",
             "/as/web-0" + EVENTS,
         ):
-            told = await guest.call(path, TRUE)
-            assert (told.status, list(told.json)) == (404, ["error"])
+            response = await guest.call(path, TRUE)
+            assert (response.status, list(response.json)) == (404, ["error"])
 
     run(story)
 
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
-def test_another_method_is_told_which_are_allowed(method: str) -> None:
+def test_wrong_method_gets_allow(method: str) -> None:
     async def story(guest: Guest) -> None:
-        told = await guest.call(EVENTS, TRUE, method=method)
-        assert (told.status, told.headers["allow"], list(told.json)) == (
+        response = await guest.call(EVENTS, TRUE, method=method)
+        assert (response.status, response.headers["allow"], list(response.json)) == (
             405,
             "GET, POST, HEAD",
             ["error"],
         )
-        told = await guest.call("/metadata/versions", TRUE, method=method)
-        assert (told.status, told.headers["allow"]) == (405, "GET, HEAD")
+        response = await guest.call("/metadata/versions", TRUE, method=method)
+        assert (response.status, response.headers["allow"]) == (405, "GET, HEAD")
 
     run(story)
 
 
-def test_the_oldest_path_is_served_only_where_it_is_wished() -> None:
+def test_legacy_path_is_served_only_if_configured() -> None:
     async def story(guest: Guest) -> None:
         await guest.call(EVENTS, TRUE)
         await guest.restart()
-        told = await guest.call("/metadata/latest/scheduledevents")
-        assert told.json["Events"][0]["Resources"] == ["_web-0"]
+        response = await guest.call("/metadata/latest/scheduledevents")
+        assert response.json["Events"][0]["Resources"] == ["_web-0"]
         assert (
             await guest.call("/metadata/latest/scheduledevents", method="POST", body=APPROVAL)
         ).status == 200
 
-    run(story, Settings(legacy_path=True))
+    run(story, Config(legacy_path=True))
 
 
-def test_not_before_can_be_written_as_the_old_documents_did() -> None:
+def test_not_before_can_be_iso_8601() -> None:
     async def story(guest: Guest) -> None:
         await guest.call(EVENTS, TRUE)
         await guest.restart()
@@ -197,24 +197,28 @@ def test_not_before_can_be_written_as_the_old_documents_did() -> None:
         assert old.json["Events"][0]["NotBefore"] == "2026-03-04T12:15:00Z"
         assert new.json["Events"][0]["NotBefore"] == "Wed, 04 Mar 2026 12:15:00 GMT"
 
-    run(story, Settings(iso_not_before=True))
+    run(story, Config(not_before_format=NotBeforeFormat.DOCUMENTED))
 
 
-def test_an_approval_is_answered_with_nothing_and_approves() -> None:
+def test_approval_gets_an_empty_200() -> None:
     """An empty body, because a widely used client parses whatever else it gets."""
 
     async def story(guest: Guest) -> None:
         await guest.call(EVENTS, TRUE)
         await guest.restart()
-        told = await guest.call(EVENTS, TRUE, method="POST", body=APPROVAL, address="10.0.0.2")
-        assert (told.status, told.body, told.headers) == (200, b"", {"content-length": "0"})
+        response = await guest.call(EVENTS, TRUE, method="POST", body=APPROVAL, address="10.0.0.2")
+        assert (response.status, response.body, response.headers) == (
+            200,
+            b"",
+            {"content-length": "0"},
+        )
         event = guest.place.scope.events[0]
         assert (event.status, event.approvals) == ("Started", ("web-1",))
 
     run(story)
 
 
-def test_approving_again_or_too_late_is_still_right() -> None:
+def test_approving_again_or_late_is_a_200() -> None:
     """Clients race with the end of an event, and retry what fails."""
 
     async def story(guest: Guest) -> None:
@@ -227,13 +231,13 @@ def test_approving_again_or_too_late_is_still_right() -> None:
     run(story)
 
 
-def test_an_approval_of_an_unknown_event_is_a_bad_request_and_approves_nothing() -> None:
+def test_approval_of_an_unknown_event_is_a_400() -> None:
     async def story(guest: Guest) -> None:
         await guest.call(EVENTS, TRUE)
         await guest.restart()
         both = json.dumps({"StartRequests": [{"EventId": EVENT_ID}, {"EventId": "X"}]}).encode()
-        told = await guest.call(EVENTS, TRUE, method="POST", body=both)
-        assert (told.status, list(told.json)) == (400, ["error"])
+        response = await guest.call(EVENTS, TRUE, method="POST", body=both)
+        assert (response.status, list(response.json)) == (400, ["error"])
         assert guest.place.scope.events[0].approvals == ()
 
     run(story)
@@ -252,7 +256,7 @@ def test_a_vm_cannot_approve_an_event_of_another_scope() -> None:
     run(story)
 
 
-def test_a_vm_that_leaves_the_fleet_while_its_approval_arrives_approves_nothing() -> None:
+def test_vm_removed_during_its_approval_approves_nothing() -> None:
     async def story(guest: Guest) -> None:
         async def leave() -> None:
             await guest.enrol("web", WEB_1)
@@ -267,7 +271,7 @@ def test_a_vm_that_leaves_the_fleet_while_its_approval_arrives_approves_nothing(
     run(story)
 
 
-def test_an_approval_is_that_of_the_vm_that_has_the_address_when_the_body_has_arrived() -> None:
+def test_approval_is_by_the_vm_at_the_address_when_the_body_ends() -> None:
     """The body may take ten seconds: an address that was given to another VM meanwhile must not
     approve for the old one.
     """
@@ -287,9 +291,7 @@ def test_an_approval_is_that_of_the_vm_that_has_the_address_when_the_body_has_ar
     run(story)
 
 
-def test_a_vm_that_moves_within_its_scope_while_its_approval_arrives_approves_as_what_it_is_now() -> (
-    None
-):
+def test_vm_renamed_during_its_approval_approves_as_the_new_vm() -> None:
     async def story(guest: Guest) -> None:
         async def rename() -> None:
             await guest.enrol("web", WEB_1, Vm(name="web-2", address="10.0.0.1"))
@@ -304,7 +306,7 @@ def test_a_vm_that_moves_within_its_scope_while_its_approval_arrives_approves_as
     run(story)
 
 
-def test_a_vm_that_leaves_while_its_first_poll_is_recorded_is_refused() -> None:
+def test_vm_removed_during_its_first_poll_is_forbidden() -> None:
     """The first poll of a scope may be held for two minutes; then it is answered as what the client
     is by then.
     """
@@ -322,9 +324,7 @@ def test_a_vm_that_leaves_while_its_first_poll_is_recorded_is_refused() -> None:
 @pytest.mark.parametrize("method", ["GET", "POST"])
 @pytest.mark.parametrize("version", ["2017-03-01", "2020-07-01"])
 @pytest.mark.parametrize("origin", [b"http://web.example", b"http://169.254.169.254", b"null"])
-def test_a_page_in_a_browser_can_neither_read_nor_approve(
-    method: str, version: str, origin: bytes
-) -> None:
+def test_web_page_can_neither_read_nor_approve(method: str, version: str, origin: bytes) -> None:
     """2017-03-01 needs no header that a page could not send.
 
     Browsers add an Origin; no client of the protocol does.
@@ -334,8 +334,8 @@ def test_a_page_in_a_browser_can_neither_read_nor_approve(
         await guest.call(EVENTS, TRUE)
         await guest.restart()
         target = f"/metadata/scheduledevents?api-version={version}"
-        told = await guest.call(target, TRUE, (b"origin", origin), method=method, body=APPROVAL)
-        assert (told.status, told.json) == (
+        response = await guest.call(target, TRUE, (b"origin", origin), method=method, body=APPROVAL)
+        assert (response.status, response.json) == (
             403,
             {"error": "Forbidden. Requests from web pages are not accepted"},
         )
@@ -347,50 +347,57 @@ def test_a_page_in_a_browser_can_neither_read_nor_approve(
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"[]", b"{}", b'{"StartRequests":[]}', b'{"StartRequests":[{}]}', b"\xff"]
 )
-def test_an_approval_that_cannot_be_read_is_a_bad_request(body: bytes) -> None:
+def test_malformed_approval_is_a_400(body: bytes) -> None:
     async def story(guest: Guest) -> None:
-        told = await guest.call(EVENTS, TRUE, method="POST", body=body)
-        assert (told.status, list(told.json)) == (400, ["error"])
+        response = await guest.call(EVENTS, TRUE, method="POST", body=body)
+        assert (response.status, list(response.json)) == (400, ["error"])
 
     run(story)
 
 
-def test_an_approval_that_is_too_large_is_refused() -> None:
+def test_too_large_approval_is_rejected() -> None:
     async def story(guest: Guest) -> None:
-        told = await guest.call(EVENTS, TRUE, method="POST", body=APPROVAL + b" " * (64 * 1024))
-        assert told.status == 413
+        response = await guest.call(EVENTS, TRUE, method="POST", body=APPROVAL + b" " * (64 * 1024))
+        assert response.status == 413
 
     run(story)
 
 
-def test_an_approval_that_the_store_loses_is_to_be_tried_again() -> None:
+def test_approval_that_the_store_loses_is_a_503() -> None:
     async def story(guest: Guest) -> None:
         await guest.call(EVENTS, TRUE)
         await guest.restart()
         guest.store.is_lost = True
-        told = await guest.call(EVENTS, TRUE, method="POST", body=APPROVAL)
-        assert (told.status, told.headers["retry-after"], list(told.json)) == (503, "1", ["error"])
+        response = await guest.call(EVENTS, TRUE, method="POST", body=APPROVAL)
+        assert (response.status, response.headers["retry-after"], list(response.json)) == (
+            503,
+            "1",
+            ["error"],
+        )
 
     run(story)
 
 
-def test_a_guest_learns_nothing_about_the_servers_store(caplog: pytest.LogCaptureFixture) -> None:
+def test_store_errors_are_not_shown_to_guests(caplog: pytest.LogCaptureFixture) -> None:
     """What is wrong with which file is for the operator, who reads it in the log."""
 
     async def story(guest: Guest) -> None:
         await guest.call(EVENTS, TRUE)
         await guest.restart()
         guest.store.is_lost = True
-        guest.store.problem = StoreUnusable("/var/lib/forewarn/store.db: the disk is full")
-        told = await guest.call(EVENTS, TRUE, method="POST", body=APPROVAL)
-        assert (told.status, told.json) == (503, {"error": "Service unavailable. Try again later"})
+        guest.store.error = StoreUnusable("/var/lib/forewarn/store.db: the disk is full")
+        response = await guest.call(EVENTS, TRUE, method="POST", body=APPROVAL)
+        assert (response.status, response.json) == (
+            503,
+            {"error": "Service unavailable. Try again later"},
+        )
 
     run(story)
     (line,) = [record for record in caplog.records if record.message == "guest request failed"]
     assert getattr(line, "facts", {})["problem"] == "/var/lib/forewarn/store.db: the disk is full"
 
 
-def test_if_none_match_means_nothing_to_an_approval() -> None:
+def test_approval_ignores_if_none_match() -> None:
     """Microsoft's own sample sends it there too."""
 
     async def story(guest: Guest) -> None:
@@ -403,22 +410,22 @@ def test_if_none_match_means_nothing_to_an_approval() -> None:
     run(story)
 
 
-def test_the_instance_tells_the_name_that_stands_in_resources() -> None:
+def test_instance_name_is_the_name_in_resources() -> None:
     """Without a newline: clients compare it as it is."""
 
     async def story(guest: Guest) -> None:
-        told = await guest.call(
+        response = await guest.call(
             "/Metadata/Instance/Compute/name/?api-version=2021-02-01&format=text", TRUE
         )
-        assert (told.status, told.body, told.headers["content-type"]) == (
+        assert (response.status, response.body, response.headers["content-type"]) == (
             200,
             b"web-0",
             "text/plain; charset=utf-8",
         )
-        told = await guest.call(
+        response = await guest.call(
             "/metadata/instance?api-version=2021-02-01", TRUE, address="10.0.0.2"
         )
-        assert told.json["compute"]["name"] == "web-1"
+        assert response.json["compute"]["name"] == "web-1"
 
     run(story)
 
@@ -432,14 +439,14 @@ def test_the_instance_tells_the_name_that_stands_in_resources() -> None:
         ("/metadata/instances?api-version=2021-02-01", 404),
     ],
 )
-def test_the_instance_refuses_what_it_cannot_tell(target: str, status: int) -> None:
+def test_instance_rejects_unknown_paths(target: str, status: int) -> None:
     async def story(guest: Guest) -> None:
         assert (await guest.call(target, TRUE)).status == status
 
     run(story)
 
 
-def test_versions_needs_no_version() -> None:
+def test_versions_path_needs_no_api_version() -> None:
     async def story(guest: Guest) -> None:
         assert (await guest.call("/metadata/versions", TRUE)).json["apiVersions"][0] == "2017-03-01"
         assert (await guest.call("/metadata/versions")).status == 400
@@ -447,23 +454,23 @@ def test_versions_needs_no_version() -> None:
     run(story)
 
 
-def test_who_calls_too_often_is_told_to_slow_down() -> None:
+def test_too_many_requests_get_a_429() -> None:
     async def story(guest: Guest) -> None:
-        answers = [await guest.call(EVENTS, TRUE) for _ in range(6)]
-        assert [told.status for told in answers] == [200] * 5 + [429]
-        assert (answers[5].headers["retry-after"], list(answers[5].json)) == ("1", ["error"])
+        responses = [await guest.call(EVENTS, TRUE) for _ in range(6)]
+        assert [response.status for response in responses] == [200] * 5 + [429]
+        assert (responses[5].headers["retry-after"], list(responses[5].json)) == ("1", ["error"])
         assert (await guest.call(EVENTS, TRUE, address="10.0.0.2")).status == 200
 
-    run(story, Settings(requests_per_second=5))
+    run(story, Config(requests_per_second=5))
 
 
-def test_what_is_broken_in_the_service_is_a_500_and_one_line_in_its_log(
+def test_bug_is_a_500_and_one_log_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def story(guest: Guest) -> None:
         guest.place.scope = None  # type: ignore[assignment]
-        told = await guest.call(EVENTS, TRUE)
-        assert (told.status, list(told.json)) == (500, ["error"])
+        response = await guest.call(EVENTS, TRUE)
+        assert (response.status, list(response.json)) == (500, ["error"])
 
     run(story)
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
@@ -471,7 +478,7 @@ def test_what_is_broken_in_the_service_is_a_500_and_one_line_in_its_log(
     ]
 
 
-def test_etag_of_a_deleted_vm_fits_no_document_of_its_next_life() -> None:
+def test_etag_of_a_deleted_vm_never_matches_again() -> None:
     """A guest, or a cache before it, that kept the number would take a new announcement for the one
     it has read.
     """
@@ -485,9 +492,9 @@ def test_etag_of_a_deleted_vm_fits_no_document_of_its_next_life() -> None:
         async def announced() -> bytes:
             await guest.engine.submit("solo", Seen(), by="test")
             await guest.engine.submit("solo", Restart(vm="solo", event_id=EVENT_ID), by="test")
-            told = await guest.call(EVENTS, TRUE, address="10.0.0.7")
-            assert b"Reboot" in told.body
-            return str(told.headers["etag"]).encode()
+            response = await guest.call(EVENTS, TRUE, address="10.0.0.7")
+            assert b"Reboot" in response.body
+            return str(response.headers["etag"]).encode()
 
         await declare(Vm(name="solo", address="10.0.0.7"))
         old = await announced()

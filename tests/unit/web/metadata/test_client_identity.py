@@ -4,19 +4,25 @@ import hmac
 
 import pytest
 
-from forewarn.config import Identify
+from forewarn.config import Config, Identify
 from forewarn.core.fleet import Scope, Vm
+from forewarn.core.timing import Timing
 from forewarn.engine.board import Board
+from forewarn.engine.engine import Engine
 from forewarn.errors import Forbidden, Invalid
-from forewarn.web.metadata.client_identity import identify, plain
+from forewarn.lab.clock import VirtualClock
+from forewarn.store.memory import MemoryStore
+from forewarn.web.http.message import plain_address
+from forewarn.web.metadata.app import Metadata
+from forewarn.web.metadata.client_identity import identify
 from forewarn.web.metadata.request import Request
-from forewarn.web.settings import Settings
+from tests.builders import NOON
 
 KEY = b"a shared secret"
-ADDRESS = Settings(identify={Identify.ADDRESS})
-PATH = Settings(identify={Identify.PATH})
-PROXY = Settings(identify={Identify.PROXY}, proxy_key=KEY)
-ALL = Settings(identify=set(Identify), proxy_key=KEY)
+ADDRESS = Config(identify=(Identify.ADDRESS,))
+PATH = Config(identify=(Identify.PATH,))
+PROXY = Config(identify=(Identify.PROXY,))
+ALL = Config(identify=tuple(Identify))
 
 
 def board() -> Board:
@@ -27,7 +33,7 @@ def board() -> Board:
     return shown
 
 
-def asked(
+def make_request(
     address: str = "10.0.0.1", vm: str = "", headers: dict[bytes, bytes] | None = None
 ) -> Request:
     return Request("GET", vm, "/metadata/scheduledevents", b"", headers or {}, address)
@@ -40,9 +46,9 @@ def signed(vm: str, key: bytes = KEY) -> dict[bytes, bytes]:
     }
 
 
-def test_a_vm_is_known_by_the_address_it_calls_from() -> None:
-    caller = identify(asked("10.0.0.1"), board(), ADDRESS)
-    assert (caller.vm, caller.place.scope.name) == ("web-0", "web")
+def test_vm_is_identified_by_its_address() -> None:
+    client = identify(make_request("10.0.0.1"), board(), ADDRESS, KEY)
+    assert (client.vm, client.place.scope.name) == ("web-0", "web")
 
 
 @pytest.mark.parametrize(
@@ -55,52 +61,52 @@ def test_a_vm_is_known_by_the_address_it_calls_from() -> None:
         ("::ffff:0:1", "::ffff:0:1"),
     ],
 )
-def test_an_address_is_compared_as_the_fleet_file_writes_it(address: str, written: str) -> None:
+def test_addresses_are_normalized(address: str, written: str) -> None:
     """On a socket for both families the kernel reports IPv4 callers in IPv6 form."""
-    assert plain(address) == written
+    assert plain_address(address) == written
 
 
-def test_an_address_of_no_vm_is_forbidden() -> None:
+def test_unknown_address_is_forbidden() -> None:
     with pytest.raises(Forbidden, match=r"10\.9\.9\.9"):
-        identify(asked("10.9.9.9"), board(), ADDRESS)
+        identify(make_request("10.9.9.9"), board(), ADDRESS, KEY)
 
 
-def test_a_vm_that_left_the_fleet_is_forbidden_at_once() -> None:
+def test_removed_vm_is_forbidden_at_once() -> None:
     shown = board()
     shown.publish(Scope(name="web", vms=()), 3)
     with pytest.raises(Forbidden):
-        identify(asked("10.0.0.1"), shown, ADDRESS)
+        identify(make_request("10.0.0.1"), shown, ADDRESS, KEY)
 
 
-def test_a_path_names_the_vm_where_paths_may() -> None:
-    assert identify(asked("10.9.9.9", vm="db-0"), board(), PATH).vm == "db-0"
+def test_path_names_the_vm_where_enabled() -> None:
+    assert identify(make_request("10.9.9.9", vm="db-0"), board(), PATH, KEY).vm == "db-0"
 
 
-def test_a_path_that_names_no_vm_of_the_fleet_is_forbidden() -> None:
+def test_unknown_vm_in_the_path_is_forbidden() -> None:
     with pytest.raises(Forbidden, match="db-9"):
-        identify(asked("10.0.0.1", vm="db-9"), board(), ALL)
+        identify(make_request("10.0.0.1", vm="db-9"), board(), ALL, KEY)
 
 
 VICTIM = "6f1c0c1e-6d0b-5a7e-9d5c-0a4e5c2b7f10"
 
 
-@pytest.mark.parametrize("said", [VICTIM, VICTIM.upper()])
-def test_an_id_beats_a_name_that_looks_like_it(said: str) -> None:
+@pytest.mark.parametrize("value", [VICTIM, VICTIM.upper()])
+def test_id_wins_over_an_equal_name(value: str) -> None:
     """The proxy signs ids.
 
     A VM that is named like another VM's id must not get what was signed for the other.
     """
     shown = Board(seen_interval_seconds=3600)
     shown.publish(Scope(name="db", vms=(Vm(name="db-0", id=VICTIM),)), 1)
-    shown.publish(Scope(name="evil", vms=(Vm(name=said),)), 2)
+    shown.publish(Scope(name="evil", vms=(Vm(name=value),)), 2)
 
-    assert identify(asked(headers=signed(said)), shown, PROXY).vm == "db-0"
+    assert identify(make_request(headers=signed(value)), shown, PROXY, KEY).vm == "db-0"
 
 
-def test_an_id_that_two_vms_have_is_refused_until_one_of_them_is_gone() -> None:
+def test_shared_id_is_forbidden() -> None:
     """Version 0.1 took such fleets, so a store may hold one.
 
-    To answer would be to guess whose events to show.
+    Any response would be a guess whose events to show.
     """
     shown = Board(seen_interval_seconds=3600)
     shown.publish(Scope(name="a", vms=(Vm(name="a-0", id=VICTIM),)), 1)
@@ -110,24 +116,24 @@ def test_an_id_that_two_vms_have_is_refused_until_one_of_them_is_gone() -> None:
         [(Vm(name="b-1", id=VICTIM),), (Vm(name="b-1", id=VICTIM), Vm(name="b-2"))], start=3
     ):
         with pytest.raises(Forbidden, match=f"^Forbidden. Several VMs have the id {VICTIM}$"):
-            identify(asked(headers=signed(VICTIM)), shown, PROXY)
+            identify(make_request(headers=signed(VICTIM)), shown, PROXY, KEY)
         shown.publish(Scope(name="b", vms=vms), number)
     shown.publish(Scope(name="b", vms=(Vm(name="b-2"),)), 5)
-    assert identify(asked(headers=signed(VICTIM)), shown, PROXY).vm == "a-0"
+    assert identify(make_request(headers=signed(VICTIM)), shown, PROXY, KEY).vm == "a-0"
     shown.withdraw("a", 6)
-    with pytest.raises(Forbidden, match="is no VM of this fleet"):
-        identify(asked(headers=signed(VICTIM)), shown, PROXY)
+    with pytest.raises(Forbidden, match="is not a VM of this fleet"):
+        identify(make_request(headers=signed(VICTIM)), shown, PROXY, KEY)
 
 
-@pytest.mark.parametrize(("said", "vm"), [("web-0", "web-0"), ("6f1c", "web-0"), ("db-0", "db-0")])
-def test_a_proxy_vouches_for_a_vm_by_name_or_id(said: str, vm: str) -> None:
-    assert identify(asked("10.9.9.9", headers=signed(said)), board(), PROXY).vm == vm
+@pytest.mark.parametrize(("value", "vm"), [("web-0", "web-0"), ("6f1c", "web-0"), ("db-0", "db-0")])
+def test_proxy_names_a_vm_by_name_or_id(value: str, vm: str) -> None:
+    assert identify(make_request("10.9.9.9", headers=signed(value)), board(), PROXY, KEY).vm == vm
 
 
-def test_a_signature_may_be_in_upper_case() -> None:
+def test_signature_is_case_insensitive() -> None:
     headers = signed("web-0")
     headers[b"x-instance-id-signature"] = headers[b"x-instance-id-signature"].upper()
-    assert identify(asked(headers=headers), board(), PROXY).vm == "web-0"
+    assert identify(make_request(headers=headers), board(), PROXY, KEY).vm == "web-0"
 
 
 @pytest.mark.parametrize(
@@ -141,54 +147,56 @@ def test_a_signature_may_be_in_upper_case() -> None:
         {**signed("web-0"), b"x-instance-id": b"web-0, db-0"},
     ],
 )
-def test_a_wrong_signature_is_forbidden_even_where_the_address_is_known(
+def test_wrong_signature_is_forbidden_from_a_known_address(
     headers: dict[bytes, bytes],
 ) -> None:
-    """Whoever tries to speak for another VM is not served as itself."""
+    """A client that tries to impersonate a VM is not served as itself."""
     with pytest.raises(Forbidden, match="signature"):
-        identify(asked("10.0.0.1", headers=headers), board(), ALL)
+        identify(make_request("10.0.0.1", headers=headers), board(), ALL, KEY)
 
 
-def test_a_right_signature_for_no_vm_of_the_fleet_is_forbidden() -> None:
+def test_valid_signature_of_an_unknown_vm_is_forbidden() -> None:
     with pytest.raises(Forbidden, match="web-9"):
-        identify(asked(headers=signed("web-9")), board(), PROXY)
+        identify(make_request(headers=signed("web-9")), board(), PROXY, KEY)
 
 
-def test_without_a_proxy_the_headers_of_one_mean_nothing() -> None:
+def test_proxy_headers_are_ignored_without_proxy_mode() -> None:
     """A guest can send any header it likes."""
-    assert identify(asked("10.0.0.1", headers=signed("db-0")), board(), ADDRESS).vm == "web-0"
+    assert (
+        identify(make_request("10.0.0.1", headers=signed("db-0")), board(), ADDRESS, KEY).vm
+        == "web-0"
+    )
 
 
-def test_with_a_proxy_only_an_unsigned_request_is_forbidden() -> None:
+def test_proxy_mode_forbids_unsigned_requests() -> None:
     with pytest.raises(Forbidden):
-        identify(asked("10.0.0.1"), board(), PROXY)
+        identify(make_request("10.0.0.1"), board(), PROXY, KEY)
 
 
-def test_ways_can_be_combined() -> None:
+def test_identification_methods_can_be_combined() -> None:
     shown = board()
-    assert identify(asked("10.0.0.3"), shown, ALL).vm == "db-0"
-    assert identify(asked("10.0.0.3", vm="web-1"), shown, ALL).vm == "web-1"
-    assert identify(asked("10.0.0.3", headers=signed("web-0")), shown, ALL).vm == "web-0"
+    assert identify(make_request("10.0.0.3"), shown, ALL, KEY).vm == "db-0"
+    assert identify(make_request("10.0.0.3", vm="web-1"), shown, ALL, KEY).vm == "web-1"
+    assert (
+        identify(make_request("10.0.0.3", headers=signed("web-0")), shown, ALL, KEY).vm == "web-0"
+    )
 
 
 @pytest.mark.parametrize("vm", ["", "web-0"])
-def test_a_request_that_was_passed_on_is_refused(vm: str) -> None:
+def test_forwarded_request_is_rejected(vm: str) -> None:
     """A proxy that forwards requests hides who asks; the protocol refuses them all."""
     with pytest.raises(Invalid, match="X-Forwarded-For"):
-        identify(asked(vm=vm, headers={b"x-forwarded-for": b"10.0.0.1"}), board(), ALL)
+        identify(make_request(vm=vm, headers={b"x-forwarded-for": b"10.0.0.1"}), board(), ALL, KEY)
 
 
-def test_a_proxy_that_signs_may_pass_a_request_on() -> None:
+def test_signing_proxy_may_forward_requests() -> None:
     """OpenStack's metadata proxy adds X-Forwarded-For to all that it signs."""
     headers = {**signed("web-0"), b"x-forwarded-for": b"10.0.0.1"}
-    assert identify(asked("10.9.9.9", headers=headers), board(), PROXY).vm == "web-0"
+    assert identify(make_request("10.9.9.9", headers=headers), board(), PROXY, KEY).vm == "web-0"
 
 
-def test_a_proxy_without_a_key_is_no_setting() -> None:
-    """An empty key would let anybody sign."""
-    with pytest.raises(Invalid, match="key"):
-        Settings(identify={Identify.PROXY})
-
-
-def test_the_key_is_never_shown() -> None:
-    assert "secret" not in repr(PROXY)
+def test_proxy_mode_needs_a_key() -> None:
+    """With an empty key anybody could sign."""
+    engine = Engine(MemoryStore(), VirtualClock(NOON), Timing())
+    with pytest.raises(Invalid, match="the key is empty"):
+        Metadata(engine, PROXY, b"")

@@ -1,49 +1,48 @@
-"""What a poll asks for, read once; and the answer to it, from ready bytes."""
+"""Parsing a poll, and responding to it from prepared bytes."""
 
 import pytest
 
-from forewarn.config import Identify
+from forewarn.config import Config, Identify
 from forewarn.core.fleet import Scope, Vm
 from forewarn.core.timing import Timing
-from forewarn.engine.clock import VirtualClock
 from forewarn.engine.engine import Engine
+from forewarn.lab.clock import VirtualClock
 from forewarn.store.memory import MemoryStore
-from forewarn.web.http.connection import Limits
+from forewarn.web.http.admission import Limits
 from forewarn.web.metadata import fast_path as poll
 from forewarn.web.metadata.fast_path import ParsedPoll, Polls
-from forewarn.web.settings import Settings
 from forewarn.wire.versions import BY_NAME, NEWEST
 from tests.builders import NOON
 from tests.effort import LINEAR_MAX, growth
 
 URL = b"/metadata/scheduledevents?api-version=2020-07-01"
 HEADERS = [(b"host", b"h"), (b"metadata", b"true")]
-BOTH = Settings(identify={Identify.ADDRESS, Identify.PATH})
+BOTH = Config(identify=(Identify.ADDRESS, Identify.PATH))
 PLAIN = ParsedPoll("", NEWEST, frozenset(), is_last=False)
 
 
-def polls(settings: Settings = BOTH) -> Polls:
-    """`web-0` at 10.0.0.1, whose scope somebody polled a moment ago."""
+def polls(config: Config = BOTH) -> Polls:
+    """`web-0` at 10.0.0.1, whose scope was polled just now."""
     engine = Engine(MemoryStore(), VirtualClock(NOON), Timing())
     engine.board.publish(
         Scope(name="web", vms=(Vm(name="web-0", address="10.0.0.1"),), seen_at=NOON, incarnation=7),
         1,
     )
-    return Polls(engine, settings, Limits())
+    return Polls(engine, config, Limits())
 
 
-def test_a_poll_asks_for_a_version_in_the_name_of_its_address() -> None:
-    assert polls().plan(URL, HEADERS, is_last=False) == PLAIN
-    assert polls().plan(URL, HEADERS, is_last=True) == ParsedPoll(
+def test_poll_by_address_is_parsed() -> None:
+    assert polls().parse(URL, HEADERS, is_last=False) == PLAIN
+    assert polls().parse(URL, HEADERS, is_last=True) == ParsedPoll(
         "", NEWEST, frozenset(), is_last=True
     )
 
 
-def test_a_poll_may_ask_in_the_name_that_stands_in_its_path() -> None:
-    assert polls().plan(b"/as/web-0" + URL, HEADERS, is_last=False) == ParsedPoll(
+def test_poll_by_path_is_parsed() -> None:
+    assert polls().parse(b"/as/web-0" + URL, HEADERS, is_last=False) == ParsedPoll(
         "web-0", NEWEST, frozenset(), is_last=False
     )
-    assert polls(Settings()).plan(b"/as/web-0" + URL, HEADERS, is_last=False) is None
+    assert polls(Config()).parse(b"/as/web-0" + URL, HEADERS, is_last=False) is None
 
 
 @pytest.mark.parametrize(
@@ -59,8 +58,8 @@ def test_a_poll_may_ask_in_the_name_that_stands_in_its_path() -> None:
         (b"", set()),
     ],
 )
-def test_a_poll_may_say_which_documents_it_has(tags: bytes, known: set[int]) -> None:
-    plan = polls().plan(URL, [*HEADERS, (b"if-none-match", tags)], is_last=False)
+def test_if_none_match_of_a_poll_is_parsed(tags: bytes, known: set[int]) -> None:
+    plan = polls().parse(URL, [*HEADERS, (b"if-none-match", tags)], is_last=False)
     assert plan is not None
     assert plan.known == known
 
@@ -72,19 +71,19 @@ def test_reading_if_none_match_takes_time_linear_in_its_length() -> None:
     """
 
     def plan(tags: int) -> ParsedPoll | None:
-        return ready.plan(URL, [*HEADERS, (b"if-none-match", b"1," * tags)], is_last=False)
+        return ready.parse(URL, [*HEADERS, (b"if-none-match", b"1," * tags)], is_last=False)
 
     ready = polls()
     assert growth(plan, 500) < LINEAR_MAX
 
 
-def test_a_poll_that_has_any_document_is_not_ordinary() -> None:
-    assert polls().plan(URL, [*HEADERS, (b"if-none-match", b"*")], is_last=False) is None
+def test_if_none_match_star_is_left_to_the_application() -> None:
+    assert polls().parse(URL, [*HEADERS, (b"if-none-match", b"*")], is_last=False) is None
 
 
-@pytest.mark.parametrize("name", sorted(poll.UNUSUAL))
-def test_a_header_that_changes_the_answer_makes_a_poll_unusual(name: bytes) -> None:
-    assert polls().plan(URL, [*HEADERS, (name, b"x")], is_last=False) is None
+@pytest.mark.parametrize("name", sorted(poll.UNUSUAL_HEADERS))
+def test_unusual_headers_are_left_to_the_application(name: bytes) -> None:
+    assert polls().parse(URL, [*HEADERS, (name, b"x")], is_last=False) is None
 
 
 @pytest.mark.parametrize(
@@ -101,40 +100,40 @@ def test_a_header_that_changes_the_answer_makes_a_poll_unusual(name: bytes) -> N
         b"*",
     ],
 )
-def test_what_is_refused_or_elsewhere_is_not_ordinary(url: bytes) -> None:
-    assert polls().plan(url, HEADERS, is_last=False) is None
+def test_other_requests_are_left_to_the_application(url: bytes) -> None:
+    assert polls().parse(url, HEADERS, is_last=False) is None
 
 
-def test_where_requests_are_counted_no_poll_is_ordinary() -> None:
-    assert polls(Settings(requests_per_second=5)).plan(URL, HEADERS, is_last=False) is None
+def test_rate_limited_polls_go_to_the_application() -> None:
+    assert polls(Config(requests_per_second=5)).parse(URL, HEADERS, is_last=False) is None
 
 
-def test_the_answer_is_the_page_of_the_callers_scope() -> None:
+def test_response_is_the_document_of_the_clients_scope() -> None:
     ready = polls()
     ready.ok, ready.unchanged = b"OK\r\n", b"UNCHANGED\r\n"
     page = b'content-type: application/json; charset=utf-8\r\netag: "7"\r\ncontent-length: 37\r\n'
     body = b'{"DocumentIncarnation":7,"Events":[]}'
-    assert ready.answer(PLAIN, "10.0.0.1") == b"OK\r\n" + page + b"\r\n" + body
+    assert ready.respond(PLAIN, "10.0.0.1") == b"OK\r\n" + page + b"\r\n" + body
     closing = ParsedPoll("web-0", NEWEST, frozenset(), is_last=True)
-    assert ready.answer(closing, "") == b"OK\r\n" + page + b"connection: close\r\n\r\n" + body
+    assert ready.respond(closing, "") == b"OK\r\n" + page + b"connection: close\r\n\r\n" + body
     knowing = ParsedPoll("web-0", BY_NAME["2017-03-01"], frozenset({7}), is_last=False)
-    assert ready.answer(knowing, "") == b'UNCHANGED\r\netag: "7"\r\n\r\n'
+    assert ready.respond(knowing, "") == b'UNCHANGED\r\netag: "7"\r\n\r\n'
 
 
-def test_a_caller_that_is_unknown_gets_no_quick_answer() -> None:
-    assert polls().answer(PLAIN, "10.9.9.9") is None
+def test_unknown_client_is_left_to_the_application() -> None:
+    assert polls().respond(PLAIN, "10.9.9.9") is None
     assert (
-        polls().answer(ParsedPoll("web-9", NEWEST, frozenset(), is_last=False), "10.0.0.1") is None
+        polls().respond(ParsedPoll("web-9", NEWEST, frozenset(), is_last=False), "10.0.0.1") is None
     )
 
 
-def test_a_poll_that_must_be_recorded_gets_no_quick_answer() -> None:
+def test_poll_to_record_is_left_to_the_application() -> None:
     ready = polls()
     place = ready.board.scopes["web"]
     place.fresh_until = NOON.timestamp() + 1
-    assert ready.answer(PLAIN, "10.0.0.1") is not None
+    assert ready.respond(PLAIN, "10.0.0.1") is not None
     place.fresh_until = NOON.timestamp()
-    assert ready.answer(PLAIN, "10.0.0.1") is None
+    assert ready.respond(PLAIN, "10.0.0.1") is None
 
 
 @pytest.mark.parametrize(
@@ -146,15 +145,15 @@ def test_a_poll_that_must_be_recorded_gets_no_quick_answer() -> None:
         b"a" * poll.REQUEST_BYTES_MAX + b"\r\n\r\n",
     ],
 )
-def test_only_one_small_whole_request_is_remembered(data: bytes) -> None:
+def test_only_a_single_small_request_is_remembered(data: bytes) -> None:
     ready = polls()
-    ready.learn(data, PLAIN)
-    assert ready.plans == {}
+    ready.remember(data, PLAIN)
+    assert ready.parsed == {}
 
 
-def test_what_is_remembered_has_a_limit() -> None:
-    """Clients that send another header at each poll fill it; then it starts anew."""
+def test_number_of_remembered_polls_is_limited() -> None:
+    """Clients that send another header at each poll fill it; then it is cleared."""
     ready = polls()
-    for number in range(poll.PLANS_MAX + 10):
-        ready.learn(b"%d\r\n\r\n" % number, PLAIN)
-    assert len(ready.plans) == 10
+    for number in range(poll.POLLS_MAX + 10):
+        ready.remember(b"%d\r\n\r\n" % number, PLAIN)
+    assert len(ready.parsed) == 10

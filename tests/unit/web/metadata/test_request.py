@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from forewarn.config import Config
 from forewarn.errors import Invalid
 from forewarn.web.metadata.request import (
     BadVersion,
@@ -11,19 +12,18 @@ from forewarn.web.metadata.request import (
     events_version,
     instance_version,
     join,
-    parameters,
-    route,
+    normalize,
+    parse_query,
     split,
     wait_seconds,
 )
-from forewarn.web.settings import Settings
 from tests.effort import LINEAR_MAX, growth
 
 TRUE = {b"metadata": b"true"}
 EVENTS = "/metadata/scheduledevents"
 
 
-def asked(
+def make_request(
     query: str = "api-version=2020-07-01",
     headers: dict[bytes, bytes] | None = None,
     path: str = EVENTS,
@@ -36,13 +36,13 @@ def asked(
 @pytest.mark.parametrize(
     "path", ["/metadata/scheduledevents", "/metadata/scheduledEvents", "/METADATA/scheduledevents/"]
 )
-def test_a_path_is_the_same_in_any_case_and_with_a_slash_at_its_end(path: str) -> None:
+def test_paths_ignore_case_and_one_trailing_slash(path: str) -> None:
     """A published C# sample writes `scheduledEvents`."""
-    assert route(path) == "/metadata/scheduledevents"
+    assert normalize(path) == "/metadata/scheduledevents"
 
 
-def test_only_one_slash_at_the_end_is_forgiven() -> None:
-    assert route("/metadata/scheduledevents//") == "/metadata/scheduledevents/"
+def test_only_one_trailing_slash_is_ignored() -> None:
+    assert normalize("/metadata/scheduledevents//") == "/metadata/scheduledevents/"
 
 
 @pytest.mark.parametrize(
@@ -56,12 +56,12 @@ def test_only_one_slash_at_the_end_is_forgiven() -> None:
         ("/assets/x", ("", "/assets/x")),
     ],
 )
-def test_a_path_may_name_the_vm_that_calls(path: str, parts: tuple[str, str]) -> None:
+def test_path_can_name_the_vm(path: str, parts: tuple[str, str]) -> None:
     assert split(path) == parts
 
 
-def test_query_names_and_values_are_decoded() -> None:
-    assert parameters(b"api%2Dversion=2020%2D07-01&Format=text&empty=") == {
+def test_query_is_decoded() -> None:
+    assert parse_query(b"api%2Dversion=2020%2D07-01&Format=text&empty=") == {
         "api-version": "2020-07-01",
         "format": "text",
         "empty": "",
@@ -71,13 +71,13 @@ def test_query_names_and_values_are_decoded() -> None:
 @pytest.mark.parametrize(
     "query", [b"api-version=1&api-version=1", b"a=1&A=2", b"a=1&%61=2", b"&".join([b"a=1"] * 101)]
 )
-def test_a_query_name_that_stands_twice_is_refused(query: bytes) -> None:
+def test_duplicate_query_parameter_is_rejected(query: bytes) -> None:
     """The protocol rejects it: which of the two would have counted?"""
     with pytest.raises(Invalid):
-        parameters(query)
+        parse_query(query)
 
 
-def test_a_header_that_came_twice_is_one_header_with_both_values() -> None:
+def test_repeated_headers_are_joined() -> None:
     assert join([(b"a", b"1"), (b"b", b"2"), (b"a", b"3")]) == {b"a": b"1, 3", b"b": b"2"}
 
 
@@ -87,40 +87,40 @@ def test_joining_equal_headers_takes_time_linear_in_their_number() -> None:
 
 
 @pytest.mark.parametrize("value", [b"true", b"True", b"TRUE", b"true "])
-def test_the_metadata_header_is_true_in_any_case_of_letters(value: bytes) -> None:
+def test_metadata_header_is_case_insensitive(value: bytes) -> None:
     """The documents print `Metadata:True` in one of their examples; the parser leaves spaces at the
     end.
     """
-    assert events_version(asked(headers={b"metadata": value}), Settings()).name == "2020-07-01"
+    assert events_version(make_request(headers={b"metadata": value}), Config()).name == "2020-07-01"
 
 
 @pytest.mark.parametrize(
     "headers", [{}, {b"metadata": b""}, {b"metadata": b"1"}, {b"metadata": b"true, false"}]
 )
-def test_without_the_metadata_header_a_request_is_refused(headers: dict[bytes, bytes]) -> None:
+def test_missing_metadata_header_is_rejected(headers: dict[bytes, bytes]) -> None:
     with pytest.raises(Invalid, match="Required metadata header not specified"):
-        events_version(asked(headers=headers), Settings())
+        events_version(make_request(headers=headers), Config())
 
 
-def test_the_first_version_waives_the_metadata_header() -> None:
+def test_first_version_needs_no_metadata_header() -> None:
     """Its own published samples send none."""
-    assert events_version(asked("api-version=2017-03-01", {}), Settings()).name == "2017-03-01"
+    assert events_version(make_request("api-version=2017-03-01", {}), Config()).name == "2017-03-01"
 
 
-def test_a_request_without_header_and_version_is_told_of_the_header_first() -> None:
-    """As the real service does; whoever asks which versions there are sends the header."""
+def test_missing_header_is_reported_before_the_version() -> None:
+    """As on Azure: a client that looks for versions sends the header."""
     with pytest.raises(Invalid, match="Required metadata header"):
-        events_version(asked("", {}), Settings())
+        events_version(make_request("", {}), Config())
 
 
 @pytest.mark.parametrize(
     "query",
     ["", "api-version=", "api-version=latest", "api-version={latest}", "api-version=2021-12-13"],
 )
-def test_a_missing_or_unknown_version_is_answered_with_the_newest_ones(query: str) -> None:
+def test_unknown_version_error_lists_the_newest(query: str) -> None:
     """Several clients call without one on purpose and read `newest-versions`."""
     with pytest.raises(BadVersion) as refused:
-        events_version(asked(query), Settings())
+        events_version(make_request(query), Config())
     assert json.loads(refused.value.body)["newest-versions"] == [
         "2020-07-01",
         "2019-08-01",
@@ -128,28 +128,28 @@ def test_a_missing_or_unknown_version_is_answered_with_the_newest_ones(query: st
     ]
 
 
-def test_in_lenient_mode_a_later_date_is_the_newest_version_before_it() -> None:
+def test_lenient_mode_serves_the_version_before_a_date() -> None:
     assert (
-        events_version(asked("api-version=2021-12-13"), Settings(lenient_versions=True)).name
+        events_version(make_request("api-version=2021-12-13"), Config(lenient_versions=True)).name
         == "2020-07-01"
     )
     with pytest.raises(BadVersion):
-        events_version(asked("api-version=latest"), Settings(lenient_versions=True))
+        events_version(make_request("api-version=latest"), Config(lenient_versions=True))
 
 
-def test_the_path_of_the_first_preview_means_the_first_version() -> None:
-    request = asked("", {}, "/metadata/latest/scheduledevents")
-    assert events_version(request, Settings(legacy_path=True)).name == "2017-03-01"
+def test_legacy_path_means_the_first_version() -> None:
+    request = make_request("", {}, "/metadata/latest/scheduledevents")
+    assert events_version(request, Config(legacy_path=True)).name == "2017-03-01"
 
 
-def test_instance_requests_have_versions_of_their_own() -> None:
+def test_instance_has_its_own_versions() -> None:
     """2021-02-01 is an instance version and no Scheduled Events version;
 
     2020-07-01 is the other way round.
     """
-    assert instance_version(asked(), {"api-version": "2021-02-01"}) == "2021-02-01"
+    assert instance_version(make_request(), {"api-version": "2021-02-01"}) == "2021-02-01"
     with pytest.raises(BadVersion) as refused:
-        instance_version(asked(), {"api-version": "2020-07-01"})
+        instance_version(make_request(), {"api-version": "2020-07-01"})
     assert json.loads(refused.value.body)["newest-versions"] == [
         "2025-04-07",
         "2024-07-17",
@@ -177,8 +177,9 @@ def test_instance_requests_have_versions_of_their_own() -> None:
         (b"", 0),
     ],
 )
-def test_the_preference_to_wait_is_read_as_rfc_7240_writes_it(prefer: bytes, seconds: int) -> None:
-    """What cannot be read is no preference: the request is answered at once, as on Azure."""
+def test_prefer_wait_follows_rfc_7240(prefer: bytes, seconds: int) -> None:
+    """A malformed preference is ignored: the response comes at once, as on Azure."""
     assert (
-        wait_seconds(asked(headers={b"prefer": prefer}), Settings(wait_seconds_max=60)) == seconds
+        wait_seconds(make_request(headers={b"prefer": prefer}), Config(wait_seconds_max=60))
+        == seconds
     )

@@ -1,127 +1,118 @@
-"""ChangeKind happened, over the control API: entries by VM, scope, host, event, change and time, the
-newest first.
-"""
+"""The history: entries by VM, scope, host, event, change and time, newest first."""
 
 from datetime import UTC, datetime
 from typing import Annotated
 
 import msgspec
 from litestar import Controller, get
-from litestar.di import NamedDependency
 from litestar.params import QueryParameter
 
 from forewarn.core.change import ChangeKind
-from forewarn.engine.engine import Engine
 from forewarn.engine.entry import Entry
 from forewarn.errors import Invalid
 from forewarn.history.query import EntryFilter, read
-from forewarn.web.control import pagination as cursors
-from forewarn.web.control.openapi_responses import ANY
+from forewarn.web.control import pagination
+from forewarn.web.control.dependencies import EngineDependency
+from forewarn.web.control.openapi import COMMON_ERRORS
 
 PAGE_MAX = 1000
+POSITION_DIGITS_MAX = 18
 
-OfVm = Annotated[str, QueryParameter(name="vm", description="Only what concerns this VM.")]
-OfScope = Annotated[
-    str, QueryParameter(name="scope", description="Only what became true in this scope.")
+VmFilter = Annotated[str, QueryParameter(name="vm", description="Only entries about this VM.")]
+ScopeFilter = Annotated[
+    str, QueryParameter(name="scope", description="Only entries of this scope.")
 ]
-OfHost = Annotated[str, QueryParameter(name="host", description="Only what happened on this host.")]
-OfEvent = Annotated[
-    str, QueryParameter(name="event", description="Only this event; its id in any case of letters.")
+HostFilter = Annotated[str, QueryParameter(name="host", description="Only entries of this host.")]
+EventFilter = Annotated[
+    str, QueryParameter(name="event", description="Only entries of this event, by its id.")
 ]
-OfChange = Annotated[
+ChangeFilter = Annotated[
     str,
-    QueryParameter(name="what", description=f"Only changes of this kind: {', '.join(ChangeKind)}."),
+    QueryParameter(name="what", description=f"Only this kind of change: {', '.join(ChangeKind)}."),
 ]
 Since = Annotated[
-    str | None, QueryParameter(name="since", description="Only from this moment on, RFC 3339.")
+    str | None, QueryParameter(name="since", description="Only from this time on, RFC 3339.")
 ]
 Until = Annotated[
-    str | None, QueryParameter(name="until", description="Only before this moment, RFC 3339.")
+    str | None, QueryParameter(name="until", description="Only before this time, RFC 3339.")
 ]
 PageLimit = Annotated[
-    int, QueryParameter(name="limit", ge=1, le=PAGE_MAX, description="At most so many.")
+    int, QueryParameter(name="limit", ge=1, le=PAGE_MAX, description="Entries per page.")
 ]
-Cursor = Annotated[
-    str | None, QueryParameter(name="cursor", description="The `next` of the page before.")
+PageCursor = Annotated[
+    str | None, QueryParameter(name="cursor", description="The `next` of the previous page.")
 ]
 
 
-class Entries(msgspec.Struct, frozen=True):
-    """Entries, the newest first.
-
-    A page may be empty and `next` still go on: each looks at so many notes and no more.
-    """
+class HistoryList(msgspec.Struct, frozen=True):
+    """Entries, newest first. A page with filters may be empty and still have a `next`."""
 
     history: list[Entry]
     next: str | None
 
 
-class Histories(Controller):
+class HistoryController(Controller):
     path = "/api/v1/history"
     tags = ("History",)
 
-    @get("/", responses=ANY)
+    @get("/", responses=COMMON_ERRORS)
     async def read_history(
         self,
-        engine: NamedDependency[Engine],
+        engine: EngineDependency,
         *,
-        vm: OfVm = "",
-        of_scope: OfScope = "",
-        host: OfHost = "",
-        event: OfEvent = "",
-        what: OfChange = "",
+        vm: VmFilter = "",
+        of_scope: ScopeFilter = "",
+        host: HostFilter = "",
+        event: EventFilter = "",
+        what: ChangeFilter = "",
         since: Since = None,
         until: Until = None,
         limit: PageLimit = 100,
-        cursor: Cursor = None,
-    ) -> Entries:
-        """ChangeKind happened, the newest first: when, by whom, what and why."""
+        cursor: PageCursor = None,
+    ) -> HistoryList:
+        """What happened, newest first: when, by whom, what and why."""
         wanted = EntryFilter(
             vm=vm,
             scope=of_scope,
             host=host,
             event=event.upper(),
-            what=change(what),
-            since=moment(since, "since"),
-            until=moment(until, "until"),
+            what=check_change(what),
+            since=_parse_time(since, "since"),
+            until=_parse_time(until, "until"),
         )
-        page = await read(engine.store, wanted, limit=limit, before=_number(cursor))
-        return Entries(
-            page.entries, None if page.next is None else cursors.encode((str(page.next),))
-        )
+        before = None if cursor is None else _decode_position(cursor)
+        page = await read(engine.store, wanted, limit=limit, before=before)
+        after = None if page.next is None else pagination.encode((str(page.next),))
+        return HistoryList(page.entries, after)
 
 
-def change(said: str) -> str:
-    """The kind of change that the query names; Invalid if there is none of this name."""
-    if said and said not in list(ChangeKind):
+def check_change(name: str) -> str:
+    """The name of a kind of change, or "" for all; Invalid if it is unknown."""
+    if name and name not in list(ChangeKind):
         raise Invalid(
-            f"what: expected one of {', '.join(ChangeKind)}, got {said[:80]!r}", field="what"
+            f"what: expected one of {', '.join(ChangeKind)}, got {name[:80]!r}", field="what"
         )
-    return said
+    return name
 
 
-def moment(said: str | None, field: str) -> datetime | None:
-    """A moment of the query in UTC; Invalid if it is none, or has no time zone."""
-    if said is None:
+def _parse_time(text: str | None, field: str) -> datetime | None:
+    if text is None:
         return None
     try:
-        found = datetime.fromisoformat(said)
-        if found.tzinfo is None:
+        time = datetime.fromisoformat(text)
+        if time.tzinfo is None:
             raise ValueError
-        return found.astimezone(UTC)
+        return time.astimezone(UTC)
     except (ValueError, OverflowError) as error:
         raise Invalid(
-            f"{field}: expected a moment such as 2030-01-31T12:00:00Z, got {said[:80]!r}",
+            f"{field}: expected a time such as 2030-01-31T12:00:00Z, got {text[:80]!r}",
             field=field,
         ) from error
 
 
-def _number(cursor: str | None) -> int | None:
-    if cursor is None:
-        return None
-    (key, *more) = cursors.decode(cursor)
-    if more or not key.isascii() or not key.isdigit() or len(key) > 18:
-        raise Invalid(
-            f"cursor: expected the `next` of an earlier answer, got {cursor[:80]!r}", field="cursor"
-        )
-    return int(key)
+def _decode_position(cursor: str) -> int:
+    (position, *more) = pagination.decode(cursor)
+    is_number = position.isascii() and position.isdigit()
+    if more or not is_number or len(position) > POSITION_DIGITS_MAX:
+        raise pagination.invalid_cursor(cursor)
+    return int(position)

@@ -1,7 +1,4 @@
-"""`/metrics` for Prometheus.
-
-The parts count with plain numbers; here they are named, when somebody asks. Labels are bounded.
-"""
+"""`/metrics` for Prometheus. The parts count; here the counts get names. Labels are bounded."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -32,30 +29,26 @@ from forewarn.web.service import Service
 
 CONTENT_TYPE = "text/plain; version=0.0.4"  # Litestar adds the charset
 
-K = TypeVar("K", bound=tuple[str, ...])
 S = TypeVar("S", bound=str)
+K = TypeVar("K", bound=tuple[str, ...])
 
 
-def route(service: Service, metadata: Metadata, polls: Polls) -> HTTPRouteHandler:
-    """The handler of `/metrics`."""
+def make_metrics_route(service: Service, metadata: Metadata, polls: Polls) -> HTTPRouteHandler:
     registry = CollectorRegistry()
-    registry.register(Numbers(service, metadata, polls))
+    registry.register(ServiceCollector(service, metadata, polls))
     for standard in (ProcessCollector, PlatformCollector, GCCollector):
         standard(registry=registry)
 
     @get("/metrics", tags=["Service"], media_type=CONTENT_TYPE, sync_to_thread=False)
     def metrics() -> Response[bytes]:
-        """Numbers for Prometheus, in its text format."""
+        """Metrics in the Prometheus text format."""
         return Response(generate_latest(registry), media_type=CONTENT_TYPE)
 
     return metrics
 
 
-class Numbers(Collector):
-    """All our numbers.
-
-    They are counted where they change, so the work of a scrape does not grow with the fleet.
-    """
+class ServiceCollector(Collector):
+    """Reads the counts of all parts. The work of a scrape does not grow with the fleet."""
 
     def __init__(self, service: Service, metadata: Metadata, polls: Polls) -> None:
         self._service = service
@@ -72,188 +65,108 @@ class Numbers(Collector):
 
     def _state(self) -> Iterator[Metric]:
         engine, board = self._engine, self._engine.board
-        yield gauge(
-            "forewarn_build_info",
-            "Always 1; the version is a label.",
-            {(__version__,): 1},
-            ["version"],
-        )
-        yield gauge(
-            "forewarn_ready",
-            "1 while the store is read and followed.",
-            {(): float(engine.can_serve)},
-        )
-        yield gauge("forewarn_scopes", "Scopes of the fleet.", {(): len(board.scopes)})
-        yield gauge("forewarn_vms", "VMs of the fleet.", {(): len(board.vms)})
-        yield gauge("forewarn_hosts", "Hosts of the fleet.", {(): len(board.known_hosts)})
-        unreadable = len(engine.unreadable)
-        yield gauge(
-            "forewarn_records_unreadable",
-            "Records of a newer version, or damaged: read-only here.",
-            {(): unreadable},
-        )
-        skew = engine.metrics.skew_seconds
-        jump = engine.clock.jump_seconds
-        yield gauge(
-            "forewarn_clock_jump_seconds",
-            "How far the machine's clock jumped away from our time.",
-            {(): jump},
-        )
-        yield gauge(
-            "forewarn_clock_skew_seconds",
-            "How far another server's clock is ahead of ours, by its stamps.",
-            {(): skew},
-        )
+        build = {(__version__,): 1.0}
+        yield _gauge("build_info", "Always 1; the version is a label.", build, "version")
+        yield _gauge("ready", "1 while the store is read and followed.", float(engine.can_serve))
+        yield _gauge("scopes", "Scopes of the fleet.", len(board.scopes))
+        yield _gauge("vms", "VMs of the fleet.", len(board.vms))
+        yield _gauge("hosts", "Hosts of the fleet.", len(board.known_hosts))
+        text = "Records of a newer version, or damaged: read-only here."
+        yield _gauge("records_unreadable", text, len(engine.unreadable))
+        text = "Difference between the machine's clock and ours after a jump."
+        yield _gauge("clock_jump_seconds", text, engine.clock.jump_seconds)
+        text = "How far the clock of another server is ahead of ours, by its timestamps."
+        yield _gauge("clock_skew_seconds", text, engine.metrics.skew_seconds)
 
     def _requests(self) -> Iterator[Metric]:
-        counts = Counter(
-            {
-                (kind, str(status)): number
-                for (kind, status), number in self._metadata.counts.items()
-            }
-        )
-        counts["document", "200"] += self._polls.documents_count
-        counts["document", "304"] += self._polls.unchanged_count
-        yield counter(
-            "forewarn_requests",
-            "Requests of VMs, by what they ask for and the answer.",
-            counts,
-            ["kind", "status"],
-        )
-        yield gauge(
-            "forewarn_waits", "Polls that wait for a change just now.", {(): self._metadata.waiting}
-        )
         polls = self._polls
-        yield gauge(
-            "forewarn_connections",
-            "Connections of VMs that are open.",
-            {(): polls.connections_count},
+        counts = Counter(
+            {(kind, str(status)): n for (kind, status), n in self._metadata.counts.items()}
         )
-        words = "Connections of VMs refused, or closed while idle, because a limit was reached."
-        yield counter(
-            "forewarn_connection_limits_reached", words, by_one(polls.limits_reached), ["limit"]
-        )
+        counts["document", "200"] += polls.documents_count
+        counts["document", "304"] += polls.unchanged_count
+        text = "Requests of VMs, by kind and status of the response."
+        yield _counter("requests", text, counts, "kind", "status")
+        yield _gauge("waits", "Long polls that wait for a change.", self._metadata.waiting)
+        yield _gauge("connections", "Open connections of VMs.", polls.connections_count)
+        text = "Connections of VMs refused, or closed while idle, because a limit was reached."
+        reached = {(name,): n for name, n in polls.limits_reached.items()}
+        yield _counter("connection_limits_reached", text, reached, "limit")
 
     def _events(self) -> Iterator[Metric]:
-        counts = self._engine.board.event_counts.items()
-        live = {(str(type_), str(status)): number for (type_, status), number in counts if number}
-        tally = self._engine.metrics
-        yield gauge("forewarn_events", "Events that stand in a document.", live, ["type", "status"])
-        changes = {
-            (str(type_), str(what)): number for (type_, what), number in tally.events.items()
+        metrics = self._engine.metrics
+        live = {
+            (str(type_), str(status)): n
+            for (type_, status), n in self._engine.board.event_counts.items()
+            if n
         }
-        yield counter(
-            "forewarn_event_changes",
-            "What became of events, told by this server.",
-            changes,
-            ["type", "change"],
-        )
-        yield counter(
-            "forewarn_approvals",
-            "Approvals that counted, by whose word.",
-            by_one(tally.approvals),
-            ["by"],
-        )
-        yield histogram(
-            "forewarn_notice_seconds",
-            "Notice actually given: from the announcement to the start.",
-            tally.notice,
-        )
-        yield histogram(
-            "forewarn_approval_seconds",
-            "From the announcement to the first approval.",
-            tally.approval,
-        )
+        yield _gauge("events", "Events in a document.", live, "type", "status")
+        changes = {(str(type_), str(what)): n for (type_, what), n in metrics.events.items()}
+        text = "Changes of events, committed by this server."
+        yield _counter("event_changes", text, changes, "type", "change")
+        approvals = {(by,): n for by, n in metrics.approvals.items()}
+        yield _counter("approvals", "Approvals that counted, by who approved.", approvals, "by")
+        text = "Notice actually given: from scheduling to start."
+        yield _histogram("notice_seconds", text, metrics.notice)
+        text = "From scheduling to the first approval."
+        yield _histogram("approval_seconds", text, metrics.approval)
 
     def _work(self) -> Iterator[Metric]:
-        tally = self._engine.metrics
-        impacts = {
-            (str(type_), result): number for (type_, result), number in tally.impacts.items()
-        }
-        yield counter(
-            "forewarn_impacts",
-            "Tries to carry an impact out, by how they ended.",
-            impacts,
-            ["type", "result"],
-        )
-        yield counter(
-            "forewarn_conflicts", "Races for a scope that this server lost.", {(): tally.conflicts}
-        )
-        yield histogram(
-            "forewarn_commit_seconds",
-            "How long the store took to commit.",
-            {"": tally.store},
-            label="",
-        )
+        metrics = self._engine.metrics
+        impacts = {(str(type_), result): n for (type_, result), n in metrics.impacts.items()}
+        text = "Attempts to run an impact, by result."
+        yield _counter("impacts", text, impacts, "type", "result")
+        yield _counter("conflicts", "Commits that another server preceded.", metrics.conflicts)
+        text = "How long the store took to commit."
+        yield _histogram("commit_seconds", text, {"": metrics.store}, label="")
 
     def _operators(self) -> Iterator[Metric]:
-        service, tail = self._service, self._service.feed
-        listed = service.campaigns.cache.listed()
+        service, feed = self._service, self._service.feed
+        listed = service.campaigns.cache.all()
         campaigns = Counter((str(campaign.state),) for campaign in listed)
-        yield gauge(
-            "forewarn_campaigns",
-            "Campaigns that are remembered, by how they are.",
-            campaigns,
-            ["state"],
-        )
-        yield counter(
-            "forewarn_tokens_refused",
-            "Requests with a bad token.",
-            {(): service.tokens.refused_count},
-        )
-        yield gauge("forewarn_streams", "Streams of changes that are open.", {(): tail.followers})
-        yield counter(
-            "forewarn_notes_trimmed",
-            "Notes of the history that were too old.",
-            {(): tail.entries_trimmed},
-        )
-        failing = {(one.name,): float(one.is_failing) for one in tail.webhooks}
-        yield gauge(
-            "forewarn_webhook_failing",
-            "1 while a receiver does not take what it is told.",
-            failing,
-            ["receiver"],
-        )
-        results = ("delivered", "failed", "refused", "lost")
-        told = {
-            (one.name, result): getattr(one, result) for one in tail.webhooks for result in results
+        yield _gauge("campaigns", "Stored campaigns, by state.", campaigns, "state")
+        yield _counter("tokens_refused", "Requests with a bad token.", service.tokens.refused_count)
+        yield _gauge("streams", "Open streams of the history.", feed.followers)
+        yield _counter("notes_trimmed", "History entries that were trimmed.", feed.entries_trimmed)
+        failing = {(receiver.name,): float(receiver.is_failing) for receiver in feed.webhooks}
+        text = "1 while deliveries to a webhook fail."
+        yield _gauge("webhook_failing", text, failing, "receiver")
+        results = {
+            (receiver.name, result): float(getattr(receiver, result))
+            for receiver in feed.webhooks
+            for result in ("delivered", "failed", "refused", "lost")
         }
-        yield counter(
-            "forewarn_webhooks",
-            "Changes for each receiver, by what became of them.",
-            told,
-            ["receiver", "result"],
-        )
+        text = "Changes for each webhook, by result."
+        yield _counter("webhooks", text, results, "receiver", "result")
 
 
-def gauge(
-    name: str, words: str, values: Mapping[K, float], labels: Iterable[str] = ()
+def _gauge(
+    name: str, text: str, values: Mapping[K, float] | float, *labels: str
 ) -> GaugeMetricFamily:
-    """A number that goes up and down, for each combination of labels."""
-    family = GaugeMetricFamily(name, words, labels=list(labels))
-    for key, value in sorted(values.items()):
-        family.add_metric(list(key), value)
+    family = GaugeMetricFamily(f"forewarn_{name}", text, labels=labels)
+    for key, value in _by_label(values):
+        family.add_metric(key, value)
     return family
 
 
-def counter(
-    name: str, words: str, values: Mapping[K, float], labels: Iterable[str] = ()
+def _counter(
+    name: str, text: str, values: Mapping[K, float] | float, *labels: str
 ) -> CounterMetricFamily:
-    """A number that only grows; Prometheus calls it `…_total`."""
-    family = CounterMetricFamily(name, words, labels=list(labels))
-    for key, value in sorted(values.items()):
-        family.add_metric(list(key), value)
+    """Prometheus appends `_total` to the name."""
+    family = CounterMetricFamily(f"forewarn_{name}", text, labels=labels)
+    for key, value in _by_label(values):
+        family.add_metric(key, value)
     return family
 
 
-def histogram(
-    name: str, words: str, spreads: Mapping[S, Histogram], label: str = "type"
+def _by_label(values: Mapping[K, float] | float) -> Iterable[tuple[tuple[str, ...], float]]:
+    return sorted(values.items()) if isinstance(values, Mapping) else [((), values)]
+
+
+def _histogram(
+    name: str, text: str, histograms: Mapping[S, Histogram], label: str = "type"
 ) -> HistogramMetricFamily:
-    family = HistogramMetricFamily(name, words, labels=[label] if label else [])
-    for key, spread in sorted(spreads.items()):
-        family.add_metric([str(key)] if label else [], spread.buckets(), spread.sum)
+    family = HistogramMetricFamily(f"forewarn_{name}", text, labels=[label] if label else [])
+    for key, histogram in sorted(histograms.items()):
+        family.add_metric([str(key)] if label else [], histogram.buckets(), histogram.sum)
     return family
-
-
-def by_one(values: Mapping[str, float]) -> dict[tuple[str, ...], float]:
-    return {(key,): value for key, value in values.items()}

@@ -1,7 +1,4 @@
-"""What an admin may do about tokens, over the control API.
-
-The rules of tokens are in `auth/tokens.py`.
-"""
+"""Tokens over the control API, for admins. Their rules are in `auth/`."""
 
 from collections.abc import Callable
 from datetime import datetime
@@ -15,19 +12,21 @@ from litestar.params import FromPath, JSONBody
 from litestar.status_codes import HTTP_200_OK, HTTP_201_CREATED
 
 from forewarn import duration
-from forewarn.auth.token import Role
-from forewarn.auth.token import Token as Held
-from forewarn.auth.tokens import Tokens as Registry
+from forewarn.auth.tokens import Role, Token, Tokens
 from forewarn.engine.engine import Engine
 from forewarn.errors import Invalid, Refused, UnknownToken
-from forewarn.web.control.auth import Principal
-from forewarn.web.control.checks import ROLE, UNKEPT
-from forewarn.web.control.openapi_responses import ANY, answers
-from forewarn.web.http_status import BodyTooLarge
+from forewarn.web.control.checks import ROLE, SECRET
+from forewarn.web.control.dependencies import (
+    EngineDependency,
+    PrincipalDependency,
+    TokensDependency,
+)
+from forewarn.web.control.openapi import COMMON_ERRORS, error_responses
+from forewarn.web.control.views import view
 
 
 class NewToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who will hold it, what they may do, and for how long: `30d`, `12h`; null is for good."""
+    """Name, role and lifetime (`30d`, `12h`, null for no end) of a token."""
 
     name: str
     role: Literal["viewer", "operator", "admin"]
@@ -35,7 +34,7 @@ class NewToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TokenView(msgspec.Struct, frozen=True):
-    """A token, without what only its holder knows."""
+    """A token without its secret."""
 
     name: str
     role: Role
@@ -44,8 +43,8 @@ class TokenView(msgspec.Struct, frozen=True):
     is_expired: bool
 
 
-class TokenAnswer(msgspec.Struct, frozen=True):
-    """The text of the token is told this once. Keep it."""
+class CreatedToken(msgspec.Struct, frozen=True):
+    """A new token with its text, which is shown only once."""
 
     token: TokenView
     text: str
@@ -56,56 +55,56 @@ class TokenList(msgspec.Struct, frozen=True):
     total: int
 
 
-class Tokens(Controller):
+class TokenController(Controller):
     path = "/api/v1/tokens"
     tags = ("Tokens",)
     opt = MappingProxyType({ROLE: Role.ADMIN})
 
-    @get("/", responses=ANY)
-    async def list_tokens(
-        self, engine: NamedDependency[Engine], tokens: NamedDependency[Registry]
-    ) -> TokenList:
-        """All tokens, by name: their roles and their ends, never their secrets."""
-        return listed(engine, tokens)
+    @get("/", responses=COMMON_ERRORS)
+    async def list_tokens(self, engine: EngineDependency, tokens: TokensDependency) -> TokenList:
+        """All tokens, by name, without their secrets."""
+        return token_list(engine, tokens)
 
     @post(
         "/",
         status_code=HTTP_201_CREATED,
-        responses=answers(Refused, BodyTooLarge),
-        opt={UNKEPT: True},
+        responses=error_responses(Refused),
+        opt={SECRET: True},
     )
     async def create_token(
         self,
         data: JSONBody[NewToken],
-        engine: NamedDependency[Engine],
-        tokens: NamedDependency[Registry],
-        caller: NamedDependency[Principal],
+        engine: EngineDependency,
+        tokens: TokensDependency,
+        principal: PrincipalDependency,
         make_secret: NamedDependency[Callable[[], str]],
-    ) -> TokenAnswer:
-        """Makes a token and tells its text, this once.
+    ) -> CreatedToken:
+        """Creates a token. Its text is in this response only.
 
-        The first one has to be an admin's; from then on all need one.
+        The first token must be an admin's; from then on every request needs a token.
         """
-        return await make(engine, tokens, data, secret=make_secret(), by=caller.name)
+        return await create_token(engine, tokens, data, secret=make_secret(), by=principal.name)
 
-    @delete("/{token:str}", status_code=HTTP_200_OK, responses=answers(UnknownToken, Refused))
+    @delete(
+        "/{token:str}", status_code=HTTP_200_OK, responses=error_responses(UnknownToken, Refused)
+    )
     async def revoke_token(
         self,
         token: FromPath[str],
-        engine: NamedDependency[Engine],
-        tokens: NamedDependency[Registry],
-        caller: NamedDependency[Principal],
+        engine: EngineDependency,
+        tokens: TokensDependency,
+        principal: PrincipalDependency,
     ) -> TokenView:
-        """Ends a token at once, on every server.
+        """Revokes a token at once, on every server.
 
-        The last admin's can only go when no others are left.
+        The last admin token can be revoked only after all others.
         """
-        return view(engine, await tokens.revoke(token, by=caller.name))
+        return token_view(engine, await tokens.revoke(token, by=principal.name))
 
 
-async def make(
-    engine: Engine, tokens: Registry, new: NewToken, *, secret: str, by: str
-) -> TokenAnswer:
+async def create_token(
+    engine: Engine, tokens: Tokens, new: NewToken, *, secret: str, by: str
+) -> CreatedToken:
     try:
         expires_in = None if new.expires is None else duration.parse_duration(new.expires)
     except ValueError as error:
@@ -113,14 +112,13 @@ async def make(
     token, text = await tokens.create(
         new.name, Role(new.role), secret=secret, by=by, expires_in=expires_in
     )
-    return TokenAnswer(view(engine, token), text)
+    return CreatedToken(token_view(engine, token), text)
 
 
-def listed(engine: Engine, tokens: Registry) -> TokenList:
-    shown = [view(engine, token) for token in tokens.all()]
-    return TokenList(shown, len(shown))
+def token_list(engine: Engine, tokens: Tokens) -> TokenList:
+    views = [token_view(engine, token) for token in tokens.all()]
+    return TokenList(views, len(views))
 
 
-def view(engine: Engine, token: Held) -> TokenView:
-    is_expired = not token.is_good(engine.clock.now())
-    return TokenView(token.name, token.role, token.created_at, token.expires_at, is_expired)
+def token_view(engine: Engine, token: Token) -> TokenView:
+    return view(TokenView, token, is_expired=not token.is_valid(engine.clock.now()))

@@ -7,19 +7,19 @@ from tests.unit.web.control_world import PLAIN_FLEET, World, story
 EVENT = "00000000-0000-4000-8000-000000000009"
 
 
-def test_the_history_tells_when_who_what_and_why_the_newest_first() -> None:
+def test_history_is_newest_first_with_all_fields() -> None:
     async def tell(world: World) -> None:
-        await world.told("POST", "/api/v1/vms/web-0/restart")
-        await world.told("POST", f"/api/v1/events/{EVENT}/approve")
-        answer = await world.told("GET", "/api/v1/history?limit=3")
+        await world.json("POST", "/api/v1/vms/web-0/restart")
+        await world.json("POST", f"/api/v1/events/{EVENT}/approve")
+        page = await world.json("GET", "/api/v1/history?limit=3")
 
-        started, approved, scheduled = answer["history"]
+        started, approved, scheduled = page["history"]
         assert [one["what"] for one in (started, approved, scheduled)] == [
             "started",
             "approved",
             "scheduled",
         ]
-        assert answer["next"]
+        assert page["next"]
         assert (approved["by"], approved["detail"]) == ("operator", "operator")
         assert scheduled == {
             "number": scheduled["number"],
@@ -35,7 +35,8 @@ def test_the_history_tells_when_who_what_and_why_the_newest_first() -> None:
             "host": "host-a",
             "host_before": "",
             "not_before": "2030-01-31T12:15:00Z",
-            "description": "Virtual machine is going to be restarted as requested by authorized user.",
+            "description": "Virtual machine is going to be restarted"
+            " as requested by authorized user.",
             "detail": "Reboot of web-0",
         }
 
@@ -58,20 +59,20 @@ def test_the_history_tells_when_who_what_and_why_the_newest_first() -> None:
         ("vm=absent", 0),
     ],
 )
-def test_it_is_searched_by_vm_scope_host_event_change_and_time(query: str, count: int) -> None:
+def test_history_is_filtered_by_every_parameter(query: str, count: int) -> None:
     async def tell(world: World) -> None:
-        await world.told("POST", "/api/v1/vms/web-0/restart")
+        await world.json("POST", "/api/v1/vms/web-0/restart")
 
-        assert len((await world.told("GET", f"/api/v1/history?{query}"))["history"]) == count
+        assert len((await world.json("GET", f"/api/v1/history?{query}"))["history"]) == count
 
     story(tell, PLAIN_FLEET)
 
 
-def test_pages_go_on_by_their_cursors_to_the_end() -> None:
+def test_history_pages_follow_their_cursors() -> None:
     async def tell(world: World) -> None:
         numbers, cursor = [], ""
         while cursor is not None:
-            page = await world.told(
+            page = await world.json(
                 "GET", f"/api/v1/history?limit=2{cursor and f'&cursor={cursor}'}"
             )
             numbers += [one["number"] for one in page["history"]]
@@ -85,27 +86,25 @@ def test_pages_go_on_by_their_cursors_to_the_end() -> None:
 @pytest.mark.parametrize(
     ("query", "message"),
     [
-        ("what=statred", "what: expected one of ordered, scheduled"),
+        ("what=statred", "what: expected one of executed_silently, scheduled"),
         (
             "since=yesterday",
-            "since: expected a moment such as 2030-01-31T12:00:00Z, got 'yesterday'",
+            "since: expected a time such as 2030-01-31T12:00:00Z, got 'yesterday'",
         ),
-        ("since=2030-01-31T12:00:00", "since: expected a moment"),
-        ("until=9999-12-31T23:59:59-12:00", "until: expected a moment"),
-        ("cursor=7", "cursor: expected the `next` of an earlier answer"),
-        ("cursor=WyJ4Il0", "cursor: expected the `next` of an earlier answer"),
+        ("since=2030-01-31T12:00:00", "since: expected a time"),
+        ("until=9999-12-31T23:59:59-12:00", "until: expected a time"),
+        ("cursor=7", "cursor: expected the `next` of an earlier page"),
+        ("cursor=WyJ4Il0", "cursor: expected the `next` of an earlier page"),
         ("limit=0", "limit"),
         ("limit=1001", "limit"),
         ("vms=web-0", "unknown query parameter 'vms'"),
     ],
 )
-def test_a_question_that_makes_no_sense_is_refused_with_what_would(
-    query: str, message: str
-) -> None:
+def test_invalid_query_is_rejected_with_the_expected_value(query: str, message: str) -> None:
     async def tell(world: World) -> None:
-        status, code, said = await world.refused("GET", f"/api/v1/history?{query}")
+        status, code, actual = await world.error("GET", f"/api/v1/history?{query}")
 
         assert (status, code) == (400, "invalid")
-        assert message in said
+        assert message in actual
 
     story(tell, PLAIN_FLEET)

@@ -14,8 +14,8 @@ from forewarn.core.command import Approve, Cancel, Claim, Finish, Seen, Tick
 from forewarn.core.event import EventType
 from forewarn.engine.engine import Engine
 from forewarn.errors import StoreLost
-from forewarn.web.control.routes.metrics import route
-from forewarn.web.http.connection import Limits
+from forewarn.web.control.routes.metrics import make_metrics_route
+from forewarn.web.http.admission import Limits
 from forewarn.web.metadata.fast_path import Polls
 from tests.builders import MINUTE, NOON, SECOND, vm
 from tests.unit.web.guest import BY_ADDRESS, EVENT_ID, EVENTS, TRUE, Guest, run
@@ -26,14 +26,16 @@ Numbers = dict[tuple[str, frozenset[tuple[str, str]]], float]
 async def read(guest: Guest) -> Numbers:
     polls = Polls(guest.engine, BY_ADDRESS, Limits())
     app: Any = Litestar(
-        [route(guest.service, guest.application, polls)], openapi_config=None, logging_config=None
+        [make_metrics_route(guest.service, guest.application, polls)],
+        openapi_config=None,
+        logging_config=None,
     )
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app), base_url="http://test"
     ) as client:
-        answer = await client.get("/metrics")
-    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
-    families = text_string_to_metric_families(answer.text)
+        response = await client.get("/metrics")
+    assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    families = text_string_to_metric_families(response.text)
     return {
         (one.name, frozenset(one.labels.items())): one.value
         for family in families
@@ -45,7 +47,7 @@ def number(numbers: Numbers, name: str, **labels: str) -> float:
     return numbers.get((name, frozenset(labels.items())), 0.0)
 
 
-def test_an_event_is_counted_from_its_announcement_to_its_end() -> None:
+def test_event_is_counted_from_scheduling_to_end() -> None:
     async def telling(guest: Guest) -> None:
         await guest.call(EVENTS, TRUE)
         await guest.restart()
@@ -82,7 +84,7 @@ def test_an_event_is_counted_from_its_announcement_to_its_end() -> None:
     run(telling)
 
 
-def test_an_approval_by_a_vm_named_operator_counts_as_one_of_a_vm() -> None:
+def test_approval_by_a_vm_named_operator_counts_as_a_vms() -> None:
     """A legal name: the label says what kind of approver it was, not what it is called."""
 
     async def telling(guest: Guest) -> None:
@@ -99,7 +101,7 @@ def test_an_approval_by_a_vm_named_operator_counts_as_one_of_a_vm() -> None:
     run(telling)
 
 
-def test_requests_are_counted_by_what_they_ask_and_how_they_were_answered() -> None:
+def test_requests_are_counted_by_kind_and_status() -> None:
     async def telling(guest: Guest) -> None:
         for _ in range(3):
             await guest.call(EVENTS, TRUE)
@@ -119,7 +121,7 @@ def test_requests_are_counted_by_what_they_ask_and_how_they_were_answered() -> N
     run(telling)
 
 
-def test_no_event_id_and_no_name_of_a_vm_stands_in_a_label() -> None:
+def test_labels_never_hold_event_ids_or_vm_names() -> None:
     async def telling(guest: Guest) -> None:
         await guest.call(EVENTS, TRUE)
         await guest.restart()
@@ -130,7 +132,7 @@ def test_no_event_id_and_no_name_of_a_vm_stands_in_a_label() -> None:
     run(telling)
 
 
-def test_another_servers_clock_that_is_ahead_is_seen_by_its_stamps() -> None:
+def test_clock_skew_of_another_server_is_measured() -> None:
     async def telling(guest: Guest) -> None:
         await guest.call(EVENTS, TRUE)
         assert number(await read(guest), "forewarn_clock_skew_seconds") == 0
@@ -141,7 +143,7 @@ def test_another_servers_clock_that_is_ahead_is_seen_by_its_stamps() -> None:
     run(telling)
 
 
-def test_what_another_server_announced_is_counted_by_who_tells_its_end() -> None:
+def test_end_is_counted_by_the_server_that_commits_it() -> None:
     """Of two servers on a store one may announce an event and the other cancel it."""
 
     async def telling(guest: Guest) -> None:
@@ -155,7 +157,7 @@ def test_what_another_server_announced_is_counted_by_who_tells_its_end() -> None
     run(telling)
 
 
-def test_a_server_whose_store_takes_no_commit_says_that_it_cannot_serve() -> None:
+def test_readyz_fails_when_the_store_rejects_commits() -> None:
     """What has been read can still be shown, but nothing new can be announced."""
 
     async def telling(guest: Guest) -> None:

@@ -1,4 +1,4 @@
-"""The stream: every change as it happens, resumable, bounded, and over when it must be."""
+"""The stream: every change as it happens, resumable and bounded."""
 
 import asyncio
 import json
@@ -6,123 +6,124 @@ from collections.abc import AsyncGenerator
 from datetime import timedelta
 from typing import Any
 
-from forewarn.auth.token import Role
+from litestar.response import ServerSentEventMessage
+
+from forewarn.auth.tokens import Role
 from forewarn.engine.entry import first_number, last_number
 from forewarn.errors import StoreLost
 from forewarn.history.feed import HistoryFeed
 from forewarn.history.query import EntryFilter
 from forewarn.store.base import HistoryValue
 from forewarn.store.memory import MemoryStore
-from forewarn.web.control.routes.fleet import app
+from forewarn.web.control.app import make_app
 from forewarn.web.control.routes.stream import (
     STREAMS_MAX,
-    STREAMS_PER_CALLER_MAX,
-    frames,
-    permission,
+    STREAMS_PER_PRINCIPAL_MAX,
+    follow_history,
+    make_permission,
 )
 from tests.unit.web.control_world import PLAIN_FLEET, World, story
 
 SECRET = "5" * 64
-Frames = AsyncGenerator[bytes, None]
 NUMBERS = [4096, 4097, 4098, 4099, 8192, 12288]
 """The entries of `PLAIN_FLEET`: four VMs in one commit, two scopes that were enabled."""
+Messages = AsyncGenerator[ServerSentEventMessage, None]
 
 
-def parsed(chunk: bytes) -> list[dict[str, str]]:
-    """The messages of a chunk, each by its fields; a comment is under the name of nothing."""
-    messages = [message for message in chunk.decode().split("\n\n") if message]
-    return [
-        {name: value for name, _, value in (line.partition(": ") for line in one.splitlines())}
-        for one in messages
-    ]
+async def next_message(stream: Messages) -> dict[str, str]:
+    return parse_message((await anext(stream)).encode())
 
 
-async def told(stream: Frames) -> list[tuple[int, str]]:
-    """Number and change of what comes next."""
-    return [
-        (int(one["id"]), json.loads(one["data"])["what"])
-        for one in parsed(await anext(stream))
-        if "data" in one
-    ]
+def parse_message(text: bytes) -> dict[str, str]:
+    """The fields of one message; a comment has no name."""
+    lines = text.decode().removesuffix("\n\n").split("\n")
+    return {name: value for name, _, value in (line.partition(": ") for line in lines)}
 
 
-def test_a_stream_begins_now_and_tells_each_change_with_its_number() -> None:
+async def next_entries(stream: Messages, count: int) -> list[tuple[int, str]]:
+    """Number and change of the next entries."""
+    messages = [await next_message(stream) for _ in range(count)]
+    return [(int(one["id"]), json.loads(one["data"])["what"]) for one in messages]
+
+
+def test_stream_sends_new_entries_with_their_numbers() -> None:
     async def tell(world: World) -> None:
-        stream = frames(world.service.feed, EntryFilter(), None)
-        assert parsed(await anext(stream)) == [{"retry": "2000", "id": str(last_number(3))}]
-        waiting = asyncio.ensure_future(told(stream))
-        await world.told("POST", "/api/v1/vms/web-0/restart")
+        stream = follow_history(world.service.feed, EntryFilter(), None)
+        assert await next_message(stream) == {"id": str(last_number(3)), "retry": "2000"}
+        waiting = asyncio.ensure_future(next_entries(stream, 1))
+        await world.json("POST", "/api/v1/vms/web-0/restart")
 
         assert await waiting == [(first_number(4), "scheduled")]
-        shown = await world.told("GET", "/api/v1/history?limit=1")
-        again = frames(world.service.feed, EntryFilter(), last_number(3))
+        shown = await world.json("GET", "/api/v1/history?limit=1")
+        again = follow_history(world.service.feed, EntryFilter(), last_number(3))
         await anext(again)
-        assert json.loads(parsed(await anext(again))[0]["data"]) == shown["history"][0]
+        assert json.loads((await next_message(again))["data"]) == shown["history"][0]
 
     story(tell, PLAIN_FLEET)
 
 
-def test_a_stream_goes_on_after_the_number_it_is_told() -> None:
+def test_stream_resumes_after_a_number() -> None:
     """A console that lost its connection for a minute missed nothing."""
 
     async def tell(world: World) -> None:
-        stream = frames(world.service.feed, EntryFilter(), NUMBERS[2])
-        assert parsed(await anext(stream))[0]["id"] == str(NUMBERS[2])
-        assert [number for number, _ in await told(stream)] == NUMBERS[3:]
-        everything = frames(world.service.feed, EntryFilter(), 0)
+        stream = follow_history(world.service.feed, EntryFilter(), NUMBERS[2])
+        assert (await next_message(stream))["id"] == str(NUMBERS[2])
+        assert [number for number, _ in await next_entries(stream, 3)] == NUMBERS[3:]
+        everything = follow_history(world.service.feed, EntryFilter(), 0)
         await anext(everything)
-        assert [number for number, _ in await told(everything)] == NUMBERS
+        assert [number for number, _ in await next_entries(everything, 6)] == NUMBERS
 
     story(tell, PLAIN_FLEET)
 
 
-def test_what_is_not_kept_any_more_is_told_as_a_gap() -> None:
-    """Whoever shows what the stream tells must know that something is missing."""
+def test_trimmed_entries_are_reported_as_a_gap() -> None:
+    """A console must know that something is missing."""
 
     async def tell(world: World) -> None:
         await world.engine.store.trim(3)
-        stream = frames(world.service.feed, EntryFilter(), NUMBERS[1])
+        stream = follow_history(world.service.feed, EntryFilter(), NUMBERS[1])
         await anext(stream)
 
-        assert parsed(await anext(stream)) == [
-            {"event": "gap", "data": '{"after":4097,"next":12288}'}
-        ]
-        assert [number for number, _ in await told(stream)] == NUMBERS[5:]
+        assert await next_message(stream) == {"event": "gap", "data": '{"after":4097,"next":12288}'}
+        assert [number for number, _ in await next_entries(stream, 1)] == NUMBERS[5:]
 
     story(tell, PLAIN_FLEET)
 
 
-def test_the_numbers_of_another_store_are_a_gap_and_all_of_this_one_is_new() -> None:
-    """A service whose store is in memory was started again."""
+def test_a_number_of_another_store_is_a_gap() -> None:
+    """A service with a store in memory was restarted: all its entries are new."""
 
     async def tell(world: World) -> None:
-        stream = frames(world.service.feed, EntryFilter(), 100_000)
+        stream = follow_history(world.service.feed, EntryFilter(), 100_000)
         await anext(stream)
 
-        assert parsed(await anext(stream)) == [
-            {"event": "gap", "data": '{"after":100000,"next":4096}'}
-        ]
-        assert [number for number, _ in await told(stream)] == NUMBERS
+        assert await next_message(stream) == {
+            "event": "gap",
+            "data": '{"after":100000,"next":4096}',
+        }
+        assert [number for number, _ in await next_entries(stream, 6)] == NUMBERS
 
     story(tell, PLAIN_FLEET)
 
 
-def test_a_filter_tells_only_what_is_wanted_and_heartbeats_tell_how_far_it_is() -> None:
-    """So that who resumes does not look through everything again."""
+def test_filtered_stream_sends_heartbeats_with_its_position() -> None:
+    """A client that resumes does not scan everything again."""
 
     async def tell(world: World) -> None:
-        stream = frames(world.service.feed, EntryFilter(vm="web-1"), 0, heartbeat_seconds=0.05)
+        stream = follow_history(
+            world.service.feed, EntryFilter(vm="web-1"), 0, heartbeat_seconds=0.05
+        )
         await anext(stream)
-        assert await told(stream) == [(NUMBERS[1], "joined")]
+        assert await next_entries(stream, 1) == [(NUMBERS[1], "joined")]
 
-        assert parsed(await anext(stream)) == [{"": "still here", "id": str(last_number(3))}]
+        assert await next_message(stream) == {"": "heartbeat", "id": str(last_number(3))}
 
     story(tell, PLAIN_FLEET)
 
 
-def test_a_stream_ends_at_once_when_the_server_stops() -> None:
+def test_stream_ends_when_the_server_stops() -> None:
     async def tell(world: World) -> None:
-        stream = frames(world.service.feed, EntryFilter(), None)
+        stream = follow_history(world.service.feed, EntryFilter(), None)
         await anext(stream)
         waiting = asyncio.ensure_future(anext(stream, None))
         await asyncio.sleep(0)
@@ -134,38 +135,41 @@ def test_a_stream_ends_at_once_when_the_server_stops() -> None:
     story(tell, PLAIN_FLEET)
 
 
-def test_a_stream_ends_when_the_store_is_lost_and_the_client_comes_again() -> None:
+def test_stream_ends_when_the_store_is_lost() -> None:
     class Lost(MemoryStore):
         async def history(self, after: int = 0, limit: int = 1000) -> tuple[HistoryValue, ...]:
             raise StoreLost("gone")
 
     async def tell() -> None:
-        stream = frames(HistoryFeed(Lost()), EntryFilter(), 0)
+        stream = follow_history(HistoryFeed(Lost()), EntryFilter(), 0)
         assert len([chunk async for chunk in stream]) == 1
 
     asyncio.run(tell())
 
 
-def test_a_stream_ends_when_its_token_is_revoked() -> None:
+def test_stream_ends_when_its_token_is_revoked() -> None:
     """Revoked means now, not when the connection happens to break."""
 
     async def tell(world: World) -> None:
         tokens = world.service.tokens
-        assert permission(tokens, "")()
-        without = permission(tokens, "")
+        assert make_permission(tokens, "")()
+        without = make_permission(tokens, "")
         _, text = await tokens.create("boss", Role.ADMIN, secret=SECRET, by="test")
         assert not without()
         _, text = await tokens.create("ci", Role.VIEWER, secret=SECRET, by="test")
-        stream = frames(
-            world.service.feed, EntryFilter(), None, is_allowed=permission(tokens, f"Bearer {text}")
+        stream = follow_history(
+            world.service.feed,
+            EntryFilter(),
+            None,
+            is_allowed=make_permission(tokens, f"Bearer {text}"),
         )
         await anext(stream)
         waiting = asyncio.ensure_future(anext(stream, None))
         await asyncio.sleep(0)
         await tokens.revoke("ci", by="test")
         async with asyncio.timeout(5):
-            told_last = await waiting
-            assert told_last is None or await anext(stream, None) is None
+            last = await waiting
+            assert last is None or await anext(stream, None) is None
 
     story(tell, PLAIN_FLEET)
 
@@ -173,9 +177,7 @@ def test_a_stream_ends_when_its_token_is_revoked() -> None:
 async def open_stream(
     world: World, query: bytes = b"", headers: tuple[tuple[bytes, bytes], ...] = ()
 ) -> Any:
-    """The first two messages that the application sends, as a server would see them; then the
-    client leaves.
-    """
+    """The head and the first chunk of the response; then the client disconnects."""
     sent: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
     is_gone = asyncio.Event()
     requests = iter([{"type": "http.request", "body": b"", "more_body": False}])
@@ -205,7 +207,7 @@ async def open_stream(
         "asgi": {"version": "3.0"},
         "extensions": {},
     }
-    application: Any = app(world.service)
+    application: Any = make_app(world.service)
     serving = asyncio.ensure_future(application(scope, receive, sent.put))
     async with asyncio.timeout(5):
         start, first = await sent.get(), await sent.get()
@@ -214,32 +216,32 @@ async def open_stream(
     return start, first["body"]
 
 
-def test_a_client_that_leaves_ends_its_stream() -> None:
+def test_stream_ends_when_its_client_disconnects() -> None:
     async def tell(world: World) -> None:
         start, first = await open_stream(world)
 
         assert start["status"] == 200
         assert (b"content-type", b"text/event-stream; charset=utf-8") in start["headers"]
-        assert parsed(first)[0]["id"] == str(last_number(3))
+        assert parse_message(first)["id"] == str(last_number(3))
         await asyncio.sleep(0)
         assert world.service.feed.followers == 0
 
     story(tell, PLAIN_FLEET)
 
 
-def test_a_browser_resumes_by_the_last_id_it_saw() -> None:
-    """The header is newer than the address, which a browser asks for again as it was."""
+def test_last_event_id_wins_over_after() -> None:
+    """A reconnecting browser sends the header, and the URL as it was."""
 
     async def tell(world: World) -> None:
         _, first = await open_stream(world, b"after=1", ((b"last-event-id", b"3"),))
-        assert parsed(first)[0]["id"] == "3"
+        assert parse_message(first)["id"] == "3"
         _, first = await open_stream(world, b"after=1")
-        assert parsed(first)[0]["id"] == "1"
+        assert parse_message(first)["id"] == "1"
 
     story(tell, PLAIN_FLEET)
 
 
-def test_what_makes_no_sense_is_refused() -> None:
+def test_invalid_parameters_are_rejected() -> None:
     async def tell(world: World) -> None:
         for query in (
             "after=-1",
@@ -248,16 +250,17 @@ def test_what_makes_no_sense_is_refused() -> None:
             "what=statred",
             "since=2030-01-31T12:00:00Z",
         ):
-            assert (await world.refused("GET", f"/api/v1/stream?{query}"))[:2] == (400, "invalid")
-        assert (await world.refused("GET", "/api/v1/stream", headers={"last-event-id": "x"}))[
-            :2
-        ] == (400, "invalid")
+            assert (await world.error("GET", f"/api/v1/stream?{query}"))[:2] == (400, "invalid")
+        assert (await world.error("GET", "/api/v1/stream", headers={"last-event-id": "x"}))[:2] == (
+            400,
+            "invalid",
+        )
 
     story(tell, PLAIN_FLEET)
 
 
-def test_the_head_of_a_stream_is_refused_however_its_path_is_written() -> None:
-    """A HEAD that is answered as the GET would hold one of the places for ever."""
+def test_head_of_the_stream_is_rejected() -> None:
+    """Served as a GET it would hold a stream open for ever, however the path is written."""
 
     async def tell(world: World) -> None:
         for path in (
@@ -268,36 +271,38 @@ def test_the_head_of_a_stream_is_refused_however_its_path_is_written() -> None:
             "/api/v1/%73tream",
         ):
             async with asyncio.timeout(5):
-                assert (await world.ask("HEAD", f"http://127.0.0.1:8081{path}")).status_code == 405
+                assert (
+                    await world.request("HEAD", f"http://127.0.0.1:8081{path}")
+                ).status_code == 405
 
     story(tell)
 
 
-def test_there_is_a_limit_to_the_number_of_streams() -> None:
+def test_number_of_streams_is_limited() -> None:
     async def tell(world: World) -> None:
         streams = [
-            frames(world.service.feed, EntryFilter(), None, by=f"token {number}")
+            follow_history(world.service.feed, EntryFilter(), None, by=f"token {number}")
             for number in range(STREAMS_MAX)
         ]
         for stream in streams:
             await anext(stream)
-        status, code, message = await world.refused("GET", "/api/v1/stream")
+        status, code, message = await world.error("GET", "/api/v1/stream")
         assert (status, code, message) == (
             503,
             "unavailable",
             "100 streams are open; at most 100 are accepted",
         )
-        assert [chunk async for chunk in frames(world.service.feed, EntryFilter(), None)] == []
+        assert [
+            chunk async for chunk in follow_history(world.service.feed, EntryFilter(), None)
+        ] == []
         await streams[0].aclose()
         assert (await open_stream(world))[0]["status"] == 200
 
     story(tell, PLAIN_FLEET)
 
 
-def test_one_token_cannot_take_the_streams_of_all() -> None:
-    """A viewer's token, or a script that never closes its streams, must leave room for the
-    operators.
-    """
+def test_number_of_streams_per_token_is_limited() -> None:
+    """A script that never closes its streams must leave room for operators."""
 
     async def tell(world: World) -> None:
         tokens = world.service.tokens
@@ -305,21 +310,23 @@ def test_one_token_cannot_take_the_streams_of_all() -> None:
         viewer, text = await tokens.create("ci", Role.VIEWER, secret="6" * 64, by="test")
         bearer = {"authorization": f"Bearer {text}"}
         streams = [
-            frames(world.service.feed, EntryFilter(), None, by=viewer.digest)
-            for _ in range(STREAMS_PER_CALLER_MAX)
+            follow_history(world.service.feed, EntryFilter(), None, by=viewer.digest)
+            for _ in range(STREAMS_PER_PRINCIPAL_MAX)
         ]
         for stream in streams:
             await anext(stream)
 
         why = "this client already has 10 open streams; the limit is 10"
-        assert await world.refused("GET", "/api/v1/stream", headers=bearer) == (
+        assert await world.error("GET", "/api/v1/stream", headers=bearer) == (
             503,
             "unavailable",
             why,
         )
         assert [
             chunk
-            async for chunk in frames(world.service.feed, EntryFilter(), None, by=viewer.digest)
+            async for chunk in follow_history(
+                world.service.feed, EntryFilter(), None, by=viewer.digest
+            )
         ] == []
         boss = (b"authorization", f"Bearer fw_boss_{SECRET}".encode())
         assert (await open_stream(world, headers=(boss,)))[0]["status"] == 200
@@ -333,24 +340,19 @@ def test_one_token_cannot_take_the_streams_of_all() -> None:
     story(tell, PLAIN_FLEET)
 
 
-def test_a_long_history_is_told_in_pieces() -> None:
-    """A client that reads slowly holds one piece in memory, not all of it."""
+def test_a_long_history_is_sent_entry_by_entry() -> None:
+    """A slow client holds one entry in memory, not the whole history."""
 
     async def tell(world: World) -> None:
         for _ in range(300):
-            await world.operations.restart("web-0", by="x" * 1000)
-            await world.operations.cancel(
-                (await world.told("GET", "/api/v1/events"))["events"][0]["id"], by="y" * 1000
-            )
+            placed = await world.operations.restart("web-0", by="x")
+            assert placed is not None
+            await world.operations.cancel(placed.event.id, by="y")
             await world.clock.advance(timedelta(seconds=1))
-        stream = frames(world.service.feed, EntryFilter(), 0)
+        stream = follow_history(world.service.feed, EntryFilter(), 0)
         await anext(stream)
-        numbers: list[int] = []
-        while len(numbers) < 606:
-            chunk = await anext(stream)
-            assert len(chunk) < 40_000
-            numbers += [int(one["id"]) for one in parsed(chunk)]
 
+        numbers = [number for number, _ in await next_entries(stream, 606)]
         assert numbers == sorted(set(numbers))
         assert numbers[:6] == NUMBERS
 

@@ -10,11 +10,11 @@ from typing import Any
 import httpx
 import pytest
 
-from forewarn.auth.token import Role
-from forewarn.web.control.routes.fleet import app
+from forewarn.auth.tokens import Role
+from forewarn.web.control.app import make_app
 from forewarn.web.service import build_service
 from tests.history import entries_of
-from tests.unit.web.control_world import World, calling, story
+from tests.unit.web.control_world import World, make_client, story
 
 SECRET = "5ec4e7" + "0" * 58
 ADMIN = {"authorization": f"Bearer fw_root_{SECRET}"}
@@ -22,10 +22,10 @@ ADMIN = {"authorization": f"Bearer fw_root_{SECRET}"}
 
 async def token(world: World, name: str, role: str, **more: Any) -> dict[str, str]:
     """A new token, as the header that shows it."""
-    answer = await world.told(
+    body = await world.json(
         "POST", "/api/v1/tokens", json={"name": name, "role": role, **more}, headers=ADMIN
     )
-    return {"authorization": f"Bearer {answer['text']}"}
+    return {"authorization": f"Bearer {body['text']}"}
 
 
 async def with_admin(world: World) -> None:
@@ -47,7 +47,7 @@ async def with_admin(world: World) -> None:
         ("DELETE", "/api/v1/tokens/viewer", "admin"),
     ],
 )
-def test_each_role_may_do_its_part_and_no_more(method: str, path: str, needs: str) -> None:
+def test_roles_allow_their_routes_and_no_others(method: str, path: str, needs: str) -> None:
     """The table of docs/security.md, request by request."""
 
     async def tell(world: World) -> None:
@@ -55,14 +55,14 @@ def test_each_role_may_do_its_part_and_no_more(method: str, path: str, needs: st
         roles = ["viewer", "operator", "admin"]
         holders = {role: await token(world, role, role) for role in roles}
 
-        answers = {
-            role: (await world.ask(method, path, headers=holders[role])).status_code
+        statuses = {
+            role: (await world.request(method, path, headers=holders[role])).status_code
             for role in roles
         }
 
-        assert [answers[role] == 403 for role in roles] == [
+        assert [statuses[role] == 403 for role in roles] == [
             roles.index(role) < roles.index(needs) for role in roles
-        ], answers
+        ], statuses
 
     story(tell)
 
@@ -81,10 +81,10 @@ def test_each_role_may_do_its_part_and_no_more(method: str, path: str, needs: st
         {"authorization": "Bearer \u00e9".encode("latin-1").decode("latin-1")},
     ],
 )
-def test_once_there_are_tokens_nobody_comes_in_without_one(shown: dict[str, str]) -> None:
+def test_first_token_makes_tokens_required(shown: dict[str, str]) -> None:
     """Loopback is not enough any more: other users of the machine reach it too.
 
-    The answer never tells what was wrong.
+    The response does not say what was wrong.
     """
 
     async def tell(world: World) -> None:
@@ -101,26 +101,26 @@ def test_once_there_are_tokens_nobody_comes_in_without_one(shown: dict[str, str]
 
 
 @pytest.mark.parametrize("path", ["/", "/healthz", "/api/openapi.json", "/api/docs"])
-def test_health_and_what_is_the_same_for_everybody_needs_no_token(path: str) -> None:
+def test_public_paths_need_no_token(path: str) -> None:
     """A load balancer has none, and a browser cannot show one before it has a page."""
 
     async def tell(world: World) -> None:
         await with_admin(world)
-        assert (await world.ask("GET", path)).status_code == 200
+        assert (await world.request("GET", path)).status_code == 200
 
     story(tell)
 
 
-def test_every_other_path_needs_one() -> None:
-    """What somebody adds tomorrow is closed unless they open it."""
+def test_all_other_paths_need_a_token() -> None:
+    """A new route needs a token unless it is marked as public."""
 
     async def tell(world: World) -> None:
         await with_admin(world)
-        described = await world.told("GET", "/api/openapi.json")
+        described = await world.json("GET", "/api/openapi.json")
         for path, item in described["paths"].items():
             for verb, operation in item.items():
                 where = path.replace("{", "").replace("}", "")
-                status = (await world.ask(verb.upper(), where)).status_code
+                status = (await world.request(verb.upper(), where)).status_code
                 is_open = operation["security"] == []
                 assert (status != 401) == is_open, f"{verb} {path}"
                 assert is_open == (path in ("/", "/healthz", "/readyz")), path
@@ -128,25 +128,25 @@ def test_every_other_path_needs_one() -> None:
     story(tell)
 
 
-def test_a_token_that_came_without_being_asked_for_is_not_looked_at() -> None:
+def test_token_is_ignored_while_none_is_required() -> None:
     """FOREWARN_TOKEN may be set for another service."""
 
     async def tell(world: World) -> None:
         assert (
-            await world.ask("GET", "/api/v1/vms", headers={"authorization": "Bearer old"})
+            await world.request("GET", "/api/v1/vms", headers={"authorization": "Bearer old"})
         ).status_code == 200
         assert world.service.tokens.refused_count == 0
 
     story(tell)
 
 
-def test_beyond_loopback_nobody_is_let_in_even_if_the_last_token_is_revoked() -> None:
-    """The door was opened to the world for those with tokens; no tokens must never mean everybody."""
+def test_beyond_loopback_a_token_is_always_required() -> None:
+    """Revoking the last token must not open the API to everybody."""
 
     async def tell(world: World) -> None:
         await with_admin(world)
         await world.service.tokens.revoke("root", by="test")
-        async with calling(app(world.service, host="0.0.0.0", delay_seconds=0)) as outside:
+        async with make_client(make_app(world.service, host="0.0.0.0", delay_seconds=0)) as outside:
             assert (
                 await outside.get("/api/v1/vms", headers={"host": "ops.example"})
             ).status_code == 401
@@ -158,33 +158,33 @@ def test_beyond_loopback_nobody_is_let_in_even_if_the_last_token_is_revoked() ->
     story(tell)
 
 
-def test_whoever_shows_a_token_may_call_us_by_any_name() -> None:
-    """Host is checked against pages that were lured here (DNS rebinding), and those have no token."""
+def test_request_with_a_token_may_use_any_host_name() -> None:
+    """The Host check is for DNS rebinding, and such a page has no token."""
 
     async def tell(world: World) -> None:
         await with_admin(world)
         assert (
-            await world.ask("GET", "/api/v1/vms", headers=ADMIN | {"host": "ops.example"})
+            await world.request("GET", "/api/v1/vms", headers=ADMIN | {"host": "ops.example"})
         ).status_code == 200
         assert (
-            await world.ask("GET", "/api/v1/vms", headers={"host": "ops.example"})
+            await world.request("GET", "/api/v1/vms", headers={"host": "ops.example"})
         ).status_code == 403
         strange = ADMIN | {"origin": "http://evil.example"}
         assert (
-            await world.ask("POST", "/api/v1/vms/web-0/restart", headers=strange)
+            await world.request("POST", "/api/v1/vms/web-0/restart", headers=strange)
         ).status_code == 403
 
     story(tell)
 
 
-def test_the_history_names_the_token() -> None:
+def test_history_names_the_token() -> None:
     """Who did it, not from which address."""
 
     async def tell(world: World) -> None:
-        await world.told("POST", "/api/v1/vms/web-1/restart")
+        await world.json("POST", "/api/v1/vms/web-1/restart")
         await with_admin(world)
         holder = await token(world, "ci-7", "operator")
-        await world.told("POST", "/api/v1/vms/web-0/restart", headers=holder)
+        await world.json("POST", "/api/v1/vms/web-0/restart", headers=holder)
 
         entries = await entries_of(world.engine.store)
 
@@ -198,17 +198,17 @@ def test_the_history_names_the_token() -> None:
     story(tell)
 
 
-def test_a_token_is_told_once_and_kept_as_a_digest() -> None:
-    """Whoever reads the store, the list, or a backup, has no token."""
+def test_token_is_shown_once_and_stored_as_a_digest() -> None:
+    """The store, the list and backups do not contain the token."""
 
     async def tell(world: World) -> None:
         await with_admin(world)
         key = {"idempotency-key": "k1"}
-        said = {"name": "ci", "role": "operator", "expires": "12h"}
-        answer = await world.told("POST", "/api/v1/tokens", json=said, headers=ADMIN | key)
-        secret = answer["text"].removeprefix("fw_ci_")
+        request = {"name": "ci", "role": "operator", "expires": "12h"}
+        body = await world.json("POST", "/api/v1/tokens", json=request, headers=ADMIN | key)
+        secret = body["text"].removeprefix("fw_ci_")
 
-        listed = await world.told("GET", "/api/v1/tokens", headers=ADMIN)
+        listed = await world.json("GET", "/api/v1/tokens", headers=ADMIN)
         stored = b"".join(one.value or b"" for one in (await world.engine.store.load()).records)
 
         assert len(secret) == 64
@@ -222,14 +222,14 @@ def test_a_token_is_told_once_and_kept_as_a_digest() -> None:
     story(tell)
 
 
-def test_a_token_ends_when_it_expires_and_still_keeps_the_door_shut() -> None:
+def test_expired_token_is_rejected_and_keeps_auth_on() -> None:
     """One second early it is good.
 
-    When all have expired, nobody may come in: time opens no door.
+    When all have expired, no request is accepted.
     """
 
     async def tell(world: World) -> None:
-        await world.told(
+        await world.json(
             "POST", "/api/v1/tokens", json={"name": "root", "role": "admin", "expires": "60s"}
         )
         text = (
@@ -240,29 +240,29 @@ def test_a_token_ends_when_it_expires_and_still_keeps_the_door_shut() -> None:
         holder = {"authorization": f"Bearer {text}"}
 
         await world.clock.advance(timedelta(seconds=59))
-        assert (await world.ask("GET", "/api/v1/vms", headers=holder)).status_code == 200
+        assert (await world.request("GET", "/api/v1/vms", headers=holder)).status_code == 200
         await world.clock.advance(timedelta(seconds=1))
-        assert (await world.ask("GET", "/api/v1/vms", headers=holder)).status_code == 401
-        assert (await world.ask("GET", "/api/v1/vms")).status_code == 401
+        assert (await world.request("GET", "/api/v1/vms", headers=holder)).status_code == 401
+        assert (await world.request("GET", "/api/v1/vms")).status_code == 401
 
     story(tell)
 
 
-def test_a_revoked_token_is_none_from_that_moment_on() -> None:
-    """Somebody has left, or a laptop was stolen."""
+def test_revoked_token_is_rejected_at_once() -> None:
+    """A person has left, or a laptop was stolen."""
 
     async def tell(world: World) -> None:
         await with_admin(world)
         holder = await token(world, "ci", "viewer")
-        assert (await world.ask("GET", "/api/v1/vms", headers=holder)).status_code == 200
-        await world.told("DELETE", "/api/v1/tokens/ci", headers=ADMIN)
-        assert (await world.ask("GET", "/api/v1/vms", headers=holder)).status_code == 401
+        assert (await world.request("GET", "/api/v1/vms", headers=holder)).status_code == 200
+        await world.json("DELETE", "/api/v1/tokens/ci", headers=ADMIN)
+        assert (await world.request("GET", "/api/v1/vms", headers=holder)).status_code == 401
 
     story(tell)
 
 
 @pytest.mark.parametrize(
-    ("said", "status", "message"),
+    ("body", "status", "message"),
     [
         (
             {"name": "CI", "role": "viewer"},
@@ -292,50 +292,50 @@ def test_a_revoked_token_is_none_from_that_moment_on() -> None:
             400,
             "expires: expected at most 3660 days from now",
         ),
-        ({"name": "root", "role": "viewer"}, 409, "there is a token 'root' already"),
+        ({"name": "root", "role": "viewer"}, 409, "token 'root' already exists"),
     ],
 )
-def test_a_token_that_cannot_be_is_refused(said: dict[str, str], status: int, message: str) -> None:
+def test_invalid_token_request_is_rejected(body: dict[str, str], status: int, message: str) -> None:
     """The name stands in keys, logs and the token itself; a second one of a name would hide the
     first.
     """
 
     async def tell(world: World) -> None:
         await with_admin(world)
-        refused = await world.refused("POST", "/api/v1/tokens", json=said, headers=ADMIN)
+        refused = await world.error("POST", "/api/v1/tokens", json=body, headers=ADMIN)
         assert refused[0] == status
         assert refused[2].startswith(message)
 
     story(tell)
 
 
-def test_the_first_token_is_an_admins_and_the_last_admin_goes_last() -> None:
+def test_first_token_is_admin_and_last_admin_goes_last() -> None:
     """Otherwise one command would lock everybody out."""
 
     async def tell(world: World) -> None:
-        status, code, _ = await world.refused(
+        status, code, _ = await world.error(
             "POST", "/api/v1/tokens", json={"name": "ci", "role": "viewer"}
         )
         assert (status, code) == (409, "refused")
         await with_admin(world)
         await token(world, "ci", "viewer")
 
-        assert (await world.refused("DELETE", "/api/v1/tokens/root", headers=ADMIN))[:2] == (
+        assert (await world.error("DELETE", "/api/v1/tokens/root", headers=ADMIN))[:2] == (
             409,
             "refused",
         )
-        assert (await world.refused("DELETE", "/api/v1/tokens/nobody", headers=ADMIN))[:2] == (
+        assert (await world.error("DELETE", "/api/v1/tokens/nobody", headers=ADMIN))[:2] == (
             404,
             "unknown_token",
         )
-        await world.told("DELETE", "/api/v1/tokens/ci", headers=ADMIN)
-        await world.told("DELETE", "/api/v1/tokens/root", headers=ADMIN)
-        assert (await world.ask("GET", "/api/v1/vms")).status_code == 200
+        await world.json("DELETE", "/api/v1/tokens/ci", headers=ADMIN)
+        await world.json("DELETE", "/api/v1/tokens/root", headers=ADMIN)
+        assert (await world.request("GET", "/api/v1/vms")).status_code == 200
 
     story(tell)
 
 
-def test_bad_tokens_are_slowed_and_counted_and_too_many_are_turned_away() -> None:
+def test_bad_tokens_are_delayed_counted_and_limited() -> None:
     """Trying is slow and seen; who tries in a flood does not even hold a connection open.
 
     A good token always passes.
@@ -344,15 +344,15 @@ def test_bad_tokens_are_slowed_and_counted_and_too_many_are_turned_away() -> Non
     async def tell(world: World) -> None:
         await with_admin(world)
         bad = {"authorization": "Bearer fw_root_guess"}
-        async with calling(app(world.service, delay_seconds=0.2)) as client:
+        async with make_client(make_app(world.service, delay_seconds=0.2)) as client:
             start = asyncio.get_running_loop().time()
-            asked = [client.get("/api/v1/vms", headers=bad) for _ in range(20)]
-            answers = [response.status_code for response in await asyncio.gather(*asked)]
+            requests = [client.get("/api/v1/vms", headers=bad) for _ in range(20)]
+            statuses = [response.status_code for response in await asyncio.gather(*requests)]
             took = asyncio.get_running_loop().time() - start
             good = await client.get("/api/v1/vms", headers=ADMIN)
 
-        assert {401, 429} == set(answers)
-        assert answers.count(401) in (5, 6)
+        assert {401, 429} == set(statuses)
+        assert statuses.count(401) in (5, 6)
         assert took >= 0.2
         assert world.service.tokens.refused_count == 20
         assert good.status_code == 200
@@ -367,27 +367,27 @@ def test_tokens_are_never_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def tell(world: World) -> None:
         await with_admin(world)
         holder = await token(world, "ci", "operator")
-        await world.ask(
+        await world.request(
             "GET", "/api/v1/vms", headers={"authorization": "Bearer fw_ci_" + "f00d" * 16}
         )
-        await world.ask("POST", "/api/v1/vms/web-0/restart", headers=holder)
-        said = caplog.text + "".join(str(record.__dict__) for record in caplog.records)
+        await world.request("POST", "/api/v1/vms/web-0/restart", headers=holder)
+        request = caplog.text + "".join(str(record.__dict__) for record in caplog.records)
 
-        assert "token-created" in said
+        assert "token-created" in request
         for secret in (SECRET, "f00d" * 16, holder["authorization"].rpartition("_")[2]):
-            assert secret not in said
+            assert secret not in request
 
     story(tell)
 
 
-def test_a_token_is_good_on_every_server_of_a_store_and_its_end_too() -> None:
-    """Servers share a store; none of them is asked about another's tokens."""
+def test_tokens_and_revocations_reach_every_server() -> None:
+    """Servers share a store; each must know the tokens created by another."""
 
     async def tell(world: World) -> None:
         other = build_service(world.engine.store, world.clock, world.engine.timing, lambda: "")
         await with_admin(world)
         await other.engine.load()
-        async with calling(app(other, delay_seconds=0)) as elsewhere:
+        async with make_client(make_app(other, delay_seconds=0)) as elsewhere:
             assert await status_of(elsewhere) == 200
             await world.service.tokens.revoke("root", by="test")
             await other.engine.load()

@@ -12,18 +12,18 @@ from forewarn.errors import Error
 from forewarn.web.http_status import status_of
 from tests.unit.web.control_world import FLEET, World, story
 
-DOCS = Path(__file__).parents[3] / "docs"
+DOCS = Path(__file__).parents[4] / "docs"
 RESTART, MAINTAIN = "/api/v1/vms/web-0/restart", "/api/v1/hosts/host-a/maintain"
 JSON = {"content-type": "application/json"}
 FLEET_BYTES_MAX = 64 * 1024 * 1024
 
 
-def refusal(method: str, path: str, **more: Any) -> tuple[int, str, str]:
-    """Status, code and message; the world it was asked of has not changed."""
+def error_of(method: str, path: str, **more: Any) -> tuple[int, str, str]:
+    """Status, code and message; nothing has changed."""
     found: list[tuple[int, str, str]] = []
 
     async def tell(world: World) -> None:
-        found.append(await world.refused(method, path, **more))
+        found.append(await world.error(method, path, **more))
 
     story(tell)
     return found[0]
@@ -55,7 +55,7 @@ def refusal(method: str, path: str, **more: Any) -> tuple[int, str, str]:
         (
             RESTART,
             b'{"not_before":' * 4000,
-            "body.not_before: Expected `datetime | null`, got what cannot be read",
+            "body.not_before: Expected `datetime | null`, got malformed JSON",
         ),
         (MAINTAIN, b"", "body: Object missing required field `type`"),
         (
@@ -95,9 +95,9 @@ def refusal(method: str, path: str, **more: Any) -> tuple[int, str, str]:
         ),
     ],
 )
-def test_a_body_that_does_not_fit_is_refused_by_field(path: str, body: bytes, message: str) -> None:
-    """A member that is ignored is an operator's wish that is ignored."""
-    assert refusal("POST", path, content=body, headers=JSON) == (400, "invalid", message)
+def test_invalid_body_is_rejected_by_field(path: str, body: bytes, message: str) -> None:
+    """An ignored field would be an ignored request."""
+    assert error_of("POST", path, content=body, headers=JSON) == (400, "invalid", message)
 
 
 @pytest.mark.parametrize(
@@ -109,24 +109,24 @@ def test_a_body_that_does_not_fit_is_refused_by_field(path: str, body: bytes, me
         "2031-06-01T00:00:00Z",
     ],
 )
-def test_a_moment_that_cannot_be_is_refused(not_before: str) -> None:
+def test_impossible_not_before_is_rejected(not_before: str) -> None:
     """Without a time zone, before all time, after it, or further away than anybody can mean."""
-    status, code, message = refusal("POST", RESTART, json={"not_before": not_before})
+    status, code, message = error_of("POST", RESTART, json={"not_before": not_before})
 
     assert (status, code) in ((400, "invalid"), (409, "notice_too_short")), message
 
 
 @pytest.mark.parametrize(
-    ("said", "part"),
+    ("actual", "part"),
     [
         ({"duration_seconds": -2}, "duration_seconds is -1 (unknown) to"),
         ({"duration_seconds": 10**30}, "duration_seconds is -1 (unknown) to"),
         ({"description": "x" * 10_000}, "a description has at most"),
     ],
 )
-def test_maintenance_outside_its_limits_is_refused(said: dict[str, Any], part: str) -> None:
+def test_maintenance_out_of_range_is_rejected(actual: dict[str, Any], part: str) -> None:
     """Everything has a limit, and the message names it."""
-    status, code, message = refusal("POST", MAINTAIN, json={"type": "Freeze"} | said)
+    status, code, message = error_of("POST", MAINTAIN, json={"type": "Freeze"} | actual)
 
     assert (status, code) == (400, "invalid")
     assert part in message
@@ -135,15 +135,15 @@ def test_maintenance_outside_its_limits_is_refused(said: dict[str, Any], part: s
 @pytest.mark.parametrize(
     ("query", "message"),
     [
-        ("dryrun=true", "unknown query parameter 'dryrun'; known here: dry_run"),
-        ("dry_run=true&dry_run=false", "query parameter 'dry_run' stands twice; expected it once"),
-        ("limit=5", "unknown query parameter 'limit'; known here: dry_run"),
+        ("dryrun=true", "unknown query parameter 'dryrun'; accepted: dry_run"),
+        ("dry_run=true&dry_run=false", "duplicate query parameter 'dry_run'"),
+        ("limit=5", "unknown query parameter 'limit'; accepted: dry_run"),
         ("dry_run=maybe", "dry_run: Expected `bool`, got 'maybe'"),
     ],
 )
 def test_a_misspelt_dry_run_never_changes_the_fleet(query: str, message: str) -> None:
     """The one parameter whose being ignored would delete a fleet."""
-    assert refusal("PUT", f"/api/v1/fleet?{query}", content=b"scopes: []") == (
+    assert error_of("PUT", f"/api/v1/fleet?{query}", content=b"scopes: []") == (
         400,
         "invalid",
         message,
@@ -151,9 +151,9 @@ def test_a_misspelt_dry_run_never_changes_the_fleet(query: str, message: str) ->
 
 
 @pytest.mark.parametrize("limit", ["0", "-1", "10001", "many", ""])
-def test_a_limit_outside_its_limits_is_refused(limit: str) -> None:
+def test_limit_out_of_range_is_rejected(limit: str) -> None:
     """Nothing is unlimited."""
-    status, code, message = refusal("GET", f"/api/v1/vms?limit={limit}")
+    status, code, message = error_of("GET", f"/api/v1/vms?limit={limit}")
 
     assert (status, code) == (400, "invalid")
     assert message.startswith("limit: ")
@@ -170,14 +170,12 @@ def test_a_limit_outside_its_limits_is_refused(limit: str) -> None:
         (b"scopes: " + b"[" * 100_000, "body:1: "),
     ],
 )
-def test_a_fleet_that_cannot_be_read_is_refused_by_line_and_field(
-    body: bytes, message: str
-) -> None:
+def test_invalid_fleet_is_rejected_by_line_and_field(body: bytes, message: str) -> None:
     """Half of a fleet is worse than none."""
-    status, code, said = refusal("PUT", "/api/v1/fleet", content=body)
+    status, code, actual = error_of("PUT", "/api/v1/fleet", content=body)
 
     assert (status, code) == (400, "invalid")
-    assert said.startswith(message)
+    assert actual.startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -195,24 +193,20 @@ def test_a_fleet_that_cannot_be_read_is_refused_by_line_and_field(
         ("GET", "/%00", "not_found"),
     ],
 )
-def test_what_is_not_there_is_told_in_the_one_form_of_errors(
-    method: str, path: str, code: str
-) -> None:
+def test_unknown_names_and_paths_have_the_error_form(method: str, path: str, code: str) -> None:
     """A script reads the code; it must not need to know whose 404 it is."""
-    assert refusal(method, path)[:2] == (404, code)
+    assert error_of(method, path)[:2] == (404, code)
 
 
 @pytest.mark.parametrize(
     ("method", "path", "allow"),
     [("DELETE", "/api/v1/vms", "GET"), ("GET", RESTART, "POST"), ("POST", "/healthz", "GET")],
 )
-def test_a_verb_that_is_not_known_here_is_told_which_are(
-    method: str, path: str, allow: str
-) -> None:
-    """405 without Allow would be half an answer (RFC 9110, 15.5.6)."""
+def test_wrong_method_gets_405_with_allow(method: str, path: str, allow: str) -> None:
+    """A 405 must have Allow (RFC 9110, 15.5.6)."""
 
     async def tell(world: World) -> None:
-        response = await world.ask(method, path)
+        response = await world.request(method, path)
 
         assert (response.status_code, response.json()["error"]) == (405, "method_not_allowed")
         assert allow in response.headers["allow"].split(", ")
@@ -220,14 +214,14 @@ def test_a_verb_that_is_not_known_here_is_told_which_are(
     story(tell)
 
 
-def test_a_body_of_one_byte_too_many_is_refused() -> None:
-    """64 KiB for what is asked, 64 MiB for a fleet; nobody fills our memory."""
+def test_body_one_byte_too_large_is_rejected() -> None:
+    """64 KiB, and 64 MiB for a fleet: clients cannot fill our memory."""
     body = b'{"not_before": null' + b" " * (64 * 1024)
 
-    assert refusal("POST", RESTART, content=body[: 64 * 1024] + b"}", headers=JSON) == (
-        413, "body_too_large", "the body is larger than the 65536 bytes accepted here",
+    assert error_of("POST", RESTART, content=body[: 64 * 1024] + b"}", headers=JSON) == (
+        413, "body_too_large", "the body is too large; at most 65536 bytes are accepted",
     )  # fmt: skip
-    assert refusal(
+    assert error_of(
         "PUT", "/api/v1/fleet", content=FLEET + b" " * (FLEET_BYTES_MAX + 1 - len(FLEET))
     )[:2] == (
         413,
@@ -235,13 +229,13 @@ def test_a_body_of_one_byte_too_many_is_refused() -> None:
     )
 
 
-def test_a_body_that_just_fits_is_accepted() -> None:
+def test_body_of_maximum_size_is_accepted() -> None:
     """A limit that is off by one refuses what it promises to take."""
 
     async def tell(world: World) -> None:
         body = b'{"not_before": null' + b" " * (64 * 1024 - 20) + b"}"
         assert len(body) == 64 * 1024
-        assert (await world.ask("POST", RESTART, content=body, headers=JSON)).status_code == 202
+        assert (await world.request("POST", RESTART, content=body, headers=JSON)).status_code == 202
 
     story(tell)
 
@@ -249,19 +243,21 @@ def test_a_body_that_just_fits_is_accepted() -> None:
 @pytest.mark.parametrize(
     "host", ["evil.example", "127.0.0.1.evil.example", "192.0.2.1:8081", "[::1", ""]
 )
-def test_a_name_that_is_not_ours_is_refused(host: str) -> None:
+def test_foreign_host_name_is_rejected(host: str) -> None:
     """A page whose name was rebound to 127.0.0.1 still says its own name in Host."""
-    assert refusal("GET", "/api/v1/vms", headers={"host": host})[:2] == (403, "forbidden")
+    assert error_of("GET", "/api/v1/vms", headers={"host": host})[:2] == (403, "forbidden")
 
 
 @pytest.mark.parametrize(
     "host", ["localhost", "localhost:8081", "127.0.0.1", "127.0.0.2:1", "[::1]:8081", "LOCALHOST"]
 )
-def test_every_loopback_name_is_ours(host: str) -> None:
+def test_loopback_names_are_accepted(host: str) -> None:
     """People forward ports and type what they are used to."""
 
     async def tell(world: World) -> None:
-        assert (await world.ask("GET", "/api/v1/vms", headers={"host": host})).status_code == 200
+        assert (
+            await world.request("GET", "/api/v1/vms", headers={"host": host})
+        ).status_code == 200
 
     story(tell)
 
@@ -269,22 +265,22 @@ def test_every_loopback_name_is_ours(host: str) -> None:
 @pytest.mark.parametrize(
     "origin", ["http://evil.example", "null", "http://127.0.0.1:9999", "https://127.0.0.1:80819"]
 )
-def test_another_sites_page_may_not_change_anything(origin: str) -> None:
+def test_foreign_origin_is_rejected(origin: str) -> None:
     """A browser sends simple requests across sites without asking;
 
     Origin tells whose page it was.
     """
-    assert refusal("POST", RESTART, headers={"origin": origin})[:2] == (403, "forbidden")
-    assert refusal("PUT", "/api/v1/fleet", content=FLEET, headers={"origin": origin})[:2] == (
+    assert error_of("POST", RESTART, headers={"origin": origin})[:2] == (403, "forbidden")
+    assert error_of("PUT", "/api/v1/fleet", content=FLEET, headers={"origin": origin})[:2] == (
         403,
         "forbidden",
     )
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
-def test_a_browser_that_tells_of_another_site_is_believed(site: str) -> None:
-    """Sec-Fetch-Site comes with every request of a newer browser, also where an Origin is left out."""
-    assert refusal("POST", RESTART, headers={"sec-fetch-site": site})[:2] == (403, "forbidden")
+def test_cross_site_requests_are_rejected(site: str) -> None:
+    """Newer browsers send Sec-Fetch-Site with every request, also without an Origin."""
+    assert error_of("POST", RESTART, headers={"sec-fetch-site": site})[:2] == (403, "forbidden")
 
 
 @pytest.mark.parametrize(
@@ -298,20 +294,20 @@ def test_a_browser_that_tells_of_another_site_is_believed(site: str) -> None:
     ],
 )
 @pytest.mark.parametrize("body", [b"", b"{}"])
-def test_what_a_page_can_send_without_asking_first_changes_nothing(kind: str, body: bytes) -> None:
+def test_simple_cross_site_requests_are_rejected(kind: str, body: bytes) -> None:
     """These are the types of a simple request, and an old browser sends a form without Origin.
 
     The form may be empty, too.
     """
-    assert refusal("POST", RESTART, content=body, headers={"content-type": kind})[:2] == (
+    assert error_of("POST", RESTART, content=body, headers={"content-type": kind})[:2] == (
         415,
         "unsupported_media_type",
     )
 
 
-def test_a_body_without_a_type_is_refused() -> None:
+def test_body_without_content_type_is_rejected() -> None:
     """A script can send a body of no type across sites, and calls it simple."""
-    status, code, message = refusal("POST", RESTART, content=b"{}")
+    status, code, message = error_of("POST", RESTART, content=b"{}")
 
     assert (status, code, message) == (
         415,
@@ -320,19 +316,19 @@ def test_a_body_without_a_type_is_refused() -> None:
     )
 
 
-def test_our_own_page_may() -> None:
+def test_own_origin_is_accepted() -> None:
     """The console will be served from here."""
 
     async def tell(world: World) -> None:
         assert (
-            await world.ask("POST", RESTART, headers={"origin": "http://127.0.0.1:8081"})
+            await world.request("POST", RESTART, headers={"origin": "http://127.0.0.1:8081"})
         ).status_code == 202
 
     story(tell)
 
 
-def test_every_code_of_an_error_stands_in_the_page_with_its_status() -> None:
-    """A code that is not documented is one that nobody can handle."""
+def test_every_error_code_is_documented_with_its_status() -> None:
+    """A code that is not documented cannot be handled."""
     rows = [
         line for line in (DOCS / "control.md").read_text().splitlines() if line.startswith("| `")
     ]
@@ -366,14 +362,14 @@ def tree(kind: type[Error]) -> Iterator[type[Error]]:
         ),
     ],
 )
-def test_what_cannot_be_read_is_named_for_machines_too(
+def test_errors_name_the_field_for_programs(
     method: str, path: str, more: dict[str, Any], field: str
 ) -> None:
     """A program that fills in a form shows the message beside the field."""
 
     async def tell(world: World) -> None:
-        answer = (await world.ask(method, path, **more)).json()
+        body = (await world.request(method, path, **more)).json()
 
-        assert (answer["error"], answer["facts"]) == ("invalid", {"field": field})
+        assert (body["error"], body["facts"]) == ("invalid", {"field": field})
 
     story(tell)

@@ -11,32 +11,37 @@ from tests.unit.web.guest import BY_ADDRESS, EVENTS, TRUE, WEB_0, WEB_1, Guest, 
 WAITING = (TRUE, (b"if-none-match", b'"1"'), (b"prefer", b"wait=30"))
 
 
-def test_a_poll_that_waits_is_answered_when_the_document_changes() -> None:
+def test_long_poll_returns_when_the_document_changes() -> None:
     async def story(guest: Guest) -> None:
         await guest.call(EVENTS, TRUE)
         waiting = asyncio.create_task(guest.call(EVENTS, *WAITING))
         await settle()
         assert not waiting.done()
         await guest.restart()
-        told = await waiting
-        assert (told.status, told.json["DocumentIncarnation"]) == (200, 2)
-        assert (told.headers["etag"], told.headers["preference-applied"]) == ('"2"', "wait=30")
+        response = await waiting
+        assert (response.status, response.json["DocumentIncarnation"]) == (200, 2)
+        assert (response.headers["etag"], response.headers["preference-applied"]) == (
+            '"2"',
+            "wait=30",
+        )
         assert guest.place.waiters is None
 
     run(story)
 
 
-def test_a_poll_that_does_not_have_the_document_does_not_wait() -> None:
+def test_long_poll_with_an_old_etag_returns_at_once() -> None:
     async def story(guest: Guest) -> None:
-        told = await guest.call(EVENTS, TRUE, (b"if-none-match", b'"9"'), (b"prefer", b"wait=30"))
-        assert told.status == 200
-        assert "preference-applied" not in told.headers
+        response = await guest.call(
+            EVENTS, TRUE, (b"if-none-match", b'"9"'), (b"prefer", b"wait=30")
+        )
+        assert response.status == 200
+        assert "preference-applied" not in response.headers
         assert (await guest.call(EVENTS, TRUE, (b"prefer", b"wait=30"))).status == 200
 
     run(story)
 
 
-def test_a_client_that_leaves_ends_its_wait_and_leaves_nothing_behind() -> None:
+def test_disconnect_ends_a_long_poll() -> None:
     async def story(guest: Guest) -> None:
         waiting = asyncio.create_task(guest.call(EVENTS, *WAITING))
         await settle()
@@ -48,18 +53,18 @@ def test_a_client_that_leaves_ends_its_wait_and_leaves_nothing_behind() -> None:
     run(story)
 
 
-def test_stopping_ends_all_waits_and_lets_no_other_begin() -> None:
+def test_stop_ends_long_polls_and_accepts_no_more() -> None:
     async def story(guest: Guest) -> None:
         waits = [asyncio.create_task(guest.call(EVENTS, *WAITING)) for _ in range(50)]
         await settle()
         guest.application.stop()
-        assert {told.status for told in await asyncio.gather(*waits)} == {304}
+        assert {response.status for response in await asyncio.gather(*waits)} == {304}
         assert (await guest.call(EVENTS, *WAITING)).status == 304
 
     run(story)
 
 
-def test_a_vm_that_leaves_the_fleet_while_it_waits_is_forbidden() -> None:
+def test_vm_removed_during_a_long_poll_is_forbidden() -> None:
     async def story(guest: Guest) -> None:
         waiting = asyncio.create_task(guest.call(EVENTS, *WAITING))
         await settle()
@@ -69,7 +74,7 @@ def test_a_vm_that_leaves_the_fleet_while_it_waits_is_forbidden() -> None:
     run(story)
 
 
-def test_a_vm_that_moves_while_it_waits_gets_the_document_of_its_new_scope() -> None:
+def test_vm_moved_during_a_long_poll_gets_its_new_document() -> None:
     async def story(guest: Guest) -> None:
         await guest.enrol("other", Vm(name="other-0", address="10.0.2.1"))
         await guest.call(EVENTS, TRUE, address="10.0.2.1")
@@ -78,13 +83,13 @@ def test_a_vm_that_moves_while_it_waits_gets_the_document_of_its_new_scope() -> 
         await settle()
         await guest.enrol("other", Vm(name="other-0", address="10.0.2.1"), WEB_0)
         await guest.enrol("web", WEB_1)
-        told = await waiting
-        assert (told.status, told.json["Events"][0]["Resources"]) == (200, ["other-0"])
+        response = await waiting
+        assert (response.status, response.json["Events"][0]["Resources"]) == (200, ["other-0"])
 
     run(story)
 
 
-def test_only_the_poll_that_enables_a_scope_is_answered_late() -> None:
+def test_only_the_enabling_poll_is_delayed() -> None:
     """As on Azure, where the first answer takes up to two minutes; from then on clients count on
     quick ones.
     """

@@ -1,0 +1,279 @@
+"""Applying a fleet: what changes, and how it is divided into commits."""
+
+import asyncio
+from collections.abc import Collection, Iterator, Sequence
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+from sortedcontainers import SortedList
+
+from forewarn.core.change import Change, ChangeKind
+from forewarn.core.command import Command, Retire, SetMembers
+from forewarn.core.fleet import Scope, Vm
+from forewarn.core.machine import decide
+from forewarn.engine.engine import DECLARED_KEY, FLEET_KEY, Engine
+from forewarn.engine.record import Hosts
+from forewarn.engine.replica import SCOPE_KEY, kind_of
+from forewarn.engine.transaction import Transaction
+from forewarn.errors import FleetChanged, Unavailable
+from forewarn.fleetfile.parser import Fleet, compute_etag, dump_json
+from forewarn.store.base import COMMIT_BYTES_MAX, WRITES_MAX
+
+VMS_PER_TURN_MAX = 300
+"""How many VMs are compared before polls run."""
+VMS_PER_COMMIT_MAX = 500
+"""How many VMs are committed and published before polls run; one scope may have more."""
+VMS_BYTES_PER_COMMIT_MAX = COMMIT_BYTES_MAX // 4
+"""How large the definitions of these VMs may be: events, host names and history come on top."""
+HOSTS_PER_RECORD = 500
+
+Commands = list[tuple[str, Command]]
+
+
+class Batch(NamedTuple):
+    """What one commit of an apply changes: scopes, numbered records of declared hosts, history."""
+
+    commands: Sequence[tuple[str, Command]] = ()
+    declared: Sequence[tuple[int, tuple[str, ...] | None]] = ()
+    changes: Sequence[Change] = ()
+
+
+class Difference(NamedTuple):
+    """What an apply changes: names of scopes, of VMs and of declared hosts."""
+
+    added: tuple[str, ...]
+    changed: tuple[str, ...]
+    removed: tuple[str, ...]
+    vms_joined: tuple[str, ...]
+    vms_left: tuple[str, ...]
+    hosts_added: tuple[str, ...]
+    hosts_removed: tuple[str, ...]
+
+
+class FleetApplier:
+    """Applies one fleet at a time."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._applying = asyncio.Lock()
+
+    def fleet(self) -> Fleet:
+        """The present fleet, as a fleet file defines it. Safe in a thread: it copies first."""
+        published = sorted(self._engine.board.scopes.values(), key=lambda one: one.scope.name)
+        return Fleet(
+            scopes=tuple(definition(one.scope) for one in published),
+            hosts=self._engine.declared_hosts(),
+        )
+
+    def _compute_etag(self) -> str:
+        return compute_etag(dump_json(self.fleet()))
+
+    async def apply(
+        self,
+        fleet: Fleet,
+        *,
+        by: str,
+        dry_run: bool = False,
+        digest: str | None = None,
+        tags: Collection[str] = (),
+    ) -> Difference:
+        """Change the fleet to this. All is checked before the first commit; `dry_run` stops there.
+
+        Large fleets take several commits. If one fails, because an event was announced meanwhile or
+        the store was lost, the earlier ones remain, and applying the fleet again does the rest.
+
+        Each commit also writes the fleet record at the revision of the one before, so that two
+        concurrent applies cannot mix: the later one fails. `digest` is that of the server's fleet
+        file; the last commit writes it, so that a file that was applied in part is applied again.
+        With `tags`, the fleet must still have one of them.
+        """
+        async with self._applying:
+            await self._engine.catch_up()  # another server may have changed the fleet
+            if tags and await asyncio.to_thread(self._compute_etag) not in tags:
+                raise FleetChanged(
+                    "the fleet has changed since it was read; read it again and retry"
+                )
+            return await self._apply(fleet, by, dry_run, digest)
+
+    async def _apply(self, fleet: Fleet, by: str, dry_run: bool, digest: str | None) -> Difference:  # noqa: FBT001
+        engine = self._engine
+        revision = engine.records.get(FLEET_KEY).revision
+        commands = await self._commands(fleet, is_file=digest is not None)
+        difference = await self._difference(fleet, commands)
+        known = engine.applied
+        applied = replace(known, names=(), digest=known.digest if digest is None else digest)
+        batches = await self._batches(commands)
+        for batch in _host_batches(engine.declared_parts(), fleet.hosts, difference):
+            last = batches.pop() if batches and not batches[-1].declared else Batch()
+            batches.append(batch._replace(commands=last.commands))
+        if dry_run or (not batches and applied == known):
+            return difference
+        for batch in batches[:-1]:
+            revision = await self._commit(batch, known, revision, by)
+            await asyncio.sleep(0)
+        await self._commit(batches[-1] if batches else Batch(), applied, revision, by)
+        return difference
+
+    async def _commit(self, batch: "Batch", hosts: Hosts, revision: int, by: str) -> int:
+        """Change several scopes and the fleet record, if that still has its revision.
+
+        Returns its new revision. Not while any scope is unreadable: this server does not know
+        which VMs are in it, and a VM must not be in two scopes.
+        """
+        engine = self._engine
+        for key in engine.unreadable:
+            if kind_of(key) == "scope":
+                engine.check_readable(key)
+
+        def decide_all(transaction: Transaction) -> Transaction:
+            if transaction.revision(FLEET_KEY) != revision:
+                raise Unavailable("the fleet changed during the apply; apply it again")
+            transaction.put(FLEET_KEY, hosts)
+            for name, command in batch.commands:
+                key = SCOPE_KEY.format(name)
+                before: Scope | None = transaction.get(key)
+                if before is None and not isinstance(command, SetMembers):
+                    continue
+                scope = before or engine.new_scope(name)
+                outcome = decide(scope, command, transaction.now, engine.timing)
+                transaction.put(key, None if outcome.is_gone else outcome.scope)
+                transaction.record(*outcome.changes, scope=name)
+            for number, names in batch.declared:
+                transaction.put(DECLARED_KEY.format(number), names)
+            transaction.record(*batch.changes)
+            return transaction
+
+        keys = [FLEET_KEY, *(SCOPE_KEY.format(name) for name, _ in batch.commands)]
+        return (await engine.update(keys, decide_all, by=by)).committed_at
+
+    async def _commands(self, fleet: Fleet, *, is_file: bool) -> Commands:
+        """The command for each scope that changes.
+
+        Scopes that VMs leave come first, so that no VM is ever in two scopes.
+        """
+        engine, now, turns = self._engine, self._engine.clock.now(), _Turns()
+        losing, others, retired = Commands(), Commands(), Commands()
+        wanted: set[str] = set()
+        for scope in fleet.scopes:
+            await turns.pass_after(3 + len(scope.vms))
+            wanted.add(scope.name)
+            published = engine.board.scopes.get(scope.name)
+            vms = tuple(self._with_power(scope.name, vm) for vm in scope.vms)
+            command = SetMembers(kind=scope.kind, policy=scope.policy, vms=vms, is_file=is_file)
+            before = published.scope if published else Scope(name=scope.name)
+            if decide(before, command, now, engine.timing).scope != before or published is None:
+                (losing if _loses_vms(before, scope) else others).append((scope.name, command))
+        for name in engine.board.scope_names[:]:
+            await turns.pass_after(1)
+            if name not in wanted:
+                retired.append((name, Retire()))
+        return [*retired, *losing, *others]
+
+    def _with_power(self, scope: str, vm: Vm) -> Vm:
+        """The VM as the fleet defines it, with the power state it had in its old scope."""
+        published = self._engine.board.vms.get(vm.name)
+        if published is None or published.scope.name == scope:
+            return vm
+        known = published.scope.vm(vm.name)
+        return vm if known is None else replace(vm, power=known.power)
+
+    async def _difference(self, fleet: Fleet, commands: Commands) -> Difference:
+        """Only scopes that change are compared: a VM that joins, leaves or moves changes one."""
+        board, turns = self._engine.board, _Turns()
+        coming: set[str] = set()
+        added, changed, removed, joined, left = (SortedList() for _ in range(5))
+        for _, command in commands:
+            if isinstance(command, SetMembers):
+                await turns.pass_after(3 + len(command.vms))
+                coming.update(vm.name for vm in command.vms)
+                joined.update(vm.name for vm in command.vms if vm.name not in board.vms)
+        for name, command in commands:
+            published = board.scopes.get(name)
+            members = published.scope.vms if published else ()
+            await turns.pass_after(3 + len(members))
+            left.update(vm.name for vm in members if vm.name not in coming)
+            kind: Any = removed if isinstance(command, Retire) else changed if published else added
+            kind.add(name)
+        return Difference(
+            added=tuple(added),
+            changed=tuple(changed),
+            removed=tuple(removed),
+            vms_joined=tuple(joined),
+            vms_left=tuple(left),
+            hosts_added=tuple(sorted({*fleet.hosts} - {*board.declared_hosts})),
+            hosts_removed=tuple(sorted({*board.declared_hosts} - {*fleet.hosts})),
+        )
+
+    async def _batches(self, commands: Commands) -> list[Batch]:
+        """What is committed together: few enough scopes, VMs and bytes for one commit.
+
+        The records of the fleet, of declared hosts and of the floor need space in the commit, too.
+        """
+        turns, batches, batch, vms, size = _Turns(), list[Batch](), Commands(), 0, 0
+        for name, command in commands:
+            published = self._engine.board.scopes.get(name)
+            joining = command.vms if isinstance(command, SetMembers) else ()
+            count = max(len(joining), len(published.scope.vms) if published else 0)
+            await turns.pass_after(count)
+            bytes_ = len(msgspec.json.encode(joining))
+            if batch and (
+                len(batch) == WRITES_MAX - 3
+                or vms + count > VMS_PER_COMMIT_MAX
+                or size + bytes_ > VMS_BYTES_PER_COMMIT_MAX
+            ):
+                batches.append(Batch(batch))
+                batch, vms, size = Commands(), 0, 0
+            batch.append((name, command))
+            vms, size = vms + count, size + bytes_
+        return [*batches, Batch(batch)] if batch else batches
+
+
+def _host_batches(
+    before: Sequence[tuple[str, ...]], hosts: Sequence[str], difference: Difference
+) -> Iterator[Batch]:
+    """The records of declared hosts that change, one in each commit, with their history."""
+    changes = [
+        *_declared_changes(difference.hosts_added, "host {} declared"),
+        *_declared_changes(difference.hosts_removed, "host {} declared no more"),
+    ]
+    starts = range(0, len(hosts), HOSTS_PER_RECORD)
+    after = [tuple(hosts[start : start + HOSTS_PER_RECORD]) for start in starts]
+    for number, (old, new) in enumerate(zip_longest(before, after)):
+        if old != new:
+            yield Batch((), [(number, new)], changes[:HOSTS_PER_RECORD])
+            del changes[:HOSTS_PER_RECORD]
+    while changes:  # ends: each batch takes some
+        yield Batch((), (), changes[:HOSTS_PER_RECORD])
+        del changes[:HOSTS_PER_RECORD]
+
+
+def _declared_changes(hosts: Sequence[str], detail: str) -> list[Change]:
+    """A declared host is in no scope, so its entry has none."""
+    return [
+        Change(what=ChangeKind.UPDATED, host=host, detail=detail.format(host)) for host in hosts
+    ]
+
+
+def definition(scope: Scope) -> Scope:
+    """A scope as its owner defined it, without its state."""
+    return Scope(name=scope.name, kind=scope.kind, policy=scope.policy, vms=scope.vms)
+
+
+class _Turns:
+    """Lets polls run in the middle of long work."""
+
+    def __init__(self) -> None:
+        self._done = 0
+
+    async def pass_after(self, work: int) -> None:
+        """Let polls run if enough work was done since. A VM counts 1, a scope 3 more."""
+        self._done += work
+        if self._done >= VMS_PER_TURN_MAX:
+            self._done = 0
+            await asyncio.sleep(0)
+
+
+def _loses_vms(before: Scope, wanted: Scope) -> bool:
+    return not {vm.name for vm in before.vms} <= {vm.name for vm in wanted.vms}

@@ -1,0 +1,99 @@
+"""What a workflow does next, state by state. Pure."""
+
+from dataclasses import replace
+
+import pytest
+
+from forewarn.agent.plan import (
+    Action,
+    Approve,
+    Done,
+    RunPhase,
+    Sighting,
+    Wait,
+    is_outdated,
+    next_action,
+    wants_approval,
+)
+from forewarn.agent.progress import EntryKind, Progress
+from forewarn.agent.rules import ApproveWhen, Rule
+from forewarn.agent.steps.base import Phase
+from tests.unit.agent.agent_world import reboot, started
+
+RULE = Rule("r", approve=ApproveWhen.WHEN_PREPARED)
+SCHEDULED = Sighting(reboot(), is_shown=True)
+STARTED = Sighting(started(reboot()), is_shown=True)
+OVER = Sighting(reboot(), is_over=True)
+NEW = Progress(reboot(), "r", resources=("web-0",))
+BEGUN = replace(NEW, begun=frozenset({Phase.PREPARE}))
+PREPARED = replace(BEGUN, ended=frozenset({Phase.PREPARE}))
+STOPPED = replace(PREPARED, stopped=frozenset({Phase.PREPARE}))
+APPROVED = replace(PREPARED, marks=frozenset({EntryKind.APPROVED}))
+START_ENDED = replace(PREPARED, ended=frozenset({Phase.PREPARE, Phase.START}))
+RECOVERED = replace(PREPARED, ended=frozenset({Phase.PREPARE, Phase.RECOVER}))
+
+STATES = {
+    "resumed": (BEGUN, Sighting(reboot()), Wait()),
+    "unknown status": (NEW, replace(SCHEDULED, event=reboot(status="Completed")), Wait()),
+    "preparing": (NEW, SCHEDULED, RunPhase(Phase.PREPARE)),
+    "preparing after a crash": (BEGUN, SCHEDULED, RunPhase(Phase.PREPARE)),
+    "prepared": (PREPARED, SCHEDULED, Approve()),
+    "prepare stopped by a failed step": (STOPPED, SCHEDULED, Wait()),
+    "approved": (APPROVED, SCHEDULED, Wait()),
+    "starting": (BEGUN, STARTED, RunPhase(Phase.START)),
+    "started": (START_ENDED, STARTED, Wait()),
+    "recovering": (PREPARED, OVER, RunPhase(Phase.RECOVER)),
+    "over before anything began": (NEW, OVER, Done()),
+    "recovered": (RECOVERED, OVER, Done()),
+}
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_each_state_has_its_action(state: str) -> None:
+    """The table above `next_action`."""
+    progress, sighting, action = STATES[state]
+
+    assert next_action(progress, RULE, sighting, [], "web-0") == action
+
+
+OTHER = replace(PREPARED, event=reboot("E2"))
+
+
+@pytest.mark.parametrize(
+    ("other", "action"),
+    [
+        (OTHER, Wait()),
+        (replace(OTHER, begun=frozenset()), RunPhase(Phase.RECOVER)),
+        (replace(OTHER, resources=("web-1",)), RunPhase(Phase.RECOVER)),
+        (replace(OTHER, marks=frozenset({EntryKind.FINISHED})), RunPhase(Phase.RECOVER)),
+    ],
+    ids=["active", "not begun", "of a peer", "over"],
+)
+def test_recover_waits_only_for_active_events_of_this_vm(other: Progress, action: Action) -> None:
+    """It would restore what the other event has taken out of service."""
+    assert next_action(PREPARED, RULE, OVER, [other], "web-0") == action
+
+
+@pytest.mark.parametrize("approve", ApproveWhen)
+@pytest.mark.parametrize("progress", [NEW, PREPARED, STOPPED, APPROVED])
+def test_held_or_started_event_is_never_approved(approve: ApproveWhen, progress: Progress) -> None:
+    rule = Rule("r", approve=approve)
+
+    assert not wants_approval(progress, replace(rule, hold=True), SCHEDULED)
+    assert not wants_approval(progress, rule, STARTED)
+    assert not wants_approval(progress, rule, replace(SCHEDULED, is_over=True))
+    assert not wants_approval(progress, rule, Sighting(reboot()))
+
+
+def test_at_once_approves_before_prepare_has_ended() -> None:
+    assert wants_approval(NEW, Rule("r", approve=ApproveWhen.AT_ONCE), SCHEDULED)
+    assert not wants_approval(NEW, RULE, SCHEDULED)
+
+
+def test_outdated_phases_are_those_that_the_event_has_passed() -> None:
+    """Nothing runs late."""
+    outdated = [
+        [is_outdated(phase, state) for phase in Phase] for state in (SCHEDULED, STARTED, OVER)
+    ]
+
+    assert outdated == [[False, False, False], [True, False, False], [True, True, False]]

@@ -1,0 +1,88 @@
+"""The OpenAPI document says what Litestar cannot know: roles, error codes, optional bodies."""
+
+import sys
+
+import pytest
+
+from tests.unit.web.control_world import World, story
+from tests.unit.web.openapi_reader import operations
+
+
+def test_errors_of_an_operation_are_listed_by_code() -> None:
+    """A client author sees in advance which errors to handle."""
+
+    async def tell(world: World) -> None:
+        document = await world.json("GET", "/api/openapi.json")
+        restart = document["paths"]["/api/v1/vms/{vm}/restart"]["post"]
+
+        assert document["openapi"] == "3.1.0"
+        assert {
+            status: response["description"]
+            for status, response in restart["responses"].items()
+            if int(status) >= 400
+        } == {
+            "400": "invalid",
+            "401": "unauthorized",
+            "403": "forbidden",
+            "404": "unknown_vm, not_found",
+            "408": "request_timeout",
+            "409": "already_pending, too_many_operations, notice_too_short, vm_down",
+            "413": "body_too_large",
+            "415": "unsupported_media_type",
+            "422": "idempotency_key_reused",
+            "429": "too_many_requests",
+            "431": "head_too_large",
+            "500": "problem",
+            "503": "unavailable, store_lost, store_unusable",
+        }
+        schema = restart["responses"]["409"]["content"]["application/json"]["schema"]
+        assert schema["allOf"][1]["properties"]["error"]["enum"][0] == "already_pending"
+
+    story(tell)
+
+
+def test_roles_bodies_and_keys_are_described() -> None:
+    async def tell(world: World) -> None:
+        document = await world.json("GET", "/api/openapi.json")
+        described = dict(operations(document))
+        restart = described["POST /api/v1/vms/{vm}/restart"]
+
+        assert restart["x-role"] == "operator"
+        assert [one["name"] for one in restart["parameters"]] == ["vm", "Idempotency-Key"]
+        assert restart["requestBody"]["required"] is False
+        assert described["POST /api/v1/hosts/{host}/maintain"]["requestBody"]["required"] is True
+        fleet = described["PUT /api/v1/fleet"]["requestBody"]
+        assert list(fleet["content"]) == ["application/json", "application/yaml"]
+        assert described["GET /healthz"]["security"] == []
+        tokens = described["POST /api/v1/tokens"]
+        assert (tokens["x-role"], tokens["parameters"]) == ("admin", [])
+        notice = document["components"]["schemas"]["Notice"]
+        assert notice["additionalProperties"] is False
+        assert notice["properties"]["not_before"]["description"].startswith("The earliest start")
+
+    story(tell)
+
+
+@pytest.mark.parametrize("path", ["/api/docs", "/api/openapi.json"])
+def test_documents_are_rendered_once(path: str) -> None:
+    """Both need no token: rendering 160 kB per request would delay polls."""
+
+    async def count_calls(world: World, path: str) -> int:
+        """The function calls of the second request."""
+        await world.request("GET", path)
+        calls = [0]
+
+        def count(frame: object, event: str, argument: object) -> None:
+            calls[0] += 1
+
+        sys.setprofile(count)
+        try:
+            await world.request("GET", path)
+        finally:
+            sys.setprofile(None)
+        return calls[0]
+
+    async def tell(world: World) -> None:
+        assert await count_calls(world, path) < 2 * await count_calls(world, "/healthz")
+
+    story(tell)
