@@ -34,8 +34,8 @@ SECONDS_MAX = 120
 _BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-class Mistake(NamedTuple):
-    """A handler that is wrong in one place, and what its test says of it."""
+class Bug(NamedTuple):
+    """A change that breaks a handler, and what its test then prints."""
 
     name: str
     file: str
@@ -45,45 +45,45 @@ class Mistake(NamedTuple):
 
 
 MISTAKES = (
-    Mistake(
+    Bug(
         "never approves",
         "shell/handler.sh",
         '        approve "$id"',
         '        : "$id"',
         "waited in vain",
     ),
-    Mistake(
+    Bug(
         "approves for others",
         "shell/handler.sh",
         "select(.Resources | index($name)) | ",
         "",
         "another VM's event was approved",
     ),
-    Mistake(
+    Bug(
         "never approves", "node/handler.mjs", "await this.approve(event)", "void event", "not ok 1"
     ),
-    Mistake(
+    Bug(
         "approves for others",
         "node/handler.mjs",
         "event.Resources.includes(this.name)",
         "true",
         "not ok 2",
     ),
-    Mistake(
+    Bug(
         "takes an error for an all-clear",
         "node/handler.mjs",
         "(problem) {",
         "(problem) { await this.goOn();",
         "not ok 3",
     ),
-    Mistake(
+    Bug(
         "approves for others",
         "go/handler.go",
         "name == h.Name",
         'name != ""',
         "FAIL: TestWhatBefalls",
     ),
-    Mistake(
+    Bug(
         "never approves", "csharp/Handler.cs", '== "Scheduled"', '== "Never"', "FAILED TestAReboot"
     ),
 )
@@ -91,20 +91,18 @@ MISTAKES = (
 
 @pytest.mark.system
 @pytest.mark.parametrize("example", RUN)
-def test_an_example_passes_as_its_readme_says_and_leaves_nothing_behind(
-    example: str, tmp_path: Path
-) -> None:
+def test_example_passes_as_its_readme_says(example: str, tmp_path: Path) -> None:
     folder = copied(example, tmp_path)
 
-    code, said = run(folder)
+    code, output = run(folder)
 
-    assert code == 0, said
+    assert code == 0, output
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
 @pytest.mark.system
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: f"{mistake.file} {mistake.name}")
-def test_an_example_with_a_mistake_is_found_out(mistake: Mistake, tmp_path: Path) -> None:
+def test_example_with_a_bug_fails(mistake: Bug, tmp_path: Path) -> None:
     """A test that cannot fail would teach nothing."""
     example, file = mistake.file.split("/")
     folder = copied(example, tmp_path)
@@ -112,15 +110,15 @@ def test_an_example_with_a_mistake_is_found_out(mistake: Mistake, tmp_path: Path
     assert text.count(mistake.right) == 1
     (folder / file).write_text(text.replace(mistake.right, mistake.wrong))
 
-    code, said = run(folder)
+    code, output = run(folder)
 
-    assert code != 0, said
-    assert mistake.complaint in said, said
+    assert code != 0, output
+    assert mistake.complaint in output, output
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
 @pytest.mark.parametrize("example", HANDLERS)
-def test_a_handler_knows_the_variable_that_a_lab_run_sets(example: str) -> None:
+def test_handler_reads_forewarn_endpoint(example: str) -> None:
     assert "FOREWARN_ENDPOINT" in (EXAMPLES / HANDLERS[example][-1]).read_text()
 
 
@@ -132,30 +130,33 @@ def test_a_handler_knows_the_variable_that_a_lab_run_sets(example: str) -> None:
         pytest.param("shell", marks=pytest.mark.system),
     ],
 )  # the others would have to be built first
-def test_a_handler_asks_where_a_lab_run_tells_it_to(example: str, tmp_path: Path) -> None:
+def test_handler_uses_the_endpoint_of_a_lab_run(example: str, tmp_path: Path) -> None:
     """Where it has no variable of its own that says otherwise."""
     *program, file = HANDLERS[example]
     assert "FOREWARN_ENDPOINT" in (EXAMPLES / file).read_text()  # or it would ask the real one
     with socket.create_server(("127.0.0.1", 0)) as endpoint:
         endpoint.settimeout(30)
         url = f"http://127.0.0.1:{endpoint.getsockname()[1]}"
-        told = environment(FOREWARN_ENDPOINT=url, PORT="0", HEALTHY=str(tmp_path / "healthy"))
-        told.pop("ENDPOINT", None)
+        variables = environment(FOREWARN_ENDPOINT=url, PORT="0", HEALTHY=str(tmp_path / "healthy"))
+        variables.pop("ENDPOINT", None)
         process = subprocess.Popen(
-            [*program, EXAMPLES / file], env=told, start_new_session=True, stderr=subprocess.DEVNULL
+            [*program, EXAMPLES / file],
+            env=variables,
+            start_new_session=True,
+            stderr=subprocess.DEVNULL,
         )
         try:
             connection, _ = endpoint.accept()
             with connection:
-                asked = connection.recv(1024)
+                request = connection.recv(1024)
         finally:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
-    assert asked.startswith(b"GET /metadata/instance/compute/name?")
+    assert request.startswith(b"GET /metadata/instance/compute/name?")
 
 
-def test_every_example_is_listed_and_those_that_are_not_run_say_so() -> None:
+def test_every_example_is_listed() -> None:
     folders = sorted(
         entry.name
         for entry in EXAMPLES.iterdir()
@@ -196,17 +197,17 @@ def run(folder: Path) -> tuple[int, str]:
         start_new_session=True,
     )
     try:
-        said, _ = process.communicate(timeout=SECONDS_MAX)
+        output, _ = process.communicate(timeout=SECONDS_MAX)
         wait_for_the_end(process.pid)
     finally:
         for pid in living(process.pid):
             os.kill(pid, signal.SIGKILL)
         process.communicate()
-    return process.returncode, said
+    return process.returncode, output
 
 
 def wait_for_the_end(group: int) -> None:
-    """What was killed may take a moment to end; what was forgotten does not end."""
+    """A killed process may need some time to end."""
     until = time.monotonic() + 5
     while left := living(group):
         assert time.monotonic() < until, f"still running: {left}"
@@ -214,7 +215,7 @@ def wait_for_the_end(group: int) -> None:
 
 
 def living(group: int) -> list[int]:
-    """The processes of a group, without those that have ended and whom nobody has asked for yet."""
+    """Return the processes of a group, without zombies."""
     found = []
     for file in Path("/proc").glob("[0-9]*/stat"):
         try:

@@ -21,7 +21,7 @@ NO_EVENTS = b'{"DocumentIncarnation":1,"Events":[]}'
 
 @pytest.fixture
 def world(caplog: pytest.LogCaptureFixture) -> Iterator[FaultyWorld]:
-    """Broken connections are wanted here, so nobody may complain of them."""
+    """Broken connections are expected here, so they must not be logged."""
     with FaultyWorld() as world:
         yield world
     assert [
@@ -31,7 +31,7 @@ def world(caplog: pytest.LogCaptureFixture) -> Iterator[FaultyWorld]:
     ] == []
 
 
-def came(world: World, request: bytes = POLL) -> tuple[bytes, bool]:
+def receive_all(world: World, request: bytes = POLL) -> tuple[bytes, bool]:
     """All that comes until the server ends the connection, and whether it ended it by a reset."""
     with socket.create_connection(("127.0.0.1", world.port), timeout=10) as connection:
         connection.sendall(request)
@@ -46,7 +46,7 @@ def came(world: World, request: bytes = POLL) -> tuple[bytes, bool]:
             whole += piece
 
 
-def test_without_a_fault_the_bytes_are_those_of_the_service(world: FaultyWorld) -> None:
+def test_bytes_without_faults_are_the_services(world: FaultyWorld) -> None:
     with World() as plain:
         for request in (
             POLL,
@@ -57,7 +57,7 @@ def test_without_a_fault_the_bytes_are_those_of_the_service(world: FaultyWorld) 
 
 
 def test_every_poll_is_seen_by_the_filter(world: FaultyWorld) -> None:
-    """The quick way past the application would be a way past the faults."""
+    """The fast path would bypass the faults."""
     with world.connect() as client:
         for _ in range(5):
             client.send(POLL)
@@ -65,30 +65,30 @@ def test_every_poll_is_seen_by_the_filter(world: FaultyWorld) -> None:
     assert len(world.transcript.entries) == 5
 
 
-def test_a_refused_connection_is_reset_without_a_byte(world: FaultyWorld) -> None:
+def test_refused_connection_is_reset_without_a_byte(world: FaultyWorld) -> None:
     world.add("refuse")
-    assert came(world) == (b"", True)
+    assert receive_all(world) == (b"", True)
 
 
-def test_a_reset_comes_in_the_middle_of_the_body(world: FaultyWorld) -> None:
+def test_reset_comes_in_the_middle_of_the_body(world: FaultyWorld) -> None:
     world.add("reset", bytes=10)
-    whole, is_reset = came(world)
+    whole, is_reset = receive_all(world)
     head, _, body = whole.partition(b"\r\n\r\n")
     assert (body, is_reset) == (NO_EVENTS[:10], True)
     assert b"content-length: 37" in head
 
 
-def test_a_truncated_body_is_shorter_than_its_length_and_then_the_connection_is_closed(
+def test_truncate_close_sends_less_than_content_length(
     world: FaultyWorld,
 ) -> None:
     world.add("truncate", bytes=10)
-    whole, is_reset = came(world)
+    whole, is_reset = receive_all(world)
     head, _, body = whole.partition(b"\r\n\r\n")
     assert (body, is_reset) == (NO_EVENTS[:10], False)
     assert b"content-length: 37" in head
 
 
-def test_a_cut_document_of_fitting_length_keeps_the_connection(world: FaultyWorld) -> None:
+def test_truncate_whole_keeps_the_connection(world: FaultyWorld) -> None:
     world.add("truncate", bytes=10, mode="whole", requests=1)
     with world.connect() as client:
         client.send(POLL)
@@ -97,13 +97,13 @@ def test_a_cut_document_of_fitting_length_keeps_the_connection(world: FaultyWorl
         assert client.response().body == NO_EVENTS
 
 
-def test_requests_that_were_sent_behind_a_dropped_one_are_dropped_too(world: FaultyWorld) -> None:
+def test_pipelined_requests_behind_a_refusal_are_dropped(world: FaultyWorld) -> None:
     world.add("refuse", requests=1)
-    assert came(world, POLL + POLL) == (b"", True)
+    assert receive_all(world, POLL + POLL) == (b"", True)
     assert world.ask(POLL).body == NO_EVENTS
 
 
-def test_what_is_sent_before_a_reset_arrives_whole(world: FaultyWorld) -> None:
+def test_bytes_before_a_reset_arrive(world: FaultyWorld) -> None:
     """A reset must not discard what is still in our buffer."""
     large = b"x" * 40_000
 
@@ -116,7 +116,7 @@ def test_what_is_sent_before_a_reset_arrives_whole(world: FaultyWorld) -> None:
         answer, world.faults, world.transcript, world.engine.clock, Random(1), world.get_vm
     )
     world.add("reset", bytes=30_000)
-    whole, is_reset = came(world, POLL.replace(b"scheduledevents", b"versions"))
+    whole, is_reset = receive_all(world, POLL.replace(b"scheduledevents", b"versions"))
     assert (len(whole.partition(b"\r\n\r\n")[2]), is_reset) == (30_000, True)
 
 
@@ -147,10 +147,10 @@ SURVIVED: list[tuple[str, dict[str, Any]]] = [
 
 
 class Watch:
-    """A watch in a thread of its own. It rests a twentieth of what it would: these are tests."""
+    """A watch in a thread, with pauses a twentieth as long."""
 
     def __init__(self, world: World) -> None:
-        self.told: list[Change] = []
+        self.changes: list[Change] = []
         self.problems: list[EndpointError] = []
         self._client = Client(f"{world.url}/as/web-0")
         self._is_over = threading.Event()
@@ -164,11 +164,13 @@ class Watch:
             sleep=lambda seconds: self._is_over.wait(seconds / 20),
         )
         for change in watching:
-            self.told.append(change)
+            self.changes.append(change)
 
     def kinds(self) -> list[tuple[str, str]]:
         return [
-            (str(change.kind), change.event.id) for change in self.told if change.kind != "changed"
+            (str(change.kind), change.event.id)
+            for change in self.changes
+            if change.kind != "changed"
         ]
 
     def close(self) -> None:
@@ -181,8 +183,8 @@ class Watch:
 @pytest.mark.parametrize(
     ("kind", "members"), SURVIVED, ids=[re.sub(r"[^a-z0-9]+", "-", str(one)) for one in SURVIVED]
 )
-def test_our_client_survives(world: FaultyWorld, kind: str, members: dict[str, Any]) -> None:
-    """Every event is told once, though the endpoint misbehaves before, while and after it is there."""
+def test_client_survives_the_fault(world: FaultyWorld, kind: str, members: dict[str, Any]) -> None:
+    """Every event is reported once, although the endpoint misbehaves."""
     earlier, second = EVENT_ID.replace("602D", "502D"), EVENT_ID.replace("602D", "702D")
     world.ask(POLL)
     world.restart("web-1", earlier)

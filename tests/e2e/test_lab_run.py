@@ -83,7 +83,7 @@ def app(tmp_path: Path) -> tuple[str, str]:
 
 
 def is_over(pid: str) -> bool:
-    """Whether a process has ended; that of somebody who is gone may wait a while for its burial."""
+    """Return whether a process has ended. A zombie counts."""
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:  # ends with the process, or with the time
         try:
@@ -96,9 +96,7 @@ def is_over(pid: str) -> bool:
     return False
 
 
-def test_a_scenario_of_the_library_runs_by_its_name_and_leaves_its_files(
-    run: Run, tmp_path: Path
-) -> None:
+def test_library_scenario_runs_and_writes_its_files(run: Run, tmp_path: Path) -> None:
     done = run(
         "host-reboot", "--junit", tmp_path / "junit.xml", "--transcript", tmp_path / "all.jsonl"
     )
@@ -111,9 +109,7 @@ def test_a_scenario_of_the_library_runs_by_its_name_and_leaves_its_files(
 
 
 @pytest.mark.parametrize("option", ["--transcript", "--junit"])
-def test_a_file_that_cannot_be_written_is_found_out_before_the_run(
-    run: Run, option: str, scenario: Path
-) -> None:
+def test_unwritable_output_file_fails_before_the_run(run: Run, option: str, scenario: Path) -> None:
     """Not after an hour."""
     done = run(scenario, option, scenario.parent / "nowhere" / "file")
 
@@ -122,7 +118,7 @@ def test_a_file_that_cannot_be_written_is_found_out_before_the_run(
     assert done.stderr == f"forewarn: {option}: cannot write {path}: No such file or directory\n"
 
 
-def test_a_file_that_is_to_be_written_is_left_alone_until_there_is_something_to_write(
+def test_output_files_are_not_touched_before_the_end(
     run: Run,
     scenario: Path,
 ) -> None:
@@ -134,16 +130,14 @@ def test_a_file_that_is_to_be_written_is_left_alone_until_there_is_something_to_
     assert (old.read_text(), new.exists()) == ("yesterday's", False)
 
 
-def test_the_verdict_is_told_even_if_its_file_cannot_be_written_any_more(
-    run: Run, scenario: Path
-) -> None:
+def test_verdict_is_printed_even_if_its_file_cannot_be_written(run: Run, scenario: Path) -> None:
     done = run(scenario, "--transcript", "/dev/full")
 
     assert (done.code, done.stdout.endswith("small passed (2 expectations)\n")) == (1, True)
     assert done.stderr == "forewarn: cannot write /dev/full: No space left on device\n"
 
 
-def test_a_scenario_that_goes_wrong_has_an_exit_code_and_a_reason(run: Run, scenario: Path) -> None:
+def test_failed_scenario_has_exit_code_and_reason(run: Run, scenario: Path) -> None:
     scenario.write_text(SCENARIO.replace("approve: 5s", "approve: never"))
     done = run(scenario, "--quiet")
 
@@ -152,7 +146,7 @@ def test_a_scenario_that_goes_wrong_has_an_exit_code_and_a_reason(run: Run, scen
     assert done.stdout.endswith("small FAILED (2 of 2 expectations)\n")
 
 
-def test_a_wrong_file_is_a_wrong_command_line(run: Run, scenario: Path) -> None:
+def test_invalid_file_is_a_usage_error(run: Run, scenario: Path) -> None:
     scenario.write_text(SCENARIO.replace("do: restart", "do: restarrt"))
     done = run(scenario)
 
@@ -164,7 +158,7 @@ def test_a_wrong_file_is_a_wrong_command_line(run: Run, scenario: Path) -> None:
     assert run(scenario.parent / "nowhere.yaml").code == 2
 
 
-def test_a_seed_gives_the_same_bytes_in_any_process(tmp_path: Path) -> None:
+def test_seed_gives_the_same_bytes_in_any_process(tmp_path: Path) -> None:
     """Whatever Python's hash seed is."""
     runs = [
         subprocess.Popen(
@@ -181,40 +175,37 @@ def test_a_seed_gives_the_same_bytes_in_any_process(tmp_path: Path) -> None:
     assert (tmp_path / "1").read_bytes() == (tmp_path / "2").read_bytes()
 
 
-def test_a_command_is_told_its_endpoint_and_judged_by_what_it_does(
+def test_command_gets_its_endpoint_and_passes(
     run: Run, scenario: Path, app: tuple[str, str]
 ) -> None:
     done = run(scenario, "--rate", 300, "--", *app, "at", "{endpoint}")
 
     assert (done.code, done.stderr) == (0, "")
-    told = re.search(r"app-0 \| endpoint (http://127\.0\.0\.1:\d+) of app-0 at \1\n", done.stdout)
-    assert told
+    endpoint = re.search(
+        r"app-0 \| endpoint (http://127\.0\.0\.1:\d+) of app-0 at \1\n", done.stdout
+    )
+    assert endpoint
     assert "app-0 | approved Reboot" in done.stdout
     assert "small passed (2 expectations)" in done.stdout
 
 
 @pytest.mark.system
-def test_the_shell_example_passes_the_scenario_of_the_page_at_the_rate_of_the_page(
-    run: Run,
-    tmp_path: Path,
-) -> None:
-    """It drains for five seconds of its own, which count as five minutes of the quarter of an hour
-    that it has.
-    """
+def test_shell_example_passes_the_scenario_of_the_page(run: Run, tmp_path: Path) -> None:
+    """At a higher rate than on the page, so without its drain of five seconds."""
     page = (ROOT / "docs" / "scenarios.md").read_text()
-    line = re.search(r"^forewarn lab run (\S+) --rate (\d+) -- \./my-app", page, re.MULTILINE)
+    line = re.search(r"^forewarn lab run (\S+) --rate \d+ -- \./my-app", page, re.MULTILINE)
     assert line
-    name, rate = line.groups()
     handler = ROOT / "examples" / "shell" / "handler.sh"
-    assert "FOREWARN_ENDPOINT" in handler.read_text()  # or it would ask the real endpoint
-    done = run(name, "--rate", rate, "--", "env", f"HEALTHY={tmp_path / 'healthy'}", "sh", handler)
+    assert "FOREWARN_ENDPOINT" in handler.read_text()  # or it would poll the real endpoint
+    settings = (f"HEALTHY={tmp_path / 'healthy'}", "DRAIN_SECONDS=0", "PERIOD_SECONDS=0.1")
+    done = run(line[1], "--rate", 300, "--", "env", *settings, "sh", handler)
 
     assert (done.code, done.stderr) == (0, "")
-    assert f"one second of real time is {rate} s of the scenario" in done.stdout
+    assert "one second of real time is 300 s of the scenario" in done.stdout
     assert "web-0 | approved" in done.stdout
 
 
-def test_a_command_that_does_not_approve_fails(
+def test_command_that_does_not_approve_fails(
     run: Run, scenario: Path, app: tuple[str, str]
 ) -> None:
     done = run(scenario, "--rate", 300, "--quiet", "--", *app, "shy")
@@ -223,16 +214,19 @@ def test_a_command_that_does_not_approve_fails(
     assert "FAILED  app-0 approves restart within 4m: Reboot of app-0" in done.stdout
 
 
-def test_a_command_that_breaks_off_fails_at_once(run: Run, scenario: Path) -> None:
-    """Nobody waits for the end of a day with nobody left to test."""
-    polls_once = "import os; from forewarn.client import *; Client(discover(os.environ)).document(); raise SystemExit(3)"
+def test_failing_command_ends_the_run(run: Run, scenario: Path) -> None:
+    """There is nothing left to test."""
+    polls_once = (
+        "import os; from forewarn.client import *;"
+        "Client(discover(os.environ)).document(); raise SystemExit(3)"
+    )
     done = run(scenario, "--real", "--", sys.executable, "-c", polls_once)
 
     assert done.code == 1
     assert "FAILED  the command does not fail: it ended with 3" in done.stdout
 
 
-def test_a_command_that_never_polls_is_told_so(run: Run, scenario: Path) -> None:
+def test_command_that_never_polls_fails(run: Run, scenario: Path) -> None:
     done = run(scenario, "--rate", 300, "--", "false")
 
     assert done.code == 1
@@ -243,7 +237,7 @@ def test_a_command_that_never_polls_is_told_so(run: Run, scenario: Path) -> None
     assert run(scenario, "--", "no-such-command-at-all").code == 2
 
 
-def test_what_the_command_started_is_ended_with_it(
+def test_processes_of_the_command_end_with_it(
     run: Run, scenario: Path, app: tuple[str, str]
 ) -> None:
     script = 'sleep 1000 & echo "child $!"; exec "$@"'
@@ -255,7 +249,7 @@ def test_what_the_command_started_is_ended_with_it(
     assert is_over(child[1])
 
 
-def test_software_that_somebody_else_started_is_waited_for(scenario: Path) -> None:
+def test_external_software_is_waited_for(scenario: Path) -> None:
     """The scenario begins when it first polls, and goes by the real clock."""
     running = subprocess.Popen(
         [*RUN, str(scenario), "--as", "app-0", "--rate", "300"], stdout=subprocess.PIPE, text=True
@@ -286,9 +280,7 @@ def approve_all(url: str) -> None:
     raise AssertionError("no event came")
 
 
-def test_a_run_that_is_told_to_stop_ends_the_command_too(
-    scenario: Path, app: tuple[str, str]
-) -> None:
+def test_sigterm_ends_the_command_too(scenario: Path, app: tuple[str, str]) -> None:
     running = subprocess.Popen(
         [*RUN, str(scenario), "--real", "--", "sh", "-c", 'echo "child $$"; exec "$@"', "sh", *app],
         stdout=subprocess.PIPE,

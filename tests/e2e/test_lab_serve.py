@@ -1,6 +1,4 @@
-"""`forewarn lab serve` as another language's test suite meets it: a ready file, HTTP, and a signal
-at the end.
-"""
+"""`forewarn lab serve`: its ready file, its API, and its end by a signal."""
 
 import json
 import signal
@@ -28,28 +26,28 @@ READY_SECONDS_MAX = 30
 class Lab:
     """A lab's process, by the URLs of its ready file."""
 
-    def __init__(self, process: subprocess.Popen[str], told: dict[str, Any]) -> None:
+    def __init__(self, process: subprocess.Popen[str], urls: dict[str, Any]) -> None:
         self.process = process
-        self.told = told
+        self.urls = urls
 
-    def control(self, method: str, path: str, said: object = None) -> Any:
-        body = None if said is None else json.dumps(said).encode()
-        headers = {} if said is None else {"Content-Type": "application/json"}
+    def control(self, method: str, path: str, values: object = None) -> Any:
+        body = None if values is None else json.dumps(values).encode()
+        headers = {} if values is None else {"Content-Type": "application/json"}
         with urlopen(
-            Request(f"{self.told['control']}/api/v1{path}", body, headers, method=method),
+            Request(f"{self.urls['control']}/api/v1{path}", body, headers, method=method),
             timeout=30,
         ) as answer:
             return json.load(answer)
 
-    def refused(self, method: str, path: str, said: object = None) -> tuple[int, str]:
+    def refused(self, method: str, path: str, values: object = None) -> tuple[int, str]:
         with pytest.raises(HTTPError) as refusal:
-            self.control(method, path, said)
+            self.control(method, path, values)
         with refusal.value as answer:
             return answer.code, json.load(answer)["message"]
 
     def poll(self, vm: str) -> Any:
         with urlopen(
-            Request(self.told["vms"][vm] + POLL, headers={"Metadata": "true"}), timeout=30
+            Request(self.urls["vms"][vm] + POLL, headers={"Metadata": "true"}), timeout=30
         ) as answer:
             return json.load(answer)
 
@@ -81,11 +79,11 @@ def serving(folder: Path, *flags: str) -> Iterator[Lab]:
         process.communicate()
 
 
-def test_a_lab_tells_where_it_is_moves_its_time_on_request_and_ends_on_sigterm(
+def test_lab_serves_moves_its_clock_and_ends_on_sigterm(
     tmp_path: Path,
 ) -> None:
     with serving(tmp_path, "--start", "2030-01-31T12:00:00Z", "--seed", "7") as lab:
-        assert lab.told["pid"] == lab.process.pid
+        assert lab.urls["pid"] == lab.process.pid
         assert lab.poll("database") == {"DocumentIncarnation": 1, "Events": []}
         event = lab.control("POST", "/vms/database/restart")["event"]
         assert event["not_before"] == "2030-01-31T12:15:00Z"
@@ -108,7 +106,7 @@ def test_a_lab_tells_where_it_is_moves_its_time_on_request_and_ends_on_sigterm(
         assert lab.process.wait(10) == 0
 
 
-def test_faults_come_and_go_by_the_api_and_wrong_ones_are_explained(tmp_path: Path) -> None:
+def test_faults_are_added_removed_and_validated_by_the_api(tmp_path: Path) -> None:
     with serving(tmp_path) as lab:
         added = lab.control("POST", "/faults", {"fault": "status", "code": 503, "vms": ["web-0"]})[
             "fault"
@@ -145,14 +143,14 @@ def test_large_fleet_gets_256_listeners(tmp_path: Path) -> None:
     with serving(tmp_path, "--fleet", str(tmp_path / "many.yaml")) as lab:
         page = lab.control("GET", "/listeners")
         assert (len(page["listeners"]), page["total"]) == (256, 297)
-        assert page["listeners"] == lab.told["vms"]
+        assert page["listeners"] == lab.urls["vms"]
 
 
 def test_transcript_shows_the_newest_entries_and_how_many_are_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def show(*flags: str) -> tuple[list[str], str]:
-        assert forewarn(["--control-url", lab.told["control"], "lab", "transcript", *flags]) == 0
+        assert forewarn(["--control-url", lab.urls["control"], "lab", "transcript", *flags]) == 0
         shown = capsys.readouterr()
         return [line.split()[-1] for line in shown.out.splitlines()], shown.err
 
@@ -172,25 +170,26 @@ def test_transcript_shows_the_newest_entries_and_how_many_are_left_out(
 
 def test_advance_takes_a_duration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serving(tmp_path, "--start", "2030-01-31T12:00:00Z") as lab:
-        advance = ["--control-url", lab.told["control"], "lab", "clock", "advance"]
+        advance = ["--control-url", lab.urls["control"], "lab", "clock", "advance"]
         assert forewarn([*advance, "1h30m"]) == 0
         assert lab.control("GET", "/clock")["now"] == "2030-01-31T13:30:00Z"
         assert forewarn([*advance, "soon"]) == 2
         assert "'soon' is not a duration; expected a duration such as" in capsys.readouterr().err
 
 
-def test_the_commands_for_a_lab_elsewhere_do_without_the_servers_parts() -> None:
-    program = "import sys; sys.modules['msgspec'] = None; from forewarn.cli.lab import _parse_time; print(_parse_time('2030-01-31T12:00:00Z'))"
+def test_lab_commands_work_without_msgspec() -> None:
+    program = (
+        "import sys; sys.modules['msgspec'] = None; from forewarn.cli.lab import _parse_time;"
+        "print(_parse_time('2030-01-31T12:00:00Z'))"
+    )
     ran = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False
     )
     assert ran.stdout == "2030-01-31 12:00:00+00:00\n", ran.stderr
 
 
-def test_the_ready_file_is_there_only_while_the_lab_is_ready(tmp_path: Path) -> None:
-    """One that a killed lab left would send a suite to a port where nobody, or somebody else,
-    answers.
-    """
+def test_ready_file_exists_only_while_the_lab_is_ready(tmp_path: Path) -> None:
+    """A file that a killed lab left would send a suite to a wrong port."""
     ready = tmp_path / "ready.json"
     ready.write_text(
         '{"metadata": "http://127.0.0.1:1", "control": "http://127.0.0.1:1", "vms": {}, "pid": 1}'
@@ -219,7 +218,7 @@ def test_the_ready_file_is_there_only_while_the_lab_is_ready(tmp_path: Path) -> 
         process.communicate()
 
 
-def test_a_lab_that_does_not_come_up_leaves_no_older_ready_file(tmp_path: Path) -> None:
+def test_lab_that_fails_to_start_leaves_no_ready_file(tmp_path: Path) -> None:
     ready = tmp_path / "ready.json"
     ready.write_text("{}")
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -230,7 +229,7 @@ def test_a_lab_that_does_not_come_up_leaves_no_older_ready_file(tmp_path: Path) 
     assert not ready.exists()
 
 
-def test_a_clock_that_is_asked_for_nonsense_says_so_and_stays(tmp_path: Path) -> None:
+def test_invalid_clock_change_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     with serving(tmp_path, "--start", "2030-01-31T12:00:00Z") as lab:
         before = lab.control("GET", "/clock")
         assert lab.refused("POST", "/clock/advance", {"seconds": -1})[0] == 400
@@ -248,7 +247,7 @@ def test_a_clock_that_is_asked_for_nonsense_says_so_and_stays(tmp_path: Path) ->
         assert lab.control("GET", "/clock") == before
 
 
-def test_a_real_clock_refuses_to_be_moved_and_takes_another_rate(tmp_path: Path) -> None:
+def test_real_clock_cannot_be_moved_but_takes_a_rate(tmp_path: Path) -> None:
     with serving(tmp_path, "--clock", "real", "--rate", "60") as lab:
         status, message = lab.refused("POST", "/clock/advance", {"seconds": 1})
         assert (status, message.partition(",")[0]) == (409, "this lab has the real clock")

@@ -6,7 +6,7 @@ import handler
 
 
 class Handler(handler.Handler):
-    """The document is shared by the whole availability set; this one does not look at `Resources`."""
+    """Ignores `Resources`, although the whole availability set shares the document."""
 
     def concerns_us(self, event: dict[str, str]) -> bool:
         return True

@@ -228,9 +228,9 @@ def show_transcript(response: Mapping[str, Any]) -> None:
     with needs_extra("lab transcript"):
         import msgspec
 
-        from forewarn.lab.transcript import Entry, format_entry
+        from forewarn.lab.transcript import TranscriptEntry, format_entry
 
-    for entry in msgspec.convert(response["entries"], list[Entry]):
+    for entry in msgspec.convert(response["entries"], list[TranscriptEntry]):
         print(format_entry(entry))
     if response["left_out"]:
         print(f"{response['left_out']} entries more; use --limit to see them", file=sys.stderr)

@@ -15,7 +15,7 @@ from forewarn.lab.clock import VirtualClock
 from forewarn.lab.fault.active import ActiveFault, parse_fault
 from forewarn.lab.fault.kinds import SCHEMA
 from forewarn.lab.service import LabService
-from forewarn.lab.transcript import Entry
+from forewarn.lab.transcript import TranscriptEntry
 from forewarn.web.control.dependencies import Limit
 from forewarn.web.control.openapi import COMMON_ERRORS, error_responses
 from forewarn.web.http_status import BodyTooLarge
@@ -63,7 +63,7 @@ class TranscriptView(msgspec.Struct, frozen=True):
     `total` counts all that are kept, `left_out` those beyond the limit.
     """
 
-    entries: list[Entry]
+    entries: list[TranscriptEntry]
     total: int
     left_out: int
 

@@ -31,10 +31,10 @@ from forewarn.fleetfile.parser import Fleet
 from forewarn.lab.clock import VirtualClock
 from forewarn.lab.fault.active import ActiveFault, FaultSet
 from forewarn.lab.fault.filter import SLEEP, FaultFilter
-from forewarn.lab.fault.kinds import Fault, Lapse
+from forewarn.lab.fault.kinds import EnablementLapse, Fault
 from forewarn.lab.fault.tcp import ConnectionDropped, FilteredPolls
 from forewarn.lab.listeners import LISTENERS_MAX, VmListeners
-from forewarn.lab.transcript import Kind, Transcript
+from forewarn.lab.transcript import Transcript, TranscriptKind
 from forewarn.platform.simulated import SimulatedPlatform
 from forewarn.store.memory import MemoryStore
 from forewarn.web.http.admission import Limits
@@ -142,13 +142,13 @@ class LabService:
                 f"the clock cannot advance by {seconds:g} s: it ends in the year {END_MAX.year}",
                 seconds=seconds,
             )
-        self.transcript.add(Kind.CLOCK, what="advance", detail=str(duration))
+        self.transcript.add(TranscriptKind.CLOCK, what="advance", detail=str(duration))
         await clock.advance(duration)
 
     async def jump(self, time: datetime) -> None:
         """Set a later time immediately, as on a machine that was suspended."""
         clock = self._check_jump(time)
-        self.transcript.add(Kind.CLOCK, what="jump", detail=time.isoformat())
+        self.transcript.add(TranscriptKind.CLOCK, what="jump", detail=time.isoformat())
         await clock.jump(time.astimezone(UTC))
 
     async def change_clock(
@@ -183,14 +183,14 @@ class LabService:
     def set_running(self, *, is_running: bool) -> None:
         """Let a virtual clock follow the real time, or pause it."""
         self._require_virtual_clock().is_running = is_running
-        self.transcript.add(Kind.CLOCK, what="resume" if is_running else "pause")
+        self.transcript.add(TranscriptKind.CLOCK, what="resume" if is_running else "pause")
 
     def set_rate(self, rate: float) -> None:
         """Shorten the notices and durations of new events; existing events keep theirs."""
         self.engine.retime(make_timing(rate))
         self.rate = rate
         self.platform.durations = self.engine.timing.duration
-        self.transcript.add(Kind.CLOCK, what="rate", detail=f"{rate:g}")
+        self.transcript.add(TranscriptKind.CLOCK, what="rate", detail=f"{rate:g}")
 
     def _require_virtual_clock(self) -> VirtualClock:
         if isinstance(self.clock, VirtualClock):
@@ -206,7 +206,7 @@ class LabService:
         self._faults_count += 1
         added = self.faults.add(f"f{self._faults_count}", fault, self.clock.now())
         self._record_fault("added", added)
-        if isinstance(fault, Lapse):
+        if isinstance(fault, EnablementLapse):
             begin = self._begin_lapse(added)
             if added.begins_at <= self.clock.now():
                 await begin
@@ -224,7 +224,7 @@ class LabService:
 
     def _record_fault(self, what: str, added: ActiveFault) -> None:
         vms, detail = ", ".join(added.fault.vms), f"{added.id} {added.fault.kind}"
-        self.transcript.add(Kind.FAULT, vm=vms, what=what, detail=detail)
+        self.transcript.add(TranscriptKind.FAULT, vm=vms, what=what, detail=detail)
 
     async def _begin_lapse(self, lapse: ActiveFault) -> None:
         """At its begin, forget the polls of its scopes; LabMetadata ignores new ones."""

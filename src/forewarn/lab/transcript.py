@@ -21,7 +21,7 @@ SHOWN_EVENTS_MAX = 3
 SHOWN_ENTRIES_MAX = 200
 
 
-class Kind(StrEnum):
+class TranscriptKind(StrEnum):
     REQUEST = "request"
     CHANGE = "change"
     STEP = "step"
@@ -30,7 +30,7 @@ class Kind(StrEnum):
     VERDICT = "verdict"
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class TranscriptEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One entry. `vm`, `scope` and `event` are its subject, `by` is who caused it.
 
     `method`, `path`, `status` and the bodies belong to a request; status 0: it got no complete
@@ -39,7 +39,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     number: int
     at: datetime
-    kind: Kind
+    kind: TranscriptKind
     vm: str = ""
     scope: str = ""
     event: str = ""
@@ -62,19 +62,19 @@ class Transcript:
     """
 
     def __init__(self, now: Callable[[], datetime], *, chars_max: int = CHARS_MAX) -> None:
-        self._entries: deque[Entry] = deque()
+        self._entries: deque[TranscriptEntry] = deque()
         self._lock = threading.Lock()
-        self.followers: list[Callable[[Entry], None]] = []
+        self.followers: list[Callable[[TranscriptEntry], None]] = []
         self._now = now
         self._count = 0
         self._chars = 0
         self._chars_max = chars_max
 
-    def add(self, kind: Kind, **members: Any) -> Entry:
+    def add(self, kind: TranscriptKind, **members: Any) -> TranscriptEntry:
         """Append an entry, stamped with its number and the lab's time."""
         with self._lock:
             self._count += 1
-            entry = Entry(number=self._count, at=self._now(), kind=kind, **members)
+            entry = TranscriptEntry(number=self._count, at=self._now(), kind=kind, **members)
             self._entries.append(entry)
             self._chars += _count_chars(entry)
             while self._is_over_limit():
@@ -90,7 +90,7 @@ class Transcript:
         )
 
     @property
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[TranscriptEntry, ...]:
         """A copy of all entries, the oldest first."""
         with self._lock:
             return tuple(self._entries)
@@ -99,7 +99,7 @@ class Transcript:
         """Append a change that the engine has committed."""
         change = note.change
         self.add(
-            Kind.CHANGE,
+            TranscriptKind.CHANGE,
             vm=change.vm,
             scope=note.scope,
             event=change.event_id,
@@ -126,7 +126,7 @@ def decode_body(body: bytes) -> str:
     return body[: 4 * BODY_CHARS_MAX].decode(errors="replace")[:BODY_CHARS_MAX]
 
 
-def format_entry(entry: Entry) -> str:
+def format_entry(entry: TranscriptEntry) -> str:
     """Format an entry as one line. Terminal control characters are replaced."""
     subject = entry.vm or entry.scope or entry.kind
     line = f"{entry.at:%Y-%m-%d %H:%M:%S}  {subject:<14}  {_describe(entry)}"
@@ -135,8 +135,8 @@ def format_entry(entry: Entry) -> str:
     )
 
 
-def _describe(entry: Entry) -> str:
-    if entry.kind is Kind.REQUEST:
+def _describe(entry: TranscriptEntry) -> str:
+    if entry.kind is TranscriptKind.REQUEST:
         return _describe_request(entry)
     detail = f": {entry.detail}" if entry.detail else ""
     by = f" by {entry.by}" if entry.by else ""
@@ -144,7 +144,7 @@ def _describe(entry: Entry) -> str:
     return _shorten(f"{entry.what}{detail}{by}{event}")
 
 
-def _describe_request(entry: Entry) -> str:
+def _describe_request(entry: TranscriptEntry) -> str:
     request = f"{entry.method} {entry.path} {entry.request_body}".rstrip()
     status = str(entry.status) if entry.status else "no response"
     faults = f"  [{', '.join(entry.faults)}]" if entry.faults else ""
@@ -180,7 +180,7 @@ def _summarize_document(body: str) -> str:
     return f"document {document.document_incarnation}: {'; '.join(shown) or 'no events'}"
 
 
-def _count_chars(entry: Entry) -> int:
+def _count_chars(entry: TranscriptEntry) -> int:
     """Estimate the size, by the members that a client can make long."""
     bodies = len(entry.request_body) + len(entry.response_body)
     return bodies + len(entry.path) + len(entry.detail) + ENTRY_CHARS

@@ -51,7 +51,7 @@ class EventRecord(msgspec.Struct, frozen=True):
         )
 
 
-class Ledger:
+class EventLedger:
     """Written by the lab's thread from the engine's notes; read by any thread."""
 
     def __init__(self, board: Board) -> None:

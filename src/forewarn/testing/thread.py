@@ -9,7 +9,7 @@ from typing import ParamSpec, TypeVar
 from forewarn.config import Address
 from forewarn.errors import Refused, Unavailable
 from forewarn.lab.service import LabService, Setup, open_lab
-from forewarn.testing.ledger import Ledger
+from forewarn.testing.ledger import EventLedger
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -25,7 +25,7 @@ class LabThread:
     """
 
     service: LabService
-    ledger: Ledger
+    ledger: EventLedger
     url: str
 
     def __init__(self, setup: Setup, timeout_seconds: float) -> None:
@@ -90,7 +90,7 @@ class LabThread:
     async def _serve(self) -> None:
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
         async with open_lab(self._setup) as service:
-            self.service, self.ledger = service, Ledger(service.engine.board)
+            self.service, self.ledger = service, EventLedger(service.engine.board)
             service.engine.subscribe_entries(self.ledger.add_change)
             self.url = await service.listen_metadata(LOOPBACK)
             self._ready.set_result(None)

@@ -1,4 +1,4 @@
-"""The lab: the service's own rules under a clock, ids and faults of one's own."""
+"""LabService: clock, faults, listeners, and what it records."""
 
 import asyncio
 import json
@@ -93,16 +93,16 @@ async def wait_until_used(fault: ActiveFault) -> None:
             await asyncio.sleep(0)
 
 
-def test_time_stands_still_until_it_is_advanced_and_then_all_that_is_due_is_done() -> None:
+def test_advance_does_everything_that_is_due() -> None:
     async def story(lab: LabService) -> None:
         await poll(lab)
-        told = await lab.operations.restart("web-0", by="test")
-        assert told is not None
+        created = await lab.operations.restart("web-0", by="test")
+        assert created is not None
         assert lab.clock.now() == NOON
         await lab.advance(timedelta(minutes=14, seconds=59))
-        assert lab.operations.find_event(told.event.id).event.status == "Scheduled"
+        assert lab.operations.find_event(created.event.id).event.status == "Scheduled"
         await lab.advance(timedelta(seconds=1))
-        assert lab.operations.find_event(told.event.id).event.status == "Started"
+        assert lab.operations.find_event(created.event.id).event.status == "Started"
         await lab.advance(timedelta(minutes=10))
 
     lab = run_lab(story)
@@ -110,7 +110,7 @@ def test_time_stands_still_until_it_is_advanced_and_then_all_that_is_due_is_done
     assert lab.clock.now() == NOON + timedelta(minutes=25)
 
 
-def test_a_jump_makes_due_at_once_what_came_between() -> None:
+def test_jump_makes_everything_in_between_due() -> None:
     async def story(lab: LabService) -> None:
         await lab.operations.maintain("host-a", type=EventType.REBOOT, by="test")
         await lab.jump(NOON + timedelta(hours=5))
@@ -121,18 +121,18 @@ def test_a_jump_makes_due_at_once_what_came_between() -> None:
 
 
 @pytest.mark.parametrize(
-    "moment", [NOON - timedelta(seconds=1), NOON + timedelta(days=367), NOON.replace(tzinfo=None)]
+    "time", [NOON - timedelta(seconds=1), NOON + timedelta(days=367), NOON.replace(tzinfo=None)]
 )
-def test_a_jump_back_too_far_or_to_nowhere_is_refused(moment: datetime) -> None:
+def test_invalid_jump_is_refused(time: datetime) -> None:
     async def story(lab: LabService) -> None:
         with pytest.raises(Invalid, match="expected a time with a time zone"):
-            await lab.jump(moment)
+            await lab.jump(time)
         assert lab.clock.now() == NOON
 
     run_lab(story)
 
 
-def test_a_running_clock_follows_the_real_time_until_it_is_paused() -> None:
+def test_running_clock_follows_the_real_time() -> None:
     async def story(lab: LabService) -> None:
         async with asyncio.timeout(10):
             while lab.clock.now() == NOON:
@@ -146,20 +146,20 @@ def test_a_running_clock_follows_the_real_time_until_it_is_paused() -> None:
     run_lab(story, Setup(fleet=FLEET, start=NOON, is_running=True))
 
 
-def test_the_real_clock_is_not_moved_but_its_rate_is() -> None:
+def test_real_clock_takes_only_a_rate() -> None:
     async def story(lab: LabService) -> None:
         with pytest.raises(Refused, match="this lab has the real clock"):
             await lab.advance(timedelta(seconds=1))
         lab.set_rate(900)
-        (told,) = await lab.operations.maintain("host-a", type=EventType.REBOOT, by="test")
-        assert told.event.not_before - lab.clock.now() <= timedelta(seconds=2)
+        (created,) = await lab.operations.maintain("host-a", type=EventType.REBOOT, by="test")
+        assert created.event.not_before - lab.clock.now() <= timedelta(seconds=2)
         with pytest.raises(Invalid, match="expected 0\\.001 to"):
             lab.set_rate(0)
 
     run_lab(story, Setup(fleet=FLEET, is_virtual=False))
 
 
-def test_the_same_seed_gives_the_same_transcript_and_another_one_another() -> None:
+def test_same_seed_gives_the_same_transcript() -> None:
     async def story(lab: LabService) -> None:
         await lab.add_fault(
             parse_fault({"fault": "status", "code": 500, "chance": "0.5", "for": "10m"})
@@ -205,7 +205,7 @@ def test_refuse_resets_the_connection_without_a_byte() -> None:
     assert [(entry.status, entry.faults) for entry in requests] == [(0, ("refuse",)), (200, ())]
 
 
-def test_a_request_that_is_under_way_when_the_lab_ends_is_in_the_transcript(
+def test_request_in_progress_at_the_end_is_recorded(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with socket.socket() as client:
@@ -223,7 +223,7 @@ def test_a_request_that_is_under_way_when_the_lab_ends_is_in_the_transcript(
     assert caplog.records == []
 
 
-def test_a_fault_of_a_vm_that_is_not_there_is_refused() -> None:
+def test_fault_of_an_unknown_vm_is_refused() -> None:
     async def story(lab: LabService) -> None:
         with pytest.raises(UnknownVm, match="web-O"):
             await lab.add_fault(parse_fault({"fault": "refuse", "vms": ["web-0", "web-O"]}))
@@ -233,7 +233,7 @@ def test_a_fault_of_a_vm_that_is_not_there_is_refused() -> None:
 
 
 @pytest.mark.parametrize("is_virtual", [True, False])
-def test_of_a_change_of_the_clock_nothing_is_done_if_a_part_of_it_is_refused(
+def test_clock_change_is_all_or_nothing(
     is_virtual: bool,
 ) -> None:
     async def story(lab: LabService) -> None:
@@ -273,7 +273,7 @@ def test_listeners_of_deleted_vms_make_room() -> None:
         datetime(1, 1, 1, tzinfo=UTC),
     ],
 )
-def test_a_clock_does_not_start_where_the_calendar_ends(start: datetime) -> None:
+def test_start_outside_the_calendar_is_refused(start: datetime) -> None:
     async def story(lab: LabService) -> None:
         raise AssertionError("there is no such lab")
 
@@ -281,7 +281,7 @@ def test_a_clock_does_not_start_where_the_calendar_ends(start: datetime) -> None
         run_lab(story, Setup(fleet=FLEET, start=start))
 
 
-def test_a_clock_does_not_go_on_for_ever() -> None:
+def test_clock_ends_in_the_year_9000() -> None:
     async def story(lab: LabService) -> None:
         with pytest.raises(Invalid, match="it ends in the year 9000"):
             await lab.advance(timedelta(days=2))
@@ -309,7 +309,7 @@ def test_polls_do_not_count_during_a_lapse(begin: str) -> None:
     run_lab(story)
 
 
-def test_a_lapse_removed_before_its_begin_changes_nothing() -> None:
+def test_lapse_removed_before_its_begin_changes_nothing() -> None:
     async def story(lab: LabService) -> None:
         await poll(lab)
         lapse = await add_fault(lab, fault="lapse", **{"from": "10s"})
@@ -320,7 +320,7 @@ def test_a_lapse_removed_before_its_begin_changes_nothing() -> None:
     run_lab(story)
 
 
-def test_what_goes_wrong_within_a_lab_comes_out_as_it_is() -> None:
+def test_errors_inside_a_lab_are_raised() -> None:
     async def story(lab: LabService) -> None:
         raise LookupError("mine")
 

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import msgspec
 
-from forewarn.lab.transcript import Entry, Kind, Transcript, format_entry
+from forewarn.lab.transcript import Transcript, TranscriptEntry, TranscriptKind, format_entry
 from tests.builders import NOON
 
 EVENT = {
@@ -21,22 +21,24 @@ EVENT = {
 }
 
 
-def request(**members: object) -> Entry:
-    told = {
+def request(**members: object) -> TranscriptEntry:
+    defaults = {
         "vm": "web-0",
         "method": "GET",
         "path": "/metadata/scheduledevents",
         "status": 200,
         **members,
     }
-    return msgspec.convert({"number": 1, "at": NOON, "kind": "request", **told}, Entry)
+    return msgspec.convert(
+        {"number": 1, "at": NOON, "kind": "request", **defaults}, TranscriptEntry
+    )
 
 
 def page(*events: dict[str, object]) -> str:
     return msgspec.json.encode({"DocumentIncarnation": 7, "Events": events}).decode()
 
 
-def test_of_a_document_a_person_is_shown_the_number_and_what_matters_of_each_event() -> None:
+def test_document_is_summarized() -> None:
     """The status is what a test has failed for, more often than not."""
     started = {
         **EVENT,
@@ -47,13 +49,14 @@ def test_of_a_document_a_person_is_shown_the_number_and_what_matters_of_each_eve
     shown = format_entry(request(response_body=page(EVENT, started)))
 
     assert shown.endswith(
-        "-> 200 document 7: Reboot Scheduled of web-0 (602D9444); Freeze Started of web-0, web-1 (602D9444)"
+        "-> 200 document 7: Reboot Scheduled of web-0 (602D9444); Freeze Started of web-0,"
+        " web-1 (602D9444)"
     ), shown
     assert format_entry(request(response_body=page())).endswith("-> 200 document 7: no events")
     assert format_entry(request(response_body=page(*[EVENT] * 5))).endswith("(602D9444); 2 more")
 
 
-def test_what_is_no_document_is_shown_as_it_came_and_cut() -> None:
+def test_other_bodies_are_shown_shortened() -> None:
     assert format_entry(request(response_body='{"error":"Gone"}', status=410)).endswith(
         '-> 410 {"error":"Gone"}'
     )
@@ -62,7 +65,7 @@ def test_what_is_no_document_is_shown_as_it_came_and_cut() -> None:
     assert "-> no response" in format_entry(request(status=0, request_body="y" * 500))
 
 
-def test_nothing_that_a_client_says_reaches_the_terminal_as_a_command() -> None:
+def test_control_characters_are_replaced() -> None:
     shown = format_entry(
         request(
             request_body="\x1b[31mred\nnext",
@@ -74,31 +77,33 @@ def test_nothing_that_a_client_says_reaches_the_terminal_as_a_command() -> None:
     assert "\N{REPLACEMENT CHARACTER}[31mred\N{REPLACEMENT CHARACTER}next" in shown
 
 
-def test_the_oldest_entries_leave_when_all_together_are_too_long() -> None:
+def test_oldest_entries_are_dropped_over_the_size_limit() -> None:
     transcript = Transcript(lambda: NOON + timedelta(0), chars_max=10_000)
     for number in range(20):
-        transcript.add(Kind.REQUEST, method="GET", path=f"/{number}", response_body="z" * 800)
+        transcript.add(
+            TranscriptKind.REQUEST, method="GET", path=f"/{number}", response_body="z" * 800
+        )
 
     assert [entry.path for entry in transcript.entries] == [
         f"/{number}" for number in range(11, 20)
     ]
-    transcript.add(Kind.REQUEST, method="GET", path="/20", response_body="z" * 20_000)
+    transcript.add(TranscriptKind.REQUEST, method="GET", path="/20", response_body="z" * 20_000)
     assert [entry.path for entry in transcript.entries] == ["/20"], "the newest is always there"
-    transcript.add(Kind.STEP, what="small")
+    transcript.add(TranscriptKind.STEP, what="small")
     assert [entry.what for entry in transcript.entries] == ["small"]
 
 
-def test_entries_can_be_read_while_another_thread_records() -> None:
+def test_entries_can_be_read_while_another_thread_writes() -> None:
     """A test reads the transcript while the program under test polls, and each poll is recorded by
     the lab's own thread.
     """
     transcript = Transcript(lambda: NOON)
     for number in range(3):
-        transcript.add(Kind.REQUEST, path=f"/{number}")
+        transcript.add(TranscriptKind.REQUEST, path=f"/{number}")
 
     with ThreadPoolExecutor(1) as lab:
         seen = [
-            (entry.path, lab.submit(transcript.add, Kind.REQUEST, path="/late").result())
+            (entry.path, lab.submit(transcript.add, TranscriptKind.REQUEST, path="/late").result())
             for entry in transcript.entries
         ]
 
@@ -106,7 +111,7 @@ def test_entries_can_be_read_while_another_thread_records() -> None:
     assert len(transcript.entries) == 6
 
 
-def test_a_dump_is_whole_while_another_thread_records() -> None:
+def test_dump_is_complete_while_another_thread_writes() -> None:
     """Written at the end of a test, when the program under test may still run: each line is an
     entry, in order.
     """
@@ -114,7 +119,7 @@ def test_a_dump_is_whole_while_another_thread_records() -> None:
 
     def record() -> None:
         for number in range(20_000):
-            transcript.add(Kind.REQUEST, path=f"/{number}")
+            transcript.add(TranscriptKind.REQUEST, path=f"/{number}")
 
     with ThreadPoolExecutor(1) as lab:
         recording = lab.submit(record)

@@ -1,4 +1,4 @@
-"""What became of every event, as it is kept for whoever asks later."""
+"""The ledger: the last state of every event, and its approvals."""
 
 import pytest
 
@@ -8,12 +8,12 @@ from forewarn.core.machine import decide
 from forewarn.engine.board import Board
 from forewarn.engine.entry import Note
 from forewarn.errors import UnknownEvent
-from forewarn.testing.ledger import Ledger
+from forewarn.testing.ledger import EventLedger
 from tests.builders import NOON, STANDARD, approve, guid, restart, scope_of
 
 
-def publish(ledger: Ledger, board: Board, scope: Scope, *changes: Change) -> None:
-    """The scope is shown, and then told of, as the engine does it."""
+def publish(ledger: EventLedger, board: Board, scope: Scope, *changes: Change) -> None:
+    """Publish the scope, then pass on its changes, as the engine does."""
     board.publish(scope, board.scopes[scope.name].revision + 1 if scope.name in board.scopes else 1)
     for change in changes:
         ledger.add_change(Note(NOON, "clock", scope.name, change))
@@ -25,13 +25,13 @@ def board() -> Board:
 
 
 @pytest.fixture
-def ledger(board: Board) -> Ledger:
-    ledger, outcome = Ledger(board), decide(scope_of(), restart(number=10), NOON, STANDARD)
+def ledger(board: Board) -> EventLedger:
+    ledger, outcome = EventLedger(board), decide(scope_of(), restart(number=10), NOON, STANDARD)
     publish(ledger, board, outcome.scope, *outcome.changes)
     return ledger
 
 
-def test_an_event_that_ended_keeps_what_it_was(board: Board, ledger: Ledger) -> None:
+def test_ended_event_stays_readable(board: Board, ledger: EventLedger) -> None:
     publish(ledger, board, scope_of(), Change(ChangeKind.FAILED, guid(10)))
 
     record = ledger.find(guid(10))
@@ -43,7 +43,7 @@ def test_an_event_that_ended_keeps_what_it_was(board: Board, ledger: Ledger) -> 
     assert not record.has_reached("Started")
 
 
-def test_what_was_done_silently_is_no_event(board: Board, ledger: Ledger) -> None:
+def test_silent_operation_is_not_an_event(board: Board, ledger: EventLedger) -> None:
     publish(
         ledger,
         board,
@@ -55,16 +55,14 @@ def test_what_was_done_silently_is_no_event(board: Board, ledger: Ledger) -> Non
     assert ledger.ids() == (guid(10),)
 
 
-def test_a_scope_that_is_gone_leaves_its_events_as_they_last_were(
-    board: Board, ledger: Ledger
-) -> None:
+def test_events_of_a_deleted_scope_stay_readable(board: Board, ledger: EventLedger) -> None:
     board.withdraw("web", 9)
     ledger.add_change(Note(NOON, "operator", "web", Change(ChangeKind.CANCELED, guid(10))))
 
     assert ledger.find(guid(10)).status == "Canceled"
 
 
-def test_approvals_are_those_of_one_event_or_of_all(board: Board, ledger: Ledger) -> None:
+def test_approvals_of_one_event_or_of_all(board: Board, ledger: EventLedger) -> None:
     scope = board.scopes["web"].scope
     outcome = decide(scope, approve("web-1", 10), NOON, STANDARD)
     publish(ledger, board, outcome.scope, *outcome.changes)
@@ -74,8 +72,8 @@ def test_approvals_are_those_of_one_event_or_of_all(board: Board, ledger: Ledger
     assert ledger.approvals(guid(2)) == ()
 
 
-def test_an_id_is_found_in_any_case_of_letters_and_an_unknown_one_is_refused(
-    ledger: Ledger,
+def test_id_is_found_in_any_case_and_unknown_ids_are_refused(
+    ledger: EventLedger,
 ) -> None:
     assert ledger.find(guid(10).lower()).event.id == guid(10)
     with pytest.raises(UnknownEvent, match="there never was an event"):

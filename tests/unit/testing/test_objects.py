@@ -41,7 +41,7 @@ def vm(lab: Lab) -> LabVm:
 
 
 @pytest.mark.parametrize("call", EVENTS)
-def test_each_call_gives_its_event_with_its_notice(vm: LabVm, call: str) -> None:
+def test_each_method_creates_its_event_with_its_notice(vm: LabVm, call: str) -> None:
     """PROTOCOL 6.2, and what the endpoint shows of it."""
     event = getattr(vm, call)()
 
@@ -61,23 +61,23 @@ def test_each_call_gives_its_event_with_its_notice(vm: LabVm, call: str) -> None
     assert (shown[0]["Resources"], shown[0]["Description"]) == (["web-0"], event.description)
 
 
-def test_a_live_migration_says_so_in_its_description(vm: LabVm) -> None:
-    told = [event.description for event in (vm.freeze(), vm.live_migrate())]
+def test_live_migration_has_its_own_description(vm: LabVm) -> None:
+    descriptions = [event.description for event in (vm.freeze(), vm.live_migrate())]
 
-    assert told == [
+    assert descriptions == [
         "Host server is undergoing maintenance.",
         "Virtual machine is being paused because of a memory-preserving Live Migration operation.",
     ]
 
 
 @pytest.mark.parametrize("call", [name for name in EVENTS if name != "fail"])
-def test_more_notice_may_be_given(vm: LabVm, call: str) -> None:
+def test_notice_can_be_longer(vm: LabVm, call: str) -> None:
     later = NOON + timedelta(days=9)
 
     assert getattr(vm, call)(not_before=later).not_before == later
 
 
-def test_an_event_starts_at_not_before_ends_in_its_time_and_is_over(lab: Lab, vm: LabVm) -> None:
+def test_event_starts_at_not_before_and_completes(lab: Lab, vm: LabVm) -> None:
     event = vm.reboot()
 
     lab.advance(15 * MINUTE - SECOND)
@@ -89,7 +89,7 @@ def test_an_event_starts_at_not_before_ends_in_its_time_and_is_over(lab: Lab, vm
     assert (event.approved_by, event.approved_at, event.approvals) == (None, None, ())
 
 
-def test_an_approval_is_told_with_its_vm_and_its_moment(lab: Lab, vm: LabVm) -> None:
+def test_approval_has_its_vm_and_time(lab: Lab, vm: LabVm) -> None:
     event = vm.reboot()
     lab.advance(minutes=3)
 
@@ -106,7 +106,7 @@ def test_an_approval_is_told_with_its_vm_and_its_moment(lab: Lab, vm: LabVm) -> 
     ]
 
 
-def test_another_vms_approval_is_told_as_that_vms(lab: Lab, vm: LabVm) -> None:
+def test_approval_by_another_vm_names_that_vm(lab: Lab, vm: LabVm) -> None:
     """Any VM of a set may approve for all; a test wants to know which did."""
     event = vm.reboot()
     Caller(lab.vm("web-1").url).approve(event.id)
@@ -115,7 +115,7 @@ def test_another_vms_approval_is_told_as_that_vms(lab: Lab, vm: LabVm) -> None:
 
 
 @pytest.mark.parametrize("name", ["operator", "policy"])
-def test_a_vm_named_like_another_approver_is_still_a_vm(lab: Lab, name: str) -> None:
+def test_vm_named_operator_or_policy_is_still_a_vm(lab: Lab, name: str) -> None:
     """Both are legal names of a VM, and the list of approvals holds names only."""
     vm = lab.vm(name)
     event = vm.reboot()
@@ -130,7 +130,7 @@ def test_a_vm_named_like_another_approver_is_still_a_vm(lab: Lab, name: str) -> 
     assert [(one.by, one.vm) for one in lab.approvals] == [(name, name)]
 
 
-def test_an_operators_approval_is_not_that_of_a_vm_named_operator(lab: Lab) -> None:
+def test_operator_is_not_a_vm_named_operator(lab: Lab) -> None:
     event = lab.vm("operator").reboot()
     event.approve()
 
@@ -138,7 +138,7 @@ def test_an_operators_approval_is_not_that_of_a_vm_named_operator(lab: Lab) -> N
     assert [(one.by, one.vm) for one in lab.approvals] == [("operator", "")]
 
 
-def test_what_the_test_approves_itself_is_no_vms_word(vm: LabVm) -> None:
+def test_approval_by_the_test_is_not_a_vms(vm: LabVm) -> None:
     event = vm.reboot()
     event.approve()
 
@@ -150,14 +150,14 @@ def test_what_the_test_approves_itself_is_no_vms_word(vm: LabVm) -> None:
     )
 
 
-def test_a_test_may_speak_for_a_vm(vm: LabVm) -> None:
+def test_event_can_be_approved_on_behalf_of_a_vm(vm: LabVm) -> None:
     event = vm.reboot()
     event.approve("web-0")
 
     assert event.approved_by == "web-0"
 
 
-def test_a_canceled_event_is_over_and_gone(vm: LabVm) -> None:
+def test_cancelled_event_leaves_the_document(vm: LabVm) -> None:
     event = vm.freeze()
     event.cancel()
 
@@ -165,7 +165,7 @@ def test_a_canceled_event_is_over_and_gone(vm: LabVm) -> None:
     assert Caller(vm.url).events() == []
 
 
-def test_a_started_event_can_be_completed_and_a_scheduled_one_cannot(vm: LabVm) -> None:
+def test_only_a_started_event_can_be_completed(vm: LabVm) -> None:
     event = vm.freeze(duration_seconds=30)
     with pytest.raises(WrongStatus):
         event.complete()
@@ -177,7 +177,7 @@ def test_a_started_event_can_be_completed_and_a_scheduled_one_cannot(vm: LabVm) 
         event.cancel()
 
 
-def test_an_extended_event_starts_later(lab: Lab, vm: LabVm) -> None:
+def test_extended_event_starts_later(lab: Lab, vm: LabVm) -> None:
     event = vm.reboot()
     event.extend(minutes=30)
     lab.advance(minutes=44)
@@ -199,7 +199,7 @@ def waiting(event: LabEvent, status: str) -> threading.Thread:
     return waiter
 
 
-def test_waiting_ends_when_the_status_comes(vm: LabVm) -> None:
+def test_wait_for_returns_when_the_status_comes(vm: LabVm) -> None:
     event = vm.reboot()
     waiter = waiting(event, "Started")
     Caller(vm.url).approve(event.id)
@@ -208,7 +208,7 @@ def test_waiting_ends_when_the_status_comes(vm: LabVm) -> None:
     assert not waiter.is_alive()
 
 
-def test_waiting_ends_when_the_status_can_no_more_come(vm: LabVm) -> None:
+def test_wait_for_fails_when_the_event_is_over(vm: LabVm) -> None:
     event = vm.reboot()
     waiter = waiting(event, "Started")
     event.cancel()
@@ -217,7 +217,7 @@ def test_waiting_ends_when_the_status_can_no_more_come(vm: LabVm) -> None:
     assert not waiter.is_alive()
 
 
-def test_waiting_for_what_has_been_ends_at_once(lab: Lab, vm: LabVm) -> None:
+def test_wait_for_a_past_status_returns(lab: Lab, vm: LabVm) -> None:
     event = vm.reboot()
     event.wait_for("Scheduled")
     lab.advance(hours=1)
@@ -227,11 +227,11 @@ def test_waiting_for_what_has_been_ends_at_once(lab: Lab, vm: LabVm) -> None:
     event.wait_for("Completed", seconds=0)
 
 
-def test_waiting_for_what_does_not_come_fails_in_words(vm: LabVm) -> None:
+def test_wait_for_times_out_with_a_reason(vm: LabVm) -> None:
     event = vm.reboot()
     with pytest.raises(
         AssertionError,
-        match=r"waited for Started, but <Reboot .* of web-0: Scheduled, .*> did not get there within 0.01 s",
+        match=r"waited for Started, but <Reboot .*> did not get there within 0.01 s",
     ):
         event.wait_for("Started", seconds=0.01)
     event.cancel()
@@ -245,14 +245,14 @@ def test_waiting_for_what_does_not_come_fails_in_words(vm: LabVm) -> None:
         event.wait_for("Done")
 
 
-def test_an_event_reads_well_in_a_failed_assertion(vm: LabVm) -> None:
+def test_event_has_a_readable_repr(vm: LabVm) -> None:
     event = vm.reboot()
     assert repr(event) == f"<Reboot {event.id[:8]} of web-0: Scheduled, not approved>"
     event.approve("web-0")
     assert repr(event) == f"<Reboot {event.id[:8]} of web-0: Started, approved by web-0>"
 
 
-def test_the_same_event_is_equal_however_it_was_found(lab: Lab, vm: LabVm) -> None:
+def test_same_event_is_equal(lab: Lab, vm: LabVm) -> None:
     event = vm.reboot()
 
     assert vm.events == lab.events == [event]

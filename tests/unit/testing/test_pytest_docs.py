@@ -32,7 +32,7 @@ def members(kind: type) -> set[str]:
     return {name for name in held | set(vars(kind)) if not name.startswith("_")}
 
 
-def test_every_member_stands_in_the_tables_and_every_row_is_one() -> None:
+def test_every_member_is_documented_once() -> None:
     rows = re.findall(r"^\| `(\w+)\.(\w+)", PAGE, re.MULTILINE)
 
     assert {name: {row for owner, row in rows if owner == name} for name in CLASSES} == {
@@ -41,7 +41,7 @@ def test_every_member_stands_in_the_tables_and_every_row_is_one() -> None:
     assert len(set(rows)) == len(rows)
 
 
-def test_every_row_about_an_event_is_true() -> None:
+def test_every_event_row_is_true() -> None:
     rows = re.findall(r"^\| `vm\.(\w+)\(\)` \| (\w+) \| (\w+) \| ([\w ]+) \|", PAGE, re.MULTILINE)
     notices = {"15 min": 900, "10 min": 600, "5 min": 300, "30 s": 30, "7 days": 604_800, "none": 0}
 
@@ -53,7 +53,7 @@ def test_every_row_about_an_event_is_true() -> None:
             assert (event.type, event.source, event.not_before - NOON) == expected, call
 
 
-def test_every_option_and_every_variable_stands_there() -> None:
+def test_every_option_and_variable_is_documented() -> None:
     options = [*inspect.signature(Lab).parameters, "environment"]
 
     assert [name for name in options if f"\n| `{name}` |" not in PAGE] == []

@@ -1,4 +1,4 @@
-"""The lab's thread: every call is bounded, and what cannot be is told."""
+"""The lab's thread: every call has a time limit."""
 
 import asyncio
 from collections.abc import Iterator
@@ -19,8 +19,8 @@ def thread() -> Iterator[LabThread]:
     thread.stop()
 
 
-def test_a_call_that_takes_too_long_is_given_up_in_words(thread: LabThread) -> None:
-    """A test that hangs tells nobody why."""
+def test_call_over_its_time_limit_is_cancelled(thread: LabThread) -> None:
+    """A test that hangs does not say why."""
     thread.timeout_seconds = 0.01
     was_cancelled = False
 
@@ -40,7 +40,7 @@ def test_a_call_that_takes_too_long_is_given_up_in_words(thread: LabThread) -> N
     assert was_cancelled
 
 
-def test_a_call_that_gives_up_by_itself_is_not_taken_for_ours(thread: LabThread) -> None:
+def test_timeout_of_the_work_itself_is_passed_on(thread: LabThread) -> None:
     async def slow() -> None:
         raise TimeoutError("the work's own")
 
@@ -48,7 +48,7 @@ def test_a_call_that_gives_up_by_itself_is_not_taken_for_ours(thread: LabThread)
         thread.call(slow)
 
 
-def test_stopping_twice_is_stopping_once(thread: LabThread) -> None:
+def test_stop_is_idempotent(thread: LabThread) -> None:
     thread.stop()
     thread.stop()
 

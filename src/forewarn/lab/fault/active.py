@@ -19,10 +19,10 @@ from forewarn.lab.fault.kinds import (
     SCHEMA,
     AnyFault,
     Distribution,
+    EnablementLapse,
     ErrorStatus,
     Fault,
     FirstCall,
-    Lapse,
     Latency,
     Method,
     MethodFault,
@@ -178,4 +178,4 @@ class FaultSet:
 
     def is_lapsing(self, vm: str, now: datetime) -> bool:
         """Return whether the scope of this VM counts as one that is never polled."""
-        return any(isinstance(each.fault, Lapse) for each in self.list_active(vm, now))
+        return any(isinstance(each.fault, EnablementLapse) for each in self.list_active(vm, now))

@@ -23,9 +23,9 @@ from forewarn.lab.fault.kinds import (
     Refuse,
 )
 from forewarn.lab.fault.response import Ending, FaultyResponse, apply_faults, make_error
-from forewarn.lab.fault.shown_document import VmView, read_shown
+from forewarn.lab.fault.shown_document import DocumentView, read_shown
 from forewarn.lab.fault.tcp import get_connection
-from forewarn.lab.transcript import BODY_CHARS_MAX, Kind, Transcript, decode_body
+from forewarn.lab.transcript import BODY_CHARS_MAX, Transcript, TranscriptKind, decode_body
 from forewarn.web.http.message import Header
 from forewarn.web.metadata import request as metadata_request
 from forewarn.web.metadata.app import Message, Receive, Send
@@ -56,7 +56,7 @@ class FaultFilter:
         self._clock = clock
         self._random = random
         self._get_vm = get_vm
-        self._views: dict[tuple[str, str], VmView] = {}
+        self._views: dict[tuple[str, str], DocumentView] = {}
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send, self._get_vm(scope), self._transcript)
@@ -164,10 +164,10 @@ class FaultFilter:
         body = b"".join(message.get("body", b"") for message in sent[1:])
         return FaultyResponse(sent[0]["status"], tuple(sent[0]["headers"]), body)
 
-    def _get_view(self, exchange: "Exchange") -> VmView:
+    def _get_view(self, exchange: "Exchange") -> DocumentView:
         if exchange.key not in self._views and len(self._views) >= VIEWS_MAX:
             del self._views[next(iter(self._views))]
-        return self._views.setdefault(exchange.key, VmView())
+        return self._views.setdefault(exchange.key, DocumentView())
 
 
 class Exchange:
@@ -247,7 +247,7 @@ class Exchange:
         self.is_recorded = True
         query = self.scope["query_string"].decode("latin-1")
         self._transcript.add(
-            Kind.REQUEST,
+            TranscriptKind.REQUEST,
             vm=self.call.vm,
             method=self.call.method,
             path=f"{self._path}?{query}" if query else self._path,

@@ -195,7 +195,7 @@ class Reset(MethodFault, frozen=True, kw_only=True, tag="reset"):
     bytes: Bytes = None
 
 
-class Lapse(AnyFault, frozen=True, kw_only=True, tag="lapse"):
+class EnablementLapse(AnyFault, frozen=True, kw_only=True, tag="lapse"):
     """Enablement lapses: the scope counts as one that is never polled."""
 
 
@@ -214,7 +214,7 @@ Fault = (
     | Empty
     | Truncate
     | Reset
-    | Lapse
+    | EnablementLapse
 )
 """In the order in which active faults are applied: delay, refusal, status, document, body.
 

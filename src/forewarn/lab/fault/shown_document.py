@@ -43,7 +43,7 @@ def read_shown(body: bytes) -> ShownDocument | None:
         return None
 
 
-class VmView:
+class DocumentView:
     """What one VM was shown in one api-version. `real_number` is the newest real incarnation."""
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ from enum import StrEnum
 import msgspec
 
 from forewarn.core.event import EventType, Status
-from forewarn.lab.scenario.timeline import Observation
+from forewarn.lab.scenario.timeline import ObservedEntry
 
 FORMS = (
     "VM approved",
@@ -56,7 +56,7 @@ def parse_condition(text: str, *, vms: Collection[str], names: Collection[str]) 
     raise ValueError(f"one of: {'; '.join(FORMS)}; {subjects}")
 
 
-def is_met(condition: Condition, observation: Observation) -> bool:
+def is_met(condition: Condition, observation: ObservedEntry) -> bool:
     """Return whether this observation makes the condition true."""
     entry = observation.entry
     match condition.verb:

@@ -5,9 +5,9 @@ from enum import IntEnum
 
 from forewarn.errors import Invalid
 from forewarn.junit import TestCase, render
-from forewarn.lab.scenario.timeline import Observation
-from forewarn.lab.scenario.verdicts import Verdict
-from forewarn.lab.transcript import Kind, Transcript
+from forewarn.lab.scenario.timeline import ObservedEntry
+from forewarn.lab.scenario.verdicts import ScenarioVerdict
+from forewarn.lab.transcript import Transcript, TranscriptKind
 from forewarn.wire import approval
 
 SHOWN_CHARS_MAX = 200
@@ -55,7 +55,7 @@ class Console:
         """Print a line of the software under test."""
         self.print(f"{'':12}{vm} | {line}")
 
-    def print_observation(self, observation: Observation) -> None:
+    def print_observation(self, observation: ObservedEntry) -> None:
         """Print what matters of a transcript entry, if anything."""
         if self._verbosity is Verbosity.QUIET:
             return
@@ -63,15 +63,15 @@ class Console:
         text = self._describe(observation)
         if text:
             time = observation.timeline.format_time(entry.at)
-            subject = entry.vm if entry.kind is Kind.REQUEST else entry.scope or entry.vm
+            subject = entry.vm if entry.kind is TranscriptKind.REQUEST else entry.scope or entry.vm
             if len(text) > SHOWN_CHARS_MAX:
                 text = text[:SHOWN_CHARS_MAX] + "…"
             self.print(f"{time:>11} {subject or entry.kind:12} {text}")
 
-    def print_failure(self, verdict: Verdict) -> None:
+    def print_failure(self, verdict: ScenarioVerdict) -> None:
         self.print(f"{'':11} FAILED       {verdict.expected}: {verdict.reason}")
 
-    def print_verdicts(self, name: str, verdicts: Sequence[Verdict]) -> None:
+    def print_verdicts(self, name: str, verdicts: Sequence[ScenarioVerdict]) -> None:
         """Print the verdicts at any verbosity."""
         for verdict in verdicts:
             result = "passed" if verdict.is_passed else "FAILED"
@@ -82,19 +82,19 @@ class Console:
         else:
             self._write(f"{name} passed ({len(verdicts)} expectations)")
 
-    def _describe(self, observation: Observation) -> str:
+    def _describe(self, observation: ObservedEntry) -> str:
         entry = observation.entry
-        if entry.kind is Kind.CHANGE:
+        if entry.kind is TranscriptKind.CHANGE:
             text = CHANGES.get(entry.what, "").format(vm=entry.vm, detail=entry.detail)
             name = observation.event.name if observation.event else ""
             return f"{text} [{name or entry.event[:8]}]" if text and entry.event else text
-        if entry.kind is Kind.REQUEST:
+        if entry.kind is TranscriptKind.REQUEST:
             return self._describe_request(observation)
-        if entry.kind is Kind.CLOCK and entry.what == "advance":
+        if entry.kind is TranscriptKind.CLOCK and entry.what == "advance":
             return ""
         return f"{entry.what} {entry.detail}"
 
-    def _describe_request(self, observation: Observation) -> str:
+    def _describe_request(self, observation: ObservedEntry) -> str:
         """Describe approvals, and bad responses once in a row; VERBOSE describes every request."""
         entry = observation.entry
         request = f"{entry.method} {entry.path}"
@@ -114,7 +114,7 @@ class Console:
         return "" if text == before else text
 
 
-def describe_approved(observation: Observation) -> str:
+def describe_approved(observation: ObservedEntry) -> str:
     """Return the names, or short ids, of the events that a request approves."""
     body, events = observation.entry.request_body, observation.timeline.events
     try:
@@ -125,7 +125,7 @@ def describe_approved(observation: Observation) -> str:
     return ", ".join(name or event_id[:8] for name, event_id in zip(names, ids, strict=True))
 
 
-def render_junit(name: str, verdicts: Sequence[Verdict], transcript: Transcript) -> bytes:
+def render_junit(name: str, verdicts: Sequence[ScenarioVerdict], transcript: Transcript) -> bytes:
     """Render a case per expectation. Failures end with the newest transcript entries."""
     cases = [
         TestCase(

@@ -24,11 +24,11 @@ from forewarn.lab.scenario.program import Program, start_program
 from forewarn.lab.scenario.report import Console
 from forewarn.lab.scenario.scheduler import Scheduler
 from forewarn.lab.scenario.schema import NEVER, Scenario, list_vms
-from forewarn.lab.scenario.steps import Step, StepRunner
+from forewarn.lab.scenario.steps import ScenarioStep, StepRunner
 from forewarn.lab.scenario.timeline import Timeline, is_poll
-from forewarn.lab.scenario.verdicts import Verdict, judge
+from forewarn.lab.scenario.verdicts import ScenarioVerdict, judge
 from forewarn.lab.service import LabService, Setup, open_lab
-from forewarn.lab.transcript import Entry, Kind, Transcript
+from forewarn.lab.transcript import Transcript, TranscriptEntry, TranscriptKind
 
 COMMAND_SECONDS_MAX = 60.0
 MANUAL_SECONDS_MAX = 600.0
@@ -48,7 +48,7 @@ class RunOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[ScenarioVerdict, ...]
     transcript: Transcript
 
     @property
@@ -134,12 +134,12 @@ async def start_command(
 
 async def wait_for_first_polls(
     lab: LabService, external: Sequence[str], program: Program | None, options: RunOptions
-) -> Verdict | None:
+) -> ScenarioVerdict | None:
     """Wait until every external VM has polled. Returns a failed verdict if one does not."""
     missing = dict.fromkeys(external)
     has_all = asyncio.Event()
 
-    def follow(entry: Entry) -> None:
+    def follow(entry: TranscriptEntry) -> None:
         if is_poll(entry):
             missing.pop(entry.vm, None)
         if not missing:
@@ -159,7 +159,7 @@ async def wait_for_first_polls(
     reason = f"no poll within {seconds:g} s"
     if program is not None and program.exit_code is not None:
         reason = f"the command ended with {program.exit_code} before its first poll"
-    return Verdict(f"{', '.join(missing)} polls its endpoint", reason, is_passed=False)
+    return ScenarioVerdict(f"{', '.join(missing)} polls its endpoint", reason, is_passed=False)
 
 
 class Runner:
@@ -193,7 +193,7 @@ class Runner:
         """Those that have not been met, by step number."""
         self._waiting = set(scenario.conditions)
         """The numbers of the steps with a condition that have not run."""
-        self._refused: list[Verdict] = []
+        self._refused: list[ScenarioVerdict] = []
         self._error: Exception | None = None
         rng = random.Random(f"guests {seed}")
         self._guests = {
@@ -249,23 +249,25 @@ class Runner:
         if program is not None and program.exit_code is not None:
             reason = f"it ended with {program.exit_code}"
             verdicts.append(
-                Verdict("the command does not fail", reason, is_passed=program.exit_code == 0)
+                ScenarioVerdict(
+                    "the command does not fail", reason, is_passed=program.exit_code == 0
+                )
             )
         for verdict in verdicts:
             what = "passed" if verdict.is_passed else "failed"
             detail = f"{verdict.expected}: {verdict.reason}"
-            self._lab.transcript.add(Kind.VERDICT, what=what, detail=detail)
+            self._lab.transcript.add(TranscriptKind.VERDICT, what=what, detail=detail)
         return RunResult(verdicts=tuple(verdicts), transcript=self._lab.transcript)
 
-    def _judge_waiting(self, number: int) -> Verdict:
+    def _judge_waiting(self, number: int) -> ScenarioVerdict:
         """A step that never ran fails the run: what the scenario is about did not happen."""
         step = self._file.steps[number - 1]
         reason = f"`{step.when}` was never true"
         if number not in self._conditions:
             reason = f"`{step.when}` was true less than {step.after or '0s'} before the end"
-        return Verdict(f"{step.title} runs", reason, is_passed=False)
+        return ScenarioVerdict(f"{step.title} runs", reason, is_passed=False)
 
-    def _follow(self, entry: Entry) -> None:
+    def _follow(self, entry: TranscriptEntry) -> None:
         """The engine ignores errors of its listeners, so ours are raised at the end of the run."""
         try:
             self._observe(entry)
@@ -273,7 +275,7 @@ class Runner:
             self._error = self._error or error
             raise
 
-    def _observe(self, entry: Entry) -> None:
+    def _observe(self, entry: TranscriptEntry) -> None:
         observation = self._timeline.add(entry)
         self._console.print_observation(observation)
         for number, condition in list(self._conditions.items()):
@@ -281,7 +283,7 @@ class Runner:
                 del self._conditions[number]
                 step = self._file.steps[number - 1]
                 self._plan(step, entry.at + self._scale(step.after or "0s"))
-        if entry.kind is Kind.FAULT:
+        if entry.kind is TranscriptKind.FAULT:
             for guest in self._guests.values():
                 guest.notify()
 
@@ -294,7 +296,7 @@ class Runner:
                 self._incarnations[vm.name] = scope.incarnation
                 guest.notify()
 
-    def _plan(self, step: Step, time: datetime, times: int = 1) -> None:
+    def _plan(self, step: ScenarioStep, time: datetime, times: int = 1) -> None:
         async def act() -> None:
             if step.repeat is not None and times < step.repeat.times:
                 self._plan(step, time + self._scale(step.repeat.every), times + 1)
@@ -302,14 +304,14 @@ class Runner:
 
         self._scheduler.run_at(time, act)
 
-    async def _run_step(self, step: Step) -> None:
+    async def _run_step(self, step: ScenarioStep) -> None:
         """A step that is refused fails the run: what the scenario is about did not happen."""
         self._waiting.discard(step.number)
-        self._lab.transcript.add(Kind.STEP, what=step.do, detail=step.describe())
+        self._lab.transcript.add(TranscriptKind.STEP, what=step.do, detail=step.describe())
         try:
             await self._steps.run(step)
         except Error as error:
-            verdict = Verdict(f"{step.title} succeeds", error.message, is_passed=False)
+            verdict = ScenarioVerdict(f"{step.title} succeeds", error.message, is_passed=False)
             self._refused.append(verdict)
             self._console.print_failure(verdict)
 

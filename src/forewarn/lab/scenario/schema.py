@@ -2,7 +2,7 @@
 
 The types validate the file, and the JSON Schema and the error messages are derived from them.
 Steps and expectations are tables of members (`VERBS` in `steps.py`, `EXPECTATIONS` here): a strict
-type is generated for each kind, and the checked entries are read into `Step` and `Expectation`.
+type is generated for each kind. The checked entries are `ScenarioStep` and `Expectation`.
 """
 
 import functools
@@ -27,7 +27,7 @@ from forewarn.fleetfile.yaml_source import FieldError, Path, convert, load, loca
 from forewarn.lab.fault.active import parse_begin
 from forewarn.lab.fault.kinds import REMOVED, Fault
 from forewarn.lab.scenario.condition import Condition, parse_condition, shorten_list
-from forewarn.lab.scenario.steps import ANY, TIMES, VERBS, EventName, NameOrAny, Step
+from forewarn.lab.scenario.steps import ANY, TIMES, VERBS, EventName, NameOrAny, ScenarioStep
 
 COUNT_MAX = 1000
 RATE_MAX = 100_000
@@ -91,13 +91,13 @@ class Expectation(msgspec.Struct, frozen=True, kw_only=True):
     every: str = ""
 
 
-class EntryKind(NamedTuple):
+class ExpectationSchema(NamedTuple):
     about: str
     members: dict[str, Any]
 
 
 EXPECTATIONS = {
-    "approval": EntryKind(
+    "approval": ExpectationSchema(
         "A VM approves each event of that name, not sooner than `after`, within `within`.",
         {
             "of": EventName,
@@ -106,34 +106,36 @@ EXPECTATIONS = {
             "within": Duration | None,
         },
     ),
-    "no-approval": EntryKind(
+    "no-approval": ExpectationSchema(
         "No VM, or not this one, approves an event of that name.",
         {"of": EventName, "by": Name | None},
     ),
-    "no-foreign-approval": EntryKind(
+    "no-foreign-approval": ExpectationSchema(
         "None of these VMs (none given: no VM) approves an event that does not name it.",
         {"vms": VmNames | None},
     ),
-    "order": EntryKind(
+    "order": ExpectationSchema(
         "The first approvals of these VMs come in this order.",
         {"vms": TwoVmNames, "of": EventName | None},
     ),
-    "document": EntryKind(
+    "document": ExpectationSchema(
         "A VM is shown such an event.",
         {"vm": Name, "shows": Shows, "within": Duration | None},
     ),
-    "event": EntryKind(
+    "event": ExpectationSchema(
         "Each event of that name reaches this state.",
         {"of": EventName, "becomes": Becomes, "within": Duration | None},
     ),
-    "one-at-a-time": EntryKind(
+    "one-at-a-time": ExpectationSchema(
         "Events of that name are never Started at the same time.", {"of": EventName}
     ),
-    "together": EntryKind("Events of that name are Started at the same time.", {"of": EventName}),
-    "polls": EntryKind(
+    "together": ExpectationSchema(
+        "Events of that name are Started at the same time.", {"of": EventName}
+    ),
+    "polls": ExpectationSchema(
         "The VM polls at least this often, from start to end.", {"vm": Name, "every": Duration}
     ),
-    "recovery": EntryKind(
+    "recovery": ExpectationSchema(
         "After every bad response the VM retries within this time, until it gets a good one.",
         {"vm": Name, "within": Duration},
     ),
@@ -184,7 +186,7 @@ class ScenarioFile(msgspec.Struct, frozen=True):
     clock: ClockEntry = ClockEntry()
     guests: Annotated[tuple[GuestEntry, ...], _list_of("guests")] = ()
     faults: Annotated[tuple[Fault, ...], _list_of("faults")] = ()
-    steps: tuple[Step, ...] = ()
+    steps: tuple[ScenarioStep, ...] = ()
     expectations: tuple[Expectation, ...] = ()
 
 
@@ -209,7 +211,7 @@ def _make_union(tag: str, kinds: Mapping[str, Any], shared: Mapping[str, Any]) -
 
 
 if TYPE_CHECKING:
-    StrictStep = Step
+    StrictStep = ScenarioStep
     StrictExpectation = Expectation
 else:
     StrictStep = _make_union("do", VERBS, TIMES)
@@ -361,7 +363,7 @@ def _check_guests(file: ScenarioFile) -> None:
             raise FieldError(("guests", number, "poll"), "a second or more")
 
 
-def _check_time(step: Step, until: str, at: Path) -> None:
+def _check_time(step: ScenarioStep, until: str, at: Path) -> None:
     if (step.at is None) == (step.when is None):
         raise FieldError((*at, "at") if step.at else at, "either `at` or `when`")
     if step.after is not None and step.when is None:
@@ -436,7 +438,7 @@ class _Names:
                     path = (*at, member, index) if isinstance(value, list) else (*at, member)
                     raise FieldError(path, f"{what}: {shorten_list(known)}")
 
-    def parse_condition(self, step: Step) -> Condition:
+    def parse_condition(self, step: ScenarioStep) -> Condition:
         try:
             return parse_condition(step.when or "", vms=self.vms, names=self.events)
         except ValueError as error:

@@ -59,7 +59,9 @@ class Repeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     times: Times
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename={"as_": "as"}):
+class ScenarioStep(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename={"as_": "as"}
+):
     """A step that the parser has checked. Members that its verb does not have keep their default.
 
     `number` is its position in the file, from 1.
@@ -122,22 +124,22 @@ class StepRunner:
         self._set_fault = set_fault
         self._fault_ids: dict[str, str] = {}
 
-    async def run(self, step: Step) -> None:
+    async def run(self, step: ScenarioStep) -> None:
         await VERBS[step.do].action(self, step)
 
-    async def restart(self, step: Step) -> None:
+    async def restart(self, step: ScenarioStep) -> None:
         await self._operations.restart(self._pick_vm(step), **self._options(step))
 
-    async def redeploy(self, step: Step) -> None:
+    async def redeploy(self, step: ScenarioStep) -> None:
         await self._operations.redeploy(self._pick_vm(step), **self._options(step))
 
-    async def evict(self, step: Step) -> None:
+    async def evict(self, step: ScenarioStep) -> None:
         await self._operations.evict(self._pick_vm(step), **self._options(step))
 
-    async def delete(self, step: Step) -> None:
+    async def delete(self, step: ScenarioStep) -> None:
         await self._operations.delete(self._pick_vm(step), **self._options(step))
 
-    async def maintain(self, step: Step) -> None:
+    async def maintain(self, step: ScenarioStep) -> None:
         await self._operations.maintain(
             self._pick_host(step),
             type=EventType(step.type),
@@ -147,40 +149,40 @@ class StepRunner:
             **self._options(step),
         )
 
-    async def degrade(self, step: Step) -> None:
+    async def degrade(self, step: ScenarioStep) -> None:
         await self._operations.degrade(self._pick_host(step), **self._options(step))
 
-    async def fail(self, step: Step) -> None:
+    async def fail(self, step: ScenarioStep) -> None:
         await self._operations.fail(self._pick_host(step), by=make_author(step.as_))
 
-    async def approve(self, step: Step) -> None:
+    async def approve(self, step: ScenarioStep) -> None:
         for event_id in self._find_events(step):
             await self._operations.approve(event_id, by=BY, vm=step.vm or "")
 
-    async def cancel(self, step: Step) -> None:
+    async def cancel(self, step: ScenarioStep) -> None:
         for event_id in self._find_events(step):
             await self._operations.cancel(event_id, by=BY)
 
-    async def complete(self, step: Step) -> None:
+    async def complete(self, step: ScenarioStep) -> None:
         for event_id in self._find_events(step):
             await self._operations.complete(event_id, by=BY)
 
-    async def extend(self, step: Step) -> None:
+    async def extend(self, step: ScenarioStep) -> None:
         for event_id in self._find_events(step):
             not_before = self._operations.find_event(event_id).event.not_before
             later = not_before + parse_duration(step.by) / self._lab.rate
             await self._operations.extend(event_id, by=BY, not_before=later)
 
-    async def apply(self, step: Step) -> None:
+    async def apply(self, step: ScenarioStep) -> None:
         await self._operations.apply(self._fleets[step.number], by=BY)
 
-    async def set_fault(self, step: Step) -> None:
+    async def set_fault(self, step: ScenarioStep) -> None:
         assert step.set is not None, "the parser requires it"
         fault_id = await self._set_fault(step.set)
         if step.as_ is not None:
             self._fault_ids[step.as_] = fault_id
 
-    async def clear(self, step: Step) -> None:
+    async def clear(self, step: ScenarioStep) -> None:
         name, faults = step.fault, self._lab.faults.by_id
         if name is not None and name not in self._fault_ids:
             raise NotFound(f"the fault {name} has not been set yet", fault=name)
@@ -188,19 +190,19 @@ class StepRunner:
             if fault_id in faults:
                 self._lab.remove_fault(fault_id)
 
-    async def break_vm(self, step: Step) -> None:
+    async def break_vm(self, step: ScenarioStep) -> None:
         self._lab.platform.failing.add(step.vm or "")
 
-    async def mend_vm(self, step: Step) -> None:
+    async def mend_vm(self, step: ScenarioStep) -> None:
         self._lab.platform.failing.discard(step.vm or "")
 
-    async def jump(self, step: Step) -> None:
+    async def jump(self, step: ScenarioStep) -> None:
         await self._lab.jump(self._lab.clock.now() + parse_duration(step.by))
 
-    async def log(self, step: Step) -> None:
+    async def log(self, step: ScenarioStep) -> None:
         """The transcript has an entry for every step, so there is nothing left to do."""
 
-    def _options(self, step: Step) -> dict[str, Any]:
+    def _options(self, step: ScenarioStep) -> dict[str, Any]:
         return {"by": make_author(step.as_), "not_before": self._not_before(step.notice)}
 
     def _not_before(self, notice: str | None) -> datetime | None:
@@ -208,17 +210,17 @@ class StepRunner:
             return None
         return self._lab.clock.now() + parse_duration(notice) / self._lab.rate
 
-    def _find_events(self, step: Step) -> list[str]:
+    def _find_events(self, step: ScenarioStep) -> list[str]:
         live = self._lab.engine.board.events
         ids = [event.id for event in self._timeline.get_events(step.event) if event.id in live]
         if not ids:
             raise NotFound(f"there is no event named {step.event} now", event=step.event)
         return ids
 
-    def _pick_vm(self, step: Step) -> str:
+    def _pick_vm(self, step: ScenarioStep) -> str:
         return self._pick(step.vm or "", self._list_idle_vms, "VM")
 
-    def _pick_host(self, step: Step) -> str:
+    def _pick_host(self, step: ScenarioStep) -> str:
         return self._pick(step.host, self._list_idle_hosts, "host")
 
     def _pick(self, name: str, list_idle: Callable[[], list[str]], what: str) -> str:
@@ -254,7 +256,7 @@ def make_author(name: str | None) -> str:
 class Verb(NamedTuple):
     about: str
     members: dict[str, Any]
-    action: Callable[[StepRunner, Step], Awaitable[None]]
+    action: Callable[[StepRunner, ScenarioStep], Awaitable[None]]
 
 
 TIMES = {

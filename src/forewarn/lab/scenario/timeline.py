@@ -1,6 +1,6 @@
 """The timeline of a run: what happened, reduced to what conditions and verdicts need.
 
-Each transcript entry becomes an `Observation`, which conditions and the console look at as it
+Each transcript entry becomes an `ObservedEntry`, which conditions and the console look at as it
 happens. The timeline keeps only small records, since a run may see millions of polls.
 """
 
@@ -16,7 +16,7 @@ from forewarn.client.models import Document, read_document
 from forewarn.duration import parse_duration
 from forewarn.engine.operations import ScopedEvent
 from forewarn.errors import Invalid
-from forewarn.lab.transcript import Entry, Kind
+from forewarn.lab.transcript import TranscriptEntry, TranscriptKind
 from forewarn.wire.approval import parse as parse_approval
 
 BY = "scenario"
@@ -71,7 +71,7 @@ class ObservedRequest(NamedTuple):
     faults: tuple[str, ...]
 
 
-class Sighting(NamedTuple):
+class ShownEvent(NamedTuple):
     """A VM was shown an event, for the first time like this."""
 
     at: datetime
@@ -105,25 +105,25 @@ class Timeline:
         self.changes: list[ObservedChange] = []
         self.approvals: list[ObservedApproval] = []
         self.requests: dict[str, list[ObservedRequest]] = defaultdict(list)
-        self.sightings: list[Sighting] = []
+        self.sightings: list[ShownEvent] = []
         self._find = find
         self._changes_by_event: dict[str, list[ObservedChange]] = defaultdict(list)
         self._approvals_by_event: dict[str, list[ObservedApproval]] = defaultdict(list)
         self._shown: dict[tuple[str, str], tuple[str, str, str]] = {}
 
-    def add(self, entry: Entry) -> "Observation":
+    def add(self, entry: TranscriptEntry) -> "ObservedEntry":
         """Record an entry, and return it with what can be read from it."""
         self.end = max(self.end, entry.at)
-        if entry.kind is Kind.CHANGE and entry.what in ("scheduled", "executed_silently"):
+        if entry.kind is TranscriptKind.CHANGE and entry.what in ("scheduled", "executed_silently"):
             self._track(entry)
-        observation = Observation(entry, self)
-        if entry.kind is Kind.CHANGE:
+        observation = ObservedEntry(entry, self)
+        if entry.kind is TranscriptKind.CHANGE:
             event = observation.event
             change = ObservedChange(entry.at, entry.what, event, entry.vm, entry.detail)
             self.changes.append(change)
             if event is not None:
                 self._changes_by_event[event.id].append(change)
-        if entry.kind is Kind.REQUEST:
+        if entry.kind is TranscriptKind.REQUEST:
             self._add_request(observation)
         for vm, event in observation.approvals:
             approval = ObservedApproval(entry.at, vm, event)
@@ -131,7 +131,7 @@ class Timeline:
             self._approvals_by_event[event.id].append(approval)
         return observation
 
-    def _track(self, entry: Entry) -> None:
+    def _track(self, entry: TranscriptEntry) -> None:
         found = self._find(entry.event)
         self.events[entry.event] = TrackedEvent(
             id=entry.event,
@@ -143,7 +143,7 @@ class Timeline:
             is_silent=entry.what == "executed_silently",
         )
 
-    def _add_request(self, observation: "Observation") -> None:
+    def _add_request(self, observation: "ObservedEntry") -> None:
         entry = observation.entry
         self.requests[entry.vm].append(
             ObservedRequest(
@@ -154,7 +154,7 @@ class Timeline:
             shown = (event.type, event.status, event.source)
             if self._shown.get((entry.vm, event.key)) != shown:
                 self._shown[entry.vm, event.key] = shown
-                self.sightings.append(Sighting(entry.at, entry.vm, event.key, *shown))
+                self.sightings.append(ShownEvent(entry.at, entry.vm, event.key, *shown))
 
     def get_events(self, name: str) -> list[TrackedEvent]:
         """Return the events that steps gave this name, the oldest first."""
@@ -190,13 +190,13 @@ class Timeline:
         return parse_duration(duration) / self.rate + self.grace
 
 
-class Observation:
+class ObservedEntry:
     """A transcript entry, and what can be read from it, parsed at most once."""
 
-    def __init__(self, entry: Entry, timeline: Timeline) -> None:
+    def __init__(self, entry: TranscriptEntry, timeline: Timeline) -> None:
         self.entry = entry
         self.event = timeline.events.get(entry.event)
-        self.change = entry.what if entry.kind is Kind.CHANGE else ""
+        self.change = entry.what if entry.kind is TranscriptKind.CHANGE else ""
         self.timeline = timeline
 
     @property
@@ -223,7 +223,7 @@ class Observation:
         The change counts too: a VM whose response was lost has approved all the same.
         """
         entry, events = self.entry, self.timeline.events
-        if entry.kind is Kind.REQUEST and entry.method == "POST" and entry.status == 200:
+        if entry.kind is TranscriptKind.REQUEST and entry.method == "POST" and entry.status == 200:
             with suppress(Invalid):
                 ids = parse_approval(entry.request_body.encode())
                 return tuple((entry.vm, events[event_id]) for event_id in ids if event_id in events)
@@ -232,8 +232,8 @@ class Observation:
         return ()
 
 
-def is_poll(entry: Entry) -> bool:
-    is_get = entry.kind is Kind.REQUEST and entry.method == "GET"
+def is_poll(entry: TranscriptEntry) -> bool:
+    is_get = entry.kind is TranscriptKind.REQUEST and entry.method == "GET"
     return is_get and "/scheduledevents" in entry.path.lower()
 
 

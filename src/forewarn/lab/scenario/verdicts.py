@@ -1,8 +1,8 @@
 """The verdicts on a scenario's expectations, judged after the run. Pure.
 
 Each kind of expectation has a sentence and a check: a function of the timeline that returns what
-happened, or raises `Failed`. An expectation about events that never came has failed: its author
-wanted to see something.
+happened, or raises `ExpectationFailed`. An expectation about events that never came has failed:
+its author wanted to see something.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,30 +14,30 @@ from forewarn.lab.scenario.schema import LEADER, OWN, Expectation
 from forewarn.lab.scenario.timeline import (
     ENDINGS,
     ObservedRequest,
-    Sighting,
+    ShownEvent,
     Timeline,
     TrackedEvent,
     format_duration,
 )
 
 
-class Verdict(NamedTuple):
+class ScenarioVerdict(NamedTuple):
     expected: str
     reason: str
     is_passed: bool
 
 
-class Failed(Exception):
+class ExpectationFailed(Exception):
     """The expectation does not hold, for this reason."""
 
 
-def judge(expectation: Expectation, timeline: Timeline) -> Verdict:
+def judge(expectation: Expectation, timeline: Timeline) -> ScenarioVerdict:
     kind = KINDS[expectation.expect]
     sentence = kind.describe(expectation)
     try:
-        return Verdict(sentence, kind.check(expectation, timeline), is_passed=True)
-    except Failed as failure:
-        return Verdict(sentence, str(failure), is_passed=False)
+        return ScenarioVerdict(sentence, kind.check(expectation, timeline), is_passed=True)
+    except ExpectationFailed as failure:
+        return ScenarioVerdict(sentence, str(failure), is_passed=False)
 
 
 # --- each event of a name: an approval, a document that shows it, a change
@@ -75,13 +75,15 @@ def check_approval(expected: Expectation, timeline: Timeline) -> str:
             and all(each.at > started_at for each in approvals)
             and _is_in_time(expected, timeline, event, started_at)
         ):
-            raise Failed(f"{event} was Started at {time(started_at)} without approval by a VM")
+            raise ExpectationFailed(
+                f"{event} was Started at {time(started_at)} without approval by a VM"
+            )
         note = ""
         for each in approvals:
             if is_expected(each.vm, event):
                 if each.at < event.at + earliest:
                     took = format_duration(timeline.measure(event.at, each.at))
-                    raise Failed(
+                    raise ExpectationFailed(
                         f"{each.vm} approved {event} too soon:"
                         f" {took} after it was Scheduled, at {time(each.at)}"
                     )
@@ -111,7 +113,7 @@ def check_event(expected: Expectation, timeline: Timeline) -> str:
             if change.what == expected.becomes:
                 return change.at, ""
             if change.what in ENDINGS and _is_in_time(expected, timeline, event, change.at):
-                raise Failed(f"{event} was {change.what} at {at} instead")
+                raise ExpectationFailed(f"{event} was {change.what} at {at} instead")
             if change.what in ("started", "impact-failed", "extended"):
                 detail = f" ({change.detail})" if change.detail else ""
                 note = f"{change.what} at {at}{detail}"
@@ -134,7 +136,7 @@ def check_document(expected: Expectation, timeline: Timeline) -> str:
     shows = expected.shows
     sightings = [each for each in timeline.sightings if each.vm == expected.vm]
 
-    def is_expected(sighting: Sighting) -> bool:
+    def is_expected(sighting: ShownEvent) -> bool:
         return (
             shows.type in (None, sighting.type)
             and shows.status in (None, sighting.status)
@@ -158,9 +160,9 @@ def check_document(expected: Expectation, timeline: Timeline) -> str:
         return _check_each(expected, timeline, events, find, "shown like this")
     first = next(filter(is_expected, sightings), None)
     if first is None:
-        raise Failed(f"no document of {expected.vm} showed one")
+        raise ExpectationFailed(f"no document of {expected.vm} showed one")
     if expected.within is not None and first.at > timeline.start + timeline.limit(expected.within):
-        raise Failed(f"the first one was shown at {timeline.format_time(first.at)}")
+        raise ExpectationFailed(f"the first one was shown at {timeline.format_time(first.at)}")
     return f"after {format_duration(timeline.measure(timeline.start, first.at))}"
 
 
@@ -183,7 +185,9 @@ def _refuse_silent(events: Iterable[TrackedEvent], timeline: Timeline) -> None:
     for event in events:
         if event.is_silent:
             at = timeline.format_time(event.at)
-            raise Failed(f"{event.name} ran at {at} without an event: its scope was not polled")
+            raise ExpectationFailed(
+                f"{event.name} ran at {at} without an event: its scope was not polled"
+            )
 
 
 def _check_each(
@@ -204,11 +208,15 @@ def _check_each(
             is_open = _is_in_time(expected, timeline, event, timeline.end)
             how = f"never {done}" if is_open else f"not {done} in time"
             scheduled = timeline.format_time(event.at)
-            raise Failed(f"{event}, Scheduled at {scheduled}, was {how}{note and f': {note}'}")
+            raise ExpectationFailed(
+                f"{event}, Scheduled at {scheduled}, was {how}{note and f': {note}'}"
+            )
         durations.append(timeline.measure(event.at, at))
     if not durations:
         name = expected.of or expected.shows.event
-        raise Failed(f"nothing named {name} was {done}: there was no event, or all were cancelled")
+        raise ExpectationFailed(
+            f"nothing named {name} was {done}: there was no event, or all were cancelled"
+        )
     longest = format_duration(max(durations))
     return (
         f"after {longest}" if len(durations) == 1 else f"{len(durations)} times, at most {longest}"
@@ -226,9 +234,9 @@ def check_no_approval(expected: Expectation, timeline: Timeline) -> str:
     for each in timeline.approvals:
         if each.event.name == expected.of and expected.by in (None, each.vm):
             at = timeline.format_time(each.at)
-            raise Failed(f"{each.vm} approved {each.event} at {at}")
+            raise ExpectationFailed(f"{each.vm} approved {each.event} at {at}")
     if all(event.is_silent for event in timeline.get_events(expected.of)):
-        raise Failed(f"there was no event named {expected.of}")
+        raise ExpectationFailed(f"there was no event named {expected.of}")
     return "none came"
 
 
@@ -242,7 +250,9 @@ def check_no_foreign_approval(expected: Expectation, timeline: Timeline) -> str:
     for each in approvals:
         if each.vm not in each.event.resources:
             at = timeline.format_time(each.at)
-            raise Failed(f"{each.vm} approved {each.event} at {at}, which does not name it")
+            raise ExpectationFailed(
+                f"{each.vm} approved {each.event} at {at}, which does not name it"
+            )
     count = len({(each.vm, each.event.id) for each in approvals})
     return f"{count} approvals, each by a VM that the event names" if count else "no approvals"
 
@@ -259,10 +269,12 @@ def check_order(expected: Expectation, timeline: Timeline) -> str:
             continue
         if each.vm != remaining[0]:
             at = timeline.format_time(each.at)
-            raise Failed(f"{each.vm} approved {each.event} at {at}, before {remaining[0]}")
+            raise ExpectationFailed(
+                f"{each.vm} approved {each.event} at {at}, before {remaining[0]}"
+            )
         del remaining[0]
     if remaining:
-        raise Failed(f"{remaining[0]} never approved")
+        raise ExpectationFailed(f"{remaining[0]} never approved")
     return "they did"
 
 
@@ -281,7 +293,9 @@ def check_one_at_a_time(expected: Expectation, timeline: Timeline) -> str:
         if change.what == "started":
             for other in started.values():
                 at = timeline.format_time(change.at)
-                raise Failed(f"{event} was Started at {at}, while {other} was still Started")
+                raise ExpectationFailed(
+                    f"{event} was Started at {at}, while {other} was still Started"
+                )
             started[event.id] = event
     return f"{len(_list_starts(expected, timeline))} starts"
 
@@ -294,7 +308,7 @@ def check_together(expected: Expectation, timeline: Timeline) -> str:
     first_at, first = _list_starts(expected, timeline)[0]
     for at, event in _list_starts(expected, timeline):
         if at > first_at + timeline.limit("1s"):
-            raise Failed(
+            raise ExpectationFailed(
                 f"{event} was Started at {timeline.format_time(at)},"
                 f" but {first} at {timeline.format_time(first_at)}"
             )
@@ -308,7 +322,9 @@ def _list_starts(expected: Expectation, timeline: Timeline) -> list[tuple[dateti
         if change.what == "started" and change.event and change.event.name == expected.of
     ]
     if len(starts) < 2:
-        raise Failed(f"{len(starts)} events of {expected.of} were Started; expected two or more")
+        raise ExpectationFailed(
+            f"{len(starts)} events of {expected.of} were Started; expected two or more"
+        )
     return starts
 
 
@@ -334,7 +350,7 @@ def check_polls(expected: Expectation, timeline: Timeline) -> str:
     for at in [*polls, left_at]:
         if at > last + timeline.limit(expected.every):
             gap = f"{timeline.format_time(last)} to {timeline.format_time(at)}"
-            raise Failed(f"it did not poll from {gap}")
+            raise ExpectationFailed(f"it did not poll from {gap}")
         last = at
     return f"{len(polls)} polls"
 
@@ -349,13 +365,15 @@ def check_recovery(expected: Expectation, timeline: Timeline) -> str:
     for each in timeline.requests[expected.vm]:
         if bad is not None and each.at > bad.at + timeline.limit(expected.within or "0s"):
             at = timeline.format_time(each.at)
-            raise Failed(f"it did not retry after {_describe_bad(bad, timeline)} until {at}")
+            raise ExpectationFailed(
+                f"it did not retry after {_describe_bad(bad, timeline)} until {at}"
+            )
         bad = None if each.is_good else each
         count += not each.is_good
     if bad is not None:
-        raise Failed(f"it did not retry after {_describe_bad(bad, timeline)}")
+        raise ExpectationFailed(f"it did not retry after {_describe_bad(bad, timeline)}")
     if not count:
-        raise Failed(f"{expected.vm} never got a bad response")
+        raise ExpectationFailed(f"{expected.vm} never got a bad response")
     return f"{count} bad responses, then good ones"
 
 

@@ -33,16 +33,18 @@ def added(**members: Any) -> FaultSet:
     return faults
 
 
-def touching(faults: FaultSet, call: Call = GET, random: Random = CHANCE) -> list[str]:
-    return [one.fault.kind for one in faults.take(call, faults.list_active(call.vm, NOON), random)]
+def list_taken(faults: FaultSet, call: Call = GET, random: Random = CHANCE) -> list[str]:
+    return [
+        each.fault.kind for each in faults.take(call, faults.list_active(call.vm, NOON), random)
+    ]
 
 
 def kinds(faults: FaultSet, now: datetime = NOON, vm: str = "web-0") -> list[str]:
-    return [one.fault.kind for one in faults.list_active(vm, now)]
+    return [each.fault.kind for each in faults.list_active(vm, now)]
 
 
-def test_a_fault_is_read_with_all_its_members() -> None:
-    said = {
+def test_fault_is_parsed_with_all_members() -> None:
+    values = {
         "fault": "status",
         "code": 429,
         "retry_after": 5,
@@ -51,7 +53,7 @@ def test_a_fault_is_read_with_all_its_members() -> None:
         "for": "1h30m",
         "requests": 3,
     }
-    fault = parse_fault(said | {"chance": 0.5, "method": "POST"})
+    fault = parse_fault(values | {"chance": 0.5, "method": "POST"})
 
     assert isinstance(fault, ErrorStatus)
     assert (fault.kind, fault.code, fault.retry_after, fault.vms) == ("status", 429, 5, ("web-0",))
@@ -65,7 +67,7 @@ def test_a_fault_is_read_with_all_its_members() -> None:
 
 
 @pytest.mark.parametrize("kind", ["duplicate", "reorder"])
-def test_a_removed_kind_names_its_replacement(kind: str) -> None:
+def test_removed_kind_names_its_replacement(kind: str) -> None:
     with pytest.raises(
         Invalid, match=f"'{kind}' was removed; write {{fault: stale, by: 1, "
     ) as caught:
@@ -76,13 +78,13 @@ def test_a_removed_kind_names_its_replacement(kind: str) -> None:
     assert parse_fault(replacement).kind == "stale"
 
 
-def test_a_number_with_a_fraction_may_come_as_text() -> None:
-    """So does the reader of files give it, which keeps the zeros of a version."""
+def test_fraction_may_be_text() -> None:
+    """The YAML reader keeps fractions as text, because of versions such as 22.10."""
     assert draw_delay(latency(seconds="0.25"), CHANCE) == 0.25
 
 
 @pytest.mark.parametrize(
-    ("said", "field", "words"),
+    ("values", "field", "words"),
     [
         ({}, "fault", "expected one of first-call, latency, .*got nothing"),
         ({"fault": "stauts"}, "fault", "expected one of .*, got 'stauts'"),
@@ -110,15 +112,15 @@ def test_a_number_with_a_fraction_may_come_as_text() -> None:
         ({"fault": "skew", "seconds": 604_801}, "seconds", "got 604801"),
     ],
 )
-def test_what_is_no_fault_is_refused_with_the_field_and_what_was_expected(
-    said: dict[str, Any], field: str, words: str
+def test_invalid_fault_names_field_and_expectation(
+    values: dict[str, Any], field: str, words: str
 ) -> None:
     with pytest.raises(Invalid, match=words) as caught:
-        parse_fault(said)
+        parse_fault(values)
     assert caught.value.facts["field"] == field
 
 
-def test_a_fault_inside_another_file_is_refused_with_its_line() -> None:
+def test_invalid_fault_in_a_file_names_its_line() -> None:
     schema = {
         "type": "object",
         "properties": {"faults": {"type": "array", "items": SCHEMA}},
@@ -136,15 +138,15 @@ def test_a_fault_inside_another_file_is_refused_with_its_line() -> None:
         convert({"fault": "status", "cod": 500}, ErrorStatus)
 
 
-@pytest.mark.parametrize("kind", [get_kind(one) for one in KINDS])
-def test_the_schema_takes_what_the_parser_takes(kind: str) -> None:
+@pytest.mark.parametrize("kind", [get_kind(each) for each in KINDS])
+def test_schema_accepts_what_the_parser_accepts(kind: str) -> None:
     needed: dict[str, dict[str, Any]] = {
         "status": {"code": 503},
         "latency": {"seconds": 0.5},
         "skew": {"seconds": -60},
         "short-notice": {"seconds": 30},
     }
-    said = {
+    values = {
         "fault": kind,
         "vms": ["web-0"],
         "from": "2026-03-04T12:00:00Z",
@@ -152,13 +154,13 @@ def test_the_schema_takes_what_the_parser_takes(kind: str) -> None:
         **needed.get(kind, {}),
     }
 
-    jsonschema.validate(said, SCHEMA)
-    assert parse_fault(said).kind == kind
+    jsonschema.validate(values, SCHEMA)
+    assert parse_fault(values).kind == kind
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate({**said, "stray": 1}, SCHEMA)
+        jsonschema.validate({**values, "stray": 1}, SCHEMA)
 
 
-def test_a_fault_is_in_force_from_its_moment_to_its_end_to_the_second() -> None:
+def test_fault_is_active_from_begin_to_end_exactly() -> None:
     faults = added(**{"from": "10s", "for": "5s"})
 
     assert kinds(faults, NOON + 9 * SECOND) == []
@@ -167,7 +169,7 @@ def test_a_fault_is_in_force_from_its_moment_to_its_end_to_the_second() -> None:
     assert kinds(faults, NOON + 15 * SECOND) == []
 
 
-def test_a_fault_may_begin_at_a_moment_and_last_until_it_is_removed() -> None:
+def test_fault_begins_at_a_time_and_lasts_until_removed() -> None:
     faults = added(**{"from": "2026-03-04T13:00:00+01:00"})
     assert kinds(faults, NOON - SECOND) == []
     assert kinds(faults, NOON + timedelta(days=9)) == ["status"]
@@ -175,48 +177,48 @@ def test_a_fault_may_begin_at_a_moment_and_last_until_it_is_removed() -> None:
     assert kinds(faults) == []
 
 
-def test_a_fault_befalls_the_vms_that_it_names_and_all_if_it_names_none() -> None:
+def test_fault_affects_its_vms_or_all() -> None:
     assert (kinds(added(vms=["web-0"])), kinds(added(vms=["web-1"]))) == (["status"], [])
     assert kinds(added(vms=["web-0"]), vm="web-00") == []
     assert kinds(added(), vm="anybody") == ["status"]
     assert kinds(added(), vm="") == []
 
 
-def test_three_requests_are_three() -> None:
+def test_fault_counts_its_requests() -> None:
     faults = added(requests=3)
-    assert [len(touching(faults)) for _ in range(5)] == [1, 1, 1, 0, 0]
+    assert [len(list_taken(faults)) for _ in range(5)] == [1, 1, 1, 0, 0]
 
 
 def test_chance_repeats_with_its_seed() -> None:
     def drawn(seed: int) -> list[int]:
         faults, random = added(chance=0.3), Random(seed)
-        return [len(touching(faults, random=random)) for _ in range(1000)]
+        return [len(list_taken(faults, random=random)) for _ in range(1000)]
 
     assert drawn(1) == drawn(1) != drawn(2)
     assert 250 < sum(drawn(1)) < 350
 
 
-def test_a_request_that_chance_spares_is_not_counted() -> None:
+def test_request_spared_by_chance_is_not_counted() -> None:
     faults, random = added(chance="0.5", requests=2), Random(3)
-    assert sum(len(touching(faults, random=random)) for _ in range(100)) == 2
+    assert sum(len(list_taken(faults, random=random)) for _ in range(100)) == 2
 
 
-def test_a_fault_touches_the_method_that_it_names() -> None:
+def test_fault_affects_only_its_method() -> None:
     faults = added(method="POST")
-    assert touching(faults) == []
-    assert len(touching(faults, Call("web-0", "POST", is_document=False))) == 1
+    assert list_taken(faults) == []
+    assert len(list_taken(faults, Call("web-0", "POST", is_document=False))) == 1
 
 
-def test_only_a_get_of_the_document_is_touched_by_what_only_that_can_show() -> None:
+def test_document_faults_affect_only_gets_of_it() -> None:
     faults = FaultSet()
     faults.add("f1", parse_fault({"fault": "stale", "requests": 1}), NOON)
-    assert touching(faults, Call("web-0", "GET", is_document=False)) == []
-    assert len(touching(faults)) == 1
+    assert list_taken(faults, Call("web-0", "GET", is_document=False)) == []
+    assert len(list_taken(faults)) == 1
 
 
-def test_faults_are_applied_in_one_order_whatever_the_order_they_came_in() -> None:
+def test_faults_are_applied_in_a_fixed_order() -> None:
     faults = FaultSet()
-    said = (
+    kinds_added = (
         "reset",
         "text-plain",
         "stale",
@@ -226,33 +228,33 @@ def test_faults_are_applied_in_one_order_whatever_the_order_they_came_in() -> No
         "truncate",
         "empty",
     )
-    for kind in said:
+    for kind in kinds_added:
         faults.add(kind, parse_fault({"fault": kind}), NOON)
 
-    assert touching(faults) == [
+    assert list_taken(faults) == [
         *("first-call", "no-started", "stale"),
         *("no-events", "text-plain", "empty", "truncate", "reset"),
     ]
 
 
-def test_what_never_gets_to_a_later_fault_is_not_counted_by_it() -> None:
+def test_fault_counts_only_requests_that_reach_it() -> None:
     faults = added(requests=1)
     faults.add("f2", parse_fault({"fault": "refuse", "requests": 1}), NOON)
     faults.add("f3", parse_fault({"fault": "stale", "requests": 1}), NOON)
 
-    touched = [touching(faults) for _ in range(4)]
+    touched = [list_taken(faults) for _ in range(4)]
     assert touched == [["refuse"], ["status"], ["stale"], []]
 
 
-def test_a_lapse_is_told_by_vm_and_touches_no_request() -> None:
+def test_lapse_affects_a_vm_but_no_request() -> None:
     faults = FaultSet()
     faults.add("f1", parse_fault({"fault": "lapse", "vms": ["web-0"], "for": "10s"}), NOON)
     assert (faults.is_lapsing("web-0", NOON), faults.is_lapsing("web-1", NOON)) == (True, False)
     assert not faults.is_lapsing("web-0", NOON + 10 * SECOND)
-    assert touching(faults) == []
+    assert list_taken(faults) == []
 
 
-def test_an_id_stands_once_and_an_unknown_one_cannot_be_removed() -> None:
+def test_duplicate_and_unknown_ids_are_refused() -> None:
     faults = added()
     with pytest.raises(Refused, match="'f1' already exists"):
         faults.add("f1", parse_fault({"fault": "stale"}), NOON)
@@ -260,7 +262,7 @@ def test_an_id_stands_once_and_an_unknown_one_cannot_be_removed() -> None:
         faults.remove("f9")
 
 
-def test_there_are_at_most_a_hundred_faults_and_those_that_are_over_make_room() -> None:
+def test_at_most_a_hundred_faults_at_a_time() -> None:
     faults = FaultSet()
     for number in range(FAULTS_MAX):
         faults.add(f"f{number}", parse_fault({"fault": "stale", "for": "10s"}), NOON)
@@ -281,7 +283,7 @@ def drawn(count: int = 4000, **members: Any) -> list[float]:
     return sorted(draw_delay(fault, random) for _ in range(count))
 
 
-def test_latency_is_distributed_as_it_says() -> None:
+def test_latency_follows_its_distribution() -> None:
     assert drawn(10, seconds=2) == [2.0] * 10
     uniform = drawn(distribution="uniform", seconds=2, spread_seconds=1)
     assert 1 <= uniform[0] < 1.01 < 2.99 < uniform[-1] <= 3
@@ -291,19 +293,19 @@ def test_latency_is_distributed_as_it_says() -> None:
 
 
 @pytest.mark.parametrize("distribution", ["fixed", "uniform", "normal"])
-def test_latency_is_never_less_than_nothing_nor_more_than_its_cap(distribution: str) -> None:
+def test_latency_is_between_zero_and_its_cap(distribution: str) -> None:
     some = drawn(distribution=distribution, seconds=3, spread_seconds=30, cap_seconds=5)
     assert 0 <= some[0] <= some[-1] <= 5
     assert drawn(10, distribution=distribution, seconds=0) == [0.0] * 10
 
 
-def test_a_first_call_may_take_as_long_as_the_real_one_has() -> None:
+def test_first_call_may_take_two_minutes() -> None:
     longest = parse_fault({"fault": "first-call", "seconds": 120})
     assert isinstance(longest, FirstCall)
     assert draw_delay(longest, CHANCE) == 120
 
 
-def test_a_kind_that_is_none_is_told_with_those_that_there_are() -> None:
+def test_unknown_kind_lists_the_valid_kinds() -> None:
     with pytest.raises(
         Invalid, match=r"^fault: expected one of first-call, latency, .*, got 'stauts'"
     ):

@@ -18,17 +18,17 @@ def test_every_kind_has_a_section() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=get_kind)
-def test_every_member_of_a_kind_is_explained_in_its_section(kind: type) -> None:
+def test_every_member_of_a_kind_is_documented(kind: type) -> None:
     section = PAGE.partition(f"### {get_kind(kind)}\n")[2].partition("\n#")[0]
     members = [name for name in SCHEMA["$defs"][kind.__name__]["properties"] if name not in SHARED]
 
     assert [name for name in members if f"\n| `{name}` |" not in section] == []
     example = re.search(r"```yaml\n(.+?)```", section, re.DOTALL)
     assert example is not None
-    said = text.load(example[1].encode(), "page")
-    assert isinstance(said, dict)
-    assert parse_fault(said).kind == get_kind(kind)
+    values = text.load(example[1].encode(), "page")
+    assert isinstance(values, dict)
+    assert parse_fault(values).kind == get_kind(kind)
 
 
-def test_the_members_that_all_share_are_explained() -> None:
+def test_shared_members_are_documented() -> None:
     assert [name for name in SHARED if f"\n| `{name}` |" not in PAGE.partition("\n## ")[0]] == []

@@ -32,13 +32,13 @@ REQUESTS = [
 ]
 
 
-def shown(told: GuestResponse) -> tuple[int, dict[str, str], bytes]:
-    return told.status, told.headers, told.body
+def shown(response: GuestResponse) -> tuple[int, dict[str, str], bytes]:
+    return response.status, response.headers, response.body
 
 
 @pytest.mark.parametrize(("target", "headers", "method", "sent"), REQUESTS)
 @pytest.mark.parametrize("is_other_vm_touched", [False, True])
-def test_without_a_fault_an_answer_is_not_changed_by_a_byte(
+def test_response_without_faults_is_unchanged(
     target: str,
     headers: tuple[tuple[bytes, bytes], ...],
     method: str,
@@ -56,7 +56,7 @@ def test_without_a_fault_an_answer_is_not_changed_by_a_byte(
     run(story)
 
 
-def test_every_request_is_recorded_with_who_what_and_the_answer() -> None:
+def test_every_request_is_recorded() -> None:
     async def story(guest: Filtered) -> None:
         await guest.restarts()
         await guest.call(EVENTS, TRUE, method="POST", body=APPROVAL, address="10.0.0.2")
@@ -80,7 +80,7 @@ def test_every_request_is_recorded_with_who_what_and_the_answer() -> None:
     run(story)
 
 
-def test_the_path_is_recorded_without_the_name_of_the_vm() -> None:
+def test_recorded_path_has_no_vm_prefix() -> None:
     async def story(guest: Filtered) -> None:
         await guest.call(f"/as/web-0{EVENTS}", TRUE)
         assert guest.transcript.entries[-1].path == EVENTS
@@ -88,11 +88,11 @@ def test_the_path_is_recorded_without_the_name_of_the_vm() -> None:
     run(story)
 
 
-def test_a_client_that_leaves_while_it_waits_is_recorded_without_an_answer() -> None:
+def test_client_that_leaves_a_long_poll_is_recorded() -> None:
     async def story(guest: Filtered) -> None:
         guest.is_gone.set()
-        told = await guest.poll('"1"')
-        assert told.status == 304
+        response = await guest.poll('"1"')
+        assert response.status == 304
         conditional = (b"if-none-match", b'"1"')
         assert (await guest.call(EVENTS, TRUE, conditional, (b"prefer", b"wait=60"))).is_nothing
         assert guest.transcript.entries[-1].status == 0
@@ -100,34 +100,36 @@ def test_a_client_that_leaves_while_it_waits_is_recorded_without_an_answer() -> 
     run(story)
 
 
-def test_a_client_that_gives_up_while_its_answer_is_delayed_is_recorded_without_an_answer() -> None:
+def test_client_that_leaves_during_a_delay_is_recorded() -> None:
     async def story(guest: Filtered) -> None:
         await guest.restarts()
         guest.sleeps_for_good = True
         guest.add("latency", seconds=20)
         guest.is_gone.set()
-        asked = f'{{"StartRequests":[{{"EventId":"{guid(1)}"}}]}}'
-        told = await guest.call(EVENTS, TRUE, method="POST", body=asked.encode())
-        assert told.is_nothing
+        approval_body = f'{{"StartRequests":[{{"EventId":"{guid(1)}"}}]}}'
+        response = await guest.call(EVENTS, TRUE, method="POST", body=approval_body.encode())
+        assert response.is_nothing
         last = guest.transcript.entries[-1]
-        assert (last.status, last.request_body, last.faults) == (0, asked, ("latency",))
+        assert (last.status, last.request_body, last.faults) == (0, approval_body, ("latency",))
         assert guest.place.scope.events[0].status == "Scheduled"
 
     run(story)
 
 
-def test_a_delayed_approval_is_heard_with_its_body() -> None:
+def test_delayed_approval_keeps_its_body() -> None:
     async def story(guest: Filtered) -> None:
         await guest.restarts()
         guest.add("latency", seconds=20)
-        asked = f'{{"StartRequests":[{{"EventId":"{guid(1)}"}}]}}'
-        assert (await guest.call(EVENTS, TRUE, method="POST", body=asked.encode())).status == 200
+        approval_body = f'{{"StartRequests":[{{"EventId":"{guid(1)}"}}]}}'
+        assert (
+            await guest.call(EVENTS, TRUE, method="POST", body=approval_body.encode())
+        ).status == 200
         assert guest.place.scope.events[0].status == "Started"
 
     run(story)
 
 
-def test_a_request_that_is_cut_off_is_recorded_without_an_answer() -> None:
+def test_cancelled_request_is_recorded() -> None:
     """A lab that is closed cuts off what takes too long."""
 
     async def story(guest: Filtered) -> None:
@@ -144,7 +146,7 @@ def test_a_request_that_is_cut_off_is_recorded_without_an_answer() -> None:
     run(story)
 
 
-def test_the_first_call_of_each_vm_is_slow_and_the_second_is_not() -> None:
+def test_only_the_first_call_of_each_vm_is_slow() -> None:
     async def story(guest: Filtered) -> None:
         guest.add("first-call", seconds=90)
         await guest.bodies(2)
@@ -159,7 +161,7 @@ def test_the_first_call_of_each_vm_is_slow_and_the_second_is_not() -> None:
     run(story)
 
 
-def test_latencies_add_up_and_the_answer_is_as_it_was() -> None:
+def test_latencies_add_up() -> None:
     async def story(guest: Filtered) -> None:
         guest.add("latency", seconds=2)
         guest.add("latency", seconds="0.5")
@@ -169,7 +171,7 @@ def test_latencies_add_up_and_the_answer_is_as_it_was() -> None:
     run(story)
 
 
-def test_a_late_answer_may_still_be_waited_for() -> None:
+def test_delayed_long_poll_still_waits() -> None:
     """A delay is no reason to answer a wait at once."""
 
     async def story(guest: Filtered) -> None:
@@ -186,12 +188,12 @@ def test_a_late_answer_may_still_be_waited_for() -> None:
     run(story)
 
 
-def test_a_refused_request_is_dropped_without_a_byte_and_never_heard() -> None:
+def test_refused_request_has_no_effect() -> None:
     async def story(guest: Filtered) -> None:
         await guest.restarts()
         guest.add("refuse")
-        told = await guest.call(EVENTS, TRUE, method="POST", body=APPROVAL)
-        assert told.is_nothing
+        response = await guest.call(EVENTS, TRUE, method="POST", body=APPROVAL)
+        assert response.is_nothing
         assert guest.connection is not None
         assert guest.connection.end == "reset"
         assert guest.place.scope.events[0].approvals == ()
@@ -201,7 +203,7 @@ def test_a_refused_request_is_dropped_without_a_byte_and_never_heard() -> None:
 
 
 @pytest.mark.parametrize("kind", ["refuse", "reset", "truncate"])
-def test_a_caller_without_a_connection_is_told_that_it_was_dropped(kind: str) -> None:
+def test_drop_without_a_connection_raises(kind: str) -> None:
     async def story(guest: Filtered) -> None:
         guest.connection = None
         guest.add(kind)
@@ -213,12 +215,12 @@ def test_a_caller_without_a_connection_is_told_that_it_was_dropped(kind: str) ->
 
 
 @pytest.mark.parametrize("code", [404, 410, 429, 500, 503])
-def test_an_error_is_answered_instead_and_the_request_is_not_heard(code: int) -> None:
+def test_error_status_keeps_the_request_from_the_application(code: int) -> None:
     async def story(guest: Filtered) -> None:
         await guest.restarts()
         guest.add("status", code=code)
-        told = await guest.call(EVENTS, TRUE, method="POST", body=APPROVAL)
-        assert (told.status, list(told.json), "retry-after" in told.headers) == (
+        response = await guest.call(EVENTS, TRUE, method="POST", body=APPROVAL)
+        assert (response.status, list(response.json), "retry-after" in response.headers) == (
             code,
             ["error"],
             False,
@@ -228,7 +230,7 @@ def test_an_error_is_answered_instead_and_the_request_is_not_heard(code: int) ->
     run(story)
 
 
-def test_an_error_may_say_when_to_come_again() -> None:
+def test_error_status_has_retry_after() -> None:
     async def story(guest: Filtered) -> None:
         guest.add("status", code=429, retry_after=7)
         assert (await guest.poll()).headers["retry-after"] == "7"
@@ -236,7 +238,7 @@ def test_an_error_may_say_when_to_come_again() -> None:
     run(story)
 
 
-def test_exactly_three_requests_are_touched_and_the_fourth_is_answered() -> None:
+def test_requests_limits_a_fault_to_three_requests() -> None:
     async def story(guest: Filtered) -> None:
         guest.add("status", code=500, requests=3)
         assert [(await guest.poll()).status for _ in range(5)] == [500, 500, 500, 200, 200]
@@ -244,7 +246,7 @@ def test_exactly_three_requests_are_touched_and_the_fourth_is_answered() -> None
     run(story)
 
 
-def test_a_fault_begins_and_ends_by_the_clock_of_the_lab() -> None:
+def test_fault_begins_and_ends_by_the_labs_clock() -> None:
     async def story(guest: Filtered) -> None:
         guest.add("status", code=500, from_="10s", for_="5s")
         seen = []
@@ -256,7 +258,7 @@ def test_a_fault_begins_and_ends_by_the_clock_of_the_lab() -> None:
     run(story)
 
 
-def test_chance_gives_the_same_story_for_the_same_seed() -> None:
+def test_same_seed_affects_the_same_requests() -> None:
     def statuses(seed: int) -> list[int]:
         seen: list[int] = []
 
@@ -271,30 +273,36 @@ def test_chance_gives_the_same_story_for_the_same_seed() -> None:
     assert set(statuses(1)) == {200, 500}
 
 
-def test_events_may_be_missing() -> None:
+def test_no_events_removes_the_member() -> None:
     async def story(guest: Filtered) -> None:
         guest.add("no-events")
-        told = await guest.poll()
-        assert (told.body, told.headers["content-length"]) == (b'{"DocumentIncarnation":1}', "25")
+        response = await guest.poll()
+        assert (response.body, response.headers["content-length"]) == (
+            b'{"DocumentIncarnation":1}',
+            "25",
+        )
 
     run(story)
 
 
-def test_the_content_type_may_be_text() -> None:
+def test_text_plain_changes_the_content_type() -> None:
     async def story(guest: Filtered) -> None:
         guest.add("text-plain")
-        told = await guest.poll()
-        assert (told.body, told.headers["content-type"]) == (NO_EVENTS, "text/plain; charset=utf-8")
-        assert list(told.headers) == list(HEADERS)
+        response = await guest.poll()
+        assert (response.body, response.headers["content-type"]) == (
+            NO_EVENTS,
+            "text/plain; charset=utf-8",
+        )
+        assert list(response.headers) == list(HEADERS)
 
     run(story)
 
 
-def test_an_answer_may_be_empty_but_a_refusal_is_not() -> None:
+def test_empty_affects_responses_but_not_errors() -> None:
     async def story(guest: Filtered) -> None:
         guest.add("empty")
-        told = await guest.poll('"1"')
-        assert shown(told) == (
+        response = await guest.poll('"1"')
+        assert shown(response) == (
             200,
             {"content-type": "application/json; charset=utf-8", "content-length": "0"},
             b"",
@@ -304,11 +312,11 @@ def test_an_answer_may_be_empty_but_a_refusal_is_not() -> None:
     run(story)
 
 
-def test_json_may_be_cut_with_a_length_that_fits() -> None:
+def test_truncate_whole_adjusts_content_length() -> None:
     async def story(guest: Filtered) -> None:
         guest.add("truncate", mode="whole", bytes=20)
-        told = await guest.poll()
-        assert (told.status, told.body, told.headers["content-length"]) == (
+        response = await guest.poll()
+        assert (response.status, response.body, response.headers["content-length"]) == (
             200,
             NO_EVENTS[:20],
             "20",
@@ -318,11 +326,11 @@ def test_json_may_be_cut_with_a_length_that_fits() -> None:
 
 
 @pytest.mark.parametrize(("kind", "end"), [("truncate", "close"), ("reset", "reset")])
-def test_an_answer_may_end_before_its_length(kind: str, end: str) -> None:
+def test_truncate_closes_before_content_length(kind: str, end: str) -> None:
     async def story(guest: Filtered) -> None:
         guest.add(kind, bytes=5)
-        told = await guest.poll()
-        assert (told.body, told.headers["content-length"]) == (NO_EVENTS[:5], "37")
+        response = await guest.poll()
+        assert (response.body, response.headers["content-length"]) == (NO_EVENTS[:5], "37")
         assert guest.connection is not None
         assert guest.connection.end == end
         assert (
@@ -337,7 +345,7 @@ def test_an_answer_may_end_before_its_length(kind: str, end: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["truncate", "reset"])
-def test_a_cut_is_in_the_middle_if_nothing_else_is_said_and_never_at_the_end(kind: str) -> None:
+def test_default_cut_is_in_the_middle_and_never_at_the_end(kind: str) -> None:
     async def story(guest: Filtered) -> None:
         guest.add(kind, requests=1)
         assert (await guest.poll()).body == NO_EVENTS[:18]
@@ -348,7 +356,7 @@ def test_a_cut_is_in_the_middle_if_nothing_else_is_said_and_never_at_the_end(kin
     run(story)
 
 
-def test_the_answer_to_an_approval_may_be_lost_though_it_was_heard() -> None:
+def test_reset_approval_still_counts() -> None:
     """The client cannot know; it must be able to approve again."""
 
     async def story(guest: Filtered) -> None:
@@ -360,13 +368,15 @@ def test_the_answer_to_an_approval_may_be_lost_though_it_was_heard() -> None:
     run(story)
 
 
-def test_a_spoilt_document_is_given_to_who_has_it_already() -> None:
+def test_body_fault_replaces_a_304() -> None:
     """Else a client that asks conditionally would never meet the fault."""
 
     async def story(guest: Filtered) -> None:
         guest.add("text-plain")
-        told = await guest.call(EVENTS, TRUE, (b"if-none-match", b'"1"'), (b"prefer", b"wait=60"))
-        assert (told.status, told.body) == (200, NO_EVENTS)
+        response = await guest.call(
+            EVENTS, TRUE, (b"if-none-match", b'"1"'), (b"prefer", b"wait=60")
+        )
+        assert (response.status, response.body) == (200, NO_EVENTS)
 
     run(story)
 
@@ -382,9 +392,9 @@ def test_several_faults_are_applied_in_order() -> None:
             ("latency", {"seconds": 9}),
         ):
             guest.add(kind, **members)
-        told = await guest.poll()
+        response = await guest.poll()
         assert guest.slept == [9]
-        assert (told.status, told.headers["content-type"], told.body) == (
+        assert (response.status, response.headers["content-type"], response.body) == (
             500,
             "text/plain; charset=utf-8",
             b'{"e',
@@ -394,7 +404,7 @@ def test_several_faults_are_applied_in_order() -> None:
     run(story)
 
 
-def test_an_empty_answer_leaves_nothing_to_cut_and_a_reset_leaves_nothing_at_all() -> None:
+def test_empty_combined_with_truncate_and_reset() -> None:
     async def story(guest: Filtered) -> None:
         guest.add("empty")
         guest.add("truncate")
@@ -405,19 +415,19 @@ def test_an_empty_answer_leaves_nothing_to_cut_and_a_reset_leaves_nothing_at_all
     run(story)
 
 
-def test_the_instance_may_be_spoilt_but_shows_no_document() -> None:
+def test_instance_is_affected_by_body_faults_only() -> None:
     async def story(guest: Filtered) -> None:
         guest.add("stale")
         guest.add("no-events")
         guest.add("text-plain")
-        told = await guest.call(INSTANCE, TRUE)
-        assert (told.status, told.json["compute"]["name"]) == (200, "web-0")
+        response = await guest.call(INSTANCE, TRUE)
+        assert (response.status, response.json["compute"]["name"]) == (200, "web-0")
         assert guest.transcript.entries[-1].faults == ("text-plain",)
 
     run(story)
 
 
-def test_a_caller_that_is_no_vm_meets_no_fault() -> None:
+def test_unknown_client_is_not_affected_by_faults() -> None:
     async def story(guest: Filtered) -> None:
         guest.add("status", code=500)
         assert (await guest.poll(address="10.9.9.9")).status == 403
@@ -425,14 +435,14 @@ def test_a_caller_that_is_no_vm_meets_no_fault() -> None:
     run(story)
 
 
-def test_all_faults_at_once_end_in_some_answer() -> None:
+def test_a_hundred_faults_still_give_a_response() -> None:
     async def story(guest: Filtered) -> None:
         await guest.enrol("db", Vm(name="db-0", address="10.0.1.1"))
         for _ in range(FAULTS_MAX - 1):
             guest.add("skew", seconds=1)
         guest.add("text-plain")
         await guest.restarts()
-        told = await guest.poll()
-        assert told.json["Events"][0]["NotBefore"] == "Wed, 04 Mar 2026 12:16:39 GMT"
+        response = await guest.poll()
+        assert response.json["Events"][0]["NotBefore"] == "Wed, 04 Mar 2026 12:16:39 GMT"
 
     run(story)

@@ -5,19 +5,19 @@ import json
 import pytest
 
 from forewarn.lab.fault.active import ActiveFault, parse_fault
-from forewarn.lab.fault.shown_document import ShownDocument, VmView
+from forewarn.lab.fault.shown_document import DocumentView, ShownDocument
 from tests.builders import NOON
 from tests.unit.lab.fault.filtered import NO_EVENTS, Filtered, body, entry, run
 from tests.unit.web.guest import EVENTS, TRUE
 
 
-def test_a_stale_document_is_the_one_last_shown_before_with_its_number() -> None:
+def test_stale_document_is_the_last_one_before_the_fault() -> None:
     async def story(guest: Filtered) -> None:
         guest.add("stale")
         await guest.restarts()
         await guest.restarts(2, "web-1")
-        told = await guest.poll()
-        assert (told.body, told.headers["etag"]) == (NO_EVENTS, '"1"')
+        response = await guest.poll()
+        assert (response.body, response.headers["etag"]) == (NO_EVENTS, '"1"')
         assert (await guest.poll('"1"')).status == 304
         guest.faults.by_id.clear()
         assert (await guest.poll('"1"')).body == body(3, entry(), entry(2, "web-1"))
@@ -25,7 +25,7 @@ def test_a_stale_document_is_the_one_last_shown_before_with_its_number() -> None
     run(story)
 
 
-def test_a_document_may_lag_behind_by_some_changes() -> None:
+def test_stale_document_lags_by_some_changes() -> None:
     async def story(guest: Filtered) -> None:
         await guest.restarts()
         await guest.poll()
@@ -37,7 +37,7 @@ def test_a_document_may_lag_behind_by_some_changes() -> None:
     run(story)
 
 
-def test_who_was_shown_nothing_yet_gets_the_first_document_as_stale() -> None:
+def test_stale_without_history_shows_the_first_document() -> None:
     async def story(guest: Filtered) -> None:
         guest.add("stale", by=5)
         guest.add("stale")
@@ -46,14 +46,17 @@ def test_who_was_shown_nothing_yet_gets_the_first_document_as_stale() -> None:
     run(story)
 
 
-def test_the_numbers_begin_again_at_one() -> None:
+def test_incarnation_reset_starts_at_one() -> None:
     async def story(guest: Filtered) -> None:
         await guest.restarts()
         await guest.restarts(2, "web-1")
         assert (await guest.poll()).json["DocumentIncarnation"] == 3
         guest.add("incarnation-reset")
-        told = await guest.poll()
-        assert (told.body, told.headers["etag"]) == (body(1, entry(), entry(2, "web-1")), '"1"')
+        response = await guest.poll()
+        assert (response.body, response.headers["etag"]) == (
+            body(1, entry(), entry(2, "web-1")),
+            '"1"',
+        )
         assert (await guest.poll('"1"')).status == 304
         await guest.cancels(2)
         assert await guest.bodies(2) == [body(2, entry())] * 2
@@ -67,7 +70,7 @@ def test_the_numbers_begin_again_at_one() -> None:
     ("seconds", "expected"),
     [(90, "Wed, 04 Mar 2026 12:16:30 GMT"), (-43_500, "Wed, 04 Mar 2026 00:10:00 GMT")],
 )
-def test_not_before_may_be_told_wrong(seconds: int, expected: str) -> None:
+def test_skew_shifts_not_before(seconds: int, expected: str) -> None:
     async def story(guest: Filtered) -> None:
         await guest.restarts()
         guest.add("skew", seconds=seconds)
@@ -78,7 +81,7 @@ def test_not_before_may_be_told_wrong(seconds: int, expected: str) -> None:
     run(story)
 
 
-def test_an_event_is_hidden_until_shortly_before_its_time_and_then_counts_as_a_change() -> None:
+def test_short_notice_hides_an_event_until_shortly_before() -> None:
     """Late visibility: the notice that a VM gets is shorter than the one that was given."""
 
     async def story(guest: Filtered) -> None:
@@ -88,13 +91,13 @@ def test_an_event_is_hidden_until_shortly_before_its_time_and_then_counts_as_a_c
         await guest.pass_time(minutes=14, seconds=29)
         assert (await guest.poll('"1"')).status == 304
         await guest.pass_time(seconds=1)
-        told = await guest.poll('"1"')
-        assert (told.body, told.headers["etag"]) == (body(2, entry()), '"2"')
+        response = await guest.poll('"1"')
+        assert (response.body, response.headers["etag"]) == (body(2, entry()), '"2"')
 
     run(story)
 
 
-def test_an_event_that_is_hidden_shows_once_it_has_started() -> None:
+def test_short_notice_shows_started_events() -> None:
     async def story(guest: Filtered) -> None:
         guest.add("short-notice", seconds=30)
         await guest.restarts()
@@ -104,20 +107,20 @@ def test_an_event_that_is_hidden_shows_once_it_has_started() -> None:
     run(story)
 
 
-def test_an_event_stays_scheduled_until_it_is_gone() -> None:
+def test_no_started_keeps_an_event_scheduled() -> None:
     async def story(guest: Filtered) -> None:
         await guest.restarts()
         await guest.poll()
         guest.add("no-started")
         await guest.starts()
-        told = await guest.poll('"2"')
-        assert told.status == 304
+        response = await guest.poll('"2"')
+        assert response.status == 304
         assert (await guest.poll()).body == body(2, entry())
 
     run(story)
 
 
-def test_an_event_of_which_only_the_start_was_ever_there_is_not_shown() -> None:
+def test_no_started_hides_events_never_seen_scheduled() -> None:
     async def story(guest: Filtered) -> None:
         guest.add("no-started")
         await guest.restarts()
@@ -127,7 +130,7 @@ def test_an_event_of_which_only_the_start_was_ever_there_is_not_shown() -> None:
     run(story)
 
 
-def test_the_same_number_is_the_same_document_whatever_comes_and_goes() -> None:
+def test_same_number_is_the_same_document() -> None:
     """A VM that keeps a document by its number must never be wrong, during a fault or after it."""
 
     async def story(guest: Filtered) -> None:
@@ -162,7 +165,7 @@ def test_the_same_number_is_the_same_document_whatever_comes_and_goes() -> None:
     run(story)
 
 
-def test_numbers_that_ran_ahead_stay_ahead_and_a_wait_still_works() -> None:
+def test_numbers_stay_ahead_and_long_polls_still_work() -> None:
     async def story(guest: Filtered) -> None:
         await guest.restarts()
         await guest.poll()
@@ -170,24 +173,26 @@ def test_numbers_that_ran_ahead_stay_ahead_and_a_wait_still_works() -> None:
         assert (await guest.poll()).headers["etag"] == '"3"'
         assert (await guest.poll()).body == body(4, entry())
         conditional, prefer = (b"if-none-match", b'"4"'), (b"prefer", b"wait=60")
-        told = await guest.call(EVENTS, TRUE, conditional, prefer, meanwhile=guest.cancels)
-        assert (told.status, told.body) == (200, b'{"DocumentIncarnation":5,"Events":[]}')
-        told = await guest.poll('"5"')
-        assert (told.status, told.headers) == (304, {"etag": '"5"'})
+        response = await guest.call(EVENTS, TRUE, conditional, prefer, meanwhile=guest.cancels)
+        assert (response.status, response.body) == (200, b'{"DocumentIncarnation":5,"Events":[]}')
+        response = await guest.poll('"5"')
+        assert (response.status, response.headers) == (304, {"etag": '"5"'})
 
     run(story)
 
 
-def test_who_waits_while_the_view_is_wrong_is_answered_at_once() -> None:
+def test_long_poll_returns_immediately_under_a_document_fault() -> None:
     async def story(guest: Filtered) -> None:
         guest.add("skew", seconds=60)
-        told = await guest.call(EVENTS, TRUE, (b"if-none-match", b'"1"'), (b"prefer", b"wait=60"))
-        assert (told.status, told.headers, told.body) == (304, {"etag": '"1"'}, b"")
+        response = await guest.call(
+            EVENTS, TRUE, (b"if-none-match", b'"1"'), (b"prefer", b"wait=60")
+        )
+        assert (response.status, response.headers, response.body) == (304, {"etag": '"1"'}, b"")
 
     run(story)
 
 
-def test_a_fault_that_comes_while_a_vm_waits_touches_the_answer_that_it_gets() -> None:
+def test_fault_added_during_a_long_poll_affects_its_response() -> None:
     async def story(guest: Filtered) -> None:
         guest.add("latency", seconds=1)
 
@@ -197,8 +202,8 @@ def test_a_fault_that_comes_while_a_vm_waits_touches_the_answer_that_it_gets() -
             await guest.restarts()
 
         conditional, prefer = (b"if-none-match", b'"1"'), (b"prefer", b"wait=60")
-        told = await guest.call(EVENTS, TRUE, conditional, prefer, meanwhile=meanwhile)
-        assert (told.status, told.headers) == (304, {"etag": '"1"'})
+        response = await guest.call(EVENTS, TRUE, conditional, prefer, meanwhile=meanwhile)
+        assert (response.status, response.headers) == (304, {"etag": '"1"'})
         assert guest.transcript.entries[-1].faults == ("latency", "stale")
         assert guest.slept == [1]
         assert (await guest.poll()).body == body(2, entry())
@@ -206,7 +211,7 @@ def test_a_fault_that_comes_while_a_vm_waits_touches_the_answer_that_it_gets() -
     run(story)
 
 
-def test_each_vm_and_each_version_has_a_view_of_its_own() -> None:
+def test_each_vm_and_version_has_its_own_view() -> None:
     async def story(guest: Filtered) -> None:
         await guest.restarts()
         guest.add("stale", vms=["web-0"])
@@ -218,8 +223,8 @@ def test_each_vm_and_each_version_has_a_view_of_its_own() -> None:
     run(story)
 
 
-def test_views_are_combined_in_order() -> None:
-    """Skewed, then late by one change, then numbered anew."""
+def test_document_faults_are_combined_in_order() -> None:
+    """Skewed, then late by one change, then renumbered."""
 
     async def story(guest: Filtered) -> None:
         await guest.restarts()
@@ -236,11 +241,11 @@ def test_views_are_combined_in_order() -> None:
     run(story)
 
 
-def test_a_refusal_is_shown_as_it_is_under_any_view() -> None:
+def test_errors_are_not_changed_by_document_faults() -> None:
     async def story(guest: Filtered) -> None:
         guest.add("stale")
-        told = await guest.call(EVENTS)
-        assert (told.status, told.json) == (
+        response = await guest.call(EVENTS)
+        assert (response.status, response.json) == (
             400,
             {"error": "Bad request. Required metadata header not specified"},
         )
@@ -248,10 +253,10 @@ def test_a_refusal_is_shown_as_it_is_under_any_view() -> None:
     run(story)
 
 
-def test_dates_of_the_old_form_keep_their_form() -> None:
+def test_skew_keeps_the_date_format() -> None:
     skew = ActiveFault("f1", parse_fault({"fault": "skew", "seconds": 60}), NOON)
     old = json.loads(entry(not_before="2026-03-04T12:15:00Z"))
 
-    assert VmView().apply(ShownDocument(1, [old]), [skew], NOON).events == [
+    assert DocumentView().apply(ShownDocument(1, [old]), [skew], NOON).events == [
         old | {"NotBefore": "2026-03-04T12:16:00Z"}
     ]

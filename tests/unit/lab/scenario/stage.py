@@ -1,4 +1,4 @@
-"""Small scenarios for tests: said in a line, run in virtual time."""
+"""Small scenarios for tests, run in virtual time."""
 
 import asyncio
 import json
@@ -11,7 +11,7 @@ import uvloop
 from forewarn.lab.scenario.report import Console
 from forewarn.lab.scenario.runner import RunOptions, RunResult, run
 from forewarn.lab.scenario.schema import START, Scenario, parse_scenario
-from forewarn.lab.transcript import Entry, Kind
+from forewarn.lab.transcript import TranscriptEntry, TranscriptKind
 
 WEB = {
     "name": "web",
@@ -32,7 +32,7 @@ def scene(
     **more: Any,
 ) -> Scenario:
     """A scenario with two scopes on two hosts; all VMs are played by guests that never approve,
-    unless said otherwise.
+    by default.
     """
     whole = {
         "name": "test",
@@ -50,7 +50,7 @@ def play(scenario: Scenario, console: Console | None = None, **options: Any) -> 
         )
 
 
-def seconds(entry: Entry) -> float:
+def seconds(entry: TranscriptEntry) -> float:
     """When it was, since the start."""
     return (entry.at - START) / timedelta(seconds=1)
 
@@ -60,7 +60,7 @@ def changes(result: RunResult, *names: str) -> list[str]:
     entries = [
         entry
         for entry in result.transcript.entries
-        if entry.kind is Kind.CHANGE and entry.what in names
+        if entry.kind is TranscriptKind.CHANGE and entry.what in names
     ]
     words = {
         entry.number: entry.vm or (entry.detail if entry.what in TOLD else "") for entry in entries
@@ -68,10 +68,10 @@ def changes(result: RunResult, *names: str) -> list[str]:
     return [f"{seconds(entry):g} {entry.what} {words[entry.number]}".strip() for entry in entries]
 
 
-def requests(result: RunResult, vm: str, method: str = "GET") -> list[Entry]:
+def requests(result: RunResult, vm: str, method: str = "GET") -> list[TranscriptEntry]:
     entries = result.transcript.entries
     return [
         entry
         for entry in entries
-        if entry.kind is Kind.REQUEST and (entry.vm, entry.method) == (vm, method)
+        if entry.kind is TranscriptKind.REQUEST and (entry.vm, entry.method) == (vm, method)
     ]

@@ -1,4 +1,4 @@
-"""Timelines for verdicts: entries one by one, each at so many seconds after noon."""
+"""Timelines for verdicts: entries one by one, each some seconds after noon."""
 
 import json
 from datetime import datetime, timedelta
@@ -11,8 +11,8 @@ from forewarn.core.fleet import Scope
 from forewarn.engine.operations import ScopedEvent
 from forewarn.lab.scenario.schema import Expectation
 from forewarn.lab.scenario.timeline import Timeline
-from forewarn.lab.scenario.verdicts import Verdict, judge
-from forewarn.lab.transcript import Entry, Kind
+from forewarn.lab.scenario.verdicts import ScenarioVerdict, judge
+from forewarn.lab.transcript import TranscriptEntry, TranscriptKind
 from tests.builders import NOON, guid, vm
 
 MEMBERS = ("web-0", "web-1")
@@ -53,13 +53,13 @@ class Tale:
             created_at=at(seconds),
         )
         self._live[event.id] = ScopedEvent(
-            Scope(name="web", vms=tuple(vm(one) for one in MEMBERS)), event
+            Scope(name="web", vms=tuple(vm(name) for name in MEMBERS)), event
         )
         return self.change("scheduled", number, seconds=seconds, by=f"scenario: {name}")
 
     def change(self, what: str, number: int = 1, *, seconds: float, **more: str) -> "Tale":
         return self._add(
-            seconds, kind=Kind.CHANGE, what=what, event=guid(number), scope="web", **more
+            seconds, kind=TranscriptKind.CHANGE, what=what, event=guid(number), scope="web", **more
         )
 
     def approves(self, vm: str, *numbers: int, seconds: float, status: int = 200) -> "Tale":
@@ -92,16 +92,16 @@ class Tale:
             seconds, vm=vm, method="GET", status=status, response_body=body, faults=faults
         )
 
-    def ends(self, seconds: float = 3600) -> Verdict:
+    def ends(self, seconds: float = 3600) -> ScenarioVerdict:
         assert self._expected is not None
         self.timeline.end = at(seconds)
         return judge(self._expected, self.timeline)
 
     def _request(self, seconds: float, **members: Any) -> "Tale":
         path = "/metadata/scheduledevents?api-version=2020-07-01"
-        return self._add(seconds, kind=Kind.REQUEST, path=path, **members)
+        return self._add(seconds, kind=TranscriptKind.REQUEST, path=path, **members)
 
     def _add(self, seconds: float, **members: Any) -> "Tale":
         self._count += 1
-        self.timeline.add(Entry(number=self._count, at=at(seconds), **members))
+        self.timeline.add(TranscriptEntry(number=self._count, at=at(seconds), **members))
         return self

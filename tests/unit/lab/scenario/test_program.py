@@ -35,7 +35,7 @@ def run_shell(
     return asyncio.run(run()), lines
 
 
-def test_a_program_that_ignores_sigterm_is_killed() -> None:
+def test_program_that_ignores_sigterm_is_killed() -> None:
     assert run_shell(IGNORE_TERM, "ready", stop_seconds_max=0.05) == (-9, ["ready"])
 
 
@@ -46,7 +46,7 @@ def test_output_is_passed_on_line_by_line_without_control_characters() -> None:
     assert lines == ["a [31mb", "unfinished http://e", "ready"]
 
 
-def test_a_line_without_end_is_passed_on_in_pieces() -> None:
+def test_endless_line_is_passed_on_in_pieces() -> None:
     size = 3 * LINE_BYTES_MAX
     _, lines = run_shell(
         f"head -c {size} /dev/zero | tr '\\0' x; echo; echo ready; sleep 1000", "ready"

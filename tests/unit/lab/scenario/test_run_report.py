@@ -1,4 +1,4 @@
-"""How a run is told: live, in a verdict, and as JUnit."""
+"""The reports of a run: console and JUnit."""
 
 from xml.etree import ElementTree
 
@@ -19,32 +19,35 @@ SCENARIO = scene(
 )
 
 
-def told(loudness: Verbosity) -> list[str]:
+def print_run(verbosity: Verbosity) -> list[str]:
     lines: list[str] = []
-    console = Console(lines.append, loudness)
+    console = Console(lines.append, verbosity)
     console.print_verdicts("test", play(SCENARIO, console).verdicts)
     return lines
 
 
-def test_progress_is_a_line_for_each_thing_that_matters() -> None:
-    """Ten answers like the first bad one are one line, and a count when they are over."""
-    lines = [" ".join(line.split()) for line in told(Verbosity.NORMAL)]
-    moment = next(line.split()[0] for line in lines if "good responses again" in line)
+def test_console_prints_what_matters() -> None:
+    """Ten equal bad responses are one line, and a count when they end."""
+    lines = [" ".join(line.split()) for line in print_run(Verbosity.NORMAL)]
+    time = next(line.split()[0] for line in lines if "good responses again" in line)
 
-    assert moment.startswith("+10m10")
+    assert time.startswith("+10m10")
     assert lines[1:7] == [
         "+10m web-0 added f1 status",
         "+10m step restart vm web-0, as restart",
         "+10m web Scheduled: Reboot of web-0 [restart]",
-        f"{lines[4].split()[0]} web-0 GET /metadata/scheduledevents?api-version=2020-07-01 -> 500 (status)",
+        (
+            f"{lines[4].split()[0]} web-0 GET /metadata/scheduledevents?api-version=2020-07-01 ->"
+            f" 500 (status)"
+        ),
         "+10m10s web-0 removed f1 status",
-        f"{moment} web-0 good responses again, after 10 bad ones",
+        f"{time} web-0 good responses again, after 10 bad ones",
     ]
     assert any(line.endswith("web-0 approves restart -> 200") for line in lines)
 
 
-def test_quiet_is_the_verdict_only() -> None:
-    first, second, whole = told(Verbosity.QUIET)
+def test_quiet_prints_only_the_verdicts() -> None:
+    first, second, whole = print_run(Verbosity.QUIET)
 
     assert first.startswith("passed  web-0 approves restart within 60s: after 30.")
     assert second.startswith("FAILED  web-1 approves restart within 60s: Reboot of web-0 (")
@@ -52,15 +55,14 @@ def test_quiet_is_the_verdict_only() -> None:
     assert whole == "test FAILED (1 of 2 expectations)"
 
 
-def test_verbose_has_every_request_with_its_answer() -> None:
-    assert any('-> 200 {"DocumentIncarnation":' in line for line in told(Verbosity.VERBOSE))
+def test_verbose_prints_every_request() -> None:
+    assert any('-> 200 {"DocumentIncarnation":' in line for line in print_run(Verbosity.VERBOSE))
 
 
-def test_junit_has_a_case_for_each_expectation_and_the_transcripts_end_in_a_failure() -> None:
+def test_junit_has_a_case_per_expectation() -> None:
     result = play(SCENARIO)
-    suite = ElementTree.fromstring(render_junit("test", result.verdicts, result.transcript)).find(
-        "testsuite"
-    )
+    text = render_junit("test", result.verdicts, result.transcript)
+    suite = ElementTree.fromstring(text).find("testsuite")  # noqa: S314 - our own
 
     assert suite is not None
     assert {name: suite.get(name) for name in ("name", "tests", "failures")} == {
@@ -81,13 +83,14 @@ def test_junit_has_a_case_for_each_expectation_and_the_transcripts_end_in_a_fail
 
 
 @pytest.mark.parametrize("letter", ["\x00", "\x1b", "\ufffe"])
-def test_junit_can_be_read_whatever_somebody_wrote(letter: str) -> None:
+def test_junit_is_valid_xml_for_any_text(letter: str) -> None:
     scenario = scene(
         {"at": "1m", "do": "log", "text": f"a{letter}b"},
         expectations=[{"expect": "polls", "vm": "db-0", "every": "1s"}],
     )
     result = play(scenario)
 
-    read = ElementTree.fromstring(render_junit("test", result.verdicts, result.transcript))
+    text = render_junit("test", result.verdicts, result.transcript)
+    root = ElementTree.fromstring(text)  # noqa: S314 - our own
 
-    assert read.tag == "testsuites"
+    assert root.tag == "testsuites"

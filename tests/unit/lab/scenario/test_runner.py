@@ -11,7 +11,7 @@ from forewarn.lab.scenario.report import Console
 from forewarn.lab.scenario.runner import RunOptions, choose_external, choose_rate
 from forewarn.lab.scenario.schema import load_from_library
 from forewarn.lab.scenario.steps import VERBS
-from forewarn.lab.transcript import Kind
+from forewarn.lab.transcript import TranscriptKind
 from tests.unit.lab.scenario.stage import DB, WEB, changes, play, scene
 
 RESTART = {"at": "10m", "do": "restart", "vm": "web-0", "as": "restart"}
@@ -97,12 +97,12 @@ DONE: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
 }
 
 
-def test_every_action_is_tried_here() -> None:
+def test_every_verb_is_tested_here() -> None:
     assert set(DONE) == set(VERBS)
 
 
 @pytest.mark.parametrize("action", DONE)
-def test_an_action_does_what_it_says(action: str) -> None:
+def test_verb_does_what_it_says(action: str) -> None:
     steps, expected = DONE[action]
     result = play(scene(*steps))
 
@@ -111,17 +111,17 @@ def test_an_action_does_what_it_says(action: str) -> None:
 
 
 def faults(result: Any) -> list[tuple[str, str]]:
-    entries = [entry for entry in result.transcript.entries if entry.kind is Kind.FAULT]
+    entries = [entry for entry in result.transcript.entries if entry.kind is TranscriptKind.FAULT]
     return [(entry.at.strftime("%H:%M:%S"), entry.what) for entry in entries]
 
 
-def test_a_fault_ends_with_its_time() -> None:
+def test_fault_ends_after_its_duration() -> None:
     result = play(scene(faults=[{"fault": "empty", "vms": ["db-0"], "from": "5m", "for": "90s"}]))
 
     assert faults(result) == [("00:05:00", "added"), ("00:06:30", "removed")]
 
 
-def test_a_fault_that_is_cleared_is_over_once() -> None:
+def test_cleared_fault_ends_only_once() -> None:
     set_fault = {
         "at": "5m",
         "do": "fault",
@@ -133,8 +133,8 @@ def test_a_fault_that_is_cleared_is_over_once() -> None:
     assert faults(result) == [("00:05:00", "added"), ("00:06:00", "removed")]
 
 
-def test_a_name_stands_for_all_events_that_a_step_made() -> None:
-    """A host with VMs of two scopes has two events; what is said of the one name is said of both."""
+def test_name_stands_for_all_events_of_a_step() -> None:
+    """A host with VMs of two scopes has two events with one name."""
     result = play(scene(PATCH, {"at": "11m", "do": "cancel", "event": "patch"}))
 
     assert changes(result, "scheduled", "canceled") == [
@@ -155,7 +155,7 @@ def test_a_name_stands_for_all_events_that_a_step_made() -> None:
         ("web-0 polled", 0),
     ],
 )
-def test_a_step_waits_for_its_condition(when: str, happens: int) -> None:
+def test_step_waits_for_its_condition(when: str, happens: int) -> None:
     result = play(
         scene(
             PATCH,
@@ -171,7 +171,7 @@ def test_a_step_waits_for_its_condition(when: str, happens: int) -> None:
     assert happens - 1 < restarts[0] - 5 <= happens + 1
 
 
-def test_a_condition_on_a_name_holds_when_all_its_events_are_so() -> None:
+def test_condition_on_a_name_waits_for_all_its_events() -> None:
     events = [
         {**RESTART, "vm": "web-0", "as": "x"},
         {**RESTART, "at": "20m", "vm": "web-1", "as": "x"},
@@ -190,7 +190,7 @@ def test_a_condition_on_a_name_holds_when_all_its_events_are_so() -> None:
 @pytest.mark.parametrize(
     ("when", "happens"), [("web-0 approved", "00:05:00"), ("web-0 approved patch", "00:10:00")]
 )
-def test_an_approval_is_a_condition_too(when: str, happens: str) -> None:
+def test_approval_is_a_condition(when: str, happens: str) -> None:
     """Of any event, or of those of a name."""
     steps = [{**RESTART, "at": "5m"}, PATCH, {"when": when, "do": "log", "text": "web-0 is ready"}]
     result = play(scene(*steps, guests=[{}]))
@@ -200,7 +200,7 @@ def test_an_approval_is_a_condition_too(when: str, happens: str) -> None:
     ] == [happens]
 
 
-def test_a_step_that_cannot_be_done_fails_the_run_and_says_why() -> None:
+def test_refused_step_fails_the_run_with_a_reason() -> None:
     result = play(scene(RESTART, {**RESTART, "at": "11m"}))
 
     assert not result.is_passed
@@ -222,8 +222,8 @@ def test_a_step_that_cannot_be_done_fails_the_run_and_says_why() -> None:
         ),
     ],
 )
-def test_a_step_that_was_never_done_fails_the_run(step: dict[str, str], reason: str) -> None:
-    """What the scenario is about did not happen, and nobody would know."""
+def test_step_that_never_ran_fails_the_run(step: dict[str, str], reason: str) -> None:
+    """What the scenario is about did not happen."""
     result = play(scene(RESTART, {**step, "do": "log", "text": "so it is"}))
 
     assert [
@@ -231,7 +231,7 @@ def test_a_step_that_was_never_done_fails_the_run(step: dict[str, str], reason: 
     ] == [("step 2 (log) runs", reason, False)]
 
 
-def test_a_step_that_was_done_in_time_is_no_verdict() -> None:
+def test_step_that_ran_adds_no_verdict() -> None:
     result = play(
         scene(
             RESTART, {"when": "restart completed", "after": "25m", "do": "log", "text": "so it is"}
@@ -241,7 +241,7 @@ def test_a_step_that_was_done_in_time_is_no_verdict() -> None:
     assert result.verdicts == ()
 
 
-def test_a_jump_beyond_the_end_of_the_calendar_fails_the_run() -> None:
+def test_jump_beyond_the_calendar_fails_the_run() -> None:
     jumps = [{"at": f"{number}m", "do": "jump", "by": "366d"} for number in range(12)]
     result = play(scene(*jumps, clock={"start": "8990-12-31T00:00:00Z"}))
 
@@ -249,14 +249,14 @@ def test_a_jump_beyond_the_end_of_the_calendar_fails_the_run() -> None:
     assert not result.is_passed
 
 
-def test_the_clock_is_in_utc_whatever_the_file_says() -> None:
+def test_clock_is_in_utc() -> None:
     result = play(scene(RESTART, clock={"start": "2030-01-01T02:00:00+02:00"}))
 
     assert {str(entry.at.tzinfo) for entry in result.transcript.entries} == {"UTC"}
     assert changes(result, "started") == ["1500 started"]
 
 
-def test_an_event_that_does_not_stand_cannot_be_spoken_of() -> None:
+def test_step_on_a_missing_event_is_refused() -> None:
     result = play(scene(RESTART, {"at": "9m", "do": "cancel", "event": "restart"}))
 
     assert [verdict.reason for verdict in result.verdicts] == [
@@ -264,7 +264,7 @@ def test_an_event_that_does_not_stand_cannot_be_spoken_of() -> None:
     ]
 
 
-def test_any_is_whom_nothing_awaits() -> None:
+def test_any_vm_has_no_pending_event() -> None:
     result = play(scene({**RESTART, "vm": "any", "repeat": {"every": "1s", "times": 3}}))
 
     assert sorted(line.split()[-1] for line in changes(result, "scheduled")) == [
@@ -278,7 +278,7 @@ def test_any_is_whom_nothing_awaits() -> None:
 
 
 @pytest.mark.parametrize(("busy", "free"), [("web-0", "web-1"), ("web-1", "web-0")])
-def test_any_host_is_one_whose_vms_nothing_awaits(busy: str, free: str) -> None:
+def test_any_host_has_only_idle_vms(busy: str, free: str) -> None:
     maintain = {"at": "11m", "do": "maintain", "host": "any", "type": "Freeze"}
     result = play(scene({**RESTART, "vm": busy}, maintain, scopes=[WEB]))
 
@@ -288,7 +288,7 @@ def test_any_host_is_one_whose_vms_nothing_awaits(busy: str, free: str) -> None:
     ]
 
 
-def test_a_repeated_step_keeps_its_beat() -> None:
+def test_repeated_step_keeps_its_interval() -> None:
     result = play(
         scene({"at": "1m", "do": "log", "text": "tick", "repeat": {"every": "90s", "times": 3}})
     )
@@ -299,16 +299,16 @@ def test_a_repeated_step_keeps_its_beat() -> None:
     assert ticks == ["00:01:00", "00:02:30", "00:04:00"]
 
 
-def test_the_verdicts_end_the_transcript() -> None:
+def test_verdicts_end_the_transcript() -> None:
     expected = {"expect": "approval", "of": "restart"}
     result = play(scene(RESTART, expectations=[expected], guests=[{"approve": "1s"}]))
 
     assert [(entry.kind, entry.what) for entry in result.transcript.entries][-1:] == [
-        (Kind.VERDICT, "passed")
+        (TranscriptKind.VERDICT, "passed")
     ]
 
 
-def test_the_same_seed_gives_the_same_bytes_and_another_gives_others() -> None:
+def test_same_seed_gives_the_same_bytes() -> None:
     scenario = load_from_library("bad-day")
     first = play(scenario, seed=7).transcript.dump()
 
@@ -329,20 +329,20 @@ def test_the_same_seed_gives_the_same_bytes_and_another_gives_others() -> None:
         ([{"vms": ["web-0", "web-1"]}], RunOptions(command=("true",)), ("db-0",)),
     ],
 )
-def test_whom_no_guest_plays_is_played_from_outside(
+def test_vms_without_a_guest_are_external(
     guests: list[Any], options: RunOptions, external: tuple[str, ...]
 ) -> None:
     assert choose_external(scene(guests=guests), options) == external
 
 
-def test_a_vm_that_is_not_there_cannot_be_played() -> None:
+def test_unknown_external_vm_is_refused() -> None:
     with pytest.raises(
         NotFound, match="there is no VM 'web-9' in test; expected one of web-0, web-1, db-0"
     ):
         choose_external(scene(), RunOptions(external=("web-9",)))
 
 
-def test_the_clock_is_virtual_unless_somebody_real_takes_part_or_a_rate_is_told() -> None:
+def test_clock_is_virtual_without_external_vms_and_rate() -> None:
     quick = scene(clock={"rate": 60})
 
     assert choose_rate(scene(), RunOptions(), ()) is None
@@ -353,12 +353,12 @@ def test_the_clock_is_virtual_unless_somebody_real_takes_part_or_a_rate_is_told(
     )
 
 
-def test_a_jump_needs_a_virtual_clock() -> None:
+def test_jump_needs_a_virtual_clock() -> None:
     with pytest.raises(Invalid, match="test has a jump, which needs a virtual clock"):
         play(scene({"at": "1m", "do": "jump", "by": "1h"}), rate=60.0)
 
 
-def test_on_the_real_clock_all_times_are_shorter() -> None:
+def test_rate_shortens_all_durations() -> None:
     """An hour in less than a second. Not timed: only what happened is looked at."""
     steps = [RESTART, {"at": "30m", "do": "log", "text": "half time"}]
     expected = {"expect": "event", "of": "restart", "becomes": "started"}
@@ -368,20 +368,22 @@ def test_on_the_real_clock_all_times_are_shorter() -> None:
     )
 
     assert result.is_passed
-    assert [entry.what for entry in result.transcript.entries if entry.kind is Kind.STEP] == [
+    assert [
+        entry.what for entry in result.transcript.entries if entry.kind is TranscriptKind.STEP
+    ] == [
         "restart",
         "log",
     ]
 
 
-def test_limits_have_a_grace_on_the_real_clock_at_any_rate() -> None:
-    """At rate 1 nothing is shortened, but what a program does still takes a moment."""
+def test_real_clock_has_a_grace_at_rate_1() -> None:
+    """At rate 1 nothing is shortened, but requests take time."""
     expected = {"expect": "polls", "vm": "web-0", "every": "0s"}
 
     assert play(scene(until="0s", expectations=[expected]), rate=1.0).is_passed
 
 
-def test_whoever_was_to_come_and_did_not_is_named() -> None:
+def test_missing_external_vm_is_named() -> None:
     result = play(scene(guests=[{"vms": ["web-0", "web-1"]}]), first_poll_seconds_max=0.1)
 
     assert [(verdict.expected, verdict.reason) for verdict in result.verdicts] == [
@@ -390,8 +392,8 @@ def test_whoever_was_to_come_and_did_not_is_named() -> None:
     assert not result.is_passed
 
 
-def test_a_run_in_which_something_broke_has_no_verdict() -> None:
-    """A change is told by the engine, which goes on whatever a listener does; the run must not."""
+def test_internal_error_is_raised_at_the_end_of_the_run() -> None:
+    """The engine ignores errors of its listeners; the run must not."""
 
     def write(line: str) -> None:
         if "Scheduled" in line:

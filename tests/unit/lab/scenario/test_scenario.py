@@ -1,4 +1,4 @@
-"""The scenario file: what it says, and what is refused, with line and field."""
+"""The scenario file: its parser, its errors, its schema and the library."""
 
 from importlib import resources
 from typing import Any
@@ -11,7 +11,7 @@ from forewarn.errors import Invalid
 from forewarn.fleetfile.yaml_source import load
 from forewarn.lab.scenario.condition import Condition, ConditionVerb
 from forewarn.lab.scenario.schema import SCHEMA, list_library, load_from_library, parse_scenario
-from forewarn.lab.scenario.steps import Step
+from forewarn.lab.scenario.steps import ScenarioStep
 
 WHOLE = """\
 name: host-reboot
@@ -38,31 +38,34 @@ until: 40m
 
 
 def refused(before: str, after: str) -> str:
-    """What is said of the file when one line of it is another one."""
+    """Return the error for the file with one line changed."""
     assert before in WHOLE
-    with pytest.raises(Invalid) as told:
+    with pytest.raises(Invalid) as caught:
         parse_scenario(WHOLE.replace(before, after).encode(), "scenario.yaml")
-    return told.value.message
+    return caught.value.message
 
 
-def test_a_file_says_who_there_is_what_happens_and_what_is_expected() -> None:
+def test_file_is_parsed() -> None:
     scenario = parse_scenario(WHOLE.encode(), "scenario.yaml")
 
     assert scenario.vms == ("web-0", "web-1")
     assert scenario.file.clock.start.year == 2031
-    assert scenario.file.steps[0] == Step(
+    assert scenario.file.steps[0] == ScenarioStep(
         do="maintain", number=1, at="1m", host="host-a", type="Reboot", as_="patch"
     )
     assert scenario.conditions == {2: Condition(ConditionVerb.APPROVED, "web-0", name="patch")}
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "said"),
+    ("before", "after", "message"),
     [
         (
             "until: 40m",
             "until: soon",
-            "scenario.yaml:20: until: expected a duration such as 90s, 15m, 2h, 1h30m or 7d, got 'soon'",
+            (
+                "scenario.yaml:20: until: expected a duration such as 90s, 15m, 2h, 1h30m or 7d,"
+                " got 'soon'"
+            ),
         ),
         ("until: 40m", "until: 400d", "scenario.yaml:20: until: expected at most 366d, got '400d'"),
         ("seed: 7", "sead: 7", "scenario.yaml:2: sead: unknown member; did you mean 'seed'?"),
@@ -74,7 +77,10 @@ def test_a_file_says_who_there_is_what_happens_and_what_is_expected() -> None:
         (
             "{name: web-1, host",
             "{name: WEB-0, host",
-            "scenario.yaml:10: fleet.scopes[0].vms[1].name: expected a VM name not used by scopes[0].vms[0].name, got 'WEB-0'",
+            (
+                "scenario.yaml:10: fleet.scopes[0].vms[1].name: expected a VM name not used by"
+                " scopes[0].vms[0].name, got 'WEB-0'"
+            ),
         ),
         (
             "do: maintain",
@@ -99,7 +105,10 @@ def test_a_file_says_who_there_is_what_happens_and_what_is_expected() -> None:
         (
             "host: host-a, type",
             "host: host-z, type",
-            "scenario.yaml:16: steps[0].host: expected a host of the fleet: host-a, host-b, got 'host-z'",
+            (
+                "scenario.yaml:16: steps[0].host: expected a host of the fleet: host-a, host-b,"
+                " got 'host-z'"
+            ),
         ),
         (
             "{at: 1m, do: maintain",
@@ -119,7 +128,10 @@ def test_a_file_says_who_there_is_what_happens_and_what_is_expected() -> None:
         (
             "as: patch}",
             "as: patch, repeat: {every: 10m, times: 5}}",
-            "scenario.yaml:16: steps[0].repeat: expected nothing later than `until`, which is 40m, got",
+            (
+                "scenario.yaml:16: steps[0].repeat: expected nothing later than `until`, which"
+                " is 40m, got"
+            ),
         ),
         (
             "as: patch}",
@@ -129,7 +141,10 @@ def test_a_file_says_who_there_is_what_happens_and_what_is_expected() -> None:
         (
             "event: patch}",
             "event: path}",
-            "scenario.yaml:17: steps[1].event: expected a name that a step gives with `as`: patch, got 'path'",
+            (
+                "scenario.yaml:17: steps[1].event: expected a name that a step gives with `as`:"
+                " patch, got 'path'"
+            ),
         ),
         (
             "{vms: [web-0, web-1]",
@@ -159,12 +174,18 @@ def test_a_file_says_who_there_is_what_happens_and_what_is_expected() -> None:
         (
             "{at: 1m, do",
             "{at: 1x, do",
-            "scenario.yaml:16: steps[0].at: expected a duration such as 90s, 15m, 2h, 1h30m or 7d, got '1x'",
+            (
+                "scenario.yaml:16: steps[0].at: expected a duration such as 90s, 15m, 2h, 1h30m"
+                " or 7d, got '1x'"
+            ),
         ),
         (
             "as: patch}",
             "as: patch, repeat: {every: 1s, times: 1000000000}}",
-            "scenario.yaml:16: steps[0].repeat.times: expected a whole number from 1 to 100000, got 1000000000",
+            (
+                "scenario.yaml:16: steps[0].repeat.times: expected a whole number from 1 to"
+                " 100000, got 1000000000"
+            ),
         ),
         (
             "as: patch}",
@@ -174,12 +195,18 @@ def test_a_file_says_who_there_is_what_happens_and_what_is_expected() -> None:
         (
             "as: patch}",
             "as: patch, duration_seconds: -7}",
-            "scenario.yaml:16: steps[0].duration_seconds: expected a whole number of seconds from -1 (unknown) to 86400, got -7",
+            (
+                "scenario.yaml:16: steps[0].duration_seconds: expected a whole number of seconds"
+                " from -1 (unknown) to 86400, got -7"
+            ),
         ),
         (
             "within: 60s",
             "within: 5",
-            "scenario.yaml:19: expectations[0].within: expected a duration such as 90s, 15m, 2h, 1h30",
+            (
+                "scenario.yaml:19: expectations[0].within: expected a duration such as 90s, 15m,"
+                " 2h, 1h30"
+            ),
         ),
         (
             "{start: 2031-01-01T00:00:00Z}",
@@ -189,12 +216,18 @@ def test_a_file_says_who_there_is_what_happens_and_what_is_expected() -> None:
         (
             "{start: 2031-01-01T00:00:00Z}",
             "{start: 2031-01-01T00:00:00Z, rate: 60}",
-            "scenario.yaml:3: clock.rate: expected no rate with `start`: the real clock starts now, got 60",
+            (
+                "scenario.yaml:3: clock.rate: expected no rate with `start`: the real clock"
+                " starts now, got 60"
+            ),
         ),
         (
             "start: 2031-01-01T00:00:00Z",
             "start: 8991-01-01T00:00:00Z",
-            "scenario.yaml:3: clock.start: expected a time in the years 1971 to 8990, got '8991-01-01T00:00:00Z'",
+            (
+                "scenario.yaml:3: clock.start: expected a time in the years 1971 to 8990, got"
+                " '8991-01-01T00:00:00Z'"
+            ),
         ),
         (
             "start: 2031",
@@ -213,8 +246,8 @@ def test_a_file_says_who_there_is_what_happens_and_what_is_expected() -> None:
         ),
     ],
 )
-def test_a_mistake_is_told_with_its_line_and_field(before: str, after: str, said: str) -> None:
-    assert refused(before, after)[: len(said)] == said
+def test_error_names_line_and_field(before: str, after: str, message: str) -> None:
+    assert refused(before, after)[: len(message)] == message
 
 
 @pytest.mark.parametrize(
@@ -229,13 +262,14 @@ def test_a_mistake_is_told_with_its_line_and_field(before: str, after: str, said
         "patch polled",
     ],
 )
-def test_a_condition_that_is_none_is_told_what_there_is(wrong: str) -> None:
-    said = refused("when: web-0 approved patch", f"when: {wrong!r}")
+def test_invalid_condition_lists_the_valid_forms(wrong: str) -> None:
+    message = refused("when: web-0 approved patch", f"when: {wrong!r}")
 
-    assert said.startswith(
-        "scenario.yaml:17: steps[1].when: expected one of: VM approved; VM approved NAME; VM polled;"
+    assert message.startswith(
+        "scenario.yaml:17: steps[1].when: expected one of: VM approved; VM approved NAME; VM"
+        " polled;"
     )
-    assert "with web-0, web-1 for VM and patch for NAME, got" in said
+    assert "with web-0, web-1 for VM and patch for NAME, got" in message
 
 
 @pytest.mark.parametrize(
@@ -251,7 +285,7 @@ def test_a_condition_that_is_none_is_told_what_there_is(wrong: str) -> None:
         ("patch  completed", Condition(ConditionVerb.BECAME, "patch", status="completed")),
     ],
 )
-def test_a_condition_is_a_few_plain_words(text: str, meant: Condition) -> None:
+def test_condition_is_parsed(text: str, meant: Condition) -> None:
     scenario = parse_scenario(
         WHOLE.replace("when: web-0 approved patch", f"when: {text}").encode(), "scenario.yaml"
     )
@@ -260,7 +294,7 @@ def test_a_condition_is_a_few_plain_words(text: str, meant: Condition) -> None:
 
 
 @pytest.mark.parametrize("kind", ["duplicate", "reorder"])
-def test_a_removed_fault_names_its_replacement(kind: str) -> None:
+def test_removed_fault_names_its_replacement(kind: str) -> None:
     message = refused("fault: status, code: 500", f"fault: {kind}")
 
     assert message.startswith(
@@ -268,7 +302,7 @@ def test_a_removed_fault_names_its_replacement(kind: str) -> None:
     )
 
 
-def test_a_fault_of_a_step_begins_with_the_step() -> None:
+def test_fault_of_a_step_has_no_from() -> None:
     text = WHOLE.replace(
         "do: cancel, event: patch}", "do: fault, set: {fault: status, code: 500, from: 1m}}"
     )
@@ -279,7 +313,7 @@ def test_a_fault_of_a_step_begins_with_the_step() -> None:
         parse_scenario(text.encode(), "scenario.yaml")
 
 
-def test_a_jump_stands_at_a_time_of_its_own() -> None:
+def test_jump_needs_at_and_no_repeat() -> None:
     text = WHOLE.replace("do: cancel, event: patch}", "do: jump, by: 1h}")
 
     with pytest.raises(
@@ -288,8 +322,10 @@ def test_a_jump_stands_at_a_time_of_its_own() -> None:
         parse_scenario(text.encode(), "scenario.yaml")
 
 
-def test_vms_of_a_fleet_to_come_can_be_spoken_of() -> None:
-    apply = "  - {at: 2m, do: apply, fleet: {scopes: [{name: new, vms: [{name: new-0}]}]}}\n  - {at: 3m, do: restart, vm: new-0}\n"
+def test_steps_may_refer_to_vms_added_later() -> None:
+    fleet = "{scopes: [{name: new, vms: [{name: new-0}]}]}"
+    apply = f"  - {{at: 2m, do: apply, fleet: {fleet}}}\n"
+    apply += "  - {at: 3m, do: restart, vm: new-0}\n"
     scenario = parse_scenario(
         WHOLE.replace("expectations:", f"{apply}expectations:").encode(), "scenario.yaml"
     )
@@ -302,7 +338,7 @@ def errors(values: Any) -> list[Any]:
     return list(Draft202012Validator(SCHEMA).iter_errors(values))
 
 
-def test_the_schema_takes_what_the_parser_takes_and_refuses_what_it_refuses() -> None:
+def test_schema_agrees_with_the_parser() -> None:
     values: Any = load(WHOLE.encode(), "scenario.yaml")
 
     Draft202012Validator.check_schema(SCHEMA)
@@ -314,13 +350,13 @@ def test_the_schema_takes_what_the_parser_takes_and_refuses_what_it_refuses() ->
 
 
 @pytest.mark.parametrize("name", list_library())
-def test_the_schema_takes_the_library(name: str) -> None:
+def test_schema_accepts_the_library(name: str) -> None:
     text = (resources.files("forewarn.lab.scenario") / "library" / f"{name}.yaml").read_bytes()
 
     assert errors(yaml.safe_load(text)) == []
 
 
-def test_the_library_is_what_was_promised() -> None:
+def test_library_is_complete() -> None:
     assert list_library() == (
         "bad-day",
         "cancelled-maintenance",
@@ -339,7 +375,7 @@ def test_the_library_is_what_was_promised() -> None:
 
 
 @pytest.mark.parametrize("name", list_library())
-def test_a_scenario_of_the_library_has_its_files_name_and_says_what_it_is_about(name: str) -> None:
+def test_library_scenario_has_name_about_and_expectations(name: str) -> None:
     file = load_from_library(name).file
 
     assert (file.name, bool(file.about), bool(file.expectations)) == (name, True, True)

@@ -1,4 +1,4 @@
-"""The page about scenarios names all that there is to write, and its example is one."""
+"""The page about scenarios is complete, and its examples work."""
 
 import re
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_every_verb_and_expectation_is_documented_with_its_members(kind: str) ->
     assert set(entry.members) in documented
 
 
-def test_members_guests_conditions_and_the_library_stand_in_the_page() -> None:
+def test_members_conditions_and_library_are_documented() -> None:
     names = [
         *members(ScenarioFile),
         *members(GuestEntry),
@@ -52,20 +52,20 @@ def test_members_guests_conditions_and_the_library_stand_in_the_page() -> None:
     assert [of for of in Approves if f"`{of}`" not in PAGE] == []
 
 
-def test_the_page_names_nothing_that_is_not_there() -> None:
+def test_documented_library_is_the_library() -> None:
     section = PAGE.split("## The library")[1]
 
     assert set(re.findall(r"^\| `([a-z-]+)` \|", section, re.MULTILINE)) == set(list_library())
 
 
-def test_the_example_is_a_scenario_that_passes() -> None:
+def test_example_of_the_page_passes() -> None:
     example = re.search(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
 
     assert example
     assert play(parse_scenario(example[1].encode(), "example.yaml")).is_passed
 
 
-def test_the_mistake_in_the_page_is_told_as_the_page_says() -> None:
+def test_error_on_the_page_is_real() -> None:
     text = """\
 name: mine
 fleet: {scopes: [{name: web, kind: scale-set, vms: [{name: web-0}, {name: web-1}]}]}
@@ -73,7 +73,7 @@ until: 5m
 steps:
   - {at: 1m, do: restart, vm: web-9}
 """
-    with pytest.raises(Invalid) as told:
+    with pytest.raises(Invalid) as caught:
         parse_scenario(text.encode(), "my.yaml")
 
-    assert f"forewarn: {told.value}\n" in PAGE
+    assert f"forewarn: {caught.value}\n" in PAGE

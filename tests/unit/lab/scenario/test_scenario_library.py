@@ -1,6 +1,4 @@
-"""The scenarios that come with Forewarn: each passes with good guests, and fails for the right
-reason with a wrong one.
-"""
+"""The library: each scenario passes with good guests, and fails with wrong ones."""
 
 from typing import Any
 
@@ -71,7 +69,7 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize("name", list_library())
-def test_a_scenario_passes_with_good_guests(name: str) -> None:
+def test_scenario_passes_with_good_guests(name: str) -> None:
     result = play(load_from_library(name))
 
     assert [verdict for verdict in result.verdicts if not verdict.is_passed] == []
@@ -79,7 +77,7 @@ def test_a_scenario_passes_with_good_guests(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list_library())
-def test_a_scenario_fails_for_the_right_reason_with_a_wrong_guest(name: str) -> None:
+def test_scenario_fails_with_a_wrong_guest(name: str) -> None:
     guest, expected, reason = WRONG[name]
     result = play(with_guest(shortened(load_from_library(name)), GuestEntry(**guest)))
     failed = {

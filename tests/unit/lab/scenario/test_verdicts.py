@@ -1,6 +1,4 @@
-"""What is expected of a run, each kind in both directions: it holds, and it fails for the right
-reason.
-"""
+"""Verdicts: each kind of expectation passes, and fails for the right reason."""
 
 from datetime import timedelta
 from typing import Any
@@ -17,14 +15,14 @@ def approval(**more: Any) -> Tale:
     return Tale(expect="approval", of="patch", **more)
 
 
-def test_every_kind_has_a_monitor() -> None:
+def test_every_kind_has_a_check() -> None:
     assert list(KINDS) == list(EXPECTATIONS)
 
 
 # --- approval
 
 
-def test_an_approval_in_time_is_as_expected() -> None:
+def test_approval_in_time_passes() -> None:
     verdict = (
         approval(by="web-0", within="60s")
         .scheduled(seconds=60)
@@ -35,7 +33,7 @@ def test_an_approval_in_time_is_as_expected() -> None:
     assert (verdict.is_passed, verdict.reason) == (True, "after 20s")
 
 
-def test_an_approval_that_is_a_second_late_is_not() -> None:
+def test_approval_one_second_late_fails() -> None:
     tale = approval(within="60s").scheduled(seconds=60)
 
     assert tale.approves("web-0", seconds=120).ends().is_passed
@@ -47,7 +45,7 @@ def test_an_approval_that_is_a_second_late_is_not() -> None:
     )
 
 
-def test_an_approval_may_be_too_soon() -> None:
+def test_approval_too_soon_fails() -> None:
     """Who approves before it can have drained has not drained."""
     assert (
         approval(after="10s").scheduled(seconds=60).approves("web-0", seconds=70).ends().is_passed
@@ -60,8 +58,8 @@ def test_an_approval_may_be_too_soon() -> None:
     )
 
 
-def test_where_times_are_shortened_an_approval_may_be_a_second_too_soon() -> None:
-    """As it may be a second late: a program cannot wait for less than it takes to look at the time."""
+def test_real_clock_accepts_an_approval_a_second_early() -> None:
+    """As it may be a second late: reading the clock takes time."""
     assert (
         approval(rate=60, is_real=True, after="2m")
         .scheduled(seconds=60)
@@ -79,7 +77,7 @@ def test_where_times_are_shortened_an_approval_may_be_a_second_too_soon() -> Non
     assert "too soon" in soon.reason
 
 
-def test_the_wrong_vm_is_not_who_was_asked_and_is_named() -> None:
+def test_approval_by_another_vm_fails_and_names_it() -> None:
     verdict = (
         approval(by="web-0", within="60s")
         .scheduled(seconds=60)
@@ -92,9 +90,7 @@ def test_the_wrong_vm_is_not_who_was_asked_and_is_named() -> None:
 
 
 @pytest.mark.parametrize(("by", "first", "second"), [("own", True, True), ("leader", True, False)])
-def test_own_is_any_vm_that_the_event_names_and_leader_the_first(
-    by: str, first: bool, second: bool
-) -> None:
+def test_own_is_any_named_vm_and_leader_the_first(by: str, first: bool, second: bool) -> None:
     def by_vm(name: str) -> bool:
         tale = approval(by=by).scheduled(seconds=60, resources=("web-0", "web-1"))
         return tale.approves(name, seconds=70).ends().is_passed
@@ -102,7 +98,7 @@ def test_own_is_any_vm_that_the_event_names_and_leader_the_first(
     assert (by_vm("web-0"), by_vm("web-1")) == (first, second)
 
 
-def test_an_approval_that_was_refused_is_none() -> None:
+def test_refused_approval_does_not_count() -> None:
     assert (
         not approval()
         .scheduled(seconds=60)
@@ -112,20 +108,20 @@ def test_an_approval_that_was_refused_is_none() -> None:
     )
 
 
-def test_an_approval_whose_answer_was_lost_counts() -> None:
+def test_approval_with_a_lost_response_counts() -> None:
     """The VM cannot know, but the event has heard it."""
     tale = approval(by="web-0").scheduled(seconds=60)
 
     assert tale.change("approved", seconds=70, by="vm web-0", detail="web-0").ends().is_passed
 
 
-def test_an_operators_word_in_the_name_of_a_vm_is_not_the_vms() -> None:
+def test_approval_on_behalf_of_a_vm_is_not_the_vms() -> None:
     tale = approval(by="web-0").scheduled(seconds=60)
 
     assert not tale.change("approved", seconds=70, by="scenario", detail="web-0").ends().is_passed
 
 
-def test_an_event_that_starts_unapproved_has_failed_at_that_moment() -> None:
+def test_start_without_approval_fails() -> None:
     tale = approval().scheduled(seconds=60).change("started", seconds=960)
 
     assert (
@@ -134,7 +130,7 @@ def test_an_event_that_starts_unapproved_has_failed_at_that_moment() -> None:
     )
 
 
-def test_an_event_that_is_canceled_before_its_time_was_up_asks_nothing_of_anybody() -> None:
+def test_cancelled_event_needs_no_approval() -> None:
     tale = approval(within="60s").scheduled(1, seconds=60).change("canceled", 1, seconds=90)
 
     assert tale.scheduled(2, seconds=200).approves("web-0", 2, seconds=210).ends().is_passed
@@ -161,13 +157,13 @@ def test_each_event_of_a_name_must_be_approved() -> None:
     )
 
 
-def test_an_event_of_another_scope_asks_nothing_of_this_vm() -> None:
+def test_event_of_another_scope_does_not_concern_the_vm() -> None:
     verdict = approval(by="db-0").scheduled(seconds=60).ends()
 
     assert "there was no event" in verdict.reason
 
 
-def test_what_is_done_at_once_because_nobody_polled_is_said_so() -> None:
+def test_operation_without_an_event_fails_with_a_reason() -> None:
     verdict = (
         approval().change("executed_silently", seconds=60, by="scenario: patch", vm="web-0").ends()
     )
@@ -175,8 +171,8 @@ def test_what_is_done_at_once_because_nobody_polled_is_said_so() -> None:
     assert verdict.reason == "patch ran at +1m without an event: its scope was not polled"
 
 
-def test_at_a_rate_all_times_are_the_scenarios_and_a_second_of_grace_is_given() -> None:
-    """NotBefore has whole seconds: at a rate of 60, one second is a minute of the scenario's time."""
+def test_real_clock_gives_a_second_of_grace() -> None:
+    """At a rate of 60, one real second is a minute of the scenario."""
     fast = Tale(expect="approval", of="patch", within="60s", rate=60.0, is_real=True).scheduled(
         seconds=1
     )
@@ -188,7 +184,7 @@ def test_at_a_rate_all_times_are_the_scenarios_and_a_second_of_grace_is_given() 
     assert not slow.approves("web-0", seconds=3.1).ends().is_passed
 
 
-def test_a_client_that_polls_each_second_keeps_to_a_second_on_the_real_clock() -> None:
+def test_polling_every_second_passes_on_the_real_clock() -> None:
     """Each poll comes a little more than a second after the last one: the request itself takes
     time.
     """
@@ -214,7 +210,7 @@ def test_a_client_that_polls_each_second_keeps_to_a_second_on_the_real_clock() -
 # --- what must not be
 
 
-def test_no_approval_fails_with_who_and_when() -> None:
+def test_no_approval_fails_with_vm_and_time() -> None:
     silent = (
         Tale(expect="no-approval", of="patch", by="web-1")
         .scheduled(seconds=60)
@@ -229,11 +225,11 @@ def test_no_approval_fails_with_who_and_when() -> None:
     )
 
 
-def test_no_approval_of_what_never_came_says_nothing() -> None:
+def test_no_approval_needs_an_event() -> None:
     assert Tale(expect="no-approval", of="patch").ends().reason == "there was no event named patch"
 
 
-def test_a_foreign_approval_is_one_of_an_event_that_does_not_name_the_vm() -> None:
+def test_foreign_approval_fails() -> None:
     tale = Tale(expect="no-foreign-approval").scheduled(seconds=60).approves("web-0", seconds=70)
     assert tale.ends().is_passed
 
@@ -244,7 +240,7 @@ def test_a_foreign_approval_is_one_of_an_event_that_does_not_name_the_vm() -> No
     )
 
 
-def test_foreign_approvals_of_others_do_not_matter_where_vms_are_named() -> None:
+def test_foreign_approvals_of_other_vms_are_ignored() -> None:
     tale = (
         Tale(expect="no-foreign-approval", vms=["web-0"])
         .scheduled(seconds=60)
@@ -257,7 +253,7 @@ def test_foreign_approvals_of_others_do_not_matter_where_vms_are_named() -> None
 # --- order, starts
 
 
-def test_approvals_come_in_order_or_the_first_that_did_not_is_named() -> None:
+def test_approvals_out_of_order_fail() -> None:
     both = Tale(expect="order", vms=["web-0", "web-1"]).scheduled(seconds=60)
     assert (
         both.approves("web-0", seconds=70)
@@ -292,7 +288,7 @@ def two(kind: str) -> Tale:
     )
 
 
-def test_one_at_a_time_means_that_the_first_is_over_before_the_second_starts() -> None:
+def test_one_at_a_time_means_no_overlap() -> None:
     assert (
         two("one-at-a-time")
         .change("completed", 1, seconds=80)
@@ -305,7 +301,7 @@ def test_one_at_a_time_means_that_the_first_is_over_before_the_second_starts() -
     assert verdict.reason.startswith("Reboot of web-0 (00000000) was Started at +1m15s, while")
 
 
-def test_together_means_at_the_same_moment() -> None:
+def test_together_means_at_the_same_time() -> None:
     assert two("together").change("started", 2, seconds=70).ends().is_passed
 
     assert (
@@ -322,7 +318,7 @@ def document(**shows: str) -> Tale:
     return Tale(expect="document", vm="web-0", shows=shows, within="60s")
 
 
-def test_a_document_must_be_shown_to_that_vm_in_time() -> None:
+def test_document_must_be_shown_to_that_vm_in_time() -> None:
     verdict = (
         document(event="patch", status="Scheduled")
         .scheduled(seconds=60)
@@ -339,7 +335,7 @@ def test_a_document_must_be_shown_to_that_vm_in_time() -> None:
     assert "was not shown like this in time" in other.reason
 
 
-def test_what_was_shown_instead_is_said() -> None:
+def test_document_failure_names_what_was_shown() -> None:
     tale = (
         document(event="patch", status="Started")
         .scheduled(seconds=60)
@@ -351,7 +347,7 @@ def test_what_was_shown_instead_is_said() -> None:
     )
 
 
-def test_without_a_name_the_time_counts_from_the_start() -> None:
+def test_unnamed_document_counts_from_the_start() -> None:
     assert (
         document(type="Reboot")
         .scheduled(seconds=20)
@@ -375,7 +371,7 @@ def test_without_a_name_the_time_counts_from_the_start() -> None:
     )
 
 
-def test_an_event_takes_its_course_or_another_one() -> None:
+def test_event_reaches_its_state_or_another_ending() -> None:
     tale = Tale(expect="event", of="patch", becomes="completed", within="30m").scheduled(seconds=60)
     assert (
         tale.change("started", seconds=70).change("completed", seconds=670).ends().reason
@@ -391,7 +387,7 @@ def test_an_event_takes_its_course_or_another_one() -> None:
     assert other.reason == "Reboot of web-0 (00000000) was canceled at +1m30s instead"
 
 
-def test_an_event_that_is_still_under_way_is_told_as_it_last_was() -> None:
+def test_unfinished_event_is_described_by_its_last_change() -> None:
     tale = (
         Tale(expect="event", of="patch", becomes="completed")
         .scheduled(seconds=60)
@@ -409,14 +405,14 @@ def test_an_event_that_is_still_under_way_is_told_as_it_last_was() -> None:
         ({"event": "patch", "status": "Started"}, "web-0 is shown a Started event patch"),
     ],
 )
-def test_an_event_to_be_shown_is_told_in_good_english(shows: dict[str, str], words: str) -> None:
+def test_document_expectation_is_described(shows: dict[str, str], words: str) -> None:
     assert Tale(expect="document", vm="web-0", shows=shows).ends().expected == words
 
 
 # --- polls, recovery
 
 
-def test_a_pause_between_polls_is_measured_to_the_end() -> None:
+def test_gap_between_polls_counts_up_to_the_end() -> None:
     polling = Tale(expect="polls", vm="web-0", every="30s")
     for seconds in range(0, 120, 30):
         polling.polls("web-0", seconds=seconds)
@@ -425,7 +421,7 @@ def test_a_pause_between_polls_is_measured_to_the_end() -> None:
     assert polling.ends(121).reason == "it did not poll from +1m30s to +2m1s"
 
 
-def test_a_vm_that_has_left_need_not_poll() -> None:
+def test_deleted_vm_need_not_poll() -> None:
     tale = Tale(expect="polls", vm="web-0", every="30s").change("left", seconds=10, vm="web-0")
 
     assert tale.ends().is_passed
@@ -435,7 +431,7 @@ def recovery() -> Tale:
     return Tale(expect="recovery", vm="web-0", within="10s").polls("web-0", seconds=60, status=500)
 
 
-def test_recovery_is_asking_again_until_there_is_a_good_answer() -> None:
+def test_recovery_means_retrying_until_a_good_response() -> None:
     assert (
         recovery()
         .polls("web-0", seconds=70, status=500)
@@ -451,7 +447,7 @@ def test_recovery_is_asking_again_until_there_is_a_good_answer() -> None:
     assert recovery().ends(65).reason == "it did not retry after the response 500 at +1m"
 
 
-def test_a_touched_answer_is_bad_whatever_its_status_but_a_late_one_is_not() -> None:
+def test_faulty_response_is_bad_but_a_late_one_is_not() -> None:
     stale = Tale(expect="recovery", vm="web-0", within="10s").polls(
         "web-0", seconds=60, faults=("stale",)
     )
@@ -475,5 +471,5 @@ def test_a_touched_answer_is_bad_whatever_its_status_but_a_late_one_is_not() -> 
         (90061, "25h1m1s"),
     ],
 )
-def test_a_length_of_time_is_shown_as_a_person_writes_it(seconds: float, words: str) -> None:
+def test_duration_is_formatted_as_files_write_it(seconds: float, words: str) -> None:
     assert format_duration(timedelta(seconds=seconds)) == words
