@@ -8,7 +8,6 @@ harms only itself, and the agent no longer waits for it.
 
 import contextlib
 import json
-import logging
 import os
 import select
 import socket
@@ -19,13 +18,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from forewarn.agent.fact_log import log
 from forewarn.agent.limited_server import LimitedThreadingMixIn
 from forewarn.agent.participants import Participants
 from forewarn.agent.steps.base import Phase
 from forewarn.client import Event
 from forewarn.errors import Error, Invalid, Unavailable
-
-log = logging.getLogger("forewarn.agent")
 
 PROGRAMS_MAX = 64
 CONNECTIONS_MAX = PROGRAMS_MAX + 8
@@ -113,7 +111,7 @@ class ParticipantSocket:
             self._participants.leave(connection)
             name = self._programs.pop(connection, None)
         if name is not None:
-            log.info("a program disconnected", extra={"facts": {"application": name}})
+            log.info("a program disconnected", application=name)
 
     def is_registered(self, connection: "ProgramConnection") -> bool:
         return connection in self._programs
@@ -150,7 +148,7 @@ class ParticipantSocket:
             for notice in self._participants.join(connection, now) if is_new else ():
                 connection.send(notice.to_json(now))
         if is_new:
-            log.info("a program registered", extra={"facts": {"application": name}})
+            log.info("a program registered", application=name)
 
 
 class ProgramConnection(socketserver.BaseRequestHandler):

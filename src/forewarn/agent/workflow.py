@@ -11,8 +11,9 @@ import logging
 import threading
 from collections.abc import MutableMapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
+from forewarn.agent.fact_log import log
 from forewarn.agent.journal import Journal
 from forewarn.agent.plan import (
     Action,
@@ -36,8 +37,6 @@ from forewarn.agent.status import Counters, WorkflowStatus
 from forewarn.agent.steps.base import Phase, StepContext
 from forewarn.client import Clock, Event
 from forewarn.errors import Error
-
-log = logging.getLogger("forewarn.agent")
 
 OVERDUE_SECONDS = 30.0
 """The time assumed for an event that is Scheduled although its NotBefore has passed or is unknown:
@@ -318,8 +317,7 @@ class Workflow:
             if self._stopped.is_set():
                 return
             if not isinstance(error, Error):
-                facts = {"event": key, "step": self._step}
-                log.exception("step raised an unexpected error", extra={"facts": facts})
+                log.exception("step raised an unexpected error", event=key, step=self._step)
             message = str(error)[:MESSAGE_LENGTH_MAX] or type(error).__name__
             self._end_step(EntryKind.STEP_FAILED, phase, index, problem=message)
             return
@@ -370,6 +368,5 @@ class Workflow:
             if self._interrupt.wait(CHECK_SECONDS):
                 return
 
-    def _log(self, message: str, level: int = logging.INFO, **facts: object) -> None:
-        identity = {"event": self.event.key, "rule": self.rule.name}
-        log.log(level, message, extra={"facts": {**identity, **facts}})
+    def _log(self, message: str, level: int = logging.INFO, **facts: Any) -> None:
+        log.log(level, message, event=self.event.key, rule=self.rule.name, **facts)

@@ -11,7 +11,8 @@ import pytest
 
 from forewarn.agent.__main__ import main
 from forewarn.agent.agent import Agent
-from forewarn.agent.daemon import Daemon, LineFormatter, Options, log_to_stderr
+from forewarn.agent.daemon import Daemon, Options
+from forewarn.agent.fact_log import LineFormatter, log_to_stderr
 from forewarn.agent.settings import Settings
 from forewarn.errors import Unavailable
 from forewarn.systemd import Notifier
