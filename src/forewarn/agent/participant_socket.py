@@ -217,9 +217,7 @@ class _Server(LimitedThreadingMixIn, socketserver.UnixStreamServer):
     request_queue_size = 2 * CONNECTIONS_MAX
 
     def __init__(self, owner: ParticipantSocket, path: Path) -> None:
-        """The socket is created beside its path and moved there when its mode is set. So a stale
-        one is replaced, and never open to others.
-        """
+        """The socket is created beside its path and moved there, which replaces a stale one."""
         _check_free(path)
         self.owner = owner
         new = path.with_name(f".{path.name}.{os.getpid()}")
@@ -227,7 +225,6 @@ class _Server(LimitedThreadingMixIn, socketserver.UnixStreamServer):
             path.parent.mkdir(parents=True, exist_ok=True)
             new.unlink(missing_ok=True)
             super().__init__(str(new), ProgramConnection)
-            new.chmod(MODE)
             new.replace(path)
             self.inode = path.stat().st_ino
         except OSError as error:
@@ -235,6 +232,11 @@ class _Server(LimitedThreadingMixIn, socketserver.UnixStreamServer):
                 new.unlink(missing_ok=True)
             reason = error.strerror or error
             raise Unavailable(f"cannot create the socket {path}: {reason}") from error
+
+    def server_bind(self) -> None:
+        """Set the mode before the socket listens, so that no other user can ever connect."""
+        super().server_bind()
+        os.chmod(str(self.server_address), MODE)
 
 
 def request_status(path: Path, *, timeout_seconds: float = 5.0) -> dict[str, object]:
