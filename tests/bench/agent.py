@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from forewarn.agent.agent import Agent
 from forewarn.agent.journal import Journal
-from forewarn.agent.settings import Settings
+from forewarn.agent.settings import AgentSettings
 from forewarn.client import Client, Document, EndpointError
 from tests.e2e.agent_process import AgentProcess, agent_of, eventually
 from tests.e2e.service import running
@@ -195,7 +195,7 @@ def poll_many(url: str, polls: int, folder: Path) -> None:
     client = Hurried(url)
     client.on_poll = look
     journal = Journal.open(folder / "growth")
-    Agent(Settings(endpoint=url, name="web-0", wait_seconds=0), client, journal).run(stop)
+    Agent(AgentSettings(endpoint=url, name="web-0", wait_seconds=0), client, journal).run(stop)
     client.close()
     journal.close()
 

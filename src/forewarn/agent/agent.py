@@ -15,12 +15,12 @@ from typing import Protocol
 from forewarn.agent.approver import Approver
 from forewarn.agent.fact_log import log
 from forewarn.agent.journal import Journal, JournalLost
-from forewarn.agent.plan import Approve, RunPhase
+from forewarn.agent.plan import ApproveNow, RunPhase
 from forewarn.agent.progress import EntryKind
 from forewarn.agent.rules import Rule, first_match, seconds_to_not_before
-from forewarn.agent.settings import Settings
+from forewarn.agent.settings import AgentSettings
 from forewarn.agent.status import AgentStatus, Counters
-from forewarn.agent.steps.base import Phase
+from forewarn.agent.steps.base import WorkflowPhase
 from forewarn.agent.workflow import AgentContext, LocalPrograms, NoPrograms, Workflow
 from forewarn.client import Change, Clock, Document, EndpointError, Event, Kind, Watcher
 from forewarn.client.backoff import pause_seconds
@@ -69,7 +69,7 @@ class Agent:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: AgentSettings,
         client: EndpointClient,
         journal: Journal,
         *,
@@ -122,7 +122,7 @@ class Agent:
             else:
                 self._follow(stop, watcher)
 
-    def reload(self, settings: Settings) -> None:
+    def reload(self, settings: AgentSettings) -> None:
         """New rules apply to events that appear from now on. Current events keep their rule, but
         are not approved if it now holds them or no longer exists. Other settings need a restart.
         """
@@ -357,7 +357,9 @@ class Agent:
                 actions = [workflow.next_action for workflow in self._workflows.values()]
             if is_busy or any(isinstance(action, RunPhase) for action in actions):
                 idle_since = monotonic()
-            elif Approve() not in actions or monotonic() - idle_since > ONCE_APPROVAL_SECONDS_MAX:
+            elif (
+                ApproveNow() not in actions or monotonic() - idle_since > ONCE_APPROVAL_SECONDS_MAX
+            ):
                 return
             stop.wait(ONCE_CHECK_SECONDS)
 
@@ -375,14 +377,16 @@ class Agent:
         log.error(message, problem=self._last_error, exc_info=None if is_journal else error)
 
 
-def quiet_seconds_max(settings: Settings) -> float:
+def quiet_seconds_max(settings: AgentSettings) -> float:
     """How long a healthy agent may be without a response from its endpoint."""
     return settings.wait_seconds + settings.poll_seconds + TIMEOUT_SECONDS + SLACK_SECONDS
 
 
 def _log_dry_run(event: Event, rule: Rule) -> None:
     steps = [
-        f"{phase}: {planned.step.describe()}" for phase in Phase for planned in rule.steps(phase)
+        f"{phase}: {planned.step.describe()}"
+        for phase in WorkflowPhase
+        for planned in rule.steps(phase)
     ]
     log.info(
         "dry run: this would be done",

@@ -24,8 +24,8 @@ from forewarn.client import Document, EndpointError, HttpError
 from forewarn.client.backoff import pause_seconds
 
 TURN_SECONDS_MAX = 2.0
-"""A Preempt keeps 3 seconds for its approval (`rules.Budget`): one is left after another event's
-request has hung for a whole turn.
+"""A Preempt keeps 3 seconds for its approval (`rules.TimeBudget`): one is left after the request of
+another event has hung for a whole turn.
 """
 ATTEMPT_SECONDS_MIN = 1.0
 WRITE_SECONDS_MAX = 0.5

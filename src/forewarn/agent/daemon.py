@@ -20,9 +20,9 @@ from forewarn.agent.agent import Agent, quiet_seconds_max
 from forewarn.agent.fact_log import log, log_to_stderr
 from forewarn.agent.journal import Journal
 from forewarn.agent.participant_socket import ParticipantSocket
-from forewarn.agent.settings import Settings, load
+from forewarn.agent.settings import AgentSettings, load
 from forewarn.agent.status import to_json, to_line
-from forewarn.agent.steps.base import Phase
+from forewarn.agent.steps.base import WorkflowPhase
 from forewarn.client import Client, discover
 from forewarn.client.backoff import RETRY_AFTER_SECONDS_MAX
 from forewarn.errors import Error
@@ -112,13 +112,13 @@ class Daemon:
             self._open_port(settings.listen, stack)
         self._serve(settings)
 
-    def _load(self) -> Settings:
+    def _load(self) -> AgentSettings:
         """The file, with the endpoint that is actually used."""
         settings = load(self._options.config)
         endpoint = self._options.endpoint or settings.endpoint
         return replace(settings, endpoint=discover(self._environ, endpoint=endpoint))
 
-    def _open_journal(self, settings: Settings, stack: ExitStack) -> Journal:
+    def _open_journal(self, settings: AgentSettings, stack: ExitStack) -> Journal:
         """A dry run has its own journal: a running agent may use the real one."""
         path = settings.journal
         if self._options.is_dry_run:
@@ -140,7 +140,7 @@ class Daemon:
             old = signal.signal(number, lambda received, _: self._signals.put(received))
             stack.callback(signal.signal, number, old)
 
-    def _serve(self, settings: Settings) -> None:
+    def _serve(self, settings: AgentSettings) -> None:
         worker = threading.Thread(target=self._run_agent, name="forewarn-agent", daemon=True)
         worker.start()
         log.info("agent ready", endpoint=settings.endpoint, rules=len(settings.rules))
@@ -192,5 +192,7 @@ class Daemon:
 def _events_in_prepare(journal: Journal) -> frozenset[str]:
     """Events that an earlier process was preparing for: programs may have asked for more time."""
     return frozenset(
-        key for key, progress in journal.progress.items() if Phase.PREPARE not in progress.ended
+        key
+        for key, progress in journal.progress.items()
+        if WorkflowPhase.PREPARE not in progress.ended
     )

@@ -21,7 +21,7 @@ from pathlib import Path
 from forewarn.agent.fact_log import log
 from forewarn.agent.limited_server import LimitedThreadingMixIn
 from forewarn.agent.participants import Participants
-from forewarn.agent.steps.base import Phase
+from forewarn.agent.steps.base import WorkflowPhase
 from forewarn.client import Event
 from forewarn.errors import Error, Invalid, Unavailable
 
@@ -83,7 +83,7 @@ class ParticipantSocket:
             if self._path.stat().st_ino == self._server.inode:
                 self._path.unlink()
 
-    def begin(self, event: Event, phase: Phase, deadline: float) -> None:
+    def begin(self, event: Event, phase: WorkflowPhase, deadline: float) -> None:
         """Notify all programs that are registered, and those that register before it is over."""
         now = self.monotonic()
         with self._lock:
