@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from forewarn.agent.steps import KINDS, make_step
-from forewarn.agent.steps.base import Phase, StepContext, StepFailed, StepTimedOut
+from forewarn.agent.steps.base import StepContext, StepFailed, StepTimedOut, WorkflowPhase
 from forewarn.client import Event
 from tests.e2e.api_server import ApiServer, Pod, certify, serving
 from tests.e2e.balancer import balancing
@@ -35,7 +35,9 @@ def run(
 ) -> float:
     """Run the step, and return how long it took."""
     begun = time.monotonic()
-    make_step(kind, spec, kind).run(StepContext(event, Phase(phase), "web-0", begun + seconds))
+    make_step(kind, spec, kind).run(
+        StepContext(event, WorkflowPhase(phase), "web-0", begun + seconds)
+    )
     return time.monotonic() - begun
 
 

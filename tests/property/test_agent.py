@@ -25,15 +25,15 @@ from forewarn.agent.progress import (
 from forewarn.agent.rules import (
     STEP_SECONDS_MIN,
     ApproveWhen,
-    Budget,
     OnFailure,
     PlannedStep,
     Rule,
     StepOptions,
+    TimeBudget,
 )
-from forewarn.agent.settings import Settings, parse
+from forewarn.agent.settings import AgentSettings, parse
 from forewarn.agent.status import Counters
-from forewarn.agent.steps.base import Phase, StepContext, StepFailed
+from forewarn.agent.steps.base import StepContext, StepFailed, WorkflowPhase
 from forewarn.agent.workflow import AgentContext, NoPrograms, Workflow
 from forewarn.client import Event
 from forewarn.errors import Invalid
@@ -57,7 +57,7 @@ events = st.builds(
     description=st.text(),
     extra=st.dictionaries(st.text(), json_values, max_size=3),
 )
-phases = st.sampled_from(Phase)
+phases = st.sampled_from(WorkflowPhase)
 steps = st.sampled_from(
     [EntryKind.STEP_BEGUN, EntryKind.STEP_DONE, EntryKind.STEP_FAILED, EntryKind.STEP_CUT]
 )
@@ -95,7 +95,7 @@ def test_steps_fit_into_the_time_and_only_the_last_are_cut(
     weights: list[float], seconds: float, takes: float
 ) -> None:
     """Whatever the weights, and however fast the steps."""
-    budget, now, given_seconds = Budget.until(seconds, 0.0), 0.0, []
+    budget, now, given_seconds = TimeBudget.until(seconds, 0.0), 0.0, []
     for index in range(len(weights)):
         given_seconds.append(budget.seconds_for(weights[index:], None, now))
         now += given_seconds[-1] * takes
@@ -167,10 +167,13 @@ def compacted(progress: dict[str, Progress]) -> dict[str, Progress]:
 
 
 STORY: tuple[tuple[EntryKind, dict[str, object]], ...] = (
-    (EntryKind.BEGUN, {"phase": Phase.PREPARE}),
-    (EntryKind.STEP_BEGUN, {"phase": Phase.PREPARE, "index": 0, "step": "run x"}),
-    (EntryKind.STEP_DONE, {"phase": Phase.PREPARE, "index": 0, "step": "run x", "seconds": 1.5}),
-    (EntryKind.ENDED, {"phase": Phase.PREPARE, "is_stopped": False}),
+    (EntryKind.BEGUN, {"phase": WorkflowPhase.PREPARE}),
+    (EntryKind.STEP_BEGUN, {"phase": WorkflowPhase.PREPARE, "index": 0, "step": "run x"}),
+    (
+        EntryKind.STEP_DONE,
+        {"phase": WorkflowPhase.PREPARE, "index": 0, "step": "run x", "seconds": 1.5},
+    ),
+    (EntryKind.ENDED, {"phase": WorkflowPhase.PREPARE, "is_stopped": False}),
     (EntryKind.APPROVING, {}),
 )
 ODD_VALUES = (
@@ -298,7 +301,7 @@ class Restarts:
         self.runs: Counter[str] = Counter()
         planned = {
             phase: tuple(self.step(f"{phase}{n}", failing, on_failure) for n in range(2))
-            for phase in Phase
+            for phase in WorkflowPhase
         }
         self.rule = Rule("r", approve=ApproveWhen.WHEN_PREPARED, hold=hold, **planned)  # type: ignore[arg-type]
 
@@ -337,7 +340,7 @@ class Restarts:
         assert not (workflow.wants_approval and (self.rule.hold or not progress.is_prepared))
         return progress
 
-    def steps(self, journal: Journal) -> dict[tuple[Phase, int], EntryKind]:
+    def steps(self, journal: Journal) -> dict[tuple[WorkflowPhase, int], EntryKind]:
         return dict(journal.progress["E1"].steps) if "E1" in journal.progress else {}
 
 
@@ -346,7 +349,9 @@ class Restarts:
     scheduled=st.integers(0, 4),
     started_=st.integers(0, 4),
     crashes=st.lists(st.integers(1, 6), max_size=12),
-    failing=st.frozensets(st.sampled_from([f"{phase}{n}" for phase in Phase for n in range(2)])),
+    failing=st.frozensets(
+        st.sampled_from([f"{phase}{n}" for phase in WorkflowPhase for n in range(2)])
+    ),
     on_failure=st.sampled_from(OnFailure),
     hold=st.booleans(),
 )
@@ -372,7 +377,7 @@ def test_killed_agent_reaches_the_same_end(
         while not progress.is_done:  # ends: after the last crash nothing kills it
             progress = restarts.run_until_killed("over", kills.pop(0))
 
-        assert (Phase.RECOVER in progress.ended) == bool(progress.begun)
+        assert (WorkflowPhase.RECOVER in progress.ended) == bool(progress.begun)
         before = restarts.runs.copy()
         restarts.run_until_killed("over", -1)
         assert restarts.runs == before, "nothing runs twice"
@@ -395,4 +400,4 @@ def test_any_text_is_valid_or_rejected(text: str) -> None:
     except Invalid as problem:
         assert re.match(r"agent.toml(:\d+)?: ", problem.message), problem.message  # noqa: PT017 - either end is right
     else:
-        assert isinstance(outcome, Settings)
+        assert isinstance(outcome, AgentSettings)

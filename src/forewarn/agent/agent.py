@@ -5,7 +5,6 @@ WORKERS_MAX at a time and the rest in the order of NotBefore. A workflow that wa
 document has no thread.
 """
 
-import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,13 +13,14 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from forewarn.agent.approver import Approver
+from forewarn.agent.fact_log import log
 from forewarn.agent.journal import Journal, JournalLost
-from forewarn.agent.plan import Approve, RunPhase
+from forewarn.agent.plan import ApproveNow, RunPhase
 from forewarn.agent.progress import EntryKind
 from forewarn.agent.rules import Rule, first_match, seconds_to_not_before
-from forewarn.agent.settings import Settings
+from forewarn.agent.settings import AgentSettings
 from forewarn.agent.status import AgentStatus, Counters
-from forewarn.agent.steps.base import Phase
+from forewarn.agent.steps.base import WorkflowPhase
 from forewarn.agent.workflow import AgentContext, LocalPrograms, NoPrograms, Workflow
 from forewarn.client import Change, Clock, Document, EndpointError, Event, Kind, Watcher
 from forewarn.client.backoff import pause_seconds
@@ -28,8 +28,6 @@ from forewarn.client.client import Stop
 from forewarn.client.protocol import TIMEOUT_SECONDS
 from forewarn.client.watcher import LOOKS_MIN
 from forewarn.errors import Unavailable
-
-log = logging.getLogger("forewarn.agent")
 
 WORKERS_MAX = 64
 RETRY_SECONDS = 1.0
@@ -71,7 +69,7 @@ class Agent:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: AgentSettings,
         client: EndpointClient,
         journal: Journal,
         *,
@@ -124,14 +122,14 @@ class Agent:
             else:
                 self._follow(stop, watcher)
 
-    def reload(self, settings: Settings) -> None:
+    def reload(self, settings: AgentSettings) -> None:
         """New rules apply to events that appear from now on. Current events keep their rule, but
         are not approved if it now holds them or no longer exists. Other settings need a restart.
         """
         old = self._settings
         self._settings = replace(old, rules=settings.rules, hooks=settings.hooks)
         self.config_error = ""
-        log.info("rules loaded", extra={"facts": {"rules": len(settings.rules)}})
+        log.info("rules loaded", rules=len(settings.rules))
         changed = [
             field.name
             for field in fields(settings)
@@ -139,8 +137,7 @@ class Agent:
             and getattr(old, field.name) != getattr(settings, field.name)
         ]
         if changed:
-            facts = {"settings": ", ".join(changed)}
-            log.warning("these settings need a restart", extra={"facts": facts})
+            log.warning("these settings need a restart", settings=", ".join(changed))
 
     def status(self) -> AgentStatus:
         settings, health = self._settings, self._health
@@ -192,9 +189,8 @@ class Agent:
                 continue
             rule = rules.get(progress.rule)
             if rule is None:
-                facts = {"event": key, "rule": progress.rule}
                 message = "the rule of an event no longer exists: not approved, no recover steps"
-                log.warning(message, extra={"facts": facts})
+                log.warning(message, event=key, rule=progress.rule)
                 rule = Rule(progress.rule, hold=True)
             self._workflows[key] = Workflow(rule, progress.event, self._context)
         self._start_workers()
@@ -233,8 +229,7 @@ class Agent:
 
     def _apply(self, change: Change) -> None:
         event = change.event
-        facts = {"change": change.kind, "event": event.key, "type": event.type}
-        log.info("event changed", extra={"facts": facts})
+        log.info("event changed", change=change.kind, event=event.key, type=event.type)
         workflow = self._workflows.get(event.key)
         is_over = change.kind in (Kind.FINISHED, Kind.CANCELED)
         if workflow is not None and is_over:
@@ -254,15 +249,13 @@ class Agent:
         context = self._context
         if not (event.is_scheduled or event.is_started):
             self._unknown_status.add(event.key)
-            facts = {"event": event.key, "status": event.status}
-            log.warning("event has an unknown status", extra={"facts": facts})
+            log.warning("event has an unknown status", event=event.key, status=event.status)
             return
         lead_seconds = seconds_to_not_before(event, context.clock.now())
         rule = first_match(self._settings.rules, event, vm=context.vm, lead_seconds=lead_seconds)
         context.counters.add("events", matched="no" if rule is None else "yes")
         if rule is None:
-            facts = {"event": event.key, "type": event.type}
-            log.info("no rule matches this event", extra={"facts": facts})
+            log.info("no rule matches this event", event=event.key, type=event.type)
         elif self._is_dry_run:
             _log_dry_run(event, rule)
         else:
@@ -364,7 +357,9 @@ class Agent:
                 actions = [workflow.next_action for workflow in self._workflows.values()]
             if is_busy or any(isinstance(action, RunPhase) for action in actions):
                 idle_since = monotonic()
-            elif Approve() not in actions or monotonic() - idle_since > ONCE_APPROVAL_SECONDS_MAX:
+            elif (
+                ApproveNow() not in actions or monotonic() - idle_since > ONCE_APPROVAL_SECONDS_MAX
+            ):
                 return
             stop.wait(ONCE_CHECK_SECONDS)
 
@@ -379,26 +374,27 @@ class Agent:
             return
         self._last_error = str(error)
         message = "journal not writable, retrying" if is_journal else "unexpected error, retrying"
-        facts = {"problem": self._last_error}
-        log.error(message, extra={"facts": facts}, exc_info=None if is_journal else error)
+        log.error(message, problem=self._last_error, exc_info=None if is_journal else error)
 
 
-def quiet_seconds_max(settings: Settings) -> float:
+def quiet_seconds_max(settings: AgentSettings) -> float:
     """How long a healthy agent may be without a response from its endpoint."""
     return settings.wait_seconds + settings.poll_seconds + TIMEOUT_SECONDS + SLACK_SECONDS
 
 
 def _log_dry_run(event: Event, rule: Rule) -> None:
     steps = [
-        f"{phase}: {planned.step.describe()}" for phase in Phase for planned in rule.steps(phase)
+        f"{phase}: {planned.step.describe()}"
+        for phase in WorkflowPhase
+        for planned in rule.steps(phase)
     ]
-    facts = {
-        "event": event.key,
-        "rule": rule.name,
-        "steps": "; ".join(steps),
-        "approve": rule.approve if rule.may_approve else "never",
-    }
-    log.info("dry run: this would be done", extra={"facts": facts})
+    log.info(
+        "dry run: this would be done",
+        event=event.key,
+        rule=rule.name,
+        steps="; ".join(steps),
+        approve=rule.approve if rule.may_approve else "never",
+    )
 
 
 class EndpointHealth:
@@ -424,5 +420,5 @@ class EndpointHealth:
         self.errors += 1
         self._counters.add("endpoint_problems")
         if error.message != self.last_error:
-            log.warning("endpoint failed", extra={"facts": {"problem": error.message}})
+            log.warning("endpoint failed", problem=error.message)
         self.last_error = error.message

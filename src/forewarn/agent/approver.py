@@ -10,24 +10,22 @@ TURN_SECONDS_MAX even if the endpoint hangs, and the rest waits for the next tur
 becomes ready meanwhile is never delayed by more than that.
 """
 
-import logging
 import math
 from collections import deque
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from forewarn.agent.fact_log import log
 from forewarn.agent.progress import EntryKind
 from forewarn.agent.rules import ApproveWhen, Rule, is_first, is_quiet
 from forewarn.agent.workflow import AgentContext, Workflow
 from forewarn.client import Document, EndpointError, HttpError
 from forewarn.client.backoff import pause_seconds
 
-log = logging.getLogger("forewarn.agent")
-
 TURN_SECONDS_MAX = 2.0
-"""A Preempt keeps 3 seconds for its approval (`rules.Budget`): one is left after another event's
-request has hung for a whole turn.
+"""A Preempt keeps 3 seconds for its approval (`rules.TimeBudget`): one is left after the request of
+another event has hung for a whole turn.
 """
 ATTEMPT_SECONDS_MIN = 1.0
 WRITE_SECONDS_MAX = 0.5
@@ -175,8 +173,7 @@ class Approver:
             errors.append(error)
             return
         self._context.counters.add("approvals", result="sent")
-        facts = {"event": event.key, "type": event.type, "rule": workflow.rule.name}
-        log.info("event approved", extra={"facts": facts})
+        log.info("event approved", event=event.key, type=event.type, rule=workflow.rule.name)
 
     def _handle_failure(self, workflow: Workflow, error: EndpointError) -> None:
         clock, key = self._context.clock, workflow.event.key
@@ -185,8 +182,7 @@ class Approver:
         self._retries[key] = ApprovalRetry(failures, clock.monotonic() + pause)
         self._context.counters.add("approvals", result="failed")
         if failures == 1:
-            facts = {"event": key, "problem": error.message}
-            log.warning("approval failed, retrying", extra={"facts": facts})
+            log.warning("approval failed, retrying", event=key, problem=error.message)
 
 
 def _urgency(workflow: Workflow) -> tuple[float, str]:

@@ -5,32 +5,28 @@ Signal handlers only put their number into a queue. The main thread takes it fro
 handler ever waits for a lock.
 """
 
-import logging
 import os
 import queue
 import signal
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 from forewarn.agent.agent import Agent, quiet_seconds_max
+from forewarn.agent.fact_log import log, log_to_stderr
 from forewarn.agent.journal import Journal
 from forewarn.agent.participant_socket import ParticipantSocket
-from forewarn.agent.settings import Settings, load
+from forewarn.agent.settings import AgentSettings, load
 from forewarn.agent.status import to_json, to_line
-from forewarn.agent.steps.base import Phase
+from forewarn.agent.steps.base import WorkflowPhase
 from forewarn.client import Client, discover
 from forewarn.client.backoff import RETRY_AFTER_SECONDS_MAX
 from forewarn.errors import Error
 from forewarn.systemd import Notifier, Pulse
-
-log = logging.getLogger("forewarn.agent")
 
 STATUS_SECONDS = 10.0
 MESSAGE_LENGTH_MAX = 1000
@@ -116,13 +112,13 @@ class Daemon:
             self._open_port(settings.listen, stack)
         self._serve(settings)
 
-    def _load(self) -> Settings:
+    def _load(self) -> AgentSettings:
         """The file, with the endpoint that is actually used."""
         settings = load(self._options.config)
         endpoint = self._options.endpoint or settings.endpoint
         return replace(settings, endpoint=discover(self._environ, endpoint=endpoint))
 
-    def _open_journal(self, settings: Settings, stack: ExitStack) -> Journal:
+    def _open_journal(self, settings: AgentSettings, stack: ExitStack) -> Journal:
         """A dry run has its own journal: a running agent may use the real one."""
         path = settings.journal
         if self._options.is_dry_run:
@@ -137,18 +133,17 @@ class Daemon:
 
         port = StatusPort(listen, self._agent.status)
         stack.callback(port.close)
-        log.info("listening", extra={"facts": {"listen": port.address}})
+        log.info("listening", listen=port.address)
 
     def _handle_signals(self, stack: ExitStack) -> None:
         for number in (*STOP_SIGNALS, signal.SIGHUP):
             old = signal.signal(number, lambda received, _: self._signals.put(received))
             stack.callback(signal.signal, number, old)
 
-    def _serve(self, settings: Settings) -> None:
+    def _serve(self, settings: AgentSettings) -> None:
         worker = threading.Thread(target=self._run_agent, name="forewarn-agent", daemon=True)
         worker.start()
-        facts = {"endpoint": settings.endpoint, "rules": len(settings.rules)}
-        log.info("agent ready", extra={"facts": facts})
+        log.info("agent ready", endpoint=settings.endpoint, rules=len(settings.rules))
         self._notifier.ready("watching")
         pulse = Pulse(quiet_seconds_max(settings) + RETRY_AFTER_SECONDS_MAX, time.monotonic())
         while (received := self._next_signal()) not in (*STOP_SIGNALS, AGENT_ENDED):
@@ -189,48 +184,15 @@ class Daemon:
             bug = None if isinstance(error, Error) else error
             message = f"{type(error).__name__}: {error}" if bug else str(error)
             self._agent.config_error = message[:MESSAGE_LENGTH_MAX]
-            facts = {"problem": self._agent.config_error}
-            log.error(
-                "config rejected, keeping previous rules", extra={"facts": facts}, exc_info=bug
-            )
+            message = "config rejected, keeping previous rules"
+            log.error(message, problem=self._agent.config_error, exc_info=bug)
         self._notifier.ready(to_line(self._agent.status()))
 
 
 def _events_in_prepare(journal: Journal) -> frozenset[str]:
     """Events that an earlier process was preparing for: programs may have asked for more time."""
     return frozenset(
-        key for key, progress in journal.progress.items() if Phase.PREPARE not in progress.ended
+        key
+        for key, progress in journal.progress.items()
+        if WorkflowPhase.PREPARE not in progress.ended
     )
-
-
-@contextmanager
-def log_to_stderr() -> Iterator[None]:
-    """Write the log to standard error: one line each, a fixed message and its facts."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(LineFormatter())
-    logger = logging.getLogger("forewarn")
-    level = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
-
-
-class LineFormatter(logging.Formatter):
-    """Values from outside cannot end the line."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        created = datetime.fromtimestamp(record.created, UTC)
-        timestamp = created.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        facts: dict[str, object] = getattr(record, "facts", {})
-        shown = "".join(f"  {name}={_printable(str(value))}" for name, value in facts.items())
-        trace = "\n" + self.formatException(record.exc_info) if record.exc_info else ""
-        message = _printable(record.getMessage())
-        return f"{timestamp}  {record.levelname.lower():7}  {message}{shown}{trace}"
-
-
-def _printable(text: str) -> str:
-    return text if text.isprintable() else repr(text)

@@ -10,7 +10,6 @@ that of the events that are not over. One agent at a time may use the file.
 
 import fcntl
 import json
-import logging
 import os
 import shutil
 import threading
@@ -19,6 +18,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, ClassVar, Self
 
+from forewarn.agent.fact_log import log
 from forewarn.agent.progress import (
     EntryKind,
     Facts,
@@ -31,8 +31,6 @@ from forewarn.agent.progress import (
 )
 from forewarn.client import Clock, Event
 from forewarn.errors import Unavailable
-
-log = logging.getLogger("forewarn.agent")
 
 DAMAGED_COPIES_MAX = 10
 CLOCK = Clock()
@@ -175,8 +173,8 @@ class Journal:
             return {}
         *lines, torn = content.split(b"\n")
         if torn:
-            facts = {"path": str(self._path), "bytes": len(torn)}
-            log.warning("dropped the torn last line of the journal", extra={"facts": facts})
+            message = "dropped the torn last line of the journal"
+            log.warning(message, path=self._path, bytes=len(torn))
         progress: dict[str, Progress] = {}
         damaged = [
             number for number, line in enumerate(lines, start=1) if not _apply(line, progress)
@@ -184,14 +182,10 @@ class Journal:
         if damaged:
             log.error(
                 "the journal has invalid lines",
-                extra={
-                    "facts": {
-                        "path": str(self._path),
-                        "lines": damaged[:10],
-                        "damaged": len(damaged),
-                        "kept": str(self._keep_copy()),
-                    }
-                },
+                path=self._path,
+                lines=damaged[:10],
+                damaged=len(damaged),
+                kept=self._keep_copy(),
             )
         return progress
 

@@ -2,12 +2,11 @@
 status port.
 """
 
-import logging
 import socket
 import socketserver
 import threading
 
-log = logging.getLogger("forewarn.agent")
+from forewarn.agent.fact_log import log
 
 Connection = socket.socket | tuple[bytes, socket.socket]
 

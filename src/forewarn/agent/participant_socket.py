@@ -8,7 +8,6 @@ harms only itself, and the agent no longer waits for it.
 
 import contextlib
 import json
-import logging
 import os
 import select
 import socket
@@ -19,13 +18,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from forewarn.agent.fact_log import log
 from forewarn.agent.limited_server import LimitedThreadingMixIn
 from forewarn.agent.participants import Participants
-from forewarn.agent.steps.base import Phase
+from forewarn.agent.steps.base import WorkflowPhase
 from forewarn.client import Event
 from forewarn.errors import Error, Invalid, Unavailable
-
-log = logging.getLogger("forewarn.agent")
 
 PROGRAMS_MAX = 64
 CONNECTIONS_MAX = PROGRAMS_MAX + 8
@@ -85,7 +83,7 @@ class ParticipantSocket:
             if self._path.stat().st_ino == self._server.inode:
                 self._path.unlink()
 
-    def begin(self, event: Event, phase: Phase, deadline: float) -> None:
+    def begin(self, event: Event, phase: WorkflowPhase, deadline: float) -> None:
         """Notify all programs that are registered, and those that register before it is over."""
         now = self.monotonic()
         with self._lock:
@@ -113,7 +111,7 @@ class ParticipantSocket:
             self._participants.leave(connection)
             name = self._programs.pop(connection, None)
         if name is not None:
-            log.info("a program disconnected", extra={"facts": {"application": name}})
+            log.info("a program disconnected", application=name)
 
     def is_registered(self, connection: "ProgramConnection") -> bool:
         return connection in self._programs
@@ -150,7 +148,7 @@ class ParticipantSocket:
             for notice in self._participants.join(connection, now) if is_new else ():
                 connection.send(notice.to_json(now))
         if is_new:
-            log.info("a program registered", extra={"facts": {"application": name}})
+            log.info("a program registered", application=name)
 
 
 class ProgramConnection(socketserver.BaseRequestHandler):
@@ -219,9 +217,7 @@ class _Server(LimitedThreadingMixIn, socketserver.UnixStreamServer):
     request_queue_size = 2 * CONNECTIONS_MAX
 
     def __init__(self, owner: ParticipantSocket, path: Path) -> None:
-        """The socket is created beside its path and moved there when its mode is set. So a stale
-        one is replaced, and never open to others.
-        """
+        """The socket is created beside its path and moved there, which replaces a stale one."""
         _check_free(path)
         self.owner = owner
         new = path.with_name(f".{path.name}.{os.getpid()}")
@@ -229,7 +225,6 @@ class _Server(LimitedThreadingMixIn, socketserver.UnixStreamServer):
             path.parent.mkdir(parents=True, exist_ok=True)
             new.unlink(missing_ok=True)
             super().__init__(str(new), ProgramConnection)
-            new.chmod(MODE)
             new.replace(path)
             self.inode = path.stat().st_ino
         except OSError as error:
@@ -237,6 +232,11 @@ class _Server(LimitedThreadingMixIn, socketserver.UnixStreamServer):
                 new.unlink(missing_ok=True)
             reason = error.strerror or error
             raise Unavailable(f"cannot create the socket {path}: {reason}") from error
+
+    def server_bind(self) -> None:
+        """Set the mode before the socket listens, so that no other user can ever connect."""
+        super().server_bind()
+        os.chmod(str(self.server_address), MODE)
 
 
 def request_status(path: Path, *, timeout_seconds: float = 5.0) -> dict[str, object]:

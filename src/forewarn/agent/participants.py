@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from forewarn.agent.progress import truncate
-from forewarn.agent.steps.base import Phase
+from forewarn.agent.steps.base import WorkflowPhase
 from forewarn.client import Event
 from forewarn.errors import Invalid, NotFound, Refused
 
@@ -23,20 +23,20 @@ RESOURCES_BYTES_MAX = 64 * 1024
 
 
 @dataclass(slots=True)
-class Notice:
+class PhaseNotice:
     """An event in its phase. `awaited` is until when the agent waits for each program that has not
     answered. Before `complete_at`, programs may still be missing.
     """
 
     event: Event
-    phase: Phase
+    phase: WorkflowPhase
     deadline: float
     complete_at: float = -math.inf
     awaited: dict[Hashable, float] = field(default_factory=dict)
     extensions: dict[Hashable, int] = field(default_factory=dict)
 
     def await_answer(self, program: Hashable, now: float) -> None:
-        if self.phase is Phase.PREPARE:
+        if self.phase is WorkflowPhase.PREPARE:
             self.awaited[program] = min(now + ANSWER_SECONDS, self.deadline)
 
     def to_json(self, now: float) -> dict[str, object]:
@@ -66,38 +66,38 @@ class Participants:
     """
 
     def __init__(self, *, resumed: Iterable[str] = (), since: float = -math.inf) -> None:
-        self.notices: dict[str, Notice] = {}
+        self.notices: dict[str, PhaseNotice] = {}
         self._resumed = frozenset(resumed)
         self._complete_at = since + ANSWER_SECONDS
 
     def begin(
         self,
         event: Event,
-        phase: Phase,
+        phase: WorkflowPhase,
         *,
         deadline: float,
         programs: Iterable[Hashable],
         now: float,
-    ) -> Notice:
+    ) -> PhaseNotice:
         """Recover is the last phase: its notice is dropped when the next one begins."""
         self.notices = {
             key: notice
             for key, notice in self.notices.items()
-            if notice.phase is not Phase.RECOVER and key != event.key
+            if notice.phase is not WorkflowPhase.RECOVER and key != event.key
         }
         while len(self.notices) >= NOTICES_MAX:
             del self.notices[next(iter(self.notices))]
-        notice = self.notices[event.key] = Notice(event, phase, deadline)
-        if phase is Phase.PREPARE and event.key in self._resumed:
+        notice = self.notices[event.key] = PhaseNotice(event, phase, deadline)
+        if phase is WorkflowPhase.PREPARE and event.key in self._resumed:
             notice.complete_at = self._complete_at
         for program in programs:
             notice.await_answer(program, now)
         return notice
 
-    def join(self, program: Hashable, now: float) -> Iterator[Notice]:
+    def join(self, program: Hashable, now: float) -> Iterator[PhaseNotice]:
         """The notices for a program that registers late: all events that are not over."""
         for notice in self.notices.values():
-            if notice.phase is not Phase.RECOVER:
+            if notice.phase is not WorkflowPhase.RECOVER:
                 notice.await_answer(program, now)
                 yield notice
 
@@ -131,7 +131,7 @@ class Participants:
         seconds = self._extend(notice, program, request.get("seconds"), now)
         return {"more": event_id, "seconds": round(seconds, 1)}
 
-    def _extend(self, notice: Notice, program: Hashable, seconds: object, now: float) -> float:
+    def _extend(self, notice: PhaseNotice, program: Hashable, seconds: object, now: float) -> float:
         """How long the agent waits from now. An extension never makes it shorter."""
         if isinstance(seconds, bool) or not isinstance(seconds, int | float):
             raise Invalid(f"seconds is {seconds!r:.60}; expected a number above 0")
@@ -147,7 +147,7 @@ class Participants:
         notice.awaited[program] = max(notice.awaited[program], end)
         return notice.awaited[program] - now
 
-    def _find(self, event_id: object) -> Notice:
+    def _find(self, event_id: object) -> PhaseNotice:
         notice = self.notices.get(event_id.upper()) if isinstance(event_id, str) else None
         if notice is None:
             raise NotFound(f"unknown event {event_id!r:.60}")

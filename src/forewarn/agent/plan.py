@@ -7,7 +7,7 @@ documents of this process show (`Sighting`), so a restarted agent is in the same
     RESUMED      from the journal, not shown yet               Wait
     UNKNOWN      the status is neither Scheduled nor Started   Wait
     PREPARING    Scheduled, prepare has not ended              RunPhase(prepare)
-    PREPARED     Scheduled, prepare has ended                  Approve if the rule may, else Wait
+    PREPARED     Scheduled, prepare has ended                  ApproveNow if the rule may
     STARTING     Started, start has not ended                  RunPhase(start)
     STARTED      Started, start has ended                      Wait
     POSTPONED    over, another event of this VM is active      Wait
@@ -15,9 +15,9 @@ documents of this process show (`Sighting`), so a restarted agent is in the same
     DONE         over, recovered from or nothing had begun     Done
 
     RESUMED -> PREPARING -> PREPARED -> STARTING -> STARTED -> RECOVERING -> DONE
-                   |            |          ^  |                  ^   ^
-                   |            `----------'  `------------------'   |
-                   |        (every state may go to RECOVERING)    POSTPONED
+
+PREPARING goes to STARTING if the event starts early. Every state goes to RECOVERING, or to DONE if
+nothing had begun, when the event ends; POSTPONED comes before RECOVERING.
 
 An event only moves forward: Started makes prepare outdated, and its end makes prepare and start
 outdated. An outdated phase is interrupted and never runs late.
@@ -28,7 +28,7 @@ from dataclasses import dataclass
 
 from forewarn.agent.progress import EntryKind, Progress
 from forewarn.agent.rules import ApproveWhen, Rule
-from forewarn.agent.steps.base import Phase
+from forewarn.agent.steps.base import WorkflowPhase
 from forewarn.client import Event
 
 
@@ -46,11 +46,11 @@ class Sighting:
 
 @dataclass(frozen=True, slots=True)
 class RunPhase:
-    phase: Phase
+    phase: WorkflowPhase
 
 
 @dataclass(frozen=True, slots=True)
-class Approve:
+class ApproveNow:
     """Nothing to run; the approval is due."""
 
 
@@ -64,7 +64,7 @@ class Done:
     """For good."""
 
 
-Action = RunPhase | Approve | Wait | Done
+Action = RunPhase | ApproveNow | Wait | Done
 
 
 def next_action(
@@ -73,17 +73,17 @@ def next_action(
     """`others` are the other events that recover must wait for while they affect this VM."""
     event = sighting.event
     if sighting.is_over:
-        if not progress.begun or Phase.RECOVER in progress.ended:
+        if not progress.begun or WorkflowPhase.RECOVER in progress.ended:
             return Done()
         if progress.original_event.concerns(vm) and any(is_active(one, vm) for one in others):
             return Wait()
-        return RunPhase(Phase.RECOVER)
+        return RunPhase(WorkflowPhase.RECOVER)
     if not sighting.is_shown or not (event.is_scheduled or event.is_started):
         return Wait()
-    phase = Phase.START if event.is_started else Phase.PREPARE
+    phase = WorkflowPhase.START if event.is_started else WorkflowPhase.PREPARE
     if phase not in progress.ended:
         return RunPhase(phase)
-    return Approve() if wants_approval(progress, rule, sighting) else Wait()
+    return ApproveNow() if wants_approval(progress, rule, sighting) else Wait()
 
 
 def wants_approval(progress: Progress, rule: Rule, sighting: Sighting) -> bool:
@@ -98,11 +98,11 @@ def wants_approval(progress: Progress, rule: Rule, sighting: Sighting) -> bool:
     return rule.approve is ApproveWhen.AT_ONCE or progress.is_prepared
 
 
-def is_outdated(phase: Phase, sighting: Sighting) -> bool:
+def is_outdated(phase: WorkflowPhase, sighting: Sighting) -> bool:
     """Whether the event has moved on, so that the phase must not run any more."""
-    if phase is Phase.RECOVER:
+    if phase is WorkflowPhase.RECOVER:
         return False
-    return sighting.is_over or (phase is Phase.PREPARE and sighting.event.is_started)
+    return sighting.is_over or (phase is WorkflowPhase.PREPARE and sighting.event.is_started)
 
 
 def is_active(progress: Progress, vm: str) -> bool:

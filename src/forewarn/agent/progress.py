@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 
-from forewarn.agent.steps.base import Phase
+from forewarn.agent.steps.base import WorkflowPhase
 from forewarn.client import Event
 
 TEXT_BYTES_MAX = 4096
 
 Facts = Mapping[str, object]
-StepKey = tuple[Phase, int]
+StepKey = tuple[WorkflowPhase, int]
 """A step of a rule: its phase, and its index there."""
 
 
@@ -52,28 +52,28 @@ class Progress:
 
     event: Event
     rule: str
-    begun: frozenset[Phase] = frozenset()
-    ended: frozenset[Phase] = frozenset()
-    stopped: frozenset[Phase] = frozenset()
+    begun: frozenset[WorkflowPhase] = frozenset()
+    ended: frozenset[WorkflowPhase] = frozenset()
+    stopped: frozenset[WorkflowPhase] = frozenset()
     steps: Mapping[StepKey, EntryKind] = field(default_factory=dict)
     durations: Mapping[StepKey, float] = field(default_factory=dict)
     marks: frozenset[EntryKind] = frozenset()
     resources: tuple[str, ...] = ()
     step_names: Mapping[StepKey, str] = field(default_factory=dict)
 
-    def is_step_over(self, phase: Phase, index: int, name: str) -> bool:
+    def is_step_over(self, phase: WorkflowPhase, index: int, name: str) -> bool:
         """A step that began and has no end recorded is in doubt, and runs again."""
         if self.step_names.get((phase, index), name) != name:
             return False
         return self.steps.get((phase, index), EntryKind.STEP_BEGUN) is not EntryKind.STEP_BEGUN
 
-    def has_step_failed(self, phase: Phase, index: int) -> bool:
+    def has_step_failed(self, phase: WorkflowPhase, index: int) -> bool:
         return self.steps.get((phase, index)) in (EntryKind.STEP_FAILED, EntryKind.STEP_CUT)
 
     @property
     def is_prepared(self) -> bool:
         """Whether everything is done that an approval waits for."""
-        return Phase.PREPARE in self.ended and Phase.PREPARE not in self.stopped
+        return WorkflowPhase.PREPARE in self.ended and WorkflowPhase.PREPARE not in self.stopped
 
     @property
     def is_finished(self) -> bool:
@@ -82,7 +82,7 @@ class Progress:
     @property
     def is_done(self) -> bool:
         """Whether the event is over, and recovered from if anything had begun."""
-        return self.is_finished and (not self.begun or Phase.RECOVER in self.ended)
+        return self.is_finished and (not self.begun or WorkflowPhase.RECOVER in self.ended)
 
     @property
     def original_event(self) -> Event:
@@ -104,7 +104,7 @@ def fold(progress: Progress | None, kind: EntryKind, facts: Facts) -> Progress:
         raise ValueError(f"{kind} for an event that was never seen")
     if kind in MARKS:
         return replace(progress, marks=progress.marks | {kind})
-    phase = Phase(_text(facts, "phase"))
+    phase = WorkflowPhase(_text(facts, "phase"))
     if kind is EntryKind.BEGUN:
         return replace(progress, begun=progress.begun | {phase})
     if kind is EntryKind.ENDED:
@@ -113,7 +113,7 @@ def fold(progress: Progress | None, kind: EntryKind, facts: Facts) -> Progress:
     return _fold_step(progress, kind, phase, facts)
 
 
-def _fold_step(progress: Progress, kind: EntryKind, phase: Phase, facts: Facts) -> Progress:
+def _fold_step(progress: Progress, kind: EntryKind, phase: WorkflowPhase, facts: Facts) -> Progress:
     index, name, seconds = facts.get("index"), facts.get("step"), facts.get("seconds")
     if not isinstance(index, int):
         raise ValueError(f"index is {index!r}; expected a whole number")

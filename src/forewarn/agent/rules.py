@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from forewarn.agent.config_reader import CountMax, FieldError, Key, OneOf, Range, file_keys, read
 from forewarn.agent.steps import KINDS, make_step
-from forewarn.agent.steps.base import Phase, Step
+from forewarn.agent.steps.base import Step, WorkflowPhase
 from forewarn.client import Document, Event
 from forewarn.errors import Invalid
 
@@ -126,7 +126,7 @@ class Rule:
     start: Steps = ()
     recover: Steps = ()
 
-    def steps(self, phase: Phase) -> tuple[PlannedStep, ...]:
+    def steps(self, phase: WorkflowPhase) -> tuple[PlannedStep, ...]:
         steps: tuple[PlannedStep, ...] = getattr(self, phase)
         return steps
 
@@ -208,13 +208,13 @@ RESERVE_SECONDS_MAX = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class TimeBudget:
     """The time for one phase. `deadline` is on the monotonic clock; None is no deadline."""
 
     deadline: float | None = None
 
     @classmethod
-    def until(cls, end: float, now: float) -> "Budget":
+    def until(cls, end: float, now: float) -> "TimeBudget":
         """The budget of steps that must be done, and the event approved, at `end`."""
         reserve = min(RESERVE_SHARE * max(0.0, end - now), RESERVE_SECONDS_MAX)
         return cls(end - reserve)

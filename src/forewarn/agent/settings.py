@@ -21,7 +21,7 @@ RULE_HEADER = re.compile(r"^[ \t]*\[\[[ \t]*rule[ \t]*\]\]", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class AgentSettings:
     """`endpoint` "" is discovered, `name` "" comes from the endpoint, `listen` "" opens no port.
 
     `hooks` is a directory of executables that run at the end of each phase of every rule.
@@ -54,7 +54,7 @@ class Settings:
             raise FieldError("listen", "an address and a port, such as 127.0.0.1:9480")
 
 
-def load(path: Path) -> Settings:
+def load(path: Path) -> AgentSettings:
     """The settings in a file. Raises Invalid if it cannot be read or is wrong."""
     try:
         with path.open("rb") as file:
@@ -73,10 +73,10 @@ def load(path: Path) -> Settings:
     return parse(text, str(path))
 
 
-def parse(text: str, source: str) -> Settings:
+def parse(text: str, source: str) -> AgentSettings:
     """The settings in a text. Error messages begin with `source`."""
     try:
-        settings = read(Settings, _parse_toml(text, source), "")
+        settings = read(AgentSettings, _parse_toml(text, source), "")
         _check_unique_names(settings.rules)
         return _add_hooks(settings)
     except Invalid as error:
@@ -123,7 +123,7 @@ def _check_unique_names(rules: tuple[Rule, ...]) -> None:
         names.add(rule.name)
 
 
-def _add_hooks(settings: Settings) -> Settings:
+def _add_hooks(settings: AgentSettings) -> AgentSettings:
     if settings.hooks is None:
         return settings
     hooks = PlannedStep(make_step("hooks", str(settings.hooks), "hooks"))

@@ -9,13 +9,13 @@ from datetime import datetime
 
 from forewarn import __version__
 from forewarn.agent.progress import event_to_json, for_journal
-from forewarn.agent.steps.base import Phase
+from forewarn.agent.steps.base import WorkflowPhase
 from forewarn.client import Event
 
 COUNTER_NAMES = (
     *(
         f'forewarn_agent_steps_total{{phase="{phase}",result="{result}"}}'
-        for phase in Phase
+        for phase in WorkflowPhase
         for result in ("done", "failed", "cut")
     ),
     *(f'forewarn_agent_events_total{{matched="{matched}"}}' for matched in ("yes", "no")),
@@ -207,7 +207,7 @@ def _gauges(status: AgentStatus) -> dict[str, float]:
         f'forewarn_agent_workflows{{phase="{phase or "waiting"}"}}': sum(
             workflow.phase == phase for workflow in workflows
         )
-        for phase in (*Phase, "")
+        for phase in (*WorkflowPhase, "")
     }
     gauges[f'forewarn_agent_version{{version="{__version__}"}}'] = 1
     gauges["forewarn_agent_applications"] = len(status.programs)

@@ -11,8 +11,9 @@ import logging
 import threading
 from collections.abc import MutableMapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
+from forewarn.agent.fact_log import log
 from forewarn.agent.journal import Journal
 from forewarn.agent.plan import (
     Action,
@@ -25,19 +26,17 @@ from forewarn.agent.plan import (
 from forewarn.agent.progress import EntryKind, Progress, for_journal
 from forewarn.agent.rules import (
     DEFAULT_LIMIT_SECONDS,
-    Budget,
     Concerns,
     OnFailure,
     PlannedStep,
     Rule,
+    TimeBudget,
     seconds_to_not_before,
 )
 from forewarn.agent.status import Counters, WorkflowStatus
-from forewarn.agent.steps.base import Phase, StepContext
+from forewarn.agent.steps.base import StepContext, WorkflowPhase
 from forewarn.client import Clock, Event
 from forewarn.errors import Error
-
-log = logging.getLogger("forewarn.agent")
 
 OVERDUE_SECONDS = 30.0
 """The time assumed for an event that is Scheduled although its NotBefore has passed or is unknown:
@@ -50,7 +49,7 @@ MESSAGE_LENGTH_MAX = 500
 class LocalPrograms(Protocol):
     """Local programs that take part. `deadline` is on the monotonic clock."""
 
-    def begin(self, event: Event, phase: Phase, deadline: float) -> None:
+    def begin(self, event: Event, phase: WorkflowPhase, deadline: float) -> None:
         """Notify the registered programs. Only prepare waits for their answers."""
 
     def all_ready(self, event_id: str) -> bool:
@@ -60,7 +59,7 @@ class LocalPrograms(Protocol):
 
 
 class NoPrograms:
-    def begin(self, event: Event, phase: Phase, deadline: float) -> None: ...
+    def begin(self, event: Event, phase: WorkflowPhase, deadline: float) -> None: ...
 
     def all_ready(self, event_id: str) -> bool:
         return True
@@ -82,7 +81,7 @@ class AgentContext:
     programs: LocalPrograms
     clock: Clock
     counters: Counters
-    durations: MutableMapping[tuple[str, Phase, int], float] = field(default_factory=dict)
+    durations: MutableMapping[tuple[str, WorkflowPhase, int], float] = field(default_factory=dict)
     wait_for_others: bool = True
 
 
@@ -93,10 +92,10 @@ class Workflow:
         self.rule = rule
         self._context = context
         self._deadline: float | None = None
-        self._budget = Budget()
+        self._budget = TimeBudget()
         self._stopped = threading.Event()
-        self._announced: set[Phase] = set()
-        self._phase: Phase | None = None
+        self._announced: set[WorkflowPhase] = set()
+        self._phase: WorkflowPhase | None = None
         self._step = ""
         self._unwritten: tuple[EntryKind, dict[str, object]] | None = None
         self._interrupt = threading.Event()
@@ -122,7 +121,7 @@ class Workflow:
         lead_seconds = seconds_to_not_before(event, self._context.clock.now())
         with self._lock:
             self._deadline = now + (lead_seconds if lead_seconds > 0 else OVERDUE_SECONDS)
-            self._budget = Budget.until(self._deadline, now)
+            self._budget = TimeBudget.until(self._deadline, now)
             is_gone = self.rule.concerns is Concerns.OWN and not event.concerns(self._context.vm)
             is_over = self._sighting.is_over or is_gone
             self._sighting = Sighting(event, is_shown=True, is_over=is_over)
@@ -236,7 +235,7 @@ class Workflow:
         if self._phase is not None and is_outdated(self._phase, self._sighting):
             self._interrupt.set()
 
-    def _run_phase(self, phase: Phase) -> None:
+    def _run_phase(self, phase: WorkflowPhase) -> None:
         with self._lock:
             self._phase, self._interrupt = phase, threading.Event()
             if self._stopped.is_set() or is_outdated(phase, self._sighting):
@@ -246,7 +245,7 @@ class Workflow:
             if self.rule.applications and phase not in self._announced:
                 self._announce(phase)
             is_stopped = not self._run_steps(phase)
-            if phase is Phase.PREPARE and self.rule.applications and not is_stopped:
+            if phase is WorkflowPhase.PREPARE and self.rule.applications and not is_stopped:
                 self._wait_for_programs()
             if not self._interrupt.is_set():
                 self._context.journal.write(
@@ -256,23 +255,23 @@ class Workflow:
         finally:
             self._phase, self._step = None, ""
 
-    def _announce(self, phase: Phase) -> None:
+    def _announce(self, phase: WorkflowPhase) -> None:
         limit = self._context.clock.monotonic() + DEFAULT_LIMIT_SECONDS
         deadline = self._budget_of(phase).deadline or limit
         self._context.programs.begin(self._event_for(phase), phase, deadline)
         self._announced.add(phase)
 
-    def _budget_of(self, phase: Phase) -> Budget:
-        return self._budget if phase is Phase.PREPARE else Budget()
+    def _budget_of(self, phase: WorkflowPhase) -> TimeBudget:
+        return self._budget if phase is WorkflowPhase.PREPARE else TimeBudget()
 
-    def _event_for(self, phase: Phase) -> Event:
+    def _event_for(self, phase: WorkflowPhase) -> Event:
         """Recover is for all the resources that the event had at first."""
         progress = self.progress
-        if phase is not Phase.RECOVER or progress is None:
+        if phase is not WorkflowPhase.RECOVER or progress is None:
             return self.event
         return replace(self.event, resources=progress.resources)
 
-    def _run_steps(self, phase: Phase) -> bool:
+    def _run_steps(self, phase: WorkflowPhase) -> bool:
         """Whether the phase may continue after its steps. Steps with an end in the journal are
         skipped.
         """
@@ -291,7 +290,7 @@ class Workflow:
                 return False
         return True
 
-    def _run_step(self, phase: Phase, index: int, left: tuple[PlannedStep, ...]) -> None:
+    def _run_step(self, phase: WorkflowPhase, index: int, left: tuple[PlannedStep, ...]) -> None:
         context, key, step = self._context, self.event.key, left[0].step
         began = context.clock.monotonic()
         weights = [planned.options.weight for planned in left]
@@ -318,8 +317,7 @@ class Workflow:
             if self._stopped.is_set():
                 return
             if not isinstance(error, Error):
-                facts = {"event": key, "step": self._step}
-                log.exception("step raised an unexpected error", extra={"facts": facts})
+                log.exception("step raised an unexpected error", event=key, step=self._step)
             message = str(error)[:MESSAGE_LENGTH_MAX] or type(error).__name__
             self._end_step(EntryKind.STEP_FAILED, phase, index, problem=message)
             return
@@ -327,7 +325,7 @@ class Workflow:
         context.durations[self.rule.name, phase, index] = took
         self._end_step(EntryKind.STEP_DONE, phase, index, seconds=round(took, 3))
 
-    def _end_step(self, kind: EntryKind, phase: Phase, index: int, **facts: object) -> None:
+    def _end_step(self, kind: EntryKind, phase: WorkflowPhase, index: int, **facts: object) -> None:
         step = self.rule.steps(phase)[index].step.describe()
         result = kind.removeprefix("step-")
         self._unwritten = (kind, {"phase": phase, "index": index, "step": step, **facts})
@@ -336,7 +334,7 @@ class Workflow:
         level = logging.INFO if kind is EntryKind.STEP_DONE else logging.WARNING
         self._log("step ended", level, phase=phase, step=step, result=result, **facts)
 
-    def _warn_if_late(self, phase: Phase, index: int) -> None:
+    def _warn_if_late(self, phase: WorkflowPhase, index: int) -> None:
         """Warn once, as early as possible, that the limits of the steps, or how long they took
         before, exceed the time.
         """
@@ -370,6 +368,5 @@ class Workflow:
             if self._interrupt.wait(CHECK_SECONDS):
                 return
 
-    def _log(self, message: str, level: int = logging.INFO, **facts: object) -> None:
-        identity = {"event": self.event.key, "rule": self.rule.name}
-        log.log(level, message, extra={"facts": {**identity, **facts}})
+    def _log(self, message: str, level: int = logging.INFO, **facts: Any) -> None:
+        log.log(level, message, event=self.event.key, rule=self.rule.name, **facts)

@@ -11,7 +11,7 @@ from pathlib import Path
 from forewarn.agent.agent import Agent
 from forewarn.agent.journal import Journal
 from forewarn.agent.rules import ApproveWhen, PlannedStep, Rule, StepOptions
-from forewarn.agent.settings import Settings
+from forewarn.agent.settings import AgentSettings
 from forewarn.agent.status import Counters
 from forewarn.agent.steps.base import StepContext, StepFailed
 from forewarn.agent.workflow import AgentContext, LocalPrograms, NoPrograms, Workflow
@@ -171,7 +171,7 @@ def agent_of(
     **settings: object,
 ) -> Agent:
     return Agent(
-        replace(Settings(rules=rules), **settings),  # type: ignore[arg-type]
+        replace(AgentSettings(rules=rules), **settings),  # type: ignore[arg-type]
         client,
         world.journal,
         clock=world.time.clock(),

@@ -13,7 +13,7 @@ from forewarn.agent.agent import WORKERS_MAX, Agent
 from forewarn.agent.journal import Journal, JournalLost
 from forewarn.agent.progress import EntryKind
 from forewarn.agent.rules import ApproveWhen, Rule
-from forewarn.agent.settings import Settings
+from forewarn.agent.settings import AgentSettings
 from forewarn.agent.steps.base import StepContext
 from forewarn.client import EndpointError, InvalidDocument
 from tests.unit.agent.agent_world import (
@@ -279,7 +279,7 @@ def test_new_rules_apply_to_new_events(world: World) -> None:
     client.scenes = (
         shows(1, reboot()),
         wrote(world, EntryKind.APPROVED),
-        lambda: agent.reload(Settings(rules=(new,))),
+        lambda: agent.reload(AgentSettings(rules=(new,))),
         shows(2, reboot(), reboot("E2")),
         settled(world, "prepare", "E2"),
         shows(3),
@@ -298,7 +298,7 @@ def test_reload_logs_settings_that_need_a_restart(
 ) -> None:
     """Rules change immediately; the path of the journal does not."""
     agent = agent_of(world, ScriptedClient(world.time))
-    agent.reload(Settings(journal=Path("/elsewhere"), wait_seconds=7))
+    agent.reload(AgentSettings(journal=Path("/elsewhere"), wait_seconds=7))
 
     facts = [
         getattr(record, "facts", {})
@@ -513,7 +513,7 @@ def test_reloaded_rule_can_hold_a_current_event(world: World) -> None:
     client.scenes = (
         shows(1, reboot()),
         ran(world, "slow"),
-        lambda: agent.reload(Settings(rules=(replace(rule, hold=True),))),
+        lambda: agent.reload(AgentSettings(rules=(replace(rule, hold=True),))),
         go_on.set,
         settled(world, "prepare"),
         lambda: assert_(not client.has_approved.wait(0.05)),

@@ -16,8 +16,8 @@ from forewarn.agent.__main__ import main
 from forewarn.agent.config_reader import file_keys
 from forewarn.agent.participant_socket import ParticipantSocket
 from forewarn.agent.rules import Rule, StepOptions
-from forewarn.agent.settings import Settings
-from forewarn.agent.steps.base import Phase
+from forewarn.agent.settings import AgentSettings
+from forewarn.agent.steps.base import WorkflowPhase
 from forewarn.client import Event
 
 ROOT = Path(__file__).parents[3]
@@ -44,7 +44,7 @@ def test_each_of_the_six_uses_has_a_configuration(use: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "key", sorted({*file_keys(Settings), *file_keys(Rule), *file_keys(StepOptions)})
+    "key", sorted({*file_keys(AgentSettings), *file_keys(Rule), *file_keys(StepOptions)})
 )
 def test_every_key_of_the_file_is_documented(key: str) -> None:
     assert f"\n| `{key}` |" in PAGE
@@ -78,7 +78,7 @@ def test_program_in_the_page_works() -> None:
         programs = ParticipantSocket(path, dict)
         programs.open()
         event = Event("E1", "Reboot", "Scheduled")
-        programs.begin(event, Phase.PREPARE, time.monotonic() + 900)
+        programs.begin(event, WorkflowPhase.PREPARE, time.monotonic() + 900)
         program = threading.Thread(
             target=exec,
             args=(source, {"flush_everything": flush, "warm_up_the_cache": is_warm.set}),
@@ -89,7 +89,7 @@ def test_program_in_the_page_works() -> None:
         assert not programs.all_ready("E1")
         may_go_on.set()
         assert any(programs.all_ready("E1") or is_warm.wait(0.01) for _ in range(2000))
-        programs.begin(event, Phase.RECOVER, time.monotonic() + 300)
+        programs.begin(event, WorkflowPhase.RECOVER, time.monotonic() + 300)
         assert is_warm.wait(20)
         programs.close()
         program.join(20)

@@ -11,7 +11,7 @@ import pytest
 
 from forewarn.agent.journal import DAMAGED_COPIES_MAX, Journal, JournalLost
 from forewarn.agent.progress import EntryKind, event_to_json
-from forewarn.agent.steps.base import Phase
+from forewarn.agent.steps.base import WorkflowPhase
 from tests.unit.agent.agent_world import reboot, started
 
 
@@ -30,10 +30,10 @@ class Short(Journal):
 def write_story(journal: Journal) -> None:
     """A story of one event, up to its approval."""
     journal.write_event(reboot(), "drain")
-    journal.write("E1", EntryKind.BEGUN, phase=Phase.PREPARE)
-    journal.write("E1", EntryKind.STEP_BEGUN, phase=Phase.PREPARE, index=0)
-    journal.write("E1", EntryKind.STEP_DONE, phase=Phase.PREPARE, index=0, seconds=1.5)
-    journal.write("E1", EntryKind.STEP_BEGUN, phase=Phase.PREPARE, index=1)
+    journal.write("E1", EntryKind.BEGUN, phase=WorkflowPhase.PREPARE)
+    journal.write("E1", EntryKind.STEP_BEGUN, phase=WorkflowPhase.PREPARE, index=0)
+    journal.write("E1", EntryKind.STEP_DONE, phase=WorkflowPhase.PREPARE, index=0, seconds=1.5)
+    journal.write("E1", EntryKind.STEP_BEGUN, phase=WorkflowPhase.PREPARE, index=1)
     journal.write("E1", EntryKind.APPROVING)
 
 
@@ -54,9 +54,11 @@ def test_entries_survive_a_restart(path: Path) -> None:
     progress = second.progress["E1"]
     assert progress.event == reboot()
     assert progress.rule == "drain"
-    assert progress.is_step_over(Phase.PREPARE, 0, "")
-    assert not progress.is_step_over(Phase.PREPARE, 1, ""), "begun and without an end: in doubt"
-    assert progress.durations == {(Phase.PREPARE, 0): 1.5}
+    assert progress.is_step_over(WorkflowPhase.PREPARE, 0, "")
+    assert not progress.is_step_over(WorkflowPhase.PREPARE, 1, ""), (
+        "begun and without an end: in doubt"
+    )
+    assert progress.durations == {(WorkflowPhase.PREPARE, 0): 1.5}
     assert EntryKind.APPROVING in progress.marks
     assert EntryKind.APPROVED not in progress.marks
 
@@ -67,7 +69,7 @@ def test_entry_is_in_the_file_before_write_returns(path: Path) -> None:
     journal.write_event(reboot(), "drain")
 
     assert kinds(path) == ["seen"]
-    journal.write("E1", EntryKind.BEGUN, phase=Phase.PREPARE)
+    journal.write("E1", EntryKind.BEGUN, phase=WorkflowPhase.PREPARE)
     assert kinds(path) == ["seen", "begun"]
     journal.close()
 
@@ -101,7 +103,7 @@ def test_repeated_entry_writes_nothing(path: Path) -> None:
     journal = Journal.open(path)
     write_story(journal)
     before = path.read_bytes()
-    journal.write("E1", EntryKind.BEGUN, phase=Phase.PREPARE)
+    journal.write("E1", EntryKind.BEGUN, phase=WorkflowPhase.PREPARE)
     journal.write("E1", EntryKind.APPROVING)
 
     assert path.read_bytes() == before
@@ -299,9 +301,9 @@ def test_full_disk_raises_and_changes_nothing(path: Path) -> None:
     journal.write_event(reboot(), "drain")
     OnDisk.is_full = True
     with pytest.raises(JournalLost, match="No space left"):
-        journal.write("E1", EntryKind.BEGUN, phase=Phase.PREPARE)
+        journal.write("E1", EntryKind.BEGUN, phase=WorkflowPhase.PREPARE)
     with pytest.raises(JournalLost, match="No space left"):
-        journal.write("E1", EntryKind.BEGUN, phase=Phase.PREPARE)
+        journal.write("E1", EntryKind.BEGUN, phase=WorkflowPhase.PREPARE)
     assert journal.progress["E1"].begun == frozenset()
 
     OnDisk.is_full = False
@@ -338,7 +340,7 @@ def test_changed_event_keeps_its_rule_and_progress(path: Path) -> None:
     progress = journal.progress["E1"]
     assert progress.event.is_started
     assert progress.rule == "drain"
-    assert progress.is_step_over(Phase.PREPARE, 0, "")
+    assert progress.is_step_over(WorkflowPhase.PREPARE, 0, "")
 
 
 VERSION_0_2 = """\
@@ -367,7 +369,7 @@ def test_journal_of_version_0_2_is_read(path: Path) -> None:
     progress = journal.progress["E1"]
     assert (progress.event, progress.rule, progress.resources) == (reboot(), "drain", ("web-0",))
     assert progress.is_prepared
-    assert progress.is_step_over(Phase.PREPARE, 0, "run a")
-    assert progress.durations == {(Phase.PREPARE, 0): 1.5}
+    assert progress.is_step_over(WorkflowPhase.PREPARE, 0, "run a")
+    assert progress.durations == {(WorkflowPhase.PREPARE, 0): 1.5}
     assert progress.marks == {EntryKind.LATE, EntryKind.APPROVING}
     assert not list(path.parent.glob("*.damaged-*"))

@@ -11,8 +11,9 @@ import pytest
 
 from forewarn.agent.__main__ import main
 from forewarn.agent.agent import Agent
-from forewarn.agent.daemon import Daemon, LineFormatter, Options, log_to_stderr
-from forewarn.agent.settings import Settings
+from forewarn.agent.daemon import Daemon, Options
+from forewarn.agent.fact_log import LineFormatter, log_to_stderr
+from forewarn.agent.settings import AgentSettings
 from forewarn.errors import Unavailable
 from forewarn.systemd import Notifier
 
@@ -124,7 +125,7 @@ def test_failed_reload_keeps_the_rules(
                 pass
             shown.append(self.status().config_error)
 
-        def reload(self, settings: Settings) -> None:
+        def reload(self, settings: AgentSettings) -> None:
             raise error
 
     daemon_of(config, Reloading).run()

@@ -22,7 +22,7 @@ from forewarn.agent.participant_socket import (
     ParticipantSocket,
     request_status,
 )
-from forewarn.agent.steps.base import Phase
+from forewarn.agent.steps.base import WorkflowPhase
 from forewarn.client import Event
 from forewarn.errors import Invalid, Unavailable
 
@@ -114,7 +114,7 @@ def test_program_is_notified_and_awaited_until_ready(
 ) -> None:
     with Program(path) as program:
         assert program.ask(register="db") == {"registered": "db"}
-        programs.begin(REBOOT, Phase.PREPARE, 1810.0)
+        programs.begin(REBOOT, WorkflowPhase.PREPARE, 1810.0)
         notice = program.receive()
 
         assert notice == {
@@ -139,7 +139,7 @@ def test_program_is_notified_and_awaited_until_ready(
 def test_program_can_extend_its_time(path: Path, time: Time, programs: ParticipantSocket) -> None:
     with Program(path) as program:
         program.ask(register="db")
-        programs.begin(REBOOT, Phase.PREPARE, 1810.0)
+        programs.begin(REBOOT, WorkflowPhase.PREPARE, 1810.0)
         program.receive()
 
         assert program.ask(more="E1", seconds=60) == {"more": "E1", "seconds": 60.0}
@@ -153,7 +153,7 @@ def test_disconnected_program_is_not_awaited(path: Path, programs: ParticipantSo
     """A crashed program must not cost the VM its notice."""
     with Program(path) as program:
         program.ask(register="db")
-        programs.begin(REBOOT, Phase.PREPARE, 1810.0)
+        programs.begin(REBOOT, WorkflowPhase.PREPARE, 1810.0)
         assert not programs.all_ready("E1")
     settle(path)
 
@@ -162,7 +162,7 @@ def test_disconnected_program_is_not_awaited(path: Path, programs: ParticipantSo
 
 
 def test_late_program_is_notified(path: Path, programs: ParticipantSocket) -> None:
-    programs.begin(REBOOT, Phase.PREPARE, 1810.0)
+    programs.begin(REBOOT, WorkflowPhase.PREPARE, 1810.0)
     with Program(path) as program:
         program.ask(register="db")
         notice = program.receive()
@@ -174,7 +174,7 @@ def test_late_program_is_notified(path: Path, programs: ParticipantSocket) -> No
 
 def test_registering_twice_changes_nothing(path: Path, programs: ParticipantSocket) -> None:
     """And it is not notified twice."""
-    programs.begin(REBOOT, Phase.PREPARE, 1810.0)
+    programs.begin(REBOOT, WorkflowPhase.PREPARE, 1810.0)
     with Program(path) as program:
         program.ask(register="db")
         program.receive()
@@ -238,7 +238,7 @@ def test_program_that_does_not_read_is_disconnected(
         other.ask(register="other")
         event = Event("E1", "Reboot", "Scheduled", description="x" * 100_000)
         for _ in range(300):  # lines of 4 KiB: the system takes some, and 256 KiB wait
-            programs.begin(event, Phase.PREPARE, 1810.0)
+            programs.begin(event, WorkflowPhase.PREPARE, 1810.0)
             notice = other.receive()
             assert notice is not None
             assert notice["phase"] == "prepare"
@@ -349,7 +349,7 @@ def test_long_description_is_cut_in_a_notification(path: Path, programs: Partici
     """The program was once disconnected instead, and the event approved without it."""
     with Program(path) as program:
         program.ask(register="db")
-        programs.begin(replace(REBOOT, description="x" * 300_000), Phase.PREPARE, 1810.0)
+        programs.begin(replace(REBOOT, description="x" * 300_000), WorkflowPhase.PREPARE, 1810.0)
         notice = program.receive()
 
         assert notice is not None
@@ -378,7 +378,7 @@ def test_after_a_restart_an_event_waits_for_programs(path: Path, time: Time) -> 
     programs = ParticipantSocket(path, dict, resumed=("E1",), monotonic=time)
     programs.open()
     try:
-        programs.begin(REBOOT, Phase.PREPARE, 1810.0)
+        programs.begin(REBOOT, WorkflowPhase.PREPARE, 1810.0)
         assert not programs.all_ready("E1")
         time.now += 30
         assert programs.all_ready("E1")

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from forewarn.agent.participant_socket import UNREAD_BYTES_MAX
-from forewarn.agent.participants import EXTENSIONS_MAX, NOTICES_MAX, Notice, Participants
-from forewarn.agent.steps.base import Phase
+from forewarn.agent.participants import EXTENSIONS_MAX, NOTICES_MAX, Participants, PhaseNotice
+from forewarn.agent.steps.base import WorkflowPhase
 from forewarn.client import Event
 from forewarn.errors import Invalid, NotFound, Refused
 
@@ -14,7 +14,7 @@ REBOOT = Event("e1", "Reboot", "Scheduled", resources=("web-0",))
 
 
 def participants_of(
-    *programs: str, deadline: float = 900, phase: Phase = Phase.PREPARE
+    *programs: str, deadline: float = 900, phase: WorkflowPhase = WorkflowPhase.PREPARE
 ) -> Participants:
     participants = Participants()
     participants.begin(REBOOT, phase, deadline=deadline, programs=programs, now=0)
@@ -129,14 +129,14 @@ def test_late_program_is_notified_and_awaited() -> None:
     assert participants.all_ready("e1", 130)
 
 
-@pytest.mark.parametrize("phase", [Phase.START, Phase.RECOVER])
-def test_only_prepare_waits_for_answers(phase: Phase) -> None:
+@pytest.mark.parametrize("phase", [WorkflowPhase.START, WorkflowPhase.RECOVER])
+def test_only_prepare_waits_for_answers(phase: WorkflowPhase) -> None:
     """An event that has started cannot be delayed."""
     assert participants_of("db", phase=phase).all_ready("e1", 0)
 
 
 def test_late_program_is_not_notified_of_recover() -> None:
-    assert list(participants_of(phase=Phase.RECOVER).join("db", 0)) == []
+    assert list(participants_of(phase=WorkflowPhase.RECOVER).join("db", 0)) == []
 
 
 def test_unknown_event_is_not_found() -> None:
@@ -161,7 +161,7 @@ def test_notices_have_a_limit() -> None:
     participants = Participants()
     for number in range(NOTICES_MAX + 5):
         event = Event(f"e{number}", "Reboot", "Scheduled")
-        participants.begin(event, Phase.PREPARE, deadline=900, programs=(), now=0)
+        participants.begin(event, WorkflowPhase.PREPARE, deadline=900, programs=(), now=0)
 
     assert len(participants.notices) == NOTICES_MAX
 
@@ -177,7 +177,7 @@ def test_huge_number_of_seconds_is_five_minutes_too() -> None:
 def test_resumed_event_waits_for_programs_to_reconnect() -> None:
     """The agent's restart ended their connections."""
     participants = Participants(resumed={REBOOT.key}, since=100)
-    participants.begin(REBOOT, Phase.PREPARE, deadline=900, programs=(), now=101)
+    participants.begin(REBOOT, WorkflowPhase.PREPARE, deadline=900, programs=(), now=101)
 
     assert not participants.all_ready("e1", 129.9)
     assert participants.all_ready("e1", 130)
@@ -185,7 +185,7 @@ def test_resumed_event_waits_for_programs_to_reconnect() -> None:
 
 def test_reconnected_program_is_awaited() -> None:
     participants = Participants(resumed={REBOOT.key}, since=100)
-    participants.begin(REBOOT, Phase.PREPARE, deadline=900, programs=(), now=101)
+    participants.begin(REBOOT, WorkflowPhase.PREPARE, deadline=900, programs=(), now=101)
     list(participants.join("db", 110))
     participants.answer("db", {"more": "e1", "seconds": 60}, 110)
 
@@ -195,14 +195,14 @@ def test_reconnected_program_is_awaited() -> None:
 
 def test_resumed_event_does_not_wait_beyond_its_deadline() -> None:
     participants = Participants(resumed={REBOOT.key}, since=100)
-    participants.begin(REBOOT, Phase.PREPARE, deadline=105, programs=(), now=101)
+    participants.begin(REBOOT, WorkflowPhase.PREPARE, deadline=105, programs=(), now=101)
 
     assert participants.all_ready("e1", 105)
 
 
 def test_new_event_does_not_wait_for_unknown_programs() -> None:
     participants = Participants(resumed={"E2"}, since=100)
-    participants.begin(REBOOT, Phase.PREPARE, deadline=900, programs=(), now=101)
+    participants.begin(REBOOT, WorkflowPhase.PREPARE, deadline=900, programs=(), now=101)
 
     assert participants.all_ready("e1", 101)
 
@@ -218,14 +218,14 @@ def test_notice_always_fits_into_the_socket_buffer() -> None:
         resources=(long, *(f"web-{number}" for number in range(100_000))),
         description=long,
     )
-    line = json.dumps(Notice(event, Phase.PREPARE, 900).to_json(0), default=str)
+    line = json.dumps(PhaseNotice(event, WorkflowPhase.PREPARE, 900).to_json(0), default=str)
 
     assert len(line) < UNREAD_BYTES_MAX
 
 
 def test_short_texts_are_not_cut() -> None:
     event = Event("e1", "Reboot", "Scheduled", resources=("web-0", "web-1"), description="ä" * 2048)
-    shown = Notice(event, Phase.PREPARE, 900).to_json(0)["event"]
+    shown = PhaseNotice(event, WorkflowPhase.PREPARE, 900).to_json(0)["event"]
 
     assert isinstance(shown, dict)
     assert shown["description"] == event.description

@@ -6,7 +6,7 @@ import pytest
 
 from forewarn.agent.plan import (
     Action,
-    Approve,
+    ApproveNow,
     Done,
     RunPhase,
     Sighting,
@@ -17,7 +17,7 @@ from forewarn.agent.plan import (
 )
 from forewarn.agent.progress import EntryKind, Progress
 from forewarn.agent.rules import ApproveWhen, Rule
-from forewarn.agent.steps.base import Phase
+from forewarn.agent.steps.base import WorkflowPhase
 from tests.unit.agent.agent_world import reboot, started
 
 RULE = Rule("r", approve=ApproveWhen.WHEN_PREPARED)
@@ -25,24 +25,24 @@ SCHEDULED = Sighting(reboot(), is_shown=True)
 STARTED = Sighting(started(reboot()), is_shown=True)
 OVER = Sighting(reboot(), is_over=True)
 NEW = Progress(reboot(), "r", resources=("web-0",))
-BEGUN = replace(NEW, begun=frozenset({Phase.PREPARE}))
-PREPARED = replace(BEGUN, ended=frozenset({Phase.PREPARE}))
-STOPPED = replace(PREPARED, stopped=frozenset({Phase.PREPARE}))
+BEGUN = replace(NEW, begun=frozenset({WorkflowPhase.PREPARE}))
+PREPARED = replace(BEGUN, ended=frozenset({WorkflowPhase.PREPARE}))
+STOPPED = replace(PREPARED, stopped=frozenset({WorkflowPhase.PREPARE}))
 APPROVED = replace(PREPARED, marks=frozenset({EntryKind.APPROVED}))
-START_ENDED = replace(PREPARED, ended=frozenset({Phase.PREPARE, Phase.START}))
-RECOVERED = replace(PREPARED, ended=frozenset({Phase.PREPARE, Phase.RECOVER}))
+START_ENDED = replace(PREPARED, ended=frozenset({WorkflowPhase.PREPARE, WorkflowPhase.START}))
+RECOVERED = replace(PREPARED, ended=frozenset({WorkflowPhase.PREPARE, WorkflowPhase.RECOVER}))
 
 STATES = {
     "resumed": (BEGUN, Sighting(reboot()), Wait()),
     "unknown status": (NEW, replace(SCHEDULED, event=reboot(status="Completed")), Wait()),
-    "preparing": (NEW, SCHEDULED, RunPhase(Phase.PREPARE)),
-    "preparing after a crash": (BEGUN, SCHEDULED, RunPhase(Phase.PREPARE)),
-    "prepared": (PREPARED, SCHEDULED, Approve()),
+    "preparing": (NEW, SCHEDULED, RunPhase(WorkflowPhase.PREPARE)),
+    "preparing after a crash": (BEGUN, SCHEDULED, RunPhase(WorkflowPhase.PREPARE)),
+    "prepared": (PREPARED, SCHEDULED, ApproveNow()),
     "prepare stopped by a failed step": (STOPPED, SCHEDULED, Wait()),
     "approved": (APPROVED, SCHEDULED, Wait()),
-    "starting": (BEGUN, STARTED, RunPhase(Phase.START)),
+    "starting": (BEGUN, STARTED, RunPhase(WorkflowPhase.START)),
     "started": (START_ENDED, STARTED, Wait()),
-    "recovering": (PREPARED, OVER, RunPhase(Phase.RECOVER)),
+    "recovering": (PREPARED, OVER, RunPhase(WorkflowPhase.RECOVER)),
     "over before anything began": (NEW, OVER, Done()),
     "recovered": (RECOVERED, OVER, Done()),
 }
@@ -63,9 +63,9 @@ OTHER = replace(PREPARED, event=reboot("E2"))
     ("other", "action"),
     [
         (OTHER, Wait()),
-        (replace(OTHER, begun=frozenset()), RunPhase(Phase.RECOVER)),
-        (replace(OTHER, resources=("web-1",)), RunPhase(Phase.RECOVER)),
-        (replace(OTHER, marks=frozenset({EntryKind.FINISHED})), RunPhase(Phase.RECOVER)),
+        (replace(OTHER, begun=frozenset()), RunPhase(WorkflowPhase.RECOVER)),
+        (replace(OTHER, resources=("web-1",)), RunPhase(WorkflowPhase.RECOVER)),
+        (replace(OTHER, marks=frozenset({EntryKind.FINISHED})), RunPhase(WorkflowPhase.RECOVER)),
     ],
     ids=["active", "not begun", "of a peer", "over"],
 )
@@ -93,7 +93,8 @@ def test_at_once_approves_before_prepare_has_ended() -> None:
 def test_outdated_phases_are_those_that_the_event_has_passed() -> None:
     """Nothing runs late."""
     outdated = [
-        [is_outdated(phase, state) for phase in Phase] for state in (SCHEDULED, STARTED, OVER)
+        [is_outdated(phase, state) for phase in WorkflowPhase]
+        for state in (SCHEDULED, STARTED, OVER)
     ]
 
     assert outdated == [[False, False, False], [True, False, False], [True, True, False]]

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from forewarn.agent.rules import ApproveWhen, Bounds, Concerns, OnFailure
-from forewarn.agent.settings import BYTES_MAX, RULES_MAX, Settings, load, parse
-from forewarn.agent.steps.base import Phase
+from forewarn.agent.settings import BYTES_MAX, RULES_MAX, AgentSettings, load, parse
+from forewarn.agent.steps.base import WorkflowPhase
 from forewarn.errors import Invalid
 
 FULL = """\
@@ -43,7 +43,7 @@ name = "rest"
 """
 
 
-def read(text: str) -> Settings:
+def read(text: str) -> AgentSettings:
     return parse(text, "agent.toml")
 
 
@@ -72,14 +72,14 @@ def test_file_with_every_key_is_read() -> None:
     assert (stop.options.weight, stop.options.limit_seconds) == (2, 60)
     assert stop.options.on_failure is OnFailure.STOP
     assert (run.options.weight, run.options.limit_seconds) == (1, None)
-    assert len(drain.steps(Phase.RECOVER)) == 1
-    assert drain.steps(Phase.START) == ()
+    assert len(drain.steps(WorkflowPhase.RECOVER)) == 1
+    assert drain.steps(WorkflowPhase.START) == ()
     assert (rest.name, rest.approve, rest.concerns) == ("rest", ApproveWhen.NEVER, Concerns.OWN)
 
 
 def test_empty_file_is_an_agent_that_only_watches() -> None:
     """The smallest start: see which events come before deciding what to do."""
-    assert read("") == Settings()
+    assert read("") == AgentSettings()
 
 
 RULE = '[[rule]]\nname = "r"\n'
@@ -205,7 +205,7 @@ def test_huge_numbers_and_deep_nesting_are_rejected(text: str) -> None:
 
 
 STEP = '{run = ["/usr/bin/drain", "--now", "web"], limit_seconds = 30}'
-STEPS = "".join(f'{phase} = [\n  {STEP},\n  {{log = "{phase}"}},\n]\n' for phase in Phase)
+STEPS = "".join(f'{phase} = [\n  {STEP},\n  {{log = "{phase}"}},\n]\n' for phase in WorkflowPhase)
 
 
 def many_rules(count: int) -> str:

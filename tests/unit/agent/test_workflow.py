@@ -10,7 +10,7 @@ import pytest
 from forewarn.agent.journal import Journal, JournalLost
 from forewarn.agent.progress import EntryKind
 from forewarn.agent.rules import ApproveWhen, Concerns, OnFailure, Rule
-from forewarn.agent.steps.base import Phase, StepContext, StepFailed
+from forewarn.agent.steps.base import StepContext, StepFailed, WorkflowPhase
 from forewarn.agent.workflow import Workflow
 from forewarn.client import Event
 from tests.unit.agent.agent_world import RecordingStep, World, fail, reboot, started
@@ -96,7 +96,9 @@ def test_step_is_in_the_journal_before_it_runs(world: World) -> None:
 
     world.workflow(world.rule(prepare=(world.step("a", look),)), reboot()).run()
 
-    assert seen == [(reboot(), {Phase.PREPARE}, {(Phase.PREPARE, 0): EntryKind.STEP_BEGUN})]
+    assert seen == [
+        (reboot(), {WorkflowPhase.PREPARE}, {(WorkflowPhase.PREPARE, 0): EntryKind.STEP_BEGUN})
+    ]
 
 
 def test_after_a_crash_only_the_step_in_doubt_runs_again(world: World) -> None:
@@ -208,7 +210,7 @@ def test_preempt_cuts_the_last_steps_and_is_approved_in_time(world: World) -> No
     assert world.ran == ["a"]
     assert workflow.wants_approval
     assert workflow.status().seconds_left == pytest.approx(3, abs=0.2)
-    assert world.journal.progress["E1"].steps[Phase.PREPARE, 3] is EntryKind.STEP_CUT
+    assert world.journal.progress["E1"].steps[WorkflowPhase.PREPARE, 3] is EntryKind.STEP_CUT
 
 
 def test_limits_that_exceed_the_time_are_reported_early(world: World) -> None:
@@ -286,7 +288,7 @@ def test_step_with_a_bug_fails_and_the_rest_runs(world: World) -> None:
     world.workflow(world.rule(prepare=(world.step("a", break_), world.step("b"))), reboot()).run()
 
     assert world.ran == ["a", "b"]
-    assert world.journal.progress["E1"].steps[Phase.PREPARE, 0] is EntryKind.STEP_FAILED
+    assert world.journal.progress["E1"].steps[WorkflowPhase.PREPARE, 0] is EntryKind.STEP_FAILED
 
 
 def test_started_interrupts_prepare(world: World) -> None:
@@ -373,7 +375,7 @@ class SlowPrograms:
         self.world, self.checks = world, checks
         self.notified: list[tuple[str, float]] = []
 
-    def begin(self, event: Event, phase: Phase, deadline: float) -> None:
+    def begin(self, event: Event, phase: WorkflowPhase, deadline: float) -> None:
         self.notified.append((phase, deadline))
 
     def all_ready(self, event_id: str) -> bool:

@@ -23,7 +23,7 @@ RESOURCES_BYTES_MAX = 64 * 1024
 T = TypeVar("T")
 
 
-class Phase(StrEnum):
+class WorkflowPhase(StrEnum):
     """When a step runs: the event is Scheduled, it is Started, it is over."""
 
     PREPARE = "prepare"
@@ -53,7 +53,7 @@ class StepContext:
     """
 
     event: Event
-    phase: Phase
+    phase: WorkflowPhase
     vm: str
     deadline: float
     stop: threading.Event = field(default_factory=threading.Event)

@@ -20,10 +20,10 @@ from typing import Annotated, ClassVar, Literal
 from forewarn.agent.config_reader import FieldError, NotInFile, Range
 from forewarn.agent.steps.base import (
     CHECK_SECONDS,
-    Phase,
     StepContext,
     StepFailed,
     StepTimedOut,
+    WorkflowPhase,
     combine,
     event_environment,
 )
@@ -88,7 +88,7 @@ class SystemdStep:
     def run(self, context: StepContext) -> None:
         action: str = self.action
         if action == "by-phase":
-            action = "start" if context.phase is Phase.RECOVER else "stop"
+            action = "start" if context.phase is WorkflowPhase.RECOVER else "stop"
         units = self.units if action in ("stop", "reload") else self.units[::-1]
         systemctl = find_program(self.systemctl)
         run_all([Command((systemctl, action, "--", unit)) for unit in units], context)

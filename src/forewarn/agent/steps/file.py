@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from forewarn.agent.steps.base import Phase, StepContext, StepFailed
+from forewarn.agent.steps.base import StepContext, StepFailed, WorkflowPhase
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class FileStep:
         return f"make {self.path} {self.in_prepare}, or in recover the opposite"
 
     def run(self, context: StepContext) -> None:
-        must_exist = (self.in_prepare == "present") is (context.phase is not Phase.RECOVER)
+        must_exist = (self.in_prepare == "present") is (context.phase is not WorkflowPhase.RECOVER)
         try:
             if must_exist:
                 self._create()

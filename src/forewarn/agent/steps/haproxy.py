@@ -10,10 +10,10 @@ from typing import Annotated
 
 from forewarn.agent.config_reader import FieldError
 from forewarn.agent.steps.base import (
-    Phase,
     StepContext,
     StepFailed,
     StepTimedOut,
+    WorkflowPhase,
     call_with_timeout,
     combine,
     wait_until,
@@ -54,7 +54,7 @@ class HaproxyStep:
 
     def run(self, context: StepContext) -> None:
         """A server that fails does not keep the others from being drained."""
-        state = "ready" if context.phase is Phase.RECOVER else "drain"
+        state = "ready" if context.phase is WorkflowPhase.RECOVER else "drain"
         failures: list[StepFailed] = []
         changed: list[str] = []
         for server in self._resolve_servers(context):

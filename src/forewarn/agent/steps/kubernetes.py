@@ -14,7 +14,7 @@ from typing import Annotated
 from urllib.parse import quote
 
 from forewarn.agent.config_reader import Range
-from forewarn.agent.steps.base import Phase, StepContext, StepFailed, pause
+from forewarn.agent.steps.base import StepContext, StepFailed, WorkflowPhase, pause
 from forewarn.agent.steps.http import HttpRequest, NoResponse, check_url, send
 
 ANNOTATION = "forewarn/cordoned-for"
@@ -50,7 +50,7 @@ class KubernetesStep:
 
     def run_with(self, api: "ApiServer", context: StepContext) -> None:
         """Pods without a controller are evicted too: this node is about to go away."""
-        if context.phase is Phase.RECOVER:
+        if context.phase is WorkflowPhase.RECOVER:
             self._set_cordoned(api, context, should_cordon=False)
             return
         self._set_cordoned(api, context, should_cordon=True)

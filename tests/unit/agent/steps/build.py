@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from forewarn.agent.steps.base import Phase, StepContext
+from forewarn.agent.steps.base import StepContext, WorkflowPhase
 from forewarn.client import Event
 
 NOON = datetime(2026, 3, 4, 12, 0, 0, tzinfo=UTC)
@@ -42,7 +42,7 @@ def context(
     stopping = threading.Event()
     if stop:
         stopping.set()
-    made = StepContext(event or reboot(), Phase(phase), "web-0", 0, stopping)
+    made = StepContext(event or reboot(), WorkflowPhase(phase), "web-0", 0, stopping)
     if not is_simulated:
         return replace(made, deadline=made.now() + seconds)
     elapsed = [0.0]
@@ -61,7 +61,7 @@ def context_until(path: Path, *, seconds: float = 50, jump_seconds: float = 99) 
         has_content = path.exists() and path.read_text()
         return jump_seconds if has_content or time.monotonic() > end else 0
 
-    return StepContext(reboot(), Phase.PREPARE, "web-0", deadline=seconds, now=now)
+    return StepContext(reboot(), WorkflowPhase.PREPARE, "web-0", deadline=seconds, now=now)
 
 
 def script(path: Path, *lines: str) -> str:

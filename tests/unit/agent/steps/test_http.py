@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from forewarn.agent.steps import make_step
-from forewarn.agent.steps.base import Phase, StepContext, StepFailed, StepTimedOut
+from forewarn.agent.steps.base import StepContext, StepFailed, StepTimedOut, WorkflowPhase
 from tests.unit.agent.steps.build import Server, context, reboot
 
 ROOT = Path(__file__).parents[4]
@@ -124,7 +124,7 @@ def test_last_attempt_cut_short_does_not_hide_the_reason() -> None:
     with Server(503, Server.SILENT).running() as server:
         limited = StepContext(
             reboot(),
-            Phase.PREPARE,
+            WorkflowPhase.PREPARE,
             "web-0",
             deadline=50,
             now=lambda: 99 if len(server.requests) > 1 else 0,
