@@ -27,6 +27,7 @@ from forewarn.core.event import EventType
 from forewarn.core.timing import Timing
 from forewarn.engine.clock import Clock, RealClock
 from forewarn.engine.entry import Note
+from forewarn.engine.lease import run_under_lease
 from forewarn.engine.migration import UPGRADE
 from forewarn.engine.operations import Operations
 from forewarn.engine.worker import Worker
@@ -35,8 +36,8 @@ from forewarn.fleetfile import parser as fleet
 from forewarn.fleetfile.files import compute_digest, read_sources
 from forewarn.history.cloudevents import parse_secrets
 from forewarn.history.retention import RetentionWorker
-from forewarn.history.webhook_http import Postbox
-from forewarn.history.webhooks import Office, Receiver, identity_of
+from forewarn.history.webhook_sender import WebhookSender
+from forewarn.history.webhooks import Webhook, WebhookContext, deliver_all, get_identity
 from forewarn.log import set_up_log
 from forewarn.platform.base import Platform
 from forewarn.platform.open import open_health_platform, open_platform
@@ -101,7 +102,7 @@ async def serve(
         worker = f"server-{uuid.uuid4()}"
         async with (
             run_workers(config, service, make_platform(config, clock, service), worker) as work,
-            run_history_workers(config, service, worker) as history,
+            run_history_workers(config, service) as history,
         ):
             async with run_listeners(
                 *make_listeners(config, service, certificate, descriptors)
@@ -180,7 +181,7 @@ async def run_workers(
 
 @asynccontextmanager
 async def run_history_workers(
-    config: Config, service: Service, worker: str
+    config: Config, service: Service
 ) -> AsyncIterator[asyncio.Task[None]]:
     """Trim the history and send webhooks within this."""
     engine, feed = service.engine, service.feed
@@ -191,33 +192,41 @@ async def run_history_workers(
         keep=timedelta(days=config.history_days),
         commits_max=config.history_notes_max,
     )
-    receivers = []
-    if config.webhook:
-        office = Office(
-            store=engine.store,
-            clock=engine.clock,
-            tail=feed,
-            worker=worker,
-            identity=await identity_of(engine.store, make_id),
-            changes=webhook_changes(config.webhook_changes),
-            secrets=read_webhook_secrets(config),
-            limit=timedelta(seconds=config.webhook_seconds_max),
-            chance=random.random,
+    works = [run_under_lease(engine.store, "retention", lambda lease: retention.run())]
+    webhooks = await make_webhooks(config, service) if config.webhook else ()
+    if webhooks:
+        feed.webhooks = webhooks
+        works.append(
+            run_under_lease(engine.store, "webhooks", lambda lease: deliver_all(webhooks, lease))
         )
-        for url in config.webhook:
-            box = Postbox(url, seconds_max=config.webhook_seconds_max)
-            receivers.append(Receiver(url, box, office))
-    for receiver in receivers:
-        await receiver.enter()
-    feed.webhooks = tuple(receivers)
-    work = asyncio.create_task(
-        run_together(retention.run(), *(receiver.run() for receiver in receivers))
-    )
+    work = asyncio.create_task(run_together(*works))
     try:
         yield work
     finally:
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
+        for webhook in webhooks:
+            await webhook.close()
+
+
+async def make_webhooks(config: Config, service: Service) -> tuple[Webhook, ...]:
+    """The configured webhooks, registered: they get everything that happens from now on."""
+    context = WebhookContext(
+        engine=service.engine,
+        feed=service.feed,
+        identity=await get_identity(service.engine, make_id),
+        changes=webhook_changes(config.webhook_changes),
+        secrets=read_webhook_secrets(config),
+        random=random.random,
+    )
+    timeout_seconds = config.webhook_seconds_max
+    webhooks = tuple(
+        Webhook(url, WebhookSender(url, timeout_seconds=timeout_seconds), context)
+        for url in config.webhook
+    )
+    for webhook in webhooks:
+        await webhook.register()
+    return webhooks
 
 
 def webhook_changes(names: Sequence[str]) -> frozenset[ChangeKind]:

@@ -229,7 +229,7 @@ class Unreachable:
         for one in self._filling:
             one.settimeout(0)
             one.connect_ex(("127.0.0.1", self.port))
-        self._before = self._attempts()
+        self._own = {f":{one.getsockname()[1]:04X}" for one in self._filling}
 
     def __enter__(self) -> Self:
         return self
@@ -244,11 +244,12 @@ class Unreachable:
             one.close()
 
     def attempts(self) -> int:
-        """How many connections somebody else is trying to make now."""
-        return self._attempts() - self._before
+        """How many sockets of others are in SYN_SENT to our port.
 
-    def _attempts(self) -> int:
-        """Sockets of this machine in SYN_SENT to our port."""
+        Counted by local port: under load the kernel may list a socket twice.
+        """
         with open("/proc/net/tcp") as table:
             rows = [row.split() for row in table.readlines()[1:]]
-        return sum(row[2].endswith(f":{self.port:04X}") and row[3] == "02" for row in rows)
+        remote = f":{self.port:04X}"
+        connecting = {row[1][-5:] for row in rows if row[2].endswith(remote) and row[3] == "02"}
+        return len(connecting - self._own)

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -288,6 +289,25 @@ def test_watch_continues_through_every_error_and_reports_each(watch: Watch) -> N
     ]
     assert len(errors) == len(failures)
     assert pauses == [1, 1, 2, 4, 8, *[10] * 8]
+
+
+def test_documents_gives_each_document_and_error() -> None:
+    """A program with its own Watcher uses it instead of a watch."""
+    turns = (document(1), answer(b"", 503), document(2))
+    pauses: list[float] = []
+    with Crooked(*turns) as endpoint, Client(endpoint.url, clock=UNTIMED) as client:
+        results = list(islice(client.documents(period_seconds=5, sleep=pauses.append), 3))
+
+    async def read(url: str) -> list[Document | EndpointError]:
+        async with AsyncClient(url, clock=UNTIMED) as client:
+            documents = client.documents(sleep=lambda seconds: asyncio.sleep(0))
+            return [await anext(documents) for _ in range(3)]
+
+    with Crooked(*turns) as endpoint:
+        for first, error, last in (results, asyncio.run(read(endpoint.url))):
+            assert (first, last) == (Document(1, (), '"1"'), Document(2, (), '"2"'))
+            assert isinstance(error, RetryableError)
+    assert pauses == [5, 5]
 
 
 @either_watch

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.auth.token import Role
-from forewarn.auth.tokens import Tokens
+from forewarn.auth.tokens import Role, Tokens
 from forewarn.core.fleet import Scope, ScopeKind
 from forewarn.core.timing import Timing
 from forewarn.engine.engine import Engine

@@ -1,36 +1,72 @@
-"""Who may call the control API: tokens by name, kept in the store as digests, so that every server
-knows them and their end.
+"""Tokens and roles: who may call the control API.
 
-A token is shown once, as `fw_NAME_SECRET`. The name finds it, the digest of the secret proves it.
-Whoever makes or revokes one also writes the roll, a record that all tokens share: of two who decide
-at once one is told so, and decides again.
+The store has only digests of tokens, so every server knows them and no copy of the store reveals
+one. A token is shown once, as `fw_NAME_SECRET`: the name finds it, the digest of the secret proves
+it. Creating a token also writes an admin's record, and revoking an admin compares another one, so
+that two servers together cannot leave tokens without an admin.
 """
 
 import hashlib
 import hmac
 import re
-from datetime import timedelta
+from datetime import datetime, timedelta
+from enum import StrEnum
 
-from forewarn.auth.token import EXPIRY_MAX, NAME, TOKEN, Role, Token
+import msgspec
+
 from forewarn.core.change import Change, ChangeKind
 from forewarn.engine.engine import Engine
-from forewarn.engine.record import RAW
+from forewarn.engine.record import RecordCodec
 from forewarn.engine.transaction import Transaction
 from forewarn.errors import Invalid, Refused, UnknownToken
 
 TOKEN_KEY = "token/{}/"  # noqa: S105
-ROLL_KEY = "tokens"
-ROLL = b'{"format":1}'
-KEYS = (ROLL_KEY, "token/")
+ALL_TOKENS = "token/"
 TOKENS_MAX = 1000
+EXPIRY_MAX = timedelta(days=3660)
+NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+"""No underscore: it separates the name from the secret."""
 SECRET = re.compile(r"[0-9a-f]{64}")
 TEXT = re.compile(rf"fw_({NAME.pattern})_({SECRET.pattern})")
-NOBODY = Token(name="", role=Role.VIEWER, digest="", created_at=None)  # type: ignore[arg-type]
-"""What an unknown name is compared with, so that it takes as long as a known one."""
+
+
+class Role(StrEnum):
+    """Each role may do what the one before may: read; act on VMs, hosts and events; change the
+    fleet and the tokens.
+    """
+
+    VIEWER = "viewer"
+    OPERATOR = "operator"
+    ADMIN = "admin"
+
+    def covers(self, needed: "Role") -> bool:
+        ranks = list(Role)
+        return ranks.index(self) >= ranks.index(needed)
+
+
+class Token(msgspec.Struct, frozen=True):
+    """`digest` is the SHA-256 of the secret.
+
+    256 random bits cannot be brute-forced, so a fast hash is enough.
+    """
+
+    name: str
+    role: Role
+    digest: str
+    created_at: datetime
+    expires_at: datetime | None = None
+
+    def is_valid(self, now: datetime) -> bool:
+        return self.expires_at is None or now < self.expires_at
+
+
+TOKEN = RecordCodec("token", Token)
+UNKNOWN = Token(name="", role=Role.VIEWER, digest="", created_at=None)  # type: ignore[arg-type]
+"""Compared with if there is no token of that name, so that this takes the same time."""
 
 
 class Tokens:
-    """All tokens as the store holds them. Create it before the engine loads.
+    """All tokens of the store. Create it before the engine loads.
 
     `refused_count` counts requests with a bad token, for the metrics.
     """
@@ -39,42 +75,40 @@ class Tokens:
         self._engine = engine
         self.refused_count = 0
         engine.register("token", TOKEN)
-        engine.register(ROLL_KEY, RAW)
 
     def __bool__(self) -> bool:
         """Whether a token is required.
 
-        Expired and unreadable tokens still count, so that auth never switches itself off.
+        Expired and unreadable tokens count too: otherwise auth would switch itself off when the
+        last one expires.
         """
         is_known = next(self._engine.records.values("token"), None) is not None
-        return is_known or any(key.startswith("token/") for key in self._engine.unreadable)
+        return is_known or any(key.startswith(ALL_TOKENS) for key in self._engine.unreadable)
 
     def all(self) -> list[Token]:
+        """By name."""
         return [token for _, token in sorted(self._engine.records.values("token"))]
 
-    def _get(self, name: str) -> Token | None:
+    def authenticate(self, text: str) -> Token | None:
+        """The token with this text; None if it is unknown or expired, in constant time."""
+        parsed = TEXT.fullmatch(text)
+        name, secret = parsed.groups() if parsed else ("", "")
+        token = self._find(name) or UNKNOWN
+        is_right = hmac.compare_digest(hash_secret(secret), token.digest)
+        return token if is_right and token.is_valid(self._engine.clock.now()) else None
+
+    def _find(self, name: str) -> Token | None:
         """A token by its name; None if this version cannot read it."""
         key = TOKEN_KEY.format(name)
         token: Token | None = self._engine.records.get(key).value
         return None if key in self._engine.unreadable else token
 
-    def holder(self, text: str) -> Token | None:
-        """The token that this text is, if it is one, is known and has not expired.
-
-        It takes as long whatever is wrong.
-        """
-        found = TEXT.fullmatch(text)
-        name, secret = found.groups() if found else ("", "")
-        token = self._get(name) or NOBODY
-        is_right = hmac.compare_digest(digest_of(secret), token.digest)
-        return token if is_right and token.is_good(self._engine.clock.now()) else None
-
     async def create(
         self, name: str, role: Role, *, secret: str, by: str, expires_in: timedelta | None = None
     ) -> tuple[Token, str]:
-        """A new token and its text, which is told here and never again.
+        """A new token, and its text, which is never available again.
 
-        `secret` is 256 bits of chance in hexadecimal.
+        `secret` is 256 random bits in hexadecimal. The first token must be an admin's.
         """
         assert SECRET.fullmatch(secret)
         if not NAME.fullmatch(name):
@@ -89,7 +123,7 @@ class Tokens:
         now = self._engine.clock.now()
         expires_at = None if expires_in is None else now + expires_in
         token = Token(
-            name=name, role=role, digest=digest_of(secret), created_at=now, expires_at=expires_at
+            name=name, role=role, digest=hash_secret(secret), created_at=now, expires_at=expires_at
         )
 
         def decide(transaction: Transaction) -> None:
@@ -98,29 +132,34 @@ class Tokens:
                 return  # the reply to the first commit was lost
             if known is not None:
                 raise Refused(
-                    f"there is a token {name!r} already; expected another name, or revoke it first",
+                    f"token {name!r} already exists; expected another name, or revoke it first",
                     token=name,
                 )
-            count = len(self.all())
-            if count >= TOKENS_MAX:
+            tokens = self.all()
+            if len(tokens) >= TOKENS_MAX:
                 raise Refused(
-                    f"there are {count} tokens; at most {TOKENS_MAX} may be", tokens_max=TOKENS_MAX
+                    f"there are {len(tokens)} tokens; at most {TOKENS_MAX} are accepted",
+                    tokens_max=TOKENS_MAX,
                 )
             if not self and role is not Role.ADMIN:
                 raise Refused(
-                    f"the first token is a {role}; expected an admin: nobody could make or revoke"
-                    " tokens",
+                    f"the first token has role {role}; expected admin, because only an admin can"
+                    " create and revoke tokens",
                     role=role,
                 )
-            self._put(transaction, token.name, token, _change(ChangeKind.TOKEN_CREATED, token))
+            # Writing an admin as it is makes a concurrent revocation of the last admin fail.
+            for other in [*_valid_admins(tokens, now), *tokens][:1]:
+                transaction.put(TOKEN_KEY.format(other.name), other)
+            transaction.put(TOKEN_KEY.format(name), token)
+            transaction.record(_change(ChangeKind.TOKEN_CREATED, token))
 
-        await self._engine.update(KEYS, decide, by=by)
+        await self._engine.update([ALL_TOKENS], decide, by=by)
         return token, f"fw_{name}_{secret}"
 
     async def revoke(self, name: str, *, by: str) -> Token:
-        """End a token, here at once and elsewhere as soon as the store tells.
+        """End a token: here at once, on other servers as soon as they see the commit.
 
-        The last admin stays while others do.
+        The last admin can be revoked only if there is no other token.
         """
 
         def decide(transaction: Transaction) -> Token:
@@ -128,20 +167,20 @@ class Tokens:
             if token is None:
                 raise UnknownToken(f"there is no token {name[:80]!r}", token=name[:80])
             others = [other for other in self.all() if other.name != name]
-            is_admin = token.role is Role.ADMIN and token.is_good(transaction.now)
-            is_last = is_admin and not any(
-                other.role is Role.ADMIN and other.is_good(transaction.now) for other in others
-            )
-            if is_last and others:
+            admins = _valid_admins(others, transaction.now)
+            is_admin = bool(_valid_admins([token], transaction.now))
+            if is_admin and others and not admins:
                 raise Refused(
-                    f"{name} is the last admin's token; expected another admin, or no other tokens"
-                    " at all",
+                    f"{name} is the last admin token; expected another admin, or no other tokens",
                     token=name,
                 )
-            self._put(transaction, name, None, _change(ChangeKind.TOKEN_REVOKED, token))
+            if is_admin and admins:
+                transaction.get(TOKEN_KEY.format(admins[0].name))  # compared: it must stay
+            transaction.put(TOKEN_KEY.format(name), None)
+            transaction.record(_change(ChangeKind.TOKEN_REVOKED, token))
             return token
 
-        return await self._engine.update(KEYS, decide, by=by)
+        return await self._engine.update([ALL_TOKENS], decide, by=by)
 
     async def replace_all(self, name: str, *, secret: str, by: str) -> tuple[list[str], str]:
         """Revoke all tokens and create one for an admin; the names of the old, the new text.
@@ -151,21 +190,18 @@ class Tokens:
         tokens, now = self.all(), self._engine.clock.now()
         if not tokens:
             return [], ""
-        is_admin = {token.name: token.role is Role.ADMIN and token.is_good(now) for token in tokens}
-        for token in sorted(tokens, key=lambda token: is_admin[token.name]):  # admins last
+        admins = _valid_admins(tokens, now)
+        for token in sorted(tokens, key=lambda token: token in admins):  # admins last
             await self.revoke(token.name, by=by)
         _, text = await self.create(name, Role.ADMIN, secret=secret, by=by)
         return [token.name for token in tokens], text
 
-    def _put(
-        self, transaction: Transaction, name: str, token: Token | None, change: Change
-    ) -> None:
-        transaction.put(TOKEN_KEY.format(name), token)
-        transaction.put(ROLL_KEY, ROLL)
-        transaction.record(change)
+
+def _valid_admins(tokens: list[Token], now: datetime) -> list[Token]:
+    return [token for token in tokens if token.role is Role.ADMIN and token.is_valid(now)]
 
 
-def digest_of(secret: str) -> str:
+def hash_secret(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 

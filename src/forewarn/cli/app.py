@@ -23,10 +23,10 @@ def print_version(wanted: bool) -> None:  # noqa: FBT001
         raise typer.Exit
 
 
-Version = Annotated[
-    bool,
-    typer.Option("--version", callback=print_version, is_eager=True, help="Print the version."),
-]
+# fmt: off
+Version = Annotated[bool, typer.Option(
+    "--version", callback=print_version, is_eager=True, help="Print the version.")]
+# fmt: on
 
 
 @app.callback()

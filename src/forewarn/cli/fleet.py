@@ -24,15 +24,13 @@ class Source(StrEnum):
     LIBVIRT = "libvirt"
 
 
-FleetFile = Annotated[
-    str,
-    typer.Argument(
-        metavar="FILE", help="A fleet file, YAML or JSON, or a folder of them; - is standard input."
-    ),
-]
+# fmt: off
+FleetFile = Annotated[str, typer.Argument(
+    metavar="FILE", help="A fleet file, YAML or JSON, or a folder of them; - is standard input.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would change; change nothing.")]
 From = Annotated[Source, typer.Argument(metavar="SOURCE", help="Where the VMs are: libvirt.")]
 Apply = Annotated[bool, typer.Option("--apply", help="Apply the changes.")]
+# fmt: on
 COLUMNS = ("scope", "kind", "name", "update_domain", "host", "address")
 VM_DEFAULTS = {"update_domain": 0, "host": "", "address": ""}
 SYNC_TRIES_MAX = 5

@@ -38,24 +38,19 @@ COLUMNS = ("at", "what", "scope", "about", "host", "by", "event", "detail")
 BY_LENGTH_MAX = 20
 PAUSE_SECONDS_MAX = 30.0
 
+# fmt: off
 OnlyVm = Annotated[str | None, typer.Option("--vm", help="Only changes of this VM.")]
 OnlyScope = Annotated[str | None, typer.Option("--scope", help="Only changes of this scope.")]
 OnlyHost = Annotated[str | None, typer.Option("--host", help="Only changes on this host.")]
 OnlyEvent = Annotated[str | None, typer.Option("--event", help="Only changes of this event.")]
-OnlyChange = Annotated[
-    str | None, typer.Option("--what", help="Only this kind of change, such as started or failed.")
-]
-Since = Annotated[
-    str | None,
-    typer.Option(help="Only from this time on: 90s, 15m, 2h or 7d ago, or 2030-01-31T12:00:00Z."),
-]
+OnlyChange = Annotated[str | None, typer.Option(
+    "--what", help="Only this kind of change, such as started or failed.")]
+Since = Annotated[str | None, typer.Option(
+    help="Only from this time on: 90s, 15m, 2h or 7d ago, or 2030-01-31T12:00:00Z.")]
 Until = Annotated[str | None, typer.Option(help="Only before this time; same format as --since.")]
-Follow = Annotated[
-    bool,
-    typer.Option(
-        "--follow", "-f", help="Oldest first, then continue with what happens from now on."
-    ),
-]
+Follow = Annotated[bool, typer.Option(
+    "--follow", "-f", help="Oldest first, then continue with what happens from now on.")]
+# fmt: on
 
 
 class Message(NamedTuple):

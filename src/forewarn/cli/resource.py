@@ -9,32 +9,23 @@ from forewarn.cli.api import Client, api_command
 from forewarn.cli.options import Limit
 from forewarn.cli.output import show_events, show_list, show_one
 
-NotBefore = Annotated[
-    str | None,
-    typer.Option(
-        help="The earliest start, such as 2030-01-31T12:00:00Z. It can give more notice, not less."
-    ),
-]
+# fmt: off
+NotBefore = Annotated[str | None, typer.Option(
+    help="The earliest start, such as 2030-01-31T12:00:00Z. It can give more notice, not less.")]
 Vm = Annotated[str, typer.Argument(metavar="VM")]
 Host = Annotated[str, typer.Argument(metavar="HOST")]
 Type = Annotated[str, typer.Option("--type", help="Freeze, Reboot or Redeploy.", metavar="TYPE")]
 Cause = Annotated[str | None, typer.Option(help="maintenance, infrastructure or live-migration.")]
-Duration = Annotated[
-    int | None, typer.Option(help="How long VMs are affected, in seconds; -1 if unknown.")
-]
-Description = Annotated[
-    str | None, typer.Option(help="The text that VMs read, instead of one made from the cause.")
-]
+Duration = Annotated[int | None, typer.Option(
+    help="How long VMs are affected, in seconds; -1 if unknown.")]
+Description = Annotated[str | None, typer.Option(
+    help="The text that VMs read, instead of one made from the cause.")]
 EventId = Annotated[str, typer.Argument(metavar="EVENT", help="The event's id, in any case.")]
-ApprovingVm = Annotated[
-    str | None,
-    typer.Option(
-        help="Approve on behalf of this VM; the scope's policy decides whether that is enough."
-    ),
-]
-NewNotBefore = Annotated[
-    str, typer.Option(help="The new earliest start, such as 2030-01-31T12:00:00Z.")
-]
+ApprovingVm = Annotated[str | None, typer.Option(
+    help="Approve on behalf of this VM; the scope's policy decides whether that is enough.")]
+NewNotBefore = Annotated[str, typer.Option(
+    help="The new earliest start, such as 2030-01-31T12:00:00Z.")]
+# fmt: on
 
 
 def resource(name: str, help_: str, columns: Sequence[str]) -> typer.Typer:

@@ -19,19 +19,15 @@ T = TypeVar("T")
 
 app = typer.Typer(help="The store, without a service: restore.", no_args_is_help=True)
 
+# fmt: off
 Backup = Annotated[str, typer.Argument(metavar="BACKUP", help="The file that a backup created.")]
-Target = Annotated[
-    str,
-    typer.Argument(metavar="TARGET", help="The store, as in `serve --store`, or its file."),
-]
-Force = Annotated[
-    bool,
-    typer.Option("--force", help="Replace an existing store. It is kept under another name."),
-]
-KeepTokens = Annotated[
-    bool,
-    typer.Option("--keep-tokens", help="Keep the tokens of the backup, even those revoked since."),
-]
+Target = Annotated[str, typer.Argument(
+    metavar="TARGET", help="The store, as in `serve --store`, or its file.")]
+Force = Annotated[bool, typer.Option(
+    "--force", help="Replace an existing store. It is kept under another name.")]
+KeepTokens = Annotated[bool, typer.Option(
+    "--keep-tokens", help="Keep the tokens of the backup, even those revoked since.")]
+# fmt: on
 COMMAND = "store restore"
 SECRET_BYTES = 32
 ADMIN = "restored-{:%Y%m%d-%H%M%S}"

@@ -23,20 +23,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-Name = Annotated[
-    str, typer.Argument(metavar="NAME", help="Of a-z, 0-9 and -; it appears in the history.")
-]
+# fmt: off
+Name = Annotated[str, typer.Argument(
+    metavar="NAME", help="Of a-z, 0-9 and -; it appears in the history.")]
 RoleOption = Annotated[str, typer.Option(help="viewer, operator or admin.", metavar="ROLE")]
-Expires = Annotated[
-    str | None,
-    typer.Option(help="Expire after this time, such as 90d or 12h.", metavar="DURATION"),
-]
-Store = Annotated[
-    str | None,
-    typer.Option(
-        help="Work on this store, as in `serve --store`, not on a service.", metavar="URL"
-    ),
-]
+Expires = Annotated[str | None, typer.Option(
+    help="Expire after this time, such as 90d or 12h.", metavar="DURATION")]
+Store = Annotated[str | None, typer.Option(
+    help="Work on this store, as in `serve --store`, not on a service.", metavar="URL")]
+# fmt: on
 COLUMNS = ("name", "role", "created_at", "expires_at", "is_expired")
 BY = "command line"
 SECRET_BYTES = 32

@@ -62,13 +62,8 @@ MAINTENANCE_CAUSES = (Cause.MAINTENANCE, Cause.INFRASTRUCTURE, Cause.LIVE_MIGRAT
 USER_CAUSES = (Cause.RESTART, Cause.REDEPLOY, Cause.DELETION)
 
 UNKNOWN_SECONDS = -1
-DURATION_SECONDS = {
-    EventType.FREEZE: 9,
-    EventType.REBOOT: UNKNOWN_SECONDS,
-    EventType.REDEPLOY: UNKNOWN_SECONDS,
-    EventType.PREEMPT: UNKNOWN_SECONDS,
-    EventType.TERMINATE: UNKNOWN_SECONDS,
-}
+DURATION_SECONDS = dict.fromkeys(EventType, UNKNOWN_SECONDS) | {EventType.FREEZE: 9}
+"""The duration that an event announces unless its operator knows better (protocol 2.2)."""
 
 
 class ImpactState(StrEnum):

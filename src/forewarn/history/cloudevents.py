@@ -1,5 +1,4 @@
-"""A history entry as a CloudEvent 1.0 in JSON, and the signature that tells a receiver whose it is.
-Pure.
+"""History entries as CloudEvents 1.0 in JSON, and the signature that a receiver can check. Pure.
 
 The signature is that of Standard Webhooks: `v1,` and the base64 of HMAC-SHA256 over
 `id.timestamp.body`.
@@ -24,10 +23,7 @@ SECRETS_MAX = 5
 
 
 class CloudEvent(msgspec.Struct, frozen=True):
-    """The attributes that the specification names.
-
-    `source` and `id` together are of one note, for ever.
-    """
+    """The attributes of the specification. `source` and `id` together identify one entry."""
 
     specversion: str
     id: str
@@ -39,21 +35,26 @@ class CloudEvent(msgspec.Struct, frozen=True):
     data: Entry
 
 
-def cloud_event(identity: str, shown: Entry) -> CloudEvent:
-    """What a webhook tells of an entry.
-
-    `identity` is that of the store: another store numbers its notes from 1 too.
-    """
+def cloud_event(identity: str, entry: Entry) -> CloudEvent:
+    """The CloudEvent of an entry. Numbers are unique within a store, so it has the store's id."""
     return CloudEvent(
         specversion="1.0",
-        id=f"{identity}-{shown.number}",
+        id=f"{identity}-{entry.number}",
         source=f"/forewarn/{identity}",
-        type=f"forewarn.{_noun(shown)}.{shown.what}",
-        subject=shown.event or shown.vm or shown.scope or "forewarn",
-        time=shown.at,
+        type=f"forewarn.{_noun(entry)}.{entry.what}",
+        subject=entry.event or entry.vm or entry.scope or "forewarn",
+        time=entry.at,
         datacontenttype="application/json",
-        data=shown,
+        data=entry,
     )
+
+
+def _noun(entry: Entry) -> str:
+    if entry.event:
+        return "event"
+    if entry.vm:
+        return "vm"
+    return "scope" if entry.scope else "service"
 
 
 def encode(event: CloudEvent) -> bytes:
@@ -61,9 +62,7 @@ def encode(event: CloudEvent) -> bytes:
 
 
 def headers(event_id: str, body: bytes, at: datetime, secrets: Sequence[bytes]) -> dict[str, str]:
-    """What goes with the body when it is sent at this moment: a signature for each secret, so that
-    secrets can be changed.
-    """
+    """The headers of a request at this time. Each secret signs, so that secrets can be rotated."""
     seconds = str(int(at.timestamp()))
     signed = b".".join((event_id.encode(), seconds.encode(), body))
     signatures = (
@@ -78,27 +77,27 @@ def headers(event_id: str, body: bytes, at: datetime, secrets: Sequence[bytes]) 
 
 
 def parse_secrets(text: bytes, where: str) -> tuple[bytes, ...]:
-    """The secrets of a file, one a line:
+    """The secrets of a file, one per line: `whsec_` and base64, or the bytes themselves.
 
-    `whsec_` and base64, or the bytes themselves. What is refused is not repeated.
+    Error messages do not repeat them.
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not 1 <= len(lines) <= SECRETS_MAX:
         raise Invalid(
-            f"{where}: {len(lines)} secrets; 1 to {SECRETS_MAX} are accepted, one a line",
+            f"{where}: {len(lines)} secrets; 1 to {SECRETS_MAX} are accepted, one per line",
             file=where,
         )
-    return tuple(_secret(line, where) for line in lines)
+    return tuple(_parse_secret(line, where) for line in lines)
 
 
-def _secret(line: bytes, where: str) -> bytes:
+def _parse_secret(line: bytes, where: str) -> bytes:
     secret = line
     if line.startswith(SECRET_PREFIX.encode()):
         try:
             secret = base64.b64decode(line[len(SECRET_PREFIX) :], validate=True)
         except binascii.Error as error:
             raise Invalid(
-                f"{where}: what follows {SECRET_PREFIX} is not base64", file=where
+                f"{where}: the text after {SECRET_PREFIX} is not base64", file=where
             ) from error
     if len(secret) < SECRET_BYTES_MIN:
         raise Invalid(
@@ -106,11 +105,3 @@ def _secret(line: bytes, where: str) -> bytes:
             file=where,
         )
     return secret
-
-
-def _noun(shown: Entry) -> str:
-    if shown.event:
-        return "event"
-    if shown.vm:
-        return "vm"
-    return "scope" if shown.scope else "service"

@@ -7,7 +7,7 @@ newest values are cached: many followers cause one read of the store.
 import asyncio
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -67,10 +67,12 @@ class HistoryFeed:
         newest = await self._store.latest(limit=1)
         return last_number(newest[0].position) if newest else 0
 
-    async def gap_after(self, number: int) -> int:
-        """The oldest number there is, if entries after `number` may have been trimmed; else 0."""
-        oldest = first_number(await self._store.oldest_position())
-        return oldest if 0 < number < oldest - 1 else 0
+    async def gap_after(self, number: int, values: Sequence[HistoryValue]) -> int:
+        """The first number of `values` if entries between it and `number` were trimmed; else 0."""
+        if not values or number == 0:
+            return 0
+        oldest, first = await self._store.oldest_position(), values[0].position
+        return first_number(first) if position_of(number + 1) < oldest <= first else 0
 
     async def after(self, number: int) -> tuple[HistoryValue, ...]:
         """The next values that may have entries after this number, oldest first."""

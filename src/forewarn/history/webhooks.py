@@ -1,10 +1,7 @@
-"""Chosen changes told to other programs, as signed CloudEvents. The history is the outbox; a
-receiver's place in it is a record.
+"""Deliver chosen changes to webhooks, as signed CloudEvents. The history is the outbox.
 
-At least once, in order, each receiver for itself: one that does not answer delays nobody. Of
-several servers one delivers to a receiver at a time: it claims the record until a moment, as an
-impact is claimed. A claim is not renewed while there is nothing to tell, so another server may take
-over without asking.
+At least once and in order. Each webhook has a cursor record and a task of its own, so one that
+fails delays no other. One server delivers at a time: the holder of the lease `webhooks`.
 """
 
 import asyncio
@@ -13,305 +10,259 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
 import msgspec
 from msgspec.structs import replace
 
 from forewarn.core.change import ChangeKind
-from forewarn.engine.clock import Clock, within
-from forewarn.engine.entry import Entry, decode_all, last_number, position_of
+from forewarn.engine.clock import within
+from forewarn.engine.engine import Engine
+from forewarn.engine.entry import Entry, decode_all, last_number
 from forewarn.engine.log_throttle import ThrottledLog
-from forewarn.errors import Conflict, Error
+from forewarn.engine.record import RAW, RecordCodec
+from forewarn.engine.transaction import Transaction
+from forewarn.errors import Error
 from forewarn.history.cloudevents import cloud_event, encode, headers
 from forewarn.history.feed import HistoryFeed
-from forewarn.store.base import HistoryValue, Store, Write
+from forewarn.store.base import HistoryValue, Lease
 
 log = logging.getLogger("forewarn")
 
 KEY = "webhook/{}/"
 IDENTITY_KEY = "identity"
-BATCH = 50
-"""How many notes are told before the place is written down: after a crash so many may be told
-twice.
-"""
+BY = "webhooks"
+UNSAVED_MAX = 50
+"""How many deliveries may be repeated after a crash."""
+SAVE_INTERVAL = timedelta(minutes=1)
 FIRST_PAUSE, PAUSE_MAX = timedelta(seconds=1), timedelta(minutes=5)
-MARGIN = timedelta(seconds=5)
-SAVED_EVERY = timedelta(minutes=1)
-LOOK_EVERY = timedelta(seconds=15)
-REFUSED = (400, 413, 422)
-"""What says that this very message is not wanted, now or ever."""
-REFUSALS_MAX = 10
+CHECK_INTERVAL = timedelta(seconds=15)
+REJECTED = (400, 413, 422)
+"""Statuses that reject this very message."""
+REJECTIONS_MAX = 10
+NEVER = datetime.fromtimestamp(0, UTC)
 
 
 class Cursor(msgspec.Struct, frozen=True):
-    """Where a receiver is: all up to `number` is told. Claimed by a worker until `due_at`; by
-    nobody: not tried before then.
+    """Everything up to `number` is delivered; the next attempt is not before `retry_at`.
 
-    `tries` failed since the last success; of these the last `refusals` without a break refused the
-    next message.
+    `failures` counts failed attempts since the last success, `rejections` those of them at the end
+    that rejected the next message.
     """
 
     number: int
-    due_at: datetime
-    claimed_by: str = ""
-    tries: int = 0
-    refusals: int = 0
+    retry_at: datetime = NEVER
+    failures: int = 0
+    rejections: int = 0
 
 
-class Box(Protocol):
-    """Where messages are posted to; `name` is what may be shown of it."""
+CURSOR = RecordCodec("webhook", Cursor)
+
+
+class Sender(Protocol):
+    """Posts to one URL; `name` is the part of it that may be shown."""
 
     name: str
 
     def post(self, body: bytes, headers: Mapping[str, str]) -> Awaitable[int]: ...
 
-    def close(self) -> None: ...
+    async def close(self) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
-class Office:
-    """What all receivers of a server share.
+class WebhookContext:
+    """What all webhooks of a server share."""
 
-    `worker` names it in claims; `limit` is how long a call may take.
-    """
-
-    store: Store
-    clock: Clock
-    tail: HistoryFeed
-    worker: str
+    engine: Engine
+    feed: HistoryFeed
     identity: str
     changes: Collection[ChangeKind]
     secrets: Sequence[bytes] = field(repr=False)
-    limit: timedelta
-    chance: Callable[[], float]
+    random: Callable[[], float]
 
 
-class Receiver:
-    """One webhook. The counters are for whoever shows how the service is doing."""
+class Webhook:
+    """Delivers to one URL. The counters are for metrics.
 
-    def __init__(self, url: str, box: Box, office: Office) -> None:
-        self.name = box.name
+    States:  WAITING for a change -> DELIVERING -> WAITING
+             DELIVERING -> PAUSED after a failure, until `retry_at` -> DELIVERING
+    """
+
+    def __init__(self, url: str, sender: Sender, context: WebhookContext) -> None:
+        self.name = sender.name
         self.delivered = self.failed = self.refused = self.lost = 0
         self.is_failing = False
         self._key = KEY.format(hashlib.sha256(url.encode()).hexdigest()[:32])
-        self._box, self._office = box, office
-        self._store, self._clock, self._tail = office.store, office.clock, office.tail
-        self._trouble = ThrottledLog(office.clock)
-        self._cursor, self._revision = Cursor(0, office.clock.now()), 0
-        self._seen, self._saved_at = 0, office.clock.now()
-        self._first_seen: tuple[int, datetime] = 0, office.clock.now()
+        self._sender, self._context = sender, context
+        self._engine, self._feed, self._clock = context.engine, context.feed, context.engine.clock
+        self._throttled_log = ThrottledLog(self._clock)
+        self._cursor = self._saved = Cursor(0)
+        self._saved_at = self._clock.now()
+        self._unsaved = 0
 
-    async def enter(self) -> None:
-        """Write down where a new receiver begins: after all that has happened so far."""
-        if await self._read():
-            return
-        try:
-            await self._write(Cursor(await self._tail.last(), self._clock.now()))
-        except Conflict:
-            await self._read()  # another server was faster
+    async def register(self) -> None:
+        """Save where a new webhook begins: after everything that has happened so far."""
+        number = await self._feed.last()
 
-    async def run(self) -> None:
-        """Tell what happens until cancelled; then let go, so that another goes on at once."""
+        def decide(transaction: Transaction) -> None:
+            if transaction.get(self._key) is None:
+                transaction.put(self._key, Cursor(number))
+
+        await self._engine.update([self._key], decide, by=BY)
+
+    async def run(self, lease: Lease) -> None:
+        """Deliver until cancelled, then save the cursor: the next server repeats nothing."""
+        await self._engine.refresh(self._key)
+        saved: Cursor = self._engine.records.get(self._key).value or Cursor(0)
+        # a server with a wrong clock may have saved any time
+        latest = self._clock.now() + PAUSE_MAX
+        self._saved = self._cursor = replace(saved, retry_at=min(saved.retry_at, latest))
         try:
-            while True:  # ends when cancelled
-                bell = self._tail.changed
-                until = await self._attempt()
-                await self._wait(bell, until)
+            while True:
+                changed = self._feed.changed
+                until = await self._attempt(lease)
+                await self._wait(changed, until)
         finally:
-            self._box.close()
-            await self._let_go()
+            with suppress(Error, TimeoutError):
+                await asyncio.wait_for(self._save(lease), 1)
 
-    async def _attempt(self) -> datetime | None:
+    async def close(self) -> None:
+        await self._sender.close()
+
+    async def _attempt(self, lease: Lease) -> datetime | None:
         try:
-            return await self.turn()
-        except Conflict:
-            return (
-                self._clock.now() + FIRST_PAUSE
-            )  # another server was faster: its claim is there to be seen
-        except Error as problem:  # the store's; the receiver's are its own affair
-            self._trouble.warn(
-                "webhook waits for the store", receiver=self.name, problem=problem.message
+            return await self.deliver_next(lease)
+        except Error as error:  # of the store; those of the receiver are handled
+            self._throttled_log.warn(
+                "webhook waits for the store", receiver=self.name, problem=error.message
             )
-        except Exception:  # a bug that one receiver meets must not stop the others
+        except Exception:  # a bug that one webhook meets must not stop the others
             log.exception("webhook broken", extra={"facts": {"receiver": self.name}})
-        return self._clock.now() + LOOK_EVERY
+        return self._clock.now() + CHECK_INTERVAL
 
-    async def _wait(self, bell: asyncio.Event, until: datetime | None) -> None:
-        await asyncio.sleep(0)  # others have their turn
+    async def _wait(self, changed: asyncio.Event, until: datetime | None) -> None:
+        await asyncio.sleep(0)  # let polls pass
         if until is not None:
             await self._clock.sleep_until(until)
             return
-        try:
-            await within(self._clock, LOOK_EVERY, bell.wait())
-        except TimeoutError:
-            return
+        with suppress(TimeoutError):
+            await within(self._clock, CHECK_INTERVAL, changed.wait())
 
-    async def turn(self) -> datetime | None:
-        """Tell what can be told now.
+    async def deliver_next(self, lease: Lease) -> datetime | None:
+        """Deliver the next values of the history.
 
-        Gives the moment before which there is nothing to do; None: when something happens.
+        Returns when to continue; None: when something changes.
         """
-        await self._read()
         now = self._clock.now()
-        free_at = self._free_at(now)
-        if free_at > now and self._cursor.claimed_by != self._office.worker:
-            return free_at
-        self._seen = max(self._seen, self._cursor.number)
-        notes = await self._store.history(position_of(self._seen + 1) - 1, BATCH)
-        if not notes:
+        if self._cursor.retry_at > now:
+            return self._cursor.retry_at
+        values = await self._feed.after(self._cursor.number)
+        if not values:
             return None
-        await self._count_lost()
-        if any(self._chosen(note) for note in notes):
-            return await self._tell(notes)
-        self._seen = last_number(notes[-1].position)
-        if now >= self._saved_at + SAVED_EVERY:
-            await self._write(replace(self._cursor, number=self._seen))
+        await self._report_gap(values)
+        for value in values:
+            for entry in decode_all(value):
+                is_wanted = entry.what in self._context.changes
+                if is_wanted and entry.number > self._cursor.number:
+                    if not await self._deliver(entry, lease):
+                        return self._cursor.retry_at
+                    await self._pass(entry.number, lease)
+            await self._pass(last_number(value.position), lease)
+        if self._unsaved:
+            await self._save(lease)
         return now
 
-    def _free_at(self, now: datetime) -> datetime:
-        """When another's claim, or the pause after a failure, is over: at `due_at`, and not later
-        than its length after we first saw it so. A server whose clock is far ahead may write any
-        `due_at`, and die.
-        """
-        if self._first_seen[0] != self._revision:
-            self._first_seen = self._revision, now
-        longest = self._claim_length if self._cursor.claimed_by else PAUSE_MAX
-        return min(self._cursor.due_at, self._first_seen[1] + longest)
+    async def _pass(self, number: int, lease: Lease) -> None:
+        self._cursor = replace(self._cursor, number=number)
+        is_old = self._clock.now() >= self._saved_at + SAVE_INTERVAL
+        if is_old or self._unsaved >= UNSAVED_MAX:
+            await self._save(lease)
 
-    async def _tell(self, notes: Sequence[HistoryValue]) -> datetime:
-        for note in notes:
-            for shown in self._chosen(note):
-                if not await self._deliver(shown):
-                    return self._cursor.due_at
-                self._seen = shown.number
-            self._seen = last_number(note.position)
-        await self._write(
-            Cursor(self._seen, self._clock.now() + self._claim_length, self._office.worker)
-        )
-        return self._clock.now()
-
-    async def _deliver(self, shown: Entry) -> bool:
-        await self._hold()
-        event = cloud_event(self._office.identity, shown)
+    async def _deliver(self, entry: Entry, lease: Lease) -> bool:
+        """Send one entry. False if it has to be sent again, after a pause that is saved."""
+        event = cloud_event(self._context.identity, entry)
         body = encode(event)
+        status, problem = 0, ""
         try:
-            status = await self._box.post(
-                body, headers(event.id, body, self._clock.now(), self._office.secrets)
+            status = await self._sender.post(
+                body, headers(event.id, body, self._clock.now(), self._context.secrets)
             )
-            problem = "" if 200 <= status < 300 else f"it answered {status}"
-        except Error as raised:
-            status, problem = 0, raised.message
+            if not 200 <= status < 300:
+                problem = f"the response has status {status}"
+        except Error as error:
+            problem = error.message
+        self._unsaved += 1
         if not problem:
             self.delivered += 1
             self.is_failing = False
-            self._cursor = replace(self._cursor, tries=0, refusals=0)
+            self._cursor = replace(self._cursor, failures=0, rejections=0)
             return True
         self.failed += 1
-        refusals = self._cursor.refusals + 1 if status in REFUSED else 0
-        if refusals >= REFUSALS_MAX:
+        rejections = self._cursor.rejections + 1 if status in REJECTED else 0
+        if rejections >= REJECTIONS_MAX:
             self.refused += 1
-            log.error(
-                "webhook refused",
-                extra={"facts": {"receiver": self.name, "note": shown.number, "problem": problem}},
-            )
-            self._cursor = replace(self._cursor, tries=0, refusals=0)
+            facts = {"receiver": self.name, "number": entry.number, "problem": problem}
+            log.error("webhook refused", extra={"facts": facts})
+            self._cursor = replace(self._cursor, failures=0, rejections=0)
             return True
-        await self._retreat(problem, refusals)
+        await self._pause(problem, rejections, lease)
         return False
 
-    async def _hold(self) -> None:
-        """A claim that outlasts the next call.
-
-        While it does, nobody else tells this receiver anything.
-        """
-        now, cursor = self._clock.now(), self._cursor
-        if (
-            cursor.claimed_by != self._office.worker
-            or cursor.due_at < now + self._office.limit + MARGIN
-        ):
-            await self._write(
-                replace(
-                    cursor,
-                    number=self._seen,
-                    claimed_by=self._office.worker,
-                    due_at=now + self._claim_length,
-                )
-            )
-
-    @property
-    def _claim_length(self) -> timedelta:
-        return 2 * self._office.limit + MARGIN
-
-    async def _retreat(self, problem: str, refusals: int) -> None:
-        """Try again later, whoever it is then: longer each time, and not all receivers at one
-        moment.
-        """
-        tries = self._cursor.tries + 1
-        pause = min(FIRST_PAUSE * 2 ** min(tries - 1, 20), PAUSE_MAX) * (
-            0.5 + self._office.chance() / 2
-        )
+    async def _pause(self, problem: str, rejections: int, lease: Lease) -> None:
+        """Try again later: longer each time, and not all webhooks at the same time."""
+        failures = self._cursor.failures + 1
+        pause = min(FIRST_PAUSE * 2 ** min(failures - 1, 20), PAUSE_MAX)
+        pause *= 0.5 + self._context.random() / 2
         self.is_failing = True
-        self._trouble.warn("webhook failed", receiver=self.name, problem=problem, tries=tries)
-        await self._write(
-            Cursor(self._seen, self._clock.now() + pause, tries=tries, refusals=refusals)
+        self._throttled_log.warn(
+            "webhook failed", receiver=self.name, problem=problem, tries=failures
         )
+        retry_at = self._clock.now() + pause
+        self._cursor = Cursor(self._cursor.number, retry_at, failures, rejections)
+        await self._save(lease)
 
-    async def _count_lost(self) -> None:
-        """Report entries that were trimmed before they could be delivered."""
-        if oldest := await self._tail.gap_after(self._seen):
+    async def _report_gap(self, values: Sequence[HistoryValue]) -> None:
+        """Entries that were trimmed before they could be delivered are lost."""
+        if oldest := await self._feed.gap_after(self._cursor.number, values):
             self.lost += 1
-            self._seen = oldest - 1
-            log.error("webhook lost entries", extra={"facts": {"receiver": self.name}})
+            facts = {"receiver": self.name, "after": self._cursor.number, "before": oldest}
+            log.error("webhook lost entries", extra={"facts": facts})
+            self._cursor = replace(self._cursor, number=oldest - 1)
 
-    def _chosen(self, value: HistoryValue) -> list[Entry]:
-        return [
-            entry
-            for entry in decode_all(value)
-            if entry.number > self._seen and entry.what in self._office.changes
-        ]
-
-    async def _read(self) -> bool:
-        found = next(
-            (one for one in (await self._store.load(self._key)).records if one.key == self._key),
-            None,
-        )
-        if found is None or found.value is None:
-            self._revision = 0
-            return False
-        self._cursor, self._revision = msgspec.json.decode(found.value, type=Cursor), found.revision
-        return True
-
-    async def _write(self, cursor: Cursor) -> None:
-        self._revision = await self._store.commit(
-            [Write(self._key, msgspec.json.encode(cursor), self._revision)]
-        )
-        self._cursor, self._saved_at = cursor, self._clock.now()
-
-    async def _let_go(self) -> None:
-        """Whoever comes next goes on at once, and where we were."""
+    async def _save(self, lease: Lease) -> None:
         cursor = self._cursor
-        if cursor.claimed_by == self._office.worker:
-            cursor = Cursor(self._seen, self._clock.now())
-        elif not cursor.claimed_by:
-            cursor = replace(cursor, number=max(self._seen, cursor.number))
-        if cursor != self._cursor:
-            with suppress(Error, TimeoutError):  # a claim lapses by itself
-                await asyncio.wait_for(self._write(cursor), 1)
+        if cursor != self._saved:
+            await self._engine.update(
+                [self._key],
+                lambda transaction: transaction.put(self._key, cursor),
+                by=BY,
+                lease=lease,
+            )
+        self._saved, self._saved_at, self._unsaved = cursor, self._clock.now(), 0
 
 
-async def identity_of(store: Store, make_id: Callable[[], str]) -> str:
-    """What tells this store from all others, made when it is first asked for."""
-    for _ in range(2):
-        found = next(
-            (one for one in (await store.load(IDENTITY_KEY)).records if one.key == IDENTITY_KEY),
-            None,
-        )
-        if found is not None and found.value is not None:
-            return found.value.decode()
-        try:
-            await store.commit([Write(IDENTITY_KEY, make_id().lower().encode(), 0)])
-        except Conflict:
-            continue
-    raise AssertionError("an identity that is written is there")
+def register_records(engine: Engine) -> None:
+    """Call it before `engine.load`."""
+    engine.register("webhook", CURSOR)
+    engine.register(IDENTITY_KEY, RAW)
+
+
+async def deliver_all(webhooks: Sequence[Webhook], lease: Lease) -> None:
+    """Run all webhooks until cancelled."""
+    async with asyncio.TaskGroup() as group:
+        for webhook in webhooks:
+            group.create_task(webhook.run(lease))
+
+
+async def get_identity(engine: Engine, make_id: Callable[[], str]) -> str:
+    """The id that distinguishes this store from all others. Created on first use."""
+    new = make_id().lower().encode()
+
+    def decide(transaction: Transaction) -> bytes:
+        identity: bytes | None = transaction.get(IDENTITY_KEY)
+        if identity is None:
+            transaction.put(IDENTITY_KEY, new)
+        return identity or new
+
+    return (await engine.update([IDENTITY_KEY], decide, by=BY)).decode()

@@ -68,7 +68,7 @@ ERRORS: dict[int, tuple[type[Error], str]] = {
     sqlite3.SQLITE_CORRUPT: (StoreUnusable, DAMAGED),
     sqlite3.SQLITE_ERROR: (
         StoreUnusable,
-        "its tables are not those of a Forewarn store; expected all of them: restore it from a copy",
+        "these are not the tables of a Forewarn store; expected a whole one: restore it from a copy",
     ),
     sqlite3.SQLITE_FULL: (
         StoreUnusable,

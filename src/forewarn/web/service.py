@@ -9,9 +9,8 @@ from forewarn.core.timing import Timing
 from forewarn.engine.clock import Clock
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
-from forewarn.engine.record import RAW
 from forewarn.history.feed import HistoryFeed
-from forewarn.history.webhooks import IDENTITY_KEY
+from forewarn.history.webhooks import register_records
 from forewarn.store.base import Store
 
 
@@ -32,7 +31,7 @@ def build_service(
     engine = Engine(store, clock, timing)
     feed = HistoryFeed(store)
     engine.subscribe(lambda commit: feed.notify())
-    engine.register(IDENTITY_KEY, RAW, cached=False)
+    register_records(engine)
     return Service(
         engine,
         Operations(engine, make_id),

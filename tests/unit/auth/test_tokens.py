@@ -1,17 +1,16 @@
-"""Tokens as every server knows them: in the order of the store's revisions, whoever tells first."""
+"""Tokens on several servers of one store."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
-from forewarn.auth.token import Role, Token
-from forewarn.auth.tokens import TOKEN_KEY, Tokens
+from forewarn.auth.tokens import TOKEN_KEY, Role, Token, Tokens
 from forewarn.core.timing import Timing
 from forewarn.engine.engine import Engine
-from forewarn.errors import Refused
+from forewarn.errors import Error, Refused
 from forewarn.lab.clock import VirtualClock
 from forewarn.store.base import Record, Snapshot, Store
 from forewarn.store.memory import MemoryStore
@@ -24,73 +23,91 @@ class Server(NamedTuple):
     engine: Engine
     tokens: Tokens
 
+    async def create(self, name: str, role: Role = Role.ADMIN, **options: Any) -> str:
+        """A token; its text."""
+        _, text = await self.tokens.create(name, role, secret=SECRET, by="test", **options)
+        return text
+
+    def names(self) -> list[str]:
+        return [token.name for token in self.tokens.all()]
+
 
 def server_on(store: Store) -> Server:
     engine = Engine(store, VirtualClock(NOON), Timing())
     return Server(engine, Tokens(engine))
 
 
-def story(tell: Callable[[Server], Awaitable[None]]) -> None:
+def with_server(test: Callable[[Server], Awaitable[None]]) -> None:
     async def run() -> None:
         server = server_on(MemoryStore())
-        await tell(server)
+        await test(server)
         await server.engine.close()
 
     asyncio.run(run())
 
 
-def test_old_news_brings_no_revoked_token_back() -> None:
-    """A server hears of its own writes again, late, from the store it follows."""
+async def with_two_admins(server: Server) -> Server:
+    """Two admins and a viewer, and another server that knows them."""
+    await server.create("a")
+    await server.create("b")
+    await server.create("ci", Role.VIEWER)
+    other = server_on(server.engine.store)
+    await other.engine.load()
+    return other
 
-    async def tell(server: Server) -> None:
-        await server.tokens.create("root", Role.ADMIN, secret=SECRET, by="test")
-        [made] = (await server.engine.store.load("token/")).records
+
+def test_an_old_record_does_not_bring_a_revoked_token_back() -> None:
+    """A server sees its own writes again, late, in its watch."""
+
+    async def test(server: Server) -> None:
+        text = await server.create("root")
+        [created] = (await server.engine.store.load("token/")).records
         await server.tokens.revoke("root", by="test")
 
-        server.engine.learn(made)
+        server.engine.learn(created)
 
         assert not server.tokens
-        assert server.tokens.holder(f"fw_root_{SECRET}") is None
+        assert server.tokens.authenticate(text) is None
 
-    story(tell)
+    with_server(test)
 
 
-def test_a_name_can_be_used_again_and_the_old_text_is_good_no_more() -> None:
+def test_a_new_token_with_an_old_name_has_a_new_secret() -> None:
     """The name is public; the secret is what counts."""
 
-    async def tell(server: Server) -> None:
-        await server.tokens.create("root", Role.ADMIN, secret=SECRET, by="test")
+    async def test(server: Server) -> None:
+        old = await server.create("root")
         await server.tokens.revoke("root", by="test")
-        _, text = await server.tokens.create("root", Role.ADMIN, secret="cd" * 32, by="test")
+        _, new = await server.tokens.create("root", Role.ADMIN, secret="cd" * 32, by="test")
 
-        assert server.tokens.holder(f"fw_root_{SECRET}") is None
-        assert server.tokens.holder(text) is not None
+        assert server.tokens.authenticate(old) is None
+        assert server.tokens.authenticate(new) is not None
 
-    story(tell)
+    with_server(test)
 
 
-def test_after_the_store_was_lost_only_what_it_holds_is_good() -> None:
-    """A revocation that was not heard of while nothing was heard still counts."""
+def test_a_reload_drops_tokens_that_were_revoked_meanwhile() -> None:
+    """The server may have missed the revocation while the store was lost."""
 
-    async def tell(server: Server) -> None:
+    async def test(server: Server) -> None:
         other = server_on(server.engine.store)
-        await server.tokens.create("root", Role.ADMIN, secret=SECRET, by="test")
+        await server.create("root")
         await other.engine.load()
-        await other.tokens.create("ci", Role.VIEWER, secret=SECRET, by="test")
+        await other.create("ci", Role.VIEWER)
         await other.tokens.revoke("ci", by="test")
         server.engine.learn(Record(TOKEN_KEY.format("ci"), None, 10))
         await server.engine.load()
 
-        assert [token.name for token in server.tokens.all()] == ["root"]
+        assert server.names() == ["root"]
         await other.tokens.revoke("root", by="test")
         await server.engine.load()
-        assert server.tokens.all() == []
+        assert server.names() == []
 
-    story(tell)
+    with_server(test)
 
 
-class HeldStore(MemoryStore):
-    """A store whose loads can be held back: what they give is as old as the moment when they began."""
+class SlowStore(MemoryStore):
+    """A store whose loads wait, and then return what was there when they began."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,13 +121,11 @@ class HeldStore(MemoryStore):
         return snapshot
 
 
-def test_a_token_revoked_while_the_store_is_read_again_stays_revoked() -> None:
-    """A reload shows the store as it was when it began; it must not bring back what was revoked
-    since.
-    """
+def test_a_token_revoked_during_a_reload_stays_revoked() -> None:
+    """A reload returns the store as it was at its start."""
 
-    async def tell() -> None:
-        store = HeldStore()
+    async def run() -> None:
+        store = SlowStore()
         server = server_on(store)
         await with_two_admins(server)
         store.is_loaded.clear()
@@ -118,86 +133,95 @@ def test_a_token_revoked_while_the_store_is_read_again_stays_revoked() -> None:
         reload = asyncio.create_task(server.engine.load())
         await store.is_loaded.wait()
         await server.tokens.revoke("b", by="test")
-        _, new = await server.tokens.create("c", Role.VIEWER, secret="ef" * 32, by="test")
+        text = await server.create("c", Role.VIEWER)
         store.release.set()
         await reload
 
-        assert [token.name for token in server.tokens.all()] == ["a", "c", "ci"]
-        assert server.tokens.holder(new) is not None
+        assert server.names() == ["a", "c", "ci"]
+        assert server.tokens.authenticate(text) is not None
         await server.engine.close()
 
-    asyncio.run(tell())
+    asyncio.run(run())
 
 
-def test_two_servers_cannot_make_one_name_twice() -> None:
-    """The second would shut the holder of the first out, unnoticed."""
+def test_two_servers_cannot_create_the_same_name() -> None:
+    """The second would lock out the holder of the first."""
 
-    async def tell(server: Server) -> None:
+    async def test(server: Server) -> None:
         other = server_on(server.engine.store)
-        await server.tokens.create("root", Role.ADMIN, secret=SECRET, by="test")
-        with pytest.raises(Refused, match="there is a token 'root' already"):
+        await server.create("root")
+        with pytest.raises(Refused, match="token 'root' already exists"):
             await other.tokens.create("root", Role.ADMIN, secret="cd" * 32, by="test")
 
-    story(tell)
+    with_server(test)
 
 
-def test_an_admin_that_has_expired_is_no_admin_who_could_stay() -> None:
-    """The last one who can still come in goes last."""
+def test_an_expired_admin_does_not_count_as_an_admin() -> None:
+    """The last admin who can still log in is revoked last."""
 
-    async def tell(server: Server) -> None:
+    async def test(server: Server) -> None:
         clock = server.engine.clock
         assert isinstance(clock, VirtualClock)
-        await server.tokens.create(
-            "old", Role.ADMIN, secret=SECRET, by="t", expires_in=timedelta(hours=1)
-        )
-        await server.tokens.create("new", Role.ADMIN, secret="cd" * 32, by="t")
+        await server.create("old", expires_in=timedelta(hours=1))
+        await server.create("new")
         await clock.advance(timedelta(hours=1))
 
-        with pytest.raises(Refused, match="new is the last admin's token"):
-            await server.tokens.revoke("new", by="t")
-        await server.tokens.revoke("old", by="t")
-        await server.tokens.revoke("new", by="t")
+        with pytest.raises(Refused, match="new is the last admin token"):
+            await server.tokens.revoke("new", by="test")
+        await server.tokens.revoke("old", by="test")
+        await server.tokens.revoke("new", by="test")
 
-    story(tell)
+    with_server(test)
 
 
 def test_two_admins_cannot_revoke_each_other_at_once() -> None:
-    """Each was not the last when it was asked; together they would lock everybody out."""
+    """Each would see the other one as the remaining admin."""
 
-    async def tell(server: Server) -> None:
+    async def test(server: Server) -> None:
         other = await with_two_admins(server)
         for there in (server, other):
-            done = await asyncio.gather(
+            results = await asyncio.gather(
                 server.tokens.revoke("a", by="b"),
                 there.tokens.revoke("b", by="a"),
                 return_exceptions=True,
             )
 
-            assert [type(one) for one in done] == [Token, Refused]
-            assert [token.name for token in there.tokens.all()] == ["b", "ci"]
-            await there.tokens.create("a", Role.ADMIN, secret=SECRET, by="test")
+            assert [type(result) for result in results] == [Token, Refused]
+            assert there.names() == ["b", "ci"]
+            await there.create("a")
             await server.engine.load()
 
-    story(tell)
+    with_server(test)
 
 
-def test_a_first_token_that_was_an_admins_elsewhere_is_known_to_who_decides_here() -> None:
-    """A server that has not heard of a token yet decides again once it has."""
+@pytest.mark.parametrize("revoked_first", [True, False])
+def test_a_viewer_cannot_be_created_while_the_only_admin_is_revoked(revoked_first: bool) -> None:
+    """Otherwise a viewer would be left, and nobody could create or revoke tokens."""
 
-    async def tell(server: Server) -> None:
-        other = await with_two_admins(server)
-        await server.tokens.create("deploy", Role.VIEWER, secret=SECRET, by="test")
-        await other.tokens.create("second", Role.VIEWER, secret=SECRET, by="test")
+    async def test(server: Server) -> None:
+        other = server_on(server.engine.store)
+        await server.create("root")
+        await other.engine.load()
+        revoke = server.tokens.revoke("root", by="test")
+        create = other.create("ci", Role.VIEWER)
+        calls = [revoke, create] if revoked_first else [create, revoke]
+        results = await asyncio.gather(*calls, return_exceptions=True)
 
-        assert [token.name for token in other.tokens.all()] == ["a", "b", "ci", "deploy", "second"]
+        assert [isinstance(result, Error) for result in results] == [False, True]
+        await server.engine.load()
+        assert server.names() == ([] if revoked_first else ["ci", "root"])
 
-    story(tell)
+    with_server(test)
 
 
-async def with_two_admins(server: Server) -> Server:
-    """Two admins and a viewer, and another server that knows them."""
-    other = server_on(server.engine.store)
-    for name, role in (("a", Role.ADMIN), ("b", Role.ADMIN), ("ci", Role.VIEWER)):
-        await server.tokens.create(name, role, secret=SECRET, by="test")
-    await other.engine.load()
-    return other
+def test_a_server_without_news_decides_on_the_current_tokens() -> None:
+    """It reads the store before it refuses."""
+
+    async def test(server: Server) -> None:
+        other = server_on(server.engine.store)
+        await server.create("root")
+        await other.create("ci", Role.VIEWER)
+
+        assert other.names() == ["ci", "root"]
+
+    with_server(test)

@@ -438,6 +438,18 @@ def test_host_is_done_if_the_health_command_was_removed() -> None:
     assert reconcile(begin_check(fleet), fleet).state is CampaignState.DONE
 
 
+def test_canceled_campaign_checks_no_host() -> None:
+    """It ends with its events."""
+    fleet = Fleet(web(0), hosts=("h1",))
+    campaign = begin(fleet)
+    fleet.submit(Approve(event_ids=(fleet.event().id,)))
+    canceled = apply(campaign, OperatorCommand.CANCEL, fleet).campaign
+    fleet.run_impacts()
+    after = apply_checked(canceled, Reconcile(), fleet).campaign
+
+    assert (after.is_over, after.done) == (True, 1)
+
+
 def test_result_of_a_host_that_is_not_checked_changes_nothing() -> None:
     fleet = one_at_a_time()
     campaign = begin(fleet)

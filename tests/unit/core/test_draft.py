@@ -1,7 +1,7 @@
 """Every change is complete: type, cause and VMs of its event, the host, and the reason."""
 
 from forewarn.core.change import Change, ChangeKind
-from forewarn.core.command import Cancel, Claim, Command, Fail, SetMembers, Tick
+from forewarn.core.command import Cancel, Claim, Command, Fail, Redeploy, SetMembers, Tick
 from forewarn.core.event import Cause, EventType
 from forewarn.core.fleet import Scope
 from tests.builders import (
@@ -162,3 +162,26 @@ def test_change_of_one_vm_of_an_event_names_that_vm_alone() -> None:
         ("b",),
         "host-a",
     )
+
+
+def test_end_has_the_host_where_the_vm_was_before() -> None:
+    """A redeploy happens on the old host; the new one is in the change `moved`."""
+    scope = run(scope_of(), Redeploy(vm="web-0", event_id=guid(1)), approve("web-0"), claim())
+
+    changes = outcome_of(scope, finish(host="host-z")).changes
+
+    assert [(change.what, change.host) for change in changes] == [
+        (ChangeKind.IMPACTED, "host-a"),
+        (ChangeKind.MOVED, "host-z"),
+        (ChangeKind.COMPLETED, "host-a"),
+    ]
+
+
+def test_end_names_all_vms_that_left_together() -> None:
+    """The VMs leave one by one, and the event ends with the last one."""
+    scope = run(scope_of(vm("a"), vm("b"), vm("c", host="host-b")), maintain())
+    rest = SetMembers(kind=scope.kind, policy=scope.policy, vms=scope.vms[2:])
+
+    canceled = changes_of(scope, rest)[-1]
+
+    assert (canceled.what, canceled.resources) == (ChangeKind.CANCELED, ("a", "b"))

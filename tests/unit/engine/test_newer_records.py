@@ -9,8 +9,7 @@ from datetime import timedelta
 
 import pytest
 
-from forewarn.auth.token import Role
-from forewarn.auth.tokens import Tokens
+from forewarn.auth.tokens import Role, Tokens
 from forewarn.campaign.service import Campaigns
 from forewarn.core import command as ask
 from forewarn.core.fleet import Scope, ScopeKind
@@ -245,7 +244,7 @@ def test_token_of_a_newer_server_opens_nothing_and_keeps_auth_on() -> None:
         await engine.load()
 
         assert fresh
-        assert fresh.holder(text) is None
+        assert fresh.authenticate(text) is None
         with pytest.raises(RecordUnreadable):
             await fresh.revoke("boss", by="ann")
         assert (await stored(world.store, "token/boss/")).value == b'{"format":2,"value":{}}'

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from msgspec.structs import replace
 
-from forewarn.auth.token import Role
+from forewarn.auth.tokens import Role
 from forewarn.core.timing import Timing
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
@@ -14,7 +14,7 @@ from forewarn.engine.restore import JUMP, highest_incarnation, raise_incarnation
 from forewarn.errors import RecordUnreadable, Refused
 from forewarn.fleetfile.parser import Fleet
 from forewarn.history.query import EntryFilter, read
-from forewarn.history.webhooks import IDENTITY_KEY, identity_of
+from forewarn.history.webhooks import IDENTITY_KEY, get_identity
 from forewarn.store.base import Write
 from forewarn.web.service import Service, build_service
 from tests.unit.engine.test_engine import FLEET, World, live
@@ -134,8 +134,8 @@ def test_tokens_of_a_backup_are_revoked_and_the_api_stays_closed() -> None:
         fresh = (await service_on(engine)).tokens
 
         assert revoked == ["boss", "ci"]
-        assert (fresh.holder(boss), fresh.holder(ci)) == (None, None)
-        holder = fresh.holder(text)
+        assert (fresh.authenticate(boss), fresh.authenticate(ci)) == (None, None)
+        holder = fresh.authenticate(text)
         assert holder
         assert holder.role is Role.ADMIN
 
@@ -169,9 +169,9 @@ def test_a_restored_store_is_another_one_to_webhooks() -> None:
     """
 
     async def tell(world: World, desk: Operations, engine: Engine) -> None:
-        before = await identity_of(engine.store, world.make_id)
+        before = await get_identity((await service_on(engine)).engine, world.make_id)
         fresh = await renewed(engine)
-        assert await identity_of(fresh.store, world.make_id) != before
+        assert await get_identity(fresh, world.make_id) != before
 
     story_of(tell)
 

@@ -30,12 +30,12 @@ def started() -> Entry:
     )
 
 
-def test_a_cloudevent_has_every_attribute_that_the_specification_asks_for() -> None:
-    """Receivers are other people's programs, and know the specification, not us."""
-    told = json.loads(encode(cloud_event("7b1c", started())))
+def test_a_cloudevent_has_all_attributes_of_the_specification() -> None:
+    """Receivers know the specification, not us."""
+    event = json.loads(encode(cloud_event("7b1c", started())))
 
-    assert told.pop("data")["detail"] == "approved by web-1"
-    assert told == {
+    assert event.pop("data")["detail"] == "approved by web-1"
+    assert event == {
         "specversion": "1.0",
         "id": "7b1c-42",
         "source": "/forewarn/7b1c",
@@ -47,7 +47,7 @@ def test_a_cloudevent_has_every_attribute_that_the_specification_asks_for() -> N
 
 
 @pytest.mark.parametrize(
-    ("members", "type_", "subject"),
+    ("fields", "type_", "subject"),
     [
         ({"event": "", "vm": "web-0", "what": ChangeKind.JOINED}, "forewarn.vm.joined", "web-0"),
         ({"event": "", "what": ChangeKind.ENABLED}, "forewarn.scope.enabled", "web"),
@@ -58,22 +58,22 @@ def test_a_cloudevent_has_every_attribute_that_the_specification_asks_for() -> N
         ),
     ],
 )
-def test_the_type_and_the_subject_name_what_changed(
-    members: dict[str, object], type_: str, subject: str
+def test_type_and_subject_name_what_changed(
+    fields: dict[str, object], type_: str, subject: str
 ) -> None:
-    told = cloud_event("7b1c", replace(started(), **members))
+    event = cloud_event("7b1c", replace(started(), **fields))
 
-    assert (told.type, told.subject) == (type_, subject)
+    assert (event.type, event.subject) == (type_, subject)
 
 
-def test_the_signature_is_the_one_that_standard_webhooks_describes() -> None:
-    """id, timestamp and body with full stops between them: none of the three can be exchanged."""
+def test_the_signature_covers_id_timestamp_and_body() -> None:
+    """None of the three can be replaced, as Standard Webhooks requires."""
     secret = b"MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
-    said = headers("7b1c-42", b'{"a":1}', AT, [secret])
+    signed = headers("7b1c-42", b'{"a":1}', AT, [secret])
 
     seconds = int(AT.timestamp())
     expected = hmac.new(secret, f'7b1c-42.{seconds}.{{"a":1}}'.encode(), hashlib.sha256).digest()
-    assert said == {
+    assert signed == {
         "content-type": "application/cloudevents+json; charset=utf-8",
         "webhook-id": "7b1c-42",
         "webhook-timestamp": str(seconds),
@@ -81,13 +81,13 @@ def test_the_signature_is_the_one_that_standard_webhooks_describes() -> None:
     }
 
 
-def test_the_signature_fits_the_example_of_the_specifications_own_library() -> None:
-    """A vector that others publish: our own reading of the words proves nothing."""
+def test_the_signature_matches_a_published_example() -> None:
+    """Our own reading of the specification proves nothing."""
     (secret,) = parse_secrets(b"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\n", "secret")
     at = datetime.fromtimestamp(1614265330, UTC)
 
-    said = headers("msg_p5jXN8AQM9LWM0D4loKWxJek", b'{"test": 2432232314}', at, [secret])
-    assert said["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+    signed = headers("msg_p5jXN8AQM9LWM0D4loKWxJek", b'{"test": 2432232314}', at, [secret])
+    assert signed["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 
 
 def test_every_secret_of_the_file_signs() -> None:
@@ -109,10 +109,8 @@ def test_every_secret_of_the_file_signs() -> None:
         (b"whsec_not*base64", "is not base64"),
     ],
 )
-def test_a_secret_that_protects_nothing_is_refused_and_not_repeated(
-    text: bytes, message: str
-) -> None:
-    with pytest.raises(Invalid, match=message) as refusal:
+def test_a_weak_secret_is_rejected_and_not_repeated(text: bytes, message: str) -> None:
+    with pytest.raises(Invalid, match=message) as error:
         parse_secrets(text, "secret.txt")
-    assert "too short" not in str(refusal.value)
-    assert "not*base64" not in str(refusal.value)
+    assert "too short" not in str(error.value)
+    assert "not*base64" not in str(error.value)

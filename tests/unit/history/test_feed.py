@@ -114,10 +114,14 @@ def test_a_follower_can_ask_whether_it_missed_entries() -> None:
         await store.trim(9)
         assert await store.oldest_position() == 9
 
-        assert await feed.gap_after(last_number(7)) == first_number(9)
-        assert await feed.gap_after(last_number(8)) == 0  # it has everything before 9
-        assert await feed.gap_after(last_number(9)) == 0
-        assert await feed.gap_after(0) == 0  # it wants what there is
+        values = await feed.after(last_number(5))
+        assert await feed.gap_after(last_number(5), values) == first_number(9)
+        assert await feed.gap_after(last_number(8), values) == 0  # it has everything before 9
+        assert await feed.gap_after(0, values) == 0  # it wants what there is
+
+        await store.trim(13)
+        cached = await feed.after(last_number(10))
+        assert await feed.gap_after(last_number(10), cached) == 0  # the cache still has 11
 
     asyncio.run(run())
 

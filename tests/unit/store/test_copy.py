@@ -69,7 +69,7 @@ def restore(backup: Path, target: Path, *, may_replace: bool = True) -> Path:
 
 @contextmanager
 def program(text: str, path: Path) -> Iterator[None]:
-    """Another process that has done its work on the file, and holds it until the end of the block."""
+    """Another process that has done its work on the file, and keeps it open in the block."""
     with subprocess.Popen(
         [sys.executable, "-c", text, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:

@@ -291,7 +291,8 @@ def test_a_read_only_file_is_rejected_with_a_fix(public_folder: Path) -> None:
 
         with rejects(
             path,
-            f"may not use {path}, which belongs to .* with mode 0444; expected .*: chmod u\\+rw {path}$",
+            f"may not use {path}, which belongs to .* with mode 0444;"
+            f" expected .*: chmod u\\+rw {path}$",
         ):
             on_file(path, nothing)
 

@@ -103,8 +103,9 @@ def event_resources_are_names(session: Session) -> None:
     """Clients look for their own name in this list; a plain string would match parts of names."""
 
     def is_names(value: object) -> bool:
-        is_list = isinstance(value, list) and bool(value)
-        return is_list and all(isinstance(name, str) and name for name in value)  # type: ignore[attr-defined]
+        if not isinstance(value, list) or not value:
+            return False
+        return all(isinstance(name, str) and name for name in value)
 
     expect_member(session.events(), "Resources", is_names, "a list of names")
 

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 from litestar import Request
 
-from forewarn.auth.token import Role, Token
-from forewarn.auth.tokens import Tokens
+from forewarn.auth.tokens import Role, Token, Tokens
 from forewarn.errors import Forbidden, Unauthorized
 from forewarn.web.http.message import plain_address
 from forewarn.web.http.rate_limit import TokenBucket
@@ -67,7 +66,7 @@ class Authenticator:
         scheme, _, text = request.headers.get("authorization", "").partition(" ")
         if not scheme or not self._is_required:
             return None
-        token = self._tokens.holder(text.strip()) if scheme.lower() == "bearer" else None
+        token = self._tokens.authenticate(text.strip()) if scheme.lower() == "bearer" else None
         if token is not None:
             return token
         self._tokens.refused_count += 1

@@ -17,7 +17,7 @@ from litestar.params import QueryParameter
 from litestar.routes import HTTPRoute
 from litestar.status_codes import HTTP_204_NO_CONTENT
 
-from forewarn.auth.token import Role
+from forewarn.auth.tokens import Role
 from forewarn.config import is_loopback
 from forewarn.errors import Forbidden, Invalid
 from forewarn.web.control.auth import LOCAL_OPERATOR, Authenticator

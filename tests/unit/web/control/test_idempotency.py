@@ -9,7 +9,7 @@ import httpx
 import pytest
 from litestar import post
 
-from forewarn.auth.token import Role
+from forewarn.auth.tokens import Role
 from forewarn.core.change import ChangeKind
 from forewarn.core.command import Seen
 from forewarn.engine.engine import Engine

@@ -43,6 +43,7 @@ from forewarn.web.control.dependencies import (
 )
 from forewarn.web.control.openapi import COMMON_ERRORS, error_responses
 from forewarn.web.control.pagination import Key, page
+from forewarn.web.control.views import view
 from forewarn.web.http_status import BodyTooLarge
 
 NUMBER_MAX = 10**12
@@ -184,7 +185,7 @@ def _verb(
         data: JSONBody[EmptyBody] = EMPTY_BODY,
     ) -> CampaignAnswer:
         return CampaignAnswer(
-            view(engine, campaigns, await act(campaigns, campaign, principal.name))
+            campaign_view(engine, campaigns, await act(campaigns, campaign, principal.name))
         )
 
     return handler
@@ -205,7 +206,7 @@ class CampaignController(Controller):
         """All campaigns, the latest first. The last thousand that are over are kept."""
         found = campaigns.cache.all()[::-1]
         shown, after = page(found, _sort_key, limit, cursor)
-        views = [view(engine, campaigns, campaign, is_listed=True) for campaign in shown]
+        views = [campaign_view(engine, campaigns, campaign, is_listed=True) for campaign in shown]
         return CampaignList(views, len(found), after)
 
     @get("/{campaign:str}", responses=error_responses(UnknownCampaign))
@@ -217,7 +218,7 @@ class CampaignController(Controller):
     ) -> CampaignView:
         """A campaign: its progress, what it waits for, and when it will probably end."""
         found = await engine.look_up(lambda: campaigns.cache.find(campaign))
-        return view(engine, campaigns, found)
+        return campaign_view(engine, campaigns, found)
 
     @post(
         "/",
@@ -246,7 +247,7 @@ class CampaignController(Controller):
             )
             return CampaignAnswer(plan=plan)
         started = await campaigns.start(data.spec(), principal.name, operations.new_id())
-        return CampaignAnswer(view(engine, campaigns, started))
+        return CampaignAnswer(campaign_view(engine, campaigns, started))
 
     pause = _verb("pause", Campaigns.pause, "Starts no more hosts. Announced hosts continue.")
     resume = _verb(
@@ -257,38 +258,25 @@ class CampaignController(Controller):
     )
 
 
-def view(
+def campaign_view(
     engine: Engine, campaigns: Campaigns, campaign: Campaign, *, is_listed: bool = False
 ) -> CampaignView:
     spec, now = campaign.spec, engine.clock.now()
     blocker = None
     if not campaign.is_over and not is_listed:
         blocker = find_next_blocker(campaign, campaigns.context(campaign), now)
-    return CampaignView(
-        id=campaign.id,
-        name=campaign.name,
+    return view(
+        CampaignView,
+        campaign,
         type=spec.type,
-        state=campaign.state,
-        hosts=HostCounts(
-            total=campaign.total,
-            done=campaign.done,
-            in_progress=len(campaign.in_progress),
-            waiting=campaign.waiting,
-            skipped=campaign.skipped,
-            failed=campaign.failed,
-        ),
-        pause_reason=campaign.pause_reason,
-        paused_by_failure=campaign.paused_by_failure,
+        hosts=view(HostCounts, campaign, in_progress=len(campaign.in_progress)),
         waiting_for="" if blocker is None else f"{blocker.host}: {blocker}",
-        started_at=campaign.started_at,
-        ended_at=campaign.ended_at,
         estimated_end=estimate_end(campaign, now, engine.timing),
         patterns=spec.patterns,
         max_hosts=spec.max_hosts,
         max_unavailable=format_budget(spec.max_unavailable),
         pause_on_failure=spec.pause_on_failure,
         in_progress=[_view_run(engine, spec, run) for run in campaign.in_progress],
-        skipped_hosts=campaign.skipped_hosts,
     )
 
 

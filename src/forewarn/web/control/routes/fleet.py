@@ -7,7 +7,7 @@ from litestar import Controller, MediaType, Response, get, put
 from litestar.params import HeaderParameter, QueryParameter, RawBody
 
 from forewarn import errors
-from forewarn.auth.token import Role
+from forewarn.auth.tokens import Role
 from forewarn.fleetfile.parser import compute_etag, dump_json, parse
 from forewarn.fleetfile.schema import SCHEMA
 from forewarn.web.control.dependencies import OperationsDependency, PrincipalDependency

@@ -106,7 +106,7 @@ def make_permission(tokens: Tokens, authorization: str) -> Callable[[], bool]:
     text = authorization.partition(" ")[2].strip()
     if not tokens:
         return lambda: not tokens
-    return lambda: tokens.holder(text) is not None
+    return lambda: tokens.authenticate(text) is not None
 
 
 async def follow_history(
@@ -135,7 +135,7 @@ async def follow_history(
         while feed.stops == stops and is_allowed():
             changed = feed.changed
             values = await feed.after(number)
-            if values and (oldest := await feed.gap_after(number)):
+            if oldest := await feed.gap_after(number, values):
                 yield _gap(number, oldest)
             for entry in wanted.select(values):
                 if entry.number <= number:

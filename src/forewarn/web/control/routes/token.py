@@ -12,8 +12,7 @@ from litestar.params import FromPath, JSONBody
 from litestar.status_codes import HTTP_200_OK, HTTP_201_CREATED
 
 from forewarn import duration
-from forewarn.auth.token import Role, Token
-from forewarn.auth.tokens import Tokens
+from forewarn.auth.tokens import Role, Token, Tokens
 from forewarn.engine.engine import Engine
 from forewarn.errors import Invalid, Refused, UnknownToken
 from forewarn.web.control.checks import ROLE, SECRET
@@ -122,4 +121,4 @@ def token_list(engine: Engine, tokens: Tokens) -> TokenList:
 
 
 def token_view(engine: Engine, token: Token) -> TokenView:
-    return view(TokenView, token, is_expired=not token.is_good(engine.clock.now()))
+    return view(TokenView, token, is_expired=not token.is_valid(engine.clock.now()))

@@ -8,7 +8,7 @@ from typing import Any
 
 from litestar.response import ServerSentEventMessage
 
-from forewarn.auth.token import Role
+from forewarn.auth.tokens import Role
 from forewarn.engine.entry import first_number, last_number
 from forewarn.errors import StoreLost
 from forewarn.history.feed import HistoryFeed

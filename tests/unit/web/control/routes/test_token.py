@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from forewarn.auth.token import Role
+from forewarn.auth.tokens import Role
 from forewarn.web.control.app import make_app
 from forewarn.web.service import build_service
 from tests.history import entries_of
@@ -292,7 +292,7 @@ def test_revoked_token_is_rejected_at_once() -> None:
             400,
             "expires: expected at most 3660 days from now",
         ),
-        ({"name": "root", "role": "viewer"}, 409, "there is a token 'root' already"),
+        ({"name": "root", "role": "viewer"}, 409, "token 'root' already exists"),
     ],
 )
 def test_invalid_token_request_is_rejected(said: dict[str, str], status: int, message: str) -> None:
