@@ -98,7 +98,7 @@ def test_the_command_line_speaks_tls_with_a_ca_of_ones_own(secure: Service, fold
     assert (good.returncode, "web-0" in good.stdout) == (0, True), good.stderr
     assert stranger.returncode == 4
     assert re.fullmatch(
-        r"forewarn: the certificate of https://\S+ is not to be trusted: .*; FOREWARN_CA .*\n",
+        r"forewarn: the certificate of https://\S+ is not trusted: .*; FOREWARN_CA .*\n",
         stranger.stderr,
     )
     assert nothing.returncode == 2
@@ -236,7 +236,7 @@ def test_a_slip_in_the_name_of_a_store_makes_no_store(folder: Path) -> None:
         assert (refused.returncode, refused.stdout) == (2, "")
         assert (
             refused.stderr
-            == "forewarn: --store: there is no file slip.db; expected the store of a service\n"
+            == "forewarn: --store: no such file: slip.db; expected the store of a service\n"
         )
         assert not (folder / "slip.db").exists()
 
@@ -280,7 +280,7 @@ def test_a_pair_that_cannot_be_used_is_told_at_the_start(folder: Path) -> None:
         (folder / "fleet.yaml", key): (2, ".* cannot be used: .*; expected two PEM files"),
         (certificate, None): (
             2,
-            "control_key_file is not given; TLS needs both a certificate and its key",
+            "control_key_file is not set; TLS needs both a certificate and its key",
         ),
     }
     for (one, two), (code, message) in expected.items():
@@ -301,8 +301,8 @@ def test_beyond_loopback_it_starts_only_when_there_is_a_token(folder: Path) -> N
     )
     assert refused.returncode == 2
     assert refused.stderr == (
-        "forewarn: control is 0.0.0.0:0: there are no tokens, so whoever reaches it could do"
-        " anything; expected a loopback address, or make a token first:"
+        "forewarn: control is 0.0.0.0:0, but there are no tokens, so every client would be an"
+        " admin; expected a loopback address, or a token:"
         f" forewarn token create NAME --role admin --store {store}\n"
     )
 
@@ -331,7 +331,7 @@ def test_a_memory_store_never_goes_beyond_loopback(folder: Path) -> None:
 
     assert refused.returncode == 2
     assert refused.stderr.endswith(
-        "or a store that outlives the process: one in memory has no tokens\n"
+        "or a persistent store with tokens, because a memory store has none\n"
     )
 
 
@@ -352,7 +352,7 @@ def test_tokens_by_the_command_line_from_the_first_to_the_last(folder: Path) -> 
         )
         root = {"FOREWARN_CONTROL": service.control, "FOREWARN_TOKEN": first.stdout.strip()}
         assert re.fullmatch(r"fw_root_[0-9a-f]{64}\n", first.stdout), first.stderr
-        assert "shown once" in first.stderr
+        assert "printed once" in first.stderr
 
         bare = forewarn("vm", "list", cwd=folder, FOREWARN_CONTROL=service.control)
         assert (bare.returncode, "this request needs a token" in bare.stderr) == (1, True)

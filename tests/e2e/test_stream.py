@@ -150,7 +150,7 @@ def test_watch_tells_in_words_and_waits_for_a_service_that_goes_away(tmp_path: P
         service.ask("POST", "/vms/web-0/restart")
         first = [watching.stdout.readline() for _ in range(4)]
         service.stop()
-        assert "trying again" in watching.stderr.readline()
+        assert "retrying" in watching.stderr.readline()
         service.start()
         service.ask("POST", "/vms/web-0/restart")
         second = watching.stdout.readline()

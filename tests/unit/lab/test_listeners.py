@@ -25,7 +25,7 @@ class Taken:
         self.address = Address("127.0.0.1", 8000 + len(self.opened))
         self.opened.append(self.vm)
 
-    async def cut_off(self) -> None:
+    async def disconnect(self) -> None:
         self.opened.remove(self.vm)
 
     async def stop(self) -> None: ...
