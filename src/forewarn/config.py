@@ -27,8 +27,8 @@ BOOLEANS |= dict.fromkeys(("false", "0", "no", "off"), False)
 PLACEHOLDER = re.compile(r"(?<!\$)\{([a-z_]+)\}")
 # fmt: off
 WEBHOOK_CHANGES = (
-    "executed_silently", "scheduled", "extended", "started", "impact-failed", "completed", "canceled",
-    "failed",
+    "executed-silently", "scheduled", "extended", "started", "impact-failed", "completed",
+    "canceled", "failed",
 )
 PLACEHOLDERS = (
     "event_id", "event_type", "cause", "tries", "duration_seconds", "scope", "vm", "vm_id",

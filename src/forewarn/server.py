@@ -100,21 +100,16 @@ async def serve(
         await apply_fleet_file(operations, config.fleet)
         resume_collector()
         worker = f"server-{uuid.uuid4()}"
+        listeners = make_listeners(config, service, certificate, descriptors)
         async with (
             run_workers(config, service, make_platform(config, clock, service), worker) as work,
             run_history_workers(config, service) as history,
+            run_listeners(*listeners) as (metadata, operators),
         ):
-            async with run_listeners(
-                *make_listeners(config, service, certificate, descriptors)
-            ) as (
-                metadata,
-                operators,
-            ):
-                on_ready(Addresses(metadata.address, operators.address))
-                async with notify_systemd(
-                    f"metadata {metadata.address}, control {operators.address}"
-                ):
-                    await wait_for_first(work, history, metadata.wait(), operators.wait())
+            on_ready(Addresses(metadata.address, operators.address))
+            status = f"metadata {metadata.address}, control {operators.address}"
+            async with notify_systemd(status):
+                await wait_for_first(work, history, metadata.wait(), operators.wait())
 
 
 @asynccontextmanager

@@ -299,7 +299,8 @@ def test_beyond_loopback_it_starts_only_when_there_is_a_token(folder: Path) -> N
     )
     assert refused.returncode == 2
     assert refused.stderr == (
-        "forewarn: control is 0.0.0.0:0, but there are no tokens, so every client would be an admin; expected a loopback"
+        "forewarn: control is 0.0.0.0:0, but there are no tokens, so every client would be an"
+        " admin; expected a loopback"
         f" address, or a token: forewarn token create NAME --role admin --store {store}\n"
     )
 

@@ -26,7 +26,7 @@ PROCESS_SECONDS_MAX = 30
 def started(
     verb: str, path: Path, argument: int = 0, processes: int = 1
 ) -> list[subprocess.Popen[str]]:
-    """Processes that begin at one moment: each says when it is ready, and then all are told to go."""
+    """Start processes together: each reports that it is ready, then all may go."""
     command = [sys.executable, __file__, verb, str(path), str(argument)]
     pipe = subprocess.PIPE
     begun = [
@@ -119,7 +119,7 @@ async def main(verb: str, path: str, argument: str) -> None:
 
 
 def test_a_watch_sees_another_processs_commit_within_250_ms(tmp_path: Path) -> None:
-    """Two servers on one file are one service: a guest that waits at the other one is told as soon."""
+    """Two servers on one file are one service: a long poll at the other one returns too."""
     path = tmp_path / "store.db"
     (writer,) = started("write", path)
 

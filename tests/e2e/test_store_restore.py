@@ -41,7 +41,7 @@ def told(service: Service, token: str, *arguments: str) -> "subprocess.Completed
 
 
 def test_after_a_restore_no_old_tag_and_no_old_token_is_good(tmp_path: Path) -> None:
-    """The numbers and the tokens of a backup are from another time; guests and operators are not."""
+    """The numbers and tokens of a backup are older than what guests and operators have."""
     store, backup = tmp_path / "forewarn.db", tmp_path / "backup.db"
     with running(tmp_path) as service:
         poll(service)

@@ -76,7 +76,7 @@ def test_a_stream_tells_what_any_server_of_the_store_does(tmp_path: Path) -> Non
                 sent = entries(response, 4)
 
             assert [entry["what"] for entry in sent] == [
-                "executed_silently",
+                "executed-silently",
                 "claimed",
                 "impacted",
                 "completed",
@@ -180,17 +180,17 @@ def test_history_shows_what_happened_and_goes_on_with_follow(tmp_path: Path) -> 
             "completed",
             "impacted",
             "claimed",
-            "executed_silently",
+            "executed-silently",
             "joined",
         ]
         with command(
-            service, *command_line, "--follow", "--json", "--what", "executed_silently"
+            service, *command_line, "--follow", "--json", "--what", "executed-silently"
         ) as following:
             assert following.stdout
             first = json.loads(following.stdout.readline())
             service.ask("POST", "/vms/web-0/restart")
             second = json.loads(following.stdout.readline())
-            assert (first["what"], second["what"]) == ("executed_silently", "executed_silently")
+            assert (first["what"], second["what"]) == ("executed-silently", "executed-silently")
             assert second["number"] > first["number"]
 
 

@@ -37,7 +37,7 @@ def telling(folder: Path, *urls: str, more: tuple[str, ...] = ()) -> Iterator[Se
 def restart(service: Service) -> int:
     """Something that happens: nobody polls, so it is done at once.
 
-    Two changes are told of it: executed_silently, completed.
+    Two changes are told of it: executed-silently, completed.
     """
     return service.ask("POST", "/vms/web-0/restart")[0]
 
@@ -46,7 +46,7 @@ def settled(service: Service) -> list[int]:
     """The numbers of all chosen changes in the history, the oldest first, when nothing is under way
     any more.
     """
-    chosen = ("executed_silently", "completed")
+    chosen = ("executed-silently", "completed")
     end = time.monotonic() + 30
     while True:  # ends at the deadline
         found = [
@@ -68,7 +68,7 @@ def test_a_receiver_is_told_in_signed_cloudevents(tmp_path: Path) -> None:
         event = receiver.events[0]
 
         assert [one["type"] for one in receiver.events] == [
-            "forewarn.event.executed_silently",
+            "forewarn.event.executed-silently",
             "forewarn.event.completed",
         ]
         assert headers["content-type"] == "application/cloudevents+json; charset=utf-8"

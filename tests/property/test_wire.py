@@ -29,7 +29,9 @@ patient = settings(deadline=None)  # a busy machine is no broken rule
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 names = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,12}", fullmatch=True)
 moments = st.datetimes(
-    min_value=datetime(1970, 1, 1), max_value=datetime(9999, 12, 31), timezones=st.just(UTC)
+    min_value=datetime(1970, 1, 1),  # noqa: DTZ001 hypothesis adds the time zone
+    max_value=datetime(9999, 12, 31),  # noqa: DTZ001
+    timezones=st.just(UTC),
 )
 seconds = moments.map(lambda moment: moment.replace(microsecond=0))
 domains = st.integers(0, 99)

@@ -47,7 +47,8 @@ DOMAIN = """
   <os><type arch='x86_64' machine='pc'>hvm</type><boot dev='hd'/>{bios}</os>
   <features><acpi/></features><on_reboot>restart</on_reboot>
   <devices>
-    <emulator>/usr/bin/qemu-system-x86_64</emulator><controller type='usb' model='none'/><memballoon model='none'/>{disks}
+    <emulator>/usr/bin/qemu-system-x86_64</emulator><controller type='usb' model='none'/>
+    <memballoon model='none'/>{disks}
   </devices>
 </domain>
 """

@@ -19,7 +19,7 @@ from forewarn.errors import Unavailable
 
 SENTENCES = {
     "enabled": "first poll: from now on VMs get notice",
-    "executed_silently": "{vm}: {detail} now, without notice",
+    "executed-silently": "{vm}: {detail} now, without notice",
     "scheduled": "Scheduled: {detail}",
     "approved": "approved by {detail}",
     "extended": "postponed {detail}",

@@ -9,7 +9,7 @@ from forewarn.core.event import Cause, EventType
 
 
 class ChangeKind(StrEnum):
-    EXECUTED_SILENTLY = "executed_silently"
+    EXECUTED_SILENTLY = "executed-silently"
     """An operation runs at once, without an event."""
     SCHEDULED = "scheduled"
     APPROVED = "approved"

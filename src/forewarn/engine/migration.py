@@ -28,7 +28,7 @@ CURSOR_FIELDS = {
     "refusals": "rejections",
     "claimed_by": None,
 }
-CHANGE_KINDS = {"ordered": "executed_silently", "amended": "updated"}
+CHANGE_KINDS = {"ordered": "executed-silently", "amended": "updated"}
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 Fields = dict[str, Any]

@@ -91,7 +91,7 @@ def test_status_is_json_and_has_a_text_form() -> None:
     )
 
     assert list(to_text(status)) == [
-        "web-0, forewarn agent 0.2.0",
+        "web-0, forewarn agent 0.3.0",
         "endpoint: http://127.0.0.1, last response 1.5 s ago",
         "rules: all",
         "applications: db",

@@ -163,7 +163,7 @@ def test_a_live_campaign_is_limited_to_5000_hosts(fields: dict[str, Any], total:
     assert upgrade_record("campaign-hosts/c1/1", b"[]") is None
 
 
-@pytest.mark.parametrize(("old", "new"), [("ordered", "executed_silently"), ("amended", "updated")])
+@pytest.mark.parametrize(("old", "new"), [("ordered", "executed-silently"), ("amended", "updated")])
 def test_change_kinds_get_their_new_names(old: str, new: str) -> None:
     note = {"at": "2026-11-16T18:25:24Z", "by": "", "scope": "web", "change": {"what": old}}
 

@@ -448,7 +448,11 @@ def test_lone_surrogate_is_refused() -> None:
 def test_quoted_values_are_text() -> None:
     """The way to write a zone `1` or a tag `true`."""
     fleet = parse(
-        b"""scopes: [{name: a, vms: [{name: a, instance: {zone: '1', tags: {a: "true", b: 'null'}}}]}]""",
+        b"""
+        scopes:
+          - name: a
+            vms: [{name: a, instance: {zone: '1', tags: {a: "true", b: 'null'}}}]
+        """,
         "fleet.yaml",
     )
 

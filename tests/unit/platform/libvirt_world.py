@@ -23,12 +23,16 @@ DOMAIN = """
 <domain type='test'>
   <name>{name}</name><uuid>{uuid}</uuid><memory>65536</memory><vcpu>1</vcpu><os><type>hvm</type></os>
   <metadata>{metadata}</metadata>
-  <devices><interface type='network'><mac address='{mac}'/><source network='default'/></interface></devices>
+  <devices><interface type='network'>
+    <mac address='{mac}'/><source network='default'/>
+  </interface></devices>
 </domain>
 """
 NODE = """
 <node><network><name>default</name>
-  <ip address='192.168.122.1' prefix='24'><dhcp><range start='192.168.122.128' end='192.168.122.253'/></dhcp></ip>
+  <ip address='192.168.122.1' prefix='24'>
+    <dhcp><range start='192.168.122.128' end='192.168.122.253'/></dhcp>
+  </ip>
 </network>{}</node>
 """
 """The driver makes leases up, and breaks down over a network that has no addresses."""

@@ -11,19 +11,23 @@ from forewarn.wire.document import body, etag, matches
 from forewarn.wire.versions import BY_NAME, NEWEST, VERSIONS, Version
 from tests.unit.wire.build import holding, reboot
 
-HEAD = b'{"DocumentIncarnation":2,"Events":[{"EventId":"4CAEA225-A741-474D-A72E-428C86FCD853","EventStatus":"Scheduled",'
+HEAD = (
+    b'{"DocumentIncarnation":2,"Events":[{"EventId":"4CAEA225-A741-474D-A72E-428C86FCD853",'
+    b'"EventStatus":"Scheduled",'
+)
 NAMES = b'"EventType":"Reboot","ResourceType":"VirtualMachine","Resources":["flatcar-vm1"],'
 OLD = HEAD + NAMES + b'"NotBefore":"Thu, 22 Jul 2021 04:50:17 GMT"'
 
 
 def test_the_newest_version_gives_the_captured_bytes() -> None:
     """Protocol 2.1: this body came from Azure."""
-    assert (
-        body(holding(reboot()), NEWEST)
-        == b'{"DocumentIncarnation":2,"Events":[{"EventId":"4CAEA225-A741-474D-A72E-428C86FCD853","EventStatus":"Scheduled","EventType":"Reboot","ResourceType":"VirtualMachine","Resources":["flatcar-vm1"],"NotBefore":"Thu,'
-        b" 22 Jul 2021 04:50:17"
-        b' GMT","Description":"","EventSource":"User","DurationInSeconds":-1}]}'
+    captured = (
+        b'{"DocumentIncarnation":2,"Events":[{"EventId":"4CAEA225-A741-474D-A72E-428C86FCD853",'
+        b'"EventStatus":"Scheduled","EventType":"Reboot","ResourceType":"VirtualMachine",'
+        b'"Resources":["flatcar-vm1"],"NotBefore":"Thu, 22 Jul 2021 04:50:17 GMT",'
+        b'"Description":"","EventSource":"User","DurationInSeconds":-1}]}'
     )
+    assert body(holding(reboot()), NEWEST) == captured
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,10 @@ VM = Vm(
     instance=TOLD,
 )
 SCALE_SET = Scope(name="web", kind=ScopeKind.SCALE_SET, vms=(VM,))
-PREFIX = "/subscriptions/8d10da13-8125-4ba9-a717-bf7490507b3d/resourceGroups/shop/providers/Microsoft.Compute"
+PREFIX = (
+    "/subscriptions/8d10da13-8125-4ba9-a717-bf7490507b3d/resourceGroups/shop"
+    "/providers/Microsoft.Compute"
+)
 
 
 def compute(scope: Scope = SCALE_SET, vm: Vm = VM, version: str = NEWEST) -> dict[str, Any]:

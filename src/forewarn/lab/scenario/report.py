@@ -14,7 +14,7 @@ SHOWN_CHARS_MAX = 200
 
 CHANGES = {
     "enabled": "a VM polls: Scheduled Events are enabled for the scope",
-    "executed_silently": "{vm}: {detail} without an event",
+    "executed-silently": "{vm}: {detail} without an event",
     "scheduled": "Scheduled: {detail}",
     "approved": "approved by {detail}",
     "started": "Started",

@@ -114,7 +114,7 @@ class Timeline:
     def add(self, entry: TranscriptEntry) -> "ObservedEntry":
         """Record an entry, and return it with what can be read from it."""
         self.end = max(self.end, entry.at)
-        if entry.kind is TranscriptKind.CHANGE and entry.what in ("scheduled", "executed_silently"):
+        if entry.kind is TranscriptKind.CHANGE and entry.what in ("scheduled", "executed-silently"):
             self._track(entry)
         observation = ObservedEntry(entry, self)
         if entry.kind is TranscriptKind.CHANGE:
@@ -140,7 +140,7 @@ class Timeline:
             type=str(found.event.type) if found else "",
             resources=found.event.resources if found else (entry.vm,),
             vms=tuple(vm.name for vm in found.scope.vms) if found else (entry.vm,),
-            is_silent=entry.what == "executed_silently",
+            is_silent=entry.what == "executed-silently",
         )
 
     def _add_request(self, observation: "ObservedEntry") -> None:

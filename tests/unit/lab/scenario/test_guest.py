@@ -133,4 +133,4 @@ def test_vm_that_never_polls_has_no_guest() -> None:
     result = play(scene(RESTART, scopes=[WEB], **guest(poll="never")))
 
     assert requests(result, "web-0") == []
-    assert changes(result, "executed_silently", "scheduled") == ["600 executed_silently web-0"]
+    assert changes(result, "executed-silently", "scheduled") == ["600 executed-silently web-0"]

@@ -22,7 +22,7 @@ CHANGES = (
     "completed",
     "canceled",
     "extended",
-    "executed_silently",
+    "executed-silently",
     "failed",
     "joined",
     "left",

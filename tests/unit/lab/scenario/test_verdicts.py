@@ -165,7 +165,7 @@ def test_event_of_another_scope_does_not_concern_the_vm() -> None:
 
 def test_operation_without_an_event_fails_with_a_reason() -> None:
     verdict = (
-        approval().change("executed_silently", seconds=60, by="scenario: patch", vm="web-0").ends()
+        approval().change("executed-silently", seconds=60, by="scenario: patch", vm="web-0").ends()
     )
 
     assert verdict.reason == "patch ran at +1m without an event: its scope was not polled"

@@ -10,7 +10,9 @@ from forewarn.platform.libvirt.fleet_import import DiscoveredVm, parse, sync_fle
 
 UUID = "11111111-2222-3333-4444-555555555555"
 METADATA = '<metadata><f:vm xmlns:f="urn:forewarn:vm:1" {}/></metadata>'
-XML = """<domain type='kvm'><name>web-0</name><uuid>11111111-2222-3333-4444-55555555555{number}</uuid>{metadata}
+XML = """<domain type='kvm'><name>web-0</name>
+<uuid>11111111-2222-3333-4444-55555555555{number}</uuid>
+{metadata}
 <devices><interface type='bridge'><mac address='52:54:00:AA:00:01'/></interface>
 <interface type='network'><mac address='52:54:00:aa:00:02'/></interface></devices></domain>"""
 

@@ -86,7 +86,7 @@ def test_history_pages_follow_their_cursors() -> None:
 @pytest.mark.parametrize(
     ("query", "message"),
     [
-        ("what=statred", "what: expected one of executed_silently, scheduled"),
+        ("what=statred", "what: expected one of executed-silently, scheduled"),
         (
             "since=yesterday",
             "since: expected a time such as 2030-01-31T12:00:00Z, got 'yesterday'",
