@@ -122,7 +122,7 @@ class SimulatedDuration(NamedTuple):
         return f"{self.type}={self.duration.total_seconds():g}s"
 
 
-class Kind(NamedTuple):
+class OptionKind(NamedTuple):
     """How the text of a value is parsed, and how "expected ..." ends when it cannot be.
 
     `parse` raises ValueError, or Invalid with a reason that is better than `expects`.
@@ -136,7 +136,7 @@ class Option(NamedTuple):
     """The declaration of an option. `options` fills in the name and the default."""
 
     section: str
-    kind: Kind
+    kind: OptionKind
     help: str
     variable: str = ""
     is_secret: bool = False
@@ -192,7 +192,7 @@ def parse_text(text: str) -> str:
     return text
 
 
-def _number(least: float, most: float, *, as_type: type[int] | type[float] = float) -> Kind:
+def _number(least: float, most: float, *, as_type: type[int] | type[float] = float) -> OptionKind:
     def parse(text: str) -> int | float:
         number = as_type(text)
         if not least <= number <= most:
@@ -200,16 +200,16 @@ def _number(least: float, most: float, *, as_type: type[int] | type[float] = flo
         return number
 
     noun = "a number" if as_type is float else "a whole number"
-    return Kind(parse, f"{noun} from {least:g} to {most:.0f}")
+    return OptionKind(parse, f"{noun} from {least:g} to {most:.0f}")
 
 
-def _integer(least: int, most: int) -> Kind:
+def _integer(least: int, most: int) -> OptionKind:
     return _number(least, most, as_type=int)
 
 
-def _choice(choices: type[StrEnum]) -> Kind:
+def _choice(choices: type[StrEnum]) -> OptionKind:
     *others, last = choices
-    return Kind(choices, f"{', '.join(others)} or {last}")
+    return OptionKind(choices, f"{', '.join(others)} or {last}")
 
 
 def _parse_store(text: str) -> str:
@@ -275,22 +275,22 @@ def _parse_host_uri(text: str) -> HostUri:
     return HostUri(match[1] or "", match[2])
 
 
-VM_NAME = Kind(parse_text, "the name of a VM")
-BOOLEAN = Kind(lambda text: BOOLEANS[text.lower()], "true or false")
-FILE = Kind(lambda text: Path(parse_text(text)), "the path of a file")
-FILE_OR_FOLDER = Kind(FILE.parse, "the path of a file or a folder")
-STORE = Kind(_parse_store, "memory, sqlite:///relative.db or sqlite:////absolute/path.db")
-ADDRESS = Kind(_parse_address, "HOST:PORT")
-WEBHOOK = Kind(parse_url, "http://HOST/PATH or https://HOST/PATH")
-CHANGE = Kind(parse_text, "the name of a change, such as started")
-EXEC = Kind(_parse_exec, "TYPE=COMMAND such as Reboot='/usr/sbin/qm reboot {vm}'")
-HEALTH = Kind(
+VM_NAME = OptionKind(parse_text, "the name of a VM")
+BOOLEAN = OptionKind(lambda text: BOOLEANS[text.lower()], "true or false")
+FILE = OptionKind(lambda text: Path(parse_text(text)), "the path of a file")
+FILE_OR_FOLDER = OptionKind(FILE.parse, "the path of a file or a folder")
+STORE = OptionKind(_parse_store, "memory, sqlite:///relative.db or sqlite:////absolute/path.db")
+ADDRESS = OptionKind(_parse_address, "HOST:PORT")
+WEBHOOK = OptionKind(parse_url, "http://HOST/PATH or https://HOST/PATH")
+CHANGE = OptionKind(parse_text, "the name of a change, such as started")
+EXEC = OptionKind(_parse_exec, "TYPE=COMMAND such as Reboot='/usr/sbin/qm reboot {vm}'")
+HEALTH = OptionKind(
     _parse_health,
     "a command such as '/usr/local/bin/is-healthy {host}' ({host} and {event_type} are replaced)",
 )
-URI = Kind(_parse_host_uri, "a libvirt URI, which may contain {host}, or HOST=URI")
+URI = OptionKind(_parse_host_uri, "a libvirt URI, which may contain {host}, or HOST=URI")
 METADATA_DEFAULT, CONTROL_DEFAULT = Address("127.0.0.1", 8080), Address("127.0.0.1", 8081)
-SIMULATED = Kind(_parse_simulated, "TYPE=DURATION such as Freeze=30s (at most 24h)")
+SIMULATED = OptionKind(_parse_simulated, "TYPE=DURATION such as Freeze=30s (at most 24h)")
 
 
 @dataclass(frozen=True, kw_only=True)

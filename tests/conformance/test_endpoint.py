@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.cli.api import Client
+from forewarn.cli.api import ControlClient
 from forewarn.cli.options import ClientConfig
 from forewarn.conformance.checks import CHECKS
 from forewarn.conformance.raw_http import SessionClock
@@ -35,7 +35,9 @@ def run_checks(
         session = Session(
             parse_endpoint(server.url),
             names=() if is_reading else NAMES,
-            control=None if is_reading else Client(ClientConfig(control_url=service.control)),
+            control=None
+            if is_reading
+            else ControlClient(ClientConfig(control_url=service.control)),
             may_approve=not is_reading,
             clock=SessionClock(clock.now, clock.sleep),
         )

@@ -12,8 +12,8 @@ from forewarn.store.base import (
     COMMIT_BYTES_MAX,
     VALUE_BYTES_MAX,
     WRITES_MAX,
-    Check,
     Record,
+    RevisionCheck,
     Snapshot,
     Store,
     Write,
@@ -357,12 +357,16 @@ async def test_get_of_an_absent_record_has_the_current_revision(store: Store) ->
 async def test_a_check_compares_without_writing(store: Store) -> None:
     """A decision that depends on a record must fail if that record has changed."""
     first = await store.commit([Write("a", b"1", 0)])
-    checks = [Check("a", first), Check("absent", 0)]
+    checks = [RevisionCheck("a", first), RevisionCheck("absent", 0)]
 
     second = await store.commit([Write("b", b"1", 0)], checks)
 
     assert (await store.get("a")).revision == first
-    for wrong in (Check("a", 0), Check("a", second), Check("absent", first)):
+    for wrong in (
+        RevisionCheck("a", 0),
+        RevisionCheck("a", second),
+        RevisionCheck("absent", first),
+    ):
         with pytest.raises(Conflict):
             await store.commit([Write("b", b"2", second)], [wrong], b"never")
     assert (await store.get("b")).value == b"1"
@@ -373,8 +377,8 @@ def writes(count: int, size: int = 1) -> list[Write]:
     return [Write(f"k{number}", b"x" * size, 0) for number in range(count)]
 
 
-def checks(count: int) -> list[Check]:
-    return [Check(f"c{number}", 0) for number in range(count)]
+def checks(count: int) -> list[RevisionCheck]:
+    return [RevisionCheck(f"c{number}", 0) for number in range(count)]
 
 
 @on_every_store
@@ -400,8 +404,8 @@ async def test_a_commit_above_a_limit_is_rejected(store: Store) -> None:
             f"{COMMIT_BYTES_MAX + 1} bytes; at most {COMMIT_BYTES_MAX}",
         ),
         ((writes(2) + writes(1),), "'k0' twice"),
-        ((writes(1), [Check("k0", 0)]), "'k0' twice"),
-        (([], [Check("a", 0), Check("a", 1)]), "'a' twice"),
+        ((writes(1), [RevisionCheck("k0", 0)]), "'k0' twice"),
+        (([], [RevisionCheck("a", 0), RevisionCheck("a", 1)]), "'a' twice"),
     ):
         with pytest.raises(Invalid, match=message):
             await store.commit(*commit)

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from forewarn.errors import Conflict
-from forewarn.store.base import Check, Lease, Snapshot, Store, Write
+from forewarn.store.base import Lease, RevisionCheck, Snapshot, Store, Write
 from tests.conformance.stores import kill_holder, on_every_store
 
 TTL = 600.0
@@ -99,7 +99,7 @@ async def test_a_watch_sees_that_a_lease_expired(store: Store) -> None:
 async def test_a_check_of_a_lost_lease_is_a_conflict(store: Store) -> None:
     """A server that was paused must not write after another one took over."""
     lease = await acquire(store)
-    check = Check(lease.key, lease.revision)
+    check = RevisionCheck(lease.key, lease.revision)
     written = await store.commit([Write("a", b"1", 0)], [check])
     await kill_holder(store, lease)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from forewarn.errors import Conflict
-from forewarn.store.base import Check, Record, Store, Write
+from forewarn.store.base import Record, RevisionCheck, Store, Write
 from tests.conformance.stores import STORES, TEST_SECONDS_MAX, Open
 
 KEYS = st.sampled_from(["scope/a", "scope/b", "scope/ab", "scopes", "campaign/1"])
@@ -44,7 +44,9 @@ class StoreAndModel(RuleBasedStateMachine):
         self, values: dict[str, bytes | None], checked: set[str], entries: bytes | None
     ) -> None:
         writes = [Write(key, value, self.live_revision(key)) for key, value in values.items()]
-        checks = [Check(key, self.live_revision(key)) for key in sorted(checked - values.keys())]
+        checks = [
+            RevisionCheck(key, self.live_revision(key)) for key in sorted(checked - values.keys())
+        ]
         revision = self.runner.run(self.store.commit(writes, checks, entries))
         assert revision > self.revision
         self.revision = revision
@@ -65,7 +67,7 @@ class StoreAndModel(RuleBasedStateMachine):
         writes = [Write(key, value, self.live_revision(key)) for key, value in values.items()]
         right = writes.pop(index % len(writes))
         revision = wrong if wrong != right.revision else wrong + 1
-        checks = [Check(right.key, revision)] if is_check else []
+        checks = [RevisionCheck(right.key, revision)] if is_check else []
         if not is_check:
             writes.append(Write(right.key, right.value, revision))
         with pytest.raises(Conflict):

@@ -20,8 +20,8 @@ import forewarn
 from forewarn.client import (
     AsyncClient,
     Change,
-    Client,
     ConnectionFailed,
+    Client,
     EndpointError,
     HttpError,
     ask_dhcp,

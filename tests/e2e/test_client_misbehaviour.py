@@ -14,9 +14,9 @@ import pytest
 from forewarn.client import (
     AsyncClient,
     Change,
-    Client,
-    Clock,
+    ClientClock,
     ConnectionFailed,
+    Client,
     Document,
     EndpointError,
     HttpError,
@@ -48,7 +48,7 @@ either_watch = pytest.mark.parametrize("watch", [watch_in_thread, watch_in_loop]
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 TRUNCATED = Turn(answer().said[:-5], Then.CLOSE)
-UNTIMED = Clock(lambda: datetime(2026, 3, 1, tzinfo=UTC), lambda: 0.0, lambda: 0.0)
+UNTIMED = ClientClock(lambda: datetime(2026, 3, 1, tzinfo=UTC), lambda: 0.0, lambda: 0.0)
 """Time stands still, so the pauses of a watch are exactly those of its schedule."""
 
 

@@ -50,14 +50,14 @@ def main(arguments: Sequence[str] | None = None, *, program: str = "forewarn-age
     return OK
 
 
-class Parser(argparse.ArgumentParser):
+class AgentParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """One line."""
         self.exit(USAGE, f"{self.prog}: {message}; try '{self.prog} --help'\n")
 
 
-def make_parser(program: str) -> Parser:
-    parser = Parser(
+def make_parser(program: str) -> AgentParser:
+    parser = AgentParser(
         prog=program, description="Prepares this VM for scheduled events, approves, and recovers."
     )
     parser.add_argument("--version", action="version", version=f"forewarn {__version__}")

@@ -22,7 +22,7 @@ from forewarn.agent.settings import AgentSettings
 from forewarn.agent.status import AgentStatus, Counters
 from forewarn.agent.steps.base import WorkflowPhase
 from forewarn.agent.workflow import AgentContext, LocalPrograms, NoPrograms, Workflow
-from forewarn.client import Change, Clock, Document, EndpointError, Event, Kind, Watcher
+from forewarn.client import Change, ClientClock, Document, EndpointError, Event, Kind, Watcher
 from forewarn.client.backoff import pause_seconds
 from forewarn.client.client import Stop
 from forewarn.client.protocol import TIMEOUT_SECONDS
@@ -37,7 +37,7 @@ SLACK_SECONDS = 30.0
 ONCE_APPROVAL_SECONDS_MAX = 5.0
 """This VM may never become the leader, and the scope may never be quiet."""
 ONCE_CHECK_SECONDS = 0.05
-CLOCK = Clock()
+CLOCK = ClientClock()
 LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 
@@ -74,7 +74,7 @@ class Agent:
         journal: Journal,
         *,
         programs: LocalPrograms | None = None,
-        clock: Clock = CLOCK,
+        clock: ClientClock = CLOCK,
         is_dry_run: bool = False,
         is_once: bool = False,
         retry_seconds: float = RETRY_SECONDS,
@@ -400,7 +400,7 @@ def _log_dry_run(event: Event, rule: Rule) -> None:
 class EndpointHealth:
     """How the endpoint responds. `document` is the last one, and None after an error."""
 
-    def __init__(self, clock: Clock, counters: Counters) -> None:
+    def __init__(self, clock: ClientClock, counters: Counters) -> None:
         self._clock = clock
         self._counters = counters
         self.document: Document | None = None

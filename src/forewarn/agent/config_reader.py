@@ -3,7 +3,7 @@
 A field's name is the key in the file, and its type hint says what is accepted. `Annotated` adds
 what a type cannot say: a `Range`, `OneOf`, `CountMax`, the `Key` in the file where it differs from
 the field, `NotInFile`, or a text that describes the expected value in error messages. What depends
-on several fields is checked in `__post_init__`, which raises `FieldError`.
+on several fields is checked in `__post_init__`, which raises `SettingError`.
 
 A class may also define
     SHORT    the field that a bare value stands for: `log = "text"` is `log = {text = "text"}`
@@ -69,7 +69,7 @@ class NotInFile:
     """A field that only code sets, such as a test."""
 
 
-class FieldError(ValueError):
+class SettingError(ValueError):
     """Raised by `__post_init__`: the field's value is not what was expected."""
 
     def __init__(self, field: str, expected: str) -> None:
@@ -101,7 +101,7 @@ def read(kind: type[T], value: object, path: str) -> T:
     }
     try:
         return kind(**arguments)
-    except FieldError as error:
+    except SettingError as error:
         where = paths.get(error.field, path)
         value = given.get(error.field, table if error.field not in paths else _MISSING)
         reject(where, value, error.expected)

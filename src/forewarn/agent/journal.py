@@ -29,11 +29,11 @@ from forewarn.agent.progress import (
     for_journal,
     minimal_entries,
 )
-from forewarn.client import Clock, Event
+from forewarn.client import ClientClock, Event
 from forewarn.errors import Unavailable
 
 DAMAGED_COPIES_MAX = 10
-CLOCK = Clock()
+CLOCK = ClientClock()
 
 
 class JournalLost(Unavailable):
@@ -53,7 +53,7 @@ class Journal:
     growth_bytes_max: ClassVar[int] = 1024 * 1024
     done_max: ClassVar[int] = 256
 
-    def __init__(self, path: Path, *, clock: Clock = CLOCK) -> None:
+    def __init__(self, path: Path, *, clock: ClientClock = CLOCK) -> None:
         self.progress: Mapping[str, Progress] = {}
         self._path = path
         self._now = clock.now
@@ -71,7 +71,7 @@ class Journal:
             on_failure.pop_all()
 
     @classmethod
-    def open(cls, path: Path, *, clock: Clock = CLOCK) -> Self:
+    def open(cls, path: Path, *, clock: ClientClock = CLOCK) -> Self:
         """The journal at this path, created if it does not exist.
 
         Raises JournalLost if it cannot be used, or another agent uses it.

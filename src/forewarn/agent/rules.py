@@ -11,7 +11,7 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import Annotated, Literal
 
-from forewarn.agent.config_reader import CountMax, FieldError, Key, OneOf, Range, file_keys, read
+from forewarn.agent.config_reader import CountMax, Key, OneOf, Range, SettingError, file_keys, read
 from forewarn.agent.steps import KINDS, make_step
 from forewarn.agent.steps.base import Step, WorkflowPhase
 from forewarn.client import Document, Event
@@ -60,7 +60,7 @@ class Bounds:
 
     def __post_init__(self) -> None:
         if self.least is not None and self.most is not None and self.least > self.most:
-            raise FieldError("", "a min that is not above its max")
+            raise SettingError("", "a min that is not above its max")
 
     @property
     def is_open(self) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from forewarn.agent.config_reader import CountMax, FieldError, Key, Range, read, reject
+from forewarn.agent.config_reader import CountMax, Key, Range, SettingError, read, reject
 from forewarn.agent.rules import PlannedStep, Rule
 from forewarn.agent.steps import make_step
 from forewarn.client.backoff import PERIOD_SECONDS
@@ -47,11 +47,13 @@ class AgentSettings:
             try:
                 Endpoint.parse(self.endpoint)
             except Invalid as error:
-                raise FieldError("endpoint", f"the URL of an endpoint ({error.message})") from error
+                raise SettingError(
+                    "endpoint", f"the URL of an endpoint ({error.message})"
+                ) from error
         host, _, port = self.listen.rpartition(":")
         is_address = host and port.isascii() and port.isdigit() and int(port) < 65536
         if self.listen and not is_address:
-            raise FieldError("listen", "an address and a port, such as 127.0.0.1:9480")
+            raise SettingError("listen", "an address and a port, such as 127.0.0.1:9480")
 
 
 def load(path: Path) -> AgentSettings:

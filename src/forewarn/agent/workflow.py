@@ -35,7 +35,7 @@ from forewarn.agent.rules import (
 )
 from forewarn.agent.status import Counters, WorkflowStatus
 from forewarn.agent.steps.base import StepContext, WorkflowPhase
-from forewarn.client import Clock, Event
+from forewarn.client import ClientClock, Event
 from forewarn.errors import Error
 
 OVERDUE_SECONDS = 30.0
@@ -79,7 +79,7 @@ class AgentContext:
     vm: str
     journal: Journal
     programs: LocalPrograms
-    clock: Clock
+    clock: ClientClock
     counters: Counters
     durations: MutableMapping[tuple[str, WorkflowPhase, int], float] = field(default_factory=dict)
     wait_for_others: bool = True

@@ -30,7 +30,7 @@ Query = Mapping[str, Any] | None
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-class Client:
+class ControlClient:
     """Calls the service. An error response is raised as the Error that the service raised."""
 
     def __init__(self, config: ClientConfig) -> None:
@@ -173,12 +173,12 @@ def api_command(
     return register
 
 
-def connect(context: typer.Context) -> Client:
+def connect(context: typer.Context) -> ControlClient:
     """A client of the service that the flags, the variables or the config file name."""
-    return Client(read_client_config(context).config)
+    return ControlClient(read_client_config(context).config)
 
 
-def connect_to(context: typer.Context, url: str) -> Client:
+def connect_to(context: typer.Context, url: str) -> ControlClient:
     """The same for a service at another URL."""
     control_url = options(ClientConfig)[0]
     try:
@@ -186,7 +186,7 @@ def connect_to(context: typer.Context, url: str) -> Client:
     except Invalid as error:
         raise Usage(error.message) from error
     config = read_client_config(context).config
-    return Client(replace(config, control_url=parsed))
+    return ControlClient(replace(config, control_url=parsed))
 
 
 def _ssl_context(config: ClientConfig) -> ssl.SSLContext:

@@ -24,7 +24,7 @@ from forewarn.errors import AlreadyPending, Error, Invalid, UnknownVm
 PROGRAM = "forewarn conform"
 
 
-class Parser(argparse.ArgumentParser):
+class ConformParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise Usage(f"{message}; try '{PROGRAM} --help'")
 
@@ -76,7 +76,7 @@ def run_conform(
 
 
 def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = Parser(
+    parser = ConformParser(
         prog=PROGRAM,
         description="Check an endpoint against the Scheduled Events protocol. It only reads,"
         " unless --control or --approve is given.",

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from forewarn.cli.api import Client, api_command, connect
+from forewarn.cli.api import ControlClient, api_command, connect
 from forewarn.cli.exit_codes import needs_extra
 from forewarn.cli.options import Json, read_config, with_options
 from forewarn.cli.output import show_json, show_list
@@ -20,7 +20,7 @@ app = typer.Typer(
 )
 
 
-class Source(StrEnum):
+class SyncSource(StrEnum):
     LIBVIRT = "libvirt"
 
 
@@ -28,7 +28,7 @@ class Source(StrEnum):
 FleetFile = Annotated[str, typer.Argument(
     metavar="FILE", help="A fleet file, YAML or JSON, or a folder of them; - is standard input.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would change; change nothing.")]
-From = Annotated[Source, typer.Argument(metavar="SOURCE", help="Where the VMs are: libvirt.")]
+From = Annotated[SyncSource, typer.Argument(metavar="SOURCE", help="Where the VMs are: libvirt.")]
 Apply = Annotated[bool, typer.Option("--apply", help="Apply the changes.")]
 # fmt: on
 COLUMNS = ("scope", "kind", "name", "update_domain", "host", "address")
@@ -58,7 +58,7 @@ def show_difference(response: Mapping[str, Any]) -> None:
 
 
 @api_command(app, show_fleet)
-def show(client: Client) -> Any:
+def show(client: ControlClient) -> Any:
     """Show the fleet as it was declared, a line for each VM. `vm list` shows its state."""
     return client.get("fleet")
 
@@ -70,14 +70,14 @@ def export(context: typer.Context) -> None:
 
 
 @api_command(app, show_difference)
-def apply(client: Client, file: FleetFile, *, dry_run: DryRun = False) -> Any:
+def apply(client: ControlClient, file: FleetFile, *, dry_run: DryRun = False) -> Any:
     """Change the fleet to what the file describes."""
     body = _merge(file) if Path(file).is_dir() else _read(file)
     return client.put("fleet", body=body, query=_dry_run_query(is_dry=dry_run))
 
 
 @api_command(app, show_difference)
-def diff(client: Client, file: FleetFile) -> Any:
+def diff(client: ControlClient, file: FleetFile) -> Any:
     """Show what `apply` would change. The same as `apply --dry-run`."""
     return apply(client, file, dry_run=True)
 
@@ -125,7 +125,9 @@ def _dry_run_query(*, is_dry: bool) -> Mapping[str, str]:
     return {"dry_run": "true"} if is_dry else {}
 
 
-def _put_synced(service: Client, sync: Callable[[Any], bytes], query: Mapping[str, str]) -> Any:
+def _put_synced(
+    service: ControlClient, sync: Callable[[Any], bytes], query: Mapping[str, str]
+) -> Any:
     """Write the synced fleet, unless it was changed while libvirt was queried. Then try again."""
     for attempt in range(SYNC_TRIES_MAX):
         current, tag = service.get_tagged("fleet")

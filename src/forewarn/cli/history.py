@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from forewarn.cli.api import PAGE_MAX, Client, connect
+from forewarn.cli.api import PAGE_MAX, ControlClient, connect
 from forewarn.cli.exit_codes import Usage
 from forewarn.cli.options import Json, Limit
 from forewarn.cli.output import printable, show_json, show_list
@@ -116,7 +116,7 @@ def history(
             print(f"showing {len(rows)}; use --limit to see more", file=sys.stderr)
 
 
-def read(client: Client, query: Mapping[str, object], limit: int) -> dict[str, Any]:
+def read(client: ControlClient, query: Mapping[str, object], limit: int) -> dict[str, Any]:
     """Up to `limit` entries as one response. A page may be empty when filters match little."""
     entries: list[dict[str, Any]] = []
     cursor = None
@@ -130,7 +130,7 @@ def read(client: Client, query: Mapping[str, object], limit: int) -> dict[str, A
 
 
 def follow(
-    client: Client, query: Mapping[str, str | None], after: str = ""
+    client: ControlClient, query: Mapping[str, str | None], after: str = ""
 ) -> Iterator[dict[str, Any]]:
     """Entries as they happen.
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forewarn.cli.api import Client, api_command
+from forewarn.cli.api import ControlClient, api_command
 from forewarn.cli.exit_codes import Exit, Usage, needs_extra
 from forewarn.cli.options import DEMO, Json
 from forewarn.cli.output import show_json, show_list, show_one
@@ -242,61 +242,61 @@ def show_faults(response: Mapping[str, Any]) -> None:
 
 
 @api_command(app, show_transcript)
-def transcript(client: Client, *, after: After = None, limit: TranscriptLimit = 1000) -> Any:
+def transcript(client: ControlClient, *, after: After = None, limit: TranscriptLimit = 1000) -> Any:
     """Show what happened so far: every request and response, every change, every step."""
     start = {"newest": "true"} if after is None else {"after": after}
     return client.get("transcript", query={**start, "limit": limit})
 
 
 @api_command(clock, show_one, name="show")
-def show_clock(client: Client) -> Any:
+def show_clock(client: ControlClient) -> Any:
     """Show the lab's time and rate."""
     return client.get("clock")
 
 
 @api_command(clock, show_one)
-def advance(client: Client, duration: DurationText) -> Any:
+def advance(client: ControlClient, duration: DurationText) -> Any:
     """Let time pass, deadline by deadline. Returns when everything that was due is done."""
     return client.post("clock", "advance", body={"seconds": _parse_seconds(duration)})
 
 
 @api_command(clock, show_one)
-def jump(client: Client, time: TimeText) -> Any:
+def jump(client: ControlClient, time: TimeText) -> Any:
     """Set the clock to a later time in one step, like a machine that was suspended."""
     return _set_clock(client, now=time)
 
 
 @api_command(clock, show_one)
-def pause(client: Client) -> Any:
+def pause(client: ControlClient) -> Any:
     """Stop a virtual clock."""
     return _set_clock(client, is_running=False)
 
 
 @api_command(clock, show_one)
-def resume(client: Client) -> Any:
+def resume(client: ControlClient) -> Any:
     """Let a virtual clock follow the real time."""
     return _set_clock(client, is_running=True)
 
 
 @api_command(clock, show_one, name="rate")
-def set_rate(client: Client, rate: Annotated[float, typer.Argument(metavar="RATE")]) -> Any:
+def set_rate(client: ControlClient, rate: Annotated[float, typer.Argument(metavar="RATE")]) -> Any:
     """Divide the notices and durations of new events by this."""
     return _set_clock(client, rate=rate)
 
 
-def _set_clock(client: Client, **settings: object) -> Any:
+def _set_clock(client: ControlClient, **settings: object) -> Any:
     return client.put("clock", body=json.dumps(settings).encode())
 
 
 @api_command(fault, show_faults, name="list")
-def list_faults(client: Client) -> Any:
+def list_faults(client: ControlClient) -> Any:
     """List the active and planned faults."""
     return client.get("faults")
 
 
 @api_command(fault, show_one, name="add")
 def add_fault(
-    client: Client, kind: FaultKind, settings: FaultSettings = None, *, vm: FaultVms = None
+    client: ControlClient, kind: FaultKind, settings: FaultSettings = None, *, vm: FaultVms = None
 ) -> Any:
     """Make the endpoint misbehave."""
     body = {"fault": kind, **dict(map(_parse_setting, settings or ())), "vms": vm or None}
@@ -304,13 +304,15 @@ def add_fault(
 
 
 @api_command(fault, show_one, name="remove")
-def remove_fault(client: Client, fault_id: Annotated[str, typer.Argument(metavar="ID")]) -> Any:
+def remove_fault(
+    client: ControlClient, fault_id: Annotated[str, typer.Argument(metavar="ID")]
+) -> Any:
     """Remove one fault."""
     return client.delete("faults", fault_id)["fault"]
 
 
 @api_command(fault, show_faults, name="clear")
-def clear_faults(client: Client) -> Any:
+def clear_faults(client: ControlClient) -> Any:
     """Remove all faults."""
     return client.delete("faults")
 

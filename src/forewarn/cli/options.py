@@ -25,9 +25,9 @@ from forewarn.config import (
     FILE,
     Config,
     Identify,
-    Kind,
     LogLevel,
     Option,
+    OptionKind,
     options,
     parse_text,
     parse_url,
@@ -60,9 +60,9 @@ class ClientConfig:
 
     # fmt: off
     control_url: Annotated[str, Option("Client",
-        Kind(_parse_control_url, "http://HOST:PORT"),
+        OptionKind(_parse_control_url, "http://HOST:PORT"),
         "The URL of the service's control API.", variable="FOREWARN_CONTROL")] = "http://127.0.0.1:8081"
-    token: Annotated[str, Option("Client", Kind(parse_text, "a token"),
+    token: Annotated[str, Option("Client", OptionKind(parse_text, "a token"),
         "Sent as a bearer token.", is_secret=True)] = ""
     ca_file: Annotated[Path | None, Option("Client", FILE,
         "PEM file with the certificates to verify the service with, instead of the system's.",

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from forewarn.cli.api import Client, api_command
+from forewarn.cli.api import ControlClient, api_command
 from forewarn.cli.options import Limit
 from forewarn.cli.output import show_events, show_list, show_one
 
@@ -39,11 +39,13 @@ def resource(name: str, help_: str, columns: Sequence[str]) -> typer.Typer:
         name="list",
         help_=f"List all {kind}, one per line.",
     )
-    def list_all(client: Client, *, limit: Limit = 1000) -> Any:
+    def list_all(client: ControlClient, *, limit: Limit = 1000) -> Any:
         return client.list(kind, limit)
 
     @api_command(app, show_one, help_=f"Show one {name} in full.")
-    def show(client: Client, which: Annotated[str, typer.Argument(metavar=name.upper())]) -> Any:
+    def show(
+        client: ControlClient, which: Annotated[str, typer.Argument(metavar=name.upper())]
+    ) -> Any:
         return client.get(kind, which)
 
     return app
@@ -81,7 +83,7 @@ def _show_host_operation(response: Any) -> None:
 
 def _add_vm_operation(verb: str, help_: str) -> None:
     @api_command(vm, _show_vm_operation, name=verb, help_=help_)
-    def operate(client: Client, vm: Vm, *, not_before: NotBefore = None) -> Any:
+    def operate(client: ControlClient, vm: Vm, *, not_before: NotBefore = None) -> Any:
         return client.post("vms", vm, verb, body={"not_before": not_before})
 
 
@@ -93,7 +95,7 @@ _add_vm_operation("delete", "Delete a VM, after notice. It is removed from the f
 
 @api_command(host, _show_host_operation)
 def maintain(
-    client: Client,
+    client: ControlClient,
     host: Host,
     *,
     event_type: Type,
@@ -114,36 +116,36 @@ def maintain(
 
 
 @api_command(host, _show_host_operation)
-def degrade(client: Client, host: Host, *, not_before: NotBefore = None) -> Any:
+def degrade(client: ControlClient, host: Host, *, not_before: NotBefore = None) -> Any:
     """Announce to every VM on a host that its hardware is expected to fail."""
     return client.post("hosts", host, "degrade", body={"not_before": not_before})
 
 
 @api_command(host, _show_host_operation)
-def fail(client: Client, host: Host) -> Any:
+def fail(client: ControlClient, host: Host) -> Any:
     """Report that the hardware has failed: every VM on the host moves now, without notice."""
     return client.post("hosts", host, "fail")
 
 
 @api_command(event, show_events)
-def approve(client: Client, event: EventId, *, vm: ApprovingVm = None) -> Any:
+def approve(client: ControlClient, event: EventId, *, vm: ApprovingVm = None) -> Any:
     """Let a Scheduled event start before its NotBefore."""
     return client.post("events", event, "approve", body={"vm": vm})
 
 
 @api_command(event, lambda response: show_events(response, result="canceled"))
-def cancel(client: Client, event: EventId) -> Any:
+def cancel(client: ControlClient, event: EventId) -> Any:
     """Cancel a Scheduled event."""
     return client.post("events", event, "cancel")
 
 
 @api_command(event, show_events)
-def extend(client: Client, event: EventId, *, not_before: NewNotBefore) -> Any:
+def extend(client: ControlClient, event: EventId, *, not_before: NewNotBefore) -> Any:
     """Postpone a Scheduled event: more notice, never less."""
     return client.post("events", event, "extend", body={"not_before": not_before})
 
 
 @api_command(event, lambda response: show_events(response, result="completed"))
-def complete(client: Client, event: EventId) -> Any:
+def complete(client: ControlClient, event: EventId) -> Any:
     """Report that a Started event is finished."""
     return client.post("events", event, "complete")

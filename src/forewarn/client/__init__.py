@@ -6,7 +6,7 @@ third of a guest's memory.
 
 from typing import TYPE_CHECKING
 
-from forewarn.client.backoff import Clock
+from forewarn.client.backoff import ClientClock
 from forewarn.client.client import Client
 from forewarn.client.discovery import ask_dhcp, discover
 from forewarn.client.errors import (
@@ -39,7 +39,7 @@ __all__ = [
     "AsyncClient",
     "Change",
     "Client",
-    "Clock",
+    "ClientClock",
     "ConnectionFailed",
     "Document",
     "EndpointError",

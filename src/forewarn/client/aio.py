@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from typing import Any, Self, TypeVar
 
-from forewarn.client.backoff import PERIOD_SECONDS, WAIT_SECONDS, Clock, PollSchedule
+from forewarn.client.backoff import PERIOD_SECONDS, WAIT_SECONDS, ClientClock, PollSchedule
 from forewarn.client.client import CLOSED
 from forewarn.client.errors import ConnectionFailed, EndpointError
 from forewarn.client.http1 import READ_BYTES, ConnectionClosed, Endpoint, Reader, Response
@@ -20,8 +20,8 @@ from forewarn.client.protocol import (
     INSTANCE_VERSION,
     TIMEOUT_SECONDS,
     Api,
+    ApiRequest,
     ConditionalCache,
-    Request,
     vm_name,
 )
 from forewarn.client.watcher import Change, Watcher
@@ -43,7 +43,7 @@ class AsyncClient:
         api_version: str = API_VERSION,
         instance_version: str = INSTANCE_VERSION,
         timeout_seconds: float = TIMEOUT_SECONDS,
-        clock: Clock = Clock(),  # noqa: B008 - a frozen value
+        clock: ClientClock = ClientClock(),  # noqa: B008 - a frozen value
     ) -> None:
         self._api = Api(endpoint, api_version=api_version, instance_version=instance_version)
         self._cache = ConditionalCache(clock.monotonic)
@@ -146,7 +146,7 @@ class AsyncClient:
             rest = schedule.rest_seconds()
             await (sleep(rest) if sleep else _wait(stop, rest))
 
-    async def _send(self, request: Request[T], timeout_seconds: float | None = None) -> T:
+    async def _send(self, request: ApiRequest[T], timeout_seconds: float | None = None) -> T:
         if self._is_closed:
             raise ConnectionFailed(CLOSED)
         # A task of its own, so that `close` can end it without cancelling the caller. If the
@@ -163,7 +163,7 @@ class AsyncClient:
             raise result
         return result
 
-    async def _exchange(self, request: Request[T], timeout_seconds: float | None) -> T:
+    async def _exchange(self, request: ApiRequest[T], timeout_seconds: float | None) -> T:
         if timeout_seconds is None:
             timeout_seconds = self._timeout_seconds
         timeout_seconds += request.wait_seconds

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 
 from forewarn.client.errors import EndpointError, HttpError
 from forewarn.client.models import Document
-from forewarn.client.protocol import Api, ConditionalCache, Request
+from forewarn.client.protocol import Api, ApiRequest, ConditionalCache
 
 PERIOD_SECONDS = 1.0
 PAUSE_SECONDS_MAX = 10.0
@@ -28,7 +28,7 @@ def _now() -> datetime:
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
+class ClientClock:
     """The wall clock, a monotonic clock, and a random number in [0, 1).
 
     Everything that a client reads besides its endpoint.
@@ -60,7 +60,7 @@ class PollSchedule:
     def __init__(
         self,
         api: Api,
-        clock: Clock,
+        clock: ClientClock,
         *,
         wait_seconds: float = WAIT_SECONDS,
         period_seconds: float = PERIOD_SECONDS,
@@ -77,7 +77,7 @@ class PollSchedule:
         self._began = 0.0
         self._next = 0.0
 
-    def request(self) -> Request[Document]:
+    def request(self) -> ApiRequest[Document]:
         self._began = self._clock.monotonic()
         wait_seconds = self._wait_seconds if self._may_wait() else 0.0
         return self._api.wait(wait_seconds, self._cache.document)

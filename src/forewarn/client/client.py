@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from typing import Any, Protocol, Self, TypeVar
 
-from forewarn.client.backoff import PERIOD_SECONDS, WAIT_SECONDS, Clock, PollSchedule
+from forewarn.client.backoff import PERIOD_SECONDS, WAIT_SECONDS, ClientClock, PollSchedule
 from forewarn.client.errors import ConnectionFailed, EndpointError
 from forewarn.client.http1 import READ_BYTES, ConnectionClosed, Endpoint, Reader, Response
 from forewarn.client.models import Document
@@ -25,8 +25,8 @@ from forewarn.client.protocol import (
     INSTANCE_VERSION,
     TIMEOUT_SECONDS,
     Api,
+    ApiRequest,
     ConditionalCache,
-    Request,
     vm_name,
 )
 from forewarn.client.watcher import Change, Watcher
@@ -63,7 +63,7 @@ class Client:
         api_version: str = API_VERSION,
         instance_version: str = INSTANCE_VERSION,
         timeout_seconds: float = TIMEOUT_SECONDS,
-        clock: Clock = Clock(),  # noqa: B008 - a frozen value
+        clock: ClientClock = ClientClock(),  # noqa: B008 - a frozen value
     ) -> None:
         self._api = Api(endpoint, api_version=api_version, instance_version=instance_version)
         self._cache = ConditionalCache(clock.monotonic)
@@ -72,7 +72,7 @@ class Client:
         self._closed = threading.Event()
         self._connection = self._new_connection()
         self._lock = threading.Lock()  # held by the call that uses `_connection`
-        self._others: set[Connection] = set()
+        self._others: set[EndpointConnection] = set()
         self._name = ""
 
     def __enter__(self) -> Self:
@@ -188,7 +188,7 @@ class Client:
                 yield document
             (sleep or stop.wait)(schedule.rest_seconds())
 
-    def _send(self, request: Request[T], timeout_seconds: float | None = None) -> T:
+    def _send(self, request: ApiRequest[T], timeout_seconds: float | None = None) -> T:
         if timeout_seconds is None:
             timeout_seconds = self._timeout_seconds
         timeout_seconds += request.wait_seconds
@@ -208,11 +208,11 @@ class Client:
             self._cache.clear()
             raise
 
-    def _new_connection(self) -> "Connection":
-        return Connection(self._api.endpoint, self._clock.monotonic, self._closed)
+    def _new_connection(self) -> "EndpointConnection":
+        return EndpointConnection(self._api.endpoint, self._clock.monotonic, self._closed)
 
 
-class Connection:
+class EndpointConnection:
     """A keep-alive connection. One thread sends; any thread may interrupt it.
 
     States:  CLOSED -> CONNECTING -> OPEN -> CLOSED

@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Request(Generic[T]):
+class ApiRequest(Generic[T]):
     """The bytes to send and how to read the response, which may be held for `wait_seconds`.
 
     Only a request that changes nothing is repeatable.
@@ -87,10 +87,10 @@ class Api:
         self._events = f"/metadata/scheduledevents?api-version={quote(api_version, safe='')}"
         self._instance = f"/metadata/instance?api-version={quote(instance_version, safe='')}"
 
-    def document(self) -> Request[Document]:
-        return Request(self._get(self._events), partial(_read_document, None))
+    def document(self) -> ApiRequest[Document]:
+        return ApiRequest(self._get(self._events), partial(_read_document, None))
 
-    def wait(self, timeout_seconds: float, known: Document | None) -> Request[Document]:
+    def wait(self, timeout_seconds: float, known: Document | None) -> ApiRequest[Document]:
         """A long poll, or a plain one without a known document to compare with."""
         if known is None or not known.etag:
             return self.document()
@@ -98,9 +98,9 @@ class Api:
         if timeout_seconds >= 1:
             headers["Prefer"] = f"wait={int(timeout_seconds)}"
         data = self._get(self._events, **headers)
-        return Request(data, partial(_read_document, known), timeout_seconds)
+        return ApiRequest(data, partial(_read_document, known), timeout_seconds)
 
-    def approval(self, event_ids: Sequence[str]) -> Request[None]:
+    def approval(self, event_ids: Sequence[str]) -> ApiRequest[None]:
         if not event_ids or not all(event_ids):
             raise Invalid(
                 f"event_ids are {brief(event_ids)}; expected at least one, and none empty"
@@ -109,10 +109,10 @@ class Api:
         body = json.dumps({"StartRequests": requests}).encode()
         headers = _HEADERS | {"Content-Type": "application/json"}
         data = encode(self.endpoint, "POST", self._events, headers, body)
-        return Request(data, partial(self._read_approval, event_ids), is_repeatable=False)
+        return ApiRequest(data, partial(self._read_approval, event_ids), is_repeatable=False)
 
-    def instance(self) -> Request[dict[str, Any]]:
-        return Request(self._get(self._instance), _read_instance)
+    def instance(self) -> ApiRequest[dict[str, Any]]:
+        return ApiRequest(self._get(self._instance), _read_instance)
 
     def _get(self, path: str, **headers: str) -> bytes:
         return encode(self.endpoint, "GET", path, _HEADERS | headers)

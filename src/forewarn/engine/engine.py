@@ -34,7 +34,7 @@ from forewarn.engine.replica import (
 )
 from forewarn.engine.transaction import LeaseLost, Transaction
 from forewarn.errors import Conflict, Error, StoreLost, StoreUnusable, Unavailable
-from forewarn.store.base import Check, Lease, Store, Write
+from forewarn.store.base import Lease, RevisionCheck, Store, Write
 
 log = logging.getLogger("forewarn")
 
@@ -194,8 +194,12 @@ class Engine(Replica):
             )
             for key, value in writes.items()
         ]
-        checks = [Check(key, read.revision) for key, read in reads.items() if key not in writes]
-        checks += [Check(lease.key, lease.revision) for lease in transaction.leases.values()]
+        checks = [
+            RevisionCheck(key, read.revision) for key, read in reads.items() if key not in writes
+        ]
+        checks += [
+            RevisionCheck(lease.key, lease.revision) for lease in transaction.leases.values()
+        ]
         entries = transaction.entries
         revision = await self._commit_timed(encoded, checks, encode_all(entries))
         transaction.committed_at = revision
@@ -208,7 +212,7 @@ class Engine(Replica):
         self.publish(Commit(revision, entries))
 
     async def _commit_timed(
-        self, writes: Sequence[Write], checks: Sequence[Check], entries: bytes | None
+        self, writes: Sequence[Write], checks: Sequence[RevisionCheck], entries: bytes | None
     ) -> int:
         loop = asyncio.get_running_loop()
         began = loop.time()

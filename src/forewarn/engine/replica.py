@@ -63,7 +63,7 @@ class Versioned(NamedTuple):
 ABSENT = Versioned(None, 0)
 
 
-class Kind(NamedTuple):
+class RecordKind(NamedTuple):
     codec: RecordCodec[Any]
     is_cached: bool
     callbacks: list[OnChange]
@@ -127,7 +127,7 @@ class Replica:
         self.unreadable: dict[str, Unreadable] = {}
         self.is_ready = False
         self.throttled_log = ThrottledLog(clock)
-        self._kinds: dict[str, Kind] = {}
+        self._kinds: dict[str, RecordKind] = {}
         self._subscribers: list[Callable[[Commit], None]] = []
         self._catching_up = asyncio.Lock()
         self._catch_ups_requested = self._catch_ups_done = 0
@@ -149,7 +149,7 @@ class Replica:
         Records that are not cached are read from the store by each `update`.
         """
         assert kind not in self._kinds or self._kinds[kind].codec is codec, kind
-        self._kinds[kind] = Kind(codec, cached, [on_change] if on_change else [])
+        self._kinds[kind] = RecordKind(codec, cached, [on_change] if on_change else [])
 
     def on_change(self, kind: str, callback: OnChange) -> None:
         """Call this too for each record of a registered kind that changes."""

@@ -81,7 +81,7 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class RevisionCheck:
     """Compare the key's revision (0: absent) without writing it."""
 
     key: str
@@ -104,7 +104,7 @@ class Lease:
 
     The store renews it every third of the ttl, without a new revision. The holder stops at two
     thirds, and another process can acquire the lease after the full ttl, so no two overlap. A
-    commit that must not happen without the lease carries `Check(lease.key, lease.revision)`.
+    commit that must not happen without the lease carries `RevisionCheck(lease.key, lease.revision)`.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class Store(Protocol):
     async def commit(
         self,
         writes: Sequence[Write],
-        checks: Sequence[Check] = (),
+        checks: Sequence[RevisionCheck] = (),
         entries: bytes | None = None,
     ) -> int: ...
 
@@ -190,7 +190,9 @@ class Store(Protocol):
     async def close(self) -> None: ...
 
 
-def check_commit(writes: Sequence[Write], checks: Sequence[Check], entries: bytes | None) -> None:
+def check_commit(
+    writes: Sequence[Write], checks: Sequence[RevisionCheck], entries: bytes | None
+) -> None:
     """Reject a commit that some store could not take. Called before anything is written."""
     for what, count, limit in (
         ("writes", len(writes), WRITES_MAX),
@@ -199,7 +201,7 @@ def check_commit(writes: Sequence[Write], checks: Sequence[Check], entries: byte
         if count > limit:
             raise Invalid(f"commit has {count} {what}; at most {limit} are accepted", limit=limit)
     sizes = {"the history entries": len(entries or b"")}
-    compared: tuple[Write | Check, ...] = (*writes, *checks)
+    compared: tuple[Write | RevisionCheck, ...] = (*writes, *checks)
     for each in compared:
         key = repr(each.key)
         if key in sizes:
@@ -219,7 +221,7 @@ def check_commit(writes: Sequence[Write], checks: Sequence[Check], entries: byte
         )
 
 
-def check_revision(compared: Write | Check, found: int) -> None:
+def check_revision(compared: Write | RevisionCheck, found: int) -> None:
     """Raise Conflict unless the key still has the revision that was read (0: absent)."""
     if compared.revision != found:
         raise Conflict(

@@ -12,10 +12,10 @@ from sortedcontainers import SortedList
 from forewarn.errors import StoreLost
 from forewarn.store.base import (
     LEASE_KEY,
-    Check,
     HistoryValue,
     Lease,
     Record,
+    RevisionCheck,
     Snapshot,
     Write,
     check_commit,
@@ -66,12 +66,12 @@ class MemoryStore:
     async def commit(
         self,
         writes: Sequence[Write],
-        checks: Sequence[Check] = (),
+        checks: Sequence[RevisionCheck] = (),
         entries: bytes | None = None,
     ) -> int:
         self._check_open()
         check_commit(writes, checks, entries)
-        compared: tuple[Write | Check, ...] = (*writes, *checks)
+        compared: tuple[Write | RevisionCheck, ...] = (*writes, *checks)
         for each in compared:
             check_revision(each, self._live_revision(each.key))
         self._revision += 1

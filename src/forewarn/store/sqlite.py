@@ -15,10 +15,10 @@ from uuid import uuid4
 from forewarn.errors import StoreLost, StoreUnusable, Unavailable
 from forewarn.store.base import (
     LEASE_KEY,
-    Check,
     HistoryValue,
     Lease,
     Record,
+    RevisionCheck,
     Snapshot,
     Upgrade,
     Write,
@@ -94,7 +94,7 @@ class SqliteStore:
     async def commit(
         self,
         writes: Sequence[Write],
-        checks: Sequence[Check] = (),
+        checks: Sequence[RevisionCheck] = (),
         entries: bytes | None = None,
     ) -> int:
         check_commit(writes, checks, entries)
@@ -299,13 +299,13 @@ def _load(connection: sqlite3.Connection, prefix: str) -> Snapshot:
 def _commit(
     connection: sqlite3.Connection,
     writes: tuple[Write, ...],
-    checks: tuple[Check, ...],
+    checks: tuple[RevisionCheck, ...],
     entries: bytes | None,
     tombstones_max: int,
 ) -> int:
     with connection:
         connection.execute("BEGIN IMMEDIATE")
-        compared: tuple[Write | Check, ...] = (*writes, *checks)
+        compared: tuple[Write | RevisionCheck, ...] = (*writes, *checks)
         for each in compared:
             check_revision(each, _live_revision(connection, each.key))
         revision = _next_revision(connection)

@@ -15,7 +15,7 @@ from forewarn.agent.settings import AgentSettings
 from forewarn.agent.status import Counters
 from forewarn.agent.steps.base import StepContext, StepFailed
 from forewarn.agent.workflow import AgentContext, LocalPrograms, NoPrograms, Workflow
-from forewarn.client import Clock, Document, EndpointError, Event
+from forewarn.client import ClientClock, Document, EndpointError, Event
 from forewarn.client.client import Stop
 
 NOON = datetime(2026, 3, 4, 12, 0, 0, tzinfo=UTC)
@@ -33,8 +33,8 @@ class FakeTime:
         self.now += timedelta(seconds=seconds)
         self.monotonic += seconds
 
-    def clock(self) -> Clock:
-        return Clock(lambda: self.now, lambda: self.monotonic, lambda: 0.0)
+    def clock(self) -> ClientClock:
+        return ClientClock(lambda: self.now, lambda: self.monotonic, lambda: 0.0)
 
 
 def reboot(key: str = "E1", *, lead_seconds: float = 900, **more: object) -> Event:

@@ -48,7 +48,7 @@ from forewarn.fleetfile.parser import Fleet
 from forewarn.lab.clock import VirtualClock
 from forewarn.platform.base import ImpactRequest, ImpactResult, Platform
 from forewarn.platform.simulated import SimulatedPlatform
-from forewarn.store.base import Check, Write
+from forewarn.store.base import RevisionCheck, Write
 from forewarn.store.memory import MemoryStore
 from tests.builders import MINUTE, NOON, guid, vm
 
@@ -496,7 +496,10 @@ class Forgetful(MemoryStore):
     is_losing = False
 
     async def commit(
-        self, writes: Sequence[Write], checks: Sequence[Check] = (), entries: bytes | None = None
+        self,
+        writes: Sequence[Write],
+        checks: Sequence[RevisionCheck] = (),
+        entries: bytes | None = None,
     ) -> int:
         revision = await super().commit(writes, checks, entries)
         if self.is_losing:

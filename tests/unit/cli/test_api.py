@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from forewarn.cli.api import Client
+from forewarn.cli.api import ControlClient
 from forewarn.cli.exit_codes import Exit, Usage, exit_of
 from forewarn.cli.options import ClientConfig
 from forewarn.errors import (
@@ -70,7 +70,7 @@ def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
 
 def refusal(status: int, body: bytes) -> Error:
     with recording(status, body) as (url, _), pytest.raises(Error) as raised:
-        Client(ClientConfig(control_url=url)).get("vms")
+        ControlClient(ClientConfig(control_url=url)).get("vms")
     return raised.value
 
 
@@ -116,7 +116,7 @@ def test_response_of_another_service_is_reported(body: bytes) -> None:
 def test_names_are_quoted_and_the_token_is_sent() -> None:
     """A name may contain anything; it is one part of the path, never two."""
     with recording(200, b"{}") as (url, requests):
-        client = Client(ClientConfig(control_url=f"{url}/prefix", token=TOKEN))
+        client = ControlClient(ClientConfig(control_url=f"{url}/prefix", token=TOKEN))
         client.post("vms", "a/b?c", "restart", body={"not_before": None})
         client.post("vms", "a", "restart", body={"not_before": "x"})
 
@@ -143,8 +143,10 @@ def test_only_a_body_has_a_content_type() -> None:
             pass
 
     with serving(Handler) as url:
-        Client(ClientConfig(control_url=url)).post("vms", "a", "restart", body={"not_before": "x"})
-        Client(ClientConfig(control_url=url)).post("vms", "a", "restart")
+        ControlClient(ClientConfig(control_url=url)).post(
+            "vms", "a", "restart", body={"not_before": "x"}
+        )
+        ControlClient(ClientConfig(control_url=url)).post("vms", "a", "restart")
 
     assert kinds == ["application/json", None]
 
@@ -174,7 +176,7 @@ def test_list_is_fetched_in_pages_up_to_its_limit(limit: int, pages: int) -> Non
             pass
 
     with serving(Handler) as url:
-        answer = Client(ClientConfig(control_url=url)).list("vms", limit)
+        answer = ControlClient(ClientConfig(control_url=url)).list("vms", limit)
 
     assert answer["vms"] == names[:limit]
     assert answer["total"] == 2500
@@ -206,6 +208,6 @@ def test_token_with_invalid_characters_is_not_repeated(token: str) -> None:
     with pytest.raises(
         Usage, match="token: contains a character that tokens do not have"
     ) as raised:
-        Client(ClientConfig(token=token))
+        ControlClient(ClientConfig(token=token))
 
     assert token not in raised.value.message

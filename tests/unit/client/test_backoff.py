@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.client import Clock, ConnectionFailed, RetryableError
+from forewarn.client import ClientClock, ConnectionFailed, RetryableError
 from forewarn.client.backoff import RETRY_AFTER_SECONDS_MAX, PollSchedule, pause_seconds
 from forewarn.client.protocol import CACHE_SECONDS_MAX, Api
 from tests.unit.client.build import page, reboot
@@ -20,7 +20,7 @@ class Poller:
     def __init__(self, period_seconds: float = 1) -> None:
         self.seconds = 1000.0
         self.may_wait = True
-        clock = Clock(
+        clock = ClientClock(
             lambda: datetime.fromtimestamp(self.seconds, UTC), lambda: self.seconds, lambda: 0.0
         )
         self.schedule = PollSchedule(

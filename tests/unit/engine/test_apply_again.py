@@ -12,7 +12,7 @@ from forewarn.core.fleet import Scope, ScopeKind
 from forewarn.engine.operations import Operations
 from forewarn.errors import VmBusy
 from forewarn.fleetfile.parser import Fleet
-from forewarn.store.base import WRITES_MAX, Check, Write
+from forewarn.store.base import WRITES_MAX, RevisionCheck, Write
 from forewarn.store.memory import MemoryStore
 from tests.builders import guid, vm
 from tests.unit.engine.test_engine import World, live
@@ -42,7 +42,10 @@ class Interrupted(MemoryStore):
         self._commits = 0
 
     async def commit(
-        self, writes: Sequence[Write], checks: Sequence[Check] = (), entries: bytes | None = None
+        self,
+        writes: Sequence[Write],
+        checks: Sequence[RevisionCheck] = (),
+        entries: bytes | None = None,
     ) -> int:
         if self.deed is not None:
             self._commits += 1

@@ -19,7 +19,7 @@ from forewarn.engine.worker import ALARMS_SPARE, Worker
 from forewarn.errors import StoreLost, StoreUnusable, Unavailable, UnknownEvent
 from forewarn.fleetfile.parser import Fleet
 from forewarn.platform.base import ImpactRequest, ImpactResult
-from forewarn.store.base import Check, Write
+from forewarn.store.base import RevisionCheck, Write
 from forewarn.store.memory import MemoryStore
 from tests.builders import MINUTE, NOON, guid, vm
 from tests.unit.engine.test_engine import FLEET, Deaf, World, live
@@ -40,7 +40,10 @@ class FailsAt(MemoryStore):
     calls, fails_at = 0, 0
 
     async def commit(
-        self, writes: Sequence[Write], checks: Sequence[Check] = (), entries: bytes | None = None
+        self,
+        writes: Sequence[Write],
+        checks: Sequence[RevisionCheck] = (),
+        entries: bytes | None = None,
     ) -> int:
         self.calls += 1
         if self.calls == self.fails_at:
@@ -70,7 +73,10 @@ class Slow(MemoryStore):
     """Lets others have a turn before every commit."""
 
     async def commit(
-        self, writes: Sequence[Write], checks: Sequence[Check] = (), entries: bytes | None = None
+        self,
+        writes: Sequence[Write],
+        checks: Sequence[RevisionCheck] = (),
+        entries: bytes | None = None,
     ) -> int:
         for _ in range(3):
             await asyncio.sleep(0)

@@ -28,7 +28,7 @@ from forewarn.fleetfile.parser import Fleet
 from forewarn.lab.clock import VirtualClock
 from forewarn.platform.base import ImpactRequest, ImpactResult
 from forewarn.platform.simulated import SimulatedPlatform
-from forewarn.store.base import Check, Record, Snapshot, Write
+from forewarn.store.base import Record, RevisionCheck, Snapshot, Write
 from forewarn.store.memory import MemoryStore
 from tests.builders import MINUTE, NOON, guid, restart, vm
 from tests.history import entries_of
@@ -148,7 +148,10 @@ class LosesReplies(MemoryStore):
     calls = 0
 
     async def commit(
-        self, writes: Sequence[Write], checks: Sequence[Check] = (), entries: bytes | None = None
+        self,
+        writes: Sequence[Write],
+        checks: Sequence[RevisionCheck] = (),
+        entries: bytes | None = None,
     ) -> int:
         revision = await super().commit(writes, checks, entries)
         self.calls += 1
@@ -177,7 +180,10 @@ class AlwaysContested(MemoryStore):
     is_contested = False
 
     async def commit(
-        self, writes: Sequence[Write], checks: Sequence[Check] = (), entries: bytes | None = None
+        self,
+        writes: Sequence[Write],
+        checks: Sequence[RevisionCheck] = (),
+        entries: bytes | None = None,
     ) -> int:
         if self.is_contested:
             for write in writes:
@@ -204,7 +210,10 @@ class Deaf(MemoryStore):
     is_deaf = False
 
     async def commit(
-        self, writes: Sequence[Write], checks: Sequence[Check] = (), entries: bytes | None = None
+        self,
+        writes: Sequence[Write],
+        checks: Sequence[RevisionCheck] = (),
+        entries: bytes | None = None,
     ) -> int:
         if self.is_deaf:
             raise StoreLost("no answer")

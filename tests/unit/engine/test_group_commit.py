@@ -25,7 +25,7 @@ from forewarn.errors import (
     UnknownScope,
 )
 from forewarn.fleetfile.parser import Fleet
-from forewarn.store.base import Check, Record, Snapshot, Write
+from forewarn.store.base import Record, RevisionCheck, Snapshot, Write
 from forewarn.store.memory import MemoryStore
 from tests.builders import NOON, approve, guid, restart, vm
 from tests.history import entries_of
@@ -49,7 +49,10 @@ class GatedStore(MemoryStore):
         self.failures: list[Exception] = []
 
     async def commit(
-        self, writes: Sequence[Write], checks: Sequence[Check] = (), entries: bytes | None = None
+        self,
+        writes: Sequence[Write],
+        checks: Sequence[RevisionCheck] = (),
+        entries: bytes | None = None,
     ) -> int:
         await self.gate.wait()
         self.commits += 1
@@ -70,7 +73,10 @@ class NoGate(MemoryStore):
         self._store = store
 
     async def commit(
-        self, writes: Sequence[Write], checks: Sequence[Check] = (), entries: bytes | None = None
+        self,
+        writes: Sequence[Write],
+        checks: Sequence[RevisionCheck] = (),
+        entries: bytes | None = None,
     ) -> int:
         return await MemoryStore.commit(self._store, writes, checks, entries)
 

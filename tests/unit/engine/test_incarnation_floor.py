@@ -14,7 +14,7 @@ from forewarn.core.fleet import Policy, Scope, ScopeKind
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
 from forewarn.fleetfile.parser import Fleet
-from forewarn.store.base import Check, Write
+from forewarn.store.base import RevisionCheck, Write
 from forewarn.store.memory import MemoryStore
 from tests.builders import NOON, vm
 from tests.unit.engine.test_engine import FLEET, World, live
@@ -123,7 +123,10 @@ class ChangesMeanwhile(MemoryStore):
         self.meanwhile: list[Callable[[], Awaitable[object]]] = []
 
     async def commit(
-        self, writes: Sequence[Write], checks: Sequence[Check] = (), entries: bytes | None = None
+        self,
+        writes: Sequence[Write],
+        checks: Sequence[RevisionCheck] = (),
+        entries: bytes | None = None,
     ) -> int:
         if self.meanwhile:
             await self.meanwhile.pop()()

@@ -18,7 +18,7 @@ from forewarn.engine.worker import Worker
 from forewarn.fleetfile.parser import Fleet
 from forewarn.lab.clock import VirtualClock
 from forewarn.platform.base import ImpactRequest, ImpactResult
-from forewarn.store.base import Check, Write
+from forewarn.store.base import RevisionCheck, Write
 from forewarn.store.memory import MemoryStore
 from tests.builders import MINUTE, NOON, SECOND, guid, vm
 from tests.unit.engine.test_engine import World, live
@@ -159,7 +159,10 @@ class CountingStore(MemoryStore):
     commits, size = 0, 0
 
     async def commit(
-        self, writes: Sequence[Write], checks: Sequence[Check] = (), entries: bytes | None = None
+        self,
+        writes: Sequence[Write],
+        checks: Sequence[RevisionCheck] = (),
+        entries: bytes | None = None,
     ) -> int:
         self.commits += 1
         self.size += sum(len(write.value or b"") for write in writes) + len(entries or b"")

@@ -12,7 +12,7 @@ from datetime import UTC
 from enum import StrEnum
 from typing import Protocol, TypeVar
 
-from forewarn.agent.config_reader import FieldError, suggest
+from forewarn.agent.config_reader import SettingError, suggest
 from forewarn.client import Event
 from forewarn.errors import Error
 
@@ -213,7 +213,9 @@ def check_template(field_name: str, template: str) -> None:
     for name in _PLACEHOLDER.findall(template):
         if name not in FACT_NAMES:
             hint = suggest(name, FACT_NAMES)
-            raise FieldError(field_name, f"known facts of an event ({{{name}}} is unknown; {hint})")
+            raise SettingError(
+                field_name, f"known facts of an event ({{{name}}} is unknown; {hint})"
+            )
 
 
 def escape_json(value: str) -> str:

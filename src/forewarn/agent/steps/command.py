@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from forewarn.agent.config_reader import FieldError, NotInFile, Range
+from forewarn.agent.config_reader import NotInFile, Range, SettingError
 from forewarn.agent.steps.base import (
     CHECK_SECONDS,
     StepContext,
@@ -52,7 +52,7 @@ class RunStep:
 
     def __post_init__(self) -> None:
         if isinstance(self.command, str) is not self.shell:
-            raise FieldError("command", "a text for the shell" if self.shell else COMMAND_FORM)
+            raise SettingError("command", "a text for the shell" if self.shell else COMMAND_FORM)
 
     def describe(self) -> str:
         return f"run {' '.join(self._arguments())}"

@@ -8,7 +8,7 @@ import socket
 from dataclasses import dataclass
 from typing import Annotated
 
-from forewarn.agent.config_reader import FieldError
+from forewarn.agent.config_reader import SettingError
 from forewarn.agent.steps.base import (
     StepContext,
     StepFailed,
@@ -43,10 +43,10 @@ class HaproxyStep:
         host, _, port = self.socket.rpartition(":")
         is_address = bool(host) and port.isdecimal() and 0 < int(port) < 65536
         if not self.socket.startswith("/") and not is_address:
-            raise FieldError("socket", SOCKET_FORM)
+            raise SettingError("socket", SOCKET_FORM)
         names = (name.replace(EACH_RESOURCE, "x").replace(THIS_VM, "x") for name in self.servers)
         if not all(SERVER.fullmatch(name) for name in names):
-            raise FieldError("servers", SERVERS_FORM)
+            raise SettingError("servers", SERVERS_FORM)
 
     def describe(self) -> str:
         servers = " ".join(self.servers)

@@ -15,7 +15,7 @@ from datetime import UTC
 from typing import Annotated, ClassVar, Literal
 from urllib.parse import quote, urlsplit
 
-from forewarn.agent.config_reader import FieldError, Range
+from forewarn.agent.config_reader import Range, SettingError
 from forewarn.agent.steps.base import (
     FACT_NAMES,
     NUMERIC_FACTS,
@@ -64,13 +64,13 @@ class HttpStep:
         check_url("url", fill(self.url, dict.fromkeys(FACT_NAMES, "x"), str))
         check_template("body", self.body)
         if self.shape and self.body:
-            raise FieldError("body", f"no body beside shape = '{self.shape}'")
+            raise SettingError("body", f"no body beside shape = '{self.shape}'")
         for name, value in self.headers.items():
             check_template("headers", value)
             is_name = name.replace("-", "").replace("_", "").isalnum()
             if not is_name or not (name + value).isascii() or not value.isprintable():
                 expected = "names of letters, digits and '-', and texts of one line in ASCII"
-                raise FieldError("headers", expected)
+                raise SettingError("headers", expected)
         if self.body and self._is_json():
             _check_json_template(self.body)
 
@@ -171,7 +171,7 @@ def _check_json_template(body: str) -> None:
     try:
         json.loads(fill(body, samples, str))
     except (ValueError, RecursionError) as error:
-        raise FieldError("body", f"JSON ({error})") from error
+        raise SettingError("body", f"JSON ({error})") from error
 
 
 def _escape_header(value: str) -> str:
@@ -233,7 +233,7 @@ def check_url(field_name: str, url: str) -> None:
     except ValueError:
         is_valid = False
     if not is_valid or "@" in parts.netloc or any(not "!" <= letter <= "~" for letter in url):
-        raise FieldError(field_name, URL_FORM)
+        raise SettingError(field_name, URL_FORM)
 
 
 def _exchange(request: HttpRequest, seconds: float, bytes_max: int) -> HttpResponse:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from forewarn.agent.config_reader import FieldError, NotInFile
+from forewarn.agent.config_reader import NotInFile, SettingError
 from forewarn.agent.steps.base import (
     StepContext,
     StepFailed,
@@ -38,9 +38,9 @@ class SignalStep:
 
     def __post_init__(self) -> None:
         if self._signal_name() not in signal.Signals.__members__:
-            raise FieldError("send", SIGNAL_NAME)
+            raise SettingError("send", SIGNAL_NAME)
         if bool(self.pid_file) is bool(self.unit):
-            raise FieldError("pid_file", "either pid_file or unit")
+            raise SettingError("pid_file", "either pid_file or unit")
 
     def describe(self) -> str:
         wait = ", wait for its end" if self.until_exit else ""

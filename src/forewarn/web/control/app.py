@@ -24,10 +24,10 @@ from forewarn.web.control.openapi import make_openapi_config
 from forewarn.web.control.routes.campaign import CampaignController
 from forewarn.web.control.routes.event import EventController
 from forewarn.web.control.routes.fleet import FleetController
+from forewarn.web.control.routes.health import healthz, landing, readyz
 from forewarn.web.control.routes.history import HistoryController
 from forewarn.web.control.routes.host import HostController
 from forewarn.web.control.routes.scope import ScopeController
-from forewarn.web.control.routes.service import healthz, landing, readyz
 from forewarn.web.control.routes.stream import StreamController
 from forewarn.web.control.routes.token import TokenController
 from forewarn.web.control.routes.vm import VmController

@@ -48,7 +48,7 @@ from forewarn.web.http_status import (
 from forewarn.web.metadata import request as requests
 from forewarn.web.metadata.client_identity import ClientIdentity, identify
 from forewarn.web.metadata.fast_path import document_headers, etag, render
-from forewarn.web.metadata.request import BadVersion, Request
+from forewarn.web.metadata.request import BadVersion, MetadataRequest
 from forewarn.wire import approval, document, instance
 
 log = logging.getLogger("forewarn")
@@ -67,7 +67,7 @@ class Reply(NamedTuple):
     body: bytes = b""
 
 
-Handler = Callable[[Request, ClientIdentity, Receive], Awaitable[Reply | None]]
+Handler = Callable[[MetadataRequest, ClientIdentity, Receive], Awaitable[Reply | None]]
 
 
 class Metadata:
@@ -115,11 +115,11 @@ class Metadata:
         for place in self._engine.board.scopes.values():
             wake(place)
 
-    def _read(self, scope: Message) -> Request:
+    def _read(self, scope: Message) -> MetadataRequest:
         path = scope["path"]
         vm, path = requests.split(path) if Identify.PATH in self._config.identify else ("", path)
         address = plain_address(scope["client"][0]) if scope["client"] else ""
-        return Request(
+        return MetadataRequest(
             scope["method"],
             vm,
             path,
@@ -128,7 +128,7 @@ class Metadata:
             address,
         )
 
-    async def _reply(self, request: Request, receive: Receive) -> Reply | None:
+    async def _reply(self, request: MetadataRequest, receive: Receive) -> Reply | None:
         client = self._identify(request)
         if b"origin" in request.headers:  # browsers send it with every POST, other clients never
             raise Forbidden("Forbidden. Requests from web pages are not accepted")
@@ -144,10 +144,10 @@ class Metadata:
             )
         return await handler(request, client, receive)
 
-    def _identify(self, request: Request) -> ClientIdentity:
+    def _identify(self, request: MetadataRequest) -> ClientIdentity:
         return identify(request, self._engine.board, self._config, self._proxy_key)
 
-    def _handler(self, request: Request) -> tuple[Handler, tuple[str, ...]]:
+    def _handler(self, request: MetadataRequest) -> tuple[Handler, tuple[str, ...]]:
         path = requests.normalize(request.path)
         is_legacy = path == requests.EVENTS_LEGACY and self._config.legacy_path
         if path == requests.EVENTS or is_legacy:
@@ -160,7 +160,7 @@ class Metadata:
         raise NotFound("Not found. There is nothing at this path", path=request.path)
 
     async def _document(
-        self, request: Request, client: ClientIdentity, receive: Receive
+        self, request: MetadataRequest, client: ClientIdentity, receive: Receive
     ) -> Reply | None:
         version = requests.events_version(request, self._config)
         known = document.read_tags(request.header(b"if-none-match"))
@@ -200,7 +200,7 @@ class Metadata:
             await asyncio.sleep(self._config.first_call_delay_seconds)
 
     async def _wait(
-        self, request: Request, known: Set[str], seconds: int, receive: Receive
+        self, request: MetadataRequest, known: Set[str], seconds: int, receive: Receive
     ) -> bool:
         """Wait until the document changes, the time is up, or we stop; False if the client is gone.
 
@@ -219,7 +219,7 @@ class Metadata:
         return True
 
     async def _approve(
-        self, request: Request, client: ClientIdentity, receive: Receive
+        self, request: MetadataRequest, client: ClientIdentity, receive: Receive
     ) -> Reply | None:
         requests.events_version(request, self._config)
         body = await _read_body(receive)
@@ -231,13 +231,17 @@ class Metadata:
         await self._engine.submit(client.place.scope.name, command, by=f"vm {client.vm}")
         return Reply(200, (content_length(b""),))
 
-    async def _versions(self, request: Request, client: ClientIdentity, receive: Receive) -> Reply:
+    async def _versions(
+        self, request: MetadataRequest, client: ClientIdentity, receive: Receive
+    ) -> Reply:
         requests.parse_query(request.query)
         requests.require_header(request)
         body = instance.versions_body()
         return Reply(200, (CONTENT_TYPE, content_length(body)), body)
 
-    async def _instance(self, request: Request, client: ClientIdentity, receive: Receive) -> Reply:
+    async def _instance(
+        self, request: MetadataRequest, client: ClientIdentity, receive: Receive
+    ) -> Reply:
         query = requests.parse_query(request.query)
         version = requests.instance_version(request, query)
         vm = client.place.scope.vm(client.vm)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from forewarn.config import Config, Identify
 from forewarn.engine.board import Board, PublishedScope
 from forewarn.errors import Forbidden, Invalid
-from forewarn.web.metadata.request import Request
+from forewarn.web.metadata.request import MetadataRequest
 
 ID, SIGNATURE = b"x-instance-id", b"x-instance-id-signature"
 """The headers of OpenStack's metadata proxy; the signature is the HMAC-SHA256 of the id, in hex."""
@@ -23,7 +23,9 @@ class ClientIdentity(NamedTuple):
     place: PublishedScope
 
 
-def identify(request: Request, board: Board, config: Config, proxy_key: bytes) -> ClientIdentity:
+def identify(
+    request: MetadataRequest, board: Board, config: Config, proxy_key: bytes
+) -> ClientIdentity:
     """Forbidden if the client is not a VM of this fleet, or its signature is wrong."""
     is_signed = ID in request.headers or SIGNATURE in request.headers
     if is_signed and Identify.PROXY in config.identify and not request.vm:
@@ -41,7 +43,7 @@ def identify(request: Request, board: Board, config: Config, proxy_key: bytes) -
     return ClientIdentity(name, place)
 
 
-def _verify(request: Request, board: Board, key: bytes) -> str:
+def _verify(request: MetadataRequest, board: Board, key: bytes) -> str:
     """The VM with the signed id, or else with that name.
 
     Ids come first: proxies send ids, and a VM must not be named so as to get another's requests.

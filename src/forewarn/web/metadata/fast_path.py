@@ -41,7 +41,7 @@ from forewarn.web.http.message import (
 from forewarn.web.http_status import metadata_body
 from forewarn.web.metadata import request as requests
 from forewarn.web.metadata.client_identity import ID, SIGNATURE
-from forewarn.web.metadata.request import Request
+from forewarn.web.metadata.request import MetadataRequest
 from forewarn.wire import document
 from forewarn.wire.versions import Version
 
@@ -161,7 +161,7 @@ class Polls(ConnectionPolicy):
             return None
         if not vm and Identify.ADDRESS not in self._config.identify:
             return None
-        request = Request("GET", vm, rest, query, joined, "")
+        request = MetadataRequest("GET", vm, rest, query, joined, "")
         try:
             version = requests.events_version(request, self._config)
         except Error:

@@ -37,7 +37,7 @@ class BadVersion(Invalid):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class MetadataRequest:
     """Header names are in lower case; the values of a repeated header are joined.
 
     `vm` is the VM named in the path, where that is allowed; `path` is the rest of it.
@@ -95,7 +95,7 @@ def parse_query(query: bytes) -> dict[str, str]:
     return parsed
 
 
-def events_version(request: Request, config: Config) -> Version:
+def events_version(request: MetadataRequest, config: Config) -> Version:
     """The api-version of a Scheduled Events request. Only one version waives the header."""
     name = parse_query(request.query).get("api-version", "")
     version = BY_NAME.get(name)
@@ -110,7 +110,7 @@ def events_version(request: Request, config: Config) -> Version:
     return version
 
 
-def instance_version(request: Request, query: Mapping[str, str]) -> str:
+def instance_version(request: MetadataRequest, query: Mapping[str, str]) -> str:
     """The api-version of an instance request: another list, and the header is always required."""
     require_header(request)
     name = query.get("api-version", "")
@@ -119,13 +119,13 @@ def instance_version(request: Request, query: Mapping[str, str]) -> str:
     return name
 
 
-def require_header(request: Request) -> None:
+def require_header(request: MetadataRequest) -> None:
     """`Metadata: true` protects against SSRF: who can choose a URL can rarely set headers."""
     if request.headers.get(b"metadata", b"").strip().lower() != b"true":
         raise Invalid("Bad request. Required metadata header not specified")
 
 
-def wait_seconds(request: Request, config: Config) -> int:
+def wait_seconds(request: MetadataRequest, config: Config) -> int:
     """How long the client wants to wait for a change (RFC 7240), within our limit.
 
     A malformed preference is ignored.

@@ -15,7 +15,7 @@ from forewarn.store.memory import MemoryStore
 from forewarn.web.http.message import plain_address
 from forewarn.web.metadata.app import Metadata
 from forewarn.web.metadata.client_identity import identify
-from forewarn.web.metadata.request import Request
+from forewarn.web.metadata.request import MetadataRequest
 from tests.builders import NOON
 
 KEY = b"a shared secret"
@@ -35,8 +35,8 @@ def board() -> Board:
 
 def make_request(
     address: str = "10.0.0.1", vm: str = "", headers: dict[bytes, bytes] | None = None
-) -> Request:
-    return Request("GET", vm, "/metadata/scheduledevents", b"", headers or {}, address)
+) -> MetadataRequest:
+    return MetadataRequest("GET", vm, "/metadata/scheduledevents", b"", headers or {}, address)
 
 
 def signed(vm: str, key: bytes = KEY) -> dict[bytes, bytes]:

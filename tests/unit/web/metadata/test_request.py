@@ -8,7 +8,7 @@ from forewarn.config import Config
 from forewarn.errors import Invalid
 from forewarn.web.metadata.request import (
     BadVersion,
-    Request,
+    MetadataRequest,
     events_version,
     instance_version,
     join,
@@ -27,8 +27,8 @@ def make_request(
     query: str = "api-version=2020-07-01",
     headers: dict[bytes, bytes] | None = None,
     path: str = EVENTS,
-) -> Request:
-    return Request(
+) -> MetadataRequest:
+    return MetadataRequest(
         "GET", "", path, query.encode(), TRUE if headers is None else headers, "10.0.0.1"
     )
 

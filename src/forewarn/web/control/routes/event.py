@@ -31,13 +31,13 @@ class Extension(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     not_before: datetime
 
 
-class Approver(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ApprovalBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The VM to approve for, by the scope's policy; without one, the operator approves for all."""
 
     vm: str = ""
 
 
-OPERATOR = Approver()
+OPERATOR = ApprovalBody()
 
 
 class EventController(Controller):
@@ -64,7 +64,7 @@ class EventController(Controller):
         event: FromPath[str],
         operations: OperationsDependency,
         principal: PrincipalDependency,
-        data: JSONBody[Approver] = OPERATOR,
+        data: JSONBody[ApprovalBody] = OPERATOR,
     ) -> views.EventResult:
         """Lets a Scheduled event start before its NotBefore. Repeating it changes nothing."""
         placed = await operations.approve(event, by=principal.name, vm=data.vm)
