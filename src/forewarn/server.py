@@ -235,7 +235,7 @@ def webhook_changes(names: Sequence[str]) -> frozenset[ChangeKind]:
 
 
 async def run_together(*works: Coroutine[Any, Any, None]) -> None:
-    """Run all until cancelled; if one fails, so do the others."""
+    """Run all until cancelled; if one fails, the others are cancelled."""
     async with asyncio.TaskGroup() as group:
         for work in works:
             group.create_task(work)
@@ -465,7 +465,7 @@ def read_file(path: Path, what: str) -> bytes:
         return path.read_bytes()
     except OSError as error:
         reason = error.strerror or error
-        raise Invalid(f"the {what} {path} cannot be read: {reason}", file=str(path)) from error
+        raise Invalid(f"cannot read the {what} {path}: {reason}", file=str(path)) from error
 
 
 def make_id() -> str:

@@ -218,7 +218,7 @@ def test_error_is_one_line_and_an_exit_code(
         (
             ("--fleet", "nope.yaml"),
             2,
-            "the fleet file nope.yaml cannot be read: No such file or directory",
+            "cannot read the fleet file nope.yaml: No such file or directory",
         ),
         (
             ("--fleet", "bad.yaml"),
@@ -295,7 +295,7 @@ def test_missing_service_has_its_own_exit_code() -> None:
 
     assert absent.returncode == stranger.returncode == 4
     assert absent.stderr == (
-        f"forewarn: no service answers at {url}: Connection refused; "
+        f"forewarn: no service is reachable at {url}: Connection refused; "
         "set FOREWARN_CONTROL to its URL\n"
     )
     assert "is not a Forewarn control API (status 404)\n" in stranger.stderr
@@ -494,7 +494,7 @@ def test_config_flag_applies_to_service_and_client(tmp_path: Path) -> None:
         assert (rows["rate"], rows["control_url"]) == ("2", "http://127.0.0.1:9")
     called = run_here("--config", str(file), "vm", "list")
     assert called.returncode == 4
-    assert "no service answers at http://127.0.0.1:9: " in called.stderr
+    assert "no service is reachable at http://127.0.0.1:9: " in called.stderr
 
 
 def test_version_and_help_are_printed_on_stdout() -> None:

@@ -20,8 +20,8 @@ import forewarn
 from forewarn.client import (
     AsyncClient,
     Change,
-    ConnectionFailed,
     Client,
+    ConnectionFailed,
     EndpointError,
     HttpError,
     ask_dhcp,

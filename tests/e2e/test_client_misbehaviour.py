@@ -14,9 +14,9 @@ import pytest
 from forewarn.client import (
     AsyncClient,
     Change,
+    Client,
     ClientClock,
     ConnectionFailed,
-    Client,
     Document,
     EndpointError,
     HttpError,

@@ -77,7 +77,7 @@ def shown_certificate(service: Service) -> str:
 
 
 @pytest.mark.system
-def test_the_command_line_speaks_tls_with_a_ca_of_ones_own(secure: Service, folder: Path) -> None:
+def test_cli_verifies_tls_with_a_ca_file(secure: Service, folder: Path) -> None:
     """A private fleet has a private CA.
 
     Without it the certificate is refused, and the line says what to do.
@@ -136,7 +136,7 @@ def test_old_versions_of_tls_and_plain_http_are_refused(secure: Service) -> None
 
 
 @pytest.mark.system
-def test_what_cannot_be_served_is_answered_over_tls_too(secure: Service, folder: Path) -> None:
+def test_errors_are_sent_over_tls(secure: Service, folder: Path) -> None:
     """A connection that is refused is half closed where that is possible;
 
     TLS cannot, and must not break over it.
@@ -154,9 +154,7 @@ def test_what_cannot_be_served_is_answered_over_tls_too(secure: Service, folder:
 
 
 @pytest.mark.system
-def test_a_new_certificate_is_taken_up_while_it_runs_and_a_broken_one_is_not(
-    secure: Service, folder: Path
-) -> None:
+def test_new_certificate_is_loaded_and_a_broken_one_ignored(secure: Service, folder: Path) -> None:
     """Certificates live for weeks, the service for months.
 
     A half-written file must not lock the operators out.
@@ -184,7 +182,7 @@ def test_a_new_certificate_is_taken_up_while_it_runs_and_a_broken_one_is_not(
 
 
 @pytest.mark.system
-def test_a_key_that_may_be_read_only_later_is_taken_up_then(folder: Path) -> None:
+def test_key_is_loaded_once_it_becomes_readable(folder: Path) -> None:
     """Whoever renews it writes the file first and gives it to the service's user afterwards."""
     certificate, key = make_pair(folder, "live")
     pair = Certificate(certificate, key)
@@ -198,7 +196,7 @@ def test_a_key_that_may_be_read_only_later_is_taken_up_then(folder: Path) -> Non
 
 
 @pytest.mark.system
-def test_an_idle_connection_does_not_keep_it_from_ending(secure: Service, folder: Path) -> None:
+def test_idle_tls_connection_does_not_delay_the_stop(secure: Service, folder: Path) -> None:
     """It says no goodbye, and whoever restarts the service should not wait for one."""
     host, _, port = secure.control.removeprefix("https://").partition(":")
     context = ssl.create_default_context(cafile=folder / "live.pem")
@@ -212,7 +210,7 @@ def test_an_idle_connection_does_not_keep_it_from_ending(secure: Service, folder
         assert secure.process.wait(timeout=7) == 0
 
 
-def test_the_limits_of_connections_are_those_of_the_operators_too(folder: Path) -> None:
+def test_connection_limits_apply_to_the_control_listener(folder: Path) -> None:
     """An option that does nothing on one of two listeners would be a trap."""
     arguments = ("--store", "memory", "--connections-per-address-max", "1", "--idle-seconds", "1")
     with running(folder, "serve", "--fleet", "fleet.yaml", *arguments) as service:
@@ -225,7 +223,7 @@ def test_the_limits_of_connections_are_those_of_the_operators_too(folder: Path) 
         soon(lambda: call(f"{service.control}/healthz")[0] == 200)
 
 
-def test_a_slip_in_the_name_of_a_store_makes_no_store(folder: Path) -> None:
+def test_misspelt_store_path_creates_no_file(folder: Path) -> None:
     """Only the first token may make one, and says so: otherwise the list would be empty, and the
     revoked token good.
     """
@@ -245,7 +243,7 @@ def test_a_slip_in_the_name_of_a_store_makes_no_store(folder: Path) -> None:
 
 
 @pytest.mark.system
-def test_a_pair_that_cannot_be_used_is_told_at_the_start(folder: Path) -> None:
+def test_invalid_certificate_fails_at_startup(folder: Path) -> None:
     """In one line, with the file."""
     certificate, key = make_pair(folder, "a")
     _, other = make_pair(folder, "b")
@@ -290,7 +288,7 @@ def test_a_pair_that_cannot_be_used_is_told_at_the_start(folder: Path) -> None:
         assert re.fullmatch(f"forewarn: {message}\n", refused.stderr), refused.stderr
 
 
-def test_beyond_loopback_it_starts_only_when_there_is_a_token(folder: Path) -> None:
+def test_control_beyond_loopback_needs_a_token_to_start(folder: Path) -> None:
     """The line says what to type, and typing it is enough."""
     store = "sqlite:///fleet.db"
     arguments = ("serve", "--fleet", "fleet.yaml", "--store", store)
@@ -333,7 +331,7 @@ def test_a_memory_store_never_goes_beyond_loopback(folder: Path) -> None:
     )
 
 
-def test_tokens_by_the_command_line_from_the_first_to_the_last(folder: Path) -> None:
+def test_token_commands_create_list_and_revoke(folder: Path) -> None:
     """Made on loopback without one, used, listed without secrets, revoked; and revoked on the store
     itself at once too.
     """
@@ -384,7 +382,7 @@ def test_tokens_by_the_command_line_from_the_first_to_the_last(folder: Path) -> 
     assert "token-created" in log
 
 
-def test_the_metadata_listener_has_no_way_to_the_control_api(folder: Path) -> None:
+def test_metadata_listener_does_not_serve_the_control_api(folder: Path) -> None:
     """A VM reaches that listener; what it could do there it could do to the fleet."""
     callers = ("--identify", "path", "--identify", "address")
     with running(

@@ -146,7 +146,7 @@ def test_large_fleet_gets_256_listeners(tmp_path: Path) -> None:
         assert page["listeners"] == lab.urls["vms"]
 
 
-def test_transcript_shows_the_newest_entries_and_how_many_are_left_out(
+def test_transcript_shows_the_newest_entries_and_counts_the_rest(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def show(*flags: str) -> tuple[list[str], str]:
@@ -159,11 +159,11 @@ def test_transcript_shows_the_newest_entries_and_how_many_are_left_out(
             lab.control("POST", "/clock/advance", {"seconds": number})
         assert show("--limit", "2") == (
             ["0:00:04", "0:00:05"],
-            "3 earlier entries; use --limit to see more\n",
+            "3 more entries; use --limit to see them\n",
         )
         assert show("--limit", "2", "--after", "1") == (
             ["0:00:02", "0:00:03"],
-            "2 later entries; use --limit to see more\n",
+            "2 more entries; use --limit to see them\n",
         )
         assert show()[1] == ""
 

@@ -59,7 +59,7 @@ def is_started(world: World) -> bool:
 
 
 @pytest.mark.parametrize("version", ALL_VERSIONS)
-def test_the_python_sample_reads_every_member_it_names(version: str) -> None:
+def test_python_sample_finds_every_member(version: str) -> None:
     """It calls string methods on NotBefore and compares names with Resources."""
     with World() as world:
         read(world)
@@ -94,7 +94,7 @@ def test_approving_every_outstanding_event_starts_it(version: str) -> None:
 
 
 @pytest.mark.parametrize("incarnation", ["2", 2, "5", 99, None])
-def test_an_incarnation_in_an_approval_is_accepted_and_not_looked_at(incarnation: object) -> None:
+def test_incarnation_in_an_approval_is_ignored(incarnation: object) -> None:
     """The curl samples send it as text, PowerShell as a number, the later documents not at all."""
     with World() as world:
         read(world)
@@ -126,7 +126,7 @@ def test_an_approval_is_json_whatever_its_content_type_says(content_type: str | 
         assert is_started(world)
 
 
-def test_the_first_version_can_be_approved_without_the_metadata_header() -> None:
+def test_2017_03_01_approval_needs_no_metadata_header() -> None:
     """As the published C# and Python samples of that time do."""
     with World() as world:
         read(world)
@@ -139,7 +139,7 @@ def test_the_first_version_can_be_approved_without_the_metadata_header() -> None
         assert is_started(world)
 
 
-def test_a_later_version_cannot() -> None:
+def test_later_versions_need_the_metadata_header_to_approve() -> None:
     with World() as world:
         read(world)
         world.restart()
@@ -151,7 +151,7 @@ def test_a_later_version_cannot() -> None:
         assert not is_started(world)
 
 
-def test_a_cluster_agent_reads_with_one_version_and_approves_with_another() -> None:
+def test_client_may_read_and_approve_with_different_versions() -> None:
     """It knows its own name from the instance, and parses any answer that is not empty."""
     with World() as world:
         read(world)
@@ -165,13 +165,13 @@ def test_a_cluster_agent_reads_with_one_version_and_approves_with_another() -> N
         assert is_started(world)
 
 
-def test_a_watcher_in_a_shell_compares_its_name_as_it_is() -> None:
+def test_instance_name_as_text_matches_resources() -> None:
     with World() as world:
         url = f"{world.url}/metadata/instance/compute/name?api-version=2021-02-01&format=text"
         assert call(url, Metadata="true") == (200, b"web-0")
 
 
-def test_an_etag_client_is_told_only_of_changes() -> None:
+def test_etag_client_gets_304_until_a_change() -> None:
     """Microsoft's Node sample starts with 0 and sends back what it got, with POST as well."""
     with World() as world:
         seen, tag = [], "0"
@@ -196,7 +196,7 @@ def test_an_etag_client_is_told_only_of_changes() -> None:
         assert call(events_url(world), body, Metadata="true", If_None_Match=tag)[0] == 200
 
 
-def test_a_client_that_asks_which_versions_there_are_finds_out() -> None:
+def test_versions_are_listed_for_clients() -> None:
     """Several do so by calling without one."""
     with World() as world:
         status, body = call(f"{world.url}/metadata/scheduledevents", Metadata="true")
@@ -206,7 +206,7 @@ def test_a_client_that_asks_which_versions_there_are_finds_out() -> None:
         assert (status, json.loads(body)["newest-versions"][0]) == (400, "2025-04-07")
 
 
-def test_any_vm_of_a_scope_approves_for_all_and_another_scope_does_not() -> None:
+def test_any_vm_of_the_scope_but_no_other_may_approve() -> None:
     with World() as world:
         read(world)
         world.restart()
@@ -217,7 +217,7 @@ def test_any_vm_of_a_scope_approves_for_all_and_another_scope_does_not() -> None
         assert is_started(world)
 
 
-def test_a_proxy_asks_for_the_vms_behind_it() -> None:
+def test_signed_proxy_request_gets_the_vms_document() -> None:
     """As OpenStack's metadata proxy does: with an id, a signature, and X-Forwarded-For."""
     key = b"a shared secret"
     with World(Config(identify=(Identify.PROXY,)), proxy_key=key) as world:
@@ -232,7 +232,7 @@ def test_a_proxy_asks_for_the_vms_behind_it() -> None:
         assert call(events_url(world), Metadata="true")[0] == 403
 
 
-def test_a_request_that_was_passed_on_is_refused() -> None:
+def test_request_with_x_forwarded_for_is_rejected() -> None:
     with World() as world:
         status, body = call(events_url(world), Metadata="true", X_Forwarded_For="10.0.0.1")
         assert (status, list(json.loads(body))) == (400, ["error"])

@@ -29,7 +29,7 @@ def approval(*lines: bytes, body: bytes = APPROVAL) -> bytes:
     )
 
 
-def test_a_connection_is_kept_for_as_many_requests_as_the_client_likes() -> None:
+def test_keep_alive_has_no_request_limit() -> None:
     with World() as world, world.connect() as client:
         for _ in range(5):
             client.send(POLL)
@@ -38,7 +38,7 @@ def test_a_connection_is_kept_for_as_many_requests_as_the_client_likes() -> None
             assert "connection" not in response.headers
 
 
-def test_requests_sent_at_once_are_answered_in_their_order() -> None:
+def test_pipelined_requests_are_answered_in_order() -> None:
     """Quick and careful ones alike: the third must not overtake the second."""
     versions = POLL.replace(b"scheduledevents?api-version=2020-07-01", b"versions")
     with World() as world, world.connect() as client:
@@ -52,7 +52,7 @@ def test_requests_sent_at_once_are_answered_in_their_order() -> None:
         assert bodies == [first, second, first, b"", first, b"", second]
 
 
-def test_a_poll_behind_a_waiting_one_waits_for_its_turn() -> None:
+def test_request_behind_a_long_poll_waits() -> None:
     with World() as world, world.connect() as client:
         client.send(WAIT)
         assert client.is_silent(MOMENT)
@@ -83,7 +83,7 @@ def test_a_request_may_come_byte_by_byte() -> None:
         assert world.scope().events[0].approvals == ("web-0",)
 
 
-def test_http_1_0_is_closed_after_the_answer() -> None:
+def test_http_1_0_connection_is_closed() -> None:
     with World() as world:
         for _ in range(3):
             with world.connect() as client:
@@ -93,7 +93,7 @@ def test_http_1_0_is_closed_after_the_answer() -> None:
                 assert client.read_to_end() == b""
 
 
-def test_http_1_0_is_kept_where_the_client_asks_for_it() -> None:
+def test_http_1_0_keep_alive_is_honoured() -> None:
     request = POLL.replace(b"HTTP/1.1", b"HTTP/1.0").replace(
         b"Host: h", b"Host: h\r\nConnection: Keep-Alive"
     )
@@ -108,7 +108,7 @@ def test_http_1_0_is_kept_where_the_client_asks_for_it() -> None:
     "path",
     [b"/metadata/scheduledevents?api-version=2020-07-01", b"/metadata/versions", b"/nothing"],
 )
-def test_a_client_that_wants_to_close_is_told_that_we_do(path: bytes) -> None:
+def test_connection_close_is_echoed(path: bytes) -> None:
     """A client written for Node breaks otherwise."""
     request = (
         b"GET " + path + b" HTTP/1.1\r\nHost: h\r\nMetadata: true\r\nConnection: close\r\n\r\n"
@@ -121,7 +121,7 @@ def test_a_client_that_wants_to_close_is_told_that_we_do(path: bytes) -> None:
                 assert client.read_to_end() == b""
 
 
-def test_head_tells_the_length_and_sends_no_body() -> None:
+def test_head_has_content_length_and_no_body() -> None:
     with World() as world, world.connect() as client:
         client.send(POLL.replace(b"GET", b"HEAD") + POLL)
         head = client.response(has_body=False)
@@ -130,7 +130,7 @@ def test_head_tells_the_length_and_sends_no_body() -> None:
 
 
 @pytest.mark.parametrize("method", [b"OPTIONS", b"PUT", b"DELETE", b"PATCH"])
-def test_other_methods_are_refused_with_those_that_are_allowed(method: bytes) -> None:
+def test_405_lists_the_allowed_methods(method: bytes) -> None:
     with World() as world, world.connect() as client:
         client.send(POLL.replace(b"GET", method))
         response = client.response()
@@ -140,7 +140,7 @@ def test_other_methods_are_refused_with_those_that_are_allowed(method: bytes) ->
         assert client.response().status == 200
 
 
-def test_a_client_that_asks_before_it_sends_its_body_is_told_to_go_on() -> None:
+def test_expect_100_continue_is_answered() -> None:
     """Old .NET does so with every POST."""
     with World() as world, world.connect() as client:
         world.ask(POLL)
@@ -151,7 +151,7 @@ def test_a_client_that_asks_before_it_sends_its_body_is_told_to_go_on() -> None:
         assert client.response().status == 200
 
 
-def test_a_body_that_would_be_too_large_is_refused_before_it_is_sent() -> None:
+def test_too_large_content_length_is_rejected_before_the_body() -> None:
     with World() as world, world.connect() as client:
         client.send(APPROVE + b"Expect: 100-continue\r\nContent-Length: 70000\r\n\r\n")
         response = client.response()
@@ -166,7 +166,7 @@ def test_a_body_that_would_be_too_large_is_refused_before_it_is_sent() -> None:
     ],
     ids=["head", "body"],
 )
-def test_a_client_that_sends_too_much_can_still_read_why(request_: bytes) -> None:
+def test_client_that_sends_too_much_can_read_the_error(request_: bytes) -> None:
     """Closing at once would reset the connection and destroy the answer."""
     with World() as world, world.connect() as client:
         client.send(request_)
@@ -198,7 +198,7 @@ def test_a_client_that_sends_too_much_can_still_read_why(request_: bytes) -> Non
         b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: " + b"0" * 5000 + b"\r\n\r\n",
     ],
 )
-def test_what_is_not_http_is_refused_and_logged_nowhere(
+def test_bytes_that_are_not_http_are_rejected_and_not_logged(
     garbage: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whoever can connect could fill the log."""
@@ -215,12 +215,12 @@ def test_what_is_not_http_is_refused_and_logged_nowhere(
 
 
 @pytest.mark.parametrize("version", [b"HTTP/2.0", b"HTTP/0.9"])
-def test_another_version_of_http_is_refused(version: bytes) -> None:
+def test_other_http_version_is_rejected(version: bytes) -> None:
     with World() as world:
         assert world.ask(POLL.replace(b"HTTP/1.1", version)).status == 505
 
 
-def test_garbage_behind_a_request_does_not_spoil_its_answer() -> None:
+def test_garbage_after_a_request_does_not_affect_its_response() -> None:
     with World() as world, world.connect() as client:
         client.send(WAIT)
         assert client.is_silent(MOMENT)
@@ -240,7 +240,7 @@ def test_garbage_behind_a_request_does_not_spoil_its_answer() -> None:
         (b"Origin: x", b""),
     ],
 )
-def test_a_trailer_is_no_header(trailer: bytes, missing: bytes) -> None:
+def test_trailer_is_not_a_header(trailer: bytes, missing: bytes) -> None:
     """It comes after the request was checked, so it can neither make it good nor bad."""
     body = b"%x\r\n%s\r\n0\r\n%s\r\n\r\n" % (len(APPROVAL), APPROVAL, trailer)
     with World() as world, world.connect() as client:
@@ -261,7 +261,7 @@ def test_a_broken_body_is_refused() -> None:
         assert client.read_to_end() == b""
 
 
-def test_a_body_that_breaks_after_the_answer_ends_the_connection_without_another() -> None:
+def test_body_broken_after_the_response_closes_the_connection() -> None:
     """Two answers to one request would be taken for the answer to the next."""
     with World() as world, world.connect() as client:
         client.send(b"POST /nothing HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n")
@@ -270,7 +270,7 @@ def test_a_body_that_breaks_after_the_answer_ends_the_connection_without_another
         assert client.read_to_end() == b""
 
 
-def test_an_offer_of_another_protocol_is_ignored_and_the_connection_kept() -> None:
+def test_upgrade_header_is_ignored() -> None:
     """Java's client offers HTTP/2 like this with every request."""
     offer = POLL.replace(
         b"Host: h",
@@ -283,14 +283,14 @@ def test_an_offer_of_another_protocol_is_ignored_and_the_connection_kept() -> No
         assert client.response().status == 200
 
 
-def test_a_target_may_be_a_whole_url() -> None:
+def test_absolute_form_target_is_accepted() -> None:
     with World() as world:
         assert (
             world.ask(POLL.replace(b"/metadata", b"http://169.254.169.254/metadata")).status == 200
         )
 
 
-def test_a_client_that_has_said_all_still_gets_its_answers() -> None:
+def test_half_closed_client_gets_its_responses() -> None:
     """As when a request is piped into a socket."""
     with World() as world:
         for _ in range(3):
@@ -301,7 +301,7 @@ def test_a_client_that_has_said_all_still_gets_its_answers() -> None:
                 assert client.read_to_end() == b""
 
 
-def test_a_client_that_has_said_all_gets_even_a_late_answer() -> None:
+def test_half_closed_client_gets_a_late_response() -> None:
     with World(Config(first_call_delay_seconds=0.3)) as world, world.connect() as client:
         client.send(POLL)
         client.finish_sending()
@@ -309,7 +309,7 @@ def test_a_client_that_has_said_all_gets_even_a_late_answer() -> None:
         assert client.read_to_end() == b""
 
 
-def test_a_client_that_leaves_while_it_waits_is_forgotten_at_once() -> None:
+def test_disconnect_ends_a_wait_immediately() -> None:
     with World() as world:
         with world.connect() as client:
             client.send(WAIT)
@@ -331,14 +331,14 @@ def test_an_idle_connection_is_closed() -> None:
         assert client.read_to_end() == b""
 
 
-def test_a_poll_that_waits_in_vain_is_told_so_at_the_end() -> None:
+def test_long_poll_ends_with_a_304() -> None:
     with World(Config(wait_seconds_max=1)) as world, world.connect() as client:
         client.send(WAIT)
         response = client.response()
         assert (response.status, response.headers["preference-applied"]) == (304, "wait=1")
 
 
-def test_the_first_call_can_be_answered_late() -> None:
+def test_first_call_can_be_delayed() -> None:
     """As on Azure, where it takes up to two minutes: a client must survive it."""
     with World(Config(first_call_delay_seconds=1)) as world, world.connect() as client:
         began = time.monotonic()
@@ -347,7 +347,7 @@ def test_the_first_call_can_be_answered_late() -> None:
         assert time.monotonic() - began >= 1
 
 
-def test_stopping_answers_what_is_in_flight() -> None:
+def test_stop_finishes_requests_in_flight() -> None:
     with (
         World() as world,
         world.connect() as waiting,
@@ -370,7 +370,7 @@ def test_stopping_answers_what_is_in_flight() -> None:
         stopping.join()
 
 
-def test_stopping_does_not_wait_for_ever_for_a_client_that_does_not_go_on() -> None:
+def test_stop_does_not_wait_for_a_stalled_client() -> None:
     with World() as world, world.connect() as client:
         client.send(approval()[:-10])
         world.until(lambda: len(world.listener.state.tasks) == 1)
@@ -378,7 +378,7 @@ def test_stopping_does_not_wait_for_ever_for_a_client_that_does_not_go_on() -> N
         assert client.read_to_end() == b""
 
 
-def test_a_client_that_leaves_with_more_requests_in_the_queue_is_forgotten_too() -> None:
+def test_disconnect_drops_queued_requests() -> None:
     with World() as world:
         with world.connect() as client:
             client.send(WAIT + WAIT + WAIT)
@@ -387,7 +387,7 @@ def test_a_client_that_leaves_with_more_requests_in_the_queue_is_forgotten_too()
         world.until(lambda: not world.listener.state.tasks)
 
 
-def test_after_a_refusal_nothing_more_is_answered() -> None:
+def test_nothing_is_answered_after_a_rejected_request() -> None:
     """What follows garbage is garbage too, even if it looks like a request."""
     with World() as world, world.connect() as client:
         client.send(b"HELLO\r\n\r\n")

@@ -32,7 +32,7 @@ def warm(world: World, client: Client) -> None:
     assert world.ask(POLL).status == 200
 
 
-def test_an_idle_connection_is_closed_without_a_word() -> None:
+def test_idle_connection_is_closed_silently() -> None:
     with World() as world, world.connect() as fresh, world.connect() as used:
         warm(world, used)
         world.pass_time(IDLE - timedelta(seconds=10))
@@ -44,7 +44,7 @@ def test_an_idle_connection_is_closed_without_a_word() -> None:
         assert used.read_to_end() == b""
 
 
-def test_a_connection_on_which_only_known_polls_came_is_closed_when_idle_and_not_before() -> None:
+def test_fast_path_connection_is_closed_only_when_idle() -> None:
     with World() as world, world.connect() as client:
         warm(world, client)
         with world.connect() as quick:
@@ -80,13 +80,13 @@ def stalled(world: World) -> Iterator[Client]:
         yield quick
 
 
-def test_a_client_that_sends_known_polls_and_reads_nothing_is_held_back_and_then_dropped() -> None:
+def test_fast_path_client_that_does_not_read_is_dropped() -> None:
     with World() as world, stalled(world) as client:
         world.pass_time(STALL)
         assert not client.is_open()
 
 
-def test_stopping_cuts_off_a_client_that_does_not_take_its_answers() -> None:
+def test_stop_drops_a_client_that_does_not_read() -> None:
     """One guest that does not read must neither delay a restart nor break it."""
     with World(stop_seconds_max=0.1) as world, stalled(world) as client:
         world.stop()
@@ -107,7 +107,7 @@ def test_a_request_that_does_not_arrive_in_time_is_dropped(begun: bytes) -> None
         world.until(lambda: not world.listener.state.tasks)
 
 
-def test_one_more_byte_now_and_then_buys_no_time() -> None:
+def test_slow_bytes_do_not_extend_the_header_timeout() -> None:
     with World() as world, world.connect() as client:
         client.send(b"GET / HT")
         assert client.is_silent(timedelta(seconds=0.1))
@@ -118,7 +118,7 @@ def test_one_more_byte_now_and_then_buys_no_time() -> None:
         assert client.response().status == 408
 
 
-def test_a_poll_that_waits_is_not_taken_for_idle() -> None:
+def test_long_poll_is_not_idle() -> None:
     with World() as world, world.connect() as client:
         client.send(POLL.replace(b"Host: h", b'Host: h\r\nPrefer: wait=60\r\nIf-None-Match: "1"'))
         assert client.is_silent(timedelta(seconds=0.1))
@@ -127,7 +127,7 @@ def test_a_poll_that_waits_is_not_taken_for_idle() -> None:
         assert client.response().status == 200
 
 
-def test_a_client_that_does_not_take_its_answers_is_held_back_and_then_dropped() -> None:
+def test_client_that_does_not_read_is_paused_then_dropped() -> None:
     """Its answers are not kept in memory without end."""
     with World() as world, world.connect() as client:
         warm(world, client)
@@ -155,7 +155,7 @@ async def large(scope: Message, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": b"a" * LARGE_BYTES})
 
 
-def test_a_client_that_takes_a_large_answer_slowly_gets_it_whole() -> None:
+def test_slow_client_gets_the_whole_response() -> None:
     """As an operator behind a slow line does; what counts is that something is taken."""
     with World(application=large) as world, world.connect() as client:
         client.send(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
@@ -165,7 +165,7 @@ def test_a_client_that_takes_a_large_answer_slowly_gets_it_whole() -> None:
         assert client.take(LARGE_BYTES - 32_000_000) == LARGE_BYTES - 32_000_000
 
 
-def test_a_client_that_takes_no_more_of_a_large_answer_is_dropped() -> None:
+def test_client_that_stops_reading_a_response_is_dropped() -> None:
     with World(application=large) as world, world.connect() as client:
         client.send(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
         assert client.take(8_000_000) == 8_000_000
@@ -175,7 +175,7 @@ def test_a_client_that_takes_no_more_of_a_large_answer_is_dropped() -> None:
         world.until(lambda: not world.listener.state.tasks)
 
 
-def test_connections_of_one_address_have_a_limit() -> None:
+def test_connections_per_address_are_limited() -> None:
     with World(limits=Limits(connections_per_address_max=2)) as world:
         with world.connect() as first, world.connect() as second:
             for client in (first, second):
@@ -230,7 +230,7 @@ def status_from(world: World, source: str) -> int:
         return client.response().status
 
 
-def test_a_vm_that_holds_many_idle_connections_does_not_shut_out_the_others() -> None:
+def test_idle_connections_of_one_vm_do_not_block_others() -> None:
     with crowded(16, 2) as world, ExitStack() as stack:
         hold(world, stack, "127.0.0.2", 40)
         assert world.polls.connections_count == 2
@@ -238,7 +238,7 @@ def test_a_vm_that_holds_many_idle_connections_does_not_shut_out_the_others() ->
         assert status_from(world, "127.0.0.2") == 503
 
 
-def test_when_all_connections_are_in_use_the_oldest_idle_one_makes_room() -> None:
+def test_oldest_idle_connection_is_closed_for_a_new_one() -> None:
     """As in nginx: an idle connection can be opened again, a VM that is not let in hears of
     nothing.
     """
@@ -255,7 +255,7 @@ def test_when_all_connections_are_in_use_the_oldest_idle_one_makes_room() -> Non
             assert world.polls.connections_count == 8
 
 
-def test_a_connection_on_which_something_happens_is_not_closed_for_another() -> None:
+def test_active_connection_is_not_closed_for_a_new_one() -> None:
     """Neither a poll that waits nor half a request; when nothing is idle, the new connection is
     refused.
     """
@@ -277,7 +277,7 @@ def test_a_connection_on_which_something_happens_is_not_closed_for_another() -> 
         assert status_from(world, "127.0.0.3") == 200
 
 
-def test_clients_that_are_no_vm_never_take_the_place_of_one() -> None:
+def test_unknown_clients_never_displace_a_vm() -> None:
     """They have an eighth of all connections together, and are the first to be closed."""
     with crowded(16, 16) as world, ExitStack() as stack:
         for number in range(90, 100):
@@ -295,7 +295,7 @@ def test_clients_that_are_no_vm_never_take_the_place_of_one() -> None:
         assert world.polls.connections_count == 16
 
 
-def test_a_client_that_is_no_vm_still_learns_so_while_others_hold_idle_connections() -> None:
+def test_unknown_client_gets_403_under_idle_connections() -> None:
     """A VM that was forgotten in the fleet file must be told 403, not be left in the dark by
     somebody else's flood.
     """
@@ -304,14 +304,14 @@ def test_a_client_that_is_no_vm_still_learns_so_while_others_hold_idle_connectio
         assert status_from(world, "127.0.0.91") == 403
 
 
-def test_where_vms_come_through_a_proxy_no_address_is_unknown() -> None:
+def test_proxy_mode_has_no_limit_for_unknown_addresses() -> None:
     config = Config(identify=(Identify.PROXY, Identify.ADDRESS))
     with World(config, Limits(connections_max=16)) as world, ExitStack() as stack:
         hold(world, stack, "127.0.0.99", 16)
         assert world.polls.connections_count == 16
 
 
-def test_each_limit_that_is_reached_is_logged_once_and_counted(
+def test_reached_limit_is_logged_once_and_counted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Clients must not fill the log, but an operator must learn that a limit is too low."""
@@ -334,14 +334,14 @@ def test_each_limit_that_is_reached_is_logged_once_and_counted(
         ) in records
 
 
-def test_nothing_is_kept_of_connections_that_have_ended() -> None:
+def test_closed_connections_leave_no_state() -> None:
     with World() as world:
         for _ in range(20):
             world.ask(POLL)
         world.until(lambda: not world.polls.counts and not world.listener.state.connections)
 
 
-def test_a_head_of_just_the_limit_is_read_and_one_byte_more_is_refused() -> None:
+def test_head_one_byte_over_the_limit_is_rejected() -> None:
     limit = 4096
     head = [b"/metadata/scheduledevents?api-version=2020-07-01", b"hosth", b"metadatatrue", b"a"]
     room = limit - sum(map(len, head)) - 3 * 4
@@ -352,7 +352,7 @@ def test_a_head_of_just_the_limit_is_read_and_one_byte_more_is_refused() -> None
 
 
 @pytest.mark.parametrize("pieces", [1, 4])
-def test_a_head_without_end_is_refused(pieces: int) -> None:
+def test_endless_request_head_is_rejected(pieces: int) -> None:
     """Before it is whole, so that nobody can make the server hold it."""
     with World() as world, world.connect() as client:
         for _ in range(pieces):
@@ -362,7 +362,7 @@ def test_a_head_without_end_is_refused(pieces: int) -> None:
 
 
 @pytest.mark.parametrize("source", ["127.0.0.1", "127.0.0.99"])
-def test_sixty_kilobytes_of_entity_tags_are_answered_at_once(source: str) -> None:
+def test_60_kb_of_etags_are_parsed_quickly(source: str) -> None:
     """They are parsed on the event loop, before it is known who sent them: it took minutes, and
     nobody else was answered.
     """
@@ -376,7 +376,7 @@ def test_sixty_kilobytes_of_entity_tags_are_answered_at_once(source: str) -> Non
             assert client.response().status == (200 if source == "127.0.0.1" else 403)
 
 
-def test_a_hundred_header_lines_are_read_and_one_more_is_refused() -> None:
+def test_101st_header_line_is_rejected() -> None:
     """Each line costs memory and time of its own, however short it is; no client is known to send
     more than 30.
     """
@@ -386,7 +386,7 @@ def test_a_hundred_header_lines_are_read_and_one_more_is_refused() -> None:
             assert world.ask(POLL.replace(b"Host: h\r\n", b"Host: h\r\n" + more)).status == status
 
 
-def test_a_body_of_just_the_limit_is_read_and_one_byte_more_is_refused() -> None:
+def test_body_one_byte_over_the_limit_is_rejected() -> None:
     with World() as world:
         for size, status in ((65536, 400), (65537, 413)):
             assert (
@@ -397,7 +397,7 @@ def test_a_body_of_just_the_limit_is_read_and_one_byte_more_is_refused() -> None
             )
 
 
-def test_a_body_in_chunks_has_the_same_limit() -> None:
+def test_chunked_body_has_the_same_limit() -> None:
     chunk = b"1000\r\n" + b" " * 4096 + b"\r\n"
     with World() as world:
         for chunks, status in ((16, 400), (17, 413)):
@@ -409,7 +409,7 @@ def test_a_body_in_chunks_has_the_same_limit() -> None:
             )
 
 
-def test_a_body_in_chunks_is_refused_though_nobody_reads_it() -> None:
+def test_too_large_unread_chunked_body_is_rejected() -> None:
     """The limit is the connection's own, whatever the application does."""
     chunk = b"1f4\r\n" + b" " * 500 + b"\r\n"
     with World(limits=Limits(body_bytes_max=1000)) as world:
@@ -422,7 +422,7 @@ def test_a_body_in_chunks_is_refused_though_nobody_reads_it() -> None:
             )
 
 
-def test_trailers_without_end_are_refused() -> None:
+def test_endless_trailers_are_rejected() -> None:
     """They belong to no body and to no head, and are still memory."""
     trailers = b"".join(b"T%d: %s\r\n" % (number, b"t" * 1000) for number in range(600))
     with World() as world:
@@ -431,7 +431,7 @@ def test_trailers_without_end_are_refused() -> None:
         )
 
 
-def test_thousands_of_requests_at_once_are_all_answered_in_their_order() -> None:
+def test_thousands_of_pipelined_requests_keep_their_order() -> None:
     """They are taken in as fast as they are answered, never all at once."""
 
     async def application(scope: Message, receive: Receive, send: Send) -> None:
@@ -454,7 +454,7 @@ def test_thousands_of_requests_at_once_are_all_answered_in_their_order() -> None
 
 
 @pytest.mark.parametrize("connections", [1, 8])
-def test_a_client_that_pipelines_leaves_the_others_their_turn(connections: int) -> None:
+def test_pipelining_client_does_not_starve_others(connections: int) -> None:
     """A few requests per iteration of the event loop, on however many connections: other VMs are
     answered in between.
     """
@@ -478,7 +478,7 @@ def test_a_client_that_pipelines_leaves_the_others_their_turn(connections: int) 
         assert world.run(count_turns()) > polls_each * connections / polls_per_turn_max
 
 
-def test_a_client_that_pipelines_and_reads_is_not_cut_off_however_long_it_goes_on() -> None:
+def test_client_that_reads_may_pipeline_forever() -> None:
     with World() as world, world.connect() as client, ThreadPoolExecutor(1) as threads:
         warm(world, client)
         sending = threads.submit(client.send, POLL * 20_000)

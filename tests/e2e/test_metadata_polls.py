@@ -58,7 +58,7 @@ REQUESTS = [
 
 
 @pytest.mark.parametrize("data", REQUESTS, ids=range(len(REQUESTS)))
-def test_the_quick_and_the_careful_way_give_the_same_bytes(data: bytes) -> None:
+def test_fast_path_and_application_send_the_same_bytes(data: bytes) -> None:
     """A client must not be able to tell them apart: the same headers in the same order, the same
     body, the same end.
     """
@@ -77,7 +77,7 @@ def test_the_quick_and_the_careful_way_give_the_same_bytes(data: bytes) -> None:
         assert data in world.polls.parsed
 
 
-def test_a_poll_that_must_be_recorded_goes_the_careful_way() -> None:
+def test_poll_to_record_bypasses_the_fast_path() -> None:
     """The scope is enabled by a commit; the quick way writes nothing."""
     with World() as world, world.connect() as client:
         for _ in range(3):
@@ -102,7 +102,7 @@ def test_clock_jump_is_noticed_after_a_tick() -> None:
         assert world.scope().seen_at == NOON + timedelta(days=2)
 
 
-def test_a_change_is_seen_by_the_next_poll() -> None:
+def test_next_poll_shows_the_change() -> None:
     with World() as world, world.connect() as client:
         for _ in range(3):
             client.send(POLL)
@@ -112,7 +112,7 @@ def test_a_change_is_seen_by_the_next_poll() -> None:
         assert b'"DocumentIncarnation":2' in client.response().body
 
 
-def test_a_vm_that_moved_or_left_is_answered_as_what_it_is_now() -> None:
+def test_cached_poll_of_a_moved_or_removed_vm_is_current() -> None:
     """What is remembered of a request says nothing of who sent it."""
     with World() as world, world.connect() as client:
         for _ in range(3):
@@ -126,7 +126,7 @@ def test_a_vm_that_moved_or_left_is_answered_as_what_it_is_now() -> None:
         assert client.response().status == 200
 
 
-def test_a_page_is_made_once_for_all_vms_of_a_scope() -> None:
+def test_document_is_rendered_once_per_scope() -> None:
     with World() as world:
         for vm in ("web-0", "web-1", "web-0"):
             world.ask(request(f"/as/{vm}/metadata/scheduledevents"))
@@ -156,7 +156,7 @@ def test_a_page_is_made_once_for_all_vms_of_a_scope() -> None:
         POLL.replace(b"?", b"?a=1&a=1&"),
     ],
 )
-def test_anything_unusual_goes_the_careful_way_and_is_not_remembered(data: bytes) -> None:
+def test_unusual_request_is_not_cached_by_the_fast_path(data: bytes) -> None:
     with World() as world:
         world.ask(POLL)
         world.called.clear()
@@ -168,7 +168,7 @@ def test_anything_unusual_goes_the_careful_way_and_is_not_remembered(data: bytes
         assert data not in world.polls.parsed
 
 
-def test_only_a_request_that_came_whole_and_alone_is_remembered() -> None:
+def test_only_a_complete_single_request_is_cached() -> None:
     """Half a request, or one and a half, would mean something else the next time."""
     with World() as world, world.connect() as client:
         client.send(POLL)
@@ -188,7 +188,7 @@ def test_only_a_request_that_came_whole_and_alone_is_remembered() -> None:
 
 @pytest.mark.parametrize("stray", [b"\r\n\r\n", b"\n\r\n\r\n", b"\r\r\n\r\n"])
 @pytest.mark.parametrize("path", ["", "/as/db-0"])
-def test_blank_lines_are_no_request_and_are_never_answered(stray: bytes, path: str) -> None:
+def test_blank_lines_get_no_response(stray: bytes, path: str) -> None:
     """Remembered as a poll, they would be answered for every other VM too, whose answers would then
     be off by one.
     """
@@ -210,7 +210,7 @@ def test_blank_lines_are_no_request_and_are_never_answered(stray: bytes, path: s
         assert list(world.polls.parsed) == [data]
 
 
-def test_known_bytes_within_a_body_are_a_body() -> None:
+def test_poll_bytes_in_a_body_are_not_a_request() -> None:
     """A POST whose body is the very text of a poll gets one answer, to the POST."""
     with World() as world, world.connect() as client:
         for _ in range(2):
@@ -228,7 +228,7 @@ def test_known_bytes_within_a_body_are_a_body() -> None:
         assert client.is_silent(timedelta(seconds=0.1))
 
 
-def test_known_bytes_within_a_body_that_nobody_waits_for_are_a_body_too() -> None:
+def test_poll_bytes_in_an_unread_body_are_not_a_request() -> None:
     """The answer is out before the body is in; the connection is not at rest for all that."""
     with World() as world, world.connect() as client:
         for _ in range(2):
@@ -242,7 +242,7 @@ def test_known_bytes_within_a_body_that_nobody_waits_for_are_a_body_too() -> Non
         assert client.response().status == 200
 
 
-def test_known_bytes_wait_for_the_answer_that_is_owed_before_them() -> None:
+def test_fast_path_waits_for_the_pending_response() -> None:
     with World() as world, world.connect() as client:
         for _ in range(2):
             client.send(POLL)
@@ -257,7 +257,7 @@ def test_known_bytes_wait_for_the_answer_that_is_owed_before_them() -> None:
         assert first.body == second.body
 
 
-def test_large_requests_are_not_remembered() -> None:
+def test_large_requests_are_not_cached() -> None:
     with World() as world:
         large = POLL.replace(b"Host: h", b"Host: h\r\nA: " + b"a" * poll.REQUEST_BYTES_MAX)
         for _ in range(3):
@@ -265,7 +265,7 @@ def test_large_requests_are_not_remembered() -> None:
         assert world.polls.parsed == {}
 
 
-def test_when_requests_are_counted_each_one_is_seen() -> None:
+def test_rate_limit_counts_fast_path_requests() -> None:
     config = Config(requests_per_second=5)
     with World(config) as world, world.connect() as client:
         for _ in range(6):
@@ -273,20 +273,20 @@ def test_when_requests_are_counted_each_one_is_seen() -> None:
         assert [client.response().status for _ in range(6)] == [200] * 5 + [429]
 
 
-def test_where_addresses_do_not_count_a_known_address_is_nobody() -> None:
+def test_address_is_unknown_without_identify_address() -> None:
     with World(Config(identify=(Identify.PATH,))) as world:
         assert [world.ask(POLL).status for _ in range(2)] == [403, 403]
         assert world.polls.parsed == {}
 
 
-def test_where_paths_do_not_count_they_lead_nowhere() -> None:
+def test_as_path_is_404_without_identify_path() -> None:
     with World(Config(identify=(Identify.ADDRESS,))) as world:
         data = request("/as/web-1/metadata/scheduledevents")
         assert [world.ask(data).status for _ in range(2)] == [404, 404]
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_requests_in_any_order_and_cut_anywhere_get_the_answers_that_each_would_get_alone(
+def test_pipelined_requests_get_the_responses_of_single_ones(
     seed: int,
 ) -> None:
     """What is remembered, parsed and given to the application must never be mistaken for one

@@ -32,7 +32,7 @@ def run_schemathesis(service: Service, folder: Path, *which: str, examples_max: 
     return run.stdout
 
 
-def test_no_request_gets_a_5xx_or_an_answer_that_is_not_described(tmp_path: Path) -> None:
+def test_every_response_matches_the_openapi_document(tmp_path: Path) -> None:
     """Statuses, bodies, content types, error codes and Allow are as /api/openapi.json says,
     whatever is asked.
     """

@@ -118,7 +118,7 @@ async def main(verb: str, path: str, argument: str) -> None:
     await store.close()
 
 
-def test_a_watch_sees_another_processs_commit_within_250_ms(tmp_path: Path) -> None:
+def test_watch_sees_commits_of_another_process_in_250_ms(tmp_path: Path) -> None:
     """Two servers on one file are one service: a long poll at the other one returns too."""
     path = tmp_path / "store.db"
     (writer,) = started("write", path)
@@ -147,7 +147,7 @@ def test_a_watch_sees_another_processs_commit_within_250_ms(tmp_path: Path) -> N
     assert min(late) < POLL_SECONDS
 
 
-def test_a_watch_sees_its_own_processs_commit_without_waiting_for_a_poll(tmp_path: Path) -> None:
+def test_watch_sees_own_commits_without_polling(tmp_path: Path) -> None:
     """Most fleets run one server, and its guests are answered at once."""
 
     async def story() -> list[float]:
@@ -198,7 +198,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("is_new", [True, False], ids=["new file", "old file"])
-def test_processes_that_count_together_lose_no_count(tmp_path: Path, is_new: bool) -> None:
+def test_concurrent_processes_lose_no_update(tmp_path: Path, is_new: bool) -> None:
     """Races are settled by the revision: nobody overwrites what he has not read.
 
     On a new file they race to make it, too.
@@ -220,7 +220,7 @@ def test_processes_that_count_together_lose_no_count(tmp_path: Path, is_new: boo
     assert sum(lost) > 0, "the processes never met, so nothing was shown"
 
 
-def test_what_was_acknowledged_before_kill_9_is_there_and_whole_after_it(tmp_path: Path) -> None:
+def test_acknowledged_commits_survive_kill_9(tmp_path: Path) -> None:
     """A guest was told its event; a crash must not make the service deny it."""
     path = tmp_path / "store.db"
     for commits in (1, 7, 60, 200, 3, 100):

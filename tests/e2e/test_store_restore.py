@@ -40,7 +40,7 @@ def told(service: Service, token: str, *arguments: str) -> "subprocess.Completed
     return forewarn(*arguments, FOREWARN_CONTROL=service.control, FOREWARN_TOKEN=token)
 
 
-def test_after_a_restore_no_old_tag_and_no_old_token_is_good(tmp_path: Path) -> None:
+def test_restore_invalidates_old_etags_and_tokens(tmp_path: Path) -> None:
     """The numbers and tokens of a backup are older than what guests and operators have."""
     store, backup = tmp_path / "forewarn.db", tmp_path / "backup.db"
     with running(tmp_path) as service:

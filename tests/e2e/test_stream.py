@@ -66,7 +66,7 @@ def command(service: Service, *arguments: str) -> Iterator["subprocess.Popen[str
             process.kill()
 
 
-def test_a_stream_tells_what_any_server_of_the_store_does(tmp_path: Path) -> None:
+def test_stream_has_the_changes_of_every_server(tmp_path: Path) -> None:
     with running(tmp_path, "--simulate-duration", "Reboot=10ms") as one:
         two = Service(tmp_path, *one.flags).start()
         try:
@@ -88,7 +88,7 @@ def test_a_stream_tells_what_any_server_of_the_store_does(tmp_path: Path) -> Non
             two.kill()
 
 
-def test_a_server_that_stops_ends_its_streams_at_once(tmp_path: Path) -> None:
+def test_stopping_server_ends_its_streams(tmp_path: Path) -> None:
     """A deploy must not wait for consoles."""
     with running(tmp_path) as service, stream(service) as response:
         began(response)
@@ -100,7 +100,7 @@ def test_a_server_that_stops_ends_its_streams_at_once(tmp_path: Path) -> None:
         assert "Traceback" not in (tmp_path / "log.txt").read_text()
 
 
-def test_a_reader_that_stands_still_is_let_go_and_nobody_else_notices(tmp_path: Path) -> None:
+def test_stalled_stream_client_is_disconnected_alone(tmp_path: Path) -> None:
     """What it does not take is not kept for it: at most one piece, and what the system keeps of a
     connection (megabytes).
     """
@@ -133,7 +133,7 @@ def test_a_reader_that_stands_still_is_let_go_and_nobody_else_notices(tmp_path: 
         assert f'"number":{numbers[-1]},'.encode() not in taken
 
 
-def test_watch_tells_in_words_and_waits_for_a_service_that_goes_away(tmp_path: Path) -> None:
+def test_watch_prints_sentences_and_reconnects(tmp_path: Path) -> None:
     with (
         running(
             tmp_path,
@@ -156,13 +156,13 @@ def test_watch_tells_in_words_and_waits_for_a_service_that_goes_away(tmp_path: P
         second = watching.stdout.readline()
         watching.send_signal(signal.SIGINT)
 
-        assert "web-0: Reboot at once, without notice" in first[0]
+        assert "web-0: Reboot now, without notice" in first[0]
         assert "Completed" in first[3]
-        assert "web-0: Reboot at once, without notice" in second
+        assert "web-0: Reboot now, without notice" in second
         assert watching.wait(SECONDS_MAX) == 130
 
 
-def test_history_shows_what_happened_and_goes_on_with_follow(tmp_path: Path) -> None:
+def test_history_follow_continues_with_new_entries(tmp_path: Path) -> None:
     with running(tmp_path, "--simulate-duration", "Reboot=10ms") as service:
         service.ask("POST", "/vms/web-0/restart")
         soon(lambda: service.ask("GET", "/history?what=completed")[1]["history"] != [])

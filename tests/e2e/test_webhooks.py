@@ -60,7 +60,7 @@ def settled(service: Service) -> list[int]:
         time.sleep(0.05)
 
 
-def test_a_receiver_is_told_in_signed_cloudevents(tmp_path: Path) -> None:
+def test_webhook_sends_signed_cloudevents(tmp_path: Path) -> None:
     with WebhookReceiver() as receiver, telling(tmp_path, receiver.url) as service:
         assert restart(service) == 202
         receiver.wait_for(2)
@@ -87,7 +87,7 @@ def test_a_receiver_is_told_in_signed_cloudevents(tmp_path: Path) -> None:
         assert SECRET.decode() not in log
 
 
-def test_killed_again_and_again_it_still_tells_everything_in_order(tmp_path: Path) -> None:
+def test_webhook_survives_kills_in_order(tmp_path: Path) -> None:
     """As a power cut would end it: what was acknowledged to the operator is told, some of it twice,
     none of it too late.
     """
@@ -116,7 +116,7 @@ def test_killed_again_and_again_it_still_tells_everything_in_order(tmp_path: Pat
         assert firsts == sorted(firsts)
 
 
-def test_a_receiver_that_hangs_is_left_at_the_limit_and_delays_nobody(tmp_path: Path) -> None:
+def test_hanging_receiver_times_out_and_delays_no_other(tmp_path: Path) -> None:
     with (
         WebhookReceiver() as good,
         WebhookReceiver() as bad,
@@ -134,7 +134,7 @@ def test_a_receiver_that_hangs_is_left_at_the_limit_and_delays_nobody(tmp_path: 
         assert service.stop() == 0
 
 
-def test_what_happened_while_the_receiver_was_down_is_told_when_it_is_back(tmp_path: Path) -> None:
+def test_webhook_delivers_what_was_missed_during_an_outage(tmp_path: Path) -> None:
     with WebhookReceiver() as receiver, telling(tmp_path, receiver.url) as service:
         receiver.status = 500
         restart(service)
@@ -147,7 +147,7 @@ def test_what_happened_while_the_receiver_was_down_is_told_when_it_is_back(tmp_p
         assert receiver.numbers() == expected
 
 
-def test_of_two_servers_on_one_store_each_change_is_told_once(tmp_path: Path) -> None:
+def test_two_servers_deliver_each_change_once(tmp_path: Path) -> None:
     with WebhookReceiver() as receiver, telling(tmp_path, receiver.url) as one:
         two = Service(tmp_path, *one.flags).start()
         try:
@@ -165,7 +165,7 @@ def test_of_two_servers_on_one_store_each_change_is_told_once(tmp_path: Path) ->
 
 
 @pytest.mark.system
-def test_a_certificate_that_nobody_vouches_for_is_told_nothing(
+def test_untrusted_receiver_certificate_gets_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And one that the system's authorities, or the file in SSL_CERT_FILE, vouch for is."""

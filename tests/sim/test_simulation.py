@@ -22,7 +22,7 @@ SEEDS_TO_FIND_A_FAULT = 20
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_the_rules_hold_in_every_world(seed: int) -> None:
+def test_invariants_hold_for_every_seed(seed: int) -> None:
     """Refused commits, lost replies, conflicts, restarts, failing and hanging drivers: nothing
     acknowledged is lost.
     """
@@ -33,7 +33,7 @@ def test_the_rules_hold_in_every_world(seed: int) -> None:
     assert len(world.witness.transcript) > 20
 
 
-def test_the_worlds_are_lively_enough_to_find_something() -> None:
+def test_simulation_reaches_every_kind_of_change() -> None:
     """A simulation in which nothing happens proves nothing: every kind of change occurs, takeovers
     included.
     """
@@ -66,7 +66,7 @@ def test_the_worlds_are_lively_enough_to_find_something() -> None:
     assert taken_over >= 3
 
 
-def test_the_same_seed_tells_the_same_story() -> None:
+def test_same_seed_gives_the_same_simulation() -> None:
     """A finding can be looked at again."""
     stories = []
     for _ in range(2):

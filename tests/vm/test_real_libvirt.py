@@ -218,9 +218,7 @@ def test_domains_are_discovered(hosts: Hosts) -> None:
     assert (known.name, known.id, known.host) == ("web-7", domain.UUIDString(), "host-b")
 
 
-def test_a_redeploy_through_the_service_moves_the_vm_in_the_fleet_too(
-    hosts: Hosts, tmp_path: Path
-) -> None:
+def test_redeploy_updates_the_host_in_the_fleet(hosts: Hosts, tmp_path: Path) -> None:
     hosts["host-a"].run_vm()
     with running(tmp_path, *flags(hosts), fleet=FLEET) as service:
         assert service.ask("POST", "/vms/web-0/redeploy")[0] == 202

@@ -210,8 +210,8 @@ class Agent:
                 self._read(result, watcher)
 
     def _read(self, document: Document, watcher: Watcher) -> None:
-        """Apply a document. An event resumed from the journal is no change to the watcher, so it
-        is updated here when a document first shows it.
+        """Apply a document. An event resumed from the journal is not reported as a change by the
+        watcher, so it is updated here when a document first shows it.
         """
         changes = watcher.update(document, self._context.clock.now())
         self._health.succeeded(document)

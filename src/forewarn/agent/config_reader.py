@@ -257,7 +257,7 @@ def _convert_plain(base: Any, constraints: tuple[Any, ...], value: object) -> ob
 
 
 def _convert_list(base: Any, constraints: tuple[Any, ...], value: object) -> object:
-    """A list is never empty: no list at all is what says "any"."""
+    """An empty list is rejected: omit the key to match anything."""
     if not isinstance(value, list) or not value:
         return _MISSING
     items = [_convert_plain(base, constraints, item) for item in value]

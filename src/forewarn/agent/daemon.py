@@ -31,7 +31,7 @@ from forewarn.systemd import Notifier, Pulse
 STATUS_SECONDS = 10.0
 MESSAGE_LENGTH_MAX = 1000
 AGENT_ENDED = 0
-"""In the queue of signals: the agent has ended by itself."""
+"""Put into the signal queue when the agent thread ends."""
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -176,7 +176,7 @@ class Daemon:
             self._signals.put(AGENT_ENDED)
 
     def _reload(self) -> None:
-        """Whatever is wrong with the file, the agent keeps its rules and goes on."""
+        """An invalid file is logged, and the agent keeps its current rules."""
         self._notifier.reloading()
         try:
             self._agent.reload(self._load())

@@ -3,7 +3,7 @@ status` uses it too. docs/agent.md describes the protocol: lines of JSON in both
 
 Each connection has a thread, which only reads. Writes never block: what does not fit into the
 kernel's buffer ends the connection. So a program that does not read, sends garbage or disconnects
-harms only itself, and the agent no longer waits for it.
+affects only its own connection, and the agent no longer waits for it.
 """
 
 import contextlib

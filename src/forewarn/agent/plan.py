@@ -61,7 +61,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """For good."""
+    """Final."""
 
 
 Action = RunPhase | ApproveNow | Wait | Done

@@ -196,7 +196,7 @@ def to_prometheus(status: AgentStatus) -> str:
         if name.partition("{")[0] != family:
             family = name.partition("{")[0]
             lines.append(f"# TYPE {family} {'counter' if family.endswith('_total') else 'gauge'}")
-        # Not rounded: a counter that stands still for a while and then jumps is useless.
+        # Not rounded: rounding would hide small increments of a large counter.
         lines.append(f"{name} {int(value) if value == int(value) else repr(value)}")
     return "\n".join(lines) + "\n"
 

@@ -1,9 +1,9 @@
 """Tokens and roles: who may call the control API.
 
 The store has only digests of tokens, so every server knows them and no copy of the store reveals
-one. A token is shown once, as `fw_NAME_SECRET`: the name finds it, the digest of the secret proves
-it. Creating a token also writes an admin's record, and revoking an admin compares another one, so
-that two servers together cannot leave tokens without an admin.
+one. A token is shown once, as `fw_NAME_SECRET`: the name selects the record, the digest verifies
+the secret. Creating a token also writes an admin's record, and revoking an admin compares another
+one, so that two servers together cannot leave tokens without an admin.
 """
 
 import hashlib
@@ -62,7 +62,7 @@ class Token(msgspec.Struct, frozen=True):
 
 TOKEN = RecordCodec("token", Token)
 UNKNOWN = Token(name="", role=Role.VIEWER, digest="", created_at=None)  # type: ignore[arg-type]
-"""Compared with if there is no token of that name, so that this takes the same time."""
+"""Used when the name is unknown, so that the check takes the same time."""
 
 
 class Tokens:

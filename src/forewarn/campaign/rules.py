@@ -284,7 +284,7 @@ def start_hosts(draft: CampaignDraft) -> None:
             break
         scopes = context.fleet.scopes_on(host)
         if scopes is None:
-            draft.skip(host, "there is no such host any more")
+            draft.skip(host, "the host no longer exists")
         elif (blocker := ledger.find_blocker(host, scopes)) is not None:
             left.append(host)
             too_large += [blocker] if blocker.is_permanent else []

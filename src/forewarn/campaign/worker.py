@@ -190,7 +190,7 @@ class CampaignWorker:
         try:
             scopes = self._engine.board.scopes_on(action.host)
         except NotFound:
-            return HostAnnounced(action.host, (), "there is no such host any more")
+            return HostAnnounced(action.host, (), "the host no longer exists")
         for published in scopes:
             try:
                 outcome = await self._engine.submit(published.scope.name, command, campaign.by)

@@ -50,7 +50,7 @@ class ControlClient:
             headers=headers,
             timeout=TIMEOUT_SECONDS,
             trust_env=False,
-            limits=httpx.Limits(max_keepalive_connections=0),  # nobody closes the client
+            limits=httpx.Limits(max_keepalive_connections=0),  # the client is never closed
             verify=_ssl_context(config) if self._url.startswith("https:") else False,
         )
 
@@ -125,7 +125,7 @@ class ControlClient:
                     "FOREWARN_CA names a file with the certificates to verify it with"
                 ) from error
             raise Unavailable(
-                f"no service answers at {self._url}: {reason}; set FOREWARN_CONTROL to its URL"
+                f"no service is reachable at {self._url}: {reason}; set FOREWARN_CONTROL to its URL"
             ) from error
 
     def _decode(self, response: "httpx.Response") -> Any:

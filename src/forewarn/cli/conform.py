@@ -89,7 +89,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     add("--control", metavar="URL",
         help="Forewarn's control API: events are created for the checks and canceled afterwards")
     add("--approve", action="store_true",
-        help="send approvals; without --control they approve the events that are there!")
+        help="send approvals; without --control this approves real events")
     add("--only", metavar="NAME", action="append", default=[],
         help="run this check; may be repeated")
     add("--json", action="store_true", help="print JSON, for programs")
@@ -138,4 +138,4 @@ def _write(file: Path, content: bytes) -> None:
     try:
         file.write_bytes(content)
     except OSError as error:
-        raise Error(f"{os.fspath(file)} cannot be written: {error.strerror or error}") from error
+        raise Error(f"cannot write {os.fspath(file)}: {error.strerror or error}") from error

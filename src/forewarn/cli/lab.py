@@ -233,7 +233,7 @@ def show_transcript(response: Mapping[str, Any]) -> None:
     for entry in msgspec.convert(response["entries"], list[TranscriptEntry]):
         print(format_entry(entry))
     if response["left_out"]:
-        print(f"{response['left_out']} entries more; use --limit to see them", file=sys.stderr)
+        print(f"{response['left_out']} more entries; use --limit to see them", file=sys.stderr)
 
 
 def show_faults(response: Mapping[str, Any]) -> None:
@@ -346,16 +346,14 @@ def _check_writable(option: str, path: Path) -> None:
         if is_new:
             path.unlink()
     except OSError as error:
-        raise Usage(f"{option} {path} cannot be written: {error.strerror or error}") from error
+        raise Usage(f"{option}: cannot write {path}: {error.strerror or error}") from error
 
 
 def _write(path: Path, body: bytes) -> None:
     try:
         path.write_bytes(body)
     except OSError as error:
-        raise Error(
-            f"{path} cannot be written: {error.strerror or error}", file=str(path)
-        ) from error
+        raise Error(f"cannot write {path}: {error.strerror or error}", file=str(path)) from error
 
 
 def _format_welcome(urls: dict[str, Any], *, is_paused: bool) -> str:
@@ -396,9 +394,7 @@ def _remove(path: Path | None) -> None:
 
 
 def _ready_file_error(path: Path | None, error: OSError) -> Invalid:
-    return Invalid(
-        f"the ready file {path} cannot be written: {error.strerror or error}", file=str(path)
-    )
+    return Invalid(f"cannot write the ready file {path}: {error.strerror or error}", file=str(path))
 
 
 def _parse_setting(text: str) -> tuple[str, object]:

@@ -54,7 +54,7 @@ class PollSchedule:
 
     Send `request()`, report `succeeded` or `failed`, rest for `rest_seconds()`, repeat. An endpoint
     that held the request for a second or longer supports waiting, and is polled again immediately;
-    others are polled every `period_seconds`. While `may_wait` says no, nothing is held.
+    others are polled every `period_seconds`. While `may_wait` returns False, polls do not wait.
     """
 
     def __init__(

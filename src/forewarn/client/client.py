@@ -1,9 +1,9 @@
 """The client for ordinary programs: blocking calls, usable from any thread.
 
-Any error closes the connection, so a response is never taken for that of another request. A
-request that the server never saw, because it had closed an idle connection, is sent a second
-time. An approval always gets its own connection, so it meets no such connection and never waits
-behind a long poll.
+Any error closes the connection, so a response is never taken for that of another request. A request
+that the server never saw, because it had closed an idle connection, is sent a second time. An
+approval always gets its own connection, so it never uses a stale connection or waits behind a long
+poll.
 """
 
 import errno
@@ -217,7 +217,7 @@ class EndpointConnection:
 
     States:  CLOSED -> CONNECTING -> OPEN -> CLOSED
     `send` opens it if it is closed. It stays open after a response that allows that, and is closed
-    after any error. Once `closed` is set, every state leads to CLOSED, for good.
+    after any error. Once `closed` is set, every state leads to CLOSED permanently.
     """
 
     def __init__(

@@ -36,7 +36,7 @@ Reading = Generator[None, bytes, T]
 class ConnectionClosed(ConnectionFailed):
     """The connection ended before the first byte of a response.
 
-    That is how a connection ends which the server closed while it was idle.
+    This happens when the server closed an idle connection.
     """
 
 

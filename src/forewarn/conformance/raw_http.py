@@ -1,7 +1,7 @@
 """HTTP on a socket of our own, so that checks can send anything and see what is on the wire.
 
-Responses are read by the client's `Reader`, with a deadline; any error in them is `Failed`. So is a
-document that is not one: `expect_document`.
+Responses are read by the client's `Reader`, with a deadline; any error in them is `Failed`.
+`expect_document` does the same for an invalid document.
 """
 
 import json

@@ -260,7 +260,7 @@ class Draft:
         )
 
     def deallocate(self, vm: Vm) -> None:
-        """The VM has no place on a host any more: only its deletion still applies."""
+        """The VM is no longer on a host, so only its deletion still applies."""
         reason = f"{vm.name} was deallocated"
         kept = (EventType.TERMINATE, EventType.PREEMPT)
         self.release_vm(vm.name, reason, lambda event: event.type not in kept)

@@ -63,7 +63,7 @@ USER_CAUSES = (Cause.RESTART, Cause.REDEPLOY, Cause.DELETION)
 
 UNKNOWN_SECONDS = -1
 DURATION_SECONDS = dict.fromkeys(EventType, UNKNOWN_SECONDS) | {EventType.FREEZE: 9}
-"""The duration that an event announces unless its operator knows better (protocol 2.2)."""
+"""The duration that an event announces unless the operator sets one (protocol 2.2)."""
 
 
 class ImpactState(StrEnum):

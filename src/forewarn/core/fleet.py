@@ -1,10 +1,10 @@
 """VMs, their scopes, and the policy of each scope. A scope is one document and one record.
 
 These values are stored as they are, for years. Empty fields are left out of the record
-(`omit_defaults`). A default that is a decision is written, because a later version may decide
-differently for new scopes and must not change stored ones: such a field has a `default_factory`,
-which msgspec never leaves out. A record with an unknown field comes from a newer version and is
-rejected (`forbid_unknown_fields`): writing it back would lose that field.
+(`omit_defaults`). A default that is a policy choice is always written, because a later version may
+decide differently for new scopes and must not change stored ones: such a field has a
+`default_factory`, which msgspec never leaves out. A record with an unknown field comes from a newer
+version and is rejected (`forbid_unknown_fields`): writing it back would lose that field.
 """
 
 from datetime import datetime, timedelta
@@ -71,7 +71,7 @@ DEFAULT_POLICY = Policy()
 
 
 class Power(StrEnum):
-    """Whether a VM runs. A stopped VM keeps its place on its host, a deallocated one does not."""
+    """Whether a VM runs. A stopped VM stays assigned to its host; a deallocated VM does not."""
 
     RUNNING = "running"
     STOPPED = "stopped"

@@ -1,4 +1,5 @@
-"""The life of an event after it was created: approve, cancel, complete, and carry out its impacts.
+"""What happens to an event after it is created: approve, cancel, complete, and carry out its
+impacts.
 
 Also whether a scope is enabled, that is, polled by its VMs. The states are drawn in `machine.py`.
 """
@@ -141,7 +142,7 @@ def claim(draft: Draft, command: Claim) -> None:
         return
     released = impact.tries - impact.failures
     if released >= TRIES_MAX:
-        draft.fail(impact, f"given up: claimed {released} times and never finished")
+        draft.fail(impact, f"abandoned after {released} claims that never finished")
         return
     draft.put_impact(
         replace(

@@ -132,7 +132,7 @@ def settle(draft: Draft) -> None:
 
 
 def newly_approved(scope: Scope) -> list[Event]:
-    """The events whose approvals now satisfy the policy. An approval is never taken back."""
+    """The events whose approvals now satisfy the policy. An approval is never withdrawn."""
     open_events = [
         event
         for event in scope.events
@@ -190,7 +190,7 @@ def are_deletions_held(scope: Scope, scheduled: list[Event], now: datetime) -> b
 
 def start_reason(event: Event, now: datetime) -> str:
     if event.not_before <= now:
-        return "NotBefore has come"
+        return "NotBefore has been reached"
     if event.is_approved:
         return f"approved by {', '.join(event.approvals)}"
     return "all instances are down"

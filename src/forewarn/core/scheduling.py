@@ -69,7 +69,8 @@ AUTO_APPROVED = {
 def operate(draft: Draft, command: UserOperation) -> None:
     """Restart, redeploy or delete a VM.
 
-    It runs at once, without an event, if no VM polls, the VM does not run, or no notice is set.
+    It runs at once, without an event, if no VM polls, the VM is not running, or no notice is
+    configured.
     """
     if command.event_id in draft.known_ids():
         return
@@ -194,7 +195,7 @@ def degrade(draft: Draft, command: Degrade) -> None:
 
 
 def fail(draft: Draft, command: Fail) -> None:
-    """What was announced because the hardware might fail is superseded."""
+    """Supersedes events that were announced while the hardware was only degraded."""
     type_, host = EventType.REBOOT, command.host
     for event_id, vms in new_events(draft, command, type_, Cause.FAILED):
         for vm in vms:

@@ -1,6 +1,6 @@
 """Every notice, duration and timeout of the rules, in one table.
 
-A rate shortens them all; the clock itself stays true.
+A rate divides them all; the clock is not affected.
 """
 
 from collections.abc import Mapping

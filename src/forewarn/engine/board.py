@@ -1,6 +1,6 @@
 """What polls read: every scope as last committed, its VMs, and its rendered documents.
 
-In memory: no lock, no store. `publish` and `withdraw` are the only ways in. A document is rendered
+In memory: no lock, no store. Only `publish` and `withdraw` modify it. A document is rendered
 once per change and api-version, by the first poll that needs it (`web/metadata/fast_path.py`).
 """
 

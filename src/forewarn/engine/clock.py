@@ -70,7 +70,7 @@ class RealClock:
 
     def _agree(self) -> None:
         if self.jump_seconds:
-            log.warning("the machine's clock agrees with Forewarn's again")
+            log.warning("system clock is back in step")
         self.jump_seconds, self._logged_at = 0.0, None
 
     def _disagree(self, jump: float, steady: float) -> None:
@@ -79,11 +79,9 @@ class RealClock:
             self._logged_at = steady
             facts = {
                 "seconds": round(jump, 3),
-                "remedy": "set the clock right, or restart Forewarn if the new time is right",
+                "remedy": "correct the system clock, or restart Forewarn to accept the new time",
             }
-            log.error(
-                "the machine's clock jumped: Forewarn keeps its own time", extra={"facts": facts}
-            )
+            log.error("system clock jumped; the jump is ignored", extra={"facts": facts})
 
     async def sleep_until(self, time: datetime) -> None:
         """Sleeps at most a minute at once, so that a clock that is set meanwhile is noticed."""

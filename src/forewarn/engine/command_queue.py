@@ -57,8 +57,8 @@ class CommandQueues:
 
     Each commit of a scope writes its whole record. So commands that arrive while one commit is in
     progress wait in the scope's queue, are decided one after the other, and are committed as one
-    write. A scope has a writer task while its queue is not empty. A submitter that is cancelled
-    breaks no commit.
+    write. A scope has a writer task while its queue is not empty. Cancelling a submitter does not
+    affect the commit.
     """
 
     def __init__(self, engine: "Engine") -> None:
@@ -109,7 +109,7 @@ class CommandQueues:
 
         try:
             await self._engine.update([SCOPE_KEY.format(scope)], decide_all, by="")
-        except Exception as error:  # whatever broke this group is its submitters' to handle
+        except Exception as error:  # every submitter of the group gets the error
             settle(group, decided.results[: decided.first_change])
             for one in group:
                 one.settle(error)
@@ -120,7 +120,7 @@ class CommandQueues:
     def _decide_group(
         self, transaction: Transaction, scope: str, group: Sequence[Submission]
     ) -> Decided:
-        """What each command makes of the scope that those before it have made.
+        """Apply each command to the result of the one before it.
 
         Ends early after a command that deletes the scope, and where the history entries of one
         commit get too large.
@@ -153,7 +153,7 @@ class CommandQueues:
                 if one.lease is not None:
                     self._engine.require(transaction, one.lease)
                 outcome = decide(scope, one.command, transaction.now, self._engine.timing, together)
-            except Exception as error:  # a refusal; or a bug, which is this submitter's alone
+            except Exception as error:  # a refusal, or a bug that concerns only this submitter
                 results.append(error)
                 continue
             results.append(outcome)

@@ -152,7 +152,7 @@ class Engine(Replica):
                 await self._commit(transaction)
             except Conflict:
                 self.metrics.conflicts += 1
-            except StoreLost:  # it may have been committed: look, but not again and again
+            except StoreLost:  # it may have been committed: check, at most LOSSES_MAX times
                 losses += 1
                 if losses == LOSSES_MAX:
                     raise

@@ -26,7 +26,7 @@ VMS_PER_TURN_MAX = 300
 VMS_PER_COMMIT_MAX = 500
 """How many VMs are committed and published before polls run; one scope may have more."""
 VMS_BYTES_PER_COMMIT_MAX = COMMIT_BYTES_MAX // 4
-"""How large the definitions of these VMs may be: events, host names and history come on top."""
+"""How large the definitions of these VMs may be: events, host names and history need space too."""
 HOSTS_PER_RECORD = 500
 
 Commands = list[tuple[str, Command]]
@@ -236,7 +236,7 @@ def _host_batches(
     """The records of declared hosts that change, one in each commit, with their history."""
     changes = [
         *_declared_changes(difference.hosts_added, "host {} declared"),
-        *_declared_changes(difference.hosts_removed, "host {} declared no more"),
+        *_declared_changes(difference.hosts_removed, "host {} no longer declared"),
     ]
     starts = range(0, len(hosts), HOSTS_PER_RECORD)
     after = [tuple(hosts[start : start + HOSTS_PER_RECORD]) for start in starts]
@@ -262,7 +262,7 @@ def definition(scope: Scope) -> Scope:
 
 
 class _Turns:
-    """Lets polls run in the middle of long work."""
+    """Yields to the event loop during long work."""
 
     def __init__(self) -> None:
         self._done = 0

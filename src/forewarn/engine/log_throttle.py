@@ -29,5 +29,5 @@ class ThrottledLog:
         log.warning(
             text,
             exc_info=error,
-            extra={"facts": {**facts, **({"and_before": skipped} if skipped else {})}},
+            extra={"facts": {**facts, **({"suppressed": skipped} if skipped else {})}},
         )

@@ -1,7 +1,8 @@
 """The store as this server knows it: every scope on the board, every other record decoded.
 
 A replica only reads. It loads everything once, follows what any server commits, and catches up on
-request. Each record is replaced only by a newer revision, so news may arrive twice or late.
+request. Each record is replaced only by a newer revision, so updates may arrive late or more than
+once.
 """
 
 import asyncio
@@ -37,7 +38,7 @@ CATCH_UP_SECONDS_MAX = 2.0
 UNREADABLE_LOGGED_MAX = 20
 """How many unreadable records are named in the log; all are counted in the metrics."""
 POLLS_PASS_EVERY = 200
-"""How many records, hosts or list entries are handled before polls get their turn."""
+"""How many records, hosts or list entries are handled before yielding to the event loop."""
 NO_KEY = "nothing"
 """A key that no record has: getting it gives the revision of the store."""
 RELOAD_PAUSE = timedelta(seconds=1)
@@ -169,7 +170,7 @@ class Replica:
         self.subscribe(call_for_each)
 
     def publish(self, commit: Commit) -> None:
-        """A subscriber that fails undoes nothing."""
+        """A failing subscriber does not affect the commit."""
         for callback in self._subscribers:
             try:
                 callback(commit)
@@ -177,7 +178,10 @@ class Replica:
                 self.throttled_log.warn("subscriber failed", problem=repr(error))
 
     async def load(self) -> None:
-        """Show what the store holds and nothing else. Also the way back after losing the store."""
+        """Replace the cache with the contents of the store.
+
+        Also recovers after the store was lost.
+        """
         self._learn_all(snapshot := await self.store.load(), "")
         for number, record in enumerate(snapshot.records):
             if number % POLLS_PASS_EVERY == 0:

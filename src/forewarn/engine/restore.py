@@ -1,6 +1,6 @@
 """Makes the document numbers of a backup safe to serve again.
 
-A client that holds the ETag "7" of before would be answered 304 for another document 7. So every
+A client that still holds ETag "7" would get a 304 for a different document 7. So every
 scope, and the number that new scopes start above, continues far above all that can have been shown.
 """
 

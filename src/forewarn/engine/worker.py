@@ -1,4 +1,4 @@
-"""One server's work: start what is due and carry impacts out."""
+"""One server's work: start due events and run impacts."""
 
 import asyncio
 import heapq
@@ -206,7 +206,7 @@ class Worker:
             self._set_alarm(name, now + RETRY)
             return
         except Exception:  # a bug with this one scope must not stop the others
-            log.exception("tick broken", extra={"facts": {"scope": name}})
+            log.exception("bug while processing a scope", extra={"facts": {"scope": name}})
             self._set_alarm(name, now + RETRY_MAX)
             return
         if name not in self._wake_at:  # what is due is running or queued; look again later
@@ -247,7 +247,7 @@ class Worker:
             del self._running[key]
             if not done.cancelled() and (bug := done.exception()):
                 facts = {"scope": scope, "vm": impact.vm}
-                log.error("impact broken", exc_info=bug, extra={"facts": facts})
+                log.error("bug while running an impact", exc_info=bug, extra={"facts": facts})
             if key in self._followed:
                 self._followed.remove(key)
                 self._queue[scope] = None
@@ -256,7 +256,7 @@ class Worker:
         task.add_done_callback(on_done)
 
     def _dispatch_soon(self) -> None:
-        """Dispatch once for all impacts that end now: it takes as long as the scope is large."""
+        """Dispatch once for all impacts that end now: its cost grows with the size of the scope."""
         if self._queue and not self._is_dispatching:
             self._is_dispatching = True
             asyncio.get_running_loop().call_soon(self._dispatch)

@@ -21,7 +21,7 @@ def read_sources(path: Path) -> list[FleetText]:
         return [_read(file) for file in files]
     except OSError as error:
         raise Invalid(
-            f"the fleet file {path} cannot be read: {error.strerror or error}", file=str(path)
+            f"cannot read the fleet file {path}: {error.strerror or error}", file=str(path)
         ) from error
 
 

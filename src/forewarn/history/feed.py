@@ -58,7 +58,7 @@ class HistoryFeed:
         self._changed = asyncio.Event()
 
     def stop(self) -> None:
-        """End all followers: they see that this count has changed since they began."""
+        """End all streams: each compares this count with its value at the start."""
         self.stops += 1
         self.notify()
 

@@ -71,6 +71,6 @@ class RetentionWorker:
         return now >= self._started_at + CLOCK_CONFIRMED_AFTER and not self._clock.jump_seconds
 
     def _is_old(self, value: HistoryValue) -> bool:
-        """A value that cannot be read goes together with its neighbours."""
+        """An unreadable value is trimmed together with the values around it."""
         entries = decode_all(value)
         return bool(entries) and entries[-1].at < self._clock.now() - self._keep

@@ -43,7 +43,7 @@ class WebhookSender:
     async def post(self, body: bytes, headers: Mapping[str, str]) -> int:
         """The status of the response.
 
-        Unavailable if there was none in time; the request may have arrived all the same.
+        Unavailable if there was none in time; the request may still have been received.
         """
         status = 0
         try:

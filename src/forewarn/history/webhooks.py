@@ -137,8 +137,8 @@ class Webhook:
             self._throttled_log.warn(
                 "webhook waits for the store", receiver=self.name, problem=error.message
             )
-        except Exception:  # a bug that one webhook meets must not stop the others
-            log.exception("webhook broken", extra={"facts": {"receiver": self.name}})
+        except Exception:  # a bug in one webhook must not stop the others
+            log.exception("bug in a webhook worker", extra={"facts": {"receiver": self.name}})
         return self._clock.now() + CHECK_INTERVAL
 
     async def _wait(self, changed: asyncio.Event, until: datetime | None) -> None:

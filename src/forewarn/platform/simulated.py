@@ -1,4 +1,6 @@
-"""The simulated platform: impacts take time, move VMs on paper, and fail where configured."""
+"""The simulated platform: impacts take time, change only the recorded host, and fail where
+configured.
+"""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime, timedelta

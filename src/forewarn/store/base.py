@@ -13,7 +13,7 @@ commit(writes, checks, entries)
                 `entries` is the history of this commit, as one value at position = its revision.
                 Limits (`check_commit`) are checked first, with the same errors in every store.
                 Once commit returns, the change survives a crash of the machine (not in memory).
-                StoreLost: it is unknown whether the change happened; read and look.
+                StoreLost: it is unknown whether the change happened; read the record to find out.
 watch(after)    Every record that changed after a revision, deletions included, in the order of
                 revisions, then each further change as it happens, from any process, until closed.
                 A record that changed several times may be reported once, with its last value. A
@@ -104,7 +104,8 @@ class Lease:
 
     The store renews it every third of the ttl, without a new revision. The holder stops at two
     thirds, and another process can acquire the lease after the full ttl, so no two overlap. A
-    commit that must not happen without the lease carries `RevisionCheck(lease.key, lease.revision)`.
+    commit that must not happen without the lease carries `RevisionCheck(lease.key,
+    lease.revision)`.
     """
 
     def __init__(
@@ -136,7 +137,7 @@ class Lease:
                     await self._ended.wait()
 
     async def release(self) -> None:
-        """Give the lease up, so that another process can acquire it at once."""
+        """Release the lease, so that another process can acquire it at once."""
         if not self._ended.is_set():
             self.end()
             await self._release(self)

@@ -143,7 +143,7 @@ class MemoryStore:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise StoreLost("the memory store is closed; expected an open one")
+            raise StoreLost("the memory store is closed")
 
     def _index(self, position: int) -> int:
         """The index of the first history value at or after this position."""

@@ -40,7 +40,7 @@ T = TypeVar("T")
 class SqliteStore:
     """The contract of `base.py` on a file.
 
-    Commits and reads have a thread each, so a commit that waits delays no reader.
+    Commits and reads have a thread each, so a waiting commit does not block readers.
 
     Leases are timed by the machine's monotonic clock, which all its processes share: a step of the
     wall clock neither ends nor prolongs one.
@@ -234,7 +234,7 @@ class _DbThread:
             return work(self._connection, *args, **kwargs)
 
         if self.is_closed:
-            raise StoreLost(f"{self._path}: the store is closed; expected an open one")
+            raise StoreLost(f"{self._path}: the store is closed")
         with translate_errors(self._path):
             return await asyncio.get_running_loop().run_in_executor(self._thread, run_checked)
 

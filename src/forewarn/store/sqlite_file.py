@@ -42,7 +42,7 @@ COUNTER_UPGRADES = {
 }
 """The tables of versions 1 and 2 differ only here."""
 
-DAMAGED = "the file is damaged; expected a whole database: restore it from a copy"
+DAMAGED = "the database file is corrupt; restore it from a backup"
 WRONG_ROWS = {
     "a record with a value of the wrong type": "SELECT 1 FROM record WHERE typeof(key) <> 'text'"
     " OR typeof(revision) <> 'integer' OR typeof(value) NOT IN ('blob', 'null') LIMIT 1",
@@ -68,7 +68,7 @@ ERRORS: dict[int, tuple[type[Error], str]] = {
     sqlite3.SQLITE_CORRUPT: (StoreUnusable, DAMAGED),
     sqlite3.SQLITE_ERROR: (
         StoreUnusable,
-        "these are not the tables of a Forewarn store; expected those: restore it from a copy",
+        "the tables do not match the Forewarn schema; restore the file from a backup",
     ),
     sqlite3.SQLITE_FULL: (
         StoreUnusable,
@@ -282,7 +282,7 @@ def _schema_version(connection: sqlite3.Connection, path: str) -> int:
 
 
 def _check_integrity(connection: sqlite3.Connection, path: str) -> None:
-    """Find damage at the start, while a person is there.
+    """Detect corruption at startup, while an operator is present.
 
     The quick check would not compare indexes with their tables, and would miss a lost record.
     """

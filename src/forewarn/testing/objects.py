@@ -1,4 +1,4 @@
-"""What a test holds of a lab: VMs, hosts, events and faults. They keep only names and ids."""
+"""Handles that a test uses: VMs, hosts, events and faults. They keep only names and ids."""
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field

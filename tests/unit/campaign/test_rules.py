@@ -238,7 +238,7 @@ def test_next_host_starts_as_soon_as_the_last_event_is_over() -> None:
     assert (running(after), after.done, after.spent) == (["h2"], 1, timedelta(minutes=2))
 
 
-def test_unknown_event_is_waited_for_and_counts() -> None:
+def test_event_not_yet_replicated_counts_as_in_progress() -> None:
     """A replica may have read the announcement before the scope; the event is not over then."""
     fleet = one_at_a_time()
     run = HostRun("h1", NOON, HostPhase.ANNOUNCED, (EventRef("web", "E", 11),))
@@ -330,7 +330,7 @@ def test_host_is_skipped_if_its_event_is_canceled() -> None:
 
 def test_host_that_is_gone_is_skipped() -> None:
     after = reconcile(campaign_of(), Fleet(web(0, 0, 0), hosts=("h1", "h3")))
-    skipped = SkippedHost("h2", "there is no such host any more", is_failed=False)
+    skipped = SkippedHost("h2", "the host no longer exists", is_failed=False)
 
     assert (running(after), after.skipped) == (["h1", "h3"], 1)
     assert after.skipped_hosts == (skipped,)

@@ -297,7 +297,7 @@ def test_host_that_left_the_fleet_is_skipped() -> None:
 
             assert server.counts(campaign) == (DONE, 3, 1, 0)
             skipped = [(host.host, host.why) for host in server.find(campaign).skipped_hosts]
-            assert skipped == [("h3", "there is no such host any more")]
+            assert skipped == [("h3", "the host no longer exists")]
 
     live(story)
 

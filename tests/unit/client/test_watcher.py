@@ -194,7 +194,7 @@ def test_restarted_counter_that_grows_is_trusted_too() -> None:
     assert update(watcher, page(1), page(2), page(3)) == [("canceled", "E1")]
 
 
-def test_same_incarnation_with_other_events_is_trusted_at_the_third_poll() -> None:
+def test_same_incarnation_with_other_events_is_trusted_on_third_poll() -> None:
     """A restarted counter may happen to be where the old one was."""
     watcher = Watcher()
     update(watcher, page(2, reboot("E1")))

@@ -59,7 +59,7 @@ def test_started_has_the_reason_of_the_start() -> None:
     )
     event = scheduled.events[0]
     (due,) = outcome_of(scheduled, Tick(), at=event.not_before).changes
-    assert due.detail == "NotBefore has come"
+    assert due.detail == "NotBefore has been reached"
     assert (
         changes_of(scope_of(), Fail(host="host-a", operation_id=OPERATION))[1].detail
         == "host-a has failed"

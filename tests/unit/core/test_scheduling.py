@@ -166,7 +166,7 @@ def test_not_before_more_than_a_year_ahead_is_refused() -> None:
 @pytest.mark.parametrize(
     "value", ["0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-23:59", "2026-03-05T00:00:00"]
 )
-def test_not_before_that_is_no_valid_time_is_refused(value: str) -> None:
+def test_invalid_not_before_is_refused(value: str) -> None:
     """The ends of the calendar, and a time without a zone: `decide` raises only Errors."""
     with pytest.raises(errors.Invalid, match="not_before"):
         run(scope_of(), restart(not_before=datetime.fromisoformat(value)))

@@ -361,7 +361,7 @@ def test_unreadable_record_does_not_affect_others() -> None:
     live(story)
 
 
-def test_alarms_that_were_set_anew_do_not_pile_up() -> None:
+def test_rescheduled_alarms_do_not_accumulate() -> None:
     async def story(world: World) -> None:
         desk = await world.desk()
         loops = Worker(desk._engine, Driver(world), worker="w1", impact_limit=MINUTE)
@@ -376,7 +376,7 @@ def test_alarms_that_were_set_anew_do_not_pile_up() -> None:
     live(story)
 
 
-def test_the_same_trouble_again_is_counted_and_not_repeated(
+def test_repeated_error_is_counted_not_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def story(world: World) -> None:
@@ -390,7 +390,7 @@ def test_the_same_trouble_again_is_counted_and_not_repeated(
 
     assert [record.__dict__["facts"] for record in caplog.records] == [
         {"problem": "no answer"},
-        {"problem": "no answer", "and_before": 49},
+        {"problem": "no answer", "suppressed": 49},
     ]
 
 

@@ -81,7 +81,7 @@ def test_a_declared_host_without_vms_is_known() -> None:
     assert board.host_names() == ["host-a", "host-b", "host-z"]
 
 
-def test_older_news_changes_nothing() -> None:
+def test_older_revision_is_ignored() -> None:
     """A watch may tell late what we committed ourselves."""
     board = board_with(WEB)
     newer = run(WEB, restart())
@@ -92,7 +92,7 @@ def test_older_news_changes_nothing() -> None:
     assert board.scopes["web"].scope == newer
 
 
-def test_a_scope_that_is_gone_does_not_come_back_by_older_news() -> None:
+def test_older_revision_does_not_restore_a_deleted_scope() -> None:
     board = board_with(WEB)
     board.withdraw("web", 5)
 

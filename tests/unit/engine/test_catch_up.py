@@ -318,7 +318,7 @@ class Slow(MemoryStore):
             yield batch
 
 
-def test_event_that_is_over_is_answered_without_a_look() -> None:
+def test_ended_event_is_found_without_reading_the_store() -> None:
     """It cannot come back."""
 
     async def story(world: World) -> None:

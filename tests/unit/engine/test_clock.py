@@ -53,7 +53,7 @@ def test_sleeper_that_sleeps_again_wakes_in_the_same_advance() -> None:
     assert asyncio.run(story()) == 10
 
 
-def test_a_moment_that_has_passed_needs_no_sleep() -> None:
+def test_past_time_needs_no_sleep() -> None:
     asyncio.run(VirtualClock(NOON).sleep_until(NOON))
     asyncio.run(RealClock().sleep_until(NOON))
 

@@ -101,7 +101,7 @@ def test_clock_that_comes_back_is_followed_again(caplog: pytest.LogCaptureFixtur
     with caplog.at_level(logging.INFO, "forewarn"):
         assert machine.clock.now() == machine.shown == NOON + 66 * SECOND
     assert machine.clock.jump_seconds == 0
-    assert caplog.records[-1].getMessage() == "the machine's clock agrees with Forewarn's again"
+    assert caplog.records[-1].getMessage() == "system clock is back in step"
 
 
 def test_jump_is_logged_at_once_and_then_now_and_again(caplog: pytest.LogCaptureFixture) -> None:

@@ -114,7 +114,7 @@ def test_a_command_that_changes_nothing_writes_nothing() -> None:
     live(story)
 
 
-def test_two_servers_that_approve_at_once_lose_neither_word() -> None:
+def test_concurrent_approvals_on_two_servers_both_count() -> None:
     """The one that comes second reads again and decides again."""
 
     async def story(world: World) -> None:
@@ -160,7 +160,7 @@ class LosesReplies(MemoryStore):
         return revision
 
 
-def test_a_lost_reply_is_found_out_and_nothing_is_done_twice() -> None:
+def test_lost_commit_reply_does_not_repeat_work() -> None:
     async def story(world: World) -> None:
         desk = await world.desk()
         first = await desk.restart("web-0", by="ann")
@@ -192,7 +192,7 @@ class AlwaysContested(MemoryStore):
         return await super().commit(writes, checks, entries)
 
 
-def test_a_race_that_is_lost_again_and_again_is_given_up() -> None:
+def test_repeated_conflicts_end_in_an_error() -> None:
     async def story(world: World) -> None:
         desk = await world.desk()
         assert isinstance(world.store, AlwaysContested)

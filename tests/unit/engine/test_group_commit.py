@@ -186,7 +186,7 @@ def test_a_group_is_one_change_for_the_guests() -> None:
     live_gated(story)
 
 
-def test_a_refusal_within_a_group_is_its_own_submitters_alone() -> None:
+def test_refusal_in_a_group_affects_only_its_submitter() -> None:
     """And it is believed only after the store was read."""
 
     async def story(world: World) -> None:

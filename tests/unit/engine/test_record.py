@@ -76,7 +76,7 @@ def test_a_record_written_today_can_be_read_for_ever() -> None:
     assert scope.events == (replace(reboot(resources=("web_0",)), id="E1", update_domain=3),)
 
 
-def test_a_record_from_the_future_stops_the_reader() -> None:
+def test_record_of_a_newer_format_is_rejected() -> None:
     """Guessing at a newer format would write back less than was there."""
     with pytest.raises(StoreUnusable, match="has format 2; this version reads format 1") as refused:
         SCOPE.decode(b'{"format":2,"something":"else"}')
@@ -121,7 +121,7 @@ def test_hosts_come_back_from_their_record() -> None:
     assert HOSTS.decode(HOSTS.encode(hosts)) == hosts
 
 
-def test_a_scope_record_is_no_hosts_record_of_the_future() -> None:
+def test_scope_record_is_rejected_as_a_hosts_record() -> None:
     """The same stamp guards both kinds."""
     with pytest.raises(StoreUnusable, match="The stored hosts record has format 7"):
         HOSTS.decode(b'{"format":7}')

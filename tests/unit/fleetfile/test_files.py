@@ -173,7 +173,7 @@ def test_folder_over_the_size_limit_is_not_read(tmp_path: Path) -> None:
 
 def test_unreadable_path_is_named_in_the_error(tmp_path: Path) -> None:
     with pytest.raises(
-        Invalid, match=r"the fleet file .*/none\.yaml cannot be read: No such file or directory"
+        Invalid, match=r"cannot read the fleet file .*/none\.yaml: No such file or directory"
     ):
         read(tmp_path / "none.yaml")
 

@@ -95,7 +95,7 @@ def test_a_backup_becomes_the_store_where_there_was_none(tmp_path: Path) -> None
     assert sorted(file.name for file in tmp_path.iterdir()) == ["backup.db", "store.db"]
 
 
-def test_a_store_that_exists_is_replaced_only_on_request_and_is_kept(tmp_path: Path) -> None:
+def test_existing_store_is_replaced_only_with_force_and_kept(tmp_path: Path) -> None:
     """A restore to the wrong place, or from the wrong backup, can be undone."""
     backup, target = (
         store_with(tmp_path / "backup.db", b"old"),
@@ -125,7 +125,7 @@ def test_a_store_that_is_in_use_is_not_replaced(tmp_path: Path) -> None:
     assert value_of(target) == b"new"
 
 
-def test_a_store_that_is_opened_while_it_is_restored_is_not_replaced(tmp_path: Path) -> None:
+def test_store_opened_during_a_restore_is_not_replaced(tmp_path: Path) -> None:
     """systemd may start the service in the middle of it."""
     backup, target = (
         store_with(tmp_path / "backup.db", b"old"),
@@ -281,7 +281,7 @@ def missing(path: Path) -> None:
         (missing, Invalid, "cannot be read"),
     ],
 )
-def test_a_backup_that_is_no_whole_store_is_refused(
+def test_incomplete_backup_is_rejected(
     tmp_path: Path, spoil: object, kind: type[Error], message: str
 ) -> None:
     backup, target = (
@@ -329,7 +329,7 @@ def test_what_root_restores_belongs_to_the_service(tmp_path: Path, is_new: bool)
     )
 
 
-def test_a_service_that_waits_while_its_store_is_replaced_does_not_use_the_old_one(
+def test_service_opens_the_new_store_after_a_restore(
     tmp_path: Path,
 ) -> None:
     """It has opened the old file and waits for its lock; what it wrote there would be lost."""

@@ -26,7 +26,7 @@ def test_memory_is_the_store_in_memory() -> None:
     assert committed("memory") == MemoryStore.__name__
 
 
-def test_three_slashes_are_a_path_from_here_and_four_are_a_path_from_the_root(
+def test_sqlite_url_with_four_slashes_is_an_absolute_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same spelling as SQLAlchemy's, so nobody has to learn it."""

@@ -233,7 +233,7 @@ def test_second_event_of_the_same_kind_is_refused() -> None:
         (
             lambda lab: lab.host("host-a").maintain("Preempt"),
             Invalid,
-            "maintenance is one of Freeze, Reboot, Redeploy",
+            "type is one of Freeze, Reboot, Redeploy",
         ),
         (lambda lab: lab.host("host-a").maintain(cause="whim"), Invalid, "unknown Cause 'whim'"),
         (lambda lab: lab.advance(), Invalid, "expected a duration above 0 s"),

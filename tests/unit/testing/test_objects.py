@@ -1,4 +1,4 @@
-"""What a test holds of a lab: which call gives which event, and what can be learned of it and done
+"""Handles that a test uses: which call gives which event, and what can be learned of it and done
 with it.
 """
 

@@ -109,7 +109,7 @@ def test_the_documented_date_format_changes_nothing_from_2019_on(version: str) -
     )
 
 
-def test_a_started_event_has_an_empty_not_before_in_the_documented_format_too() -> None:
+def test_started_event_has_no_not_before_in_iso_format_either() -> None:
     """The option is about the form of a date, and a started event has none."""
     started = holding(reboot(status=Status.STARTED))
 
@@ -139,7 +139,7 @@ def test_dates_have_the_english_names_of_rfc_1123_and_two_digits(day: datetime, 
 
 
 @pytest.mark.parametrize("kind", [ScopeKind.VM, ScopeKind.AVAILABILITY_SET, ScopeKind.SCALE_SET])
-def test_the_first_version_puts_an_underscore_before_the_names_of_vms(kind: ScopeKind) -> None:
+def test_2017_03_01_prefixes_vm_names_with_an_underscore(kind: ScopeKind) -> None:
     """Clients of that time drop the first character before they compare."""
     scope = holding(reboot(resources=("web_0", "web_1")), kind=kind)
 

@@ -128,7 +128,7 @@ def test_undeclared_values_are_empty_strings() -> None:
     assert told["osProfile"] == {"computerName": "db-0"}
 
 
-def test_every_leaf_is_a_string_and_members_are_in_alphabetical_order() -> None:
+def test_leaves_are_strings_and_members_are_sorted() -> None:
     """The order of the published examples, and the rule on primitives, all the way down."""
 
     def check(node: object) -> None:

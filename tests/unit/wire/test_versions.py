@@ -83,7 +83,7 @@ def test_invalid_instance_version_error_lists_instance_versions() -> None:
     assert "2020-07-01" not in INSTANCE_VERSIONS
 
 
-def test_the_instance_versions_are_the_35_published_ones_in_ascending_order() -> None:
+def test_instance_versions_are_the_35_published_ones_sorted() -> None:
     """`/metadata/versions` lists them ascending, and the per-version members compare names."""
     assert len(INSTANCE_VERSIONS) == len(set(INSTANCE_VERSIONS)) == 35
     assert list(INSTANCE_VERSIONS) == sorted(INSTANCE_VERSIONS)

@@ -95,8 +95,8 @@ def wait_until(
 
 
 def pause(context: StepContext, seconds: float, waiting_for: str) -> None:
-    """Sleep before another attempt. Raises at the limit, so no attempt begins without time for it
-    and hides the reason of the previous one.
+    """Sleep before another attempt. Raises at the limit, so a last attempt without time cannot hide
+    the previous error.
     """
     if context.wait(seconds):
         raise StepFailed(f"stopped early: {waiting_for}")

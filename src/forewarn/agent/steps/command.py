@@ -245,7 +245,8 @@ def _terminate(process: "subprocess.Popen[bytes]", grace_seconds: float) -> None
             _wait_briefly(process, SETTLE_SECONDS / 10)
             os.killpg(process.pid, 0)
     with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(SETTLE_SECONDS)  # even SIGKILL does not end a process stuck in lost storage
+        # SIGKILL does not end a process blocked on unreachable storage
+        process.wait(SETTLE_SECONDS)
 
 
 def _wait_briefly(process: "subprocess.Popen[bytes]", seconds: float) -> None:

@@ -9,7 +9,7 @@ CHANGES_AT_START = ("EventStatus", "NotBefore")
 UNKNOWN_VM = "no-such-vm-as-this"
 
 
-@check(SHOULD, "PROTOCOL 10: 403 for a caller that is no VM", Need.NAME)
+@check(SHOULD, "PROTOCOL 10: 403 for a client that is not a VM", Need.NAME)
 def scope_unknown_vm_is_403(session: Session) -> None:
     """A machine outside the fleet must learn that it is unknown, not that there are no events."""
     expect_status(session.get(vm=UNKNOWN_VM), 403)

@@ -76,7 +76,7 @@ def version_of_instance_only_is_400(session: Session) -> None:
 
 @check(SHOULD, "PROTOCOL 1.3: text of the 400 (IMDS)")
 def version_missing_has_the_documented_message(session: Session) -> None:
-    """People search for this sentence, and it says where to read on."""
+    """People search for this sentence, and it links to the documentation."""
     expect_equal("the error", session.get(version=None).object()["error"], BAD_VERSION)
 
 

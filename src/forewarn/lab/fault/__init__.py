@@ -1,1 +1,1 @@
-"""Faults at the endpoint: what they are, which are in force, and the filter that does them."""
+"""Faults at the endpoint: their kinds, which ones are active, and the filter that applies them."""

@@ -1,4 +1,4 @@
-"""Scenarios: stories in YAML, played in a lab and judged.
+"""Scenarios: YAML files that run in a lab and end with verdicts.
 
 `library/` are those that come with Forewarn.
 """

@@ -1,8 +1,8 @@
 """The verdicts on a scenario's expectations, judged after the run. Pure.
 
 Each kind of expectation has a sentence and a check: a function of the timeline that returns what
-happened, or raises `ExpectationFailed`. An expectation about events that never came has failed:
-its author wanted to see something.
+happened, or raises `ExpectationFailed`. An expectation about events that never came fails: a test
+that observed nothing proves nothing.
 """
 
 from collections.abc import Callable, Iterable

@@ -156,7 +156,7 @@ class LibvirtPlatform:
         await domain.do(lambda handle: mark(handle, request.event_id))
         rebooted, stop_listening = await domain.listen_for_reboot()
         try:
-            with suppress(LibvirtError):  # the guest cannot be asked: it is reset below
+            with suppress(LibvirtError):  # the guest does not support it; it is reset below
                 await domain.do(lambda handle: handle.reboot(0))
                 await self._wait_until(lambda: self._has_rebooted(domain, rebooted.is_set))
         finally:

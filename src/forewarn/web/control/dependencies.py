@@ -26,7 +26,7 @@ Cursor = Annotated[
 
 
 class EmptyBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No fields: the path says it all."""
+    """No fields: the path is sufficient."""
 
 
 EMPTY_BODY = EmptyBody()

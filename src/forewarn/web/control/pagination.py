@@ -15,7 +15,7 @@ from forewarn.errors import Invalid
 
 CURSOR_LENGTH_MAX = 1000
 SLICE = 200
-"""Items that are built before polls get their turn."""
+"""Items that are built before yielding to the event loop."""
 
 T = TypeVar("T")
 V = TypeVar("V")

@@ -338,7 +338,7 @@ class Connection(HttpToolsProtocol):
 
     def time_out(self) -> None:
         unsent_size = self.transport.get_write_buffer_size()
-        if 0 < unsent_size < self.unsent_size:  # slow, but it reads: more time
+        if 0 < unsent_size < self.unsent_size:  # the client reads slowly: extend the deadline
             self.unsent_size, self.due_at = unsent_size, self.policy.stall_at
         elif unsent_size or self.is_rejected or self.transport.is_closing():
             self.transport.abort()

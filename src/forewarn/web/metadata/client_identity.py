@@ -31,7 +31,8 @@ def identify(
     if is_signed and Identify.PROXY in config.identify and not request.vm:
         name = _verify(request, board, proxy_key)
     else:
-        # The origin of a forwarded request is unknown (protocol 3); only a signing proxy may.
+        # The origin of a forwarded request is unknown (protocol 3); only a signing proxy may
+        # forward requests.
         if b"x-forwarded-for" in request.headers:
             raise Invalid("Bad request. X-Forwarded-For is not accepted")
         is_by_address = not request.vm and Identify.ADDRESS in config.identify
@@ -46,7 +47,7 @@ def identify(
 def _verify(request: MetadataRequest, board: Board, key: bytes) -> str:
     """The VM with the signed id, or else with that name.
 
-    Ids come first: proxies send ids, and a VM must not be named so as to get another's requests.
+    Ids come first: proxies send ids, and a VM must not be able to impersonate another by its name.
     A repeated header was joined, so its signature does not match.
     """
     value = request.headers.get(ID, b"")

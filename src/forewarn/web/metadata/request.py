@@ -120,7 +120,9 @@ def instance_version(request: MetadataRequest, query: Mapping[str, str]) -> str:
 
 
 def require_header(request: MetadataRequest) -> None:
-    """`Metadata: true` protects against SSRF: who can choose a URL can rarely set headers."""
+    """`Metadata: true` protects against SSRF: an attacker who controls the URL can rarely set
+    headers.
+    """
     if request.headers.get(b"metadata", b"").strip().lower() != b"true":
         raise Invalid("Bad request. Required metadata header not specified")
 

@@ -210,7 +210,7 @@ def test_guest_without_reboot_support_is_reset(world: LibvirtWorld) -> None:
     assert world.clock.slept == []
 
 
-def test_a_guest_that_shuts_down_when_asked_to_reboot_is_started_again(world: LibvirtWorld) -> None:
+def test_guest_that_shuts_down_instead_of_rebooting_is_started(world: LibvirtWorld) -> None:
     host = Host(world.on("host-a"), reboot=lambda handle: handle.shutdown())
 
     world.run_impact(order(EventType.REBOOT), connect=lambda uri: host, grace=60)

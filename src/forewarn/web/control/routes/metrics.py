@@ -1,4 +1,7 @@
-"""`/metrics` for Prometheus. The parts count; here the counts get names. Labels are bounded."""
+"""`/metrics` for Prometheus.
+
+Components keep the counters; this module exports them. Labels are bounded.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -116,7 +119,9 @@ class ServiceCollector(Collector):
         impacts = {(str(type_), result): n for (type_, result), n in metrics.impacts.items()}
         text = "Attempts to run an impact, by result."
         yield _counter("impacts", text, impacts, "type", "result")
-        yield _counter("conflicts", "Commits that another server preceded.", metrics.conflicts)
+        yield _counter(
+            "conflicts", "Commits retried because another server wrote first.", metrics.conflicts
+        )
         text = "How long the store took to commit."
         yield _histogram("commit_seconds", text, {"": metrics.store}, label="")
 

@@ -1,6 +1,6 @@
 """The history as it grows, as server-sent events.
 
-A stream holds the number of an entry and no entries: a slow client is never buffered for.
+A stream holds the number of an entry and no entries: nothing is buffered for a slow client.
 """
 
 import asyncio

@@ -151,7 +151,7 @@ def test_campaign_shows_why_the_next_host_waits() -> None:
     story(tell)
 
 
-def test_repeated_verbs_change_nothing_and_the_history_has_the_author() -> None:
+def test_repeated_commands_change_nothing_and_name_the_author() -> None:
     async def tell(world: World) -> None:
         await start(world)
         states = []
