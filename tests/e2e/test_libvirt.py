@@ -14,7 +14,7 @@ from tests.e2e.notes import changes_in
 from tests.e2e.service import Service, running
 from tests.e2e.waiting import eventually
 from tests.unit.cli.test_api import serving
-from tests.unit.platform.libvirt_world import NODE, domain_xml
+from tests.unit.platform.libvirt.libvirt_world import NODE, domain_xml
 
 pytestmark = pytest.mark.system
 FLEET = (

@@ -275,7 +275,7 @@ def missing(path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "kind", "message"),
     [
-        (damaged, StoreUnusable, "damaged"),
+        (damaged, StoreUnusable, "corrupt"),
         (foreign, StoreUnusable, "another program's database"),
         (empty, StoreUnusable, "the file is empty; expected a Forewarn store"),
         (missing, Invalid, "cannot be read"),

@@ -151,7 +151,7 @@ def test_a_damaged_old_file_is_left_alone(path: Path) -> None:
         file.write(b"\xa5" * 2 * 4096)
     before = path.read_bytes()
 
-    with pytest.raises(StoreUnusable, match="damaged; expected a whole database"):
+    with pytest.raises(StoreUnusable, match="the database file is corrupt"):
         on_file(path, load)
     assert path.read_bytes() == before
 

@@ -16,7 +16,7 @@ from forewarn.platform.base import ImpactResult
 from forewarn.platform.libvirt.connection import LibvirtHosts
 from forewarn.platform.libvirt.marker import is_marked, mark, suspend
 from tests.builders import SECOND, guid
-from tests.unit.platform.libvirt_world import (
+from tests.unit.platform.libvirt.libvirt_world import (
     OFF,
     PAUSED,
     RUNNING,

@@ -12,7 +12,7 @@ from forewarn.platform.libvirt.connection import LibvirtHosts, open_connection
 from forewarn.platform.libvirt.discovery import discover
 from forewarn.platform.libvirt.fleet_import import parse
 from tests.builders import guid
-from tests.unit.platform.libvirt_world import URIS, Guest, Host, LibvirtWorld, domain_xml
+from tests.unit.platform.libvirt.libvirt_world import URIS, Guest, Host, LibvirtWorld, domain_xml
 
 pytestmark = pytest.mark.system
 

@@ -14,7 +14,14 @@ from forewarn.errors import ImpactFailed
 from forewarn.platform.base import ImpactResult
 from forewarn.platform.libvirt.marker import is_marked, mark
 from tests.builders import guid
-from tests.unit.platform.libvirt_world import OFF, RUNNING, Host, LibvirtWorld, order, refusal
+from tests.unit.platform.libvirt.libvirt_world import (
+    OFF,
+    RUNNING,
+    Host,
+    LibvirtWorld,
+    order,
+    refusal,
+)
 
 pytestmark = pytest.mark.system
 
