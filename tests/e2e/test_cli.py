@@ -178,7 +178,7 @@ def test_folder_of_fleet_files_works_like_a_file(tmp_path: Path) -> None:
         (
             ("fleet", "apply", "/nonexistent.yaml"),
             1,
-            "cannot read '/nonexistent.yaml': No such file or directory",
+            "cannot read the fleet file /nonexistent.yaml: No such file or directory",
         ),
         (("vm", "restart"), 2, "Missing argument 'VM'; try 'forewarn vm restart --help'"),
         (

@@ -7,10 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from forewarn.cli.api import connect
-from forewarn.cli.exit_codes import Exit, Usage
-from forewarn.cli.options import Json
-from forewarn.cli.output import show_json
+from forewarn.cli.api import ControlClient, api_command, connect
+from forewarn.cli.exit_codes import Exit
 from forewarn.cli.resource import Cause, Description, Duration, Type, resource
 
 Id = Annotated[str, typer.Argument(metavar="CAMPAIGN")]
@@ -27,7 +25,6 @@ PauseOnFailure = Annotated[
     bool | None,
     typer.Option("--pause-on-failure/--no-pause-on-failure", help="Pause when an impact fails."),
 ]
-Removed = Annotated[str | None, typer.Option(hidden=True)]
 Plan = Annotated[bool, typer.Option("--plan", help="Only print the waves; nothing is started.")]
 COLUMNS = ("id", "name", "type", "state", "hosts", "started_at", "estimated_end")
 WATCH_INTERVAL_SECONDS = 1.0
@@ -39,9 +36,16 @@ app = resource(
 )
 
 
-@app.command()
+def show_campaign_or_plan(response: Mapping[str, Any]) -> None:
+    if response.get("plan"):
+        print_plan(response["plan"])
+    else:
+        print_campaign(response["campaign"])
+
+
+@api_command(app, show_campaign_or_plan)
 def start(
-    context: typer.Context,
+    client: ControlClient,
     *,
     event_type: Type,
     hosts: Hosts,
@@ -49,22 +53,12 @@ def start(
     max_hosts: MaxHosts = None,
     max_unavailable: MaxUnavailable = None,
     pause_on_failure: PauseOnFailure = None,
-    health_command: Removed = None,
-    health_seconds_max: Removed = None,
     cause: Cause = None,
     duration_seconds: Duration = None,
     description: Description = None,
     plan: Plan = False,
-    as_json: Json = False,
-) -> None:
+) -> Any:
     """Maintain all matching hosts, a few at a time, within the budget of every scope."""
-    removed = {"health-command": health_command, "health-seconds-max": health_seconds_max}
-    for option, value in removed.items():
-        if value is not None:
-            raise Usage(
-                f"--{option} is now an option of the server:"
-                f" `forewarn serve --campaign-{option} ...`"
-            )
     is_number = max_unavailable is not None and max_unavailable.isdecimal()
     body = {
         "type": event_type,
@@ -78,31 +72,25 @@ def start(
         "description": description,
         "plan": plan or None,
     }
-    response = connect(context).post("campaigns", body=body)
-    if as_json:
-        show_json(response)
-    elif plan:
-        print_plan(response["plan"])
-    else:
-        print_campaign(response["campaign"])
+    return client.post("campaigns", body=body)
 
 
-@app.command()
-def pause(context: typer.Context, campaign: Id, *, as_json: Json = False) -> None:
+@api_command(app, show_campaign_or_plan)
+def pause(client: ControlClient, campaign: Id) -> Any:
     """Start no more hosts. Announced hosts continue."""
-    _act(context, campaign, "pause", as_json=as_json)
+    return client.post("campaigns", campaign, "pause")
 
 
-@app.command()
-def resume(context: typer.Context, campaign: Id, *, as_json: Json = False) -> None:
+@api_command(app, show_campaign_or_plan)
+def resume(client: ControlClient, campaign: Id) -> Any:
     """Continue with the next hosts, also after a failure."""
-    _act(context, campaign, "resume", as_json=as_json)
+    return client.post("campaigns", campaign, "resume")
 
 
-@app.command()
-def cancel(context: typer.Context, campaign: Id, *, as_json: Json = False) -> None:
+@api_command(app, show_campaign_or_plan)
+def cancel(client: ControlClient, campaign: Id) -> Any:
     """Start no more hosts, and cancel Scheduled events. Started ones end by themselves."""
-    _act(context, campaign, "cancel", as_json=as_json)
+    return client.post("campaigns", campaign, "cancel")
 
 
 @app.command()
@@ -172,14 +160,6 @@ def describe_wait(campaign: Mapping[str, Any]) -> str:
 
 def describe_time(words: str, time: str | None) -> str:
     return f"{words}{time[:19]}Z" if time else ""
-
-
-def _act(context: typer.Context, campaign: str, verb: str, *, as_json: bool) -> None:
-    response = connect(context).post("campaigns", campaign, verb)
-    if as_json:
-        show_json(response)
-    else:
-        print_campaign(response["campaign"])
 
 
 def show_progress(updates: Iterator[Mapping[str, Any]]) -> Mapping[str, Any]:

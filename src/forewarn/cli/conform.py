@@ -4,7 +4,6 @@ Runs on a bare `pip install forewarn`: argparse, and no import of typer.
 """
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from forewarn.cli.exit_codes import Exit, Usage
+from forewarn.cli.files import write_file
 from forewarn.cli.output import show_json, show_list
 from forewarn.conformance import report
 from forewarn.conformance.check import Check, Failed
@@ -61,7 +61,7 @@ def run_conform(
     )
     results = list(_run(session, checks))
     if options.junit is not None:
-        _write(options.junit, report.as_junit(options.url, results, is_strict=options.strict))
+        write_file(options.junit, report.as_junit(options.url, results, is_strict=options.strict))
     if options.json:
         show_json(report.as_json(options.url, results))
     else:
@@ -132,10 +132,3 @@ def _start(session: Session, checks: list[Check]) -> None:
 def _show_progress(text: str) -> None:
     if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
-
-
-def _write(file: Path, content: bytes) -> None:
-    try:
-        file.write_bytes(content)
-    except OSError as error:
-        raise Error(f"cannot write {os.fspath(file)}: {error.strerror or error}") from error

@@ -1,6 +1,5 @@
 """`forewarn fleet`: the fleet as a file."""
 
-import sys
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -10,6 +9,7 @@ import typer
 
 from forewarn.cli.api import ControlClient, api_command, connect
 from forewarn.cli.exit_codes import needs_extra
+from forewarn.cli.files import read_file
 from forewarn.cli.options import Json, read_config, with_options
 from forewarn.cli.output import show_json, show_list
 from forewarn.config import Config
@@ -72,7 +72,7 @@ def export(context: typer.Context) -> None:
 @api_command(app, show_difference)
 def apply(client: ControlClient, file: FleetFile, *, dry_run: DryRun = False) -> Any:
     """Change the fleet to what the file describes."""
-    body = _merge(file) if Path(file).is_dir() else _read(file)
+    body = _merge(file) if Path(file).is_dir() else read_file(file, "fleet file", FILE_BYTES_MAX)
     return client.put("fleet", body=body, query=_dry_run_query(is_dry=dry_run))
 
 
@@ -108,7 +108,11 @@ def check(file: FleetFile) -> None:
         from forewarn.fleetfile.files import read_sources
         from forewarn.fleetfile.parser import FleetText, parse_all
     is_folder = Path(file).is_dir()
-    fleet = parse_all(read_sources(Path(file)) if is_folder else [FleetText(file, _read(file))])
+    fleet = parse_all(
+        read_sources(Path(file))
+        if is_folder
+        else [FleetText(file, read_file(file, "fleet file", FILE_BYTES_MAX))]
+    )
     vms = sum(len(scope.vms) for scope in fleet.scopes)
     print(f"{file}: OK, {len(fleet.scopes)} scopes with {vms} VMs")
 
@@ -152,14 +156,3 @@ def _merge(folder: str) -> bytes:
             file=folder,
         )
     return body
-
-
-def _read(file: str) -> bytes:
-    try:
-        if file == "-":
-            return sys.stdin.buffer.read(FILE_BYTES_MAX + 1)
-        with Path(file).open("rb") as stream:
-            return stream.read(FILE_BYTES_MAX + 1)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise Invalid(f"cannot read {file!r}: {reason}", file=file) from error

@@ -1,7 +1,6 @@
 """`forewarn lab`: scenarios, and the service with a clock and faults that you control."""
 
 import json
-import logging
 import os
 import re
 import sys
@@ -11,24 +10,22 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from forewarn.cli import scenario
 from forewarn.cli.api import ControlClient, api_command
-from forewarn.cli.exit_codes import Exit, Usage, needs_extra
-from forewarn.cli.options import DEMO, Json
-from forewarn.cli.output import show_json, show_list, show_one
+from forewarn.cli.exit_codes import Usage, needs_extra
+from forewarn.cli.files import read_file
+from forewarn.cli.fleet import FILE_BYTES_MAX
+from forewarn.cli.options import DEMO
+from forewarn.cli.output import show_list, show_one
 from forewarn.cli.serve import run_until_stopped
 from forewarn.config import Address
 from forewarn.duration import EXPECTED, parse_duration
-from forewarn.errors import Error, Invalid, NotFound
+from forewarn.errors import Invalid
 
-if TYPE_CHECKING:
-    from forewarn.lab.scenario.runner import RunResult
-    from forewarn.lab.scenario.schema import Scenario
-
-SCENARIO_BYTES_MAX = 4 * 1024 * 1024
 FAULT_COLUMNS = ("id", "fault", "vms", "begins_at", "ends_at", "requests_left")
 VMS_SHOWN_MAX = 20
 
@@ -42,6 +39,8 @@ clock = typer.Typer(
 fault = typer.Typer(help="Faults of the endpoint: list, add, remove, clear.", no_args_is_help=True)
 app.add_typer(clock, name="clock")
 app.add_typer(fault, name="fault")
+for command in (scenario.run, scenario.scenarios, scenario.schema):
+    app.command()(command)
 
 
 class ClockKind(StrEnum):
@@ -50,22 +49,6 @@ class ClockKind(StrEnum):
 
 
 # fmt: off
-Scenarios = Annotated[str, typer.Argument(metavar="FILE|NAME",
-    help="A scenario file, or the name of one that comes with Forewarn.")]
-Command = Annotated[list[str] | None, typer.Argument(metavar="[-- COMMAND...]", show_default=False,
-    help="The software under test; {endpoint} in it becomes the endpoint of its VM.")]
-RunRate = Annotated[float | None, typer.Option(min=0.001, max=100_000,
-    help="Use the real clock, with every time divided by this.")]
-Real = Annotated[bool, typer.Option("--real", help="Use the real clock: the same as --rate 1.")]
-RunSeed = Annotated[int | None, typer.Option(min=0,
-    help="The seed of ids and random choices, instead of the file's.")]
-As = Annotated[list[str] | None, typer.Option("--as",
-    help="A VM that the command, or other software, plays; may be repeated.")]
-TranscriptFile = Annotated[Path | None, typer.Option(
-    help="Write everything that happened to this file, as JSON lines.")]
-JunitFile = Annotated[Path | None, typer.Option(help="Write the results to this file, for CI.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print every request too.")]
 Fleet = Annotated[Path | None, typer.Option(help="The fleet file; default: the demo's fleet.")]
 Kind = Annotated[ClockKind, typer.Option("--clock", help="A clock that you move, or the real one.")]
 Rate = Annotated[float, typer.Option(min=0.001, max=1_000_000,
@@ -97,86 +80,6 @@ FaultVms = Annotated[list[str] | None, typer.Option("--vm",
 
 
 @app.command()
-def run(
-    which: Scenarios,
-    command: Command = None,
-    *,
-    rate: RunRate = None,
-    is_real: Real = False,
-    seed: RunSeed = None,
-    vms: As = None,
-    transcript: TranscriptFile = None,
-    junit: JunitFile = None,
-    is_quiet: Quiet = False,
-    is_verbose: Verbose = False,
-) -> int:
-    """Run a scenario: exit code 0 if it passed, 1 if it failed, 2 if the file is wrong."""
-    if is_real and rate is not None:
-        raise Usage(f"--real means --rate 1, but --rate is {rate:g}; expected one of the two")
-    with needs_extra("lab run"):
-        from forewarn.lab.scenario.report import Console, Verbosity, render_junit
-        from forewarn.lab.scenario.runner import RunOptions
-        from forewarn.lab.scenario.runner import run as run_scenario
-
-    scenario = _load_scenario(which)
-    for option, path in (("--transcript", transcript), ("--junit", junit)):
-        if path is not None:
-            _check_writable(option, path)
-    options = RunOptions(
-        seed=seed,
-        rate=1.0 if is_real else rate,
-        external=tuple(vms or ()),
-        command=tuple(command or ()),
-    )
-    verbosity = Verbosity.VERBOSE if is_verbose else Verbosity.NORMAL
-    console = Console(typer.echo, Verbosity.QUIET if is_quiet else verbosity)
-    # The console prints what happens, so the log is not needed.
-    logging.getLogger("forewarn").addHandler(logging.NullHandler())
-    results: list[RunResult] = []
-
-    async def work() -> None:
-        try:
-            results.append(await run_scenario(scenario, options, console))
-        except (Invalid, NotFound) as error:
-            raise Usage(error.message) from error
-
-    run_until_stopped(work)
-    if not results:
-        return Exit.INTERRUPTED
-    result, name = results[0], scenario.file.name
-    console.print_verdicts(name, result.verdicts)
-    if transcript is not None:
-        _write(transcript, result.transcript.dump())
-    if junit is not None:
-        _write(junit, render_junit(name, result.verdicts, result.transcript))
-    return Exit.DONE if result.is_passed else Exit.REFUSED
-
-
-@app.command()
-def scenarios(*, as_json: Json = False) -> None:
-    """List the scenarios that come with Forewarn. `forewarn lab run NAME` runs one."""
-    with needs_extra("lab scenarios"):
-        from forewarn.lab.scenario.schema import list_library, load_from_library
-
-    files = [load_from_library(name).file for name in list_library()]
-    rows = [{"name": file.name, "lasts": file.until, "about": file.about} for file in files]
-    response = {"scenarios": rows, "total": len(rows)}
-    if as_json:
-        show_json(response)
-    else:
-        show_list(response, "scenarios", ("name", "lasts", "about"))
-
-
-@app.command()
-def schema() -> None:
-    """Print the JSON Schema of a scenario file."""
-    with needs_extra("lab schema"):
-        from forewarn.lab.scenario.schema import SCHEMA
-
-    show_json(SCHEMA)
-
-
-@app.command()
 def serve(
     *,
     fleet: Fleet = None,
@@ -197,11 +100,10 @@ def serve(
 
         from forewarn.fleetfile.parser import parse
         from forewarn.lab.service import Setup, open_lab
-        from forewarn.server import read_file
 
     path = fleet or Path(DEMO["fleet"])
     setup = Setup(
-        fleet=parse(read_file(path, "fleet file"), str(path)),
+        fleet=parse(read_file(path, "fleet file", FILE_BYTES_MAX), str(path)),
         is_virtual=clock_kind is ClockKind.VIRTUAL,
         is_running=is_running,
         start=_parse_time(start),
@@ -315,45 +217,6 @@ def remove_fault(
 def clear_faults(client: ControlClient) -> Any:
     """Remove all faults."""
     return client.delete("faults")
-
-
-def _load_scenario(which: str) -> "Scenario":
-    """The file if it exists, else the scenario of the library with that name."""
-    from forewarn.lab.scenario.schema import load_from_library, parse_scenario
-
-    path = Path(which)
-    try:
-        if not path.exists() and path.suffix == "":
-            return load_from_library(which)
-        with path.open("rb") as file:
-            text = file.read(SCENARIO_BYTES_MAX + 1)
-        if len(text) > SCENARIO_BYTES_MAX:
-            raise Usage(f"{which}: expected at most {SCENARIO_BYTES_MAX} bytes")
-        return parse_scenario(text, which)
-    except Error as error:
-        raise Usage(error.message) from error
-    except OSError as error:
-        raise Usage(f"cannot read the scenario {which}: {error.strerror or error}") from error
-
-
-def _check_writable(option: str, path: Path) -> None:
-    """Fail before the run rather than after it. Existing content stays."""
-    if path.is_fifo():  # its reader would see the end of the file
-        return
-    is_new = not path.exists()
-    try:
-        path.open("ab").close()
-        if is_new:
-            path.unlink()
-    except OSError as error:
-        raise Usage(f"{option}: cannot write {path}: {error.strerror or error}") from error
-
-
-def _write(path: Path, body: bytes) -> None:
-    try:
-        path.write_bytes(body)
-    except OSError as error:
-        raise Error(f"cannot write {path}: {error.strerror or error}", file=str(path)) from error
 
 
 def _format_welcome(urls: dict[str, Any], *, is_paused: bool) -> str:

@@ -1,10 +1,8 @@
-"""Exit codes and removed options of `forewarn campaign`."""
+"""Exit codes of `forewarn campaign`."""
 
 import pytest
-from typer.testing import CliRunner
 
-from forewarn.cli.campaign import app, is_all_done
-from forewarn.cli.exit_codes import Usage
+from forewarn.cli.campaign import is_all_done
 
 
 @pytest.mark.parametrize(
@@ -22,17 +20,3 @@ def test_watch_succeeds_only_if_every_host_is_done(
 ) -> None:
     """A script relies on the exit code: a skipped host still has its old kernel."""
     assert is_all_done({"state": state, "hosts": hosts}) is expected
-
-
-@pytest.mark.parametrize("option", ["--health-command", "--health-seconds-max"])
-def test_removed_health_option_names_its_replacement(option: str) -> None:
-    """A script of version 0.1 must not continue without its health check."""
-    result = CliRunner().invoke(
-        app, ["start", "--type", "Reboot", "--hosts", "rack-*", option, "1"]
-    )
-
-    assert isinstance(result.exception, Usage)
-    assert result.exception.message == (
-        f"{option} is now an option of the server:"
-        f" `forewarn serve --campaign-{option.removeprefix('--')} ...`"
-    )

@@ -1,0 +1,128 @@
+"""`forewarn lab run`, `lab scenarios` and `lab schema`: run software against a scenario."""
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from forewarn.cli.exit_codes import Exit, Usage, needs_extra
+from forewarn.cli.files import check_writable, read_file, write_file
+from forewarn.cli.options import Json
+from forewarn.cli.output import show_json, show_list
+from forewarn.cli.serve import run_until_stopped
+from forewarn.errors import Error, Invalid, NotFound
+
+if TYPE_CHECKING:
+    from forewarn.lab.scenario.runner import RunResult
+    from forewarn.lab.scenario.schema import Scenario
+
+SCENARIO_BYTES_MAX = 4 * 1024 * 1024
+
+# fmt: off
+Scenarios = Annotated[str, typer.Argument(metavar="FILE|NAME",
+    help="A scenario file, or the name of one that comes with Forewarn.")]
+Command = Annotated[list[str] | None, typer.Argument(metavar="[-- COMMAND...]", show_default=False,
+    help="The software under test; {endpoint} in it becomes the endpoint of its VM.")]
+RunRate = Annotated[float | None, typer.Option(min=0.001, max=100_000,
+    help="Use the real clock, with every time divided by this.")]
+Real = Annotated[bool, typer.Option("--real", help="Use the real clock: the same as --rate 1.")]
+RunSeed = Annotated[int | None, typer.Option(min=0,
+    help="The seed of ids and random choices, instead of the file's.")]
+As = Annotated[list[str] | None, typer.Option("--as",
+    help="A VM that the command, or other software, plays; may be repeated.")]
+TranscriptFile = Annotated[Path | None, typer.Option(
+    help="Write everything that happened to this file, as JSON lines.")]
+JunitFile = Annotated[Path | None, typer.Option(help="Write the results to this file, for CI.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print every request too.")]
+# fmt: on
+
+
+def run(
+    which: Scenarios,
+    command: Command = None,
+    *,
+    rate: RunRate = None,
+    is_real: Real = False,
+    seed: RunSeed = None,
+    vms: As = None,
+    transcript: TranscriptFile = None,
+    junit: JunitFile = None,
+    is_quiet: Quiet = False,
+    is_verbose: Verbose = False,
+) -> int:
+    """Run a scenario: exit code 0 if it passed, 1 if it failed, 2 if the file is wrong."""
+    if is_real and rate is not None:
+        raise Usage(f"--real means --rate 1, but --rate is {rate:g}; expected one of the two")
+    with needs_extra("lab run"):
+        from forewarn.lab.scenario.report import Console, Verbosity, render_junit
+        from forewarn.lab.scenario.runner import RunOptions
+        from forewarn.lab.scenario.runner import run as run_scenario
+
+    scenario = _load_scenario(which)
+    for option, path in (("--transcript", transcript), ("--junit", junit)):
+        if path is not None:
+            check_writable(option, path)
+    options = RunOptions(
+        seed=seed,
+        rate=1.0 if is_real else rate,
+        external=tuple(vms or ()),
+        command=tuple(command or ()),
+    )
+    verbosity = Verbosity.VERBOSE if is_verbose else Verbosity.NORMAL
+    console = Console(typer.echo, Verbosity.QUIET if is_quiet else verbosity)
+    # The console prints what happens, so the log is not needed.
+    logging.getLogger("forewarn").addHandler(logging.NullHandler())
+    results: list[RunResult] = []
+
+    async def work() -> None:
+        try:
+            results.append(await run_scenario(scenario, options, console))
+        except (Invalid, NotFound) as error:
+            raise Usage(error.message) from error
+
+    run_until_stopped(work)
+    if not results:
+        return Exit.INTERRUPTED
+    result, name = results[0], scenario.file.name
+    console.print_verdicts(name, result.verdicts)
+    if transcript is not None:
+        write_file(transcript, result.transcript.dump())
+    if junit is not None:
+        write_file(junit, render_junit(name, result.verdicts, result.transcript))
+    return Exit.DONE if result.is_passed else Exit.REFUSED
+
+
+def scenarios(*, as_json: Json = False) -> None:
+    """List the scenarios that come with Forewarn. `forewarn lab run NAME` runs one."""
+    with needs_extra("lab scenarios"):
+        from forewarn.lab.scenario.schema import list_library, load_from_library
+
+    files = [load_from_library(name).file for name in list_library()]
+    rows = [{"name": file.name, "lasts": file.until, "about": file.about} for file in files]
+    response = {"scenarios": rows, "total": len(rows)}
+    if as_json:
+        show_json(response)
+    else:
+        show_list(response, "scenarios", ("name", "lasts", "about"))
+
+
+def schema() -> None:
+    """Print the JSON Schema of a scenario file."""
+    with needs_extra("lab schema"):
+        from forewarn.lab.scenario.schema import SCHEMA
+
+    show_json(SCHEMA)
+
+
+def _load_scenario(which: str) -> "Scenario":
+    """The file if it exists, else the scenario of the library with that name."""
+    from forewarn.lab.scenario.schema import load_from_library, parse_scenario
+
+    try:
+        if not Path(which).exists() and Path(which).suffix == "":
+            return load_from_library(which)
+        return parse_scenario(read_file(which, "scenario", SCENARIO_BYTES_MAX), which)
+    except Error as error:
+        raise Usage(error.message) from error
