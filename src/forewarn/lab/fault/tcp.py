@@ -78,6 +78,6 @@ class FilteredConnection(MetadataConnection):
 
     def _abandon_request(self) -> None:
         """Make the server accept that this request ends without a response."""
-        if self.running is not None:
-            self.running.disconnected = True
-            self.running.message_event.set()
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()

@@ -7,26 +7,22 @@ sends is logged: it could fill the log.
 
 import asyncio
 import math
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from enum import Enum, auto
 from functools import partial
 from typing import Any, cast
 
-from httptools import HttpParserError, HttpParserUpgrade
-from uvicorn._types import ASGI3Application
-from uvicorn.protocols.http.httptools_impl import (
-    STATUS_LINE,
-    HttpToolsProtocol,
-    RequestResponseCycle,
-)
+from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrade
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from forewarn.engine.log_throttle import ThrottledLog
-from forewarn.errors import Error
+from forewarn.errors import Error, Invalid
 from forewarn.web.http.admission import Admission, Limits, TimedConnection
-from forewarn.web.http.flow import Flow
-from forewarn.web.http.head import body_too_large, check_head, head_too_large, translate
+from forewarn.web.http.head import body_too_large, check_head, head_too_large
 from forewarn.web.http.message import (
+    BLANK_LINE,
     CLOSE,
     CONTENT_TYPE,
     Header,
@@ -43,9 +39,7 @@ from forewarn.web.http_status import (
 )
 
 TICK_SECONDS = 1.0
-SLICE_BYTES = 1024
-"""Input is parsed in slices: the shortest poll has 72 bytes, so a slice holds at most 15."""
-TURN_BYTES = 16 * SLICE_BYTES
+TURN_BYTES = 16 * 1024
 """Parsed before other connections get their turn, if no request ends within it."""
 UNPARSED_BYTES_MAX = 1 << 20
 HEADER_LINES_MAX = 100
@@ -72,7 +66,7 @@ class ConnectionPolicy(Admission):
         self.body_of = body_of
         self.too_many = b""
         self.idle_at = self.stall_at = math.inf
-        self._turns: deque[Connection] = deque()
+        self._turns: OrderedDict[Connection, None] = OrderedDict()
 
     def connector(self, **arguments: Any) -> Callable[[], asyncio.Protocol]:
         """A factory of connections; `arguments` are those of uvicorn's protocol."""
@@ -94,12 +88,12 @@ class ConnectionPolicy(Admission):
 
     def queue_turn(self, connection: "Connection") -> None:
         """Continue parsing this connection after the others in the queue."""
-        self._turns.append(connection)
-        if len(self._turns) == 1:
+        if not self._turns:
             asyncio.get_running_loop().call_soon(self._give_turn)
+        self._turns[connection] = None
 
     def _give_turn(self) -> None:
-        connection = self._turns.popleft()
+        connection, _ = self._turns.popitem(last=False)
         if self._turns:
             asyncio.get_running_loop().call_soon(self._give_turn)
         connection.parse_turn()
@@ -111,142 +105,182 @@ class ConnectionPolicy(Admission):
         return STATUS_LINE[status_of(error)] + encode_headers(headers) + b"\r\n" + body
 
 
+class ConnectionState(Enum):
+    IDLE = auto()
+    HEAD = auto()
+    BODY = auto()
+    RESPONDING = auto()
+    REJECTED = auto()
+
+
 class Connection(HttpToolsProtocol):
     """Uvicorn's connection, with limits.
 
-    A request is received while earlier ones are processed (pipelining), so the state has two parts:
+        state         what happens                               deadline
+        IDLE          between two requests                       idle_at: closed
+        HEAD          a head is arriving                         stall_at: 408
+        BODY          a body is arriving; the application may    that of its head: 408
+                      be reading it, and may have responded
+        RESPONDING    the request has arrived                    none: the application takes the
+                                                                 time it needs
+        REJECTED      the end; input is thrown away              stall_at: aborted
 
-        receiving     is_receiving  has_head   deadline, if nothing is processed or unsent
-        NOTHING       no            -          idle_at: closed
-        HEAD          yes           no         stall_at: 408
-        BODY          yes           yes        stall_at: 408
+        IDLE -> HEAD          on_message_begin
+        HEAD -> BODY          on_headers_complete
+        BODY -> RESPONDING    on_message_complete; -> IDLE if the response is complete already
+        RESPONDING -> IDLE    on_response_complete
+        any -> REJECTED       reject
 
-        NOTHING -> HEAD      on_message_begin
-        HEAD -> BODY         on_headers_complete: the request has a cycle, and may be processed
-        BODY -> NOTHING      on_message_complete
+    A client that does not read its responses (`flow.write_paused`) has until stall_at in every
+    state, and longer only if it has read some.
 
-        sending       how it shows             deadline
-        NOTHING       is_responding is False   that of receiving
-        PROCESSING    is_responding is True    none: the application takes the time it needs
-        STALLED       flow.write_paused        stall_at: aborted, unless the client has read some
-        REJECTED      is_rejected              stall_at: aborted
-
-        NOTHING -> PROCESSING    on_headers_complete
-        PROCESSING -> NOTHING    on_response_complete
-        any -> STALLED           pause_writing; back with resume_writing
-        any -> REJECTED          reject: the end; input is read and thrown away
-
-    `is_idle` is NOTHING in both. `unparsed`, from `parsed_to` on, is input that waits: for an
-    earlier response, or in the policy's queue (`is_queued`). Meanwhile nothing is read.
+    Input is parsed in pieces in which at most one request ends, at the end of the piece. What
+    follows a request stays in `unparsed` until its response is complete, and until its turn comes
+    in the policy's queue. Meanwhile nothing is read.
     """
-
-    flow: Flow
 
     def __init__(self, policy: ConnectionPolicy, **arguments: Any) -> None:
         super().__init__(**arguments)
         self.policy = policy
         self.address = ""
+        self.state = ConnectionState.IDLE
         self.due_at = policy.idle_at
-        self.is_idle = True
-        self.is_receiving = self.has_head = self.is_rejected = False
-        self.received_size = self.head_size = self.body_size = self.unsent_size = 0
-        self.unparsed, self.parsed_to = b"", 0
-        self.is_queued = self.has_request_ended = False
-        self.running: RequestResponseCycle | None = None
+        self.unparsed = bytearray()
+        self.unsent_size = 0
+        self.part_size = 0
+        """Bytes of the head, or of the body with its chunk sizes and trailers, so far."""
+        self.body_size = self.body_length = 0
+        """Of the body, without them: so far, and as in Content-Length."""
+        self.has_ended = False
+        """The client sends no more."""
 
     @property
     def is_responding(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
     @property
+    def is_idle(self) -> bool:
+        is_waiting = self.unparsed or self.flow.write_paused
+        return self.state is ConnectionState.IDLE and not is_waiting
+
+    @property
     def is_evictable(self) -> bool:
-        return self.is_idle and not self.unparsed and not self.transport.get_write_buffer_size()
+        return self.is_idle and not self.transport.get_write_buffer_size()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.flow = Flow(transport)
         self.address = plain_address(self.client[0]) if self.client else ""
         if not self.policy.admit(self):
-            self.is_idle, self.is_rejected = False, True
+            self.enter(ConnectionState.REJECTED)
             transport.write(self.policy.too_many)
             transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.policy.release(self)
-        # Uvicorn informs the newest request only, and that one may not be running yet.
-        if self.running is not None:
-            self.running.disconnected = not self.running.response_complete
-            self.running.message_event.set()
         super().connection_lost(exc)
 
+    def enter(self, state: ConnectionState) -> None:
+        """See the table above."""
+        self.state = state
+        if state is ConnectionState.IDLE:
+            self.due_at = self.policy.idle_at
+        elif state is ConnectionState.RESPONDING:
+            self.due_at = math.inf
+        else:
+            self.due_at = self.policy.stall_at
+        if self.flow.write_paused:
+            self.due_at = self.policy.stall_at
+
     def data_received(self, data: bytes) -> None:
-        if self.is_rejected:
+        if self.state is ConnectionState.REJECTED:
             return
-        if self.parsed_to >= len(self.unparsed):
-            self.unparsed, self.parsed_to = data, 0
-            self.parse_turn()
-            return
-        self.unparsed, self.parsed_to = self.unparsed[self.parsed_to :] + data, 0
+        is_waiting = bool(self.unparsed)
+        self.unparsed += data
         if len(self.unparsed) > UNPARSED_BYTES_MAX:
             self.transport.abort()
+        elif is_waiting:
+            self.flow.pause_reading()  # the application has resumed it, to wait for a disconnect
+        else:
+            self.parse_turn()
 
     def parse_turn(self) -> None:
         """Parse until a request has ended, or TURN_BYTES; what is left waits for the next turn."""
-        self.is_queued = self.has_request_ended = False
-        end = self.parsed_to + TURN_BYTES
-        while self.parsed_to < len(self.unparsed) and not self.transport.is_closing():
-            if self.pipeline or self.flow.write_paused:
-                return self.flow.hold()  # until `resume_parsing`
-            if self.has_request_ended or self.parsed_to >= end:
-                self.flow.hold()
-                self.is_queued = True
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
+        left = TURN_BYTES
+        while self.unparsed and not self.transport.is_closing():
+            if self.state is ConnectionState.RESPONDING or self.flow.write_paused:
+                return self.flow.pause_reading()  # until `_continue`
+            if left <= 0:
+                self.flow.pause_reading()
                 return self.policy.queue_turn(self)
-            self._parse(self.unparsed[self.parsed_to : self.parsed_to + SLICE_BYTES])
-        self.unparsed, self.parsed_to = b"", 0
-        return None if self.transport.is_closing() else self.flow.release()
+            left -= self._parse_piece()
+            if self.state is ConnectionState.IDLE:
+                left = 0
+        return self._continue()
 
-    def _parse(self, piece: bytes) -> None:
-        self.parsed_to += len(piece)
+    def _continue(self) -> None:
+        """Parse what waited, or close if the client sends no more and has all its responses."""
+        if self.unparsed:
+            self.policy.queue_turn(self)
+        elif self.has_ended and self.state is not ConnectionState.RESPONDING:
+            self.transport.close()
+
+    def _parse_piece(self) -> int:
+        piece = self._next_piece()
+        del self.unparsed[: len(piece)]
+        self.part_size += len(piece)
         try:
-            self.parser.feed_data(piece)
-        except HttpParserUpgrade as upgrade:
-            # Java's client offers HTTP/2 like this; we continue in HTTP/1.1.
-            self.parsed_to += upgrade.args[0] - len(piece)
-        except HttpParserError as error:
-            return self.reject(self._translate(error))
-        if self.is_receiving:
-            self.received_size += len(piece)
             self._check_size()
-        return None
+            self.parser.feed_data(piece)
+        except HttpParserUpgrade:
+            pass  # Java's client offers HTTP/2 like this; we continue in HTTP/1.1
+        except HttpParserError as error:
+            self.reject(self._explain(error))
+        except Error as error:
+            self.reject(error)
+        return len(piece)
 
-    def _translate(self, error: HttpParserError) -> Error:
-        """A bug is logged, but not as often as a client sends the bytes that trigger it."""
-        try:
-            return translate(error)
-        except Exception as bug:
-            self.policy.throttled_log.warn("request failed", error=bug, address=self.address)
-            return BUG
+    def _next_piece(self) -> bytes:
+        """A request ends after its Content-Length, or with a blank line and nowhere else.
+
+        A blank line that was cut in two is continued by a piece of line ends only.
+        """
+        piece = bytes(self.unparsed[:TURN_BYTES])
+        if self.state is ConnectionState.BODY and self.body_length:
+            return piece[: self.body_length - self.body_size]
+        if piece[0] in b"\r\n":
+            return piece[: len(piece) - len(piece.lstrip(b"\r\n"))]
+        lines, blank_line, _ = piece.partition(BLANK_LINE)
+        return lines + blank_line
 
     def _check_size(self) -> None:
-        """The limits of a head or body that has not ended.
+        limits = self.policy.limits
+        if self.state is not ConnectionState.BODY:
+            if self.part_size > limits.head_bytes_max:
+                raise head_too_large(limits)
+        elif self.part_size > FRAMING_FACTOR_MAX * limits.body_bytes_max:
+            raise body_too_large(limits)
 
-        A slice may reach beyond the request, so these are looser than those of `check_head`.
+    def _explain(self, error: HttpParserError) -> Error:
+        """What a callback raised, or that it is not HTTP.
+
+        A bug is logged, but not as often as a client sends the bytes that trigger it.
         """
-        limits, size = self.policy.limits, self.received_size - SLICE_BYTES
-        if not self.has_head and size > limits.head_bytes_max:
-            self.reject(head_too_large(limits))
-        elif self.has_head and size > FRAMING_FACTOR_MAX * limits.body_bytes_max:
-            self.reject(body_too_large(limits))
+        cause = error.__context__ if isinstance(error, HttpParserCallbackError) else error
+        if isinstance(cause, Error):
+            return cause
+        if cause is None or isinstance(cause, HttpParserError):
+            return Invalid(f"Bad request. This is not HTTP: {cause or error}")
+        self.policy.throttled_log.warn("request failed", error=cause, address=self.address)
+        return BUG
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.is_idle, self.is_receiving, self.has_head = False, True, False
-        self.received_size = self.body_size = 0
-        if not self.is_responding:
-            self.due_at = self.policy.stall_at
+        self.enter(ConnectionState.HEAD)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self.has_head:
+        if self.state is ConnectionState.BODY:
             return  # a trailer: the request was checked, and perhaps processed, without it
         if len(self.headers) >= HEADER_LINES_MAX:
             raise HeadTooLarge(
@@ -257,122 +291,86 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         version = self.parser.get_http_version()
-        self.head_size = check_head(self.url, self.headers, version, self.policy.limits)
+        self.body_length = check_head(self.url, self.headers, version, self.policy.limits)
         self.start_request()
-        self.has_head = True
-        self.received_size = 0
+        self.state = ConnectionState.BODY
+        self.part_size = self.body_size = 0
 
     def start_request(self) -> None:
-        """The head has arrived: pass the request to the application, after the earlier ones."""
+        """The head has arrived: pass the request to the application."""
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         self.body_size += len(body)
         if self.body_size > self.policy.limits.body_bytes_max:
             raise body_too_large(self.policy.limits)
-        super().on_body(body)
+        if self.is_responding:
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
-        super().on_message_complete()
-        self.end_request()
-
-    def end_request(self) -> None:
-        """The last byte of a request has been parsed."""
-        self.is_receiving, self.has_request_ended = False, True
-        self.update_deadline()
-
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        self.running = cycle
-        super()._start_asgi_task(cycle, app)
+        self.part_size = 0
+        if self.is_responding:
+            super().on_message_complete()
+            self.enter(ConnectionState.RESPONDING)
+        else:
+            self.enter(ConnectionState.IDLE)
 
     def on_response_complete(self) -> None:
-        self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
-        if self.pipeline:
-            self._start_asgi_task(*self.pipeline.pop())
-        self.update_deadline()
-        self.resume_parsing()
+        self.flow.resume_reading()  # of a body that the application did not read
+        if self.state is ConnectionState.RESPONDING:
+            self.enter(ConnectionState.IDLE)
+            self._continue()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """The client sends no more: whether to keep the connection for its response.
+        """The client sends no more: whether to keep the connection for its responses.
 
         Not after half a request, and not for a stream: that has no end, so the client is gone.
         """
-        running = self.running
-        if running is not None and running.chunked_encoding and not running.response_complete:
-            return False
-        if self.is_receiving or not self.is_responding or not self.transport.can_write_eof():
-            return False
-        self.cycle.keep_alive = False
-        return True
+        is_stream = self.is_responding and self.cycle.chunked_encoding
+        is_pending = self.unparsed or self.state is ConnectionState.RESPONDING
+        self.has_ended = bool(is_pending) and not is_stream and self.transport.can_write_eof()
+        return self.has_ended
 
     def pause_writing(self) -> None:
         """The client does not read its responses: parse no more, and wait for a limited time."""
         super().pause_writing()
-        self.is_idle = False
         self.unsent_size = self.transport.get_write_buffer_size()
-        self.due_at = self.policy.stall_at
+        self.enter(self.state)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self.update_deadline()
-        self.resume_parsing()
-
-    def update_deadline(self) -> None:
-        """After a change of the state: see the table above."""
-        if self.is_rejected or self.flow.write_paused:
-            return
-        self.is_idle = not self.is_receiving and not self.is_responding
-        if self.is_idle:
-            self.due_at = self.policy.idle_at
-        else:
-            self.due_at = self.policy.stall_at if self.is_receiving else math.inf
-        if not self.pipeline and not self.transport.is_closing():
-            self.flow.resume_reading()
-
-    def resume_parsing(self) -> None:
-        """Parse input that waited: perhaps the body that the application waits for."""
-        if self.unparsed and not self.is_queued:
-            self.parse_turn()
+        self.enter(self.state)
+        self._continue()
 
     def time_out(self) -> None:
         unsent_size = self.transport.get_write_buffer_size()
         if 0 < unsent_size < self.unsent_size:  # the client reads slowly: extend the deadline
             self.unsent_size, self.due_at = unsent_size, self.policy.stall_at
-        elif unsent_size or self.is_rejected or self.transport.is_closing():
+        elif unsent_size or self.state is ConnectionState.REJECTED or self.transport.is_closing():
             self.transport.abort()
         elif self.unparsed:  # the client has sent it; we have not parsed it yet
             self.due_at = self.policy.stall_at
-        elif self.is_receiving:
+        elif self.state is ConnectionState.IDLE:
+            self.transport.close()
+        else:
             seconds = self.policy.limits.stall_seconds
             self.reject(TooSlow(f"Request timeout. It took longer than {seconds:g} s to arrive"))
-        else:
-            self.transport.close()
 
     def abort(self) -> None:
         self.transport.abort()
 
     def reject(self, error: Error) -> None:
-        """Send the error and close, after the responses to earlier requests."""
-        has_cycle = self.is_receiving and self.has_head
-        self.is_idle, self.is_rejected = False, True
-        self.unparsed, self.parsed_to = b"", 0
-        if not self.transport.is_closing():
-            # Keep reading: a client that is still sending does not read the error.
-            self.flow.resume_reading()
-            self.flow.release()
-        self.due_at = self.policy.stall_at
-        if self.is_responding and not has_cycle:
-            self.due_at = math.inf
-            self.cycle.keep_alive = False  # the last earlier response closes the connection
-            return
-        if has_cycle:
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
-        if self.pipeline:
-            return  # `time_out` closes
-        if not (has_cycle and self.cycle.response_started):
+        """Send the error, unless a response has begun, and close."""
+        cycle = self.cycle if self.state is ConnectionState.BODY else None
+        self.enter(ConnectionState.REJECTED)
+        self.unparsed.clear()
+        self.flow.resume_reading()  # a client that is still sending does not read the error
+        if cycle is not None:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        if cycle is None or not cycle.response_started:
             self.transport.write(self.policy.response(error, self.server_state.default_headers))
         if self.transport.can_write_eof():
             # Not closed: a reset could destroy the response while the client is still sending.

@@ -1,11 +1,11 @@
-"""Checks of a request's head, and the errors of requests that are not valid HTTP.
+"""Checks of a request's head that the parser does not make.
 
 The messages are part of the metadata protocol and never change (docs/protocol.md).
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
-from httptools import HttpParserCallbackError, HttpParserError, parse_url
+from httptools import parse_url
 
 from forewarn.errors import Error, Invalid
 from forewarn.web.http.admission import Limits
@@ -15,21 +15,14 @@ from forewarn.web.http_status import BodyTooLarge, HeadTooLarge, WrongHttpVersio
 LENGTH_DIGITS_MAX = 20
 
 
-def check_head(url: bytes, headers: Iterable[Header], version: str, limits: Limits) -> int:
-    """The size of the head in bytes; raises an Error if it is not acceptable."""
-    size, hosts, length = len(url), 0, b""
-    for name, value in headers:
-        size += len(name) + len(value) + 4
-        if name == b"host":
-            hosts += 1
-        elif name == b"content-length":
-            length = value
+def check_head(url: bytes, headers: Sequence[Header], version: str, limits: Limits) -> int:
+    """The Content-Length, or 0; raises an Error if the head is not acceptable."""
+    names = [name for name, _ in headers]
+    hosts, length = names.count(b"host"), dict(headers).get(b"content-length", b"0")
     if version not in ("1.0", "1.1"):
         raise WrongHttpVersion(
             f"HTTP version not supported. HTTP/{version} came; expected HTTP/1.1"
         )
-    if size > limits.head_bytes_max:
-        raise head_too_large(limits)
     if hosts > 1 or (not hosts and version == "1.1"):
         raise Invalid(f"Bad request. Expected one Host header, got {hosts}")
     if not url.startswith(b"/") and parse_url(url).path is None:
@@ -39,19 +32,9 @@ def check_head(url: bytes, headers: Iterable[Header], version: str, limits: Limi
             f"Bad request. Expected at most {LENGTH_DIGITS_MAX} digits as Content-Length,"
             f" got {len(length)}"
         )
-    if length and int(length) > limits.body_bytes_max:
+    if int(length) > limits.body_bytes_max:
         raise body_too_large(limits)
-    return size
-
-
-def translate(error: HttpParserError) -> Error:
-    """The Error behind a parser's error. A bug that a callback raised is raised again."""
-    cause = error.__context__ if isinstance(error, HttpParserCallbackError) else error
-    if isinstance(cause, Error):
-        return cause
-    if cause is None or isinstance(cause, HttpParserError):
-        return Invalid(f"Bad request. This is not HTTP: {cause or error}")
-    raise cause
+    return int(length)
 
 
 def head_too_large(limits: Limits) -> Error:

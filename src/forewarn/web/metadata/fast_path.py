@@ -271,12 +271,12 @@ class MetadataConnection(Connection):
 
     def data_received(self, data: bytes) -> None:
         self.poll = None
-        was_idle = self.is_idle and not self.unparsed
+        was_idle = self.is_idle
         poll = self.polls.parsed.get(data)
         if was_idle and poll is not None and self._respond(poll):
             return
         super().data_received(data)
-        if was_idle and self.is_idle and not self.unparsed and self.poll is not None:
+        if was_idle and self.is_idle and self.poll is not None:
             self.polls.remember(data, self.poll)
 
     def _respond(self, poll: ParsedPoll) -> bool:
@@ -292,10 +292,8 @@ class MetadataConnection(Connection):
     def start_request(self) -> None:
         self.poll = None
         is_kept, version = self.parser.should_keep_alive(), self.parser.get_http_version()
-        is_free = not self.is_responding and not self.flow.write_paused
-        is_small = self.head_size <= REQUEST_BYTES_MAX
         is_get = self.parser.get_method() == b"GET"
-        if is_free and is_small and is_get and (version == "1.1" or not is_kept):
+        if is_get and (version == "1.1" or not is_kept):
             poll = self.polls.parse(self.url, self.headers, is_last=not is_kept)
             if poll is not None and self._respond(poll):
                 self.poll = poll
@@ -305,12 +303,6 @@ class MetadataConnection(Connection):
             self.cycle.keep_alive = True
             keep_alive = (b"connection", b"keep-alive")
             self.cycle.default_headers = [*self.cycle.default_headers, keep_alive]
-
-    def on_message_complete(self) -> None:
-        if self.poll is None:
-            super().on_message_complete()
-        else:
-            self.end_request()
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """A client of a long poll that closes its side is gone."""
