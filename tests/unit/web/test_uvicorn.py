@@ -10,7 +10,6 @@ from pathlib import Path
 
 import httptools
 import pytest
-import uvicorn
 from uvicorn.protocols.http import httptools_impl
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -34,7 +33,7 @@ PARSING = [
     "on_body",
     "on_message_complete",
 ]
-ANSWERING = ["on_response_complete", "_start_asgi_task"]
+ANSWERING = ["on_response_complete"]
 
 
 class Recorder:
@@ -88,10 +87,7 @@ def test_protocol_takes_the_arguments_we_pass() -> None:
     [
         (
             HttpToolsProtocol,
-            (
-                "parser transport flow client pipeline cycle headers url expect_100_continue "
-                "server_state scope"
-            ),
+            ("parser transport flow client cycle headers url server_state scope"),
         ),
         (
             RequestResponseCycle,
@@ -100,26 +96,14 @@ def test_protocol_takes_the_arguments_we_pass() -> None:
                 " message_event default_headers body"
             ),
         ),
-        (FlowControl, "_transport read_paused write_paused"),
-        (ServerState, "connections tasks total_requests default_headers"),
-        (uvicorn.Server, "should_exit force_exit server_state config servers started"),
+        (FlowControl, "write_paused"),
+        (ServerState, "connections tasks default_headers"),
     ],
 )
 def test_uvicorn_objects_have_the_attributes_we_use(holder: type, names: str) -> None:
     """Setting an attribute that is no longer read would fail silently."""
     source = inspect.getsource(holder)
     assert [name for name in names.split() if f"self.{name}" not in source] == []
-
-
-def test_server_has_the_steps_we_replace() -> None:
-    """We replace `startup`, `main_loop` and `shutdown`, and leave out the signal handlers by
-    calling `_serve`.
-    """
-    steps = inspect.getsource(uvicorn.Server._serve)
-    assert "await self.startup(sockets=sockets)" in steps
-    assert "await self.main_loop()" in steps
-    assert "await self.shutdown(sockets=sockets)" in steps
-    assert "signal" not in steps
 
 
 def test_uvicorn_writes_headers_as_the_fast_path_does() -> None:

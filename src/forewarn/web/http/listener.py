@@ -1,10 +1,11 @@
-"""One listening socket: uvicorn's server in our own event loop, without signal handlers."""
+"""One listening socket, whose connections pass requests to an application."""
 
 import asyncio
 import errno
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from email.utils import formatdate
 from typing import Any, cast
 
 import uvicorn
@@ -25,7 +26,6 @@ STOP_SECONDS_MAX = 1.5
 ABORT_SECONDS_MAX = 1.0
 """Together below 3 seconds: a restart must not wait for a client that does not read."""
 ACCEPT_ITERATIONS = 3
-CLOSE_ITERATIONS_MAX = 100
 DRAIN_SECONDS_MIN, DRAIN_SECONDS_MAX = 0.001, 0.1
 """Pause between checks whether all connections have closed; it doubles each time."""
 BIND_ERRORS: dict[int | None, tuple[type[Error], str]] = {
@@ -41,7 +41,7 @@ Application = Callable[..., Any]
 class Listener:
     """An application on an address. `address` has the real port after `start`.
 
-    With a certificate, only TLS is accepted.
+    With a certificate, only TLS is accepted. `state` has uvicorn's connections and tasks.
     """
 
     def __init__(
@@ -51,103 +51,30 @@ class Listener:
         policy: ConnectionPolicy,
         *,
         server_name: str,
-        on_stop: Callable[[], None] | None = None,
+        on_stop: Callable[[], None] = lambda: None,
         stop_seconds_max: float = STOP_SECONDS_MAX,
         certificate: Certificate | None = None,
     ) -> None:
         self.address = address
+        self.state = ServerState()
+        self._application = application
+        self._policy = policy
+        self._server_name = server_name.encode()
         self._on_stop = on_stop
         self._stop_seconds_max = stop_seconds_max
-        self._server = _Server(_config(application, server_name), policy, certificate)
-        self._task: asyncio.Task[None] | None = None
-
-    @property
-    def state(self) -> ServerState:
-        """Uvicorn's connections and tasks."""
-        return self._server.server_state
+        self._certificate = certificate
+        self._server: asyncio.Server | None = None
+        self._is_stopping = asyncio.Event()
+        self._ticking: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Listen; Invalid or Unavailable if the address cannot be bound.
-
-        Returns when connections are accepted.
-        """
+        """Accept connections; Invalid or Unavailable if the address cannot be bound."""
         listening = _bind(self.address)
         self.address = Address(*listening.getsockname()[:2])
-        self._task = asyncio.create_task(self._server.run_in_loop(listening))
-        is_ready = asyncio.create_task(self._server.is_ready.wait())
-        await asyncio.wait({self._task, is_ready}, return_when=asyncio.FIRST_COMPLETED)
-        is_ready.cancel()
-        if self._task.done():
-            self._task.result()
-
-    async def stop(self) -> None:
-        """Accept no more connections, finish requests in flight, and close.
-
-        What takes too long is aborted.
-        """
-        task, self._task = self._task, None
-        if task is None:
-            return
-        if self._on_stop:
-            self._on_stop()
-        self._server.is_stopping.set()
-        done, _ = await asyncio.wait({task}, timeout=self._stop_seconds_max)
-        if not done:
-            await self._abort(task)
-        await task
-
-    async def disconnect(self) -> None:
-        """Release the address and abort every connection. `stop` must still be called."""
-        await self._server.release_address()
-        self._abort_connections()
-
-    async def wait(self) -> None:
-        """Wait until it is stopped; raises what broke it."""
-        if self._task is not None:
-            await asyncio.shield(self._task)
-
-    def _abort_connections(self) -> None:
-        for connection in list(cast("set[TimedConnection]", self.state.connections)):
-            connection.abort()
-
-    async def _abort(self, task: asyncio.Task[None]) -> None:
-        self._abort_connections()
-        await asyncio.wait({task}, timeout=ABORT_SECONDS_MAX)
-        self._server.force_exit = True
-        for running in list(self.state.tasks):
-            running.cancel()
-
-
-class _Server(uvicorn.Server):
-    """Uvicorn's server with our connections, and with events for start and stop."""
-
-    def __init__(
-        self, config: uvicorn.Config, policy: ConnectionPolicy, certificate: Certificate | None
-    ) -> None:
-        super().__init__(config)
-        self.is_ready = asyncio.Event()
-        self.is_stopping = asyncio.Event()
-        self._policy = policy
-        self._certificate = certificate
-        self._listening: socket.socket | None = None
-
-    async def run_in_loop(self, listening: socket.socket) -> None:
-        """`serve` without its signal handlers."""
-        self._listening = listening
-        follow = asyncio.create_task(self._certificate.follow()) if self._certificate else None
-        try:
-            await self._serve([listening])
-        finally:
-            if follow:
-                follow.cancel()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Uvicorn's, without a lifespan, and with connections made by the policy."""
-        await self._tick()  # the first response needs a Date header
+        self._tick()  # the first response needs a Date header
         connector = self._policy.connector(
-            config=self.config, server_state=self.server_state, app_state={}
+            config=_config(self._application), server_state=self.state, app_state={}
         )
-        loop = asyncio.get_running_loop()
         tls: dict[str, Any] = {}
         if self._certificate:
             tls = {
@@ -155,77 +82,80 @@ class _Server(uvicorn.Server):
                 "ssl_handshake_timeout": HANDSHAKE_SECONDS_MAX,
                 "ssl_shutdown_timeout": SHUTDOWN_SECONDS_MAX,
             }
-        self.servers = [
-            await loop.create_server(connector, sock=listening, backlog=BACKLOG, **tls)
-            for listening in sockets or ()
-        ]
-        self.started = True
-        self.is_ready.set()
+        self._server = await asyncio.get_running_loop().create_server(
+            connector, sock=listening, backlog=BACKLOG, **tls
+        )
+        self._ticking = asyncio.create_task(self._run())
 
-    async def release_address(self) -> None:
-        """Close the listening socket. Returns when its address is free."""
-        listening = self._listening
-        if listening is None or listening.fileno() == -1:
+    async def wait(self) -> None:
+        """Wait until it is stopped; raises what broke it."""
+        if self._ticking is not None:
+            await asyncio.shield(self._ticking)
+
+    async def stop(self) -> None:
+        """Accept no more connections, finish requests in flight, and close.
+
+        What takes too long is aborted.
+        """
+        server, self._server = self._server, None
+        if server is None:
             return
-        asyncio.get_running_loop().remove_reader(listening)
-        # asyncio loses a connection that is being accepted while its server closes.
-        for _ in range(ACCEPT_ITERATIONS):
-            await asyncio.sleep(0)
-        for server in self.servers:
-            server.close()
-        listening.close()
-        for _ in range(CLOSE_ITERATIONS_MAX):
-            if listening.fileno() == -1:
-                break
-            await asyncio.sleep(0)
-
-    async def main_loop(self) -> None:
-        while not self.is_stopping.is_set():
-            await self._tick()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self.is_stopping.wait(), TICK_SECONDS)
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Uvicorn's, without its fixed pause of 100 ms."""
-        for server in self.servers:
-            server.close()
-        for listening in sockets or ():
-            listening.close()
+        self._on_stop()
+        self._is_stopping.set()
+        server.close()
         # Connections that were accepted already get their responses.
         for _ in range(ACCEPT_ITERATIONS):
             await asyncio.sleep(0)
-        pause = DRAIN_SECONDS_MIN
-        while self._drain() and not self.force_exit:
+        if not await self._drain(self._stop_seconds_max):
+            for connection in list(cast("set[TimedConnection]", self.state.connections)):
+                connection.abort()
+            await self._drain(ABORT_SECONDS_MAX)
+            for task in list(self.state.tasks):
+                task.cancel()
+        await server.wait_closed()
+        await self.wait()
+
+    async def _drain(self, seconds_max: float) -> bool:
+        """Let every connection close after its current response; whether all have, in time."""
+        loop = asyncio.get_running_loop()
+        deadline, pause = loop.time() + seconds_max, DRAIN_SECONDS_MIN
+        while self.state.connections or self.state.tasks:
+            for connection in list(self.state.connections):
+                connection.shutdown()
+            if loop.time() > deadline:
+                return False
             await asyncio.sleep(pause)
             pause = min(2 * pause, DRAIN_SECONDS_MAX)
-        for server in self.servers:
-            await server.wait_closed()
+        return True
 
-    def _drain(self) -> bool:
-        """Let every connection close after its current response; whether any is left."""
-        for connection in list(self.server_state.connections):
-            connection.shutdown()
-        return bool(self.server_state.connections or self.server_state.tasks)
+    async def _run(self) -> None:
+        follow = asyncio.create_task(self._certificate.follow()) if self._certificate else None
+        try:
+            while not self._is_stopping.is_set():
+                self._tick()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._is_stopping.wait(), TICK_SECONDS)
+        finally:
+            if follow:
+                follow.cancel()
 
-    async def _tick(self) -> None:
-        await self.on_tick(0)
-        self._policy.tick(self.server_state, asyncio.get_running_loop().time())
+    def _tick(self) -> None:
+        date = formatdate(usegmt=True).encode()
+        self.state.default_headers = [(b"date", date), (b"server", self._server_name)]
+        self._policy.tick(self.state, asyncio.get_running_loop().time())
 
 
-def _config(application: Application, server_name: str) -> uvicorn.Config:
+def _config(application: Application) -> uvicorn.Config:
     return uvicorn.Config(
         application,
         http="httptools",
         ws="none",
         lifespan="off",
         interface="asgi3",
-        loop="none",
         log_config=None,
         log_level="warning",
         access_log=False,
         proxy_headers=False,  # would trust a client about its own address
-        server_header=False,
-        headers=[("server", server_name)],
     )
 
 
