@@ -18,10 +18,6 @@ UNKNOWN_SECONDS = -1
 UNKNOWN_INCARNATION = 0
 """For a document without an incarnation: no endpoint serves a 0 (protocol 2.6)."""
 
-_MEMBERS = frozenset(
-    ("EventId", "EventStatus", "EventType", "ResourceType", "Resources", "NotBefore")
-)
-_MEMBERS |= {"Description", "EventSource", "DurationInSeconds"}
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
 
 
@@ -97,20 +93,16 @@ def read_document(body: bytes, *, etag: str = "", content_type: str = "") -> Doc
     except InvalidResponse as error:
         raise InvalidDocument(error.message) from error
     if not _is_shallow(value):
+        raise InvalidDocument(f"the document is nested deeper than {DEPTH_MAX}")
+    if not isinstance(value, dict) or not isinstance(entries := value.get("Events"), list):
+        raise InvalidDocument(f"the response is {brief(value)}; expected a list of Events")
+    if len(entries) > EVENTS_MAX:
         raise InvalidDocument(
-            f"the document is nested deeper than {DEPTH_MAX}; expected a list of Events"
-        )
-    if not isinstance(value, dict) or not isinstance(value.get("Events"), list):
-        raise InvalidDocument(
-            f"the response is {brief(value)}; expected a document with a list of Events"
-        )
-    if len(value["Events"]) > EVENTS_MAX:
-        raise InvalidDocument(
-            f"the document has {len(value['Events'])} events; expected at most {EVENTS_MAX}"
+            f"the document has {len(entries)} events; expected at most {EVENTS_MAX}"
         )
     try:
         incarnation = _integer(value, "DocumentIncarnation", UNKNOWN_INCARNATION)
-        events = tuple(_event(entry) for entry in value["Events"])
+        events = tuple(_event(entry) for entry in entries)
     except ValueError as error:
         raise InvalidDocument(f"the document is not valid: {error}") from error
     return Document(incarnation, events, etag)
@@ -126,79 +118,62 @@ def read_json(body: bytes, content_type: str = "") -> object:
         ) from error
 
 
-def _is_shallow(value: object) -> bool:
+def _is_shallow(value: object, depth: int = DEPTH_MAX) -> bool:
     """Whether recursive functions can copy, compare and serialise it."""
-    level = [value]
-    for _ in range(DEPTH_MAX):
-        level = [child for parent in level for child in _children(parent)]
-        if not level:
-            return True
-    return False
-
-
-def _children(value: object) -> Iterable[object]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
+    children: Iterable[object] = ()
+    if isinstance(value, dict | list):
+        children = value.values() if isinstance(value, dict) else value
+    return depth > 0 and all(_is_shallow(child, depth - 1) for child in children)
 
 
 def _event(entry: object) -> Event:
     if not isinstance(entry, dict):
         raise ValueError(f"an event is {brief(entry)}; expected an object")
+    members = dict(entry)
     return Event(
-        id=_required(entry, "EventId"),
-        type=_required(entry, "EventType"),
-        status=_required(entry, "EventStatus"),
-        source=_text(entry, "EventSource", ""),
-        resources=_resources(entry),
-        resource_type=_text(entry, "ResourceType", "VirtualMachine"),
-        not_before=_not_before(entry),
-        duration_seconds=_integer(entry, "DurationInSeconds", UNKNOWN_SECONDS),
-        description=_text(entry, "Description", ""),
-        extra={name: value for name, value in entry.items() if name not in _MEMBERS},
+        id=_text(members, "EventId"),
+        type=_text(members, "EventType"),
+        status=_text(members, "EventStatus"),
+        source=_text(members, "EventSource", ""),
+        resources=_resources(members),
+        resource_type=_text(members, "ResourceType", "VirtualMachine"),
+        not_before=_not_before(members),
+        duration_seconds=_integer(members, "DurationInSeconds", UNKNOWN_SECONDS),
+        description=_text(members, "Description", ""),
+        extra=members,  # each of the above has removed its own
     )
 
 
-def _required(entry: Mapping[str, object], name: str) -> str:
-    value = _text(entry, name, "")
-    if not value:
-        raise ValueError(f"{name} is {brief(entry.get(name))}; expected text")
-    return value
-
-
-def _text(entry: Mapping[str, object], name: str, default: str) -> str:
-    value = entry.get(name)
-    if value is None:
+def _text(members: dict[str, object], name: str, default: str | None = None) -> str:
+    """Without a default it is required."""
+    value = members.pop(name, None)
+    if value is None and default is not None:
         return default
-    if not isinstance(value, str):
+    if not isinstance(value, str) or not (value or default is not None):
         raise ValueError(f"{name} is {brief(value)}; expected text")
     return value
 
 
-def _integer(entry: Mapping[str, object], name: str, default: int) -> int:
-    value = entry.get(name)
+def _integer(members: dict[str, object], name: str, default: int) -> int:
+    value = members.pop(name, None)
     if value is None:
         return default
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    if isinstance(value, str) and _INTEGER.fullmatch(value):
+    if type(value) is int or (isinstance(value, str) and _INTEGER.fullmatch(value)):
         return int(value)
     raise ValueError(f"{name} is {brief(value)}; expected a whole number")
 
 
-def _resources(entry: Mapping[str, object]) -> tuple[str, ...]:
-    value = entry.get("Resources")
+def _resources(members: dict[str, object]) -> tuple[str, ...]:
+    value = members.pop("Resources", None)
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         raise ValueError(f"Resources is {brief(value)}; expected a list of names")
     return tuple(value)
 
 
-def _not_before(entry: Mapping[str, object]) -> datetime | None:
-    value = _text(entry, "NotBefore", "").strip()
-    if not value:
-        return None
+def _not_before(members: dict[str, object]) -> datetime | None:
+    value = _text(members, "NotBefore", "").strip()
     try:
-        return parse_date(value)
+        return parse_date(value) if value else None
     except ValueError as error:
         raise ValueError(f"NotBefore is {brief(value)}; expected a date") from error
 
