@@ -23,7 +23,8 @@ BODY_BYTES_MAX = 1024 * 1024
 INTERIM_MAX = 5
 BODILESS = (204, 304)
 
-_URL = re.compile(r"http://[!-~]+", re.IGNORECASE)
+_URL = re.compile(r"http://((?![?@#])[!-~])+", re.IGNORECASE)
+"""ASCII without spaces, a login, a query or a fragment."""
 _STATUS_LINE = re.compile(rb"HTTP/1\.([0-9]) ([1-9][0-9]{2})( .*)?")
 _LENGTH = re.compile(r"[0-9]{1,18}")
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(;.*)?")
@@ -55,13 +56,7 @@ class Endpoint:
             host, port = (split.hostname or "").encode("idna").decode(), split.port or 80
         except ValueError:
             host = ""
-        if (
-            not host
-            or not _URL.fullmatch(url)
-            or "@" in split.netloc
-            or split.query
-            or split.fragment
-        ):
+        if not host or not _URL.fullmatch(url):
             raise Invalid(
                 f"endpoint is {brief(url)}; expected a URL like http://169.254.169.254",
                 endpoint=url,
@@ -74,13 +69,14 @@ class Endpoint:
 
 
 def encode(
-    endpoint: Endpoint, method: str, path: str, headers: Mapping[str, str], body: bytes = b""
+    method: str, target: str, headers: Mapping[str, str], body: bytes = b"", *, http: str = "1.1"
 ) -> bytes:
-    lines = [f"{method} {endpoint.prefix}{path} HTTP/1.1", f"Host: {endpoint}"]
+    """A request as it is given. A body gets a Content-Length, unless a header says how it ends."""
+    lines = [f"{method} {target} HTTP/{http}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
-    if body:
+    if body and not {"content-length", "transfer-encoding"} & {name.lower() for name in headers}:
         lines.append(f"Content-Length: {len(body)}")
-    return "\r\n".join([*lines, "", ""]).encode("ascii") + body
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,8 +84,9 @@ class Api:
     def __init__(self, endpoint: str, *, api_version: str, instance_version: str) -> None:
         self.endpoint = Endpoint.parse(endpoint)
         self.approved: dict[str, None] = {}
-        self._events = f"/metadata/scheduledevents?api-version={quote(api_version, safe='')}"
-        self._instance = f"/metadata/instance?api-version={quote(instance_version, safe='')}"
+        self._headers = {"Host": str(self.endpoint)} | _HEADERS
+        self._events = self._target("scheduledevents", api_version)
+        self._instance = self._target("instance", instance_version)
 
     def document(self) -> ApiRequest[Document]:
         return ApiRequest(self._get(self._events), partial(_read_document, None))
@@ -107,15 +108,18 @@ class Api:
             )
         requests = [{"EventId": event_id} for event_id in event_ids]
         body = json.dumps({"StartRequests": requests}).encode()
-        headers = _HEADERS | {"Content-Type": "application/json"}
-        data = encode(self.endpoint, "POST", self._events, headers, body)
+        headers = self._headers | {"Content-Type": "application/json"}
+        data = encode("POST", self._events, headers, body)
         return ApiRequest(data, partial(self._read_approval, event_ids), is_repeatable=False)
 
     def instance(self) -> ApiRequest[dict[str, Any]]:
         return ApiRequest(self._get(self._instance), _read_instance)
 
-    def _get(self, path: str, **headers: str) -> bytes:
-        return encode(self.endpoint, "GET", path, _HEADERS | headers)
+    def _target(self, name: str, version: str) -> str:
+        return f"{self.endpoint.prefix}/metadata/{name}?api-version={quote(version, safe='')}"
+
+    def _get(self, target: str, **headers: str) -> bytes:
+        return encode("GET", target, self._headers | headers)
 
     def _read_approval(self, event_ids: Sequence[str], response: Response) -> None:
         if not 200 <= response.status < 300:

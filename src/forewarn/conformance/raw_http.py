@@ -75,17 +75,6 @@ def _reject_constant(name: str) -> None:
     raise ValueError(name)
 
 
-def encode(
-    method: str, target: str, headers: Mapping[str, str], body: bytes = b"", *, http: str = "1.1"
-) -> bytes:
-    """Unlike the client's: any target, any headers, any version."""
-    lines = [f"{method} {target} HTTP/{http}"]
-    lines += [f"{name}: {value}" for name, value in headers.items()]
-    if body and not {"content-length", "transfer-encoding"} & {name.lower() for name in headers}:
-        lines.append(f"Content-Length: {len(body)}")
-    return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
-
-
 class RawConnection:
     """One connection, on which requests may be pipelined."""
 

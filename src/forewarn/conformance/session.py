@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any, Protocol
 from urllib.parse import quote
 
-from forewarn.client.http1 import Endpoint
+from forewarn.client.http1 import Endpoint, encode
 from forewarn.conformance.check import NEEDS, Check, Failed, Need, NotRun, expect
 from forewarn.conformance.raw_http import (
     TIMEOUT_SECONDS,
@@ -23,7 +23,6 @@ from forewarn.conformance.raw_http import (
     RawConnection,
     RawResponse,
     SessionClock,
-    encode,
     expect_document,
     expect_status,
 )

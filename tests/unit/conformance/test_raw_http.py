@@ -3,7 +3,7 @@
 import pytest
 
 from forewarn.conformance.check import Failed
-from forewarn.conformance.raw_http import RawConnection, RawResponse, encode
+from forewarn.conformance.raw_http import RawConnection, RawResponse
 from tests.unit.conformance.scripted import CLOCK, serving
 
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -65,11 +65,3 @@ def test_pipelined_responses_are_read_one_by_one() -> None:
 def test_non_http_response_fails_with_what_was_received(response: bytes) -> None:
     with pytest.raises(Failed, match=r"^expected .*; got "):
         read(response)
-
-
-def test_request_is_encoded_as_given() -> None:
-    """Checks send headers and versions that the client would not."""
-    post = b"POST /x HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\n{}"
-
-    assert encode("POST", "/x", {"Host": "h"}, b"{}") == post
-    assert encode("GET", "/x", {}, http="1.0") == b"GET /x HTTP/1.0\r\n\r\n"
