@@ -20,12 +20,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from forewarn.agent.agent import Agent
 from forewarn.agent.journal import Journal
 from forewarn.agent.settings import AgentSettings
 from forewarn.client import Client, Document, EndpointError
+from forewarn.client.client import Stop
 from tests.e2e.agent_process import AgentProcess, agent_of, eventually
 from tests.e2e.service import running
 
@@ -177,12 +178,26 @@ class Hurried(Client):
     polls = 0
     on_poll: Callable[[int], None] = staticmethod(lambda polls: None)
 
-    def documents(self, **options: object) -> Iterator[Document | EndpointError]:
-        def no_rest(seconds: float) -> None:
-            self.polls += 1
-            self.on_poll(self.polls)
+    def documents(
+        self, *, stop: Stop | None = None, **options: Any
+    ) -> Iterator[Document | EndpointError]:
+        assert stop is not None
+        return super().documents(stop=NoRest(stop, self._rest), **options)
 
-        return super().documents(**options | {"sleep": no_rest})  # type: ignore[arg-type]
+    def _rest(self) -> None:
+        self.polls += 1
+        self.on_poll(self.polls)
+
+
+class NoRest:
+    """A stop that calls a function instead of waiting."""
+
+    def __init__(self, stop: Stop, on_wait: Callable[[], None]) -> None:
+        self.is_set = stop.is_set
+        self._on_wait = on_wait
+
+    def wait(self, timeout: float) -> None:
+        self._on_wait()
 
 
 def poll_many(url: str, polls: int, folder: Path) -> None:

@@ -8,11 +8,10 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
 from contextlib import closing, suppress
 from enum import Enum, auto
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from forewarn.client import AsyncClient, Change, Client
 
@@ -177,41 +176,45 @@ def in_loop(
     return asyncio.run(call())
 
 
-def watch_in_thread(
-    url: str,
-    rested: Callable[[float], object],
-    *,
-    watching: dict[str, Any],
-    before: str = "",
-    **options: Any,
-) -> list[Change]:
-    """All that a watch tells, after another call if one is named.
+class Restless(threading.Event):
+    """A stop that is never set and does not wait: `pauses` is told how long it would."""
 
-    It does not sleep: `rested` is told how long it would.
-    """
+    def __init__(self, pauses: list[float]) -> None:
+        super().__init__()
+        self._pauses = pauses
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        self._pauses.append(timeout)
+        return False
+
+
+class AsyncRestless(asyncio.Event):
+    """The same for the asyncio client; which pauses its schedule asks for is not visible here."""
+
+    async def wait(self) -> Literal[True]:
+        await asyncio.sleep(0)
+        return True
+
+
+def watch_in_thread(
+    url: str, *, watching: dict[str, Any], before: str = "", **options: Any
+) -> list[Change]:
+    """All that a watch tells, after another call if one is named. It does not sleep."""
     with Client(url, **options) as client:
         if before:
             getattr(client, before)()
-        return list(client.watch(sleep=rested, **watching))
+        return list(client.watch(**{"stop": Restless([]), **watching}))
 
 
 def watch_in_loop(
-    url: str,
-    rested: Callable[[float], object],
-    *,
-    watching: dict[str, Any],
-    before: str = "",
-    **options: Any,
+    url: str, *, watching: dict[str, Any], before: str = "", **options: Any
 ) -> list[Change]:
-    async def rest(seconds: float) -> None:
-        rested(seconds)
-        await asyncio.sleep(0)
-
     async def call() -> list[Change]:
         async with AsyncClient(url, **options) as client:
             if before:
                 await getattr(client, before)()
-            return [change async for change in client.watch(sleep=rest, **watching)]
+            return [change async for change in client.watch(stop=AsyncRestless(), **watching)]
 
     return asyncio.run(call())
 

@@ -28,7 +28,9 @@ from forewarn.client import (
 )
 from tests.e2e.crooked import (
     NO_EVENTS,
+    AsyncRestless,
     Crooked,
+    Restless,
     Then,
     Turn,
     Unreachable,
@@ -273,11 +275,9 @@ def test_watch_continues_through_every_error_and_reports_each(watch: Watch) -> N
         Turn(b"nonsense\r\n"),
     ]
     errors: list[EndpointError] = []
-    pauses: list[float] = []
     with Crooked(document(1), *failures, document(2, ("E1", "Scheduled"))) as endpoint:
         changes = watch(
             endpoint.url,
-            pauses.append,
             watching={"changes_max": 1, "on_error": errors.append},
             clock=UNTIMED,
         )
@@ -288,7 +288,16 @@ def test_watch_continues_through_every_error_and_reports_each(watch: Watch) -> N
         "RedirectRefused",
     ]
     assert len(errors) == len(failures)
-    assert pauses == [1, 1, 2, 4, 8, *[10] * 8]
+
+
+def test_watch_pauses_longer_after_each_error() -> None:
+    pauses: list[float] = []
+    with Crooked(*[answer(b"", 503)] * 6, document(2, ("E1", "Scheduled"))) as endpoint:
+        watch_in_thread(
+            endpoint.url, watching={"changes_max": 1, "stop": Restless(pauses)}, clock=UNTIMED
+        )
+
+    assert pauses == [1, 2, 4, 8, 10, 10]
 
 
 def test_documents_gives_each_document_and_error() -> None:
@@ -296,11 +305,11 @@ def test_documents_gives_each_document_and_error() -> None:
     turns = (document(1), answer(b"", 503), document(2))
     pauses: list[float] = []
     with Crooked(*turns) as endpoint, Client(endpoint.url, clock=UNTIMED) as client:
-        results = list(islice(client.documents(period_seconds=5, sleep=pauses.append), 3))
+        results = list(islice(client.documents(period_seconds=5, stop=Restless(pauses)), 3))
 
     async def read(url: str) -> list[Document | EndpointError]:
         async with AsyncClient(url, clock=UNTIMED) as client:
-            documents = client.documents(sleep=lambda seconds: asyncio.sleep(0))
+            documents = client.documents(stop=AsyncRestless())
             return [await anext(documents) for _ in range(3)]
 
     with Crooked(*turns) as endpoint:
@@ -310,23 +319,25 @@ def test_documents_gives_each_document_and_error() -> None:
     assert pauses == [5, 5]
 
 
-@either_watch
-def test_watch_honours_retry_after(watch: Watch) -> None:
+def test_watch_honours_retry_after() -> None:
     pauses: list[float] = []
     with Crooked(answer(b"", 429, Retry_After="7"), document(2, ("E1", "Scheduled"))) as endpoint:
-        watch(endpoint.url, pauses.append, watching={"changes_max": 1}, clock=UNTIMED)
+        watch_in_thread(
+            endpoint.url, watching={"changes_max": 1, "stop": Restless(pauses)}, clock=UNTIMED
+        )
 
     assert pauses == [7]
 
 
-@either_watch
-def test_endpoint_without_long_polls_is_polled_once_a_second(watch: Watch) -> None:
+def test_endpoint_without_long_polls_is_polled_once_a_second() -> None:
     """As Azure: it ignores the preference and responds immediately."""
     pauses: list[float] = []
     with Crooked(
         document(1), document(1), document(1), document(2, ("E1", "Scheduled"))
     ) as endpoint:
-        watch(endpoint.url, pauses.append, watching={"changes_max": 1}, clock=UNTIMED)
+        watch_in_thread(
+            endpoint.url, watching={"changes_max": 1, "stop": Restless(pauses)}, clock=UNTIMED
+        )
         assert [
             b'If-None-Match: "1"\r\nPrefer: wait=30\r\n' in request for request in endpoint.requests
         ] == [
@@ -337,6 +348,20 @@ def test_endpoint_without_long_polls_is_polled_once_a_second(watch: Watch) -> No
         ]
 
     assert pauses == [1, 1, 1]
+
+
+def test_asyncio_watch_pauses_too() -> None:
+    """By the same schedule, for which both clients share the code."""
+
+    async def watch(url: str) -> float:
+        async with AsyncClient(url) as client:
+            began = time.monotonic()
+            async for _ in client.watch(changes_max=1):
+                pass
+            return time.monotonic() - began
+
+    with Crooked(document(1), document(2, ("E1", "Scheduled"))) as endpoint:
+        assert asyncio.run(watch(endpoint.url)) > 0.9
 
 
 @either_watch
@@ -350,9 +375,7 @@ def test_invalid_document_ends_no_event(watch: Watch) -> None:
         answer(b"", 404),
     ]
     with Crooked(scheduled, *failures, scheduled, gone) as endpoint:
-        changes = watch(
-            endpoint.url, lambda seconds: None, watching={"changes_max": 2}, clock=UNTIMED
-        )
+        changes = watch(endpoint.url, watching={"changes_max": 2}, clock=UNTIMED)
         assert len(endpoint.asked) == 7
 
     assert [change.kind for change in changes] == ["appeared", "canceled"]
@@ -369,9 +392,7 @@ def test_empty_bodies_for_some_seconds_end_no_event(watch: Watch) -> None:
         document(4),
     )
     with Crooked(*turns) as endpoint:
-        changes = watch(
-            endpoint.url, lambda seconds: None, watching={"changes_max": 3}, clock=UNTIMED
-        )
+        changes = watch(endpoint.url, watching={"changes_max": 3}, clock=UNTIMED)
         assert [b"If-None-Match" in request for request in endpoint.requests[2:12]] == [False] * 10
 
     assert [change.kind for change in changes] == ["appeared", "started", "finished"]
@@ -381,7 +402,7 @@ def test_empty_bodies_for_some_seconds_end_no_event(watch: Watch) -> None:
 def test_poll_after_an_error_is_unconditional(watch: Watch) -> None:
     """A new server may have reached the incarnation that we know, with other events."""
     with Crooked(document(2), answer(b"", 503), document(2, ("E1", "Scheduled"))) as endpoint:
-        watch(endpoint.url, lambda seconds: None, watching={"changes_max": 1}, clock=UNTIMED)
+        watch(endpoint.url, watching={"changes_max": 1}, clock=UNTIMED)
         assert [b"If-None-Match" in request for request in endpoint.requests] == [
             False,
             True,
@@ -392,8 +413,8 @@ def test_poll_after_an_error_is_unconditional(watch: Watch) -> None:
 def test_watch_ends_when_stop_is_set() -> None:
     stop = threading.Event()
     with Crooked(document(1)) as endpoint, Client(endpoint.url) as client:
-        changes = list(client.watch(stop=stop, sleep=lambda seconds: stop.set()))
-    assert changes == []
+        threading.Timer(0.1, stop.set).start()
+        assert list(client.watch(stop=stop)) == []
 
     async def same(url: str) -> list[Change]:
         ended = asyncio.Event()
@@ -585,13 +606,7 @@ def test_closing_or_cancelling_ends_a_pending_connect_of_a_task(how: str) -> Non
 def test_watch_reports_events_that_another_call_has_read(watch: Watch) -> None:
     """Both may share a client; a 304 relative to the other's document would hide them."""
     with Crooked(document(2, ("E1", "Scheduled"))) as endpoint:
-        watch(
-            endpoint.url,
-            lambda seconds: None,
-            watching={"changes_max": 1},
-            before="document",
-            clock=UNTIMED,
-        )
+        watch(endpoint.url, watching={"changes_max": 1}, before="document", clock=UNTIMED)
         assert [b"If-None-Match" in request for request in endpoint.requests] == [False, False]
 
 

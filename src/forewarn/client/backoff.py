@@ -23,10 +23,6 @@ RETRY_AFTER_SECONDS_MAX = 10.0
 WAIT_SECONDS = 30.0
 
 
-def _now() -> datetime:
-    return datetime.now(UTC)
-
-
 @dataclass(frozen=True, slots=True)
 class ClientClock:
     """The wall clock, a monotonic clock, and a random number in [0, 1).
@@ -34,7 +30,7 @@ class ClientClock:
     Everything that a client reads besides its endpoint.
     """
 
-    now: Callable[[], datetime] = _now
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
     monotonic: Callable[[], float] = time.monotonic
     chance: Callable[[], float] = random.random
 
@@ -61,10 +57,9 @@ class PollSchedule:
         self,
         api: Api,
         clock: ClientClock,
-        *,
-        wait_seconds: float = WAIT_SECONDS,
-        period_seconds: float = PERIOD_SECONDS,
-        may_wait: Callable[[], bool] = lambda: True,
+        wait_seconds: float,
+        period_seconds: float,
+        may_wait: Callable[[], bool],
     ) -> None:
         assert period_seconds >= PERIOD_SECONDS
         self._api = api
@@ -82,18 +77,19 @@ class PollSchedule:
         wait_seconds = self._wait_seconds if self._may_wait() else 0.0
         return self._api.wait(wait_seconds, self._cache.document)
 
-    def succeeded(self, document: Document) -> None:
+    def succeeded(self, document: Document) -> Document:
         self._failures = 0
-        self._cache.put(document)
         was_held = self._clock.monotonic() - self._began >= PERIOD_SECONDS
         self._next = self._began + (PERIOD_SECONDS if was_held else self._period_seconds)
+        return self._cache.put(document)
 
-    def failed(self, error: EndpointError) -> None:
+    def failed(self, error: EndpointError) -> EndpointError:
         """The pause counts from the error: a timeout is no reason to retry immediately."""
         self._failures += 1
         self._cache.clear()
         pause = pause_seconds(self._failures, error, self._clock.chance())
         self._next = self._clock.monotonic() + max(pause, self._period_seconds)
+        return error
 
     def rest_seconds(self) -> float:
         return max(0.0, self._next - self._clock.monotonic())

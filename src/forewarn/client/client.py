@@ -3,7 +3,7 @@
 Any error closes the connection, so a response is never taken for that of another request. A request
 that the server never saw, because it had closed an idle connection, is sent a second time. An
 approval always gets its own connection, so it never uses a stale connection or waits behind a long
-poll.
+poll. What does not depend on threads is in `BaseClient`, which `aio.AsyncClient` shares.
 """
 
 import errno
@@ -12,8 +12,9 @@ import selectors
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
-from typing import Any, Protocol, Self, TypeVar
+from contextlib import contextmanager, suppress
+from itertools import islice
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from forewarn.client.backoff import PERIOD_SECONDS, WAIT_SECONDS, ClientClock, PollSchedule
 from forewarn.client.errors import ConnectionFailed, EndpointError
@@ -46,14 +47,21 @@ class Stop(Protocol):
     def wait(self, timeout: float) -> object: ...
 
 
-class Client:
-    """Reads, waits and approves. All methods may be called from any thread.
+class Interruptible(Protocol):
+    """A connection. `interrupt` ends the call that uses it, `close` a connection without one."""
 
-    A call made during another thread's call uses its own connection. `close` may also be called
-    from a signal handler: it ends every call in progress and every watch, the latter at the
-    latest after its current pause. Only a DNS lookup cannot be interrupted; the resolver's
-    timeouts apply. `timeout_seconds` limits a whole response; the time of a long poll is added
-    to it.
+    def interrupt(self) -> None: ...
+    def close(self) -> None: ...
+
+
+Connection = TypeVar("Connection", bound=Interruptible)
+
+
+class BaseClient(Generic[Connection]):
+    """State of a client, and which connection a call uses. Sends nothing itself.
+
+    One idle connection is kept. A list and a set change atomically, so this needs no lock, which
+    a signal handler that calls `close` could not wait for.
     """
 
     def __init__(
@@ -70,10 +78,76 @@ class Client:
         self._timeout_seconds = timeout_seconds
         self._clock = clock
         self._closed = threading.Event()
-        self._connection = self._new_connection()
-        self._lock = threading.Lock()  # held by the call that uses `_connection`
-        self._others: set[EndpointConnection] = set()
+        self._idle: list[Connection] = []
+        self._busy: set[Connection] = set()
         self._name = ""
+
+    def _new_connection(self) -> Connection:
+        raise NotImplementedError
+
+    def _interrupt(self) -> None:
+        self._closed.set()
+        for connection in tuple(self._busy):
+            connection.interrupt()
+        while self._idle:
+            self._idle.pop().close()
+
+    @contextmanager
+    def _connection(self, request: ApiRequest[T]) -> Iterator[Connection]:
+        """The idle connection if there is one, else a new one. Its errors become ours."""
+        connection = self._new_connection()
+        if request.is_repeatable:
+            with suppress(IndexError):
+                connection = self._idle.pop()
+        self._busy.add(connection)
+        try:
+            if self._closed.is_set():
+                raise ConnectionFailed(CLOSED)
+            yield connection
+        except (EndpointError, OSError) as error:
+            self._cache.clear()
+            if isinstance(error, EndpointError):
+                raise
+            raise ConnectionFailed(self._describe(error)) from error
+        finally:
+            self._busy.discard(connection)
+            if request.is_repeatable and not (self._idle or self._closed.is_set()):
+                self._idle.append(connection)
+            else:
+                connection.close()
+
+    def _describe(self, error: OSError) -> str:
+        if self._closed.is_set():
+            return CLOSED
+        if isinstance(error, TimeoutError):
+            return f"{self._api.endpoint} did not respond in time"
+        return f"no response from {self._api.endpoint}: {error.strerror or error}"
+
+    def _limit(self, request: ApiRequest[T], timeout_seconds: float | None) -> float:
+        own = self._timeout_seconds if timeout_seconds is None else timeout_seconds
+        return own + request.wait_seconds
+
+    def _changes(
+        self,
+        result: Document | EndpointError,
+        watcher: Watcher,
+        on_error: Callable[[EndpointError], object],
+    ) -> list[Change]:
+        if isinstance(result, EndpointError):
+            on_error(result)
+            return []
+        return watcher.update(result, self._clock.now())
+
+
+class Client(BaseClient["EndpointConnection"]):
+    """Reads, waits and approves. All methods may be called from any thread.
+
+    A call made during another thread's call uses its own connection. `close` may also be called
+    from a signal handler: it ends every call in progress and every watch, the latter at the
+    latest after its current pause. Only a DNS lookup cannot be interrupted; the resolver's
+    timeouts apply. `timeout_seconds` limits a whole response; the time of a long poll is added
+    to it.
+    """
 
     def __enter__(self) -> Self:
         return self
@@ -82,13 +156,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        self._closed.set()
-        for connection in (self._connection, *self._others):
-            connection.interrupt()
-        # Otherwise the call in progress notices the interrupt and closes the connection.
-        if self._lock.acquire(blocking=False):
-            self._connection.close()
-            self._lock.release()
+        self._interrupt()
 
     def document(self) -> Document:
         """The current document."""
@@ -101,9 +169,8 @@ class Client:
         should pass their own. An endpoint that does not support waiting responds immediately,
         and so does the first call, so pause between calls in a loop.
         """
-        return self._cache.put(
-            self._send(self._api.wait(timeout_seconds, since or self._cache.document))
-        )
+        request = self._api.wait(timeout_seconds, since or self._cache.document)
+        return self._cache.put(self._send(request))
 
     def approve(self, *event_ids: str, timeout_seconds: float | None = None) -> None:
         """Allow these events to start before NotBefore. Approving again is harmless.
@@ -129,28 +196,17 @@ class Client:
         on_error: Callable[[EndpointError], object] = lambda error: None,
         wait_seconds: float = WAIT_SECONDS,
         watcher: Watcher | None = None,
-        sleep: Callable[[float], object] | None = None,
     ) -> Iterator[Change]:
         """Each change once, until `stop` is set, the client is closed, or after `changes_max`.
 
         Errors are passed to `on_error`, and the watch continues.
         """
-        watcher = watcher or Watcher(approved=self._api.approved)
-        count = 0
-        for result in self.documents(
-            stop=stop,
-            wait_seconds=wait_seconds,
-            may_wait=lambda: not watcher.is_in_doubt,
-            sleep=sleep,
-        ):
-            if isinstance(result, EndpointError):
-                on_error(result)
-                continue
-            for change in watcher.update(result, self._clock.now()):
-                yield change
-                count += 1
-                if count == changes_max:
-                    return
+        known = watcher or Watcher(approved=self._api.approved)
+        results = self.documents(
+            stop=stop, wait_seconds=wait_seconds, may_wait=lambda: not known.is_in_doubt
+        )
+        batches = (self._changes(result, known, on_error) for result in results)
+        return islice((change for changes in batches for change in changes), changes_max)
 
     def documents(
         self,
@@ -159,57 +215,33 @@ class Client:
         wait_seconds: float = WAIT_SECONDS,
         period_seconds: float = PERIOD_SECONDS,
         may_wait: Callable[[], bool] = lambda: True,
-        sleep: Callable[[float], object] | None = None,
     ) -> Iterator[Document | EndpointError]:
         """The result of each poll, a document or an error, until `stop` is set or `close`.
 
         Long polls where the endpoint supports it, otherwise polls every `period_seconds`. Errors
         are retried with back-off. `may_wait` is called before each poll: False makes it a plain
-        one. An unchanged document is the same object again. `sleep` replaces `stop.wait`.
+        one. An unchanged document is the same object again.
         """
         stop = stop or threading.Event()
-        schedule = PollSchedule(
-            self._api,
-            self._clock,
-            wait_seconds=wait_seconds,
-            period_seconds=period_seconds,
-            may_wait=may_wait,
-        )
+        schedule = PollSchedule(self._api, self._clock, wait_seconds, period_seconds, may_wait)
         while not (stop.is_set() or self._closed.is_set()):
+            result: Document | EndpointError
             try:
-                document = self._send(schedule.request())
+                result = schedule.succeeded(self._send(schedule.request()))
             except EndpointError as error:
-                if self._closed.is_set():
-                    return
-                schedule.failed(error)
-                yield error
-            else:
-                schedule.succeeded(document)
-                yield document
-            (sleep or stop.wait)(schedule.rest_seconds())
-
-    def _send(self, request: ApiRequest[T], timeout_seconds: float | None = None) -> T:
-        if timeout_seconds is None:
-            timeout_seconds = self._timeout_seconds
-        timeout_seconds += request.wait_seconds
-        try:
-            if request.is_repeatable and self._lock.acquire(blocking=False):
-                try:
-                    return request.read(self._connection.send(request.data, timeout_seconds))
-                finally:
-                    self._lock.release()
-            with closing(self._new_connection()) as connection:
-                self._others.add(connection)
-                try:
-                    return request.read(connection.send(request.data, timeout_seconds))
-                finally:
-                    self._others.discard(connection)
-        except EndpointError:
-            self._cache.clear()
-            raise
+                result = schedule.failed(error)
+            if self._closed.is_set():
+                return
+            yield result
+            stop.wait(schedule.rest_seconds())
 
     def _new_connection(self) -> "EndpointConnection":
         return EndpointConnection(self._api.endpoint, self._clock.monotonic, self._closed)
+
+    def _send(self, request: ApiRequest[T], timeout_seconds: float | None = None) -> T:
+        limit = self._limit(request, timeout_seconds)
+        with self._connection(request) as connection:
+            return request.read(connection.send(request.data, limit))
 
 
 class EndpointConnection:
@@ -231,7 +263,7 @@ class EndpointConnection:
     def send(self, data: bytes, timeout_seconds: float) -> Response:
         deadline = self._monotonic() + timeout_seconds
         if self._socket is not None:
-            with suppress(ConnectionClosed):
+            with suppress(ConnectionClosed, ConnectionError):
                 return self._exchange(data, deadline)
         return self._exchange(data, deadline)
 
@@ -250,74 +282,54 @@ class EndpointConnection:
         reader = Reader()
         response = None
         try:
-            open_socket = self._open(deadline)
+            open_socket = self._socket or self._connect(deadline)
+            open_socket.settimeout(self._seconds_left(deadline))
             open_socket.sendall(data)
             while response is None:
-                open_socket.settimeout(self._remaining_seconds(deadline))
+                open_socket.settimeout(self._seconds_left(deadline))
                 response = reader.feed(open_socket.recv(READ_BYTES))
             return response
-        except TimeoutError as error:
-            raise ConnectionFailed(f"{self._endpoint} did not respond in time") from error
-        except OSError as error:
-            was_open = self._socket is not None and not reader.has_begun
-            kind = ConnectionClosed if was_open else ConnectionFailed
-            message = f"no response from {self._endpoint}: {error.strerror or error}"
-            raise kind(message) from error
         finally:
             if response is None or response.is_last:
                 self.close()
-
-    def _open(self, deadline: float) -> socket.socket:
-        if self._socket is None and not self._closed.is_set():
-            self._socket = self._connect(deadline)
-        if self._socket is None or self._closed.is_set():
-            raise ConnectionFailed(CLOSED)
-        self._socket.settimeout(self._remaining_seconds(deadline))
-        return self._socket
 
     def _connect(self, deadline: float) -> socket.socket:
         """Connect to the first address that accepts.
 
         As `socket.create_connection`, but `close` can end it.
         """
-        addresses = socket.getaddrinfo(
+        failure = OSError("the host has no address")
+        for family, kind, protocol, _, address in socket.getaddrinfo(
             self._endpoint.host, self._endpoint.port, type=socket.SOCK_STREAM
-        )
-        for number, (family, kind, protocol, _, address) in enumerate(addresses, start=1):
+        ):
+            self._socket = new_socket = socket.socket(family, kind, protocol)
             try:
-                return self._connect_to(socket.socket(family, kind, protocol), address, deadline)
+                self._connect_to(new_socket, address, deadline)
             except TimeoutError:
                 raise
-            except OSError:
-                if number == len(addresses):
-                    raise
-        raise AssertionError("getaddrinfo raises an error for a host without addresses")
+            except OSError as error:
+                self.close()
+                failure = error
+            else:
+                return new_socket
+        raise failure
 
-    def _connect_to(
-        self, new_socket: socket.socket, address: Any, deadline: float
-    ) -> socket.socket:
-        try:
-            new_socket.settimeout(0)
-            error = new_socket.connect_ex(address)
-            if error in CONNECTING:
-                self._wait_connected(new_socket, deadline)
-                error = new_socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            if error:
-                raise OSError(error, os.strerror(error))
-        except BaseException:
-            new_socket.close()
-            raise
-        return new_socket
+    def _connect_to(self, new_socket: socket.socket, address: Any, deadline: float) -> None:
+        new_socket.settimeout(0)
+        error = new_socket.connect_ex(address)
+        if error in CONNECTING:
+            with selectors.DefaultSelector() as selector:
+                selector.register(new_socket, selectors.EVENT_WRITE)
+                while not selector.select(min(self._seconds_left(deadline), CLOSE_CHECK_SECONDS)):
+                    continue
+            error = new_socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error:
+            raise OSError(error, os.strerror(error))
 
-    def _wait_connected(self, new_socket: socket.socket, deadline: float) -> None:
-        with selectors.DefaultSelector() as selector:
-            selector.register(new_socket, selectors.EVENT_WRITE)
-            while not self._closed.is_set():
-                if selector.select(min(self._remaining_seconds(deadline), CLOSE_CHECK_SECONDS)):
-                    return
-        raise ConnectionFailed(CLOSED)
-
-    def _remaining_seconds(self, deadline: float) -> float:
+    def _seconds_left(self, deadline: float) -> float:
+        """TimeoutError after the deadline, ConnectionFailed once the client is closed."""
+        if self._closed.is_set():
+            raise ConnectionFailed(CLOSED)
         remaining = deadline - self._monotonic()
         if remaining <= 0:
             raise TimeoutError
