@@ -66,7 +66,8 @@ class Machine:
         """Returns the exit code, and how many entries it wrote if it was not killed."""
         config = str(self.folder / "agent.toml")
         command = [sys.executable, mortal_agent.__file__, config, when, str(entry)]
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+        root = Path(__file__).parents[2]
+        environment = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{root / 'src'}"}
         deadline = time.monotonic() + RUN_SECONDS_MAX
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as agent:
             try:

@@ -15,11 +15,11 @@ from forewarn.agent.journal import Journal
 from forewarn.agent.progress import (
     EntryKind,
     Progress,
-    drop_details,
+    StepRecord,
+    entries,
     event_to_json,
     fold,
     for_journal,
-    minimal_entries,
     parse_event,
 )
 from forewarn.agent.rules import (
@@ -128,42 +128,9 @@ def test_compaction_changes_nothing(
         assert fold(progress, kind, facts) == progress, "a repeated entry changes nothing"
 
     again = None
-    for kind, minimal in minimal_entries(progress):
+    for kind, minimal in entries(progress):
         again = fold(again, kind, minimal)
     assert again == progress
-
-
-@settings(deadline=None, max_examples=50)
-@given(story=st.lists(lines, min_size=1, max_size=10), part=st.floats(0, 1))
-def test_torn_journal_is_an_earlier_state(
-    story: list[tuple[EntryKind, dict[str, object]]], part: float
-) -> None:
-    """A power cut leaves the beginning of the file.
-
-    No partial line counts, and no complete one is lost.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "journal")
-        journal = Journal.open(path)
-        states = [dict(journal.progress)]
-        journal.write_event(reboot(), "rule")
-        for kind, facts in story:
-            states.append(dict(journal.progress))
-            journal.write("E1", kind, **facts)
-        states.append(dict(journal.progress))
-        journal.close()
-        text = path.read_bytes()
-        path.write_bytes(text[: int(len(text) * part)])
-
-        again = Journal.open(path)
-        again.close()
-
-        assert again.progress in [compacted(state) for state in states]
-        assert not list(Path(folder).glob("*.damaged-*"))
-
-
-def compacted(progress: dict[str, Progress]) -> dict[str, Progress]:
-    return {key: drop_details(one) if one.is_done else one for key, one in progress.items()}
 
 
 STORY: tuple[tuple[EntryKind, dict[str, object]], ...] = (
@@ -235,7 +202,7 @@ def test_agent_starts_with_any_damaged_line(data: st.DataObject) -> None:
     """
     with tempfile.TemporaryDirectory() as folder:
         path, clock = Path(folder, "journal"), FakeTime().clock()
-        journal = Unsynced.open(path, clock=clock)
+        journal = Unsynced.open(path)
         journal.write_event(reboot(), "r")
         for kind, facts in STORY:
             journal.write("E1", kind, **facts)
@@ -245,7 +212,7 @@ def test_agent_starts_with_any_damaged_line(data: st.DataObject) -> None:
         lines[index] = damaged(lines[index], data)
         path.write_bytes(b"\n".join(lines) + b"\n")
 
-        journal = Unsynced.open(path, clock=clock)
+        journal = Unsynced.open(path)
         shared = AgentContext("web-0", journal, NoPrograms(), clock, Counters())
         for progress in journal.progress.values():
             workflow = Workflow(Rule("r"), progress.event, shared)
@@ -255,7 +222,7 @@ def test_agent_starts_with_any_damaged_line(data: st.DataObject) -> None:
             workflow.run()
             assert workflow.is_done
         journal.close()
-        again = Unsynced.open(path, clock=clock)
+        again = Unsynced.open(path)
         again.close()
         assert list(again.progress) == list(journal.progress)
 
@@ -313,10 +280,12 @@ class Restarts:
     def run_until_killed(self, change: str, writes: int) -> Progress:
         """One process: it reads the change, works, and is killed after so many writes."""
         clock = FakeTime().clock()
-        journal = MortalJournal.open(self.path, clock=clock)
+        journal = MortalJournal.open(self.path)
         journal.writes_left = writes
         done = {
-            place for place, what in self.steps(journal).items() if what is not EntryKind.STEP_BEGUN
+            place
+            for place, step in self.steps(journal).items()
+            if step.kind is not EntryKind.STEP_BEGUN
         }
         before = {name: self.runs[name] for name in self.runs}
         workflow = Workflow(
@@ -340,7 +309,7 @@ class Restarts:
         assert not (workflow.wants_approval and (self.rule.hold or not progress.is_prepared))
         return progress
 
-    def steps(self, journal: Journal) -> dict[tuple[WorkflowPhase, int], EntryKind]:
+    def steps(self, journal: Journal) -> dict[tuple[WorkflowPhase, int], StepRecord]:
         return dict(journal.progress["E1"].steps) if "E1" in journal.progress else {}
 
 

@@ -181,8 +181,9 @@ class Agent:
         rules = {rule.name: rule for rule in self._settings.rules}
         progresses = self._context.journal.progress
         for key, progress in progresses.items():
-            for (phase, index), seconds in progress.durations.items():
-                self._context.durations[progress.rule, phase, index] = seconds
+            for (phase, index), step in progress.steps.items():
+                if step.seconds is not None:
+                    self._context.durations[progress.rule, phase, index] = step.seconds
             if EntryKind.APPROVING in progress.marks:
                 self._approved.add(key)
             if progress.is_done:

@@ -211,6 +211,8 @@ class Workflow:
 
     def _has_unwritten_changes(self) -> bool:
         progress, sighting = self.progress, self._sighting
+        if self.is_done:  # shown again by a lagging endpoint
+            return False
         if progress is None or sighting.is_over != progress.is_finished:
             return True
         return progress.event != for_journal(sighting.event)

@@ -87,7 +87,7 @@ class World:
         self.folder = folder
         self.time = FakeTime()
         self.ran: list[str] = []
-        self.journal = Journal.open(folder / "journal", clock=self.time.clock())
+        self.journal = Journal.open(folder / "journal")
 
     def step(
         self, name: str, effect: Callable[[StepContext], None] = do_nothing, **options: object
@@ -109,7 +109,7 @@ class World:
 
     def use_journal(self, kind: type[Journal]) -> None:
         self.journal.close()
-        self.journal = kind.open(self.folder / "journal", clock=self.time.clock())
+        self.journal = kind.open(self.folder / "journal")
 
     def rule(self, **more: object) -> Rule:
         """A rule with one step per phase, that approves when prepared."""

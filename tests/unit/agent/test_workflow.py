@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from forewarn.agent.journal import Journal, JournalLost
-from forewarn.agent.progress import EntryKind
+from forewarn.agent.progress import EntryKind, StepRecord
 from forewarn.agent.rules import ApproveWhen, Concerns, OnFailure, Rule
 from forewarn.agent.steps.base import StepContext, StepFailed, WorkflowPhase
 from forewarn.agent.workflow import Workflow
@@ -97,7 +97,11 @@ def test_step_is_in_the_journal_before_it_runs(world: World) -> None:
     world.workflow(world.rule(prepare=(world.step("a", look),)), reboot()).run()
 
     assert seen == [
-        (reboot(), {WorkflowPhase.PREPARE}, {(WorkflowPhase.PREPARE, 0): EntryKind.STEP_BEGUN})
+        (
+            reboot(),
+            {WorkflowPhase.PREPARE},
+            {(WorkflowPhase.PREPARE, 0): StepRecord(EntryKind.STEP_BEGUN, "a")},
+        )
     ]
 
 
@@ -210,7 +214,7 @@ def test_preempt_cuts_the_last_steps_and_is_approved_in_time(world: World) -> No
     assert world.ran == ["a"]
     assert workflow.wants_approval
     assert workflow.status().seconds_left == pytest.approx(3, abs=0.2)
-    assert world.journal.progress["E1"].steps[WorkflowPhase.PREPARE, 3] is EntryKind.STEP_CUT
+    assert world.journal.progress["E1"].steps[WorkflowPhase.PREPARE, 3].kind is EntryKind.STEP_CUT
 
 
 def test_limits_that_exceed_the_time_are_reported_early(world: World) -> None:
@@ -288,7 +292,9 @@ def test_step_with_a_bug_fails_and_the_rest_runs(world: World) -> None:
     world.workflow(world.rule(prepare=(world.step("a", break_), world.step("b"))), reboot()).run()
 
     assert world.ran == ["a", "b"]
-    assert world.journal.progress["E1"].steps[WorkflowPhase.PREPARE, 0] is EntryKind.STEP_FAILED
+    assert (
+        world.journal.progress["E1"].steps[WorkflowPhase.PREPARE, 0].kind is EntryKind.STEP_FAILED
+    )
 
 
 def test_started_interrupts_prepare(world: World) -> None:
