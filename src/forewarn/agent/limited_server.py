@@ -12,7 +12,10 @@ Connection = socket.socket | tuple[bytes, socket.socket]
 
 
 class LimitedThreadingMixIn(socketserver.ThreadingMixIn):
-    """One thread per connection. Connections over the limit are closed immediately."""
+    """One thread per connection. Connections over the limit are closed immediately.
+
+    `start` and `stop` replace `serve_forever` and `shutdown`, which wake up every half second.
+    """
 
     daemon_threads = True
     block_on_close = False
@@ -20,7 +23,24 @@ class LimitedThreadingMixIn(socketserver.ThreadingMixIn):
 
     def __init__(self, *args: object) -> None:
         self._slots = threading.BoundedSemaphore(self.connections_max)
+        self._is_stopped = False
         super().__init__(*args)
+
+    def start(self, name: str) -> None:
+        self._thread = threading.Thread(target=self._accept, name=name, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        assert isinstance(self, socketserver.TCPServer)
+        self._is_stopped = True
+        self.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        self._thread.join()
+        self.server_close()
+
+    def _accept(self) -> None:
+        assert isinstance(self, socketserver.BaseServer)
+        while not self._is_stopped:
+            self.handle_request()
 
     def process_request(self, request: Connection, client_address: object) -> None:
         assert isinstance(self, socketserver.BaseServer)

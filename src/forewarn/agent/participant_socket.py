@@ -8,8 +8,6 @@ affects only its own connection, and the agent no longer waits for it.
 
 import contextlib
 import json
-import os
-import select
 import socket
 import socketserver
 import stat
@@ -32,7 +30,6 @@ LINE_BYTES_MAX = 4096
 UNREAD_BYTES_MAX = 512 * 1024
 """The kernel's buffer for what a program has not read. A line has at most about 200 KiB."""
 REGISTER_SECONDS_MAX = 10.0
-CHECK_SECONDS = 1.0
 MODE = 0o660
 
 GetStatus = Callable[[], Mapping[str, object]]
@@ -52,109 +49,107 @@ class ParticipantSocket:
         *,
         resumed: Iterable[str] = (),
         monotonic: Callable[[], float] = time.monotonic,
+        register_seconds_max: float = REGISTER_SECONDS_MAX,
     ) -> None:
-        self.monotonic = monotonic
-        self.get_status = get_status
+        self.register_seconds_max = register_seconds_max
+        self._monotonic = monotonic
+        self._get_status = get_status
         self._path = path
         self._resumed = frozenset(resumed)
         self._lock = threading.Lock()
-        self._programs: dict[ProgramConnection, str] = {}
-        self._connections: set[ProgramConnection] = set()
+        self._connections: dict[ProgramConnection, str] = {}
+        """Each with the name that it registered, or ""."""
 
     def open(self) -> None:
         """Raises Unavailable if another agent has the socket, or it cannot be created."""
-        self._server = _Server(self, self._path)
-        self._participants = Participants(resumed=self._resumed, since=self.monotonic())
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, name="forewarn-agent-socket", daemon=True
-        )
-        self._thread.start()
+        _check_free(self._path)
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._server = _Server(self, self._path)
+        except OSError as error:
+            reason = error.strerror or error
+            raise Unavailable(f"cannot create the socket {self._path}: {reason}") from error
+        self._participants = Participants(resumed=self._resumed, since=self._monotonic())
+        self._server.start("forewarn-agent-socket")
 
     def close(self) -> None:
-        """Remove the socket file, unless another process has replaced it."""
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+        self._server.stop()
         with self._lock:
             connections = tuple(self._connections)
         for connection in connections:
             connection.hang_up()
-        with contextlib.suppress(OSError):
-            if self._path.stat().st_ino == self._server.inode:
-                self._path.unlink()
+        self._path.unlink(missing_ok=True)
 
     def begin(self, event: Event, phase: WorkflowPhase, deadline: float) -> None:
         """Notify all programs that are registered, and those that register before it is over."""
-        now = self.monotonic()
+        now = self._monotonic()
         with self._lock:
+            programs = [program for program, name in self._connections.items() if name]
             notice = self._participants.begin(
-                event, phase, deadline=deadline, programs=self._programs, now=now
+                event, phase, deadline=deadline, programs=programs, now=now
             )
-            for program in self._programs:
+            for program in programs:
                 program.send(notice.to_json(now))
 
     def all_ready(self, event_id: str) -> bool:
         with self._lock:
-            return self._participants.all_ready(event_id, self.monotonic())
+            return self._participants.all_ready(event_id, self._monotonic())
 
     def names(self) -> tuple[str, ...]:
         with self._lock:
-            return tuple(sorted(self._programs.values()))
+            return tuple(sorted(filter(None, self._connections.values())))
 
     def connected(self, connection: "ProgramConnection") -> None:
         with self._lock:
-            self._connections.add(connection)
+            self._connections[connection] = ""
 
     def disconnected(self, connection: "ProgramConnection") -> None:
         with self._lock:
-            self._connections.discard(connection)
             self._participants.leave(connection)
-            name = self._programs.pop(connection, None)
-        if name is not None:
+            name = self._connections.pop(connection)
+        if name:
             log.info("a program disconnected", application=name)
 
     def is_registered(self, connection: "ProgramConnection") -> bool:
-        return connection in self._programs
+        return bool(self._connections.get(connection))
 
     def respond(self, connection: "ProgramConnection", line: bytes) -> None:
         """Handle one line. Sends under the lock, so responses and notices keep their order."""
         try:
             request = _parse(line)
             if "status" in request:
-                status = self.get_status()
+                status = self._get_status()
                 with self._lock:
                     connection.send({"status": status})
             elif "register" in request:
                 self._register(connection, _parse_name(request["register"]))
             else:
                 with self._lock:
-                    now = self.monotonic()
+                    now = self._monotonic()
                     connection.send(self._participants.answer(connection, request, now))
         except Error as error:
-            self.reject(connection, error.message)
-
-    def reject(self, connection: "ProgramConnection", message: str) -> None:
-        with self._lock:
-            connection.send({"problem": message})
+            with self._lock:
+                connection.send({"problem": error.message})
 
     def _register(self, connection: "ProgramConnection", name: str) -> None:
         with self._lock:
-            is_new = connection not in self._programs
-            if is_new and len(self._programs) >= PROGRAMS_MAX:
+            is_new = not self._connections[connection]
+            programs = sum(map(bool, self._connections.values()))
+            if is_new and programs >= PROGRAMS_MAX:
                 raise Unavailable(f"{PROGRAMS_MAX} programs have registered, which is the limit")
-            self._programs[connection] = name
+            self._connections[connection] = name
             connection.send({"registered": name})
-            now = self.monotonic()
+            now = self._monotonic()
             for notice in self._participants.join(connection, now) if is_new else ():
                 connection.send(notice.to_json(now))
         if is_new:
             log.info("a program registered", application=name)
 
 
-class ProgramConnection(socketserver.BaseRequestHandler):
+class ProgramConnection(socketserver.StreamRequestHandler):
     """States:  CONNECTED -> REGISTERED -> CLOSED
 
-    CONNECTED ends after REGISTER_SECONDS_MAX. Any state ends with a line that is too long, a
+    CONNECTED ends after `register_seconds_max`. Any state ends with a line that is too long, a
     response that does not fit into the buffer, or the program's end.
     """
 
@@ -162,25 +157,28 @@ class ProgramConnection(socketserver.BaseRequestHandler):
     request: socket.socket
 
     def setup(self) -> None:
-        self._owner = self.server.owner
-        self._since = self._owner.monotonic()
+        super().setup()
         self.request.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNREAD_BYTES_MAX)
+        self._owner = self.server.owner
         self._owner.connected(self)
 
     def handle(self) -> None:
-        buffer = b""
-        while chunk := self._receive():
-            *lines, buffer = (buffer + chunk).split(b"\n")
-            for line in lines:
+        timer = threading.Timer(self._owner.register_seconds_max, self._end_unregistered)
+        timer.daemon = True
+        timer.start()
+        with contextlib.suppress(OSError):  # the program has gone
+            while line := self.rfile.readline(LINE_BYTES_MAX + 1):
+                if len(line) > LINE_BYTES_MAX and not line.endswith(b"\n"):
+                    limit = f"expected at most {LINE_BYTES_MAX} bytes"
+                    self.send({"problem": f"the line is too long; {limit}"})
+                    break
                 if line.strip():
                     self._owner.respond(self, line)
-            if len(buffer) > LINE_BYTES_MAX:
-                limit = f"expected at most {LINE_BYTES_MAX} bytes"
-                self._owner.reject(self, f"the line is too long; {limit}")
-                return
+        timer.cancel()
 
     def finish(self) -> None:
         self._owner.disconnected(self)
+        super().finish()
 
     def send(self, message: Mapping[str, object]) -> None:
         line = json.dumps(message, default=str).encode() + b"\n"
@@ -196,20 +194,9 @@ class ProgramConnection(socketserver.BaseRequestHandler):
         with contextlib.suppress(OSError):
             self.request.shutdown(socket.SHUT_RDWR)
 
-    def _receive(self) -> bytes:
-        """The next bytes, or b"" when the connection is over."""
-        readable = select.poll()
-        readable.register(self.request, select.POLLIN)
-        try:
-            while self._owner.is_registered(self) or self._may_register():
-                if readable.poll(CHECK_SECONDS * 1000):
-                    return self.request.recv(LINE_BYTES_MAX)
-        except OSError:
-            pass
-        return b""
-
-    def _may_register(self) -> bool:
-        return self._owner.monotonic() - self._since <= REGISTER_SECONDS_MAX
+    def _end_unregistered(self) -> None:
+        if not self._owner.is_registered(self):
+            self.hang_up()
 
 
 class _Server(LimitedThreadingMixIn, socketserver.UnixStreamServer):
@@ -217,26 +204,15 @@ class _Server(LimitedThreadingMixIn, socketserver.UnixStreamServer):
     request_queue_size = 2 * CONNECTIONS_MAX
 
     def __init__(self, owner: ParticipantSocket, path: Path) -> None:
-        """The socket is created beside its path and moved there, which replaces a stale one."""
-        _check_free(path)
         self.owner = owner
-        new = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            new.unlink(missing_ok=True)
-            super().__init__(str(new), ProgramConnection)
-            new.replace(path)
-            self.inode = path.stat().st_ino
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                new.unlink(missing_ok=True)
-            reason = error.strerror or error
-            raise Unavailable(f"cannot create the socket {path}: {reason}") from error
+        super().__init__(str(path), ProgramConnection)
 
     def server_bind(self) -> None:
         """Set the mode before the socket listens, so that no other user can ever connect."""
+        path = Path(str(self.server_address))
+        path.unlink(missing_ok=True)  # left by a process that was killed: see `_check_free`
         super().server_bind()
-        os.chmod(str(self.server_address), MODE)
+        path.chmod(MODE)
 
 
 def request_status(path: Path, *, timeout_seconds: float = 5.0) -> dict[str, object]:

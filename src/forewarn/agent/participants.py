@@ -8,9 +8,9 @@ the deadline of the phase, which leaves the reserve for the approval.
 import json
 import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from forewarn.agent.progress import truncate
+from forewarn.agent.progress import event_to_json, truncate
 from forewarn.agent.steps.base import WorkflowPhase
 from forewarn.client import Event
 from forewarn.errors import Invalid, NotFound, Refused
@@ -41,17 +41,13 @@ class PhaseNotice:
 
     def to_json(self, now: float) -> dict[str, object]:
         """The line that notifies a program. Long texts are cut, so its size is bounded."""
-        event = self.event
+        event = replace(self.event, resources=_truncate_list(self.event.resources), extra={})
+        members = event_to_json(event)
+        del members["resource_type"], members["extra"]
         return {
             "event": {
-                "id": truncate(event.id),
-                "type": truncate(event.type),
-                "status": truncate(event.status),
-                "source": truncate(event.source),
-                "resources": _truncate_list(event.resources),
-                "not_before": event.not_before.isoformat() if event.not_before else None,
-                "duration_seconds": event.duration_seconds,
-                "description": truncate(event.description),
+                name: truncate(value) if isinstance(value, str) else value
+                for name, value in members.items()
             },
             "phase": self.phase,
             "seconds_left": round(max(0.0, self.deadline - now), 1),
@@ -133,9 +129,7 @@ class Participants:
 
     def _extend(self, notice: PhaseNotice, program: Hashable, seconds: object, now: float) -> float:
         """How long the agent waits from now. An extension never makes it shorter."""
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-            raise Invalid(f"seconds is {seconds!r:.60}; expected a number above 0")
-        if not 0 < seconds < math.inf:
+        if not isinstance(seconds, int | float) or seconds is True or not 0 < seconds < math.inf:
             raise Invalid(f"seconds is {seconds!r:.60}; expected a number above 0")
         if notice.awaited[program] <= now:
             raise Refused(f"the time to answer for {notice.event.id} is up")
@@ -154,7 +148,7 @@ class Participants:
         return notice
 
 
-def _truncate_list(names: Iterable[str]) -> list[str]:
+def _truncate_list(names: Iterable[str]) -> tuple[str, ...]:
     """As many names as fit."""
     fitting: list[str] = []
     left = RESOURCES_BYTES_MAX
@@ -163,4 +157,4 @@ def _truncate_list(names: Iterable[str]) -> list[str]:
         if left < 0:
             break
         fitting.append(name)
-    return fitting
+    return tuple(fitting)

@@ -35,15 +35,10 @@ class StatusPort:
             reason = error.strerror or error
             raise Unavailable(f"cannot listen on {listen}: {reason}") from error
         self.address = f"{f'[{host}]' if ':' in host else host}:{self._server.server_address[1]}"
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, name="forewarn-agent-port", daemon=True
-        )
-        self._thread.start()
+        self._server.start("forewarn-agent-port")
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+        self._server.stop()
 
 
 class _Server(LimitedThreadingMixIn, socketserver.TCPServer):
@@ -81,23 +76,20 @@ class _Handler(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         if path == "/healthz":
             self._respond(200, "alive\n")
-        elif path == "/readyz":
-            unready = self.server.get_status().unready
-            self._respond(503 if unready else 200, f"{unready or 'ready'}\n")
-        elif path == "/drainz":
-            is_drained = self.server.get_status().is_drained
-            self._respond(503 if is_drained else 200, "drained\n" if is_drained else "in service\n")
-        elif path == "/metrics":
-            self._respond(200, to_prometheus(self.server.get_status()), METRICS)
-        else:
-            self._respond(404, "expected /healthz, /readyz, /drainz or /metrics\n")
+            return
+        status = self.server.get_status()
+        match path:
+            case "/readyz":
+                self._respond(503 if status.unready else 200, f"{status.unready or 'ready'}\n")
+            case "/drainz":
+                doing = "drained" if status.is_drained else "in service"
+                self._respond(503 if status.is_drained else 200, f"{doing}\n")
+            case "/metrics":
+                self._respond(200, to_prometheus(status), METRICS)
+            case _:
+                self._respond(404, "expected /healthz, /readyz, /drainz or /metrics\n")
 
     do_HEAD = do_GET
-
-    def do_POST(self) -> None:
-        self._respond(405, "expected GET\n")
-
-    do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_POST
 
     def _respond(self, status: int, text: str, content_type: str = TEXT) -> None:
         body = text.encode(errors="replace")
@@ -106,8 +98,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Cache-Control", "no-store")
         self.send_header("Connection", "close")
-        if status == 405:
-            self.send_header("Allow", "GET, HEAD")
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)

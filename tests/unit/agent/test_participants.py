@@ -229,4 +229,4 @@ def test_short_texts_are_not_cut() -> None:
 
     assert isinstance(shown, dict)
     assert shown["description"] == event.description
-    assert shown["resources"] == ["web-0", "web-1"]
+    assert shown["resources"] == ("web-0", "web-1")
