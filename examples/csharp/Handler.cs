@@ -1,5 +1,5 @@
-// Keeps an application out of the way of what happens to its VM: it drains before it says "go ahead".
-// Nothing but the base libraries, of .NET as of mono. Its Main runs it on a real VM, here or on Azure.
+// Drains an application before an event of its VM, approves the event, and resumes afterwards.
+// Needs only the base libraries of .NET or mono. Main runs it on a real VM, here or on Azure.
 using System;
 using System.Collections.Generic;
 using System.IO;
@@ -31,7 +31,7 @@ public class Handler
     private const string EventsPath = "/metadata/scheduledevents?api-version=2020-07-01";
     private const string NamePath = "/metadata/instance/compute/name?api-version=2021-02-01&format=text";
 
-    // The endpoint is near, and no proxy knows it.
+    // The endpoint is link-local, so no proxy can reach it.
     private static readonly HttpClient Client =
         new HttpClient(new HttpClientHandler { UseProxy = false }) { Timeout = TimeSpan.FromSeconds(10) };
 
@@ -42,7 +42,7 @@ public class Handler
     private string name;
     private bool isDrained;
 
-    /// <summary>The name is asked for if it is not given. It is the one that Resources have, not the hostname.</summary>
+    /// <summary>Without a name, it is read from the endpoint. It is the name in Resources, not the hostname.</summary>
     public Handler(string endpoint, Action drain, Action resume, string name = null)
     {
         this.endpoint = endpoint;
@@ -51,19 +51,19 @@ public class Handler
         this.name = name;
     }
 
-    /// <summary>One look at what is to come, and what follows. After an exception nothing is concluded: the next look may succeed.</summary>
-    public void Look()
+    /// <summary>Poll once and react. An exception changes nothing; the next poll may succeed.</summary>
+    public void Poll()
     {
-        name = name ?? Ask(HttpMethod.Get, NamePath);
-        // All VMs of an availability set see one document; what counts is whether our name is in it.
-        var ours = Json.Read<Document>(Ask(HttpMethod.Get, EventsPath)).Events.Where(one => one.Resources.Contains(name)).ToList();
+        name = name ?? Send(HttpMethod.Get, NamePath);
+        // All VMs of an availability set see one document; only events that name this VM count.
+        var ours = Json.Read<Document>(Send(HttpMethod.Get, EventsPath)).Events.Where(item => item.Resources.Contains(name)).ToList();
         if (ours.Count > 0 && !isDrained)
         {
-            Console.WriteLine($"{ours[0].EventType} ahead, not before '{ours[0].NotBefore}': draining");
+            Console.WriteLine($"{ours[0].EventType} is scheduled, not before '{ours[0].NotBefore}': draining");
             drain();
             isDrained = true;
         }
-        foreach (var scheduled in ours.Where(one => one.EventStatus == "Scheduled"))
+        foreach (var scheduled in ours.Where(item => item.EventStatus == "Scheduled"))
         {
             Approve(scheduled);
         }
@@ -72,28 +72,28 @@ public class Handler
             resume();
             isDrained = false;
             approved.Clear();
-            Console.WriteLine("it is over: taking work again");
+            Console.WriteLine("the event is over: accepting work again");
         }
     }
 
-    // Once: an approved event may still have to wait, for its turn or for the word of others.
+    // Approve only once: an approved event may stay Scheduled until other VMs approve or another update domain is done.
     private void Approve(Event scheduled)
     {
         if (approved.Contains(scheduled.EventId)) return;
-        Ask(HttpMethod.Post, EventsPath, "{\"StartRequests\": [{\"EventId\": \"" + scheduled.EventId + "\"}]}");
+        Send(HttpMethod.Post, EventsPath, "{\"StartRequests\": [{\"EventId\": \"" + scheduled.EventId + "\"}]}");
         approved.Add(scheduled.EventId);
         Console.WriteLine($"approved {scheduled.EventType} {scheduled.EventId}");
     }
 
-    private string Ask(HttpMethod method, string path, string body = null)
+    private string Send(HttpMethod method, string path, string body = null)
     {
         using (var request = new HttpRequestMessage(method, endpoint + path))
         {
             request.Headers.Add("Metadata", "true");
             request.Content = body == null ? null : new StringContent(body, Encoding.UTF8, "application/json");
-            using (var answer = Client.SendAsync(request).GetAwaiter().GetResult())
+            using (var response = Client.SendAsync(request).GetAwaiter().GetResult())
             {
-                return answer.EnsureSuccessStatusCode().Content.ReadAsStringAsync().GetAwaiter().GetResult();
+                return response.EnsureSuccessStatusCode().Content.ReadAsStringAsync().GetAwaiter().GetResult();
             }
         }
     }
@@ -103,18 +103,18 @@ public class Handler
         var endpoint = Environment.GetEnvironmentVariable("ENDPOINT")
             ?? Environment.GetEnvironmentVariable("FOREWARN_ENDPOINT") // `forewarn lab run` sets it
             ?? "http://169.254.169.254";
-        // A real application closes its doors here, and waits until what it has in hand is done.
+        // A real application stops accepting requests here, and waits until the open ones are done.
         var handler = new Handler(endpoint, drain: () => Thread.Sleep(5000), resume: () => { });
-        while (true) // ends when it is stopped
+        while (true) // until the process is stopped
         {
             try
             {
-                handler.Look();
+                handler.Poll();
             }
-            catch (Exception problem) when (
-                problem is HttpRequestException || problem is OperationCanceledException || problem is SerializationException)
+            catch (Exception error) when (
+                error is HttpRequestException || error is OperationCanceledException || error is SerializationException)
             {
-                Console.WriteLine($"no sense to be had of the endpoint: {problem.Message}");
+                Console.WriteLine($"poll failed: {error.Message}");
             }
             Thread.Sleep(1000);
         }

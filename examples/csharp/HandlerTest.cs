@@ -1,4 +1,4 @@
-// What the handler owes its VM, tested in a lab: events on demand, and a clock that the test moves.
+// Tests the handler in a lab: events on demand, and a clock that the test moves.
 // A program without a test framework; its Test methods can move to xUnit, NUnit or MSTest as they are.
 using System;
 using System.Collections.Generic;
@@ -8,28 +8,28 @@ public static class HandlerTest
 {
     private const string Gone = "{\"fault\": \"status\", \"code\": 410, \"vms\": [\"web-0\"], \"requests\": 1}";
 
-    private static void TestARebootIsApprovedWhenDrainedAndWorkGoesOnWhenItIsOver(Lab lab)
+    private static void TestRebootIsApprovedAfterDrainingAndWorkResumesAfterwards(Lab lab)
     {
         var id = lab.Maintain("host-a");
         var done = new List<string>();
-        var handler = new Handler(lab.Door("web-0"), () => done.Add("drained while " + lab.Event(id)), () => done.Add("resumed"));
+        var handler = new Handler(lab.Endpoint("web-0"), () => done.Add("drained while " + lab.Event(id)), () => done.Add("resumed"));
 
-        handler.Look();
+        handler.Poll();
         Expect("drained while Scheduled", string.Join(", ", done));
         Expect("Started, approved by web-0", lab.Event(id));
 
         lab.Advance(15 * 60);
         Expect("completed", lab.Event(id));
-        handler.Look();
+        handler.Poll();
         Expect("drained while Scheduled, resumed", string.Join(", ", done));
     }
 
-    private static void TestWhatBefallsTheNeighbourIsLeftToTheNeighbour(Lab lab)
+    private static void TestEventsOfAnotherVmAreIgnored(Lab lab)
     {
         var id = lab.Maintain("host-b");
         var done = new List<string>();
 
-        new Handler(lab.Door("web-0"), () => done.Add("drained"), () => done.Add("resumed")).Look();
+        new Handler(lab.Endpoint("web-0"), () => done.Add("drained"), () => done.Add("resumed")).Poll();
         Expect("Scheduled", lab.Event(id));
         Expect("", string.Join(", ", done));
 
@@ -37,19 +37,19 @@ public static class HandlerTest
         Expect("Started", lab.Event(id));
     }
 
-    private static void TestAnEndpointThatIsGoneIsAskedAgainAndIsNoAllClear(Lab lab)
+    private static void TestFailedPollIsRetriedAndDoesNotEndTheEvent(Lab lab)
     {
         var id = lab.Maintain("host-a");
         var done = new List<string>();
-        var handler = new Handler(lab.Door("web-0"), () => done.Add("drained"), () => done.Add("resumed"));
+        var handler = new Handler(lab.Endpoint("web-0"), () => done.Add("drained"), () => done.Add("resumed"));
 
         lab.Api("POST", "/faults", Gone);
-        ExpectRefusal(handler.Look);
-        handler.Look();
+        ExpectHttpError(handler.Poll);
+        handler.Poll();
         Expect("Started, approved by web-0", lab.Event(id));
 
         lab.Api("POST", "/faults", Gone);
-        ExpectRefusal(handler.Look);
+        ExpectHttpError(handler.Poll);
         Expect("drained", string.Join(", ", done));
     }
 
@@ -58,7 +58,7 @@ public static class HandlerTest
         if (got != expected) throw new Exception($"expected '{expected}', got '{got}'");
     }
 
-    private static void ExpectRefusal(Action action)
+    private static void ExpectHttpError(Action action)
     {
         try { action(); }
         catch (HttpRequestException) { return; }
@@ -70,9 +70,9 @@ public static class HandlerTest
         var failures = 0;
         var tests = new Action<Lab>[]
         {
-            TestARebootIsApprovedWhenDrainedAndWorkGoesOnWhenItIsOver,
-            TestWhatBefallsTheNeighbourIsLeftToTheNeighbour,
-            TestAnEndpointThatIsGoneIsAskedAgainAndIsNoAllClear,
+            TestRebootIsApprovedAfterDrainingAndWorkResumesAfterwards,
+            TestEventsOfAnotherVmAreIgnored,
+            TestFailedPollIsRetriedAndDoesNotEndTheEvent,
         };
         using (var lab = new Lab())
         {
@@ -83,12 +83,12 @@ public static class HandlerTest
                     test(lab);
                     Console.WriteLine($"ok     {test.Method.Name}");
                 }
-                catch (Exception problem)
+                catch (Exception error)
                 {
                     failures++;
-                    Console.WriteLine($"FAILED {test.Method.Name}: {problem.Message}");
+                    Console.WriteLine($"FAILED {test.Method.Name}: {error.Message}");
                 }
-                lab.Advance(3600); // whatever a test began is over
+                lab.Advance(3600); // end the events of the test
             }
         }
         return failures == 0 ? 0 : 1;

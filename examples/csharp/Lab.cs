@@ -1,4 +1,4 @@
-// A lab as a child process: where it is stands in its ready file, and what it can do in docs/lab.md.
+// A lab as a child process. Its ready file has the URLs; docs/lab.md has the API.
 using System;
 using System.Collections.Generic;
 using System.Diagnostics;
@@ -16,7 +16,7 @@ public sealed class Lab : IDisposable
     private readonly HttpClient client = new HttpClient(new HttpClientHandler { UseProxy = false });
     private readonly string ready = Path.GetTempFileName();
     private readonly Process process;
-    private readonly Ready told;
+    private readonly Ready urls;
 
     public Lab()
     {
@@ -34,29 +34,29 @@ public sealed class Lab : IDisposable
                 throw new Exception("the lab did not start");
             }
         }
-        told = Json.Read<Ready>(File.ReadAllText(ready));
+        urls = Json.Read<Ready>(File.ReadAllText(ready));
     }
 
-    /// <summary>Whoever calls there is that VM.</summary>
-    public string Door(string vm) => told.vms[vm];
+    /// <summary>Requests to this URL come from that VM.</summary>
+    public string Endpoint(string vm) => urls.vms[vm];
 
-    /// <summary>The host below some VMs is to be rebooted; the id of the event of the web servers.</summary>
+    /// <summary>Schedule a reboot of a host. Returns the id of the event for the web servers.</summary>
     public string Maintain(string host) =>
-        Json.Read<Answer>(Api("POST", $"/hosts/{host}/maintain", "{\"type\": \"Reboot\"}")).events.Single(one => one.scope == "web").id;
+        Json.Read<Response>(Api("POST", $"/hosts/{host}/maintain", "{\"type\": \"Reboot\"}")).events.Single(item => item.scope == "web").id;
 
-    /// <summary>An event as the platform sees it, in a few words.</summary>
+    /// <summary>An event in the control API, as text.</summary>
     public string Event(string id)
     {
-        var seen = Json.Read<Seen>(Api("GET", "/events/" + id));
-        if (seen.facts != null) return seen.facts.how;
-        return seen.approvals.Length == 0 ? seen.status : $"{seen.status}, approved by {string.Join(" ", seen.approvals)}";
+        var found = Json.Read<ControlEvent>(Api("GET", "/events/" + id));
+        if (found.facts != null) return found.facts.how;
+        return found.approvals.Length == 0 ? found.status : $"{found.status}, approved by {string.Join(" ", found.approvals)}";
     }
 
     public void Advance(int seconds) => Api("POST", "/clock/advance", "{\"seconds\": " + seconds + "}");
 
     public string Api(string method, string path, string body = null)
     {
-        var request = new HttpRequestMessage(new HttpMethod(method), $"{told.control}/api/v1{path}");
+        var request = new HttpRequestMessage(new HttpMethod(method), $"{urls.control}/api/v1{path}");
         request.Content = body == null ? null : new StringContent(body, Encoding.UTF8, "application/json");
         return client.SendAsync(request).GetAwaiter().GetResult().Content.ReadAsStringAsync().GetAwaiter().GetResult();
     }
@@ -76,9 +76,9 @@ public sealed class Lab : IDisposable
     }
 
     [DataContract]
-    private class Answer
+    private class Response
     {
-        [DataMember] public Seen[] events;
+        [DataMember] public ControlEvent[] events;
     }
 
     [DataContract]
@@ -88,7 +88,7 @@ public sealed class Lab : IDisposable
     }
 
     [DataContract]
-    private class Seen
+    private class ControlEvent
     {
         [DataMember] public string id;
         [DataMember] public string scope;

@@ -1,4 +1,4 @@
-// Keeps a service out of the way of what happens to its VM: it drains before it says "go ahead".
+// Drains a service before an event of its VM, approves the event, and resumes afterwards.
 // Standard library only. `go run .` runs it on a real VM, here or on Azure.
 package main
 
@@ -20,10 +20,10 @@ const (
 	bytesMax   = 1 << 20
 )
 
-// The endpoint is near, and no proxy knows it.
+// The endpoint is link-local, so no proxy can reach it.
 var client = &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{Proxy: nil}}
 
-// Event is what a VM is told.
+// Event is an event in the document.
 type Event struct {
 	EventID     string `json:"EventId"`
 	EventStatus string
@@ -32,7 +32,7 @@ type Event struct {
 	Resources   []string
 }
 
-// Handler drains before an event of its VM and resumes after it. Name is asked for if it is empty.
+// Handler drains before an event of its VM and resumes after it. Without a Name, it is read from the endpoint.
 type Handler struct {
 	Endpoint, Name string
 	Drain, Resume  func()
@@ -40,16 +40,16 @@ type Handler struct {
 	approved       map[string]bool
 }
 
-// Look looks once at what is to come, and does what follows. After an error nothing is concluded: the next look may succeed.
-func (h *Handler) Look() error {
-	if h.Name == "" { // the one that Resources have; it is not the hostname
-		name, err := h.ask(http.MethodGet, namePath, nil)
+// Poll polls once and reacts. An error changes nothing; the next poll may succeed.
+func (h *Handler) Poll() error {
+	if h.Name == "" { // the name in Resources, not the hostname
+		name, err := h.request(http.MethodGet, namePath, nil)
 		if err != nil {
 			return err
 		}
 		h.Name = string(name)
 	}
-	body, err := h.ask(http.MethodGet, eventsPath, nil)
+	body, err := h.request(http.MethodGet, eventsPath, nil)
 	if err != nil {
 		return err
 	}
@@ -71,7 +71,7 @@ func (h *Handler) react(events []Event) error {
 		}
 		isConcerned = true
 		if !h.isDrained {
-			log.Printf("%s ahead, not before %q: draining", event.EventType, event.NotBefore)
+			log.Printf("%s is scheduled, not before %q: draining", event.EventType, event.NotBefore)
 			h.Drain()
 			h.isDrained, h.approved = true, map[string]bool{}
 		}
@@ -84,12 +84,12 @@ func (h *Handler) react(events []Event) error {
 	if !isConcerned && h.isDrained {
 		h.Resume()
 		h.isDrained = false
-		log.Print("it is over: taking work again")
+		log.Print("the event is over: accepting work again")
 	}
 	return nil
 }
 
-// All VMs of an availability set see one document; what counts is whether our name is in it.
+// All VMs of an availability set see one document; only events that name this VM count.
 func (h *Handler) concerns(event Event) bool {
 	for _, name := range event.Resources {
 		if name == h.Name {
@@ -99,7 +99,7 @@ func (h *Handler) concerns(event Event) bool {
 	return false
 }
 
-// Once: an approved event may still have to wait, for its turn or for the word of others.
+// Approve only once: an approved event may stay Scheduled until other VMs approve or another update domain is done.
 func (h *Handler) approve(event Event) error {
 	if h.approved[event.EventID] {
 		return nil
@@ -108,7 +108,7 @@ func (h *Handler) approve(event Event) error {
 	if err != nil {
 		return err
 	}
-	if _, err := h.ask(http.MethodPost, eventsPath, body); err != nil {
+	if _, err := h.request(http.MethodPost, eventsPath, body); err != nil {
 		return err
 	}
 	h.approved[event.EventID] = true
@@ -116,40 +116,40 @@ func (h *Handler) approve(event Event) error {
 	return nil
 }
 
-func (h *Handler) ask(method, path string, body []byte) ([]byte, error) {
-	request, err := http.NewRequest(method, h.Endpoint+path, bytes.NewReader(body))
+func (h *Handler) request(method, path string, body []byte) ([]byte, error) {
+	req, err := http.NewRequest(method, h.Endpoint+path, bytes.NewReader(body))
 	if err != nil {
 		return nil, err
 	}
-	request.Header.Set("Metadata", "true")
-	answer, err := client.Do(request)
+	req.Header.Set("Metadata", "true")
+	response, err := client.Do(req)
 	if err != nil {
 		return nil, err
 	}
-	defer answer.Body.Close()
-	if answer.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("%s %s was answered with %s", method, path, answer.Status)
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("%s %s failed with %s", method, path, response.Status)
 	}
-	return io.ReadAll(io.LimitReader(answer.Body, bytesMax))
+	return io.ReadAll(io.LimitReader(response.Body, bytesMax))
 }
 
 func main() {
 	var isDraining atomic.Bool
 	go http.ListenAndServe(":3000", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		if isDraining.Load() { // what a load balancer's health check asks for
+		if isDraining.Load() { // for the health check of a load balancer
 			w.WriteHeader(http.StatusServiceUnavailable)
 		}
 	}))
 	handler := Handler{Endpoint: "http://169.254.169.254"}
 	for _, name := range []string{"FOREWARN_ENDPOINT", "ENDPOINT"} { // `forewarn lab run` sets the first
-		if told := os.Getenv(name); told != "" {
-			handler.Endpoint = told
+		if value := os.Getenv(name); value != "" {
+			handler.Endpoint = value
 		}
 	}
-	handler.Drain = func() { isDraining.Store(true); time.Sleep(5 * time.Second) } // requests under way come to their end
+	handler.Drain = func() { isDraining.Store(true); time.Sleep(5 * time.Second) } // requests in progress finish
 	handler.Resume = func() { isDraining.Store(false) }
-	for ; ; time.Sleep(time.Second) { // ends when it is stopped
-		if err := handler.Look(); err != nil {
+	for ; ; time.Sleep(time.Second) { // until the process is stopped
+		if err := handler.Poll(); err != nil {
 			log.Print(err)
 		}
 	}

@@ -1,4 +1,4 @@
-// What the handler owes its VM, tested in a lab: events on demand, and a clock that the test moves. `go test`
+// Tests the handler in a lab: events on demand, and a clock that the test moves. `go test`
 package main
 
 import (
@@ -19,51 +19,51 @@ const (
 	readyMax = 30 * time.Second
 )
 
-func TestARebootIsApprovedWhenDrainedAndWorkGoesOnWhenItIsOver(t *testing.T) {
+func TestRebootIsApprovedAfterDrainingAndWorkResumesAfterwards(t *testing.T) {
 	id := maintain(t, "host-a")
 	handler, done := newHandler()
 	handler.Drain = func() { *done = append(*done, "drained while "+event(t, id).Status) }
 
-	expect(t, handler.Look(), nil)
+	expect(t, handler.Poll(), nil)
 	expect(t, *done, []string{"drained while Scheduled"})
-	expect(t, event(t, id), Seen{Status: "Started", Approvals: []string{"web-0"}})
+	expect(t, event(t, id), ControlEvent{Status: "Started", Approvals: []string{"web-0"}})
 
 	advance(t, 15*time.Minute)
-	expect(t, event(t, id), Seen{Ended: "completed"})
-	expect(t, handler.Look(), nil)
+	expect(t, event(t, id), ControlEvent{Ended: "completed"})
+	expect(t, handler.Poll(), nil)
 	expect(t, *done, []string{"drained while Scheduled", "resumed"})
 }
 
-func TestWhatBefallsTheNeighbourIsLeftToTheNeighbour(t *testing.T) {
+func TestEventsOfAnotherVmAreIgnored(t *testing.T) {
 	id := maintain(t, "host-b")
 	handler, done := newHandler()
 
-	expect(t, handler.Look(), nil)
-	expect(t, event(t, id), Seen{Status: "Scheduled", Approvals: []string{}})
+	expect(t, handler.Poll(), nil)
+	expect(t, event(t, id), ControlEvent{Status: "Scheduled", Approvals: []string{}})
 	expect(t, *done, []string{})
 
 	advance(t, 15*time.Minute)
-	expect(t, event(t, id), Seen{Status: "Started", Approvals: []string{}})
+	expect(t, event(t, id), ControlEvent{Status: "Started", Approvals: []string{}})
 }
 
-func TestAnEndpointThatIsGoneIsAskedAgainAndIsNoAllClear(t *testing.T) {
+func TestFailedPollIsRetriedAndDoesNotEndTheEvent(t *testing.T) {
 	id := maintain(t, "host-a")
 	handler, done := newHandler()
 
 	api(t, "POST", "/faults", gone, nil)
-	expect(t, handler.Look() != nil, true)
-	expect(t, handler.Look(), nil)
+	expect(t, handler.Poll() != nil, true)
+	expect(t, handler.Poll(), nil)
 	expect(t, event(t, id).Approvals, []string{"web-0"})
 
 	api(t, "POST", "/faults", gone, nil)
-	expect(t, handler.Look() != nil, true)
+	expect(t, handler.Poll() != nil, true)
 	expect(t, *done, []string{"drained"})
 }
 
 func newHandler() (*Handler, *[]string) {
 	done := []string{}
-	note := func(what string) func() { return func() { done = append(done, what) } }
-	return &Handler{Endpoint: lab.Vms["web-0"], Drain: note("drained"), Resume: note("resumed")}, &done
+	record := func(what string) func() { return func() { done = append(done, what) } }
+	return &Handler{Endpoint: lab.Vms["web-0"], Drain: record("drained"), Resume: record("resumed")}, &done
 }
 
 func expect(t *testing.T, got, want any) {
@@ -73,10 +73,10 @@ func expect(t *testing.T, got, want any) {
 	}
 }
 
-// The lab is a child process; where it is stands in its ready file, and what it can do in docs/lab.md.
+// The lab is a child process. Its ready file has the URLs; docs/lab.md has the API.
 var lab struct {
 	Control string
-	Vms     map[string]string // whoever calls there is that VM
+	Vms     map[string]string // requests to this URL come from that VM
 }
 
 func TestMain(m *testing.M) { os.Exit(inLab(m.Run)) }
@@ -96,52 +96,52 @@ func inLab(run func() int) int {
 	defer command.Wait()
 	defer command.Process.Kill()
 	for end := time.Now().Add(readyMax); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
-		if told, err := os.ReadFile(ready); err == nil && json.Unmarshal(told, &lab) == nil {
+		if content, err := os.ReadFile(ready); err == nil && json.Unmarshal(content, &lab) == nil {
 			return run()
 		}
 	}
-	fmt.Fprintf(os.Stderr, "there is no %s after %s\n", ready, readyMax)
+	fmt.Fprintf(os.Stderr, "%s did not appear within %s\n", ready, readyMax)
 	return 1
 }
 
-// Seen is an event as the platform sees it.
-type Seen struct {
+// ControlEvent is an event in the control API.
+type ControlEvent struct {
 	ID, Scope, Status, Ended string
 	Approvals                []string
 }
 
-// maintain announces a reboot of a host and gives the id of the event of the web servers. When the test ends it is over.
+// maintain schedules a reboot of a host and returns the id of the event for the web servers. It ends with the test.
 func maintain(t *testing.T, host string) string {
 	t.Helper()
 	t.Cleanup(func() { advance(t, time.Hour) })
-	var answer struct{ Events []Seen }
-	api(t, "POST", "/hosts/"+host+"/maintain", `{"type": "Reboot"}`, &answer)
-	for _, event := range answer.Events {
+	var result struct{ Events []ControlEvent }
+	api(t, "POST", "/hosts/"+host+"/maintain", `{"type": "Reboot"}`, &result)
+	for _, event := range result.Events {
 		if event.Scope == "web" {
 			return event.ID
 		}
 	}
-	t.Fatalf("no event of the web servers: %+v", answer)
+	t.Fatalf("no event for the web servers: %+v", result)
 	return ""
 }
 
-func event(t *testing.T, id string) Seen {
+func event(t *testing.T, id string) ControlEvent {
 	t.Helper()
-	var answer struct {
+	var result struct {
 		Status    string
 		Approvals []string
 		Facts     struct{ How string }
 	}
-	api(t, "GET", "/events/"+id, "", &answer)
-	return Seen{Status: answer.Status, Approvals: answer.Approvals, Ended: answer.Facts.How}
+	api(t, "GET", "/events/"+id, "", &result)
+	return ControlEvent{Status: result.Status, Approvals: result.Approvals, Ended: result.Facts.How}
 }
 
-func advance(t *testing.T, span time.Duration) {
+func advance(t *testing.T, duration time.Duration) {
 	t.Helper()
-	api(t, "POST", "/clock/advance", fmt.Sprintf(`{"seconds": %g}`, span.Seconds()), nil)
+	api(t, "POST", "/clock/advance", fmt.Sprintf(`{"seconds": %g}`, duration.Seconds()), nil)
 }
 
-func api(t *testing.T, method, path, body string, answer any) {
+func api(t *testing.T, method, path, body string, result any) {
 	t.Helper()
 	request, err := http.NewRequest(method, lab.Control+"/api/v1"+path, strings.NewReader(body))
 	if err != nil {
@@ -153,8 +153,8 @@ func api(t *testing.T, method, path, body string, answer any) {
 		t.Fatal(err)
 	}
 	defer response.Body.Close()
-	if answer != nil {
-		if err := json.NewDecoder(response.Body).Decode(answer); err != nil {
+	if result != nil {
+		if err := json.NewDecoder(response.Body).Decode(result); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -1,4 +1,4 @@
-// What the handler owes its VM, tested in a lab: events on demand, and a clock that the test moves. `node --test`
+// Tests the handler in a lab: events on demand, and a clock that the test moves. `node --test`
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
 import { once } from "node:events";
@@ -19,19 +19,19 @@ after(() => lab?.end());
 beforeEach(() => {
   done = [];
   handler = new Handler({
-    endpoint: lab.vms["web-0"], // whoever calls there is web-0
+    endpoint: lab.vms["web-0"], // requests to this URL come from web-0
     drain: () => done.push("drained"),
     resume: () => done.push("resumed"),
   });
 });
 
-afterEach(() => lab.advance(3600)); // whatever a test began is over
+afterEach(() => lab.advance(3600)); // end the events of the test
 
-test("a reboot is approved when the application is drained, and it goes on when it is over", async () => {
+test("a reboot is approved after draining, and work resumes afterwards", async () => {
   const id = await lab.maintain("host-a");
   handler.drain = async () => done.push("drained", (await lab.event(id)).approvals.length);
 
-  await handler.look();
+  await handler.poll();
   assert.deepEqual(done, ["drained", 0], "approved before it was drained, or not drained");
   const approved = await lab.event(id);
   assert.deepEqual(approved.approvals, ["web-0"]);
@@ -39,14 +39,14 @@ test("a reboot is approved when the application is drained, and it goes on when 
 
   await lab.advance(15 * 60);
   assert.equal(await lab.event(id), "completed");
-  await handler.look();
+  await handler.poll();
   assert.equal(done.at(-1), "resumed");
 });
 
-test("what befalls the neighbour is left to the neighbour", async () => {
+test("events of another VM are ignored", async () => {
   const id = await lab.maintain("host-b");
 
-  await handler.look();
+  await handler.poll();
   assert.deepEqual((await lab.event(id)).approvals, [], "approved another VM's event");
   assert.deepEqual(done, []);
 
@@ -54,67 +54,67 @@ test("what befalls the neighbour is left to the neighbour", async () => {
   assert.equal((await lab.event(id)).status, "Started");
 });
 
-test("an endpoint that is gone is asked again, and is no all-clear", async () => {
+test("a failed poll is retried and does not end the event", async () => {
   const id = await lab.maintain("host-a");
 
   await lab.fault({ fault: "status", code: 410, vms: ["web-0"], requests: 1 });
-  await handler.look();
+  await handler.poll();
   assert.deepEqual((await lab.event(id)).approvals, []);
-  await handler.look();
+  await handler.poll();
   assert.deepEqual((await lab.event(id)).approvals, ["web-0"]);
 
   await lab.fault({ fault: "status", code: 410, vms: ["web-0"], requests: 1 });
-  await handler.look();
+  await handler.poll();
   assert.deepEqual(done, ["drained"], "took a 410 for the end of the reboot");
 });
 
-/** A lab as a child process: where it is stands in its ready file, and what it can do in docs/lab.md. */
+/** Run a lab as a child process. Its ready file has the URLs; docs/lab.md has the API. */
 async function startLab() {
   const folder = await mkdtemp(join(tmpdir(), "lab-"));
   const ready = join(folder, "ready.json");
   const child = spawn("forewarn", ["lab", "serve", "--port=0", "--control-port=0", `--ready-file=${ready}`], {
     stdio: ["ignore", "ignore", "inherit"],
   });
-  const ended = once(child, "exit"); // rejects when there is no such program
+  const ended = once(child, "exit"); // rejects if the program is missing
   const end = async () => {
     child.kill();
     await ended;
     await rm(folder, { recursive: true });
   };
   try {
-    await Promise.race([written(ready), ended.then(([code]) => { throw new Error(`the lab ended with ${code}`); })]);
-  } catch (problem) {
+    await Promise.race([waitForFile(ready), ended.then(([code]) => { throw new Error(`the lab ended with ${code}`); })]);
+  } catch (error) {
     child.kill();
     await rm(folder, { recursive: true });
-    throw problem;
+    throw error;
   }
   const { control, vms } = JSON.parse(await readFile(ready, "utf8"));
   const api = async (method, path, body) => {
     const headers = { "Content-Type": "application/json" };
-    const answer = await fetch(`${control}/api/v1${path}`, { method, headers, body: body && JSON.stringify(body) });
-    return answer.json();
+    const response = await fetch(`${control}/api/v1${path}`, { method, headers, body: body && JSON.stringify(body) });
+    return response.json();
   };
   return {
     vms,
     end,
-    /** The host below some VMs is to be rebooted; the id of the event of the web servers. */
+    /** Schedule a reboot of a host. Returns the id of the event for the web servers. */
     maintain: async (host) => {
       const { events } = await api("POST", `/hosts/${host}/maintain`, { type: "Reboot" });
       return events.find((event) => event.scope === "web").id;
     },
-    /** An event as the platform sees it, or how it ended. */
+    /** An event in the control API, or how it ended. */
     event: async (id) => {
-      const answer = await api("GET", `/events/${id}`);
-      return answer.facts?.how ?? answer;
+      const response = await api("GET", `/events/${id}`);
+      return response.facts?.how ?? response;
     },
     advance: (seconds) => api("POST", "/clock/advance", { seconds }),
     fault: (fault) => api("POST", "/faults", fault),
   };
 }
 
-async function written(file) {
+async function waitForFile(file) {
   for (const end = Date.now() + READY_MS_MAX; Date.now() < end; await sleep(50)) {
     if (existsSync(file)) return;
   }
-  throw new Error(`there is no ${file} after ${READY_MS_MAX} ms`);
+  throw new Error(`${file} did not appear within ${READY_MS_MAX} ms`);
 }

@@ -1,54 +1,54 @@
 #!/usr/bin/env pwsh
-# What the handler owes its VM, tested in a lab: events on demand, and a clock that the test moves. Needs forewarn.
+# Tests the handler in a lab: events on demand, and a clock that the test moves. Needs forewarn.
 # Plain functions; their bodies can move into the It blocks of Pester as they are.
 . (Join-Path $PSScriptRoot 'handler.ps1')
 $Gone = @{ fault = 'status'; code = 410; vms = @('web-0'); requests = 1 }
 $ReadySecondsMax = 30
 $Tests = @(
-    'Test-ARebootIsApprovedWhenDrainedAndWorkGoesOnWhenItIsOver'
-    'Test-WhatBefallsTheNeighbourIsLeftToTheNeighbour'
-    'Test-AnEndpointThatIsGoneIsAskedAgainAndIsNoAllClear'
+    'Test-RebootIsApprovedAfterDrainingAndWorkResumesAfterwards'
+    'Test-EventsOfAnotherVmAreIgnored'
+    'Test-FailedPollIsRetriedAndDoesNotEndTheEvent'
 )
 
-function Test-ARebootIsApprovedWhenDrainedAndWorkGoesOnWhenItIsOver {
+function Test-RebootIsApprovedAfterDrainingAndWorkResumesAfterwards {
     $id = Start-Maintenance host-a
     $done = [System.Collections.Generic.List[string]]::new()
-    $handler = New-Handler $Door { $done.Add("drained while $(Get-Seen $id)") } { $done.Add('resumed') }
+    $handler = New-Handler $Endpoint { $done.Add("drained while $(Get-Event $id)") } { $done.Add('resumed') }
 
-    Invoke-Look $handler
+    Invoke-Poll $handler
     Assert-Equal 'drained while Scheduled' ($done -join ', ')
-    Assert-Equal 'Started, approved by web-0' (Get-Seen $id)
+    Assert-Equal 'Started, approved by web-0' (Get-Event $id)
 
     Step-Clock (15 * 60)
-    Assert-Equal 'completed' (Get-Seen $id)
-    Invoke-Look $handler
+    Assert-Equal 'completed' (Get-Event $id)
+    Invoke-Poll $handler
     Assert-Equal 'drained while Scheduled, resumed' ($done -join ', ')
 }
 
-function Test-WhatBefallsTheNeighbourIsLeftToTheNeighbour {
+function Test-EventsOfAnotherVmAreIgnored {
     $id = Start-Maintenance host-b
     $done = [System.Collections.Generic.List[string]]::new()
 
-    Invoke-Look (New-Handler $Door { $done.Add('drained') } { $done.Add('resumed') })
-    Assert-Equal 'Scheduled' (Get-Seen $id)
+    Invoke-Poll (New-Handler $Endpoint { $done.Add('drained') } { $done.Add('resumed') })
+    Assert-Equal 'Scheduled' (Get-Event $id)
     Assert-Equal '' ($done -join ', ')
 
     Step-Clock (15 * 60)
-    Assert-Equal 'Started' (Get-Seen $id)
+    Assert-Equal 'Started' (Get-Event $id)
 }
 
-function Test-AnEndpointThatIsGoneIsAskedAgainAndIsNoAllClear {
+function Test-FailedPollIsRetriedAndDoesNotEndTheEvent {
     $id = Start-Maintenance host-a
     $done = [System.Collections.Generic.List[string]]::new()
-    $handler = New-Handler $Door { $done.Add('drained') } { $done.Add('resumed') }
+    $handler = New-Handler $Endpoint { $done.Add('drained') } { $done.Add('resumed') }
 
     $null = Invoke-Api Post /faults $Gone
-    Assert-Throws { Invoke-Look $handler }
-    Invoke-Look $handler
-    Assert-Equal 'Started, approved by web-0' (Get-Seen $id)
+    Assert-Throws { Invoke-Poll $handler }
+    Invoke-Poll $handler
+    Assert-Equal 'Started, approved by web-0' (Get-Event $id)
 
     $null = Invoke-Api Post /faults $Gone
-    Assert-Throws { Invoke-Look $handler }
+    Assert-Throws { Invoke-Poll $handler }
     Assert-Equal 'drained' ($done -join ', ')
 }
 
@@ -61,18 +61,18 @@ function Assert-Throws([scriptblock] $Action) {
     throw 'a 410 was not noticed'
 }
 
-# The host below some VMs is to be rebooted; the id of the event of the web servers.
-function Start-Maintenance([string] $Below) {
-    $answer = Invoke-Api Post "/hosts/$Below/maintain" @{ type = 'Reboot' }
-    ($answer.events | Where-Object scope -CEQ 'web').id
+# Schedule a reboot of a host. Returns the id of the event for the web servers.
+function Start-Maintenance([string] $HostName) {
+    $response = Invoke-Api Post "/hosts/$HostName/maintain" @{ type = 'Reboot' }
+    ($response.events | Where-Object scope -CEQ 'web').id
 }
 
-# An event as the platform sees it, in a few words.
-function Get-Seen([string] $Id) {
-    $seen = Invoke-Api Get "/events/$Id"
-    if ($seen.PSObject.Properties['facts']) { return $seen.facts.how }
-    if ($seen.approvals.Count -eq 0) { return $seen.status }
-    "$($seen.status), approved by $($seen.approvals -join ' ')"
+# An event in the control API, as text.
+function Get-Event([string] $Id) {
+    $found = Invoke-Api Get "/events/$Id"
+    if ($found.PSObject.Properties['facts']) { return $found.facts.how }
+    if ($found.approvals.Count -eq 0) { return $found.status }
+    "$($found.status), approved by $($found.approvals -join ' ')"
 }
 
 function Step-Clock([int] $Seconds) {
@@ -88,7 +88,7 @@ function Invoke-Api([string] $Method, [string] $Path, [hashtable] $Body) {
     Invoke-RestMethod @options
 }
 
-# The lab is a child process; where it is stands in its ready file, and what it can do in docs/lab.md.
+# The lab is a child process. Its ready file has the URLs; docs/lab.md has the API.
 $ready = Join-Path ([System.IO.Path]::GetTempPath()) "lab-$PID.json"
 $flags = 'lab', 'serve', '--port=0', '--control-port=0', "--ready-file=$ready"
 $process = Start-Process forewarn -ArgumentList $flags -PassThru -RedirectStandardOutput "$ready.log"
@@ -98,7 +98,7 @@ try {
         if ($process.HasExited -or $waited.Elapsed.TotalSeconds -gt $ReadySecondsMax) { throw 'the lab did not start' }
     }
     $Lab = Get-Content -Raw $ready | ConvertFrom-Json
-    $Door = $Lab.vms.'web-0' # whoever calls there is web-0
+    $Endpoint = $Lab.vms.'web-0' # requests to this URL come from web-0
     foreach ($test in $Tests) {
         try {
             & $test
@@ -107,7 +107,7 @@ try {
             $failures++
             Write-Host "FAILED ${test}: $_"
         }
-        Step-Clock 3600 # whatever a test began is over
+        Step-Clock 3600 # end the events of the test
     }
 } finally {
     if (-not $process.HasExited) { $process.Kill() }

@@ -1,7 +1,6 @@
-"""A worker that gets out of the way in time: it watches the Scheduled Events of its VM, drains, and
-only then says "go ahead".
+"""A worker that polls the Scheduled Events of its VM, drains, and then approves.
 
-Standard library only, as any program inside a VM may be. `python handler.py` runs it on a real VM,
+Standard library only. `python handler.py` runs it on a real VM,
 here or on Azure.
 """
 
@@ -13,9 +12,8 @@ from http.client import HTTPException
 
 ENDPOINT = "http://169.254.169.254"
 PATH = "/metadata/scheduledevents?api-version=2020-07-01"
-OPENER = urllib.request.build_opener(
-    urllib.request.ProxyHandler({})
-)  # the endpoint is here: no proxy knows it
+# The endpoint is link-local, so no proxy can reach it.
+OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class Worker:
@@ -38,10 +36,7 @@ class Worker:
 
 
 class Handler:
-    """Keeps a worker out of the way of what happens to its VM.
-
-    `look` is to be called once in `period_seconds`.
-    """
+    """Drains a worker before an event of its VM. Call `poll` every `period_seconds`."""
 
     period_seconds = 1
 
@@ -50,30 +45,23 @@ class Handler:
         self.name = name
         self.url = endpoint + PATH
 
-    def look(self) -> None:
-        """One look at what is to come, and what follows from it."""
+    def poll(self) -> None:
+        """Poll once and react. An invalid response changes nothing; the next poll may succeed."""
         try:
             ours = [event for event in self.events() if self.concerns_us(event)]
             self.worker.is_open = not ours
             for event in ours:
                 if event["EventStatus"] == "Scheduled" and self.is_ready():
                     self.approve(event)
-        except (
-            OSError,
-            HTTPException,
-            ValueError,
-            KeyError,
-        ) as problem:  # nothing follows from that: the next look may succeed
-            print(f"no sense to be had of the endpoint: {problem!r}")
+        except (OSError, HTTPException, ValueError, KeyError) as error:
+            print(f"poll failed: {error!r}")
 
     def events(self) -> list[dict[str, str]]:
-        events: list[dict[str, str]] = json.loads(ask(self.url))["Events"]
+        events: list[dict[str, str]] = json.loads(send(self.url))["Events"]
         return events
 
     def concerns_us(self, event: dict[str, str]) -> bool:
-        """All VMs of an availability set see one document; what counts is whether our name is in
-        it.
-        """
+        """All VMs of an availability set see one document; only events that name this VM count."""
         return self.name in event["Resources"]
 
     def is_ready(self) -> bool:
@@ -81,24 +69,24 @@ class Handler:
 
     def approve(self, event: dict[str, str]) -> None:
         body = json.dumps({"StartRequests": [{"EventId": event["EventId"]}]}).encode()
-        ask(self.url, body)
+        send(self.url, body)
         print(f"approved {event['EventType']} {event['EventId']}")
 
 
-def ask(url: str, body: bytes | None = None) -> str:
+def send(url: str, body: bytes | None = None) -> str:
     request = urllib.request.Request(url, data=body, headers={"Metadata": "true"})
-    with OPENER.open(request, timeout=10) as answer:
-        return str(answer.read().decode())
+    with OPENER.open(request, timeout=10) as response:
+        return str(response.read().decode())
 
 
 def own_name(endpoint: str = ENDPOINT) -> str:
-    """The name that `Resources` have for this VM. It is not the hostname."""
-    return ask(endpoint + "/metadata/instance/compute/name?api-version=2021-02-01&format=text")
+    """The name of this VM in `Resources`, not the hostname."""
+    return send(endpoint + "/metadata/instance/compute/name?api-version=2021-02-01&format=text")
 
 
 if __name__ == "__main__":
     endpoint = os.environ.get("FOREWARN_ENDPOINT", ENDPOINT)  # `forewarn lab run` sets it
     handler = Handler(Worker(), own_name(endpoint), endpoint)
-    while True:  # ends when it is stopped
-        handler.look()
+    while True:  # until the process is stopped
+        handler.poll()
         time.sleep(handler.period_seconds)

@@ -1,5 +1,4 @@
-"""What the worker owes its VM, tested in a moment: events on demand, and a clock that the test
-moves.
+"""Tests the worker with events on demand, and a clock that the test moves.
 
 `scheduled_events` comes with `pip install 'forewarn[server]'`. HANDLER names the module to test, as
 in HANDLER=never_approves.
@@ -11,7 +10,7 @@ import os
 import pytest
 from handler import Handler, Worker
 
-from forewarn.lab import Lab
+from forewarn.testing import Lab
 
 NAME = "web-0"
 
@@ -28,101 +27,97 @@ def handler(scheduled_events: Lab, worker: Worker) -> Handler:
 
 
 def watch(scheduled_events: Lab, handler: Handler, seconds: int) -> None:
-    """Let the time pass, with a look as often as the handler wants one."""
+    """Let time pass, with a poll as often as the handler wants one."""
     for _ in range(0, seconds, handler.period_seconds):
         scheduled_events.advance(seconds=handler.period_seconds)
-        handler.look()
+        handler.poll()
 
 
-def test_a_reboot_is_approved_when_the_job_in_hand_is_done(
+def test_reboot_is_approved_when_the_job_is_done(
     scheduled_events: Lab, handler: Handler, worker: Worker
 ) -> None:
     worker.take("invoice 7")
     event = scheduled_events.vm(NAME).reboot()
 
-    handler.look()
-    assert event.approved_by is None, "approved with a job in hand: it is lost"
+    handler.poll()
+    assert event.approved_by is None, "approved during a job: the job is lost"
 
     worker.finish()
-    handler.look()
-    assert event.approved_by == NAME, "drained, but not approved: the VM waits for nothing"
+    handler.poll()
+    assert event.approved_by == NAME, "drained, but not approved"
     assert event.status == "Started"
 
 
-def test_a_neighbours_reboot_is_the_neighbours_business(
+def test_reboot_of_another_vm_is_ignored(
     scheduled_events: Lab, handler: Handler, worker: Worker
 ) -> None:
     event = scheduled_events.vm("web-1").reboot()
 
-    handler.look()
-    handler.look()
+    handler.poll()
+    handler.poll()
 
-    assert event.approved_by is None, "approved what befalls another VM, which may not be ready"
+    assert event.approved_by is None, "approved an event of another VM, which may not be ready"
     assert worker.is_open
 
 
-def test_a_spot_eviction_finds_the_worker_drained(
+def test_worker_is_drained_before_a_spot_eviction(
     scheduled_events: Lab, handler: Handler, worker: Worker
 ) -> None:
-    """It gives 30 seconds."""
+    """The notice is 30 seconds."""
     event = scheduled_events.vm(NAME).preempt()
 
     watch(scheduled_events, handler, seconds=30)
 
-    assert worker.is_drained, f"not drained when the VM was taken away: {event}"
+    assert worker.is_drained, f"not drained when the VM was evicted: {event}"
 
 
-def test_the_worker_takes_jobs_again_when_it_is_over(
+def test_worker_accepts_jobs_again_after_the_event(
     scheduled_events: Lab, handler: Handler, worker: Worker
 ) -> None:
     event = scheduled_events.vm(NAME).freeze()
-    handler.look()
+    handler.poll()
     assert not worker.is_open
 
     scheduled_events.advance(minutes=20)
-    handler.look()
+    handler.poll()
 
     assert event.status == "Completed"
     assert worker.is_open
 
 
-def test_a_cancelled_maintenance_changes_nothing_for_long(
+def test_worker_accepts_jobs_again_after_a_cancellation(
     scheduled_events: Lab, handler: Handler, worker: Worker
 ) -> None:
     worker.take("invoice 7")
     event = scheduled_events.vm(NAME).redeploy()
-    handler.look()
-    assert event.status == "Scheduled", (
-        "approved with a job in hand: there is nothing left to cancel"
-    )
+    handler.poll()
+    assert event.status == "Scheduled", "approved during a job: nothing is left to cancel"
     event.cancel()
 
-    handler.look()
+    handler.poll()
 
     assert worker.is_open
 
 
 @pytest.mark.parametrize("kind", ["empty", "no-events", "truncate"])
-def test_an_answer_that_makes_no_sense_is_no_all_clear(
+def test_invalid_response_does_not_end_the_event(
     scheduled_events: Lab, handler: Handler, worker: Worker, kind: str
 ) -> None:
     worker.take("invoice 7")
     scheduled_events.vm(NAME).reboot()
-    handler.look()
+    handler.poll()
 
     with scheduled_events.fault(kind, vm=NAME):
-        handler.look()
+        handler.poll()
 
     assert not worker.is_open
 
 
-def test_an_approval_that_was_not_heard_is_given_again(
-    scheduled_events: Lab, handler: Handler
-) -> None:
+def test_failed_approval_is_sent_again(scheduled_events: Lab, handler: Handler) -> None:
     event = scheduled_events.vm(NAME).reboot()
     scheduled_events.fault("status", vm=NAME, code=503, method="POST", requests=2)
 
     for _ in range(3):
-        handler.look()
+        handler.poll()
 
-    assert event.approved_by == NAME, "an approval was lost, and not given again"
+    assert event.approved_by == NAME, "an approval was lost and not sent again"

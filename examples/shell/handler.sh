@@ -1,26 +1,26 @@
 #!/bin/sh
-# Takes this VM out of a load balancer before something happens to it, and puts it back when that is over.
+# Takes this VM out of a load balancer before an event, and puts it back afterwards.
 # The balancer sends work as long as the file $HEALTHY exists. Needs curl and jq; runs until it is stopped.
 set -u
 ENDPOINT=${ENDPOINT:-${FOREWARN_ENDPOINT:-http://169.254.169.254}}    # `forewarn lab run` sets the second
 HEALTHY=${HEALTHY:-/run/healthy}
-DRAIN_SECONDS=${DRAIN_SECONDS:-5}      # so long may a request that is under way take
+DRAIN_SECONDS=${DRAIN_SECONDS:-5}      # the longest request
 PERIOD_SECONDS=${PERIOD_SECONDS:-1}
 approved=
 EVENTS="$ENDPOINT/metadata/scheduledevents?api-version=2020-07-01"
 
-# No proxy knows the endpoint. An answer other than 200 is a failure: nothing follows from it, the next look may succeed.
-ask() {
+# The endpoint is link-local, so no proxy is used. A status other than 200 is an error; the next poll may succeed.
+request() {
     curl --silent --show-error --fail --noproxy '*' --max-time 10 --header Metadata:true "$@"
 }
 
-# The name that Resources have for this VM. It is not the hostname.
+# The name of this VM in Resources, not the hostname.
 own_name() {
-    ask "$ENDPOINT/metadata/instance/compute/name?api-version=2021-02-01&format=text"
+    request "$ENDPOINT/metadata/instance/compute/name?api-version=2021-02-01&format=text"
 }
 
-# One line for each event that names us: all VMs of an availability set see one document. jq -e fails where there is no document.
-ours() {
+# One line per event that names this VM: all VMs of an availability set see one document. jq -e fails without a document.
+own_events() {
     jq -er --arg name "$NAME" '.Events | map(select(.Resources | index($name)) | "\(.EventStatus) \(.EventId)") | join("\n")'
 }
 
@@ -36,21 +36,21 @@ resume() {
     if [ ! -e "$HEALTHY" ]; then
         touch "$HEALTHY"
         approved=
-        echo "taking work"
+        echo "accepting work"
     fi
 }
 
-# Once: an approved event may still have to wait, for its turn or for the word of others.
+# Approve only once: an approved event may stay Scheduled until other VMs approve or another update domain is done.
 approve() {
     case $approved in *"$1"*) return ;; esac
-    ask "$EVENTS" --data "{\"StartRequests\": [{\"EventId\": \"$1\"}]}" || return
+    request "$EVENTS" --data "{\"StartRequests\": [{\"EventId\": \"$1\"}]}" || return
     approved="$approved $1"
     echo "approved $1"
 }
 
-look() {
-    document=$(ask "$EVENTS") || return
-    events=$(printf '%s' "$document" | ours) || return
+poll() {
+    document=$(request "$EVENTS") || return
+    events=$(printf '%s' "$document" | own_events) || return
     if [ -z "$events" ]; then
         resume
         return
@@ -64,8 +64,8 @@ look() {
 until NAME=${NAME:-$(own_name)} && [ -n "$NAME" ]; do
     sleep "$PERIOD_SECONDS"
 done
-echo "watching over $NAME"
+echo "watching events of $NAME"
 while :; do
-    look
+    poll
     sleep "$PERIOD_SECONDS"
 done

@@ -1,8 +1,8 @@
 #!/bin/sh
-# Tests handler.sh, as a process of its own, in a lab. Needs curl, jq and forewarn.
+# Tests handler.sh as a process in a lab. Needs curl, jq and forewarn.
 set -eu
 for program in curl jq forewarn; do
-    command -v "$program" > /dev/null || { echo "there is no $program on the PATH"; exit 1; }
+    command -v "$program" > /dev/null || { echo "$program is not on the PATH"; exit 1; }
 done
 cd "$(dirname "$0")"
 folder=$(mktemp -d)
@@ -37,13 +37,13 @@ fail() {
     exit 1
 }
 
-# until_true COMMAND [TRIES]: some seconds of real time
+# until_true COMMAND [TRIES]: wait up to TRIES tenths of a second
 until_true() {
     for _ in $(seq "${2:-50}"); do
         if eval "$1"; then return; fi
         sleep 0.1
     done
-    fail "waited in vain for: $1"
+    fail "timed out waiting for: $1"
 }
 
 # api METHOD PATH [BODY]
@@ -55,7 +55,7 @@ maintain() {
     api POST "/hosts/$1/maintain" '{"type": "Reboot"}' | jq -r '.events[] | select(.scope == "web").id'
 }
 
-# event ID: its status and who approved it, as in "Started web-0", or how it ended
+# event ID: its status and approvals, such as "Started web-0", or how it ended
 event() {
     api GET "/events/$1" | jq -r '.facts.how // (.status + " " + (.approvals | join(" ")))'
 }
@@ -64,22 +64,22 @@ advance() {
     api POST /clock/advance "{\"seconds\": $1}" > "$folder/clock.json"
 }
 
-# said WORDS: how many times the handler has
-said() {
+# count_logged TEXT: how many lines of the handler's log contain it
+count_logged() {
     grep -c "$1" "$folder/handler.log" || true
 }
 
-looks() {
+count_polls() {
     api GET '/transcript?limit=10000' | jq '[.entries[] | select(.kind == "request" and .vm == "web-0")] | length'
 }
 
-# two_looks: until the handler has seen what is there now
-two_looks() {
-    before=$(looks)
-    until_true '[ "$(looks)" -ge $((before + 2)) ]'
+# wait_for_polls: until the handler has seen the current document
+wait_for_polls() {
+    before=$(count_polls)
+    until_true '[ "$(count_polls)" -ge $((before + 2)) ]'
 }
 
-test_a_reboot_is_approved_when_drained_and_work_goes_on_when_it_is_over() {
+test_reboot_is_approved_after_draining_and_work_resumes_afterwards() {
     id=$(maintain host-a)
     until_true '[ "$(event "$id")" = "Started web-0" ]'
     [ ! -e "$folder/healthy" ] || fail "approved while the balancer still sends work"
@@ -88,9 +88,9 @@ test_a_reboot_is_approved_when_drained_and_work_goes_on_when_it_is_over() {
     until_true "test -f $folder/healthy"
 }
 
-test_what_befalls_the_neighbour_is_left_to_the_neighbour() {
+test_events_of_another_vm_are_ignored() {
     id=$(maintain host-b)
-    two_looks
+    wait_for_polls
     [ "$(event "$id")" = "Scheduled " ] || fail "another VM's event was approved: $(event "$id")"
     [ -e "$folder/healthy" ] || fail "drained for another VM's event"
     advance 900
@@ -98,14 +98,14 @@ test_what_befalls_the_neighbour_is_left_to_the_neighbour() {
     advance 900
 }
 
-test_an_endpoint_that_is_gone_is_asked_again_and_is_no_all_clear() {
+test_failed_poll_is_retried_and_does_not_end_the_event() {
     id=$(maintain host-a)
     until_true '[ "$(event "$id")" = "Started web-0" ]'
-    resumed=$(said 'taking work')
+    resumed=$(count_logged 'accepting work')
     api POST /faults '{"fault": "status", "code": 410, "vms": ["web-0"], "requests": 3}' > "$folder/fault.json"
-    until_true '[ "$(said "error: 410")" = 3 ]'
-    two_looks
-    [ "$(said 'taking work')" = "$resumed" ] || fail "took a 410 for the end of the reboot"
+    until_true '[ "$(count_logged "error: 410")" = 3 ]'
+    wait_for_polls
+    [ "$(count_logged 'accepting work')" = "$resumed" ] || fail "took a 410 for the end of the reboot"
     advance 900
     until_true "test -f $folder/healthy"
 }

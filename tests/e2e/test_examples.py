@@ -50,7 +50,7 @@ MISTAKES = (
         "shell/handler.sh",
         '        approve "$id"',
         '        : "$id"',
-        "waited in vain",
+        "timed out",
     ),
     Bug(
         "approves for others",
@@ -72,8 +72,8 @@ MISTAKES = (
     Bug(
         "takes an error for an all-clear",
         "node/handler.mjs",
-        "(problem) {",
-        "(problem) { await this.goOn();",
+        "(error) {",
+        "(error) { await this.resumeWork();",
         "not ok 3",
     ),
     Bug(
@@ -81,11 +81,9 @@ MISTAKES = (
         "go/handler.go",
         "name == h.Name",
         'name != ""',
-        "FAIL: TestWhatBefalls",
+        "FAIL: TestEventsOfAnotherVm",
     ),
-    Bug(
-        "never approves", "csharp/Handler.cs", '== "Scheduled"', '== "Never"', "FAILED TestAReboot"
-    ),
+    Bug("never approves", "csharp/Handler.cs", '== "Scheduled"', '== "Never"', "FAILED TestReboot"),
 )
 
 

@@ -18,11 +18,11 @@ TIMEOUT_SECONDS = 120
 INI = "[pytest]\nfilterwarnings = error\naddopts = --strict-markers\n"
 FLAGS = ("-p", "no:cacheprovider", "-p", "no:xdist", "-rf")
 
-REBOOT = "test_a_reboot_is_approved_when_the_job_in_hand_is_done"
-NEIGHBOUR = "test_a_neighbours_reboot_is_the_neighbours_business"
-EVICTION = "test_a_spot_eviction_finds_the_worker_drained"
-CANCELLED = "test_a_cancelled_maintenance_changes_nothing_for_long"
-UNHEARD = "test_an_approval_that_was_not_heard_is_given_again"
+REBOOT = "test_reboot_is_approved_when_the_job_is_done"
+OTHER_VM = "test_reboot_of_another_vm_is_ignored"
+EVICTION = "test_worker_is_drained_before_a_spot_eviction"
+CANCELLED = "test_worker_accepts_jobs_again_after_a_cancellation"
+UNHEARD = "test_failed_approval_is_sent_again"
 
 
 def run_tests(pytester: pytest.Pytester, text: str, *arguments: str) -> str:
@@ -74,25 +74,25 @@ def test_example_handler_passes_its_suite(pytester: pytest.Pytester) -> None:
     [
         (
             "approves_for_others",
-            {NEIGHBOUR: "AssertionError: approved what befalls another VM, which may not be ready"},
+            {OTHER_VM: "AssertionError: approved an event of another VM, which may not be ready"},
         ),
         (
             "never_approves",
             {
-                REBOOT: "AssertionError: drained, but not approved: the VM waits for nothing",
-                UNHEARD: "AssertionError: an approval was lost, and not given again",
+                REBOOT: "AssertionError: drained, but not approved",
+                UNHEARD: "AssertionError: an approval was lost and not sent again",
             },
         ),
         (
             "approves_too_soon",
             {
-                REBOOT: "AssertionError: approved with a job in hand: it is lost",
+                REBOOT: "AssertionError: approved during a job: the job is lost",
                 CANCELLED: "AssertionError: approved with a job in hand: there is nothing",
             },
         ),
         (
-            "looks_too_seldom",
-            {EVICTION: "AssertionError: not drained when the VM was taken away: <Preempt "},
+            "polls_too_rarely",
+            {EVICTION: "AssertionError: not drained when the VM was evicted: <Preempt "},
         ),
     ],
 )
@@ -119,10 +119,10 @@ def test_readme_names_the_test_that_finds_each_bug() -> None:
     )
 
     assert rows == {
-        "approves_for_others": NEIGHBOUR,
+        "approves_for_others": OTHER_VM,
         "never_approves": REBOOT,
         "approves_too_soon": REBOOT,
-        "looks_too_seldom": EVICTION,
+        "polls_too_rarely": EVICTION,
     }
     assert sorted(rows) == sorted(path.stem for path in (EXAMPLE / "wrong").glob("*.py"))
 

@@ -1,6 +1,4 @@
-"""Wrong: takes every event in the document for its own, and so lets the platform reboot a neighbour
-that is not ready.
-"""
+"""Wrong: approves every event in the document, so VMs that are not ready are rebooted."""
 
 import handler
 

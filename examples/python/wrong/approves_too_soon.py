@@ -1,13 +1,10 @@
-"""Wrong: says "go ahead" as soon as it has closed the door.
-
-The job in hand is lost when the VM reboots at once.
-"""
+"""Wrong: approves before the job is done, and the job is lost in the reboot."""
 
 import handler
 
 
 class Handler(handler.Handler):
-    """Approves on sight."""
+    """Approves immediately."""
 
     def is_ready(self) -> bool:
         return True

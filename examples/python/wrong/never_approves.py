@@ -1,13 +1,10 @@
-"""Wrong: drains and then waits for the event to start, so every maintenance takes its full notice:
-
-15 minutes for nothing.
-"""
+"""Wrong: drains but never approves, so every maintenance takes its full notice of 15 minutes."""
 
 import handler
 
 
 class Handler(handler.Handler):
-    """Reads, and never answers."""
+    """Polls and drains only."""
 
     def approve(self, event: dict[str, str]) -> None:
         print(f"ready for {event['EventType']}")
