@@ -1,26 +1,50 @@
-"""The format of log lines: a constant message and structured facts, for people or programs.
+"""The log of the service and the agent: a constant message and its facts, one line each.
 
-One line per state change, none per poll.
+    log.info("fleet applied", file=path.name, added=3)
+
+One line per state change, none per poll. Standard library only: the guest uses this module too.
 """
 
 import json
 import logging
 import sys
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from typing import Any
 
-from forewarn.config import LogFormat, LogLevel
-
+STANDARD_ARGUMENTS = ("exc_info", "stack_info", "stacklevel", "extra")
 NEEDS_QUOTES = frozenset(' "=')
 
 
-def set_up_log(format_: LogFormat, level: LogLevel) -> None:
-    """Log to standard error."""
+class FactLogger(logging.LoggerAdapter[logging.Logger]):
+    """Keyword arguments are facts."""
+
+    def process(
+        self, msg: Any, kwargs: MutableMapping[str, Any]
+    ) -> tuple[Any, MutableMapping[str, Any]]:
+        facts = {name: kwargs.pop(name) for name in [*kwargs] if name not in STANDARD_ARGUMENTS}
+        return msg, {**kwargs, "extra": {"facts": facts}}
+
+
+log = FactLogger(logging.getLogger("forewarn"))
+
+
+@contextmanager
+def log_to_stderr(
+    format_: str = "human", level: str = "info", *, logger: str = "forewarn"
+) -> Iterator[None]:
+    """Log to standard error within this. With `logger` "", warnings of libraries too."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(HumanLines() if format_ is LogFormat.HUMAN else JsonLines())
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel(logging.WARNING)
-    logging.getLogger("forewarn").setLevel(level.upper())
+    handler.setFormatter(JsonLines() if format_ == "json" else HumanLines())
+    handled, level_before = logging.getLogger(logger), log.logger.level
+    handled.addHandler(handler)
+    log.logger.setLevel(level.upper())
+    try:
+        yield
+    finally:
+        handled.removeHandler(handler)
+        log.logger.setLevel(level_before)
 
 
 class HumanLines(logging.Formatter):

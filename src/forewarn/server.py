@@ -6,7 +6,6 @@ creates ids.
 
 import asyncio
 import gc
-import logging
 import os
 import random
 import stat
@@ -38,7 +37,7 @@ from forewarn.history.cloudevents import parse_secrets
 from forewarn.history.retention import RetentionWorker
 from forewarn.history.webhook_sender import WebhookSender
 from forewarn.history.webhooks import Webhook, WebhookContext, deliver_all, get_identity
-from forewarn.log import set_up_log
+from forewarn.log import log
 from forewarn.platform.base import Platform
 from forewarn.platform.open import open_health_platform, open_platform
 from forewarn.platform.simulated import SimulatedPlatform
@@ -53,8 +52,6 @@ from forewarn.web.http_status import control_body
 from forewarn.web.metadata.app import Metadata
 from forewarn.web.metadata.fast_path import Polls
 from forewarn.web.service import Service, build_service
-
-log = logging.getLogger("forewarn")
 
 APPLY_TRIES_MAX = 10
 OPERATOR_CONNECTIONS_MAX = 1024
@@ -76,7 +73,6 @@ async def serve(
     on_change: Callable[[Note], None] = lambda note: None,
 ) -> None:
     """Run the service until cancelled. Then finish open requests and close everything."""
-    set_up_log(config.log_format, config.log_level)
     descriptors = raise_descriptor_limit()
     clock = RealClock()
     timing = Timing.at_rate(
@@ -94,7 +90,7 @@ async def serve(
         if not is_loopback(config.control.host) and certificate is None:
             log.warning(
                 "the control API is not encrypted: tokens can be read on the network",
-                extra={"facts": {"control": str(config.control)}},
+                control=config.control,
             )
         engine.subscribe_entries(on_change)
         await apply_fleet_file(operations, config.fleet)
@@ -261,8 +257,7 @@ def make_platform(config: Config, clock: Clock, service: Service) -> Platform:
     }
     for name in config.simulate_failure:
         if name not in board.vms:
-            facts = {"option": "simulate_failure", "vm": name}
-            log.warning("unknown VM in simulate_failure", extra={"facts": facts})
+            log.warning("unknown VM in simulate_failure", option="simulate_failure", vm=name)
     return SimulatedPlatform(
         clock,
         durations={**engine.timing.duration, **simulated},
@@ -408,10 +403,11 @@ def warn_if_store_is_readable(url: str) -> None:
     path = path_of(url)
     mode = stat.S_IMODE(os.stat(path).st_mode) if path else 0
     if mode & (stat.S_IRGRP | stat.S_IROTH):
-        facts = {"file": path, "mode": f"{mode:04o}", "fix": f"chmod 600 {path}"}
         log.warning(
             "other users can read the store, with token digests and user data of VMs",
-            extra={"facts": facts},
+            file=path,
+            mode=f"{mode:04o}",
+            fix=f"chmod 600 {path}",
         )
 
 
@@ -447,8 +443,13 @@ async def apply_fleet_file(operations: Operations, path: Path | None) -> None:
                 raise
             await asyncio.sleep(1)
             await operations.reload()
-    facts = {"file": path.name, "added": len(difference.added), "changed": len(difference.changed)}
-    log.info("fleet applied", extra={"facts": {**facts, "removed": len(difference.removed)}})
+    log.info(
+        "fleet applied",
+        file=path.name,
+        added=len(difference.added),
+        changed=len(difference.changed),
+        removed=len(difference.removed),
+    )
 
 
 def read_webhook_secrets(config: Config) -> tuple[bytes, ...]:

@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from forewarn.agent.approver import Approver
-from forewarn.agent.fact_log import log
 from forewarn.agent.journal import Journal, JournalLost
 from forewarn.agent.plan import ApproveNow, RunPhase
 from forewarn.agent.progress import EntryKind
@@ -28,6 +27,7 @@ from forewarn.client.client import Stop
 from forewarn.client.protocol import TIMEOUT_SECONDS
 from forewarn.client.watcher import LOOKS_MIN
 from forewarn.errors import Unavailable
+from forewarn.log import log
 
 WORKERS_MAX = 64
 RETRY_SECONDS = 1.0

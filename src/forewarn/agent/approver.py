@@ -16,12 +16,12 @@ from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from forewarn.agent.fact_log import log
 from forewarn.agent.progress import EntryKind
 from forewarn.agent.rules import ApproveWhen, Rule, is_first, is_quiet
 from forewarn.agent.workflow import AgentContext, Workflow
 from forewarn.client import Document, EndpointError, HttpError
 from forewarn.client.backoff import pause_seconds
+from forewarn.log import log
 
 TURN_SECONDS_MAX = 2.0
 """A Preempt keeps 3 seconds for its approval (`rules.TimeBudget`): one is left after the request of

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from forewarn.agent.agent import Agent, quiet_seconds_max
-from forewarn.agent.fact_log import log, log_to_stderr
 from forewarn.agent.journal import Journal
 from forewarn.agent.participant_socket import ParticipantSocket
 from forewarn.agent.settings import AgentSettings, load
@@ -26,6 +25,7 @@ from forewarn.agent.steps.base import WorkflowPhase
 from forewarn.client import Client, discover
 from forewarn.client.backoff import RETRY_AFTER_SECONDS_MAX
 from forewarn.errors import Error
+from forewarn.log import log, log_to_stderr
 from forewarn.systemd import Notifier, Pulse
 
 STATUS_SECONDS = 10.0

@@ -15,7 +15,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, ClassVar, Self
 
-from forewarn.agent.fact_log import log
 from forewarn.agent.progress import (
     EntryKind,
     Progress,
@@ -27,6 +26,7 @@ from forewarn.agent.progress import (
 )
 from forewarn.client import Event
 from forewarn.errors import Unavailable
+from forewarn.log import log
 
 
 class JournalLost(Unavailable):

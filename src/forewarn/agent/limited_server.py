@@ -6,7 +6,7 @@ import socket
 import socketserver
 import threading
 
-from forewarn.agent.fact_log import log
+from forewarn.log import log
 
 Connection = socket.socket | tuple[bytes, socket.socket]
 

@@ -16,12 +16,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from forewarn.agent.fact_log import log
 from forewarn.agent.limited_server import LimitedThreadingMixIn
 from forewarn.agent.participants import Participants
 from forewarn.agent.steps.base import WorkflowPhase
 from forewarn.client import Event
 from forewarn.errors import Error, Invalid, Unavailable
+from forewarn.log import log
 
 PROGRAMS_MAX = 64
 CONNECTIONS_MAX = PROGRAMS_MAX + 8

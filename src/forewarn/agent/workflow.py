@@ -13,7 +13,6 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from forewarn.agent.fact_log import log
 from forewarn.agent.journal import Journal
 from forewarn.agent.plan import (
     Action,
@@ -37,6 +36,7 @@ from forewarn.agent.status import Counters, WorkflowStatus
 from forewarn.agent.steps.base import StepContext, WorkflowPhase
 from forewarn.client import ClientClock, Event
 from forewarn.errors import Error
+from forewarn.log import log
 
 OVERDUE_SECONDS = 30.0
 """The time assumed for an event that is Scheduled although its NotBefore has passed or is unknown:

@@ -6,7 +6,6 @@ on the hosts in progress, not on the size of the fleet.
 """
 
 import asyncio
-import logging
 from contextlib import suppress
 from datetime import timedelta
 from typing import NamedTuple
@@ -36,10 +35,9 @@ from forewarn.engine.clock import within
 from forewarn.engine.engine import Engine
 from forewarn.engine.lease import run_under_lease
 from forewarn.errors import Error, ImpactFailed, NotFound, Refused, Unavailable
+from forewarn.log import log
 from forewarn.platform.base import ImpactRequest, Platform
 from forewarn.store.base import Lease
-
-log = logging.getLogger("forewarn")
 
 RECONCILE_INTERVAL = timedelta(seconds=15)
 OUTPUT_LENGTH_MAX = 300
@@ -152,7 +150,7 @@ class CampaignWorker:
                 "campaign step failed", campaign=campaign_id, problem=error.message
             )
         except Exception:  # a bug in one campaign must not stop the others
-            log.exception("campaign step failed", extra={"facts": {"campaign": campaign_id}})
+            log.exception("campaign step failed", campaign=campaign_id)
 
     async def _apply(self, campaign_id: str, command: CampaignCommand) -> Decision:
         limit = self._health.limit if self._health else None

@@ -18,6 +18,7 @@ from forewarn.cli.history import SENTENCES, format_change
 from forewarn.cli.options import DEMO, ClientConfig, File, read_config, with_options
 from forewarn.config import Address, Config
 from forewarn.errors import Invalid
+from forewarn.log import log_to_stderr
 
 if TYPE_CHECKING:
     from forewarn.engine.entry import Note
@@ -106,7 +107,8 @@ def _run(
         from forewarn.server import serve as run
 
     try:
-        run_until_stopped(lambda: run(config, on_ready, on_change))
+        with log_to_stderr(config.log_format, config.log_level, logger=""):
+            run_until_stopped(lambda: run(config, on_ready, on_change))
     except Invalid as error:
         # The systemd unit does not restart after this exit code: somebody has to fix the config.
         raise Usage(error.message) from error

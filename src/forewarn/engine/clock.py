@@ -1,13 +1,12 @@
 """The clock of the service. Nothing else in the service reads the time."""
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Protocol, TypeVar
 
-log = logging.getLogger("forewarn")
+from forewarn.log import log
 
 T = TypeVar("T")
 
@@ -77,11 +76,11 @@ class RealClock:
         self.jump_seconds = jump
         if self._logged_at is None or steady >= self._logged_at + self.JUMP_LOGGED_EVERY_SECONDS:
             self._logged_at = steady
-            facts = {
-                "seconds": round(jump, 3),
-                "remedy": "correct the system clock, or restart Forewarn to accept the new time",
-            }
-            log.error("system clock jumped; the jump is ignored", extra={"facts": facts})
+            log.error(
+                "system clock jumped; the jump is ignored",
+                seconds=round(jump, 3),
+                remedy="correct the system clock, or restart Forewarn to accept the new time",
+            )
 
     async def sleep_until(self, time: datetime) -> None:
         """Sleeps at most a minute at once, so that a clock that is set meanwhile is noticed."""

@@ -34,9 +34,8 @@ from forewarn.engine.replica import (
 )
 from forewarn.engine.transaction import LeaseLost, Transaction
 from forewarn.errors import Conflict, Error, StoreLost, StoreUnusable, Unavailable
+from forewarn.log import log
 from forewarn.store.base import Lease, RevisionCheck, Store, Write
-
-log = logging.getLogger("forewarn")
 
 T = TypeVar("T")
 
@@ -208,7 +207,7 @@ class Engine(Replica):
         for entry in entries:
             level = LEVEL.get(entry.change.what, logging.INFO)
             if log.isEnabledFor(level):
-                log.log(level, str(entry.change.what), extra={"facts": facts_of(entry)})
+                log.logger.log(level, entry.change.what, extra={"facts": facts_of(entry)})
         self.publish(Commit(revision, entries))
 
     async def _commit_timed(

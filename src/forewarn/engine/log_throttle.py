@@ -1,11 +1,9 @@
 """Warnings that may repeat, logged without flooding the log."""
 
-import logging
 from datetime import datetime, timedelta
 
 from forewarn.engine.clock import Clock
-
-log = logging.getLogger("forewarn")
+from forewarn.log import log
 
 REPEAT_AFTER = timedelta(seconds=30)
 
@@ -25,9 +23,6 @@ class ThrottledLog:
             self._skipped[text] = self._skipped.get(text, 0) + 1
             return
         self._logged_at[text] = now
-        skipped = self._skipped.pop(text, 0)
-        log.warning(
-            text,
-            exc_info=error,
-            extra={"facts": {**facts, **({"suppressed": skipped} if skipped else {})}},
-        )
+        if skipped := self._skipped.pop(text, 0):
+            facts["suppressed"] = skipped
+        log.logger.warning(text, exc_info=error, extra={"facts": facts})

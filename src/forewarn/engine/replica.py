@@ -6,7 +6,6 @@ once.
 """
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing, suppress
 from datetime import timedelta
@@ -26,9 +25,8 @@ from forewarn.errors import (
     StoreUnusable,
     Unavailable,
 )
+from forewarn.log import log
 from forewarn.store.base import Record, Snapshot, Store
-
-log = logging.getLogger("forewarn")
 
 T = TypeVar("T")
 
@@ -224,7 +222,8 @@ class Replica:
             if known is None and len(self.unreadable) <= UNREADABLE_LOGGED_MAX:
                 log.error(
                     "a record is from a newer version, or damaged: it is read-only here",
-                    extra={"facts": {"record": describe(key), "problem": error.message}},
+                    record=describe(key),
+                    problem=error.message,
                 )
         else:
             if known is not None and revision > known.revision:

@@ -2,7 +2,6 @@
 
 import asyncio
 import heapq
-import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -23,10 +22,9 @@ from forewarn.engine.lease import work_until_lost
 from forewarn.engine.replica import SCOPE_KEY
 from forewarn.engine.transaction import LeaseLost
 from forewarn.errors import Error, ImpactFailed, NotFound, Unavailable
+from forewarn.log import log
 from forewarn.platform.base import SHORTAGES, ImpactRequest, ImpactResult, Platform
 from forewarn.store.base import Lease
-
-log = logging.getLogger("forewarn")
 
 SCOPES_AT_ONCE_MAX = 32
 RETRY = timedelta(seconds=1)
@@ -115,7 +113,7 @@ class Worker:
             self._name = self._worker if number == 1 else f"{self._worker}-{number}"
             name = LEASE_NAME.format(self._name)
             await work_until_lost(self._engine.store, name, self._work, sleep=self._sleep)
-            log.warning("server lease lost", extra={"facts": {"worker": self._name}})
+            log.warning("server lease lost", worker=self._name)
             for published in self._engine.board.scopes.values():  # what was dropped is due again
                 self._on_scope_changed(published)
 
@@ -206,7 +204,7 @@ class Worker:
             self._set_alarm(name, now + RETRY)
             return
         except Exception:  # a bug with this one scope must not stop the others
-            log.exception("bug while processing a scope", extra={"facts": {"scope": name}})
+            log.exception("bug while processing a scope", scope=name)
             self._set_alarm(name, now + RETRY_MAX)
             return
         if name not in self._wake_at:  # what is due is running or queued; look again later
@@ -246,8 +244,7 @@ class Worker:
         def on_done(done: asyncio.Task[None]) -> None:
             del self._running[key]
             if not done.cancelled() and (bug := done.exception()):
-                facts = {"scope": scope, "vm": impact.vm}
-                log.error("bug while running an impact", exc_info=bug, extra={"facts": facts})
+                log.error("bug while running an impact", exc_info=bug, scope=scope, vm=impact.vm)
             if key in self._followed:
                 self._followed.remove(key)
                 self._queue[scope] = None

@@ -6,7 +6,6 @@ fails delays no other. One server delivers at a time: the holder of the lease `w
 
 import asyncio
 import hashlib
-import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,9 +25,8 @@ from forewarn.engine.transaction import Transaction
 from forewarn.errors import Error
 from forewarn.history.cloudevents import cloud_event, encode, headers
 from forewarn.history.feed import HistoryFeed
+from forewarn.log import log
 from forewarn.store.base import HistoryValue, Lease
-
-log = logging.getLogger("forewarn")
 
 KEY = "webhook/{}/"
 IDENTITY_KEY = "identity"
@@ -138,7 +136,7 @@ class Webhook:
                 "webhook waits for the store", receiver=self.name, problem=error.message
             )
         except Exception:  # a bug in one webhook must not stop the others
-            log.exception("bug in a webhook worker", extra={"facts": {"receiver": self.name}})
+            log.exception("bug in a webhook worker", receiver=self.name)
         return self._clock.now() + CHECK_INTERVAL
 
     async def _wait(self, changed: asyncio.Event, until: datetime | None) -> None:
@@ -202,8 +200,7 @@ class Webhook:
         rejections = self._cursor.rejections + 1 if status in REJECTED else 0
         if rejections >= REJECTIONS_MAX:
             self.refused += 1
-            facts = {"receiver": self.name, "number": entry.number, "problem": problem}
-            log.error("webhook refused", extra={"facts": facts})
+            log.error("webhook refused", receiver=self.name, number=entry.number, problem=problem)
             self._cursor = replace(self._cursor, failures=0, rejections=0)
             return True
         await self._pause(problem, rejections, lease)
@@ -226,8 +223,12 @@ class Webhook:
         """Entries that were trimmed before they could be delivered are lost."""
         if oldest := await self._feed.gap_after(self._cursor.number, values):
             self.lost += 1
-            facts = {"receiver": self.name, "after": self._cursor.number, "before": oldest}
-            log.error("webhook lost entries", extra={"facts": facts})
+            log.error(
+                "webhook lost entries",
+                receiver=self.name,
+                after=self._cursor.number,
+                before=oldest,
+            )
             self._cursor = replace(self._cursor, number=oldest - 1)
 
     async def _save(self, lease: Lease) -> None:

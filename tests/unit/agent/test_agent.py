@@ -311,7 +311,7 @@ def test_reload_logs_settings_that_need_a_restart(
 def test_dry_run_logs_and_does_nothing(world: World, caplog: pytest.LogCaptureFixture) -> None:
     """To try a file on a real machine."""
     client = ScriptedClient(world.time, shows(1, reboot()), shows(2, started(reboot())), shows(3))
-    with caplog.at_level(logging.INFO, "forewarn.agent"):
+    with caplog.at_level(logging.INFO, "forewarn"):
         run(agent_of(world, client, world.rule(), is_dry_run=True))
 
     facts = [

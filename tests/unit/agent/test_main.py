@@ -12,9 +12,9 @@ import pytest
 from forewarn.agent.__main__ import main
 from forewarn.agent.agent import Agent
 from forewarn.agent.daemon import Daemon, Options
-from forewarn.agent.fact_log import LineFormatter, log_to_stderr
 from forewarn.agent.settings import AgentSettings
 from forewarn.errors import Unavailable
+from forewarn.log import HumanLines, log_to_stderr
 from forewarn.systemd import Notifier
 
 RULE = '[[rule]]\nname = "all"\napprove = "when-prepared"\nprepare = [{log = "x"}]\n'
@@ -100,7 +100,7 @@ def test_bug_that_ends_the_agent_is_logged_with_traceback(
         daemon.run()
 
     (record,) = [record for record in caplog.records if record.levelno == logging.CRITICAL]
-    assert place in LineFormatter().format(record)
+    assert place in HumanLines().format(record)
 
 
 def daemon_of(config: Path, make_agent: type[Agent], notifier: Notifier | None = None) -> Daemon:

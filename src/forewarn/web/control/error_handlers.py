@@ -1,6 +1,5 @@
 """How the control listener responds to whatever is raised: an Error, Litestar's own, a bug."""
 
-import logging
 from http import HTTPStatus
 from typing import Any
 
@@ -11,9 +10,8 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.types import ExceptionHandlersMap
 
 from forewarn.errors import Error, Invalid, Unauthorized
+from forewarn.log import log
 from forewarn.web.http_status import BUG, TooManyRequests, control_body, status_of
-
-log = logging.getLogger("forewarn")
 
 HEADERS: dict[type[Error], dict[str, str]] = {
     Unauthorized: {"WWW-Authenticate": 'Bearer realm="forewarn"'},
@@ -51,8 +49,7 @@ def _handle_http(request: Request[Any, Any, Any], error: HTTPException) -> Respo
 
 
 def _handle_bug(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
-    facts = {"method": request.method, "path": request.url.path}
-    log.error("request failed", exc_info=error, extra={"facts": facts})
+    log.error("request failed", exc_info=error, method=request.method, path=request.url.path)
     return Response(control_body(BUG), status_code=status_of(BUG), media_type=MediaType.JSON)
 
 

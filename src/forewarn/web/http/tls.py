@@ -4,13 +4,11 @@ A new handshake uses the newest valid pair. An invalid pair is logged, and the o
 """
 
 import asyncio
-import logging
 import ssl
 from pathlib import Path
 
 from forewarn.errors import Invalid
-
-log = logging.getLogger("forewarn")
+from forewarn.log import log
 
 POLL_SECONDS = 2.0
 HANDSHAKE_SECONDS_MAX = 3.0
@@ -42,16 +40,16 @@ class Certificate:
         if stamp == self._stamp:
             return False
         self._stamp = stamp
-        facts = {"file": str(self._files[0])}
         try:
             self._newest = _load(*self._files)
         except Invalid as error:
             log.warning(
                 "new certificate rejected, the old one stays in use",
-                extra={"facts": {**facts, "problem": error.message}},
+                file=self._files[0],
+                problem=error.message,
             )
             return False
-        log.info("certificate renewed", extra={"facts": facts})
+        log.info("certificate renewed", file=self._files[0])
         return True
 
     def _use_newest(

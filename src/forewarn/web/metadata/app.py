@@ -16,7 +16,6 @@ Only a GET that returns the document, or that it has not changed, counts as a po
 """
 
 import asyncio
-import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping, Set
 from functools import partial
@@ -28,6 +27,7 @@ from forewarn.core.lifecycle import is_enabled
 from forewarn.engine.board import PublishedScope, wait_for_change, wake
 from forewarn.engine.engine import Engine
 from forewarn.errors import Error, Forbidden, Invalid, NotFound, Unavailable
+from forewarn.log import log
 from forewarn.web.http.message import (
     BLANK_LINE,
     CONTENT_TYPE,
@@ -50,8 +50,6 @@ from forewarn.web.metadata.client_identity import ClientIdentity, identify
 from forewarn.web.metadata.fast_path import document_headers, etag, render
 from forewarn.web.metadata.request import BadVersion, MetadataRequest
 from forewarn.wire import approval, document, instance
-
-log = logging.getLogger("forewarn")
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -96,10 +94,7 @@ class Metadata:
             if reply.status >= 500:
                 self._engine.throttled_log.warn("guest request failed", problem=error.message)
         except Exception:
-            log.exception(
-                "request failed",
-                extra={"facts": {"method": scope["method"], "path": scope["path"]}},
-            )
+            log.exception("request failed", method=scope["method"], path=scope["path"])
             reply = error_reply(BUG)
         if reply is None:  # the client is gone
             return
