@@ -397,6 +397,7 @@ def test_zipapp_is_reproducible_and_holds_only_the_guest(tmp_path: Path) -> None
     assert {name.split("/")[1] for name in names if "/" in name} == {
         "__init__.py",
         "errors.py",
+        "log.py",
         "systemd.py",
         "client",
         "agent",
