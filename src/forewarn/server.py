@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from forewarn.auth.tokens import Tokens
-from forewarn.campaign.worker import CampaignWorker, HealthCheck
+from forewarn.campaign.worker import CampaignWorker
 from forewarn.config import Address, Config, Identify, is_loopback
 from forewarn.core.change import ChangeKind
 from forewarn.core.event import EventType
@@ -161,7 +161,12 @@ async def run_workers(
         impacts_max=config.impacts_max,
         impact_limit=limit,
     )
-    campaigns = CampaignWorker(service.engine, service.campaigns, make_health_check(config))
+    campaigns = CampaignWorker(
+        service.engine,
+        service.campaigns,
+        open_health_platform(config, os.environ),
+        timedelta(seconds=config.campaign_health_seconds_max),
+    )
     work = asyncio.create_task(run_together(impacts.run(), campaigns.run()))
     try:
         yield work
@@ -240,7 +245,7 @@ async def run_together(*works: Coroutine[Any, Any, None]) -> None:
 def make_platform(config: Config, clock: Clock, service: Service) -> Platform:
     """The platform that carries out impacts."""
     engine, board = service.engine, service.engine.board
-    priorities = service.campaigns.cache.host_priorities
+    priorities = service.campaigns.host_priorities
 
     def hosts() -> Iterator[str]:
         return chain(board.hosts, board.declared_hosts)
@@ -276,14 +281,6 @@ def parse_event_type(option: str, name: str) -> EventType:
             f"{option}: unknown event type {name!r}; expected one of {', '.join(EventType)}",
             option=option,
         ) from error
-
-
-def make_health_check(config: Config) -> HealthCheck | None:
-    """The command that runs after each host of a campaign, if one is configured."""
-    platform = open_health_platform(config, os.environ)
-    if platform is None:
-        return None
-    return HealthCheck(platform, timedelta(seconds=config.campaign_health_seconds_max))
 
 
 @asynccontextmanager

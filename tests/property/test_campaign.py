@@ -5,30 +5,31 @@ Budgets hold, paused campaigns start nothing, actions may be repeated, and every
 
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from typing import NamedTuple
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from forewarn.campaign.budget import ScopeSummary, summarize
+from forewarn.campaign.budget import ScopeSummary
 from forewarn.campaign.forecast import forecast
 from forewarn.campaign.model import (
-    Action,
-    AnnounceHost,
     Campaign,
-    CampaignCommand,
     CampaignSpec,
     CampaignState,
-    CancelEvent,
-    CheckHealth,
     EventRef,
-    HealthChecked,
-    HostAnnounced,
-    OperatorCommand,
-    Reconcile,
+    HostPhase,
+    HostRun,
+    operation_id_of,
 )
-from forewarn.campaign.rules import CampaignContext, Decision, decide_campaign
+from forewarn.campaign.rules import (
+    CampaignDraft,
+    reconcile,
+    set_announced,
+    set_checked,
+    set_state,
+)
 from forewarn.core.command import Approve, Cancel, Claim, Command, Finish, Maintain, Tick
 from forewarn.core.event import Event, EventType, Status
 from forewarn.core.fleet import Approval, Budget, Policy, Power, Scope, ScopeKind, Vm
@@ -78,30 +79,28 @@ class World:
         self.now = NOON
         self.campaigns: dict[str, Campaign] = {}
         self.hosts: dict[str, tuple[str, ...]] = {}
-        self.revision = 1
         self.health_limit: timedelta | None = None
 
     # --- the fleet as the rules see it
 
-    def scope(self, name: str) -> ScopeSummary | None:
-        return summarize(self.scopes[name], self.revision) if name in self.scopes else None
+    def scope(self, name: str) -> Scope | None:
+        return self.scopes.get(name)
 
     def scopes_on(self, host: str) -> list[ScopeSummary]:
         names = sorted(n for n, s in self.scopes.items() if any(vm.host == host for vm in s.vms))
-        return [summarize(self.scopes[name], self.revision) for name in names]
+        return [ScopeSummary(self.scopes[name]) for name in names]
 
-    def context(self, campaign: Campaign) -> CampaignContext:
+    def draft(self, campaign: Campaign) -> CampaignDraft:
         others = (other for other in self.campaigns.values() if other.id != campaign.id)
         runs = [run for other in others for run in other.in_progress]
         hosts, horizon = self.hosts[campaign.id], timedelta(minutes=1)
-        return CampaignContext(self, hosts, runs, horizon, self.health_limit)
+        return CampaignDraft(campaign, self.now, self, hosts, runs, horizon)
 
     # --- what happens
 
     def start(self, campaign_id: str, spec: CampaignSpec) -> None:
         planned = forecast(
-            HOSTS,
-            self.scopes_on,
+            {host: self.scopes_on(host) for host in HOSTS},
             max_hosts=spec.max_hosts,
             budget=spec.max_unavailable,
             horizon=self.now,
@@ -113,17 +112,18 @@ class World:
             id=campaign_id, spec=spec, started_at=NOON, total=total, waves=waves
         )
 
-    def apply(self, campaign_id: str, command: CampaignCommand) -> Decision:
+    def apply(self, campaign_id: str, rule: Callable[[CampaignDraft], None]) -> Campaign:
         before = self.campaigns[campaign_id]
-        decision = decide_campaign(before, command, self.context(before), self.now)
-        again = decide_campaign(before, command, self.context(before), self.now)
-        assert again == decision, "same input, same output"
+        draft, again = self.draft(before), self.draft(before)
+        rule(draft)
+        rule(again)
+        assert again == draft, "same input, same output"
         known = {run.host for run in before.in_progress}
-        is_starting = any(run.host not in known for run in decision.campaign.in_progress)
+        is_starting = any(run.host not in known for run in draft.campaign.in_progress)
         is_running = before.state is CampaignState.RUNNING
         assert is_running or not is_starting, "a paused or canceled campaign starts no hosts"
-        self.campaigns[campaign_id] = decision.campaign
-        return decision
+        self.campaigns[campaign_id] = draft.campaign
+        return draft.campaign
 
     def submit(self, scope: str, command: Command) -> None:
         try:
@@ -132,31 +132,34 @@ class World:
             return
 
     def reconcile(self) -> None:
+        rule = partial(reconcile, health_limit=self.health_limit)
         for campaign_id in self.campaigns:
-            for action in self.apply(campaign_id, Reconcile()).actions:
+            for run in self.apply(campaign_id, rule).in_progress:
                 if self.choices.pick(5) != 1:  # otherwise the server died before it
-                    self.carry_out(campaign_id, action)
+                    self.carry_out(campaign_id, run)
                 if self.choices.pick(5) == 1:  # it died after it, before it could record it
-                    self.carry_out(campaign_id, action, is_recorded=False)
+                    self.carry_out(campaign_id, run, is_recorded=False)
             self.check_budgets()
 
-    def carry_out(self, campaign_id: str, action: Action, *, is_recorded: bool = True) -> None:
-        match action:
-            case AnnounceHost(host=host, operation_id=operation_id):
-                type_ = self.campaigns[campaign_id].spec.type
-                refs: list[EventRef] = []
-                for scope in [summary.name for summary in self.scopes_on(host)]:
-                    self.submit(scope, Maintain(host=host, operation_id=operation_id, type=type_))
-                    ids = self.created(scope, operation_id)
-                    refs += [EventRef(scope, event_id) for event_id in ids]
-                if is_recorded:
-                    self.apply(campaign_id, HostAnnounced(host, tuple(refs)))
-            case CancelEvent(scope=scope, event_id=event_id):
-                self.submit(scope, Cancel(event_id=event_id))
-            case CheckHealth(host=host):
-                if is_recorded:
-                    problem = "broken" if self.choices.pick(8) == 1 else ""
-                    self.apply(campaign_id, HealthChecked(host, problem))
+    def carry_out(self, campaign_id: str, run: HostRun, *, is_recorded: bool = True) -> None:
+        """What a host in progress needs, as the worker does it."""
+        campaign = self.campaigns[campaign_id]
+        if run.phase is HostPhase.ORDERED:
+            operation_id = operation_id_of(campaign, run.host)
+            refs: list[EventRef] = []
+            for scope in [summary.scope.name for summary in self.scopes_on(run.host)]:
+                type_ = campaign.spec.type
+                self.submit(scope, Maintain(host=run.host, operation_id=operation_id, type=type_))
+                ids = self.created(scope, operation_id)
+                refs += [EventRef(scope, event_id) for event_id in ids]
+            if is_recorded:
+                self.apply(campaign_id, partial(set_announced, run=run, events=tuple(refs)))
+        elif run.phase is HostPhase.CHECKING and is_recorded:
+            problem = "broken" if self.choices.pick(8) == 1 else ""
+            self.apply(campaign_id, partial(set_checked, run=run, problem=problem))
+        elif campaign.state is CampaignState.CANCELED:
+            for ref in run.events:
+                self.submit(ref.scope, Cancel(event_id=ref.event_id))
 
     def created(self, scope: str, operation_id: str) -> list[str]:
         after = self.scopes[scope]
@@ -188,12 +191,12 @@ class World:
                 self.submit(name, Approve(event_ids=(event.id,)))
             if self.choices.pick(12) == 1:
                 self.submit(name, Cancel(event_id=event.id))
-        commands = tuple(OperatorCommand)
+        states = (CampaignState.PAUSED, CampaignState.RUNNING, CampaignState.CANCELED)
         choice = self.choices.pick(10)
         for campaign_id, campaign in self.campaigns.items():
             is_open = campaign.state in (CampaignState.RUNNING, CampaignState.PAUSED)
-            if is_open and 1 <= choice <= len(commands):
-                self.apply(campaign_id, commands[choice - 1])
+            if is_open and 1 <= choice <= len(states):
+                self.apply(campaign_id, partial(set_state, state=states[choice - 1]))
 
     # --- what must hold
 
@@ -285,7 +288,7 @@ def test_budgets_hold_and_every_host_ends_whatever_happens(
         if step > 60:  # the story is over: an operator resumes everything
             for campaign_id, campaign in world.campaigns.items():
                 if campaign.state is CampaignState.PAUSED:
-                    world.apply(campaign_id, OperatorCommand.RESUME)
+                    world.apply(campaign_id, partial(set_state, state=CampaignState.RUNNING))
     for campaign in world.campaigns.values():
         assert campaign.is_over
         assert campaign.done + campaign.skipped + campaign.failed == campaign.total

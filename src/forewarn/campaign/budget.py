@@ -5,63 +5,39 @@ already down count, whatever the reason: VMs that do not run, VMs under impact, 
 events that come before ours can be over.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from datetime import datetime
+from itertools import chain
 from typing import NamedTuple
 
-from forewarn.core.event import EndReason, Event, Status
+from forewarn.core.event import Status
 from forewarn.core.fleet import Budget, Power, Scope
 from forewarn.core.machine import domains_under_impact
 
-Residents = Mapping[int, frozenset[str]]
-"""The VMs of one scope on one host, by update domain."""
 
-NO_RESIDENTS: Residents = {}
+class ScopeSummary:
+    """What the budget needs to know of a scope: which VMs are down, and which are on a host."""
 
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+        self.domains = domains_under_impact(scope)
+        down = {vm.name for vm in scope.vms if vm.power is not Power.RUNNING}
+        started = (event.resources for event in scope.events if event.status is Status.STARTED)
+        self.down: Set[str] = down.union(*started, (impact.vm for impact in scope.impacts))
+        self._residents: dict[str, dict[int, set[str]]] = {}
+        for vm in scope.vms:
+            if vm.power is not Power.DEALLOCATED:  # a deallocated VM is on no host
+                on_host = self._residents.setdefault(vm.host, {})
+                on_host.setdefault(vm.update_domain, set()).add(vm.name)
 
-class ScopeSummary(NamedTuple):
-    """What the rules need to know of a scope, as of a revision of the store."""
-
-    name: str
-    size: int
-    budget: Budget | None
-    down: frozenset[str]
-    domains: frozenset[int]
-    residents: Mapping[str, Residents]
-    events: Mapping[str, Event]
-    ended: Mapping[str, EndReason]
-    revision: int = 0
+    def on(self, host: str) -> Mapping[int, Set[str]]:
+        """The VMs on a host, by update domain."""
+        return self._residents.get(host, {})
 
     def limit(self, budget: Budget | None) -> int | None:
         """The smaller of the scope's own budget and another one; None if there is neither."""
-        budgets = (self.budget, budget)
-        return min((b.of(self.size) for b in budgets if b is not None), default=None)
-
-
-def summarize(scope: Scope, revision: int = 0) -> ScopeSummary:
-    down = {vm.name for vm in scope.vms if vm.power is not Power.RUNNING}
-    for event in scope.events:
-        if event.status is Status.STARTED:
-            down.update(event.resources)
-    down.update(impact.vm for impact in scope.impacts)
-    residents: dict[str, dict[int, set[str]]] = {}
-    for vm in scope.vms:
-        if vm.power is not Power.DEALLOCATED:  # a deallocated VM is on no host
-            residents.setdefault(vm.host, {}).setdefault(vm.update_domain, set()).add(vm.name)
-    return ScopeSummary(
-        name=scope.name,
-        size=len(scope.vms),
-        budget=scope.policy.max_unavailable,
-        down=frozenset(down),
-        domains=frozenset(domains_under_impact(scope)),
-        residents={
-            host: {domain: frozenset(vms) for domain, vms in domains.items()}
-            for host, domains in residents.items()
-        },
-        events={event.id: event for event in scope.events},
-        ended={ended.id: ended.how for ended in scope.ended},
-        revision=revision,
-    )
+        budgets = (self.scope.policy.max_unavailable, budget)
+        return min((b.of(len(self.scope.vms)) for b in budgets if b is not None), default=None)
 
 
 class Blocker(NamedTuple):
@@ -101,39 +77,42 @@ class BudgetLedger:
             self._domains.setdefault(scope, set()).add(domain)
 
     def reserve_host(self, host: str, scopes: Iterable[ScopeSummary]) -> None:
-        for scope in scopes:
-            self.reserve(scope.name, scope.residents.get(host, NO_RESIDENTS))
+        for summary in scopes:
+            self.reserve(summary.scope.name, summary.on(host))
 
     def find_blocker(self, host: str, scopes: Iterable[ScopeSummary]) -> Blocker | None:
-        """The first scope that does not allow the host now, those with reservations first."""
-        for scope in sorted(scopes, key=lambda scope: scope.name not in self._vms):
-            blocker = self._find_blocker(host, scope)
+        """The first scope that does not allow the host now.
+
+        Scopes with reservations come first: they are the likely ones, and a plan asks often.
+        """
+        for summary in sorted(scopes, key=lambda summary: summary.scope.name not in self._vms):
+            blocker = self._find_blocker(host, summary)
             if blocker is not None:
                 return blocker
         return None
 
-    def _find_blocker(self, host: str, scope: ScopeSummary) -> Blocker | None:
-        residents = scope.residents.get(host, NO_RESIDENTS)
+    def _find_blocker(self, host: str, summary: ScopeSummary) -> Blocker | None:
+        name, residents = summary.scope.name, summary.on(host)
         if not residents:
             return None
-        limit = scope.limit(self._budget)
+        limit = summary.limit(self._budget)
         # The state machine of a scope never lets two update domains be under impact together.
         largest = max(map(len, residents.values()))
         if limit is not None and largest > limit:
-            return Blocker(host, scope.name, largest, limit, is_permanent=True)
-        busy = self._domains.get(scope.name, set()) | scope.domains
+            return Blocker(host, name, largest, limit, is_permanent=True)
+        busy = self._domains.get(name, set()) | summary.domains
         if busy and len(busy | residents.keys()) > 1:
-            return Blocker(host, scope.name, 0, None)
+            return Blocker(host, name, 0, None)
         if limit is None:
             return None
-        taken = self._unavailable(scope)
+        taken = self._unavailable(summary)
         most = max(len(taken | vms) for vms in residents.values())
-        return Blocker(host, scope.name, most, limit) if most > limit else None
+        return Blocker(host, name, most, limit) if most > limit else None
 
-    def _unavailable(self, scope: ScopeSummary) -> frozenset[str]:
+    def _unavailable(self, summary: ScopeSummary) -> Set[str]:
         coming = (
             event.resources
-            for event in scope.events.values()
+            for event in summary.scope.events
             if event.is_approved or event.not_before <= self._horizon
         )
-        return scope.down.union(self._vms.get(scope.name, ()), *coming)
+        return {*summary.down, *self._vms.get(summary.scope.name, ()), *chain(*coming)}

@@ -4,7 +4,7 @@ It is only a forecast: a running campaign starts a host as soon as the budgets a
 not wait for a whole wave.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from itertools import islice
 
@@ -36,27 +36,25 @@ def window_size(max_hosts: int) -> int:
 
 
 def forecast(
-    hosts: Sequence[str],
-    scopes_on: Callable[[str], Sequence[ScopeSummary]],
+    scopes: Mapping[str, Sequence[ScopeSummary]],
     *,
     max_hosts: int,
     budget: Budget | None,
     horizon: datetime,
 ) -> Forecast:
-    """Fill each wave with the first hosts of the window that fit together."""
-    scopes = {host: scopes_on(host) for host in hosts}
-    empty = BudgetLedger(budget, horizon)
-    blockers = [found for host in hosts if (found := empty.find_blocker(host, scopes[host]))]
-    blocked = {blocker.host for blocker in blockers}
-    rest = (host for host in hosts if host not in blocked)
+    """Fill each wave with the first hosts of the window that fit together.
+
+    `scopes` has the scopes with VMs on each host.
+    """
+    alone = BudgetLedger(budget, horizon)
+    found = ((host, alone.find_blocker(host, scopes[host])) for host in scopes)
+    blockers = {host: blocker for host, blocker in found if blocker is not None}
+    rest = (host for host in scopes if host not in blockers)
     window: list[str] = []
-    waves = []
-    while True:  # ends: each wave takes at least one host, because each fits alone
-        window += islice(rest, window_size(max_hosts) - len(window))
-        if not window:
-            break
+    waves: list[tuple[str, ...]] = []
+    while window := [*window, *islice(rest, window_size(max_hosts) - len(window))]:
         ledger, wave = BudgetLedger(budget, horizon), dict[str, None]()
-        for host in window:
+        for host in window:  # each fits alone, so each wave takes at least one
             if len(wave) == max_hosts:
                 break
             if ledger.find_blocker(host, scopes[host]) is None:
@@ -66,6 +64,6 @@ def forecast(
         waves.append(tuple(wave))
     return Forecast(
         waves=tuple(waves),
-        too_large=tuple(blocker for blocker in blockers if blocker.is_permanent),
-        waiting=tuple(blocker for blocker in blockers if not blocker.is_permanent),
+        too_large=tuple(blocker for blocker in blockers.values() if blocker.is_permanent),
+        waiting=tuple(blocker for blocker in blockers.values() if not blocker.is_permanent),
     )

@@ -1,7 +1,4 @@
-"""A campaign: maintenance of many hosts, a few at a time. Values and commands.
-
-The rules are in `rules.py`.
-"""
+"""A campaign: maintenance of many hosts, a few at a time. Values; the rules are in `rules.py`."""
 
 import uuid
 from datetime import datetime, timedelta
@@ -66,7 +63,7 @@ class HostPriority(IntEnum):
 
 
 class EventRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An event of the campaign. A replica older than `revision` cannot know it yet."""
+    """An event of the campaign. Version 0.2 wrote and used `revision`."""
 
     scope: str
     event_id: str
@@ -145,65 +142,6 @@ class Campaign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def by(self) -> str:
         """The author of what the campaign does, for the history."""
         return f"campaign {self.name}"
-
-
-# --- commands
-
-
-class Reconcile(msgspec.Struct, frozen=True):
-    """Something may have changed: see which hosts are done and which are next."""
-
-
-class OperatorCommand(StrEnum):
-    """What an operator does to a campaign. The value is the word for the history."""
-
-    PAUSE = "paused"
-    RESUME = "resumed"
-    CANCEL = "canceled"
-
-
-class HostAnnounced(msgspec.Struct, frozen=True):
-    """The events of a host exist. `problem`: what could not be announced."""
-
-    host: str
-    events: tuple[EventRef, ...] = ()
-    problem: str = ""
-
-
-class HealthChecked(msgspec.Struct, frozen=True):
-    """The health command has ended. `problem` is empty if the host is healthy."""
-
-    host: str
-    problem: str = ""
-
-
-CampaignCommand = OperatorCommand | Reconcile | HostAnnounced | HealthChecked
-
-
-# --- actions that a decision asks the worker for
-
-
-class AnnounceHost(msgspec.Struct, frozen=True):
-    """Announce the maintenance of a host. Repeating it with the same id changes nothing."""
-
-    host: str
-    operation_id: str
-
-
-class CancelEvent(msgspec.Struct, frozen=True):
-    """Cancel a Scheduled event."""
-
-    scope: str
-    event_id: str
-
-
-class CheckHealth(msgspec.Struct, frozen=True):
-    """Run the health command for a host."""
-
-    host: str
-
-
-Action = AnnounceHost | CancelEvent | CheckHealth
 
 
 # --- ids and times

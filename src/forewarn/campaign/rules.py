@@ -1,4 +1,4 @@
-"""The state machine of a campaign: `decide_campaign(campaign, command, context, now)`. Pure.
+"""The state machine of a campaign: each rule changes a `CampaignDraft`. Pure.
 
 States of a campaign:
 
@@ -20,116 +20,61 @@ Scheduled event counts like a Started one: the state machine of a scope holds ot
 back, but it does not count VMs. A host that has become too large for a budget, for example by VMs
 that moved there, waits until all others are done, because someone may move VMs away.
 
-One server decides at a time, under a lease, and the commit compares all running campaigns. The
-actions that follow are derived from the campaign itself and may be repeated, so a server that dies
-between the commit and the action loses nothing and does nothing twice.
+Only `reconcile` starts hosts. One server reconciles at a time, under a lease, one campaign after
+the other; so no two decisions use the same part of a budget. What has to be done for a host in
+progress follows from its phase and may be repeated, so a server that dies in between loses nothing
+and does nothing twice.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from forewarn.campaign.budget import NO_RESIDENTS, Blocker, BudgetLedger, ScopeSummary
+from forewarn.campaign.budget import Blocker, BudgetLedger, ScopeSummary
 from forewarn.campaign.forecast import window_size
 from forewarn.campaign.model import (
     SKIPPED_HOSTS_MAX,
-    Action,
-    AnnounceHost,
     Campaign,
-    CampaignCommand,
     CampaignState,
-    CancelEvent,
-    CheckHealth,
     EventRef,
-    HealthChecked,
-    HostAnnounced,
     HostPhase,
     HostRun,
-    OperatorCommand,
-    Reconcile,
     SkippedHost,
-    operation_id_of,
 )
 from forewarn.core.change import Change, ChangeKind
-from forewarn.core.event import EndReason, Status
+from forewarn.core.event import EndReason, Event
+from forewarn.core.fleet import Scope
 from forewarn.errors import CampaignOver
 
 
 class FleetView(Protocol):
     """The fleet as the rules see it."""
 
-    @property
-    def revision(self) -> int: ...
-
-    def scope(self, name: str) -> ScopeSummary | None: ...
+    def scope(self, name: str) -> Scope | None: ...
 
     def scopes_on(self, host: str) -> Sequence[ScopeSummary] | None:
         """The scopes with VMs on a host; None if there is no such host."""
 
 
-class CampaignContext(NamedTuple):
-    """What a decision depends on besides the campaign.
+@dataclass
+class CampaignDraft:
+    """The campaign as it will be, the changes so far, and what a decision depends on.
 
-    `hosts` are the campaign's hosts in order, None while they are not known. `others` are the
+    `hosts` are the campaign's hosts in order, empty while they are not known. `others` are the
     hosts that other campaigns have in progress. Events of others count if they come within
-    `horizon`. `health_limit` is how long the server's health command may take; None: it has none.
+    `horizon`.
     """
 
+    campaign: Campaign
+    now: datetime
     fleet: FleetView
-    hosts: Sequence[str] | None
+    hosts: Sequence[str] = ()
     others: Sequence[HostRun] = ()
     horizon: timedelta = timedelta(0)
-    health_limit: timedelta | None = None
-
-
-class Decision(NamedTuple):
-    campaign: Campaign
-    changes: tuple[Change, ...]
-    actions: tuple[Action, ...]
-
-
-def decide_campaign(
-    campaign: Campaign, command: CampaignCommand, context: CampaignContext, now: datetime
-) -> Decision:
-    """Apply a command. What is already true changes nothing; CampaignOver if it is too late.
-
-    An operator's command changes only the state, so that the history attributes the rest to the
-    campaign; the next Reconcile does it.
-    """
-    draft = CampaignDraft(campaign, context, now)
-    RULES[type(command)](draft, command)
-    if not isinstance(command, OperatorCommand) and not draft.campaign.is_over:
-        advance(draft)
-    actions = derive_actions(draft.campaign, context.fleet)
-    return Decision(draft.campaign, tuple(draft.changes), actions)
-
-
-def derive_actions(campaign: Campaign, fleet: FleetView) -> tuple[Action, ...]:
-    actions: list[Action] = []
-    for run in campaign.in_progress:
-        if run.phase is HostPhase.ORDERED:
-            actions.append(AnnounceHost(run.host, operation_id_of(campaign, run.host)))
-        elif run.phase is HostPhase.CHECKING:
-            actions.append(CheckHealth(run.host))
-        elif campaign.state is CampaignState.CANCELED:
-            actions += [
-                CancelEvent(ref.scope, ref.event_id)
-                for ref in run.events
-                if is_scheduled(fleet, ref)
-            ]
-    return tuple(actions)
-
-
-class CampaignDraft:
-    """The campaign as it will be, and the changes so far."""
-
-    def __init__(self, campaign: Campaign, context: CampaignContext, now: datetime) -> None:
-        self.campaign = campaign
-        self.context = context
-        self.now = now
-        self.changes: list[Change] = []
+    changes: list[Change] = field(default_factory=list)
 
     def record(self, text: str, host: str = "") -> None:
         detail = f"{self.campaign.id} {text}"
@@ -137,10 +82,6 @@ class CampaignDraft:
 
     def put(self, **fields: Any) -> None:
         self.campaign = replace(self.campaign, **fields)
-
-    def find_run(self, host: str, phase: HostPhase) -> HostRun | None:
-        runs = (run for run in self.campaign.in_progress if (run.host, run.phase) == (host, phase))
-        return next(runs, None)
 
     def put_run(self, changed: HostRun) -> None:
         runs = self.campaign.in_progress
@@ -163,8 +104,9 @@ class CampaignDraft:
         self._add_skipped(SkippedHost(host, why, is_failed=True))
         self.put(failed=self.campaign.failed + 1)
         if pauses and self.campaign.state is CampaignState.RUNNING:
-            self.set_state(CampaignState.PAUSED, f"{host}: {why}", paused_by_failure=True)
-            self.record(f"paused: {host}: {why}", host)
+            reason = f"{host}: {why}"
+            self.put(state=CampaignState.PAUSED, pause_reason=reason, paused_by_failure=True)
+            self.record(f"paused: {reason}", host)
 
     def _add_skipped(self, skipped: SkippedHost) -> None:
         self.remove_run(skipped.host)
@@ -172,24 +114,18 @@ class CampaignDraft:
         what = "failed" if skipped.is_failed else "skipped"
         self.record(f"host {skipped.host} {what}: {skipped.why}", skipped.host)
 
-    def set_state(
-        self, state: CampaignState, pause_reason: str = "", *, paused_by_failure: bool = False
-    ) -> None:
-        self.put(state=state, pause_reason=pause_reason, paused_by_failure=paused_by_failure)
+
+Rule = Callable[[CampaignDraft], None]
 
 
-STATE_AFTER = {
-    OperatorCommand.PAUSE: CampaignState.PAUSED,
-    OperatorCommand.RESUME: CampaignState.RUNNING,
-    OperatorCommand.CANCEL: CampaignState.CANCELED,
-}
+# --- what an operator or the worker reports
 
 
-# --- a rule for each command
+def set_state(draft: CampaignDraft, state: CampaignState) -> None:
+    """Pause, resume or cancel. CampaignOver if it is too late.
 
-
-def operate(draft: CampaignDraft, command: OperatorCommand) -> None:
-    state = STATE_AFTER[command]
+    It changes only the state, so that the history attributes the rest to the campaign.
+    """
     campaign = draft.campaign
     if campaign.state is state:
         return
@@ -199,70 +135,71 @@ def operate(draft: CampaignDraft, command: OperatorCommand) -> None:
             campaign=campaign.id,
             state=campaign.state,
         )
-    paused = state is CampaignState.PAUSED
-    draft.set_state(state, "paused by an operator" if paused else "")
-    draft.record(command.value)
+    reason = "paused by an operator" if state is CampaignState.PAUSED else ""
+    draft.put(state=state, pause_reason=reason, paused_by_failure=False)
+    draft.record("resumed" if state is CampaignState.RUNNING else state)
 
 
-def announced(draft: CampaignDraft, command: HostAnnounced) -> None:
-    run = draft.find_run(command.host, HostPhase.ORDERED)
-    if run is not None:
-        phase = HostPhase.ANNOUNCED
-        draft.put_run(replace(run, phase=phase, events=command.events, problem=command.problem))
+def set_announced(
+    draft: CampaignDraft, run: HostRun, events: tuple[EventRef, ...] = (), problem: str = ""
+) -> None:
+    """The events of an ORDERED host exist. `problem`: what could not be announced."""
+    if run in draft.campaign.in_progress:  # else another server was faster
+        draft.put_run(replace(run, phase=HostPhase.ANNOUNCED, events=events, problem=problem))
 
 
-def health_checked(draft: CampaignDraft, command: HealthChecked) -> None:
-    run = draft.find_run(command.host, HostPhase.CHECKING)
-    if run is not None and command.problem:
-        draft.fail(run.host, f"health check failed: {command.problem}", pauses=True)
-    elif run is not None:
+def set_checked(draft: CampaignDraft, run: HostRun, problem: str = "") -> None:
+    """The health command of a CHECKING host ended. `problem` is empty if the host is healthy."""
+    if run not in draft.campaign.in_progress:
+        return
+    if problem:
+        draft.fail(run.host, f"health check failed: {problem}", pauses=True)
+    else:
         draft.finish(run)
-
-
-RULES: dict[type[CampaignCommand], Callable[[CampaignDraft, Any], None]] = {
-    Reconcile: lambda draft, command: None,  # `advance` does the work
-    OperatorCommand: operate,
-    HostAnnounced: announced,
-    HealthChecked: health_checked,
-}
 
 
 # --- what follows by itself
 
 
-def advance(draft: CampaignDraft) -> None:
-    """Finish the hosts whose events are over, start others, and end after the last one."""
-    fleet = draft.context.fleet
+def reconcile(draft: CampaignDraft, health_limit: timedelta | None = None) -> None:
+    """Finish the hosts whose events are over, start others, and end after the last one.
+
+    `health_limit` is how long the server's health command may take; None: it has none.
+    """
+    if draft.campaign.is_over:
+        return
     for run in draft.campaign.in_progress:
-        if run.phase is HostPhase.ANNOUNCED and not any(is_live(fleet, ref) for ref in run.events):
-            end_host(draft, run)
-        elif run.phase is HostPhase.CHECKING and draft.context.health_limit is None:
+        if run.phase is HostPhase.ANNOUNCED:
+            if not any(find_event(draft.fleet, ref) for ref in run.events):
+                end_host(draft, run, health_limit)
+        elif run.phase is HostPhase.CHECKING and health_limit is None:
             draft.finish(run)  # the health command was removed from the configuration
+    start_hosts(draft)
     campaign = draft.campaign
-    if campaign.state is CampaignState.RUNNING:
-        start_hosts(draft)
-    if not draft.campaign.in_progress and (
-        campaign.state is CampaignState.CANCELED or not draft.campaign.waiting
+    if not campaign.in_progress and (
+        campaign.state is CampaignState.CANCELED or not campaign.waiting
     ):
         end_campaign(draft)
 
 
-def end_host(draft: CampaignDraft, run: HostRun) -> None:
+def end_host(draft: CampaignDraft, run: HostRun, health_limit: timedelta | None) -> None:
     """All events of the host are over: it failed, is skipped, must be checked, or is done."""
     ended = [
-        (how_ended(draft.context.fleet, ref), f"event {ref.event_id} of {ref.scope}")
+        (
+            how_ended(draft.fleet.scope(ref.scope), ref.event_id),
+            f"event {ref.event_id} of {ref.scope}",
+        )
         for ref in run.events
     ]
     failed = [event for how, event in ended if how is EndReason.FAILED]
     canceled = [event for how, event in ended if how is EndReason.CANCELED]
-    limit = draft.context.health_limit
     if failed:
         pauses = draft.campaign.spec.pause_on_failure
         draft.fail(run.host, f"{failed[0]} failed", pauses=pauses)
     elif run.problem or canceled:
         draft.skip(run.host, run.problem or f"{canceled[0]} was canceled")
-    elif limit is not None and draft.campaign.state is not CampaignState.CANCELED:
-        until = draft.now + limit
+    elif health_limit is not None and draft.campaign.state is not CampaignState.CANCELED:
+        until = draft.now + health_limit
         draft.put_run(replace(run, phase=HostPhase.CHECKING, checked_until=until))
     else:
         draft.finish(run)
@@ -270,19 +207,18 @@ def end_host(draft: CampaignDraft, run: HostRun) -> None:
 
 def start_hosts(draft: CampaignDraft) -> None:
     """Start as many of the next hosts as the budgets allow. The others keep their order."""
-    campaign, context = draft.campaign, draft.context
-    free = campaign.spec.max_hosts - len(campaign.in_progress)
-    if free <= 0:
+    candidates = next_hosts(draft)
+    if not candidates:
         return
-    candidates, cursor = next_hosts(campaign, context.hosts)
+    spec = draft.campaign.spec
     ledger = reserved(draft)
     left: list[str] = []
     too_large: list[Blocker] = []
-    for position, host in enumerate(candidates):
-        if not free:
-            left += candidates[position:]
-            break
-        scopes = context.fleet.scopes_on(host)
+    for host in candidates:
+        if len(draft.campaign.in_progress) == spec.max_hosts:
+            left.append(host)
+            continue
+        scopes = draft.fleet.scopes_on(host)
         if scopes is None:
             draft.skip(host, "the host no longer exists")
         elif (blocker := ledger.find_blocker(host, scopes)) is not None:
@@ -292,35 +228,35 @@ def start_hosts(draft: CampaignDraft) -> None:
             ledger.reserve_host(host, scopes)
             draft.put(in_progress=(*draft.campaign.in_progress, HostRun(host, draft.now)))
             draft.record(f"host {host} started", host)
-            free -= 1
+    cursor = draft.campaign.cursor + len(candidates) - len(draft.campaign.window)
     only_large = not draft.campaign.in_progress and len(left) == len(too_large)
-    is_last = only_large and cursor == campaign.total
+    is_last = only_large and cursor == draft.campaign.total
     # Half of the window is for hosts that fit, so that large ones do not block those behind them.
-    for blocker in too_large[0 if is_last else window_size(campaign.spec.max_hosts) // 2 :]:
+    for blocker in too_large[0 if is_last else window_size(spec.max_hosts) // 2 :]:
         left.remove(blocker.host)
         draft.skip(blocker.host, str(blocker))
     if len(left) < len(candidates):
         draft.put(window=tuple(left), cursor=cursor)
 
 
-def next_hosts(campaign: Campaign, hosts: Sequence[str] | None) -> tuple[list[str], int]:
-    """The waiting hosts that a step considers, and the cursor behind them."""
-    room = window_size(campaign.spec.max_hosts) - len(campaign.window)
-    new = () if hosts is None else hosts[campaign.cursor : campaign.cursor + room]
-    return [*campaign.window, *new], campaign.cursor + len(new)
+def next_hosts(draft: CampaignDraft) -> list[str]:
+    """The waiting hosts that a step considers; empty if no host may start."""
+    campaign, max_hosts = draft.campaign, draft.campaign.spec.max_hosts
+    is_full = len(campaign.in_progress) >= max_hosts
+    if is_full or campaign.state is not CampaignState.RUNNING:
+        return []
+    room = window_size(max_hosts) - len(campaign.window)
+    new = draft.hosts[campaign.cursor : campaign.cursor + room]
+    return [*campaign.window, *new]
 
 
-def find_next_blocker(
-    campaign: Campaign, context: CampaignContext, now: datetime
-) -> Blocker | None:
+def find_next_blocker(draft: CampaignDraft) -> Blocker | None:
     """Why the first waiting host cannot start, for people to read."""
-    candidates, _ = next_hosts(campaign, context.hosts)
-    is_full = len(campaign.in_progress) >= campaign.spec.max_hosts
-    if not candidates or is_full or campaign.state is not CampaignState.RUNNING:
+    candidates = next_hosts(draft)
+    if not candidates:
         return None
-    scopes = context.fleet.scopes_on(candidates[0])
-    ledger = reserved(CampaignDraft(campaign, context, now))
-    return None if scopes is None else ledger.find_blocker(candidates[0], scopes)
+    scopes = draft.fleet.scopes_on(candidates[0]) or ()
+    return reserved(draft).find_blocker(candidates[0], scopes)
 
 
 def reserved(draft: CampaignDraft) -> BudgetLedger:
@@ -328,20 +264,15 @@ def reserved(draft: CampaignDraft) -> BudgetLedger:
 
     A host whose events are not known needs all its VMs.
     """
-    fleet = draft.context.fleet
-    horizon = draft.now + draft.context.horizon
-    ledger = BudgetLedger(draft.campaign.spec.max_unavailable, horizon)
-    for run in (*draft.campaign.in_progress, *draft.context.others):
+    ledger = BudgetLedger(draft.campaign.spec.max_unavailable, draft.now + draft.horizon)
+    for run in (*draft.campaign.in_progress, *draft.others):
         if run.phase is not HostPhase.ANNOUNCED:
-            ledger.reserve_host(run.host, fleet.scopes_on(run.host) or ())
+            ledger.reserve_host(run.host, draft.fleet.scopes_on(run.host) or ())
             continue
         for ref in run.events:
-            scope = fleet.scope(ref.scope)
-            event = None if scope is None else scope.events.get(ref.event_id)
+            event = find_event(draft.fleet, ref)
             if event is not None:
                 ledger.reserve(ref.scope, {event.update_domain: event.resources})
-            elif scope is not None and scope.revision < ref.revision:  # not known here yet
-                ledger.reserve(ref.scope, scope.residents.get(run.host, NO_RESIDENTS))
     return ledger
 
 
@@ -350,7 +281,7 @@ def end_campaign(draft: CampaignDraft) -> None:
     if campaign.state is CampaignState.CANCELED:
         draft.put(skipped=campaign.skipped + campaign.waiting)
     else:
-        draft.set_state(CampaignState.DONE)
+        draft.put(state=CampaignState.DONE, pause_reason="", paused_by_failure=False)
     draft.put(cursor=campaign.total, window=(), ended_at=draft.now)
     end = draft.campaign
     draft.record(f"ended: {end.done} hosts done, {end.skipped} skipped, {end.failed} failed")
@@ -359,24 +290,15 @@ def end_campaign(draft: CampaignDraft) -> None:
 # --- the state of an event
 
 
-def is_scheduled(fleet: FleetView, ref: EventRef) -> bool:
+def find_event(fleet: FleetView, ref: EventRef) -> Event | None:
+    """The event, None if it is over."""
     scope = fleet.scope(ref.scope)
-    event = None if scope is None else scope.events.get(ref.event_id)
-    return event is not None and event.status is Status.SCHEDULED
+    return None if scope is None else scope.event(ref.event_id)
 
 
-def is_live(fleet: FleetView, ref: EventRef) -> bool:
-    """Whether an event is not over, or may not be because this replica does not know it yet."""
-    scope = fleet.scope(ref.scope)
-    if scope is None:
-        return fleet.revision < ref.revision
-    is_unknown = ref.event_id not in scope.ended and scope.revision < ref.revision
-    return ref.event_id in scope.events or is_unknown
-
-
-def how_ended(fleet: FleetView, ref: EventRef) -> EndReason:
+def how_ended(scope: Scope | None, event_id: str) -> EndReason:
     """How an event ended. Without its scope it counts as canceled, if forgotten as completed."""
-    scope = fleet.scope(ref.scope)
     if scope is None:
         return EndReason.CANCELED
-    return scope.ended.get(ref.event_id, EndReason.COMPLETED)
+    reasons = (ended.how for ended in scope.ended if ended.id == event_id)
+    return next(reasons, EndReason.COMPLETED)

@@ -4,45 +4,82 @@ import asyncio
 import fnmatch
 import re
 from collections.abc import Iterable, Sequence
-from datetime import timedelta
+from datetime import datetime
 
-from forewarn.campaign.budget import ScopeSummary, summarize
-from forewarn.campaign.cache import HOSTS_KEY, CampaignCache, campaign_key
+from forewarn.campaign.budget import ScopeSummary
 from forewarn.campaign.forecast import Forecast, forecast
 from forewarn.campaign.model import (
+    CAMPAIGN,
+    CAMPAIGN_HOSTS,
     HOSTS_BYTES_MAX,
     HOSTS_MAX,
     NAMESPACE,
     Campaign,
-    CampaignCommand,
     CampaignSpec,
-    HostRun,
-    OperatorCommand,
+    CampaignState,
+    HostPriority,
     host_duration,
 )
-from forewarn.campaign.rules import CampaignContext, Decision, decide_campaign
+from forewarn.campaign.rules import CampaignDraft, Rule, set_state
 from forewarn.core.change import Change, ChangeKind
 from forewarn.core.command import Maintain
 from forewarn.core.fleet import Scope
 from forewarn.core.machine import decide
+from forewarn.engine.board import Board
 from forewarn.engine.engine import Engine
-from forewarn.engine.replica import POLLS_PASS_EVERY
 from forewarn.engine.transaction import Transaction
 from forewarn.errors import Invalid, OverBudget, TooManyCampaigns, UnknownCampaign
 from forewarn.store.base import Lease
 
+HOSTS_KEY = "campaign-hosts/{}/0"
+"""Version 0.2 numbered several records of a long list; only the first one is left."""
 LIVE_MAX = 100
-"""A step compares all live campaigns and a lease: as many checks as one commit may have."""
 ENDED_MAX = 1000
 DELETIONS_MAX = 10
+SUMMARIES_MAX = 10_000
 
 
 class Campaigns:
-    """Plan, start, pause, resume and cancel campaigns. Create it before the engine loads."""
+    """Plan, start, pause, resume and cancel campaigns. Create it before the engine loads.
+
+    The record of a campaign is small, because each step writes it. The list of its hosts is a
+    record of its own, written once.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self.cache = CampaignCache(engine)
+        self.fleet = BoardView(engine.board)
+        engine.register("campaign", CAMPAIGN)
+        engine.register("campaign-hosts", CAMPAIGN_HOSTS)
+
+    def find(self, campaign_id: str) -> Campaign:
+        key = campaign_key(campaign_id)
+        return require_campaign(self._engine.records.get(key).value, campaign_id)
+
+    def all(self) -> list[Campaign]:
+        """The oldest first."""
+        campaigns: list[Campaign] = [value for _, value in self._engine.records.values("campaign")]
+        return sorted(campaigns, key=lambda campaign: campaign.number)
+
+    def live(self) -> list[Campaign]:
+        return [campaign for campaign in self.all() if not campaign.is_over]
+
+    def host_priorities(self) -> dict[str, HostPriority]:
+        """The hosts of live campaigns that wait or are in progress."""
+        priorities: dict[str, HostPriority] = {}
+        live = self.live()
+        for campaign in live:
+            if campaign.state is not CampaignState.CANCELED:
+                rest = self._hosts_of(campaign)[campaign.cursor :]
+                priorities |= dict.fromkeys((*campaign.window, *rest), HostPriority.WAITING)
+        for campaign in live:
+            priorities |= {run.host: HostPriority.IN_PROGRESS for run in campaign.in_progress}
+        return priorities
+
+    def _hosts_of(self, campaign: Campaign) -> tuple[str, ...]:
+        """A campaign's hosts in their order; none if it is over, or they are not known yet."""
+        record = self._engine.records.get(HOSTS_KEY.format(campaign.id))
+        return record.value or ()
 
     async def plan(self, spec: CampaignSpec) -> Forecast:
         """What a campaign would do at present. Nothing is changed."""
@@ -57,47 +94,25 @@ class Campaigns:
                 f"no host matches {', '.join(spec.patterns)}; expected patterns such as rack7-*",
                 field="hosts",
             )
-        if len(hosts) > HOSTS_MAX:
-            raise Invalid(
-                f"{len(hosts)} hosts match; expected at most {HOSTS_MAX} in one campaign",
-                field="hosts",
-                hosts=len(hosts),
-            )
         size = sum(len(host.encode()) for host in hosts)
-        if size > HOSTS_BYTES_MAX:
+        if len(hosts) > HOSTS_MAX or size > HOSTS_BYTES_MAX:
             raise Invalid(
-                f"the names of the {len(hosts)} hosts that match have {size} bytes;"
-                f" expected at most {HOSTS_BYTES_MAX} in one campaign",
+                f"{len(hosts)} hosts match, whose names have {size} bytes; expected at most"
+                f" {HOSTS_MAX} hosts and {HOSTS_BYTES_MAX} bytes in one campaign",
                 field="hosts",
                 hosts=len(hosts),
             )
-        scopes = await self._scopes_on(hosts)
-        horizon = engine.clock.now() + host_duration(spec, engine.timing)
-
-        def compute() -> Forecast:
-            summaries: dict[str, ScopeSummary] = {}
-            for scope in (scope for on_host in scopes.values() for scope in on_host):
-                if scope.name not in summaries:
-                    summaries[scope.name] = summarize(scope)
-            return forecast(
-                hosts,
-                lambda host: [summaries[scope.name] for scope in scopes[host]],
-                max_hosts=spec.max_hosts,
-                budget=spec.max_unavailable,
-                horizon=horizon,
-            )
-
-        return await asyncio.to_thread(compute)
-
-    async def _scopes_on(self, hosts: Sequence[str]) -> dict[str, list[Scope]]:
-        board = self._engine.board
-        scopes: dict[str, list[Scope]] = {}
-        for number, host in enumerate(hosts):
-            if number % POLLS_PASS_EVERY == 0:
-                await asyncio.sleep(0)
-            published = {board.vms[vm] for vm in board.hosts.get(host, ())}
-            scopes[host] = sorted((one.scope for one in published), key=lambda scope: scope.name)
-        return scopes
+        scopes: dict[str, Sequence[ScopeSummary]] = {}
+        for host in hosts:
+            await asyncio.sleep(0)  # let polls pass
+            scopes[host] = self.fleet.scopes_on(host) or ()
+        return await asyncio.to_thread(
+            forecast,
+            scopes,
+            max_hosts=spec.max_hosts,
+            budget=spec.max_unavailable,
+            horizon=engine.clock.now() + host_duration(spec, engine.timing),
+        )
 
     async def start(self, spec: CampaignSpec, by: str, operation_id: str) -> Campaign:
         """Start a campaign. Refused if a host alone exceeds the budget of a scope.
@@ -110,13 +125,20 @@ class Campaigns:
             return known
         planned = await self.plan(spec)
         if planned.too_large:
-            refuse_too_large(planned)
+            first, count = planned.too_large[0], len(planned.too_large)
+            raise OverBudget(
+                f"{first}; {count} hosts are too large" if count > 1 else str(first),
+                host=first.host,
+                scope=first.scope,
+                vms=first.vms,
+                max_unavailable=first.limit,
+            )
 
         def decide_start(transaction: Transaction) -> Campaign:
             known = self._find_started(operation_id)
             if known is not None:
                 return known
-            campaigns = self.cache.all()
+            campaigns = self.all()
             if sum(not campaign.is_over for campaign in campaigns) >= LIVE_MAX:
                 raise TooManyCampaigns(
                     f"{LIVE_MAX} campaigns are running or paused, which is the maximum",
@@ -139,96 +161,93 @@ class Campaigns:
         return await self._engine.update(["campaign/"], decide_start, by=by)
 
     def _find_started(self, operation_id: str) -> Campaign | None:
-        campaigns = (one for one in self.cache.all() if one.operation_id == operation_id)
+        campaigns = (one for one in self.all() if one.operation_id == operation_id)
         return next(campaigns, None)
 
-    async def pause(self, campaign_id: str, by: str) -> Campaign:
-        """Start no more hosts. Announced hosts continue."""
-        return (await self.apply(campaign_id, OperatorCommand.PAUSE, by)).campaign
+    async def set_state(self, campaign_id: str, state: CampaignState, by: str) -> Campaign:
+        """Pause, resume (RUNNING) or cancel. Announced hosts continue unless it is canceled.
 
-    async def resume(self, campaign_id: str, by: str) -> Campaign:
-        return (await self.apply(campaign_id, OperatorCommand.RESUME, by)).campaign
-
-    async def cancel(self, campaign_id: str, by: str) -> Campaign:
-        """Start no more hosts and cancel Scheduled events. Started events end by themselves."""
-        return (await self.apply(campaign_id, OperatorCommand.CANCEL, by)).campaign
+        Canceled, its Scheduled events are canceled, and its Started ones end by themselves.
+        """
+        return await self.apply(campaign_id, lambda draft: set_state(draft, state), by)
 
     async def apply(
         self,
         campaign_id: str,
-        command: CampaignCommand,
+        rule: Rule,
         by: str = "",
         *,
-        health_limit: timedelta | None = None,
         lease: Lease | None = None,
-    ) -> Decision:
-        """Apply a command durably. Without `by` the campaign itself is the author.
-
-        A step that may start hosts compares every live campaign, so that no two steps use the
-        same part of a budget.
-        """
+    ) -> Campaign:
+        """Apply a rule durably. Without `by` the campaign itself is the author."""
         key = campaign_key(campaign_id)
 
-        def decide_step(transaction: Transaction) -> Decision:
-            before: Campaign | None = transaction.get(key)
-            if before is None:
-                raise UnknownCampaign(f"there is no campaign {campaign_id!r}", campaign=campaign_id)
-            others: list[HostRun] = []
-            if not isinstance(command, OperatorCommand):
-                others = self._others(before, transaction)
-            context = self.context(before, others, health_limit)
-            decision = decide_campaign(before, command, context, transaction.now)
-            if decision.campaign != before:
-                transaction.put(key, decision.campaign)
-                transaction.record(*decision.changes, by=by or before.by)
-                if decision.campaign.is_over:
+        def decide_step(transaction: Transaction) -> Campaign:
+            before = require_campaign(transaction.get(key), campaign_id)
+            draft = self.draft(before, transaction.now)
+            rule(draft)
+            if draft.campaign != before:
+                transaction.put(key, draft.campaign)
+                transaction.record(*draft.changes, by=by or before.by)
+                if draft.campaign.is_over:
                     self._clean_up(transaction, before.id)
-            return decision
+            return draft.campaign
 
         return await self._engine.update([key], decide_step, by=by, lease=lease)
-
-    def _others(self, campaign: Campaign, transaction: Transaction) -> list[HostRun]:
-        live = (other for other in self.cache.live() if other.id != campaign.id)
-        read = (transaction.get(campaign_key(other.id)) for other in live)
-        return [run for other in read if other is not None for run in other.in_progress]
 
     def _clean_up(self, transaction: Transaction, campaign_id: str) -> None:
         """Delete the list of hosts, and the oldest campaigns that are over."""
         transaction.put(HOSTS_KEY.format(campaign_id), None)
-        ended = [campaign.id for campaign in self.cache.all() if campaign.is_over]
-        surplus = max(len(ended) + 1 - ENDED_MAX, 0)
-        for old in ended[: min(surplus, DELETIONS_MAX)]:
+        ended = [campaign.id for campaign in self.all() if campaign.is_over]
+        for old in ended[: -(ENDED_MAX - 1)][:DELETIONS_MAX]:
             transaction.put(campaign_key(old), None)
 
-    def context(
-        self,
-        campaign: Campaign,
-        others: Sequence[HostRun] | None = None,
-        health_limit: timedelta | None = None,
-    ) -> CampaignContext:
-        """What a decision about a campaign depends on. `others` default to the cached ones."""
-        if others is None:
-            live = (other for other in self.cache.live() if other.id != campaign.id)
-            others = [run for other in live for run in other.in_progress]
-        return CampaignContext(
-            fleet=self.cache.fleet,
-            hosts=self.cache.hosts_of(campaign.id),
-            others=others,
+    def draft(self, campaign: Campaign, now: datetime) -> CampaignDraft:
+        """A campaign with what a decision about it depends on."""
+        others = (other for other in self.live() if other.id != campaign.id)
+        return CampaignDraft(
+            campaign,
+            now,
+            self.fleet,
+            hosts=self._hosts_of(campaign),
+            others=[run for other in others for run in other.in_progress],
             horizon=host_duration(campaign.spec, self._engine.timing),
-            health_limit=health_limit,
         )
 
 
-def refuse_too_large(planned: Forecast) -> None:
-    first, count = planned.too_large[0], len(planned.too_large)
-    more = f"; {count} hosts are too large" if count > 1 else ""
-    raise OverBudget(
-        f"{first}{more}",
-        host=first.host,
-        scope=first.scope,
-        vms=first.vms,
-        max_unavailable=first.limit,
-    )
+class BoardView:
+    """The board as a `FleetView`. A large scope is summarized once for each of its revisions."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._summaries: dict[str, ScopeSummary] = {}
+
+    def scope(self, name: str) -> Scope | None:
+        published = self._board.scopes.get(name)
+        return published.scope if published else None
+
+    def scopes_on(self, host: str) -> list[ScopeSummary] | None:
+        if not self._board.is_host(host):
+            return None
+        return [self._summarize(published.scope) for published in self._board.scopes_on(host)]
+
+    def _summarize(self, scope: Scope) -> ScopeSummary:
+        summary = self._summaries.get(scope.name)
+        if summary is None or summary.scope is not scope:
+            if len(self._summaries) >= SUMMARIES_MAX:
+                self._summaries.clear()
+            summary = self._summaries[scope.name] = ScopeSummary(scope)
+        return summary
+
+
+def campaign_key(campaign_id: str) -> str:
+    return f"campaign/{campaign_id.lower()}/"
+
+
+def require_campaign(campaign: Campaign | None, campaign_id: str) -> Campaign:
+    if campaign is None:
+        raise UnknownCampaign(f"there is no campaign {campaign_id!r}", campaign=campaign_id)
+    return campaign
 
 
 def match_hosts(hosts: Iterable[str], patterns: Sequence[str]) -> list[str]:

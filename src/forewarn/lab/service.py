@@ -112,7 +112,7 @@ class LabService:
             clock,
             durations=engine.timing.duration,
             hosts=lambda: chain(board.hosts, board.declared_hosts),
-            avoid=service.campaigns.cache.host_priorities,
+            avoid=service.campaigns.host_priorities,
         )
         self.config = Config(identify=(Identify.PATH, Identify.ADDRESS))
         self._application = LabMetadata(engine, self.config, self.faults)

@@ -1,10 +1,10 @@
 """The forecast: waves that fit, hosts that never fit, hosts that wait, and what it costs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from msgspec.structs import replace
 
-from forewarn.campaign.budget import ScopeSummary, summarize
+from forewarn.campaign.budget import ScopeSummary
 from forewarn.campaign.forecast import WINDOW_MAX, WINDOW_MIN, Forecast, forecast, window_size
 from forewarn.core.fleet import Budget, Power, Scope
 from tests.builders import NOON, scope_of, vm
@@ -14,12 +14,10 @@ def plan(
     *scopes: Scope, hosts: Sequence[str], max_hosts: int = 10, budget: Budget | None = None
 ) -> Forecast:
     by_host: dict[str, list[ScopeSummary]] = {host: [] for host in hosts}
-    for summary in map(summarize, scopes):
-        for host in summary.residents:
+    for summary in map(ScopeSummary, scopes):
+        for host in {resident.host for resident in summary.scope.vms}:
             by_host[host].append(summary)
-    return forecast(
-        hosts, lambda host: by_host[host], max_hosts=max_hosts, budget=budget, horizon=NOON
-    )
+    return forecast(by_host, max_hosts=max_hosts, budget=budget, horizon=NOON)
 
 
 def test_each_wave_has_one_update_domain_of_a_scope() -> None:
@@ -70,21 +68,16 @@ def test_cost_of_a_plan_grows_linearly_with_the_fleet() -> None:
     def checks_of(count: int) -> int:
         checks = 0
 
-        class Counted(frozenset[str]):
-            def __or__(self, other: object) -> frozenset[str]:  # once per check of a host
+        class Counted(ScopeSummary):
+            def on(self, host: str) -> Mapping[int, Set[str]]:  # at most twice per check of a host
                 nonlocal checks
                 checks += 1
-                return frozenset.__or__(self, other)  # type: ignore[operator]
+                return super().on(host)
 
-            def union(self, *others: object) -> "Counted":
-                return Counted(frozenset.union(self, *others))  # type: ignore[arg-type]
-
-        scope = summarize(
-            scope_of(*(vm(f"v{number}", host=f"h{number}") for number in range(count)))
-        )
-        counted = scope._replace(down=Counted())
-        hosts = [f"h{number}" for number in range(count)]
-        found = forecast(hosts, lambda host: [counted], max_hosts=2, budget=Budget(1), horizon=NOON)
+        scope = scope_of(*(vm(f"v{number}", host=f"h{number}") for number in range(count)))
+        summary = Counted(scope)
+        on_host = {f"h{number}": [summary] for number in range(count)}
+        found = forecast(on_host, max_hosts=2, budget=Budget(1), horizon=NOON)
         assert len(found.waves) == count
         return checks
 

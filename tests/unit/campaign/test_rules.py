@@ -2,32 +2,30 @@
 
 from collections.abc import Sequence
 from datetime import timedelta
-from functools import partial
 
 import pytest
 from msgspec.structs import replace
 
-from forewarn.campaign.budget import ScopeSummary, summarize
+from forewarn.campaign import rules
+from forewarn.campaign.budget import ScopeSummary
 from forewarn.campaign.model import (
     SKIPPED_HOSTS_MAX,
-    AnnounceHost,
     Campaign,
-    CampaignCommand,
     CampaignSpec,
     CampaignState,
-    CancelEvent,
-    CheckHealth,
     EventRef,
-    HealthChecked,
-    HostAnnounced,
     HostPhase,
     HostRun,
-    OperatorCommand,
-    Reconcile,
     SkippedHost,
     operation_id_of,
 )
-from forewarn.campaign.rules import CampaignContext, Decision, decide_campaign, find_next_blocker
+from forewarn.campaign.rules import (
+    CampaignDraft,
+    Rule,
+    find_next_blocker,
+    set_announced,
+    set_checked,
+)
 from forewarn.core.command import Approve, Cancel, Command, Maintain
 from forewarn.core.event import Ended, EndReason, Event, EventType
 from forewarn.core.fleet import Budget, Power, Scope
@@ -37,29 +35,40 @@ from forewarn.errors import CampaignOver
 from tests.builders import MINUTE, NOON, STANDARD, restart, run_impact, scope_of, vm
 
 
+def announced(host: str, *events: EventRef, problem: str = "") -> Rule:
+    return lambda draft: set_announced(draft, find_run(draft.campaign, host), events, problem)
+
+
+def checked(host: str, problem: str = "") -> Rule:
+    return lambda draft: set_checked(draft, find_run(draft.campaign, host), problem)
+
+
+def find_run(campaign: Campaign, host: str) -> HostRun:
+    return next(run for run in campaign.in_progress if run.host == host)
+
+
 class Fleet:
     """Scopes and hosts. Counts how many scopes are read."""
 
     def __init__(self, *scopes: Scope, hosts: tuple[str, ...] = ("h1", "h2", "h3")) -> None:
         self.scopes = {scope.name: scope for scope in scopes}
         self.hosts = hosts
-        self.revision = 10
         self.reads = 0
 
-    def scope(self, name: str) -> ScopeSummary | None:
+    def scope(self, name: str) -> Scope | None:
         self.reads += 1
-        return summarize(self.scopes[name], self.revision) if name in self.scopes else None
+        return self.scopes.get(name)
 
     def scopes_on(self, host: str) -> list[ScopeSummary] | None:
         found = [s for s in self.scopes.values() if any(vm.host == host for vm in s.vms)]
         self.reads += len(found) or 1
-        return [summarize(scope, self.revision) for scope in found] if host in self.hosts else None
+        return [ScopeSummary(scope) for scope in found] if host in self.hosts else None
 
     def submit(self, command: Command, scope: str = "web", minutes: int = 0) -> None:
         now = NOON + minutes * MINUTE
         self.scopes[scope] = decide(self.scopes[scope], command, now, STANDARD).scope
 
-    def announce(self, host: str, campaign: Campaign, scope: str = "web") -> HostAnnounced:
+    def announce(self, host: str, campaign: Campaign, scope: str = "web") -> Rule:
         """Announce the maintenance of a host, as the worker does."""
         operation_id = operation_id_of(campaign, host)
         type_ = campaign.spec.type
@@ -67,8 +76,7 @@ class Fleet:
         after = self.scopes[scope]
         known = {event.id for event in after.events} | {ended.id for ended in after.ended}
         ids = [event_id_of(operation_id, scope, domain) for domain in range(3)]
-        refs = (EventRef(scope, id_, self.revision) for id_ in ids if id_ in known)
-        return HostAnnounced(host, tuple(refs))
+        return announced(host, *(EventRef(scope, id_) for id_ in ids if id_ in known))
 
     def run_impacts(self, minutes: int = 0) -> None:
         self.scopes["web"] = run_impact(self.scopes["web"], NOON + minutes * MINUTE)
@@ -93,24 +101,41 @@ def campaign_of(hosts: int = 3, **spec: object) -> Campaign:
     return Campaign(id="c1", spec=wanted, started_at=NOON, total=hosts, waves=hosts)
 
 
+def draft_of(
+    campaign: Campaign, fleet: Fleet, *, others: Sequence[HostRun] = (), minutes: int = 0
+) -> CampaignDraft:
+    hosts = [f"h{number}" for number in range(1, campaign.total + 1)]
+    return CampaignDraft(campaign, NOON + minutes * MINUTE, fleet, hosts, others)
+
+
 def apply(
+    campaign: Campaign, rule: Rule, fleet: Fleet, *, health_limit: timedelta | None = None
+) -> Campaign:
+    """Apply a rule, and what follows from it."""
+    draft = draft_of(campaign, fleet)
+    rule(draft)
+    rules.reconcile(draft, health_limit)
+    return draft.campaign
+
+
+def operate(campaign: Campaign, state: CampaignState) -> CampaignDraft:
+    """What an operator does. It changes nothing but the state."""
+    draft = draft_of(campaign, Fleet())
+    rules.set_state(draft, state)
+    return draft
+
+
+def reconcile(
     campaign: Campaign,
-    command: CampaignCommand,
     fleet: Fleet,
     *,
     others: Sequence[HostRun] = (),
     minutes: int = 0,
     health_limit: timedelta | None = None,
-) -> Decision:
-    hosts = [f"h{number}" for number in range(1, campaign.total + 1)]
-    context = CampaignContext(fleet, hosts, others, health_limit=health_limit)
-    return decide_campaign(campaign, command, context, NOON + minutes * MINUTE)
-
-
-def reconcile(
-    campaign: Campaign, fleet: Fleet, *, others: Sequence[HostRun] = (), minutes: int = 0
 ) -> Campaign:
-    return apply(campaign, Reconcile(), fleet, others=others, minutes=minutes).campaign
+    draft = draft_of(campaign, fleet, others=others, minutes=minutes)
+    rules.reconcile(draft, health_limit)
+    return draft.campaign
 
 
 def begin(fleet: Fleet, **spec: object) -> Campaign:
@@ -118,7 +143,7 @@ def begin(fleet: Fleet, **spec: object) -> Campaign:
     campaign = reconcile(campaign_of(len(fleet.hosts), **spec), fleet)
     for run in campaign.in_progress:
         if run.phase is HostPhase.ORDERED:
-            campaign = apply(campaign, fleet.announce(run.host, campaign), fleet).campaign
+            campaign = apply(campaign, fleet.announce(run.host, campaign), fleet)
     return campaign
 
 
@@ -204,20 +229,22 @@ def test_events_of_others_count_if_they_come_within_the_horizon() -> None:
     """A restart in a quarter of an hour would overlap with ours, one in two hours would not."""
     fleet = one_at_a_time()
     fleet.submit(restart("web-1", not_before=NOON + 120 * MINUTE))
-    context = CampaignContext(fleet, ["h1"], (), timedelta(minutes=25))
-    now = decide_campaign(campaign_of(1), Reconcile(), context, NOON)
-    later = decide_campaign(campaign_of(1), Reconcile(), context, NOON + 100 * MINUTE)
+    drafts = [draft_of(campaign_of(1), fleet, minutes=minutes) for minutes in (0, 100)]
+    for draft in drafts:
+        draft.horizon = timedelta(minutes=25)
+        rules.reconcile(draft)
 
-    assert (running(now.campaign), running(later.campaign)) == (["h1"], [])
+    assert [running(draft.campaign) for draft in drafts] == [["h1"], []]
 
 
 def test_hosts_of_other_campaigns_count() -> None:
     """Whether their events are known yet or not."""
-    ordered = HostRun("h2", NOON)
-    announced = HostRun("h2", NOON, HostPhase.ANNOUNCED, (EventRef("web", "E", 11),))
+    fleet = one_at_a_time()
+    other = replace(campaign_of(1), id="c2", in_progress=(HostRun("h2", NOON),))
+    known = apply(other, fleet.announce("h2", other), fleet)
 
-    for other in (ordered, announced):
-        assert running(reconcile(campaign_of(), one_at_a_time(), others=[other])) == ["h2"]
+    for others in (other.in_progress, known.in_progress):
+        assert running(reconcile(campaign_of(), fleet, others=others)) == ["h2"]
 
 
 def test_scheduled_event_counts_like_a_started_one() -> None:
@@ -238,43 +265,37 @@ def test_next_host_starts_as_soon_as_the_last_event_is_over() -> None:
     assert (running(after), after.done, after.spent) == (["h2"], 1, timedelta(minutes=2))
 
 
-def test_event_not_yet_replicated_counts_as_in_progress() -> None:
-    """A replica may have read the announcement before the scope; the event is not over then."""
-    fleet = one_at_a_time()
-    run = HostRun("h1", NOON, HostPhase.ANNOUNCED, (EventRef("web", "E", 11),))
-    campaign = replace(campaign_of(), cursor=1, in_progress=(run,))
-
-    assert reconcile(campaign, fleet) == campaign
-    fleet.revision = 11
-    assert reconcile(campaign, fleet).done == 1, "known and forgotten: it was over long ago"
-
-
-def test_missing_scope_is_waited_for_until_the_replica_is_recent() -> None:
-    fleet = Fleet()
-    run = HostRun("h1", NOON, HostPhase.ANNOUNCED, (EventRef("web", "E", 11),))
+def test_event_whose_scope_is_gone_counts_as_canceled() -> None:
+    run = HostRun("h1", NOON, HostPhase.ANNOUNCED, (EventRef("web", "E"),))
     campaign = replace(campaign_of(1), cursor=1, in_progress=(run,))
 
-    assert reconcile(campaign, fleet) == campaign
-    fleet.revision = 11
-    assert reconcile(campaign, fleet).skipped_hosts[0].why == "event E of web was canceled"
+    assert reconcile(campaign, Fleet()).skipped_hosts[0].why == "event E of web was canceled"
+
+
+def test_event_that_is_no_longer_remembered_counts_as_completed() -> None:
+    """A scope remembers its last hundred events."""
+    run = HostRun("h1", NOON, HostPhase.ANNOUNCED, (EventRef("web", "E"),))
+    campaign = replace(campaign_of(1), cursor=1, in_progress=(run,))
+
+    assert reconcile(campaign, one_at_a_time()).done == 1
 
 
 def test_no_host_starts_while_the_list_of_hosts_is_unknown() -> None:
-    context = CampaignContext(Fleet(web(0, 0, 0)), None)
+    draft = CampaignDraft(campaign_of(), NOON, Fleet(web(0, 0, 0)))
+    rules.reconcile(draft)
 
-    assert decide_campaign(campaign_of(), Reconcile(), context, NOON).campaign == campaign_of()
+    assert draft.campaign == campaign_of()
 
 
 def test_reason_why_the_next_host_waits_is_known() -> None:
     fleet = Fleet(web(0, 1, 0))
     fleet.submit(restart("web-1"))
     fleet.submit(Approve(event_ids=(fleet.event().id,)))
-    context = CampaignContext(fleet, ["h1", "h2", "h3"])
     paused = replace(campaign_of(), state=CampaignState.PAUSED)
-    blocker = find_next_blocker(campaign_of(), context, NOON)
+    blocker = find_next_blocker(draft_of(campaign_of(), fleet))
 
     assert str(blocker) == "another update domain of web is in progress"
-    assert find_next_blocker(paused, context, NOON) is None
+    assert find_next_blocker(draft_of(paused, fleet)) is None
 
 
 # --- hosts that fail, or are skipped
@@ -309,7 +330,7 @@ def test_failure_is_only_counted_without_pause_on_failure() -> None:
 def test_resumed_campaign_continues_with_the_next_host() -> None:
     """Resuming starts no host itself, so the history attributes that to the campaign."""
     fleet = one_at_a_time()
-    resumed = apply(fail_first_event(begin(fleet), fleet), OperatorCommand.RESUME, fleet).campaign
+    resumed = operate(fail_first_event(begin(fleet), fleet), CampaignState.RUNNING).campaign
 
     assert (resumed.state, resumed.pause_reason) == (CampaignState.RUNNING, "")
     assert running(resumed) == []
@@ -339,7 +360,7 @@ def test_host_that_is_gone_is_skipped() -> None:
 def test_host_is_skipped_if_it_could_not_be_announced() -> None:
     fleet = Fleet(web(0))
     why = "web-0 has a Reboot pending already"
-    after = apply(reconcile(campaign_of(1), fleet), HostAnnounced("h1", (), why), fleet).campaign
+    after = apply(reconcile(campaign_of(1), fleet), announced("h1", problem=why), fleet)
 
     assert after.state is CampaignState.DONE
     assert after.skipped_hosts == (SkippedHost("h1", why, is_failed=False),)
@@ -350,7 +371,7 @@ def test_host_without_vms_is_done_at_once() -> None:
     campaign = reconcile(campaign_of(2), fleet)
 
     assert running(campaign) == ["h1", "h2"]
-    assert apply(campaign, HostAnnounced("h2"), fleet).campaign.done == 1
+    assert apply(campaign, announced("h2"), fleet).done == 1
 
 
 def test_host_that_became_too_large_waits_for_the_others() -> None:
@@ -361,7 +382,7 @@ def test_host_that_became_too_large_waits_for_the_others() -> None:
     assert (running(campaign), campaign.window, campaign.skipped) == (["h2"], ("h1",), 0)
 
     fleet.scopes["web"] = scope_of(a, replace(b, host="h3"), c, max_unavailable=Budget(1))
-    after = apply(campaign, HostAnnounced("h2"), fleet).campaign
+    after = apply(campaign, announced("h2"), fleet)
     assert (running(after), after.done, after.skipped) == (["h1"], 1, 0)
 
 
@@ -375,7 +396,7 @@ def test_large_hosts_do_not_block_those_behind_them() -> None:
         campaign = reconcile(campaign, fleet)
 
     assert (running(campaign), len(campaign.window), campaign.skipped) == (["h101"], 32, 68)
-    ended = apply(campaign, HostAnnounced("h101"), fleet).campaign
+    ended = apply(campaign, announced("h101"), fleet)
     assert (ended.state, ended.done, ended.skipped) == (CampaignState.DONE, 1, 100)
 
 
@@ -401,32 +422,28 @@ def test_only_the_last_skipped_hosts_are_kept_and_all_are_counted() -> None:
 # --- health checks
 
 
-apply_checked = partial(apply, health_limit=MINUTE)
-"""On a server with a health command."""
-
-
 def begin_check(fleet: Fleet, **spec: object) -> Campaign:
     campaign = begin(fleet, **spec)
     fleet.submit(Approve(event_ids=(fleet.event().id,)))
     fleet.run_impacts()
-    return apply_checked(campaign, Reconcile(), fleet).campaign
+    return reconcile(campaign, fleet, health_limit=MINUTE)
 
 
 def test_host_is_done_when_it_is_healthy_and_counts_until_then() -> None:
     fleet = one_at_a_time()
     campaign = begin_check(fleet)
     run = HostRun("h1", NOON, HostPhase.CHECKING, campaign.in_progress[0].events)
-    done = apply_checked(campaign, HealthChecked("h1"), fleet).campaign
+    done = apply(campaign, checked("h1"), fleet, health_limit=MINUTE)
 
     assert campaign.in_progress == (replace(run, checked_until=NOON + MINUTE),)
-    assert apply_checked(campaign, Reconcile(), fleet).actions == (CheckHealth("h1"),)
+    assert reconcile(campaign, fleet, health_limit=MINUTE) == campaign
     assert (done.done, running(done)) == (1, ["h2"])
 
 
 def test_unhealthy_host_pauses_even_without_pause_on_failure() -> None:
     fleet = one_at_a_time()
     campaign = begin_check(fleet, pause_on_failure=False)
-    after = apply_checked(campaign, HealthChecked("h1", "exited with 1"), fleet).campaign
+    after = apply(campaign, checked("h1", "exited with 1"), fleet, health_limit=MINUTE)
 
     assert (after.state, after.paused_by_failure, after.failed) == (CampaignState.PAUSED, True, 1)
     assert after.pause_reason == "h1: health check failed: exited with 1"
@@ -443,112 +460,101 @@ def test_canceled_campaign_checks_no_host() -> None:
     fleet = Fleet(web(0), hosts=("h1",))
     campaign = begin(fleet)
     fleet.submit(Approve(event_ids=(fleet.event().id,)))
-    canceled = apply(campaign, OperatorCommand.CANCEL, fleet).campaign
+    canceled = operate(campaign, CampaignState.CANCELED).campaign
     fleet.run_impacts()
-    after = apply_checked(canceled, Reconcile(), fleet).campaign
+    after = reconcile(canceled, fleet, health_limit=MINUTE)
 
     assert (after.is_over, after.done) == (True, 1)
 
 
 def test_result_of_a_host_that_is_not_checked_changes_nothing() -> None:
+    """The check of a server that lost the lease ends late."""
     fleet = one_at_a_time()
-    campaign = begin(fleet)
+    campaign = begin_check(fleet)
+    late = find_run(campaign, "h1")
+    after = apply(campaign, checked("h1"), fleet, health_limit=MINUTE)
 
-    assert apply_checked(campaign, HealthChecked("h1", "late"), fleet).campaign == campaign
+    assert apply(after, lambda draft: set_checked(draft, late, "late"), fleet) == after
 
 
 # --- commands of operators, and repetition
 
 
-def test_cancel_cancels_scheduled_events_and_waits_for_started_ones() -> None:
+def test_canceled_campaign_waits_for_its_events() -> None:
     fleet = Fleet(web(0, 0, 0))
     campaign = begin(fleet, max_hosts=2)
     first, second = fleet.scopes["web"].events
     fleet.submit(Approve(event_ids=(first.id,)))
-    canceled = apply(campaign, OperatorCommand.CANCEL, fleet)
+    canceled = operate(campaign, CampaignState.CANCELED).campaign
 
-    assert canceled.campaign.state is CampaignState.CANCELED
-    assert canceled.actions == (CancelEvent("web", second.id),)
     fleet.submit(Cancel(event_id=second.id))
-    waiting = reconcile(canceled.campaign, fleet)
+    waiting = reconcile(canceled, fleet)
     assert (running(waiting), waiting.is_over) == (["h1"], False)
     fleet.run_impacts()
     end = reconcile(waiting, fleet)
     assert (end.is_over, end.done, end.skipped, end.waiting) == (True, 1, 2, 0)
 
 
-def test_canceled_campaign_learns_its_events_before_canceling_them() -> None:
-    """The host may have been announced before a crash; announcing again returns the events."""
-    fleet = Fleet(web(0))
-    campaign = reconcile(campaign_of(1), fleet)
-    canceled = apply(campaign, OperatorCommand.CANCEL, fleet)
+@pytest.mark.parametrize(
+    ("state", "word"),
+    [
+        (CampaignState.PAUSED, "c1 paused"),
+        (CampaignState.RUNNING, "c1 resumed"),
+        (CampaignState.CANCELED, "c1 canceled"),
+    ],
+)
+def test_repeated_command_changes_nothing(state: CampaignState, word: str) -> None:
+    is_resumed = state is CampaignState.RUNNING
+    before = CampaignState.PAUSED if is_resumed else CampaignState.RUNNING
+    once = operate(replace(campaign_of(), state=before), state)
+    again = operate(once.campaign, state)
 
-    assert canceled.actions == (AnnounceHost("h1", operation_id_of(campaign, "h1")),)
-    known = apply(canceled.campaign, fleet.announce("h1", campaign), fleet)
-    assert known.actions == (CancelEvent("web", fleet.event().id),)
+    assert [change.detail for change in once.changes] == [word]
+    assert (again.campaign, again.changes) == (once.campaign, [])
+    assert again.campaign.state is state
 
 
 @pytest.mark.parametrize(
-    ("command", "state"),
-    [
-        (OperatorCommand.PAUSE, CampaignState.PAUSED),
-        (OperatorCommand.RESUME, CampaignState.RUNNING),
-        (OperatorCommand.CANCEL, CampaignState.CANCELED),
-    ],
+    "state", [CampaignState.PAUSED, CampaignState.RUNNING, CampaignState.CANCELED]
 )
-def test_repeated_command_changes_nothing(command: CampaignCommand, state: CampaignState) -> None:
-    fleet = Fleet(web(0, 0, 0))
-    once = apply(campaign_of(), command, fleet).campaign
-    again = apply(once, command, fleet)
-
-    assert once.state is state
-    assert (again.campaign, again.changes) == (once, ())
-
-
-@pytest.mark.parametrize("command", OperatorCommand)
-def test_campaign_that_is_done_accepts_no_command(command: CampaignCommand) -> None:
+def test_campaign_that_is_done_accepts_no_command(state: CampaignState) -> None:
     over = replace(campaign_of(), state=CampaignState.DONE, ended_at=NOON)
 
     with pytest.raises(CampaignOver, match="c1 is done; expected one that is running or paused"):
-        apply(over, command, Fleet())
+        operate(over, state)
 
 
 def test_canceled_campaign_may_only_be_canceled_again() -> None:
     over = replace(campaign_of(), state=CampaignState.CANCELED, ended_at=NOON)
 
-    assert apply(over, OperatorCommand.CANCEL, Fleet()).campaign == over
+    assert operate(over, CampaignState.CANCELED).campaign == over
     with pytest.raises(CampaignOver):
-        apply(over, OperatorCommand.RESUME, Fleet())
+        operate(over, CampaignState.RUNNING)
 
 
 def test_paused_campaign_starts_no_host() -> None:
     fleet = Fleet(web(0, 0, 0))
-    paused = apply(campaign_of(), OperatorCommand.PAUSE, fleet).campaign
+    paused = operate(campaign_of(), CampaignState.PAUSED).campaign
 
     assert reconcile(paused, fleet) == paused
 
 
-def test_actions_are_derived_from_the_campaign() -> None:
-    """A server that dies before an action loses nothing: the next one gets the same action."""
-    fleet = Fleet(web(0, 0, 0))
-    first = apply(campaign_of(max_hosts=1), Reconcile(), fleet)
-    again = apply(first.campaign, Reconcile(), fleet)
-    action = AnnounceHost("h1", operation_id_of(first.campaign, "h1"))
-
-    assert first.actions == again.actions == (action,)
-
-
 def test_announcing_a_host_again_changes_nothing() -> None:
+    """Another server did it meanwhile, so the host is no longer as it was."""
     fleet = one_at_a_time()
+    ordered = find_run(reconcile(campaign_of(), fleet), "h1")
     campaign = begin(fleet)
 
-    assert apply(campaign, HostAnnounced("h1"), fleet).campaign == campaign
+    assert apply(campaign, lambda draft: set_announced(draft, ordered), fleet) == campaign
 
 
 def test_every_step_is_recorded_in_the_history() -> None:
     fleet = Fleet(web(0))
-    first = apply(campaign_of(1), Reconcile(), fleet)
-    done = apply(first.campaign, HostAnnounced("h1"), fleet)
+    first = draft_of(campaign_of(1), fleet)
+    rules.reconcile(first)
+    done = draft_of(first.campaign, fleet)
+    announced("h1")(done)
+    rules.reconcile(done)
 
     assert [(change.detail, change.host) for change in first.changes] == [
         ("c1 host h1 started", "h1")
@@ -572,7 +578,7 @@ def most_reads(hosts: int) -> int:
         before = fleet.reads
         campaign = reconcile(campaign, fleet)
         for run in campaign.in_progress:
-            campaign = apply(campaign, HostAnnounced(run.host), fleet).campaign
+            campaign = apply(campaign, announced(run.host), fleet)
         most = max(most, fleet.reads - before)
     return most
 

@@ -10,6 +10,7 @@ from datetime import timedelta
 import pytest
 
 from forewarn.auth.tokens import Role, Tokens
+from forewarn.campaign.model import CampaignState
 from forewarn.campaign.service import Campaigns
 from forewarn.core import command as ask
 from forewarn.core.fleet import Scope, ScopeKind
@@ -261,7 +262,7 @@ def test_campaign_of_a_newer_server_does_not_stop_a_reload() -> None:
 
         assert engine.board.find_scope("web").scope.name == "web"
         with pytest.raises(RecordUnreadable):
-            await campaigns.pause("c9", by="ann")
+            await campaigns.set_state("c9", CampaignState.PAUSED, by="ann")
 
     live(story)
 

@@ -1,6 +1,5 @@
 """Campaigns over the control API. The rules are in `campaign/rules.py`."""
 
-from collections.abc import Awaitable, Callable
 from datetime import datetime
 from typing import Annotated, ClassVar, Literal
 
@@ -166,9 +165,7 @@ class CampaignList(msgspec.Struct, frozen=True):
     next: str | None
 
 
-def _verb(
-    verb: str, act: Callable[[Campaigns, str, str], Awaitable[Campaign]], description: str
-) -> HTTPRouteHandler:
+def _verb(verb: str, state: CampaignState, description: str) -> HTTPRouteHandler:
     @post(
         f"/{{campaign:str}}/{verb}",
         operation_id=f"{verb}_campaign",
@@ -184,9 +181,8 @@ def _verb(
         principal: PrincipalDependency,
         data: JSONBody[EmptyBody] = EMPTY_BODY,
     ) -> CampaignAnswer:
-        return CampaignAnswer(
-            campaign_view(engine, campaigns, await act(campaigns, campaign, principal.name))
-        )
+        changed = await campaigns.set_state(campaign, state, principal.name)
+        return CampaignAnswer(campaign_view(engine, campaigns, changed))
 
     return handler
 
@@ -204,7 +200,7 @@ class CampaignController(Controller):
         cursor: Cursor = None,
     ) -> CampaignList:
         """All campaigns, the latest first. The last thousand that are over are kept."""
-        found = campaigns.cache.all()[::-1]
+        found = campaigns.all()[::-1]
         shown, after = page(found, _sort_key, limit, cursor)
         views = [campaign_view(engine, campaigns, campaign, is_listed=True) for campaign in shown]
         return CampaignList(views, len(found), after)
@@ -217,7 +213,7 @@ class CampaignController(Controller):
         campaigns: NamedDependency[Campaigns],
     ) -> CampaignView:
         """A campaign: its progress, what it waits for, and when it will probably end."""
-        found = await engine.look_up(lambda: campaigns.cache.find(campaign))
+        found = await engine.look_up(lambda: campaigns.find(campaign))
         return campaign_view(engine, campaigns, found)
 
     @post(
@@ -249,12 +245,16 @@ class CampaignController(Controller):
         started = await campaigns.start(data.spec(), principal.name, operations.new_id())
         return CampaignAnswer(campaign_view(engine, campaigns, started))
 
-    pause = _verb("pause", Campaigns.pause, "Starts no more hosts. Announced hosts continue.")
+    pause = _verb("pause", CampaignState.PAUSED, "Starts no more hosts. Announced hosts continue.")
     resume = _verb(
-        "resume", Campaigns.resume, "Continues with the next hosts. Failed hosts are not retried."
+        "resume",
+        CampaignState.RUNNING,
+        "Continues with the next hosts. Failed hosts are not retried.",
     )
     cancel = _verb(
-        "cancel", Campaigns.cancel, "Cancels Scheduled events. Started ones end by themselves."
+        "cancel",
+        CampaignState.CANCELED,
+        "Cancels Scheduled events. Started ones end by themselves.",
     )
 
 
@@ -264,7 +264,7 @@ def campaign_view(
     spec, now = campaign.spec, engine.clock.now()
     blocker = None
     if not campaign.is_over and not is_listed:
-        blocker = find_next_blocker(campaign, campaigns.context(campaign), now)
+        blocker = find_next_blocker(campaigns.draft(campaign, now))
     return view(
         CampaignView,
         campaign,

@@ -127,7 +127,7 @@ class ServiceCollector(Collector):
 
     def _operators(self) -> Iterator[Metric]:
         service, feed = self._service, self._service.feed
-        listed = service.campaigns.cache.all()
+        listed = service.campaigns.all()
         campaigns = Counter((str(campaign.state),) for campaign in listed)
         yield _gauge("campaigns", "Stored campaigns, by state.", campaigns, "state")
         yield _counter("tokens_refused", "Requests with a bad token.", service.tokens.refused_count)

@@ -1,11 +1,13 @@
 """Campaigns over the API: plan, start, show, list, pause, resume, cancel, and errors."""
 
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 
-from forewarn.campaign.model import AnnounceHost, EventRef, HostAnnounced, Reconcile
+from forewarn.campaign.model import EventRef, operation_id_of
+from forewarn.campaign.rules import reconcile, set_announced
 from forewarn.core.command import Approve, Maintain
 from forewarn.core.event import EventType
 from forewarn.core.scheduling import event_id_of
@@ -90,12 +92,14 @@ def test_host_that_is_too_large_is_planned_as_such_and_refused() -> None:
 async def announce(world: World) -> str:
     """Announce host-a in web, as the worker does; returns the id of the event."""
     campaigns = world.service.campaigns
-    (action,) = (await campaigns.apply("c1", Reconcile())).actions
-    assert isinstance(action, AnnounceHost)
-    command = Maintain(host="host-a", operation_id=action.operation_id, type=EventType.REBOOT)
+    campaign = await campaigns.apply("c1", reconcile)
+    (run,) = campaign.in_progress
+    operation_id = operation_id_of(campaign, "host-a")
+    command = Maintain(host="host-a", operation_id=operation_id, type=EventType.REBOOT)
     await world.engine.submit("web", command, by="test")
     event_id = event_id_of(command.operation_id, "web", 0)
-    await campaigns.apply("c1", HostAnnounced("host-a", (EventRef("web", event_id),)))
+    events = (EventRef("web", event_id),)
+    await campaigns.apply("c1", partial(set_announced, run=run, events=events))
     return event_id
 
 
@@ -105,14 +109,14 @@ def test_host_in_progress_shows_what_it_waits_for_and_until_when() -> None:
     async def tell(world: World) -> None:
         await start(world, hosts=["host-a"])
         campaigns = world.service.campaigns
-        await campaigns.apply("c1", Reconcile())
+        await campaigns.apply("c1", reconcile)
         seen = [await show(world)]
         event_id = await announce(world)
         seen.append(await show(world))
         await world.engine.submit("web", Approve(event_ids=(event_id,)), by="test")
         seen.append(await show(world))
         await world.json("POST", f"/api/v1/events/{event_id}/complete")
-        await campaigns.apply("c1", Reconcile(), health_limit=timedelta(seconds=60))
+        await campaigns.apply("c1", partial(reconcile, health_limit=timedelta(seconds=60)))
         seen.append(await show(world))
 
         runs = [campaign["in_progress"][0] for campaign in seen]
