@@ -9,9 +9,19 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from fnmatch import fnmatchcase
-from typing import Annotated, Literal
+from typing import Annotated
 
-from forewarn.agent.config_reader import CountMax, Key, OneOf, Range, SettingError, file_keys, read
+from forewarn.agent.config_reader import (
+    Key,
+    SettingError,
+    checked,
+    names,
+    non_empty,
+    number,
+    read,
+    settings_of,
+    tables,
+)
 from forewarn.agent.steps import KINDS, make_step
 from forewarn.agent.steps.base import Step, WorkflowPhase
 from forewarn.client import Document, Event
@@ -22,6 +32,10 @@ SOURCES = ("Platform", "User")
 STEPS_MAX = 64
 LIMIT_SECONDS_MAX = 7 * 24 * 3600
 UNKNOWN_DURATION = -1
+LEADER_FORM = (
+    "'first' ('lease' is no longer supported; approve = \"when-prepared-and-quiet\" lets one VM go"
+    " at a time)"
+)
 
 
 class Concerns(StrEnum):
@@ -55,8 +69,8 @@ class OnFailure(StrEnum):
 class Bounds:
     """From `least` to `most`, both included. None is no bound."""
 
-    least: Annotated[float | None, Key("min"), Range(0)] = None
-    most: Annotated[float | None, Key("max"), Range(0)] = None
+    least: Annotated[float | None, Key("min"), number(0)] = None
+    most: Annotated[float | None, Key("max"), number(0)] = None
 
     def __post_init__(self) -> None:
         if self.least is not None and self.most is not None and self.least > self.most:
@@ -75,8 +89,8 @@ class Bounds:
 class StepOptions:
     """A step's share of the time (`weight`), its own limit, and what its failure means."""
 
-    weight: Annotated[float, Range(0.01, 1000)] = 1.0
-    limit_seconds: Annotated[float | None, Range(0.1, LIMIT_SECONDS_MAX)] = None
+    weight: Annotated[float, number(0.01, 1000)] = 1.0
+    limit_seconds: Annotated[float | None, number(0.1, LIMIT_SECONDS_MAX)] = None
     on_failure: OnFailure = OnFailure.CONTINUE
 
 
@@ -88,7 +102,7 @@ class PlannedStep:
     @classmethod
     def from_table(cls, table: Mapping[str, object], path: str) -> "PlannedStep":
         """A table with the options and one more key, the kind of step."""
-        options = {key: value for key, value in table.items() if key in file_keys(StepOptions)}
+        options = {key: value for key, value in table.items() if key in settings_of(StepOptions)}
         kinds = [key for key in table if key not in options]
         if len(kinds) != 1:
             got = ", ".join(kinds) or "none"
@@ -98,7 +112,7 @@ class PlannedStep:
         return cls(step, read(StepOptions, options, path))
 
 
-Steps = Annotated[tuple[PlannedStep, ...], CountMax(STEPS_MAX)]
+Steps = Annotated[tuple[PlannedStep, ...], tables(PlannedStep.from_table, STEPS_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,19 +121,15 @@ class Rule:
     `approve` says.
     """
 
-    name: Annotated[str, "a unique name"]
-    types: Annotated[tuple[str, ...], OneOf(TYPES)] = ()
-    sources: Annotated[tuple[str, ...], OneOf(SOURCES)] = ()
+    name: Annotated[str, non_empty("a unique name")]
+    types: Annotated[tuple[str, ...], names(f"a list of {', '.join(TYPES)}", among=TYPES)] = ()
+    sources: Annotated[tuple[str, ...], names("a list of Platform, User", among=SOURCES)] = ()
     concerns: Concerns = Concerns.OWN
     duration_seconds: Bounds = Bounds()
     lead_seconds: Bounds = Bounds()
     scope: tuple[str, ...] = ()
     approve: ApproveWhen = ApproveWhen.NEVER
-    leader: Annotated[
-        Literal["first"],
-        "'first' ('lease' is no longer supported; approve = \"when-prepared-and-quiet\" lets"
-        " one VM go at a time)",
-    ] = "first"
+    leader: Annotated[str, checked(LEADER_FORM, lambda value: value == "first")] = "first"
     hold: bool = False
     applications: bool = True
     prepare: Steps = ()

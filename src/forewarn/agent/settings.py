@@ -2,12 +2,20 @@
 
 import re
 import tomllib
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
-from forewarn.agent.config_reader import CountMax, Key, Range, SettingError, read, reject
+from forewarn.agent.config_reader import (
+    Key,
+    checked,
+    is_text,
+    number,
+    read,
+    reject,
+    tables,
+)
 from forewarn.agent.rules import PlannedStep, Rule
 from forewarn.agent.steps import make_step
 from forewarn.client.backoff import PERIOD_SECONDS
@@ -20,6 +28,27 @@ RULES_MAX = 256
 RULE_HEADER = re.compile(r"^[ \t]*\[\[[ \t]*rule[ \t]*\]\]", re.MULTILINE)
 
 
+def _convert_endpoint(value: object, path: str) -> str:
+    if not isinstance(value, str):
+        reject(path, value, "the URL of an endpoint")
+    try:
+        if value:
+            Endpoint.parse(value)
+    except Invalid as error:
+        reject(path, value, f"the URL of an endpoint ({error.message})")
+    return value
+
+
+def _is_address(value: object) -> bool:
+    """Or "", which opens no port."""
+    host, _, port = str(value).rpartition(":")
+    is_port = port.isascii() and port.isdigit() and int(port) < 65536
+    return value == "" or (is_text(value) and bool(host) and is_port)
+
+
+LISTEN_FORM = "an address and a port, such as 127.0.0.1:9480"
+
+
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
     """`endpoint` "" is discovered, `name` "" comes from the endpoint, `listen` "" opens no port.
@@ -27,33 +56,16 @@ class AgentSettings:
     `hooks` is a directory of executables that run at the end of each phase of every rule.
     """
 
-    endpoint: str = ""
+    endpoint: Annotated[str, _convert_endpoint] = ""
     name: str = ""
     journal: Path = Path("/var/lib/forewarn-agent/journal")
     socket: Path | None = None
-    listen: str = ""
+    listen: Annotated[str, checked(LISTEN_FORM, _is_address)] = ""
     hooks: Path | None = None
-    poll_seconds: Annotated[float, Range(PERIOD_SECONDS, 60)] = PERIOD_SECONDS
-    wait_seconds: Annotated[float, Range(0, 300)] = 30
+    poll_seconds: Annotated[float, number(PERIOD_SECONDS, 60)] = PERIOD_SECONDS
+    wait_seconds: Annotated[float, number(0, 300)] = 30
     api_version: str = API_VERSION
-    rules: Annotated[tuple[Rule, ...], Key("rule"), CountMax(RULES_MAX)] = ()
-
-    REMOVED: ClassVar[Mapping[str, str]] = {
-        "lease": 'use leader = "first" or approve = "when-prepared-and-quiet" in the rule'
-    }
-
-    def __post_init__(self) -> None:
-        if self.endpoint:
-            try:
-                Endpoint.parse(self.endpoint)
-            except Invalid as error:
-                raise SettingError(
-                    "endpoint", f"the URL of an endpoint ({error.message})"
-                ) from error
-        host, _, port = self.listen.rpartition(":")
-        is_address = host and port.isascii() and port.isdigit() and int(port) < 65536
-        if self.listen and not is_address:
-            raise SettingError("listen", "an address and a port, such as 127.0.0.1:9480")
+    rules: Annotated[tuple[Rule, ...], Key("rule"), tables(partial(read, Rule), RULES_MAX)] = ()
 
 
 def load(path: Path) -> AgentSettings:

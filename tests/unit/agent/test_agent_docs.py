@@ -13,7 +13,7 @@ import pytest
 
 from forewarn.agent import settings
 from forewarn.agent.__main__ import main
-from forewarn.agent.config_reader import file_keys
+from forewarn.agent.config_reader import settings_of
 from forewarn.agent.participant_socket import ParticipantSocket
 from forewarn.agent.rules import Rule, StepOptions
 from forewarn.agent.settings import AgentSettings
@@ -44,7 +44,7 @@ def test_each_of_the_six_uses_has_a_configuration(use: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "key", sorted({*file_keys(AgentSettings), *file_keys(Rule), *file_keys(StepOptions)})
+    "key", sorted({*settings_of(AgentSettings), *settings_of(Rule), *settings_of(StepOptions)})
 )
 def test_every_key_of_the_file_is_documented(key: str) -> None:
     assert f"\n| `{key}` |" in PAGE

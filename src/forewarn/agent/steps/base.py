@@ -12,7 +12,7 @@ from datetime import UTC
 from enum import StrEnum
 from typing import Protocol, TypeVar
 
-from forewarn.agent.config_reader import SettingError, suggest
+from forewarn.agent.config_reader import is_text, reject, suggest
 from forewarn.client import Event
 from forewarn.errors import Error
 
@@ -144,20 +144,20 @@ def call_with_timeout(context: StepContext, seconds: float, work: Callable[[], T
 # that existing scripts read. The endpoint's values are not trusted: each place that a fact is put
 # into has its own way to escape it.
 
-FACT_NAMES = (
-    "event_id",
-    "event_type",
-    "event_status",
-    "event_source",
-    "event_notbefore",
-    "event_resources",
-    "event_resourcetype",
-    "event_duration",
-    "event_description",
-    "event_phase",
-    "event_deadline_seconds",
-    "event_vm",
-)
+FACTS: dict[str, Callable[[StepContext], object]] = {
+    "event_id": lambda context: context.event.id,
+    "event_type": lambda context: context.event.type,
+    "event_status": lambda context: context.event.status,
+    "event_source": lambda context: context.event.source,
+    "event_notbefore": lambda context: format_not_before(context.event, NOT_BEFORE_FORMAT),
+    "event_resources": lambda context: " ".join(context.event.resources),
+    "event_resourcetype": lambda context: context.event.resource_type,
+    "event_duration": lambda context: context.event.duration_seconds,
+    "event_description": lambda context: context.event.description,
+    "event_phase": lambda context: context.phase.value,
+    "event_deadline_seconds": lambda context: int(context.seconds_left),
+    "event_vm": lambda context: context.vm,
+}
 NUMERIC_FACTS = ("event_duration", "event_deadline_seconds")
 
 _PLACEHOLDER = re.compile(r"\{(event_[a-z_]*)\}")
@@ -165,29 +165,16 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 
 def event_facts(context: StepContext) -> dict[str, str]:
-    """The facts by name. NotBefore is formatted as on the wire, and empty if the event may start
-    at any time. Resources are joined by spaces. Long values are cut.
-    """
-    event = context.event
-    not_before = event.not_before
-    values = (
-        event.id,
-        event.type,
-        event.status,
-        event.source,
-        not_before.astimezone(UTC).strftime(NOT_BEFORE_FORMAT) if not_before else "",
-        " ".join(event.resources),
-        event.resource_type,
-        str(event.duration_seconds),
-        event.description,
-        context.phase.value,
-        str(int(context.seconds_left)),
-        context.vm,
-    )
+    """The facts by name. Long values are cut."""
     return {
-        name: _cut(name, value.replace("\0", "").encode("utf-8", "replace"))
-        for name, value in zip(FACT_NAMES, values, strict=True)
+        name: _cut(name, str(get(context)).replace("\0", "").encode("utf-8", "replace"))
+        for name, get in FACTS.items()
     }
+
+
+def format_not_before(event: Event, form: str) -> str:
+    """Empty if the event may start at any time."""
+    return event.not_before.astimezone(UTC).strftime(form) if event.not_before else ""
 
 
 def _cut(name: str, value: bytes) -> str:
@@ -208,14 +195,16 @@ def fill(template: str, facts: dict[str, str], escape: Callable[[str], str]) -> 
     return _PLACEHOLDER.sub(lambda match: escape(facts[match[1]]), template)
 
 
-def check_template(field_name: str, template: str) -> None:
-    """For `__post_init__`: reject a template that names an unknown fact."""
-    for name in _PLACEHOLDER.findall(template):
-        if name not in FACT_NAMES:
-            hint = suggest(name, FACT_NAMES)
-            raise SettingError(
-                field_name, f"known facts of an event ({{{name}}} is unknown; {hint})"
-            )
+def template(value: object, path: str) -> str:
+    """The converter of a setting that may name facts."""
+    if not is_text(value):
+        reject(path, value, "text")
+    text = str(value)
+    for name in _PLACEHOLDER.findall(text):
+        if name not in FACTS:
+            hint = suggest(name, FACTS)
+            reject(path, text, f"known facts of an event ({{{name}}} is unknown; {hint})")
+    return text
 
 
 def escape_json(value: str) -> str:

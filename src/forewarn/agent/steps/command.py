@@ -7,7 +7,6 @@ never in its arguments, so a hostile value cannot reach a shell.
 import contextlib
 import os
 import re
-import shutil
 import signal
 import subprocess
 import threading
@@ -17,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from forewarn.agent.config_reader import NotInFile, Range, SettingError
+from forewarn.agent.config_reader import SettingError, names, number, path_of
 from forewarn.agent.steps.base import (
     CHECK_SECONDS,
     StepContext,
@@ -38,15 +37,22 @@ HOOK_NAME = re.compile(r"[A-Za-z0-9_-]+")
 COMMAND_FORM = "a list of a command and its arguments (or a text, with shell = true)"
 
 
+def _convert_command(value: object, path: str) -> str | tuple[str, ...]:
+    if isinstance(value, str) and value and "\0" not in value:
+        return value
+    command: tuple[str, ...] = names(COMMAND_FORM)(value, path)
+    return command
+
+
 @dataclass(frozen=True, slots=True)
 class RunStep:
     """`run`: a command. Exit code 0 is success."""
 
-    command: Annotated[tuple[str, ...] | str, COMMAND_FORM]
+    command: Annotated[tuple[str, ...] | str, _convert_command]
     shell: bool = False
     directory: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
-    grace_seconds: Annotated[float, Range(0, GRACE_SECONDS_MAX)] = GRACE_SECONDS
+    grace_seconds: Annotated[float, number(0, GRACE_SECONDS_MAX)] = GRACE_SECONDS
 
     SHORT: ClassVar[str] = "command"
 
@@ -74,12 +80,10 @@ class SystemdStep:
     systemctl waits for the job itself, and does nothing for a unit that is already in the state.
     """
 
-    units: Annotated[tuple[str, ...], "a list of units"]
+    units: Annotated[tuple[str, ...], names("a list of units")]
     action: Literal["by-phase", "stop", "start", "restart", "reload"] = "by-phase"
-    systemctl: Annotated[str, NotInFile()] = "systemctl"
 
     SHORT: ClassVar[str] = "units"
-    REMOVED: ClassVar[Mapping[str, str]] = {"systemctl": "systemctl is found by PATH"}
 
     def describe(self) -> str:
         action = "stop, or in recover start," if self.action == "by-phase" else self.action
@@ -90,8 +94,7 @@ class SystemdStep:
         if action == "by-phase":
             action = "start" if context.phase is WorkflowPhase.RECOVER else "stop"
         units = self.units if action in ("stop", "reload") else self.units[::-1]
-        systemctl = find_program(self.systemctl)
-        run_all([Command((systemctl, action, "--", unit)) for unit in units], context)
+        run_all([Command(("systemctl", action, "--", unit)) for unit in units], context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +103,7 @@ class HooksStep:
     in the order of their names.
     """
 
-    directory: Annotated[Path, "the path of a directory"]
+    directory: Annotated[Path, path_of("a directory")]
 
     SHORT: ClassVar[str] = "directory"
 
@@ -187,13 +190,6 @@ def run_all(commands: Sequence[Command], context: StepContext) -> None:
             failures.append(failure)
     if failures:
         raise combine(failures)
-
-
-def find_program(name: str) -> str:
-    path = shutil.which(name)
-    if path is None:
-        raise StepFailed(f"{name} is not installed on this machine", command=name)
-    return path
 
 
 def _start(command: Command, context: StepContext) -> "subprocess.Popen[bytes]":

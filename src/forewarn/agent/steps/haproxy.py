@@ -8,7 +8,7 @@ import socket
 from dataclasses import dataclass
 from typing import Annotated
 
-from forewarn.agent.config_reader import SettingError
+from forewarn.agent.config_reader import checked, is_text, list_of
 from forewarn.agent.steps.base import (
     StepContext,
     StepFailed,
@@ -25,8 +25,18 @@ CHECK_SECONDS = 0.25
 EACH_RESOURCE = "{resource}"
 THIS_VM = "{vm}"
 SERVER = re.compile(r"[\w.:-]+/[\w.:-]+", re.ASCII)
-SOCKET_FORM = "the path of a socket, or host:port"
 SERVERS_FORM = f"a list of backend/server, backend/{THIS_VM} or backend/{EACH_RESOURCE}"
+
+
+def _is_address(value: object) -> bool:
+    host, _, port = str(value).rpartition(":")
+    is_port = bool(host) and port.isdecimal() and 0 < int(port) < 65536
+    return is_text(value) and (is_port or str(value).startswith("/"))
+
+
+def _is_server(value: object) -> bool:
+    name = str(value).replace(EACH_RESOURCE, "x").replace(THIS_VM, "x")
+    return bool(SERVER.fullmatch(name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +45,9 @@ class HaproxyStep:
     agent that runs beside the load balancer.
     """
 
-    socket: Annotated[str, SOCKET_FORM]
-    servers: Annotated[tuple[str, ...], SERVERS_FORM]
+    socket: Annotated[str, checked("the path of a socket, or host:port", _is_address)]
+    servers: Annotated[tuple[str, ...], list_of(SERVERS_FORM, _is_server)]
     wait: bool = True
-
-    def __post_init__(self) -> None:
-        host, _, port = self.socket.rpartition(":")
-        is_address = bool(host) and port.isdecimal() and 0 < int(port) < 65536
-        if not self.socket.startswith("/") and not is_address:
-            raise SettingError("socket", SOCKET_FORM)
-        names = (name.replace(EACH_RESOURCE, "x").replace(THIS_VM, "x") for name in self.servers)
-        if not all(SERVER.fullmatch(name) for name in names):
-            raise SettingError("servers", SERVERS_FORM)
 
     def describe(self) -> str:
         servers = " ".join(self.servers)

@@ -7,27 +7,28 @@ unless one is wanted.
 import http.client
 import json
 import ssl
-import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC
+from functools import partial
 from typing import Annotated, ClassVar, Literal
+from urllib.error import HTTPError
 from urllib.parse import quote, urlsplit
 
-from forewarn.agent.config_reader import Range, SettingError
+from forewarn.agent.config_reader import SettingError, list_of, reject
 from forewarn.agent.steps.base import (
-    FACT_NAMES,
+    FACTS,
     NUMERIC_FACTS,
     StepContext,
     StepFailed,
     call_with_timeout,
-    check_template,
     escape_json,
     escape_line,
     event_facts,
     fill,
+    format_not_before,
     pause,
+    template,
 )
 
 ATTEMPT_SECONDS = 10.0
@@ -37,6 +38,7 @@ FIRST_PAUSE_SECONDS = 0.5
 PAUSE_SECONDS_MAX = 10.0
 SHOWN_BYTES_MAX = 300
 URL_FORM = "a URL with http:// or https:// and without a password"
+HEADERS_FORM = "names of letters, digits and '-', and texts of one line in ASCII"
 SHAPE_CONTENT_TYPES = {"cloudevents": "application/cloudevents+json", "slack": "application/json"}
 SLACK_TEXT = (
     "{event_type} of {event_resources}: {event_phase} on {event_vm}"
@@ -44,63 +46,77 @@ SLACK_TEXT = (
 )
 
 
+def convert_url(value: object, path: str) -> str:
+    """A converter for the configuration."""
+    text = template(value, path)
+    url = fill(text, dict.fromkeys(FACTS, "x"), str)
+    try:
+        parts = urlsplit(url)
+        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_valid = False
+    if not is_valid or "@" in parts.netloc or any(not "!" <= letter <= "~" for letter in url):
+        reject(path, value, URL_FORM)
+    return text
+
+
+def _convert_headers(value: object, path: str) -> dict[str, str]:
+    if not isinstance(value, dict):
+        reject(path, value, "a table of names and texts")
+    for name, text in value.items():
+        template(text, path)
+        is_name = name.replace("-", "").replace("_", "").isalnum()
+        if not is_name or not (name + text).isascii() or not text.isprintable():
+            reject(path, value, HEADERS_FORM)
+    return value
+
+
+def _is_status(value: object) -> bool:
+    return type(value) is int and 100 <= value <= 599
+
+
 @dataclass(frozen=True, slots=True)
 class HttpStep:
     """`url`, header values and `body` are templates. `shape` creates the body instead."""
 
-    url: Annotated[str, "a URL"]
+    url: Annotated[str, convert_url]
     method: Literal["", "GET", "POST", "PUT", "PATCH", "DELETE", "HEAD"] = ""
-    headers: Mapping[str, str] = field(default_factory=dict)
-    body: str = ""
+    headers: Annotated[Mapping[str, str], _convert_headers] = field(default_factory=dict)
+    body: Annotated[str, template] = ""
     shape: Literal["", "cloudevents", "slack"] = ""
-    expect: Annotated[tuple[int, ...], Range(100, 599), "a list of HTTP statuses"] = ()
+    expect: Annotated[tuple[int, ...], list_of("a list of HTTP statuses", _is_status)] = ()
     proxy: bool = False
     ca_file: str = ""
 
     SHORT: ClassVar[str] = "url"
 
     def __post_init__(self) -> None:
-        check_template("url", self.url)
-        check_url("url", fill(self.url, dict.fromkeys(FACT_NAMES, "x"), str))
-        check_template("body", self.body)
         if self.shape and self.body:
             raise SettingError("body", f"no body beside shape = '{self.shape}'")
-        for name, value in self.headers.items():
-            check_template("headers", value)
-            is_name = name.replace("-", "").replace("_", "").isalnum()
-            if not is_name or not (name + value).isascii() or not value.isprintable():
-                expected = "names of letters, digits and '-', and texts of one line in ASCII"
-                raise SettingError("headers", expected)
         if self.body and self._is_json():
-            _check_json_template(self.body)
+            # If it is JSON with sample values, it is with any, because values are escaped.
+            samples = {name: "0" if name in NUMERIC_FACTS else "x" for name in FACTS}
+            try:
+                json.loads(fill(self.body, samples, str))
+            except (ValueError, RecursionError) as error:
+                raise SettingError("body", f"JSON ({error})") from error
 
     def describe(self) -> str:
-        """Without path and query: in the URL of a web hook they are the secret."""
-        parts = urlsplit(self.url)
-        return f"{self._method()} {parts.scheme}://{parts.netloc}"
+        return describe_request(self._method(), self.url)
 
     def run(self, context: StepContext) -> None:
-        seconds, reason = FIRST_PAUSE_SECONDS, ""
-        while True:  # ends with a final response, or at the limit: `pause` raises there
-            reason = self._attempt(context, reason)
-            if not reason:
-                return
-            pause(context, seconds, f"{self.describe()}: {reason}")
-            seconds = min(seconds * 2, PAUSE_SECONDS_MAX)
-
-    def _attempt(self, context: StepContext, last_reason: str) -> str:
-        """Return "" when done, else the reason to try again."""
-        try:
-            response = send(self._request(context), context, bytes_max=SHOWN_BYTES_MAX)
-        except NoResponse as error:
-            return error.reason(last_reason)
-        if response.status in (self.expect or range(200, 300)):
-            return ""
-        body = escape_line(response.body.decode("utf-8", "replace")).strip()
-        reason = f"status {response.status}" + (f": {body}" if body else "")
-        if response.status not in RETRY_STATUSES:
-            raise StepFailed(f"{self.describe()}: {reason}", status=response.status)
-        return reason
+        expected = self.expect or range(200, 300)
+        status, body = send(
+            self._request(context),
+            context,
+            is_final=lambda status: status in expected or status not in RETRY_STATUSES,
+            bytes_max=SHOWN_BYTES_MAX,
+            ca_file=self.ca_file,
+            use_proxy=self.proxy,
+        )
+        if status not in expected:
+            reason = describe_status(status, body)
+            raise StepFailed(f"{self.describe()}: {reason}", status=status)
 
     def _method(self) -> str:
         return self.method or ("POST" if self.shape or self.body else "GET")
@@ -113,15 +129,14 @@ class HttpStep:
         declared = self._declared_type()
         return "json" in declared.lower() if declared else self.body.lstrip()[:1] in ("{", "[")
 
-    def _request(self, context: StepContext) -> "HttpRequest":
+    def _request(self, context: StepContext) -> urllib.request.Request:
         facts = event_facts(context)
         headers = {name: fill(value, facts, _escape_header) for name, value in self.headers.items()}
         if not self._declared_type() and (self.shape or self.body):
             default = "application/json" if self._is_json() else "text/plain; charset=utf-8"
             headers["Content-Type"] = SHAPE_CONTENT_TYPES.get(self.shape, default)
         url = fill(self.url, facts, lambda value: quote(value, safe=""))
-        body = self._body(context, facts)
-        return HttpRequest(self._method(), url, headers, body, self.ca_file, self.proxy)
+        return make_request(self._method(), url, headers, self._body(context, facts))
 
     def _body(self, context: StepContext, facts: dict[str, str]) -> bytes | None:
         if self.shape == "cloudevents":
@@ -138,7 +153,6 @@ def cloud_event(context: StepContext, facts: Mapping[str, str]) -> dict[str, obj
     VM and the phase. The same event and phase have the same id at every attempt.
     """
     event, phase = context.event, context.phase.value
-    not_before = event.not_before
     data = {
         "EventId": facts["event_id"],
         "EventType": facts["event_type"],
@@ -146,9 +160,7 @@ def cloud_event(context: StepContext, facts: Mapping[str, str]) -> dict[str, obj
         "EventSource": facts["event_source"],
         "ResourceType": facts["event_resourcetype"],
         "Resources": list(event.resources),
-        "NotBefore": not_before.astimezone(UTC).isoformat().replace("+00:00", "Z")
-        if not_before
-        else "",
+        "NotBefore": format_not_before(event, "%Y-%m-%dT%H:%M:%SZ"),
         "DurationInSeconds": event.duration_seconds,
         "Description": facts["event_description"],
         "vm": context.vm,
@@ -165,15 +177,6 @@ def cloud_event(context: StepContext, facts: Mapping[str, str]) -> dict[str, obj
     }
 
 
-def _check_json_template(body: str) -> None:
-    """With sample values it must be JSON. Then it is with any value, because values are escaped."""
-    samples = {name: "0" if name in NUMERIC_FACTS else "x" for name in FACT_NAMES}
-    try:
-        json.loads(fill(body, samples, str))
-    except (ValueError, RecursionError) as error:
-        raise SettingError("body", f"JSON ({error})") from error
-
-
 def _escape_header(value: str) -> str:
     return escape_line(value).encode("ascii", "replace").decode()
 
@@ -183,83 +186,81 @@ def _escape_slack(value: str) -> str:
     return value.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-class NoResponse(Exception):
-    """The host does not respond, the attempt timed out, or the response is not HTTP. Retryable."""
-
-    def __init__(self, reason: str, *, is_cut_short: bool = False) -> None:
-        super().__init__(reason)
-        self.is_cut_short = is_cut_short
-
-    def reason(self, last_reason: str) -> str:
-        """An attempt cut short by the end of the step explains less than the one before it."""
-        return last_reason if last_reason and self.is_cut_short else str(self)
-
-
-@dataclass(frozen=True, slots=True)
-class HttpRequest:
-    method: str
-    url: str
-    headers: Mapping[str, str] = field(default_factory=dict)
-    body: bytes | None = None
-    ca_file: str = ""
-    use_proxy: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class HttpResponse:
-    status: int
-    body: bytes
-
-
-def send(request: HttpRequest, context: StepContext, *, bytes_max: int) -> HttpResponse:
-    """One attempt. At most `bytes_max` of the body are read."""
-    seconds = min(ATTEMPT_SECONDS, max(context.seconds_left, TIMEOUT_SECONDS_MIN))
-    try:
-        return call_with_timeout(context, seconds, lambda: _exchange(request, seconds, bytes_max))
-    except urllib.error.URLError as error:
-        reason = str(error.reason)
-        raise NoResponse(reason, is_cut_short=context.seconds_left <= 0) from error
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        # ValueError: an impossible host name
-        reason = str(error) or type(error).__name__
-        raise NoResponse(reason, is_cut_short=context.seconds_left <= 0) from error
-
-
-def check_url(field_name: str, url: str) -> None:
-    """For `__post_init__`."""
-    try:
-        parts = urlsplit(url)
-        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        is_valid = False
-    if not is_valid or "@" in parts.netloc or any(not "!" <= letter <= "~" for letter in url):
-        raise SettingError(field_name, URL_FORM)
-
-
-def _exchange(request: HttpRequest, seconds: float, bytes_max: int) -> HttpResponse:
-    handlers: list[urllib.request.BaseHandler] = [_NoRedirect()]
-    handlers.append(urllib.request.ProxyHandler(None if request.use_proxy else {}))
-    if request.url.startswith("https:"):
-        handlers.append(urllib.request.HTTPSHandler(context=_tls_context(request.ca_file)))
-    opener = urllib.request.build_opener(*handlers)
-    headers = {"User-Agent": "forewarn-agent", **request.headers}
-    prepared = urllib.request.Request(  # noqa: S310 - `check_url` has checked the scheme
-        request.url, request.body, headers, method=request.method
+def make_request(
+    method: str, url: str, headers: Mapping[str, str], body: bytes | None = None
+) -> urllib.request.Request:
+    headers = {"User-Agent": "forewarn-agent", **headers}
+    return urllib.request.Request(  # noqa: S310 - `convert_url` has checked the scheme
+        url, body, headers, method=method
     )
+
+
+def describe_request(method: str, url: str) -> str:
+    """Without path and query: in the URL of a web hook they are the secret."""
+    parts = urlsplit(url)
+    return f"{method} {parts.scheme}://{parts.netloc}"
+
+
+def describe_status(status: int, body: bytes) -> str:
+    text = escape_line(body[:SHOWN_BYTES_MAX].decode("utf-8", "replace")).strip()
+    return f"status {status}: {text}" if text else f"status {status}"
+
+
+def send(
+    request: urllib.request.Request,
+    context: StepContext,
+    *,
+    is_final: Callable[[int], bool],
+    bytes_max: int,
+    ca_file: str = "",
+    use_proxy: bool = False,
+) -> tuple[int, bytes]:
+    """The first final status, and at most `bytes_max` of its body.
+
+    No response and other statuses are retried with growing pauses, until the step's time is up.
+    """
+    what = describe_request(request.get_method(), request.full_url)
+    pause_seconds, reason = FIRST_PAUSE_SECONDS, ""
+    while True:  # ends with a final status, or at the limit: `pause` raises there
+        seconds = min(ATTEMPT_SECONDS, max(context.seconds_left, TIMEOUT_SECONDS_MIN))
+        attempt = partial(_exchange, request, seconds, bytes_max, ca_file, use_proxy=use_proxy)
+        try:
+            status, body = call_with_timeout(context, seconds, attempt)
+            if is_final(status):
+                return status, body
+            reason = describe_status(status, body)
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            # ValueError: an impossible host name. An attempt cut short by the end of the step
+            # explains less than the one before it.
+            if not reason or context.seconds_left > 0:
+                reason = str(getattr(error, "reason", error)) or type(error).__name__
+        pause(context, pause_seconds, f"{what}: {reason}")
+        pause_seconds = min(pause_seconds * 2, PAUSE_SECONDS_MAX)
+
+
+def _exchange(
+    request: urllib.request.Request,
+    seconds: float,
+    bytes_max: int,
+    ca_file: str,
+    *,
+    use_proxy: bool,
+) -> tuple[int, bytes]:
+    handlers = [_NoRedirect(), urllib.request.ProxyHandler(None if use_proxy else {})]
+    if request.type == "https":
+        try:
+            tls = ssl.create_default_context(cafile=ca_file or None)
+        except OSError as error:
+            reason = error.strerror or error
+            raise OSError(f"cannot read the certificates in {ca_file}: {reason}") from error
+        handlers.append(urllib.request.HTTPSHandler(context=tls))
+    opener = urllib.request.build_opener(*handlers)
     try:
-        with opener.open(prepared, timeout=seconds) as response:
-            return HttpResponse(response.status, response.read(bytes_max))
-    except urllib.error.HTTPError as response:
+        with opener.open(request, timeout=seconds) as response:
+            return response.status, response.read(bytes_max)
+    except HTTPError as response:
         with response:
-            return HttpResponse(response.code, response.read(bytes_max))
-
-
-def _tls_context(ca_file: str) -> ssl.SSLContext:
-    try:
-        return ssl.create_default_context(cafile=ca_file or None)
-    except OSError as error:
-        reason = error.strerror or error
-        raise NoResponse(f"cannot read the certificates in {ca_file}: {reason}") from error
+            return response.code, response.read(bytes_max)
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

@@ -1,16 +1,15 @@
 """`log`: one line with the facts about the event, in the agent's log."""
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from forewarn.agent.steps.base import (
     StepContext,
-    check_template,
     escape_line,
     event_facts,
     fill,
+    template,
 )
 
 log = logging.getLogger("forewarn.agent.event")
@@ -18,16 +17,10 @@ log = logging.getLogger("forewarn.agent.event")
 
 @dataclass(frozen=True, slots=True)
 class LogStep:
-    text: str
+    text: Annotated[str, template]
     level: Literal["debug", "info", "warning", "error"] = "info"
 
     SHORT: ClassVar[str] = "text"
-    REMOVED: ClassVar[Mapping[str, str]] = {
-        "to": 'systemd collects the agent\'s log; for syslog use run = ["logger", "text"]'
-    }
-
-    def __post_init__(self) -> None:
-        check_template("text", self.text)
 
     def describe(self) -> str:
         return f"log {self.text!r}"

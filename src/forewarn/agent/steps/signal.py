@@ -5,12 +5,11 @@ the file or for the exit.
 import os
 import signal
 import stat
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
-from forewarn.agent.config_reader import NotInFile, SettingError
+from forewarn.agent.config_reader import SettingError, checked
 from forewarn.agent.steps.base import (
     StepContext,
     StepFailed,
@@ -18,27 +17,29 @@ from forewarn.agent.steps.base import (
     call_with_timeout,
     wait_until,
 )
-from forewarn.agent.steps.command import Command, find_program, run_command
+from forewarn.agent.steps.command import Command, run_command
 
-SIGNAL_NAME = "the name of a signal, like USR1"
 PID_BYTES_MAX = 32
 PID_MAX = 2**31 - 1
 
 
+def _signal_name(name: object) -> str:
+    return f"SIG{str(name).upper().removeprefix('SIG')}"
+
+
+def _is_signal(name: object) -> bool:
+    return isinstance(name, str) and _signal_name(name) in signal.Signals.__members__
+
+
 @dataclass(frozen=True, slots=True)
 class SignalStep:
-    send: Annotated[str, SIGNAL_NAME]
+    send: Annotated[str, checked("the name of a signal, like USR1", _is_signal)]
     pid_file: str = ""
     unit: str = ""
     until_file: str = ""
     until_exit: bool = False
-    systemctl: Annotated[str, NotInFile()] = "systemctl"
-
-    REMOVED: ClassVar[Mapping[str, str]] = {"systemctl": "systemctl is found by PATH"}
 
     def __post_init__(self) -> None:
-        if self._signal_name() not in signal.Signals.__members__:
-            raise SettingError("send", SIGNAL_NAME)
         if bool(self.pid_file) is bool(self.unit):
             raise SettingError("pid_file", "either pid_file or unit")
 
@@ -46,7 +47,7 @@ class SignalStep:
         wait = ", wait for its end" if self.until_exit else ""
         if self.until_file:
             wait = f", wait for {self.until_file}"
-        name = signal.Signals[self._signal_name()].name
+        name = signal.Signals[_signal_name(self.send)].name
         return f"send {name} to {self.unit or self.pid_file}{wait}"
 
     def run(self, context: StepContext) -> None:
@@ -56,7 +57,7 @@ class SignalStep:
         pid = self._find_pid(context)
         before = self._file_version(context)
         try:
-            os.kill(pid, signal.Signals[self._signal_name()])
+            os.kill(pid, signal.Signals[_signal_name(self.send)])
         except OSError as error:
             raise StepFailed(f"cannot signal process {pid}: {error.strerror}", pid=pid) from error
         if self.until_file:
@@ -71,9 +72,6 @@ class SignalStep:
                 lambda: _has_exited(pid),
                 waiting_for=lambda: f"process {pid} did not exit",
             )
-
-    def _signal_name(self) -> str:
-        return f"SIG{self.send.upper().removeprefix('SIG')}"
 
     def _is_written(self, pid: int, before: tuple[int, int] | None, context: StepContext) -> bool:
         has_exited = _has_exited(pid)  # checked first: writing the file may be its last act
@@ -97,8 +95,7 @@ class SignalStep:
     def _find_pid(self, context: StepContext) -> int:
         """Never 0, 1 or negative: those mean process groups, init, or all processes."""
         if self.unit:
-            systemctl = find_program(self.systemctl)
-            show = (systemctl, "show", "--property=MainPID", "--value", "--", self.unit)
+            show = ("systemctl", "show", "--property=MainPID", "--value", "--", self.unit)
             text = run_command(Command(show), context)
         else:
             try:

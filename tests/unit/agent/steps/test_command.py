@@ -199,8 +199,15 @@ def test_long_description_does_not_prevent_a_command() -> None:
     make_step("run", ["true"], "W").run(context(event=reboot(description="x" * 140_000)))
 
 
-def systemctl(folder: Path, *lines: str) -> str:
-    return script(folder / "systemctl", f'echo "$@" >> {folder}/calls', *lines)
+@pytest.fixture
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder at the beginning of PATH."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return tmp_path
+
+
+def systemctl(folder: Path, *lines: str) -> None:
+    script(folder / "systemctl", f'echo "$@" >> {folder}/calls', *lines)
 
 
 def calls(folder: Path) -> list[str]:
@@ -219,36 +226,37 @@ def calls(folder: Path) -> list[str]:
     ],
 )
 def test_units_stop_in_order_and_start_in_reverse(
-    tmp_path: Path, phase: str, action: Literal["stop"], expected: list[str]
+    commands: Path, phase: str, action: Literal["stop"], expected: list[str]
 ) -> None:
     """The same step may be in both phases; `action` overrides."""
-    SystemdStep(("a", "b"), action, systemctl(tmp_path)).run(context(phase))
+    systemctl(commands)
+    SystemdStep(("a", "b"), action).run(context(phase))
 
-    assert calls(tmp_path) == expected
+    assert calls(commands) == expected
 
 
-def test_unit_that_does_not_stop_leaves_time_for_others(tmp_path: Path) -> None:
+def test_unit_that_does_not_stop_leaves_time_for_others(commands: Path) -> None:
     """The machine goes down anyway: better one unit killed than all."""
-    step = SystemdStep(
-        ("slow", "b"), systemctl=systemctl(tmp_path, '[ "$3" = slow ] && sleep 600', "exit 0")
-    )
+    systemctl(commands, '[ "$3" = slow ] && sleep 600', "exit 0")
     with pytest.raises(StepTimedOut, match="systemctl was terminated at its time limit"):
-        step.run(context_until(tmp_path / "calls", seconds=4, jump_seconds=2.5))
+        SystemdStep(("slow", "b")).run(
+            context_until(commands / "calls", seconds=4, jump_seconds=2.5)
+        )
 
-    assert calls(tmp_path) == ["stop -- slow", "stop -- b"]
+    assert calls(commands) == ["stop -- slow", "stop -- b"]
 
 
-def test_output_of_systemctl_is_in_the_error(tmp_path: Path) -> None:
-    step = SystemdStep(("x",), systemctl=systemctl(tmp_path, "echo Unit x not loaded.; exit 5"))
+def test_output_of_systemctl_is_in_the_error(commands: Path) -> None:
+    systemctl(commands, "echo Unit x not loaded.; exit 5")
     with pytest.raises(StepFailed, match=r"systemctl ended with exit code 5: Unit x not loaded\."):
-        step.run(context())
+        SystemdStep(("x",)).run(context())
 
 
-def test_missing_systemctl_is_reported() -> None:
+def test_missing_systemctl_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Containers have none."""
-    step = SystemdStep(("x",), systemctl="no-such-systemctl")
-    with pytest.raises(StepFailed, match="no-such-systemctl is not installed"):
-        step.run(context())
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(StepFailed, match="cannot run systemctl: No such file"):
+        SystemdStep(("x",)).run(context())
 
 
 def hook(folder: Path, name: str, *lines: str) -> Path:

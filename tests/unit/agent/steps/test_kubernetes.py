@@ -79,7 +79,7 @@ def test_pod_uses_its_service_account(tmp_path: Path) -> None:
     assert api.node == "n1"
     with pytest.raises(
         StepTimedOut,
-        match=r"https://\[::1\]:1 does not respond: cannot read the certificates in .*ca.crt",
+        match=r"https://\[::1\]:1: cannot read the certificates in .*ca.crt",
     ):
         api.get("/x", context(is_simulated=True))
     (tmp_path / "token").unlink()

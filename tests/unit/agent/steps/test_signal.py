@@ -107,21 +107,26 @@ def test_missing_process_fails_the_step(tmp_path: Path) -> None:
         make_step("signal", checkpoint(tmp_path), "W").run(context())
 
 
-def test_process_of_a_unit_comes_from_systemctl(tmp_path: Path) -> None:
+@pytest.fixture
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder at the beginning of PATH."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return tmp_path
+
+
+def test_process_of_a_unit_comes_from_systemctl(tmp_path: Path, commands: Path) -> None:
     with worker(tmp_path, "exit 0"):
-        systemctl = script(
-            tmp_path / "systemctl", f'echo "$@" > {tmp_path}/arguments', f"cat {tmp_path}/pid"
-        )
-        SignalStep("sigusr1", unit="x", until_exit=True, systemctl=systemctl).run(context())
+        script(commands / "systemctl", f'echo "$@" > {tmp_path}/arguments', f"cat {tmp_path}/pid")
+        SignalStep("sigusr1", unit="x", until_exit=True).run(context())
 
     assert (tmp_path / "arguments").read_text() == "show --property=MainPID --value -- x\n"
 
 
-def test_unit_that_is_not_running_has_no_process(tmp_path: Path) -> None:
+def test_unit_that_is_not_running_has_no_process(commands: Path) -> None:
     """systemctl prints 0 then, and 0 would be the agent's own group."""
-    step = SignalStep("USR1", unit="x", systemctl=script(tmp_path / "systemctl", "echo 0"))
+    script(commands / "systemctl", "echo 0")
     with pytest.raises(StepFailed, match="x does not name a process: '0'"):
-        step.run(context())
+        SignalStep("USR1", unit="x").run(context())
 
 
 def test_pid_file_must_be_a_regular_file(tmp_path: Path) -> None:
