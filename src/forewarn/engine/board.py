@@ -37,7 +37,7 @@ class Board:
 
     `scope_names`, `vm_names`, `known_hosts` and `event_keys` are sorted, for paginated lists;
     `event_counts` counts live events by type and status. Each change updates them, so that no
-    reader iterates over the fleet.
+    reader iterates over the fleet. Everything committed up to `revision` is shown.
     """
 
     def __init__(self, seen_interval_seconds: float) -> None:
@@ -61,7 +61,6 @@ class Board:
         self.event_keys: SortedKeys[tuple[str, str]] = SortedKeys(self._event_keys)
         self._subscribers: list[Callable[[PublishedScope], None]] = []
         self._declared: Counter[str] = Counter()
-        self._gone: dict[str, int] = {}
 
     def subscribe(self, callback: Callable[[PublishedScope], None]) -> None:
         """Call this with every scope that is published or withdrawn."""
@@ -72,22 +71,20 @@ class Board:
         """The hosts that the fleet declares, whether or not they have VMs."""
         return self._declared
 
-    def declare_hosts(self, before: Sequence[str], after: Sequence[str]) -> None:
+    def declare_hosts(self, before: Sequence[str] | None, after: Sequence[str] | None) -> None:
         """A record that declared some hosts declares others now. Records may overlap."""
-        names = {*before, *after}
+        names = {*(before or ()), *(after or ())}
         known = {name for name in names if name in self._declared}
-        self._declared.update(after)
-        self._declared.subtract(before)
+        self._declared.update(after or ())
+        self._declared.subtract(before or ())
         for name in names:
             if not self._declared[name]:
                 del self._declared[name]
             if (name in known) != (name in self._declared) and name not in self.hosts:
                 (self.known_hosts.remove if name in known else self.known_hosts.add)(name)
 
-    def publish(self, scope: Scope, revision: int) -> bool:
-        """Show a scope as committed at a revision. False if a newer revision is shown."""
-        if not self.is_news(scope.name, revision):
-            return False
+    def publish(self, scope: Scope, revision: int) -> None:
+        """Show a scope as committed at a revision."""
         published = self.scopes.get(scope.name)
         if published is None:
             published = self._add(scope)
@@ -102,7 +99,6 @@ class Board:
             published.fresh_until = scope.seen_at.timestamp() + self.seen_interval_seconds
         for callback in self._subscribers:
             callback(published)
-        return True
 
     def _add(self, scope: Scope) -> PublishedScope:
         """Add a new scope: nothing to compare, no waiters. A start may do this a million times."""
@@ -116,33 +112,17 @@ class Board:
             self.ended.update((ended.id, published) for ended in scope.ended)
         return published
 
-    def withdraw(self, name: str, revision: int) -> bool:
+    def withdraw(self, name: str, revision: int) -> None:
         """Remove a scope that was deleted at a revision."""
-        published = self.scopes.get(name)
-        if not self.is_news(name, revision):
-            return False
-        self._gone[name] = revision  # even if it is not shown: older news may still arrive
+        published = self.scopes.pop(name, None)
         if published is None:
-            return False
+            return
         old, published.scope, published.revision = published.scope, Scope(name=name), revision
-        del self.scopes[name]
         self.scope_names.remove(name)
         self._index(published, old, published.scope)
         wake(published)
         for callback in self._subscribers:
             callback(published)
-        return True
-
-    def is_news(self, name: str, revision: int) -> bool:
-        """Whether a revision of a scope is newer than what is shown, or than its deletion."""
-        published = self.scopes.get(name)
-        return revision > (self._gone.get(name, 0) if published is None else published.revision)
-
-    def caught_up(self, revision: int) -> None:
-        """Everything up to this revision is shown: nothing older can arrive any more."""
-        self.revision = max(self.revision, revision)
-        if self._gone:
-            self._gone = {name: gone for name, gone in self._gone.items() if gone > self.revision}
 
     def sort(self) -> None:
         """Sort all keys now, so that no reader waits for it. Later changes keep them sorted."""

@@ -7,6 +7,7 @@ from forewarn.core.command import Release
 from forewarn.engine.board import PublishedScope
 from forewarn.engine.clock import wait_for
 from forewarn.engine.engine import Engine
+from forewarn.engine.record import RAW
 from forewarn.errors import Error, NotFound
 from forewarn.store.base import LEASE_KEY
 
@@ -22,7 +23,7 @@ class ClaimReleaser:
         self._claims: dict[str, set[str]] = {}  # scope -> workers that hold claims there
         self._changed = asyncio.Event()
         engine.board.subscribe(self._on_scope_changed)
-        engine.on_change("lease", lambda *_: self._changed.set())
+        engine.register("lease", RAW, lambda *_: self._changed.set())
         for published in engine.board.scopes.values():
             self._on_scope_changed(published)
 
@@ -40,11 +41,9 @@ class ClaimReleaser:
         while True:  # ends when cancelled
             self._changed.clear()
             holders = {holder for holders in self._claims.values() for holder in holders}
-            is_done = True
-            for holder in sorted(holders - {worker}):
-                if not self._has_lease(holder):
-                    is_done = await self._release(holder, worker) and is_done
-            retry_at = None if is_done else self._engine.clock.now() + RETRY
+            lost = [holder for holder in holders - {worker} if not self._has_lease(holder)]
+            results = [await self._release(holder, worker) for holder in sorted(lost)]
+            retry_at = None if all(results) else self._engine.clock.now() + RETRY
             await wait_for(self._engine.clock, self._changed, retry_at)
 
     def _has_lease(self, holder: str) -> bool:

@@ -23,7 +23,7 @@ from forewarn.core.timing import Timing
 from forewarn.engine.board import Board, PublishedScope
 from forewarn.engine.clock import Clock
 from forewarn.engine.command_queue import CommandQueues
-from forewarn.engine.entry import Commit, Note, encode_all
+from forewarn.engine.entry import Note, encode_all
 from forewarn.engine.record import DECLARED, FLOOR, HOSTS, RAW, Floor, Hosts
 from forewarn.engine.replica import (
     ABSENT,
@@ -70,11 +70,11 @@ class Engine(Replica):
         self._lost_at: datetime | None = None
         self._commands = CommandQueues(self)
         self._background: dict[str, asyncio.Task[None]] = {}
-        self._declared: dict[str, tuple[str, ...]] = {}
+        declare = self.board.declare_hosts
         self.register(
-            FLEET_KEY, HOSTS, lambda key, value, _: self._declare(key, value.names if value else ())
+            FLEET_KEY, HOSTS, lambda old, new: declare(old and old.names, new and new.names)
         )
-        self.register("declared", DECLARED, lambda key, value, _: self._declare(key, value or ()))
+        self.register("declared", DECLARED, declare)
         self.register(FLOOR_KEY, FLOOR)
         self.register("lease", RAW)
 
@@ -83,18 +83,15 @@ class Engine(Replica):
         self.timing = timing
         self.board.seen_interval_seconds = timing.seen_interval.total_seconds()
 
-    def _declare(self, key: str, names: tuple[str, ...]) -> None:
-        self.board.declare_hosts(self._declared.pop(key, ()), names)
-        self._declared[key] = names
-
     def declared_hosts(self) -> tuple[str, ...]:
         """The hosts that the fleet declares, in its order."""
         return (*self.applied.names, *chain(*self.declared_parts()))
 
     def declared_parts(self) -> list[tuple[str, ...]]:
         """The declared hosts as they are divided into records."""
-        keys = map(DECLARED_KEY.format, range(len(self._declared)))
-        return [self._declared[key] for key in keys if self._declared.get(key)]
+        parts = dict(self.records.values("declared"))
+        keys = map(DECLARED_KEY.format, range(len(parts)))
+        return [parts[key] for key in keys if key in parts]
 
     @property
     def applied(self) -> Hosts:
@@ -178,7 +175,7 @@ class Engine(Replica):
 
         The local check alone is not enough: the store compares the lease's record too.
         """
-        if not lease.is_held() or self.records.is_known_after(lease.key, lease.revision):
+        if not lease.is_held() or self.is_known_after(lease.key, lease.revision):
             raise LeaseLost(f"this server has lost the lease {lease.name}")
         transaction.require(lease)
 
@@ -208,7 +205,7 @@ class Engine(Replica):
             level = LEVEL.get(entry.change.what, logging.INFO)
             if log.isEnabledFor(level):
                 log.logger.log(level, entry.change.what, extra={"facts": facts_of(entry)})
-        self.publish(Commit(revision, entries))
+        self.publish(entries)
 
     async def _commit_timed(
         self, writes: Sequence[Write], checks: Sequence[RevisionCheck], entries: bytes | None

@@ -6,7 +6,6 @@ numbers only grow and are not dense.
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import asdict, force_setattr
@@ -26,13 +25,6 @@ class Note(msgspec.Struct, frozen=True):
     by: str
     scope: str
     change: Change
-
-
-class Commit(NamedTuple):
-    """A revision of the store, and its entries if this server has written them."""
-
-    revision: int
-    entries: Sequence[Note] = ()
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):

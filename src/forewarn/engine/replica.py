@@ -6,14 +6,15 @@ once.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import aclosing, suppress
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
 
+from forewarn.core.fleet import Scope
 from forewarn.engine.board import Board, PublishedScope
 from forewarn.engine.clock import Clock
-from forewarn.engine.entry import Commit, Note
+from forewarn.engine.entry import Note
 from forewarn.engine.log_throttle import ThrottledLog
 from forewarn.engine.metrics import Metrics
 from forewarn.engine.record import SCOPE, RecordCodec
@@ -41,8 +42,8 @@ NO_KEY = "nothing"
 """A key that no record has: getting it gives the revision of the store."""
 RELOAD_PAUSE = timedelta(seconds=1)
 
-OnChange = Callable[[str, Any, int], None]
-"""Called with the key, the value (None: deleted) and the revision of a record that changed."""
+OnChange = Callable[[Any, Any], None]
+"""Called with the value before and after a change of a record; None: there is none."""
 
 
 class Unreadable(NamedTuple):
@@ -69,14 +70,10 @@ class RecordKind(NamedTuple):
 
 
 class Records:
-    """The decoded records of all cached kinds except scopes, by key.
-
-    Deletions are remembered until nothing older can arrive any more.
-    """
+    """The decoded records of all cached kinds except scopes, by key."""
 
     def __init__(self) -> None:
         self._kinds: dict[str, dict[str, Versioned]] = {}
-        self._deleted: dict[str, int] = {}
 
     def get(self, key: str) -> Versioned:
         return self._kinds.get(kind_of(key), {}).get(key, ABSENT)
@@ -90,31 +87,19 @@ class Records:
         for records in self._kinds.values():
             yield from records
 
-    def is_news(self, key: str, revision: int) -> bool:
-        return not self.is_known_after(key, revision - 1)
-
-    def is_known_after(self, key: str, revision: int) -> bool:
-        """Whether the record is known to have changed after a revision."""
-        return max(self.get(key).revision, self._deleted.get(key, 0)) > revision
-
     def set(self, key: str, value: Any, revision: int) -> None:
         records = self._kinds.setdefault(kind_of(key), {})
         if value is None:
             records.pop(key, None)
-            self._deleted[key] = revision
         else:
             records[key] = Versioned(value, revision)
-
-    def drop_deleted(self, revision: int) -> None:
-        """Forget deletions up to this revision."""
-        if self._deleted:
-            self._deleted = {key: at for key, at in self._deleted.items() if at > revision}
 
 
 class Replica:
     """Keeps the board and the records up to date with the store.
 
     States:  NOT LOADED -> FOLLOWING <-> RELOADING. `is_ready` is true while FOLLOWING.
+    A deletion is remembered until everything up to its revision is known.
     """
 
     def __init__(self, store: Store, clock: Clock, board: Board) -> None:
@@ -127,11 +112,9 @@ class Replica:
         self.is_ready = False
         self.throttled_log = ThrottledLog(clock)
         self._kinds: dict[str, RecordKind] = {}
-        self._subscribers: list[Callable[[Commit], None]] = []
-        self._catching_up = asyncio.Lock()
-        self._catch_ups_requested = self._catch_ups_done = 0
-        self._has_caught_up = False
-        self._caught_up_to = 0
+        self._subscribers: list[Callable[[Sequence[Note]], None]] = []
+        self._deleted: dict[str, int] = {}
+        self._advanced = asyncio.Event()
         self.register("scope", SCOPE)
         self.subscribe_entries(self.metrics.count)
 
@@ -147,31 +130,32 @@ class Replica:
 
         Records that are not cached are read from the store by each `update`.
         """
-        assert kind not in self._kinds or self._kinds[kind].codec is codec, kind
-        self._kinds[kind] = RecordKind(codec, cached, [on_change] if on_change else [])
+        known = self._kinds.setdefault(kind, RecordKind(codec, cached, []))
+        assert known.codec is codec, kind
+        if on_change is not None:
+            known.callbacks.append(on_change)
 
-    def on_change(self, kind: str, callback: OnChange) -> None:
-        """Call this too for each record of a registered kind that changes."""
-        self._kinds[kind].callbacks.append(callback)
+    def subscribe(self, callback: Callable[[Sequence[Note]], None]) -> None:
+        """Call this with the history entries of each commit of this server.
 
-    def subscribe(self, callback: Callable[[Commit], None]) -> None:
-        """Call this after each commit of this server, and when others have committed."""
+        Also, without entries, when other servers have committed.
+        """
         self._subscribers.append(callback)
 
     def subscribe_entries(self, callback: Callable[[Note], None]) -> None:
         """Call this with each history entry of this server's commits."""
 
-        def call_for_each(commit: Commit) -> None:
-            for entry in commit.entries:
+        def call_for_each(entries: Sequence[Note]) -> None:
+            for entry in entries:
                 callback(entry)
 
         self.subscribe(call_for_each)
 
-    def publish(self, commit: Commit) -> None:
+    def publish(self, entries: Sequence[Note] = ()) -> None:
         """A failing subscriber does not affect the commit."""
         for callback in self._subscribers:
             try:
-                callback(commit)
+                callback(entries)
             except Exception as error:  # a callback that is not ours
                 self.throttled_log.warn("subscriber failed", problem=repr(error))
 
@@ -180,31 +164,33 @@ class Replica:
 
         Also recovers after the store was lost.
         """
-        self._learn_all(snapshot := await self.store.load(), "")
-        for number, record in enumerate(snapshot.records):
-            if number % POLLS_PASS_EVERY == 0:
-                await asyncio.sleep(0)
-            self.learn(record)
+        snapshot = await self._load("")
         self.board.sort()
         self._pass_revision(snapshot.revision)
 
-    def _learn_all(self, snapshot: Snapshot, prefix: str) -> None:
-        """Learn the deletion of every known record that a snapshot of a prefix lacks."""
+    async def refresh(self, key: str) -> None:
+        """Read one record again, or every record of a kind if the key is `kind/`."""
+        if key.endswith("/") and key.count("/") == 1:
+            await self._load(key)
+        else:
+            self.learn(await self.store.get(key))
+
+    async def _load(self, prefix: str) -> Snapshot:
+        """Learn every record of a prefix, and the deletion of those that the store lacks."""
+        snapshot = await self.store.load(prefix)
         held = {record.key for record in snapshot.records}
         known = [*self.records.keys(), *map(SCOPE_KEY.format, self.board.scopes), *self.unreadable]
         for key in known:
             if key.startswith(prefix) and key not in held:
                 self.learn(Record(key, None, snapshot.revision))
+        await self._learn_each(snapshot.records)
+        return snapshot
 
-    async def refresh(self, key: str) -> None:
-        """Read one record again, or every record of a kind if the key is `kind/`."""
-        if key.endswith("/") and key.count("/") == 1:
-            snapshot = await self.store.load(key)
-            self._learn_all(snapshot, key)
-            for record in snapshot.records:
-                self.learn(record)
-        else:
-            self.learn(await self.store.get(key))
+    async def _learn_each(self, records: Sequence[Record]) -> None:
+        for number, record in enumerate(records, start=1):
+            if number % POLLS_PASS_EVERY == 0:
+                await asyncio.sleep(0)
+            self.learn(record)
 
     def learn(self, record: Record) -> None:
         """Show a record as the store holds it, unless a newer revision is shown.
@@ -213,9 +199,12 @@ class Replica:
         could undo what a newer server did. It does not affect other records.
         """
         key, revision = record.key, record.revision
+        kind = self._kinds.get(kind_of(key))
+        if kind is None or not kind.is_cached or self.is_known_after(key, revision - 1):
+            return
         known = self.unreadable.get(key)
         try:
-            self._learn(record)
+            value = None if record.value is None else kind.codec.decode(record.value)
         except StoreUnusable as error:
             newest = max(revision, known.revision if known else 0)
             self.unreadable[key] = Unreadable(newest, error.message)
@@ -225,43 +214,39 @@ class Replica:
                     record=describe(key),
                     problem=error.message,
                 )
-        else:
-            if known is not None and revision > known.revision:
-                del self.unreadable[key]
-
-    def _learn(self, record: Record) -> None:
-        kind_name, _, name = record.key.rstrip("/").partition("/")
-        kind = self._kinds.get(kind_name)
-        if kind is None or not kind.is_cached:
             return
-        if kind_name == "scope":
-            if self.board.is_news(name, record.revision):
-                self._learn_scope(name, record)
-            return
-        if self.records.is_news(record.key, record.revision):
-            value = None if record.value is None else kind.codec.decode(record.value)
-            self.show(record.key, value, record.revision)
-
-    def _learn_scope(self, name: str, record: Record) -> None:
-        if record.value is None:
-            self.board.withdraw(name, record.revision)
-        else:
-            scope = SCOPE.decode(record.value)
-            self.metrics.compare(scope, self.clock.now())
-            self.board.publish(scope, record.revision)
+        if known is not None and revision > known.revision:
+            del self.unreadable[key]
+        if isinstance(value, Scope):
+            self.metrics.compare(value, self.clock.now())
+        self.show(key, value, revision)
 
     def show(self, key: str, value: Any, revision: int) -> None:
-        """Show a decoded record that was committed at a revision."""
+        """Show a decoded record that was committed at a revision, unless a newer one is shown."""
         kind = self._kinds[kind_of(key)]
-        if kind_of(key) == "scope":
+        if not kind.is_cached or self.is_known_after(key, revision - 1):
+            return
+        if value is None:
+            self._deleted[key] = revision
+        if kind.codec is SCOPE:
             if value is None:
                 self.board.withdraw(name_of(key), revision)
             else:
                 self.board.publish(value, revision)
-        elif kind.is_cached and self.records.is_news(key, revision):
-            self.records.set(key, value, revision)
-            for callback in kind.callbacks:
-                callback(key, value, revision)
+            return
+        before = self.records.get(key).value
+        self.records.set(key, value, revision)
+        for callback in kind.callbacks:
+            callback(before, value)
+
+    def is_known_after(self, key: str, revision: int) -> bool:
+        """Whether the record is known to have changed after a revision.
+
+        A record that is absent, though everything up to the board's revision is known, was deleted
+        by then: what an earlier read finds of it is outdated.
+        """
+        known = self.read(key).revision or max(self._deleted.get(key, 0), self.board.revision)
+        return known > revision
 
     def read(self, key: str) -> Versioned:
         """A cached record as a write must name it: revision 0 if it is absent or deleted."""
@@ -316,37 +301,18 @@ class Replica:
     async def catch_up(self) -> bool:
         """Show all that any server had committed when this was called.
 
-        Costs one small read if there is nothing new. Concurrent callers share the next read, not
-        the one in progress: that may have begun before what they look for was committed. False if
-        the store did not answer in time.
+        Costs one small read if there is nothing new. False if the store did not answer in time.
         """
-        self._catch_ups_requested += 1
-        mine = self._catch_ups_requested
-        async with self._catching_up:
-            if self._catch_ups_done < mine:
-                sharing = self._catch_ups_requested
-                self._has_caught_up = False
-                with suppress(Unavailable, TimeoutError, StopAsyncIteration):
-                    await self._read_changes()
-                    self._has_caught_up = True
-                self._catch_ups_done = sharing
-            return self._has_caught_up
-
-    async def _read_changes(self) -> None:
-        async with asyncio.timeout(CATCH_UP_SECONDS_MAX):
-            present = (await self.store.get(NO_KEY)).revision
-        after = max(self.board.revision, self._caught_up_to)
-        if present <= after:
-            return
-        async with aclosing(self.store.watch(after)) as batches:
-            while after < present:  # ends: each batch has a later revision
-                async with asyncio.timeout(CATCH_UP_SECONDS_MAX):
-                    batch = await anext(batches)
-                for number, record in enumerate(batch.records, start=1):
-                    if number % POLLS_PASS_EVERY == 0:
-                        await asyncio.sleep(0)
-                    self.learn(record)
-                after = self._caught_up_to = batch.revision
+        try:
+            async with asyncio.timeout(CATCH_UP_SECONDS_MAX):
+                present = (await self.store.get(NO_KEY)).revision
+                while self.is_ready and self.board.revision < present:  # `follow` advances it
+                    await self._advanced.wait()
+            if self.board.revision < present:
+                await self.load()
+        except (Unavailable, TimeoutError):
+            return False
+        return True
 
     async def follow(self) -> None:
         """Show what other servers commit, until cancelled.
@@ -364,15 +330,17 @@ class Replica:
     async def _watch(self) -> None:
         async with aclosing(self.store.watch(self.board.revision)) as batches:
             async for batch in batches:
-                for record in batch.records:
-                    self.learn(record)
+                await self._learn_each(batch.records)
                 self._pass_revision(batch.revision)
-                self.publish(Commit(batch.revision))
+                self.publish()
 
     def _pass_revision(self, revision: int) -> None:
-        """Everything up to this revision is known: nothing older can arrive any more."""
-        self.board.caught_up(revision)
-        self.records.drop_deleted(revision)
+        """Everything up to this revision is known."""
+        self.board.revision = max(self.board.revision, revision)
+        if self._deleted:
+            self._deleted = {key: at for key, at in self._deleted.items() if at > revision}
+        self._advanced.set()
+        self._advanced = asyncio.Event()
 
     async def _attempt(self, step: str, work: Callable[[], Awaitable[None]]) -> bool:
         try:

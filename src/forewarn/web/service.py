@@ -30,7 +30,7 @@ def build_service(
     """The service over a store that has not been read yet: call `engine.load()` next."""
     engine = Engine(store, clock, timing)
     feed = HistoryFeed(store)
-    engine.subscribe(lambda commit: feed.notify())
+    engine.subscribe(lambda entries: feed.notify())
     register_records(engine)
     return Service(
         engine,

@@ -81,29 +81,6 @@ def test_a_declared_host_without_vms_is_known() -> None:
     assert board.host_names() == ["host-a", "host-b", "host-z"]
 
 
-def test_older_revision_is_ignored() -> None:
-    """A watch may tell late what we committed ourselves."""
-    board = board_with(WEB)
-    newer = run(WEB, restart())
-    assert board.publish(newer, 3)
-
-    assert not board.publish(WEB, 2)
-    assert not board.publish(WEB, 3)
-    assert board.scopes["web"].scope == newer
-
-
-def test_older_revision_does_not_restore_a_deleted_scope() -> None:
-    board = board_with(WEB)
-    board.withdraw("web", 5)
-
-    assert not board.publish(WEB, 4)
-    assert (board.scopes, board.vms, board.addresses, board.hosts) == ({}, {}, {}, {})
-    assert board.publish(WEB, 6)
-    board.withdraw("web", 7)
-    board.caught_up(7)
-    assert board._gone == {}
-
-
 def test_vm_that_changes_scopes_is_found_in_the_new_one() -> None:
     """Another server's commits may be told in either order; the VM must never see its old scope's
     document again.

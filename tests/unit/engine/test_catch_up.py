@@ -229,29 +229,8 @@ def test_unknown_id_costs_one_small_read() -> None:
     live(story, Counts())
 
 
-def test_concurrent_lookups_share_one_read() -> None:
-    async def story(world: World) -> None:
-        assert isinstance(world.store, Counts)
-        operations = await world.desk()
-        await unknown(operations)
-        world.store.reads = 0
-        world.store.gate = asyncio.Event()
-        asking = [asyncio.create_task(unknown(operations)) for _ in range(200)]
-        await asyncio.sleep(0)
-        world.store.gate.set()
-        await asyncio.gather(*asking)
-
-        assert (
-            world.store.reads == 2
-        )  # the one under way, and one for all who came after it had begun
-
-    live(story, Counts())
-
-
 def test_read_in_progress_does_not_count_as_caught_up() -> None:
-    """The first look may have read the revision before the event was made; who asks later needs a
-    look of its own.
-    """
+    """It may have read the revision before the event was created."""
 
     async def story(world: World) -> None:
         assert isinstance(world.store, Counts)
@@ -307,15 +286,33 @@ def test_read_that_timed_out_is_repeated() -> None:
 
 
 class Slow(MemoryStore):
-    """Its watch ends at once while it is slow, as one that timed out."""
+    """While it is slow, its reads end as those that timed out."""
 
     is_slow = False
 
-    async def watch(self, after: int) -> AsyncGenerator[Snapshot, None]:
+    async def load(self, prefix: str = "") -> Snapshot:
         if self.is_slow:
             raise TimeoutError
-        async for batch in super().watch(after):
-            yield batch
+        return await super().load(prefix)
+
+
+def test_server_that_follows_does_not_load_again() -> None:
+    """With a large fleet that would take seconds: the follower shows the change soon."""
+
+    async def story(world: World) -> None:
+        assert isinstance(world.store, Slow)
+        maker, late = await world.desk(), await world.engine()
+        following = asyncio.create_task(late.follow())
+        await asyncio.sleep(0)
+        world.store.is_slow = True
+        told = await maker.restart("web-0", by="ann")
+        assert told is not None
+        found = await Operations(late, world.make_id).event(told.event.id)
+        following.cancel()
+
+        assert found.event.id == told.event.id
+
+    live(story, Slow())
 
 
 def test_ended_event_is_found_without_reading_the_store() -> None:

@@ -73,7 +73,7 @@ class World:
 
     def _state(self) -> Any:
         board = self.engine.board
-        return board.revision, {name: place.scope for name, place in board.scopes.items()}
+        return {name: (place.revision, place.scope) for name, place in board.scopes.items()}
 
 
 def make_client(application: Any) -> httpx.AsyncClient:

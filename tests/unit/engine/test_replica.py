@@ -1,0 +1,52 @@
+"""A record is replaced only by a newer revision, however late the older one arrives."""
+
+from forewarn.core.fleet import Scope
+from forewarn.core.timing import Timing
+from forewarn.engine.engine import Engine
+from forewarn.engine.record import SCOPE
+from forewarn.lab.clock import VirtualClock
+from forewarn.store.base import Record
+from forewarn.store.memory import MemoryStore
+from tests.builders import NOON, vm
+
+WEB = Scope(name="web", vms=(vm("web-0", address="10.0.0.1", host="host-a"),))
+NEWER = Scope(name="web", vms=(vm("web-0", address="10.0.0.2", host="host-a"),))
+
+
+def engine() -> Engine:
+    return Engine(MemoryStore(), VirtualClock(NOON), Timing())
+
+
+def learn(engine: Engine, scope: Scope | None, revision: int) -> None:
+    value = None if scope is None else SCOPE.encode(scope)
+    engine.learn(Record("scope/web/", value, revision))
+
+
+def test_older_revision_is_ignored() -> None:
+    """A watch may report late what this server has committed itself."""
+    replica = engine()
+    learn(replica, NEWER, 3)
+    learn(replica, WEB, 2)
+    learn(replica, WEB, 3)
+
+    assert replica.board.scopes["web"].scope == NEWER
+
+
+def test_older_revision_does_not_restore_a_deleted_scope() -> None:
+    replica = engine()
+    learn(replica, WEB, 1)
+    learn(replica, None, 5)
+    learn(replica, WEB, 4)
+    board = replica.board
+    assert (board.scopes, board.vms, board.addresses, board.hosts) == ({}, {}, {}, {})
+
+    learn(replica, WEB, 6)
+    assert board.find_vm("web-0")[0].revision == 6
+
+
+def test_deletion_of_an_unknown_scope_is_remembered() -> None:
+    replica = engine()
+    learn(replica, None, 5)
+    learn(replica, WEB, 4)
+
+    assert replica.board.scopes == {}
