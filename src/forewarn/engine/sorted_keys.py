@@ -5,7 +5,7 @@ from typing import Any, TypeVar, overload
 
 from sortedcontainers import SortedList
 
-K = TypeVar("K", str, tuple[str, str])
+K = TypeVar("K")
 
 
 class SortedKeys(Sequence[K]):

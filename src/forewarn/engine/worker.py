@@ -1,7 +1,6 @@
 """One server's work: start due events and run impacts."""
 
 import asyncio
-import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -10,16 +9,18 @@ from itertools import count
 from msgspec.structs import replace
 
 from forewarn.core.command import Claim, Finish, Tick
+from forewarn.core.draft import DETAIL_LENGTH_MAX
 from forewarn.core.event import UNKNOWN_SECONDS, Impact
 from forewarn.core.fleet import Scope
 from forewarn.core.lifecycle import WAIT_MAX, impact_of
-from forewarn.core.machine import due_impacts, next_deadline, next_impact_at
+from forewarn.core.machine import Outcome, due_impacts, next_deadline, next_impact_at
 from forewarn.engine.board import PublishedScope
 from forewarn.engine.claims import LEASE_NAME, ClaimReleaser
 from forewarn.engine.clock import wait_for, within
 from forewarn.engine.engine import Engine
 from forewarn.engine.lease import work_until_lost
 from forewarn.engine.replica import SCOPE_KEY
+from forewarn.engine.sorted_keys import SortedKeys
 from forewarn.engine.transaction import LeaseLost
 from forewarn.errors import Error, ImpactFailed, NotFound, Unavailable
 from forewarn.log import log
@@ -30,8 +31,6 @@ SCOPES_AT_ONCE_MAX = 32
 RETRY = timedelta(seconds=1)
 RETRY_MAX = timedelta(seconds=30)
 PROBLEM_LENGTH_MAX = 500
-DETAIL_LENGTH_MAX = 4000
-ALARMS_SPARE = 64
 IMPACTS_FINISHED_ALONE_MAX = 64
 FINISH_TOGETHER = timedelta(seconds=0.1)
 """In a scope with more impacts than this, those that end within so short a time are recorded
@@ -46,10 +45,9 @@ a command.
 
 @dataclass(slots=True)
 class Job:
-    """An impact that this server carries out, in one of the states below."""
+    """An impact that is CLAIMING or RUNNING; see below."""
 
     event_id: str
-    task: asyncio.Task[None] | None = None
     call: asyncio.Future[Finish] | None = None
 
 
@@ -64,8 +62,8 @@ class Worker:
                       |            | completed the event): the platform call is cancelled
                       +------------+------------+-------> (dropped)
 
-    `_queue` has the scopes with QUEUED impacts; `_running` has a job for each VM in one of the
-    other states: a VM has one impact at a time on its platform, too. Claims and results are
+    `_queue` has the scopes with QUEUED impacts; `_running` has a job for each VM whose impact is
+    CLAIMING or RUNNING: a VM has one impact at a time on its platform, too. Claims and results are
     committed only under the lease, and no platform call starts without it. A claim is good while
     the lease of its worker exists; no renewal is written for it. After a lost lease the worker
     continues under another name, so that its old claims are not mistaken for good ones.
@@ -89,14 +87,15 @@ class Worker:
         self._stop_seconds_max = stop_seconds_max
         self._name = worker
         self._lease: Lease | None = None
-        self._alarms: list[tuple[datetime, str]] = []
         self._wake_at: dict[str, datetime] = {}
+        self._alarms: SortedKeys[tuple[datetime, str]] = SortedKeys(
+            lambda: ((time, name) for name, time in self._wake_at.items())
+        )
         self._changed = asyncio.Event()
         self._queue: dict[str, None] = {}
         self._running: dict[tuple[str, str], Job] = {}
-        self._followed: set[tuple[str, str]] = set()  # those that another impact of the VM awaits
+        self._tasks: set[asyncio.Task[None]] = set()
         self._calls: set[asyncio.Future[ImpactResult]] = set()
-        self._is_dispatching = False
         self._releaser = ClaimReleaser(engine)
         engine.board.subscribe(self._on_scope_changed)
         for published in engine.board.scopes.values():
@@ -129,10 +128,10 @@ class Worker:
                 group.create_task(self._releaser.run(self._name))
         finally:
             self._lease = None
-            tasks = [job.task for job in self._running.values() if job.task is not None]
-            for task in tasks:
+            for task in self._tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            self._running.clear()
             if self._calls:
                 await asyncio.wait(self._calls, timeout=self._stop_seconds_max)
 
@@ -142,11 +141,7 @@ class Worker:
 
     def _on_scope_changed(self, published: PublishedScope) -> None:
         scope = published.scope
-        wake_at = next_time(scope, self._engine.clock.now())
-        if wake_at is None:
-            self._wake_at.pop(scope.name, None)
-        elif self._wake_at.get(scope.name) != wake_at:
-            self._set_alarm(scope.name, wake_at)
+        self._set_alarm(scope.name, next_time(scope, self._engine.clock.now()))
         for (name, vm), job in self._running.items():
             if name == scope.name and job.call is not None and not self._is_ours(scope, job, vm):
                 job.call.cancel()
@@ -155,35 +150,35 @@ class Worker:
         impact = impact_of(scope, job.event_id, vm)
         return impact is not None and impact.is_held and impact.claimed_by == self._name
 
-    def _set_alarm(self, name: str, wake_at: datetime) -> None:
+    def _set_alarm(self, name: str, wake_at: datetime | None) -> None:
+        """Look at this scope at this time, and not before; None: not at all."""
+        before = self._wake_at.pop(name, None)
+        if before is not None:
+            self._alarms.remove((before, name))
+        if wake_at is None:
+            return
         self._wake_at[name] = wake_at
-        if len(self._alarms) > 2 * len(self._wake_at) + ALARMS_SPARE:  # most are outdated
-            self._alarms = [(time, other) for other, time in self._wake_at.items()]
-            heapq.heapify(self._alarms)
-        else:
-            heapq.heappush(self._alarms, (wake_at, name))
+        self._alarms.add((wake_at, name))
         if self._alarms[0] == (wake_at, name):
             self._changed.set()
 
     async def _watch_deadlines(self) -> None:
         while True:  # ends when cancelled
-            names = self._due_names()
+            self._changed.clear()
+            names = self._take_due()
             for first in range(0, len(names), SCOPES_AT_ONCE_MAX):
                 batch = names[first : first + SCOPES_AT_ONCE_MAX]
                 await asyncio.gather(*(self._process(name) for name in batch))
-            self._changed.clear()
-            if self._alarms and self._alarms[0][0] <= self._engine.clock.now():
-                continue
+                self._dispatch()
+            self._dispatch()
             next_at = self._alarms[0][0] if self._alarms else None
             await wait_for(self._engine.clock, self._changed, next_at)
 
-    def _due_names(self) -> list[str]:
-        now, names = self._engine.clock.now(), []
+    def _take_due(self) -> list[str]:
+        now, names = self._engine.clock.now(), list[str]()
         while self._alarms and self._alarms[0][0] <= now:
-            time, name = heapq.heappop(self._alarms)
-            if self._wake_at.get(name) == time:  # otherwise the alarm was set again since
-                del self._wake_at[name]
-                names.append(name)
+            names.append(self._alarms[0][1])
+            self._set_alarm(names[-1], None)
         return names
 
     async def _process(self, name: str) -> None:
@@ -198,7 +193,6 @@ class Worker:
                 await self._engine.submit(name, Tick(), by="clock")
             if due_impacts(published.scope, now):
                 self._queue[name] = None
-                self._dispatch()
         except Error as error:
             self._engine.throttled_log.warn("tick failed", scope=name, problem=error.message)
             self._set_alarm(name, now + RETRY)
@@ -215,74 +209,57 @@ class Worker:
 
     def _dispatch(self) -> None:
         """Start as many due impacts as may run at once; the others stay queued."""
-        self._is_dispatching = False
         while self._queue and len(self._running) < self._impacts_max and self._lease is not None:
             name = next(iter(self._queue))
             published = self._engine.board.scopes.get(name)
             due = due_impacts(published.scope, self._engine.clock.now()) if published else ()
-            new = [impact for impact in due if not self._is_running(name, impact)]
+            new = [impact for impact in due if (name, impact.vm) not in self._running]
             free = self._impacts_max - len(self._running)
             for impact in new[:free]:
                 self._start(name, impact, self._lease)
             if len(new) <= free:
                 del self._queue[name]
 
-    def _is_running(self, scope: str, impact: Impact) -> bool:
-        """Whether the VM has an impact running. If it is another one, this one comes next."""
-        key = (scope, impact.vm)
-        if key not in self._running:
-            return False
-        if self._running[key].event_id != impact.event_id:
-            self._followed.add(key)
-        return True
-
     def _start(self, scope: str, impact: Impact, lease: Lease) -> None:
-        key = (scope, impact.vm)
-        job = self._running[key] = Job(impact.event_id)
-        job.task = task = asyncio.create_task(self._carry_out(job, scope, impact, lease))
-
-        def on_done(done: asyncio.Task[None]) -> None:
-            del self._running[key]
-            if not done.cancelled() and (bug := done.exception()):
-                log.error("bug while running an impact", exc_info=bug, scope=scope, vm=impact.vm)
-            if key in self._followed:
-                self._followed.remove(key)
-                self._queue[scope] = None
-            self._dispatch_soon()
-
-        task.add_done_callback(on_done)
-
-    def _dispatch_soon(self) -> None:
-        """Dispatch once for all impacts that end now: its cost grows with the size of the scope."""
-        if self._queue and not self._is_dispatching:
-            self._is_dispatching = True
-            asyncio.get_running_loop().call_soon(self._dispatch)
+        job = self._running[scope, impact.vm] = Job(impact.event_id)
+        task = asyncio.create_task(self._carry_out(job, scope, impact, lease))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _carry_out(self, job: Job, scope: str, impact: Impact, lease: Lease) -> None:
         """Claim the impact, run it, record the result."""
-        request = await self._claim(scope, impact, lease)
-        if request is None:
-            return
-        job.call = asyncio.ensure_future(self._run_impact(request, lease))
         try:
-            finish = await job.call
+            finish = await self._claim_and_run(job, scope, impact, lease)
+            if finish is not None:
+                await self._finish(scope, finish, lease)
         except LeaseLost:
             return  # the server that takes over records the result
+        except Exception:  # a bug with this one impact must not stop the others
+            log.exception("bug while running an impact", scope=scope, vm=impact.vm)
+
+    async def _claim_and_run(
+        self, job: Job, scope: str, impact: Impact, lease: Lease
+    ) -> Finish | None:
+        """The result. Its commit makes the VM's next impact due, so the VM is free before it."""
+        try:
+            request = await self._claim(scope, impact, lease)
+            if request is None:
+                return None
+            job.call = asyncio.ensure_future(self._run_impact(request, lease))
+            return await job.call
         finally:
-            job.call.cancel()
-            job.call = None
-        await self._finish(scope, finish, lease)
+            if job.call is not None:
+                job.call.cancel()
+            del self._running[scope, impact.vm]
+            if self._queue:
+                self._changed.set()
 
     async def _claim(self, scope: str, impact: Impact, lease: Lease) -> ImpactRequest | None:
-        """The request for the platform; None if the claim is not ours, or may not be."""
+        """The request for the platform; None if the claim is not ours."""
         name = self._name
         claim = Claim(event_id=impact.event_id, vm=impact.vm, worker=name)
-        try:
-            outcome = await self._engine.submit(scope, claim, by=name, lease=lease)
-        except Error as error:
-            self._engine.throttled_log.warn(
-                "claim failed", scope=scope, vm=impact.vm, problem=error.message
-            )
+        outcome = await self._submit(scope, claim, lease)
+        if outcome is None:
             return None
         claimed = impact_of(outcome.scope, impact.event_id, impact.vm)
         vm = outcome.scope.vm(impact.vm)
@@ -347,20 +324,31 @@ class Worker:
         return await self._platform.run_impact(request)
 
     async def _finish(self, scope: str, finish: Finish, lease: Lease) -> None:
-        """Record the result; without it the impact would run again. Retries while it can."""
-        clock, pause = self._engine.clock, RETRY
+        """Record the result; without it the impact would run again."""
+        clock = self._engine.clock
         published = self._engine.board.scopes.get(scope)
         if published is not None and len(published.scope.impacts) > IMPACTS_FINISHED_ALONE_MAX:
             await clock.sleep_until(next_on_grid(clock.now(), FINISH_TOGETHER))
-        while True:  # ends when it is recorded or not needed, or when cancelled
+        await self._submit(scope, finish, lease)
+
+    async def _submit(self, scope: str, command: Claim | Finish, lease: Lease) -> Outcome | None:
+        """Commit a claim or a result, however long the store does not answer.
+
+        A commit whose reply was lost may have happened, and a claim that its worker does not know
+        would never end. None if the scope was deleted, or another server takes over.
+        """
+        clock, pause = self._engine.clock, RETRY
+        while True:  # ends when it is committed or not needed, or when cancelled
             try:
-                await self._engine.submit(scope, finish, by=finish.worker, lease=lease)
-                return
+                return await self._engine.submit(scope, command, by=command.worker, lease=lease)
             except (NotFound, LeaseLost):
-                return  # the scope is deleted, or another server takes over
+                return None
             except Unavailable as error:
                 self._engine.throttled_log.warn(
-                    "finish failed", scope=scope, vm=finish.vm, problem=error.message
+                    "claim or result not recorded",
+                    scope=scope,
+                    vm=command.vm,
+                    problem=error.message,
                 )
             await clock.sleep_until(clock.now() + pause)
             pause = min(2 * pause, RETRY_MAX)
