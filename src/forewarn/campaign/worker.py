@@ -62,7 +62,7 @@ class CampaignWorker:
         self._awaited: set[str] = set()
         self._checks: dict[tuple[str, str], asyncio.Task[None]] = {}
         engine.board.subscribe(self._on_scope_changed)
-        engine.on_change("campaign", lambda key, value, revision: self._changed.set())
+        engine.on_change("campaign", lambda before, after: self._changed.set())
 
     def _on_scope_changed(self, published: PublishedScope) -> None:
         if published.scope.name in self._awaited:

@@ -7,7 +7,6 @@ from forewarn.core.command import Release
 from forewarn.engine.board import PublishedScope
 from forewarn.engine.clock import wait_for
 from forewarn.engine.engine import Engine
-from forewarn.engine.record import RAW
 from forewarn.errors import Error, NotFound
 from forewarn.store.base import LEASE_KEY
 
@@ -23,7 +22,7 @@ class ClaimReleaser:
         self._claims: dict[str, set[str]] = {}  # scope -> workers that hold claims there
         self._changed = asyncio.Event()
         engine.board.subscribe(self._on_scope_changed)
-        engine.register("lease", RAW, lambda *_: self._changed.set())
+        engine.on_change("lease", lambda before, after: self._changed.set())
         for published in engine.board.scopes.values():
             self._on_scope_changed(published)
 

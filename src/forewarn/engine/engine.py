@@ -71,10 +71,10 @@ class Engine(Replica):
         self._commands = CommandQueues(self)
         self._background: dict[str, asyncio.Task[None]] = {}
         declare = self.board.declare_hosts
-        self.register(
-            FLEET_KEY, HOSTS, lambda old, new: declare(old and old.names, new and new.names)
-        )
-        self.register("declared", DECLARED, declare)
+        self.register(FLEET_KEY, HOSTS)
+        self.on_change(FLEET_KEY, lambda old, new: declare(old and old.names, new and new.names))
+        self.register("declared", DECLARED)
+        self.on_change("declared", declare)
         self.register(FLOOR_KEY, FLOOR)
         self.register("lease", RAW)
 

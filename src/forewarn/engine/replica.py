@@ -118,22 +118,16 @@ class Replica:
         self.register("scope", SCOPE)
         self.subscribe_entries(self.metrics.count)
 
-    def register(
-        self,
-        kind: str,
-        codec: RecordCodec[Any],
-        on_change: OnChange | None = None,
-        *,
-        cached: bool = True,
-    ) -> None:
+    def register(self, kind: str, codec: RecordCodec[Any], *, cached: bool = True) -> None:
         """Handle records `kind` and `kind/...` with this codec. Call it before `load`.
 
         Records that are not cached are read from the store by each `update`.
         """
-        known = self._kinds.setdefault(kind, RecordKind(codec, cached, []))
-        assert known.codec is codec, kind
-        if on_change is not None:
-            known.callbacks.append(on_change)
+        self._kinds[kind] = RecordKind(codec, cached, [])
+
+    def on_change(self, kind: str, callback: OnChange) -> None:
+        """Call this for each record of a registered kind that changes."""
+        self._kinds[kind].callbacks.append(callback)
 
     def subscribe(self, callback: Callable[[Sequence[Note]], None]) -> None:
         """Call this with the history entries of each commit of this server.
