@@ -1,10 +1,7 @@
 """One POST over a real socket: what is sent, how responses are read, and its limits."""
 
 import asyncio
-import socket
-import threading
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
 
@@ -167,47 +164,6 @@ def test_a_status_counts_even_if_the_rest_is_missing() -> None:
         assert [await sender.post(b"x", {}), await sender.post(b"x", {})] == [200, 202]
 
     with_receiver(serve, test, timeout_seconds=0.2)
-
-
-def test_a_hanging_name_lookup_does_not_delay_the_exit() -> None:
-    """A resolver may take half a minute to give up, and a lookup cannot be cancelled."""
-    is_over = threading.Event()
-
-    def lookup(*_: object, **__: object) -> list[tuple[Any, ...]]:
-        is_over.wait(60)
-        return []
-
-    async def run() -> None:
-        sender = WebhookSender("http://dead.example/", timeout_seconds=0.05, lookup=lookup)
-        for _ in range(2):
-            with pytest.raises(Unavailable, match=r"no response within 0\.05 s"):
-                await sender.post(b"x", {})
-
-    asyncio.run(run())
-    assert not is_over.is_set()
-    assert [
-        thread
-        for thread in threading.enumerate()
-        if thread.name == "call-http://dead.example" and thread.daemon
-    ]
-    is_over.set()
-
-
-def test_the_addresses_of_a_name_are_tried_in_turn() -> None:
-    """A host may have an address that does not answer, often the IPv6 one."""
-
-    async def test(sender: WebhookSender, port: int) -> None:
-        found = [
-            (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0))
-            for address in ("127.0.0.2", "127.0.0.1")
-        ]
-        named = WebhookSender(
-            f"http://two.example:{port}/", timeout_seconds=5, lookup=lambda *_, **__: found
-        )
-        assert await named.post(b"x", {}) == 200
-        await named.close()
-
-    with_receiver(respond(OK), test)
 
 
 def test_an_error_names_the_reason_and_no_secret() -> None:
