@@ -22,55 +22,39 @@ SECRET_BYTES_MIN = 24
 SECRETS_MAX = 5
 
 
-class CloudEvent(msgspec.Struct, frozen=True):
-    """The attributes of the specification. `source` and `id` together identify one entry."""
-
-    specversion: str
-    id: str
-    source: str
-    type: str
-    subject: str
-    time: datetime
-    datacontenttype: str
-    data: Entry
+def event_id(identity: str, entry: Entry) -> str:
+    """Numbers are unique within a store, so the id has the store's identity."""
+    return f"{identity}-{entry.number}"
 
 
-def cloud_event(identity: str, entry: Entry) -> CloudEvent:
-    """The CloudEvent of an entry. Numbers are unique within a store, so it has the store's id."""
-    return CloudEvent(
-        specversion="1.0",
-        id=f"{identity}-{entry.number}",
-        source=f"/forewarn/{identity}",
-        type=f"forewarn.{_noun(entry)}.{entry.what}",
-        subject=entry.event or entry.vm or entry.scope or "forewarn",
-        time=entry.at,
-        datacontenttype="application/json",
-        data=entry,
+def encode(identity: str, entry: Entry) -> bytes:
+    """The CloudEvent of an entry. Its subject is what the entry names first."""
+    subjects = {"event": entry.event, "vm": entry.vm, "scope": entry.scope, "service": "forewarn"}
+    noun = next(noun for noun, name in subjects.items() if name)
+    return msgspec.json.encode(
+        {
+            "specversion": "1.0",
+            "id": event_id(identity, entry),
+            "source": f"/forewarn/{identity}",
+            "type": f"forewarn.{noun}.{entry.what}",
+            "subject": subjects[noun],
+            "time": entry.at,
+            "datacontenttype": "application/json",
+            "data": entry,
+        }
     )
 
 
-def _noun(entry: Entry) -> str:
-    if entry.event:
-        return "event"
-    if entry.vm:
-        return "vm"
-    return "scope" if entry.scope else "service"
-
-
-def encode(event: CloudEvent) -> bytes:
-    return msgspec.json.encode(event)
-
-
-def headers(event_id: str, body: bytes, at: datetime, secrets: Sequence[bytes]) -> dict[str, str]:
+def headers(message_id: str, body: bytes, at: datetime, secrets: Sequence[bytes]) -> dict[str, str]:
     """The headers of a request at this time. Each secret signs, so that secrets can be rotated."""
     seconds = str(int(at.timestamp()))
-    signed = b".".join((event_id.encode(), seconds.encode(), body))
+    signed = b".".join((message_id.encode(), seconds.encode(), body))
     signatures = (
         base64.b64encode(hmac.digest(secret, signed, hashlib.sha256)).decode() for secret in secrets
     )
     return {
         "content-type": CONTENT_TYPE,
-        "webhook-id": event_id,
+        "webhook-id": message_id,
         "webhook-timestamp": seconds,
         "webhook-signature": " ".join(f"v1,{signature}" for signature in signatures),
     }

@@ -1,5 +1,6 @@
 """Delete history that is too old, or beyond the limit."""
 
+from dataclasses import dataclass
 from datetime import timedelta
 
 from forewarn.engine.clock import Clock
@@ -16,61 +17,54 @@ INTERVAL = timedelta(seconds=60)
 PAUSE = timedelta(seconds=0.2)
 
 
+@dataclass
 class RetentionWorker:
     """Trims the history in small batches. 0 means no limit."""
 
-    def __init__(
-        self,
-        store: Store,
-        clock: Clock,
-        feed: HistoryFeed,
-        *,
-        keep: timedelta,
-        commits_max: int,
-        batch: int = BATCH,
-    ) -> None:
-        self._store = store
-        self._clock = clock
-        self._feed = feed
-        self._keep = keep
-        self._commits_max = commits_max
-        self._batch = batch
-        self._started_at = clock.now()
-        self._throttled_log = ThrottledLog(clock)
+    store: Store
+    clock: Clock
+    feed: HistoryFeed
+    keep: timedelta
+    commits_max: int
+    batch: int = BATCH
+
+    def __post_init__(self) -> None:
+        self._started_at = self.clock.now()
+        self._throttled_log = ThrottledLog(self.clock)
 
     async def run(self) -> None:
         while True:
             pause = INTERVAL
             try:
-                if await self.trim() == self._batch:
+                if await self.trim() == self.batch:
                     pause = PAUSE  # there is more, but let other writers in between
             except Error as problem:
                 self._throttled_log.warn("history not trimmed", problem=problem.message)
-            await self._clock.sleep_until(self._clock.now() + pause)
+            await self.clock.sleep_until(self.clock.now() + pause)
 
     async def trim(self) -> int:
         """Trim one batch; how many history values it had."""
-        count = await self._store.trim(await self._first_kept(), self._batch)
-        self._feed.entries_trimmed += count
+        count = await self.store.trim(await self._first_kept(), self.batch)
+        self.feed.entries_trimmed += count
         return count
 
     async def _first_kept(self) -> int:
         """The position before which values are too old or too many."""
         first = 0
-        newest = await self._store.latest(limit=1)
-        if newest and self._commits_max:
-            first = newest[0].position - self._commits_max + 1
-        if self._keep and self._may_trim_by_age():
-            batch = await self._store.history(limit=self._batch)
+        newest = await self.store.latest(limit=1)
+        if newest and self.commits_max:
+            first = newest[0].position - self.commits_max + 1
+        if self.keep and self._may_trim_by_age():
+            batch = await self.store.history(limit=self.batch)
             first = max([first, *(value.position + 1 for value in batch if self._is_old(value))])
         return first
 
     def _may_trim_by_age(self) -> bool:
         """Trimmed entries are gone for good, so do not trust a clock that may be wrong."""
-        now = self._clock.now()
-        return now >= self._started_at + CLOCK_CONFIRMED_AFTER and not self._clock.jump_seconds
+        now = self.clock.now()
+        return now >= self._started_at + CLOCK_CONFIRMED_AFTER and not self.clock.jump_seconds
 
     def _is_old(self, value: HistoryValue) -> bool:
         """An unreadable value is trimmed together with the values around it."""
         entries = decode_all(value)
-        return bool(entries) and entries[-1].at < self._clock.now() - self._keep
+        return bool(entries) and entries[-1].at < self.clock.now() - self.keep

@@ -23,10 +23,10 @@ from forewarn.engine.log_throttle import ThrottledLog
 from forewarn.engine.record import RAW, RecordCodec
 from forewarn.engine.transaction import Transaction
 from forewarn.errors import Error
-from forewarn.history.cloudevents import cloud_event, encode, headers
+from forewarn.history.cloudevents import encode, event_id, headers
 from forewarn.history.feed import HistoryFeed
 from forewarn.log import log
-from forewarn.store.base import HistoryValue, Lease
+from forewarn.store.base import HistoryValues, Lease
 
 KEY = "webhook/{}/"
 IDENTITY_KEY = "identity"
@@ -120,7 +120,12 @@ class Webhook:
             while True:
                 changed = self._feed.changed
                 until = await self._attempt(lease)
-                await self._wait(changed, until)
+                await asyncio.sleep(0)  # let polls pass
+                if until is not None:
+                    await self._clock.sleep_until(until)
+                    continue
+                with suppress(TimeoutError):
+                    await within(self._clock, CHECK_INTERVAL, changed.wait())
         finally:
             with suppress(Error, TimeoutError):
                 await asyncio.wait_for(self._save(lease), 1)
@@ -138,14 +143,6 @@ class Webhook:
         except Exception:  # a bug in one webhook must not stop the others
             log.exception("bug in a webhook worker", receiver=self.name)
         return self._clock.now() + CHECK_INTERVAL
-
-    async def _wait(self, changed: asyncio.Event, until: datetime | None) -> None:
-        await asyncio.sleep(0)  # let polls pass
-        if until is not None:
-            await self._clock.sleep_until(until)
-            return
-        with suppress(TimeoutError):
-            await within(self._clock, CHECK_INTERVAL, changed.wait())
 
     async def deliver_next(self, lease: Lease) -> datetime | None:
         """Deliver the next values of the history.
@@ -179,12 +176,12 @@ class Webhook:
 
     async def _deliver(self, entry: Entry, lease: Lease) -> bool:
         """Send one entry. False if it has to be sent again, after a pause that is saved."""
-        event = cloud_event(self._context.identity, entry)
-        body = encode(event)
+        identity, secrets = self._context.identity, self._context.secrets
+        body = encode(identity, entry)
         status, problem = 0, ""
         try:
             status = await self._sender.post(
-                body, headers(event.id, body, self._clock.now(), self._context.secrets)
+                body, headers(event_id(identity, entry), body, self._clock.now(), secrets)
             )
             if not 200 <= status < 300:
                 problem = f"the response has status {status}"
@@ -219,7 +216,7 @@ class Webhook:
         self._cursor = Cursor(self._cursor.number, retry_at, failures, rejections)
         await self._save(lease)
 
-    async def _report_gap(self, values: Sequence[HistoryValue]) -> None:
+    async def _report_gap(self, values: HistoryValues) -> None:
         """Entries that were trimmed before they could be delivered are lost."""
         if oldest := await self._feed.gap_after(self._cursor.number, values):
             self.lost += 1
