@@ -13,7 +13,6 @@ from forewarn.store.sqlite import SqliteStore
 
 Open = Callable[[], AbstractAsyncContextManager[Store]]
 TEST_SECONDS_MAX = 20
-TOMBSTONES_MAX = 20
 
 
 class FakeTime:
@@ -28,7 +27,7 @@ class FakeTime:
 
 @asynccontextmanager
 async def memory() -> AsyncIterator[Store]:
-    store = MemoryStore(tombstones_max=TOMBSTONES_MAX)
+    store = MemoryStore()
     try:
         yield store
     finally:
@@ -38,9 +37,7 @@ async def memory() -> AsyncIterator[Store]:
 @asynccontextmanager
 async def sqlite() -> AsyncIterator[Store]:
     with TemporaryDirectory() as folder:
-        store = await SqliteStore.open(
-            f"{folder}/store.db", tombstones_max=TOMBSTONES_MAX, monotonic=FakeTime()
-        )
+        store = await SqliteStore.open(f"{folder}/store.db", monotonic=FakeTime())
         try:
             yield store
         finally:

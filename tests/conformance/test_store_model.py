@@ -113,8 +113,6 @@ class StoreAndModel(RuleBasedStateMachine):
         ):
             values = self.runner.run(read)
             assert [(value.position, value.value) for value in values] == expected
-        oldest = self.history[0][0] if self.history else 0
-        assert self.runner.run(self.store.oldest_position()) == oldest
 
     def live_revision(self, key: str) -> int:
         return self.live[key].revision if key in self.live else 0

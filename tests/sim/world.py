@@ -34,7 +34,15 @@ from forewarn.errors import Error, ImpactFailed, StoreLost
 from forewarn.fleetfile.parser import Fleet
 from forewarn.lab.clock import VirtualClock
 from forewarn.platform.base import ImpactRequest, ImpactResult
-from forewarn.store.base import HistoryValue, Lease, Record, Snapshot, Write
+from forewarn.store.base import (
+    POSITION_MAX,
+    HistoryValue,
+    HistoryValues,
+    Lease,
+    Record,
+    Snapshot,
+    Write,
+)
 from forewarn.store.memory import MemoryStore
 from forewarn.web.http.message import BLANK_LINE
 from forewarn.web.metadata.fast_path import render
@@ -204,19 +212,14 @@ class FlakyStore:
                 raise StoreLost("watch broken")
             yield batch
 
-    async def history(self, after: int = 0, limit: int = 1000) -> tuple[HistoryValue, ...]:
+    async def history(self, after: int = 0, limit: int = 1000) -> HistoryValues:
         return await self._inner.history(after, limit)
 
-    async def latest(
-        self, before: int | None = None, limit: int = 1000
-    ) -> tuple[HistoryValue, ...]:
+    async def latest(self, before: int = POSITION_MAX, limit: int = 1000) -> HistoryValues:
         return await self._inner.latest(before, limit)
 
     async def trim(self, before: int, limit: int = 1000) -> int:
         return await self._inner.trim(before, limit)
-
-    async def oldest_position(self) -> int:
-        return await self._inner.oldest_position()
 
     async def get(self, key: str) -> Record:
         await self._dawdle()
@@ -237,7 +240,7 @@ class FlakyStore:
             inner.revision,
             ttl_seconds=math.inf,
             monotonic=lambda: 0.0,
-            release=self._release,
+            delete=self._release,
         )
         self.leases.append(lease)
         return lease

@@ -1,61 +1,45 @@
 """The end of the history as it grows, for streams and webhooks. Followers wait, then read.
 
-A follower keeps only the number it has reached, so a slow one costs nothing but its own time. The
-newest values are cached: many followers cause one read of the store.
+A follower keeps only the number it has reached, so a slow one costs nothing but its own time.
 """
 
 import asyncio
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from forewarn.engine.entry import first_number, last_number, position_of
 from forewarn.errors import Unavailable
-from forewarn.store.base import HistoryValue, Store
+from forewarn.store.base import HistoryValues, Store
 
-RECENT_MAX = 500
+if TYPE_CHECKING:
+    from forewarn.history.webhooks import Webhook
+
 BATCH = 50
-
-
-class WebhookStatus(Protocol):
-    """What metrics show of a webhook."""
-
-    name: str
-    delivered: int
-    failed: int
-    refused: int
-    lost: int
-    is_failing: bool
 
 
 class HistoryFeed:
     """Call `notify` when there may be something new.
 
-    The cache holds all values after position `_since`, up to the newest that was read.
+    `followers` counts the open streams of each client. `changed` is set by the next `notify`: take
+    it before you read, so that no change is missed.
     """
 
     def __init__(self, store: Store) -> None:
         self.stops = 0
-        self.followers = 0
+        self.followers: Counter[str] = Counter()
         self.entries_trimmed = 0
-        self.webhooks: tuple[WebhookStatus, ...] = ()
+        self.webhooks: tuple[Webhook, ...] = ()
+        self.changed = asyncio.Event()
         self._store = store
-        self._followers_by: Counter[str] = Counter()
-        self._changed = asyncio.Event()
         self._reading = asyncio.Lock()
-        self._since = 0
-        self._recent: list[HistoryValue] = []
-
-    @property
-    def changed(self) -> asyncio.Event:
-        """Set by the next `notify`. Take it before you read, so that no change is missed."""
-        return self._changed
+        self._position = 0
+        self._values: HistoryValues = ()
 
     def notify(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self.changed.set()
+        self.changed = asyncio.Event()
 
     def stop(self) -> None:
         """End all streams: each compares this count with its value at the start."""
@@ -67,55 +51,42 @@ class HistoryFeed:
         newest = await self._store.latest(limit=1)
         return last_number(newest[0].position) if newest else 0
 
-    async def gap_after(self, number: int, values: Sequence[HistoryValue]) -> int:
+    async def gap_after(self, number: int, values: HistoryValues) -> int:
         """The first number of `values` if entries between it and `number` were trimmed; else 0."""
         if not values or number == 0:
             return 0
-        oldest, first = await self._store.oldest_position(), values[0].position
-        return first_number(first) if position_of(number + 1) < oldest <= first else 0
+        (oldest,), first = await self._store.history(limit=1), values[0].position
+        return first_number(first) if position_of(number + 1) < oldest.position <= first else 0
 
-    async def after(self, number: int) -> tuple[HistoryValue, ...]:
-        """The next values that may have entries after this number, oldest first."""
-        position = position_of(number + 1)
+    async def after(self, number: int) -> HistoryValues:
+        """The next values that may have entries after this number, oldest first.
+
+        Followers that wait for the same change share one read of the store.
+        """
+        position = position_of(number + 1) - 1
         async with self._reading:
-            newest = self._recent[-1].position if self._recent else self._since
-            if not self._since < position <= newest + 1:
-                values = await self._store.history(position - 1, BATCH)
-                if len(values) == BATCH:
-                    return values  # far from the end: not worth caching
-                self._since, self._recent = position - 1, list(values)
-            elif newest < position:
-                self._recent += await self._store.history(newest, BATCH)
-                if len(self._recent) > 2 * RECENT_MAX:
-                    self._since = self._recent[-RECENT_MAX - 1].position
-                    del self._recent[:-RECENT_MAX]
-            start = bisect_left(self._recent, position, key=lambda value: value.position)
-            return tuple(self._recent[start : start + BATCH])
+            if position != self._position or not self._values:
+                self._values = await self._store.history(position, BATCH)
+                self._position = position
+            return self._values
 
     @contextmanager
-    def following(
-        self, followers_max: int, by: str = "", each_max: int | None = None
-    ) -> Iterator[None]:
-        """Count one more follower for `by`; Unavailable if there are too many."""
-        self.check_room(followers_max, by, each_max)
-        self.followers += 1
-        self._followers_by[by] += 1
+    def following(self, by: str) -> Iterator[None]:
+        self.followers[by] += 1
         try:
             yield
         finally:
-            self.followers -= 1
-            self._followers_by[by] -= 1
-            if not self._followers_by[by]:
-                del self._followers_by[by]
+            self.followers -= Counter([by])  # forgets a client without streams
 
-    def check_room(self, followers_max: int, by: str = "", each_max: int | None = None) -> None:
-        if each_max is not None and self._followers_by.get(by, 0) >= each_max:
+    def check_room(self, followers_max: int, by: str, each_max: int) -> None:
+        """Unavailable if there are too many streams, in total or of this client."""
+        if self.followers[by] >= each_max:
             raise Unavailable(
                 f"this client already has {each_max} open streams; the limit is {each_max}",
                 streams_max=each_max,
             )
-        if self.followers >= followers_max:
+        if self.followers.total() >= followers_max:
             raise Unavailable(
-                f"{self.followers} streams are open; at most {followers_max} are accepted",
+                f"{self.followers.total()} streams are open; at most {followers_max} are accepted",
                 streams_max=followers_max,
             )

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from forewarn.engine.entry import Entry, decode_all, first_number, position_of
-from forewarn.store.base import HistoryValue, Store
+from forewarn.store.base import POSITION_MAX, HistoryValue, Store
 
 SCAN_MAX = 20_000
 """How many history values one request reads; then it returns what it has found and a cursor."""
@@ -74,7 +74,7 @@ async def read(
     The work is bounded: a page may be empty and still have a next one.
     """
     found: list[Entry] = []
-    end = None if before is None else position_of(before - 1) + 1
+    end = POSITION_MAX if before is None else position_of(before - 1) + 1
     for _ in range(0, scan_max, BATCH):
         values = await store.latest(end, min(BATCH, scan_max))
         for value in values:
@@ -93,7 +93,8 @@ async def read(
 
 async def _cursor(store: Store, number: int) -> int | None:
     """The number as a cursor; None if no older entry is left."""
-    return number if number > first_number(await store.oldest_position()) else None
+    (oldest,) = await store.history(limit=1)
+    return number if number > first_number(oldest.position) else None
 
 
 def _is_before(value: HistoryValue, since: datetime | None) -> bool:

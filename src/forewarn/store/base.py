@@ -5,7 +5,8 @@ are positive integers of the whole store that only grow. Each commit takes one n
 gives it to everything it writes.
 
 get(key)        One record. If it is absent: value None and the current revision of the store.
-load(prefix)    All live records whose key starts with the prefix, as of one revision.
+load(prefix)    All live records whose key starts with the prefix, in the order of their keys, as of
+                one revision.
 commit(writes, checks, entries)
                 All or nothing. A write names the revision that was read (0: absent), a check
                 compares without writing. If one of them no longer matches: Conflict, and nothing
@@ -17,12 +18,10 @@ commit(writes, checks, entries)
 watch(after)    Every record that changed after a revision, deletions included, in the order of
                 revisions, then each further change as it happens, from any process, until closed.
                 A record that changed several times may be reported once, with its last value. A
-                batch is never empty and its revision only grows. Compacted: deletions after this
-                revision are no longer known; load again.
+                batch is never empty and its revision only grows. Compacted: the store no longer
+                knows every change after this revision (it knows CHANGES_MAX); load again.
 history(after, limit), latest(before, limit)
                 History values, oldest first and newest first. Positions grow and are not dense.
-oldest_position()
-                Position of the oldest value that is still there; 0 if the history is empty.
 trim(before, limit)
                 Delete at most `limit` of the oldest history values with a position below `before`,
                 and return how many. The newest value always stays.
@@ -30,11 +29,10 @@ lease(name, ttl_seconds)
                 Acquire the record `lease/{name}`; None while another holder has it. See `Lease`.
 close()         Release all leases and end all watches. Calls in progress finish or raise
                 StoreLost, later calls raise StoreLost. Closing twice is harmless.
-
-How long deletions are remembered is the business of each store.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -48,6 +46,9 @@ WRITES_MAX = 100
 CHECKS_MAX = 100
 VALUE_BYTES_MAX = 512 * 1024
 COMMIT_BYTES_MAX = 1024 * 1024
+CHANGES_MAX = 10_000
+"""A watch that is at most this many changes behind is not compacted."""
+POSITION_MAX = 2**63 - 1
 LEASE_KEY = "lease/{}"
 
 
@@ -63,16 +64,14 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     revision: int
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(msgspec.Struct, frozen=True):
     """Records as of one revision. A watch after this revision misses nothing."""
 
     revision: int
     records: tuple[Record, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
+class Write(msgspec.Struct, frozen=True):
     """Set the key to this value (None: delete it) if it still has the revision that was read."""
 
     key: str
@@ -80,22 +79,24 @@ class Write:
     revision: int
 
 
-@dataclass(frozen=True, slots=True)
-class RevisionCheck:
+class RevisionCheck(msgspec.Struct, frozen=True):
     """Compare the key's revision (0: absent) without writing it."""
 
     key: str
     revision: int
 
 
-@dataclass(frozen=True, slots=True)
-class HistoryValue:
+class HistoryValue(msgspec.Struct, frozen=True):
     """The history entries of one commit; the position is the revision of that commit."""
 
     position: int
     value: bytes
 
 
+HistoryValues = tuple[HistoryValue, ...]
+
+
+@dataclass(eq=False)
 class Lease:
     """The right to do something alone, held by this process while it lives.
 
@@ -108,39 +109,33 @@ class Lease:
     lease.revision)`.
     """
 
-    def __init__(
-        self,
-        name: str,
-        revision: int,
-        *,
-        ttl_seconds: float,
-        monotonic: Callable[[], float],
-        release: Callable[["Lease"], Awaitable[None]],
-    ) -> None:
-        self.name = name
-        self.key = LEASE_KEY.format(name)
-        self.revision = revision
-        self.ttl_seconds = ttl_seconds
-        self._monotonic = monotonic
-        self._release = release
+    name: str
+    revision: int
+    ttl_seconds: float
+    monotonic: Callable[[], float]
+    delete: Callable[["Lease"], Awaitable[None]]
+    """Deletes the record; part of the store."""
+
+    def __post_init__(self) -> None:
+        self.key = LEASE_KEY.format(self.name)
         self._ended = asyncio.Event()
-        self.renew(monotonic())
+        self.renew(self.monotonic())
 
     def is_held(self) -> bool:
-        return not self._ended.is_set() and self._monotonic() < self._held_until
+        return not self._ended.is_set() and self.monotonic() < self._held_until
 
     async def lost(self) -> None:
         """Wait until the lease is no longer held."""
         while self.is_held():
             with suppress(TimeoutError):
-                async with asyncio.timeout(min(self._held_until - self._monotonic(), 3600)):
+                async with asyncio.timeout(min(self._held_until - self.monotonic(), 3600)):
                     await self._ended.wait()
 
     async def release(self) -> None:
         """Release the lease, so that another process can acquire it at once."""
         if not self._ended.is_set():
             self.end()
-            await self._release(self)
+            await self.delete(self)
 
     def renew(self, at: float) -> None:
         """Called by the store: a renewal that began at this monotonic time has succeeded."""
@@ -176,13 +171,9 @@ class Store(Protocol):
 
     def watch(self, after: int) -> AsyncGenerator[Snapshot, None]: ...
 
-    async def history(self, after: int = 0, limit: int = 1000) -> tuple[HistoryValue, ...]: ...
+    async def history(self, after: int = 0, limit: int = 1000) -> HistoryValues: ...
 
-    async def latest(
-        self, before: int | None = None, limit: int = 1000
-    ) -> tuple[HistoryValue, ...]: ...
-
-    async def oldest_position(self) -> int: ...
+    async def latest(self, before: int = POSITION_MAX, limit: int = 1000) -> HistoryValues: ...
 
     async def trim(self, before: int, limit: int = 1000) -> int: ...
 
@@ -195,31 +186,21 @@ def check_commit(
     writes: Sequence[Write], checks: Sequence[RevisionCheck], entries: bytes | None
 ) -> None:
     """Reject a commit that some store could not take. Called before anything is written."""
-    for what, count, limit in (
-        ("writes", len(writes), WRITES_MAX),
-        ("checks", len(checks), CHECKS_MAX),
+    compared: tuple[Write | RevisionCheck, ...] = (*writes, *checks)
+    for key, count in Counter(each.key for each in compared).items():
+        if count > 1:
+            raise Invalid(f"commit names {key!r} twice; a key is accepted once", key=key)
+    sizes = {repr(write.key): len(write.value or b"") for write in writes}
+    sizes["the history entries"] = len(entries or b"")
+    largest = max(sizes, key=lambda name: sizes[name])
+    for what, count, unit, limit in (
+        ("commit", len(writes), "writes", WRITES_MAX),
+        ("commit", len(checks), "checks", CHECKS_MAX),
+        (f"value of {largest}", sizes[largest], "bytes", VALUE_BYTES_MAX),
+        ("commit", sum(sizes.values()), "bytes", COMMIT_BYTES_MAX),
     ):
         if count > limit:
-            raise Invalid(f"commit has {count} {what}; at most {limit} are accepted", limit=limit)
-    sizes = {"the history entries": len(entries or b"")}
-    compared: tuple[Write | RevisionCheck, ...] = (*writes, *checks)
-    for each in compared:
-        key = repr(each.key)
-        if key in sizes:
-            raise Invalid(f"commit names {key} twice; a key is accepted once", key=each.key)
-        sizes[key] = len(each.value or b"") if isinstance(each, Write) else 0
-    for what, size in sizes.items():
-        if size > VALUE_BYTES_MAX:
-            raise Invalid(
-                f"value of {what} has {size} bytes; at most {VALUE_BYTES_MAX} are accepted",
-                bytes_max=VALUE_BYTES_MAX,
-            )
-    total = sum(sizes.values())
-    if total > COMMIT_BYTES_MAX:
-        raise Invalid(
-            f"commit has {total} bytes; at most {COMMIT_BYTES_MAX} are accepted",
-            bytes_max=COMMIT_BYTES_MAX,
-        )
+            raise Invalid(f"{what} has {count} {unit}; at most {limit} are accepted", limit=limit)
 
 
 def check_revision(compared: Write | RevisionCheck, found: int) -> None:
@@ -234,10 +215,10 @@ def check_revision(compared: Write | RevisionCheck, found: int) -> None:
 
 
 def check_watch(after: int, compacted: int) -> None:
-    """A watch must not miss a deletion."""
+    """A watch must not miss a change."""
     if after < compacted:
         raise Compacted(
-            f"deletions up to revision {compacted} are compacted; a watch after {after} would miss"
+            f"changes up to revision {compacted} are compacted; a watch after {after} would miss"
             " some: load again",
             after=after,
             compacted=compacted,

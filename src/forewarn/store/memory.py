@@ -3,16 +3,17 @@
 import asyncio
 import math
 from bisect import bisect_left
+from collections import deque
 from collections.abc import AsyncGenerator, Sequence
-from itertools import takewhile
-from typing import Any
+from contextlib import suppress
 
-from sortedcontainers import SortedList
-
-from forewarn.errors import StoreLost
+from forewarn.errors import Conflict, StoreLost
 from forewarn.store.base import (
+    CHANGES_MAX,
     LEASE_KEY,
+    POSITION_MAX,
     HistoryValue,
+    HistoryValues,
     Lease,
     Record,
     RevisionCheck,
@@ -25,8 +26,6 @@ from forewarn.store.base import (
 
 HISTORY_VALUES_MAX = 100_000
 """At least this many of the newest history values are kept."""
-TOMBSTONES_MAX = 10_000
-"""How many deleted records are remembered for watches."""
 
 
 class MemoryStore:
@@ -36,14 +35,10 @@ class MemoryStore:
     `expire` where a dead process would have lost its lease.
     """
 
-    def __init__(self, *, tombstones_max: int = TOMBSTONES_MAX) -> None:
+    def __init__(self) -> None:
         self._revision = 0
-        # Live records and tombstones. A write moves its key to the end, so the order of the dict
-        # is the order of revisions.
         self._records: dict[str, Record] = {}
-        self._keys: Any = SortedList()  # the same keys, so that a prefix is found without a scan
-        self._tombstones: dict[str, None] = {}  # oldest first
-        self._tombstones_max = tombstones_max
+        self._changes: deque[tuple[int, str]] = deque(maxlen=CHANGES_MAX)  # revisions and keys
         self._compacted = 0
         self._history: list[HistoryValue] = []
         self._leases: dict[str, Lease] = {}
@@ -52,16 +47,12 @@ class MemoryStore:
 
     async def get(self, key: str) -> Record:
         self._check_open()
-        record = self._records.get(key)
-        is_live = record is not None and record.value is not None
-        return record if record and is_live else Record(key, None, self._revision)
+        return self._records.get(key) or Record(key, None, self._revision)
 
     async def load(self, prefix: str = "") -> Snapshot:
         self._check_open()
-        keys = takewhile(lambda key: key.startswith(prefix), self._keys.irange(prefix))
-        records = (self._records[key] for key in keys)
-        live = tuple(record for record in records if record.value is not None)
-        return Snapshot(self._revision, live)
+        keys = sorted(key for key in self._records if key.startswith(prefix))
+        return Snapshot(self._revision, tuple(self._records[key] for key in keys))
 
     async def commit(
         self,
@@ -73,7 +64,8 @@ class MemoryStore:
         check_commit(writes, checks, entries)
         compared: tuple[Write | RevisionCheck, ...] = (*writes, *checks)
         for each in compared:
-            check_revision(each, self._live_revision(each.key))
+            record = self._records.get(each.key)
+            check_revision(each, record.revision if record else 0)
         self._revision += 1
         for write in writes:
             self._apply(write)
@@ -95,21 +87,15 @@ class MemoryStore:
             after = records[-1].revision
             yield Snapshot(after, records)
 
-    async def history(self, after: int = 0, limit: int = 1000) -> tuple[HistoryValue, ...]:
+    async def history(self, after: int = 0, limit: int = 1000) -> HistoryValues:
         self._check_open()
         start = self._index(after + 1)
-        return tuple(self._history[start : start + max(limit, 0)])
+        return tuple(self._history[start : start + limit])
 
-    async def latest(
-        self, before: int | None = None, limit: int = 1000
-    ) -> tuple[HistoryValue, ...]:
+    async def latest(self, before: int = POSITION_MAX, limit: int = 1000) -> HistoryValues:
         self._check_open()
-        end = len(self._history) if before is None else self._index(before)
-        return tuple(reversed(self._history[max(end - max(limit, 0), 0) : end]))
-
-    async def oldest_position(self) -> int:
-        self._check_open()
-        return self._history[0].position if self._history else 0
+        end = self._index(before)
+        return tuple(reversed(self._history[max(end - limit, 0) : end]))
 
     async def trim(self, before: int, limit: int = 1000) -> int:
         self._check_open()
@@ -119,11 +105,12 @@ class MemoryStore:
 
     async def lease(self, name: str, ttl_seconds: float) -> Lease | None:
         key = LEASE_KEY.format(name)
-        if (await self.get(key)).value is not None:
+        try:
+            revision = await self.commit([Write(key, b"%d" % (self._revision + 1), 0)])
+        except Conflict:
             return None
-        revision = await self.commit([Write(key, b"%d" % (self._revision + 1), 0)])
         self._leases[key] = lease = Lease(
-            name, revision, ttl_seconds=math.inf, monotonic=lambda: 0.0, release=self._release
+            name, revision, ttl_seconds=math.inf, monotonic=lambda: 0.0, delete=self._release
         )
         return lease
 
@@ -138,7 +125,7 @@ class MemoryStore:
         self._notify()
 
     async def _release(self, lease: Lease) -> None:
-        if self._live_revision(lease.key) == lease.revision:
+        with suppress(Conflict):  # another holder has it already
             await self.commit([Write(lease.key, None, lease.revision)])
 
     def _check_open(self) -> None:
@@ -149,38 +136,28 @@ class MemoryStore:
         """The index of the first history value at or after this position."""
         return bisect_left(self._history, position, key=lambda value: value.position)
 
-    def _live_revision(self, key: str) -> int:
-        record = self._records.get(key)
-        return record.revision if record and record.value is not None else 0
-
     def _apply(self, write: Write) -> None:
         if write.value is None and write.revision == 0:
             return  # it is absent already
-        if self._records.pop(write.key, None) is None:
-            self._keys.add(write.key)
-        self._records[write.key] = Record(write.key, write.value, self._revision)
-        self._tombstones.pop(write.key, None)
         if write.value is None:
-            self._tombstones[write.key] = None
-            self._compact()
+            del self._records[write.key]
+        else:
+            self._records[write.key] = Record(write.key, write.value, self._revision)
+        if len(self._changes) == self._changes.maxlen:
+            self._compacted = self._changes[0][0]
+        self._changes.append((self._revision, write.key))
         if write.key in self._leases:
             self._leases.pop(write.key).end()
 
-    def _compact(self) -> None:
-        while len(self._tombstones) > self._tombstones_max:
-            key = next(iter(self._tombstones))
-            del self._tombstones[key]
-            self._keys.remove(key)
-            self._compacted = self._records.pop(key).revision
-
-    def _records_after(self, revision: int) -> tuple[Record, ...]:
-        """Reads backwards from the newest, so the work grows only with what changed."""
-        newest_first = []
-        for record in reversed(self._records.values()):
-            if record.revision <= revision:
+    def _records_after(self, after: int) -> tuple[Record, ...]:
+        """The last change of each record. The work grows only with what changed."""
+        newest_first: dict[str, Record] = {}
+        for revision, key in reversed(self._changes):
+            if revision <= after:
                 break
-            newest_first.append(record)
-        return tuple(reversed(newest_first))
+            if key not in newest_first:
+                newest_first[key] = self._records.get(key) or Record(key, None, revision)
+        return tuple(reversed(newest_first.values()))
 
     def _notify(self) -> None:
         """Wake all waiting watches; later ones wait for the next event."""

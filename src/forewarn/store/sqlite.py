@@ -3,19 +3,21 @@
 import asyncio
 import os
 import sqlite3
-import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import starmap
-from typing import Concatenate, NamedTuple, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from uuid import uuid4
 
-from forewarn.errors import StoreLost, StoreUnusable, Unavailable
+from forewarn.errors import Conflict, StoreLost, Unavailable
 from forewarn.store.base import (
+    CHANGES_MAX,
     LEASE_KEY,
+    POSITION_MAX,
     HistoryValue,
+    HistoryValues,
     Lease,
     Record,
     RevisionCheck,
@@ -26,12 +28,17 @@ from forewarn.store.base import (
     check_revision,
     check_watch,
 )
-from forewarn.store.sqlite_file import BUSY_SECONDS, connect, open_file, translate_errors
+from forewarn.store.sqlite_file import BUSY_SECONDS, check_same_file, open_file, translate_errors
 
 # how late another process's commit is seen: 250 ms is promised, and a look costs some 0.2 ms
 POLL_SECONDS = 0.1
-TOMBSTONES_MAX = 10_000
-"""How many deleted records are remembered for watches."""
+
+GET = (
+    "SELECT record.value, coalesce(record.revision, counter.revision) FROM counter"
+    " LEFT JOIN record ON record.key = ? AND record.value IS NOT NULL"
+)
+HISTORY = "SELECT position, value FROM history WHERE position > ? ORDER BY position LIMIT ?"
+LATEST = "SELECT position, value FROM history WHERE position < ? ORDER BY position DESC LIMIT ?"
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -47,16 +54,10 @@ class SqliteStore:
     """
 
     def __init__(
-        self,
-        writer: "_DbThread",
-        reader: "_DbThread",
-        *,
-        tombstones_max: int,
-        monotonic: Callable[[], float],
+        self, writer: "_DbThread", reader: "_DbThread", monotonic: Callable[[], float]
     ) -> None:
         self._writer = writer
         self._reader = reader
-        self._tombstones_max = tombstones_max
         self._monotonic = monotonic
         self._changed = asyncio.Event()
         self._leases: set[Lease] = set()
@@ -69,7 +70,6 @@ class SqliteStore:
         *,
         upgrade: Upgrade | None = None,
         busy_seconds: float = BUSY_SECONDS,
-        tombstones_max: int = TOMBSTONES_MAX,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> Self:
         """Open the file, or create it. Reject one that is damaged, foreign, newer or read-only.
@@ -77,16 +77,15 @@ class SqliteStore:
         A file of an older version is upgraded with `upgrade`.
         """
         path = os.path.realpath(path)
-        writer = await _DbThread.open(path, lambda: open_file(path, busy_seconds, upgrade))
-        try:
-            reader = await _DbThread.open(path, lambda: connect(path, busy_seconds))
-        except BaseException:
-            await writer.close()
-            raise
-        return cls(writer, reader, tombstones_max=tombstones_max, monotonic=monotonic)
+        with translate_errors(path):
+            opened = await asyncio.to_thread(open_file, path, busy_seconds, upgrade)
+        writer = _DbThread(path, opened.file, opened.writer, "BEGIN IMMEDIATE")
+        reader = _DbThread(path, opened.file, opened.reader, "BEGIN")
+        return cls(writer, reader, monotonic)
 
     async def get(self, key: str) -> Record:
-        return await self._reader.run(_get, key)
+        ((value, revision),) = await self._reader.run(_select, GET, key)
+        return Record(key, value, revision)
 
     async def load(self, prefix: str = "") -> Snapshot:
         return await self._reader.run(_load, prefix)
@@ -98,9 +97,7 @@ class SqliteStore:
         entries: bytes | None = None,
     ) -> int:
         check_commit(writes, checks, entries)
-        revision = await self._writer.run(
-            _commit, tuple(writes), tuple(checks), entries, self._tombstones_max
-        )
+        revision = await self._writer.run(_commit, tuple(writes), tuple(checks), entries)
         self._notify()
         return revision
 
@@ -116,33 +113,22 @@ class SqliteStore:
             after = records[-1].revision
             yield Snapshot(after, records)
 
-    async def history(self, after: int = 0, limit: int = 1000) -> tuple[HistoryValue, ...]:
-        return await self._reader.run(_history, after, limit)
+    async def history(self, after: int = 0, limit: int = 1000) -> HistoryValues:
+        return tuple(starmap(HistoryValue, await self._reader.run(_select, HISTORY, after, limit)))
 
-    async def latest(
-        self, before: int | None = None, limit: int = 1000
-    ) -> tuple[HistoryValue, ...]:
-        return await self._reader.run(_latest, before, limit)
-
-    async def oldest_position(self) -> int:
-        return await self._reader.run(_oldest_position)
+    async def latest(self, before: int = POSITION_MAX, limit: int = 1000) -> HistoryValues:
+        return tuple(starmap(HistoryValue, await self._reader.run(_select, LATEST, before, limit)))
 
     async def trim(self, before: int, limit: int = 1000) -> int:
         return await self._writer.run(_trim, before, limit)
 
     async def lease(self, name: str, ttl_seconds: float) -> Lease | None:
         now, key = self._monotonic(), LEASE_KEY.format(name)
-        revision = await self._writer.run(_acquire, key, uuid4().hex.encode(), ttl_seconds, now)
+        revision = await self._writer.run(_acquire, key, ttl_seconds, now)
         self._notify()
         if not revision:
             return None
-        lease = Lease(
-            name,
-            revision,
-            ttl_seconds=ttl_seconds,
-            monotonic=self._monotonic,
-            release=self._release,
-        )
+        lease = Lease(name, revision, ttl_seconds, self._monotonic, delete=self._release)
         lease.renew(now)
         self._leases.add(lease)
         if self._renewing is None:
@@ -154,9 +140,9 @@ class SqliteStore:
         now = self._monotonic()
         leases = [lease for lease in self._leases if lease.is_held()]
         with suppress(Unavailable):  # the next renewal may succeed, until the lease is lost
-            renewed = await self._writer.run(_renew, [_Held.of(lease) for lease in leases], now)
+            renewed = await self._writer.run(_renew, leases, now)
             for lease in leases:
-                if lease.key in renewed:
+                if lease in renewed:
                     lease.renew(now)
                 else:
                     lease.end()
@@ -181,8 +167,8 @@ class SqliteStore:
 
     async def _release(self, lease: Lease) -> None:
         self._leases.discard(lease)
-        await self._writer.run(_release, _Held.of(lease))
-        self._notify()
+        with suppress(Conflict):  # another holder has it already
+            await self.commit([Write(lease.key, None, lease.revision)])
 
     def _notify(self) -> None:
         """Wake all waiting watches; later ones wait for the next event."""
@@ -194,34 +180,14 @@ class _DbThread:
     """One connection and the one thread that uses it: the event loop never waits for the disk."""
 
     def __init__(
-        self, path: str, thread: ThreadPoolExecutor, connection: sqlite3.Connection
+        self, path: str, file: os.stat_result, connection: sqlite3.Connection, begin: str
     ) -> None:
         self.is_closed = False
         self._path = path
-        self._thread = thread
+        self._file = file
         self._connection = connection
-        self._file = os.stat(path)
-
-    @classmethod
-    async def open(cls, path: str, open_connection: Callable[[], sqlite3.Connection]) -> Self:
-        thread = ThreadPoolExecutor(1, thread_name_prefix="forewarn-sqlite")
-        before = os.stat(path) if os.path.exists(path) else None
-        try:
-            with translate_errors(path):
-                connection = await asyncio.get_running_loop().run_in_executor(
-                    thread, open_connection
-                )
-        except BaseException:
-            thread.shutdown(wait=False)
-            raise
-        opened = cls(path, thread, connection)
-        try:
-            # a restore may have replaced the file while we waited for its lock
-            opened.check_file(before or opened._file)
-        except StoreUnusable:
-            await opened.close()
-            raise
-        return opened
+        self._begin = begin
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="forewarn-sqlite")
 
     async def run(
         self,
@@ -229,14 +195,20 @@ class _DbThread:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        def run_checked() -> T:
-            self.check_file(self._file)
-            return work(self._connection, *args, **kwargs)
+        """Run the work in a transaction."""
+
+        def run_in_transaction() -> T:
+            check_same_file(self._path, self._file)
+            with self._connection:
+                self._connection.execute(self._begin)
+                return work(self._connection, *args, **kwargs)
 
         if self.is_closed:
             raise StoreLost(f"{self._path}: the store is closed")
         with translate_errors(self._path):
-            return await asyncio.get_running_loop().run_in_executor(self._thread, run_checked)
+            return await asyncio.get_running_loop().run_in_executor(
+                self._thread, run_in_transaction
+            )
 
     async def close(self) -> None:
         """Work in progress finishes first: the thread takes its work in order."""
@@ -246,76 +218,42 @@ class _DbThread:
         await asyncio.get_running_loop().run_in_executor(self._thread, self._connection.close)
         self._thread.shutdown(wait=False)
 
-    def check_file(self, opened: os.stat_result) -> None:
-        """SQLite keeps writing to a file that was deleted or replaced; such writes are lost."""
-        with suppress(OSError):
-            if os.path.samestat(os.stat(self._path), opened):
-                return
-        raise StoreUnusable(
-            f"{self._path}: the file was removed or replaced; expected the one that was opened:"
-            " restart the service"
-        )
+
+# The functions below run in a database thread, within a transaction.
 
 
-class _Held(NamedTuple):
-    """A lease as the functions below see it."""
-
-    key: str
-    revision: int
-    ttl_seconds: float
-
-    @classmethod
-    def of(cls, lease: Lease) -> Self:
-        return cls(lease.key, lease.revision, lease.ttl_seconds)
-
-
-# The functions below run in a database thread. Those that write open a transaction of their own.
-
-
-def _get(connection: sqlite3.Connection, key: str) -> Record:
-    rows = connection.execute(
-        "SELECT record.value, coalesce(record.revision, counter.revision) FROM counter"
-        " LEFT JOIN record ON record.key = ? AND record.value IS NOT NULL",
-        (key,),
-    ).fetchall()
-    ((value, revision),) = rows
-    return Record(key, value, revision)
+def _select(connection: sqlite3.Connection, statement: str, *parameters: str | int) -> list[Any]:
+    return connection.execute(statement, parameters).fetchall()
 
 
 def _load(connection: sqlite3.Connection, prefix: str) -> Snapshot:
-    with connection:
-        connection.execute("BEGIN")
-        ((revision,),) = connection.execute("SELECT revision FROM counter").fetchall()
-        # UTF-8 never contains the byte FF, so this sorts directly after every key with the prefix.
-        ceiling = prefix.encode() + b"\xff"
-        rows = connection.execute(
-            "SELECT key, value, revision FROM record"
-            " WHERE key >= ? AND key < CAST(? AS TEXT) AND value IS NOT NULL ORDER BY key",
-            (prefix, ceiling),
-        ).fetchall()
+    ((revision,),) = connection.execute("SELECT revision FROM counter").fetchall()
+    # UTF-8 never contains the byte FF, so this sorts directly after every key with the prefix.
+    ceiling = prefix.encode() + b"\xff"
+    rows = connection.execute(
+        "SELECT key, value, revision FROM record"
+        " WHERE key >= ? AND key < CAST(? AS TEXT) AND value IS NOT NULL ORDER BY key",
+        (prefix, ceiling),
+    ).fetchall()
     return Snapshot(revision, tuple(starmap(Record, rows)))
 
 
 def _commit(
     connection: sqlite3.Connection,
-    writes: tuple[Write, ...],
-    checks: tuple[RevisionCheck, ...],
+    writes: Sequence[Write],
+    checks: Sequence[RevisionCheck],
     entries: bytes | None,
-    tombstones_max: int,
 ) -> int:
-    with connection:
-        connection.execute("BEGIN IMMEDIATE")
-        compared: tuple[Write | RevisionCheck, ...] = (*writes, *checks)
-        for each in compared:
-            check_revision(each, _live_revision(connection, each.key))
-        revision = _next_revision(connection)
-        # deleting an absent record leaves no row
-        changes = [write for write in writes if write.value is not None or write.revision]
-        _put(connection, [(write.key, write.value, revision) for write in changes])
-        if any(write.value is None for write in changes):
-            _compact(connection, tombstones_max)
-        if entries is not None:
-            connection.execute("INSERT INTO history VALUES (?, ?)", (revision, entries))
+    compared: tuple[Write | RevisionCheck, ...] = (*writes, *checks)
+    for each in compared:
+        check_revision(each, _live_revision(connection, each.key))
+    # deleting an absent record leaves no row
+    changes = [write for write in writes if write.value is not None or write.revision]
+    revision = _put(connection, {write.key: write.value for write in changes})
+    if any(write.value is None for write in changes):
+        _compact(connection)
+    if entries is not None:
+        connection.execute("INSERT INTO history VALUES (?, ?)", (revision, entries))
     return revision
 
 
@@ -326,26 +264,24 @@ def _live_revision(connection: sqlite3.Connection, key: str) -> int:
     return int(rows[0][0]) if rows else 0
 
 
-def _next_revision(connection: sqlite3.Connection) -> int:
+def _put(connection: sqlite3.Connection, values: dict[str, bytes | None]) -> int:
+    """Write these values at a new revision, and return it."""
     connection.execute("UPDATE counter SET revision = revision + 1")
     ((revision,),) = connection.execute("SELECT revision FROM counter").fetchall()
-    return int(revision)
-
-
-def _put(connection: sqlite3.Connection, rows: Sequence[tuple[str, bytes | None, int]]) -> None:
     connection.executemany(
         "INSERT INTO record (key, value, revision) VALUES (?, ?, ?)"
         " ON CONFLICT (key) DO UPDATE SET value = excluded.value, revision = excluded.revision",
-        rows,
+        [(key, value, revision) for key, value in values.items()],
     )
+    return int(revision)
 
 
-def _compact(connection: sqlite3.Connection, tombstones_max: int) -> None:
+def _compact(connection: sqlite3.Connection) -> None:
     """Drop the oldest tombstones above the limit, and remember up to which revision."""
     surplus = connection.execute(
         "SELECT key, revision FROM record WHERE value IS NULL ORDER BY revision DESC"
         " LIMIT -1 OFFSET ?",
-        (tombstones_max,),
+        (CHANGES_MAX,),
     ).fetchall()
     if surplus:
         connection.executemany("DELETE FROM record WHERE key = ?", [(key,) for key, _ in surplus])
@@ -353,83 +289,44 @@ def _compact(connection: sqlite3.Connection, tombstones_max: int) -> None:
 
 
 def _records_after(connection: sqlite3.Connection, after: int) -> tuple[Record, ...]:
+    ((compacted,),) = connection.execute("SELECT compacted FROM counter").fetchall()
+    check_watch(after, compacted)
     rows = connection.execute(
         "SELECT key, value, revision FROM record WHERE revision > ? ORDER BY revision", (after,)
     ).fetchall()
-    # read second, so that a compaction between the two reads is noticed
-    ((compacted,),) = connection.execute("SELECT compacted FROM counter").fetchall()
-    check_watch(after, compacted)
     return tuple(starmap(Record, rows))
-
-
-def _history(connection: sqlite3.Connection, after: int, limit: int) -> tuple[HistoryValue, ...]:
-    rows = connection.execute(
-        "SELECT position, value FROM history WHERE position > ? ORDER BY position LIMIT ?",
-        (after, max(limit, 0)),
-    )
-    return tuple(starmap(HistoryValue, rows.fetchall()))
-
-
-def _latest(
-    connection: sqlite3.Connection, before: int | None, limit: int
-) -> tuple[HistoryValue, ...]:
-    rows = connection.execute(
-        "SELECT position, value FROM history WHERE position < ? ORDER BY position DESC LIMIT ?",
-        (sys.maxsize if before is None else before, max(limit, 0)),
-    )
-    return tuple(starmap(HistoryValue, rows.fetchall()))
-
-
-def _oldest_position(connection: sqlite3.Connection) -> int:
-    ((oldest,),) = connection.execute("SELECT min(position) FROM history").fetchall()
-    return int(oldest or 0)
 
 
 def _trim(connection: sqlite3.Connection, before: int, limit: int) -> int:
     return connection.execute(
         "DELETE FROM history WHERE position IN (SELECT position FROM history"
         " WHERE position < min(?, (SELECT max(position) FROM history)) ORDER BY position LIMIT ?)",
-        (before, max(limit, 0)),
+        (before, limit),
     ).rowcount
 
 
-def _acquire(
-    connection: sqlite3.Connection, key: str, token: bytes, ttl_seconds: float, now: float
-) -> int:
+def _acquire(connection: sqlite3.Connection, key: str, ttl_seconds: float, now: float) -> int:
     """The revision of the new lease; 0 if another holder has it."""
-    with connection:
-        connection.execute("BEGIN IMMEDIATE")
-        _delete_expired(connection, now)
-        if _live_revision(connection, key):
-            return 0
-        revision = _next_revision(connection)
-        _put(connection, [(key, token, revision)])
-        connection.execute(
-            "INSERT OR REPLACE INTO lease VALUES (?, ?, ?)", (key, ttl_seconds, now + ttl_seconds)
-        )
-    return revision
+    _delete_expired(connection, now)
+    if _live_revision(connection, key):
+        return 0
+    connection.execute(
+        "INSERT OR REPLACE INTO lease VALUES (?, ?, ?)", (key, ttl_seconds, now + ttl_seconds)
+    )
+    return _put(connection, {key: uuid4().hex.encode()})
 
 
-def _renew(connection: sqlite3.Connection, leases: Sequence[_Held], now: float) -> Collection[str]:
-    """Renew what is still held, return its keys, and delete what has expired."""
-    with connection:
-        connection.execute("BEGIN IMMEDIATE")
-        held = [
-            lease for lease in leases if _live_revision(connection, lease.key) == lease.revision
-        ]
-        connection.executemany(
-            "UPDATE lease SET expires_at = ? WHERE key = ?",
-            [(now + lease.ttl_seconds, lease.key) for lease in held],
-        )
-        _delete_expired(connection, now)
-    return {lease.key for lease in held}
-
-
-def _release(connection: sqlite3.Connection, lease: _Held) -> None:
-    with connection:
-        connection.execute("BEGIN IMMEDIATE")
-        if _live_revision(connection, lease.key) == lease.revision:
-            _delete_leases(connection, [lease.key])
+def _renew(
+    connection: sqlite3.Connection, leases: Sequence[Lease], now: float
+) -> Collection[Lease]:
+    """Renew what is still held, return it, and delete what has expired."""
+    held = [lease for lease in leases if _live_revision(connection, lease.key) == lease.revision]
+    connection.executemany(
+        "UPDATE lease SET expires_at = ? WHERE key = ?",
+        [(now + lease.ttl_seconds, lease.key) for lease in held],
+    )
+    _delete_expired(connection, now)
+    return held
 
 
 def _delete_expired(connection: sqlite3.Connection, now: float) -> None:
@@ -443,11 +340,9 @@ def _delete_expired(connection: sqlite3.Connection, now: float) -> None:
         " AND (lease.key IS NULL OR ? NOT BETWEEN expires_at - 2 * ttl AND expires_at)",
         (now,),
     ).fetchall()
-    _delete_leases(connection, [key for (key,) in rows])
-
-
-def _delete_leases(connection: sqlite3.Connection, keys: Sequence[str]) -> None:
-    if keys:
-        revision = _next_revision(connection)
-        _put(connection, [(key, None, revision) for key in keys])
-        connection.executemany("DELETE FROM lease WHERE key = ?", [(key,) for key in keys])
+    if rows:
+        _put(connection, {key: None for (key,) in rows})
+    connection.execute(
+        "DELETE FROM lease WHERE NOT EXISTS"
+        " (SELECT 1 FROM record WHERE record.key = lease.key AND value IS NOT NULL)"
+    )

@@ -9,10 +9,11 @@ import sqlite3
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
-from forewarn.errors import Error, StoreDenied, StoreLost, StoreUnusable
+from forewarn.errors import StoreDenied, StoreLost, StoreUnusable
 from forewarn.store.base import Upgrade
 
 APPLICATION_ID = 0x466F7265  # "Fore", in the file's header
@@ -55,65 +56,66 @@ WRONG_ROWS = {
     "more or less than one revision counter": "SELECT 1 WHERE (SELECT count(*) FROM counter) <> 1",
 }
 
-# SQLite's primary code: the error, the problem and what is expected. Any other code is StoreLost.
-ERRORS: dict[int, tuple[type[Error], str]] = {
-    sqlite3.SQLITE_BUSY: (
-        StoreLost,
-        "another process is writing; expected it to finish before the timeout",
-    ),
-    sqlite3.SQLITE_CANTOPEN: (
-        StoreUnusable,
-        "the file cannot be opened; expected a file and folder that this user may write",
-    ),
-    sqlite3.SQLITE_CORRUPT: (StoreUnusable, DAMAGED),
-    sqlite3.SQLITE_ERROR: (
-        StoreUnusable,
-        "the tables do not match the Forewarn schema; restore the file from a backup",
-    ),
-    sqlite3.SQLITE_FULL: (
-        StoreUnusable,
-        "the disk is full and nothing was written; expected free space",
-    ),
-    sqlite3.SQLITE_IOERR: (
-        StoreLost,
-        "the disk fails, or has no space for the log's index; expected one that can be written",
-    ),
-    sqlite3.SQLITE_NOTADB: (
-        StoreUnusable,
-        "the file is not an SQLite database; expected a Forewarn store, or no file",
-    ),
-    sqlite3.SQLITE_READONLY: (
-        StoreUnusable,
-        "the file is read-only; expected a file and folder that this user may write",
-    ),
+# SQLite's primary code: the problem and what is expected. Any other code is StoreLost.
+UNUSABLE = {
+    sqlite3.SQLITE_CANTOPEN: "the file cannot be opened; expected a file and folder that this user"
+    " may write",
+    sqlite3.SQLITE_CORRUPT: DAMAGED,
+    sqlite3.SQLITE_ERROR: "the tables do not match the Forewarn schema; restore the file from a"
+    " backup",
+    sqlite3.SQLITE_FULL: "the disk is full and nothing was written; expected free space",
+    sqlite3.SQLITE_NOTADB: "the file is not an SQLite database; expected a Forewarn store, or no"
+    " file",
+    sqlite3.SQLITE_READONLY: "the file is read-only; expected a file and folder that this user may"
+    " write",
+}
+LOST = {
+    sqlite3.SQLITE_BUSY: "another process is writing; expected it to finish before the timeout",
+    sqlite3.SQLITE_IOERR: "the disk fails, or has no space for the log's index; expected one that"
+    " can be written",
 }
 
 
-def open_file(path: str, busy_seconds: float, upgrade: Upgrade | None) -> sqlite3.Connection:
-    """A connection for writing. Creates the file if needed, checks it and upgrades an older one."""
+class OpenFile(NamedTuple):
+    """The identity of the file that was opened, and two connections to it."""
+
+    file: os.stat_result
+    writer: sqlite3.Connection
+    reader: sqlite3.Connection
+
+
+def open_file(path: str, busy_seconds: float, upgrade: Upgrade | None) -> OpenFile:
+    """Create the file unless there is one, check it, and upgrade an older one."""
     check_path(path)
     # SQLite would make it readable by all. Its log gets the mode of the file.
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, FILE_MODE))
-    connection = connect(path, busy_seconds)
-    try:
-        connection.execute("PRAGMA synchronous = FULL")  # a commit is on disk when it returns
-        with connection:
-            connection.execute("BEGIN IMMEDIATE")
-            version = _schema_version(connection, path)
-            if version == 0:
-                for statement in SCHEMA:
-                    connection.execute(statement)
-            elif version < SCHEMA_VERSION:
-                _check_integrity(connection, path)  # a damaged file stays as it is
-                _upgrade(connection, path, version, upgrade)
-        _check_integrity(connection, path)
-        _check_rows(connection, path)
-        _enable_wal(connection, busy_seconds)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
+    file = os.stat(path)
+    with ExitStack() as connections:
+        writer = connections.enter_context(closing(connect(path, busy_seconds)))
+        reader = connections.enter_context(closing(connect(path, busy_seconds)))
+        _prepare(writer, path, busy_seconds, upgrade)
+        check_same_file(path, file)  # a restore may have replaced it while we waited for its lock
+        connections.pop_all()
+    return OpenFile(file, writer, reader)
+
+
+def _prepare(
+    connection: sqlite3.Connection, path: str, busy_seconds: float, upgrade: Upgrade | None
+) -> None:
+    connection.execute("PRAGMA synchronous = FULL")  # a commit is on disk when it returns
+    with connection:
+        connection.execute("BEGIN IMMEDIATE")
+        version = _schema_version(connection, path)
+        if version == 0:
+            for statement in SCHEMA:
+                connection.execute(statement)
+        elif version < SCHEMA_VERSION:
+            _check_integrity(connection, path)  # a damaged file stays as it is
+            _upgrade(connection, path, version, upgrade)
+    _check_integrity(connection, path)
+    _check_rows(connection, path)
+    _enable_wal(connection, busy_seconds)
 
 
 def _upgrade(
@@ -167,9 +169,27 @@ def _enable_wal(connection: sqlite3.Connection, busy_seconds: float) -> None:
 
 
 def connect(path: str, busy_seconds: float) -> sqlite3.Connection:
-    """Never creates the file: only `open_file` does, with the right mode."""
+    """Never creates the file: only `open_file` does, with the right mode.
+
+    The caller must not use the connection in two threads at once.
+    """
     return sqlite3.connect(
-        f"{Path(path).as_uri()}?mode=rw", uri=True, timeout=busy_seconds, isolation_level=None
+        f"{Path(path).as_uri()}?mode=rw",
+        uri=True,
+        timeout=busy_seconds,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+
+
+def check_same_file(path: str, file: os.stat_result) -> None:
+    """SQLite keeps writing to a file that was deleted or replaced; such writes are lost."""
+    with suppress(OSError):
+        if os.path.samestat(os.stat(path), file):
+            return
+    raise StoreUnusable(
+        f"{path}: the file was removed or replaced; expected the one that was opened:"
+        " restart the service"
     )
 
 
@@ -193,11 +213,11 @@ def _check_access(path: str, file: str, needed: str) -> None:
     bits = [{"r": os.R_OK, "w": os.W_OK, "x": os.X_OK}[letter] for letter in needed]
     if os.access(file, sum(bits), effective_ids=True):
         return
-    status, uid = os.stat(file), os.geteuid()
-    owner = f"{_user_name(status.st_uid)}:{_group_name(status.st_gid)}"
-    user = _user_name(uid)
-    if status.st_uid != uid:
-        fix = f"chown {user}:{_group_name(os.getegid())} {file}"
+    status = os.stat(file)
+    owner, us = _names(status.st_uid, status.st_gid), _names(os.geteuid(), os.getegid())
+    user = us.partition(":")[0]
+    if status.st_uid != os.geteuid():
+        fix = f"chown {us} {file}"
     elif any(not status.st_mode & bit << 6 for bit in bits):
         fix = f"chmod u+{needed} {file}"
     else:  # the mode allows it, so the file system does not
@@ -214,22 +234,17 @@ def _check_access(path: str, file: str, needed: str) -> None:
     )
 
 
-def _user_name(number: int) -> str:
-    import pwd  # POSIX only; the lab imports this module on Windows too
+def _names(user_id: int, group_id: int) -> str:
+    """The names of a user and a group, or their numbers, as `chown` takes them."""
+    import grp  # POSIX only; the lab imports this module on Windows too
+    import pwd
 
-    try:
-        return pwd.getpwuid(number).pw_name
-    except KeyError:
-        return str(number)
-
-
-def _group_name(number: int) -> str:
-    import grp  # POSIX only, as above
-
-    try:
-        return grp.getgrgid(number).gr_name
-    except KeyError:
-        return str(number)
+    user, group = str(user_id), str(group_id)
+    with suppress(KeyError):
+        user = pwd.getpwuid(user_id).pw_name
+    with suppress(KeyError):
+        group = grp.getgrgid(group_id).gr_name
+    return f"{user}:{group}"
 
 
 def copy_store(source: str, target: str) -> None:
@@ -262,12 +277,7 @@ def _schema_version(connection: sqlite3.Connection, path: str) -> int:
                 expected=SCHEMA_VERSION,
             )
         if version < 1:
-            raise StoreUnusable(
-                f"{path}: the file is a Forewarn store without a schema number ({version});"
-                f" expected 1 to {SCHEMA_VERSION}: restore it from a copy",
-                found=version,
-                expected=SCHEMA_VERSION,
-            )
+            raise StoreUnusable(f"{path}: {DAMAGED} (a store without a schema number)")
         return int(version)
     ((tables,),) = connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
     if application_id or version or tables:
@@ -311,7 +321,7 @@ def translate_errors(path: str) -> Iterator[None]:
             raise StoreUnusable(f"{path}: {DAMAGED}") from error
         if not hasattr(error, "sqlite_errorcode"):
             raise  # a bug in how we call it
-        kind, problem = ERRORS.get(
-            error.sqlite_errorcode & 0xFF, (StoreLost, f"SQLite reports {error}")
-        )
+        code = error.sqlite_errorcode & 0xFF
+        problem = UNUSABLE.get(code) or LOST.get(code, f"SQLite reports {error}")
+        kind = StoreUnusable if code in UNUSABLE else StoreLost
         raise kind(f"{path}: {problem}", sqlite=error.sqlite_errorname) from error

@@ -268,7 +268,7 @@ def test_nothing_is_committed_under_a_lease_that_is_gone() -> None:
         assert lease is not None
         await engine.update(["floor"], lambda tx: tx.put("floor", None), by="ann", lease=lease)
         unaware = Lease(
-            "campaigns", lease.revision, ttl_seconds=60, monotonic=lambda: 0.0, release=forget
+            "campaigns", lease.revision, ttl_seconds=60, monotonic=lambda: 0.0, delete=forget
         )
         await world.store.expire("campaigns")
         before = (await world.store.load()).revision

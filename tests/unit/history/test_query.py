@@ -9,6 +9,7 @@ import pytest
 from forewarn.core.change import Change, ChangeKind
 from forewarn.engine.entry import Note, encode_all
 from forewarn.history.query import EntryFilter, HistoryPage, read
+from forewarn.store.base import POSITION_MAX, HistoryValues
 from forewarn.store.memory import MemoryStore
 from tests.builders import MINUTE, NOON
 from tests.history import write_history
@@ -132,7 +133,7 @@ def test_entries_older_than_since_are_not_read() -> None:
     class CountingStore(MemoryStore):
         reads = 0
 
-        async def latest(self, before: int | None = None, limit: int = 1000):  # type: ignore[no-untyped-def]
+        async def latest(self, before: int = POSITION_MAX, limit: int = 1000) -> HistoryValues:
             self.reads += 1
             return await super().latest(before, limit)
 

@@ -139,8 +139,9 @@ def test_a_closed_store_is_one_file_with_our_id_and_version(tmp_path: Path) -> N
 
 def test_a_commit_waits_for_the_disk(tmp_path: Path) -> None:
     """A test cannot cut the power, so this asks SQLite if it syncs every commit (2 is FULL)."""
-    with closing(open_file(str(tmp_path / "store.db"), 1.0, None)) as connection:
-        assert connection.execute("PRAGMA synchronous").fetchall() == [(2,)]
+    opened = open_file(str(tmp_path / "store.db"), 1.0, None)
+    with closing(opened.reader), closing(opened.writer):
+        assert opened.writer.execute("PRAGMA synchronous").fetchall() == [(2,)]
 
 
 @pytest.mark.parametrize("name", ["a b.db", "a?mode=memory", "a#b", "%41.db", ":memory:", "é.db"])

@@ -131,7 +131,7 @@ class ServiceCollector(Collector):
         campaigns = Counter((str(campaign.state),) for campaign in listed)
         yield _gauge("campaigns", "Stored campaigns, by state.", campaigns, "state")
         yield _counter("tokens_refused", "Requests with a bad token.", service.tokens.refused_count)
-        yield _gauge("streams", "Open streams of the history.", feed.followers)
+        yield _gauge("streams", "Open streams of the history.", feed.followers.total())
         yield _counter("notes_trimmed", "History entries that were trimmed.", feed.entries_trimmed)
         failing = {(receiver.name,): float(receiver.is_failing) for receiver in feed.webhooks}
         text = "1 while deliveries to a webhook fail."

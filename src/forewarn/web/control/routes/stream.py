@@ -124,7 +124,7 @@ async def follow_history(
     """
     clock = asyncio.get_running_loop().time
     stops = feed.stops
-    with suppress(Error), feed.following(STREAMS_MAX, by, STREAMS_PER_PRINCIPAL_MAX):
+    with suppress(Error), feed.following(by):
         number = last = await feed.last()
         if after is not None:
             number = after if after <= last else 0

@@ -130,7 +130,7 @@ def test_stream_ends_when_the_server_stops() -> None:
         world.service.feed.stop()
         async with asyncio.timeout(5):
             assert await waiting is None
-        assert world.service.feed.followers == 0
+        assert not world.service.feed.followers
 
     story(tell, PLAIN_FLEET)
 
@@ -224,7 +224,7 @@ def test_stream_ends_when_its_client_disconnects() -> None:
         assert (b"content-type", b"text/event-stream; charset=utf-8") in start["headers"]
         assert parse_message(first)["id"] == str(last_number(3))
         await asyncio.sleep(0)
-        assert world.service.feed.followers == 0
+        assert not world.service.feed.followers
 
     story(tell, PLAIN_FLEET)
 
