@@ -1,25 +1,23 @@
 """The errors of Forewarn. An expected problem is an Error; a bug is an assert.
 
     Error
-    ├── Invalid             malformed input: a field, a file, an option
+    ├── Invalid
     ├── NotFound
     │   ├── UnknownScope  UnknownVm  UnknownHost  UnknownEvent  UnknownToken  UnknownCampaign
-    │   └── EventEnded      the event existed, and has ended
-    ├── Unauthorized        the client did not authenticate
-    ├── Forbidden           the client's role is not sufficient
-    ├── Refused             well-formed, but against the rules
+    │   └── EventEnded
+    ├── Unauthorized  Forbidden
+    ├── Refused
     │   ├── AlreadyPending  TooManyOperations  NoticeTooShort
     │   ├── WrongStatus  ScopeBusy  VmBusy  VmDown
     │   ├── TooManyCampaigns  CampaignOver  OverBudget
-    │   └── FleetChanged    the fleet was changed since it was read
-    ├── ImpactFailed        the platform could not carry out an impact
-    └── Unavailable         try again later
-        ├── Conflict        another write came first (the engine retries)
-        ├── StoreLost       the store does not answer; the write may or may not have happened
-        │   └── Compacted   deletions since then are no longer known; load again
-        └── StoreUnusable   the store is damaged, read-only, full, or of a newer version
-            ├── StoreDenied this user may not read and write the store's files
-            └── RecordUnreadable   one record is unreadable, and cannot be changed
+    │   └── FleetChanged
+    ├── ImpactFailed
+    └── Unavailable
+        ├── Conflict
+        ├── StoreLost
+        │   └── Compacted
+        └── StoreUnusable
+            └── StoreDenied  RecordUnreadable
 
 HTTP statuses are in `web/http_status.py`, exit codes in `cli/exit_codes.py`, and nowhere else.
 Standard library only: the guest uses this module too.
@@ -33,131 +31,134 @@ class Error(Exception):
 
     code: ClassVar[str] = "problem"
 
+    def __init_subclass__(cls, *, code: str = "") -> None:
+        cls.code = code or cls.code
+
     def __init__(self, message: str, **facts: object) -> None:
         super().__init__(message)
         self.message = message
         self.facts = facts
 
 
-class Invalid(Error):
-    code = "invalid"
+class Invalid(Error, code="invalid"):
+    """Malformed input: a field, a file, an option."""
 
 
-class NotFound(Error):
-    code = "not_found"
+class NotFound(Error, code="not_found"):
+    """What a request names does not exist."""
 
 
-class UnknownScope(NotFound):
-    code = "unknown_scope"
+class UnknownScope(NotFound, code="unknown_scope"):
+    """The fleet has no scope of this name."""
 
 
-class UnknownVm(NotFound):
-    code = "unknown_vm"
+class UnknownVm(NotFound, code="unknown_vm"):
+    """The fleet has no VM of this name."""
 
 
-class UnknownHost(NotFound):
-    code = "unknown_host"
+class UnknownHost(NotFound, code="unknown_host"):
+    """The fleet has no host of this name."""
 
 
-class UnknownEvent(NotFound):
-    code = "unknown_event"
+class UnknownEvent(NotFound, code="unknown_event"):
+    """No event has had this id, or it was too long ago."""
 
 
-class UnknownToken(NotFound):
-    code = "unknown_token"
+class UnknownToken(NotFound, code="unknown_token"):
+    """The store has no token of this name."""
 
 
-class UnknownCampaign(NotFound):
-    code = "unknown_campaign"
+class UnknownCampaign(NotFound, code="unknown_campaign"):
+    """The store has no campaign of this id."""
 
 
-class EventEnded(NotFound):
-    code = "event_ended"
+class EventEnded(NotFound, code="event_ended"):
+    """The event existed, and has ended."""
 
 
-class Unauthorized(Error):
-    code = "unauthorized"
+class Unauthorized(Error, code="unauthorized"):
+    """The client did not authenticate."""
 
 
-class Forbidden(Error):
-    code = "forbidden"
+class Forbidden(Error, code="forbidden"):
+    """The client's role is not sufficient."""
 
 
-class Refused(Error):
-    code = "refused"
+class Refused(Error, code="refused"):
+    """Well-formed, but against the rules."""
 
 
-class AlreadyPending(Refused):
-    code = "already_pending"
+class AlreadyPending(Refused, code="already_pending"):
+    """The VM already has a scheduled event of this kind."""
 
 
-class TooManyOperations(Refused):
-    code = "too_many_operations"
+class TooManyOperations(Refused, code="too_many_operations"):
+    """The scope has as many scheduled operations of users as it may have."""
 
 
-class NoticeTooShort(Refused):
-    code = "notice_too_short"
+class NoticeTooShort(Refused, code="notice_too_short"):
+    """`not_before` leaves less time than the event type needs."""
 
 
-class WrongStatus(Refused):
-    code = "wrong_status"
+class WrongStatus(Refused, code="wrong_status"):
+    """The event or campaign is not in a status that allows this."""
 
 
-class ScopeBusy(Refused):
-    code = "scope_busy"
+class ScopeBusy(Refused, code="scope_busy"):
+    """An event of the scope prevents the change."""
 
 
-class VmBusy(Refused):
-    code = "vm_busy"
+class VmBusy(Refused, code="vm_busy"):
+    """An event of the VM prevents the change."""
 
 
-class VmDown(Refused):
-    code = "vm_down"
+class VmDown(Refused, code="vm_down"):
+    """The VM is not running."""
 
 
-class TooManyCampaigns(Refused):
-    code = "too_many_campaigns"
+class TooManyCampaigns(Refused, code="too_many_campaigns"):
+    """As many campaigns are running as may run."""
 
 
-class CampaignOver(Refused):
-    code = "campaign_over"
+class CampaignOver(Refused, code="campaign_over"):
+    """The campaign has ended."""
 
 
-class OverBudget(Refused):
-    code = "over_budget"
+class OverBudget(Refused, code="over_budget"):
+    """More VMs would be unavailable than the budget allows."""
 
 
-class FleetChanged(Refused):
-    code = "fleet_changed"
+class FleetChanged(Refused, code="fleet_changed"):
+    """The fleet was changed since it was read."""
 
 
-class ImpactFailed(Error):
-    code = "impact_failed"
+class ImpactFailed(Error, code="impact_failed"):
+    """The platform could not carry out an impact."""
 
 
-class Unavailable(Error):
-    code = "unavailable"
+class Unavailable(Error, code="unavailable"):
+    """Try again later."""
 
 
-class Conflict(Unavailable):
-    code = "conflict"
+class Conflict(Unavailable, code="conflict"):
+    """Another write came first. The engine retries."""
 
 
-class StoreLost(Unavailable):
-    code = "store_lost"
+class StoreLost(Unavailable, code="store_lost"):
+    """The store does not answer; the write may or may not have happened."""
 
 
-class Compacted(StoreLost):
-    code = "compacted"
+class Compacted(StoreLost, code="compacted"):
+    """Deletions since then are no longer known; load again."""
 
 
-class StoreUnusable(Unavailable):
-    code = "store_unusable"
+class StoreUnusable(Unavailable, code="store_unusable"):
+    """The store is damaged, read-only, full, or of a newer version."""
 
 
-class StoreDenied(StoreUnusable):
-    code = "store_denied"
+class StoreDenied(StoreUnusable, code="store_denied"):
+    """This user may not read and write the store's files."""
 
 
-class RecordUnreadable(StoreUnusable):
-    code = "record_unreadable"
+class RecordUnreadable(StoreUnusable, code="record_unreadable"):
+    """One record is unreadable, and cannot be changed."""

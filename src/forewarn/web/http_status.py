@@ -23,50 +23,48 @@ from forewarn.errors import (
 )
 
 
-class WrongMethod(Error):
+class WrongMethod(Error, code="method_not_allowed"):
     """The path does not accept the method; `allow` lists those it accepts."""
-
-    code = "method_not_allowed"
 
     def __init__(self, message: str, *, allow: str) -> None:
         super().__init__(message, allow=allow)
         self.allow = allow
 
 
-class TooSlow(Error):
-    code = "request_timeout"
+class TooSlow(Error, code="request_timeout"):
+    """The request took too long to arrive."""
 
 
-class ClientGone(Invalid):
-    code = "client_gone"
+class ClientGone(Invalid, code="client_gone"):
+    """The client disconnected before the end of its request."""
 
 
-class BodyTooLarge(Error):
-    code = "body_too_large"
+class BodyTooLarge(Error, code="body_too_large"):
+    """The body has more bytes than are accepted."""
 
 
-class WrongMediaType(Error):
-    code = "unsupported_media_type"
+class WrongMediaType(Error, code="unsupported_media_type"):
+    """The body is not of an accepted media type."""
 
 
-class KeyReused(Error):
-    code = "idempotency_key_reused"
+class KeyReused(Error, code="idempotency_key_reused"):
+    """The Idempotency-Key was used for another request."""
 
 
-class TooManyRequests(Error):
-    code = "too_many_requests"
+class TooManyRequests(Error, code="too_many_requests"):
+    """More requests per second than are accepted."""
 
 
-class HeadTooLarge(Error):
-    code = "head_too_large"
+class HeadTooLarge(Error, code="head_too_large"):
+    """The head has more bytes or lines than are accepted."""
 
 
-class WrongHttpVersion(Error):
-    code = "http_version_not_supported"
+class WrongHttpVersion(Error, code="http_version_not_supported"):
+    """Not HTTP/1.0 or HTTP/1.1."""
 
 
-class TooManyConnections(Unavailable):
-    code = "too_many_connections"
+class TooManyConnections(Unavailable, code="too_many_connections"):
+    """A connection limit is reached."""
 
 
 STATUS: Mapping[type[Error], int] = MappingProxyType(
