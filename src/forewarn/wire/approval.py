@@ -31,15 +31,6 @@ def parse(body: bytes) -> tuple[str, ...]:
     """Return the event ids in upper case, in order, without duplicates."""
     try:
         request = _decoder.decode(body.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise Invalid(
-            f"Bad request. Expected {SHAPE} in UTF-8; byte {error.start} is not UTF-8",
-            expected=SHAPE,
-        ) from error
-    except RecursionError as error:
-        raise Invalid(
-            f"Bad request. Expected {SHAPE}; got JSON that is nested too deeply", expected=SHAPE
-        ) from error
-    except msgspec.DecodeError as error:
-        raise Invalid(f"Bad request. Expected {SHAPE}; {error}", expected=SHAPE) from error
+    except (UnicodeDecodeError, RecursionError, msgspec.DecodeError) as error:
+        raise Invalid(f"Bad request. Expected {SHAPE}; {error}") from error
     return tuple(dict.fromkeys(start.EventId.upper() for start in request.StartRequests))

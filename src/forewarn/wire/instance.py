@@ -3,7 +3,6 @@
 import base64
 import uuid
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 
 import msgspec
 
@@ -20,42 +19,6 @@ _NAMESPACE = uuid.UUID("5e7c1d0a-3f0b-5d6e-9a51-0f0e5ca1ab1e")
 """Undeclared ids are derived from names in this namespace, the same on every server."""
 
 _FIRST = INSTANCE_VERSIONS[0]
-_SINCE: Mapping[str, str] = MappingProxyType(
-    {
-        "azEnvironment": "2018-10-01",
-        "evictionPolicy": "2020-12-01",
-        "location": _FIRST,
-        "name": _FIRST,
-        "offer": _FIRST,
-        "osProfile": "2020-07-15",
-        "osType": _FIRST,
-        "placementGroupId": "2017-08-01",
-        "platformFaultDomain": _FIRST,
-        "platformUpdateDomain": _FIRST,
-        "priority": "2020-12-01",
-        "provider": "2018-10-01",
-        "publisher": _FIRST,
-        "resourceGroupName": "2017-08-01",
-        "resourceId": "2019-03-11",
-        "sku": _FIRST,
-        "storageProfile": "2019-06-01",
-        "subscriptionId": "2017-08-01",
-        "tags": "2017-08-01",
-        "tagsList": "2019-06-04",
-        "userData": "2021-01-01",
-        "version": _FIRST,
-        "virtualMachineScaleSet": "2021-03-01",
-        "vmId": _FIRST,
-        "vmScaleSetName": "2017-12-01",
-        "vmSize": _FIRST,
-        "zone": "2017-12-01",
-    }
-)
-"""The first version of each member (protocol 8.1), in wire order.
-
-What the documentation dates 2017-04-02 is served from the first version on: it does not say what
-that one held, and an empty response helps no client.
-"""
 
 
 class InstanceResponse(msgspec.Struct, frozen=True):
@@ -65,13 +28,7 @@ class InstanceResponse(msgspec.Struct, frozen=True):
 
 def tree(scope: Scope, vm: Vm, version: str) -> dict[str, Node]:
     """Build everything that a VM can read in one version. Undeclared values are `""`."""
-    compute = _compute(scope, vm)
-    return {
-        "compute": {
-            member: compute[member] for member, since in _SINCE.items() if since <= version
-        },
-        "network": _network(vm),
-    }
+    return {"compute": _compute(scope, vm, version), "network": _network(vm)}
 
 
 def select(tree: Node, path: Sequence[str], format: str) -> InstanceResponse:
@@ -80,24 +37,16 @@ def select(tree: Node, path: Sequence[str], format: str) -> InstanceResponse:
     The text of a leaf is its bare value: clients compare it with Resources.
     """
     if format not in ("json", "text"):
-        raise Invalid(f"Bad request. format is {format!r}; expected json or text", format=format)
+        raise Invalid(f"Bad request. format is {format!r}; expected json or text")
     node = tree
     for segment in path:
         children = {name.lower(): child for name, child in _children(node).items()}
         if segment.lower() not in children:
-            raise NotFound(
-                f"Not found. There is no {segment!r} at this path",
-                segment=segment,
-                path="/".join(path),
-            )
+            raise NotFound(f"Not found. There is no {segment!r} at this path")
         node = children[segment.lower()]
     if format == "json":
         if isinstance(node, str):
-            raise Invalid(
-                "Bad request. A single value is given only with format=text",
-                format=format,
-                path="/".join(path),
-            )
+            raise Invalid("Bad request. A single value is given only with format=text")
         return InstanceResponse(JSON, msgspec.json.encode(node))
     if isinstance(node, str):
         return InstanceResponse(TEXT, node.encode())
@@ -119,40 +68,52 @@ def _children(node: Node) -> Mapping[str, Node]:
     return {str(index): child for index, child in enumerate(node)}
 
 
-def _compute(scope: Scope, vm: Vm) -> dict[str, Node]:
+def _compute(scope: Scope, vm: Vm, version: str) -> dict[str, Node]:
+    """Each member with its first version (protocol 8.1), in wire order.
+
+    What the documentation dates 2017-04-02 is served from the first version on: it does not say
+    what that one held, and an empty response helps no client.
+    """
     instance = vm.instance
     scale_set = scope.name if scope.kind is ScopeKind.SCALE_SET else ""
-    return {
-        "azEnvironment": "AzurePublicCloud",
-        "evictionPolicy": "Deallocate" if instance.priority == "Spot" else "",
-        "location": instance.location,
-        "name": vm.name,
-        "offer": instance.offer,
-        "osProfile": {"computerName": instance.computer_name or vm.name},
-        "osType": instance.os_type,
-        "placementGroupId": str(uuid.uuid5(_NAMESPACE, f"scope/{scale_set}")) if scale_set else "",
-        "platformFaultDomain": str(vm.fault_domain),
-        "platformUpdateDomain": str(vm.update_domain),
-        "priority": instance.priority,
-        "provider": "Microsoft.Compute",
-        "publisher": instance.publisher,
-        "resourceGroupName": instance.resource_group,
-        "resourceId": _resource_id(vm, _vm_resource(vm.name, scale_set)),
-        "sku": instance.sku,
-        "storageProfile": _storage(vm),
-        "subscriptionId": instance.subscription,
-        "tags": ";".join(f"{name}:{value}" for name, value in instance.tags),
-        "tagsList": [{"name": name, "value": value} for name, value in instance.tags],
-        "userData": base64.b64encode(instance.user_data.encode()).decode(),
-        "version": instance.version,
-        "virtualMachineScaleSet": {
-            "id": _resource_id(vm, f"virtualMachineScaleSets/{scale_set}") if scale_set else ""
-        },
-        "vmId": vm.id or str(uuid.uuid5(_NAMESPACE, f"vm/{vm.name}")),
-        "vmScaleSetName": scale_set,
-        "vmSize": instance.size,
-        "zone": instance.zone,
+    set_id = _resource_id(vm, f"virtualMachineScaleSets/{scale_set}") if scale_set else ""
+    members: dict[str, tuple[str, Node]] = {
+        "azEnvironment": ("2018-10-01", "AzurePublicCloud"),
+        "evictionPolicy": ("2020-12-01", "Deallocate" if instance.priority == "Spot" else ""),
+        "location": (_FIRST, instance.location),
+        "name": (_FIRST, vm.name),
+        "offer": (_FIRST, instance.offer),
+        "osProfile": ("2020-07-15", {"computerName": instance.computer_name or vm.name}),
+        "osType": (_FIRST, instance.os_type),
+        "placementGroupId": ("2017-08-01", _make_id(f"scope/{scale_set}") if scale_set else ""),
+        "platformFaultDomain": (_FIRST, str(vm.fault_domain)),
+        "platformUpdateDomain": (_FIRST, str(vm.update_domain)),
+        "priority": ("2020-12-01", instance.priority),
+        "provider": ("2018-10-01", "Microsoft.Compute"),
+        "publisher": (_FIRST, instance.publisher),
+        "resourceGroupName": ("2017-08-01", instance.resource_group),
+        "resourceId": ("2019-03-11", _resource_id(vm, _vm_resource(vm.name, scale_set))),
+        "sku": (_FIRST, instance.sku),
+        "storageProfile": ("2019-06-01", _storage(vm)),
+        "subscriptionId": ("2017-08-01", instance.subscription),
+        "tags": ("2017-08-01", ";".join(f"{name}:{value}" for name, value in instance.tags)),
+        "tagsList": (
+            "2019-06-04",
+            [{"name": name, "value": value} for name, value in instance.tags],
+        ),
+        "userData": ("2021-01-01", base64.b64encode(instance.user_data.encode()).decode()),
+        "version": (_FIRST, instance.version),
+        "virtualMachineScaleSet": ("2021-03-01", {"id": set_id}),
+        "vmId": (_FIRST, vm.id or _make_id(f"vm/{vm.name}")),
+        "vmScaleSetName": ("2017-12-01", scale_set),
+        "vmSize": (_FIRST, instance.size),
+        "zone": ("2017-12-01", instance.zone),
     }
+    return {name: value for name, (since, value) in members.items() if since <= version}
+
+
+def _make_id(name: str) -> str:
+    return str(uuid.uuid5(_NAMESPACE, name))
 
 
 def _vm_resource(name: str, scale_set: str) -> str:
@@ -202,19 +163,17 @@ def _storage(vm: Vm) -> Node:
 
 def _network(vm: Vm) -> Node:
     instance = vm.instance
+    ipv4 = {"privateIpAddress": vm.address, "publicIpAddress": instance.public_address}
+    ipv6 = {"privateIpAddress": vm.address}
+    subnet, _, prefix = instance.subnet.partition("/")
     is_ipv6 = ":" in vm.address
     is_ipv4 = bool(vm.address) and not is_ipv6
-    subnet, _, prefix = instance.subnet.partition("/")
     interface: Node = {
         "ipv4": {
-            "ipAddress": [
-                {"privateIpAddress": vm.address, "publicIpAddress": instance.public_address}
-            ]
-            if is_ipv4
-            else [],
+            "ipAddress": [ipv4] if is_ipv4 else [],
             "subnet": [{"address": subnet, "prefix": prefix}] if is_ipv4 else [],
         },
-        "ipv6": {"ipAddress": [{"privateIpAddress": vm.address}] if is_ipv6 else []},
+        "ipv6": {"ipAddress": [ipv6] if is_ipv6 else []},
         "macAddress": instance.mac.replace(":", "").replace("-", "").upper(),
     }
     return {"interface": [interface]}
