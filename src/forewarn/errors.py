@@ -32,7 +32,8 @@ class Error(Exception):
     code: ClassVar[str] = "problem"
 
     def __init_subclass__(cls, *, code: str = "") -> None:
-        cls.code = code or cls.code
+        if code:
+            cls.code = code
 
     def __init__(self, message: str, **facts: object) -> None:
         super().__init__(message)
