@@ -195,7 +195,8 @@ def test_kubernetes_reports_pods_held_back_by_a_budget(tmp_path: Path) -> None:
     """And never forces them: that is an operator's decision."""
     with serving(tmp_path, Pod("a", budget="none"), budgets={"none": 0}) as api:
         with pytest.raises(
-            StepTimedOut, match=r"default/a \(held back: status 429: Cannot evict pod .* disruption budget"
+            StepTimedOut,
+            match=r"default/a \(held back: status 429: Cannot evict pod .* disruption budget",
         ):
             run("kubernetes", kubernetes(api, tmp_path), seconds=3)
 

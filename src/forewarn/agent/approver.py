@@ -11,10 +11,8 @@ becomes ready meanwhile is never delayed by more than that.
 """
 
 import math
-from collections import deque
-from collections.abc import Callable, Container, Iterable
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Protocol
 
 from forewarn.agent.progress import EntryKind
 from forewarn.agent.rules import ApproveWhen, Rule, is_first, is_quiet
@@ -39,10 +37,9 @@ class SendApproval(Protocol):
     def __call__(self, *event_ids: str, timeout_seconds: float) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class ApprovalRetry:
-    failures: int
-    again_at: float
+class ApprovalRetry(NamedTuple):
+    failures: int = 0
+    again_at: float = -math.inf
 
 
 class Approver:
@@ -66,34 +63,55 @@ class Approver:
         self._approved = approved
         self._rules = rules
         self._retries: dict[str, ApprovalRetry] = {}
+        self._alone: set[str] = set()
 
     def turn(self, workflows: Iterable[Workflow], document: Document | None) -> bool:
         """Approve what may be approved. Returns whether to call again soon.
 
-        `document` is None while none can be trusted.
+        `document` is None while none can be trusted. Raises JournalLost: nothing was sent that is
+        not in the journal.
         """
         known = sorted(workflows, key=_urgency)
-        may_approve = {rule.name for rule in self._rules() if rule.may_approve}
-        errors: list[Exception] = []
-        ready: list[Workflow] = []
-        for workflow in known:
-            try:
-                if workflow.rule.name in may_approve and self._is_ready(workflow, document):
-                    ready.append(workflow)
-            except Exception as error:  # around a loop: a bug with one event must not stop others
-                errors.append(error)
-        self._approve(ready, errors)
         keys = {workflow.event.key for workflow in known}
         self._retries = {key: one for key, one in self._retries.items() if key in keys}
-        if errors:
-            raise errors[0]
+        self._alone &= keys
+        monotonic = self._context.clock.monotonic
+        end = monotonic() + TURN_SECONDS_MAX
+        while end - monotonic() >= ATTEMPT_SECONDS_MIN:
+            batch = self._next_batch(known, document)
+            if not batch or not self._approve(batch, end - monotonic()):
+                break
         return any(workflow.wants_approval for workflow in known)
 
+    def _next_batch(
+        self, known: Iterable[Workflow], document: Document | None
+    ) -> Sequence[Workflow]:
+        """The events of one request, each in the journal. Closed early where the disk is slow,
+        because the first of them is the most urgent.
+        """
+        may_approve = {rule.name for rule in self._rules() if rule.may_approve}
+        ready = [
+            workflow
+            for workflow in known
+            if workflow.rule.name in may_approve and self._is_ready(workflow, document)
+        ]
+        if ready and ready[0].event.key in self._alone:
+            ready = ready[:1]
+        else:
+            ready = [one for one in ready if one.event.key not in self._alone][:IDS_MAX]
+        end = self._context.clock.monotonic() + WRITE_SECONDS_MAX
+        for count, workflow in enumerate(ready, start=1):
+            event = workflow.event
+            self._context.journal.write_event(event, workflow.rule.name)
+            self._context.journal.write(event.key, EntryKind.APPROVING)
+            self._approved.add(event.key)
+            if self._context.clock.monotonic() >= end:
+                return ready[:count]
+        return ready
+
     def _is_ready(self, workflow: Workflow, document: Document | None) -> bool:
-        if not workflow.wants_approval:
-            return False
-        retry = self._retries.get(workflow.event.key)
-        if retry is not None and self._context.clock.monotonic() < retry.again_at:
+        retry = self._retries.get(workflow.event.key, ApprovalRetry())
+        if not workflow.wants_approval or self._context.clock.monotonic() < retry.again_at:
             return False
         match workflow.rule.approve:
             case ApproveWhen.WHEN_PREPARED_AND_QUIET:
@@ -103,81 +121,30 @@ class Approver:
             case _:
                 return True
 
-    def _approve(self, ready: list[Workflow], errors: list[Exception]) -> None:
-        """Send requests until all are sent, the turn is over, or the endpoint has a problem that
-        is not about one id.
-        """
-        monotonic = self._context.clock.monotonic
-        end = monotonic() + TURN_SECONDS_MAX
-        waiting = deque(ready)
-        alone: set[str] = set()
-        # Each event is in one batch, and perhaps in one more alone.
-        while waiting and end - monotonic() >= ATTEMPT_SECONDS_MIN:
-            batch = self._next_batch(waiting, alone, errors)
-            seconds = end - monotonic()
-            if not batch or seconds < ATTEMPT_SECONDS_MIN:
-                continue
-            ids = [workflow.event.id for workflow in batch]
-            try:
-                self._send(*ids, timeout_seconds=min(seconds, _attempt_seconds(batch[0])))
-            except EndpointError as error:
-                if len(batch) > 1 and _is_about_an_id(error):
-                    alone.update(workflow.event.key for workflow in batch)
-                    waiting.extendleft(reversed(batch))
-                    continue
-                for workflow in batch:
-                    self._handle_failure(workflow, error)
-                if not _is_about_an_id(error):
-                    return
-            except Exception as error:  # around a loop: it is raised when the turn is over
-                errors.append(error)
-                return
-            else:
-                for workflow in batch:
-                    self._handle_success(workflow, errors)
-
-    def _next_batch(
-        self, waiting: deque[Workflow], alone: Container[str], errors: list[Exception]
-    ) -> list[Workflow]:
-        """The events of one request. Closed early where the disk is slow, because the first of
-        them is the most urgent.
-        """
-        end = self._context.clock.monotonic() + WRITE_SECONDS_MAX
-        batch: list[Workflow] = []
-        while waiting and len(batch) < IDS_MAX:
-            workflow = waiting.popleft()
-            if self._journal(workflow, errors):
-                batch.append(workflow)
-            is_late = self._context.clock.monotonic() >= end
-            if batch and (workflow.event.key in alone or is_late):
-                break
-        return batch
-
-    def _journal(self, workflow: Workflow, errors: list[Exception]) -> bool:
-        """Whether the approval is in the journal, so that it may be sent."""
-        event = workflow.event
+    def _approve(self, batch: Sequence[Workflow], seconds_max: float) -> bool:
+        """Whether the endpoint may accept another request."""
+        # Half of the time that is left, so that another attempt fits into the rest.
+        seconds = min(seconds_max, (batch[0].seconds_left or 0.0) / 2)
+        ids = [workflow.event.id for workflow in batch]
         try:
-            self._context.journal.write_event(event, workflow.rule.name)
-            self._context.journal.write(event.key, EntryKind.APPROVING)
-        except Exception as error:  # around a loop: the others are sent
-            errors.append(error)
-            return False
-        self._approved.add(event.key)
+            self._send(*ids, timeout_seconds=max(seconds, ATTEMPT_SECONDS_MIN))
+        except EndpointError as error:
+            if len(batch) > 1 and _is_about_an_id(error):
+                self._alone.update(workflow.event.key for workflow in batch)
+                return True
+            for workflow in batch:
+                self._handle_failure(workflow.event.key, error)
+            return _is_about_an_id(error)
+        for workflow in batch:
+            event = workflow.event
+            self._context.journal.write(event.key, EntryKind.APPROVED)
+            self._context.counters.add("approvals", result="sent")
+            log.info("event approved", event=event.key, type=event.type, rule=workflow.rule.name)
         return True
 
-    def _handle_success(self, workflow: Workflow, errors: list[Exception]) -> None:
-        event = workflow.event
-        try:
-            self._context.journal.write(event.key, EntryKind.APPROVED)
-        except Exception as error:  # around a loop: it is sent again, which changes nothing
-            errors.append(error)
-            return
-        self._context.counters.add("approvals", result="sent")
-        log.info("event approved", event=event.key, type=event.type, rule=workflow.rule.name)
-
-    def _handle_failure(self, workflow: Workflow, error: EndpointError) -> None:
-        clock, key = self._context.clock, workflow.event.key
-        failures = self._retries[key].failures + 1 if key in self._retries else 1
+    def _handle_failure(self, key: str, error: EndpointError) -> None:
+        clock = self._context.clock
+        failures = self._retries.get(key, ApprovalRetry()).failures + 1
         pause = pause_seconds(failures, error, clock.chance())
         self._retries[key] = ApprovalRetry(failures, clock.monotonic() + pause)
         self._context.counters.add("approvals", result="failed")
@@ -188,11 +155,6 @@ class Approver:
 def _urgency(workflow: Workflow) -> tuple[float, str]:
     seconds_left = workflow.seconds_left
     return (math.inf if seconds_left is None else seconds_left, workflow.event.key)
-
-
-def _attempt_seconds(most_urgent: Workflow) -> float:
-    """Half of the time that is left, so that another attempt fits into the rest."""
-    return max(ATTEMPT_SECONDS_MIN, (most_urgent.seconds_left or 0.0) / 2)
 
 
 def _is_about_an_id(error: EndpointError) -> bool:
