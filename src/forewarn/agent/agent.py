@@ -14,7 +14,6 @@ from typing import Protocol
 
 from forewarn.agent.approver import Approver
 from forewarn.agent.journal import Journal, JournalLost
-from forewarn.agent.plan import ApproveNow, RunPhase
 from forewarn.agent.progress import EntryKind
 from forewarn.agent.rules import Rule, first_match, seconds_to_not_before
 from forewarn.agent.settings import AgentSettings
@@ -181,9 +180,6 @@ class Agent:
         rules = {rule.name: rule for rule in self._settings.rules}
         progresses = self._context.journal.progress
         for key, progress in progresses.items():
-            for (phase, index), step in progress.steps.items():
-                if step.seconds is not None:
-                    self._context.durations[progress.rule, phase, index] = step.seconds
             if EntryKind.APPROVING in progress.marks:
                 self._approved.add(key)
             if progress.is_done:
@@ -354,13 +350,12 @@ class Agent:
                 # A running agent would retry forever.
                 raise Unavailable("the journal is not writable, so work is left; see the log")
             with self._lock:
-                is_busy = bool(self._workers)
-                actions = [workflow.next_action for workflow in self._workflows.values()]
-            if is_busy or any(isinstance(action, RunPhase) for action in actions):
+                workflows = tuple(self._workflows.values())
+                is_busy = bool(self._workers) or any(one.has_work for one in workflows)
+            if is_busy:
                 idle_since = monotonic()
-            elif (
-                ApproveNow() not in actions or monotonic() - idle_since > ONCE_APPROVAL_SECONDS_MAX
-            ):
+            is_patient = monotonic() - idle_since <= ONCE_APPROVAL_SECONDS_MAX
+            if not is_busy and not (is_patient and any(one.wants_approval for one in workflows)):
                 return
             stop.wait(ONCE_CHECK_SECONDS)
 

@@ -3,16 +3,16 @@
 A workflow's state is not stored. It follows from the journal (`Progress`) and from what the
 documents of this process show (`Sighting`), so a restarted agent is in the same state:
 
-    state        when                                          action
-    RESUMED      from the journal, not shown yet               Wait
-    UNKNOWN      the status is neither Scheduled nor Started   Wait
-    PREPARING    Scheduled, prepare has not ended              RunPhase(prepare)
-    PREPARED     Scheduled, prepare has ended                  ApproveNow if the rule may
-    STARTING     Started, start has not ended                  RunPhase(start)
-    STARTED      Started, start has ended                      Wait
-    POSTPONED    over, another event of this VM is active      Wait
-    RECOVERING   over, something had begun                     RunPhase(recover)
-    DONE         over, recovered from or nothing had begun     Done
+    state        when                                          next
+    RESUMED      from the journal, not shown yet
+    UNKNOWN      the status is neither Scheduled nor Started
+    PREPARING    Scheduled, prepare has not ended              run prepare
+    PREPARED     Scheduled, prepare has ended                  approve, if the rule may
+    STARTING     Started, start has not ended                  run start
+    STARTED      Started, start has ended
+    POSTPONED    over, another event of this VM is active
+    RECOVERING   over, something had begun                     run recover
+    DONE         over, recovered from or nothing had begun
 
     RESUMED -> PREPARING -> PREPARED -> STARTING -> STARTED -> RECOVERING -> DONE
 
@@ -44,46 +44,23 @@ class Sighting:
     is_over: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class RunPhase:
-    phase: WorkflowPhase
-
-
-@dataclass(frozen=True, slots=True)
-class ApproveNow:
-    """Nothing to run; the approval is due."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """For another document."""
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """Final."""
-
-
-Action = RunPhase | ApproveNow | Wait | Done
-
-
-def next_action(
-    progress: Progress, rule: Rule, sighting: Sighting, others: Iterable[Progress], vm: str
-) -> Action:
-    """`others` are the other events that recover must wait for while they affect this VM."""
+def next_phase(
+    progress: Progress, sighting: Sighting, others: Iterable[Progress], vm: str
+) -> WorkflowPhase | None:
+    """The phase that is due, if any. `others` are the other events that recover must wait for
+    while they affect this VM.
+    """
     event = sighting.event
     if sighting.is_over:
         if not progress.begun or WorkflowPhase.RECOVER in progress.ended:
-            return Done()
+            return None
         if progress.original_event.concerns(vm) and any(is_active(one, vm) for one in others):
-            return Wait()
-        return RunPhase(WorkflowPhase.RECOVER)
+            return None
+        return WorkflowPhase.RECOVER
     if not sighting.is_shown or not (event.is_scheduled or event.is_started):
-        return Wait()
+        return None
     phase = WorkflowPhase.START if event.is_started else WorkflowPhase.PREPARE
-    if phase not in progress.ended:
-        return RunPhase(phase)
-    return ApproveNow() if wants_approval(progress, rule, sighting) else Wait()
+    return None if phase in progress.ended else phase
 
 
 def wants_approval(progress: Progress, rule: Rule, sighting: Sighting) -> bool:

@@ -4,7 +4,7 @@ Prometheus and systemd. Pure, apart from the lock of the counters.
 
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 
 from forewarn import __version__
@@ -139,15 +139,10 @@ def to_json(status: AgentStatus) -> dict[str, object]:
 def _workflow_to_json(status: WorkflowStatus) -> dict[str, object]:
     left = None if status.event.is_started else status.seconds_left
     return {
+        **asdict(status),
         "event": event_to_json(for_journal(status.event)),
-        "rule": status.rule,
         "doing": status.doing,
-        "step": status.step,
         "seconds_left": None if left is None else round(max(0.0, left), 1),
-        "is_prepared": status.is_prepared,
-        "is_approved": status.is_approved,
-        "is_late": status.is_late,
-        "is_held": status.is_held,
     }
 
 

@@ -9,19 +9,11 @@ skipped. A step interrupted by the agent's own end has no end in the journal, an
 
 import logging
 import threading
-from collections.abc import MutableMapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from forewarn.agent.journal import Journal
-from forewarn.agent.plan import (
-    Action,
-    RunPhase,
-    Sighting,
-    is_outdated,
-    next_action,
-    wants_approval,
-)
+from forewarn.agent.plan import Sighting, is_outdated, next_phase, wants_approval
 from forewarn.agent.progress import EntryKind, Progress, for_journal
 from forewarn.agent.rules import (
     DEFAULT_LIMIT_SECONDS,
@@ -72,8 +64,8 @@ class NoPrograms:
 class AgentContext:
     """What the workflows of one agent share. `vm` is the name of this VM.
 
-    `durations` is how long each step took last, by rule, phase and index. `wait_for_others`:
-    recover waits for the end of this VM's other events. An agent that runs once cannot wait.
+    `wait_for_others`: recover waits for the end of this VM's other events. An agent that runs once
+    cannot wait.
     """
 
     vm: str
@@ -81,7 +73,6 @@ class AgentContext:
     programs: LocalPrograms
     clock: ClientClock
     counters: Counters
-    durations: MutableMapping[tuple[str, WorkflowPhase, int], float] = field(default_factory=dict)
     wait_for_others: bool = True
 
 
@@ -100,17 +91,17 @@ class Workflow:
         self._unwritten: tuple[EntryKind, dict[str, object]] | None = None
         self._interrupt = threading.Event()
         self._lock = threading.Lock()
-        progress = context.journal.progress.get(event.key)
-        is_over = progress is not None and progress.is_finished
-        self._sighting = Sighting(event, is_over=is_over)
+        self._sighting = Sighting(event)
+        self._sighting = Sighting(event, is_over=self.progress.is_finished)
 
     @property
     def event(self) -> Event:
         return self._sighting.event
 
     @property
-    def progress(self) -> Progress | None:
-        return self._context.journal.progress.get(self.event.key)
+    def progress(self) -> Progress:
+        new = Progress(self.event, self.rule.name, resources=self.event.resources)
+        return self._context.journal.progress.get(self.event.key, new)
 
     def update(self, event: Event) -> None:
         """The event as a document shows it. Only here is NotBefore compared with the time of day.
@@ -155,33 +146,29 @@ class Workflow:
         return self._sighting.is_shown
 
     @property
-    def next_action(self) -> Action:
+    def next_phase(self) -> WorkflowPhase | None:
         context, key = self._context, self.event.key
-        progress = self.progress or Progress(self.event, self.rule.name)
         others = (
             other
             for other_key, other in context.journal.progress.items()
             if context.wait_for_others and other_key != key
         )
-        return next_action(progress, self.rule, self._sighting, others, context.vm)
+        return next_phase(self.progress, self._sighting, others, context.vm)
 
     @property
     def has_work(self) -> bool:
         if self._stopped.is_set():
             return False
-        return self._has_unwritten_changes() or isinstance(self.next_action, RunPhase)
+        return self._has_unwritten_changes() or self.next_phase is not None
 
     @property
     def is_done(self) -> bool:
-        progress = self.progress
-        return progress is not None and progress.is_done
+        return self.progress.is_done
 
     @property
     def wants_approval(self) -> bool:
-        if self._stopped.is_set():
-            return False
-        progress = self.progress or Progress(self.event, self.rule.name)
-        return wants_approval(progress, self.rule, self._sighting)
+        may_work = not self._stopped.is_set()
+        return may_work and wants_approval(self.progress, self.rule, self._sighting)
 
     def run(self) -> None:
         """Do what is due until nothing is.
@@ -190,13 +177,13 @@ class Workflow:
         """
         while not self._stopped.is_set():  # each turn ends one of the three phases
             self._write_changes()
-            action = self.next_action
-            if not isinstance(action, RunPhase):
+            phase = self.next_phase
+            if phase is None:
                 return
-            self._run_phase(action.phase)
+            self._run_phase(phase)
 
     def status(self) -> WorkflowStatus:
-        progress = self.progress or Progress(self.event, self.rule.name)
+        progress = self.progress
         return WorkflowStatus(
             event=self.event,
             rule=self.rule.name,
@@ -211,11 +198,11 @@ class Workflow:
 
     def _has_unwritten_changes(self) -> bool:
         progress, sighting = self.progress, self._sighting
-        if self.is_done:  # shown again by a lagging endpoint
+        if progress.is_done:  # shown again by a lagging endpoint
             return False
-        if progress is None or sighting.is_over != progress.is_finished:
-            return True
-        return progress.event != for_journal(sighting.event)
+        is_new = self.event.key not in self._context.journal.progress
+        is_changed = progress.event != for_journal(sighting.event)
+        return is_new or is_changed or sighting.is_over != progress.is_finished
 
     def _write_changes(self) -> None:
         journal, sighting = self._context.journal, self._sighting
@@ -268,10 +255,9 @@ class Workflow:
 
     def _event_for(self, phase: WorkflowPhase) -> Event:
         """Recover is for all the resources that the event had at first."""
-        progress = self.progress
-        if phase is not WorkflowPhase.RECOVER or progress is None:
-            return self.event
-        return replace(self.event, resources=progress.resources)
+        resources = self.progress.resources
+        is_recover = phase is WorkflowPhase.RECOVER
+        return replace(self.event, resources=resources) if is_recover else self.event
 
     def _run_steps(self, phase: WorkflowPhase) -> bool:
         """Whether the phase may continue after its steps. Steps with an end in the journal are
@@ -281,14 +267,11 @@ class Workflow:
         for index, planned in enumerate(steps):
             if self._interrupt.is_set():
                 return True
-            progress = self.progress
-            assert progress is not None, "the beginning of the phase is in the journal"
-            if not progress.is_step_over(phase, index, planned.step.describe()):
+            if not self.progress.is_step_over(phase, index, planned.step.describe()):
                 self._warn_if_late(phase, index)
                 self._run_step(phase, index, steps[index:])
-                progress = self.progress
             must_succeed = planned.options.on_failure is OnFailure.STOP
-            if must_succeed and progress and progress.has_step_failed(phase, index):
+            if must_succeed and self.progress.has_step_failed(phase, index):
                 return False
         return True
 
@@ -323,9 +306,8 @@ class Workflow:
             message = str(error)[:MESSAGE_LENGTH_MAX] or type(error).__name__
             self._end_step(EntryKind.STEP_FAILED, phase, index, problem=message)
             return
-        took = context.clock.monotonic() - began
-        context.durations[self.rule.name, phase, index] = took
-        self._end_step(EntryKind.STEP_DONE, phase, index, seconds=round(took, 3))
+        took = round(context.clock.monotonic() - began, 3)
+        self._end_step(EntryKind.STEP_DONE, phase, index, seconds=took)
 
     def _end_step(self, kind: EntryKind, phase: WorkflowPhase, index: int, **facts: object) -> None:
         step = self.rule.steps(phase)[index].step.describe()
@@ -340,13 +322,11 @@ class Workflow:
         """Warn once, as early as possible, that the limits of the steps, or how long they took
         before, exceed the time.
         """
-        progress, context = self.progress, self._context
-        if progress is None or EntryKind.LATE in progress.marks:
+        context = self._context
+        if EntryKind.LATE in self.progress.marks:
             return
         expected = [
-            context.durations.get(
-                (self.rule.name, phase, number), planned.options.limit_seconds or 0.0
-            )
+            self._last_seconds(phase, number) or planned.options.limit_seconds or 0.0
             for number, planned in enumerate(self.rule.steps(phase))
             if number >= index
         ]
@@ -360,6 +340,13 @@ class Workflow:
             logging.WARNING,
             expected_seconds=seconds,
         )
+
+    def _last_seconds(self, phase: WorkflowPhase, index: int) -> float | None:
+        """How long this step of the rule took, for the last event for which it was done."""
+        progresses = self._context.journal.progress.values()
+        steps = (one.steps.get((phase, index)) for one in progresses if one.rule == self.rule.name)
+        seconds = [step.seconds for step in steps if step and step.seconds is not None]
+        return seconds[-1] if seconds else None
 
     def _wait_for_programs(self) -> None:
         programs = self._context.programs

@@ -4,17 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from forewarn.agent.plan import (
-    Action,
-    ApproveNow,
-    Done,
-    RunPhase,
-    Sighting,
-    Wait,
-    is_outdated,
-    next_action,
-    wants_approval,
-)
+from forewarn.agent.plan import Sighting, is_outdated, next_phase, wants_approval
 from forewarn.agent.progress import EntryKind, Progress
 from forewarn.agent.rules import ApproveWhen, Rule
 from forewarn.agent.steps.base import WorkflowPhase
@@ -33,45 +23,49 @@ START_ENDED = replace(PREPARED, ended=frozenset({WorkflowPhase.PREPARE, Workflow
 RECOVERED = replace(PREPARED, ended=frozenset({WorkflowPhase.PREPARE, WorkflowPhase.RECOVER}))
 
 STATES = {
-    "resumed": (BEGUN, Sighting(reboot()), Wait()),
-    "unknown status": (NEW, replace(SCHEDULED, event=reboot(status="Completed")), Wait()),
-    "preparing": (NEW, SCHEDULED, RunPhase(WorkflowPhase.PREPARE)),
-    "preparing after a crash": (BEGUN, SCHEDULED, RunPhase(WorkflowPhase.PREPARE)),
-    "prepared": (PREPARED, SCHEDULED, ApproveNow()),
-    "prepare stopped by a failed step": (STOPPED, SCHEDULED, Wait()),
-    "approved": (APPROVED, SCHEDULED, Wait()),
-    "starting": (BEGUN, STARTED, RunPhase(WorkflowPhase.START)),
-    "started": (START_ENDED, STARTED, Wait()),
-    "recovering": (PREPARED, OVER, RunPhase(WorkflowPhase.RECOVER)),
-    "over before anything began": (NEW, OVER, Done()),
-    "recovered": (RECOVERED, OVER, Done()),
+    "resumed": (BEGUN, Sighting(reboot()), None),
+    "unknown status": (NEW, replace(SCHEDULED, event=reboot(status="Completed")), None),
+    "preparing": (NEW, SCHEDULED, WorkflowPhase.PREPARE),
+    "preparing after a crash": (BEGUN, SCHEDULED, WorkflowPhase.PREPARE),
+    "prepared": (PREPARED, SCHEDULED, "approve"),
+    "prepare stopped by a failed step": (STOPPED, SCHEDULED, None),
+    "approved": (APPROVED, SCHEDULED, None),
+    "starting": (BEGUN, STARTED, WorkflowPhase.START),
+    "started": (START_ENDED, STARTED, None),
+    "recovering": (PREPARED, OVER, WorkflowPhase.RECOVER),
+    "over before anything began": (NEW, OVER, None),
+    "recovered": (RECOVERED, OVER, None),
 }
 
 
 @pytest.mark.parametrize("state", STATES)
 def test_each_state_has_its_action(state: str) -> None:
-    """The table above `next_action`."""
+    """The table at the top of the module."""
     progress, sighting, action = STATES[state]
 
-    assert next_action(progress, RULE, sighting, [], "web-0") == action
+    phase = next_phase(progress, sighting, [], "web-0")
+    approve = "approve" if wants_approval(progress, RULE, sighting) else None
+    assert (phase or approve) == action
 
 
 OTHER = replace(PREPARED, event=reboot("E2"))
 
 
 @pytest.mark.parametrize(
-    ("other", "action"),
+    ("other", "phase"),
     [
-        (OTHER, Wait()),
-        (replace(OTHER, begun=frozenset()), RunPhase(WorkflowPhase.RECOVER)),
-        (replace(OTHER, resources=("web-1",)), RunPhase(WorkflowPhase.RECOVER)),
-        (replace(OTHER, marks=frozenset({EntryKind.FINISHED})), RunPhase(WorkflowPhase.RECOVER)),
+        (OTHER, None),
+        (replace(OTHER, begun=frozenset()), WorkflowPhase.RECOVER),
+        (replace(OTHER, resources=("web-1",)), WorkflowPhase.RECOVER),
+        (replace(OTHER, marks=frozenset({EntryKind.FINISHED})), WorkflowPhase.RECOVER),
     ],
     ids=["active", "not begun", "of a peer", "over"],
 )
-def test_recover_waits_only_for_active_events_of_this_vm(other: Progress, action: Action) -> None:
+def test_recover_waits_only_for_active_events_of_this_vm(
+    other: Progress, phase: WorkflowPhase | None
+) -> None:
     """It would restore what the other event has taken out of service."""
-    assert next_action(PREPARED, RULE, OVER, [other], "web-0") == action
+    assert next_phase(PREPARED, OVER, [other], "web-0") == phase
 
 
 @pytest.mark.parametrize("approve", ApproveWhen)
