@@ -8,10 +8,11 @@ import pytest
 
 from forewarn.cli.api import ControlClient
 from forewarn.cli.options import ClientConfig
+from forewarn.conformance.calls import parse_endpoint
 from forewarn.conformance.checks import CHECKS
 from forewarn.conformance.raw_http import SessionClock
 from forewarn.conformance.run import Result, Verdict, run
-from forewarn.conformance.session import Session, parse_endpoint
+from forewarn.conformance.session import Session
 from tests.conformance.wrong_answers import WRONG
 from tests.conformance.wrong_server import Clock, Fault, Request, faulty_server
 from tests.e2e.service import Service, running
@@ -33,9 +34,9 @@ def run_checks(
     clock = Clock(time.monotonic, time.sleep)
     with faulty_server(service.metadata, fault, clock) as server:
         session = Session(
-            parse_endpoint(server.url),
+            endpoint=parse_endpoint(server.url),
             names=() if is_reading else NAMES,
-            control=None
+            control_api=None
             if is_reading
             else ControlClient(ClientConfig(control_url=service.control)),
             may_approve=not is_reading,
@@ -104,9 +105,9 @@ def test_rate_limited_endpoint_is_given_time(tmp_path: Path) -> None:
 
     with running(tmp_path, "--requests-per-second", "20", "--store", "memory") as limited:
         session = Session(
-            parse_endpoint(limited.metadata),
+            endpoint=parse_endpoint(limited.metadata),
             names=("web-0",),
-            control=None,
+            control_api=None,
             may_approve=False,
             clock=SessionClock(time.monotonic, sleep),
         )

@@ -14,11 +14,12 @@ from forewarn.cli.exit_codes import Exit, Usage
 from forewarn.cli.files import write_file
 from forewarn.cli.output import show_json, show_list
 from forewarn.conformance import report
+from forewarn.conformance.calls import parse_endpoint
 from forewarn.conformance.check import Check, Failed
 from forewarn.conformance.checks import CHECKS
 from forewarn.conformance.raw_http import SessionClock
 from forewarn.conformance.run import Result, Verdict, run
-from forewarn.conformance.session import Control, Session, parse_endpoint
+from forewarn.conformance.session import Control, Session
 from forewarn.errors import AlreadyPending, Error, Invalid, UnknownVm
 
 PROGRAM = "forewarn conform"
@@ -53,9 +54,9 @@ def run_conform(
     except Invalid as error:
         raise Usage(error.message) from error
     session = Session(
-        endpoint,
+        endpoint=endpoint,
         names=tuple(options.vms),
-        control=connect(options.control) if options.control else None,
+        control_api=connect(options.control) if options.control else None,
         may_approve=options.approve,
         clock=SessionClock(time.monotonic, time.sleep),
     )

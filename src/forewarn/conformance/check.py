@@ -4,10 +4,9 @@ The registry of checks, and how a check says that the endpoint breaks its rule.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
 
 if TYPE_CHECKING:
     from forewarn.conformance.session import Session
@@ -48,11 +47,8 @@ NEEDS = {
     Need.STRANGER: "a second `--as` of another scope, and `--control` to know the scopes",
 }
 
-Function = TypeVar("Function", bound=Callable[..., None])
 
-
-@dataclass(frozen=True, kw_only=True)
-class Check:
+class Check(NamedTuple):
     """`reason` names the client or promise that needs it, `reference` its source.
 
     `needs` are tested in order.
@@ -61,14 +57,17 @@ class Check:
     name: str
     topic: str
     level: Level
-    reason: str
-    reference: str
     needs: tuple[Need, ...]
-    run: Callable[["Session"], None]
+    reference: str
+    reason: str
+    run: "Body"
 
 
 CHECKS: dict[str, Check] = {}
 """All checks by name, in the order they run. The modules of `checks` register them."""
+
+Function = TypeVar("Function", bound=Callable[..., None])
+Body = Callable[["Session"], object]
 
 
 class Failed(Exception):
@@ -80,7 +79,11 @@ class NotRun(Exception):
 
 
 def check(
-    level: Level, reference: str, *needs: Need, each: Iterable[str] = ()
+    level: Level,
+    reference: str,
+    *needs: Need,
+    each: Iterable[str] = ("",),
+    body: Body | None = None,
 ) -> Callable[[Function], Function]:
     """Register a function: its name is the check's name, its docstring the reason.
 
@@ -88,31 +91,32 @@ def check(
     """
 
     def register(function: Function) -> Function:
-        name = function.__name__.replace("_", "-")
-        runs: dict[str, Callable[..., None]]
-        runs = {f"{name}-{value}": partial(function, value) for value in each}
-        for full_name, run in (runs or {name: function}).items():
-            assert full_name not in CHECKS, f"duplicate check {full_name}"
-            assert function.__doc__, f"{full_name} needs a docstring as its reason"
-            CHECKS[full_name] = Check(
-                name=full_name,
-                topic=function.__module__.rpartition(".")[2],
-                level=level,
-                reason=" ".join(function.__doc__.split()),
-                reference=reference,
-                needs=needs,
-                run=run,
-            )
+        for value in each:
+            name = f"{function.__name__}-{value}".strip("-").replace("_", "-")
+            assert name not in CHECKS, f"duplicate check {name}"
+            assert function.__doc__, f"{name} needs a docstring as its reason"
+            reason = " ".join(function.__doc__.split())
+            run = body or (partial(function, value) if value else function)
+            topic = function.__module__.rpartition(".")[2]
+            CHECKS[name] = Check(name, topic, level, needs, reference, reason, run)
         return function
 
     return register
+
+
+def rule(level: Level, reference: str, body: Body, *needs: Need) -> Callable[[Function], Function]:
+    """Register a check that is a row of a table: `body` is what is sent and what is expected.
+
+    The function below it has only the name and the reason.
+    """
+    return check(level, reference, *needs, body=body)
 
 
 def fail(expected: str, actual: object) -> NoReturn:
     raise Failed(f"expected {expected}; got {describe(actual)}")
 
 
-def expect(condition: bool, expected: str, actual: object) -> None:  # noqa: FBT001
+def expect(condition: object, expected: str, actual: object) -> None:
     if not condition:
         fail(expected, actual)
 

@@ -1,35 +1,25 @@
 """The results of a run as table rows, JSON and JUnit, and the list of checks for the docs.
 
-`python -m forewarn.conformance.report docs/conformance.md` updates the tables of that page.
+`python -m forewarn.conformance.report` prints the tables of `docs/conformance.md`.
 """
 
-import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from forewarn import junit
-from forewarn.conformance.check import NEEDS, Check, Level
+from forewarn.conformance.check import NEEDS, SHOULD, Check
 from forewarn.conformance.checks import CHECKS
 from forewarn.conformance.run import Result, Verdict
 
-ORDER = (Verdict.PASSED, Verdict.NOT_RUN, Verdict.FAILED)
 COLUMNS = ("verdict", "level", "check", "detail")
 LIST_COLUMNS = ("check", "level", "needs", "reference", "reason")
-BEGIN, END = "<!-- checks -->\n", "<!-- /checks -->\n"
 
 
-def rows(results: Iterable[Result]) -> list[dict[str, str]]:
+def rows(results: Iterable[Result]) -> list[dict[str, object]]:
     """One row per check, failures last: that is where people look first."""
-    return [
-        {
-            "verdict": result.verdict,
-            "level": result.check.level,
-            "check": result.check.name,
-            "detail": result.detail,
-        }
-        for result in sorted(results, key=lambda result: ORDER.index(result.verdict))
-    ]
+    order = list(Verdict)
+    ordered = sorted(results, key=lambda result: order.index(result.verdict))
+    return [{"check": result.check.name, **_describe_result(result)} for result in ordered]
 
 
 def list_checks(checks: Iterable[Check]) -> list[dict[str, object]]:
@@ -46,36 +36,42 @@ def _describe(check: Check) -> dict[str, object]:
     }
 
 
-def summary(results: Sequence[Result]) -> str:
-    """The numbers in one line."""
-    verdicts = Counter(result.verdict for result in results)
-    must = sum(result.is_must_failed for result in results)
-    failed = verdicts[Verdict.FAILED]
-    return (
-        f"{len(results)} checks: {verdicts[Verdict.PASSED]} passed, {failed} failed "
-        f"({must} must, {failed - must} should), {verdicts[Verdict.NOT_RUN]} not run"
-    )
+def _describe_result(result: Result) -> dict[str, object]:
+    return {
+        "name": result.check.name,
+        "topic": result.check.topic,
+        **_describe(result.check),
+        "verdict": result.verdict,
+        "detail": result.detail,
+        "seconds": round(result.seconds, 4),
+    }
 
 
-def as_json(url: str, results: Sequence[Result]) -> dict[str, object]:
+def _count(results: Sequence[Result]) -> dict[str, int]:
     verdicts = Counter(result.verdict for result in results)
     return {
-        "endpoint": url,
         "passed": verdicts[Verdict.PASSED],
         "failed": verdicts[Verdict.FAILED],
         "failed_must": sum(result.is_must_failed for result in results),
         "not_run": verdicts[Verdict.NOT_RUN],
-        "checks": [
-            {
-                "name": result.check.name,
-                "topic": result.check.topic,
-                **_describe(result.check),
-                "verdict": result.verdict,
-                "detail": result.detail,
-                "seconds": round(result.seconds, 4),
-            }
-            for result in results
-        ],
+    }
+
+
+def summary(results: Sequence[Result]) -> str:
+    """The numbers in one line."""
+    counts = _count(results)
+    failed, must = counts["failed"], counts["failed_must"]
+    return (
+        f"{len(results)} checks: {counts['passed']} passed, {failed} failed "
+        f"({must} must, {failed - must} should), {counts['not_run']} not run"
+    )
+
+
+def as_json(url: str, results: Sequence[Result]) -> dict[str, object]:
+    return {
+        "endpoint": url,
+        **_count(results),
+        "checks": [_describe_result(result) for result in results],
     }
 
 
@@ -86,17 +82,16 @@ def as_junit(url: str, results: Sequence[Result], *, is_strict: bool) -> bytes:
 
 
 def _test_case(result: Result, *, is_strict: bool) -> junit.TestCase:
-    check = result.check
+    check, detail = result.check, result.detail
     is_failed = result.verdict is Verdict.FAILED
     is_failure = result.is_must_failed or (is_strict and is_failed)
-    prefix = f"{Level.SHOULD}: " if is_failed else ""
     return junit.TestCase(
         name=check.name,
         classname=check.topic,
         seconds=result.seconds,
-        failure=result.detail if is_failure else "",
+        failure=detail if is_failure else "",
         details=f"{check.reason} ({check.reference})",
-        skipped="" if is_failure or not result.detail else prefix + result.detail,
+        skipped="" if is_failure else f"{SHOULD}: {detail}" if is_failed else detail,
     )
 
 
@@ -114,10 +109,5 @@ def reference() -> str:
     )
 
 
-def _update(page: Path) -> None:
-    before, _, rest = page.read_text().partition(BEGIN)
-    page.write_text(before + BEGIN + "\n" + reference() + "\n" + END + rest.partition(END)[2])
-
-
 if __name__ == "__main__":
-    _update(Path(sys.argv[1]))
+    print(reference())

@@ -1,23 +1,25 @@
 """Runs checks one after the other. What a check creates is removed before the next one."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby
+from typing import NamedTuple
 
 from forewarn.conformance.check import Check, Failed, Level, NotRun
+from forewarn.conformance.raw_http import RateLimited
 from forewarn.conformance.session import Session
 from forewarn.errors import Error, Unavailable
 
 
 class Verdict(StrEnum):
+    """In the order of a report: failures last, where people look first."""
+
     PASSED = "passed"
-    FAILED = "failed"
     NOT_RUN = "not run"
+    FAILED = "failed"
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(NamedTuple):
     """`detail` is empty if passed; else what was expected and what came, or why it was not run."""
 
     check: Check
@@ -35,24 +37,23 @@ def run(session: Session, checks: Iterable[Check]) -> Iterator[Result]:
     for _, group in groupby(checks, key=lambda check: check.topic):
         try:
             for check in group:
-                yield _run_one(session, check)
+                began = session.clock.now()
+                verdict, detail = _judge(session, check)
+                yield Result(check, verdict, detail, session.clock.now() - began)
         finally:
             session.release()
 
 
-def _run_one(session: Session, check: Check) -> Result:
-    began = session.clock.now()
-    verdict, detail = _judge(session, check)
-    if verdict is Verdict.FAILED and session.discovers_rate_limit():
-        verdict, detail = _judge(session, check)
-    return Result(check, verdict, detail, session.clock.now() - began)
-
-
 def _judge(session: Session, check: Check) -> tuple[Verdict, str]:
     try:
-        if missing := next(filter(None, map(session.missing, check.needs)), ""):
-            return Verdict.NOT_RUN, f"not run, because {missing}"
-        check.run(session)
+        for need in check.needs:
+            session.require(need)
+        try:
+            check.run(session)
+        except RateLimited:  # on a connection of its own: once more, with the full allowance
+            session.clean_up()
+            session.pause()
+            check.run(session)
     except Failed as failed:
         return Verdict.FAILED, str(failed)
     except NotRun as reason:

@@ -5,6 +5,7 @@ import re
 EVENTS = "/metadata/scheduledevents"
 INSTANCE = "/metadata/instance"
 VERSIONS_PATH = "/metadata/versions"
+JSON = "application/json"
 
 VERSIONS = (
     "2017-03-01",
@@ -35,8 +36,6 @@ FIELDS = (
 """The members of an event in wire order, each with its first version (1.1, 2.1)."""
 
 TYPES = ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate")
-PREEMPT_SINCE, TERMINATE_SINCE = "2017-11-01", "2019-01-01"
-
 HTTP_DATE = re.compile(
     r"(Mon|Tue|Wed|Thu|Fri|Sat|Sun), \d{2} (Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) "
     r"\d{4} \d{2}:\d{2}:\d{2} GMT"

@@ -33,4 +33,4 @@ def serving(*responses: bytes) -> Iterator[Endpoint]:
 
 def reading_session(endpoint: Endpoint, *names: str) -> Session:
     """One that may not approve and has no control API."""
-    return Session(endpoint, names=names, control=None, may_approve=False, clock=CLOCK)
+    return Session(endpoint=endpoint, names=names, control_api=None, may_approve=False, clock=CLOCK)

@@ -22,7 +22,7 @@ RESULTS = [
 
 
 def test_docs_list_every_check() -> None:
-    """`python -m forewarn.conformance.report docs/conformance.md` updates the page."""
+    """`python -m forewarn.conformance.report` prints the tables."""
     assert report.reference() in (ROOT / "docs" / "conformance.md").read_text()
 
 

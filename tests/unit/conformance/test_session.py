@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from forewarn.client.http1 import Endpoint
+from forewarn.conformance.calls import parse_endpoint
 from forewarn.conformance.checks import CHECKS
-from forewarn.conformance.session import Session, parse_endpoint
+from forewarn.conformance.session import Session
 from forewarn.errors import AlreadyPending, UnknownVm
 from tests.unit.conformance.scripted import CLOCK, reading_session, serving
 
@@ -33,7 +34,9 @@ class ControlDouble:
 
 def preflight(control: ControlDouble, *names: str, check: str = "event-id-is-a-guid") -> None:
     with serving(*([] if names else [NAME])) as endpoint:
-        session = Session(endpoint, names=names, control=control, may_approve=False, clock=CLOCK)
+        session = Session(
+            endpoint=endpoint, names=names, control_api=control, may_approve=False, clock=CLOCK
+        )
         session.preflight([CHECKS["etag-is-sent"], CHECKS[check]])
 
 

@@ -4,23 +4,14 @@ import re
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from email.utils import format_datetime, parsedate_to_datetime
-from itertools import pairwise
 from typing import Any
 
-from forewarn.conformance.check import MUST, SHOULD, Need, check, expect, expect_equal
+from forewarn.conformance.calls import TEXT
+from forewarn.conformance.check import MUST, SHOULD, Body, Need, check, expect, expect_equal, rule
+from forewarn.conformance.expectation import is_list_of
 from forewarn.conformance.raw_http import JsonObject
 from forewarn.conformance.session import Session
-from forewarn.conformance.spec import (
-    FIELDS,
-    HTTP_DATE,
-    NEWEST,
-    OLDEST,
-    PREEMPT_SINCE,
-    TERMINATE_SINCE,
-    TYPES,
-    VERSIONS,
-    fields,
-)
+from forewarn.conformance.spec import HTTP_DATE, NEWEST, OLDEST, TYPES, VERSIONS, fields
 
 GUID = re.compile(r"[0-9A-Fa-f]{8}-(?:[0-9A-Fa-f]{4}-){3}[0-9A-Fa-f]{12}")
 ROLE = re.compile(r".+_IN_[0-9]+")
@@ -28,14 +19,31 @@ ROLE = re.compile(r".+_IN_[0-9]+")
 
 
 def expect_member(
-    events: Iterable[JsonObject], name: str, is_valid: Callable[[Any], bool], expected: str
+    events: Iterable[JsonObject], name: str, is_valid: Callable[[Any], object], expected: str
 ) -> None:
     for event in events:
         expect(is_valid(event[name]), f"{name} to be {expected}", event[name])
 
 
+def every(name: str, is_valid: Callable[[Any], object], expected: str) -> Body:
+    """A member of every event."""
+    return lambda session: expect_member(session.events(), name, is_valid, expected)
+
+
+def one_of(name: str, *values: str) -> Body:
+    return every(name, values.__contains__, f"one of {', '.join(values)}")
+
+
 def is_string(value: object) -> bool:
     return isinstance(value, str)
+
+
+def is_names(value: Any) -> bool:
+    return is_list_of(str, value) and all(value) and value != []
+
+
+def is_duration(value: object) -> bool:
+    return type(value) is int and value >= -1
 
 
 def is_http_date(value: object) -> bool:
@@ -49,10 +57,9 @@ def event_members_in(version: str, session: Session) -> None:
         expect_equal(f"the members in {version} to be", list(event), fields(version))
 
 
-@check(MUST, "PROTOCOL 2.2: EventId", Need.EVENT)
-def event_id_is_a_guid(session: Session) -> None:
+@rule(MUST, "PROTOCOL 2.2: EventId", every("EventId", GUID.fullmatch, "a GUID"), Need.EVENT)
+def event_id_is_a_guid() -> None:
     """Typed clients decode it into a GUID."""
-    expect_member(session.events(), "EventId", lambda id: bool(GUID.fullmatch(id)), "a GUID")
 
 
 @check(MUST, "PROTOCOL 2.2: all captures", Need.EVENT)
@@ -71,43 +78,33 @@ def event_id_is_unique(session: Session) -> None:
 @check(MUST, "PROTOCOL 2.2: EventId", Need.EVENT)
 def event_id_is_the_same_in_every_version(session: Session) -> None:
     """Pacemaker's agent reads with 2020-07-01 and approves with 2019-08-01."""
-    old_types = [each for each in session.events() if each["EventType"] in TYPES[:3]]
-    wanted = {event["EventId"] for event in old_types}
+    wanted = {each["EventId"] for each in session.events() if each["EventType"] in TYPES[:3]}
     for version in VERSIONS:
-        ids = [event["EventId"] for event in session.document(version).events]
-        expect(wanted <= set(ids), f"the ids {sorted(wanted)} in {version} too", ids)
+        ids = {event["EventId"] for event in session.document(version).events}
+        expect(wanted <= ids, f"the ids {sorted(wanted)} in {version} too", ids)
 
 
-@check(MUST, "PROTOCOL 2.2: EventStatus", Need.EVENT)
-def event_status_is_known(session: Session) -> None:
+@rule(MUST, "PROTOCOL 2.2: EventStatus", one_of("EventStatus", "Scheduled", "Started"), Need.EVENT)
+def event_status_is_known() -> None:
     """Clients compare with exactly Scheduled and Started; no Completed was ever seen."""
-    statuses = ("Scheduled", "Started")
-    expect_member(session.events(), "EventStatus", statuses.__contains__, " or ".join(statuses))
 
 
-@check(MUST, "PROTOCOL 2.2: EventType", Need.EVENT)
-def event_type_is_known(session: Session) -> None:
+@rule(MUST, "PROTOCOL 2.2: EventType", one_of("EventType", *TYPES), Need.EVENT)
+def event_type_is_known() -> None:
     """Most clients compare case-sensitively, and ignore a type they do not know."""
-    expect_member(session.events(), "EventType", TYPES.__contains__, f"one of {', '.join(TYPES)}")
 
 
-@check(MUST, "PROTOCOL 2.2: ResourceType", Need.EVENT)
-def event_resource_type_is_virtual_machine(session: Session) -> None:
+@rule(MUST, "PROTOCOL 2.2: ResourceType", one_of("ResourceType", "VirtualMachine"), Need.EVENT)
+def event_resource_type_is_virtual_machine() -> None:
     """giantswarm's client drops anything else."""
-    for event in session.events():
-        expect_equal("the ResourceType", event["ResourceType"], "VirtualMachine")
 
 
-@check(MUST, "PROTOCOL 2.2 and 2.4: Resources", Need.EVENT)
-def event_resources_are_names(session: Session) -> None:
+NAMES = every("Resources", is_names, "a list of names")
+
+
+@rule(MUST, "PROTOCOL 2.2 and 2.4: Resources", NAMES, Need.EVENT)
+def event_resources_are_names() -> None:
     """Clients look for their own name in this list; a plain string would match parts of names."""
-
-    def is_names(value: object) -> bool:
-        if not isinstance(value, list) or not value:
-            return False
-        return all(isinstance(name, str) and name for name in value)
-
-    expect_member(session.events(), "Resources", is_names, "a list of names")
 
 
 @check(MUST, "PROTOCOL 2.4: leading underscore in 2017-03-01 (CLOG)", Need.EVENT)
@@ -123,12 +120,11 @@ def event_names_begin_with_underscore_in_2017_03_01(session: Session) -> None:
 @check(MUST, "PROTOCOL 2.4: no underscore from 2017-08-01 on", Need.EVENT)
 def event_names_are_plain_from_2017_08_01_on(session: Session) -> None:
     """From this version on it is the VM's own name, and clients compare it unchanged."""
-    versions = (session.document(version).events for version in VERSIONS[1:])
-    documents = [_resources(events) for events in (session.events(), *versions)]
-    for earlier, later in pairwise(documents):
-        shared = earlier.keys() & later.keys()
-        resources = ({key: names[key] for key in shared} for names in (later, earlier))
-        expect_equal("the same Resources in every version,", *resources)
+    newest = _resources(session.events())
+    for version in VERSIONS[1:]:
+        for event_id, names in _resources(session.document(version).events).items():
+            wanted = newest.get(event_id, names)
+            expect_equal("the same Resources in every version,", names, wanted)
 
 
 def _resources(events: Iterable[JsonObject]) -> dict[str, Any]:
@@ -139,44 +135,38 @@ def _resources(events: Iterable[JsonObject]) -> dict[str, Any]:
 def event_resources_match_the_instance_name(session: Session) -> None:
     """drainsafe compares the raw text of /instance/compute/name with Resources, not a hostname."""
     resources = session.create_shown()["Resources"]
-    name = session.instance("/compute/name", query="format=text").body.decode("latin-1")
+    name = session.instance("/compute/name", query=TEXT).body.decode("latin-1")
     expect_equal("Resources", resources, [name])
 
 
 @check(MUST, "PROTOCOL 2.2: Description since 2019-04-01", Need.EVENT)
 def event_description_is_text(session: Session) -> None:
     """Clients log and match it; it may be empty, but null breaks typed ones."""
-    for version in [version for version in VERSIONS if version >= dict(FIELDS)["Description"]]:
-        is_last = version == NEWEST
-        events = session.events() if is_last else session.document(version).events
-        expect_member(events, "Description", is_string, "a string")
+    expect_member(session.events(), "Description", is_string, "a string")
+    for version in VERSIONS[VERSIONS.index("2019-04-01") :]:
+        expect_member(session.document(version).events, "Description", is_string, "a string")
 
 
-@check(MUST, "PROTOCOL 2.2: EventSource", Need.EVENT)
-def event_source_is_known(session: Session) -> None:
+@rule(MUST, "PROTOCOL 2.2: EventSource", one_of("EventSource", "Platform", "User"), Need.EVENT)
+def event_source_is_known() -> None:
     """The AKS node problem detector approves by itself what a User requested."""
-    sources = ("Platform", "User")
-    expect_member(session.events(), "EventSource", sources.__contains__, " or ".join(sources))
 
 
-@check(MUST, "PROTOCOL 2.2: DurationInSeconds", Need.EVENT)
-def event_duration_is_an_integer(session: Session) -> None:
+DURATION = every("DurationInSeconds", is_duration, "an integer of at least -1")
+
+
+@rule(MUST, "PROTOCOL 2.2: DurationInSeconds", DURATION, Need.EVENT)
+def event_duration_is_an_integer() -> None:
     """Microsoft's sample calls int() on it: -1 is unknown, 0 is no interruption."""
-
-    def is_duration(value: object) -> bool:
-        return type(value) is int and value >= -1
-
-    expect_member(session.events(), "DurationInSeconds", is_duration, "an integer of at least -1")
 
 
 def _scheduled(session: Session, version: str = NEWEST) -> list[JsonObject]:
     return [event for event in session.events(version) if event["EventStatus"] == "Scheduled"]
 
 
-@check(MUST, "PROTOCOL 2.3: always a string", Need.EVENT)
-def not_before_is_text(session: Session) -> None:
+@rule(MUST, "PROTOCOL 2.3: always a string", every("NotBefore", is_string, "a string"), Need.EVENT)
+def not_before_is_text() -> None:
     """Microsoft's samples call string methods on it, so null crashes them."""
-    expect_member(session.events(), "NotBefore", is_string, "a string")
 
 
 @check(MUST, "PROTOCOL 2.3: RFC 1123 in every capture", Need.EVENT, each=VERSIONS)
@@ -213,27 +203,30 @@ def not_before_does_not_move(session: Session) -> None:
         expect_equal("NotBefore", later["NotBefore"], event["NotBefore"])
 
 
-def _expect_type(event: JsonObject, event_type: str, source: str) -> None:
-    actual = (event["EventType"], event["EventSource"])
-    expect_equal("type and source to be", actual, (event_type, source))
+def makes(operation: str, event_type: str, source: str) -> Body:
+    """An event of this type and source."""
+
+    def run(session: Session) -> None:
+        event = session.create_shown(operation)
+        actual = (event["EventType"], event["EventSource"])
+        expect_equal("type and source to be", actual, (event_type, source))
+
+    return run
 
 
-@check(MUST, "PROTOCOL 6.6", Need.CONTROL)
-def restart_is_a_reboot_by_a_user(session: Session) -> None:
+@rule(MUST, "PROTOCOL 6.6", makes("restart", "Reboot", "User"), Need.CONTROL)
+def restart_is_a_reboot_by_a_user() -> None:
     """Clients approve what a user requested immediately, and drain before platform events."""
-    _expect_type(session.create_shown("restart"), "Reboot", "User")
 
 
-@check(MUST, "PROTOCOL 6.6", Need.CONTROL)
-def redeploy_is_a_redeploy_by_a_user(session: Session) -> None:
+@rule(MUST, "PROTOCOL 6.6", makes("redeploy", "Redeploy", "User"), Need.CONTROL)
+def redeploy_is_a_redeploy_by_a_user() -> None:
     """A redeploy loses the local disk: clients must be able to tell it from a restart."""
-    _expect_type(session.create_shown("redeploy"), "Redeploy", "User")
 
 
-@check(MUST, "PROTOCOL 1.1 and 2.2", Need.CONTROL)
-def freeze_is_by_the_platform(session: Session) -> None:
+@rule(MUST, "PROTOCOL 1.1 and 2.2", makes("freeze", "Freeze", "Platform"), Need.CONTROL)
+def freeze_is_by_the_platform() -> None:
     """Clusters raise their timeouts for a pause of the host."""
-    _expect_type(session.create_shown("freeze"), "Freeze", "Platform")
 
 
 @check(MUST, "PROTOCOL 2.2: DurationInSeconds 9 for host maintenance", Need.CONTROL)
@@ -243,10 +236,9 @@ def freeze_has_a_duration(session: Session) -> None:
     expect_equal("DurationInSeconds", duration, 9)
 
 
-@check(MUST, "PROTOCOL 1.1 and 6.2", Need.CONTROL)
-def eviction_is_a_preempt_by_the_platform(session: Session) -> None:
+@rule(MUST, "PROTOCOL 1.1 and 6.2", makes("evict", "Preempt", "Platform"), Need.CONTROL)
+def eviction_is_a_preempt_by_the_platform() -> None:
     """Spot workloads save their state within seconds, and only for this type."""
-    _expect_type(session.create_shown("evict"), "Preempt", "Platform")
 
 
 @check(MUST, "PROTOCOL 1.1 and 6.4", Need.CONTROL)
@@ -261,41 +253,42 @@ def _versions_with(session: Session, operation: str) -> list[str]:
     return [version for version in VERSIONS if session.document(version).find(event_id)]
 
 
-def _expect_shown_since(first: str, versions: list[str]) -> None:
-    wanted = [version for version in VERSIONS if version >= first]
-    expect(set(wanted) <= set(versions), f"the event in {wanted}", versions)
+def _expect_shown(session: Session, operation: str, since: str) -> None:
+    shown = _versions_with(session, operation)
+    wanted = [version for version in VERSIONS if version >= since]
+    expect(set(wanted) <= set(shown), f"the event in {wanted}", shown)
 
 
-def _expect_hidden_before(first: str, versions: list[str]) -> None:
-    expect(min(versions, default="") >= first, f"it in no version before {first}", versions)
+def _expect_hidden(session: Session, operation: str, before: str) -> None:
+    shown = _versions_with(session, operation)
+    expect(min(shown, default="") >= before, f"it in no version before {before}", shown)
 
 
 @check(MUST, "PROTOCOL 1.1: event types", Need.CONTROL, each=("restart", "redeploy", "freeze"))
 def every_version_shows_a(operation: str, session: Session) -> None:
     """The type is as old as the protocol."""
-    shown = _versions_with(session, operation)
-    expect_equal("the versions that show it to be", shown, list(VERSIONS))
+    _expect_shown(session, operation, since=OLDEST)
 
 
 @check(MUST, "PROTOCOL 1.1: Preempt since 2017-11-01", Need.CONTROL)
 def preempt_is_shown_from_2017_11_01_on(session: Session) -> None:
     """Spot VMs have no other way to learn of their eviction."""
-    _expect_shown_since(PREEMPT_SINCE, _versions_with(session, "evict"))
+    _expect_shown(session, "evict", since="2017-11-01")
 
 
 @check(SHOULD, "PROTOCOL 1.1: hide Preempt before 2017-11-01", Need.CONTROL)
 def preempt_is_hidden_before_2017_11_01(session: Session) -> None:
     """Older clients do not know the type."""
-    _expect_hidden_before(PREEMPT_SINCE, _versions_with(session, "evict"))
+    _expect_hidden(session, "evict", before="2017-11-01")
 
 
 @check(MUST, "PROTOCOL 1.1: Terminate since 2019-01-01 (TERM)", Need.CONTROL)
 def terminate_is_shown_from_2019_01_01_on(session: Session) -> None:
     """Instances of a scale set drain on this."""
-    _expect_shown_since(TERMINATE_SINCE, _versions_with(session, "delete"))
+    _expect_shown(session, "delete", since="2019-01-01")
 
 
 @check(MUST, "PROTOCOL 1.1: Terminate needs 2019-01-01 (TERM)", Need.CONTROL)
 def terminate_is_hidden_before_2019_01_01(session: Session) -> None:
     """Microsoft's article promises that older clients do not get it."""
-    _expect_hidden_before(TERMINATE_SINCE, _versions_with(session, "delete"))
+    _expect_hidden(session, "delete", before="2019-01-01")

@@ -3,9 +3,12 @@
 from collections.abc import Iterator
 from typing import Any
 
-from forewarn.conformance.check import MUST, SHOULD, NotRun, check, expect, expect_equal
+from forewarn.conformance.calls import TEXT
+from forewarn.conformance.check import MUST, SHOULD, NotRun, check, expect, expect_equal, rule
+from forewarn.conformance.checks.request import UNKNOWN_ELEMENT
 from forewarn.conformance.checks.version import DATE, newest_versions
-from forewarn.conformance.raw_http import JsonObject, expect_status
+from forewarn.conformance.expectation import gives, is_list_of, media_type, sends, status
+from forewarn.conformance.raw_http import JsonObject, Request
 from forewarn.conformance.session import Session
 from forewarn.conformance.spec import (
     COMPUTE_ALWAYS,
@@ -13,24 +16,22 @@ from forewarn.conformance.spec import (
     INSTANCE,
     INSTANCE_VERSION,
     INSTANCE_VERSION_OLD,
+    JSON,
     VERSIONS_PATH,
 )
 
-TEXT = "format=text"
+NAME = Request(INSTANCE + "/compute/name", INSTANCE_VERSION)
+NAME_AS_TEXT = NAME._replace(query=TEXT)
+WITHOUT_VERSION = Request(INSTANCE, None)
 
 
 def _tree(session: Session, version: str = INSTANCE_VERSION) -> JsonObject:
-    response = session.instance(version=version)
-    expect_status(response, 200)
-    return response.object()
+    return session.send(Request(INSTANCE, version), status(200)).object()
 
 
 def _versions(session: Session) -> list[str]:
-    response = session.get(VERSIONS_PATH, None)
-    expect_status(response, 200)
-    versions = response.object()["apiVersions"]
-    is_list = isinstance(versions, list) and all(isinstance(each, str) for each in versions)
-    expect(is_list, "apiVersions to be a list of strings", versions)
+    versions = session.send(Request(VERSIONS_PATH, None), status(200)).object()["apiVersions"]
+    expect(is_list_of(str, versions), "apiVersions to be a list of strings", versions)
     return list(versions)
 
 
@@ -46,8 +47,7 @@ def _walk(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 def versions_are_listed(session: Session) -> None:
     """Clients call this first, without an api-version, to learn which versions there are."""
     versions = _versions(session)
-    is_list = bool(versions) and all(DATE.fullmatch(version) for version in versions)
-    expect(is_list, "a list of dates", versions)
+    expect(versions and all(map(DATE.fullmatch, versions)), "a list of dates", versions)
 
 
 @check(MUST, "PROTOCOL 8.1: ascending")
@@ -61,23 +61,23 @@ def versions_are_ascending(session: Session) -> None:
 def versions_listed_are_served(session: Session) -> None:
     """A version in the list must work."""
     for version in _versions(session):
-        expect_status(session.instance(version=version), 200)
+        session.send(Request(INSTANCE, version), status(200))
 
 
 @check(MUST, "PROTOCOL 8.1")
 def instance_is_a_tree_of_compute_and_network(session: Session) -> None:
     """Pacemaker's agent, WDO, giantswarm and others read their own name and address from it."""
     tree = _tree(session)
-    has_both = isinstance(tree["compute"], JsonObject) and isinstance(tree["network"], JsonObject)
-    expect(has_both, "compute and network", tree)
     interfaces = tree["network"]["interface"]
-    expect(isinstance(interfaces, list), "a list of interfaces", tree["network"])
+    is_tree = isinstance(tree["compute"], JsonObject) and isinstance(interfaces, list)
+    expect(is_tree, "compute, and network with a list of interfaces", tree)
 
 
-@check(MUST, "PROTOCOL 3: Content-Type")
-def instance_is_application_json(session: Session) -> None:
+@rule(
+    MUST, "PROTOCOL 3: Content-Type", sends(media_type(JSON), Request(INSTANCE, INSTANCE_VERSION))
+)
+def instance_is_application_json() -> None:
     """aiohttp and PowerShell parse JSON only with this Content-Type."""
-    expect_equal("the Content-Type", session.instance().media_type, "application/json")
 
 
 @check(MUST, "PROTOCOL 8.1: all primitives are strings")
@@ -114,21 +114,17 @@ def instance_compute_has_no_newer_members(session: Session) -> None:
 def instance_leaf_as_text_is_bare(session: Session) -> None:
     """drainsafe compares the raw bytes with Resources: a newline or a quote breaks it."""
     name = str(_tree(session)["compute"]["name"]).encode()
-    text = session.instance("/compute/name", query=TEXT).body
-    expect_equal("the name as text to be", text, name)
+    expect_equal("the name as text to be", session.send(NAME_AS_TEXT).body, name)
 
 
-@check(SHOULD, "PROTOCOL 8.1: text")
-def instance_leaf_as_text_is_text_plain(session: Session) -> None:
+@rule(SHOULD, "PROTOCOL 8.1: text", sends(media_type("text/plain"), NAME_AS_TEXT))
+def instance_leaf_as_text_is_text_plain() -> None:
     """PowerShell parses a JSON Content-Type, and a bare name is not JSON."""
-    media_type = session.instance("/compute/name", query=TEXT).media_type
-    expect_equal("the Content-Type", media_type, "text/plain")
 
 
-@check(MUST, "PROTOCOL 8.1: a leaf needs format=text")
-def instance_leaf_without_format_is_400(session: Session) -> None:
+@rule(MUST, "PROTOCOL 8.1: a leaf needs format=text", gives(400, NAME))
+def instance_leaf_without_format_is_400() -> None:
     """A bare value is not a JSON document; this is documented."""
-    expect_status(session.instance("/compute/name"), 400)
 
 
 @check(MUST, "PROTOCOL 8.1: route walking")
@@ -137,8 +133,7 @@ def instance_path_can_be_walked(session: Session) -> None:
     tree = _tree(session)
     parts = {"/compute": tree["compute"], "/network/interface": tree["network"]["interface"]}
     for path, part in parts.items():
-        actual = session.instance(path).json()
-        expect_equal(f"{path} to be the same as in the whole tree,", actual, part)
+        expect_equal(f"{path} to be as in the whole tree,", session.instance(path).json(), part)
 
 
 @check(MUST, "PROTOCOL 8.1: route walking by number")
@@ -163,20 +158,18 @@ def instance_node_as_text_names_its_children(session: Session) -> None:
         expect_equal(f"the children of {path or '/'} to be", names, children)
 
 
-@check(MUST, "PROTOCOL 5: 404")
-def instance_unknown_element_is_404(session: Session) -> None:
+@rule(MUST, "PROTOCOL 5: 404", gives(404, UNKNOWN_ELEMENT))
+def instance_unknown_element_is_404() -> None:
     """A client that looks for a member of a later version learns that it is missing."""
-    expect_status(session.instance("/compute/noSuchThing", query=TEXT), 404)
 
 
-@check(MUST, "PROTOCOL 1.3 (IMDS)")
-def instance_version_missing_is_400(session: Session) -> None:
+@rule(MUST, "PROTOCOL 1.3 (IMDS)", gives(400, WITHOUT_VERSION))
+def instance_version_missing_is_400() -> None:
     """Ohai and MSAL send this on purpose, and read the error."""
-    expect_status(session.get(INSTANCE, None), 400)
 
 
 @check(MUST, "PROTOCOL 1.3: newest-versions (MSAL, OHAI)")
 def instance_version_missing_names_the_newest(session: Session) -> None:
     """Ohai chooses its version from this list."""
-    newest = newest_versions(session.get(INSTANCE, None))
+    newest = newest_versions(session.send(WITHOUT_VERSION))
     expect_equal("the three newest of /metadata/versions,", newest, _versions(session)[-3:][::-1])
