@@ -439,7 +439,6 @@ async def apply_fleet_file(operations: Operations, path: Path | None) -> None:
             if attempt == APPLY_TRIES_MAX - 1:
                 raise
             await asyncio.sleep(1)
-            await operations.reload()
     log.info(
         "fleet applied",
         file=path.name,

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -43,13 +43,6 @@ class Submission(NamedTuple):
             self.outcome.set_exception(result)
         else:
             self.outcome.set_result(result)
-
-
-class Decided(NamedTuple):
-    """The result of each command of a group, and the index of the first that needs a commit."""
-
-    results: list[Result]
-    first_change: int
 
 
 class CommandQueues:
@@ -96,86 +89,62 @@ class CommandQueues:
                 one.settle(StoreLost(f"{scope}: the engine was closed before the commit ended"))
 
     async def _write_group(self, scope: str, group: list[Submission]) -> list[Submission]:
-        """Decide and commit as many of the group as one commit can hold, and settle them.
+        """Decide and commit as many of the group as one commit can hold. Returns the others.
 
-        Returns the others. If the commit fails, those that need no commit still get their result.
+        If the commit fails, those that came before any change still get their result.
         """
-        decided = Decided([], 0)
+        results, unchanged = list[Result](), list[Result]()
 
-        def decide_all(transaction: Transaction) -> Decided:
-            nonlocal decided
-            decided = self._decide_group(transaction, scope, group)
-            return decided
+        def decide_group(transaction: Transaction) -> None:
+            results[:] = unchanged[:] = ()
+            for result in self._decide_group(transaction, scope, group):
+                results.append(result)
+                if not transaction.writes:
+                    unchanged.append(result)
 
         try:
-            await self._engine.update([SCOPE_KEY.format(scope)], decide_all, by="")
-        except Exception as error:  # every submitter of the group gets the error
-            settle(group, decided.results[: decided.first_change])
-            for one in group:
-                one.settle(error)
-            return []
-        settle(group, decided.results)
-        return group[len(decided.results) :]
+            await self._engine.update([SCOPE_KEY.format(scope)], decide_group, by="")
+        except Exception as error:
+            results = [*unchanged, *[error] * (len(group) - len(unchanged))]
+        for one, result in zip(group, results, strict=False):
+            one.settle(result)
+        return group[len(results) :]
 
     def _decide_group(
-        self, transaction: Transaction, scope: str, group: Sequence[Submission]
-    ) -> Decided:
+        self, transaction: Transaction, name: str, group: Sequence[Submission]
+    ) -> Iterator[Result]:
         """Apply each command to the result of the one before it.
 
-        Ends early after a command that deletes the scope, and where the history entries of one
-        commit get too large.
+        Ends early after a command that creates or deletes the scope, and where the history entries
+        of one commit get too large.
         """
-        key = SCOPE_KEY.format(scope)
+        key, engine = SCOPE_KEY.format(name), self._engine
         before: Scope | None = transaction.get(key)
-        if before is None and not isinstance(group[0].command, SetMembers):
-            results: list[Result] = [UnknownScope(f"there is no scope {scope!r}", scope=scope)]
-        else:
-            results = self._decide_each(transaction, before or self._engine.new_scope(scope), group)
-        refusal = next((result for result in results if isinstance(result, Error)), None)
-        if refusal is not None and not transaction.is_confirmed:
-            raise refusal
-        first = next(
-            (index for index, result in enumerate(results) if has_changed(before, result)),
-            len(results),
-        )
-        for one, result in zip(group[first:], results[first:], strict=False):
-            if isinstance(result, Outcome):
-                transaction.put(key, None if result.is_gone else result.scope)
-                transaction.record(*result.changes, scope=scope, by=one.by)
-        return Decided(results, first)
-
-    def _decide_each(
-        self, transaction: Transaction, scope: Scope, group: Sequence[Submission]
-    ) -> list[Result]:
-        together, results, entries_bytes = Group(scope), list[Result](), 0
-        for one in group if transaction.get(SCOPE_KEY.format(scope.name)) else group[:1]:
+        scope = before or engine.new_scope(name)
+        together, entries_bytes = Group(scope), 0
+        for one in group:
             try:
+                if before is None and not isinstance(one.command, SetMembers):
+                    raise UnknownScope(f"there is no scope {name!r}", scope=name)
                 if one.lease is not None:
-                    self._engine.require(transaction, one.lease)
-                outcome = decide(scope, one.command, transaction.now, self._engine.timing, together)
+                    engine.require(transaction, one.lease)
+                outcome = decide(scope, one.command, transaction.now, engine.timing, together)
             except Exception as error:  # a refusal, or a bug that concerns only this submitter
-                results.append(error)
+                if isinstance(error, Error) and not transaction.is_confirmed:
+                    raise
+                yield error
                 continue
-            results.append(outcome)
+            if outcome.is_gone or outcome.scope != scope or before is None:
+                transaction.put(key, None if outcome.is_gone else outcome.scope)
+                transaction.record(*outcome.changes, scope=name, by=one.by)
+            yield outcome
             scope = outcome.scope
             entries_bytes += len(msgspec.json.encode(outcome.changes))
-            if outcome.is_gone or entries_bytes > ENTRIES_BYTES_MAX:
-                break
-        return results
+            if before is None or outcome.is_gone or entries_bytes > ENTRIES_BYTES_MAX:
+                return
 
     async def close(self) -> None:
         """Settle what still waits. Call it after closing the store."""
         for writer in list(self._writers):
             writer.cancel()
         await asyncio.gather(*self._writers, return_exceptions=True)
-
-
-def settle(group: Sequence[Submission], results: Sequence[Result]) -> None:
-    """Give each submitter its own result. Either may be longer."""
-    for one, result in zip(group, results, strict=False):
-        one.settle(result)
-
-
-def has_changed(before: Scope | None, result: Result) -> bool:
-    """Whether a result differs from the scope before, so that it needs a commit."""
-    return isinstance(result, Outcome) and (result.is_gone or result.scope != before)

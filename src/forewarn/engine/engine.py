@@ -197,7 +197,15 @@ class Engine(Replica):
             RevisionCheck(lease.key, lease.revision) for lease in transaction.leases.values()
         ]
         entries = transaction.entries
-        revision = await self._commit_timed(encoded, checks, encode_all(entries))
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            revision = await self.store.commit(encoded, checks, encode_all(entries))
+        except (StoreLost, StoreUnusable):
+            self._lost_at = self.clock.now()
+            raise
+        self._lost_at = None
+        self.metrics.store.add(loop.time() - began)
         transaction.committed_at = revision
         for key, value in writes.items():
             self.show(key, value, revision)
@@ -206,20 +214,6 @@ class Engine(Replica):
             if log.isEnabledFor(level):
                 log.logger.log(level, entry.change.what, extra={"facts": facts_of(entry)})
         self.publish(entries)
-
-    async def _commit_timed(
-        self, writes: Sequence[Write], checks: Sequence[RevisionCheck], entries: bytes | None
-    ) -> int:
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        try:
-            revision = await self.store.commit(writes, checks, entries)
-        except (StoreLost, StoreUnusable):
-            self._lost_at = self.clock.now()
-            raise
-        self._lost_at = None
-        self.metrics.store.add(loop.time() - began)
-        return revision
 
     def _keep_floor(self, transaction: Transaction) -> None:
         """Keep DocumentIncarnation from repeating when a scope is deleted and created again.

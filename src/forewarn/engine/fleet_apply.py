@@ -59,6 +59,10 @@ class FleetApplier:
         self._engine = engine
         self._applying = asyncio.Lock()
 
+    def applied_digest(self) -> str:
+        """The digest of the fleet file that was applied last; empty if none was."""
+        return self._engine.applied.digest
+
     def fleet(self) -> Fleet:
         """The present fleet, as a fleet file defines it. Safe in a thread: it copies first."""
         published = sorted(self._engine.board.scopes.values(), key=lambda one: one.scope.name)

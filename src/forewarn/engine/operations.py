@@ -3,14 +3,14 @@
 Finds the scopes, makes ids, submits commands.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable
 from copy import copy
 from datetime import datetime
 from typing import NamedTuple
 
 from forewarn.core import command as ask
 from forewarn.core.event import Cause, EndReason, Event, EventType
-from forewarn.core.fleet import Scope, Vm
+from forewarn.core.fleet import Scope
 from forewarn.core.scheduling import event_id_of
 from forewarn.engine.engine import Engine
 from forewarn.engine.fleet_apply import Difference as Difference
@@ -23,7 +23,6 @@ from forewarn.errors import (
     UnknownEvent,
     UnknownScope,
 )
-from forewarn.fleetfile.parser import Fleet
 
 
 class ScopedEvent(NamedTuple):
@@ -33,13 +32,12 @@ class ScopedEvent(NamedTuple):
     event: Event
 
 
-class Operations:
+class Operations(FleetApplier):
     """Everything that the control API can do. `make_id` returns a new GUID each time."""
 
     def __init__(self, engine: Engine, make_id: Callable[[], str]) -> None:
-        self._engine = engine
+        super().__init__(engine)
         self._make_id = make_id
-        self._applier = FleetApplier(engine)
 
     def new_id(self) -> str:
         """A new id, or that of the request that is being retried."""
@@ -106,39 +104,37 @@ class Operations:
 
     async def approve(self, event_id: str, *, by: str, vm: str = "") -> ScopedEvent:
         """Approve as an operator, which is enough; or as `vm`, which counts by the policy."""
-        found = await self.event(event_id)
-        outcome = await self._engine.submit(
-            found.scope.name, ask.Approve(event_ids=(found.event.id,), vm=vm), by
-        )
-        return ScopedEvent(outcome.scope, outcome.scope.event(found.event.id) or found.event)
+        return await self._change(event_id, ask.Approve(event_ids=(event_id.upper(),), vm=vm), by)
 
     async def cancel(self, event_id: str, *, by: str) -> ScopedEvent | None:
         """Cancel a Scheduled event. Returns it as it last was; None if it was canceled before."""
-        return await self._end(ask.Cancel(event_id=event_id.upper()), EndReason.CANCELED, by)
+        return await self._end(event_id, ask.Cancel(event_id=event_id.upper()), by)
 
     async def extend(self, event_id: str, *, by: str, not_before: datetime) -> ScopedEvent:
         """Postpone a Scheduled event to a later NotBefore."""
-        found = await self.event(event_id)
-        outcome = await self._engine.submit(
-            found.scope.name, ask.Extend(event_id=found.event.id, not_before=not_before), by
-        )
-        return ScopedEvent(outcome.scope, outcome.scope.event(found.event.id) or found.event)
+        command = ask.Extend(event_id=event_id.upper(), not_before=not_before)
+        return await self._change(event_id, command, by)
 
     async def complete(self, event_id: str, *, by: str) -> ScopedEvent | None:
         """Complete a Started event. Returns it as it last was; None if it was completed before."""
-        return await self._end(ask.Complete(event_id=event_id.upper()), EndReason.COMPLETED, by)
+        return await self._end(event_id, ask.Complete(event_id=event_id.upper()), by)
 
     async def _end(
-        self, command: ask.Cancel | ask.Complete, how: EndReason, by: str
+        self, event_id: str, command: ask.Cancel | ask.Complete, by: str
     ) -> ScopedEvent | None:
+        how = EndReason.CANCELED if isinstance(command, ask.Cancel) else EndReason.COMPLETED
         try:
-            found = await self.event(command.event_id)
+            return await self._change(event_id, command, by)
         except EventEnded as ended:
             if ended.facts["how"] is how:
                 return None
             raise
+
+    async def _change(self, event_id: str, command: ask.Command, by: str) -> ScopedEvent:
+        """Submit a command for a live event. Returns the event after it, or as it last was."""
+        found = await self.event(event_id)
         outcome = await self._engine.submit(found.scope.name, command, by)
-        return ScopedEvent(outcome.scope, found.event)
+        return ScopedEvent(outcome.scope, outcome.scope.event(found.event.id) or found.event)
 
     async def event(self, event_id: str) -> ScopedEvent:
         """A live event by its id, even if another server announced it just now."""
@@ -148,10 +144,9 @@ class Operations:
         """A live event that this server shows. The id is not case-sensitive."""
         wanted = event_id.upper()
         board = self._engine.board
-        published = board.events.get(wanted)
-        event = published.scope.event(wanted) if published else None
-        if published is not None and event is not None:
-            return ScopedEvent(published.scope, event)
+        found = board.find_event(wanted)
+        if found is not None:
+            return ScopedEvent(found[0].scope, found[1])
         past = board.ended.get(wanted)
         for ended in past.scope.ended if past else ():
             if ended.id == wanted:
@@ -161,30 +156,6 @@ class Operations:
                     how=ended.how,
                 )
         raise UnknownEvent(f"there is no event {event_id!r}", event=event_id)
-
-    def fleet(self) -> Fleet:
-        """The present fleet, as a fleet file defines it."""
-        return self._applier.fleet()
-
-    async def reload(self) -> None:
-        """Read the store again: another server may have changed the fleet."""
-        await self._engine.load()
-
-    def applied_digest(self) -> str:
-        """The digest of the fleet file that was applied last; empty if none was."""
-        return self._engine.applied.digest
-
-    async def apply(
-        self,
-        fleet: Fleet,
-        *,
-        by: str,
-        dry_run: bool = False,
-        digest: str | None = None,
-        tags: Collection[str] = (),
-    ) -> Difference:
-        """Change the fleet to this; see `FleetApplier.apply`."""
-        return await self._applier.apply(fleet, by=by, dry_run=dry_run, digest=digest, tags=tags)
 
     async def _operate(
         self, kind: type[ask.Operation], vm: str, by: str, not_before: datetime | None
@@ -228,7 +199,7 @@ class Operations:
             scope = outcome.scope
             ids = [
                 event_id_of(command.operation_id, scope.name, domain)
-                for domain in sorted(domains(scope.vms))
+                for domain in sorted({vm.update_domain for vm in scope.vms})
             ]
             found += [
                 ScopedEvent(scope, event) for event in map(scope.event, ids) if event is not None
@@ -239,7 +210,3 @@ class Operations:
         if refusals and not found and not is_known:
             raise refusals[0]
         return found
-
-
-def domains(vms: Iterable[Vm]) -> set[int]:
-    return {vm.update_domain for vm in vms}

@@ -109,7 +109,7 @@ def test_vm_deleted_during_an_apply_does_not_stop_it() -> None:
         assert domains(operations) == {1}
         await operations.apply(wanted, by="ann")  # brings the VM back
 
-        await other.reload()
+        await other._engine.load()
         assert domains(operations) == {1} == domains(other)
         assert len(other.fleet().scopes) == COUNT + 1
 

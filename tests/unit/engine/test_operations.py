@@ -143,7 +143,7 @@ def test_a_host_operation_is_refused_only_on_what_the_store_says() -> None:
         desk = await world.desk()
         other = Operations(await world.engine(), world.make_id)
         told = await desk.maintain("host-b", type=EventType.REBOOT, by="ann")
-        await other.reload()
+        await other._engine.load()
         await desk.cancel(told[0].event.id, by="ann")
 
         assert shown(await other.maintain("host-b", type=EventType.REBOOT, by="bob")) == [
