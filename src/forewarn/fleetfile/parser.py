@@ -68,6 +68,14 @@ def parse(text: bytes, source: str) -> Fleet:
     return fleet
 
 
+def build(file: FleetFile) -> Fleet:
+    """Build the fleet of a file that was converted as part of another one. Raises FieldError."""
+    scopes = (_build_scope(entry, ("scopes", index)) for index, entry in enumerate(file.scopes))
+    fleet = Fleet(scopes=tuple(scopes), hosts=tuple(dict.fromkeys(file.hosts)))
+    _refuse_duplicates(fleet)
+    return fleet
+
+
 def parse_all(sources: Sequence[FleetText]) -> Fleet:
     """Parse several files as one fleet: what must be unique is unique across all of them."""
     parts = [parse(source.text, source.name) for source in sources]

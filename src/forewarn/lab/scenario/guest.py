@@ -18,26 +18,24 @@ from forewarn.client.models import Document, Event, read_document
 from forewarn.client.protocol import API_VERSION
 from forewarn.core.fleet import Power
 from forewarn.duration import parse_duration
-from forewarn.lab.scenario.scheduler import Scheduler
+from forewarn.lab.fault.response import FaultyResponse
 from forewarn.lab.scenario.schema import NEVER, Approves, GuestEntry
-from forewarn.lab.service import LabResponse, LabService
+from forewarn.lab.service import LabService
 
 TARGET = f"/metadata/scheduledevents?api-version={API_VERSION}"
-HEADERS = (("Metadata", "true"),)
+HEADERS = ((b"metadata", b"true"),)
 IDLE = timedelta(hours=1)
 
 
 class Guest:
     """The software of one VM. `phase` (0 to 1) is where in its interval it polls."""
 
-    def __init__(
-        self, vm: str, entry: GuestEntry, lab: LabService, scheduler: Scheduler, *, phase: float
-    ) -> None:
+    def __init__(self, vm: str, entry: GuestEntry, lab: LabService, *, phase: float) -> None:
         assert entry.poll != NEVER
         self.vm = vm
         self._entry = entry
         self._lab = lab
-        self._scheduler = scheduler
+        self._run_at = lab.scheduler.run_at
         self._interval = parse_duration(entry.poll) / lab.rate
         self._approve_after = (
             None if entry.approve == NEVER else parse_duration(entry.approve) / lab.rate
@@ -65,7 +63,7 @@ class Guest:
                 return
             self._planned.cancel()
         self._poll_at = time
-        self._planned = self._scheduler.run_at(time, self._poll)
+        self._planned = self._run_at(time, self._poll)
 
     def _next_poll_time(self, after: datetime) -> datetime:
         intervals = max((after - self._first) // self._interval + 1, 0)
@@ -98,9 +96,7 @@ class Guest:
             if self._approve_after is None or key in self._noticed or not self._approves(event):
                 continue
             self._noticed.add(key)
-            self._scheduler.run_at(
-                self._lab.clock.now() + self._approve_after, partial(self._approve, key)
-            )
+            self._run_at(self._lab.clock.now() + self._approve_after, partial(self._approve, key))
 
     def _approves(self, event: Event) -> bool:
         if self._entry.types and event.type not in self._entry.types:
@@ -124,10 +120,10 @@ class Guest:
         response = await self._lab.request(self.vm, "POST", TARGET, body, HEADERS)
         if response.status != 200:
             retry_at = self._next_poll_time(self._lab.clock.now())
-            self._scheduler.run_at(retry_at, partial(self._approve, key))
+            self._run_at(retry_at, partial(self._approve, key))
 
 
-def read_good_document(response: LabResponse) -> Document | None:
+def read_good_document(response: FaultyResponse) -> Document | None:
     """Return the document, if a careful client would accept it."""
     if response.status == 200 and response.body:
         with suppress(InvalidDocument):

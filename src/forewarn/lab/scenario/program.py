@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 
@@ -21,65 +22,40 @@ async def start_program(
     environment: Mapping[str, str],
     write: Callable[[str], None],
     stop_seconds_max: float = STOP_SECONDS_MAX,
-) -> AsyncIterator["Program"]:
+) -> AsyncIterator[Process]:
     """Run a program in its own process group. `write` gets each line of its output."""
     arguments = [argument.replace(ENDPOINT, endpoint) for argument in command]
+    environment = {**os.environ, **environment}
     try:
         process = await asyncio.create_subprocess_exec(
             *arguments,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env={**os.environ, **environment},
+            stdin=DEVNULL,
+            stdout=PIPE,
+            stderr=STDOUT,
+            env=environment,
             start_new_session=True,
         )
     except OSError as error:
         raise Invalid(
             f"{arguments[0]!r} cannot be started: {error.strerror or error}", command=arguments[0]
         ) from error
-    program = Program(process, stop_seconds_max)
     assert process.stdout is not None
     reading = asyncio.create_task(_read_lines(process.stdout, write))
     try:
-        yield program
+        yield process
     finally:
-        await program.stop()
+        await _stop(process, stop_seconds_max)
         with suppress(TimeoutError):  # a process that it left behind may keep the pipe open
             await asyncio.wait_for(reading, stop_seconds_max)
 
 
-class Program:
-    """A running process."""
-
-    def __init__(self, process: asyncio.subprocess.Process, stop_seconds_max: float) -> None:
-        self._process = process
-        self._stop_seconds_max = stop_seconds_max
-
-    @property
-    def exit_code(self) -> int | None:
-        """None while it runs."""
-        return self._process.returncode
-
-    async def wait(self) -> int:
-        return await self._process.wait()
-
-    async def wait_for_failure(self) -> None:
-        """Wait until it ends with another code than 0: then there is nothing left to test."""
-        if await self.wait() == 0:
-            await asyncio.get_running_loop().create_future()
-
-    async def stop(self) -> None:
-        """Send TERM, then KILL, to the whole process group."""
-        if self._process.returncode is None:
-            self._signal(signal.SIGTERM)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), self._stop_seconds_max)
-        self._signal(signal.SIGKILL)
-        await self._process.wait()
-
-    def _signal(self, number: signal.Signals) -> None:
+async def _stop(process: Process, seconds_max: float) -> None:
+    """Send TERM, then KILL, to the whole process group."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, number)
+            os.killpg(process.pid, number)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), seconds_max)
 
 
 async def _read_lines(output: asyncio.StreamReader, write: Callable[[str], None]) -> None:

@@ -3,12 +3,10 @@
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 
-from forewarn.errors import Invalid
 from forewarn.junit import TestCase, render
-from forewarn.lab.scenario.timeline import ObservedEntry
-from forewarn.lab.scenario.verdicts import ScenarioVerdict
+from forewarn.lab.scenario.expectations import ScenarioVerdict
+from forewarn.lab.scenario.timeline import Observation, Timeline, is_good
 from forewarn.lab.transcript import Transcript, TranscriptKind
-from forewarn.wire import approval
 
 SHOWN_CHARS_MAX = 200
 
@@ -55,21 +53,15 @@ class Console:
         """Print a line of the software under test."""
         self.print(f"{'':12}{vm} | {line}")
 
-    def print_observation(self, observation: ObservedEntry) -> None:
+    def print_observation(self, observation: Observation, timeline: Timeline) -> None:
         """Print what matters of a transcript entry, if anything."""
-        if self._verbosity is Verbosity.QUIET:
-            return
         entry = observation.entry
         text = self._describe(observation)
         if text:
-            time = observation.timeline.format_time(entry.at)
+            time = timeline.format_time(entry.at)
             subject = entry.vm if entry.kind is TranscriptKind.REQUEST else entry.scope or entry.vm
-            if len(text) > SHOWN_CHARS_MAX:
-                text = text[:SHOWN_CHARS_MAX] + "…"
-            self.print(f"{time:>11} {subject or entry.kind:12} {text}")
-
-    def print_failure(self, verdict: ScenarioVerdict) -> None:
-        self.print(f"{'':11} FAILED       {verdict.expected}: {verdict.reason}")
+            shown = text if len(text) <= SHOWN_CHARS_MAX else f"{text[:SHOWN_CHARS_MAX]}…"
+            self.print(f"{time:>11} {subject or entry.kind:12} {shown}")
 
     def print_verdicts(self, name: str, verdicts: Sequence[ScenarioVerdict]) -> None:
         """Print the verdicts at any verbosity."""
@@ -77,12 +69,10 @@ class Console:
             result = "passed" if verdict.is_passed else "FAILED"
             self._write(f"{result}  {verdict.expected}: {verdict.reason}")
         failed = sum(not verdict.is_passed for verdict in verdicts)
-        if failed:
-            self._write(f"{name} FAILED ({failed} of {len(verdicts)} expectations)")
-        else:
-            self._write(f"{name} passed ({len(verdicts)} expectations)")
+        result = f"FAILED ({failed} of {len(verdicts)}" if failed else f"passed ({len(verdicts)}"
+        self._write(f"{name} {result} expectations)")
 
-    def _describe(self, observation: ObservedEntry) -> str:
+    def _describe(self, observation: Observation) -> str:
         entry = observation.entry
         if entry.kind is TranscriptKind.CHANGE:
             text = CHANGES.get(entry.what, "").format(vm=entry.vm, detail=entry.detail)
@@ -94,35 +84,25 @@ class Console:
             return ""
         return f"{entry.what} {entry.detail}"
 
-    def _describe_request(self, observation: ObservedEntry) -> str:
+    def _describe_request(self, observation: Observation) -> str:
         """Describe approvals, and bad responses once in a row; VERBOSE describes every request."""
-        entry = observation.entry
+        entry, approvals = observation.entry, observation.approvals
         request = f"{entry.method} {entry.path}"
-        if entry.method == "POST":
-            request = f"approves {describe_approved(observation)}".rstrip()
+        if approvals:
+            names = (each.event.name or each.event.id[:8] for each in approvals)
+            request = f"approves {', '.join(names)}"
         faults = f" ({', '.join(entry.faults)})" if entry.faults else ""
         text = f"{request} -> {entry.status or 'no response'}{faults}"
         if self._verbosity is Verbosity.VERBOSE:
             return f"{text} {entry.response_body}"
         key = (entry.vm, entry.method)
         before, count = self._bad.pop(key, ("", 0))
-        if observation.is_good:
-            if entry.method == "POST":
-                return text
-            return f"good responses again, after {count} bad ones" if count else ""
-        self._bad[key] = (text, count + 1 if text == before else 1)
-        return "" if text == before else text
-
-
-def describe_approved(observation: ObservedEntry) -> str:
-    """Return the names, or short ids, of the events that a request approves."""
-    body, events = observation.entry.request_body, observation.timeline.events
-    try:
-        ids = approval.parse(body.encode())
-    except Invalid:
-        return body
-    names = [events[event_id].name if event_id in events else "" for event_id in ids]
-    return ", ".join(name or event_id[:8] for name, event_id in zip(names, ids, strict=True))
+        if not is_good(entry):
+            self._bad[key] = (text, count + 1 if text == before else 1)
+            return "" if text == before else text
+        if entry.method == "POST":
+            return text
+        return f"good responses again, after {count} bad ones" if count else ""
 
 
 def render_junit(name: str, verdicts: Sequence[ScenarioVerdict], transcript: Transcript) -> bytes:

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -18,15 +19,13 @@ from forewarn.lab.clock import VirtualClock
 from forewarn.lab.environment import make_environment
 from forewarn.lab.fault.active import parse_begin
 from forewarn.lab.fault.kinds import Fault
-from forewarn.lab.scenario.condition import is_met
+from forewarn.lab.scenario.expectations import ScenarioVerdict, judge
 from forewarn.lab.scenario.guest import Guest
-from forewarn.lab.scenario.program import Program, start_program
+from forewarn.lab.scenario.program import start_program
 from forewarn.lab.scenario.report import Console
-from forewarn.lab.scenario.scheduler import Scheduler
-from forewarn.lab.scenario.schema import NEVER, Scenario, list_vms
-from forewarn.lab.scenario.steps import ScenarioStep, StepRunner
+from forewarn.lab.scenario.schema import NEVER, START, Scenario, list_vms
+from forewarn.lab.scenario.steps import JumpStep, ScenarioStep, Stage
 from forewarn.lab.scenario.timeline import Timeline, is_poll
-from forewarn.lab.scenario.verdicts import ScenarioVerdict, judge
 from forewarn.lab.service import LabService, Setup, open_lab
 from forewarn.lab.transcript import Transcript, TranscriptEntry, TranscriptKind
 
@@ -62,15 +61,15 @@ async def run(scenario: Scenario, options: RunOptions, console: Console) -> RunR
     seed = file.seed if options.seed is None else options.seed
     external = choose_external(scenario, options)
     rate = choose_rate(scenario, options, external)
-    if rate is not None and any(step.do == "jump" for step in file.steps):
+    if rate is not None and any(isinstance(step, JumpStep) for step in file.steps):
         raise Invalid(
             f"{file.name} has a jump, which needs a virtual clock;"
             " expected neither a rate nor external VMs"
         )
     setup = Setup(
-        fleet=scenario.fleet,
+        fleet=scenario.fleets[0],
         is_virtual=rate is None,
-        start=file.clock.start.astimezone(UTC),
+        start=(file.clock.start or START).astimezone(UTC),
         rate=rate or 1.0,
         seed=seed,
     )
@@ -92,7 +91,7 @@ def choose_external(scenario: Scenario, options: RunOptions) -> tuple[str, ...]:
 
     With a command there is at least one.
     """
-    vms = list_vms(scenario.fleet)
+    vms = list_vms(scenario.fleets[0])
     for vm in options.external:
         if vm not in vms:
             raise NotFound(
@@ -118,7 +117,7 @@ def choose_rate(scenario: Scenario, options: RunOptions, external: Sequence[str]
 @asynccontextmanager
 async def start_command(
     command: Sequence[str], urls: dict[str, str], console: Console
-) -> AsyncIterator[Program | None]:
+) -> AsyncIterator[Process | None]:
     """Run the software under test, if there is a command. It plays the first external VM."""
     if not command:
         yield None
@@ -133,7 +132,7 @@ async def start_command(
 
 
 async def wait_for_first_polls(
-    lab: LabService, external: Sequence[str], program: Program | None, options: RunOptions
+    lab: LabService, external: Sequence[str], program: Process | None, options: RunOptions
 ) -> ScenarioVerdict | None:
     """Wait until every external VM has polled. Returns a failed verdict if one does not."""
     missing = dict.fromkeys(external)
@@ -150,15 +149,14 @@ async def wait_for_first_polls(
     )
     lab.transcript.followers.append(follow)
     if missing:
-        await wait_for_first(
-            has_all.wait(), *([program.wait()] if program else []), timeout=seconds
-        )
+        ends = [program.wait()] if program else []
+        await wait_for_first(has_all.wait(), *ends, timeout=seconds)
     lab.transcript.followers.remove(follow)
     if not missing:
         return None
     reason = f"no poll within {seconds:g} s"
-    if program is not None and program.exit_code is not None:
-        reason = f"the command ended with {program.exit_code} before its first poll"
+    if program is not None and program.returncode is not None:
+        reason = f"the command ended with {program.returncode} before its first poll"
     return ScenarioVerdict(f"{', '.join(missing)} polls its endpoint", reason, is_passed=False)
 
 
@@ -181,14 +179,8 @@ class Runner:
         self._end = self._start + self._scale(self._file.until)
         is_real = not isinstance(lab.clock, VirtualClock)
         self._timeline = Timeline(self._start, self._find_event, rate=lab.rate, is_real=is_real)
-        self._scheduler = Scheduler(lab.clock)
-        self._steps = StepRunner(
-            lab,
-            self._timeline,
-            fleets=scenario.fleets,
-            rng=random.Random(f"steps {seed}"),
-            set_fault=self._set_fault,
-        )
+        rng = random.Random(f"steps {seed}")
+        self._stage = Stage(lab, self._timeline, rng, self._set_fault, fault_ids={})
         self._conditions = dict(scenario.conditions)
         """Those that have not been met, by step number."""
         self._waiting = set(scenario.conditions)
@@ -197,7 +189,7 @@ class Runner:
         self._error: Exception | None = None
         rng = random.Random(f"guests {seed}")
         self._guests = {
-            vm: Guest(vm, entry, lab, self._scheduler, phase=rng.random())
+            vm: Guest(vm, entry, lab, phase=rng.random())
             for vm, entry in scenario.list_guests()
             if vm not in external and entry.poll != NEVER
         }
@@ -205,34 +197,43 @@ class Runner:
             vm: published.scope.incarnation for vm, published in lab.engine.board.vms.items()
         }
 
-    async def run(self, program: Program | None) -> RunResult:
+    async def run(self, program: Process | None) -> RunResult:
         self._lab.transcript.followers.append(self._follow)
         self._lab.engine.board.subscribe(self._wake_guests)
-        async with self._scheduler:
-            for guest in self._guests.values():
-                guest.start()
-            for fault in self._file.faults:
-                self._scheduler.run_at(self._begin_of(fault), partial(self._add_fault, fault))
-            for step in self._file.steps:
-                if step.at is not None and step.do != "jump":
-                    self._plan(step, self._start + self._scale(step.at))
-            await self._let_time_pass(program)
+        for guest in self._guests.values():
+            guest.start()
+        for fault in self._file.faults:
+            begin = parse_begin(fault)
+            if isinstance(begin, datetime):
+                begin = max(begin - (self._file.clock.start or START), timedelta(0))
+            self._lab.scheduler.run_at(
+                self._start + begin / self._lab.rate, partial(self._set_fault, fault)
+            )
+        for number, step in enumerate(self._file.steps, 1):
+            if step.at is not None and not isinstance(step, JumpStep):
+                self._plan(number, step, self._start + self._scale(step.at))
+        await self._let_time_pass(program)
+        await self._lab.scheduler.cancel()
         self._lab.transcript.followers.remove(self._follow)
         if self._error is not None:
             raise self._error
         return self._conclude(program)
 
-    async def _let_time_pass(self, program: Program | None) -> None:
+    async def _let_time_pass(self, program: Process | None) -> None:
         if not isinstance(self._lab.clock, VirtualClock):
-            ends: list[Awaitable[object]] = [self._lab.clock.sleep_until(self._end)]
+            ends = [self._lab.clock.sleep_until(self._end)]
             if program is not None:
-                ends.append(program.wait_for_failure())
+                ends.append(wait_for_failure(program))
             await wait_for_first(*ends)
             return
-        jumps = [step for step in self._file.steps if step.do == "jump"]
-        for step in sorted(jumps, key=lambda step: parse_duration(step.at or "")):
-            await self._advance_to(self._start + parse_duration(step.at or ""))
-            await self._run_step(step)
+        jumps = [
+            (parse_duration(step.at or ""), number, step)
+            for number, step in enumerate(self._file.steps, 1)
+            if isinstance(step, JumpStep)
+        ]
+        for at, number, step in sorted(jumps, key=lambda jump: jump[:2]):
+            await self._advance_to(self._start + at)
+            await self._run_step(number, step)
         await self._advance_to(self._end)
 
     async def _advance_to(self, time: datetime) -> None:
@@ -241,17 +242,15 @@ class Runner:
             # In its own task: the clock yields often, and each yield would cross our whole stack.
             await asyncio.create_task(self._lab.advance(remaining))
 
-    def _conclude(self, program: Program | None) -> RunResult:
+    def _conclude(self, program: Process | None) -> RunResult:
         self._timeline.end = self._lab.clock.now()
         verdicts = [judge(expected, self._timeline) for expected in self._file.expectations]
         verdicts += self._refused
         verdicts += [self._judge_waiting(number) for number in sorted(self._waiting)]
-        if program is not None and program.exit_code is not None:
-            reason = f"it ended with {program.exit_code}"
+        if program is not None and program.returncode is not None:
+            code = program.returncode
             verdicts.append(
-                ScenarioVerdict(
-                    "the command does not fail", reason, is_passed=program.exit_code == 0
-                )
+                ScenarioVerdict("the command does not fail", f"it ended with {code}", code == 0)
             )
         for verdict in verdicts:
             what = "passed" if verdict.is_passed else "failed"
@@ -265,7 +264,7 @@ class Runner:
         reason = f"`{step.when}` was never true"
         if number not in self._conditions:
             reason = f"`{step.when}` was true less than {step.after or '0s'} before the end"
-        return ScenarioVerdict(f"{step.title} runs", reason, is_passed=False)
+        return ScenarioVerdict(f"step {number} ({step.verb}) runs", reason, is_passed=False)
 
     def _follow(self, entry: TranscriptEntry) -> None:
         """The engine ignores errors of its listeners, so ours are raised at the end of the run."""
@@ -277,12 +276,12 @@ class Runner:
 
     def _observe(self, entry: TranscriptEntry) -> None:
         observation = self._timeline.add(entry)
-        self._console.print_observation(observation)
-        for number, condition in list(self._conditions.items()):
-            if is_met(condition, observation):
+        self._console.print_observation(observation, self._timeline)
+        for number, is_met in list(self._conditions.items()):
+            if is_met(observation, self._timeline):
                 del self._conditions[number]
                 step = self._file.steps[number - 1]
-                self._plan(step, entry.at + self._scale(step.after or "0s"))
+                self._plan(number, step, entry.at + self._scale(step.after or "0s"))
         if entry.kind is TranscriptKind.FAULT:
             for guest in self._guests.values():
                 guest.notify()
@@ -296,40 +295,30 @@ class Runner:
                 self._incarnations[vm.name] = scope.incarnation
                 guest.notify()
 
-    def _plan(self, step: ScenarioStep, time: datetime, times: int = 1) -> None:
+    def _plan(self, number: int, step: ScenarioStep, time: datetime, times: int = 1) -> None:
         async def act() -> None:
             if step.repeat is not None and times < step.repeat.times:
-                self._plan(step, time + self._scale(step.repeat.every), times + 1)
-            await self._run_step(step)
+                self._plan(number, step, time + self._scale(step.repeat.every), times + 1)
+            await self._run_step(number, step)
 
-        self._scheduler.run_at(time, act)
+        self._lab.scheduler.run_at(time, act)
 
-    async def _run_step(self, step: ScenarioStep) -> None:
+    async def _run_step(self, number: int, step: ScenarioStep) -> None:
         """A step that is refused fails the run: what the scenario is about did not happen."""
-        self._waiting.discard(step.number)
-        self._lab.transcript.add(TranscriptKind.STEP, what=step.do, detail=step.describe())
+        self._waiting.discard(number)
+        self._lab.transcript.add(TranscriptKind.STEP, what=step.verb, detail=step.describe())
         try:
-            await self._steps.run(step)
+            await step.run(self._stage)
         except Error as error:
-            verdict = ScenarioVerdict(f"{step.title} succeeds", error.message, is_passed=False)
-            self._refused.append(verdict)
-            self._console.print_failure(verdict)
-
-    def _begin_of(self, fault: Fault) -> datetime:
-        begin = parse_begin(fault)
-        assert begin is not None, "the parser has checked it"
-        since = begin - self._file.clock.start if isinstance(begin, datetime) else begin
-        return self._start + max(since, timedelta(0)) / self._lab.rate
-
-    async def _add_fault(self, fault: Fault) -> None:
-        await self._set_fault(fault)
+            title = f"step {number} ({step.verb}) succeeds"
+            self._refused.append(ScenarioVerdict(title, error.message, is_passed=False))
 
     async def _set_fault(self, fault: Fault) -> str:
         """Begin a fault now, and end it by the scenario's time, which may be faster."""
         added = await self._lab.add_fault(replace(fault, from_="0s", for_=None))
         if fault.for_ is not None:
             ends_at = self._lab.clock.now() + self._scale(fault.for_)
-            self._scheduler.run_at(ends_at, partial(self._end_fault, added.id))
+            self._lab.scheduler.run_at(ends_at, partial(self._end_fault, added.id))
         return added.id
 
     async def _end_fault(self, fault_id: str) -> None:
@@ -344,6 +333,12 @@ class Runner:
         with suppress(Error):
             return self._lab.operations.find_event(event_id)
         return None
+
+
+async def wait_for_failure(program: Process) -> None:
+    """Wait until it ends with another code than 0: then there is nothing left to test."""
+    if await program.wait() == 0:
+        await asyncio.get_running_loop().create_future()
 
 
 async def wait_for_first(*works: Awaitable[object], timeout: float | None = None) -> None:

@@ -4,7 +4,7 @@ import random
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple, TypedDict
 
 import msgspec
 from msgspec import Meta
@@ -12,20 +12,17 @@ from msgspec import Meta
 from forewarn.core.event import Cause, EventType
 from forewarn.core.fleet import Power
 from forewarn.duration import Duration, parse_duration
+from forewarn.engine.operations import Operations
 from forewarn.errors import NotFound, Refused
-from forewarn.fleetfile.parser import Fleet
+from forewarn.fleetfile import parser as fleet_parser
 from forewarn.fleetfile.schema import FleetFile, Name, Text
 from forewarn.lab.fault.kinds import Fault
+from forewarn.lab.names import ANY, EventName, FaultName, HostOrAny, VmName, VmOrAny
 from forewarn.lab.scenario.timeline import BY, Timeline
 from forewarn.lab.service import LabService
 
-ANY = "any"
 TIMES_MAX = 100_000
 
-NameOrAny = Annotated[
-    Name, Meta(description="a name, or any: one without a pending event, chosen by the seed")
-]
-EventName = Annotated[Name, Meta(description="a name that a step gives with `as`")]
 Times = Annotated[
     int, Meta(ge=1, le=TIMES_MAX, description=f"a whole number from 1 to {TIMES_MAX}")
 ]
@@ -59,272 +56,319 @@ class Repeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     times: Times
 
 
-class ScenarioStep(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename={"as_": "as"}
-):
-    """A step that the parser has checked. Members that its verb does not have keep their default.
+class Announcement(TypedDict):
+    """The arguments of operations that make events."""
 
-    `number` is its position in the file, from 1.
-    """
+    by: str
+    not_before: datetime | None
 
-    do: str
-    number: int = 0
-    at: str | None = None
-    when: str | None = None
-    after: str | None = None
-    repeat: Repeat | None = None
-    vm: str | None = None
-    host: str = ""
-    event: str = ""
-    type: str = ""
-    cause: str | None = None
-    duration_seconds: int | None = None
-    description: str | None = None
-    notice: str | None = None
-    as_: str | None = None
-    by: str = ""
-    set: Fault | None = None
-    fault: str | None = None
-    text: str = ""
+
+class Stage(NamedTuple):
+    """What steps act on. `set_fault` begins a fault and returns its id."""
+
+    lab: LabService
+    timeline: Timeline
+    rng: random.Random
+    set_fault: Callable[[Fault], Awaitable[str]]
+    fault_ids: dict[str, str]
+    """The ids of faults, by the name that a step gave them."""
 
     @property
-    def title(self) -> str:
-        return f"step {self.number} ({self.do})"
+    def operations(self) -> Operations:
+        return self.lab.operations
 
-    def describe(self) -> str:
-        """Return its members as text, without its time and nested values."""
-        if self.do == "log":
-            return self.text
-        members = VERBS[self.do].members
-        values = msgspec.to_builtins(self).items()
-        return ", ".join(
-            f"{name} {value}"
-            for name, value in values
-            if name in members and isinstance(value, str | int)
-        )
+    def announce(self, name: str | None, notice: str | None) -> Announcement:
+        """The timeline reads the name of an event from its author."""
+        now, by = self.lab.clock.now(), BY if name is None else f"{BY}: {name}"
+        not_before = None if notice is None else now + parse_duration(notice) / self.lab.rate
+        return {"by": by, "not_before": not_before}
 
-
-class StepRunner:
-    """Runs steps against a lab. An Error says why a step could not be done."""
-
-    def __init__(
-        self,
-        lab: LabService,
-        timeline: Timeline,
-        *,
-        fleets: dict[int, Fleet],
-        rng: random.Random,
-        set_fault: Callable[[Fault], Awaitable[str]],
-    ) -> None:
-        self._lab = lab
-        self._operations = lab.operations
-        self._timeline = timeline
-        self._fleets = fleets
-        self._rng = rng
-        self._set_fault = set_fault
-        self._fault_ids: dict[str, str] = {}
-
-    async def run(self, step: ScenarioStep) -> None:
-        await VERBS[step.do].action(self, step)
-
-    async def restart(self, step: ScenarioStep) -> None:
-        await self._operations.restart(self._pick_vm(step), **self._options(step))
-
-    async def redeploy(self, step: ScenarioStep) -> None:
-        await self._operations.redeploy(self._pick_vm(step), **self._options(step))
-
-    async def evict(self, step: ScenarioStep) -> None:
-        await self._operations.evict(self._pick_vm(step), **self._options(step))
-
-    async def delete(self, step: ScenarioStep) -> None:
-        await self._operations.delete(self._pick_vm(step), **self._options(step))
-
-    async def maintain(self, step: ScenarioStep) -> None:
-        await self._operations.maintain(
-            self._pick_host(step),
-            type=EventType(step.type),
-            cause=Cause(step.cause or Cause.MAINTENANCE),
-            duration_seconds=step.duration_seconds,
-            description=step.description,
-            **self._options(step),
-        )
-
-    async def degrade(self, step: ScenarioStep) -> None:
-        await self._operations.degrade(self._pick_host(step), **self._options(step))
-
-    async def fail(self, step: ScenarioStep) -> None:
-        await self._operations.fail(self._pick_host(step), by=make_author(step.as_))
-
-    async def approve(self, step: ScenarioStep) -> None:
-        for event_id in self._find_events(step):
-            await self._operations.approve(event_id, by=BY, vm=step.vm or "")
-
-    async def cancel(self, step: ScenarioStep) -> None:
-        for event_id in self._find_events(step):
-            await self._operations.cancel(event_id, by=BY)
-
-    async def complete(self, step: ScenarioStep) -> None:
-        for event_id in self._find_events(step):
-            await self._operations.complete(event_id, by=BY)
-
-    async def extend(self, step: ScenarioStep) -> None:
-        for event_id in self._find_events(step):
-            not_before = self._operations.find_event(event_id).event.not_before
-            later = not_before + parse_duration(step.by) / self._lab.rate
-            await self._operations.extend(event_id, by=BY, not_before=later)
-
-    async def apply(self, step: ScenarioStep) -> None:
-        await self._operations.apply(self._fleets[step.number], by=BY)
-
-    async def set_fault(self, step: ScenarioStep) -> None:
-        assert step.set is not None, "the parser requires it"
-        fault_id = await self._set_fault(step.set)
-        if step.as_ is not None:
-            self._fault_ids[step.as_] = fault_id
-
-    async def clear(self, step: ScenarioStep) -> None:
-        name, faults = step.fault, self._lab.faults.by_id
-        if name is not None and name not in self._fault_ids:
-            raise NotFound(f"the fault {name} has not been set yet", fault=name)
-        for fault_id in list(faults) if name is None else [self._fault_ids[name]]:
-            if fault_id in faults:
-                self._lab.remove_fault(fault_id)
-
-    async def break_vm(self, step: ScenarioStep) -> None:
-        self._lab.platform.failing.add(step.vm or "")
-
-    async def mend_vm(self, step: ScenarioStep) -> None:
-        self._lab.platform.failing.discard(step.vm or "")
-
-    async def jump(self, step: ScenarioStep) -> None:
-        await self._lab.jump(self._lab.clock.now() + parse_duration(step.by))
-
-    async def log(self, step: ScenarioStep) -> None:
-        """The transcript has an entry for every step, so there is nothing left to do."""
-
-    def _options(self, step: ScenarioStep) -> dict[str, Any]:
-        return {"by": make_author(step.as_), "not_before": self._not_before(step.notice)}
-
-    def _not_before(self, notice: str | None) -> datetime | None:
-        if notice is None:
-            return None
-        return self._lab.clock.now() + parse_duration(notice) / self._lab.rate
-
-    def _find_events(self, step: ScenarioStep) -> list[str]:
-        live = self._lab.engine.board.events
-        ids = [event.id for event in self._timeline.get_events(step.event) if event.id in live]
+    def find_events(self, name: str) -> list[str]:
+        live = self.lab.engine.board.events
+        ids = [event.id for event in self.timeline.get_events(name) if event.id in live]
         if not ids:
-            raise NotFound(f"there is no event named {step.event} now", event=step.event)
+            raise NotFound(f"there is no event named {name} now", event=name)
         return ids
 
-    def _pick_vm(self, step: ScenarioStep) -> str:
-        return self._pick(step.vm or "", self._list_idle_vms, "VM")
+    def pick_vm(self, vm: str) -> str:
+        return self._choose(self._list_idle_vms(), "VM") if vm == ANY else vm
 
-    def _pick_host(self, step: ScenarioStep) -> str:
-        return self._pick(step.host, self._list_idle_hosts, "host")
+    def pick_host(self, host: str) -> str:
+        if host != ANY:
+            return host
+        idle, hosts = set(self._list_idle_vms()), self.lab.engine.board.hosts
+        return self._choose([name for name, vms in hosts.items() if vms <= idle], "host")
 
-    def _pick(self, name: str, list_idle: Callable[[], list[str]], what: str) -> str:
-        if name != ANY:
-            return name
-        idle = list_idle()
+    def _choose(self, idle: list[str], what: str) -> str:
         if not idle:
             raise Refused(f"every {what} has a pending event; expected one without")
-        return self._rng.choice(idle)
+        return self.rng.choice(sorted(idle))
 
     def _list_idle_vms(self) -> list[str]:
-        """Return the running VMs without an event or impact, sorted by name."""
+        """Return the running VMs without an event or impact."""
         idle = []
-        for published in self._lab.engine.board.scopes.values():
+        for published in self.lab.engine.board.scopes.values():
             scope = published.scope
             busy = {vm for event in scope.events for vm in event.resources}
             busy |= {impact.vm for impact in scope.impacts}
-            idle += [
-                vm.name for vm in scope.vms if vm.power is Power.RUNNING and vm.name not in busy
-            ]
-        return sorted(idle)
-
-    def _list_idle_hosts(self) -> list[str]:
-        idle = set(self._list_idle_vms())
-        return sorted(host for host, vms in self._lab.engine.board.hosts.items() if vms <= idle)
+            running = (vm.name for vm in scope.vms if vm.power is Power.RUNNING)
+            idle += [vm for vm in running if vm not in busy]
+        return idle
 
 
-def make_author(name: str | None) -> str:
-    """Return the author of a change. The timeline reads the names of events from it."""
-    return BY if name is None else f"{BY}: {name}"
+class AnyStep(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    forbid_unknown_fields=True,
+    tag_field="do",
+    rename={"as_": "as"},
+):
+    """The members of every step. `run` raises an Error that says why it could not be done."""
+
+    at: Duration | None = None
+    when: When | None = None
+    after: Duration | None = None
+    repeat: Repeat | None = None
+
+    @property
+    def verb(self) -> str:
+        return str(self.__struct_config__.tag)
+
+    def describe(self) -> str:
+        """Return its members as text, without its verb, its time and nested values."""
+        hidden = {"do", *AnyStep.__struct_fields__}
+        return ", ".join(
+            f"{name} {value}"
+            for name, value in msgspec.to_builtins(self).items()
+            if name not in hidden and isinstance(value, str | int)
+        )
+
+    async def run(self, stage: Stage) -> None:
+        raise NotImplementedError
 
 
-class Verb(NamedTuple):
-    about: str
-    members: dict[str, Any]
-    action: Callable[[StepRunner, ScenarioStep], Awaitable[None]]
+class VmStep(AnyStep, frozen=True, kw_only=True):
+    """Does `operation` to a VM."""
+
+    vm: VmOrAny
+    notice: Duration | None = None
+    as_: Name | None = None
+    operation: ClassVar[Callable[..., Awaitable[object]]]
+
+    async def run(self, stage: Stage) -> None:
+        vm, announcement = stage.pick_vm(self.vm), stage.announce(self.as_, self.notice)
+        await type(self).operation(stage.operations, vm, **announcement)
 
 
-TIMES = {
-    "at": Duration | None,
-    "when": When | None,
-    "after": Duration | None,
-    "repeat": Repeat | None,
-}
-"""The members of every step."""
-_NAMED = {"as": Name | None}
-_NOTICE = {"notice": Duration | None, "as": Name | None}
+class RestartStep(VmStep, frozen=True, kw_only=True, tag="restart"):
+    """A user restarts a VM."""
 
-VERBS = {
-    "restart": Verb("A user restarts a VM.", {"vm": NameOrAny, **_NOTICE}, StepRunner.restart),
-    "redeploy": Verb(
-        "A user moves a VM to another host.", {"vm": NameOrAny, **_NOTICE}, StepRunner.redeploy
-    ),
-    "evict": Verb("The platform evicts a spot VM.", {"vm": NameOrAny, **_NOTICE}, StepRunner.evict),
-    "delete": Verb("A user deletes a VM.", {"vm": NameOrAny, **_NOTICE}, StepRunner.delete),
-    "maintain": Verb(
-        "The platform maintains a host: one event per scope and update domain.",
-        {
-            "host": NameOrAny,
-            "type": MaintenanceType,
-            "cause": MaintenanceCause | None,
-            "duration_seconds": Seconds | None,
-            "description": Text | None,
-            **_NOTICE,
-        },
-        StepRunner.maintain,
-    ),
-    "degrade": Verb(
-        "A host's hardware will fail: seven days' notice.",
-        {"host": NameOrAny, **_NOTICE},
-        StepRunner.degrade,
-    ),
-    "fail": Verb(
-        "A host's hardware has failed: the event starts without notice.",
-        {"host": NameOrAny, **_NAMED},
-        StepRunner.fail,
-    ),
-    "approve": Verb(
-        "An operator approves the events of a name, or does so on behalf of `vm`.",
-        {"event": EventName, "vm": Name | None},
-        StepRunner.approve,
-    ),
-    "cancel": Verb("A Scheduled event is cancelled.", {"event": EventName}, StepRunner.cancel),
-    "complete": Verb("A Started event ends early.", {"event": EventName}, StepRunner.complete),
-    "extend": Verb(
-        "NotBefore is postponed.", {"event": EventName, "by": Duration}, StepRunner.extend
-    ),
-    "apply": Verb("Another fleet is applied.", {"fleet": FleetFile}, StepRunner.apply),
-    "fault": Verb(
-        "A fault begins. `as` names it for `clear`.",
-        {"set": Fault, **_NAMED},
-        StepRunner.set_fault,
-    ),
-    "clear": Verb(
-        "The named fault ends; without a name, all faults end.",
-        {"fault": Name | None},
-        StepRunner.clear,
-    ),
-    "break": Verb("Impacts on this VM fail.", {"vm": Name}, StepRunner.break_vm),
-    "mend": Verb("Impacts on this VM work again.", {"vm": Name}, StepRunner.mend_vm),
-    "jump": Verb(
-        "The clock jumps ahead, as on a machine that was suspended. Only on a virtual clock.",
-        {"by": Duration},
-        StepRunner.jump,
-    ),
-    "log": Verb("A line in the transcript.", {"text": Text}, StepRunner.log),
-}
+    operation = Operations.restart
+
+
+class RedeployStep(VmStep, frozen=True, kw_only=True, tag="redeploy"):
+    """A user moves a VM to another host."""
+
+    operation = Operations.redeploy
+
+
+class EvictStep(VmStep, frozen=True, kw_only=True, tag="evict"):
+    """The platform evicts a spot VM."""
+
+    operation = Operations.evict
+
+
+class DeleteStep(VmStep, frozen=True, kw_only=True, tag="delete"):
+    """A user deletes a VM."""
+
+    operation = Operations.delete
+
+
+class MaintainStep(AnyStep, frozen=True, kw_only=True, tag="maintain"):
+    """The platform maintains a host: one event per scope and update domain."""
+
+    host: HostOrAny
+    type: MaintenanceType
+    cause: MaintenanceCause = MaintenanceCause.MAINTENANCE
+    duration_seconds: Seconds | None = None
+    description: Text | None = None
+    notice: Duration | None = None
+    as_: Name | None = None
+
+    async def run(self, stage: Stage) -> None:
+        await stage.operations.maintain(
+            stage.pick_host(self.host),
+            type=EventType(self.type),
+            cause=Cause(self.cause),
+            duration_seconds=self.duration_seconds,
+            description=self.description,
+            **stage.announce(self.as_, self.notice),
+        )
+
+
+class DegradeStep(AnyStep, frozen=True, kw_only=True, tag="degrade"):
+    """A host's hardware will fail: seven days' notice."""
+
+    host: HostOrAny
+    notice: Duration | None = None
+    as_: Name | None = None
+
+    async def run(self, stage: Stage) -> None:
+        host, announcement = stage.pick_host(self.host), stage.announce(self.as_, self.notice)
+        await stage.operations.degrade(host, **announcement)
+
+
+class FailStep(AnyStep, frozen=True, kw_only=True, tag="fail"):
+    """A host's hardware has failed: the event starts without notice."""
+
+    host: HostOrAny
+    as_: Name | None = None
+
+    async def run(self, stage: Stage) -> None:
+        host, announcement = stage.pick_host(self.host), stage.announce(self.as_, None)
+        await stage.operations.fail(host, by=announcement["by"])
+
+
+class EventStep(AnyStep, frozen=True, kw_only=True):
+    """Does something to each live event of a name."""
+
+    event: EventName
+
+    async def run(self, stage: Stage) -> None:
+        for event_id in stage.find_events(self.event):
+            await self.change(event_id, stage)
+
+    async def change(self, event_id: str, stage: Stage) -> None:
+        raise NotImplementedError
+
+
+class ApproveStep(EventStep, frozen=True, kw_only=True, tag="approve"):
+    """An operator approves the events of a name, or does so on behalf of `vm`."""
+
+    vm: VmName | None = None
+
+    async def change(self, event_id: str, stage: Stage) -> None:
+        await stage.operations.approve(event_id, by=BY, vm=self.vm or "")
+
+
+class CancelStep(EventStep, frozen=True, kw_only=True, tag="cancel"):
+    """A Scheduled event is cancelled."""
+
+    async def change(self, event_id: str, stage: Stage) -> None:
+        await stage.operations.cancel(event_id, by=BY)
+
+
+class CompleteStep(EventStep, frozen=True, kw_only=True, tag="complete"):
+    """A Started event ends early."""
+
+    async def change(self, event_id: str, stage: Stage) -> None:
+        await stage.operations.complete(event_id, by=BY)
+
+
+class ExtendStep(EventStep, frozen=True, kw_only=True, tag="extend"):
+    """NotBefore is postponed."""
+
+    by: Duration
+
+    async def change(self, event_id: str, stage: Stage) -> None:
+        not_before = stage.operations.find_event(event_id).event.not_before
+        later = not_before + parse_duration(self.by) / stage.lab.rate
+        await stage.operations.extend(event_id, by=BY, not_before=later)
+
+
+class ApplyStep(AnyStep, frozen=True, kw_only=True, tag="apply"):
+    """Another fleet is applied."""
+
+    fleet: FleetFile
+
+    async def run(self, stage: Stage) -> None:
+        await stage.operations.apply(fleet_parser.build(self.fleet), by=BY)
+
+
+class FaultStep(AnyStep, frozen=True, kw_only=True, tag="fault"):
+    """A fault begins. `as` names it for `clear`."""
+
+    set: Fault
+    as_: Name | None = None
+
+    async def run(self, stage: Stage) -> None:
+        fault_id = await stage.set_fault(self.set)
+        if self.as_ is not None:
+            stage.fault_ids[self.as_] = fault_id
+
+
+class ClearStep(AnyStep, frozen=True, kw_only=True, tag="clear"):
+    """The named fault ends; without a name, all faults end."""
+
+    fault: FaultName | None = None
+
+    async def run(self, stage: Stage) -> None:
+        name, faults = self.fault, stage.lab.faults.by_id
+        if name is not None and name not in stage.fault_ids:
+            raise NotFound(f"the fault {name} has not been set yet", fault=name)
+        for fault_id in list(faults) if name is None else [stage.fault_ids[name]]:
+            if fault_id in faults:
+                stage.lab.remove_fault(fault_id)
+
+
+class BreakStep(AnyStep, frozen=True, kw_only=True, tag="break"):
+    """Impacts on this VM fail."""
+
+    vm: VmName
+
+    async def run(self, stage: Stage) -> None:
+        stage.lab.platform.failing.add(self.vm)
+
+
+class MendStep(AnyStep, frozen=True, kw_only=True, tag="mend"):
+    """Impacts on this VM work again."""
+
+    vm: VmName
+
+    async def run(self, stage: Stage) -> None:
+        stage.lab.platform.failing.discard(self.vm)
+
+
+class JumpStep(AnyStep, frozen=True, kw_only=True, tag="jump"):
+    """The clock jumps ahead, as on a machine that was suspended. Only on a virtual clock."""
+
+    by: Duration
+
+    async def run(self, stage: Stage) -> None:
+        await stage.lab.change_clock(time=stage.lab.clock.now() + parse_duration(self.by))
+
+
+class LogStep(AnyStep, frozen=True, kw_only=True, tag="log"):
+    """A line in the transcript."""
+
+    text: Text
+
+    def describe(self) -> str:
+        return self.text
+
+    async def run(self, stage: Stage) -> None:
+        """The transcript has an entry for every step, so there is nothing left to do."""
+
+
+ScenarioStep = (
+    RestartStep
+    | RedeployStep
+    | EvictStep
+    | DeleteStep
+    | MaintainStep
+    | DegradeStep
+    | FailStep
+    | ApproveStep
+    | CancelStep
+    | CompleteStep
+    | ExtendStep
+    | ApplyStep
+    | FaultStep
+    | ClearStep
+    | BreakStep
+    | MendStep
+    | JumpStep
+    | LogStep
+)

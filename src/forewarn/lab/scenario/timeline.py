@@ -1,21 +1,25 @@
 """The timeline of a run: what happened, reduced to what conditions and verdicts need.
 
-Each transcript entry becomes an `ObservedEntry`, which conditions and the console look at as it
-happens. The timeline keeps only small records, since a run may see millions of polls.
+Each transcript entry becomes an `Observation`, which conditions and the console look at as it
+happens. The timeline keeps no bodies, since a run may see millions of polls.
 """
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from functools import cached_property
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from forewarn.client.errors import InvalidDocument
 from forewarn.client.models import Document, read_document
+from forewarn.core.event import EventType, Status
 from forewarn.duration import parse_duration
 from forewarn.engine.operations import ScopedEvent
 from forewarn.errors import Invalid
+from forewarn.lab.names import shorten_list
 from forewarn.lab.transcript import TranscriptEntry, TranscriptKind
 from forewarn.wire.approval import parse as parse_approval
 
@@ -27,7 +31,8 @@ DELAYS = {"first-call", "latency"}
 GRACE = timedelta(seconds=1)
 
 
-class TrackedEvent(NamedTuple):
+@dataclass(eq=False)
+class TrackedEvent:
     """An event as it was in the beginning. `vms` are all VMs of its scope: those that see it.
 
     `is_silent`: a user's operation without an event, because the scope was not polled.
@@ -40,19 +45,17 @@ class TrackedEvent(NamedTuple):
     resources: tuple[str, ...]
     vms: tuple[str, ...]
     is_silent: bool
+    changes: list[TranscriptEntry] = field(default_factory=list)
+    approvals: list["ObservedApproval"] = field(default_factory=list)
+
+    def find_change(self, *whats: str) -> datetime | None:
+        """Return the time of its first change of these kinds."""
+        return next((change.at for change in self.changes if change.what in whats), None)
 
     def __str__(self) -> str:
         if not self.type:
             return self.id[:8]
         return f"{self.type} of {', '.join(self.resources)} ({self.id[:8]})"
-
-
-class ObservedChange(NamedTuple):
-    at: datetime
-    what: str
-    event: TrackedEvent | None
-    vm: str
-    detail: str
 
 
 class ObservedApproval(NamedTuple):
@@ -61,14 +64,6 @@ class ObservedApproval(NamedTuple):
     at: datetime
     vm: str
     event: TrackedEvent
-
-
-class ObservedRequest(NamedTuple):
-    at: datetime
-    is_poll: bool
-    is_good: bool
-    status: int
-    faults: tuple[str, ...]
 
 
 class ShownEvent(NamedTuple):
@@ -80,6 +75,18 @@ class ShownEvent(NamedTuple):
     type: str
     status: str
     source: str
+
+
+class Observation(NamedTuple):
+    """A transcript entry and what can be read from it.
+
+    `event` is that of a change, `document` what a poll returned, if a client could read it.
+    """
+
+    entry: TranscriptEntry
+    event: TrackedEvent | None
+    document: Document | None
+    approvals: tuple[ObservedApproval, ...]
 
 
 class Timeline:
@@ -97,45 +104,48 @@ class Timeline:
         rate: float = 1.0,
         is_real: bool = False,
     ) -> None:
-        self.start = start
-        self.end = start
+        self.start = self.end = start
         self.rate = rate
         self.grace = GRACE if is_real else timedelta(0)
         self.events: dict[str, TrackedEvent] = {}
-        self.changes: list[ObservedChange] = []
         self.approvals: list[ObservedApproval] = []
-        self.requests: dict[str, list[ObservedRequest]] = defaultdict(list)
+        self.requests: dict[str, list[TranscriptEntry]] = defaultdict(list)
         self.sightings: list[ShownEvent] = []
+        self.left_at: dict[str, datetime] = {}
+        """When VMs left the fleet."""
         self._find = find
-        self._changes_by_event: dict[str, list[ObservedChange]] = defaultdict(list)
-        self._approvals_by_event: dict[str, list[ObservedApproval]] = defaultdict(list)
         self._shown: dict[tuple[str, str], tuple[str, str, str]] = {}
 
-    def add(self, entry: TranscriptEntry) -> "ObservedEntry":
+    def add(self, entry: TranscriptEntry) -> Observation:
         """Record an entry, and return it with what can be read from it."""
-        self.end = max(self.end, entry.at)
-        if entry.kind is TranscriptKind.CHANGE and entry.what in ("scheduled", "executed-silently"):
-            self._track(entry)
-        observation = ObservedEntry(entry, self)
+        document = None
         if entry.kind is TranscriptKind.CHANGE:
-            event = observation.event
-            change = ObservedChange(entry.at, entry.what, event, entry.vm, entry.detail)
-            self.changes.append(change)
-            if event is not None:
-                self._changes_by_event[event.id].append(change)
-        if entry.kind is TranscriptKind.REQUEST:
-            self._add_request(observation)
-        for vm, event in observation.approvals:
-            approval = ObservedApproval(entry.at, vm, event)
-            self.approvals.append(approval)
-            self._approvals_by_event[event.id].append(approval)
-        return observation
+            self._add_change(entry)
+        elif entry.kind is TranscriptKind.REQUEST:
+            self.requests[entry.vm].append(replace(entry, request_body="", response_body=""))
+            document = read_polled(entry)
+            if document is not None:
+                self._add_sightings(entry, document)
+        approvals = tuple(self._read_approvals(entry))
+        self.approvals += approvals
+        for approval in approvals:
+            approval.event.approvals.append(approval)
+        return Observation(entry, self.events.get(entry.event), document, approvals)
 
-    def _track(self, entry: TranscriptEntry) -> None:
+    def _add_change(self, entry: TranscriptEntry) -> None:
+        if entry.what in ("scheduled", "executed-silently"):
+            self.events[entry.event] = self._track(entry)
+        if entry.what == "left":
+            self.left_at.setdefault(entry.vm, entry.at)
+        if entry.event in self.events:
+            self.events[entry.event].changes.append(entry)
+
+    def _track(self, entry: TranscriptEntry) -> TrackedEvent:
         found = self._find(entry.event)
-        self.events[entry.event] = TrackedEvent(
+        author, _, name = entry.by.partition(": ")
+        return TrackedEvent(
             id=entry.event,
-            name=_read_name(entry.by),
+            name=name if author == BY else "",
             at=entry.at,
             type=str(found.event.type) if found else "",
             resources=found.event.resources if found else (entry.vm,),
@@ -143,39 +153,30 @@ class Timeline:
             is_silent=entry.what == "executed-silently",
         )
 
-    def _add_request(self, observation: "ObservedEntry") -> None:
-        entry = observation.entry
-        self.requests[entry.vm].append(
-            ObservedRequest(
-                entry.at, observation.is_poll, observation.is_good, entry.status, entry.faults
-            )
-        )
-        for event in observation.document.events if observation.document else ():
+    def _add_sightings(self, entry: TranscriptEntry, document: Document) -> None:
+        for event in document.events:
             shown = (event.type, event.status, event.source)
             if self._shown.get((entry.vm, event.key)) != shown:
                 self._shown[entry.vm, event.key] = shown
                 self.sightings.append(ShownEvent(entry.at, entry.vm, event.key, *shown))
 
+    def _read_approvals(self, entry: TranscriptEntry) -> list[ObservedApproval]:
+        """Return the approvals by VMs that an entry reports.
+
+        The change counts too: a VM whose response was lost has approved all the same.
+        """
+        vm, ids = entry.vm, list[str]()
+        if entry.kind is TranscriptKind.REQUEST and entry.method == "POST" and entry.status == 200:
+            with suppress(Invalid):  # a long body is cut in the transcript
+                ids = list(parse_approval(entry.request_body.encode()))
+        elif entry.what == "approved" and entry.by.startswith("vm "):
+            vm, ids = entry.detail, [entry.event]
+        events = [self.events[event_id] for event_id in ids if event_id in self.events]
+        return [ObservedApproval(entry.at, vm, event) for event in events]
+
     def get_events(self, name: str) -> list[TrackedEvent]:
         """Return the events that steps gave this name, the oldest first."""
         return [event for event in self.events.values() if event.name == name]
-
-    def get_changes(self, event: TrackedEvent) -> list[ObservedChange]:
-        return self._changes_by_event[event.id]
-
-    def get_approvals(self, event: TrackedEvent) -> list[ObservedApproval]:
-        return self._approvals_by_event[event.id]
-
-    def find_change(self, event: TrackedEvent, what: str) -> datetime | None:
-        """Return the time of an event's first change of this kind."""
-        return next((each.at for each in self.get_changes(event) if each.what == what), None)
-
-    def has_all(self, name: str, what: str) -> bool:
-        """Return whether this change has come for every event of a name that can still have it."""
-        reached = [
-            {change.what for change in self.get_changes(event)} for event in self.get_events(name)
-        ]
-        return all(what in changes or not changes.isdisjoint(ENDINGS) for changes in reached)
 
     def measure(self, since: datetime, until: datetime) -> timedelta:
         """Return a duration in the scenario's time."""
@@ -190,56 +191,21 @@ class Timeline:
         return parse_duration(duration) / self.rate + self.grace
 
 
-class ObservedEntry:
-    """A transcript entry, and what can be read from it, parsed at most once."""
-
-    def __init__(self, entry: TranscriptEntry, timeline: Timeline) -> None:
-        self.entry = entry
-        self.event = timeline.events.get(entry.event)
-        self.change = entry.what if entry.kind is TranscriptKind.CHANGE else ""
-        self.timeline = timeline
-
-    @property
-    def is_poll(self) -> bool:
-        return is_poll(self.entry)
-
-    @property
-    def is_good(self) -> bool:
-        """Whether a request got the right response, even if late."""
-        return self.entry.status in GOOD_STATUSES and set(self.entry.faults) <= DELAYS
-
-    @cached_property
-    def document(self) -> Document | None:
-        """The document in the response, if a client could read it."""
-        if self.is_poll and self.entry.status == 200 and self.entry.response_body:
-            with suppress(InvalidDocument):
-                return read_document(self.entry.response_body.encode())
-        return None
-
-    @cached_property
-    def approvals(self) -> tuple[tuple[str, TrackedEvent], ...]:
-        """The VMs and the events that they approved.
-
-        The change counts too: a VM whose response was lost has approved all the same.
-        """
-        entry, events = self.entry, self.timeline.events
-        if entry.kind is TranscriptKind.REQUEST and entry.method == "POST" and entry.status == 200:
-            with suppress(Invalid):
-                ids = parse_approval(entry.request_body.encode())
-                return tuple((entry.vm, events[event_id]) for event_id in ids if event_id in events)
-        if self.change == "approved" and self.event and entry.by.startswith("vm "):
-            return ((entry.detail, self.event),)
-        return ()
-
-
 def is_poll(entry: TranscriptEntry) -> bool:
     is_get = entry.kind is TranscriptKind.REQUEST and entry.method == "GET"
     return is_get and "/scheduledevents" in entry.path.lower()
 
 
-def _read_name(by: str) -> str:
-    author, _, name = by.partition(": ")
-    return name if author == BY else ""
+def is_good(entry: TranscriptEntry) -> bool:
+    """Return whether a request got the right response, even if late."""
+    return entry.status in GOOD_STATUSES and set(entry.faults) <= DELAYS
+
+
+def read_polled(entry: TranscriptEntry) -> Document | None:
+    if is_poll(entry) and entry.status == 200 and entry.response_body:
+        with suppress(InvalidDocument):
+            return read_document(entry.response_body.encode())
+    return None
 
 
 def format_duration(duration: timedelta) -> str:
@@ -248,3 +214,55 @@ def format_duration(duration: timedelta) -> str:
     hours, minutes = divmod(int(minutes), 60)
     parts = ((hours, "h"), (minutes, "m"), (seconds, "s"))
     return "".join(f"{value:g}{unit}" for value, unit in parts if value) or "0s"
+
+
+# --- conditions: what `when` of a step waits for
+
+FORMS = (
+    "VM approved",
+    "VM approved NAME",
+    "VM polled",
+    "VM sees TYPE STATUS",
+    "NAME scheduled|approved|started|completed|canceled|failed",
+)
+"""VM is a VM of the fleet, NAME a name that a step gives with `as`."""
+
+CHANGES = ("scheduled", "approved", "started", *ENDINGS)
+
+Condition = Callable[[Observation, Timeline], bool]
+"""Whether an observation makes it true."""
+
+
+def parse_condition(text: str, vms: Collection[str], names: Collection[str]) -> Condition:
+    """Parse a condition. ValueError says what was expected."""
+    match text.split():
+        case [vm, "approved"] if vm in vms:
+            return lambda seen, _: any(each.vm == vm for each in seen.approvals)
+        case [vm, "approved", name] if vm in vms and name in names:
+            approver = (vm, name)
+            return lambda seen, _: any(
+                (each.vm, each.event.name) == approver for each in seen.approvals
+            )
+        case [vm, "polled"] if vm in vms:
+            return lambda seen, _: is_poll(seen.entry) and seen.entry.vm == vm
+        case [vm, "sees", type_, status] if (
+            vm in vms and type_ in list(EventType) and status in list(Status)
+        ):
+            shown = (type_, status)
+            return lambda seen, _: (
+                seen.entry.vm == vm
+                and seen.document is not None
+                and any((event.type, event.status) == shown for event in seen.document.events)
+            )
+        case [name, change] if name in names and change in CHANGES:
+            return lambda seen, timeline: _have_all(seen, timeline, name, change)
+    subjects = f"with {shorten_list(vms)} for VM and {shorten_list(names)} for NAME"
+    raise ValueError(f"one of: {'; '.join(FORMS)}; {subjects}")
+
+
+def _have_all(seen: Observation, timeline: Timeline, name: str, change: str) -> bool:
+    """Return whether this is the change of the last event of a name that can still have it."""
+    if seen.event is None or seen.event.name != name or seen.entry.what != change:
+        return False
+    events = timeline.get_events(name)
+    return all(event.find_change(change, *ENDINGS) is not None for event in events)

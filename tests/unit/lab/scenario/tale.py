@@ -9,9 +9,8 @@ import msgspec
 from forewarn.core.event import Cause, Event, EventType, Source, Status
 from forewarn.core.fleet import Scope
 from forewarn.engine.operations import ScopedEvent
-from forewarn.lab.scenario.schema import Expectation
+from forewarn.lab.scenario.expectations import Expectation, ScenarioVerdict, judge
 from forewarn.lab.scenario.timeline import Timeline
-from forewarn.lab.scenario.verdicts import ScenarioVerdict, judge
 from forewarn.lab.transcript import TranscriptEntry, TranscriptKind
 from tests.builders import NOON, guid, vm
 
@@ -28,7 +27,7 @@ class Tale:
     def __init__(self, *, rate: float = 1.0, is_real: bool = False, **expected: Any) -> None:
         self._live: dict[str, ScopedEvent] = {}
         self._count = 0
-        self._expected = msgspec.convert(expected, Expectation) if expected else None
+        self._expected: Expectation = msgspec.convert(expected, Expectation)
         self.timeline = Timeline(NOON, self._live.get, rate=rate, is_real=is_real)
 
     def scheduled(
@@ -93,7 +92,6 @@ class Tale:
         )
 
     def ends(self, seconds: float = 3600) -> ScenarioVerdict:
-        assert self._expected is not None
         self.timeline.end = at(seconds)
         return judge(self._expected, self.timeline)
 

@@ -30,7 +30,7 @@ def run_shell(
         ) as program:
             async with asyncio.timeout(10):
                 await is_ready.wait()
-        return program.exit_code
+        return program.returncode
 
     return asyncio.run(run()), lines
 

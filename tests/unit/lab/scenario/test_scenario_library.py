@@ -1,5 +1,6 @@
 """The library: each scenario passes with good guests, and fails with wrong ones."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -89,7 +90,7 @@ def test_scenario_fails_with_a_wrong_guest(name: str) -> None:
 
 
 def with_guest(scenario: Scenario, guest: GuestEntry) -> Scenario:
-    return replace(scenario, file=replace(scenario.file, guests=(guest,)))
+    return dataclasses.replace(scenario, file=replace(scenario.file, guests=(guest,)))
 
 
 def shortened(scenario: Scenario) -> Scenario:
@@ -98,7 +99,7 @@ def shortened(scenario: Scenario) -> Scenario:
         step if step.repeat is None else replace(step, repeat=replace(step.repeat, times=3))
         for step in scenario.file.steps
     )
-    return replace(
+    return dataclasses.replace(
         scenario,
         file=replace(scenario.file, steps=steps, until=min(scenario.file.until, "2h", key=len)),
     )
