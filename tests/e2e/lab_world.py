@@ -43,11 +43,7 @@ class FaultyWorld(World):
         """Add a fault in the listener's event loop."""
 
         async def add() -> None:
-            self.faults.add(
-                f"f{len(self.faults.by_id) + 1}",
-                parse_fault({"fault": kind, **members}),
-                self.engine.clock.now(),
-            )
+            self.faults.add(parse_fault({"fault": kind, **members}), self.engine.clock.now())
 
         self.run(add())
 

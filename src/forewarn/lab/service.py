@@ -6,14 +6,11 @@ Not a second implementation: rules, engine, workers and metadata application are
 import asyncio
 import random
 import uuid
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from itertools import chain
-from typing import Any, NamedTuple
-from urllib.parse import unquote
 
 from msgspec.structs import replace
 
@@ -30,16 +27,17 @@ from forewarn.errors import Invalid, Refused
 from forewarn.fleetfile.parser import Fleet
 from forewarn.lab.clock import VirtualClock
 from forewarn.lab.fault.active import ActiveFault, FaultSet
-from forewarn.lab.fault.filter import SLEEP, FaultFilter
+from forewarn.lab.fault.filter import FaultFilter
 from forewarn.lab.fault.kinds import EnablementLapse, Fault
-from forewarn.lab.fault.tcp import ConnectionDropped, FilteredPolls
-from forewarn.lab.listeners import LISTENERS_MAX, VmListeners
+from forewarn.lab.fault.response import FaultyResponse, call_app
+from forewarn.lab.fault.tcp import EXTENSION, ConnectionDropped, FilteredPolls, GuestConnection
+from forewarn.lab.scheduler import Scheduler
 from forewarn.lab.transcript import Transcript, TranscriptKind
 from forewarn.platform.simulated import SimulatedPlatform
 from forewarn.store.memory import MemoryStore
 from forewarn.web.http.admission import Limits
 from forewarn.web.http.listener import SERVER_METADATA, Application, Listener
-from forewarn.web.http.message import plain_address
+from forewarn.web.http.message import Header, plain_address
 from forewarn.web.metadata import request as metadata_request
 from forewarn.web.metadata.app import Message, Metadata, Receive, Send
 from forewarn.web.service import Service
@@ -47,6 +45,8 @@ from forewarn.web.service import Service
 ADVANCE_MAX = timedelta(days=366)
 START_MIN, END_MAX = datetime(1970, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
 RATE_MIN, RATE_MAX = 0.001, 1_000_000
+LISTENERS_MAX = 256
+NO_RESPONSE = FaultyResponse(0, ())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,58 +64,54 @@ class Setup:
     seed: int = 0
 
 
-class LabResponse(NamedTuple):
-    """A response to a request without a socket. Status 0: the connection was dropped."""
-
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-
 @asynccontextmanager
 async def open_lab(setup: Setup) -> AsyncIterator["LabService"]:
     """Run a lab; everything that it opened is closed at the end."""
     clock = make_clock(setup)
     rng = random.Random(f"ids {setup.seed}")
-    async with server.open_service(
-        MemoryStore(), clock, make_timing(setup.rate), partial(make_id, rng)
-    ) as service:
-        lab = LabService(setup, clock, service)
+    async with (
+        server.open_service(
+            MemoryStore(), clock, make_timing(setup.rate), partial(make_id, rng)
+        ) as service,
+        Scheduler(clock) as scheduler,
+    ):
+        lab = LabService(setup, clock, service, scheduler)
         if setup.fleet is not None:
             await lab.operations.apply(setup.fleet, by="lab")
         service.engine.subscribe_entries(lab.transcript.add_change)
         async with server.run_workers(Config(), service, lab.platform, "platform"):
             if isinstance(clock, VirtualClock):
-                lab.start_task(clock.run())
+                scheduler.start(clock.run())
+            await asyncio.sleep(0)  # the workers start
             try:
                 yield lab
             finally:
                 await lab.close_listeners()
-                await lab.cancel_tasks()
 
 
 class LabService:
     """A running lab. Created by `open_lab`."""
 
-    def __init__(self, setup: Setup, clock: VirtualClock | RealClock, service: Service) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        clock: VirtualClock | RealClock,
+        service: Service,
+        scheduler: Scheduler,
+    ) -> None:
         self.service = service
         self.clock = clock
-        self.engine = engine = service.engine
+        self.scheduler = scheduler
+        self.engine = service.engine
         self.rate = setup.rate
         self.operations = service.operations
         self.transcript = Transcript(clock.now)
         self.faults = FaultSet()
-        self._faults_count = 0
-        self._tasks: list[asyncio.Task[None]] = []
-        board = engine.board
-        self.platform = SimulatedPlatform(
-            clock,
-            durations=engine.timing.duration,
-            hosts=lambda: chain(board.hosts, board.declared_hosts),
-            avoid=service.campaigns.host_priorities,
-        )
         self.config = Config(identify=(Identify.PATH, Identify.ADDRESS))
-        self._application = LabMetadata(engine, self.config, self.faults)
+        platform = server.make_platform(self.config, clock, service)
+        assert isinstance(platform, SimulatedPlatform), "the default of the option"
+        self.platform = platform
+        self._application = LabMetadata(self.engine, self.config, self.faults)
         self.metadata = FaultFilter(
             self._application,
             faults=self.faults,
@@ -125,72 +121,62 @@ class LabService:
             get_vm=self._get_vm,
         )
         self._listeners: list[Listener] = []
-        self._vm_listeners = VmListeners(self._make_vm_listener)
+        self._vm_listeners: dict[str, Listener] = {}
+        self._opening = asyncio.Lock()
 
     # --- the clock
 
     async def advance(self, duration: timedelta) -> None:
         """Let time pass. Returns when everything that was due is done."""
         clock, seconds = self._require_virtual_clock(), duration.total_seconds()
-        if not timedelta(0) <= duration <= ADVANCE_MAX:
+        if not timedelta(0) <= duration <= min(ADVANCE_MAX, END_MAX - clock.now()):
+            limits = f"0 to {ADVANCE_MAX.days} days, and a time before the year {END_MAX.year}"
             raise Invalid(
-                f"the clock cannot advance by {seconds:g} s; expected 0 to {ADVANCE_MAX.days} days",
-                seconds=seconds,
-            )
-        if duration > END_MAX - clock.now():
-            raise Invalid(
-                f"the clock cannot advance by {seconds:g} s: it ends in the year {END_MAX.year}",
-                seconds=seconds,
+                f"the clock cannot advance by {seconds:g} s; expected {limits}", seconds=seconds
             )
         self.transcript.add(TranscriptKind.CLOCK, what="advance", detail=str(duration))
         await clock.advance(duration)
 
-    async def jump(self, time: datetime) -> None:
-        """Set a later time immediately, as on a machine that was suspended."""
-        clock = self._check_jump(time)
-        self.transcript.add(TranscriptKind.CLOCK, what="jump", detail=time.isoformat())
-        await clock.jump(time.astimezone(UTC))
-
     async def change_clock(
-        self, *, rate: float | None, time: datetime | None, is_running: bool | None
+        self,
+        *,
+        rate: float | None = None,
+        time: datetime | None = None,
+        is_running: bool | None = None,
     ) -> None:
-        """Change several properties; if one is refused, none is changed."""
-        if rate is not None:
-            make_timing(rate)
+        """Change the clock; if one of the changes is refused, none is made.
+
+        `rate` shortens the notices and durations of new events; `time` is jumped to, as on a
+        machine that was suspended; a clock that `is_running` follows the real time.
+        """
+        record = partial(self.transcript.add, TranscriptKind.CLOCK)
+        timing = None if rate is None else make_timing(rate)
         if time is not None:
             self._check_jump(time)
         if is_running is not None:
             self._require_virtual_clock()
-        if rate is not None:
-            self.set_rate(rate)
+        if rate is not None and timing is not None:
+            self.rate = rate
+            self.engine.retime(timing)
+            self.platform.durations = timing.duration
+            record(what="rate", detail=f"{rate:g}")
         if time is not None:
-            await self.jump(time)
+            record(what="jump", detail=time.isoformat())
+            await self._require_virtual_clock().jump(time.astimezone(UTC))
         if is_running is not None:
-            self.set_running(is_running=is_running)
+            clock = self._require_virtual_clock()
+            clock.is_running = is_running
+            record(what="resume" if is_running else "pause")
+            await clock.advance(timedelta(0))  # waits for a move that has begun
 
-    def _check_jump(self, time: datetime) -> VirtualClock:
-        """Return the clock if it can jump to this time."""
-        clock = self._require_virtual_clock()
-        now = clock.now()
+    def _check_jump(self, time: datetime) -> None:
+        now = self._require_virtual_clock().now()
         latest = min(now + ADVANCE_MAX, END_MAX)
         if time.tzinfo is None or not now <= time <= latest:
             expected = f"a time with a time zone, {now.isoformat()} to {latest.isoformat()}"
             raise Invalid(
                 f"the clock cannot jump to {time.isoformat()}; expected {expected}", now=time
             )
-        return clock
-
-    def set_running(self, *, is_running: bool) -> None:
-        """Let a virtual clock follow the real time, or pause it."""
-        self._require_virtual_clock().is_running = is_running
-        self.transcript.add(TranscriptKind.CLOCK, what="resume" if is_running else "pause")
-
-    def set_rate(self, rate: float) -> None:
-        """Shorten the notices and durations of new events; existing events keep theirs."""
-        self.engine.retime(make_timing(rate))
-        self.rate = rate
-        self.platform.durations = self.engine.timing.duration
-        self.transcript.add(TranscriptKind.CLOCK, what="rate", detail=f"{rate:g}")
 
     def _require_virtual_clock(self) -> VirtualClock:
         if isinstance(self.clock, VirtualClock):
@@ -203,22 +189,18 @@ class LabService:
         """Add a fault. One that begins now is in effect when this returns."""
         for vm in fault.vms:
             self.engine.board.find_vm(vm)
-        self._faults_count += 1
-        added = self.faults.add(f"f{self._faults_count}", fault, self.clock.now())
+        added = self.faults.add(fault, self.clock.now())
         self._record_fault("added", added)
         if isinstance(fault, EnablementLapse):
-            begin = self._begin_lapse(added)
+            begin = partial(self._begin_lapse, added)
             if added.begins_at <= self.clock.now():
-                await begin
+                await begin()
             else:
-                self.start_task(begin, name=added.id)
+                self.scheduler.run_at(added.begins_at, begin)
         return added
 
     def remove_fault(self, fault_id: str) -> ActiveFault:
         removed = self.faults.remove(fault_id)
-        for task in self._tasks:
-            if task.get_name() == fault_id:
-                task.cancel()
         self._record_fault("removed", removed)
         return removed
 
@@ -227,10 +209,11 @@ class LabService:
         self.transcript.add(TranscriptKind.FAULT, vm=vms, what=what, detail=detail)
 
     async def _begin_lapse(self, lapse: ActiveFault) -> None:
-        """At its begin, forget the polls of its scopes; LabMetadata ignores new ones."""
-        await self.clock.sleep_until(lapse.begins_at)
+        """Forget the polls of its scopes, if it still exists; LabMetadata ignores new ones."""
         board, now = self.engine.board, self.clock.now()
         vms = [vm for vm in board.vms if lapse.is_active(vm, now)]
+        if lapse.id not in self.faults.by_id:
+            return
         for name in sorted({board.vms[vm].scope.name for vm in vms}):
             await self._forget_polls(board.scopes[name])
 
@@ -254,45 +237,30 @@ class LabService:
         method: str,
         target: str,
         body: bytes = b"",
-        headers: Sequence[tuple[str, str]] = (),
-    ) -> LabResponse:
-        """Send a request of a VM without a socket, for guests that live on the lab's clock."""
+        headers: Sequence[Header] = (),
+    ) -> FaultyResponse:
+        """Send a request of a VM without a socket, for guests that live on the lab's clock.
+
+        Status 0: the connection was dropped.
+        """
         path, _, query = target.partition("?")
         scope: Message = {
             "type": "http",
-            "http_version": "1.1",
             "method": method,
-            "path": f"/as/{vm}{unquote(path)}",
+            "path": f"/as/{vm}{path}",
             "query_string": query.encode(),
-            "headers": [
-                (name.lower().encode(), value.encode())
-                for name, value in (("host", "lab"), *headers)
-            ],
+            "headers": [(b"host", b"lab"), *headers],
             "client": None,
-            "extensions": {SLEEP: self.sleep},
+            "extensions": {EXTENSION: GuestConnection(self.clock)},
         }
         inbox = [{"type": "http.request", "body": body, "more_body": False}]
-        sent: list[Message] = []
 
         async def receive() -> Message:
             return inbox.pop() if inbox else await asyncio.get_running_loop().create_future()
 
-        async def send(message: Message) -> None:
-            sent.append(message)
-
         with suppress(ConnectionDropped):
-            await self.metadata(scope, receive, send)
-        if not sent:
-            return LabResponse(0, {}, b"")
-        response_headers = {
-            name.decode("latin-1").lower(): value.decode("latin-1")
-            for name, value in sent[0]["headers"]
-        }
-        response_body = b"".join(message.get("body", b"") for message in sent[1:])
-        return LabResponse(sent[0]["status"], response_headers, response_body)
-
-    async def sleep(self, seconds: float) -> None:
-        await self.clock.sleep_until(self.clock.now() + timedelta(seconds=seconds))
+            return await call_app(self.metadata, scope, receive) or NO_RESPONSE
+        return NO_RESPONSE
 
     async def listen_metadata(self, address: Address) -> str:
         """Open the metadata listener that all VMs share. Returns its URL."""
@@ -306,28 +274,47 @@ class LabService:
         return await self._open(server.make_control_listener(self.service, address, more=more))
 
     async def listen_vm(self, vm: str) -> str:
-        """Open the listener of a VM, once. Returns its URL."""
-        self.engine.board.find_vm(vm)
-        return await self._vm_listeners.open(vm, self.engine.board.vms)
+        """Open the listener of a VM, once. Returns its URL.
+
+        Every request on it is a request of that VM. Listeners of deleted VMs make room.
+        """
+        board, listeners = self.engine.board, self._vm_listeners
+        board.find_vm(vm)
+        async with self._opening:
+            for gone in listeners.keys() - board.vms.keys():
+                await listeners.pop(gone).stop()
+            if vm not in listeners and len(listeners) >= LISTENERS_MAX:
+                raise Refused(
+                    f"{LISTENERS_MAX} VMs have a listener already;"
+                    f" use /as/{vm} on the shared listener",
+                    listeners_max=LISTENERS_MAX,
+                )
+            if vm not in listeners:
+                application = partial(self._serve_vm, vm)
+                listener = self._make_listener(application, Address("127.0.0.1", 0))
+                await listener.start()
+                listeners[vm] = listener
+            return f"http://{listeners[vm].address}"
 
     async def listen_vms(self) -> dict[str, str]:
         """Open a listener for every VM, up to the limit. Returns all URLs."""
-        open_ones = self._vm_listeners.urls()
-        names = sorted(self.engine.board.vms, key=lambda vm: (vm not in open_ones, vm))
+        names = sorted(self.engine.board.vms, key=lambda vm: (vm not in self._vm_listeners, vm))
         for vm in names[:LISTENERS_MAX]:
             await self.listen_vm(vm)
         return self.vm_urls()
 
     def vm_urls(self) -> dict[str, str]:
         """Return the URLs of the open VM listeners, sorted by VM."""
+        listeners = sorted(self._vm_listeners.items())
         vms = self.engine.board.vms
-        return {vm: url for vm, url in self._vm_listeners.urls().items() if vm in vms}
+        return {vm: f"http://{listener.address}" for vm, listener in listeners if vm in vms}
 
     async def close_listeners(self) -> None:
         """Answer waiting requests and accept no more."""
         self._application.stop()
-        stops = (listener.stop() for listener in self._listeners)
-        await asyncio.gather(*stops, self._vm_listeners.close(), return_exceptions=True)
+        listeners = (*self._listeners, *self._vm_listeners.values())
+        stops = (listener.stop() for listener in listeners)
+        await asyncio.gather(*stops, return_exceptions=True)
 
     def _get_vm(self, scope: Message) -> str:
         """Return the VM of a request; empty if it is not a VM of the fleet."""
@@ -336,11 +323,8 @@ class LabService:
             name = self.engine.board.addresses.get(plain_address(scope["client"][0]), "")
         return name if name in self.engine.board.vms else ""
 
-    def _make_vm_listener(self, vm: str) -> Listener:
-        async def application(scope: Message, receive: Receive, send: Send) -> None:
-            await self.metadata({**scope, "path": f"/as/{vm}{scope['path']}"}, receive, send)
-
-        return self._make_listener(application, Address("127.0.0.1", 0))
+    async def _serve_vm(self, vm: str, scope: Message, receive: Receive, send: Send) -> None:
+        await self.metadata({**scope, "path": f"/as/{vm}{scope['path']}"}, receive, send)
 
     def _make_listener(self, application: Application, address: Address) -> Listener:
         policy = FilteredPolls(self.engine, self.config, Limits())
@@ -352,20 +336,6 @@ class LabService:
         await listener.start()
         self._listeners.append(listener)
         return f"http://{listener.address}"
-
-    # --- background tasks
-
-    def start_task(self, work: Coroutine[Any, Any, None], name: str = "") -> None:
-        running = [task for task in self._tasks if not task.done()]
-        self._tasks = [*running, asyncio.create_task(work, name=name)]
-
-    async def cancel_tasks(self) -> None:
-        """End the background tasks, and raise the first error of one that has failed."""
-        for task in self._tasks:
-            task.cancel()
-        for result in await asyncio.gather(*self._tasks, return_exceptions=True):
-            if isinstance(result, Exception):
-                raise result
 
 
 class LabMetadata(Metadata):

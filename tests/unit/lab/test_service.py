@@ -14,13 +14,12 @@ from forewarn.core.event import EventType
 from forewarn.errors import Invalid, Refused, UnknownVm
 from forewarn.fleetfile.parser import Fleet, parse
 from forewarn.lab.fault.active import ActiveFault, parse_fault
-from forewarn.lab.listeners import LISTENERS_MAX
-from forewarn.lab.service import LabService, Setup, open_lab
+from forewarn.lab.service import LISTENERS_MAX, LabService, Setup, open_lab
 
 NOON = datetime(2030, 1, 31, 12, tzinfo=UTC)
 POLL = "/metadata/scheduledevents?api-version=2020-07-01"
 REQUEST = f"GET {POLL} HTTP/1.1\r\nHost: lab\r\nMetadata: true\r\n\r\n".encode()
-HEADER = (("Metadata", "true"),)
+HEADER = ((b"metadata", b"true"),)
 FLEET = parse(
     b"""
 scopes:
@@ -113,7 +112,7 @@ def test_advance_does_everything_that_is_due() -> None:
 def test_jump_makes_everything_in_between_due() -> None:
     async def story(lab: LabService) -> None:
         await lab.operations.maintain("host-a", type=EventType.REBOOT, by="test")
-        await lab.jump(NOON + timedelta(hours=5))
+        await lab.change_clock(time=NOON + timedelta(hours=5))
 
     lab = run_lab(story)
     started = [entry for entry in lab.transcript.entries if entry.what == "started"]
@@ -126,7 +125,7 @@ def test_jump_makes_everything_in_between_due() -> None:
 def test_invalid_jump_is_refused(time: datetime) -> None:
     async def story(lab: LabService) -> None:
         with pytest.raises(Invalid, match="expected a time with a time zone"):
-            await lab.jump(time)
+            await lab.change_clock(time=time)
         assert lab.clock.now() == NOON
 
     run_lab(story)
@@ -137,8 +136,7 @@ def test_running_clock_follows_the_real_time() -> None:
         async with asyncio.timeout(10):
             while lab.clock.now() == NOON:
                 await asyncio.sleep(0)
-        lab.set_running(is_running=False)
-        await lab.advance(timedelta(0))
+        await lab.change_clock(is_running=False)
         paused = lab.clock.now()
         await asyncio.sleep(0.05)
         assert lab.clock.now() == paused
@@ -150,11 +148,11 @@ def test_real_clock_takes_only_a_rate() -> None:
     async def story(lab: LabService) -> None:
         with pytest.raises(Refused, match="this lab has the real clock"):
             await lab.advance(timedelta(seconds=1))
-        lab.set_rate(900)
+        await lab.change_clock(rate=900)
         (created,) = await lab.operations.maintain("host-a", type=EventType.REBOOT, by="test")
         assert created.event.not_before - lab.clock.now() <= timedelta(seconds=2)
         with pytest.raises(Invalid, match="expected 0\\.001 to"):
-            lab.set_rate(0)
+            await lab.change_clock(rate=0)
 
     run_lab(story, Setup(fleet=FLEET, is_virtual=False))
 
@@ -283,10 +281,10 @@ def test_start_outside_the_calendar_is_refused(start: datetime) -> None:
 
 def test_clock_ends_in_the_year_9000() -> None:
     async def story(lab: LabService) -> None:
-        with pytest.raises(Invalid, match="it ends in the year 9000"):
+        with pytest.raises(Invalid, match="a time before the year 9000"):
             await lab.advance(timedelta(days=2))
         with pytest.raises(Invalid, match="to 9000-01-01T00:00:00"):
-            await lab.jump(lab.clock.now() + timedelta(days=2))
+            await lab.change_clock(time=lab.clock.now() + timedelta(days=2))
         await lab.advance(timedelta(days=1))
 
     run_lab(story, Setup(fleet=FLEET, start=datetime(8999, 12, 31, tzinfo=UTC)))

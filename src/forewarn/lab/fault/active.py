@@ -11,11 +11,10 @@ from typing import Any, NamedTuple, cast
 
 from forewarn.duration import parse_duration
 from forewarn.errors import Invalid, NotFound, Refused
-from forewarn.fleetfile.yaml_source import FieldError, convert, explain, format_path
+from forewarn.fleetfile.yaml_source import FieldError, Path, convert, explain, format_path
 from forewarn.lab.fault.kinds import (
     DOCUMENT_FAULTS,
     KINDS,
-    REMOVED,
     SCHEMA,
     AnyFault,
     Distribution,
@@ -38,25 +37,26 @@ def parse_fault(values: Mapping[str, Any]) -> Fault:
     """Parse a fault from plain values. Invalid names the field and what was expected."""
     try:
         fault = convert(dict(values), cast("type[AnyFault]", Fault), strict=False)
-        if parse_begin(fault) is None:
-            raise FieldError(("from",))
+        check_begin(fault, ())
     except FieldError as error:
         path, message = explain(error, dict(values), SCHEMA)
-        if values.get("fault") in REMOVED:
-            message = f"{values['fault']!r} was removed; write {REMOVED[values['fault']]}"
         where = "" if path in ((), ("fault",)) else f"{format_path(path)}: "
         raise Invalid(f"fault: {where}{message}", field=format_path(path)) from error
     return cast("Fault", fault)
 
 
-def parse_begin(fault: AnyFault) -> timedelta | datetime | None:
-    """Return the delay or the time after which a fault begins; None for an impossible date."""
+def parse_begin(fault: AnyFault) -> timedelta | datetime:
+    """Return the delay or the time after which a fault begins. ValueError: an impossible date."""
     if fault.from_[-1] in "dhms":
         return parse_duration(fault.from_)
+    return datetime.fromisoformat(fault.from_)
+
+
+def check_begin(fault: AnyFault, at: Path) -> None:
     try:
-        return datetime.fromisoformat(fault.from_)
-    except ValueError:
-        return None
+        parse_begin(fault)
+    except ValueError as error:
+        raise FieldError((*at, "from")) from error
 
 
 def draw_delay(fault: FirstCall | Latency, random: Random) -> float:
@@ -88,8 +88,6 @@ class ActiveFault:
 
     def __init__(self, id: str, fault: Fault, now: datetime) -> None:
         begin = parse_begin(fault)
-        if begin is None:
-            raise Invalid(f"fault: from: expected a time, got {fault.from_!r}", field="from")
         self.id = id
         self.fault = fault
         self.begins_at = now + begin if isinstance(begin, timedelta) else begin
@@ -132,17 +130,18 @@ class FaultSet:
 
     def __init__(self) -> None:
         self.by_id: dict[str, ActiveFault] = {}
+        self._count = 0
 
-    def add(self, id: str, fault: Fault, now: datetime) -> ActiveFault:
+    def add(self, fault: Fault, now: datetime) -> ActiveFault:
         """Add a fault. Faults that are over make room."""
         self.by_id = {each.id: each for each in self.by_id.values() if not each.is_over(now)}
-        if id in self.by_id:
-            raise Refused(f"fault {id!r} already exists; expected another id", fault=id)
         if len(self.by_id) >= FAULTS_MAX:
             raise Refused(
                 f"there are {FAULTS_MAX} faults already; remove one first", faults_max=FAULTS_MAX
             )
-        added = self.by_id[id] = ActiveFault(id, fault, now)
+        self._count += 1
+        added = ActiveFault(f"f{self._count}", fault, now)
+        self.by_id[added.id] = added
         return added
 
     def remove(self, id: str) -> ActiveFault:

@@ -10,14 +10,12 @@ import msgspec
 from msgspec import Meta
 
 from forewarn.duration import EXPECTED, PATTERN, Duration
-from forewarn.fleetfile.schema import Name
+from forewarn.lab.names import VmNames
 
 SECONDS_MAX = 120
 """The slowest first response that the real endpoint has been seen to give."""
 DAYS_7 = 7 * 24 * 3600
-VMS_MAX = 10_000
 
-_END = r"$(?!\n)"
 _TIMESTAMP = (
     r"2[0-9]{3}-[01][0-9]-[0-3][0-9]T[0-2][0-9]:[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?"
     r"(Z|[+-][01][0-9]:[0-5][0-9])"
@@ -39,12 +37,9 @@ SkewSeconds = Annotated[
 Begin = Annotated[
     str,
     Meta(
-        pattern=rf"^({PATTERN}|{_TIMESTAMP}){_END}",
+        pattern=rf"^({PATTERN}|{_TIMESTAMP})$(?!\n)",
         description="a duration from now such as 90s or 2h, or a time such as 2026-03-04T12:00:00Z",
     ),
-]
-VmNames = Annotated[
-    tuple[Name, ...], Meta(max_length=VMS_MAX, description=f"a list of at most {VMS_MAX} VM names")
 ]
 For = Annotated[Duration | None, Meta(description=EXPECTED)]
 Count = Annotated[
@@ -226,12 +221,6 @@ VIEW_FAULTS = (ShortNotice, NoStarted, Skew, Stale, IncarnationReset)
 DOCUMENT_FAULTS = (*VIEW_FAULTS, NoEvents)
 """Faults that only affect a GET of the document."""
 BODY_FAULTS = (NoEvents, TextPlain, Empty, Truncate, Reset)
-
-REMOVED = {
-    "duplicate": "{fault: stale, by: 1, requests: 1}",
-    "reorder": "{fault: stale, by: 1, chance: 0.5}",
-}
-"""Kinds of earlier versions, and what to write instead."""
 
 
 def get_kind(type_: type[AnyFault]) -> str:

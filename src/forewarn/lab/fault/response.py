@@ -1,4 +1,4 @@
-"""What faults do to a response. Pure: a response in, a response out."""
+"""A response of the application, what faults do to it, and how it is sent."""
 
 from collections.abc import Iterable
 from enum import Enum, auto
@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from forewarn.lab.fault.active import ActiveFault
 from forewarn.lab.fault.kinds import (
-    AnyFault,
     Empty,
     ErrorStatus,
     NoEvents,
@@ -17,7 +17,10 @@ from forewarn.lab.fault.kinds import (
     Truncate,
     TruncateMode,
 )
+from forewarn.lab.fault.tcp import BreakableConnection
+from forewarn.web.http.listener import Application
 from forewarn.web.http.message import CONTENT_TYPE, Header, content_length
+from forewarn.web.metadata.app import Message, Receive, Send
 
 TEXT_PLAIN = (b"content-type", b"text/plain; charset=utf-8")
 
@@ -52,6 +55,32 @@ class FaultyResponse(NamedTuple):
     def with_body(self, body: bytes) -> "FaultyResponse":
         return self.with_header(*content_length(body))._replace(body=body)
 
+    async def send(self, send: Send, connection: BreakableConnection) -> None:
+        """Send it up to its ending."""
+        is_whole = self.ending is Ending.WHOLE
+        if self.ending is not Ending.DROP:
+            start = {"type": "http.response.start", "status": self.status}
+            await send({**start, "headers": list(self.headers)})
+            body = {"type": "http.response.body", "body": self.body}
+            await send({**body, "more_body": not is_whole})
+        if not is_whole:
+            is_close = self.ending is Ending.CLOSE
+            await (connection.close() if is_close else connection.reset())
+
+
+async def call_app(app: Application, scope: Message, receive: Receive) -> FaultyResponse | None:
+    """Return the response of an application; None if the client has disconnected."""
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    await app(scope, receive, send)
+    if not sent:
+        return None
+    body = b"".join(message.get("body", b"") for message in sent[1:])
+    return FaultyResponse(sent[0]["status"], tuple(sent[0]["headers"]), body)
+
 
 def make_error(fault: ErrorStatus) -> FaultyResponse:
     body = msgspec.json.encode({"error": HTTPStatus(fault.code).phrase})
@@ -61,10 +90,10 @@ def make_error(fault: ErrorStatus) -> FaultyResponse:
     return response.with_header(b"retry-after", b"%d" % fault.retry_after)
 
 
-def apply_faults(response: FaultyResponse, faults: Iterable[AnyFault]) -> FaultyResponse:
+def apply_faults(response: FaultyResponse, faults: Iterable[ActiveFault]) -> FaultyResponse:
     """Apply the faults of the body, in the given order. Others change nothing."""
-    for fault in faults:
-        match fault:
+    for each in faults:
+        match each.fault:
             case NoEvents():
                 response = _remove_events(response)
             case TextPlain() if any(name == TEXT_PLAIN[0] for name, _ in response.headers):

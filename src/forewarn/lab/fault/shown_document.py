@@ -10,10 +10,11 @@ from collections import deque
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from email.utils import format_datetime
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import msgspec
+from msgspec.structs import replace
 
 from forewarn.client.models import parse_date
 from forewarn.lab.fault.active import ActiveFault
@@ -24,23 +25,11 @@ DOCUMENTS_MAX = 64
 EventEntry = dict[str, Any]
 
 
-class ShownDocument(NamedTuple):
+class ShownDocument(msgspec.Struct, frozen=True):
     """A document as it is on the wire."""
 
-    number: int
-    events: list[EventEntry]
-
-    def body(self) -> bytes:
-        return msgspec.json.encode({"DocumentIncarnation": self.number, "Events": self.events})
-
-
-def read_shown(body: bytes) -> ShownDocument | None:
-    """Read the document of a response; None if it has none."""
-    try:
-        values = msgspec.json.decode(body)
-        return ShownDocument(values["DocumentIncarnation"], values["Events"])
-    except (msgspec.DecodeError, KeyError, TypeError):
-        return None
+    number: int = msgspec.field(name="DocumentIncarnation")
+    events: list[EventEntry] = msgspec.field(name="Events")
 
 
 class DocumentView:
@@ -56,11 +45,6 @@ class DocumentView:
     @property
     def is_renumbered(self) -> bool:
         return bool(self.shown) and self.shown[-1].number != self.real_number
-
-    def record(self, real: ShownDocument) -> None:
-        """Remember that the VM was shown the real document."""
-        self._remember_scheduled(real)
-        self._remember(real, real.number)
 
     def apply(
         self, real: ShownDocument, faults: Sequence[ActiveFault], now: datetime
@@ -80,7 +64,7 @@ class DocumentView:
                 case Stale(by=changes) if changes is not None:
                     document = self.shown[max(len(self.shown) - 1 - changes, 0)]
                 case IncarnationReset():
-                    document = document._replace(number=self._renumber(each, document.number))
+                    document = replace(document, number=self._renumber(each, document.number))
         return document
 
     def _remember_scheduled(self, real: ShownDocument) -> None:

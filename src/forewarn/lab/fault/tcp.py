@@ -1,4 +1,4 @@
-"""Connections that a request can break, for faults below HTTP.
+"""Connections on which a request can be delayed or broken, for faults below HTTP.
 
 No poll takes the fast path here: every request reaches the fault filter.
 """
@@ -7,24 +7,24 @@ import asyncio
 import socket
 import struct
 from collections.abc import Callable, MutableMapping
+from contextlib import suppress
+from datetime import timedelta
 from functools import partial
 from typing import Any, Protocol
 
+from forewarn.engine.clock import Clock
 from forewarn.web.http.message import Header
 from forewarn.web.metadata.fast_path import MetadataConnection, ParsedPoll, Polls
 
 EXTENSION = "forewarn.connection"
-FLUSH_TRIES_MAX = 100
-FLUSH_SECONDS = 0.01
 _NO_LINGER = struct.pack("ii", 1, 0)
 
 
-class ConnectionDropped(Exception):
-    """There is no connection to break: the client runs in this process."""
-
-
 class BreakableConnection(Protocol):
-    """A connection whose response will not be completed."""
+    """The connection of a request, which may end without a complete response."""
+
+    async def sleep(self, seconds: float) -> bool:
+        """Delay the response. Returns whether the client is still connected."""
 
     async def reset(self) -> None:
         """End it by a TCP reset."""
@@ -34,11 +34,28 @@ class BreakableConnection(Protocol):
 
 
 def get_connection(scope: MutableMapping[str, Any]) -> BreakableConnection:
-    """Return the connection of a request. Raises ConnectionDropped if it has none."""
-    connection: BreakableConnection | None = (scope.get("extensions") or {}).get(EXTENSION)
-    if connection is None:
-        raise ConnectionDropped
+    connection: BreakableConnection = scope["extensions"][EXTENSION]
     return connection
+
+
+class ConnectionDropped(Exception):
+    """A guest in this process gets this instead of a broken response."""
+
+
+class GuestConnection:
+    """The connection of a guest in this process, which lives on the lab's clock."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    async def sleep(self, seconds: float) -> bool:
+        await self._clock.sleep_until(self._clock.now() + timedelta(seconds=seconds))
+        return True
+
+    async def reset(self) -> None:
+        raise ConnectionDropped
+
+    close = reset
 
 
 class FilteredPolls(Polls):
@@ -54,17 +71,25 @@ class FilteredPolls(Polls):
 class FilteredConnection(MetadataConnection):
     """A connection that passes itself to its requests, so that they can break it."""
 
+    def __init__(self, polls: Polls, **arguments: Any) -> None:
+        super().__init__(polls, **arguments)
+        self._is_lost = asyncio.Event()
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["extensions"] = {EXTENSION: self}  # type: ignore[dict-item]
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._is_lost.set()
+
+    async def sleep(self, seconds: float) -> bool:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._is_lost.wait(), seconds)
+        return not self._is_lost.is_set()
+
     async def reset(self) -> None:
-        # A reset discards what is still in our buffer. What the kernel has is sent: on loopback
-        # it is delivered at once.
-        for _ in range(FLUSH_TRIES_MAX):
-            if self.transport.is_closing() or not self.transport.get_write_buffer_size():
-                break
-            await asyncio.sleep(FLUSH_SECONDS)
+        """What the kernel has is still sent: on loopback it is delivered at once."""
         self._abandon_request()
         if not self.transport.is_closing():
             self.transport.get_extra_info("socket").setsockopt(

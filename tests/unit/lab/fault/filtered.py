@@ -12,6 +12,7 @@ from forewarn.core.command import Approve, Cancel, Restart
 from forewarn.core.fleet import Vm
 from forewarn.lab.fault.active import ActiveFault, FaultSet, parse_fault
 from forewarn.lab.fault.filter import FaultFilter
+from forewarn.lab.fault.tcp import EXTENSION
 from forewarn.lab.transcript import Transcript
 from forewarn.web.http.message import plain_address
 from forewarn.web.metadata.app import Message, Receive, Send
@@ -40,10 +41,21 @@ def body(number: int, *entries: str) -> bytes:
 
 
 class FakeConnection:
-    """A connection that notes how it ended."""
+    """A connection that notes its delays and how it ended. A client that `is_gone` disconnects
+    during a delay.
+    """
 
     def __init__(self) -> None:
         self.end = ""
+        self.slept: list[float] = []
+        self.sleeps_for_good = False
+        self.is_gone = False
+
+    async def sleep(self, seconds: float) -> bool:
+        self.slept.append(seconds)
+        if self.sleeps_for_good:
+            await asyncio.get_running_loop().create_future()
+        return not self.is_gone
 
     async def reset(self) -> None:
         self.end = "reset"
@@ -53,45 +65,29 @@ class FakeConnection:
 
 
 class Filtered(Guest):
-    """`slept`: how long the filter waited, each time.
-
-    `connection` is the connection; without one the caller is in this process.
-    """
+    """A VM whose requests arrive on `connection`."""
 
     def __init__(self, seed: int = 7) -> None:
         super().__init__()
         self.inner = self.application
         self.faults = FaultSet()
         self.transcript = Transcript(self.clock.now)
-        self.slept: list[float] = []
-        self.sleeps_for_good = False
-        self.connection: FakeConnection | None = FakeConnection()
+        self.connection = FakeConnection()
         self.filter = FaultFilter(
             self.inner, self.faults, self.transcript, self.clock, Random(seed), self.get_vm
         )
         self.application: Callable[[Message, Receive, Send], Awaitable[None]] = self.call_filter  # type: ignore[assignment]
 
     async def call_filter(self, scope: Message, receive: Receive, send: Send) -> None:
-        scope["extensions"] = {"forewarn.sleep": self.sleep} | (
-            {"forewarn.connection": self.connection} if self.connection else {}
-        )
+        scope["extensions"] = {EXTENSION: self.connection}
         await self.filter(scope, receive, send)
 
     def get_vm(self, scope: Message) -> str:
         return self.engine.board.addresses.get(plain_address(scope["client"][0]), "")
 
-    async def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        if self.sleeps_for_good:
-            await asyncio.get_running_loop().create_future()
-
     def add(self, kind: str, **members: Any) -> ActiveFault:
         spelt = {name.removesuffix("_"): value for name, value in members.items()}
-        return self.faults.add(
-            f"f{len(self.faults.by_id) + 1}",
-            parse_fault({"fault": kind, **spelt}),
-            self.clock.now(),
-        )
+        return self.faults.add(parse_fault({"fault": kind, **spelt}), self.clock.now())
 
     async def poll(self, known: str = "", **more: Any) -> GuestResponse:
         conditional = [(b"if-none-match", known.encode())] if known else []

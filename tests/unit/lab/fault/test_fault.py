@@ -10,11 +10,10 @@ import jsonschema
 import pytest
 
 from forewarn.errors import Invalid, NotFound, Refused
-from forewarn.fleetfile.yaml_source import FieldError, convert, load, locate
+from forewarn.fleetfile.yaml_source import FieldError, convert, locate
 from forewarn.lab.fault.active import FAULTS_MAX, Call, FaultSet, draw_delay, parse_fault
 from forewarn.lab.fault.kinds import (
     KINDS,
-    REMOVED,
     SCHEMA,
     ErrorStatus,
     FirstCall,
@@ -29,7 +28,7 @@ CHANCE = Random(1)
 
 def added(**members: Any) -> FaultSet:
     faults = FaultSet()
-    faults.add("f1", parse_fault({"fault": "status", "code": 500, **members}), NOON)
+    faults.add(parse_fault({"fault": "status", "code": 500, **members}), NOON)
     return faults
 
 
@@ -64,18 +63,6 @@ def test_fault_is_parsed_with_all_members() -> None:
         0.5,
         "POST",
     )
-
-
-@pytest.mark.parametrize("kind", ["duplicate", "reorder"])
-def test_removed_kind_names_its_replacement(kind: str) -> None:
-    with pytest.raises(
-        Invalid, match=f"'{kind}' was removed; write {{fault: stale, by: 1, "
-    ) as caught:
-        parse_fault({"fault": kind, "for": "10m"})
-    assert caught.value.facts["field"] == "fault"
-    replacement = load(REMOVED[kind].encode(), "replacement")
-    assert isinstance(replacement, dict)
-    assert parse_fault(replacement).kind == "stale"
 
 
 def test_fraction_may_be_text() -> None:
@@ -211,7 +198,7 @@ def test_fault_affects_only_its_method() -> None:
 
 def test_document_faults_affect_only_gets_of_it() -> None:
     faults = FaultSet()
-    faults.add("f1", parse_fault({"fault": "stale", "requests": 1}), NOON)
+    faults.add(parse_fault({"fault": "stale", "requests": 1}), NOON)
     assert list_taken(faults, Call("web-0", "GET", is_document=False)) == []
     assert len(list_taken(faults)) == 1
 
@@ -229,7 +216,7 @@ def test_faults_are_applied_in_a_fixed_order() -> None:
         "empty",
     )
     for kind in kinds_added:
-        faults.add(kind, parse_fault({"fault": kind}), NOON)
+        faults.add(parse_fault({"fault": kind}), NOON)
 
     assert list_taken(faults) == [
         *("first-call", "no-started", "stale"),
@@ -239,8 +226,8 @@ def test_faults_are_applied_in_a_fixed_order() -> None:
 
 def test_fault_counts_only_requests_that_reach_it() -> None:
     faults = added(requests=1)
-    faults.add("f2", parse_fault({"fault": "refuse", "requests": 1}), NOON)
-    faults.add("f3", parse_fault({"fault": "stale", "requests": 1}), NOON)
+    faults.add(parse_fault({"fault": "refuse", "requests": 1}), NOON)
+    faults.add(parse_fault({"fault": "stale", "requests": 1}), NOON)
 
     touched = [list_taken(faults) for _ in range(4)]
     assert touched == [["refuse"], ["status"], ["stale"], []]
@@ -248,28 +235,26 @@ def test_fault_counts_only_requests_that_reach_it() -> None:
 
 def test_lapse_affects_a_vm_but_no_request() -> None:
     faults = FaultSet()
-    faults.add("f1", parse_fault({"fault": "lapse", "vms": ["web-0"], "for": "10s"}), NOON)
+    faults.add(parse_fault({"fault": "lapse", "vms": ["web-0"], "for": "10s"}), NOON)
     assert (faults.is_lapsing("web-0", NOON), faults.is_lapsing("web-1", NOON)) == (True, False)
     assert not faults.is_lapsing("web-0", NOON + 10 * SECOND)
     assert list_taken(faults) == []
 
 
-def test_duplicate_and_unknown_ids_are_refused() -> None:
+def test_unknown_id_is_refused() -> None:
     faults = added()
-    with pytest.raises(Refused, match="'f1' already exists"):
-        faults.add("f1", parse_fault({"fault": "stale"}), NOON)
     with pytest.raises(NotFound, match="no fault 'f9'"):
         faults.remove("f9")
 
 
 def test_at_most_a_hundred_faults_at_a_time() -> None:
     faults = FaultSet()
-    for number in range(FAULTS_MAX):
-        faults.add(f"f{number}", parse_fault({"fault": "stale", "for": "10s"}), NOON)
+    for _ in range(FAULTS_MAX):
+        faults.add(parse_fault({"fault": "stale", "for": "10s"}), NOON)
     with pytest.raises(Refused, match="100 faults"):
-        faults.add("f100", parse_fault({"fault": "stale"}), NOON + 9 * SECOND)
-    faults.add("f100", parse_fault({"fault": "stale"}), NOON + 10 * SECOND)
-    assert list(faults.by_id) == ["f100"]
+        faults.add(parse_fault({"fault": "stale"}), NOON + 9 * SECOND)
+    faults.add(parse_fault({"fault": "stale"}), NOON + 10 * SECOND)
+    assert list(faults.by_id) == [f"f{FAULTS_MAX + 1}"]
 
 
 def latency(**members: Any) -> Latency:

@@ -9,7 +9,6 @@ import pytest
 
 from forewarn.core.fleet import Vm
 from forewarn.lab.fault.active import FAULTS_MAX
-from forewarn.lab.fault.tcp import ConnectionDropped
 from tests.builders import guid
 from tests.unit.lab.fault.filtered import NO_EVENTS, Filtered, body, entry, run
 from tests.unit.web.guest import EVENTS, TRUE, GuestResponse
@@ -103,9 +102,8 @@ def test_client_that_leaves_a_long_poll_is_recorded() -> None:
 def test_client_that_leaves_during_a_delay_is_recorded() -> None:
     async def story(guest: Filtered) -> None:
         await guest.restarts()
-        guest.sleeps_for_good = True
+        guest.connection.is_gone = True
         guest.add("latency", seconds=20)
-        guest.is_gone.set()
         approval_body = f'{{"StartRequests":[{{"EventId":"{guid(1)}"}}]}}'
         response = await guest.call(EVENTS, TRUE, method="POST", body=approval_body.encode())
         assert response.is_nothing
@@ -133,7 +131,7 @@ def test_cancelled_request_is_recorded() -> None:
     """A lab that is closed cuts off what takes too long."""
 
     async def story(guest: Filtered) -> None:
-        guest.sleeps_for_good = True
+        guest.connection.sleeps_for_good = True
         guest.add("latency", seconds=20)
         asking = asyncio.create_task(guest.poll())
         for _ in range(20):
@@ -150,13 +148,13 @@ def test_only_the_first_call_of_each_vm_is_slow() -> None:
     async def story(guest: Filtered) -> None:
         guest.add("first-call", seconds=90)
         await guest.bodies(2)
-        assert guest.slept == [90]
+        assert guest.connection.slept == [90]
         await guest.poll(address="10.0.0.2")
-        assert guest.slept == [90, 90]
+        assert guest.connection.slept == [90, 90]
         guest.faults.by_id.clear()
         guest.add("first-call", seconds=30)
         await guest.bodies(2)
-        assert guest.slept == [90, 90, 30]
+        assert guest.connection.slept == [90, 90, 30]
 
     run(story)
 
@@ -166,7 +164,7 @@ def test_latencies_add_up() -> None:
         guest.add("latency", seconds=2)
         guest.add("latency", seconds="0.5")
         assert (await guest.poll()).body == NO_EVENTS
-        assert guest.slept == [2, 0.5]
+        assert guest.connection.slept == [2, 0.5]
 
     run(story)
 
@@ -194,22 +192,9 @@ def test_refused_request_has_no_effect() -> None:
         guest.add("refuse")
         response = await guest.call(EVENTS, TRUE, method="POST", body=APPROVAL)
         assert response.is_nothing
-        assert guest.connection is not None
         assert guest.connection.end == "reset"
         assert guest.place.scope.events[0].approvals == ()
         assert guest.transcript.entries[-1].status == 0
-
-    run(story)
-
-
-@pytest.mark.parametrize("kind", ["refuse", "reset", "truncate"])
-def test_drop_without_a_connection_raises(kind: str) -> None:
-    async def story(guest: Filtered) -> None:
-        guest.connection = None
-        guest.add(kind)
-        with pytest.raises(ConnectionDropped):
-            await guest.poll()
-        assert guest.transcript.entries[-1].faults == (kind,)
 
     run(story)
 
@@ -331,7 +316,6 @@ def test_truncate_closes_before_content_length(kind: str, end: str) -> None:
         guest.add(kind, bytes=5)
         response = await guest.poll()
         assert (response.body, response.headers["content-length"]) == (NO_EVENTS[:5], "37")
-        assert guest.connection is not None
         assert guest.connection.end == end
         assert (
             guest.transcript.entries[-1].status,
@@ -393,7 +377,7 @@ def test_several_faults_are_applied_in_order() -> None:
         ):
             guest.add(kind, **members)
         response = await guest.poll()
-        assert guest.slept == [9]
+        assert guest.connection.slept == [9]
         assert (response.status, response.headers["content-type"], response.body) == (
             500,
             "text/plain; charset=utf-8",

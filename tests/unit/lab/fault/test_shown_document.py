@@ -205,7 +205,7 @@ def test_fault_added_during_a_long_poll_affects_its_response() -> None:
         response = await guest.call(EVENTS, TRUE, conditional, prefer, meanwhile=meanwhile)
         assert (response.status, response.headers) == (304, {"etag": '"1"'})
         assert guest.transcript.entries[-1].faults == ("latency", "stale")
-        assert guest.slept == [1]
+        assert guest.connection.slept == [1]
         assert (await guest.poll()).body == body(2, entry())
 
     run(story)
