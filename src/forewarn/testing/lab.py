@@ -8,13 +8,11 @@ from types import TracebackType
 from typing import Any, Self
 
 import msgspec
-from msgspec.structs import replace
 
 from forewarn.core.command import Seen
 from forewarn.errors import Invalid, Refused, UnknownVm
 from forewarn.fleetfile import parser as fleet_parser
 from forewarn.fleetfile.parser import Fleet
-from forewarn.lab.clock import VirtualClock
 from forewarn.lab.environment import make_environment
 from forewarn.lab.fault.active import parse_fault
 from forewarn.lab.service import RATE_MAX, RATE_MIN, Setup
@@ -24,7 +22,7 @@ from forewarn.testing.ledger import LabApproval
 from forewarn.testing.objects import BY, LabEvent, LabFault, LabHost, LabVm, make_duration
 from forewarn.testing.thread import LOOPBACK, LabThread
 
-TIMEOUT_SECONDS, TIMEOUT_SECONDS_MAX = 10.0, 3600
+TIMEOUT_SECONDS, TIMEOUT_SECONDS_MIN, TIMEOUT_SECONDS_MAX = 10.0, 0.001, 3600
 SCOPE = "lab"
 """The scope of VMs that are created on demand."""
 UPDATE_DOMAINS = 100
@@ -58,20 +56,9 @@ class Lab:
             )
         if start is not None:
             check_time("start", start)
-        if rate is not None and not (
-            isinstance(rate, int | float) and RATE_MIN <= rate <= RATE_MAX
-        ):
-            raise Invalid(
-                f"rate is {rate!r}; expected a number from {RATE_MIN} to {RATE_MAX}", rate=rate
-            )
-        if not (
-            isinstance(timeout_seconds, int | float) and 0 < timeout_seconds <= TIMEOUT_SECONDS_MAX
-        ):
-            expected = f"a number above 0, at most {TIMEOUT_SECONDS_MAX}"
-            raise Invalid(
-                f"timeout_seconds is {timeout_seconds!r}; expected {expected}",
-                timeout_seconds=timeout_seconds,
-            )
+        if rate is not None:
+            check_number("rate", rate, RATE_MIN, RATE_MAX)
+        check_number("timeout_seconds", timeout_seconds, TIMEOUT_SECONDS_MIN, TIMEOUT_SECONDS_MAX)
         self._creates_vms = fleet is None
         self._timeout_seconds = timeout_seconds
         self._setup = Setup(
@@ -169,15 +156,15 @@ class Lab:
     def jump(self, time: datetime) -> None:
         """Set a later time immediately: everything that was due in between is due now."""
         check_time("time", time)
-        self._thread.call(self._thread.service.jump, time)
+        self._thread.call(self._thread.service.change_clock, time=time)
 
     def resume(self) -> None:
         """Let the clock follow the real time."""
-        self._thread.call(self._set_running, is_running=True)
+        self._thread.call(self._thread.service.change_clock, is_running=True)
 
     def pause(self) -> None:
         """Pause the clock."""
-        self._thread.call(self._set_running, is_running=False)
+        self._thread.call(self._thread.service.change_clock, is_running=False)
 
     def fault(self, kind: str, *, vm: str = "", **members: Any) -> LabFault:
         """Add a fault to the endpoint, for one VM or for all.
@@ -199,12 +186,6 @@ class Lab:
     def environment(self, name: str) -> dict[str, str]:
         """Return the variables that make common clients use the endpoint of this VM."""
         return make_environment(self.vm(name).url)
-
-    async def _set_running(self, *, is_running: bool) -> None:
-        service = self._thread.service
-        service.set_running(is_running=is_running)
-        assert isinstance(service.clock, VirtualClock), "the real clock was refused above"
-        await service.clock.advance(timedelta(0))  # waits for a move that has begun
 
     async def _open_control(self) -> None:
         if not self._control_url:  # another thread may have been first
@@ -234,18 +215,20 @@ class Lab:
         if not self._creates_vms:
             vms = ", ".join(sorted(self._thread.service.engine.board.vms)) or "none"
             raise UnknownVm(f"there is no VM {name!r} in this fleet; it has {vms}", vm=name)
-        vm = {"name": name, "update_domain": number % UPDATE_DOMAINS, "host": f"host-{number}"}
+        host = f"host-{number}"
+        vm = {"name": name, "update_domain": number % UPDATE_DOMAINS, "host": host}
         if number == 0:
             vm["address"] = str(LOOPBACK.host)
-        scope = {"name": SCOPE, "kind": "availability-set", "vms": [vm]}
-        new = read_fleet({"scopes": [scope], "hosts": [f"host-{number}", f"host-{number}-spare"]})
-        before = operations.fleet()
-        vms_before = tuple(vm for scope in before.scopes for vm in scope.vms)
-        fleet = Fleet(
-            scopes=(replace(new.scopes[0], vms=vms_before + new.scopes[0].vms),),
-            hosts=tuple(dict.fromkeys((*before.hosts, *new.hosts))),
-        )
-        await operations.apply(fleet, by=BY)
+        before = fleet_parser.dump(operations.fleet())
+        others = [vm for scope in before["scopes"] for vm in scope["vms"]]
+        scope = {"name": SCOPE, "kind": "availability-set", "vms": [*others, vm]}
+        hosts = [*before.get("hosts", ()), host, f"{host}-spare"]
+        await operations.apply(read_fleet({"scopes": [scope], "hosts": hosts}), by=BY)
+
+
+def check_number(name: str, value: float, low: float, high: float) -> None:
+    if not isinstance(value, int | float) or not low <= value <= high:
+        raise Invalid(f"{name} is {value!r}; expected a number from {low} to {high}")
 
 
 def check_time(name: str, time: datetime) -> None:

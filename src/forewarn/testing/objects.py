@@ -1,5 +1,6 @@
 """Handles that a test uses: VMs, hosts, events and faults. They keep only names and ids."""
 
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -7,7 +8,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from forewarn.core.event import Cause, EventType
-from forewarn.engine.operations import Operations, ScopedEvent
+from forewarn.engine.operations import ScopedEvent
 from forewarn.errors import Invalid, Refused
 from forewarn.testing.ledger import STATUSES, EventRecord, LabApproval
 from forewarn.testing.thread import LabThread
@@ -87,21 +88,17 @@ class LabEvent:
         approvals = self._lab.ledger.approvals(self.id)
         return next((approval for approval in approvals if approval.vm), None)
 
-    @property
-    def _operations(self) -> Operations:
-        return self._lab.service.operations
-
     def approve(self, vm: str = "") -> None:
         """Approve it as an operator, which is enough to start it, or on behalf of a VM."""
-        self._lab.call(self._operations.approve, self.id, by=BY, vm=vm)
+        self._lab.call(self._lab.operations.approve, self.id, by=BY, vm=vm)
 
     def cancel(self) -> None:
         """Cancel it. Only while it is Scheduled."""
-        self._lab.call(self._operations.cancel, self.id, by=BY)
+        self._lab.call(self._lab.operations.cancel, self.id, by=BY)
 
     def complete(self) -> None:
         """End it now. Only while it is Started; without this it ends after its usual duration."""
-        self._lab.call(self._operations.complete, self.id, by=BY)
+        self._lab.call(self._lab.operations.complete, self.id, by=BY)
 
     def extend(
         self,
@@ -113,7 +110,7 @@ class LabEvent:
     ) -> None:
         """Postpone NotBefore. Only while it is Scheduled."""
         later = self.not_before + make_duration(by, hours=hours, minutes=minutes, seconds=seconds)
-        self._lab.call(self._operations.extend, self.id, by=BY, not_before=later)
+        self._lab.call(self._lab.operations.extend, self.id, by=BY, not_before=later)
 
     def wait_for(self, status: str, seconds: float = WAIT_SECONDS) -> None:
         """Wait in real time until it reaches a status, for software that acts by itself.
@@ -142,10 +139,6 @@ class LabHost:
     name: str
     _lab: LabThread = field(repr=False, compare=False)
 
-    @property
-    def _operations(self) -> Operations:
-        return self._lab.service.operations
-
     def maintain(
         self,
         type: str = EventType.FREEZE,
@@ -159,26 +152,27 @@ class LabHost:
 
         The cause is `maintenance`, `infrastructure` or `live-migration`.
         """
-        events = self._lab.call(
-            self._operations.maintain,
-            self.name,
+        return self._call(
+            self._lab.operations.maintain,
             type=choose(EventType, type),
             cause=choose(Cause, cause),
-            by=BY,
             duration_seconds=duration_seconds,
             description=description,
             not_before=not_before,
         )
-        return [LabEvent(each.event.id, self._lab) for each in events]
 
     def degrade(self, *, not_before: datetime | None = None) -> list[LabEvent]:
         """Its hardware is expected to fail: Redeploy with seven days of notice."""
-        events = self._lab.call(self._operations.degrade, self.name, by=BY, not_before=not_before)
-        return [LabEvent(each.event.id, self._lab) for each in events]
+        return self._call(self._lab.operations.degrade, not_before=not_before)
 
     def fail(self) -> list[LabEvent]:
         """Its hardware has failed: Reboot, Started without notice."""
-        events = self._lab.call(self._operations.fail, self.name, by=BY)
+        return self._call(self._lab.operations.fail)
+
+    def _call(
+        self, operation: Callable[..., Awaitable[list[ScopedEvent]]], **options: object
+    ) -> list[LabEvent]:
+        events = self._lab.call(operation, self.name, by=BY, **options)
         return [LabEvent(each.event.id, self._lab) for each in events]
 
 
@@ -216,24 +210,17 @@ class LabVm:
         self, duration_seconds: int | None = None, *, not_before: datetime | None = None
     ) -> LabEvent:
         """Update its host: the VM is paused for some seconds."""
-        return self._find_own(
-            self.host.maintain(
-                EventType.FREEZE, duration_seconds=duration_seconds, not_before=not_before
-            )
-        )
+        freezes = self.host.maintain(duration_seconds=duration_seconds, not_before=not_before)
+        return self._find_own(freezes)
 
     def live_migrate(
         self, duration_seconds: int = LIVE_MIGRATION_SECONDS, *, not_before: datetime | None = None
     ) -> LabEvent:
         """Move it while it runs: it is paused for some seconds."""
-        return self._find_own(
-            self.host.maintain(
-                EventType.FREEZE,
-                cause=Cause.LIVE_MIGRATION,
-                duration_seconds=duration_seconds,
-                not_before=not_before,
-            )
+        freezes = self.host.maintain(
+            cause=Cause.LIVE_MIGRATION, duration_seconds=duration_seconds, not_before=not_before
         )
+        return self._find_own(freezes)
 
     def reboot(self, *, not_before: datetime | None = None) -> LabEvent:
         """Reboot it for maintenance of its host."""
@@ -253,8 +240,7 @@ class LabVm:
 
     def preempt(self, *, not_before: datetime | None = None) -> LabEvent:
         """Evict it as a spot VM."""
-        evict = self._lab.service.operations.evict
-        event = self._make_event(self._lab.call(evict, self.name, by=BY, not_before=not_before))
+        event = self._call(self._lab.operations.evict, not_before)
         assert event is not None, "an eviction always has an event"
         return event
 
@@ -263,18 +249,15 @@ class LabVm:
 
         None, as for all operations of users, if it runs immediately and without an event.
         """
-        delete = self._lab.service.operations.delete
-        return self._make_event(self._lab.call(delete, self.name, by=BY, not_before=not_before))
+        return self._call(self._lab.operations.delete, not_before)
 
     def user_restart(self, *, not_before: datetime | None = None) -> LabEvent | None:
         """Restart it as a user."""
-        restart = self._lab.service.operations.restart
-        return self._make_event(self._lab.call(restart, self.name, by=BY, not_before=not_before))
+        return self._call(self._lab.operations.restart, not_before)
 
     def user_redeploy(self, *, not_before: datetime | None = None) -> LabEvent | None:
         """Move it to another host as a user."""
-        redeploy = self._lab.service.operations.redeploy
-        return self._make_event(self._lab.call(redeploy, self.name, by=BY, not_before=not_before))
+        return self._call(self._lab.operations.redeploy, not_before)
 
     def _find_own(self, events: list[LabEvent]) -> LabEvent:
         for event in events:
@@ -282,7 +265,12 @@ class LabVm:
                 return event
         raise Refused(f"{self.name} already has this event, or is deallocated", vm=self.name)
 
-    def _make_event(self, created: ScopedEvent | None) -> LabEvent | None:
+    def _call(
+        self,
+        operation: Callable[..., Awaitable[ScopedEvent | None]],
+        not_before: datetime | None,
+    ) -> LabEvent | None:
+        created = self._lab.call(operation, self.name, by=BY, not_before=not_before)
         return None if created is None else LabEvent(created.event.id, self._lab)
 
 

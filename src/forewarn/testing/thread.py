@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
 from forewarn.config import Address
+from forewarn.engine.operations import Operations
 from forewarn.errors import Refused, Unavailable
 from forewarn.lab.service import LabService, Setup, open_lab
 from forewarn.testing.ledger import EventLedger
@@ -32,10 +33,16 @@ class LabThread:
         self._setup = setup
         self.timeout_seconds = timeout_seconds
         self._ready: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._serve()), name=THREAD_NAME, daemon=True
+        )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Event | None = None
         self._calling = asyncio.Lock()
+
+    @property
+    def operations(self) -> Operations:
+        return self.service.operations
 
     def start(self) -> None:
         """Return when the metadata listener is open. Raises what made the start fail."""
@@ -79,19 +86,16 @@ class LabThread:
         if self._loop is not None and self._stopping is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._stopping.set)
 
-    def _run(self) -> None:
+    async def _serve(self) -> None:
+        self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
         try:
-            asyncio.run(self._serve())
+            async with open_lab(self._setup) as service:
+                self.service, self.ledger = service, EventLedger(service.engine.board)
+                service.engine.subscribe_entries(self.ledger.add_change)
+                self.url = await service.listen_metadata(LOOPBACK)
+                self._ready.set_result(None)
+                await self._stopping.wait()
         except BaseException as error:
             if self._ready.done():
                 raise
             self._ready.set_exception(error)
-
-    async def _serve(self) -> None:
-        self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
-        async with open_lab(self._setup) as service:
-            self.service, self.ledger = service, EventLedger(service.engine.board)
-            service.engine.subscribe_entries(self.ledger.add_change)
-            self.url = await service.listen_metadata(LOOPBACK)
-            self._ready.set_result(None)
-            await self._stopping.wait()
