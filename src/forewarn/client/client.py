@@ -89,8 +89,9 @@ class BaseClient(Generic[Connection]):
         self._closed.set()
         for connection in tuple(self._busy):
             connection.interrupt()
-        while self._idle:
-            self._idle.pop().close()
+        with suppress(IndexError):
+            while True:  # until it is empty, whoever takes the last one
+                self._idle.pop().close()
 
     @contextmanager
     def _connection(self, request: ApiRequest[T]) -> Iterator[Connection]:
@@ -111,10 +112,12 @@ class BaseClient(Generic[Connection]):
             raise ConnectionFailed(self._describe(error)) from error
         finally:
             self._busy.discard(connection)
-            if request.is_repeatable and not (self._idle or self._closed.is_set()):
+            if request.is_repeatable and not self._idle:
                 self._idle.append(connection)
             else:
                 connection.close()
+            if self._closed.is_set():  # it may have missed this connection
+                self._interrupt()
 
     def _describe(self, error: OSError) -> str:
         if self._closed.is_set():
@@ -298,6 +301,7 @@ class EndpointConnection:
 
         As `socket.create_connection`, but `close` can end it.
         """
+        self._seconds_left(deadline)
         failure = OSError("the host has no address")
         for family, kind, protocol, _, address in socket.getaddrinfo(
             self._endpoint.host, self._endpoint.port, type=socket.SOCK_STREAM

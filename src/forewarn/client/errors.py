@@ -39,14 +39,9 @@ class HttpError(EndpointError):
     code = "declined"
 
     def __init__(
-        self,
-        message: str,
-        *,
-        status: int,
-        retry_after_seconds: float | None = None,
-        **facts: object,
+        self, message: str, *, status: int, retry_after_seconds: float | None = None
     ) -> None:
-        super().__init__(message, status=status, retry_after_seconds=retry_after_seconds, **facts)
+        super().__init__(message, status=status, retry_after_seconds=retry_after_seconds)
         self.status = status
         self.retry_after_seconds = retry_after_seconds
 

@@ -140,7 +140,9 @@ class Reader:
         elif coding:
             body = yield from self._read_chunks(coding)
         elif length is not None:
-            body = yield from self._read_exactly(_parse_length(length))
+            if not _LENGTH.fullmatch(length):
+                raise InvalidResponse(f"Content-Length is {brief(length)}; expected a number")
+            body = yield from self._read_exactly(int(length))
         else:
             ends_connection = True
             body = yield from self._read_to_end()
@@ -224,12 +226,6 @@ class Reader:
         taken = bytes(self._buffer[:length])
         del self._buffer[:length]
         return taken
-
-
-def _parse_length(text: str) -> int:
-    if not _LENGTH.fullmatch(text):
-        raise InvalidResponse(f"Content-Length is {brief(text)}; expected a number")
-    return int(text)
 
 
 def _check_size(size: int) -> None:

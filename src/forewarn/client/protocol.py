@@ -145,12 +145,13 @@ def _read_document(known: Document | None, response: Response) -> Document:
     etag = response.headers.get("etag", "")
     if not _ETAG.fullmatch(etag):
         etag = ""
-    return read_document(response.body, etag=etag, content_type=_content_type(response))
+    content_type = response.headers.get("content-type", "")
+    return read_document(response.body, etag=etag, content_type=content_type)
 
 
 def _read_instance(response: Response) -> dict[str, Any]:
     _check_status(response)
-    value = read_json(response.body, _content_type(response))
+    value = read_json(response.body, response.headers.get("content-type", ""))
     if not isinstance(value, dict):
         raise InvalidResponse(f"the response is {brief(value)}; expected an instance's metadata")
     return value
@@ -195,7 +196,3 @@ def _retry_after_seconds(headers: Mapping[str, str]) -> float | None:
         pause = parse_date(value) - parse_date(headers.get("date", ""))
         return max(0.0, pause.total_seconds())
     return None
-
-
-def _content_type(response: Response) -> str:
-    return response.headers.get("content-type", "")

@@ -5,7 +5,6 @@ Sends nothing that could approve an event unless `may_approve`.
 
 import json
 import re
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +16,7 @@ from forewarn.conformance.expectation import PolledDocument, ResponseTest, a_doc
 from forewarn.conformance.raw_http import (
     METADATA,
     TIMEOUT_SECONDS,
+    Headers,
     RateLimited,
     RawConnection,
     RawResponse,
@@ -111,10 +111,10 @@ class EndpointCalls:
 
 
 def post(
-    body: bytes, version: str | None = NEWEST, headers: Mapping[str, str] = METADATA, vm: str = ""
+    body: bytes, version: str | None = NEWEST, headers: Headers = METADATA, vm: str = ""
 ) -> Request:
-    length = {"Content-Length": str(len(body))}
-    return Request(version=version, headers={**headers, **length}, vm=vm, method="POST", body=body)
+    headers = {**headers, "Content-Length": str(len(body))}
+    return Request(version=version, headers=headers, vm=vm, method="POST", body=body)
 
 
 def approval(*event_ids: str, **extra: object) -> bytes:

@@ -16,7 +16,8 @@ from forewarn.conformance.spec import EVENTS, NEWEST
 
 TIMEOUT_SECONDS = 10.0
 """For a response. Only the very first one may take longer: see `session.py`."""
-METADATA: Mapping[str, str] = {"Metadata": "true"}
+Headers = Mapping[str, str]
+METADATA: Headers = {"Metadata": "true"}
 
 
 class SessionClock(NamedTuple):
@@ -31,7 +32,7 @@ class Request(NamedTuple):
 
     path: str = EVENTS
     version: str | None = NEWEST
-    headers: Mapping[str, str] = METADATA
+    headers: Headers = METADATA
     query: str = ""
     vm: str = ""
     method: str = "GET"
@@ -51,7 +52,7 @@ class RawResponse(NamedTuple):
 
     http: str
     status: int
-    headers: Mapping[str, str]
+    headers: Headers
     body: bytes
     seconds: float
 

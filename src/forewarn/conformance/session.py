@@ -43,6 +43,9 @@ class EventHistory(NamedTuple):
     started_old: PolledDocument
     gone: PolledDocument
 
+    def event(self, document: PolledDocument) -> JsonObject:
+        return document.event(self.event_id)
+
 
 @dataclass(kw_only=True, eq=False)
 class Session(EndpointCalls):

@@ -5,13 +5,12 @@ VM as little as possible.
 """
 
 import json
-from collections.abc import Mapping
 
 from forewarn.conformance.calls import approval, post
 from forewarn.conformance.check import MUST, SHOULD, Body, Need, check, expect, expect_equal, rule
 from forewarn.conformance.checks.request import post_after_continue
 from forewarn.conformance.expectation import a_rejection, an_error, gives, sends, status
-from forewarn.conformance.raw_http import METADATA, RawResponse, Request
+from forewarn.conformance.raw_http import METADATA, Headers, RawResponse, Request
 from forewarn.conformance.session import Session
 from forewarn.conformance.spec import JSON, NEWEST, OLDEST, VERSIONS, fields
 
@@ -120,10 +119,7 @@ def approval_by_another_scope_is_rejected(session: Session) -> None:
 
 
 def approve(
-    session: Session,
-    version: str = NEWEST,
-    headers: Mapping[str, str] = METADATA,
-    **extra: object,
+    session: Session, version: str = NEWEST, headers: Headers = METADATA, **extra: object
 ) -> RawResponse:
     """Approve the shared event again, and expect a 200."""
     body = approval(session.approved(), **extra)

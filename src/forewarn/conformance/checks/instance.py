@@ -20,13 +20,14 @@ from forewarn.conformance.spec import (
     VERSIONS_PATH,
 )
 
+TREE = Request(INSTANCE, INSTANCE_VERSION)
 NAME = Request(INSTANCE + "/compute/name", INSTANCE_VERSION)
 NAME_AS_TEXT = NAME._replace(query=TEXT)
 WITHOUT_VERSION = Request(INSTANCE, None)
 
 
 def _tree(session: Session, version: str = INSTANCE_VERSION) -> JsonObject:
-    return session.send(Request(INSTANCE, version), status(200)).object()
+    return session.send(TREE._replace(version=version), status(200)).object()
 
 
 def _versions(session: Session) -> list[str]:
@@ -61,7 +62,7 @@ def versions_are_ascending(session: Session) -> None:
 def versions_listed_are_served(session: Session) -> None:
     """A version in the list must work."""
     for version in _versions(session):
-        session.send(Request(INSTANCE, version), status(200))
+        session.send(TREE._replace(version=version), status(200))
 
 
 @check(MUST, "PROTOCOL 8.1")
@@ -73,9 +74,7 @@ def instance_is_a_tree_of_compute_and_network(session: Session) -> None:
     expect(is_tree, "compute, and network with a list of interfaces", tree)
 
 
-@rule(
-    MUST, "PROTOCOL 3: Content-Type", sends(media_type(JSON), Request(INSTANCE, INSTANCE_VERSION))
-)
+@rule(MUST, "PROTOCOL 3: Content-Type", sends(media_type(JSON), TREE))
 def instance_is_application_json() -> None:
     """aiohttp and PowerShell parse JSON only with this Content-Type."""
 

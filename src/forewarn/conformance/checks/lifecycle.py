@@ -3,11 +3,10 @@
 from forewarn.conformance.calls import TEXT
 from forewarn.conformance.check import MUST, SHOULD, Need, check, expect, expect_equal, rule
 from forewarn.conformance.expectation import PolledDocument, gives
-from forewarn.conformance.raw_http import JsonObject, Request
+from forewarn.conformance.raw_http import Request
 from forewarn.conformance.session import Session
 
 QUIET_SECONDS = 0.2
-CHANGES_AT_START = ("EventStatus", "NotBefore")
 UNKNOWN_VM = Request(vm="no-such-vm-as-this")
 LIFE = (Need.CONTROL, Need.APPROVE)
 
@@ -89,11 +88,6 @@ def events_may_overlap(session: Session) -> None:
     session.until_shown(session.create("redeploy")).event(first)
 
 
-def _event(session: Session, document: PolledDocument) -> JsonObject:
-    """The event whose life is observed."""
-    return document.event(session.history.event_id)
-
-
 def _expect_next(before: PolledDocument, after: PolledDocument) -> None:
     expect_equal("DocumentIncarnation", after.incarnation, before.incarnation + 1)
 
@@ -101,30 +95,29 @@ def _expect_next(before: PolledDocument, after: PolledDocument) -> None:
 @check(MUST, "PROTOCOL 6.3", *LIFE)
 def event_starts_under_the_same_id(session: Session) -> None:
     """Clients that approved an id wait for that id to start and to disappear."""
-    scheduled = _event(session, session.history.scheduled)
-    expect_equal(
-        "EventId", _event(session, session.history.started)["EventId"], scheduled["EventId"]
-    )
+    documents = (session.history.started, session.history.scheduled)
+    expect_equal("EventId", *(session.history.event(each)["EventId"] for each in documents))
 
 
 @check(MUST, "PROTOCOL 2.3: empty once Started", *LIFE)
 def not_before_is_empty_once_started(session: Session) -> None:
     """Clients read an empty NotBefore as `now`; with a date they might go on waiting."""
-    expect_equal("NotBefore", _event(session, session.history.started)["NotBefore"], "")
+    expect_equal("NotBefore", session.history.event(session.history.started)["NotBefore"], "")
 
 
 @check(SHOULD, "PROTOCOL 2.3: before 2019-08-01 the same", *LIFE)
 def not_before_is_empty_once_started_in_old_versions(session: Session) -> None:
     """The member stays a string, so that the samples of that time do not crash."""
-    expect_equal("NotBefore", _event(session, session.history.started_old)["NotBefore"], "")
+    expect_equal("NotBefore", session.history.event(session.history.started_old)["NotBefore"], "")
 
 
 @check(SHOULD, "PROTOCOL 6.3", *LIFE)
 def event_keeps_its_other_members_once_started(session: Session) -> None:
     """What will happen, and to which VMs, was promised in the announcement."""
-    scheduled, started = session.history.scheduled, session.history.started
-    changed = {name: _event(session, started)[name] for name in CHANGES_AT_START}
-    expect_equal("the event to be", _event(session, started), _event(session, scheduled) | changed)
+    started = session.history.event(session.history.started)
+    changed = {name: started[name] for name in ("EventStatus", "NotBefore")}
+    scheduled = session.history.event(session.history.scheduled)
+    expect_equal("the event to be", started, scheduled | changed)
 
 
 @check(MUST, "PROTOCOL 6.3: incarnation +1", *LIFE)

@@ -16,6 +16,8 @@ MISSING, EMPTY = Request(version=None), Request(version="")
 UNKNOWN = [Request(version=version) for version in ("2016-01-01", "2017-3-1", "1", "preview")]
 LATEST = [Request(version=version) for version in ("latest", "{latest}")]
 DUPLICATE = [Request(query=f"api-version={second}") for second in (NEWEST, VERSIONS[1])]
+INVALID = (MISSING, UNKNOWN[0])
+DUPLICATES = "PROTOCOL 1.3: duplicate query parameters are rejected (IMDS)"
 
 
 def newest_versions(response: RawResponse) -> list[str]:
@@ -75,11 +77,7 @@ def version_missing_has_the_documented_message(session: Session) -> None:
     expect_equal("the error", session.send(MISSING).object()["error"], BAD_VERSION)
 
 
-@rule(
-    SHOULD,
-    "PROTOCOL 1.3: newest-versions (MSAL, OHAI)",
-    sends(newest_versions, MISSING, UNKNOWN[0]),
-)
+@rule(SHOULD, "PROTOCOL 1.3: newest-versions (MSAL, OHAI)", sends(newest_versions, *INVALID))
 def version_missing_names_the_newest() -> None:
     """MSAL and Ohai omit the version on purpose, to read the newest ones from the error."""
 
@@ -91,11 +89,7 @@ def version_named_as_newest_is_served(session: Session) -> None:
         session.document(version)
 
 
-@rule(
-    MUST,
-    "PROTOCOL 1.3: duplicate query parameters are rejected (IMDS)",
-    sends(a_rejection, *DUPLICATE),
-)
+@rule(MUST, DUPLICATES, sends(a_rejection, *DUPLICATE))
 def query_duplicate_is_rejected() -> None:
     """Two servers may choose different values of the two."""
 
