@@ -36,9 +36,8 @@ def anything(response: RawResponse) -> None:
     """For a check that looks at the response itself."""
 
 
-def status(*statuses: int) -> ResponseTest:
-    expected = f"status {' or '.join(map(str, statuses))}"
-    return lambda response: expect(response.status in statuses, expected, response)
+def status(wanted: int) -> ResponseTest:
+    return lambda response: expect(response.status == wanted, f"status {wanted}", response)
 
 
 def a_rejection(response: RawResponse) -> None:
