@@ -30,10 +30,6 @@ def body(scope: Scope, version: Version, *, iso_not_before: bool = False) -> byt
     return _encode({"DocumentIncarnation": scope.incarnation, "Events": events})
 
 
-def etag(scope: Scope) -> str:
-    return f'"{scope.incarnation}"'
-
-
 def read_tags(if_none_match: str) -> frozenset[str]:
     """Parse an If-None-Match header. Clients send quoted, bare and weak tags.
 

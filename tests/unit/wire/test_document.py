@@ -7,7 +7,7 @@ import pytest
 
 from forewarn.core.event import EventType, Status
 from forewarn.core.fleet import Scope, ScopeKind
-from forewarn.wire.document import body, etag, matches
+from forewarn.wire.document import body, matches
 from forewarn.wire.versions import BY_NAME, NEWEST, VERSIONS, Version
 from tests.unit.wire.build import holding, reboot
 
@@ -171,11 +171,6 @@ def test_events_are_in_creation_order() -> None:
     document = json.loads(body(holding(reboot(id="B"), reboot(id="A")), NEWEST))
 
     assert [event["EventId"] for event in document["Events"]] == ["B", "A"]
-
-
-def test_the_etag_is_the_incarnation_in_quotes() -> None:
-    """An HTTP cache wants an entity-tag; a client may read the number in it."""
-    assert etag(Scope(name="web", incarnation=190)) == '"190"'
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ ABORT_SECONDS_MAX = 1.0
 ACCEPT_ITERATIONS = 3
 DRAIN_SECONDS_MIN, DRAIN_SECONDS_MAX = 0.001, 0.1
 """Pause between checks whether all connections have closed; it doubles each time."""
-BIND_ERRORS: dict[int | None, tuple[type[Error], str]] = {
+BIND_ERRORS: dict[int | None, tuple[type[Error], object]] = {
     errno.EADDRINUSE: (Unavailable, "the address is in use"),
     errno.EACCES: (Invalid, "permission denied; ports below 1024 need a privilege"),
     errno.EPERM: (Invalid, "permission denied; ports below 1024 need a privilege"),
@@ -161,26 +161,16 @@ def _config(application: Application) -> uvicorn.Config:
 
 def _bind(address: Address) -> socket.socket:
     try:
-        resolved = socket.getaddrinfo(
-            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        resolved = socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, socket_address = resolved[0]
+        return socket.create_server(
+            socket_address,
+            family=family,
+            backlog=BACKLOG,
+            dualstack_ipv6=family is socket.AF_INET6,
         )
     except (OSError, UnicodeError, OverflowError) as error:
-        raise Invalid(
-            f"cannot listen on {address}: no such address or name", address=str(address)
-        ) from error
-    family, kind, protocol, _, socket_address = resolved[0]
-    listening = socket.socket(family, kind, protocol)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(socket_address)
-        listening.listen(BACKLOG)
-    except (OSError, OverflowError) as error:
-        listening.close()
-        raise _bind_error(address, error) from error
-    return listening
-
-
-def _bind_error(address: Address, error: Exception) -> Error:
-    number = getattr(error, "errno", None)
-    kind, reason = BIND_ERRORS.get(number, (Invalid, getattr(error, "strerror", None) or error))
-    return kind(f"cannot listen on {address}: {reason}", address=str(address))
+        number, reason = getattr(error, "errno", None), getattr(error, "strerror", None)
+        kind, reason = BIND_ERRORS.get(number, (Invalid, reason or error))
+        message = f"cannot listen on {address}: {reason}"
+        raise kind(message, address=str(address)) from error

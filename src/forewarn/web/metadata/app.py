@@ -152,7 +152,7 @@ class Metadata:
             return self._versions, ("GET", "HEAD")
         if path == requests.INSTANCE or path.startswith(f"{requests.INSTANCE}/"):
             return self._instance, ("GET", "HEAD")
-        raise NotFound("Not found. There is nothing at this path", path=request.path)
+        raise NotFound("Not found. There is nothing at this path")
 
     async def _document(
         self, request: MetadataRequest, client: ClientIdentity, receive: Receive
@@ -241,7 +241,7 @@ class Metadata:
         version = requests.instance_version(request, query)
         vm = client.place.scope.vm(client.vm)
         if vm is None:
-            raise Forbidden(f"Forbidden. {client.vm} is not a VM of this fleet", vm=client.vm)
+            raise Forbidden(f"Forbidden. {client.vm} is not a VM of this fleet")
         path = request.path[len(requests.INSTANCE) :]
         segments = [segment for segment in path.split("/") if segment]
         tree = instance.tree(client.place.scope, vm, version)

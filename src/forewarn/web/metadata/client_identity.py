@@ -40,7 +40,7 @@ def identify(
     place = board.vms.get(name)
     if place is None:
         client = name or request.address or "The client"
-        raise Forbidden(f"Forbidden. {client} is not a VM of this fleet", address=request.address)
+        raise Forbidden(f"Forbidden. {client} is not a VM of this fleet")
     return ClientIdentity(name, place)
 
 

@@ -6,8 +6,8 @@ else is remembered: the client, its document, and whether the poll must be recor
 each time.
 
     PollConnection       only remembered bytes have arrived; between two requests, nothing in flight
-      -> MetadataConnection    at the first other bytes: parses HTTP, remembers polls, and passes
-                               everything else to the application
+      -> MetadataConnection    at the first other bytes, or if the client does not read: parses
+                               HTTP, remembers polls, and passes everything else to the application
 
 All of them send the same bytes for the same request.
 """
@@ -80,7 +80,7 @@ def document_headers(scope: Scope, body: bytes) -> tuple[Header, ...]:
 
 
 def etag(scope: Scope) -> Header:
-    return b"etag", document.etag(scope).encode()
+    return b"etag", b'"%d"' % scope.incarnation
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +106,8 @@ class Polls(ConnectionPolicy):
         self.board = engine.board
         self.ok = self.unchanged = b""
         self.documents_count = self.unchanged_count = 0
+        self.now = engine.clock.now().timestamp()
         self._clock = engine.clock
-        self.now = self._clock.now().timestamp()
         self._config = config
         self._is_iso = config.not_before_format is NotBeforeFormat.DOCUMENTED
         self._is_by_address = set(config.identify) == {Identify.ADDRESS}
@@ -232,26 +232,18 @@ class PollConnection(asyncio.Protocol):
         return full
 
     def pause_writing(self) -> None:
-        self.due_at = self._polls.stall_at
-        self._transport.pause_reading()
-
-    def resume_writing(self) -> None:
-        self.due_at = self._polls.idle_at
-        self._transport.resume_reading()
-
-    @property
-    def unsent_size(self) -> int:
-        return self._transport.get_write_buffer_size()
+        """The client does not read its responses."""
+        self._replace().pause_writing()
 
     @property
     def is_evictable(self) -> bool:
-        return not self.unsent_size
+        return not self._transport.get_write_buffer_size()
 
     def time_out(self) -> None:
-        if self.unsent_size or self._transport.is_closing():
-            self._transport.abort()
-        else:
+        if self.is_evictable and not self._transport.is_closing():
             self._transport.close()
+        else:
+            self._transport.abort()
 
     def abort(self) -> None:
         self._transport.abort()

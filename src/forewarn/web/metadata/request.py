@@ -90,7 +90,7 @@ def parse_query(query: bytes) -> dict[str, str]:
     parsed: dict[str, str] = {}
     for name, value in pairs:
         if name.lower() in parsed:
-            raise Invalid(f"Bad request. Duplicate query parameter {name!r}", parameter=name)
+            raise Invalid(f"Bad request. Duplicate query parameter {name!r}")
         parsed[name.lower()] = value
     return parsed
 
