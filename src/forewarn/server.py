@@ -7,7 +7,6 @@ creates ids.
 import asyncio
 import gc
 import os
-import random
 import stat
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
@@ -20,9 +19,7 @@ from typing import Any, NamedTuple
 
 from forewarn.auth.tokens import Tokens
 from forewarn.campaign.worker import CampaignWorker
-from forewarn.config import Address, Config, Identify, is_loopback
-from forewarn.core.change import ChangeKind
-from forewarn.core.event import EventType
+from forewarn.config import Address, Config, is_loopback
 from forewarn.core.timing import Timing
 from forewarn.engine.clock import Clock, RealClock
 from forewarn.engine.entry import Note
@@ -35,16 +32,14 @@ from forewarn.fleetfile import parser as fleet
 from forewarn.fleetfile.files import compute_digest, read_sources
 from forewarn.history.cloudevents import parse_secrets
 from forewarn.history.retention import RetentionWorker
-from forewarn.history.webhook_sender import WebhookSender
-from forewarn.history.webhooks import Webhook, WebhookContext, deliver_all, get_identity
+from forewarn.history.webhooks import open_webhooks, run_webhooks
 from forewarn.log import log
 from forewarn.platform.base import Platform
 from forewarn.platform.open import open_health_platform, open_platform
-from forewarn.platform.simulated import SimulatedPlatform
 from forewarn.store.base import Store
 from forewarn.store.open import open_store, path_of
 from forewarn.systemd import Notifier
-from forewarn.web.http.admission import Limits
+from forewarn.web.http.admission import Limits, raise_descriptor_limit, share_descriptors
 from forewarn.web.http.connection import ConnectionPolicy
 from forewarn.web.http.listener import SERVER_CONTROL, SERVER_METADATA, Listener
 from forewarn.web.http.tls import Certificate
@@ -54,10 +49,6 @@ from forewarn.web.metadata.fast_path import Polls
 from forewarn.web.service import Service, build_service
 
 APPLY_TRIES_MAX = 10
-OPERATOR_CONNECTIONS_MAX = 1024
-DESCRIPTORS_RESERVED_MAX = 4096
-DESCRIPTORS_MAX = 1 << 20
-"""The default of Linux for one process (fs.nr_open)."""
 
 
 class Addresses(NamedTuple):
@@ -74,62 +65,28 @@ async def serve(
 ) -> None:
     """Run the service until cancelled. Then finish open requests and close everything."""
     descriptors = raise_descriptor_limit()
-    clock = RealClock()
-    timing = Timing.at_rate(
-        config.rate, retry_window=timedelta(seconds=config.impact_retry_seconds_max)
-    )
+    retry_window = timedelta(seconds=config.impact_retry_seconds_max)
+    timing = Timing.at_rate(config.rate, retry_window=retry_window)
     certificate = read_certificate(config)
+    pause_collector()
     store = await open_store(config.store, UPGRADE)
-    async with (
-        pause_collector(),
-        open_service(store, clock, timing, make_id) as service,
-    ):
-        engine, operations = service.engine, service.operations
-        warn_if_store_is_readable(config.store)
-        require_token_outside_loopback(service.tokens, config.control, config.store)
-        if not is_loopback(config.control.host) and certificate is None:
-            log.warning(
-                "the control API is not encrypted: tokens can be read on the network",
-                control=config.control,
-            )
-        engine.subscribe_entries(on_change)
-        await apply_fleet_file(operations, config.fleet)
+    async with open_service(store, RealClock(), timing, make_id) as service:
+        check_access(config, service.tokens)
+        service.engine.subscribe_entries(on_change)
+        await apply_fleet_file(service.operations, config.fleet)
         resume_collector()
-        worker = f"server-{uuid.uuid4()}"
+        platform = make_platform(config, service)
         listeners = make_listeners(config, service, certificate, descriptors)
         async with (
-            run_workers(config, service, make_platform(config, clock, service), worker) as work,
-            run_history_workers(config, service) as history,
-            run_listeners(*listeners) as (metadata, operators),
+            run_together(
+                *make_workers(config, service, platform, f"server-{uuid.uuid4()}")
+            ) as work,
+            run_together(*await make_history_workers(config, service)) as history,
+            run_listeners(*listeners) as (metadata, control),
         ):
-            on_ready(Addresses(metadata.address, operators.address))
-            status = f"metadata {metadata.address}, control {operators.address}"
-            async with notify_systemd(status):
-                await wait_for_first(work, history, metadata.wait(), operators.wait())
-
-
-@asynccontextmanager
-async def notify_systemd(status: str) -> AsyncIterator[None]:
-    """Report to systemd that the service is ready, and feed its watchdog from the event loop.
-
-    A blocked event loop misses the watchdog, and systemd restarts the service.
-    """
-    notifier = Notifier(os.environ, pid=os.getpid())
-    notifier.ready(status)
-
-    async def feed_watchdog(interval_seconds: float) -> None:
-        while True:  # ends when cancelled
-            notifier.feed()
-            await asyncio.sleep(interval_seconds)
-
-    interval = notifier.feed_seconds
-    feeding = asyncio.create_task(feed_watchdog(interval)) if interval else None
-    try:
-        yield
-    finally:
-        notifier.stopping("finishing open requests")
-        if feeding is not None:
-            feeding.cancel()
+            on_ready(Addresses(metadata.address, control.address))
+            async with notify_systemd(f"metadata {metadata.address}, control {control.address}"):
+                await wait_for_first(work, history, metadata.wait(), control.wait())
 
 
 @asynccontextmanager
@@ -148,237 +105,15 @@ async def open_service(
         await service.engine.close()
 
 
-@asynccontextmanager
-async def run_workers(
-    config: Config, service: Service, platform: Platform, worker: str
-) -> AsyncIterator[asyncio.Task[None]]:
-    """Run the workers within this. Await the task to see whether one failed."""
-    limit = timedelta(seconds=config.impact_seconds_max)
-    impacts = Worker(
-        service.engine,
-        platform,
-        worker=worker,
-        impacts_max=config.impacts_max,
-        impact_limit=limit,
-    )
-    campaigns = CampaignWorker(
-        service.engine,
-        service.campaigns,
-        open_health_platform(config, os.environ),
-        timedelta(seconds=config.campaign_health_seconds_max),
-    )
-    work = asyncio.create_task(run_together(impacts.run(), campaigns.run()))
-    try:
-        yield work
-    finally:
-        work.cancel()
-        await asyncio.gather(work, return_exceptions=True)
-
-
-@asynccontextmanager
-async def run_history_workers(
-    config: Config, service: Service
-) -> AsyncIterator[asyncio.Task[None]]:
-    """Trim the history and send webhooks within this."""
-    engine, feed = service.engine, service.feed
-    retention = RetentionWorker(
-        engine.store,
-        engine.clock,
-        feed,
-        keep=timedelta(days=config.history_days),
-        commits_max=config.history_notes_max,
-    )
-    works = [run_under_lease(engine.store, "retention", lambda lease: retention.run())]
-    webhooks = await make_webhooks(config, service) if config.webhook else ()
-    if webhooks:
-        feed.webhooks = webhooks
-        works.append(
-            run_under_lease(engine.store, "webhooks", lambda lease: deliver_all(webhooks, lease))
+def check_access(config: Config, tokens: Tokens) -> None:
+    """Refuse a control API that is open to everybody, and warn of other exposure."""
+    require_token_outside_loopback(tokens, config.control, config.store)
+    if not is_loopback(config.control.host) and config.control_certificate_file is None:
+        log.warning(
+            "the control API is not encrypted: tokens can be read on the network",
+            control=config.control,
         )
-    work = asyncio.create_task(run_together(*works))
-    try:
-        yield work
-    finally:
-        work.cancel()
-        await asyncio.gather(work, return_exceptions=True)
-        for webhook in webhooks:
-            await webhook.close()
-
-
-async def make_webhooks(config: Config, service: Service) -> tuple[Webhook, ...]:
-    """The configured webhooks, registered: they get everything that happens from now on."""
-    context = WebhookContext(
-        engine=service.engine,
-        feed=service.feed,
-        identity=await get_identity(service.engine, make_id),
-        changes=webhook_changes(config.webhook_changes),
-        secrets=read_webhook_secrets(config),
-        random=random.random,
-    )
-    timeout_seconds = config.webhook_seconds_max
-    webhooks = tuple(
-        Webhook(url, WebhookSender(url, timeout_seconds=timeout_seconds), context)
-        for url in config.webhook
-    )
-    for webhook in webhooks:
-        await webhook.register()
-    return webhooks
-
-
-def webhook_changes(names: Sequence[str]) -> frozenset[ChangeKind]:
-    unknown = [name for name in names if name not in list(ChangeKind)]
-    if unknown:
-        raise Invalid(
-            f"webhook_changes: expected some of {', '.join(ChangeKind)}, got {unknown[0]!r}",
-            option="webhook_changes",
-        )
-    return frozenset(ChangeKind(name) for name in names)
-
-
-async def run_together(*works: Coroutine[Any, Any, None]) -> None:
-    """Run all until cancelled; if one fails, the others are cancelled."""
-    async with asyncio.TaskGroup() as group:
-        for work in works:
-            group.create_task(work)
-
-
-def make_platform(config: Config, clock: Clock, service: Service) -> Platform:
-    """The platform that carries out impacts."""
-    engine, board = service.engine, service.engine.board
-    priorities = service.campaigns.host_priorities
-
-    def hosts() -> Iterator[str]:
-        return chain(board.hosts, board.declared_hosts)
-
-    for command in config.exec_command:
-        if command.type != "*":
-            parse_event_type("exec_command", command.type)
-    real = open_platform(config, clock, hosts=hosts, avoid=priorities, environ=os.environ)
-    if real is not None:
-        return real
-    simulated = {
-        parse_event_type("simulate_duration", each.type): each.duration
-        for each in config.simulate_duration
-    }
-    for name in config.simulate_failure:
-        if name not in board.vms:
-            log.warning("unknown VM in simulate_failure", option="simulate_failure", vm=name)
-    return SimulatedPlatform(
-        clock,
-        durations={**engine.timing.duration, **simulated},
-        hosts=hosts,
-        avoid=priorities,
-        failing=config.simulate_failure,
-    )
-
-
-def parse_event_type(option: str, name: str) -> EventType:
-    """The config does not know the rules, so its event types are checked here."""
-    try:
-        return EventType(name)
-    except ValueError as error:
-        raise Invalid(
-            f"{option}: unknown event type {name!r}; expected one of {', '.join(EventType)}",
-            option=option,
-        ) from error
-
-
-@asynccontextmanager
-async def run_listeners(*listeners: Listener) -> AsyncIterator[tuple[Listener, ...]]:
-    """Accept connections within this."""
-    try:
-        for listener in listeners:
-            await listener.start()
-        yield listeners
-    finally:
-        stops = (listener.stop() for listener in listeners)
-        for result in await asyncio.gather(*stops, return_exceptions=True):
-            if isinstance(result, Exception):
-                log.error("listener did not stop cleanly", exc_info=result)
-
-
-async def wait_for_first(*works: Awaitable[None]) -> None:
-    """Wait until the first of them ends, and raise its exception if it failed."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    for task in done:
-        task.result()
-
-
-def make_listeners(
-    config: Config, service: Service, certificate: Certificate | None, descriptors: int
-) -> tuple[Listener, Listener]:
-    """The listener for VMs and the listener for operators. They share nothing but the engine."""
-    vms, operators = connection_limits(config, descriptors)
-    from forewarn.web.control.routes.metrics import make_metrics_route
-
-    metadata = Metadata(service.engine, config, read_key(config.proxy_key_file))
-    polls = Polls(service.engine, config, vms)
-    return (
-        Listener(
-            metadata, config.metadata, polls, server_name=SERVER_METADATA, on_stop=metadata.stop
-        ),
-        make_control_listener(
-            service,
-            config.control,
-            [make_metrics_route(service, metadata, polls)],
-            certificate,
-            operators,
-        ),
-    )
-
-
-def connection_limits(config: Config, descriptors: int) -> tuple[Limits, Limits]:
-    """The limits for VMs and for operators. Each connection takes a file descriptor.
-
-    VMs cannot take everything: an eighth is reserved for operators, and a quarter for the store and
-    the platform, which must work even if VMs open as many connections as they can. An address gets
-    at most an eighth of the VMs' share, unless it may be a proxy for many VMs.
-    """
-    operators = min(descriptors // 8, OPERATOR_CONNECTIONS_MAX)
-    vms = max(1, descriptors - operators - min(descriptors // 4, DESCRIPTORS_RESERVED_MAX))
-    is_by_address = set(config.identify) == {Identify.ADDRESS}
-    each = max(1, min(config.connections_per_address_max, vms // 8 if is_by_address else vms))
-    limits = Limits(
-        idle_seconds=config.idle_seconds,
-        stall_seconds=config.header_seconds,
-        connections_max=vms,
-        connections_per_address_max=each,
-    )
-    each = min(config.connections_per_address_max, operators)
-    return limits, replace(limits, connections_max=operators, connections_per_address_max=each)
-
-
-def make_control_listener(
-    service: Service,
-    address: Address,
-    more: Sequence[Any] = (),
-    certificate: Certificate | None = None,
-    limits: Limits = Limits(),  # noqa: B008, frozen
-) -> Listener:
-    """The control listener, with `more` routes.
-
-    Litestar is imported here because it is slow to import.
-    """
-    from forewarn.web.control.app import make_app
-    from forewarn.web.control.routes.fleet import FLEET_BYTES_MAX
-
-    require_token_outside_loopback(service.tokens, address)
-    app = make_app(service, host=address.host, more=more)
-    guard = ConnectionPolicy(
-        replace(limits, body_bytes_max=FLEET_BYTES_MAX),
-        control_body,
-        service.engine.throttled_log,
-    )
-    end_streams = service.feed.stop
-    return Listener(
-        app,
-        address,
-        guard,
-        server_name=SERVER_CONTROL,
-        on_stop=end_streams,
-        certificate=certificate,
-    )
+    warn_if_store_is_readable(config.store)
 
 
 def require_token_outside_loopback(tokens: Tokens, address: Address, store: str = "URL") -> None:
@@ -406,12 +141,6 @@ def warn_if_store_is_readable(url: str) -> None:
             mode=f"{mode:04o}",
             fix=f"chmod 600 {path}",
         )
-
-
-def read_certificate(config: Config) -> Certificate | None:
-    if config.control_certificate_file is None or config.control_key_file is None:
-        return None
-    return Certificate(config.control_certificate_file, config.control_key_file)
 
 
 async def apply_fleet_file(operations: Operations, path: Path | None) -> None:
@@ -448,18 +177,184 @@ async def apply_fleet_file(operations: Operations, path: Path | None) -> None:
     )
 
 
-def read_webhook_secrets(config: Config) -> tuple[bytes, ...]:
-    path = config.webhook_secret_file
-    return () if path is None else parse_secrets(read_file(path, "webhook secret file"), str(path))
+def make_platform(config: Config, service: Service) -> Platform:
+    """The platform that carries out impacts."""
+    engine, board = service.engine, service.engine.board
+
+    def hosts() -> Iterator[str]:
+        return chain(board.hosts, board.declared_hosts)
+
+    for name in config.simulate_failure:
+        if name not in board.vms:
+            log.warning("unknown VM in simulate_failure", option="simulate_failure", vm=name)
+    return open_platform(
+        config,
+        engine.clock,
+        durations=engine.timing.duration,
+        hosts=hosts,
+        avoid=service.campaigns.host_priorities,
+        environ=os.environ,
+    )
 
 
-def read_key(path: Path | None) -> bytes:
-    return b"" if path is None else read_file(path, "proxy key file").strip()
+def make_workers(
+    config: Config, service: Service, platform: Platform, worker: str
+) -> list[Coroutine[Any, Any, None]]:
+    """What carries out impacts and campaigns."""
+    impacts = Worker(
+        service.engine,
+        platform,
+        worker=worker,
+        impacts_max=config.impacts_max,
+        impact_limit=timedelta(seconds=config.impact_seconds_max),
+    )
+    campaigns = CampaignWorker(
+        service.engine,
+        service.campaigns,
+        open_health_platform(config, os.environ),
+        timedelta(seconds=config.campaign_health_seconds_max),
+    )
+    return [impacts.run(), campaigns.run()]
 
 
-def read_file(path: Path, what: str) -> bytes:
+async def make_history_workers(config: Config, service: Service) -> list[Coroutine[Any, Any, None]]:
+    """What trims the history and sends webhooks."""
+    engine, feed = service.engine, service.feed
+    if config.webhook:
+        path = config.webhook_secret_file
+        secrets = parse_secrets(read_file(path, "webhook secret file"), str(path))
+        feed.webhooks = await open_webhooks(config, engine, feed, secrets, make_id)
+    retention = RetentionWorker(
+        engine.store,
+        engine.clock,
+        feed,
+        keep=timedelta(days=config.history_days),
+        commits_max=config.history_notes_max,
+    )
+    works = [run_under_lease(engine.store, "retention", lambda lease: retention.run())]
+    return [*works, run_webhooks(feed.webhooks, engine.store)] if config.webhook else works
+
+
+def make_listeners(
+    config: Config, service: Service, certificate: Certificate | None, descriptors: int
+) -> tuple[Listener, Listener]:
+    """The listener for VMs and the listener for operators. They share nothing but the engine."""
+    from forewarn.web.control.routes.metrics import make_metrics_route
+
+    vms, operators = share_descriptors(config, descriptors)
+    proxy_key = read_file(config.proxy_key_file, "proxy key file").strip()
+    metadata = Metadata(service.engine, config, proxy_key)
+    polls = Polls(service.engine, config, vms)
+    metrics = make_metrics_route(service, metadata, polls)
+    return (
+        Listener(
+            metadata, config.metadata, polls, server_name=SERVER_METADATA, on_stop=metadata.stop
+        ),
+        make_control_listener(service, config.control, [metrics], certificate, operators),
+    )
+
+
+def make_control_listener(
+    service: Service,
+    address: Address,
+    more: Sequence[Any] = (),
+    certificate: Certificate | None = None,
+    limits: Limits = Limits(),  # noqa: B008, frozen
+) -> Listener:
+    """The control listener, with `more` routes.
+
+    Litestar is imported here because it is slow to import.
+    """
+    from forewarn.web.control.app import make_app
+    from forewarn.web.control.routes.fleet import FLEET_BYTES_MAX
+
+    limits = replace(limits, body_bytes_max=FLEET_BYTES_MAX)
+    return Listener(
+        make_app(service, host=address.host, more=more),
+        address,
+        ConnectionPolicy(limits, control_body, service.engine.throttled_log),
+        server_name=SERVER_CONTROL,
+        on_stop=service.feed.stop,
+        certificate=certificate,
+    )
+
+
+@asynccontextmanager
+async def run_together(*works: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Task[None]]:
+    """Run all within this; if one fails, the others are cancelled.
+
+    Await the task to see whether one failed.
+    """
+
+    async def run() -> None:
+        async with asyncio.TaskGroup() as group:
+            for work in works:
+                group.create_task(work)
+
+    task = asyncio.create_task(run())
     try:
-        return path.read_bytes()
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@asynccontextmanager
+async def run_listeners(*listeners: Listener) -> AsyncIterator[tuple[Listener, ...]]:
+    """Accept connections within this."""
+    try:
+        for listener in listeners:
+            await listener.start()
+        yield listeners
+    finally:
+        stops = (listener.stop() for listener in listeners)
+        for result in await asyncio.gather(*stops, return_exceptions=True):
+            if isinstance(result, Exception):
+                log.error("listener did not stop cleanly", exc_info=result)
+
+
+async def wait_for_first(*works: Awaitable[None]) -> None:
+    """Wait until the first of them ends, and raise its exception if it failed."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        task.result()
+
+
+@asynccontextmanager
+async def notify_systemd(status: str) -> AsyncIterator[None]:
+    """Report to systemd that the service is ready, and feed its watchdog from the event loop.
+
+    A blocked event loop misses the watchdog, and systemd restarts the service.
+    """
+    notifier = Notifier(os.environ, pid=os.getpid())
+    notifier.ready(status)
+
+    async def feed_watchdog(interval_seconds: float) -> None:
+        while True:  # ends when cancelled
+            notifier.feed()
+            await asyncio.sleep(interval_seconds)
+
+    interval = notifier.feed_seconds
+    feeding = asyncio.create_task(feed_watchdog(interval)) if interval else None
+    try:
+        yield
+    finally:
+        notifier.stopping("finishing open requests")
+        if feeding is not None:
+            feeding.cancel()
+
+
+def read_certificate(config: Config) -> Certificate | None:
+    if config.control_certificate_file is None or config.control_key_file is None:
+        return None
+    return Certificate(config.control_certificate_file, config.control_key_file)
+
+
+def read_file(path: Path | None, what: str) -> bytes:
+    """The content of a file that an option names; nothing if it does not."""
+    try:
+        return path.read_bytes() if path else b""
     except OSError as error:
         reason = error.strerror or error
         raise Invalid(f"cannot read the {what} {path}: {reason}", file=str(path)) from error
@@ -470,28 +365,10 @@ def make_id() -> str:
     return str(uuid.uuid4()).upper()
 
 
-def raise_descriptor_limit() -> int:
-    """Raise the limit of file descriptors as far as allowed, and return it.
-
-    Every VM may keep a connection open.
-    """
-    import resource  # POSIX only; the lab imports this module on Windows too
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else hard
-
-
-@asynccontextmanager
-async def pause_collector() -> AsyncIterator[None]:
+def pause_collector() -> None:
     """Disable the garbage collector until `resume_collector`: loading a fleet makes no garbage."""
     gc.collect()
     gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def resume_collector() -> None:

@@ -85,10 +85,9 @@ async def start(path: Path) -> float:
     """Seconds from opening the file until `serve` would open its listeners."""
     began = time.perf_counter()
     clock = RealClock()
-    async with (
-        pause_collector(),
-        open_service(await SqliteStore.open(str(path)), clock, Timing(), lambda: "") as service,
-    ):
+    pause_collector()
+    store = await SqliteStore.open(str(path))
+    async with open_service(store, clock, Timing(), lambda: "") as service:
         resume_collector()
         engine = service.engine
         platform = SimulatedPlatform(clock, durations={}, hosts=lambda: engine.board.hosts)

@@ -1,4 +1,4 @@
-"""The composition root: connection limits, options it validates, stopping, the store's mode."""
+"""The composition root: stopping, the store's mode."""
 
 import asyncio
 import logging
@@ -7,14 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.config import Address, Config, Identify
-from forewarn.errors import Invalid
-from forewarn.server import (
-    connection_limits,
-    parse_event_type,
-    run_listeners,
-    warn_if_store_is_readable,
-)
+from forewarn.config import Address
+from forewarn.server import run_listeners, warn_if_store_is_readable
 from forewarn.web.http.admission import Limits
 from forewarn.web.http.connection import ConnectionPolicy
 from forewarn.web.http.listener import (
@@ -25,47 +19,6 @@ from forewarn.web.http.listener import (
 )
 from forewarn.web.http_status import metadata_body
 from tests.unit.web.http.test_listener import hello
-
-
-def shares(descriptors: int, config: Config = Config()) -> tuple[int, int, int, int]:  # noqa: B008, frozen
-    """Connections of VMs, of one VM's address, of operators, and of one operator's address."""
-    vms, operators = connection_limits(config, descriptors)
-    return (
-        vms.connections_max,
-        vms.connections_per_address_max,
-        operators.connections_max,
-        operators.connections_per_address_max,
-    )
-
-
-@pytest.mark.parametrize(
-    ("descriptors", "expected"),
-    [
-        (256, (160, 20, 32, 32)),
-        (1024, (640, 80, 128, 128)),
-        (20_000, (14_880, 1860, 1024, 1024)),
-        (524_288, (519_168, 4096, 1024, 1024)),
-    ],
-)
-def test_vms_leave_descriptors_for_operators_and_the_store(
-    descriptors: int, expected: tuple[int, int, int, int]
-) -> None:
-    """Without any, nobody could look, nothing could be stored, and impacts would fail."""
-    assert shares(descriptors) == expected
-
-
-@pytest.mark.parametrize(
-    "identify", [(Identify.PROXY,), (Identify.ADDRESS, Identify.PROXY), (Identify.PATH,)]
-)
-def test_address_of_a_proxy_may_hold_all_connections(
-    identify: tuple[Identify, ...],
-) -> None:
-    """A metadata proxy has one address for all VMs behind it."""
-    assert shares(1024, Config(identify=identify))[:2] == (640, 640)
-
-
-def test_configured_limit_per_address_applies_if_lower() -> None:
-    assert shares(1024, Config(connections_per_address_max=7)) == (640, 7, 128, 7)
 
 
 class BrokenListener(Listener):
@@ -131,10 +84,3 @@ def test_private_store_is_not_a_warning(tmp_path: Path, caplog: pytest.LogCaptur
     warn_if_store_is_readable("memory")
 
     assert caplog.records == []
-
-
-@pytest.mark.parametrize("option", ["simulate_duration", "exec_command"])
-def test_unknown_event_type_in_an_option_is_rejected(option: str) -> None:
-    """A typing error would silently leave the type without its command or duration."""
-    with pytest.raises(Invalid, match=f"^{option}: unknown event type 'Restart'; expected one of"):
-        parse_event_type(option, "Restart")

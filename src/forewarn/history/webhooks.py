@@ -6,6 +6,7 @@ fails delays no other. One server delivers at a time: the holder of the lease `w
 
 import asyncio
 import hashlib
+import random
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,18 +16,21 @@ from typing import Protocol
 import msgspec
 from msgspec.structs import replace
 
+from forewarn.config import Config
 from forewarn.core.change import ChangeKind
 from forewarn.engine.clock import within
 from forewarn.engine.engine import Engine
 from forewarn.engine.entry import Entry, decode_all, last_number
+from forewarn.engine.lease import run_under_lease
 from forewarn.engine.log_throttle import ThrottledLog
 from forewarn.engine.record import RAW, RecordCodec
 from forewarn.engine.transaction import Transaction
-from forewarn.errors import Error
+from forewarn.errors import Error, Invalid
 from forewarn.history.cloudevents import encode, event_id, headers
 from forewarn.history.feed import HistoryFeed
+from forewarn.history.webhook_sender import WebhookSender
 from forewarn.log import log
-from forewarn.store.base import HistoryValues, Lease
+from forewarn.store.base import HistoryValues, Lease, Store
 
 KEY = "webhook/{}/"
 IDENTITY_KEY = "identity"
@@ -75,7 +79,7 @@ class WebhookContext:
     engine: Engine
     feed: HistoryFeed
     identity: str
-    changes: Collection[ChangeKind]
+    changes: Collection[str]
     secrets: Sequence[bytes] = field(repr=False)
     random: Callable[[], float]
 
@@ -246,11 +250,50 @@ def register_records(engine: Engine) -> None:
     engine.register(IDENTITY_KEY, RAW)
 
 
-async def deliver_all(webhooks: Sequence[Webhook], lease: Lease) -> None:
-    """Run all webhooks until cancelled."""
-    async with asyncio.TaskGroup() as group:
+async def open_webhooks(
+    config: Config,
+    engine: Engine,
+    feed: HistoryFeed,
+    secrets: Sequence[bytes],
+    make_id: Callable[[], str],
+) -> tuple[Webhook, ...]:
+    """The configured webhooks, registered: they get everything that happens from now on."""
+    unknown = [name for name in config.webhook_changes if name not in list(ChangeKind)]
+    if unknown:
+        raise Invalid(
+            f"webhook_changes: expected some of {', '.join(ChangeKind)}, got {unknown[0]!r}",
+            option="webhook_changes",
+        )
+    context = WebhookContext(
+        engine=engine,
+        feed=feed,
+        identity=await get_identity(engine, make_id),
+        changes=config.webhook_changes,
+        secrets=secrets,
+        random=random.random,
+    )
+    seconds = config.webhook_seconds_max
+    webhooks = tuple(
+        Webhook(url, WebhookSender(url, timeout_seconds=seconds), context) for url in config.webhook
+    )
+    for webhook in webhooks:
+        await webhook.register()
+    return webhooks
+
+
+async def run_webhooks(webhooks: Sequence[Webhook], store: Store) -> None:
+    """Deliver while this server holds the lease, until cancelled; then close them."""
+
+    async def deliver_all(lease: Lease) -> None:
+        async with asyncio.TaskGroup() as group:
+            for webhook in webhooks:
+                group.create_task(webhook.run(lease))
+
+    try:
+        await run_under_lease(store, "webhooks", deliver_all)
+    finally:
         for webhook in webhooks:
-            group.create_task(webhook.run(lease))
+            await webhook.close()
 
 
 async def get_identity(engine: Engine, make_id: Callable[[], str]) -> str:

@@ -79,7 +79,8 @@ async def open_lab(setup: Setup) -> AsyncIterator["LabService"]:
         if setup.fleet is not None:
             await lab.operations.apply(setup.fleet, by="lab")
         service.engine.subscribe_entries(lab.transcript.add_change)
-        async with server.run_workers(Config(), service, lab.platform, "platform"):
+        workers = server.make_workers(Config(), service, lab.platform, "platform")
+        async with server.run_together(*workers):
             if isinstance(clock, VirtualClock):
                 scheduler.start(clock.run())
             await asyncio.sleep(0)  # the workers start
@@ -108,7 +109,7 @@ class LabService:
         self.transcript = Transcript(clock.now)
         self.faults = FaultSet()
         self.config = Config(identify=(Identify.PATH, Identify.ADDRESS))
-        platform = server.make_platform(self.config, clock, service)
+        platform = server.make_platform(self.config, service)
         assert isinstance(platform, SimulatedPlatform), "the default of the option"
         self.platform = platform
         self._application = LabMetadata(self.engine, self.config, self.faults)
@@ -270,6 +271,7 @@ class LabService:
         """Open the control API with the routes of the lab. Returns its URL."""
         from forewarn.lab.api import make_router  # its framework is slow to import
 
+        server.require_token_outside_loopback(self.service.tokens, address)
         more = [make_router(self)]
         return await self._open(server.make_control_listener(self.service, address, more=more))
 

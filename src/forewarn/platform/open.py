@@ -1,34 +1,61 @@
-"""Builds the platform that the configuration names, unless it is the simulated one."""
+"""Builds the platform that the configuration names."""
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 
 from forewarn.config import Config, ExecCommand, PlatformName
+from forewarn.core.event import EventType
 from forewarn.errors import Invalid
 from forewarn.platform.base import Platform
 from forewarn.platform.exec import ExecPlatform
-from forewarn.platform.simulated import Sleeper
+from forewarn.platform.simulated import SimulatedPlatform, Sleeper
 
 
 def open_platform(
     config: Config,
     clock: Sleeper,
     *,
+    durations: Mapping[EventType, timedelta],
     hosts: Callable[[], Iterable[str]],
     avoid: Callable[[], Mapping[str, int]] = dict,
     environ: Mapping[str, str],
-) -> Platform | None:
-    """Return the platform, or None for the simulated one.
+) -> Platform:
+    """Return what carries out impacts.
 
-    `avoid` says which hosts are bad targets for a move, and how bad.
+    `durations` are those of simulated impacts that the configuration does not change. `avoid` says
+    which hosts are bad targets for a move, and how bad.
     """
+    for command in config.exec_command:
+        if command.type != "*":
+            _parse_event_type("exec_command", command.type)
+    simulated = {
+        _parse_event_type("simulate_duration", each.type): each.duration
+        for each in config.simulate_duration
+    }
     if config.platform is PlatformName.EXEC:
         return ExecPlatform(
             config.exec_command, seconds_max=config.exec_seconds_max, environ=environ
         )
     if config.platform is PlatformName.LIBVIRT:
         return _open_libvirt(config, clock, hosts, avoid)
-    return None
+    return SimulatedPlatform(
+        clock,
+        durations={**durations, **simulated},
+        hosts=hosts,
+        avoid=avoid,
+        failing=config.simulate_failure,
+    )
+
+
+def _parse_event_type(option: str, name: str) -> EventType:
+    """The config does not know the rules, so its event types are checked here."""
+    try:
+        return EventType(name)
+    except ValueError as error:
+        raise Invalid(
+            f"{option}: unknown event type {name!r}; expected one of {', '.join(EventType)}",
+            option=option,
+        ) from error
 
 
 def open_health_platform(config: Config, environ: Mapping[str, str]) -> Platform | None:

@@ -12,12 +12,12 @@ import msgspec
 from forewarn.core.command import Seen
 from forewarn.errors import Invalid, Refused, UnknownVm
 from forewarn.fleetfile import parser as fleet_parser
+from forewarn.fleetfile.files import read_sources
 from forewarn.fleetfile.parser import Fleet
 from forewarn.lab.environment import make_environment
 from forewarn.lab.fault.active import parse_fault
 from forewarn.lab.service import RATE_MAX, RATE_MIN, Setup
 from forewarn.lab.transcript import Transcript
-from forewarn.server import read_file
 from forewarn.testing.ledger import LabApproval
 from forewarn.testing.objects import BY, LabEvent, LabFault, LabHost, LabVm, make_duration
 from forewarn.testing.thread import LOOPBACK, LabThread
@@ -240,11 +240,11 @@ def check_time(name: str, time: datetime) -> None:
 
 
 def read_fleet(fleet: FleetLike) -> Fleet:
-    """Read a fleet from a file, or from a mapping like the content of one."""
+    """Read a fleet from a file or folder, or from a mapping like the content of a file."""
     if isinstance(fleet, Fleet):
         return fleet
     if isinstance(fleet, Mapping):
         return fleet_parser.parse(msgspec.json.encode(fleet), "fleet")
     if isinstance(fleet, str | os.PathLike):
-        return fleet_parser.parse(read_file(Path(fleet), "fleet file"), str(fleet))
+        return fleet_parser.parse_all(read_sources(Path(fleet)))
     raise Refused(f"expected a fleet as a path or a mapping, got {type(fleet).__name__}")

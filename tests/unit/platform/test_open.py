@@ -8,6 +8,7 @@ from forewarn.config import Config, ExecCommand, HostUri, PlatformName
 from forewarn.errors import Invalid
 from forewarn.platform.exec import ExecPlatform
 from forewarn.platform.open import open_health_platform, open_platform
+from forewarn.platform.simulated import SimulatedPlatform
 from tests.unit.config_of import config_of
 from tests.unit.platform.hasty import Hasty
 
@@ -17,12 +18,14 @@ def config(**flags: object) -> Config:
 
 
 def chosen(**flags: object) -> object:
-    return open_platform(config(**flags), Hasty(), hosts=list, environ={"PATH": "/usr/bin:/bin"})
+    return open_platform(
+        config(**flags), Hasty(), durations={}, hosts=list, environ={"PATH": "/usr/bin:/bin"}
+    )
 
 
 def test_default_platform_is_simulated() -> None:
     assert config().platform is PlatformName.SIMULATED
-    assert chosen() is None
+    assert isinstance(chosen(), SimulatedPlatform)
 
 
 def test_exec_platform_is_selected_by_name() -> None:
@@ -105,3 +108,12 @@ def test_missing_health_program_error_names_the_option() -> None:
         ),
     ):
         open_health_platform(config(campaign_health_command="/no/such/program"), environ)
+
+
+@pytest.mark.parametrize(
+    ("option", "text"), [("simulate_duration", "Restart=1s"), ("exec_command", "Restart=true")]
+)
+def test_unknown_event_type_in_an_option_is_rejected(option: str, text: str) -> None:
+    """A typing error would silently leave the type without its command or duration."""
+    with pytest.raises(Invalid, match=f"^{option}: unknown event type 'Restart'; expected one of"):
+        chosen(**{option: [text]})

@@ -1,9 +1,13 @@
-"""Which connections a listener accepts: per address, of unknown addresses, and in total."""
+"""Which connections a listener accepts: per address, of unknown addresses, and in total.
+
+The limits come from the file descriptors that this process may have.
+"""
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
+from forewarn.config import Config, Identify
 from forewarn.engine.clock import RealClock
 from forewarn.engine.log_throttle import ThrottledLog
 
@@ -11,6 +15,10 @@ EVICTION_TRIES_MAX = 32
 """Connections that are looked at, to find an idle one that can be closed for a new one."""
 UNKNOWN_SHARE = 8
 """One connection in this many may belong to clients whose address is not a VM's."""
+OPERATOR_CONNECTIONS_MAX = 1024
+DESCRIPTORS_RESERVED_MAX = 4096
+DESCRIPTORS_MAX = 1 << 20
+"""The default of Linux for one process (fs.nr_open)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,6 +31,40 @@ class Limits:
     stall_seconds: float = 10.0
     connections_max: int = 1_000_000
     connections_per_address_max: int = 4096
+
+
+def raise_descriptor_limit() -> int:
+    """Raise the limit of file descriptors as far as allowed, and return it.
+
+    Every VM may keep a connection open.
+    """
+    import resource  # POSIX only; the lab imports this module on Windows too
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else hard
+
+
+def share_descriptors(config: Config, descriptors: int) -> tuple[Limits, Limits]:
+    """The limits for VMs and for operators. Each connection takes a file descriptor.
+
+    VMs cannot take everything: an eighth is reserved for operators, and a quarter for the store and
+    the platform, which must work even if VMs open as many connections as they can. An address gets
+    at most an eighth of the VMs' share, unless it may be a proxy for many VMs.
+    """
+    operators = min(descriptors // 8, OPERATOR_CONNECTIONS_MAX)
+    vms = max(1, descriptors - operators - min(descriptors // 4, DESCRIPTORS_RESERVED_MAX))
+    is_by_address = set(config.identify) == {Identify.ADDRESS}
+    each = max(1, min(config.connections_per_address_max, vms // 8 if is_by_address else vms))
+    limits = Limits(
+        idle_seconds=config.idle_seconds,
+        stall_seconds=config.header_seconds,
+        connections_max=vms,
+        connections_per_address_max=each,
+    )
+    each = min(config.connections_per_address_max, operators)
+    return limits, replace(limits, connections_max=operators, connections_per_address_max=each)
 
 
 class TimedConnection(Protocol):
