@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forewarn.agent.journal import Journal
+from forewarn.agent.participants import LocalPrograms
 from forewarn.agent.progress import (
     EntryKind,
     Progress,
@@ -34,7 +35,7 @@ from forewarn.agent.rules import (
 from forewarn.agent.settings import AgentSettings, parse
 from forewarn.agent.status import Counters
 from forewarn.agent.steps.base import StepContext, StepFailed, WorkflowPhase
-from forewarn.agent.workflow import AgentContext, NoPrograms, Workflow
+from forewarn.agent.workflow import AgentContext, Workflow
 from forewarn.client import Event
 from forewarn.errors import Invalid
 from tests.unit.agent.agent_world import FakeTime, reboot, started
@@ -213,7 +214,7 @@ def test_agent_starts_with_any_damaged_line(data: st.DataObject) -> None:
         path.write_bytes(b"\n".join(lines) + b"\n")
 
         journal = Unsynced.open(path)
-        shared = AgentContext("web-0", journal, NoPrograms(), clock, Counters())
+        shared = AgentContext("web-0", journal, LocalPrograms(), clock, Counters())
         for progress in journal.progress.values():
             workflow = Workflow(Rule("r"), progress.event, shared)
             workflow.update(progress.event)
@@ -289,7 +290,7 @@ class Restarts:
         }
         before = {name: self.runs[name] for name in self.runs}
         workflow = Workflow(
-            self.rule, reboot(), AgentContext("web-0", journal, NoPrograms(), clock, Counters())
+            self.rule, reboot(), AgentContext("web-0", journal, LocalPrograms(), clock, Counters())
         )
         try:
             if change == "over":

@@ -6,23 +6,31 @@ document has no thread.
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from datetime import UTC, datetime
-from typing import Protocol
 
 from forewarn.agent.approver import Approver
 from forewarn.agent.journal import Journal, JournalLost
+from forewarn.agent.participants import LocalPrograms
 from forewarn.agent.progress import EntryKind
 from forewarn.agent.rules import Rule, first_match, seconds_to_not_before
 from forewarn.agent.settings import AgentSettings
 from forewarn.agent.status import AgentStatus, Counters
 from forewarn.agent.steps.base import WorkflowPhase
-from forewarn.agent.workflow import AgentContext, LocalPrograms, NoPrograms, Workflow
-from forewarn.client import Change, ClientClock, Document, EndpointError, Event, Kind, Watcher
+from forewarn.agent.workflow import AgentContext, Workflow
+from forewarn.client import (
+    Change,
+    Client,
+    ClientClock,
+    Document,
+    EndpointError,
+    Event,
+    Kind,
+    Watcher,
+)
 from forewarn.client.backoff import pause_seconds
-from forewarn.client.client import Stop
 from forewarn.client.protocol import TIMEOUT_SECONDS
 from forewarn.client.watcher import LOOKS_MIN
 from forewarn.errors import Unavailable
@@ -40,25 +48,6 @@ CLOCK = ClientClock()
 LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 
-class EndpointClient(Protocol):
-    """What the agent uses of `forewarn.client.Client`."""
-
-    def name(self) -> str: ...
-
-    def approve(self, *event_ids: str, timeout_seconds: float) -> None: ...
-
-    def document(self) -> Document: ...
-
-    def documents(
-        self,
-        *,
-        stop: Stop,
-        wait_seconds: float,
-        period_seconds: float,
-        may_wait: Callable[[], bool],
-    ) -> Iterator[Document | EndpointError]: ...
-
-
 class Agent:
     """One agent of one VM, run once. `reload` and `status` may be called from any thread.
 
@@ -69,7 +58,7 @@ class Agent:
     def __init__(
         self,
         settings: AgentSettings,
-        client: EndpointClient,
+        client: Client,
         journal: Journal,
         *,
         programs: LocalPrograms | None = None,
@@ -87,7 +76,7 @@ class Agent:
         self._context = AgentContext(
             settings.name,
             journal,
-            programs or NoPrograms(),
+            programs or LocalPrograms(),
             clock,
             Counters(),
             wait_for_others=not is_once,
@@ -311,12 +300,7 @@ class Agent:
             self._end(approver)
 
     def _run_approver(self, stop: threading.Event, watcher: Watcher) -> None:
-        approver = Approver(
-            self._context,
-            self._client.approve,
-            approved=self._approved,
-            rules=lambda: self._settings.rules,
-        )
+        approver = Approver(self._context, self._client, self._approved)
         is_waiting = False
         while not stop.is_set():
             self._wake.wait(self._retry_seconds if is_waiting else IDLE_SECONDS)
@@ -325,7 +309,7 @@ class Agent:
                 workflows = list(self._workflows.values())
             document = None if watcher.is_in_doubt else self._health.document
             try:
-                is_waiting = approver.turn(workflows, document)
+                is_waiting = approver.turn(workflows, document, self._settings.rules)
             except Exception as error:
                 self._log_failure(error)
                 is_waiting = True

@@ -11,13 +11,13 @@ becomes ready meanwhile is never delayed by more than that.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from forewarn.agent.progress import EntryKind
 from forewarn.agent.rules import ApproveWhen, Rule, is_first, is_quiet
 from forewarn.agent.workflow import AgentContext, Workflow
-from forewarn.client import Document, EndpointError, HttpError
+from forewarn.client import Client, Document, EndpointError, HttpError
 from forewarn.client.backoff import pause_seconds
 from forewarn.log import log
 
@@ -33,68 +33,54 @@ IDS_MAX = 100
 NOT_ABOUT_AN_ID = (408, 429)
 
 
-class SendApproval(Protocol):
-    def __call__(self, *event_ids: str, timeout_seconds: float) -> None: ...
-
-
 class ApprovalRetry(NamedTuple):
     failures: int = 0
     again_at: float = -math.inf
 
 
 class Approver:
-    """`send` approves event ids, all or none. `approved` gets the key of each event before it is
-    sent, because the event may then start immediately.
-
-    `rules` returns the current rules: an event keeps its original rule, but is not approved if that
-    rule may no longer approve.
+    """`approved` gets the key of each event before it is sent, because the event may then start
+    immediately.
     """
 
-    def __init__(
-        self,
-        context: AgentContext,
-        send: SendApproval,
-        *,
-        approved: set[str],
-        rules: Callable[[], Iterable[Rule]],
-    ) -> None:
+    def __init__(self, context: AgentContext, client: Client, approved: set[str]) -> None:
         self._context = context
-        self._send = send
+        self._client = client
         self._approved = approved
-        self._rules = rules
         self._retries: dict[str, ApprovalRetry] = {}
         self._alone: set[str] = set()
 
-    def turn(self, workflows: Iterable[Workflow], document: Document | None) -> bool:
+    def turn(
+        self, workflows: Iterable[Workflow], document: Document | None, rules: Iterable[Rule]
+    ) -> bool:
         """Approve what may be approved. Returns whether to call again soon.
 
-        `document` is None while none can be trusted. Raises JournalLost: nothing was sent that is
-        not in the journal.
+        `document` is None while none can be trusted. `rules` are the current ones: an event keeps
+        its original rule, but is not approved if that rule may no longer approve.
+
+        Raises JournalLost: nothing was sent that is not in the journal.
         """
+        may_approve = {rule.name for rule in rules if rule.may_approve}
         known = sorted(workflows, key=_urgency)
+        allowed = [workflow for workflow in known if workflow.rule.name in may_approve]
         keys = {workflow.event.key for workflow in known}
         self._retries = {key: one for key, one in self._retries.items() if key in keys}
         self._alone &= keys
         monotonic = self._context.clock.monotonic
         end = monotonic() + TURN_SECONDS_MAX
         while end - monotonic() >= ATTEMPT_SECONDS_MIN:
-            batch = self._next_batch(known, document)
+            batch = self._next_batch(allowed, document)
             if not batch or not self._approve(batch, end - monotonic()):
                 break
         return any(workflow.wants_approval for workflow in known)
 
     def _next_batch(
-        self, known: Iterable[Workflow], document: Document | None
+        self, allowed: Iterable[Workflow], document: Document | None
     ) -> Sequence[Workflow]:
         """The events of one request, each in the journal. Closed early where the disk is slow,
         because the first of them is the most urgent.
         """
-        may_approve = {rule.name for rule in self._rules() if rule.may_approve}
-        ready = [
-            workflow
-            for workflow in known
-            if workflow.rule.name in may_approve and self._is_ready(workflow, document)
-        ]
+        ready = [workflow for workflow in allowed if self._is_ready(workflow, document)]
         if ready and ready[0].event.key in self._alone:
             ready = ready[:1]
         else:
@@ -127,7 +113,7 @@ class Approver:
         seconds = min(seconds_max, (batch[0].seconds_left or 0.0) / 2)
         ids = [workflow.event.id for workflow in batch]
         try:
-            self._send(*ids, timeout_seconds=max(seconds, ATTEMPT_SECONDS_MIN))
+            self._client.approve(*ids, timeout_seconds=max(seconds, ATTEMPT_SECONDS_MIN))
         except EndpointError as error:
             if len(batch) > 1 and _is_about_an_id(error):
                 self._alone.update(workflow.event.key for workflow in batch)

@@ -17,13 +17,12 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from forewarn.agent.limited_server import LimitedThreadingMixIn
-from forewarn.agent.participants import Participants
+from forewarn.agent.participants import PROGRAMS_MAX, LocalPrograms, Participants
 from forewarn.agent.steps.base import WorkflowPhase
 from forewarn.client import Event
 from forewarn.errors import Error, Invalid, Unavailable
 from forewarn.log import log
 
-PROGRAMS_MAX = 64
 CONNECTIONS_MAX = PROGRAMS_MAX + 8
 """So that `status` works when all programs are connected."""
 LINE_BYTES_MAX = 4096
@@ -35,7 +34,7 @@ MODE = 0o660
 GetStatus = Callable[[], Mapping[str, object]]
 
 
-class ParticipantSocket:
+class ParticipantSocket(LocalPrograms):
     """The socket and its programs. `begin`, `all_ready` and `names` may be called from any thread
     between `open` and `close`.
 
@@ -55,10 +54,9 @@ class ParticipantSocket:
         self._monotonic = monotonic
         self._get_status = get_status
         self._path = path
-        self._resumed = frozenset(resumed)
+        self._participants = Participants(resumed=resumed, since=monotonic())
         self._lock = threading.Lock()
-        self._connections: dict[ProgramConnection, str] = {}
-        """Each with the name that it registered, or ""."""
+        self._connections: set[ProgramConnection] = set()
 
     def open(self) -> None:
         """Raises Unavailable if another agent has the socket, or it cannot be created."""
@@ -69,27 +67,22 @@ class ParticipantSocket:
         except OSError as error:
             reason = error.strerror or error
             raise Unavailable(f"cannot create the socket {self._path}: {reason}") from error
-        self._participants = Participants(resumed=self._resumed, since=self._monotonic())
         self._server.start("forewarn-agent-socket")
 
     def close(self) -> None:
         self._server.stop()
         with self._lock:
-            connections = tuple(self._connections)
-        for connection in connections:
-            connection.hang_up()
+            for connection in self._connections:
+                connection.hang_up()
         self._path.unlink(missing_ok=True)
 
     def begin(self, event: Event, phase: WorkflowPhase, deadline: float) -> None:
         """Notify all programs that are registered, and those that register before it is over."""
         now = self._monotonic()
         with self._lock:
-            programs = [program for program, name in self._connections.items() if name]
-            notice = self._participants.begin(
-                event, phase, deadline=deadline, programs=programs, now=now
-            )
-            for program in programs:
-                program.send(notice.to_json(now))
+            notice = self._participants.begin(event, phase, deadline=deadline, now=now)
+            for connection in self._connections.intersection(self._participants.programs):
+                connection.send(notice)
 
     def all_ready(self, event_id: str) -> bool:
         with self._lock:
@@ -97,21 +90,21 @@ class ParticipantSocket:
 
     def names(self) -> tuple[str, ...]:
         with self._lock:
-            return tuple(sorted(filter(None, self._connections.values())))
+            return tuple(sorted(self._participants.programs.values()))
 
     def connected(self, connection: "ProgramConnection") -> None:
         with self._lock:
-            self._connections[connection] = ""
+            self._connections.add(connection)
 
     def disconnected(self, connection: "ProgramConnection") -> None:
         with self._lock:
-            self._participants.leave(connection)
-            name = self._connections.pop(connection)
-        if name:
+            self._connections.discard(connection)
+            name = self._participants.leave(connection)
+        if name is not None:
             log.info("a program disconnected", application=name)
 
     def is_registered(self, connection: "ProgramConnection") -> bool:
-        return bool(self._connections.get(connection))
+        return connection in self._participants.programs
 
     def respond(self, connection: "ProgramConnection", line: bytes) -> None:
         """Handle one line. Sends under the lock, so responses and notices keep their order."""
@@ -121,29 +114,16 @@ class ParticipantSocket:
                 status = self._get_status()
                 with self._lock:
                     connection.send({"status": status})
-            elif "register" in request:
-                self._register(connection, _parse_name(request["register"]))
-            else:
-                with self._lock:
-                    now = self._monotonic()
-                    connection.send(self._participants.answer(connection, request, now))
+                return
+            is_new = "register" in request and not self.is_registered(connection)
+            with self._lock:
+                for message in self._participants.handle(connection, request, self._monotonic()):
+                    connection.send(message)
+            if is_new:
+                log.info("a program registered", application=request["register"])
         except Error as error:
             with self._lock:
                 connection.send({"problem": error.message})
-
-    def _register(self, connection: "ProgramConnection", name: str) -> None:
-        with self._lock:
-            is_new = not self._connections[connection]
-            programs = sum(map(bool, self._connections.values()))
-            if is_new and programs >= PROGRAMS_MAX:
-                raise Unavailable(f"{PROGRAMS_MAX} programs have registered, which is the limit")
-            self._connections[connection] = name
-            connection.send({"registered": name})
-            now = self._monotonic()
-            for notice in self._participants.join(connection, now) if is_new else ():
-                connection.send(notice.to_json(now))
-        if is_new:
-            log.info("a program registered", application=name)
 
 
 class ProgramConnection(socketserver.StreamRequestHandler):
@@ -241,13 +221,6 @@ def _parse(line: bytes) -> dict[str, object]:
     if not isinstance(request, dict):
         raise Invalid(f"the line is {line[:60]!r}; expected a JSON object")
     return request
-
-
-def _parse_name(value: object) -> str:
-    if not isinstance(value, str) or not value.isprintable() or not 0 < len(value) <= 100:
-        expected = "the program's name, 1 to 100 printable characters"
-        raise Invalid(f"register is {value!r:.60}; expected {expected}")
-    return value
 
 
 def _check_free(path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Which local programs the agent waits for before an event, and how long. Pure.
+"""Which local programs take part, which of them the agent waits for before an event, and how long.
+Pure.
 
 A program that is notified of prepare has ANSWER_SECONDS to answer. It may ask for more,
 EXTENSIONS_MAX times and each time for at most EXTENSION_SECONDS_MAX from then on, but never past
@@ -13,13 +14,33 @@ from dataclasses import dataclass, field, replace
 from forewarn.agent.progress import event_to_json, truncate
 from forewarn.agent.steps.base import WorkflowPhase
 from forewarn.client import Event
-from forewarn.errors import Invalid, NotFound, Refused
+from forewarn.errors import Invalid, NotFound, Refused, Unavailable
 
 ANSWER_SECONDS = 30.0
 EXTENSION_SECONDS_MAX = 300.0
 EXTENSIONS_MAX = 10
 NOTICES_MAX = 256
+PROGRAMS_MAX = 64
 RESOURCES_BYTES_MAX = 64 * 1024
+
+Message = Mapping[str, object]
+
+
+class LocalPrograms:
+    """What a workflow needs of local programs. These are none; `ParticipantSocket` has some.
+
+    `deadline` is on the monotonic clock.
+    """
+
+    def begin(self, event: Event, phase: WorkflowPhase, deadline: float) -> None:
+        """Notify the registered programs. Only prepare waits for their answers."""
+
+    def all_ready(self, event_id: str) -> bool:
+        """Whether no program needs more time for this event."""
+        return True
+
+    def names(self) -> tuple[str, ...]:
+        return ()
 
 
 @dataclass(slots=True)
@@ -39,7 +60,7 @@ class PhaseNotice:
         if self.phase is WorkflowPhase.PREPARE:
             self.awaited[program] = min(now + ANSWER_SECONDS, self.deadline)
 
-    def to_json(self, now: float) -> dict[str, object]:
+    def to_json(self, now: float) -> Message:
         """The line that notifies a program. Long texts are cut, so its size is bounded."""
         event = replace(self.event, resources=_truncate_list(self.event.resources), extra={})
         members = event_to_json(event)
@@ -55,27 +76,23 @@ class PhaseNotice:
 
 
 class Participants:
-    """The current notices by the event's key, and who has answered them.
+    """The registered programs and their names, the current notices by the event's key, and who has
+    answered them.
 
     `resumed` are the events that an earlier process was preparing for. Its connections are gone, so
     programs have ANSWER_SECONDS from `since` to come back.
     """
 
     def __init__(self, *, resumed: Iterable[str] = (), since: float = -math.inf) -> None:
+        self.programs: dict[Hashable, str] = {}
         self.notices: dict[str, PhaseNotice] = {}
         self._resumed = frozenset(resumed)
         self._complete_at = since + ANSWER_SECONDS
 
-    def begin(
-        self,
-        event: Event,
-        phase: WorkflowPhase,
-        *,
-        deadline: float,
-        programs: Iterable[Hashable],
-        now: float,
-    ) -> PhaseNotice:
-        """Recover is the last phase: its notice is dropped when the next one begins."""
+    def begin(self, event: Event, phase: WorkflowPhase, *, deadline: float, now: float) -> Message:
+        """Returns what all programs must be sent. Recover is the last phase: its notice is dropped
+        when the next one begins.
+        """
         self.notices = {
             key: notice
             for key, notice in self.notices.items()
@@ -86,21 +103,9 @@ class Participants:
         notice = self.notices[event.key] = PhaseNotice(event, phase, deadline)
         if phase is WorkflowPhase.PREPARE and event.key in self._resumed:
             notice.complete_at = self._complete_at
-        for program in programs:
+        for program in self.programs:
             notice.await_answer(program, now)
-        return notice
-
-    def join(self, program: Hashable, now: float) -> Iterator[PhaseNotice]:
-        """The notices for a program that registers late: all events that are not over."""
-        for notice in self.notices.values():
-            if notice.phase is not WorkflowPhase.RECOVER:
-                notice.await_answer(program, now)
-                yield notice
-
-    def leave(self, program: Hashable) -> None:
-        for notice in self.notices.values():
-            notice.awaited.pop(program, None)
-            notice.extensions.pop(program, None)
+        return notice.to_json(now)
 
     def all_ready(self, event_id: str, now: float) -> bool:
         notice = self.notices.get(event_id.upper())
@@ -108,44 +113,68 @@ class Participants:
             return True
         return now >= notice.complete_at and all(end <= now for end in notice.awaited.values())
 
-    def answer(
-        self, program: Hashable, request: Mapping[str, object], now: float
-    ) -> dict[str, object]:
-        """Handle `ready` or `more`, and return the response."""
-        verb = next((verb for verb in ("ready", "more") if verb in request), None)
-        if verb is None:
+    def leave(self, program: Hashable) -> str | None:
+        """Returns its name, if it had registered."""
+        for notice in self.notices.values():
+            notice.awaited.pop(program, None)
+            notice.extensions.pop(program, None)
+        return self.programs.pop(program, None)
+
+    def handle(self, program: Hashable, request: Message, now: float) -> Iterator[Message]:
+        """The responses to `register`, `ready` or `more`."""
+        if "register" in request:
+            yield from self._register(program, request["register"], now)
+        elif "ready" in request:
+            notice = self._find(request["ready"])
+            notice.awaited.pop(program, None)
+            yield {"ready": notice.event.id}
+        elif "more" in request:
+            notice = self._find(request["more"])
+            seconds = _extend(notice, program, request.get("seconds"), now)
+            yield {"more": notice.event.id, "seconds": round(seconds, 1)}
+        else:
             got = ", ".join(request)[:60] or "nothing"
             raise Invalid(f"the line has {got}; expected register, ready, more or status")
-        notice = self._find(request[verb])
-        event_id = notice.event.id
-        if verb == "ready":
-            notice.awaited.pop(program, None)
-            return {"ready": event_id}
-        if program not in notice.awaited:
-            reason = "it is ready, has not registered, or prepare is over"
-            raise Refused(f"the agent does not wait for this program before {event_id}: {reason}")
-        seconds = self._extend(notice, program, request.get("seconds"), now)
-        return {"more": event_id, "seconds": round(seconds, 1)}
 
-    def _extend(self, notice: PhaseNotice, program: Hashable, seconds: object, now: float) -> float:
-        """How long the agent waits from now. An extension never makes it shorter."""
-        if not isinstance(seconds, int | float) or seconds is True or not 0 < seconds < math.inf:
-            raise Invalid(f"seconds is {seconds!r:.60}; expected a number above 0")
-        if notice.awaited[program] <= now:
-            raise Refused(f"the time to answer for {notice.event.id} is up")
-        count = notice.extensions.get(program, 0) + 1
-        if count > EXTENSIONS_MAX:
-            raise Refused(f"this is extension {count}; expected at most {EXTENSIONS_MAX}")
-        notice.extensions[program] = count
-        end = min(now + min(seconds, EXTENSION_SECONDS_MAX), notice.deadline)
-        notice.awaited[program] = max(notice.awaited[program], end)
-        return notice.awaited[program] - now
+    def _register(self, program: Hashable, name: object, now: float) -> Iterator[Message]:
+        """A program that registers late is notified of all events that are not over."""
+        if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= 100:
+            expected = "the program's name, 1 to 100 printable characters"
+            raise Invalid(f"register is {name!r:.60}; expected {expected}")
+        is_new = program not in self.programs
+        if is_new and len(self.programs) >= PROGRAMS_MAX:
+            raise Unavailable(f"{PROGRAMS_MAX} programs have registered, which is the limit")
+        self.programs[program] = name
+        yield {"registered": name}
+        for notice in self.notices.values() if is_new else ():
+            if notice.phase is not WorkflowPhase.RECOVER:
+                notice.await_answer(program, now)
+                yield notice.to_json(now)
 
     def _find(self, event_id: object) -> PhaseNotice:
         notice = self.notices.get(event_id.upper()) if isinstance(event_id, str) else None
         if notice is None:
             raise NotFound(f"unknown event {event_id!r:.60}")
         return notice
+
+
+def _extend(notice: PhaseNotice, program: Hashable, seconds: object, now: float) -> float:
+    """How long the agent waits from now. An extension never makes it shorter."""
+    if program not in notice.awaited:
+        reason = "it is ready, has not registered, or prepare is over"
+        event_id = notice.event.id
+        raise Refused(f"the agent does not wait for this program before {event_id}: {reason}")
+    if not isinstance(seconds, int | float) or seconds is True or not 0 < seconds < math.inf:
+        raise Invalid(f"seconds is {seconds!r:.60}; expected a number above 0")
+    if notice.awaited[program] <= now:
+        raise Refused(f"the time to answer for {notice.event.id} is up")
+    count = notice.extensions.get(program, 0) + 1
+    if count > EXTENSIONS_MAX:
+        raise Refused(f"this is extension {count}; expected at most {EXTENSIONS_MAX}")
+    notice.extensions[program] = count
+    end = min(now + min(seconds, EXTENSION_SECONDS_MAX), notice.deadline)
+    notice.awaited[program] = max(notice.awaited[program], end)
+    return notice.awaited[program] - now
 
 
 def _truncate_list(names: Iterable[str]) -> tuple[str, ...]:

@@ -10,9 +10,10 @@ skipped. A step interrupted by the agent's own end has no end in the journal, an
 import logging
 import threading
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from forewarn.agent.journal import Journal
+from forewarn.agent.participants import LocalPrograms
 from forewarn.agent.plan import Sighting, is_outdated, next_phase, wants_approval
 from forewarn.agent.progress import EntryKind, Progress, for_journal
 from forewarn.agent.rules import (
@@ -36,28 +37,6 @@ the clock may be wrong. It is the notice of a Preempt, the shortest there is.
 """
 CHECK_SECONDS = 0.1
 MESSAGE_LENGTH_MAX = 500
-
-
-class LocalPrograms(Protocol):
-    """Local programs that take part. `deadline` is on the monotonic clock."""
-
-    def begin(self, event: Event, phase: WorkflowPhase, deadline: float) -> None:
-        """Notify the registered programs. Only prepare waits for their answers."""
-
-    def all_ready(self, event_id: str) -> bool:
-        """Whether no program needs more time for this event."""
-
-    def names(self) -> tuple[str, ...]: ...
-
-
-class NoPrograms:
-    def begin(self, event: Event, phase: WorkflowPhase, deadline: float) -> None: ...
-
-    def all_ready(self, event_id: str) -> bool:
-        return True
-
-    def names(self) -> tuple[str, ...]:
-        return ()
 
 
 @dataclass(frozen=True, slots=True)

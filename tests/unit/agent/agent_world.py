@@ -7,15 +7,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import cast
 
 from forewarn.agent.agent import Agent
 from forewarn.agent.journal import Journal
+from forewarn.agent.participants import LocalPrograms
 from forewarn.agent.rules import ApproveWhen, PlannedStep, Rule, StepOptions
 from forewarn.agent.settings import AgentSettings
 from forewarn.agent.status import Counters
 from forewarn.agent.steps.base import StepContext, StepFailed
-from forewarn.agent.workflow import AgentContext, LocalPrograms, NoPrograms, Workflow
-from forewarn.client import ClientClock, Document, EndpointError, Event
+from forewarn.agent.workflow import AgentContext, Workflow
+from forewarn.client import Client, ClientClock, Document, EndpointError, Event
 from forewarn.client.client import Stop
 
 NOON = datetime(2026, 3, 4, 12, 0, 0, tzinfo=UTC)
@@ -96,7 +98,7 @@ class World:
 
     def context(self, programs: LocalPrograms | None = None) -> AgentContext:
         clock = self.time.clock()
-        return AgentContext("web-0", self.journal, programs or NoPrograms(), clock, Counters())
+        return AgentContext("web-0", self.journal, programs or LocalPrograms(), clock, Counters())
 
     def workflow(self, rule: Rule, event: Event, context: AgentContext | None = None) -> Workflow:
         workflow = Workflow(rule, event, context or self.context())
@@ -172,7 +174,7 @@ def agent_of(
 ) -> Agent:
     return Agent(
         replace(AgentSettings(rules=rules), **settings),  # type: ignore[arg-type]
-        client,
+        cast("Client", client),
         world.journal,
         clock=world.time.clock(),
         is_dry_run=is_dry_run,

@@ -1,9 +1,10 @@
 """When the approval is sent, and when it is sent again."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -12,7 +13,14 @@ from forewarn.agent.journal import Journal, JournalLost
 from forewarn.agent.progress import EntryKind
 from forewarn.agent.rules import ApproveWhen, Rule
 from forewarn.agent.workflow import Workflow
-from forewarn.client import ConnectionFailed, Event, HttpError, RetryableError
+from forewarn.client import (
+    Client,
+    ConnectionFailed,
+    Document,
+    Event,
+    HttpError,
+    RetryableError,
+)
 from tests.unit.agent.agent_world import World, reboot, shows, started
 
 
@@ -43,15 +51,10 @@ class FakeEndpoint:
         self.approved: set[str] = set()
         self.rules = [world.rule()]
 
-    def approver(self) -> Approver:
-        return Approver(
-            self.world.context(),
-            self.send,
-            approved=self.approved,
-            rules=lambda: self.rules,
-        )
+    def approver(self) -> "RuledApprover":
+        return RuledApprover(self)
 
-    def send(self, *event_ids: str, timeout_seconds: float) -> None:
+    def approve(self, *event_ids: str, timeout_seconds: float) -> None:
         self.requests.append(event_ids)
         self.timeouts.append(timeout_seconds)
         self.arrived += [(event_id, self.world.time.monotonic - 1000) for event_id in event_ids]
@@ -64,6 +67,22 @@ class FakeEndpoint:
             raise self.problems.pop(0)
         if self.unknown & set(event_ids):
             raise HttpError("unknown id", status=self.unknown_status)
+
+
+class RuledApprover(Approver):
+    """Takes the current rules from the endpoint of the test."""
+
+    def __init__(self, endpoint: FakeEndpoint) -> None:
+        super().__init__(endpoint.world.context(), cast("Client", endpoint), endpoint.approved)
+        self.endpoint = endpoint
+
+    def turn(
+        self,
+        workflows: Iterable[Workflow],
+        document: Document | None,
+        rules: Iterable[Rule] | None = None,
+    ) -> bool:
+        return super().turn(workflows, document, rules or self.endpoint.rules)
 
 
 HOUR = 3600.0
@@ -81,7 +100,7 @@ def notice(world: World, key: str, seconds: float) -> Workflow:
     return prepared(world, replace(event, not_before=world.time.now + timedelta(seconds=seconds)))
 
 
-def turns(world: World, approver: Approver, workflow: Workflow, *, seconds: int) -> None:
+def turns(world: World, approver: RuledApprover, workflow: Workflow, *, seconds: int) -> None:
     for _ in range(seconds):
         approver.turn([workflow], shows(1))
         world.time.advance(1)

@@ -17,10 +17,10 @@ import pytest
 from forewarn.agent.participant_socket import (
     CONNECTIONS_MAX,
     LINE_BYTES_MAX,
-    PROGRAMS_MAX,
     ParticipantSocket,
     request_status,
 )
+from forewarn.agent.participants import PROGRAMS_MAX
 from forewarn.agent.steps.base import WorkflowPhase
 from forewarn.client import Event
 from forewarn.errors import Invalid, Unavailable

@@ -1,6 +1,7 @@
 """Which programs the agent waits for. Time is an argument, so no test waits."""
 
 import json
+from collections.abc import Mapping
 
 import pytest
 
@@ -17,17 +18,26 @@ def participants_of(
     *programs: str, deadline: float = 900, phase: WorkflowPhase = WorkflowPhase.PREPARE
 ) -> Participants:
     participants = Participants()
-    participants.begin(REBOOT, phase, deadline=deadline, programs=programs, now=0)
+    participants.programs = {program: program for program in programs}
+    participants.begin(REBOOT, phase, deadline=deadline, now=0)
     return participants
+
+
+def answer(
+    participants: Participants, program: str, request: dict[str, object], now: float
+) -> Mapping[str, object]:
+    """The only response."""
+    (message,) = participants.handle(program, request, now)
+    return message
 
 
 def test_event_waits_until_the_last_program_is_ready() -> None:
     """A program that is still writing must not lose data."""
     participants = participants_of("db", "cache")
-    participants.answer("db", {"ready": "E1"}, 1)
+    answer(participants, "db", {"ready": "E1"}, 1)
 
     assert not participants.all_ready("E1", 1)
-    assert participants.answer("cache", {"ready": "e1"}, 2) == {"ready": "e1"}
+    assert answer(participants, "cache", {"ready": "e1"}, 2) == {"ready": "e1"}
     assert participants.all_ready("e1", 2)
 
 
@@ -43,7 +53,7 @@ def test_no_program_is_awaited_beyond_the_deadline() -> None:
     """The time after it is for the approval."""
     participants = participants_of("db", deadline=20)
 
-    assert participants.answer("db", {"more": "e1", "seconds": 60}, 5) == {
+    assert answer(participants, "db", {"more": "e1", "seconds": 60}, 5) == {
         "more": "e1",
         "seconds": 15,
     }
@@ -53,7 +63,7 @@ def test_no_program_is_awaited_beyond_the_deadline() -> None:
 
 def test_program_gets_the_extension_it_asks_for() -> None:
     participants = participants_of("db")
-    participants.answer("db", {"more": "e1", "seconds": 100}, 10)
+    answer(participants, "db", {"more": "e1", "seconds": 100}, 10)
 
     assert not participants.all_ready("e1", 109)
     assert participants.all_ready("e1", 110)
@@ -62,7 +72,7 @@ def test_program_gets_the_extension_it_asks_for() -> None:
 def test_one_extension_is_at_most_five_minutes() -> None:
     participants = participants_of("db", deadline=9000)
 
-    assert participants.answer("db", {"more": "e1", "seconds": 8000}, 0) == {
+    assert answer(participants, "db", {"more": "e1", "seconds": 8000}, 0) == {
         "more": "e1",
         "seconds": 300,
     }
@@ -72,7 +82,7 @@ def test_short_extension_takes_nothing_away() -> None:
     """`more` can only extend."""
     participants = participants_of("db")
 
-    assert participants.answer("db", {"more": "e1", "seconds": 1}, 0) == {
+    assert answer(participants, "db", {"more": "e1", "seconds": 1}, 0) == {
         "more": "e1",
         "seconds": 30,
     }
@@ -82,10 +92,10 @@ def test_extensions_are_limited() -> None:
     """Otherwise one program that never gets ready would decide for all."""
     participants = participants_of("db", deadline=9000)
     for _ in range(EXTENSIONS_MAX):
-        participants.answer("db", {"more": "e1", "seconds": 40}, 0)
+        answer(participants, "db", {"more": "e1", "seconds": 40}, 0)
 
     with pytest.raises(Refused, match="this is extension 11"):
-        participants.answer("db", {"more": "e1", "seconds": 40}, 0)
+        answer(participants, "db", {"more": "e1", "seconds": 40}, 0)
     assert participants.all_ready("e1", 40)
 
 
@@ -94,23 +104,23 @@ def test_late_extension_is_refused() -> None:
     participants = participants_of("db")
 
     with pytest.raises(Refused, match="time to answer for e1 is up"):
-        participants.answer("db", {"more": "e1", "seconds": 40}, 30)
+        answer(participants, "db", {"more": "e1", "seconds": 40}, 30)
 
 
 @pytest.mark.parametrize("seconds", [0, -1, "60", None, True, float("nan"), float("inf")])
 def test_invalid_seconds_are_rejected(seconds: object) -> None:
     with pytest.raises(Invalid, match="expected a number above 0"):
-        participants_of("db").answer("db", {"more": "e1", "seconds": seconds}, 0)
+        answer(participants_of("db"), "db", {"more": "e1", "seconds": seconds}, 0)
 
 
 def test_program_that_is_not_awaited_cannot_extend() -> None:
     """It has not registered, or is ready."""
     participants = participants_of("db")
-    participants.answer("db", {"ready": "e1"}, 0)
+    answer(participants, "db", {"ready": "e1"}, 0)
 
     for stranger in ("db", "unknown"):
         with pytest.raises(Refused, match="the agent does not wait for this program"):
-            participants.answer(stranger, {"more": "e1", "seconds": 40}, 0)
+            answer(participants, stranger, {"more": "e1", "seconds": 40}, 0)
 
 
 def test_disconnected_program_is_not_awaited() -> None:
@@ -124,7 +134,8 @@ def test_late_program_is_notified_and_awaited() -> None:
     """After its own crash it still has something to save."""
     participants = participants_of()
 
-    assert [call.event for call in participants.join("db", 100)] == [REBOOT]
+    _, notice = participants.handle("db", {"register": "db"}, 100)
+    assert (notice["phase"], notice["seconds_left"]) == ("prepare", 800)
     assert not participants.all_ready("e1", 129)
     assert participants.all_ready("e1", 130)
 
@@ -136,16 +147,18 @@ def test_only_prepare_waits_for_answers(phase: WorkflowPhase) -> None:
 
 
 def test_late_program_is_not_notified_of_recover() -> None:
-    assert list(participants_of(phase=WorkflowPhase.RECOVER).join("db", 0)) == []
+    participants = participants_of(phase=WorkflowPhase.RECOVER)
+
+    assert answer(participants, "db", {"register": "db"}, 0) == {"registered": "db"}
 
 
 def test_unknown_event_is_not_found() -> None:
     participants = participants_of("db")
 
     with pytest.raises(NotFound, match="unknown event 'e2'"):
-        participants.answer("db", {"ready": "e2"}, 0)
+        answer(participants, "db", {"ready": "e2"}, 0)
     with pytest.raises(NotFound, match="unknown event 7"):
-        participants.answer("db", {"ready": 7}, 0)
+        answer(participants, "db", {"ready": 7}, 0)
     assert participants.all_ready("e2", 0)
 
 
@@ -153,7 +166,7 @@ def test_unknown_request_is_rejected() -> None:
     with pytest.raises(
         Invalid, match="the line has hello; expected register, ready, more or status"
     ):
-        participants_of("db").answer("db", {"hello": 1}, 0)
+        answer(participants_of("db"), "db", {"hello": 1}, 0)
 
 
 def test_notices_have_a_limit() -> None:
@@ -161,14 +174,14 @@ def test_notices_have_a_limit() -> None:
     participants = Participants()
     for number in range(NOTICES_MAX + 5):
         event = Event(f"e{number}", "Reboot", "Scheduled")
-        participants.begin(event, WorkflowPhase.PREPARE, deadline=900, programs=(), now=0)
+        participants.begin(event, WorkflowPhase.PREPARE, deadline=900, now=0)
 
     assert len(participants.notices) == NOTICES_MAX
 
 
 def test_huge_number_of_seconds_is_five_minutes_too() -> None:
     """Python's integers are unbounded, its floats are not."""
-    assert participants_of("db").answer("db", {"more": "e1", "seconds": 10**400}, 0) == {
+    assert answer(participants_of("db"), "db", {"more": "e1", "seconds": 10**400}, 0) == {
         "more": "e1",
         "seconds": 300,
     }
@@ -177,7 +190,7 @@ def test_huge_number_of_seconds_is_five_minutes_too() -> None:
 def test_resumed_event_waits_for_programs_to_reconnect() -> None:
     """The agent's restart ended their connections."""
     participants = Participants(resumed={REBOOT.key}, since=100)
-    participants.begin(REBOOT, WorkflowPhase.PREPARE, deadline=900, programs=(), now=101)
+    participants.begin(REBOOT, WorkflowPhase.PREPARE, deadline=900, now=101)
 
     assert not participants.all_ready("e1", 129.9)
     assert participants.all_ready("e1", 130)
@@ -185,9 +198,9 @@ def test_resumed_event_waits_for_programs_to_reconnect() -> None:
 
 def test_reconnected_program_is_awaited() -> None:
     participants = Participants(resumed={REBOOT.key}, since=100)
-    participants.begin(REBOOT, WorkflowPhase.PREPARE, deadline=900, programs=(), now=101)
-    list(participants.join("db", 110))
-    participants.answer("db", {"more": "e1", "seconds": 60}, 110)
+    participants.begin(REBOOT, WorkflowPhase.PREPARE, deadline=900, now=101)
+    list(participants.handle("db", {"register": "db"}, 110))
+    answer(participants, "db", {"more": "e1", "seconds": 60}, 110)
 
     assert not participants.all_ready("e1", 169)
     assert participants.all_ready("e1", 170)
@@ -195,14 +208,14 @@ def test_reconnected_program_is_awaited() -> None:
 
 def test_resumed_event_does_not_wait_beyond_its_deadline() -> None:
     participants = Participants(resumed={REBOOT.key}, since=100)
-    participants.begin(REBOOT, WorkflowPhase.PREPARE, deadline=105, programs=(), now=101)
+    participants.begin(REBOOT, WorkflowPhase.PREPARE, deadline=105, now=101)
 
     assert participants.all_ready("e1", 105)
 
 
 def test_new_event_does_not_wait_for_unknown_programs() -> None:
     participants = Participants(resumed={"E2"}, since=100)
-    participants.begin(REBOOT, WorkflowPhase.PREPARE, deadline=900, programs=(), now=101)
+    participants.begin(REBOOT, WorkflowPhase.PREPARE, deadline=900, now=101)
 
     assert participants.all_ready("e1", 101)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from forewarn.agent.journal import Journal, JournalLost
+from forewarn.agent.participants import LocalPrograms
 from forewarn.agent.progress import EntryKind, StepRecord
 from forewarn.agent.rules import ApproveWhen, Concerns, OnFailure, Rule
 from forewarn.agent.steps.base import StepContext, StepFailed, WorkflowPhase
@@ -374,7 +375,7 @@ def test_step_interrupted_by_the_agents_end_runs_again(world: World) -> None:
     assert world.ran == ["a", "a", "b"]
 
 
-class SlowPrograms:
+class SlowPrograms(LocalPrograms):
     """Ready after some checks, each taking ten seconds."""
 
     def __init__(self, world: World, checks: int) -> None:
