@@ -5,7 +5,6 @@ Each step changes the draft and records the change. The original scope is never 
 
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
-from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -20,7 +19,7 @@ from forewarn.core.event import (
     ImpactState,
     Status,
 )
-from forewarn.core.fleet import Power, Scope, Vm
+from forewarn.core.fleet import Policy, Power, Scope, ScopeKind, Vm
 from forewarn.core.timing import Timing
 
 ENDED_MIN, ENDED_MAX = 100, 1000
@@ -36,50 +35,89 @@ POWER_AFTER = {
 }
 """A user's restart starts a stopped VM; maintenance leaves it as it was."""
 
-T = TypeVar("T")
-
 
 class Draft:
-    """The scope as it will be, and the changes so far."""
+    """The scope as it will be, and the changes so far.
 
-    def __init__(self, scope: Scope, now: datetime, timing: Timing, positions: "Positions") -> None:
-        self.before = scope
+    `vms` are by name, `events` by id, `impacts` by id and VM, each in the order of creation. So a
+    step costs the same however large the scope is. `build` makes a scope of them; until then,
+    `scope` is up to date in all other fields.
+    """
+
+    def __init__(self, scope: Scope) -> None:
         self.scope = scope
-        self.positions = positions
-        self.now = now
-        self.timing = timing
+        self.vms = {vm.name: vm for vm in scope.vms}
+        self.events = {event.id: event for event in scope.events}
+        self.impacts: dict[tuple[str, str], Impact] = {}
+        self._impact_ids: dict[str, dict[str, None]] = {}  # by VM, with some that are gone
+        for impact in scope.impacts:
+            self.put_impact(impact)
+        self._is_built = True
+
+    def begin(self, now: datetime, timing: Timing) -> None:
+        """Begin a command: what was decided before it is the scope that it finds."""
+        self.before, self.now, self.timing = self.build(), now, timing
         self.changes: list[Change] = []
         self.is_gone = False
 
-    def record(
-        self,
-        what: ChangeKind,
-        *,
-        event: Event | Impact | None = None,
-        vm: str = "",
-        detail: str = "",
-        host: str = "",
-        host_before: str = "",
-    ) -> None:
-        """Record a change with all that the history needs to know about it.
-
-        `event` is the event, or the impact of a silent operation. The host is the one where the VM
-        was before this command.
-        """
-        if event is None:
-            self.changes.append(
-                Change(what=what, vm=vm, detail=detail, host=host, host_before=host_before)
+    def build(self) -> Scope:
+        """The scope as it is by now."""
+        if not self._is_built:
+            self._is_built = True
+            self.scope = replace(
+                self.scope,
+                vms=tuple(self.vms.values()),
+                events=tuple(self.events.values()),
+                impacts=tuple(self.impacts.values()),
             )
-            return
+        return self.scope
+
+    # --- reading
+
+    def impacts_of(self, vm: str) -> list[Impact]:
+        """All impacts of a VM, in the order in which they were created."""
+        found = (self.impacts.get((event_id, vm)) for event_id in self._impact_ids.get(vm, ()))
+        return [impact for impact in found if impact is not None]
+
+    def known_ids(self) -> set[str]:
+        """The ids of all current and recent events and silent operations."""
+        ids = {*self.events, *(ended.id for ended in self.scope.ended)}
+        return ids.union([event_id for event_id, _ in self.impacts])
+
+    # --- writing
+
+    def set_members(self, kind: ScopeKind, policy: Policy, vms: Sequence[Vm]) -> None:
+        self.scope = replace(self.scope, kind=kind, policy=policy)
+        self.vms = {vm.name: vm for vm in vms}
+        self._is_built = False
+
+    def put_vm(self, vm: Vm) -> None:
+        self.vms[vm.name] = vm
+        self._is_built = False
+
+    def put_event(self, event: Event) -> None:
+        self.events[event.id] = event
+        self._is_built = False
+
+    def put_impact(self, impact: Impact) -> None:
+        self.impacts[impact.event_id, impact.vm] = impact
+        self._impact_ids.setdefault(impact.vm, {})[impact.event_id] = None
+        self._is_built = False
+
+    def record(
+        self, what: ChangeKind, event: Event | Impact, *, vm: str = "", detail: str = ""
+    ) -> None:
+        """Record a change of an event, or of the impact of a silent operation.
+
+        It has all that the history needs to know. The host is where the VM was before this command.
+        """
         if isinstance(event, Event):
-            event_id, host, resources = event.id, event.host, event.resources
-            if vm and what is not ChangeKind.APPROVED:
-                resources = (vm,)
+            event_id, resources, host = event.id, event.resources, event.host
+            news = event if what in (ChangeKind.SCHEDULED, ChangeKind.EXTENDED) else None
         else:
-            event_id, resources = event.event_id, (event.vm,)
-        not_before, description = None, ""
-        if isinstance(event, Event) and what in (ChangeKind.SCHEDULED, ChangeKind.EXTENDED):
-            not_before, description = event.not_before, event.description
+            event_id, resources, host, news = event.event_id, (event.vm,), "", None
+        if vm and what is not ChangeKind.APPROVED:
+            resources = (vm,)
         self.changes.append(
             Change(
                 what=what,
@@ -90,66 +128,19 @@ class Draft:
                 cause=event.cause,
                 resources=resources,
                 host=host or self._host_of(resources[0]),
-                not_before=not_before,
-                description=description,
+                not_before=news.not_before if news else None,
+                description=news.description if news else "",
             )
         )
 
     def _host_of(self, name: str) -> str:
-        for vms in (self.before.vms, self.scope.vms):
-            position = self.positions.of_vm(vms, name)
-            if position is not None:
-                return vms[position].host
-        return ""
-
-    # --- reading
-
-    def known_ids(self) -> set[str]:
-        """The ids of all current and recent events and silent operations."""
-        scope = self.scope
-        ids = {event.id for event in scope.events}
-        ids.update([impact.event_id for impact in scope.impacts])
-        ids.update([ended.id for ended in scope.ended])
-        return ids
-
-    def vm(self, name: str) -> Vm | None:
-        position = self.positions.of_vm(self.scope.vms, name)
-        return None if position is None else self.scope.vms[position]
-
-    def impacts_of(self, vm: str) -> list[Impact]:
-        """All impacts of a VM, in the order in which they were created."""
-        impacts = self.scope.impacts
-        return [impacts[position] for position in self.positions.of_impacts(impacts, vm)]
-
-    def impact(self, event_id: str, vm: str) -> Impact | None:
-        return next((impact for impact in self.impacts_of(vm) if impact.event_id == event_id), None)
-
-    # --- writing
-
-    def put_vm(self, vm: Vm) -> None:
-        position = self.positions.of_vm(self.scope.vms, vm.name)
-        if position is not None:
-            self.scope = replace(self.scope, vms=with_item(self.scope.vms, position, vm))
-
-    def put_events(self, *events: Event) -> None:
-        if events:
-            changed = {event.id: event for event in events}
-            self.scope = replace(
-                self.scope, events=tuple([changed.get(old.id, old) for old in self.scope.events])
-            )
-
-    def put_impact(self, impact: Impact) -> None:
-        before = self.scope.impacts
-        for position in self.positions.of_impacts(before, impact.vm):
-            if before[position].event_id == impact.event_id:
-                self.scope = replace(self.scope, impacts=with_item(before, position, impact))
-                self.positions.keep_impacts(before, self.scope.impacts)
-                return
+        vm = self.before.vm(name) or self.vms.get(name)
+        return "" if vm is None else vm.host
 
     def schedule(self, event: Event) -> None:
-        self.scope = replace(self.scope, events=(*self.scope.events, event))
+        self.put_event(event)
         detail = f"{event.type} of {', '.join(event.resources)}"
-        self.record(ChangeKind.SCHEDULED, event=event, detail=detail)
+        self.record(ChangeKind.SCHEDULED, event, detail=detail)
 
     def approve(
         self, events: Sequence[Event], by: str, *, vm: str = "", is_sufficient: bool = True
@@ -158,36 +149,35 @@ class Draft:
 
         `vm` goes into the history, because `by` alone does not say whether `operator` is a VM.
         """
-        approved = []
         for event in events:
             if by in event.approvals and (event.is_approved or not is_sufficient):
                 continue
             approvals = event.approvals if by in event.approvals else (*event.approvals, by)
             is_approved = event.is_approved or is_sufficient
-            approved.append(replace(event, approvals=approvals, is_approved=is_approved))
-            self.record(ChangeKind.APPROVED, event=event, vm=vm, detail=by)
-        self.put_events(*approved)
+            self.record(ChangeKind.APPROVED, event, vm=vm, detail=by)
+            self.put_event(replace(event, approvals=approvals, is_approved=is_approved))
 
     def start(self, event: Event, reason: str) -> None:
-        self.put_events(replace(event, status=Status.STARTED, started_at=self.now))
-        self.record(ChangeKind.STARTED, event=event, detail=reason)
-        impacts = (self.new_impact(event.id, vm, event.type, event.cause) for vm in event.resources)
-        self.scope = replace(self.scope, impacts=(*self.scope.impacts, *impacts))
+        self.put_event(replace(event, status=Status.STARTED, started_at=self.now))
+        self.record(ChangeKind.STARTED, event, detail=reason)
+        for vm in event.resources:
+            self._add_impact(event.id, vm, event.type, event.cause)
 
     def start_silently(self, operation_id: str, vm: str, type_: EventType, cause: Cause) -> None:
-        impact = self.new_impact(operation_id, vm, type_, cause)
-        self.scope = replace(self.scope, impacts=(*self.scope.impacts, impact))
-        self.record(ChangeKind.EXECUTED_SILENTLY, event=impact, vm=vm, detail=str(type_))
+        impact = self._add_impact(operation_id, vm, type_, cause)
+        self.record(ChangeKind.EXECUTED_SILENTLY, impact, vm=vm, detail=str(type_))
 
-    def new_impact(self, event_id: str, vm: str, type_: EventType, cause: Cause) -> Impact:
-        return Impact(event_id=event_id, vm=vm, type=type_, cause=cause, due_at=self.now)
+    def _add_impact(self, event_id: str, vm: str, type_: EventType, cause: Cause) -> Impact:
+        impact = Impact(event_id=event_id, vm=vm, type=type_, cause=cause, due_at=self.now)
+        self.put_impact(impact)
+        return impact
 
     def finish(self, impact: Impact, host: str = "", detail: str = "") -> None:
         """The impact is done: apply its effect on the VM, and end the event if it was the last."""
         self.put_impact(replace(impact, state=ImpactState.DONE, claimed_by="", detail=""))
-        event = self.scope.event(impact.event_id) or impact
-        self.record(ChangeKind.IMPACTED, event=event, vm=impact.vm, detail=detail)
-        vm = self.vm(impact.vm)
+        event = self.events.get(impact.event_id, impact)
+        self.record(ChangeKind.IMPACTED, event, vm=impact.vm, detail=detail)
+        vm = self.vms.get(impact.vm)
         if vm is not None:
             self._apply(impact, vm, host)
         self.end_if_over(impact.event_id)
@@ -197,10 +187,10 @@ class Draft:
         self.end_if_over(impact.event_id)
 
     def end_if_over(self, event_id: str) -> None:
-        for impact in reversed(self.scope.impacts):  # the last claimed is usually the last to end
+        for impact in reversed(self.impacts.values()):  # the last claimed is usually the last
             if impact.event_id == event_id and not impact.is_over:
                 return
-        impacts = [impact for impact in self.scope.impacts if impact.event_id == event_id]
+        impacts = [impact for impact in self.impacts.values() if impact.event_id == event_id]
         if not impacts:
             return
         failed = [
@@ -213,20 +203,15 @@ class Draft:
 
     def end(self, event_id: str, how: EndReason, reason: str = "") -> None:
         """Remove the event or the silent operation, and remember for a while how it ended."""
-        scope = self.scope
         # The event as it was before this command names all VMs that this command ends it for.
-        event = (
-            self.before.event(event_id)
-            or scope.event(event_id)
-            or next(impact for impact in scope.impacts if impact.event_id == event_id)
-        )
-        self.scope = replace(
-            scope,
-            events=tuple(event for event in scope.events if event.id != event_id),
-            impacts=tuple(impact for impact in scope.impacts if impact.event_id != event_id),
-            ended=self._remember(Ended(id=event_id, how=how, at=self.now)),
-        )
-        self.record(ChangeKind(how.value), event=event, detail=reason)
+        event = self.before.event(event_id) or self.events.get(event_id)
+        impacts = [impact for impact in self.impacts.values() if impact.event_id == event_id]
+        self.events.pop(event_id, None)
+        for impact in impacts:
+            del self.impacts[event_id, impact.vm]
+        ended = self._remember(Ended(id=event_id, how=how, at=self.now))
+        self.scope, self._is_built = replace(self.scope, ended=ended), False
+        self.record(ChangeKind(how.value), event or impacts[0], detail=reason)
 
     def _remember(self, new: Ended) -> tuple[Ended, ...]:
         ended = (*self.scope.ended, new)
@@ -236,22 +221,18 @@ class Draft:
 
     def leave(self, vm: Vm) -> None:
         """The VM is no longer in this scope."""
-        self.scope = replace(
-            self.scope, vms=tuple(old for old in self.scope.vms if old.name != vm.name)
-        )
-        self.record(ChangeKind.LEFT, vm=vm.name, host=vm.host)
+        del self.vms[vm.name]
+        self._is_built = False
+        self.changes.append(Change(what=ChangeKind.LEFT, vm=vm.name, host=vm.host))
         reason = f"{vm.name} has left"
         self.release_vm(vm.name, reason, lambda event: True)
         self.cancel_silent(vm.name, reason)
 
     def move(self, vm: Vm, host: str) -> None:
         """The VM is on another host: the events Scheduled for the old host no longer apply."""
-        self.record(
-            ChangeKind.MOVED,
-            vm=vm.name,
-            detail=f"{vm.host or 'no host'} to {host}",
-            host=host,
-            host_before=vm.host,
+        detail = f"{vm.host or 'no host'} to {host}"
+        self.changes.append(
+            Change(ChangeKind.MOVED, vm=vm.name, detail=detail, host=host, host_before=vm.host)
         )
         self.release_vm(
             vm.name,
@@ -268,7 +249,7 @@ class Draft:
 
     def release_vm(self, vm: str, reason: str, applies: Callable[[Event], bool]) -> None:
         """Remove the VM from these events. An event without resources ends."""
-        for event in self.scope.events:
+        for event in list(self.events.values()):
             if not applies(event) or vm not in event.resources:
                 continue
             is_scheduled = event.status is Status.SCHEDULED
@@ -277,70 +258,25 @@ class Draft:
                 how = EndReason.CANCELED if is_scheduled else EndReason.COMPLETED
                 self.end(event.id, how, reason)
                 continue
-            self.put_events(replace(event, resources=rest))
-            impacts = self.scope.impacts
-            kept = tuple(i for i in impacts if (i.event_id, i.vm) != (event.id, vm))
-            self.scope = replace(self.scope, impacts=kept)
+            self.put_event(replace(event, resources=rest))
+            self.impacts.pop((event.id, vm), None)
             if not is_scheduled:
                 self.end_if_over(event.id)
 
     def cancel_silent(self, vm: str, reason: str, *, but: EventType | None = None) -> None:
         """Cancel the silent operations of a VM."""
-        for impact in self.scope.impacts:
-            if impact.vm != vm or impact.type is but or self.scope.event(impact.event_id):
-                continue
-            how = EndReason.COMPLETED if impact.is_over else EndReason.CANCELED
-            self.end(impact.event_id, how, reason)
+        for impact in self.impacts_of(vm):
+            if impact.type is not but and impact.event_id not in self.events:
+                how = EndReason.COMPLETED if impact.is_over else EndReason.CANCELED
+                self.end(impact.event_id, how, reason)
 
     def _apply(self, impact: Impact, vm: Vm, host: str) -> None:
         if impact.type is EventType.TERMINATE:
             self.leave(vm)
             return
         after = replace(vm, host=host or vm.host, power=POWER_AFTER.get(impact.cause, vm.power))
-        if after != vm:
-            self.put_vm(after)
+        self.put_vm(after)
         if after.host != vm.host:
             self.move(vm, after.host)
         if after.power is Power.DEALLOCATED is not vm.power:
             self.deallocate(vm)
-
-
-class Positions:
-    """The positions of VMs and impacts in their tuples, shared by commands decided in a row.
-
-    Only a hint: each use is checked against the tuple, and the index is rebuilt if the tuple has
-    changed.
-    """
-
-    def __init__(self) -> None:
-        self._vms: tuple[Vm, ...] = ()
-        self._of_vm: dict[str, int] = {}
-        self._impacts: tuple[Impact, ...] = ()
-        self._of_impacts: dict[str, list[int]] = {}
-
-    def of_vm(self, vms: tuple[Vm, ...], name: str) -> int | None:
-        position = self._of_vm.get(name)
-        if position is not None and position < len(vms) and vms[position].name == name:
-            return position
-        if vms is self._vms:
-            return None
-        self._vms, self._of_vm = vms, {vm.name: index for index, vm in enumerate(vms)}
-        return self._of_vm.get(name)
-
-    def of_impacts(self, impacts: tuple[Impact, ...], vm: str) -> Sequence[int]:
-        """The impacts of one VM, in order."""
-        if impacts is not self._impacts:
-            self._impacts, self._of_impacts = impacts, {}
-            for position, impact in enumerate(impacts):
-                self._of_impacts.setdefault(impact.vm, []).append(position)
-        return self._of_impacts.get(vm, ())
-
-    def keep_impacts(self, before: tuple[Impact, ...], after: tuple[Impact, ...]) -> None:
-        """One impact was replaced, so all positions are still right."""
-        if before is self._impacts:
-            self._impacts = after
-
-
-def with_item(items: tuple[T, ...], position: int, item: T) -> tuple[T, ...]:
-    """The items with one replaced. Slices are faster than a comprehension over all items."""
-    return (*items[:position], item, *items[position + 1 :])

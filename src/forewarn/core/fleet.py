@@ -139,3 +139,7 @@ class Scope(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
 
     def event(self, event_id: str) -> Event | None:
         return next((event for event in self.events if event.id == event_id), None)
+
+    def impact(self, event_id: str, vm: str) -> Impact | None:
+        impacts = (i for i in self.impacts if i.vm == vm and i.event_id == event_id)
+        return next(impacts, None)

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 from msgspec.structs import replace
 
-from forewarn.core.change import ChangeKind
+from forewarn.core.change import Change, ChangeKind
 from forewarn.core.command import Approve, Cancel, Claim, Complete, Finish, Release, Seen
 from forewarn.core.draft import Draft
 from forewarn.core.event import Cause, EndReason, Event, EventType, Impact, ImpactState, Status
@@ -31,7 +31,7 @@ RETRY_DOUBLINGS_MAX = 16
 
 
 def approve(draft: Draft, command: Approve) -> None:
-    if command.vm and draft.scope.vm(command.vm) is None:
+    if command.vm and command.vm not in draft.vms:
         raise Forbidden(
             f"{command.vm} is not in {draft.scope.name}", vm=command.vm, scope=draft.scope.name
         )
@@ -45,7 +45,7 @@ def approve(draft: Draft, command: Approve) -> None:
     ids = set(command.event_ids)
     events = [
         event
-        for event in draft.scope.events
+        for event in draft.events.values()
         if event.id in ids and event.status is Status.SCHEDULED
     ]
     by = command.vm or "operator"
@@ -53,9 +53,9 @@ def approve(draft: Draft, command: Approve) -> None:
 
 
 def cancel(draft: Draft, command: Cancel) -> None:
-    event = find_event(draft.scope, command.event_id, EndReason.CANCELED)
-    if event is None:
+    if has_ended(draft, command.event_id, EndReason.CANCELED):
         return
+    event = find_event(draft, command.event_id)
     if event.status is Status.STARTED:
         raise WrongStatus(
             f"{event.id} is Started; only a Scheduled event can be canceled", event=event.id
@@ -64,35 +64,34 @@ def cancel(draft: Draft, command: Cancel) -> None:
 
 
 def complete(draft: Draft, command: Complete) -> None:
-    event = find_event(draft.scope, command.event_id, EndReason.COMPLETED)
-    if event is None:
+    if has_ended(draft, command.event_id, EndReason.COMPLETED):
         return
+    event = find_event(draft, command.event_id)
     if event.status is Status.SCHEDULED:
         raise WrongStatus(
             f"{event.id} is Scheduled; only a Started event can be completed", event=event.id
         )
-    for impact in draft.scope.impacts:
+    for impact in list(draft.impacts.values()):
         if impact.event_id == event.id and not impact.is_over:
             draft.finish(impact)
 
 
-def find_event(scope: Scope, event_id: str, wanted: EndReason) -> Event | None:
-    """The event; None if it has already ended as wanted."""
-    event = scope.event(event_id)
-    if event is not None:
-        return event
-    ended = next((ended for ended in scope.ended if ended.id == event_id), None)
-    if ended is None:
-        raise UnknownEvent(
-            f"there is no event {event_id} in {scope.name}", event=event_id, scope=scope.name
-        )
-    if ended.how is not wanted:
-        raise EventEnded(
-            f"{event_id} is over: {ended.how} at {ended.at.isoformat()}",
-            event=event_id,
-            how=ended.how,
-        )
-    return None
+def has_ended(draft: Draft, event_id: str, how: EndReason) -> bool:
+    return any(ended.id == event_id and ended.how is how for ended in draft.scope.ended)
+
+
+def find_event(draft: Draft, event_id: str) -> Event:
+    if event_id in draft.events:
+        return draft.events[event_id]
+    for ended in draft.scope.ended:
+        if ended.id == event_id:
+            raise EventEnded(
+                f"{event_id} is over: {ended.how} at {ended.at.isoformat()}",
+                event=event_id,
+                how=ended.how,
+            )
+    name = draft.scope.name
+    raise UnknownEvent(f"there is no event {event_id} in {name}", event=event_id, scope=name)
 
 
 # --- impacts
@@ -135,10 +134,11 @@ def is_misdated(impact: Impact, now: datetime) -> bool:
 
 
 def claim(draft: Draft, command: Claim) -> None:
-    impact = draft.impact(command.event_id, command.vm)
+    impact = draft.impacts.get((command.event_id, command.vm))
     if impact is None or impact.is_over:
         return
-    if next_due([i for i in draft.impacts_of(impact.vm) if not i.is_over], draft.now) is not impact:
+    others = [other for other in draft.impacts_of(impact.vm) if not other.is_over]
+    if next_due(others, draft.now) is not impact:
         return
     released = impact.tries - impact.failures
     if released >= TRIES_MAX:
@@ -153,20 +153,20 @@ def claim(draft: Draft, command: Claim) -> None:
             due_at=draft.now,
         )
     )
-    event = draft.scope.event(impact.event_id) or impact
-    draft.record(ChangeKind.CLAIMED, event=event, vm=impact.vm, detail=command.worker)
+    event = draft.events.get(impact.event_id, impact)
+    draft.record(ChangeKind.CLAIMED, event, vm=impact.vm, detail=command.worker)
 
 
 def release(draft: Draft, command: Release) -> None:
     """The impacts stay claimed, by no worker: they block the VM until they are taken over."""
-    for impact in draft.scope.impacts:
+    for impact in list(draft.impacts.values()):
         if impact.is_held and impact.claimed_by == command.worker:
             draft.put_impact(replace(impact, claimed_by="", due_at=draft.now))
 
 
 def finish(draft: Draft, command: Finish) -> None:
     """Only the attempt that holds the claim counts; the result of a lost claim is ignored."""
-    impact = draft.impact(command.event_id, command.vm)
+    impact = draft.impacts.get((command.event_id, command.vm))
     if impact is None or impact.state is not ImpactState.CLAIMED:
         return
     if (impact.claimed_by, impact.tries) != (command.worker, command.tries):
@@ -177,9 +177,9 @@ def finish(draft: Draft, command: Finish) -> None:
     impact = replace(
         impact, failures=impact.failures + 1, first_failed_at=impact.first_failed_at or draft.now
     )
-    event = draft.scope.event(impact.event_id) or impact
+    event = draft.events.get(impact.event_id, impact)
     detail = "\n".join(filter(None, (command.problem, command.detail)))
-    draft.record(ChangeKind.IMPACT_FAILED, event=event, vm=impact.vm, detail=detail)
+    draft.record(ChangeKind.IMPACT_FAILED, event, vm=impact.vm, detail=detail)
     due_at = retry_at(impact, draft.now, draft.timing)
     if due_at is None:
         draft.fail(impact, command.problem)
@@ -199,11 +199,6 @@ def retry_at(impact: Impact, now: datetime, timing: Timing) -> datetime | None:
     return min(now + min(timing.retry * (1 << doublings), timing.retry_max), window_end)
 
 
-def impact_of(scope: Scope, event_id: str, vm: str) -> Impact | None:
-    impacts = (i for i in scope.impacts if i.vm == vm and i.event_id == event_id)
-    return next(impacts, None)
-
-
 # --- polls
 
 
@@ -212,7 +207,7 @@ def seen(draft: Draft, command: Seen) -> None:
     if last is not None and draft.now < last + draft.timing.seen_interval:
         return
     if not is_enabled(draft.scope, draft.now, draft.timing):
-        draft.record(ChangeKind.ENABLED)
+        draft.changes.append(Change(ChangeKind.ENABLED))
     draft.scope = replace(draft.scope, seen_at=draft.now)
 
 

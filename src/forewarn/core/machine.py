@@ -37,7 +37,7 @@ from msgspec.structs import replace
 from forewarn.core import command as commands
 from forewarn.core import lifecycle, membership, scheduling
 from forewarn.core.change import Change
-from forewarn.core.draft import Draft, Positions
+from forewarn.core.draft import Draft
 from forewarn.core.event import Event, EventType, Impact, Source, Status
 from forewarn.core.fleet import Approval, AutoApprove, Power, Scope, ScopeKind
 from forewarn.core.timing import Timing
@@ -81,7 +81,15 @@ class Group:
 
     def __init__(self, shown: Scope) -> None:
         self.shown = shown
-        self.positions = Positions()
+        self._draft: Draft | None = None
+
+    def take_draft(self, scope: Scope) -> Draft:
+        """The draft of the command before, unless that one was refused."""
+        draft, self._draft = self._draft, None
+        return draft if draft is not None and draft.scope is scope else Draft(scope)
+
+    def keep_draft(self, draft: Draft) -> None:
+        self._draft = draft
 
 
 def decide(
@@ -93,14 +101,17 @@ def decide(
 ) -> Outcome:
     """Apply a command. Raises an Error if the rules refuse it; then nothing has changed."""
     group = group or Group(scope)
-    draft = Draft(scope, now, timing, group.positions)
+    draft = group.take_draft(scope)
+    draft.begin(now, timing)
     RULES[type(command)](draft, command)
     settle(draft)
-    if draft.scope.kind is ScopeKind.VM and scope.vms and not draft.scope.vms:
+    after = draft.build()
+    if after.kind is ScopeKind.VM and scope.vms and not after.vms:
         draft.is_gone = True  # the scope of a standalone VM goes with it
-    if draft.scope.events is not scope.events:
-        has_changed = visible(draft.scope) != visible(group.shown)
-        draft.scope = replace(draft.scope, incarnation=group.shown.incarnation + has_changed)
+    if after.events != scope.events:
+        has_changed = visible(after) != visible(group.shown)
+        draft.scope = replace(after, incarnation=group.shown.incarnation + has_changed)
+    group.keep_draft(draft)
     return Outcome(scope=draft.scope, changes=tuple(draft.changes), is_gone=draft.is_gone)
 
 
@@ -126,8 +137,12 @@ def visible(scope: Scope) -> tuple[object, ...]:
 
 def settle(draft: Draft) -> None:
     """Mark the events that are approved by now, and start all that may start, in a fixed order."""
-    draft.put_events(*(replace(event, is_approved=True) for event in newly_approved(draft.scope)))
-    for event in select_startable(draft.scope, ready_events(draft.scope, draft.now)):
+    if all(event.status is Status.STARTED for event in draft.events.values()):
+        return
+    for event in newly_approved(draft.build()):
+        draft.put_event(replace(event, is_approved=True))
+    scope = draft.build()
+    for event in select_startable(scope, ready_events(scope, draft.now)):
         draft.start(event, start_reason(event, draft.now))
 
 

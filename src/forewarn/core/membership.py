@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from forewarn.core.change import ChangeKind
+from forewarn.core.change import Change, ChangeKind
 from forewarn.core.command import Retire, SetMembers
 from forewarn.core.draft import Draft
 from forewarn.core.fleet import Scope, Vm
@@ -30,8 +30,8 @@ def set_members(draft: Draft, command: SetMembers) -> None:
         if vm.name not in names:
             draft.leave(vm)
     if before and (scope.kind, scope.policy) != (command.kind, command.policy):
-        draft.record(ChangeKind.UPDATED)
-    draft.scope = replace(draft.scope, kind=command.kind, policy=command.policy, vms=vms)
+        draft.changes.append(Change(ChangeKind.UPDATED))
+    draft.set_members(command.kind, command.policy, vms)
     for vm in vms:
         compare_vm(draft, before.get(vm.name), vm)
 
@@ -39,11 +39,11 @@ def set_members(draft: Draft, command: SetMembers) -> None:
 def compare_vm(draft: Draft, old: Vm | None, vm: Vm) -> None:
     """Record what is new about a member."""
     if old is None:
-        draft.record(ChangeKind.JOINED, vm=vm.name, host=vm.host)
+        draft.changes.append(Change(ChangeKind.JOINED, vm=vm.name, host=vm.host))
     elif old.host != vm.host:
         draft.move(old, vm.host)
     elif old != replace(vm, declared_host=old.declared_host):
-        draft.record(ChangeKind.UPDATED, vm=vm.name, host=vm.host)
+        draft.changes.append(Change(ChangeKind.UPDATED, vm=vm.name, host=vm.host))
 
 
 def merge_vm(old: Vm | None, vm: Vm, *, is_file: bool) -> Vm:
@@ -81,5 +81,5 @@ def refuse_new_domain(scope: Scope, old: Vm | None, new: Vm) -> None:
 def retire(draft: Draft, command: Retire) -> None:
     for vm in draft.scope.vms:
         draft.leave(vm)
-    draft.record(ChangeKind.RETIRED)
+    draft.changes.append(Change(ChangeKind.RETIRED))
     draft.is_gone = True

@@ -5,19 +5,8 @@ from datetime import UTC, datetime, timedelta
 
 from msgspec.structs import replace
 
+from forewarn.core import command as commands
 from forewarn.core.change import ChangeKind
-from forewarn.core.command import (
-    Degrade,
-    Delete,
-    Evict,
-    Extend,
-    Fail,
-    HostOperation,
-    Maintain,
-    Redeploy,
-    Restart,
-    UserOperation,
-)
 from forewarn.core.draft import Draft
 from forewarn.core.event import (
     DESCRIPTION,
@@ -31,8 +20,8 @@ from forewarn.core.event import (
     Source,
     Status,
 )
-from forewarn.core.fleet import AutoApprove, Power, Scope, Vm
-from forewarn.core.lifecycle import is_enabled
+from forewarn.core.fleet import AutoApprove, Power, Vm
+from forewarn.core.lifecycle import find_event, is_enabled
 from forewarn.core.timing import round_up_to_second
 from forewarn.errors import (
     AlreadyPending,
@@ -40,7 +29,6 @@ from forewarn.errors import (
     NoticeTooShort,
     Refused,
     TooManyOperations,
-    UnknownEvent,
     UnknownVm,
     VmDown,
     WrongStatus,
@@ -52,10 +40,10 @@ DURATION_SECONDS_MAX = 86_400
 
 MAINTENANCE_TYPES = (EventType.FREEZE, EventType.REBOOT, EventType.REDEPLOY)
 
-USER_OPERATIONS: dict[type[UserOperation], tuple[EventType, Cause]] = {
-    Restart: (EventType.REBOOT, Cause.RESTART),
-    Redeploy: (EventType.REDEPLOY, Cause.REDEPLOY),
-    Delete: (EventType.TERMINATE, Cause.DELETION),
+USER_OPERATIONS: dict[type[commands.UserOperation], tuple[EventType, Cause]] = {
+    commands.Restart: (EventType.REBOOT, Cause.RESTART),
+    commands.Redeploy: (EventType.REDEPLOY, Cause.REDEPLOY),
+    commands.Delete: (EventType.TERMINATE, Cause.DELETION),
 }
 AUTO_APPROVED = {
     EventType.REBOOT: AutoApprove.USER_RESTART,
@@ -66,7 +54,7 @@ AUTO_APPROVED = {
 # --- operations on one VM
 
 
-def operate(draft: Draft, command: UserOperation) -> None:
+def operate(draft: Draft, command: commands.UserOperation) -> None:
     """Restart, redeploy or delete a VM.
 
     It runs at once, without an event, if no VM polls, the VM is not running, or no notice is
@@ -75,67 +63,51 @@ def operate(draft: Draft, command: UserOperation) -> None:
     if command.event_id in draft.known_ids():
         return
     type_, cause = USER_OPERATIONS[type(command)]
-    scope, notice = draft.scope, draft.timing.notice.get(type_)
+    policy, notice = draft.scope.policy, draft.timing.notice.get(type_)
     if type_ is EventType.TERMINATE:
-        notice = scope.policy.terminate_notice
+        notice = policy.terminate_notice
         notice = None if notice is None else notice / draft.timing.rate
-    vm = find_vm(scope, command.vm)
-    refuse_second(scope, vm.name, type_, Source.USER)
-    is_listening = vm.power is Power.RUNNING and is_enabled(scope, draft.now, draft.timing)
+    vm = find_vm(draft, command.vm)
+    refuse_second(draft, vm.name, type_, Source.USER)
+    is_listening = vm.power is Power.RUNNING and is_enabled(draft.scope, draft.now, draft.timing)
     if command.not_before is None and (notice is None or not is_listening):
         draft.start_silently(command.event_id, vm.name, type_, cause)
         return
-    pending = sum(
-        event.source is Source.USER and event.status is Status.SCHEDULED for event in scope.events
-    )
-    limit = scope.policy.user_operations_max
-    if pending >= limit:
-        raise TooManyOperations(
-            f"{pending} user operations are scheduled in {scope.name}; the maximum is {limit}",
-            scope=scope.name,
-            pending=pending,
-            user_operations_max=limit,
-        )
-    not_before = not_before_of(draft, command.not_before, notice or timedelta(0), type_)
-    is_timed = command.not_before is not None
-    event = announce(draft, command.event_id, type_, cause, [vm], not_before, is_timed=is_timed)
-    if AUTO_APPROVED.get(type_) in scope.policy.auto_approve and not is_timed:
+    refuse_too_many(draft)
+    notice, requested = notice or timedelta(0), command.not_before
+    event = announce(draft, command.event_id, type_, cause, [vm], notice, requested)
+    if AUTO_APPROVED.get(type_) in policy.auto_approve and not event.is_timed:
         draft.approve([event], "policy")
 
 
-def evict(draft: Draft, command: Evict) -> None:
+def evict(draft: Draft, command: commands.Evict) -> None:
     if command.event_id in draft.known_ids():
         return
-    vm = find_vm(draft.scope, command.vm)
+    vm, type_ = find_vm(draft, command.vm), EventType.PREEMPT
     if vm.power is Power.DEALLOCATED:
         raise VmDown(f"{vm.name} is deallocated already; there is nothing to evict", vm=vm.name)
-    type_ = EventType.PREEMPT
-    refuse_second(draft.scope, vm.name, type_, Source.PLATFORM)
-    not_before = not_before_of(draft, command.not_before, draft.timing.notice[type_], type_)
-    is_timed = command.not_before is not None
-    announce(draft, command.event_id, type_, Cause.EVICTION, [vm], not_before, is_timed=is_timed)
+    refuse_second(draft, vm.name, type_, Source.PLATFORM)
+    notice, requested = draft.timing.notice[type_], command.not_before
+    announce(draft, command.event_id, type_, Cause.EVICTION, [vm], notice, requested)
 
 
-def find_vm(scope: Scope, name: str) -> Vm:
-    vm = scope.vm(name)
-    if vm is None:
-        raise UnknownVm(f"there is no VM {name!r} in {scope.name}", vm=name, scope=scope.name)
-    return vm
+def find_vm(draft: Draft, name: str) -> Vm:
+    scope = draft.scope.name
+    if name not in draft.vms:
+        raise UnknownVm(f"there is no VM {name!r} in {scope}", vm=name, scope=scope)
+    return draft.vms[name]
 
 
-def refuse_second(scope: Scope, vm: str, type_: EventType, source: Source) -> None:
+def refuse_second(draft: Draft, vm: str, type_: EventType, source: Source) -> None:
     """A VM has at most one pending operation of a kind; the error names it."""
     pending = [
         event.id
-        for event in scope.events
+        for event in draft.events.values()
         if (event.type, event.source) == (type_, source) and vm in event.resources
     ]
     if source is Source.USER:
-        pending += [
-            impact.event_id
-            for impact in scope.impacts
-            if (impact.vm, impact.type) == (vm, type_) and scope.event(impact.event_id) is None
-        ]
+        silent = (i for i in draft.impacts_of(vm) if i.event_id not in draft.events)
+        pending += [impact.event_id for impact in silent if impact.type is type_]
     if pending:
         raise already_pending(vm, type_, pending[0])
 
@@ -144,10 +116,25 @@ def already_pending(vm: str, type_: EventType, event_id: str) -> AlreadyPending:
     return AlreadyPending(f"{vm} has a {type_} pending already: {event_id}", vm=vm, event=event_id)
 
 
+def refuse_too_many(draft: Draft) -> None:
+    name, limit = draft.scope.name, draft.scope.policy.user_operations_max
+    pending = sum(
+        event.source is Source.USER and event.status is Status.SCHEDULED
+        for event in draft.events.values()
+    )
+    if pending >= limit:
+        raise TooManyOperations(
+            f"{pending} user operations are scheduled in {name}; the maximum is {limit}",
+            scope=name,
+            pending=pending,
+            user_operations_max=limit,
+        )
+
+
 # --- operations on a host
 
 
-def maintain(draft: Draft, command: Maintain) -> None:
+def maintain(draft: Draft, command: commands.Maintain) -> None:
     type_, text, seconds = command.type, command.description, command.duration_seconds
     if type_ not in MAINTENANCE_TYPES:
         raise Invalid(f"type is one of {', '.join(MAINTENANCE_TYPES)}, not {type_}", type=type_)
@@ -167,7 +154,6 @@ def maintain(draft: Draft, command: Maintain) -> None:
             "a description is one line of printable text; it has control characters",
             description=text,
         )
-    not_before = not_before_of(draft, command.not_before, draft.timing.notice[type_], type_)
     for event_id, vms in new_events(draft, command, type_, command.cause):
         announce(
             draft,
@@ -175,32 +161,28 @@ def maintain(draft: Draft, command: Maintain) -> None:
             type_,
             command.cause,
             vms,
-            not_before,
+            draft.timing.notice[type_],
+            command.not_before,
             host=command.host,
-            is_timed=command.not_before is not None,
             description=text,
             duration_seconds=seconds,
         )
 
 
-def degrade(draft: Draft, command: Degrade) -> None:
-    type_, notice = EventType.REDEPLOY, draft.timing.degraded_notice
-    not_before = not_before_of(draft, command.not_before, notice, type_)
-    is_timed = command.not_before is not None
-    host = command.host
-    for event_id, vms in new_events(draft, command, type_, Cause.DEGRADED):
-        announce(
-            draft, event_id, type_, Cause.DEGRADED, vms, not_before, host=host, is_timed=is_timed
-        )
+def degrade(draft: Draft, command: commands.Degrade) -> None:
+    type_, cause, notice = EventType.REDEPLOY, Cause.DEGRADED, draft.timing.degraded_notice
+    for event_id, vms in new_events(draft, command, type_, cause):
+        requested, host = command.not_before, command.host
+        announce(draft, event_id, type_, cause, vms, notice, requested, host=host)
 
 
-def fail(draft: Draft, command: Fail) -> None:
+def fail(draft: Draft, command: commands.Fail) -> None:
     """Supersedes events that were announced while the hardware was only degraded."""
     type_, host = EventType.REBOOT, command.host
     for event_id, vms in new_events(draft, command, type_, Cause.FAILED):
         for vm in vms:
             supersede_degraded(draft, vm.name, host)
-        event = announce(draft, event_id, type_, Cause.FAILED, vms, draft.now, host=host)
+        event = announce(draft, event_id, type_, Cause.FAILED, vms, timedelta(0), host=host)
         draft.start(event, f"{host} has failed")
 
 
@@ -210,40 +192,43 @@ def supersede_degraded(draft: Draft, vm: str, host: str) -> None:
     def applies(event: Event) -> bool:
         if event.cause is not Cause.DEGRADED or event.host != host:
             return False
-        impact = None if event.status is Status.SCHEDULED else draft.impact(event.id, vm)
+        impact = draft.impacts.get((event.id, vm))
         return impact is None or impact.state is ImpactState.WAITING
 
     draft.release_vm(vm, f"{host} has failed", applies)
 
 
 def new_events(
-    draft: Draft, command: HostOperation, type_: EventType, cause: Cause
+    draft: Draft, command: commands.HostOperation, type_: EventType, cause: Cause
 ) -> list[tuple[str, list[Vm]]]:
     """The ids and VMs of the events to create, one for each update domain on the host.
 
     VMs with such an event are left out, so an operation that was half done can be repeated. If
     none is left, it is refused.
     """
-    scope, known = draft.scope, draft.known_ids()
+    known = draft.known_ids()
     residents: dict[int, list[Vm]] = {}
-    for vm in scope.vms:
+    for vm in draft.vms.values():
         if vm.host == command.host and vm.power is not Power.DEALLOCATED:
             residents.setdefault(vm.update_domain, []).append(vm)
-    ids = {
-        domain: event_id_of(command.operation_id, scope.name, domain)
-        for domain in sorted(residents)
-    }
-    new = [domain for domain, event_id in ids.items() if event_id not in known]
-    same = [
-        event
-        for event in scope.events
+    pending = {
+        name: event.id
+        for event in reversed(draft.events.values())
         if (event.type, event.source, event.cause) == (type_, Source.PLATFORM, cause)
-    ]
-    pending = {name: event.id for event in reversed(same) for name in event.resources}
-    free = [(ids[key], [vm for vm in residents[key] if vm.name not in pending]) for key in new]
-    events = [(event_id, vms) for event_id, vms in free if vms]
-    if new and len(new) == len(ids) and not events:
-        first = residents[new[0]][0].name
+        for name in event.resources
+    }
+    events, refused, is_known = [], list[Vm](), False
+    for domain, vms in sorted(residents.items()):
+        event_id = event_id_of(command.operation_id, draft.scope.name, domain)
+        free = [vm for vm in vms if vm.name not in pending]
+        if event_id in known:
+            is_known = True
+        elif free:
+            events.append((event_id, free))
+        else:
+            refused += vms
+    if refused and not events and not is_known:
+        first = refused[0].name
         raise already_pending(first, type_, pending[first])
     return events
 
@@ -262,10 +247,10 @@ def announce(
     type_: EventType,
     cause: Cause,
     vms: list[Vm],
-    not_before: datetime,
+    notice: timedelta,
+    requested: datetime | None = None,
     *,
     host: str = "",
-    is_timed: bool = False,
     description: str | None = None,
     duration_seconds: int | None = None,
 ) -> Event:
@@ -277,24 +262,20 @@ def announce(
         cause=cause,
         resources=tuple(vm.name for vm in vms),
         update_domain=vms[0].update_domain,
-        not_before=not_before,
+        not_before=not_before_of(draft, requested, notice, type_),
         duration_seconds=DURATION_SECONDS[type_] if duration_seconds is None else duration_seconds,
         description=DESCRIPTION[cause] if description is None else description,
         created_at=draft.now,
         host=host,
-        is_timed=is_timed,
+        is_timed=requested is not None,
     )
     draft.schedule(event)
     return event
 
 
-def extend(draft: Draft, command: Extend) -> None:
+def extend(draft: Draft, command: commands.Extend) -> None:
     """More notice, never less. A deletion cannot be postponed (protocol 6.4)."""
-    event = draft.scope.event(command.event_id)
-    if event is None:
-        raise UnknownEvent(
-            f"there is no event {command.event_id} in {draft.scope.name}", event=command.event_id
-        )
+    event = find_event(draft, command.event_id)
     if event.status is not Status.SCHEDULED:
         raise WrongStatus(
             f"{event.id} is {event.status}; only a Scheduled event can be extended", event=event.id
@@ -305,9 +286,9 @@ def extend(draft: Draft, command: Extend) -> None:
     not_before = not_before_of(draft, command.not_before, notice, event.type)
     if not_before != event.not_before:
         event = replace(event, not_before=not_before, is_timed=True)
-        draft.put_events(event)
+        draft.put_event(event)
         detail = f"to {not_before:%Y-%m-%dT%H:%M:%SZ}"
-        draft.record(ChangeKind.EXTENDED, event=event, detail=detail)
+        draft.record(ChangeKind.EXTENDED, event, detail=detail)
 
 
 def not_before_of(

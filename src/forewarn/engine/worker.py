@@ -12,7 +12,7 @@ from forewarn.core.command import Claim, Finish, Tick
 from forewarn.core.draft import DETAIL_LENGTH_MAX
 from forewarn.core.event import UNKNOWN_SECONDS, Impact
 from forewarn.core.fleet import Scope
-from forewarn.core.lifecycle import WAIT_MAX, impact_of
+from forewarn.core.lifecycle import WAIT_MAX
 from forewarn.core.machine import Outcome, due_impacts, next_deadline, next_impact_at
 from forewarn.engine.board import PublishedScope
 from forewarn.engine.claims import LEASE_NAME, ClaimReleaser
@@ -147,7 +147,7 @@ class Worker:
                 job.call.cancel()
 
     def _is_ours(self, scope: Scope, job: Job, vm: str) -> bool:
-        impact = impact_of(scope, job.event_id, vm)
+        impact = scope.impact(job.event_id, vm)
         return impact is not None and impact.is_held and impact.claimed_by == self._name
 
     def _set_alarm(self, name: str, wake_at: datetime | None) -> None:
@@ -261,7 +261,7 @@ class Worker:
         outcome = await self._submit(scope, claim, lease)
         if outcome is None:
             return None
-        claimed = impact_of(outcome.scope, impact.event_id, impact.vm)
+        claimed = outcome.scope.impact(impact.event_id, impact.vm)
         vm = outcome.scope.vm(impact.vm)
         if claimed is None or vm is None or claimed.claimed_by != name:
             return None
