@@ -1,10 +1,12 @@
-"""A clock that is moved by hand, for the lab and for tests."""
+"""A clock that is moved by hand, for the lab and for tests, and actions at times of a clock."""
 
 import asyncio
 import heapq
 import types
-from collections.abc import Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from datetime import datetime, timedelta
+
+from forewarn.engine.clock import Clock
 
 TURNS_PER_STEP = 50
 
@@ -65,6 +67,49 @@ class VirtualClock:
             before, passed = loop.time(), loop.time() - before
             if self.is_running:
                 await self.advance(timedelta(seconds=passed))
+
+
+class Scheduler:
+    """Runs actions at times of a clock, each in its own task, inside `async with`.
+
+    At the end, the rest is cancelled. An action that raises ends everything.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._group = asyncio.TaskGroup()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> "Scheduler":
+        await self._group.__aenter__()
+        return self
+
+    async def __aexit__(self, *raised: object) -> None:
+        await self.cancel()
+        try:
+            await self._group.__aexit__(*raised)  # type: ignore[arg-type]
+        except BaseExceptionGroup as group:  # the first error caused the others
+            raise group.exceptions[0] from group
+
+    async def cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def start(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
+        task = self._group.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def run_at(self, time: datetime, action: Callable[[], Awaitable[object]]) -> asyncio.Task[None]:
+        """Plan an action. To cancel it, cancel the task."""
+
+        async def wait() -> None:
+            await self._clock.sleep_until(time)
+            await action()
+
+        return self.start(wait())
 
 
 @types.coroutine

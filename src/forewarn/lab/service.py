@@ -7,7 +7,7 @@ import asyncio
 import random
 import uuid
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -25,13 +25,12 @@ from forewarn.engine.replica import SCOPE_KEY
 from forewarn.engine.transaction import Transaction
 from forewarn.errors import Invalid, Refused
 from forewarn.fleetfile.parser import Fleet
-from forewarn.lab.clock import VirtualClock
+from forewarn.lab.clock import Scheduler, VirtualClock
 from forewarn.lab.fault.active import ActiveFault, FaultSet
 from forewarn.lab.fault.filter import FaultFilter
 from forewarn.lab.fault.kinds import EnablementLapse, Fault
-from forewarn.lab.fault.response import FaultyResponse, call_app
-from forewarn.lab.fault.tcp import EXTENSION, ConnectionDropped, FilteredPolls, GuestConnection
-from forewarn.lab.scheduler import Scheduler
+from forewarn.lab.fault.response import Ending, FaultyResponse
+from forewarn.lab.fault.tcp import FilteredPolls
 from forewarn.lab.transcript import Transcript, TranscriptKind
 from forewarn.platform.simulated import SimulatedPlatform
 from forewarn.store.memory import MemoryStore
@@ -46,7 +45,6 @@ ADVANCE_MAX = timedelta(days=366)
 START_MIN, END_MAX = datetime(1970, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
 RATE_MIN, RATE_MAX = 0.001, 1_000_000
 LISTENERS_MAX = 256
-NO_RESPONSE = FaultyResponse(0, ())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,16 +250,19 @@ class LabService:
             "query_string": query.encode(),
             "headers": [(b"host", b"lab"), *headers],
             "client": None,
-            "extensions": {EXTENSION: GuestConnection(self.clock)},
         }
         inbox = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def receive() -> Message:
             return inbox.pop() if inbox else await asyncio.get_running_loop().create_future()
 
-        with suppress(ConnectionDropped):
-            return await call_app(self.metadata, scope, receive) or NO_RESPONSE
-        return NO_RESPONSE
+        async def sleep(seconds: float) -> bool:
+            await self.clock.sleep_until(self.clock.now() + timedelta(seconds=seconds))
+            return True
+
+        response = await self.metadata.respond(scope, receive, sleep)
+        is_whole = response is not None and response.ending is Ending.WHOLE
+        return response if response is not None and is_whole else FaultyResponse(0, {})
 
     async def listen_metadata(self, address: Address) -> str:
         """Open the metadata listener that all VMs share. Returns its URL."""

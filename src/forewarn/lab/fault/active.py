@@ -17,13 +17,10 @@ from forewarn.lab.fault.kinds import (
     KINDS,
     SCHEMA,
     AnyFault,
-    Distribution,
     EnablementLapse,
     ErrorStatus,
     Fault,
     FirstCall,
-    Latency,
-    Method,
     MethodFault,
     Refuse,
     RequestFault,
@@ -57,19 +54,6 @@ def check_begin(fault: AnyFault, at: Path) -> None:
         parse_begin(fault)
     except ValueError as error:
         raise FieldError((*at, "from")) from error
-
-
-def draw_delay(fault: FirstCall | Latency, random: Random) -> float:
-    """Return the seconds to wait before this response."""
-    if isinstance(fault, FirstCall):
-        return fault.seconds
-    seconds = fault.seconds
-    match fault.distribution:
-        case Distribution.UNIFORM:
-            seconds += random.uniform(-fault.spread_seconds, fault.spread_seconds)
-        case Distribution.NORMAL:
-            seconds = random.gauss(seconds, fault.spread_seconds)
-    return min(max(seconds, 0.0), fault.cap_seconds)
 
 
 class Call(NamedTuple):
@@ -112,7 +96,7 @@ class ActiveFault:
             return False
         if isinstance(fault, DOCUMENT_FAULTS) and not call.is_document:
             return False
-        if isinstance(fault, MethodFault) and fault.method not in (Method.ANY, call.method):
+        if isinstance(fault, MethodFault) and fault.method not in ("any", call.method):
             return False
         if isinstance(fault, FirstCall):
             if call.vm in self._seen_vms or len(self._seen_vms) >= VMS_MAX:

@@ -6,14 +6,14 @@ byte for byte. Faults are applied in this order: delay, refusal, error status, s
 affects is answered immediately, whatever its `Prefer: wait` says.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from random import Random
 
 import msgspec
 
 from forewarn.engine.clock import Clock
 from forewarn.errors import Invalid
-from forewarn.lab.fault.active import ActiveFault, Call, FaultSet, draw_delay
+from forewarn.lab.fault.active import ActiveFault, Call, FaultSet
 from forewarn.lab.fault.kinds import (
     BODY_FAULTS,
     VIEW_FAULTS,
@@ -22,7 +22,7 @@ from forewarn.lab.fault.kinds import (
     Latency,
     Refuse,
 )
-from forewarn.lab.fault.response import Ending, FaultyResponse, apply_faults, call_app, make_error
+from forewarn.lab.fault.response import Ending, FaultyResponse, call_app
 from forewarn.lab.fault.shown_document import DocumentView, ShownDocument
 from forewarn.lab.fault.tcp import get_connection
 from forewarn.lab.transcript import Transcript, TranscriptKind, decode_body
@@ -34,6 +34,8 @@ from forewarn.wire import document
 
 VIEWS_MAX = 20_000
 IF_NONE_MATCH, PREFER = b"if-none-match", b"prefer"
+
+Sleep = Callable[[float], Awaitable[bool]]
 
 
 class FaultFilter:
@@ -57,18 +59,29 @@ class FaultFilter:
         self._views: dict[tuple[str, str], DocumentView] = {}
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, self._get_vm(scope))
+        connection = get_connection(scope)
+        response = await self.respond(scope, receive, connection.sleep)
+        if response is not None:
+            await response.send(send, connection)
+
+    async def respond(
+        self, scope: Message, receive: Receive, sleep: Sleep
+    ) -> FaultyResponse | None:
+        """Record a request and return its response; None if the client has disconnected.
+
+        `sleep` delays the response, and returns whether the client is still connected.
+        """
+        exchange = Exchange(scope, receive, sleep, self._get_vm(scope))
         response: FaultyResponse | None = None
         try:
             if await exchange.read_body():
                 response = await self._respond(exchange)
         finally:  # also for a client that has disconnected, and a lab that is closing
             self._record(exchange, response)
-        if response is not None:
-            await response.send(send, exchange.connection)
+        return response
 
     async def _respond(self, exchange: "Exchange") -> FaultyResponse | None:
-        """Return the response; None if the client has disconnected.
+        """Apply the active faults.
 
         A fault added while a VM waits for a change affects that response too: after each response
         of the application it is the turn of the faults that were not active before.
@@ -86,20 +99,18 @@ class FaultFilter:
             for each in taken:
                 match each.fault:
                     case FirstCall() | Latency():
-                        seconds = draw_delay(each.fault, self._random)
-                        if not await exchange.connection.sleep(seconds):
+                        seconds = each.fault.draw_delay(self._random)
+                        if not await exchange.sleep(seconds):
                             return None
-                    case Refuse():
-                        return FaultyResponse(0, (), ending=Ending.DROP)
-                    case ErrorStatus():
-                        return apply_faults(make_error(each.fault), exchange.faults)
+                    case Refuse() | ErrorStatus():
+                        return exchange.change_body(each.fault.respond())
             headers, is_final = self._choose_headers(exchange)
             scope = {**exchange.scope, "headers": headers}
             response = await call_app(self._app, scope, exchange.receive)
             if response is None:
                 return None
             if is_final:
-                return apply_faults(self._show(exchange, response), exchange.faults)
+                return exchange.change_body(self._show(exchange, response))
 
     def _choose_headers(self, exchange: "Exchange") -> tuple[list[Header], bool]:
         """Return the headers for the application, and whether its response is the final one.
@@ -138,7 +149,7 @@ class FaultFilter:
         shown = view.apply(real, exchange.faults, self._clock.now())
         is_known = document.matches(exchange.if_none_match, shown.number)
         if is_known and not exchange.has_fault(*BODY_FAULTS):
-            return FaultyResponse(304, (_etag(shown.number),))
+            return FaultyResponse(304, dict([_etag(shown.number)]))
         if shown == real:
             return response
         return response.with_header(*_etag(shown.number)).with_body(msgspec.json.encode(shown))
@@ -162,7 +173,7 @@ class FaultFilter:
 class Exchange:
     """One request, and the faults that have affected it so far."""
 
-    def __init__(self, scope: Message, receive: Receive, vm: str) -> None:
+    def __init__(self, scope: Message, receive: Receive, sleep: Sleep, vm: str) -> None:
         _, path = metadata_request.split(scope["path"])
         is_document = scope["method"] == "GET" and metadata_request.normalize(path) in (
             metadata_request.EVENTS,
@@ -170,7 +181,7 @@ class Exchange:
         )
         self.scope = scope
         self.call = Call(vm, scope["method"], is_document)
-        self.connection = get_connection(scope)
+        self.sleep = sleep
         self.key = (vm, _get_version(scope["query_string"]))
         headers = metadata_request.join(scope["headers"])
         self.if_none_match = headers.get(IF_NONE_MATCH, b"").decode("latin-1")
@@ -192,6 +203,12 @@ class Exchange:
             return await self._receive()
         self._is_body_passed_on = True
         return {"type": "http.request", "body": self.body, "more_body": False}
+
+    def change_body(self, response: FaultyResponse) -> FaultyResponse:
+        for each in self.faults:
+            if isinstance(each.fault, BODY_FAULTS):
+                response = each.fault.change(response)
+        return response
 
     def has_fault(self, *kinds: type) -> bool:
         return any(isinstance(each.fault, kinds) for each in self.faults)

@@ -1,17 +1,22 @@
-"""The kinds of faults, each a type.
+"""The kinds of faults: the members of each, and what it does to a request or a response.
 
-They validate a fault, and the JSON Schema and the error messages are derived from them.
+The types validate a fault, and the JSON Schema and the error messages are derived from them. What
+faults do to the document is in `shown_document.py`, because it depends on what a VM has seen.
 """
 
-from enum import StrEnum
+from http import HTTPStatus
+from random import Random
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from forewarn.duration import EXPECTED, PATTERN, Duration
+from forewarn.duration import PATTERN, Duration
+from forewarn.lab.fault.response import Ending, FaultyResponse
 from forewarn.lab.names import VmNames
+from forewarn.web.http.message import CONTENT_TYPE, content_length
 
+TEXT_PLAIN = (b"content-type", b"text/plain; charset=utf-8")
 SECONDS_MAX = 120
 """The slowest first response that the real endpoint has been seen to give."""
 DAYS_7 = 7 * 24 * 3600
@@ -41,39 +46,12 @@ Begin = Annotated[
         description="a duration from now such as 90s or 2h, or a time such as 2026-03-04T12:00:00Z",
     ),
 ]
-For = Annotated[Duration | None, Meta(description=EXPECTED)]
-Count = Annotated[
-    Annotated[int, Meta(ge=1, le=1_000_000)] | None,
-    Meta(description="a whole number from 1 to 1000000"),
-]
-Bytes = Annotated[
-    Annotated[int, Meta(ge=0, le=1_000_000)] | None,
-    Meta(description="a whole number from 0 to 1000000"),
-]
-Changes = Annotated[
-    Annotated[int, Meta(ge=1, le=63)] | None, Meta(description="a whole number from 1 to 63")
-]
+Count = Annotated[int, Meta(ge=1, le=10**6, description="a whole number from 1 to 1000000")]
+Bytes = Annotated[int, Meta(ge=0, le=10**6, description="a whole number from 0 to 1000000")]
+Changes = Annotated[int, Meta(ge=1, le=63, description="a whole number from 1 to 63")]
 RetryAfter = Annotated[
-    Annotated[int, Meta(ge=0, le=3600)] | None,
-    Meta(description="a whole number of seconds from 0 to 3600"),
+    int, Meta(ge=0, le=3600, description="a whole number of seconds from 0 to 3600")
 ]
-
-
-class Method(StrEnum):
-    GET = "GET"
-    POST = "POST"
-    ANY = "any"
-
-
-class Distribution(StrEnum):
-    FIXED = "fixed"
-    UNIFORM = "uniform"
-    NORMAL = "normal"
-
-
-class TruncateMode(StrEnum):
-    CLOSE = "close"
-    WHOLE = "whole"
 
 
 class AnyFault(
@@ -89,7 +67,7 @@ class AnyFault(
 
     vms: VmNames = ()
     from_: Begin = "0s"
-    for_: For = None
+    for_: Duration | None = None
 
     @property
     def kind(self) -> str:
@@ -99,14 +77,14 @@ class AnyFault(
 class RequestFault(AnyFault, frozen=True, kw_only=True):
     """Affects single requests: a limited number of them, or each with some probability."""
 
-    requests: Count = None
+    requests: Count | None = None
     chance: Chance = 1.0
 
 
 class MethodFault(RequestFault, frozen=True, kw_only=True):
     """Affects any request, or those of one HTTP method."""
 
-    method: Method = Method.ANY
+    method: Literal["GET", "POST", "any"] = "any"
 
 
 class FirstCall(MethodFault, frozen=True, kw_only=True, tag="first-call"):
@@ -114,25 +92,46 @@ class FirstCall(MethodFault, frozen=True, kw_only=True, tag="first-call"):
 
     seconds: Seconds = 60.0
 
+    def draw_delay(self, random: Random) -> float:
+        return self.seconds
+
 
 class Latency(MethodFault, frozen=True, kw_only=True, tag="latency"):
     """Responses are late by `seconds`, give or take `spread_seconds`, at most `cap_seconds`."""
 
-    distribution: Distribution = Distribution.FIXED
+    distribution: Literal["fixed", "uniform", "normal"] = "fixed"
     seconds: Seconds
     spread_seconds: Seconds = 0.0
     cap_seconds: Seconds = float(SECONDS_MAX)
 
+    def draw_delay(self, random: Random) -> float:
+        seconds = self.seconds
+        if self.distribution == "uniform":
+            seconds += random.uniform(-self.spread_seconds, self.spread_seconds)
+        elif self.distribution == "normal":
+            seconds = random.gauss(seconds, self.spread_seconds)
+        return min(max(seconds, 0.0), self.cap_seconds)
+
 
 class Refuse(MethodFault, frozen=True, kw_only=True, tag="refuse"):
     """The connection is reset before a byte of the response."""
+
+    def respond(self) -> FaultyResponse:
+        return FaultyResponse(0, {}, ending=Ending.DROP)
 
 
 class ErrorStatus(MethodFault, frozen=True, kw_only=True, tag="status"):
     """The request is not processed; the response is an error."""
 
     code: Literal[404, 410, 429, 500, 503]
-    retry_after: RetryAfter = None
+    retry_after: RetryAfter | None = None
+
+    def respond(self) -> FaultyResponse:
+        body = msgspec.json.encode({"error": HTTPStatus(self.code).phrase})
+        response = FaultyResponse(self.code, dict([CONTENT_TYPE, content_length(body)]), body)
+        if self.retry_after is None:
+            return response
+        return response.with_header(b"retry-after", b"%d" % self.retry_after)
 
 
 class ShortNotice(RequestFault, frozen=True, kw_only=True, tag="short-notice"):
@@ -154,7 +153,7 @@ class Skew(RequestFault, frozen=True, kw_only=True, tag="skew"):
 class Stale(RequestFault, frozen=True, kw_only=True, tag="stale"):
     """The document of `by` changes ago; without `by`, the last one before the fault began."""
 
-    by: Changes = None
+    by: Changes | None = None
 
 
 class IncarnationReset(RequestFault, frozen=True, kw_only=True, tag="incarnation-reset"):
@@ -164,13 +163,31 @@ class IncarnationReset(RequestFault, frozen=True, kw_only=True, tag="incarnation
 class NoEvents(RequestFault, frozen=True, kw_only=True, tag="no-events"):
     """The member `Events` is missing."""
 
+    def change(self, response: FaultyResponse) -> FaultyResponse:
+        if response.status != 200:
+            return response
+        document = msgspec.json.decode(response.body)
+        del document["Events"]
+        return response.with_body(msgspec.json.encode(document))
+
 
 class TextPlain(MethodFault, frozen=True, kw_only=True, tag="text-plain"):
     """The Content-Type is text/plain."""
 
+    def change(self, response: FaultyResponse) -> FaultyResponse:
+        has_type = TEXT_PLAIN[0] in response.headers
+        return response.with_header(*TEXT_PLAIN) if has_type else response
+
 
 class Empty(MethodFault, frozen=True, kw_only=True, tag="empty"):
-    """The response is a 200 with an empty body."""
+    """The response is a 200 with an empty body. Errors stay as they are."""
+
+    def change(self, response: FaultyResponse) -> FaultyResponse:
+        if response.status != 200:
+            return response
+        # An ETag would make the empty body cacheable.
+        headers = {name: value for name, value in response.headers.items() if name != b"etag"}
+        return response._replace(headers=headers).with_body(b"")
 
 
 class Truncate(MethodFault, frozen=True, kw_only=True, tag="truncate"):
@@ -180,14 +197,32 @@ class Truncate(MethodFault, frozen=True, kw_only=True, tag="truncate"):
     matches, but the JSON is cut.
     """
 
-    bytes: Bytes = None
-    mode: TruncateMode = TruncateMode.CLOSE
+    bytes: Bytes | None = None
+    mode: Literal["close", "whole"] = "close"
+
+    def change(self, response: FaultyResponse) -> FaultyResponse:
+        if not response.body:
+            return response
+        body = cut(response.body, self.bytes)
+        if self.mode == "whole":
+            return response.with_body(body)
+        return response._replace(body=body, ending=Ending.CLOSE)
 
 
 class Reset(MethodFault, frozen=True, kw_only=True, tag="reset"):
     """The connection is reset after `bytes` of the body, or in its middle."""
 
-    bytes: Bytes = None
+    bytes: Bytes | None = None
+
+    def change(self, response: FaultyResponse) -> FaultyResponse:
+        if not response.body:
+            return response._replace(ending=Ending.DROP)
+        return response._replace(body=cut(response.body, self.bytes), ending=Ending.RESET)
+
+
+def cut(body: bytes, size: int | None) -> bytes:
+    """Cut at `size` or in the middle, and always at least the last byte."""
+    return body[: len(body) // 2 if size is None else min(size, len(body) - 1)]
 
 
 class EnablementLapse(AnyFault, frozen=True, kw_only=True, tag="lapse"):

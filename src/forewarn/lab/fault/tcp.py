@@ -8,11 +8,9 @@ import socket
 import struct
 from collections.abc import Callable, MutableMapping
 from contextlib import suppress
-from datetime import timedelta
 from functools import partial
 from typing import Any, Protocol
 
-from forewarn.engine.clock import Clock
 from forewarn.web.http.message import Header
 from forewarn.web.metadata.fast_path import MetadataConnection, ParsedPoll, Polls
 
@@ -36,26 +34,6 @@ class BreakableConnection(Protocol):
 def get_connection(scope: MutableMapping[str, Any]) -> BreakableConnection:
     connection: BreakableConnection = scope["extensions"][EXTENSION]
     return connection
-
-
-class ConnectionDropped(Exception):
-    """A guest in this process gets this instead of a broken response."""
-
-
-class GuestConnection:
-    """The connection of a guest in this process, which lives on the lab's clock."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-
-    async def sleep(self, seconds: float) -> bool:
-        await self._clock.sleep_until(self._clock.now() + timedelta(seconds=seconds))
-        return True
-
-    async def reset(self) -> None:
-        raise ConnectionDropped
-
-    close = reset
 
 
 class FilteredPolls(Polls):

@@ -11,7 +11,7 @@ import pytest
 
 from forewarn.errors import Invalid, NotFound, Refused
 from forewarn.fleetfile.yaml_source import FieldError, convert, locate
-from forewarn.lab.fault.active import FAULTS_MAX, Call, FaultSet, draw_delay, parse_fault
+from forewarn.lab.fault.active import FAULTS_MAX, Call, FaultSet, parse_fault
 from forewarn.lab.fault.kinds import (
     KINDS,
     SCHEMA,
@@ -67,7 +67,7 @@ def test_fault_is_parsed_with_all_members() -> None:
 
 def test_fraction_may_be_text() -> None:
     """The YAML reader keeps fractions as text, because of versions such as 22.10."""
-    assert draw_delay(latency(seconds="0.25"), CHANCE) == 0.25
+    assert latency(seconds="0.25").draw_delay(CHANCE) == 0.25
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def latency(**members: Any) -> Latency:
 
 def drawn(count: int = 4000, **members: Any) -> list[float]:
     fault, random = latency(**members), Random(11)
-    return sorted(draw_delay(fault, random) for _ in range(count))
+    return sorted(fault.draw_delay(random) for _ in range(count))
 
 
 def test_latency_follows_its_distribution() -> None:
@@ -287,7 +287,7 @@ def test_latency_is_between_zero_and_its_cap(distribution: str) -> None:
 def test_first_call_may_take_two_minutes() -> None:
     longest = parse_fault({"fault": "first-call", "seconds": 120})
     assert isinstance(longest, FirstCall)
-    assert draw_delay(longest, CHANCE) == 120
+    assert longest.draw_delay(CHANCE) == 120
 
 
 def test_unknown_kind_lists_the_valid_kinds() -> None:
