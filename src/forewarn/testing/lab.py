@@ -4,7 +4,6 @@ import os
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import msgspec
@@ -81,12 +80,7 @@ class Lab:
         self._running.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         """Stop the lab: no thread, socket or task is left. Events and transcript stay readable."""
         self._thread.stop()
 

@@ -9,14 +9,9 @@ from forewarn.core.change import ChangeKind
 from forewarn.core.event import Event
 from forewarn.engine.board import Board
 from forewarn.engine.entry import Note
-from forewarn.errors import UnknownEvent
 
-ENDINGS = {
-    ChangeKind.COMPLETED: "Completed",
-    ChangeKind.CANCELED: "Canceled",
-    ChangeKind.FAILED: "Failed",
-}
-STATUSES = ("Scheduled", "Started", *ENDINGS.values())
+ENDINGS = (ChangeKind.COMPLETED, ChangeKind.CANCELED, ChangeKind.FAILED)
+STATUSES = ("Scheduled", "Started", *(ending.capitalize() for ending in ENDINGS))
 
 
 class LabApproval(msgspec.Struct, frozen=True):
@@ -68,7 +63,7 @@ class EventLedger:
                 self._records[event.id] = EventRecord(event)
             record = self._records.get(change.event_id)
             if record is not None and change.what in ENDINGS:
-                self._records[change.event_id] = EventRecord(record.event, ENDINGS[change.what])
+                self._records[change.event_id] = EventRecord(record.event, change.what.capitalize())
             elif record is not None and change.what is ChangeKind.APPROVED:
                 self._approvals.append(
                     LabApproval(note.at, change.detail, change.event_id, change.vm)
@@ -77,10 +72,7 @@ class EventLedger:
 
     def find(self, event_id: str) -> EventRecord:
         with self._changed:
-            record = self._records.get(event_id.upper())
-        if record is None:
-            raise UnknownEvent(f"there never was an event {event_id!r} in this lab", event=event_id)
-        return record
+            return self._records[event_id]
 
     def ids(self) -> tuple[str, ...]:
         """Return the ids of all events, the oldest first."""

@@ -75,18 +75,16 @@ class LabEvent:
     @property
     def approved_by(self) -> str | None:
         """The first VM that approved it, or None."""
-        first = self._find_first_approval()
-        return first.vm if first else None
+        return next((approval.vm for approval in self._approvals_by_vms), None)
 
     @property
     def approved_at(self) -> datetime | None:
         """When that VM approved it, by the lab's clock."""
-        first = self._find_first_approval()
-        return first.at if first else None
+        return next((approval.at for approval in self._approvals_by_vms), None)
 
-    def _find_first_approval(self) -> LabApproval | None:
-        approvals = self._lab.ledger.approvals(self.id)
-        return next((approval for approval in approvals if approval.vm), None)
+    @property
+    def _approvals_by_vms(self) -> list[LabApproval]:
+        return [approval for approval in self._lab.ledger.approvals(self.id) if approval.vm]
 
     def approve(self, vm: str = "") -> None:
         """Approve it as an operator, which is enough to start it, or on behalf of a VM."""

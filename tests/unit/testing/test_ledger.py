@@ -7,7 +7,6 @@ from forewarn.core.fleet import Scope
 from forewarn.core.machine import decide
 from forewarn.engine.board import Board
 from forewarn.engine.entry import Note
-from forewarn.errors import UnknownEvent
 from forewarn.testing.ledger import EventLedger
 from tests.builders import NOON, STANDARD, approve, guid, restart, scope_of
 
@@ -70,11 +69,3 @@ def test_approvals_of_one_event_or_of_all(board: Board, ledger: EventLedger) -> 
     assert [(one.by, one.event_id) for one in ledger.approvals()] == [("web-1", guid(10))]
     assert ledger.approvals(guid(10)) == ledger.approvals()
     assert ledger.approvals(guid(2)) == ()
-
-
-def test_id_is_found_in_any_case_and_unknown_ids_are_refused(
-    ledger: EventLedger,
-) -> None:
-    assert ledger.find(guid(10).lower()).event.id == guid(10)
-    with pytest.raises(UnknownEvent, match="there never was an event"):
-        ledger.find(guid(9))
