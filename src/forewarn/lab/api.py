@@ -20,6 +20,8 @@ from forewarn.web.control.dependencies import Limit
 from forewarn.web.control.openapi import COMMON_ERRORS, error_responses
 from forewarn.web.http_status import BodyTooLarge
 
+REFUSALS = error_responses(errors.Refused, BodyTooLarge)
+
 Lab = NamedDependency[LabService]
 After = Annotated[int, QueryParameter(ge=0, description="Only entries after this number.")]
 Newest = Annotated[
@@ -78,29 +80,25 @@ class ListenersView(msgspec.Struct, frozen=True):
 def make_router(lab: LabService) -> Router:
     return Router(
         path="/api/v1",
-        route_handlers=[ClockRoutes, FaultRoutes, TranscriptRoutes, ListenerRoutes],
+        route_handlers=[LabRoutes],
         dependencies={"lab": Provide(lambda: lab, sync_to_thread=False)},
         tags=["Lab"],
     )
 
 
-class ClockRoutes(Controller):
-    path = "/clock"
-
-    @get("/", responses=COMMON_ERRORS)
+class LabRoutes(Controller):
+    @get("/clock", responses=COMMON_ERRORS)
     async def read_clock(self, lab: Lab) -> ClockView:
         """Returns the lab's time and rate."""
         return view_clock(lab)
 
-    @put("/", responses=error_responses(errors.Refused, BodyTooLarge))
+    @put("/clock", responses=REFUSALS)
     async def set_clock(self, data: JSONBody[ClockChange], lab: Lab) -> ClockView:
         """Sets the rate, jumps to a later time, resumes or pauses: all of it or nothing."""
         await lab.change_clock(rate=data.rate, time=data.now, is_running=data.is_running)
         return view_clock(lab)
 
-    @post(
-        "/advance", status_code=HTTP_200_OK, responses=error_responses(errors.Refused, BodyTooLarge)
-    )
+    @post("/clock/advance", status_code=HTTP_200_OK, responses=REFUSALS)
     async def advance_clock(self, data: JSONBody[Advance], lab: Lab) -> ClockView:
         """Lets time pass. Responds when everything that was due is done."""
         try:
@@ -112,20 +110,14 @@ class ClockRoutes(Controller):
         await lab.advance(duration)
         return view_clock(lab)
 
-
-class FaultRoutes(Controller):
-    path = "/faults"
-
-    @get("/", responses=COMMON_ERRORS)
+    @get("/faults", responses=COMMON_ERRORS)
     async def list_faults(self, lab: Lab, limit: Limit = 1000) -> FaultsView:
         """Returns the faults that are active or will be."""
         now = lab.clock.now()
         faults = [view_fault(each) for each in lab.faults.by_id.values() if not each.is_over(now)]
         return FaultsView(faults[:limit], len(faults))
 
-    @post(
-        "/", status_code=HTTP_201_CREATED, responses=error_responses(errors.Refused, BodyTooLarge)
-    )
+    @post("/faults", status_code=HTTP_201_CREATED, responses=REFUSALS)
     async def add_fault(self, body: RawBody, lab: Lab) -> FaultView:
         """Adds a fault to the endpoint. Its schema is at /api/v1/faults/schema."""
         values = yaml_source.load(body, "body")
@@ -133,27 +125,27 @@ class FaultRoutes(Controller):
             raise errors.Invalid("body: expected a mapping that names the fault", field="body")
         return FaultView(view_fault(await lab.add_fault(parse_fault(values))))
 
-    @get("/schema", responses=COMMON_ERRORS)
+    @get("/faults/schema", responses=COMMON_ERRORS)
     async def fault_schema(self) -> Response[dict[str, Any]]:
         """Returns the JSON Schema of a fault."""
         return Response(SCHEMA)
 
-    @delete("/{fault_id:str}", status_code=HTTP_200_OK, responses=error_responses(errors.NotFound))
+    @delete(
+        "/faults/{fault_id:str}",
+        status_code=HTTP_200_OK,
+        responses=error_responses(errors.NotFound),
+    )
     async def remove_fault(self, fault_id: FromPath[str], lab: Lab) -> FaultView:
         """Removes a fault."""
         return FaultView(view_fault(lab.remove_fault(fault_id)))
 
-    @delete("/", status_code=HTTP_200_OK, responses=COMMON_ERRORS)
+    @delete("/faults", status_code=HTTP_200_OK, responses=COMMON_ERRORS)
     async def clear_faults(self, lab: Lab) -> FaultsView:
         """Removes all faults and returns them."""
         removed = [view_fault(lab.remove_fault(fault_id)) for fault_id in list(lab.faults.by_id)]
         return FaultsView(removed, len(removed))
 
-
-class TranscriptRoutes(Controller):
-    path = "/transcript"
-
-    @get("/", responses=COMMON_ERRORS)
+    @get("/transcript", responses=COMMON_ERRORS)
     async def read_transcript(
         self, lab: Lab, after: After = 0, limit: Limit = 1000, *, newest: Newest = False
     ) -> TranscriptView:
@@ -163,16 +155,12 @@ class TranscriptRoutes(Controller):
         shown = entries[-limit:] if newest else entries[:limit]
         return TranscriptView(shown, len(kept), len(entries) - len(shown))
 
-
-class ListenerRoutes(Controller):
-    path = "/listeners"
-
-    @get("/", responses=COMMON_ERRORS)
+    @get("/listeners", responses=COMMON_ERRORS)
     async def list_listeners(self, lab: Lab) -> ListenersView:
         """Returns the open listeners of VMs. Opens none."""
         return ListenersView(lab.vm_urls(), len(lab.engine.board.vms))
 
-    @post("/", status_code=HTTP_200_OK, responses=error_responses(errors.Refused))
+    @post("/listeners", status_code=HTTP_200_OK, responses=error_responses(errors.Refused))
     async def open_listeners(self, lab: Lab) -> ListenersView:
         """Opens a listener for each VM that has none, up to 256 in all. Idempotent."""
         return ListenersView(await lab.listen_vms(), len(lab.engine.board.vms))

@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from forewarn.client.errors import InvalidDocument
+from forewarn.client.models import read_document
 from forewarn.engine.entry import Note
 
 ENTRIES_MAX = 200_000
@@ -148,36 +150,25 @@ def _describe_request(entry: TranscriptEntry) -> str:
     request = f"{entry.method} {entry.path} {entry.request_body}".rstrip()
     status = str(entry.status) if entry.status else "no response"
     faults = f"  [{', '.join(entry.faults)}]" if entry.faults else ""
-    body = _summarize_document(entry.response_body) or _shorten(entry.response_body)
+    body = entry.response_body and (
+        _summarize_document(entry.response_body) or _shorten(entry.response_body)
+    )
     return f"{_shorten(request)} -> {status}{faults} {body}".rstrip()
-
-
-class _SummaryEvent(msgspec.Struct, rename="pascal"):
-    event_id: str
-    event_type: str
-    event_status: str
-    resources: list[str]
-
-    def __str__(self) -> str:
-        resources = _shorten(", ".join(self.resources))
-        return f"{self.event_type} {self.event_status} of {resources} ({self.event_id[:8]})"
-
-
-class _Summary(msgspec.Struct, rename="pascal"):
-    document_incarnation: int
-    events: list[_SummaryEvent]
 
 
 def _summarize_document(body: str) -> str:
     """Summarize a document; empty if the body is not one."""
     try:
-        document = msgspec.json.decode(body, type=_Summary)
-    except msgspec.DecodeError:
+        document = read_document(body.encode())
+    except InvalidDocument:
         return ""
-    shown = [str(event) for event in document.events[:SHOWN_EVENTS_MAX]]
+    shown = [
+        f"{event.type} {event.status} of {_shorten(', '.join(event.resources))} ({event.id[:8]})"
+        for event in document.events[:SHOWN_EVENTS_MAX]
+    ]
     if len(document.events) > len(shown):
         shown.append(f"{len(document.events) - len(shown)} more")
-    return f"document {document.document_incarnation}: {'; '.join(shown) or 'no events'}"
+    return f"document {document.incarnation}: {'; '.join(shown) or 'no events'}"
 
 
 def _count_chars(entry: TranscriptEntry) -> int:

@@ -5,9 +5,8 @@ expectation about events that never came is unmet: a test that observed nothing 
 """
 
 from datetime import datetime
-from enum import StrEnum
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -197,19 +196,11 @@ class DocumentExpectation(EachEvent, frozen=True, kw_only=True, tag="document"):
         return note
 
 
-class Becomes(StrEnum):
-    APPROVED = "approved"
-    STARTED = "started"
-    COMPLETED = "completed"
-    CANCELED = "canceled"
-    FAILED = "failed"
-
-
 class EventExpectation(EachEvent, frozen=True, kw_only=True, tag="event"):
     """Each event of that name reaches this state."""
 
     of: EventName
-    becomes: Becomes
+    becomes: Literal["approved", "started", "completed", "canceled", "failed"]
 
     def describe(self) -> str:
         return f"{self.of} is {self.becomes}{self._describe_limit()}"

@@ -4,10 +4,11 @@ import asyncio
 import os
 import signal
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from forewarn.errors import Invalid
+from forewarn.lab.environment import make_environment
 
 LINE_BYTES_MAX = 4096
 STOP_SECONDS_MAX = 5.0
@@ -17,22 +18,25 @@ ENDPOINT = "{endpoint}"
 @asynccontextmanager
 async def start_program(
     command: Sequence[str],
-    *,
-    endpoint: str,
-    environment: Mapping[str, str],
+    vm: str,
+    url: str,
     write: Callable[[str], None],
+    *,
     stop_seconds_max: float = STOP_SECONDS_MAX,
 ) -> AsyncIterator[Process]:
-    """Run a program in its own process group. `write` gets each line of its output."""
-    arguments = [argument.replace(ENDPOINT, endpoint) for argument in command]
-    environment = {**os.environ, **environment}
+    """Run a program that plays a VM, in its own process group.
+
+    `url` is the endpoint of the VM; `write` gets each line of the program's output.
+    """
+    arguments = [argument.replace(ENDPOINT, url) for argument in command]
+    variables = {**make_environment(url), "FOREWARN_ENDPOINT": url, "FOREWARN_VM": vm}
     try:
         process = await asyncio.create_subprocess_exec(
             *arguments,
             stdin=DEVNULL,
             stdout=PIPE,
             stderr=STDOUT,
-            env=environment,
+            env={**os.environ, **variables},
             start_new_session=True,
         )
     except OSError as error:

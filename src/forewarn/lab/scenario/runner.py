@@ -3,8 +3,8 @@
 import asyncio
 import random
 from asyncio.subprocess import Process
-from collections.abc import AsyncIterator, Awaitable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -16,7 +16,6 @@ from forewarn.engine.board import PublishedScope
 from forewarn.engine.operations import ScopedEvent
 from forewarn.errors import Error, Invalid, NotFound
 from forewarn.lab.clock import VirtualClock
-from forewarn.lab.environment import make_environment
 from forewarn.lab.fault.active import parse_begin
 from forewarn.lab.fault.kinds import Fault
 from forewarn.lab.scenario.expectations import ScenarioVerdict, judge
@@ -79,7 +78,11 @@ async def run(scenario: Scenario, options: RunOptions, console: Console) -> RunR
             console.print(f"{vm} is external; its endpoint is {url}")
         if external and lab.rate > 1:
             console.print(f"one second of real time is {lab.rate:g} s of the scenario")
-        async with start_command(options.command, urls, console) as program:
+        software: AbstractAsyncContextManager[Process | None] = nullcontext()
+        if options.command:  # it plays the first external VM
+            vm, write = external[0], partial(console.print_output, external[0])
+            software = start_program(options.command, vm, urls[vm], write)
+        async with software as program:
             missing = await wait_for_first_polls(lab, external, program, options)
             if missing is not None:
                 return RunResult(verdicts=(missing,), transcript=lab.transcript)
@@ -112,23 +115,6 @@ def choose_rate(scenario: Scenario, options: RunOptions, external: Sequence[str]
     if scenario.file.clock.rate is not None:
         return float(scenario.file.clock.rate)
     return 1.0 if external else None
-
-
-@asynccontextmanager
-async def start_command(
-    command: Sequence[str], urls: dict[str, str], console: Console
-) -> AsyncIterator[Process | None]:
-    """Run the software under test, if there is a command. It plays the first external VM."""
-    if not command:
-        yield None
-        return
-    vm, url = next(iter(urls.items()))
-    environment = {**make_environment(url), "FOREWARN_ENDPOINT": url, "FOREWARN_VM": vm}
-    write = partial(console.print_output, vm)
-    async with start_program(
-        command, endpoint=url, environment=environment, write=write
-    ) as program:
-        yield program
 
 
 async def wait_for_first_polls(

@@ -3,8 +3,7 @@
 import random
 from collections.abc import Awaitable, Callable
 from datetime import datetime
-from enum import StrEnum
-from typing import Annotated, ClassVar, NamedTuple, TypedDict
+from typing import Annotated, ClassVar, Literal, NamedTuple, TypedDict
 
 import msgspec
 from msgspec import Meta
@@ -33,20 +32,6 @@ When = Annotated[
     str,
     Meta(max_length=400, description="a condition such as `web-0 approved` or `patch completed`"),
 ]
-
-
-class MaintenanceType(StrEnum):
-    FREEZE = "Freeze"
-    REBOOT = "Reboot"
-    REDEPLOY = "Redeploy"
-
-
-class MaintenanceCause(StrEnum):
-    """Decides the description that VMs read."""
-
-    MAINTENANCE = "maintenance"
-    INFRASTRUCTURE = "infrastructure"
-    LIVE_MIGRATION = "live-migration"
 
 
 class Repeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -190,8 +175,8 @@ class MaintainStep(AnyStep, frozen=True, kw_only=True, tag="maintain"):
     """The platform maintains a host: one event per scope and update domain."""
 
     host: HostOrAny
-    type: MaintenanceType
-    cause: MaintenanceCause = MaintenanceCause.MAINTENANCE
+    type: Literal["Freeze", "Reboot", "Redeploy"]
+    cause: Literal["maintenance", "infrastructure", "live-migration"] = "maintenance"
     duration_seconds: Seconds | None = None
     description: Text | None = None
     notice: Duration | None = None

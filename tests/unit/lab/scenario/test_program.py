@@ -22,11 +22,7 @@ def run_shell(
                 is_ready.set()
 
         async with start_program(
-            ["sh", "-c", script],
-            endpoint="http://e",
-            environment={},
-            write=write,
-            stop_seconds_max=stop_seconds_max,
+            ["sh", "-c", script], "web-0", "http://e", write, stop_seconds_max=stop_seconds_max
         ) as program:
             async with asyncio.timeout(10):
                 await is_ready.wait()

@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator
 from forewarn.errors import Invalid
 from forewarn.fleetfile.yaml_source import load
 from forewarn.lab.scenario.schema import SCHEMA, list_library, load_from_library, parse_scenario
-from forewarn.lab.scenario.steps import MaintainStep, MaintenanceType
+from forewarn.lab.scenario.steps import MaintainStep
 
 WHOLE = """\
 name: host-reboot
@@ -51,7 +51,7 @@ def test_file_is_parsed() -> None:
     assert scenario.vms == ("web-0", "web-1")
     assert scenario.file.clock.start == datetime(2031, 1, 1, tzinfo=UTC)
     assert scenario.file.steps[0] == MaintainStep(
-        at="1m", host="host-a", type=MaintenanceType.REBOOT, as_="patch"
+        at="1m", host="host-a", type="Reboot", as_="patch"
     )
     assert list(scenario.conditions) == [2]
 
