@@ -40,7 +40,7 @@ class Batch(NamedTuple):
     changes: Sequence[Change] = ()
 
 
-class Difference(NamedTuple):
+class Difference(msgspec.Struct, frozen=True):
     """What an apply changes: names of scopes, of VMs and of declared hosts."""
 
     added: tuple[str, ...]

@@ -8,6 +8,7 @@ from litestar import Controller, Response, Router, delete, get, post, put
 from litestar.di import NamedDependency, Provide
 from litestar.params import FromPath, JSONBody, QueryParameter, RawBody
 from litestar.status_codes import HTTP_200_OK, HTTP_201_CREATED
+from msgspec import Meta
 
 from forewarn import errors
 from forewarn.fleetfile import yaml_source
@@ -17,10 +18,6 @@ from forewarn.lab.fault.kinds import SCHEMA
 from forewarn.lab.service import LabService
 from forewarn.lab.transcript import TranscriptEntry
 from forewarn.web.control.dependencies import Limit
-from forewarn.web.control.openapi import COMMON_ERRORS, error_responses
-from forewarn.web.http_status import BodyTooLarge
-
-REFUSALS = error_responses(errors.Refused, BodyTooLarge)
 
 Lab = NamedDependency[LabService]
 After = Annotated[int, QueryParameter(ge=0, description="Only entries after this number.")]
@@ -41,13 +38,13 @@ class ClockView(msgspec.Struct, frozen=True):
 class ClockChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A new rate, a later time to jump to, run or pause."""
 
-    rate: float | None = None
-    now: datetime | None = None
-    is_running: bool | None = None
+    rate: Annotated[float | None, Meta(description="a number")] = None
+    now: Annotated[datetime | None, Meta(description="a time")] = None
+    is_running: Annotated[bool | None, Meta(description="true or false")] = None
 
 
 class Advance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    seconds: float
+    seconds: Annotated[float, Meta(description="a number of seconds")]
 
 
 class FaultsView(msgspec.Struct, frozen=True):
@@ -87,18 +84,18 @@ def make_router(lab: LabService) -> Router:
 
 
 class LabRoutes(Controller):
-    @get("/clock", responses=COMMON_ERRORS)
+    @get("/clock")
     async def read_clock(self, lab: Lab) -> ClockView:
         """Returns the lab's time and rate."""
         return view_clock(lab)
 
-    @put("/clock", responses=REFUSALS)
+    @put("/clock", errors=(errors.Refused,))
     async def set_clock(self, data: JSONBody[ClockChange], lab: Lab) -> ClockView:
         """Sets the rate, jumps to a later time, resumes or pauses: all of it or nothing."""
         await lab.change_clock(rate=data.rate, time=data.now, is_running=data.is_running)
         return view_clock(lab)
 
-    @post("/clock/advance", status_code=HTTP_200_OK, responses=REFUSALS)
+    @post("/clock/advance", status_code=HTTP_200_OK, errors=(errors.Refused,))
     async def advance_clock(self, data: JSONBody[Advance], lab: Lab) -> ClockView:
         """Lets time pass. Responds when everything that was due is done."""
         try:
@@ -110,14 +107,14 @@ class LabRoutes(Controller):
         await lab.advance(duration)
         return view_clock(lab)
 
-    @get("/faults", responses=COMMON_ERRORS)
+    @get("/faults")
     async def list_faults(self, lab: Lab, limit: Limit = 1000) -> FaultsView:
         """Returns the faults that are active or will be."""
         now = lab.clock.now()
         faults = [view_fault(each) for each in lab.faults.by_id.values() if not each.is_over(now)]
         return FaultsView(faults[:limit], len(faults))
 
-    @post("/faults", status_code=HTTP_201_CREATED, responses=REFUSALS)
+    @post("/faults", status_code=HTTP_201_CREATED, errors=(errors.Refused,))
     async def add_fault(self, body: RawBody, lab: Lab) -> FaultView:
         """Adds a fault to the endpoint. Its schema is at /api/v1/faults/schema."""
         values = yaml_source.load(body, "body")
@@ -125,7 +122,7 @@ class LabRoutes(Controller):
             raise errors.Invalid("body: expected a mapping that names the fault", field="body")
         return FaultView(view_fault(await lab.add_fault(parse_fault(values))))
 
-    @get("/faults/schema", responses=COMMON_ERRORS)
+    @get("/faults/schema")
     async def fault_schema(self) -> Response[dict[str, Any]]:
         """Returns the JSON Schema of a fault."""
         return Response(SCHEMA)
@@ -133,19 +130,19 @@ class LabRoutes(Controller):
     @delete(
         "/faults/{fault_id:str}",
         status_code=HTTP_200_OK,
-        responses=error_responses(errors.NotFound),
+        errors=(errors.NotFound,),
     )
     async def remove_fault(self, fault_id: FromPath[str], lab: Lab) -> FaultView:
         """Removes a fault."""
         return FaultView(view_fault(lab.remove_fault(fault_id)))
 
-    @delete("/faults", status_code=HTTP_200_OK, responses=COMMON_ERRORS)
+    @delete("/faults", status_code=HTTP_200_OK)
     async def clear_faults(self, lab: Lab) -> FaultsView:
         """Removes all faults and returns them."""
         removed = [view_fault(lab.remove_fault(fault_id)) for fault_id in list(lab.faults.by_id)]
         return FaultsView(removed, len(removed))
 
-    @get("/transcript", responses=COMMON_ERRORS)
+    @get("/transcript")
     async def read_transcript(
         self, lab: Lab, after: After = 0, limit: Limit = 1000, *, newest: Newest = False
     ) -> TranscriptView:
@@ -155,12 +152,12 @@ class LabRoutes(Controller):
         shown = entries[-limit:] if newest else entries[:limit]
         return TranscriptView(shown, len(kept), len(entries) - len(shown))
 
-    @get("/listeners", responses=COMMON_ERRORS)
+    @get("/listeners")
     async def list_listeners(self, lab: Lab) -> ListenersView:
         """Returns the open listeners of VMs. Opens none."""
         return ListenersView(lab.vm_urls(), len(lab.engine.board.vms))
 
-    @post("/listeners", status_code=HTTP_200_OK, responses=error_responses(errors.Refused))
+    @post("/listeners", status_code=HTTP_200_OK, errors=(errors.Refused,))
     async def open_listeners(self, lab: Lab) -> ListenersView:
         """Opens a listener for each VM that has none, up to 256 in all. Idempotent."""
         return ListenersView(await lab.listen_vms(), len(lab.engine.board.vms))

@@ -4,7 +4,7 @@ a sync.
 
 import json
 
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from forewarn.core import command as ask
 from forewarn.engine.engine import Engine
@@ -119,7 +119,7 @@ def test_applying_an_exported_fleet_changes_nothing() -> None:
         shown = parse(json.dumps(dump(desk.fleet())).encode(), "shown")
         revision = (await world.store.load()).revision
 
-        assert not any(await desk.apply(shown, by="ann"))
+        assert not any(astuple(await desk.apply(shown, by="ann")))
         assert (await world.store.load()).revision == revision
 
     live(story)

@@ -4,7 +4,7 @@ And VMs that change their scope.
 """
 
 import pytest
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from forewarn.core import command as ask
 from forewarn.core.event import EventType
@@ -174,7 +174,7 @@ def test_a_vm_keeps_its_power_when_it_moves_to_another_scope() -> None:
         moved = (await world.engine()).board.scopes["db"].scope
         assert [member.power for member in moved.vms] == [Power.RUNNING, Power.DEALLOCATED]
         await engine.seen(engine.board.scopes["db"])
-        assert not any(await desk.apply(desk.fleet(), by="ann"))
+        assert not any(astuple(await desk.apply(desk.fleet(), by="ann")))
 
     live(story)
 

@@ -2,11 +2,17 @@
 
 In this order: token, Host (DNS rebinding), Origin (cross-site requests), role, query parameters,
 Content-Type, size and content of the body, Idempotency-Key. The first that fails raises an Error.
+
+A route is marked by additional arguments of its decorator, which Litestar stores in `opt`:
+
+    is_public    it needs no token: health checks, and what is the same for everybody
+    role         the role it needs, if not that of its method: viewers read, operators change
+    is_secret    its responses hold a secret, and are not stored under an Idempotency-Key
+    errors       the errors it may raise, for the OpenAPI document; see `openapi.py`
 """
 
-import re
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeVar, get_args
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -14,26 +20,18 @@ from litestar import Request, Response
 from litestar.exceptions.http_exceptions import InternalServerException, RequestEntityTooLarge
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import QueryParameter
-from litestar.routes import HTTPRoute
 from litestar.status_codes import HTTP_204_NO_CONTENT
 
 from forewarn.auth.tokens import Role
 from forewarn.config import is_loopback
 from forewarn.errors import Forbidden, Invalid
+from forewarn.fleetfile.yaml_source import FieldError, convert, explain, format_path
 from forewarn.web.control.auth import LOCAL_OPERATOR, Authenticator
 from forewarn.web.control.idempotency import HEADER, Idempotency
 from forewarn.web.http_status import BodyTooLarge, ClientGone, WrongMediaType
 
-PUBLIC = "is_public"
-"""Marks a route that needs no token: health checks, and what is the same for everybody."""
-ROLE = "role"
-"""Marks a route that needs another role than its method: viewers may read, operators may change."""
-SECRET = "is_secret"  # noqa: S105
-"""Marks a route whose responses hold a secret: they are not stored under an Idempotency-Key."""
-JSON_ONLY = ("application/json",)
 READ_METHODS = ("GET", "HEAD", "OPTIONS")
-VALUE_LENGTH_MAX = 60
-_PATH_STEP = re.compile(r"\.(\w+)|\[([0-9]+)\]")
+EMPTY = (b"", b"{}")
 
 S = TypeVar("S", bound=msgspec.Struct)
 Hook = Callable[[Request[Any, Any, Any]], Awaitable[Response[bytes] | None]]
@@ -48,24 +46,23 @@ def make_checks(authenticator: Authenticator, idempotency: Idempotency, host: st
     async def check(request: Request[Any, Any, Any]) -> Response[bytes] | None:
         handler = request.route_handler
         assert isinstance(handler, HTTPRouteHandler)
-        is_public = handler.opt.get(PUBLIC, False)
+        is_public = handler.opt.get("is_public", False)
         token = None if is_public else await authenticator.find_token(request)
         # A page that reached us by DNS rebinding cannot send a token.
         if token is None and authenticator.is_loopback:
             _check_host(request, host)
         _check_origin(request)
         principal = LOCAL_OPERATOR if is_public else authenticator.principal(token)
-        principal.require(required_role(handler.opt, request.method))
+        principal.require(required_role(handler, request.method))
         if request.method == "OPTIONS":
             headers = {"Allow": _allowed_methods(request)}
             return Response(b"", status_code=HTTP_204_NO_CONTENT, headers=headers)
         _check_query(request, handler)
         body = await _read_body(request, handler)
-        if handler.parsed_data_field is not None:
-            decode_strictly(body, handler.parsed_data_field.annotation)
         state = request.scope["state"]
         state["principal"] = principal
-        if request.method == "POST" and HEADER in request.headers and not handler.opt.get(SECRET):
+        is_stored = request.method == "POST" and not handler.opt.get("is_secret")
+        if is_stored and HEADER in request.headers:
             reserved = await idempotency.begin(request, principal, body)
             if isinstance(reserved, Response):
                 return reserved
@@ -75,8 +72,8 @@ def make_checks(authenticator: Authenticator, idempotency: Idempotency, host: st
     return check
 
 
-def required_role(opt: Mapping[str, Any], method: str) -> Role:
-    role: Role | None = opt.get(ROLE)
+def required_role(handler: HTTPRouteHandler, method: str) -> Role:
+    role: Role | None = handler.opt.get("role")
     return role or (Role.VIEWER if method in READ_METHODS else Role.OPERATOR)
 
 
@@ -114,23 +111,15 @@ def _check_origin(request: Request[Any, Any, Any]) -> None:
 
 
 def _allowed_methods(request: Request[Any, Any, Any]) -> str:
-    """Litestar's own response names only the methods of the handler registered last."""
+    """Litestar's own response names only the methods of the handler registered first."""
     path = request.scope["path_template"]
-    routes = (
-        route
-        for route in request.app.routes
-        if isinstance(route, HTTPRoute) and route.path_format == path
-    )
-    return ", ".join(sorted({method for route in routes for method in route.methods}))
+    routes = (route for route in request.app.routes if route.path_format == path)
+    return ", ".join(sorted({method for route in routes for method in route.methods or ()}))
 
 
 def _check_query(request: Request[Any, Any, Any], handler: HTTPRouteHandler) -> None:
     """Unknown and duplicate parameters are errors: a misspelt `dry_run` must not change a fleet."""
-    known = sorted(
-        field.kwarg_definition.name or name
-        for name, field in handler.parsed_fn_signature.parameters.items()
-        if isinstance(field.kwarg_definition, QueryParameter)
-    )
+    known = sorted(_query_parameters(handler))
     for name in request.query_params:
         if name not in known:
             raise Invalid(
@@ -139,6 +128,16 @@ def _check_query(request: Request[Any, Any, Any], handler: HTTPRouteHandler) -> 
             )
         if len(request.query_params.getall(name)) > 1:
             raise Invalid(f"duplicate query parameter {name!r}", field=name)
+
+
+def _query_parameters(handler: HTTPRouteHandler) -> Iterator[str]:
+    """The names of the handler's query parameters, and of those of its dependencies."""
+    parameters = handler.parsed_fn_signature.parameters
+    used = (one for name, one in handler.resolve_dependencies().items() if name in parameters)
+    for signature in (handler.parsed_fn_signature, *(one.parsed_fn_signature for one in used)):
+        for name, field in signature.parameters.items():
+            if isinstance(field.kwarg_definition, QueryParameter):
+                yield field.kwarg_definition.name or name
 
 
 async def _read_body(request: Request[Any, Any, Any], handler: HTTPRouteHandler) -> bytes:
@@ -154,6 +153,10 @@ async def _read_body(request: Request[Any, Any, Any], handler: HTTPRouteHandler)
         raise ClientGone("the connection was closed before the end of the body") from error
     if body and request.method == "POST" and "content-type" not in request.headers:
         raise WrongMediaType("the body has no Content-Type; expected application/json")
+    if handler.parsed_data_field is not None:
+        decode_strictly(body, handler.parsed_data_field.annotation)
+    elif request.method == "POST" and not reads_raw_body(handler) and body.strip() not in EMPTY:
+        raise Invalid("body: expected none, or {}: the path says it all", field="")
     return body
 
 
@@ -162,7 +165,7 @@ def _check_type(request: Request[Any, Any, Any], handler: HTTPRouteHandler) -> N
     value = request.headers.get("content-type")
     if request.method != "POST" or value is None:
         return
-    accepted = ("application/json", "application/yaml") if reads_raw_body(handler) else JSON_ONLY
+    accepted = ["application/json", *["application/yaml"] * reads_raw_body(handler)]
     if value.partition(";")[0].strip().lower() not in accepted:
         raise WrongMediaType(
             f"Content-Type is {value[:80]!r}; expected {' or '.join(accepted)}",
@@ -181,33 +184,12 @@ def decode_strictly(body: bytes, type_: type[S]) -> S:
     Litestar decodes leniently: it takes "9" for 9, and 0 for a date in 1970.
     """
     try:
-        return msgspec.json.decode(body or b"{}", type=type_)
+        values = msgspec.json.decode(body or b"{}")
     except (msgspec.MsgspecError, RecursionError) as error:
-        message, _, where = str(error).partition(" - at ")
-        steps = [name or int(index) for name, index in _PATH_STEP.findall(where)]
-        unknown = re.search(r"field `(.*)`", message)
-        name = unknown[1] if unknown else ""
-        removed = getattr(type_, "REMOVED", {}).get(name)
-        choices = get_args(type_.__annotations__.get(str(steps[0]) if steps else ""))
-        if removed is not None:
-            message = f"{name} {removed}"
-        elif "unknown field" in message:
-            message += f"; expected {', '.join(type_.__struct_fields__) or 'none'}"
-        elif "enum" in message:
-            message += f"; expected one of {', '.join(choices)}"
-        elif where:
-            message = f"{message.partition(', got ')[0]}, got {_value_at(body, steps)}"
-        path = "".join(f".{step}" if isinstance(step, str) else f"[{step}]" for step in steps)
-        raise Invalid(f"body{path}: {message}", field=name or path.lstrip(".")) from error
-
-
-def _value_at(body: bytes, steps: list[str | int]) -> str:
-    """The rejected value as it was written."""
+        raise Invalid(f"body: {error}", field="") from error
     try:
-        value = msgspec.json.decode(body)
-        for step in steps:
-            value = value[step]
-    except (msgspec.MsgspecError, RecursionError, LookupError, TypeError):
-        return "malformed JSON"
-    text = msgspec.json.encode(value).decode()
-    return text if len(text) <= VALUE_LENGTH_MAX else f"{text[:VALUE_LENGTH_MAX]}…"
+        return convert(values, type_)
+    except FieldError as error:
+        path, message = explain(error, values, msgspec.json.schema(type_))
+        where = format_path(("body", *path))
+        raise Invalid(f"{where}: {message}", field=format_path(path)) from error

@@ -1,22 +1,19 @@
-"""Parameter types that several routes share: injected services, list parameters, an empty body."""
+"""What routes share: the API call, the parameters of lists, and times in a request."""
 
-from typing import Annotated
+from datetime import UTC, datetime
+from typing import Annotated, NamedTuple
 
 import msgspec
 from litestar.di import NamedDependency
-from litestar.params import QueryParameter
+from litestar.params import FromPath, QueryParameter
 
-from forewarn.auth.tokens import Tokens
-from forewarn.engine.engine import Engine
-from forewarn.engine.operations import Operations
+from forewarn.errors import Invalid
 from forewarn.web.control.auth import Principal
+from forewarn.web.service import Service
 
 LIST_MAX = 10_000
 
-EngineDependency = NamedDependency[Engine]
-OperationsDependency = NamedDependency[Operations]
-PrincipalDependency = NamedDependency[Principal]
-TokensDependency = NamedDependency[Tokens]
+Name = FromPath[str]
 Limit = Annotated[
     int, QueryParameter(ge=1, le=LIST_MAX, description="Items per page; `total` counts all.")
 ]
@@ -25,8 +22,44 @@ Cursor = Annotated[
 ]
 
 
-class EmptyBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No fields: the path is sufficient."""
+class ApiCall(NamedTuple):
+    """Who sends the request, and the service that it is for.
+
+    The service of a retried request repeats the operation, which the rules recognize by its id.
+    """
+
+    principal: Principal
+    service: Service
+
+    @property
+    def by(self) -> str:
+        """The author of what the request changes, for the history."""
+        return self.principal.name
 
 
-EMPTY_BODY = EmptyBody()
+class PageRequest(msgspec.Struct, frozen=True):
+    """Which part of a list is wanted."""
+
+    limit: Limit = 1000
+    cursor: Cursor = None
+
+
+Call = NamedDependency[ApiCall]
+Page = NamedDependency[PageRequest]
+
+
+def to_utc(time: datetime | str | None, field: str = "not_before") -> datetime | None:
+    """The time in UTC; Invalid if it has no time zone, or is not one of the years 1 to 9999."""
+    if time is None:
+        return None
+    try:
+        parsed = datetime.fromisoformat(time) if isinstance(time, str) else time
+        if parsed.tzinfo is None:
+            raise ValueError
+        return parsed.astimezone(UTC)
+    except (ValueError, OverflowError) as error:
+        raise Invalid(
+            f"{field}: expected a time with its zone, such as 2030-01-31T12:00:00Z, "
+            f"got {str(time)[:80]!r}",
+            field=field,
+        ) from error

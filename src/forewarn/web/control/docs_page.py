@@ -11,7 +11,6 @@ from typing import Any
 
 from litestar import MediaType, Request, Response, get
 
-from forewarn.web.control.checks import PUBLIC
 from forewarn.web.control.openapi import Json, openapi_document, resolve
 
 STYLE = """
@@ -41,7 +40,7 @@ POLICY = (
 )
 
 
-@get("/api/docs", include_in_schema=False, opt={PUBLIC: True})
+@get("/api/docs", include_in_schema=False, is_public=True)
 async def docs(request: Request[Any, Any, Any]) -> Response[bytes]:
     """Rendered once: anybody may request it, without a token."""
     if "docs" not in request.app.state:

@@ -3,15 +3,13 @@
 from http import HTTPStatus
 from typing import Any
 
-import msgspec
 from litestar import MediaType, Request, Response
 from litestar.exceptions import HTTPException
-from litestar.handlers import HTTPRouteHandler
 from litestar.types import ExceptionHandlersMap
 
-from forewarn.errors import Error, Invalid, Unauthorized
+from forewarn.errors import Error, Invalid, NotFound, Unauthorized
 from forewarn.log import log
-from forewarn.web.http_status import BUG, TooManyRequests, control_body, status_of
+from forewarn.web.http_status import BUG, TooManyRequests, WrongMethod, control_body, status_of
 
 HEADERS: dict[type[Error], dict[str, str]] = {
     Unauthorized: {"WWW-Authenticate": 'Bearer realm="forewarn"'},
@@ -20,67 +18,51 @@ HEADERS: dict[type[Error], dict[str, str]] = {
 
 
 def _handle_error(_: Request[Any, Any, Any], error: Error) -> Response[bytes]:
+    headers = HEADERS.get(type(error), {})
+    if isinstance(error, WrongMethod):
+        headers = {"Allow": error.allow}
     return Response(
         control_body(error),
         status_code=status_of(error),
         media_type=MediaType.JSON,
-        headers=HEADERS.get(type(error), {}),
+        headers=headers,
     )
 
 
 def _handle_http(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
     """What Litestar rejects by itself: unknown paths, methods, parameters of a wrong type."""
+    path = request.url.path
     if error.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return _handle_bug(request, error)
-    code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        return _handle_error(request, NotFound(f"no such path: {path}; see /api/openapi.json"))
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        allow = {name.lower(): value for name, value in (error.headers or {}).items()}["allow"]
+        message = f"{path} does not accept {request.method}; expected {allow}"
+        return _handle_error(request, WrongMethod(message, allow=allow))
     details = [detail for detail in error.extra or () if isinstance(detail, dict)]
-    fields = [_field_name(request, detail) for detail in details if "key" in detail]
-    body = {
-        "error": Invalid.code if code == "bad_request" else code,
-        "message": _message(request, error, details),
-        "facts": {"field": fields[0]} if fields else {},
-    }
-    return Response(
-        msgspec.json.encode(body),
-        status_code=error.status_code,
-        media_type=MediaType.JSON,
-        headers=error.headers,
-    )
+    problems = [_describe(request, detail) for detail in details if "key" in detail]
+    facts = {"field": problems[0][0]} if problems else {}
+    message = "; ".join(f"{name}: {problem}" for name, problem in problems) or error.detail
+    return _handle_error(request, Invalid(message, **facts))
 
 
 def _handle_bug(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     log.error("request failed", exc_info=error, method=request.method, path=request.url.path)
-    return Response(control_body(BUG), status_code=status_of(BUG), media_type=MediaType.JSON)
+    return _handle_error(request, BUG)
 
 
-def _message(
-    request: Request[Any, Any, Any], error: HTTPException, details: list[dict[str, Any]]
-) -> str:
-    path = request.url.path
-    if error.status_code == HTTPStatus.NOT_FOUND:
-        return f"no such path: {path}; see /api/openapi.json"
-    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        headers = {name.lower(): value for name, value in (error.headers or {}).items()}
-        return f"{path} does not accept {request.method}; expected {headers.get('allow')}"
-    return "; ".join(_detail(request, detail) for detail in details) or error.detail
+def _describe(request: Request[Any, Any, Any], detail: dict[str, Any]) -> tuple[str, str]:
+    """The public name of a parameter, and what is wrong with it.
 
-
-def _detail(request: Request[Any, Any, Any], detail: dict[str, Any]) -> str:
-    name, message = _field_name(request, detail), str(detail.get("message", "invalid value"))
-    value = request.query_params.get(name)
-    if value is None:
-        return f"{name}: {message}"
-    return f"{name}: {message.partition(', got ')[0]}, got {value!r}"
-
-
-def _field_name(request: Request[Any, Any, Any], detail: dict[str, Any]) -> str:
-    """The parameter's public name; Litestar reports its name in our code."""
-    key = str(detail.get("key", "body"))
-    handler = request.route_handler
-    if not isinstance(handler, HTTPRouteHandler):
-        return key
-    parameter = handler.parsed_fn_signature.parameters.get(key)
-    return getattr(parameter and parameter.kwarg_definition, "name", None) or key
+    Litestar reports the name in our code, and the type of the value instead of the value.
+    """
+    key, message = detail["key"], str(detail["message"])
+    parameter = request.route_handler.parsed_fn_signature.parameters.get(key)
+    name = getattr(parameter and parameter.kwarg_definition, "name", None) or key
+    if name in request.query_params:
+        message = f"{message.partition(', got ')[0]}, got {request.query_params[name]!r}"
+    return name, message
 
 
 EXCEPTION_HANDLERS: ExceptionHandlersMap = {

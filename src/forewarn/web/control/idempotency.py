@@ -2,7 +2,7 @@
 
     no record  -> RESERVED   before the operation; the record holds the operation's id
     RESERVED   -> STORED     after it; the record holds the response
-    RESERVED or STORED       expire after 24 hours, or when there are too many; the key is new again
+    RESERVED or STORED       expire after 24 hours; the oldest are deleted when there are too many
 
 If a server dies while RESERVED, or two servers get the request at once, the retry repeats the
 operation under the same id, and the rules recognise it.
@@ -12,19 +12,20 @@ import asyncio
 import hashlib
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import msgspec
 from litestar import MediaType, Request, Response
+from litestar.middleware import ASGIMiddleware
+from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from msgspec.structs import replace
 
 from forewarn.engine.engine import Engine
 from forewarn.engine.record import RAW, RecordCodec
 from forewarn.engine.transaction import Transaction
-from forewarn.errors import Invalid, StoreUnusable, Unavailable
+from forewarn.errors import Invalid, Unavailable
 from forewarn.store.base import WRITES_MAX, Record
 from forewarn.web.control.auth import Principal
 from forewarn.web.http_status import KeyReused
@@ -56,8 +57,7 @@ class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
 CODEC = RecordCodec(KIND, StoredResponse)
 
 
-@dataclass(frozen=True, slots=True)
-class Reservation:
+class Reservation(NamedTuple):
     """A key whose request is being handled. Its lock makes retries wait, on this server."""
 
     lock: asyncio.Lock
@@ -65,11 +65,11 @@ class Reservation:
     operation_id: str
 
 
-class Idempotency:
+class Idempotency(ASGIMiddleware):
     """The records of the keys. `make_id` makes the id of a new operation."""
 
     def __init__(self, engine: Engine, make_id: Callable[[], str]) -> None:
-        # Records are decoded here, so that unreadable ones can be deleted when they are too old.
+        # Records are decoded here, so that unreadable ones can be deleted when there are too many.
         engine.register(KIND, RAW, cached=False)
         self._engine = engine
         self._make_id = make_id
@@ -111,7 +111,27 @@ class Idempotency:
             headers={"Idempotency-Replayed": "true"},
         )
 
-    async def finish(self, reservation: Reservation, status: int, body: bytes) -> None:
+    async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
+        """The middleware: stores the response to a reserved key, then lets its retries go on."""
+        state, status, body = scope["state"], 0, b""
+
+        async def store_and_send(message: Message) -> None:
+            nonlocal status, body
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            elif message["type"] == "http.response.body" and "reservation" in state:
+                body += message["body"]
+                if not message["more_body"]:
+                    await self._store(state["reservation"], status, body)
+            await send(message)
+
+        try:
+            await next_app(scope, receive, store_and_send)
+        finally:
+            if "reservation" in state:
+                state["reservation"].lock.release()
+
+    async def _store(self, reservation: Reservation, status: int, body: bytes) -> None:
         """Store the response before it is sent.
 
         A server error is not stored, so that a retry can succeed.
@@ -152,11 +172,11 @@ class Idempotency:
         return stored
 
     async def _trim(self) -> None:
-        """Delete the records that have expired, and the oldest beyond the limit."""
+        """Delete the oldest records beyond the limit, expired or not."""
         try:
             records = (await self._engine.store.load(f"{KIND}/")).records
-            expired_at = self._engine.clock.now() - KEPT_FOR
-            old = await asyncio.to_thread(_find_old, records, expired_at)
+            by_age = sorted(records, key=lambda record: record.revision)
+            old = by_age[: max(len(by_age) - KEPT_MAX, 0)]
             for first in range(0, len(old), WRITES_MAX):
                 await self._delete(old[first : first + WRITES_MAX])
         except Unavailable as error:
@@ -169,24 +189,6 @@ class Idempotency:
                     transaction.put(record.key, None)
 
         await self._engine.update([record.key for record in records], decide, by=BY)
-
-
-def _find_old(records: Sequence[Record], expired_at: datetime) -> list[Record]:
-    """Decodes all records, so not on the event loop."""
-    excess = len(records) - KEPT_MAX
-    by_age = sorted(records, key=lambda record: record.revision)
-    return by_age[: max(excess, 0)] + [
-        record for record in by_age[max(excess, 0) :] if _is_expired(record, expired_at)
-    ]
-
-
-def _is_expired(record: Record, expired_at: datetime) -> bool:
-    """An unreadable record, of a newer server or damaged, does not expire by time."""
-    try:
-        stored = _decode(record.value)
-    except StoreUnusable:
-        return False
-    return stored is not None and stored.at <= expired_at
 
 
 def _decode(value: bytes | None) -> StoredResponse | None:

@@ -4,20 +4,19 @@ Litestar generates it from the routes. Here is added what Litestar cannot know: 
 request needs, the codes of its errors, the Idempotency-Key, and which bodies are optional.
 """
 
-from copy import deepcopy
 from typing import Any
 
 from litestar import Litestar, Request, Router
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.config import OpenAPIConfig
-from litestar.openapi.datastructures import ResponseSpec
 from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import Components, SecurityScheme
-from litestar.routes import BaseRoute
+from litestar.routes import BaseRoute, HTTPRoute
+from msgspec.json import schema_components
 
 from forewarn import __version__, errors
 from forewarn.errors import Error
-from forewarn.web.control.checks import PUBLIC, SECRET, reads_raw_body, required_role
+from forewarn.web.control.checks import reads_raw_body, required_role
 from forewarn.web.control.idempotency import HEADER, KEY_LENGTH_MAX
 from forewarn.web.control.views import ErrorView
 from forewarn.web.http_status import (
@@ -69,7 +68,6 @@ FIELDS = {
     "impacts": "The state of the impact on each VM, once Started.",
     "started_at": "Null until it has started.",
     "expires_at": "When the token expires; null for never.",
-    "expires": "A duration such as 90d or 12h; null for never.",
     "role": "What the holder of the token may do.",
     "text": "The token itself. It is shown only once.",
     "total": "How many items exist.",
@@ -87,17 +85,6 @@ FIELDS = {
 Json = dict[str, Any]
 
 
-def error_responses(*kinds: type[Error]) -> dict[int, ResponseSpec]:
-    """The `responses` of a route that may raise these errors, or any that every route may raise."""
-    codes: dict[int, list[str]] = {}
-    for kind in (*kinds, *EVERYWHERE):
-        codes.setdefault(status_of(kind), []).append(kind.code)
-    return {
-        status: ResponseSpec(ErrorView, generate_examples=False, description=", ".join(names))
-        for status, names in codes.items()
-    }
-
-
 EVERYWHERE: tuple[type[Error], ...] = (
     errors.Invalid,
     errors.Unauthorized,
@@ -110,7 +97,6 @@ EVERYWHERE: tuple[type[Error], ...] = (
     errors.StoreLost,
     errors.StoreUnusable,
 )
-COMMON_ERRORS = error_responses()
 
 
 class _OnePathRouter(Router):
@@ -136,7 +122,9 @@ def make_openapi_config() -> OpenAPIConfig:
     token = SecurityScheme(
         type="http", scheme="bearer", description="Created by `forewarn token create`."
     )
-    router = _OnePathRouter(PATH, route_handlers=[], include_in_schema=False, opt={PUBLIC: True})
+    router = _OnePathRouter(
+        PATH, route_handlers=[], include_in_schema=False, opt={"is_public": True}
+    )
     return OpenAPIConfig(
         title="Forewarn control API",
         version=__version__,
@@ -145,6 +133,7 @@ def make_openapi_config() -> OpenAPIConfig:
         openapi_router=router,
         render_plugins=[_Renderer(path="/")],
         use_handler_docstrings=True,
+        operation_id_creator=lambda handler, *_: handler.handler_name,
     )
 
 
@@ -157,82 +146,63 @@ def openapi_document(app: Litestar) -> Json:
 
 
 def _build(app: Litestar) -> Json:
-    document = deepcopy(app.openapi_schema.to_schema())
+    document = app.openapi_schema.to_schema()
     schemas = document["components"]["schemas"]
+    schemas |= schema_components([ErrorView], ref_template="#/components/schemas/{name}")[1]
     for schema in schemas.values():
         for name in schema.get("properties", {}).keys() & FIELDS.keys():
             schema["properties"][name].setdefault("description", FIELDS[name])
-    handlers = {
-        (route.path_format, method.lower()): handler
-        for route in app.routes
-        for handler in getattr(route, "route_handlers", ())
-        if isinstance(handler, HTTPRouteHandler)
-        for method in handler.http_methods
-    }
-    for path, item in document["paths"].items():
-        for method, operation in item.items():
-            _complete(operation, handlers[path, method], method.upper(), schemas)
+    for route in app.routes:
+        assert isinstance(route, HTTPRoute)
+        for handler in route.route_handlers:
+            for method in handler.http_methods if handler.resolve_include_in_schema() else ():
+                operation = document["paths"][route.path_format][method.lower()]
+                _complete(operation, handler, method, schemas)
     return document
 
 
 def _complete(operation: Json, handler: HTTPRouteHandler, method: str, schemas: Json) -> None:
-    kinds: list[type[Error]] = list(EVERYWHERE)
+    kinds = [*handler.opt.get("errors", ()), *EVERYWHERE]
     parameters = operation.setdefault("parameters", [])
-    if handler.opt.get(PUBLIC):
-        operation["security"] = []
-    else:
-        operation["x-role"] = required_role(handler.opt, method)
+    operation["security"] = []
+    if not handler.opt.get("is_public"):
+        operation["x-role"] = required_role(handler, method)
         operation["security"] = [{"token": []}, {}]
     if reads_raw_body(handler):
-        content = {
-            kind: {"schema": FLEET_BODY} for kind in ("application/json", "application/yaml")
-        }
+        types = ("application/json", "application/yaml")
+        content = {kind: {"schema": FLEET_BODY} for kind in types}
         operation["requestBody"] = {"content": content, "required": True}
-    elif handler.parsed_data_field is not None:
-        operation["requestBody"]["required"] = not handler.parsed_data_field.has_default
-        for media in operation["requestBody"]["content"].values():
-            _forbid_unknown(media["schema"], schemas)
-    if "requestBody" in operation:
+    elif "requestBody" in operation:
+        (media,) = operation["requestBody"]["content"].values()
+        schema = resolve(media["schema"], schemas)
+        schema["additionalProperties"] = False
+        operation["requestBody"]["required"] = bool(schema["required"])
+    if method in ("POST", "PUT"):
         kinds.append(BodyTooLarge)
     if method == "POST":
         kinds.append(WrongMediaType)
-        if not handler.opt.get(SECRET):
+        if not handler.opt.get("is_secret"):
             kinds.append(KeyReused)
             parameters.append(IDEMPOTENCY_KEY)
     if any(parameter["in"] == "path" for parameter in parameters):
         kinds.append(errors.NotFound)
-    responses = operation["responses"]
-    codes = {
-        int(status): response["description"].split(", ")
-        for status, response in responses.items()
-        if int(status) >= 400
-    }
-    for kind in kinds:
+    codes: dict[int, list[str]] = {}
+    for kind in dict.fromkeys(kinds):
         codes.setdefault(status_of(kind), []).append(kind.code)
     operation["responses"] = {
-        status: response for status, response in responses.items() if int(status) < 400
+        status: response
+        for status, response in operation["responses"].items()
+        if int(status) < 400  # Litestar describes its own form of a 400
     } | {str(status): _error_response(codes[status]) for status in sorted(codes)}
 
 
 def _error_response(codes: list[str]) -> Json:
-    codes = list(dict.fromkeys(codes))
     enum = {"type": "object", "properties": {"error": {"enum": codes}}}
     schema = {"allOf": [{"$ref": "#/components/schemas/ErrorView"}, enum]}
     return {
         "description": ", ".join(codes),
         "content": {"application/json": {"schema": schema}},
     }
-
-
-def _forbid_unknown(schema: Json, schemas: Json) -> None:
-    """Unknown fields are rejected, in a body and in everything it holds."""
-    schema = resolve(schema, schemas)
-    if "properties" in schema and "additionalProperties" not in schema:
-        schema["additionalProperties"] = False
-        for member in schema["properties"].values():
-            _forbid_unknown(member, schemas)
-    if "items" in schema:
-        _forbid_unknown(schema["items"], schemas)
 
 
 def resolve(schema: Json, schemas: Json) -> Json:

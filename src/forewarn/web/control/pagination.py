@@ -6,20 +6,48 @@ A cursor is the key of the last item shown, so an item that exists throughout is
 import asyncio
 import base64
 import binascii
-import json
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import Annotated, TypeVar
+
+import msgspec
 
 from forewarn.errors import Invalid
+from forewarn.web.control.dependencies import PageRequest
 
 CURSOR_LENGTH_MAX = 1000
 SLICE = 200
 """Items that are built before yielding to the event loop."""
 
+Key = tuple[str, ...]
+_DECODER = msgspec.json.Decoder(Annotated[Key, msgspec.Meta(min_length=1)])
+
+
 T = TypeVar("T")
 V = TypeVar("V")
-Key = tuple[str, ...]
+
+
+def name_key(name: str) -> Key:
+    return (name,)
+
+
+async def build_page(
+    items: Sequence[T],
+    key: Callable[[T], Key],
+    build: Callable[[Sequence[T]], Iterable[V]],
+    request: PageRequest,
+) -> tuple[list[V], int, str | None]:
+    """A page of the list, how many items exist, and the next cursor.
+
+    It is built in slices: a large page must not delay polls. What is deleted meanwhile is left out.
+    """
+    total = len(items)
+    shown, after = page(items, key, request.limit, request.cursor)
+    built: list[V] = []
+    for first in range(0, len(shown), SLICE):
+        built += build(shown[first : first + SLICE])
+        await asyncio.sleep(0)
+    return built, total, after
 
 
 def page(
@@ -34,20 +62,8 @@ def page(
     return shown, encode(key(shown[-1])) if first + limit < len(items) else None
 
 
-async def build_in_slices(
-    keys: Sequence[T], build: Callable[[Sequence[T]], Iterable[V]]
-) -> list[V]:
-    """Build a large page without delaying polls. What is deleted meanwhile is left out."""
-    built: list[V] = []
-    for first in range(0, len(keys), SLICE):
-        built += build(keys[first : first + SLICE])
-        await asyncio.sleep(0)
-    return built
-
-
 def encode(key: Key) -> str:
-    text = json.dumps(key, separators=(",", ":"))
-    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+    return base64.urlsafe_b64encode(msgspec.json.encode(key, enc_hook=str)).decode().rstrip("=")
 
 
 def decode(cursor: str) -> Key:
@@ -56,12 +72,11 @@ def decode(cursor: str) -> Key:
         if len(cursor) > CURSOR_LENGTH_MAX:
             raise ValueError
         padding = "=" * (-len(cursor) % 4)
-        key = json.loads(base64.b64decode(cursor + padding, altchars=b"-_", validate=True))
-        if not isinstance(key, list) or not key or not all(isinstance(part, str) for part in key):
-            raise ValueError
-    except (binascii.Error, ValueError, RecursionError) as error:
+        text = base64.b64decode(cursor + padding, altchars=b"-_", validate=True)
+        key: Key = _DECODER.decode(text)
+    except (binascii.Error, ValueError) as error:
         raise invalid_cursor(cursor) from error
-    return tuple(key)
+    return key
 
 
 def invalid_cursor(cursor: str) -> Invalid:

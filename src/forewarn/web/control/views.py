@@ -3,27 +3,32 @@
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import Any, TypeVar
+from functools import partial
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from forewarn import __version__
 from forewarn.core.event import Cause, Event, EventType, ImpactState, Source, Status
-from forewarn.core.fleet import Approval, AutoApprove, Power, Scope, ScopeKind, Vm
+from forewarn.core.fleet import Approval, AutoApprove, Power, Scope, ScopeKind
 from forewarn.core.lifecycle import is_enabled
-from forewarn.engine.board import Board, PublishedScope
+from forewarn.engine.board import Board
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Difference, ScopedEvent
 from forewarn.fleetfile.parser import format_budget
-from forewarn.web.control.pagination import Key, build_in_slices, page
+from forewarn.web.control.dependencies import PageRequest
+from forewarn.web.control.pagination import Key, build_page, name_key
 
 V = TypeVar("V", bound=msgspec.Struct)
 
 
-def view(cls: type[V], source: object, **extra: Any) -> V:
-    """A `cls` whose fields are copied from `source`, except those given in `extra`."""
-    names = (name for name in cls.__struct_fields__ if name not in extra)
-    return cls(**{name: getattr(source, name) for name in names}, **extra)
+def view(cls: type[V], *sources: object, **extra: Any) -> V:
+    """A `cls` whose fields are copied from the first source that has them, or given in `extra`."""
+    for name in cls.__struct_fields__:
+        if name not in extra:
+            source = next(source for source in sources if hasattr(source, name))
+            extra[name] = getattr(source, name)
+    return cls(**extra)
 
 
 class ErrorView(msgspec.Struct, frozen=True):
@@ -149,9 +154,10 @@ class EventList(msgspec.Struct, frozen=True):
 
 
 class EventResult(msgspec.Struct, frozen=True):
-    """The event, or null for an operation that was executed at once, without an event."""
-
-    event: EventView | None
+    event: Annotated[
+        EventView | None,
+        msgspec.Meta(description="Null if it runs at once, without notice, or is already over."),
+    ]
 
 
 class HostEvents(msgspec.Struct, frozen=True):
@@ -160,16 +166,9 @@ class HostEvents(msgspec.Struct, frozen=True):
     events: list[EventView]
 
 
-class DifferenceView(msgspec.Struct, frozen=True):
+class DifferenceView(Difference, frozen=True):
     """What applying a fleet changed, or with `dry_run` would change: names of scopes and VMs."""
 
-    added: tuple[str, ...]
-    changed: tuple[str, ...]
-    removed: tuple[str, ...]
-    vms_joined: tuple[str, ...]
-    vms_left: tuple[str, ...]
-    hosts_added: tuple[str, ...]
-    hosts_removed: tuple[str, ...]
     dry_run: bool
 
 
@@ -188,17 +187,16 @@ def host_events(placed: Iterable[ScopedEvent]) -> HostEvents:
     return HostEvents([event_view(*one) for one in placed])
 
 
-async def event_list(board: Board, limit: int, cursor: str | None) -> EventList:
+async def event_list(board: Board, request: PageRequest) -> EventList:
     """All live events, oldest first."""
-    keys, after = page(board.event_keys, lambda key: key, limit, cursor)
 
-    def build(keys: Sequence[tuple[str, str]]) -> Iterator[EventView]:
+    def build(keys: Sequence[Key]) -> Iterator[EventView]:
         for _, event_id in keys:
             placed = board.find_event(event_id)
             if placed is not None:
                 yield event_view(placed[0].scope, placed[1])
 
-    return EventList(await build_in_slices(keys, build), len(board.event_keys), after)
+    return EventList(*await build_page(board.event_keys, lambda key: key, build, request))
 
 
 def scope_view(engine: Engine, scope: Scope) -> ScopeView:
@@ -218,29 +216,21 @@ def scope_view(engine: Engine, scope: Scope) -> ScopeView:
     )
 
 
-async def scope_list(engine: Engine, limit: int, cursor: str | None) -> ScopeList:
+async def scope_list(engine: Engine, request: PageRequest) -> ScopeList:
     scopes = engine.board.scopes
-    names, after = page(engine.board.scope_names, _name_key, limit, cursor)
 
     def build(names: Sequence[str]) -> Iterator[ScopeView]:
         return (scope_view(engine, scopes[name].scope) for name in names if name in scopes)
 
-    return ScopeList(await build_in_slices(names, build), len(scopes), after)
+    return ScopeList(*await build_page(engine.board.scope_names, name_key, build, request))
 
 
-def vm_view(published: PublishedScope, vm: Vm) -> VmView:
-    scope = published.scope
-    events = tuple(event.id for event in scope.events if vm.name in event.resources)
-    return view(VmView, vm, scope=scope.name, events=events)
+async def vm_list(board: Board, request: PageRequest) -> VmList:
+    build = partial(vm_views, board)
+    return VmList(*await build_page(board.vm_names, name_key, build, request))
 
 
-async def vm_list(board: Board, limit: int, cursor: str | None) -> VmList:
-    names, after = page(board.vm_names, _name_key, limit, cursor)
-    vms = await build_in_slices(names, lambda names: _vm_views(board, names))
-    return VmList(vms, len(board.vms), after)
-
-
-def _vm_views(board: Board, names: Sequence[str]) -> Iterator[VmView]:
+def vm_views(board: Board, names: Sequence[str]) -> Iterator[VmView]:
     """Reads each scope once, not once for each of its VMs."""
     wanted = set(names)
     views: dict[str, VmView] = {}
@@ -273,18 +263,8 @@ def host_view(board: Board, name: str) -> HostView:
     )
 
 
-async def host_list(board: Board, limit: int, cursor: str | None) -> HostList:
-    names, after = page(board.known_hosts, _name_key, limit, cursor)
-
+async def host_list(board: Board, request: PageRequest) -> HostList:
     def build(names: Sequence[str]) -> Iterator[HostView]:
         return (host_view(board, name) for name in names if board.is_host(name))
 
-    return HostList(await build_in_slices(names, build), len(board.known_hosts), after)
-
-
-def difference_view(difference: Difference, *, dry_run: bool) -> DifferenceView:
-    return view(DifferenceView, difference, dry_run=dry_run)
-
-
-def _name_key(name: str) -> Key:
-    return (name,)
+    return HostList(*await build_page(board.known_hosts, name_key, build, request))

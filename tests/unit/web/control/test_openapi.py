@@ -58,7 +58,7 @@ def test_roles_bodies_and_keys_are_described() -> None:
         assert (tokens["x-role"], tokens["parameters"]) == ("admin", [])
         notice = document["components"]["schemas"]["Notice"]
         assert notice["additionalProperties"] is False
-        assert notice["properties"]["not_before"]["description"].startswith("The earliest start")
+        assert notice["properties"]["not_before"]["description"].startswith("the earliest start")
 
     story(tell)
 

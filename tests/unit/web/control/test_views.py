@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from forewarn.core.fleet import Scope, ScopeKind, Vm
 from forewarn.engine.board import Board
 from forewarn.web.control import views
+from forewarn.web.control.dependencies import PageRequest
 from forewarn.web.control.routes.metrics import make_metrics_route
 from forewarn.web.http.admission import Limits
 from forewarn.web.metadata.app import Metadata
@@ -112,9 +113,9 @@ def test_page_of_vms_reads_each_scope_once() -> None:
 
     async def measure() -> tuple[int, int]:
         small, large = crowd(20), crowd(200)
-        await views.vm_list(small, 1, None), await views.vm_list(large, 1, None)
-        return await work_of(views.vm_list(small, 1000, None)), await work_of(
-            views.vm_list(large, 1000, None)
+        await views.vm_list(small, PageRequest(1)), await views.vm_list(large, PageRequest(1))
+        return await work_of(views.vm_list(small, PageRequest(1000))), await work_of(
+            views.vm_list(large, PageRequest(1000))
         )
 
     small, large = asyncio.run(measure())
@@ -134,7 +135,7 @@ def test_building_a_large_page_does_not_block_polls() -> None:
                 await asyncio.sleep(0)
 
         polling = asyncio.create_task(poll())
-        shown = await views.vm_list(world.engine.board, 10_000, None)
+        shown = await views.vm_list(world.engine.board, PageRequest(10_000))
         is_over = True
         await polling
         return len(shown.vms), turns
@@ -152,12 +153,12 @@ def test_lists_stay_in_order_while_the_fleet_changes() -> None:
     async def walk(world: World) -> list[list[str]]:
         board = world.engine.board
         vms, scopes = (
-            await views.vm_list(board, 99, None),
-            await views.scope_list(world.engine, 99, None),
+            await views.vm_list(board, PageRequest(99)),
+            await views.scope_list(world.engine, PageRequest(99)),
         )
         hosts, events = (
-            await views.host_list(board, 99, None),
-            await views.event_list(board, 99, None),
+            await views.host_list(board, PageRequest(99)),
+            await views.event_list(board, PageRequest(99)),
         )
         assert [vms.total, scopes.total, hosts.total, events.total] == [
             len(vms.vms), len(scopes.scopes), len(hosts.hosts), len(events.events)

@@ -1,13 +1,12 @@
 """Campaigns over the control API. The rules are in `campaign/rules.py`."""
 
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from litestar import Controller, get, post
-from litestar.di import NamedDependency
-from litestar.handlers import HTTPRouteHandler
-from litestar.params import FromPath, JSONBody
+from litestar.params import JSONBody
 from litestar.status_codes import HTTP_200_OK, HTTP_202_ACCEPTED
 from msgspec import Meta
 
@@ -25,30 +24,28 @@ from forewarn.campaign.model import (
     impact_duration,
 )
 from forewarn.campaign.rules import find_next_blocker
-from forewarn.campaign.service import Campaigns
 from forewarn.core.event import Cause, EventType, Status
 from forewarn.engine.engine import Engine
 from forewarn.errors import CampaignOver, OverBudget, TooManyCampaigns, UnknownCampaign
 from forewarn.fleetfile.parser import format_budget, parse_budget
 from forewarn.fleetfile.schema import MaxUnavailable
-from forewarn.web.control.dependencies import (
-    EMPTY_BODY,
-    Cursor,
-    EmptyBody,
-    EngineDependency,
-    Limit,
-    OperationsDependency,
-    PrincipalDependency,
-)
-from forewarn.web.control.openapi import COMMON_ERRORS, error_responses
-from forewarn.web.control.pagination import Key, page
+from forewarn.web.control.dependencies import ApiCall, Call, Name, Page
+from forewarn.web.control.pagination import Key, build_page
+from forewarn.web.control.routes.host import DESCRIPTION, DURATION
 from forewarn.web.control.views import view
-from forewarn.web.http_status import BodyTooLarge
+from forewarn.web.service import Service
 
 NUMBER_MAX = 10**12
 
-Pattern = Annotated[str, Meta(min_length=1, max_length=128)]
-Name = Annotated[str, Meta(pattern=r"^([A-Za-z0-9_][A-Za-z0-9._ -]{0,63})?$(?!\n)")]
+ENDED_ERRORS = (UnknownCampaign, CampaignOver)
+Pattern = Annotated[str, Meta(min_length=1, max_length=128, description="1 to 128 characters")]
+Label = Annotated[
+    str,
+    Meta(
+        pattern=r"^([A-Za-z0-9_][A-Za-z0-9._ -]{0,63})?$(?!\n)",
+        description="up to 64 letters, digits, spaces and . _ -",
+    ),
+]
 
 
 class NewCampaign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -58,21 +55,25 @@ class NewCampaign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     after each host is an option of the server, never part of a request.
     """
 
-    REMOVED: ClassVar = {
-        name: f"is not accepted over HTTP; it is the server's option campaign_{name}"
-        for name in ("health_command", "health_seconds_max")
-    }
-
     type: Literal["Freeze", "Reboot", "Redeploy"]
-    hosts: Annotated[list[Pattern], Meta(min_length=1, max_length=PATTERNS_MAX)]
-    name: Name = ""
-    max_hosts: Annotated[int, Meta(ge=1, le=MAX_HOSTS_MAX)] = 1
+    hosts: Annotated[
+        list[Pattern],
+        Meta(
+            min_length=1,
+            max_length=PATTERNS_MAX,
+            description=f"a list of 1 to {PATTERNS_MAX} shell patterns of host names",
+        ),
+    ]
+    name: Label = ""
+    max_hosts: Annotated[
+        int, Meta(ge=1, le=MAX_HOSTS_MAX, description=f"a number of hosts, 1 to {MAX_HOSTS_MAX}")
+    ] = 1
     max_unavailable: MaxUnavailable = None
-    pause_on_failure: bool = True
+    pause_on_failure: Annotated[bool, Meta(description="true to pause after a failure")] = True
     cause: Literal["maintenance", "infrastructure", "live-migration"] = "maintenance"
-    duration_seconds: int | None = None
-    description: str | None = None
-    plan: bool = False
+    duration_seconds: Annotated[int | None, DURATION] = None
+    description: Annotated[str | None, DESCRIPTION] = None
+    plan: Annotated[bool, Meta(description="true to start nothing")] = False
 
     def spec(self) -> CampaignSpec:
         return CampaignSpec(
@@ -165,117 +166,81 @@ class CampaignList(msgspec.Struct, frozen=True):
     next: str | None
 
 
-def _verb(verb: str, state: CampaignState, description: str) -> HTTPRouteHandler:
-    @post(
-        f"/{{campaign:str}}/{verb}",
-        operation_id=f"{verb}_campaign",
-        status_code=HTTP_200_OK,
-        description=description,
-        responses=error_responses(UnknownCampaign, CampaignOver, BodyTooLarge),
-    )
-    async def handler(
-        self: Controller,
-        campaign: FromPath[str],
-        engine: EngineDependency,
-        campaigns: NamedDependency[Campaigns],
-        principal: PrincipalDependency,
-        data: JSONBody[EmptyBody] = EMPTY_BODY,
-    ) -> CampaignAnswer:
-        changed = await campaigns.set_state(campaign, state, principal.name)
-        return CampaignAnswer(campaign_view(engine, campaigns, changed))
-
-    return handler
-
-
 class CampaignController(Controller):
     path = "/api/v1/campaigns"
     tags = ("Campaigns",)
 
-    @get("/", responses=COMMON_ERRORS)
-    async def list_campaigns(
-        self,
-        engine: EngineDependency,
-        campaigns: NamedDependency[Campaigns],
-        limit: Limit = 1000,
-        cursor: Cursor = None,
-    ) -> CampaignList:
+    @get("/")
+    async def list_campaigns(self, call: Call, page: Page) -> CampaignList:
         """All campaigns, the latest first. The last thousand that are over are kept."""
-        found = campaigns.all()[::-1]
-        shown, after = page(found, _sort_key, limit, cursor)
-        views = [campaign_view(engine, campaigns, campaign, is_listed=True) for campaign in shown]
-        return CampaignList(views, len(found), after)
+        campaigns = call.service.campaigns.all()[::-1]
 
-    @get("/{campaign:str}", responses=error_responses(UnknownCampaign))
-    async def show_campaign(
-        self,
-        campaign: FromPath[str],
-        engine: EngineDependency,
-        campaigns: NamedDependency[Campaigns],
-    ) -> CampaignView:
+        def build(shown: Sequence[Campaign]) -> Iterator[CampaignView]:
+            return (campaign_view(call.service, one, is_listed=True) for one in shown)
+
+        return CampaignList(*await build_page(campaigns, _sort_key, build, page))
+
+    @get("/{campaign:str}", errors=(UnknownCampaign,))
+    async def show_campaign(self, campaign: Name, call: Call) -> CampaignView:
         """A campaign: its progress, what it waits for, and when it will probably end."""
-        found = await engine.look_up(lambda: campaigns.find(campaign))
-        return campaign_view(engine, campaigns, found)
+        service = call.service
+        found = await service.engine.look_up(lambda: service.campaigns.find(campaign))
+        return campaign_view(service, found)
 
-    @post(
-        "/",
-        status_code=HTTP_202_ACCEPTED,
-        responses=error_responses(OverBudget, TooManyCampaigns, BodyTooLarge),
-    )
-    async def start_campaign(
-        self,
-        data: JSONBody[NewCampaign],
-        engine: EngineDependency,
-        campaigns: NamedDependency[Campaigns],
-        operations: OperationsDependency,
-        principal: PrincipalDependency,
-    ) -> CampaignAnswer:
+    @post("/", status_code=HTTP_202_ACCEPTED, errors=(OverBudget, TooManyCampaigns))
+    async def start_campaign(self, data: JSONBody[NewCampaign], call: Call) -> CampaignAnswer:
         """Starts a campaign; with `plan` only returns its waves.
 
         Refused if a host alone exceeds the budget of a scope.
         """
+        service = call.service
         if data.plan:
-            planned = await campaigns.plan(data.spec())
+            planned = await service.campaigns.plan(data.spec())
             plan = PlanView(
                 waves=planned.waves,
-                too_large=[_view_blocker(blocker) for blocker in planned.too_large],
-                waiting=[_view_blocker(blocker) for blocker in planned.waiting],
+                too_large=_view_blockers(planned.too_large),
+                waiting=_view_blockers(planned.waiting),
                 total=len(planned.hosts) + len(planned.too_large),
             )
             return CampaignAnswer(plan=plan)
-        started = await campaigns.start(data.spec(), principal.name, operations.new_id())
-        return CampaignAnswer(campaign_view(engine, campaigns, started))
+        operation_id = service.operations.new_id()
+        started = await service.campaigns.start(data.spec(), call.by, operation_id)
+        return CampaignAnswer(campaign_view(service, started))
 
-    pause = _verb("pause", CampaignState.PAUSED, "Starts no more hosts. Announced hosts continue.")
-    resume = _verb(
-        "resume",
-        CampaignState.RUNNING,
-        "Continues with the next hosts. Failed hosts are not retried.",
-    )
-    cancel = _verb(
-        "cancel",
-        CampaignState.CANCELED,
-        "Cancels Scheduled events. Started ones end by themselves.",
-    )
+    @post("/{campaign:str}/pause", status_code=HTTP_200_OK, errors=ENDED_ERRORS)
+    async def pause_campaign(self, campaign: Name, call: Call) -> CampaignAnswer:
+        """Starts no more hosts. Announced hosts continue."""
+        return await _set_state(campaign, CampaignState.PAUSED, call)
+
+    @post("/{campaign:str}/resume", status_code=HTTP_200_OK, errors=ENDED_ERRORS)
+    async def resume_campaign(self, campaign: Name, call: Call) -> CampaignAnswer:
+        """Continues with the next hosts. Failed hosts are not retried."""
+        return await _set_state(campaign, CampaignState.RUNNING, call)
+
+    @post("/{campaign:str}/cancel", status_code=HTTP_200_OK, errors=ENDED_ERRORS)
+    async def cancel_campaign(self, campaign: Name, call: Call) -> CampaignAnswer:
+        """Cancels Scheduled events. Started ones end by themselves."""
+        return await _set_state(campaign, CampaignState.CANCELED, call)
 
 
-def campaign_view(
-    engine: Engine, campaigns: Campaigns, campaign: Campaign, *, is_listed: bool = False
-) -> CampaignView:
-    spec, now = campaign.spec, engine.clock.now()
+async def _set_state(campaign: str, state: CampaignState, call: ApiCall) -> CampaignAnswer:
+    changed = await call.service.campaigns.set_state(campaign, state, call.by)
+    return CampaignAnswer(campaign_view(call.service, changed))
+
+
+def campaign_view(service: Service, campaign: Campaign, *, is_listed: bool = False) -> CampaignView:
+    engine, spec, now = service.engine, campaign.spec, service.engine.clock.now()
     blocker = None
     if not campaign.is_over and not is_listed:
-        blocker = find_next_blocker(campaigns.draft(campaign, now))
+        blocker = find_next_blocker(service.campaigns.draft(campaign, now))
     return view(
         CampaignView,
         campaign,
-        type=spec.type,
+        spec,
         hosts=view(HostCounts, campaign, in_progress=len(campaign.in_progress)),
         waiting_for="" if blocker is None else f"{blocker.host}: {blocker}",
         estimated_end=estimate_end(campaign, now, engine.timing),
-        patterns=spec.patterns,
-        max_hosts=spec.max_hosts,
         max_unavailable=format_budget(spec.max_unavailable),
-        pause_on_failure=spec.pause_on_failure,
         in_progress=[_view_run(engine, spec, run) for run in campaign.in_progress],
     )
 
@@ -297,8 +262,8 @@ def _view_run(engine: Engine, spec: CampaignSpec, run: HostRun) -> HostRunView:
     return HostRunView(run.host, run.phase, run.taken_at, waiting_for, until, ids)
 
 
-def _view_blocker(blocker: Blocker) -> BlockerView:
-    return BlockerView(blocker.host, blocker.scope, str(blocker))
+def _view_blockers(blockers: Iterable[Blocker]) -> list[BlockerView]:
+    return [BlockerView(blocker.host, blocker.scope, str(blocker)) for blocker in blockers]
 
 
 def _sort_key(campaign: Campaign) -> Key:

@@ -10,15 +10,14 @@ from forewarn import errors
 from forewarn.auth.tokens import Role
 from forewarn.fleetfile.parser import compute_etag, dump_json, parse
 from forewarn.fleetfile.schema import SCHEMA
-from forewarn.web.control.dependencies import OperationsDependency, PrincipalDependency
-from forewarn.web.control.openapi import COMMON_ERRORS, error_responses
-from forewarn.web.control.views import DifferenceView, difference_view
+from forewarn.web.control.dependencies import Call
+from forewarn.web.control.views import DifferenceView, view
 
 FLEET_BYTES_MAX = 64 * 1024 * 1024
 
 DryRun = Annotated[bool, QueryParameter(description="Return the difference, change nothing.")]
 IfMatch = Annotated[
-    str | None,
+    str,
     HeaderParameter(
         name="If-Match",
         description="The ETag of the fleet that was read; if it has changed since, a 412.",
@@ -30,39 +29,33 @@ class FleetController(Controller):
     path = "/api/v1/fleet"
     tags = ("Fleet",)
 
-    @get("/", responses=COMMON_ERRORS)
-    async def read(self, operations: OperationsDependency) -> Response[dict[str, Any]]:
+    @get("/")
+    async def read_fleet(self, call: Call) -> Response[dict[str, Any]]:
         """The fleet as JSON that PUT accepts. Its ETag is for the If-Match of that PUT."""
         # Any: Litestar sends bytes as they are, and the type documents their content.
-        body: Any = await asyncio.to_thread(lambda: dump_json(operations.fleet()))
+        body: Any = await asyncio.to_thread(lambda: dump_json(call.service.operations.fleet()))
         headers = {"ETag": f'"{await asyncio.to_thread(compute_etag, body)}"'}
         return Response(body, media_type=MediaType.JSON, headers=headers)
 
     @put(
         "/",
         request_max_body_size=FLEET_BYTES_MAX,
-        responses=error_responses(errors.VmBusy, errors.ScopeBusy, errors.FleetChanged),
+        errors=(errors.VmBusy, errors.ScopeBusy, errors.FleetChanged),
     )
-    async def apply(
-        self,
-        body: RawBody,
-        operations: OperationsDependency,
-        principal: PrincipalDependency,
-        *,
-        dry_run: DryRun = False,
-        if_match: IfMatch = None,
+    async def apply_fleet(
+        self, body: RawBody, call: Call, *, dry_run: DryRun = False, if_match: IfMatch = "*"
     ) -> DifferenceView:
         """Applies a fleet file, YAML or JSON. Needs the role admin, except with `dry_run`."""
         if not dry_run:
-            principal.require(Role.ADMIN)
+            call.principal.require(Role.ADMIN)
         fleet = await asyncio.to_thread(parse, body, "body")
-        tags: set[str] = set()
-        if if_match is not None and if_match != "*":
-            tags = {value.strip().strip('"') for value in if_match.split(",")}
-        difference = await operations.apply(fleet, by=principal.name, dry_run=dry_run, tags=tags)
-        return difference_view(difference, dry_run=dry_run)
+        tags = {value.strip().strip('"') for value in if_match.split(",")} - {"*"}
+        difference = await call.service.operations.apply(
+            fleet, by=call.by, dry_run=dry_run, tags=tags
+        )
+        return view(DifferenceView, difference, dry_run=dry_run)
 
-    @get("/schema", responses=COMMON_ERRORS)
-    async def schema(self) -> Response[dict[str, Any]]:
+    @get("/schema")
+    async def fleet_schema(self) -> Response[dict[str, Any]]:
         """The JSON Schema of a fleet file."""
         return Response(SCHEMA)

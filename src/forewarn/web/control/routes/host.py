@@ -1,29 +1,23 @@
 """Hosts: list, show, maintenance and failures."""
 
 from datetime import datetime
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 from litestar import Controller, get, post
-from litestar.params import FromPath, JSONBody
+from litestar.params import JSONBody
 from litestar.status_codes import HTTP_202_ACCEPTED
 
 from forewarn import errors
 from forewarn.core.event import Cause, EventType
 from forewarn.web.control import views
-from forewarn.web.control.dependencies import (
-    EMPTY_BODY,
-    Cursor,
-    EmptyBody,
-    EngineDependency,
-    Limit,
-    OperationsDependency,
-    PrincipalDependency,
-)
-from forewarn.web.control.openapi import COMMON_ERRORS, error_responses
-from forewarn.web.control.routes.vm import DEFAULT_NOTICE, Notice, earliest, to_utc
+from forewarn.web.control.dependencies import Call, Name, Page, to_utc
+from forewarn.web.control.routes.vm import EARLIEST_START, NOTICE, NoticeBody
+from forewarn.web.control.views import HostEvents, HostList, HostView
 
-HOST_ERRORS = error_responses(errors.UnknownHost, errors.AlreadyPending, errors.NoticeTooShort)
+HOST_ERRORS = (errors.UnknownHost, errors.AlreadyPending, errors.NoticeTooShort)
+DURATION = msgspec.Meta(description="the length of the impact in whole seconds; -1 if unknown")
+DESCRIPTION = msgspec.Meta(description="text that VMs read")
 
 
 class Maintenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -31,66 +25,50 @@ class Maintenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     type: Literal["Freeze", "Reboot", "Redeploy"]
     cause: Literal["maintenance", "infrastructure", "live-migration"] = "maintenance"
-    duration_seconds: int | None = None
-    not_before: datetime | None = None
-    description: str | None = None
+    duration_seconds: Annotated[int | None, DURATION] = None
+    not_before: Annotated[datetime | None, EARLIEST_START] = None
+    description: Annotated[str | None, DESCRIPTION] = None
 
 
 class HostController(Controller):
     path = "/api/v1/hosts"
     tags = ("Hosts",)
 
-    @get("/", responses=COMMON_ERRORS)
-    async def list_hosts(
-        self, engine: EngineDependency, limit: Limit = 1000, cursor: Cursor = None
-    ) -> views.HostList:
+    @get("/")
+    async def list_hosts(self, call: Call, page: Page) -> HostList:
         """All hosts that have VMs or are declared in the fleet file, by name."""
-        return await views.host_list(engine.board, limit, cursor)
+        return await views.host_list(call.service.engine.board, page)
 
-    @get("/{host:str}", responses=error_responses(errors.UnknownHost))
-    async def show_host(self, host: FromPath[str], engine: EngineDependency) -> views.HostView:
+    @get("/{host:str}", errors=(errors.UnknownHost,))
+    async def show_host(self, host: Name, call: Call) -> HostView:
         """A host, its VMs, and the ids of the events that name any of them."""
+        engine = call.service.engine
         return await engine.look_up(lambda: views.host_view(engine.board, host))
 
-    @post("/{host:str}/maintain", status_code=HTTP_202_ACCEPTED, responses=HOST_ERRORS)
-    async def maintain(
-        self,
-        host: FromPath[str],
-        data: JSONBody[Maintenance],
-        operations: OperationsDependency,
-        principal: PrincipalDependency,
-    ) -> views.HostEvents:
+    @post("/{host:str}/maintain", status_code=HTTP_202_ACCEPTED, errors=HOST_ERRORS)
+    async def maintain_host(
+        self, host: Name, call: Call, data: JSONBody[Maintenance]
+    ) -> HostEvents:
         """Schedules maintenance of every VM on the host: an event per scope and update domain."""
-        placed = await operations.maintain(
+        placed = await call.service.operations.maintain(
             host,
-            by=principal.name,
+            by=call.by,
             type=EventType(data.type),
             cause=Cause(data.cause),
             duration_seconds=data.duration_seconds,
             description=data.description,
-            not_before=None if data.not_before is None else to_utc(data.not_before),
+            not_before=to_utc(data.not_before),
         )
         return views.host_events(placed)
 
-    @post("/{host:str}/degrade", status_code=HTTP_202_ACCEPTED, responses=HOST_ERRORS)
-    async def degrade(
-        self,
-        host: FromPath[str],
-        operations: OperationsDependency,
-        principal: PrincipalDependency,
-        data: JSONBody[Notice] = DEFAULT_NOTICE,
-    ) -> views.HostEvents:
+    @post("/{host:str}/degrade", status_code=HTTP_202_ACCEPTED, errors=HOST_ERRORS)
+    async def degrade_host(self, host: Name, call: Call, data: NoticeBody = NOTICE) -> HostEvents:
         """Schedules a Redeploy of every VM on the host, because its hardware is failing."""
-        placed = await operations.degrade(host, by=principal.name, not_before=earliest(data))
+        not_before = to_utc(data.not_before)
+        placed = await call.service.operations.degrade(host, by=call.by, not_before=not_before)
         return views.host_events(placed)
 
-    @post("/{host:str}/fail", status_code=HTTP_202_ACCEPTED, responses=HOST_ERRORS)
-    async def fail(
-        self,
-        host: FromPath[str],
-        operations: OperationsDependency,
-        principal: PrincipalDependency,
-        data: JSONBody[EmptyBody] = EMPTY_BODY,
-    ) -> views.HostEvents:
+    @post("/{host:str}/fail", status_code=HTTP_202_ACCEPTED, errors=HOST_ERRORS)
+    async def fail_host(self, host: Name, call: Call) -> HostEvents:
         """Reports that the host has failed: its VMs restart at once, without notice."""
-        return views.host_events(await operations.fail(host, by=principal.name))
+        return views.host_events(await call.service.operations.fail(host, by=call.by))

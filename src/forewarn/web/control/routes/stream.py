@@ -10,8 +10,7 @@ from functools import partial
 from typing import Annotated, Any
 
 import msgspec
-from litestar import Controller, Request, get
-from litestar.di import NamedDependency
+from litestar import Request, get
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import HeaderParameter, QueryParameter
 from litestar.response import ServerSentEvent, ServerSentEventMessage
@@ -21,16 +20,8 @@ from forewarn.engine.entry import encode_entry, first_number, last_number
 from forewarn.errors import Error
 from forewarn.history.feed import HistoryFeed
 from forewarn.history.query import EntryFilter
-from forewarn.web.control.dependencies import PrincipalDependency, TokensDependency
-from forewarn.web.control.openapi import COMMON_ERRORS
-from forewarn.web.control.routes.history import (
-    ChangeFilter,
-    EventFilter,
-    HostFilter,
-    ScopeFilter,
-    VmFilter,
-    check_change,
-)
+from forewarn.web.control.dependencies import Call
+from forewarn.web.control.routes.history import Wanted
 
 STREAMS_MAX = 100
 STREAMS_PER_PRINCIPAL_MAX = 10
@@ -43,7 +34,6 @@ Message = partial(ServerSentEventMessage, data=None, sep="\n")
 After = Annotated[
     int | None,
     QueryParameter(
-        name="after",
         ge=0,
         le=NUMBER_MAX,
         description="Start after the entry with this number; 0 starts with the oldest.",
@@ -66,39 +56,25 @@ STREAM_RESPONSE = ResponseSpec(
 )
 
 
-class StreamController(Controller):
-    path = "/api/v1/stream"
-    tags = ("History",)
-
-    @get("/", responses={**COMMON_ERRORS, 200: STREAM_RESPONSE})
-    async def follow(
-        self,
-        request: Request[Any, Any, Any],
-        feed: NamedDependency[HistoryFeed],
-        tokens: TokensDependency,
-        principal: PrincipalDependency,
-        *,
-        vm: VmFilter = "",
-        of_scope: ScopeFilter = "",
-        host: HostFilter = "",
-        event: EventFilter = "",
-        what: ChangeFilter = "",
-        after: After = None,
-        last_id: LastEventId = None,
-    ) -> ServerSentEvent:
-        """Sends every new history entry; its number is the id of the server-sent event."""
-        feed.check_room(STREAMS_MAX, principal.identity, STREAMS_PER_PRINCIPAL_MAX)
-        wanted = EntryFilter(
-            vm=vm, scope=of_scope, host=host, event=event.upper(), what=check_change(what)
-        )
-        messages = follow_history(
-            feed,
-            wanted,
-            after if last_id is None else last_id,
-            by=principal.identity,
-            is_allowed=make_permission(tokens, request.headers.get("authorization", "")),
-        )
-        return ServerSentEvent(messages, headers={"Cache-Control": "no-store"})
+@get("/api/v1/stream", tags=["History"], responses={200: STREAM_RESPONSE})
+async def follow(
+    request: Request[Any, Any, Any],
+    call: Call,
+    wanted: Wanted,
+    after: After = None,
+    last_id: LastEventId = None,
+) -> ServerSentEvent:
+    """Sends every new history entry; its number is the id of the server-sent event."""
+    service, identity = call.service, call.principal.identity
+    service.feed.check_room(STREAMS_MAX, identity, STREAMS_PER_PRINCIPAL_MAX)
+    messages = follow_history(
+        service.feed,
+        wanted,
+        after if last_id is None else last_id,
+        by=identity,
+        is_allowed=make_permission(service.tokens, request.headers.get("authorization", "")),
+    )
+    return ServerSentEvent(messages, headers={"Cache-Control": "no-store"})
 
 
 def make_permission(tokens: Tokens, authorization: str) -> Callable[[], bool]:

@@ -1,36 +1,33 @@
 """Tokens over the control API, for admins. Their rules are in `auth/`."""
 
-from collections.abc import Callable
+import secrets
 from datetime import datetime
 from types import MappingProxyType
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 from litestar import Controller, delete, get, post
-from litestar.di import NamedDependency
-from litestar.params import FromPath, JSONBody
+from litestar.params import JSONBody
 from litestar.status_codes import HTTP_200_OK, HTTP_201_CREATED
 
-from forewarn import duration
 from forewarn.auth.tokens import Role, Token, Tokens
+from forewarn.duration import parse_duration
 from forewarn.engine.engine import Engine
 from forewarn.errors import Invalid, Refused, UnknownToken
-from forewarn.web.control.checks import ROLE, SECRET
-from forewarn.web.control.dependencies import (
-    EngineDependency,
-    PrincipalDependency,
-    TokensDependency,
-)
-from forewarn.web.control.openapi import COMMON_ERRORS, error_responses
+from forewarn.web.control.dependencies import Call, Name
 from forewarn.web.control.views import view
+
+SECRET_BYTES = 32
 
 
 class NewToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Name, role and lifetime (`30d`, `12h`, null for no end) of a token."""
 
-    name: str
+    name: Annotated[str, msgspec.Meta(description="1 to 63 of a-z, 0-9 and -")]
     role: Literal["viewer", "operator", "admin"]
-    expires: str | None = None
+    expires: Annotated[
+        str | None, msgspec.Meta(description="a duration such as 90d or 12h; null for never")
+    ] = None
 
 
 class TokenView(msgspec.Struct, frozen=True):
@@ -58,55 +55,37 @@ class TokenList(msgspec.Struct, frozen=True):
 class TokenController(Controller):
     path = "/api/v1/tokens"
     tags = ("Tokens",)
-    opt = MappingProxyType({ROLE: Role.ADMIN})
+    opt = MappingProxyType({"role": Role.ADMIN})
 
-    @get("/", responses=COMMON_ERRORS)
-    async def list_tokens(self, engine: EngineDependency, tokens: TokensDependency) -> TokenList:
+    @get("/")
+    async def list_tokens(self, call: Call) -> TokenList:
         """All tokens, by name, without their secrets."""
-        return token_list(engine, tokens)
+        return token_list(call.service.engine, call.service.tokens)
 
-    @post(
-        "/",
-        status_code=HTTP_201_CREATED,
-        responses=error_responses(Refused),
-        opt={SECRET: True},
-    )
-    async def create_token(
-        self,
-        data: JSONBody[NewToken],
-        engine: EngineDependency,
-        tokens: TokensDependency,
-        principal: PrincipalDependency,
-        make_secret: NamedDependency[Callable[[], str]],
-    ) -> CreatedToken:
+    @post("/", status_code=HTTP_201_CREATED, errors=(Refused,), is_secret=True)
+    async def create_token(self, data: JSONBody[NewToken], call: Call) -> CreatedToken:
         """Creates a token. Its text is in this response only.
 
         The first token must be an admin's; from then on every request needs a token.
         """
-        return await create_token(engine, tokens, data, secret=make_secret(), by=principal.name)
+        service, secret = call.service, secrets.token_hex(SECRET_BYTES)
+        return await create_token(service.engine, service.tokens, data, secret=secret, by=call.by)
 
-    @delete(
-        "/{token:str}", status_code=HTTP_200_OK, responses=error_responses(UnknownToken, Refused)
-    )
-    async def revoke_token(
-        self,
-        token: FromPath[str],
-        engine: EngineDependency,
-        tokens: TokensDependency,
-        principal: PrincipalDependency,
-    ) -> TokenView:
+    @delete("/{token:str}", status_code=HTTP_200_OK, errors=(UnknownToken, Refused))
+    async def revoke_token(self, token: Name, call: Call) -> TokenView:
         """Revokes a token at once, on every server.
 
         The last admin token can be revoked only after all others.
         """
-        return token_view(engine, await tokens.revoke(token, by=principal.name))
+        revoked = await call.service.tokens.revoke(token, by=call.by)
+        return token_view(call.service.engine, revoked)
 
 
 async def create_token(
     engine: Engine, tokens: Tokens, new: NewToken, *, secret: str, by: str
 ) -> CreatedToken:
     try:
-        expires_in = None if new.expires is None else duration.parse_duration(new.expires)
+        expires_in = None if new.expires is None else parse_duration(new.expires)
     except ValueError as error:
         raise Invalid(f"body.expires: {error}", field="expires") from error
     token, text = await tokens.create(

@@ -89,7 +89,7 @@ def test_history_pages_follow_their_cursors() -> None:
         ("what=statred", "what: expected one of executed-silently, scheduled"),
         (
             "since=yesterday",
-            "since: expected a time such as 2030-01-31T12:00:00Z, got 'yesterday'",
+            "since: expected a time with its zone, such as 2030-01-31T12:00:00Z, got 'yesterday'",
         ),
         ("since=2030-01-31T12:00:00", "since: expected a time"),
         ("until=9999-12-31T23:59:59-12:00", "until: expected a time"),

@@ -275,7 +275,7 @@ def test_revoked_token_is_rejected_at_once() -> None:
         (
             {"name": "ci", "role": "owner"},
             400,
-            "body.role: Invalid enum value 'owner'; expected one of viewer, operator, admin",
+            "body.role: expected one of admin, operator, viewer, got 'owner'",
         ),
         (
             {"name": "ci", "role": "viewer", "expires": "soon"},
