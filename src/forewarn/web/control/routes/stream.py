@@ -5,7 +5,7 @@ A stream holds the number of an entry and no entries: nothing is buffered for a 
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Annotated, Any
 
@@ -100,7 +100,10 @@ async def follow_history(
     """
     clock = asyncio.get_running_loop().time
     stops = feed.stops
-    with suppress(Error), feed.following(by):
+    with suppress(Error), ExitStack() as stack:
+        # Again: others may have started since the request was accepted.
+        feed.check_room(STREAMS_MAX, by, STREAMS_PER_PRINCIPAL_MAX)
+        stack.enter_context(feed.following(by))
         number = last = await feed.last()
         if after is not None:
             number = after if after <= last else 0
