@@ -17,7 +17,7 @@ from typing import Any
 
 import libvirt
 
-from forewarn.platform.libvirt.connection import open_connection
+from forewarn.platform.libvirt.connection import open_connection, prepare
 
 QEMU_CONF = """
 security_driver = "none"
@@ -91,6 +91,7 @@ class RealHost:
     def start(self) -> None:
         def is_up() -> bool:
             assert self._daemon.poll() is None, (self._folder / "output").read_text()
+            prepare()
             try:
                 self.connection = open_connection(self.uri)
             except libvirt.libvirtError:

@@ -25,7 +25,6 @@ from forewarn.platform.base import ImpactRequest, ImpactResult
 from forewarn.platform.libvirt.connection import LibvirtHosts
 from forewarn.platform.libvirt.discovery import discover
 from forewarn.platform.libvirt.driver import LibvirtPlatform
-from forewarn.platform.libvirt.fleet_import import parse
 from tests.builders import guid
 from tests.e2e.notes import changes_in
 from tests.e2e.service import Service, running
@@ -73,7 +72,7 @@ def run_impact(
     )
     known = libvirts(hosts, call_seconds_max)
     platform = LibvirtPlatform(
-        known, RealClock(), hosts=lambda: list(hosts), grace=timedelta(seconds=grace)
+        known, RealClock(), lambda: list(hosts), avoid=dict, grace=timedelta(seconds=grace)
     )
     return asyncio.run(platform.run_impact(order))
 
@@ -214,8 +213,7 @@ def test_domains_are_discovered(hosts: Hosts) -> None:
 
     assert told["host-a"] == []
     (found,) = told["host-b"]
-    known = parse(found.xml, host=found.host, is_active=found.is_active, leases=found.leases)
-    assert (known.name, known.id, known.host) == ("web-7", domain.UUIDString(), "host-b")
+    assert (found.name, found.id, found.host) == ("web-7", domain.UUIDString(), "host-b")
 
 
 def test_redeploy_updates_the_host_in_the_fleet(hosts: Hosts, tmp_path: Path) -> None:

@@ -2,13 +2,14 @@
 
 import asyncio
 import json
+from itertools import chain
 from typing import Any
 
 from forewarn.config import Config
 from forewarn.fleetfile import parser
-from forewarn.platform.libvirt import fleet_import
 from forewarn.platform.libvirt.connection import LibvirtHosts
 from forewarn.platform.libvirt.discovery import discover
+from forewarn.platform.libvirt.fleet_import import sync_fleet
 
 
 def build_fleet_from_libvirt(current: dict[str, Any], config: Config) -> bytes:
@@ -16,14 +17,8 @@ def build_fleet_from_libvirt(current: dict[str, Any], config: Config) -> bytes:
     fleet = parser.parse(json.dumps(current).encode(), "the current fleet")
     libvirts = LibvirtHosts(config.libvirt_uri, call_seconds_max=config.libvirt_call_seconds_max)
     found = asyncio.run(discover(libvirts, hosts_to_query(fleet, config)))
-    domains = [
-        fleet_import.parse(
-            domain.xml, host=domain.host, is_active=domain.is_active, leases=domain.leases
-        )
-        for domains in found.values()
-        for domain in domains
-    ]
-    return json.dumps(parser.dump(fleet_import.sync_fleet(fleet, domains, list(found)))).encode()
+    synced = sync_fleet(fleet, chain(*found.values()), list(found))
+    return json.dumps(parser.dump(synced)).encode()
 
 
 def hosts_to_query(fleet: parser.Fleet, config: Config) -> list[str]:

@@ -27,6 +27,11 @@ class ImpactRequest:
     duration_seconds: int = UNKNOWN_SECONDS
     """As the document announced it."""
 
+    @property
+    def moves(self) -> bool:
+        """Whether the VM should be on another host afterwards."""
+        return self.type is EventType.REDEPLOY or self.cause is Cause.FAILED
+
 
 @dataclass(frozen=True, slots=True)
 class ImpactResult:

@@ -10,22 +10,25 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing, suppress
 
 from forewarn.config import PLACEHOLDER, PLACEHOLDERS, ExecCommand
 from forewarn.errors import ImpactFailed, Invalid
 from forewarn.platform.base import SHORTAGES, ImpactRequest, ImpactResult
 
 OUTPUT_BYTES_MAX = 2048
-READ_BYTES = 65_536
-DRAIN_READS_MAX = 64
+PIPE_BYTES = 65_536
+"""How much a pipe holds, so one read empties it."""
 LOOK_SECONDS = 0.05
 HOST_LINE = re.compile(r"^host=([A-Za-z0-9_][A-Za-z0-9._-]{0,127})\s*$", re.MULTILINE)
 
 
 class ExecPlatform:
-    """Runs each command for at most `seconds_max`, then SIGTERM, then SIGKILL."""
+    """Runs each command for at most `seconds_max`, then SIGTERM, then SIGKILL.
+
+    `option` is where the commands come from, for error messages.
+    """
 
     def __init__(
         self,
@@ -34,8 +37,11 @@ class ExecPlatform:
         seconds_max: float,
         environ: Mapping[str, str],
         grace_seconds: float = 5.0,
+        option: str = "exec_command",
     ) -> None:
-        self._commands = {command.type: resolve_program(command, environ) for command in commands}
+        self._commands = {
+            command.type: resolve_program(command.words, environ, option) for command in commands
+        }
         if not self._commands:
             raise Invalid(
                 "the exec platform has no command; expected exec_command, such as"
@@ -55,21 +61,19 @@ class ExecPlatform:
             )
         values = _placeholder_values(request)
         variables = {f"FOREWARN_{name.upper()}": value for name, value in values.items()}
-        output = Output()
-        try:
-            words = tuple(PLACEHOLDER.sub(lambda match: values[match[1]], word) for word in words)
-            code = await self._run(words, self._environ | variables, output)
-        finally:
-            output.close()
-        if code != 0:
-            how = f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
-            raise ImpactFailed(f"{words[0]} {how}", output=output.text(), code=code)
-        hosts = HOST_LINE.findall(output.text())
-        return ImpactResult(host=hosts[-1] if hosts else "", detail=output.text())
+        words = tuple(PLACEHOLDER.sub(lambda match: values[match[1]], word) for word in words)
+        with closing(Output()) as output:
+            problem = await self._run(words, self._environ | variables, output)
+        text = output.text()
+        if problem:
+            raise ImpactFailed(f"{words[0]} {problem}", output=text)
+        hosts = HOST_LINE.findall(text)
+        return ImpactResult(host=hosts[-1] if hosts else "", detail=text)
 
     async def _run(
         self, words: tuple[str, ...], environ: Mapping[str, str], output: "Output"
-    ) -> int:
+    ) -> str:
+        """Return what went wrong, empty if the command succeeded."""
         try:
             process = await asyncio.create_subprocess_exec(
                 *words,
@@ -87,17 +91,18 @@ class ExecPlatform:
             ) from error
         output.start()
         try:
-            return await asyncio.wait_for(process.wait(), self._seconds_max)
+            code = await asyncio.wait_for(process.wait(), self._seconds_max)
         except TimeoutError:
             await self._end(process)
-            output.drain()
-            why = f"{words[0]} did not finish within {self._seconds_max:g} seconds and was killed"
-            raise ImpactFailed(why, output=output.text()) from None
+            return f"did not finish within {self._seconds_max:g} seconds and was killed"
         except asyncio.CancelledError:
             await self._end(process)
             raise
         finally:
             signal_group(process.pid, signal.SIGKILL)  # what it left behind
+        if code < 0:
+            return f"was killed by signal {-code}"
+        return f"exited with {code}" if code else ""
 
     async def _end(self, process: asyncio.subprocess.Process) -> None:
         """End the whole group: a shell often dies at once while its children clean up."""
@@ -133,55 +138,48 @@ class Output:
     def text(self) -> str:
         return self._tail.decode(errors="replace").strip()
 
-    def drain(self) -> None:
-        """Read what is left in the pipe."""
-        for _ in range(DRAIN_READS_MAX):
-            if not self._read():
-                return
-
     def close(self) -> None:
+        """Read what is left in the pipe, and close it."""
         if self.inlet >= 0:
             os.close(self.inlet)
-        else:
-            self.drain()
-            asyncio.get_running_loop().remove_reader(self._outlet)
+        self._read()
+        asyncio.get_running_loop().remove_reader(self._outlet)
         os.close(self._outlet)
 
-    def _read(self) -> bool:
-        try:
-            chunk = os.read(self._outlet, READ_BYTES)
-        except BlockingIOError:
-            return False
-        if not chunk:
-            asyncio.get_running_loop().remove_reader(self._outlet)
-        self._tail = (self._tail + chunk)[-OUTPUT_BYTES_MAX:]
-        return bool(chunk)
+    def _read(self) -> None:
+        with suppress(BlockingIOError):
+            chunk = os.read(self._outlet, PIPE_BYTES)
+            self._tail = (self._tail + chunk)[-OUTPUT_BYTES_MAX:]
+            if not chunk:
+                asyncio.get_running_loop().remove_reader(self._outlet)
 
 
 def _placeholder_values(request: ImpactRequest) -> dict[str, str]:
     vm = request.vm
-    impact = (
+    values = (
         request.event_id,
         request.type,
         request.cause,
         request.tries,
         request.duration_seconds,
         request.scope,
+        *(vm.name, vm.id, vm.address, vm.host),
     )
-    values = (*impact, vm.name, vm.id, vm.address, vm.host)
     return dict(zip(PLACEHOLDERS, map(str, values), strict=True))
 
 
-def resolve_program(command: ExecCommand, environ: Mapping[str, str]) -> tuple[str, ...]:
+def resolve_program(
+    words: Sequence[str], environ: Mapping[str, str], option: str
+) -> tuple[str, ...]:
     """Resolve the program's path. It must exist when the service starts."""
-    program = shutil.which(command.words[0], path=environ.get("PATH"))
+    program = shutil.which(words[0], path=environ.get("PATH"))
     if program is None:
         raise Invalid(
-            f"exec_command for {command.type}: {command.words[0]!r} is not found or not executable;"
+            f"{option}: {words[0]!r} is not found or not executable;"
             " expected the path of a program, or its name in PATH",
-            program=command.words[0],
+            option=option,
         )
-    return (program, *command.words[1:])
+    return (program, *words[1:])
 
 
 def signal_group(group: int, number: int) -> bool:

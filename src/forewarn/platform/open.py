@@ -17,18 +17,18 @@ def open_platform(
     *,
     durations: Mapping[EventType, timedelta],
     hosts: Callable[[], Iterable[str]],
-    avoid: Callable[[], Mapping[str, int]] = dict,
+    avoid: Callable[[], Mapping[str, int]],
     environ: Mapping[str, str],
 ) -> Platform:
-    """Return what carries out impacts.
+    """Return the platform.
 
-    `durations` are those of simulated impacts that the configuration does not change. `avoid` says
-    which hosts are bad targets for a move, and how bad.
+    `durations` are those of simulated impacts, unless the configuration has others. `hosts` are the
+    possible targets of a move; `avoid` says which are bad ones, and how bad.
     """
     for command in config.exec_command:
         if command.type != "*":
             _parse_event_type("exec_command", command.type)
-    simulated = {
+    configured = {
         _parse_event_type("simulate_duration", each.type): each.duration
         for each in config.simulate_duration
     }
@@ -36,14 +36,30 @@ def open_platform(
         return ExecPlatform(
             config.exec_command, seconds_max=config.exec_seconds_max, environ=environ
         )
-    if config.platform is PlatformName.LIBVIRT:
-        return _open_libvirt(config, clock, hosts, avoid)
-    return SimulatedPlatform(
-        clock,
-        durations={**durations, **simulated},
-        hosts=hosts,
-        avoid=avoid,
-        failing=config.simulate_failure,
+    if config.platform is PlatformName.SIMULATED:
+        failing = set(config.simulate_failure)
+        return SimulatedPlatform(clock, {**durations, **configured}, hosts, avoid, failing)
+    try:
+        from forewarn.platform.libvirt.connection import LibvirtHosts
+        from forewarn.platform.libvirt.driver import LibvirtPlatform
+    except ModuleNotFoundError as error:
+        raise Invalid(
+            f"the libvirt platform needs {error.name}; run: pip install 'forewarn[libvirt]'"
+        ) from error
+    libvirts = LibvirtHosts(config.libvirt_uri, call_seconds_max=config.libvirt_call_seconds_max)
+    grace = timedelta(seconds=config.libvirt_grace_seconds)
+    return LibvirtPlatform(libvirts, clock, hosts, avoid, grace)
+
+
+def open_health_platform(config: Config, environ: Mapping[str, str]) -> Platform | None:
+    """Return what runs the health command of campaigns, or None if there is none."""
+    if config.campaign_health_command is None:
+        return None
+    return ExecPlatform(
+        [ExecCommand("*", config.campaign_health_command.words)],
+        seconds_max=config.campaign_health_seconds_max,
+        environ=environ,
+        option="campaign_health_command",
     )
 
 
@@ -56,43 +72,3 @@ def _parse_event_type(option: str, name: str) -> EventType:
             f"{option}: unknown event type {name!r}; expected one of {', '.join(EventType)}",
             option=option,
         ) from error
-
-
-def open_health_platform(config: Config, environ: Mapping[str, str]) -> Platform | None:
-    """Return what runs the health command of campaigns, or None if there is none."""
-    if config.campaign_health_command is None:
-        return None
-    command = ExecCommand("*", config.campaign_health_command.words)
-    try:
-        return ExecPlatform(
-            [command], seconds_max=config.campaign_health_seconds_max, environ=environ
-        )
-    except Invalid as error:
-        raise Invalid(
-            f"campaign_health_command: {command.words[0]!r} is not found or not executable; "
-            "expected the path of a program, or its name in PATH",
-            option="campaign_health_command",
-        ) from error
-
-
-def _open_libvirt(
-    config: Config,
-    clock: Sleeper,
-    hosts: Callable[[], Iterable[str]],
-    avoid: Callable[[], Mapping[str, int]],
-) -> Platform:
-    try:
-        from forewarn.platform.libvirt.connection import LibvirtHosts
-        from forewarn.platform.libvirt.driver import LibvirtPlatform
-    except ModuleNotFoundError as error:
-        raise Invalid(
-            f"the libvirt platform needs {error.name}; run: pip install 'forewarn[libvirt]'"
-        ) from error
-    libvirts = LibvirtHosts(config.libvirt_uri, call_seconds_max=config.libvirt_call_seconds_max)
-    return LibvirtPlatform(
-        libvirts,
-        clock,
-        hosts=hosts,
-        avoid=avoid,
-        grace=timedelta(seconds=config.libvirt_grace_seconds),
-    )

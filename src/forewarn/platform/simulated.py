@@ -2,15 +2,14 @@
 configured.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Protocol
 
-from forewarn.core.event import Cause, EventType
+from forewarn.core.event import EventType
 from forewarn.errors import ImpactFailed
 from forewarn.platform.base import ImpactRequest, ImpactResult
-
-NO_PREFERENCE: Mapping[str, int] = {}
 
 
 class Sleeper(Protocol):
@@ -21,6 +20,7 @@ class Sleeper(Protocol):
     async def sleep_until(self, moment: datetime) -> None: ...
 
 
+@dataclass
 class SimulatedPlatform:
     """Takes a duration per type.
 
@@ -28,32 +28,22 @@ class SimulatedPlatform:
     Impacts of the `failing` VMs fail.
     """
 
-    def __init__(
-        self,
-        clock: Sleeper,
-        *,
-        durations: Mapping[EventType, timedelta],
-        hosts: Callable[[], Iterable[str]],
-        avoid: Callable[[], Mapping[str, int]] = dict,
-        failing: Collection[str] = (),
-    ) -> None:
-        self._clock = clock
-        self.durations = durations
-        self._hosts = hosts
-        self._avoid = avoid
-        self.failing = set(failing)
+    clock: Sleeper
+    durations: Mapping[EventType, timedelta]
+    hosts: Callable[[], Iterable[str]]
+    avoid: Callable[[], Mapping[str, int]] = dict
+    failing: set[str] = field(default_factory=set)
 
     async def run_impact(self, request: ImpactRequest) -> ImpactResult:
-        await self._clock.sleep_until(self._clock.now() + self.durations[request.type])
+        await self.clock.sleep_until(self.clock.now() + self.durations[request.type])
         if request.vm.name in self.failing:
             raise ImpactFailed(f"simulated failure for {request.vm.name}", vm=request.vm.name)
-        moves = request.type is EventType.REDEPLOY or request.cause is Cause.FAILED
-        if not moves:
+        if not request.moves:
             return ImpactResult()
-        return ImpactResult(host=choose_host(request.vm.host, self._hosts(), self._avoid()))
+        return ImpactResult(host=choose_host(request.vm.host, self.hosts(), self.avoid()))
 
 
-def choose_host(host: str, hosts: Iterable[str], avoid: Mapping[str, int] = NO_PREFERENCE) -> str:
+def choose_host(host: str, hosts: Iterable[str], avoid: Mapping[str, int]) -> str:
     """Return the next other host by name, round robin, of those to avoid least. Empty: none."""
     others = [name for name in hosts if name != host]
     least = min((avoid.get(name, 0) for name in others), default=0)

@@ -1,8 +1,12 @@
-"""Blocking calls that may hang, each in a daemon thread, so none keeps the process alive."""
+"""Blocking calls that may hang, each in a daemon thread, so none keeps the process alive.
+
+The threads of `asyncio.to_thread` would: the interpreter waits for them at exit.
+"""
 
 import asyncio
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import TypeVar
 
@@ -22,42 +26,20 @@ class CallThreads:
         self._threads_max = threads_max
         self._slots: dict[str, asyncio.Semaphore] = {}
 
-    async def call(
-        self,
-        key: str,
-        work: Callable[[], T],
-        seconds_max: float,
-        *,
-        undo: Callable[[], object] | None = None,
-    ) -> T:
-        """Return what `work` returns. TimeoutError covers the wait for a free thread too.
-
-        If `work` ends after the caller gave up, `undo` reverts it in the same thread, because
-        only that thread knows when.
-        """
+    async def call(self, key: str, work: Callable[[], T], seconds_max: float) -> T:
+        """Return what `work` returns. TimeoutError covers the wait for a free thread too."""
         slots = self._slots.setdefault(key, asyncio.Semaphore(self._threads_max))
         loop = asyncio.get_running_loop()
-        done: asyncio.Future[T] = loop.create_future()
-        is_abandoned, is_over = threading.Event(), threading.Event()
-
-        def finish(settle: Callable[[], None]) -> None:
-            slots.release()
-            if not done.done():  # else the caller is gone
-                settle()
+        done: Future[T] = Future()
+        done.set_running_or_notify_cancel()  # a caller that gives up does not cancel the work
 
         def run() -> None:
             try:
-                result = work()
-                settle = lambda: done.set_result(result)  # noqa: E731
+                done.set_result(work())
             except BaseException as error:  # raised again in the caller
-                raised = error
-                settle = lambda: done.set_exception(raised)  # noqa: E731
-            if undo is not None and is_abandoned.is_set():
-                with suppress(Exception):  # there is no caller left to raise it in
-                    undo()
-            is_over.set()
+                done.set_exception(error)
             with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(finish, settle)
+                loop.call_soon_threadsafe(slots.release)
 
         async with asyncio.timeout(seconds_max):
             await slots.acquire()
@@ -66,17 +48,11 @@ class CallThreads:
             except RuntimeError:  # the system has no threads left
                 slots.release()
                 raise
-            try:
-                return await done
-            finally:
-                # If the work is done by now, the caller can undo it itself.
-                is_abandoned.set()
-                if undo is not None and not is_over.is_set():
-                    run_to_completion(lambda: is_over.wait(LAST_CALL_SECONDS), LAST_CALL_SECONDS)
+            return await asyncio.wrap_future(done)
 
 
-def run_to_completion(work: Callable[[], object], seconds_max: float) -> None:
-    """Run `work` in the background; the process waits for it at exit, up to the limit."""
+def run_to_completion(work: Callable[[], object]) -> None:
+    """Run `work` in the background; the process waits for it at exit, up to LAST_CALL_SECONDS."""
 
     def run() -> None:
         with suppress(Exception):  # there is no caller to raise it in
@@ -85,6 +61,6 @@ def run_to_completion(work: Callable[[], object], seconds_max: float) -> None:
     def wait() -> None:
         worker = threading.Thread(target=run, daemon=True, name="last-call")
         worker.start()
-        worker.join(seconds_max)
+        worker.join(LAST_CALL_SECONDS)
 
     threading.Thread(target=wait, daemon=False, name="last-call-wait").start()

@@ -133,7 +133,7 @@ class World:
             durations=DURATION,
             hosts=server.engine.board.host_names,
             avoid=server.campaigns.host_priorities,
-            failing=self.failing,
+            failing=set(self.failing),
         )
         impacts = Worker(
             server.engine, platform, worker=self.make_id(), impact_limit=timedelta(hours=1)

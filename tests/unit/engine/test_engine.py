@@ -396,7 +396,7 @@ class Crew:
         durations: Mapping[EventType, timedelta] = DURATION,
     ) -> None:
         platform = SimulatedPlatform(
-            clock, durations=durations, hosts=engine.board.host_names, failing=failing
+            clock, durations=durations, hosts=engine.board.host_names, failing=set(failing)
         )
         loops = Worker(engine, platform, worker=worker, impact_limit=timedelta(hours=1))
         self.task = asyncio.create_task(loops.run())

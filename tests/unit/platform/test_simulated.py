@@ -21,7 +21,7 @@ def carried_out(what: ImpactRequest, *failing: str) -> ImpactResult:
     async def story() -> ImpactResult:
         clock = VirtualClock(NOON)
         platform = SimulatedPlatform(
-            clock, durations=DURATION, hosts=lambda: ["host-a", "host-b"], failing=failing
+            clock, durations=DURATION, hosts=lambda: ["host-a", "host-b"], failing=set(failing)
         )
         task = asyncio.create_task(platform.run_impact(what))
         await asyncio.sleep(0)
@@ -50,9 +50,9 @@ def test_it_fails_for_configured_vms() -> None:
 
 
 def test_hosts_are_chosen_round_robin() -> None:
-    assert choose_host("b", ["a", "b", "c"]) == "c"
-    assert choose_host("c", ["a", "b", "c"]) == "a"
-    assert choose_host("a", ["a"]) == ""
+    assert choose_host("b", ["a", "b", "c"], {}) == "c"
+    assert choose_host("c", ["a", "b", "c"], {}) == "a"
+    assert choose_host("a", ["a"], {}) == ""
 
 
 def test_avoided_hosts_are_chosen_last() -> None:

@@ -18,14 +18,25 @@ from msgspec.structs import replace
 from forewarn.core.fleet import Scope, ScopeKind, Vm
 from forewarn.errors import Invalid
 from forewarn.fleetfile.parser import Fleet
+from forewarn.fleetfile.schema import Domain as DomainField
 
 NAMESPACE = "urn:forewarn:vm:1"
-KINDS = [kind.value for kind in ScopeKind]
-DOMAIN_MAX = 99
+Leases = Mapping[str, Sequence[str]]
+"""The addresses that a MAC has leased, the preferred ones first."""
 
 
-class DiscoveredVm(msgspec.Struct, frozen=True, kw_only=True):
-    """A domain on a host. Members that its metadata omits are None or empty."""
+class DomainMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
+    """What our element may say. An attribute that it omits is None or empty."""
+
+    scope: str = ""
+    kind: ScopeKind | None = None
+    update_domain: DomainField | None = None
+    fault_domain: DomainField | None = None
+    ignore: str = ""
+
+
+class DiscoveredVm(DomainMetadata, frozen=True, kw_only=True):
+    """A domain on a host, with its metadata."""
 
     name: str
     id: str
@@ -33,36 +44,30 @@ class DiscoveredVm(msgspec.Struct, frozen=True, kw_only=True):
     mac: str = ""
     address: str = ""
     is_active: bool = True
-    is_ignored: bool = False
-    scope: str = ""
-    kind: ScopeKind | None = None
-    update_domain: int | None = None
-    fault_domain: int | None = None
 
 
-def parse(
-    xml: str, *, host: str, is_active: bool, leases: Mapping[str, Sequence[str]]
-) -> DiscoveredVm:
-    """Parse a domain's XML. `leases` are its addresses by MAC."""
+def parse(xml: str, *, host: str, is_active: bool, leases: Leases) -> DiscoveredVm:
+    """Parse a domain's XML."""
     root = ElementTree.fromstring(xml)  # noqa: S314 what libvirt wrote, with libvirt's limits
     name, ours = root.findtext("name", ""), root.find(f"metadata/{{{NAMESPACE}}}vm")
-    attributes = {} if ours is None else dict(ours.attrib)
+    attributes = {} if ours is None else ours.attrib
+    try:
+        metadata = msgspec.convert(attributes, DomainMetadata, strict=False)
+    except msgspec.ValidationError as error:
+        raise Invalid(
+            f"metadata of domain {name!r}: {error}, got {attributes};"
+            f" kind is one of {', '.join(ScopeKind)}, domains are numbers from 0 to 99",
+            domain=name,
+        ) from error
     macs = [mac.get("address", "").lower() for mac in root.iterfind("devices/interface/mac")]
-    kind = attributes.get("kind")
-    if kind is not None and kind not in KINDS:
-        raise _invalid(name, "kind", kind, f"one of {', '.join(KINDS)}")
     return DiscoveredVm(
+        **msgspec.structs.asdict(metadata),
         name=name,
         id=root.findtext("uuid", "").lower(),
         host=host,
         mac=macs[0] if macs else "",
         address=_choose_address([address for mac in macs for address in leases.get(mac, ())]),
         is_active=is_active,
-        is_ignored=attributes.get("ignore") == "yes",
-        scope=attributes.get("scope", ""),
-        kind=None if kind is None else ScopeKind(kind),
-        update_domain=_parse_number(name, attributes, "update-domain"),
-        fault_domain=_parse_number(name, attributes, "fault-domain"),
     )
 
 
@@ -151,9 +156,8 @@ def _deduplicate(domains: Iterable[DiscoveredVm]) -> list[DiscoveredVm]:
     """A domain that is defined on several hosts counts where it runs."""
     best: dict[str, DiscoveredVm] = {}
     for domain in domains:
-        if not domain.is_ignored and (
-            domain.id not in best or (domain.is_active and not best[domain.id].is_active)
-        ):
+        other = best.get(domain.id)
+        if domain.ignore != "yes" and (other is None or domain.is_active > other.is_active):
             best[domain.id] = domain
     return list(best.values())
 
@@ -176,18 +180,3 @@ def _choose_address(addresses: Iterable[str]) -> str:
     parsed = [ipaddress.ip_address(address) for address in addresses]
     usable = [address for address in parsed if not address.is_link_local]
     return str(min(usable, key=lambda address: address.version, default=""))
-
-
-def _parse_number(name: str, attributes: Mapping[str, str], attribute: str) -> int | None:
-    text = attributes.get(attribute)
-    if text is None:
-        return None
-    if not text.isdecimal() or not text.isascii() or int(text) > DOMAIN_MAX:
-        raise _invalid(name, attribute, text, f"a whole number from 0 to {DOMAIN_MAX}")
-    return int(text)
-
-
-def _invalid(name: str, attribute: str, text: str, expected: str) -> Invalid:
-    return Invalid(
-        f"metadata of domain {name!r}: {attribute}: expected {expected}, got {text!r}", domain=name
-    )

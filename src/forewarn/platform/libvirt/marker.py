@@ -6,10 +6,11 @@ stopped from one that its owner did.
 
 from contextlib import suppress
 from typing import Any
-from xml.etree import ElementTree
 from xml.sax.saxutils import quoteattr
 
 import libvirt
+
+from forewarn.platform.libvirt.connection import ignoring
 
 NAMESPACE = "urn:forewarn:impact:1"
 ELEMENT = libvirt.VIR_DOMAIN_METADATA_ELEMENT
@@ -28,17 +29,9 @@ def mark(handle: Any, event_id: str) -> None:
 
 def is_marked(handle: Any, event_id: str) -> bool:
     """Whether this event has begun to act on the domain."""
-    try:
-        xml = handle.metadata(ELEMENT, NAMESPACE)
-    except libvirt.libvirtError as error:
-        if error.get_error_code() in (
-            libvirt.VIR_ERR_NO_DOMAIN_METADATA,
-            libvirt.VIR_ERR_NO_DOMAIN,
-        ):
-            return False
-        raise
-    # Our own XML, stored by libvirt.
-    return ElementTree.fromstring(xml).get("event") == event_id  # noqa: S314
+    with ignoring(libvirt.VIR_ERR_NO_DOMAIN_METADATA, libvirt.VIR_ERR_NO_DOMAIN):
+        return event_id in handle.metadata(ELEMENT, NAMESPACE)
+    return False
 
 
 def unmark(handle: Any) -> None:

@@ -89,7 +89,11 @@ class LibvirtWorld:
             URIS, call_seconds_max=call_seconds_max, connect=connect or self.connect
         )
         return LibvirtPlatform(
-            libvirts, clock or self.clock, hosts=lambda: self.hosts, grace=timedelta(seconds=grace)
+            libvirts,
+            clock or self.clock,
+            hosts=lambda: self.hosts,
+            avoid=dict,
+            grace=timedelta(seconds=grace),
         )
 
     def run_impact(self, what: ImpactRequest, **more: Any) -> ImpactResult:

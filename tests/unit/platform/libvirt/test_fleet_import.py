@@ -70,11 +70,11 @@ def test_metadata_gives_scope_kind_and_domains() -> None:
     [
         (
             'kind="herd"',
-            "metadata of domain 'web-0': kind: expected one of vm, cloud-service, .*, got 'herd'",
+            "metadata of domain 'web-0': Invalid enum value 'herd' .*; kind is one of vm, cloud",
         ),
-        ('update-domain="100"', "update-domain: expected a whole number from 0 to 99, got '100'"),
-        ('fault-domain="-1"', "fault-domain: expected a whole number from 0 to 99, got '-1'"),
-        ('fault-domain="²"', "fault-domain: expected a whole number"),
+        ('update-domain="100"', "`int` <= 99 - at `..update-domain`, got {'update-domain': '100'}"),
+        ('fault-domain="-1"', "`int` >= 0 - at `..fault-domain`, got {'fault-domain': '-1'}"),
+        ('fault-domain="²"', "Expected `int | null`, got `str` - at `..fault-domain`"),
     ],
 )
 def test_invalid_metadata_is_refused(attributes: str, message: str) -> None:

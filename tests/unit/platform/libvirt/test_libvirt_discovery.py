@@ -10,16 +10,16 @@ import pytest
 from forewarn.config import HostUri
 from forewarn.platform.libvirt.connection import LibvirtHosts, open_connection
 from forewarn.platform.libvirt.discovery import discover
-from forewarn.platform.libvirt.fleet_import import parse
+from forewarn.platform.libvirt.fleet_import import DiscoveredVm
 from tests.builders import guid
-from tests.unit.platform.libvirt.libvirt_world import URIS, Guest, Host, LibvirtWorld, domain_xml
+from tests.unit.platform.libvirt.libvirt_world import URIS, LibvirtWorld, domain_xml
 
 pytestmark = pytest.mark.system
 
 OURS = "<f:vm xmlns:f='urn:forewarn:vm:1' scope='web' update-domain='2'/>"
 
 
-def test_domains_are_listed_with_their_leases(tmp_path: Path) -> None:
+def test_domains_are_listed_with_their_metadata(tmp_path: Path) -> None:
     world = LibvirtWorld(tmp_path)
     world.on("host-b").defineXML(domain_xml("web-1", 2, metadata=OURS))
 
@@ -29,17 +29,21 @@ def test_domains_are_listed_with_their_leases(tmp_path: Path) -> None:
         )
     )
 
-    ((web_0,), (web_1,)) = told["host-a"], told["host-b"]
-    assert (web_0.is_active, web_1.is_active) == (True, False)
-    assert web_0.leases == {"52:54:00:00:00:01": ("192.168.122.129",)}
-    assert web_1.leases == {}
-    known = parse(web_1.xml, host="host-b", is_active=False, leases={})
-    assert (known.name, known.id, known.scope, known.update_domain) == (
-        "web-1",
-        guid(2).lower(),
-        "web",
-        2,
-    )
+    ids, mac = [guid(number).lower() for number in (1, 2)], "52:54:00:00:00:0{}"
+    assert told == {
+        "host-a": [DiscoveredVm(name="web-0", id=ids[0], host="host-a", mac=mac.format(1))],
+        "host-b": [
+            DiscoveredVm(
+                name="web-1",
+                id=ids[1],
+                host="host-b",
+                mac=mac.format(2),
+                is_active=False,
+                scope="web",
+                update_domain=2,
+            )
+        ],
+    }
 
 
 class Leasing:
@@ -52,14 +56,6 @@ class Leasing:
 
     def __getattr__(self, verb: str) -> Any:
         return getattr(self._connection, verb)
-
-    def listAllDomains(self) -> list[Any]:
-        tap = {"hwaddr": self._mac, "addrs": [{"addr": address} for address in self._leases]}
-        ways = {"interfaceAddresses": lambda handle: {"vnet0": tap}}
-        return [
-            Guest(handle, Host(self._connection), ways)
-            for handle in self._connection.listAllDomains()
-        ]
 
     def listAllNetworks(self, flags: int) -> list[Any]:
         return [self]
@@ -104,7 +100,7 @@ def test_lease_that_expires_last_is_the_address(
 
     ((web_0,),) = asyncio.run(discover(libvirts, ["host-a"])).values()
 
-    assert parse(web_0.xml, host="host-a", is_active=True, leases=web_0.leases).address == address
+    assert web_0.address == address
 
 
 def test_metadata_set_by_virsh_is_parsed(tmp_path: Path) -> None:
@@ -122,8 +118,7 @@ def test_metadata_set_by_virsh_is_parsed(tmp_path: Path) -> None:
         discover(LibvirtHosts(URIS, call_seconds_max=30, connect=world.connect), ["host-a"])
     ).values()
 
-    known = parse(web_0.xml, host="host-a", is_active=True, leases={})
-    assert (known.scope, known.update_domain) == ("web", 1)
+    assert (web_0.scope, web_0.update_domain) == ("web", 1)
 
 
 def test_unnamed_host_takes_the_name_libvirt_reports() -> None:
@@ -132,8 +127,4 @@ def test_unnamed_host_takes_the_name_libvirt_reports() -> None:
     told = asyncio.run(discover(LibvirtHosts([HostUri("", here)], call_seconds_max=30), [""]))
 
     assert list(told) == [open_connection(here).getHostname()]
-    assert [
-        parse(one.xml, host="x", is_active=True, leases={}).name
-        for each in told.values()
-        for one in each
-    ] == ["test"]
+    assert [vm.name for vms in told.values() for vm in vms] == ["test"]
