@@ -1,6 +1,6 @@
 """The history of a store, as entries."""
 
-from forewarn.engine.entry import Entry, Note, decode_all, encode_all, first_number
+from forewarn.engine.entry import Entry, decode_all, encode_all, first_number
 from forewarn.store.base import Store
 
 
@@ -9,7 +9,7 @@ async def entries_of(store: Store, after: int = 0, limit: int = 1000) -> list[En
     return [entry for value in await store.history(after, limit) for entry in decode_all(value)]
 
 
-async def write_history(store: Store, *entries: Note) -> list[int]:
+async def write_history(store: Store, *entries: Entry) -> list[int]:
     """Commit each entry by itself; their numbers."""
     positions = [await store.commit([], entries=encode_all([entry])) for entry in entries]
     return [first_number(position) for position in positions]

@@ -22,7 +22,7 @@ from forewarn.campaign.worker import CampaignWorker
 from forewarn.config import Address, Config, is_loopback
 from forewarn.core.timing import Timing
 from forewarn.engine.clock import Clock, RealClock
-from forewarn.engine.entry import Note
+from forewarn.engine.entry import Entry
 from forewarn.engine.lease import run_under_lease
 from forewarn.engine.migration import UPGRADE
 from forewarn.engine.operations import Operations
@@ -61,7 +61,7 @@ class Addresses(NamedTuple):
 async def serve(
     config: Config,
     on_ready: Callable[[Addresses], None],
-    on_change: Callable[[Note], None] = lambda note: None,
+    on_change: Callable[[Entry], None] = lambda entry: None,
 ) -> None:
     """Run the service until cancelled. Then finish open requests and close everything."""
     descriptors = raise_descriptor_limit()

@@ -21,7 +21,7 @@ from forewarn.errors import Invalid
 from forewarn.log import log_to_stderr
 
 if TYPE_CHECKING:
-    from forewarn.engine.entry import Note
+    from forewarn.engine.entry import Entry
     from forewarn.server import Addresses
 
 POLL = "/metadata/scheduledevents?api-version=2020-07-01"
@@ -38,7 +38,7 @@ def serve(context: typer.Context, *, file: File = None) -> None:
             f"forewarn is ready: metadata http://{at.metadata}, control {scheme}://{at.control}"
         )
 
-    _run("serve", config, print_ready, lambda note: None)
+    _run("serve", config, print_ready, lambda entry: None)
 
 
 @with_options(Config, defaults=DEMO)
@@ -72,18 +72,17 @@ Changes are printed here. Console: http://{control}/  Stop with Ctrl-C.
 """
 
 
-def print_change(note: "Note") -> None:
+def print_change(entry: "Entry") -> None:
     """Print a change as it happens."""
-    change = note.change
-    if change.what in SENTENCES:
+    if entry.what in SENTENCES:
         typer.echo(
             format_change(
-                at=f"{note.at:%H:%M:%S}",
-                scope=note.scope,
-                what=change.what,
-                vm=change.vm,
-                detail=change.detail,
-                event=change.event_id,
+                at=f"{entry.at:%H:%M:%S}",
+                scope=entry.scope,
+                what=entry.what,
+                vm=entry.vm,
+                detail=entry.detail,
+                event=entry.event,
             )
         )
 
@@ -101,7 +100,7 @@ def _run(
     command: str,
     config: Config,
     on_ready: "Callable[[Addresses], None]",
-    on_change: "Callable[[Note], None]",
+    on_change: "Callable[[Entry], None]",
 ) -> None:
     with needs_extra(command):
         from forewarn.server import serve as run

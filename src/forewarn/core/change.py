@@ -45,7 +45,7 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
     """
 
     what: ChangeKind
-    event_id: str = ""
+    event: str = ""
     vm: str = ""
     detail: str = ""
     type: EventType | None = None

@@ -121,7 +121,7 @@ class Draft:
         self.changes.append(
             Change(
                 what=what,
-                event_id=event_id,
+                event=event_id,
                 vm=vm,
                 detail=detail,
                 type=event.type,

@@ -23,7 +23,7 @@ from forewarn.core.timing import Timing
 from forewarn.engine.board import Board, PublishedScope
 from forewarn.engine.clock import Clock
 from forewarn.engine.command_queue import CommandQueues
-from forewarn.engine.entry import Note, encode_all
+from forewarn.engine.entry import Entry, encode_all
 from forewarn.engine.record import DECLARED, FLOOR, HOSTS, RAW, Floor, Hosts
 from forewarn.engine.replica import (
     ABSENT,
@@ -210,9 +210,9 @@ class Engine(Replica):
         for key, value in writes.items():
             self.show(key, value, revision)
         for entry in entries:
-            level = LEVEL.get(entry.change.what, logging.INFO)
+            level = LEVEL.get(entry.what, logging.INFO)
             if log.isEnabledFor(level):
-                log.logger.log(level, entry.change.what, extra={"facts": facts_of(entry)})
+                log.logger.log(level, entry.what, extra={"facts": facts_of(entry)})
         self.publish(entries)
 
     def _keep_floor(self, transaction: Transaction) -> None:
@@ -281,13 +281,7 @@ class Engine(Replica):
         await self._commands.close()
 
 
-def facts_of(entry: Note) -> dict[str, str]:
+def facts_of(entry: Entry) -> dict[str, str]:
     """An entry's fields that are not empty, for the log."""
-    facts = {
-        "scope": entry.scope,
-        "event": entry.change.event_id,
-        "vm": entry.change.vm,
-        "detail": entry.change.detail,
-        "by": entry.by,
-    }
+    facts = {name: getattr(entry, name) for name in ("scope", "event", "vm", "detail", "by")}
     return {name: value for name, value in facts.items() if value}

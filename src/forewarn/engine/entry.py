@@ -18,17 +18,11 @@ ENTRIES_MAX = 4096
 """How many entries a commit can have."""
 
 
-class Note(msgspec.Struct, frozen=True):
-    """A change as the engine records it."""
-
-    at: datetime
-    by: str
-    scope: str
-    change: Change
-
-
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """An entry as the history, the stream and webhooks show it."""
+    """A change with its time, author and scope, as the history, the stream and webhooks show it.
+
+    The number is 0 until the entry is read from the history.
+    """
 
     number: int = 0
     at: datetime
@@ -51,17 +45,18 @@ _RAW = msgspec.json.Decoder(list[msgspec.Raw])
 _ENTRY = msgspec.json.Decoder(Entry)
 
 
-def encode_all(notes: Sequence[Note]) -> bytes | None:
+def make_entry(change: Change, *, at: datetime, by: str, scope: str = "") -> Entry:
+    return Entry(at=at, by=by, scope=scope, **asdict(change))
+
+
+def encode_all(entries: Sequence[Entry]) -> bytes | None:
     """The history value of a commit: the fields of each entry that are not empty."""
-    assert len(notes) <= ENTRIES_MAX
-    return msgspec.json.encode([_fields(note) for note in notes]) if notes else None
-
-
-def _fields(note: Note) -> dict[str, object]:
-    fields = asdict(note.change)
-    fields["event"] = fields.pop("event_id")
-    fields |= {"at": note.at, "by": note.by, "scope": note.scope}
-    return {name: value for name, value in fields.items() if value or name == "by"}
+    assert len(entries) <= ENTRIES_MAX
+    fields = [
+        {name: value for name, value in asdict(entry).items() if value or name == "by"}
+        for entry in entries
+    ]
+    return msgspec.json.encode(fields) if fields else None
 
 
 def decode_all(value: HistoryValue) -> list[Entry]:

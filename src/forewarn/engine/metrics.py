@@ -10,7 +10,7 @@ from forewarn.core.change import ChangeKind
 from forewarn.core.event import EventType
 from forewarn.core.fleet import Scope
 from forewarn.engine.board import Board
-from forewarn.engine.entry import Note
+from forewarn.engine.entry import Entry
 
 EVENT_CHANGES = (
     ChangeKind.SCHEDULED,
@@ -72,20 +72,19 @@ class Metrics:
             latest = max(latest, event.started_at or event.created_at)
         self._ahead.append((latest - now).total_seconds() if latest > now else 0.0)
 
-    def count(self, note: Note) -> None:
+    def count(self, entry: Entry) -> None:
         """Count a change that has been committed and published."""
-        change = note.change
-        if change.type is None:
+        if entry.type is None:
             return
-        found = self._board.find_event(change.event_id)
+        found = self._board.find_event(entry.event)
         event = found[1] if found else None
-        if change.what in EVENT_CHANGES:
-            self.events[change.type, change.what] += 1
-        if change.what in IMPACT_RESULT:
-            self.impacts[change.type, IMPACT_RESULT[change.what]] += 1
-        if change.what is ChangeKind.STARTED and event is not None:
-            self.notice[event.type].add((note.at - event.created_at).total_seconds())
-        if change.what is ChangeKind.APPROVED:
-            self.approvals["vm" if change.vm else change.detail] += 1
-            if event is not None and event.approvals[:1] == (change.detail,):
-                self.approval[event.type].add((note.at - event.created_at).total_seconds())
+        if entry.what in EVENT_CHANGES:
+            self.events[entry.type, entry.what] += 1
+        if entry.what in IMPACT_RESULT:
+            self.impacts[entry.type, IMPACT_RESULT[entry.what]] += 1
+        if entry.what is ChangeKind.STARTED and event is not None:
+            self.notice[event.type].add((entry.at - event.created_at).total_seconds())
+        if entry.what is ChangeKind.APPROVED:
+            self.approvals["vm" if entry.vm else entry.detail] += 1
+            if event is not None and event.approvals[:1] == (entry.detail,):
+                self.approval[event.type].add((entry.at - event.created_at).total_seconds())

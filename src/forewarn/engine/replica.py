@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from forewarn.core.fleet import Scope
 from forewarn.engine.board import Board, PublishedScope
 from forewarn.engine.clock import Clock
-from forewarn.engine.entry import Note
+from forewarn.engine.entry import Entry
 from forewarn.engine.log_throttle import ThrottledLog
 from forewarn.engine.metrics import Metrics
 from forewarn.engine.record import SCOPE, RecordCodec
@@ -112,7 +112,7 @@ class Replica:
         self.is_ready = False
         self.throttled_log = ThrottledLog(clock)
         self._kinds: dict[str, RecordKind] = {}
-        self._subscribers: list[Callable[[Sequence[Note]], None]] = []
+        self._subscribers: list[Callable[[Sequence[Entry]], None]] = []
         self._deleted: dict[str, int] = {}
         self._advanced = asyncio.Event()
         self.register("scope", SCOPE)
@@ -129,23 +129,23 @@ class Replica:
         """Call this for each record of a registered kind that changes."""
         self._kinds[kind].callbacks.append(callback)
 
-    def subscribe(self, callback: Callable[[Sequence[Note]], None]) -> None:
+    def subscribe(self, callback: Callable[[Sequence[Entry]], None]) -> None:
         """Call this with the history entries of each commit of this server.
 
         Also, without entries, when other servers have committed.
         """
         self._subscribers.append(callback)
 
-    def subscribe_entries(self, callback: Callable[[Note], None]) -> None:
+    def subscribe_entries(self, callback: Callable[[Entry], None]) -> None:
         """Call this with each history entry of this server's commits."""
 
-        def call_for_each(entries: Sequence[Note]) -> None:
+        def call_for_each(entries: Sequence[Entry]) -> None:
             for entry in entries:
                 callback(entry)
 
         self.subscribe(call_for_each)
 
-    def publish(self, entries: Sequence[Note] = ()) -> None:
+    def publish(self, entries: Sequence[Entry] = ()) -> None:
         """A failing subscriber does not affect the commit."""
         for callback in self._subscribers:
             try:

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any
 
 from forewarn.core.change import Change
-from forewarn.engine.entry import Note
+from forewarn.engine.entry import Entry, make_entry
 from forewarn.engine.replica import Replica, Versioned
 from forewarn.errors import Unavailable
 from forewarn.store.base import Lease
@@ -37,7 +37,7 @@ class Transaction:
         self.committed_at = 0
         self.reads: dict[str, Versioned] = {}
         self.writes: dict[str, Any] = {}
-        self.entries: list[Note] = []
+        self.entries: list[Entry] = []
         self.leases: dict[str, Lease] = {}
         self._replica = replica
         self._values = values
@@ -60,7 +60,8 @@ class Transaction:
 
     def record(self, *changes: Change, scope: str = "", by: str = "") -> None:
         """Write these changes into the history."""
-        self.entries += [Note(self.now, by or self._by, scope, change) for change in changes]
+        for change in changes:
+            self.entries.append(make_entry(change, at=self.now, by=by or self._by, scope=scope))
 
     def require(self, lease: Lease) -> None:
         """Commit only while this lease is held."""

@@ -11,7 +11,7 @@ import msgspec
 
 from forewarn.client.errors import InvalidDocument
 from forewarn.client.models import read_document
-from forewarn.engine.entry import Note
+from forewarn.engine.entry import Entry
 
 ENTRIES_MAX = 200_000
 CHARS_MAX = 64 * 1024 * 1024
@@ -97,17 +97,16 @@ class Transcript:
         with self._lock:
             return tuple(self._entries)
 
-    def add_change(self, note: Note) -> None:
+    def add_change(self, entry: Entry) -> None:
         """Append a change that the engine has committed."""
-        change = note.change
         self.add(
             TranscriptKind.CHANGE,
-            vm=change.vm,
-            scope=note.scope,
-            event=change.event_id,
-            what=str(change.what),
-            by=note.by,
-            detail=change.detail,
+            vm=entry.vm,
+            scope=entry.scope,
+            event=entry.event,
+            what=str(entry.what),
+            by=entry.by,
+            detail=entry.detail,
         )
 
     def dump(self) -> bytes:

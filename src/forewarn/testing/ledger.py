@@ -8,7 +8,7 @@ import msgspec
 from forewarn.core.change import ChangeKind
 from forewarn.core.event import Event
 from forewarn.engine.board import Board
-from forewarn.engine.entry import Note
+from forewarn.engine.entry import Entry
 
 ENDINGS = (ChangeKind.COMPLETED, ChangeKind.CANCELED, ChangeKind.FAILED)
 STATUSES = ("Scheduled", "Started", *(ending.capitalize() for ending in ENDINGS))
@@ -55,19 +55,17 @@ class EventLedger:
         self._approvals: list[LabApproval] = []
         self._changed = threading.Condition()
 
-    def add_change(self, note: Note) -> None:
+    def add_change(self, entry: Entry) -> None:
         """Record a change that has been committed and published."""
-        change, published = note.change, self._board.scopes.get(note.scope)
+        published = self._board.scopes.get(entry.scope)
         with self._changed:
             for event in published.scope.events if published else ():
                 self._records[event.id] = EventRecord(event)
-            record = self._records.get(change.event_id)
-            if record is not None and change.what in ENDINGS:
-                self._records[change.event_id] = EventRecord(record.event, change.what.capitalize())
-            elif record is not None and change.what is ChangeKind.APPROVED:
-                self._approvals.append(
-                    LabApproval(note.at, change.detail, change.event_id, change.vm)
-                )
+            record = self._records.get(entry.event)
+            if record is not None and entry.what in ENDINGS:
+                self._records[entry.event] = EventRecord(record.event, entry.what.capitalize())
+            elif record is not None and entry.what is ChangeKind.APPROVED:
+                self._approvals.append(LabApproval(entry.at, entry.detail, entry.event, entry.vm))
             self._changed.notify_all()
 
     def find(self, event_id: str) -> EventRecord:

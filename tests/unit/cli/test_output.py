@@ -11,7 +11,7 @@ from forewarn.cli.output import show_events, show_list, show_one
 from forewarn.cli.serve import format_welcome, print_change
 from forewarn.config import Address
 from forewarn.core.change import Change, ChangeKind
-from forewarn.engine.entry import Note
+from forewarn.engine.entry import make_entry
 from forewarn.fleetfile.parser import parse
 
 EVENT = {
@@ -72,12 +72,12 @@ def test_demo_prints_changes_as_sentences(capsys: pytest.CaptureFixture[str]) ->
     at = datetime(2030, 1, 31, 12, 0, 5, tzinfo=UTC)
 
     for change in (
-        Change(ChangeKind.SCHEDULED, event_id="0123456789", detail="Reboot of web-0"),
-        Change(ChangeKind.APPROVED, event_id="0123456789", detail="web-0"),
-        Change(ChangeKind.CLAIMED, event_id="0123456789", vm="web-0"),
+        Change(ChangeKind.SCHEDULED, event="0123456789", detail="Reboot of web-0"),
+        Change(ChangeKind.APPROVED, event="0123456789", detail="web-0"),
+        Change(ChangeKind.CLAIMED, event="0123456789", vm="web-0"),
         Change(ChangeKind.ENABLED),
     ):
-        print_change(Note(at, "operator", "web", change))
+        print_change(make_entry(change, at=at, by="operator", scope="web"))
 
     assert capsys.readouterr().out.splitlines() == [
         "12:00:05  web         Scheduled: Reboot of web-0  (01234567)",

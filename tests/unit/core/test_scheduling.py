@@ -400,7 +400,7 @@ def test_failed_hardware_supersedes_degraded_hardware() -> None:
 
     assert statuses(outcome.scope) == ["Reboot Started a", "Reboot Started b"]
     canceled = [change for change in outcome.changes if change.what == "canceled"]
-    assert [change.event_id for change in canceled] == [event.id for event in scope.events]
+    assert [change.event for change in canceled] == [event.id for event in scope.events]
     assert {change.detail for change in canceled} == {"host-a has failed"}
 
 

@@ -13,7 +13,7 @@ import pytest
 from forewarn.core import command as ask
 from forewarn.core.event import EventType
 from forewarn.core.fleet import Scope, ScopeKind
-from forewarn.engine.entry import Note
+from forewarn.engine.entry import Entry
 from forewarn.engine.operations import Operations
 from forewarn.engine.worker import Worker
 from forewarn.errors import StoreLost, StoreUnusable, Unavailable, UnknownEvent
@@ -333,7 +333,7 @@ def test_a_subscriber_that_fails_undoes_nothing() -> None:
     async def story(world: World) -> None:
         desk = await world.desk()
 
-        def broken(entries: Sequence[Note]) -> None:
+        def broken(entries: Sequence[Entry]) -> None:
             raise BrokenPipeError
 
         desk._engine.subscribe(broken)

@@ -9,11 +9,11 @@ from forewarn.core.change import Change, ChangeKind
 from forewarn.core.event import Cause, EventType
 from forewarn.engine.entry import (
     ENTRIES_MAX,
-    Note,
     decode_all,
     encode_all,
     encode_entry,
     last_number,
+    make_entry,
     position_of,
 )
 from forewarn.store.base import HistoryValue
@@ -21,7 +21,7 @@ from forewarn.store.base import HistoryValue
 AT = datetime(2030, 1, 31, 12, tzinfo=UTC)
 FULL = Change(
     what=ChangeKind.SCHEDULED,
-    event_id="E1",
+    event="E1",
     detail="Reboot of web-0",
     type=EventType.REBOOT,
     cause=Cause.RESTART,
@@ -34,7 +34,9 @@ ENABLED = Change(what=ChangeKind.ENABLED)
 
 
 def value(*changes: Change, position: int = 1) -> HistoryValue:
-    stored = encode_all([Note(AT, "token ci", "web", change) for change in changes])
+    stored = encode_all(
+        [make_entry(change, at=AT, by="token ci", scope="web") for change in changes]
+    )
     assert stored is not None
     return HistoryValue(position, stored)
 

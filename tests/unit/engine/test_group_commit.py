@@ -147,7 +147,7 @@ def test_commands_that_wait_for_a_commit_are_committed_together() -> None:
         assert store.commits == 2
         for number, outcome in enumerate(outcomes):
             assert outcome.scope.event(guid(number + 1)) is not None
-            assert [change.event_id for change in outcome.changes] == [guid(number + 1)]
+            assert [change.event for change in outcome.changes] == [guid(number + 1)]
         entries = (await entries_of(store))[before:]
         assert [(entry.by, entry.event) for entry in entries] == [
             (f"by-{number}", guid(number + 1)) for number in range(6)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from forewarn.core.change import Change, ChangeKind
-from forewarn.engine.entry import Note, encode_all
+from forewarn.engine.entry import Entry, encode_all, make_entry
 from forewarn.history.query import EntryFilter, HistoryPage, read
 from forewarn.store.base import POSITION_MAX, HistoryValues
 from forewarn.store.memory import MemoryStore
@@ -15,11 +15,11 @@ from tests.builders import MINUTE, NOON
 from tests.history import write_history
 
 
-def entry(change: Change, *, minutes: int = 0, scope: str = "web") -> Note:
-    return Note(NOON + minutes * MINUTE, "ann", scope, change)
+def entry(change: Change, *, minutes: int = 0, scope: str = "web") -> Entry:
+    return make_entry(change, at=NOON + minutes * MINUTE, by="ann", scope=scope)
 
 
-def joined(number: int) -> Note:
+def joined(number: int) -> Entry:
     """A VM joined this many minutes after noon."""
     return entry(Change(what=ChangeKind.JOINED, vm=f"vm-{number}"), minutes=number)
 
@@ -88,11 +88,11 @@ def test_a_filter_finds_exactly_what_concerns_it(wanted: EntryFilter, found: lis
         changes = [
             Change(
                 what=ChangeKind.SCHEDULED,
-                event_id="E1",
+                event="E1",
                 resources=("web-0", "web-1"),
                 host="host-a",
             ),
-            Change(what=ChangeKind.STARTED, event_id="E1", resources=("web-0",), detail="host-a"),
+            Change(what=ChangeKind.STARTED, event="E1", resources=("web-0",), detail="host-a"),
             Change(what=ChangeKind.JOINED, vm="db-0", detail="web-0"),
             Change(what=ChangeKind.MOVED, vm="web-0", host="host-c", host_before="host-a"),
         ]

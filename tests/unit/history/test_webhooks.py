@@ -9,7 +9,7 @@ from typing import Any
 from forewarn.core.change import Change, ChangeKind
 from forewarn.core.timing import Timing
 from forewarn.engine.engine import Engine
-from forewarn.engine.entry import Note, encode_all
+from forewarn.engine.entry import Entry, encode_all, make_entry
 from forewarn.errors import StoreLost, Unavailable
 from forewarn.history.feed import HistoryFeed
 from forewarn.history.webhooks import (
@@ -133,8 +133,8 @@ class World:
         await self.clock.advance(duration)
 
 
-def entry(detail: str, what: ChangeKind = ChangeKind.STARTED) -> Note:
-    return Note(NOON, "ann", "web", Change(what=what, event_id="E1", detail=detail))
+def entry(detail: str, what: ChangeKind = ChangeKind.STARTED) -> Entry:
+    return make_entry(Change(what=what, event="E1", detail=detail), at=NOON, by="ann", scope="web")
 
 
 def with_world(

@@ -6,7 +6,7 @@ from forewarn.core.change import Change, ChangeKind
 from forewarn.core.fleet import Scope
 from forewarn.core.machine import decide
 from forewarn.engine.board import Board
-from forewarn.engine.entry import Note
+from forewarn.engine.entry import make_entry
 from forewarn.testing.ledger import EventLedger
 from tests.builders import NOON, STANDARD, approve, guid, restart, scope_of
 
@@ -15,7 +15,7 @@ def publish(ledger: EventLedger, board: Board, scope: Scope, *changes: Change) -
     """Publish the scope, then pass on its changes, as the engine does."""
     board.publish(scope, board.scopes[scope.name].revision + 1 if scope.name in board.scopes else 1)
     for change in changes:
-        ledger.add_change(Note(NOON, "clock", scope.name, change))
+        ledger.add_change(make_entry(change, at=NOON, by="clock", scope=scope.name))
 
 
 @pytest.fixture
@@ -56,7 +56,9 @@ def test_silent_operation_is_not_an_event(board: Board, ledger: EventLedger) -> 
 
 def test_events_of_a_deleted_scope_stay_readable(board: Board, ledger: EventLedger) -> None:
     board.withdraw("web", 9)
-    ledger.add_change(Note(NOON, "operator", "web", Change(ChangeKind.CANCELED, guid(10))))
+    ledger.add_change(
+        make_entry(Change(ChangeKind.CANCELED, guid(10)), at=NOON, by="operator", scope="web")
+    )
 
     assert ledger.find(guid(10)).status == "Canceled"
 

@@ -8,7 +8,7 @@ import pytest
 from forewarn.config import Config, NotBeforeFormat
 from forewarn.core.command import Cancel, Restart, Seen, SetMembers
 from forewarn.core.fleet import Policy, ScopeKind, Vm
-from forewarn.engine.entry import Note
+from forewarn.engine.entry import Entry
 from forewarn.errors import StoreUnusable
 from tests.builders import NOON
 from tests.unit.web.guest import EVENT_ID, EVENTS, TRUE, WEB_1, Guest, run, settle
@@ -312,7 +312,7 @@ def test_vm_removed_during_its_first_poll_is_forbidden() -> None:
     """
 
     async def story(guest: Guest) -> None:
-        def leave(note: Note) -> None:
+        def leave(entry: Entry) -> None:
             guest.engine.board.withdraw("web", guest.place.revision + 1)
 
         guest.engine.subscribe_entries(leave)
