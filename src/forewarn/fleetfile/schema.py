@@ -13,18 +13,31 @@ from forewarn.core.fleet import Approval, AutoApprove, Instance, Policy, ScopeKi
 COUNT_MAX = 100_000
 VMS_PER_SCOPE_MAX = 1_000
 """Every change of a scope writes its whole record, and all its VMs read one document."""
-# Python's `$` also matches before a trailing newline. This is the end in Python and JSON Schema.
-_END = r"$(?!\n)"
-NOTICE_PATTERN = rf"^(?:off|(?:PT)?(?=[0-9])(?:([0-9]{{1,3}})[mM])?(?:([0-9]{{1,3}})[sS])?){_END}"
 _IS_ADDRESS = {"anyOf": [{"format": "ipv4"}, {"format": "ipv6"}]}
+
+
+def _pattern(pattern: str, description: str) -> Meta:
+    """Python's `$` also matches before a trailing newline. This is the end here and in a schema."""
+    return Meta(pattern=rf"^(?:{pattern})$(?!\n)", description=description)
+
+
+def _whole(first: int, last: int) -> Meta:
+    return Meta(ge=first, le=last, description=f"a whole number from {first} to {last}")
+
+
+def _text(length_max: int) -> Meta:
+    return Meta(max_length=length_max, description=f"text of at most {length_max} characters")
+
+
+def _list(what: str, length_max: int) -> Meta:
+    return Meta(max_length=length_max, description=f"a list of at most {length_max} {what}")
+
 
 Name = Annotated[
     str,
-    Meta(
-        pattern=rf"^[A-Za-z0-9_][A-Za-z0-9._-]{{0,127}}{_END}",
-        description=(
-            "a name of 1 to 128 letters, digits, '.', '_' and '-', not starting with '.' or '-'"
-        ),
+    _pattern(
+        r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}",
+        "a name of 1 to 128 letters, digits, '.', '_' and '-', not starting with '.' or '-'",
     ),
 ]
 Address = Annotated[
@@ -41,42 +54,30 @@ Subnet = Annotated[
 ]
 Notice = Annotated[
     str,
-    Meta(
-        pattern=NOTICE_PATTERN,
-        description="a time from 5m to 15m, such as 10m, 5m30s, 600s or PT10M, or off",
+    _pattern(
+        "off|(?:PT)?(?=[0-9])(?:[0-9]{1,3}[mM])?(?:[0-9]{1,3}[sS])?",
+        "a time from 5m to 15m, such as 10m, 5m30s, 600s or PT10M, or off",
     ),
 ]
-VmId = Annotated[
-    str,
-    Meta(
-        pattern=rf"^[0-9A-Fa-f]{{8}}(-[0-9A-Fa-f]{{4}}){{3}}-[0-9A-Fa-f]{{12}}{_END}",
-        description="a UUID",
-    ),
-]
-Mac = Annotated[
-    str,
-    Meta(
-        pattern=rf"^([0-9A-Fa-f]{{2}}[:-]?){{5}}[0-9A-Fa-f]{{2}}{_END}", description="a MAC address"
-    ),
-]
-Domain = Annotated[int, Meta(ge=0, le=99, description="a whole number from 0 to 99")]
-Operations = Annotated[int, Meta(ge=1, le=10_000, description="a whole number from 1 to 10000")]
+VmId = Annotated[str, _pattern("[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}", "a UUID")]
+Mac = Annotated[str, _pattern("([0-9A-Fa-f]{2}[:-]?){5}[0-9A-Fa-f]{2}", "a MAC address")]
+Domain = Annotated[int, _whole(0, 99)]
+Operations = Annotated[int, _whole(1, 10_000)]
 MaxUnavailable = Annotated[
-    Annotated[int, Meta(ge=1, le=COUNT_MAX)]
-    | Annotated[str, Meta(pattern=rf"^(?:[1-9][0-9]?|100)%{_END}")]
+    Annotated[int, _whole(1, COUNT_MAX)]
+    | Annotated[str, _pattern("(?:[1-9][0-9]?|100)%", "a percentage from 1% to 100%")]
     | None,
     Meta(description="a number of VMs from 1 to 100000, or a percentage from 1% to 100%"),
 ]
 Flag = Annotated[bool, Meta(description="true or false")]
-Text = Annotated[str, Meta(max_length=256, description="text of at most 256 characters")]
-UserData = Annotated[str, Meta(max_length=65_536, description="text of at most 65536 characters")]
+Text = Annotated[str, _text(256)]
+UserData = Annotated[str, _text(65_536)]
 Tags = Annotated[
     dict[Annotated[str, Meta(min_length=1, max_length=512)], Annotated[str, Meta(max_length=256)]],
     Meta(
         max_length=50,
-        description=(
-            "at most 50 tags, a mapping of text (at most 512 characters) to text (at most 256)"
-        ),
+        description="at most 50 tags, a mapping of text (at most 512 characters) to text (at most"
+        " 256)",
     ),
 ]
 
@@ -143,12 +144,7 @@ class ScopeEntry(msgspec.Struct, forbid_unknown_fields=True):
     name: Name
     kind: ScopeKind = ScopeKind.VM
     policy: PolicyEntry = msgspec.field(default_factory=PolicyEntry)
-    vms: Annotated[
-        tuple[VmEntry, ...],
-        Meta(
-            max_length=VMS_PER_SCOPE_MAX, description=f"a list of at most {VMS_PER_SCOPE_MAX} VMs"
-        ),
-    ] = ()
+    vms: Annotated[tuple[VmEntry, ...], _list("VMs", VMS_PER_SCOPE_MAX)] = ()
 
 
 class FleetFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -156,12 +152,9 @@ class FleetFile(msgspec.Struct, forbid_unknown_fields=True):
 
     scopes: Annotated[
         tuple[Annotated[ScopeEntry, Meta(extra_json_schema=_KIND_VM_HAS_ONE_VM)], ...],
-        Meta(max_length=COUNT_MAX, description="a list of at most 100000 scopes"),
+        _list("scopes", COUNT_MAX),
     ]
-    hosts: Annotated[
-        tuple[Name, ...],
-        Meta(max_length=COUNT_MAX, description="a list of at most 100000 host names"),
-    ] = ()
+    hosts: Annotated[tuple[Name, ...], _list("host names", COUNT_MAX)] = ()
 
 
 # Round trip through JSON: lists for tuples, text for enum members.
