@@ -106,12 +106,13 @@ def check(file: FleetFile) -> None:
     """Check a fleet file, without a service."""
     with needs_extra("fleet check"):
         from forewarn.fleetfile.files import read_sources
-        from forewarn.fleetfile.parser import FleetText, parse_all
+        from forewarn.fleetfile.parser import parse_all
+        from forewarn.fleetfile.yaml_source import SourceText
     is_folder = Path(file).is_dir()
     fleet = parse_all(
         read_sources(Path(file))
         if is_folder
-        else [FleetText(file, read_file(file, "fleet file", FILE_BYTES_MAX))]
+        else [SourceText(file, read_file(file, "fleet file", FILE_BYTES_MAX))]
     )
     vms = sum(len(scope.vms) for scope in fleet.scopes)
     print(f"{file}: OK, {len(fleet.scopes)} scopes with {vms} VMs")

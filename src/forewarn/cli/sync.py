@@ -17,8 +17,7 @@ def build_fleet_from_libvirt(current: dict[str, Any], config: Config) -> bytes:
     fleet = parser.parse(json.dumps(current).encode(), "the current fleet")
     libvirts = LibvirtHosts(config.libvirt_uri, call_seconds_max=config.libvirt_call_seconds_max)
     found = asyncio.run(discover(libvirts, hosts_to_query(fleet, config)))
-    synced = sync_fleet(fleet, chain(*found.values()), list(found))
-    return json.dumps(parser.dump(synced)).encode()
+    return parser.dump_json(sync_fleet(fleet, chain(*found.values()), list(found)))
 
 
 def hosts_to_query(fleet: parser.Fleet, config: Config) -> list[str]:

@@ -5,15 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from forewarn.errors import Invalid
-from forewarn.fleetfile.parser import FleetText
-from forewarn.fleetfile.yaml_source import SIZE_MAX
+from forewarn.fleetfile.yaml_source import SIZE_MAX, SourceText
 
 SUFFIXES = (".yaml", ".yml", ".json")
 FILES_MAX = 1000
 FOLDER_BYTES_MAX = 1024 * 1024 * 1024
 
 
-def read_sources(path: Path) -> list[FleetText]:
+def read_sources(path: Path) -> list[SourceText]:
     """Read the file, or all fleet files of the folder in the order of their names."""
     try:
         files = sorted(filter(_is_fleet_file, path.iterdir())) if path.is_dir() else [path]
@@ -25,7 +24,7 @@ def read_sources(path: Path) -> list[FleetText]:
         ) from error
 
 
-def compute_digest(sources: Sequence[FleetText]) -> str:
+def compute_digest(sources: Sequence[SourceText]) -> str:
     """Hash the names and contents. For a single file it is the SHA-256 of its text."""
     if len(sources) == 1:
         return hashlib.sha256(sources[0].text).hexdigest()
@@ -42,25 +41,20 @@ def _is_fleet_file(path: Path) -> bool:
 
 
 def _check_folder(path: Path, files: Sequence[Path]) -> None:
-    if not files:
-        raise Invalid(
-            f"the folder {path} has no fleet file; expected *.yaml, *.yml or *.json in it",
-            file=str(path),
-        )
-    if len(files) > FILES_MAX:
-        raise Invalid(
-            f"the folder {path} has {len(files)} fleet files; expected at most {FILES_MAX}",
-            file=str(path),
-        )
     size = sum(file.stat().st_size for file in files)
-    if size > FOLDER_BYTES_MAX:
-        raise Invalid(
-            f"the fleet files in {path} have {size} bytes; expected at most {FOLDER_BYTES_MAX}",
-            file=str(path),
-        )
+    problem = ""
+    if not files:
+        problem = f"the folder {path} has no fleet file; expected *.yaml, *.yml or *.json in it"
+    elif len(files) > FILES_MAX:
+        problem = f"the folder {path} has {len(files)} fleet files; expected at most {FILES_MAX}"
+    elif size > FOLDER_BYTES_MAX:
+        limit = f"expected at most {FOLDER_BYTES_MAX}"
+        problem = f"the fleet files in {path} have {size} bytes; {limit}"
+    if problem:
+        raise Invalid(problem, file=str(path))
 
 
-def _read(path: Path) -> FleetText:
+def _read(path: Path) -> SourceText:
     """Read one byte more than the parser accepts, so that it can reject the file."""
     with path.open("rb") as stream:
-        return FleetText(str(path), stream.read(SIZE_MAX + 1))
+        return SourceText(str(path), stream.read(SIZE_MAX + 1))

@@ -1,37 +1,18 @@
 """Fleet files to scopes and back: parse, check what must be unique, dump."""
 
-import functools
 import hashlib
 import ipaddress
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
 import msgspec
 
-from forewarn.core.fleet import DEFAULT_INSTANCE, Budget, Instance, Policy, Scope, ScopeKind, Vm
+from forewarn.core.fleet import DEFAULT_INSTANCE, DEFAULT_POLICY, Budget, Scope, ScopeKind, Vm
 from forewarn.core.timing import TERMINATE_NOTICE_MAX, TERMINATE_NOTICE_MIN
-from forewarn.errors import Invalid
-from forewarn.fleetfile.schema import (
-    COUNT_MAX,
-    NOTICE_PATTERN,
-    SCHEMA,
-    FleetFile,
-    InstanceEntry,
-    PolicyEntry,
-    ScopeEntry,
-    VmEntry,
-)
-from forewarn.fleetfile.yaml_source import (
-    FieldError,
-    Path,
-    convert,
-    find_line,
-    format_path,
-    load,
-    locate,
-)
+from forewarn.duration import parse_duration
+from forewarn.fleetfile import schema
+from forewarn.fleetfile.yaml_source import FieldError, Path, SourceText, convert, format_path
 
 
 class Fleet(msgspec.Struct, frozen=True):
@@ -41,264 +22,100 @@ class Fleet(msgspec.Struct, frozen=True):
     hosts: tuple[str, ...] = ()
 
 
-class FleetText(NamedTuple):
-    """The text of a fleet file, and the name that errors give it."""
-
-    name: str
-    text: bytes
-
-
-class DuplicateValue(FieldError):
-    """A value that must be unique. `owner` is the path of the first one."""
-
-    def __init__(self, path: Path, rule: str, owner: Path) -> None:
-        super().__init__(path, f"{rule} {format_path(owner)}")
-        self.rule = rule
-        self.owner = owner
-
-
 def parse(text: bytes, source: str) -> Fleet:
     """Parse YAML or JSON. Errors call the text `source`."""
-    values = load(text, source)
-    try:
-        fleet = _build_fleet(values)
-        _refuse_duplicates(fleet)
-    except FieldError as error:
-        raise locate(error, values, text=text, source=source, schema=SCHEMA) from error
-    return fleet
+    return parse_all([SourceText(source, text)])
 
 
-def build(file: FleetFile) -> Fleet:
+def build(file: schema.FleetFile) -> Fleet:
     """Build the fleet of a file that was converted as part of another one. Raises FieldError."""
-    scopes = (_build_scope(entry, ("scopes", index)) for index, entry in enumerate(file.scopes))
-    fleet = Fleet(scopes=tuple(scopes), hosts=tuple(dict.fromkeys(file.hosts)))
-    _refuse_duplicates(fleet)
+    scopes = [_build_scope(entry, ("scopes", index)) for index, entry in enumerate(file.scopes)]
+    fleet = Fleet(tuple(scopes), tuple(dict.fromkeys(file.hosts)))
+    _refuse_duplicates([SourceText("", b"")], [fleet])
     return fleet
 
 
-def parse_all(sources: Sequence[FleetText]) -> Fleet:
+def parse_all(files: Sequence[SourceText]) -> Fleet:
     """Parse several files as one fleet: what must be unique is unique across all of them."""
-    parts = [parse(source.text, source.name) for source in sources]
-    if len(parts) == 1:
-        return parts[0]
-    fleet = Fleet(
+    parts = [_parse_file(file) for file in files]
+    try:
+        _refuse_duplicates(files, parts)
+    except DuplicateValue as error:
+        raise error.file.locate(error, schema.SCHEMA) from error
+    return Fleet(
         scopes=tuple(scope for part in parts for scope in part.scopes),
         hosts=tuple(dict.fromkeys(host for part in parts for host in part.hosts)),
     )
+
+
+def _parse_file(file: SourceText) -> Fleet:
     try:
-        _refuse_duplicates(fleet)
-    except DuplicateValue as error:
-        here, path = _find_file(error.path, sources, parts)
-        there, owner = _find_file(error.owner, sources, parts)
-        line = find_line(here.text, path)
-        owner_line = f"{there.name}:{find_line(there.text, owner)}: {format_path(owner)}"
-        raise Invalid(
-            f"{here.name}:{line}: {format_path(path)}: expected {error.rule} {owner_line},"
-            f" got {_value_at(fleet, error.path)!r}",
-            source=here.name,
-            line=line,
-            field=format_path(path),
-        ) from error
-    return fleet
-
-
-def _find_file(
-    path: Path, sources: Sequence[FleetText], parts: Sequence[Fleet]
-) -> tuple[FleetText, Path]:
-    """Return the file that a path of the merged fleet points into, and the path within it."""
-    scopes, index, *rest = path
-    assert isinstance(index, int), "only values inside scopes must be unique"
-    for source, part in zip(sources, parts, strict=True):
-        if index < len(part.scopes):
-            return source, (scopes, index, *rest)
-        index -= len(part.scopes)
-    raise AssertionError("the path is in none of the files")
-
-
-def _value_at(fleet: Fleet, path: Path) -> object:
-    value: Any = fleet
-    for step in path:
-        value = value[step] if isinstance(step, int) else getattr(value, step)
-    return value
+        return _build_fleet(file.load())
+    except FieldError as error:
+        raise file.locate(error, schema.SCHEMA) from error
 
 
 def _build_fleet(values: object) -> Fleet:
     """Convert scope by scope: a fleet may be large, and other threads must be able to run."""
     entries = values.get("scopes") if isinstance(values, dict) else None
-    if isinstance(values, dict) and isinstance(entries, list) and len(entries) <= COUNT_MAX:
+    if isinstance(values, dict) and isinstance(entries, list) and len(entries) <= schema.COUNT_MAX:
         values = values | {"scopes": []}
-    file = convert(values, FleetFile)
-    return Fleet(
-        scopes=tuple(
-            _build_scope(convert(entry, ScopeEntry, ("scopes", index)), ("scopes", index))
-            for index, entry in enumerate(entries or ())
-        ),
-        hosts=tuple(dict.fromkeys(file.hosts)),
-    )
+    file = convert(values, schema.FleetFile)
+    scopes = [
+        _build_scope(convert(entry, schema.ScopeEntry, ("scopes", index)), ("scopes", index))
+        for index, entry in enumerate(entries or ())
+    ]
+    return Fleet(tuple(scopes), file.hosts)
 
 
-def _build_scope(entry: ScopeEntry, at: Path) -> Scope:
+def _build_scope(entry: schema.ScopeEntry, at: Path) -> Scope:
     if entry.kind is ScopeKind.VM and len(entry.vms) != 1:
         raise FieldError((*at, "vms"), "exactly one VM in a scope of kind vm")
-    return Scope(
-        name=entry.name,
-        kind=entry.kind,
-        policy=_build_policy(entry.policy, (*at, "policy")),
-        vms=tuple(_build_vm(vm, (*at, "vms", index)) for index, vm in enumerate(entry.vms)),
-    )
+    scope: Scope = _build(entry, at)
+    return scope
 
 
-def _build_policy(entry: PolicyEntry, at: Path) -> Policy:
-    members = msgspec.structs.asdict(entry) | {
-        "auto_approve": tuple(dict.fromkeys(entry.auto_approve)),
-        "terminate_notice": _parse_notice(entry.terminate_notice, (*at, "terminate_notice")),
-        "max_unavailable": parse_budget(entry.max_unavailable),
-    }
-    return Policy(**members)
+def _build(entry: msgspec.Struct, at: Path) -> Any:
+    """The value that an entry of the file describes."""
+    default = _DEFAULTS[type(entry)]
+    if entry == _EMPTY_INSTANCE:
+        return default  # one value for all VMs without one of their own
+    members = msgspec.structs.asdict(entry)
+    for name, member in members.items():
+        if isinstance(member, msgspec.Struct):
+            members[name] = _build(member, (*at, name))
+        elif name == "vms":
+            members[name] = tuple(_build(vm, (*at, name, i)) for i, vm in enumerate(member))
+        elif name in _PARSERS:
+            try:
+                members[name] = _PARSERS[name](member)
+            except ValueError as error:
+                raise FieldError((*at, name)) from error
+    return type(default)(**members)
 
 
-def parse_budget(value: int | str | None) -> Budget | None:
-    """Parse a MaxUnavailable. None: only update domains limit a campaign."""
-    if value is None or isinstance(value, int):
-        return None if value is None else Budget(value)
-    return Budget(int(value.removesuffix("%")), is_percent=True)
-
-
-def format_budget(budget: Budget | None) -> int | str | None:
-    """Format a budget as a fleet file writes it."""
-    if budget is None:
-        return None
-    return str(budget) if budget.is_percent else budget.number
-
-
-def _build_vm(entry: VmEntry, at: Path) -> Vm:
-    return Vm(
-        name=entry.name,
-        address=_normalize_address(entry.address, (*at, "address")),
-        update_domain=entry.update_domain,
-        host=entry.host,
-        id=entry.id.lower(),
-        fault_domain=entry.fault_domain,
-        instance=_build_instance(entry.instance, (*at, "instance")),
-    )
-
-
-def _build_instance(entry: InstanceEntry, at: Path) -> Instance:
-    if entry == InstanceEntry():
-        return DEFAULT_INSTANCE
-    members = msgspec.structs.asdict(entry) | {
-        "public_address": _normalize_address(entry.public_address, (*at, "public_address")),
-        "subnet": _normalize_subnet(entry.subnet, (*at, "subnet")),
-        "tags": tuple(entry.tags.items()),
-    }
-    return Instance(**members)
-
-
-def _normalize_address(text: str, at: Path) -> str:
+def _parse_address(text: str) -> str:
     """Normalize, so that a client's address can be looked up.
 
     IPv4-mapped IPv6 is unwrapped; scope ids are rejected.
     """
     if not text:
         return ""
-    try:
-        address = ipaddress.ip_address(text)
-    except ValueError as error:
-        raise FieldError(at) from error
+    address = ipaddress.ip_address(text)
     if isinstance(address, ipaddress.IPv4Address):
         return str(address)
     if address.scope_id is not None:
-        raise FieldError(at)
+        raise ValueError("an address with a scope id")
     return str(address.ipv4_mapped or address)
 
 
-def _normalize_subnet(text: str, at: Path) -> str:
-    try:
-        return str(ipaddress.ip_network(text)) if text else ""
-    except ValueError as error:
-        raise FieldError(at) from error
-
-
-def _parse_notice(text: str, at: Path) -> timedelta | None:
-    match = re.search(NOTICE_PATTERN, text)
-    assert match, "the entry's type has the same pattern"
+def _parse_notice(text: str) -> timedelta | None:
     if text == "off":
         return None
-    notice = timedelta(minutes=int(match[1] or 0), seconds=int(match[2] or 0))
+    notice = parse_duration(text.removeprefix("PT").lower())
     if not TERMINATE_NOTICE_MIN <= notice <= TERMINATE_NOTICE_MAX:
-        raise FieldError(at)
+        raise ValueError("a notice outside the limits")
     return notice
-
-
-def _refuse_duplicates(fleet: Fleet) -> None:
-    """Names are compared without case, as Azure does; many clients do so too."""
-    scopes = [(scope, ("scopes", index)) for index, scope in enumerate(fleet.scopes)]
-    vms = [(vm, (*at, "vms", index)) for scope, at in scopes for index, vm in enumerate(scope.vms)]
-    _refuse_duplicate(((scope.name.lower(), (*at, "name")) for scope, at in scopes), "a scope name")
-    _refuse_duplicate(((vm.name.lower(), (*at, "name")) for vm, at in vms), "a VM name")
-    _refuse_duplicate(((vm.address, (*at, "address")) for vm, at in vms), "an address")
-    _refuse_duplicate(((vm.id, (*at, "id")) for vm, at in vms), "an id")
-    _refuse_names_that_are_ids(vms)
-
-
-def _refuse_duplicate(values: Iterable[tuple[str, Path]], what: str) -> None:
-    owners: dict[str, Path] = {}
-    for value, at in values:
-        if value and owners.setdefault(value, at) != at:
-            raise DuplicateValue(at, f"{what} not used by", owners[value])
-
-
-def _refuse_names_that_are_ids(vms: Sequence[tuple[Vm, Path]]) -> None:
-    """A proxy signs a name or an id: a VM named like another VM's id could pass as that VM."""
-    owners = {vm.id: (vm, at) for vm, at in vms if vm.id}
-    for vm, at in vms:
-        owner, owner_at = owners.get(vm.name.lower(), (vm, at))
-        if owner is not vm:
-            raise DuplicateValue((*at, "name"), "a VM name that is not", (*owner_at, "id"))
-
-
-def dump(fleet: Fleet) -> dict[str, Any]:
-    """Return the file that describes this fleet, without defaults, events and power states."""
-    return msgspec.json.decode(dump_json(fleet), type=dict[str, Any])
-
-
-def dump_json(fleet: Fleet) -> bytes:
-    """Dump as JSON, scope by scope: other threads must be able to run in between."""
-    scopes = b",".join([msgspec.json.encode(_dump_scope(scope)) for scope in fleet.scopes])
-    hosts = b',"hosts":' + msgspec.json.encode(fleet.hosts) if fleet.hosts else b""
-    return b'{"scopes":[' + scopes + b"]" + hosts + b"}"
-
-
-def compute_etag(text: bytes) -> str:
-    """Identify a fleet as `dump_json` wrote it, for conditional requests."""
-    return hashlib.sha256(text).hexdigest()[:32]
-
-
-def _dump_scope(scope: Scope) -> dict[str, Any]:
-    members = _changed_members(scope, ScopeEntry)
-    if "policy" in members:
-        members["policy"] = _dump_policy(scope.policy)
-    if "vms" in members:
-        members["vms"] = [_dump_vm(vm) for vm in scope.vms]
-    return members
-
-
-def _dump_policy(policy: Policy) -> dict[str, Any]:
-    members = _changed_members(policy, PolicyEntry)
-    if "terminate_notice" in members:
-        members["terminate_notice"] = _format_notice(policy.terminate_notice)
-    if "max_unavailable" in members:
-        members["max_unavailable"] = format_budget(policy.max_unavailable)
-    return members
-
-
-def _dump_vm(vm: Vm) -> dict[str, Any]:
-    members = _changed_members(vm, VmEntry)
-    if "instance" in members:
-        members["instance"] = _changed_members(vm.instance, InstanceEntry)
-    if vm.instance.tags:
-        members["instance"]["tags"] = dict(vm.instance.tags)
-    return members
 
 
 def _format_notice(notice: timedelta | None) -> str:
@@ -308,18 +125,128 @@ def _format_notice(notice: timedelta | None) -> str:
     return f"{minutes}m{seconds}s" if seconds else f"{minutes}m"
 
 
-def _changed_members(value: msgspec.Struct, entry: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return the members that differ from the default. `omit_defaults` compares by identity."""
-    defaults = _defaults(type(value))
-    members = {name: getattr(value, name) for name in entry.__struct_fields__}
-    return {name: member for name, member in members.items() if member != defaults[name]}
+def parse_budget(value: int | str | None) -> Budget | None:
+    """Parse a MaxUnavailable. None: only update domains limit a campaign."""
+    if isinstance(value, str):
+        return Budget(int(value.removesuffix("%")), is_percent=True)
+    return None if value is None else Budget(value)
 
 
-@functools.cache
-def _defaults(type_: type[msgspec.Struct]) -> dict[str, Any]:
+def format_budget(budget: Budget | None) -> int | str | None:
+    """Format a budget as a fleet file writes it."""
+    if budget is None:
+        return None
+    return str(budget) if budget.is_percent else budget.number
+
+
+_EMPTY_INSTANCE = schema.InstanceEntry()
+_DEFAULTS: dict[type[msgspec.Struct], msgspec.Struct] = {
+    schema.ScopeEntry: Scope(name=""),
+    schema.PolicyEntry: DEFAULT_POLICY,
+    schema.VmEntry: Vm(name=""),
+    schema.InstanceEntry: DEFAULT_INSTANCE,
+}
+"""What an entry without members describes. `dump_json` leaves equal members out."""
+_ENTRIES = {type(default): entry for entry, default in _DEFAULTS.items()}
+_PARSERS: dict[str, Callable[[Any], object]] = {
+    "address": _parse_address,
+    "id": str.lower,
+    "public_address": _parse_address,
+    "subnet": lambda text: str(ipaddress.ip_network(text)) if text else "",
+    "tags": lambda tags: tuple(tags.items()),
+    "auto_approve": lambda names: tuple(dict.fromkeys(names)),
+    "terminate_notice": _parse_notice,
+    "max_unavailable": parse_budget,
+}
+"""Members that are something else in the fleet than in the file. ValueError: an invalid value."""
+
+
+class _Place(NamedTuple):
+    """Where something is declared."""
+
+    file: SourceText
+    path: Path
+
+    def member(self, *steps: str | int) -> "_Place":
+        return _Place(self.file, (*self.path, *steps))
+
+
+class DuplicateValue(FieldError):
+    """A value that must be unique. `owner` is the place of the first one."""
+
+    def __init__(self, place: _Place, rule: str, owner: _Place) -> None:
+        first = format_path(owner.path)
+        if owner.file is not place.file:
+            first = f"{owner.file.name}:{owner.file.find_line(owner.path)}: {first}"
+        super().__init__(place.path, f"{rule} {first}")
+        self.file = place.file
+
+
+def _refuse_duplicates(files: Sequence[SourceText], parts: Sequence[Fleet]) -> None:
+    """Names are compared without case, as Azure does; many clients do so too."""
+    scopes = [
+        (scope, _Place(file, ("scopes", index)))
+        for file, part in zip(files, parts, strict=True)
+        for index, scope in enumerate(part.scopes)
+    ]
+    vms = [
+        (vm, place.member("vms", index))
+        for scope, place in scopes
+        for index, vm in enumerate(scope.vms)
+    ]
+    for what, declared, field in (
+        ("a scope name", scopes, "name"),
+        ("a VM name", vms, "name"),
+        ("an address", vms, "address"),
+        ("an id", vms, "id"),
+    ):
+        owners: dict[str, _Place] = {}
+        for value, place in declared:
+            key = getattr(value, field).lower()
+            if key and owners.setdefault(key, place) is not place:
+                owner = owners[key].member(field)
+                raise DuplicateValue(place.member(field), f"{what} not used by", owner)
+    # A proxy signs a name or an id: a VM named like another VM's id could pass as that VM.
+    for vm, place in vms:
+        owner = owners.get(vm.name.lower(), place)
+        if owner is not place:
+            raise DuplicateValue(place.member("name"), "a VM name that is not", owner.member("id"))
+
+
+def dump_json(fleet: Fleet) -> bytes:
+    """The file that describes this fleet as JSON, without defaults, events and power states.
+
+    Encodes scope by scope: other threads must be able to run in between.
+    """
+    scopes = b",".join([msgspec.json.encode(_dump(scope)) for scope in fleet.scopes])
+    hosts = b',"hosts":' + msgspec.json.encode(fleet.hosts) if fleet.hosts else b""
+    return b'{"scopes":[' + scopes + b"]" + hosts + b"}"
+
+
+def compute_etag(text: bytes) -> str:
+    """Identify a fleet as `dump_json` wrote it, for conditional requests."""
+    return hashlib.sha256(text).hexdigest()[:32]
+
+
+def _dump(value: msgspec.Struct) -> dict[str, Any]:
+    """The members that a file has and that differ from the default.
+
+    `omit_defaults` would compare by identity.
+    """
+    entry = _ENTRIES[type(value)]
+    members = ((name, getattr(value, name)) for name in entry.__struct_fields__)
     return {
-        each.name: each.default
-        if each.default_factory is msgspec.NODEFAULT
-        else each.default_factory()
-        for each in msgspec.structs.fields(type_)
+        name: _DUMPERS[name](member) if name in _DUMPERS else member
+        for name, member in members
+        if member != getattr(_DEFAULTS[entry], name)
     }
+
+
+_DUMPERS: dict[str, Callable[[Any], object]] = {
+    "policy": _dump,
+    "vms": lambda vms: [_dump(vm) for vm in vms],
+    "instance": _dump,
+    "tags": dict,
+    "terminate_notice": _format_notice,
+    "max_unavailable": format_budget,
+}

@@ -9,8 +9,8 @@ import contextlib
 import difflib
 import json
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Container, Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import yaml
@@ -34,7 +34,7 @@ _PATH_STEP = re.compile(r"\.(\w+)|\[([0-9]+)\]")
 
 
 class FieldError(Exception):
-    """The value at a path is invalid. `locate` adds the source and the line."""
+    """The value at a path is invalid. `SourceText.locate` adds the source and the line."""
 
     def __init__(self, path: Path, expected: str = "") -> None:
         super().__init__(format_path(path))
@@ -42,35 +42,57 @@ class FieldError(Exception):
         self.expected = expected
 
 
-def load(text: bytes, source: str) -> object:
-    """Return the values of a text.
+class SourceText(NamedTuple):
+    """A text in YAML or JSON, and the name that errors give it."""
 
-    JSON has a fast path; what fails there is read as YAML, which knows the line of every error.
-    """
-    if len(text) > SIZE_MAX:
-        raise Invalid(
-            f"{source}: expected at most {SIZE_MAX} bytes, got {len(text)}",
-            source=source,
-            size=len(text),
-            size_max=SIZE_MAX,
-        )
-    try:
-        decoded = text.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = text.count(b"\n", 0, error.start) + 1
-        message = f"expected UTF-8, got the byte 0x{text[error.start]:02x}"
-        raise _invalid(source, line, (), message) from error
-    if decoded.lstrip().startswith("{"):
-        with contextlib.suppress(ValueError, msgspec.DecodeError, RecursionError):
-            json.loads(decoded, object_pairs_hook=_refuse_duplicate_keys)
-            return _decode_in_pieces(decoded)
-    return _YamlReader(decoded, source).read()
+    name: str
+    text: bytes
+
+    def load(self) -> object:
+        """Return the values of the text.
+
+        JSON has a fast path; what fails there is read as YAML, which knows the line of every error.
+        """
+        if len(self.text) > SIZE_MAX:
+            size = len(self.text)
+            raise Invalid(f"{self.name}: expected at most {SIZE_MAX} bytes, got {size}", size=size)
+        try:
+            decoded = self.text.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            line = self.text.count(b"\n", 0, error.start) + 1
+            message = f"expected UTF-8, got the byte 0x{self.text[error.start]:02x}"
+            raise self.invalid(line, (), message) from error
+        if decoded.lstrip().startswith("{"):
+            with contextlib.suppress(ValueError, RecursionError):
+                return _load_json(decoded)
+        return _YamlReader(self, decoded).read()
+
+    def locate(self, error: FieldError, schema: Mapping[str, Any]) -> Invalid:
+        """Return the error to raise: source, line, field, what was expected and what was found."""
+        path, message = explain(error, self.load(), schema)
+        return self.invalid(self.find_line(path), path, message)
+
+    def find_line(self, path: Path) -> int:
+        """Return the line of the value at a path, or of its nearest parent that exists.
+
+        Only structure and lines matter here, so surrogate escapes, which YAML lacks, are masked.
+        """
+        decoded = _SURROGATE.sub("______", self.text.decode("utf-8-sig"))
+        reader = _YamlReader(self, decoded, target=path)
+        with contextlib.suppress(Invalid):
+            reader.read()
+        return reader.line
+
+    def invalid(self, line: int, path: Path, message: str) -> Invalid:
+        field = format_path(path)
+        where = f"{self.name}:{line}: {field}: " if path else f"{self.name}:{line}: "
+        return Invalid(f"{where}{message}", source=self.name, line=line, field=field)
 
 
 def convert(values: object, type_: type[T], at: Path = (), *, strict: bool = True) -> T:
     """Convert plain values to a type. `at` is the path of the values.
 
-    `load` keeps `0.5` as text, so types with fractions are converted with `strict=False`.
+    YAML keeps `0.5` as text, so types with fractions are converted with `strict=False`.
     """
     try:
         return msgspec.convert(values, type_, strict=strict)
@@ -79,14 +101,6 @@ def convert(values: object, type_: type[T], at: Path = (), *, strict: bool = Tru
         _, separator, where = str(error).rpartition(" - at ")
         steps = _PATH_STEP.findall(where) if separator else []
         raise FieldError((*at, *(name or int(index) for name, index in steps))) from error
-
-
-def locate(
-    error: FieldError, values: Any, *, text: bytes, source: str, schema: Mapping[str, Any]
-) -> Invalid:
-    """Return the error to raise: source, line, field, what was expected and what was found."""
-    path, message = explain(error, values, schema)
-    return _invalid(source, find_line(text, path), path, message)
 
 
 def explain(error: FieldError, values: Any, schema: Mapping[str, Any]) -> tuple[Path, str]:
@@ -115,36 +129,32 @@ def format_path(path: Path) -> str:
     return "".join(steps).removeprefix(".")
 
 
-def find_line(text: bytes, path: Path) -> int:
-    """Return the line of the value at a path, or of its nearest parent that exists.
+def _load_json(text: str) -> object:
+    """ValueError for what is not JSON, duplicate keys, NaN and lone surrogates.
 
-    Only structure and lines matter here, so surrogate escapes, which YAML lacks, are masked.
+    The hook is Python, so that other threads can run in between.
     """
-    reader = _YamlReader(_SURROGATE.sub("______", text.decode("utf-8-sig")), "", target=path)
-    with contextlib.suppress(Invalid):
-        reader.read()
-    return reader.line
+    values: object = json.loads(text, object_pairs_hook=_make_dict, parse_constant=_refuse)
+    if _SURROGATE.search(text):
+        json.dumps(values, ensure_ascii=False).encode()
+    return values
 
 
-def _decode_in_pieces(text: str) -> object:
-    """Decode the long lists of an object item by item, so that other threads can run."""
-    members = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-    return {
-        name: _decode_list(raw) if bytes(memoryview(raw)[:1]) == b"[" else msgspec.json.decode(raw)
-        for name, raw in members.items()
-    }
+def _make_dict(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    members = dict(pairs)
+    return members if len(members) == len(pairs) else _refuse("duplicate key")
 
 
-def _decode_list(raw: msgspec.Raw) -> list[object]:
-    return [msgspec.json.decode(item) for item in msgspec.json.decode(raw, type=list[msgspec.Raw])]
+def _refuse(what: str) -> Any:
+    raise ValueError(what)
 
 
 class _YamlReader:
     """One pass over the parser's events. `yaml.compose` would crash in C on deep nesting."""
 
-    def __init__(self, text: str, source: str, target: Path = ()) -> None:
-        self.text = text
+    def __init__(self, source: SourceText, text: str, target: Path = ()) -> None:
         self.source = source
+        self.text = text
         self.target = target
         self.line = 1
         self.nodes = 0
@@ -165,10 +175,12 @@ class _YamlReader:
             # The parser reports the end of the text as the line after the last one.
             lines = len(self.text.splitlines())
             line = min(error.problem_mark.line + 1, lines) if error.problem_mark else self.line
-            raise self._unreadable(line, error.problem) from error
+            reason = error.problem
+            cause: Exception = error
         except yaml.reader.ReaderError as error:
             line = self.text.encode().count(b"\n", 0, error.position) + 1
-            raise self._unreadable(line, error.reason) from error
+            reason, cause = error.reason, error
+        raise self.source.invalid(line, (), f"not valid YAML or JSON: {reason}") from cause
 
     def _read_value(self, event: Any, path: Path) -> object:
         """Read a value. An alias counts as everything it repeats: no "billion laughs"."""
@@ -194,38 +206,25 @@ class _YamlReader:
             return _parse_scalar(event)
         if len(path) == DEPTH_MAX:
             raise self._error(event, path, f"expected at most {DEPTH_MAX} levels, got more")
-        if isinstance(event, events.SequenceStartEvent):
-            return self._read_sequence(path)
-        return self._read_mapping(path)
+        is_mapping = isinstance(event, events.MappingStartEvent)
+        members: dict[str | int, object] = {}
+        while not isinstance(event := next(self.events), events.CollectionEndEvent):
+            step = self._read_key(event, path, members) if is_mapping else len(members)
+            inner = (*path, step)
+            if inner == self.target[: len(inner)]:  # the longest prefix of the target comes last
+                self.line = event.start_mark.line + 1
+            members[step] = self._read_value(next(self.events) if is_mapping else event, inner)
+        return members if is_mapping else list(members.values())
 
-    def _read_sequence(self, path: Path) -> list[object]:
-        items: list[object] = []
-        while not isinstance(event := next(self.events), events.SequenceEndEvent):
-            self._note_line(event, (*path, len(items)))
-            items.append(self._read_value(event, (*path, len(items))))
-        return items
-
-    def _read_mapping(self, path: Path) -> dict[str, object]:
-        members: dict[str, object] = {}
-        while not isinstance(key := next(self.events), events.MappingEndEvent):
-            if not isinstance(key, events.ScalarEvent):
-                raise self._error(key, path, "expected a name as key, got another kind of value")
-            if key.value in members:
-                raise self._error(key, (*path, key.value), "duplicate key")
-            self._note_line(key, (*path, key.value))
-            members[key.value] = self._read_value(next(self.events), (*path, key.value))
-        return members
-
-    def _note_line(self, event: Any, path: Path) -> None:
-        """Keep the line of the longest prefix of the target path."""
-        if path == self.target[: len(path)]:
-            self.line = event.start_mark.line + 1
+    def _read_key(self, event: Any, path: Path, members: Container[str | int]) -> str:
+        if not isinstance(event, events.ScalarEvent):
+            raise self._error(event, path, "expected a name as key, got another kind of value")
+        if event.value in members:
+            raise self._error(event, (*path, event.value), "duplicate key")
+        return str(event.value)
 
     def _error(self, event: Any, path: Path, message: str) -> Invalid:
-        return _invalid(self.source, event.start_mark.line + 1, path, message)
-
-    def _unreadable(self, line: int, reason: str | None) -> Invalid:
-        return _invalid(self.source, line, (), f"not valid YAML or JSON: {reason}")
+        return self.source.invalid(event.start_mark.line + 1, path, message)
 
 
 def _parse_scalar(event: Any) -> object:
@@ -233,11 +232,6 @@ def _parse_scalar(event: Any) -> object:
     if is_plain and value in _CONSTANTS:
         return _CONSTANTS[value]
     return int(value) if is_plain and _INTEGER.fullmatch(value) else value
-
-
-def _refuse_duplicate_keys(pairs: list[tuple[str, object]]) -> None:
-    if len(dict(pairs)) != len(pairs):
-        raise ValueError("duplicate key")
 
 
 def _resolve(node: Mapping[str, Any], schema: Mapping[str, Any], values: Any) -> Mapping[str, Any]:
@@ -282,10 +276,3 @@ def _show(value: object) -> str:
 
 def _shorten(text: str) -> str:
     return text if len(text) <= SHOWN_MAX else text[:SHOWN_MAX] + "…"
-
-
-def _invalid(source: str, line: int, path: Path, message: str) -> Invalid:
-    where = f"{format_path(path)}: " if path else ""
-    return Invalid(
-        f"{source}:{line}: {where}{message}", source=source, line=line, field=format_path(path)
-    )

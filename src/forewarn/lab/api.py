@@ -11,7 +11,7 @@ from litestar.status_codes import HTTP_200_OK, HTTP_201_CREATED
 from msgspec import Meta
 
 from forewarn import errors
-from forewarn.fleetfile import yaml_source
+from forewarn.fleetfile.yaml_source import SourceText
 from forewarn.lab.clock import VirtualClock
 from forewarn.lab.fault.active import ActiveFault, parse_fault
 from forewarn.lab.fault.kinds import SCHEMA
@@ -117,7 +117,7 @@ class LabRoutes(Controller):
     @post("/faults", status_code=HTTP_201_CREATED, errors=(errors.Refused,))
     async def add_fault(self, body: RawBody, lab: Lab) -> FaultView:
         """Adds a fault to the endpoint. Its schema is at /api/v1/faults/schema."""
-        values = yaml_source.load(body, "body")
+        values = SourceText("body", body).load()
         if not isinstance(values, dict):
             raise errors.Invalid("body: expected a mapping that names the fault", field="body")
         return FaultView(view_fault(await lab.add_fault(parse_fault(values))))

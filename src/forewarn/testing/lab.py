@@ -1,5 +1,6 @@
 """`Lab`: a lab inside a test, in a thread of its own. It may be used from any thread."""
 
+import json
 import os
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -213,7 +214,7 @@ class Lab:
         vm = {"name": name, "update_domain": number % UPDATE_DOMAINS, "host": host}
         if number == 0:
             vm["address"] = str(LOOPBACK.host)
-        before = fleet_parser.dump(operations.fleet())
+        before = json.loads(fleet_parser.dump_json(operations.fleet()))
         others = [vm for scope in before["scopes"] for vm in scope["vms"]]
         scope = {"name": SCOPE, "kind": "availability-set", "vms": [*others, vm]}
         hosts = [*before.get("hosts", ()), host, f"{host}-spare"]

@@ -2,14 +2,12 @@
 a sync.
 """
 
-import json
-
 from msgspec.structs import astuple, replace
 
 from forewarn.core import command as ask
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
-from forewarn.fleetfile.parser import Fleet, dump, parse
+from forewarn.fleetfile.parser import Fleet, dump_json, parse
 from tests.unit.engine.test_engine import FLEET, World, live
 
 
@@ -116,7 +114,7 @@ def test_applying_an_exported_fleet_changes_nothing() -> None:
     async def story(world: World) -> None:
         desk, engine = await with_file(world)
         await moved(desk, engine, "web-0", "host-c")
-        shown = parse(json.dumps(dump(desk.fleet())).encode(), "shown")
+        shown = parse(dump_json(desk.fleet()), "shown")
         revision = (await world.store.load()).revision
 
         assert not any(astuple(await desk.apply(shown, by="ann")))

@@ -20,7 +20,7 @@ from forewarn.core.fleet import (
 )
 from forewarn.engine import record
 from forewarn.errors import Invalid
-from forewarn.fleetfile.parser import Fleet, dump, parse
+from forewarn.fleetfile.parser import Fleet, dump_json, parse
 from forewarn.fleetfile.schema import SCHEMA, FleetFile, InstanceEntry
 
 SCHEMA_SAYS = Draft202012Validator(SCHEMA, format_checker=Draft202012Validator.FORMAT_CHECKER)
@@ -61,6 +61,10 @@ def vm(**members: Any) -> dict[str, Any]:
 
 def policy(**members: Any) -> dict[str, Any]:
     return {"scopes": [{"name": "web", "kind": "scale-set", "policy": members}]}
+
+
+def dump(fleet: Fleet) -> Any:
+    return json.loads(dump_json(fleet))
 
 
 def read(file: dict[str, Any]) -> Fleet:

@@ -21,7 +21,7 @@ from forewarn.errors import NotFound
 from forewarn.fleetfile import parser as fleet_parser
 from forewarn.fleetfile.parser import Fleet
 from forewarn.fleetfile.schema import FleetFile, Name, Text
-from forewarn.fleetfile.yaml_source import FieldError, Path, convert, load, locate
+from forewarn.fleetfile.yaml_source import FieldError, Path, SourceText, convert
 from forewarn.lab.fault.active import check_begin
 from forewarn.lab.fault.kinds import Fault
 from forewarn.lab.names import EVENT, FAULT, HOST, VM, VmNames, check_names
@@ -133,11 +133,12 @@ def list_vms(*fleets: Fleet) -> tuple[str, ...]:
 
 def parse_scenario(text: bytes, source: str) -> Scenario:
     """Parse YAML or JSON. Errors call the text `source`."""
-    values: Any = load(text, source)
+    file = SourceText(source, text)
+    values: Any = file.load()
     try:
         return _build(convert(values, ScenarioFile, strict=False))
     except FieldError as error:
-        raise locate(error, values, text=text, source=source, schema=SCHEMA) from error
+        raise file.locate(error, SCHEMA) from error
 
 
 def list_library() -> tuple[str, ...]:

@@ -1,6 +1,5 @@
 """Faults as values: how they are read, when they are in force, and which requests they touch."""
 
-import json
 from datetime import datetime, timedelta
 from random import Random
 from statistics import mean
@@ -10,7 +9,7 @@ import jsonschema
 import pytest
 
 from forewarn.errors import Invalid, NotFound, Refused
-from forewarn.fleetfile.yaml_source import FieldError, convert, locate
+from forewarn.fleetfile.yaml_source import FieldError, SourceText, convert
 from forewarn.lab.fault.active import FAULTS_MAX, Call, FaultSet, parse_fault
 from forewarn.lab.fault.kinds import (
     KINDS,
@@ -116,9 +115,7 @@ def test_invalid_fault_in_a_file_names_its_line() -> None:
     }
     text = b'{"faults": [\n{"fault": "lapse"},\n{"fault": "status", "cod": 500}]}'
 
-    problem = locate(
-        FieldError(("faults", 1)), json.loads(text), text=text, source="story.yaml", schema=schema
-    )
+    problem = SourceText("story.yaml", text).locate(FieldError(("faults", 1)), schema)
 
     assert problem.message == "story.yaml:3: faults[1].cod: unknown member; did you mean 'code'?"
     with pytest.raises(FieldError):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.fleetfile import yaml_source as text
+from forewarn.fleetfile.yaml_source import SourceText
 from forewarn.lab.fault.active import parse_fault
 from forewarn.lab.fault.kinds import KINDS, SCHEMA, get_kind
 
@@ -25,7 +25,7 @@ def test_every_member_of_a_kind_is_documented(kind: type) -> None:
     assert [name for name in members if f"\n| `{name}` |" not in section] == []
     example = re.search(r"```yaml\n(.+?)```", section, re.DOTALL)
     assert example is not None
-    values = text.load(example[1].encode(), "page")
+    values = SourceText("page", example[1].encode()).load()
     assert isinstance(values, dict)
     assert parse_fault(values).kind == get_kind(kind)
 

@@ -9,7 +9,7 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from forewarn.errors import Invalid
-from forewarn.fleetfile.yaml_source import load
+from forewarn.fleetfile.yaml_source import SourceText
 from forewarn.lab.scenario.schema import SCHEMA, list_library, load_from_library, parse_scenario
 from forewarn.lab.scenario.steps import MaintainStep
 
@@ -309,7 +309,7 @@ def errors(values: Any) -> list[Any]:
 
 
 def test_schema_agrees_with_the_parser() -> None:
-    values: Any = load(WHOLE.encode(), "scenario.yaml")
+    values: Any = SourceText("scenario.yaml", WHOLE.encode()).load()
 
     Draft202012Validator.check_schema(SCHEMA)
     assert errors(values) == []
