@@ -28,7 +28,6 @@ from forewarn.engine.transaction import Transaction
 from forewarn.errors import Error, Invalid
 from forewarn.history.cloudevents import encode, event_id, headers
 from forewarn.history.feed import HistoryFeed
-from forewarn.history.webhook_sender import WebhookSender
 from forewarn.log import log
 from forewarn.store.base import HistoryValues, Lease, Store
 
@@ -258,6 +257,8 @@ async def open_webhooks(
     make_id: Callable[[], str],
 ) -> tuple[Webhook, ...]:
     """The configured webhooks, registered: they get everything that happens from now on."""
+    from forewarn.history.webhook_sender import WebhookSender  # httpx is slow to import
+
     unknown = [name for name in config.webhook_changes if name not in list(ChangeKind)]
     if unknown:
         raise Invalid(
