@@ -44,7 +44,7 @@ class Role(StrEnum):
         return ranks.index(self) >= ranks.index(needed)
 
 
-class Token(msgspec.Struct, frozen=True):
+class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`digest` is the SHA-256 of the secret.
 
     256 random bits cannot be brute-forced, so a fast hash is enough.

@@ -25,7 +25,7 @@ from forewarn.engine.lease import run_under_lease
 from forewarn.engine.log_throttle import ThrottledLog
 from forewarn.engine.record import RAW, RecordCodec
 from forewarn.engine.transaction import Transaction
-from forewarn.errors import Error, Invalid
+from forewarn.errors import Error, Invalid, RecordUnreadable
 from forewarn.history.cloudevents import encode, event_id, headers
 from forewarn.history.feed import HistoryFeed
 from forewarn.log import log
@@ -45,7 +45,7 @@ REJECTIONS_MAX = 10
 NEVER = datetime.fromtimestamp(0, UTC)
 
 
-class Cursor(msgspec.Struct, frozen=True):
+class Cursor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything up to `number` is delivered; the next attempt is not before `retry_at`.
 
     `failures` counts failed attempts since the last success, `rejections` those of them at the end
@@ -110,11 +110,14 @@ class Webhook:
             if transaction.get(self._key) is None:
                 transaction.put(self._key, Cursor(number))
 
-        await self._engine.update([self._key], decide, by=BY)
+        with suppress(RecordUnreadable):
+            await self._engine.update([self._key], decide, by=BY)
 
     async def run(self, lease: Lease) -> None:
         """Deliver until cancelled, then save the cursor: the next server repeats nothing."""
         await self._engine.refresh(self._key)
+        while self._key in self._engine.unreadable:  # ends when this version can read it
+            await self._clock.sleep_until(self._clock.now() + CHECK_INTERVAL)
         saved: Cursor = self._engine.records.get(self._key).value or Cursor(0)
         # a server with a wrong clock may have saved any time
         latest = self._clock.now() + PAUSE_MAX

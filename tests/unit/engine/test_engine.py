@@ -3,10 +3,12 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from msgspec.structs import astuple
 
+import forewarn
 from forewarn.core import command as ask
 from forewarn.core.change import ChangeKind
 from forewarn.core.event import EventType, Status
@@ -547,3 +549,15 @@ def test_no_more_impacts_at_once_than_allowed() -> None:
         assert desk._engine.board.events == {}
 
     live(story)
+
+
+def test_only_the_engine_commits() -> None:
+    """A commit elsewhere would bypass the conflicts, the history and the board."""
+    sources = Path(forewarn.__file__).parent
+    committing = {
+        str(path.relative_to(sources))
+        for path in sources.rglob("*.py")
+        if "store.commit(" in path.read_text()
+    }
+
+    assert committing == {"engine/engine.py"}

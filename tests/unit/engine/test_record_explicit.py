@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from forewarn.auth.tokens import TOKEN, Role, Token
 from forewarn.core import command as ask
 from forewarn.core.event import Cause, Event, EventType, Impact, ImpactState, Source, Status
 from forewarn.core.fleet import (
@@ -21,8 +22,10 @@ from forewarn.core.fleet import (
     ScopeKind,
     Vm,
 )
-from forewarn.engine.record import HOSTS, SCOPE, Hosts
+from forewarn.engine.record import HOSTS, SCOPE, Hosts, RecordCodec
 from forewarn.errors import StoreUnusable
+from forewarn.history.webhooks import CURSOR, Cursor
+from forewarn.web.control.idempotency import CODEC, StoredResponse
 from tests.builders import MINUTE, NOON, maintain, run, scope_of
 
 # These bytes were written by the first version, which left every default out. They are on disks.
@@ -203,6 +206,23 @@ def test_record_with_an_unknown_field_is_rejected(form: Any, record: bytes) -> N
     """Read and written back it would lose that member, and nobody would notice."""
     with pytest.raises(StoreUnusable, match="unknown field `colour`"):
         form.decode(record)
+
+
+FEATURES: list[tuple[RecordCodec[Any], object]] = [
+    (TOKEN, Token(name="ann", role=Role.VIEWER, digest="", created_at=NOON)),
+    (CURSOR, Cursor(1)),
+    (CODEC, StoredResponse(request="", at=NOON)),
+]
+
+
+@pytest.mark.parametrize(("codec", "value"), FEATURES)
+def test_records_of_features_reject_unknown_fields_too(
+    codec: RecordCodec[Any], value: object
+) -> None:
+    """A token that a newer version restricts must not be good for more on an older server."""
+    newer = codec.encode(value).replace(b'"value":{', b'"value":{"colour":"red",')
+    with pytest.raises(StoreUnusable, match="unknown field `colour`"):
+        codec.decode(newer)
 
 
 def test_what_is_written_today_is_read_back_as_it_was() -> None:

@@ -41,7 +41,7 @@ TRIM_EVERY = 100
 BY = "idempotency"
 
 
-class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
+class StoredResponse(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The record of a key: the digest of its request, its operation, and the response.
 
     RESERVED while `status` is 0.
