@@ -66,29 +66,17 @@ def make_parser(program: str) -> AgentParser:
         "run", help="run the agent until SIGTERM or Ctrl-C; SIGHUP reloads the file"
     )
     check = commands.add_parser("check", help="check the file and list its rules")
-    for command in (run, check):
-        command.add_argument(
-            "--config",
-            type=Path,
-            default=CONFIG,
-            metavar="FILE",
-            help="the configuration file (default: %(default)s)",
-        )
-    run.add_argument(
-        "--endpoint", default="", metavar="URL", help="overrides the endpoint in the file"
-    )
-    run.add_argument(
-        "--dry-run", action="store_true", help="log what would be done; do and approve nothing"
-    )
-    run.add_argument("--once", action="store_true", help="poll once, do what is due, and exit")
     status = commands.add_parser("status", help="what the agent on this machine is doing")
-    status.add_argument(
-        "--socket",
-        type=Path,
-        default=SOCKET,
-        metavar="PATH",
-        help="the agent's socket (default: %(default)s)",
-    )
+    help_ = "the configuration file (default: %(default)s)"
+    for command in (run, check):
+        command.add_argument("--config", type=Path, default=CONFIG, metavar="FILE", help=help_)
+    help_ = "overrides the endpoint in the file"
+    run.add_argument("--endpoint", default="", metavar="URL", help=help_)
+    help_ = "log what would be done; do and approve nothing"
+    run.add_argument("--dry-run", action="store_true", help=help_)
+    run.add_argument("--once", action="store_true", help="poll once, do what is due, and exit")
+    help_ = "the agent's socket (default: %(default)s)"
+    status.add_argument("--socket", type=Path, default=SOCKET, metavar="PATH", help=help_)
     status.add_argument("--json", action="store_true", help="print JSON")
     return parser
 

@@ -6,8 +6,6 @@ document has no thread.
 """
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import fields, replace
 from datetime import UTC, datetime
 
@@ -103,12 +101,19 @@ class Agent:
             approved=self._approved,
             looks_min=1 if self._is_once else LOOKS_MIN,
         )
-        with self._approving(stop, watcher):
+        approver = threading.Thread(
+            target=self._run_approver, args=(stop, watcher), name="forewarn-approve", daemon=True
+        )
+        approver.start()
+        try:
             if self._is_once:
                 self._read(self._client.document(), watcher)
                 self._finish_due_work(stop)
             else:
                 self._follow(stop, watcher)
+        finally:
+            stop.set()
+            self._end(approver)
 
     def reload(self, settings: AgentSettings) -> None:
         """New rules apply to events that appear from now on. Current events keep their rule, but
@@ -286,19 +291,6 @@ class Agent:
                 del self._workers[workflow.event.key]
             self._start_workers()
 
-    @contextmanager
-    def _approving(self, stop: threading.Event, watcher: Watcher) -> Iterator[None]:
-        """Run the approver's thread. At the end, stop it and the workers."""
-        approver = threading.Thread(
-            target=self._run_approver, args=(stop, watcher), name="forewarn-approve", daemon=True
-        )
-        approver.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            self._end(approver)
-
     def _run_approver(self, stop: threading.Event, watcher: Watcher) -> None:
         approver = Approver(self._context, self._client, self._approved)
         is_waiting = False
@@ -364,17 +356,11 @@ def quiet_seconds_max(settings: AgentSettings) -> float:
 
 def _log_dry_run(event: Event, rule: Rule) -> None:
     steps = [
-        f"{phase}: {planned.step.describe()}"
-        for phase in WorkflowPhase
-        for planned in rule.steps(phase)
+        f"{phase}: {one.step.describe()}" for phase in WorkflowPhase for one in rule.steps(phase)
     ]
-    log.info(
-        "dry run: this would be done",
-        event=event.key,
-        rule=rule.name,
-        steps="; ".join(steps),
-        approve=rule.approve if rule.may_approve else "never",
-    )
+    approve = rule.approve if rule.may_approve else "never"
+    message = "dry run: this would be done"
+    log.info(message, event=event.key, rule=rule.name, steps="; ".join(steps), approve=approve)
 
 
 class EndpointHealth:

@@ -85,30 +85,38 @@ class Daemon:
             raise
 
     def _run(self, stack: ExitStack) -> None:
+        """A dry run has its own journal and opens neither socket nor port: a running agent may use
+        the real ones.
+        """
         self._handle_signals(stack)
-        settings = self._load()
+        settings, options = self._load(), self._options
+        if options.is_dry_run:
+            directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="forewarn-agent-"))
+            settings = replace(settings, journal=Path(directory, "journal"), socket=None, listen="")
         self._client = Client(settings.endpoint, api_version=settings.api_version)
         stack.callback(self._client.close)
         stack.callback(self._stop.set)
-        journal = self._open_journal(settings, stack)
+        journal = Journal.open(settings.journal)
+        stack.callback(journal.close)
         programs = None
-        if settings.socket is not None and not self._options.is_dry_run:
-            resumed = _events_in_prepare(journal)
+        if settings.socket is not None:
             programs = ParticipantSocket(
-                settings.socket, lambda: to_json(self._agent.status()), resumed=resumed
+                settings.socket,
+                lambda: to_json(self._agent.status()),
+                resumed=_events_in_prepare(journal),
             )
         self._agent = self._make_agent(
             settings,
             self._client,
             journal,
             programs=programs,
-            is_dry_run=self._options.is_dry_run,
-            is_once=self._options.is_once,
+            is_dry_run=options.is_dry_run,
+            is_once=options.is_once,
         )
         if programs is not None:
             programs.open()
             stack.callback(programs.close)
-        if settings.listen and not self._options.is_dry_run:
+        if settings.listen:
             self._open_port(settings.listen, stack)
         self._serve(settings)
 
@@ -117,16 +125,6 @@ class Daemon:
         settings = load(self._options.config)
         endpoint = self._options.endpoint or settings.endpoint
         return replace(settings, endpoint=discover(self._environ, endpoint=endpoint))
-
-    def _open_journal(self, settings: AgentSettings, stack: ExitStack) -> Journal:
-        """A dry run has its own journal: a running agent may use the real one."""
-        path = settings.journal
-        if self._options.is_dry_run:
-            directory = tempfile.TemporaryDirectory(prefix="forewarn-agent-")
-            path = Path(stack.enter_context(directory), "journal")
-        journal = Journal.open(path)
-        stack.callback(journal.close)
-        return journal
 
     def _open_port(self, listen: str, stack: ExitStack) -> None:
         from forewarn.agent.status_http import StatusPort  # costs memory, so only where it is used

@@ -8,10 +8,8 @@ import threading
 
 from forewarn.log import log
 
-Connection = socket.socket | tuple[bytes, socket.socket]
 
-
-class LimitedThreadingMixIn(socketserver.ThreadingMixIn):
+class LimitedServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
     """One thread per connection. Connections over the limit are closed immediately.
 
     `start` and `stop` replace `serve_forever` and `shutdown`, which wake up every half second.
@@ -20,42 +18,36 @@ class LimitedThreadingMixIn(socketserver.ThreadingMixIn):
     daemon_threads = True
     block_on_close = False
     connections_max = 16
-
-    def __init__(self, *args: object) -> None:
-        self._slots = threading.BoundedSemaphore(self.connections_max)
-        self._is_stopped = False
-        super().__init__(*args)
+    _is_stopped = False
 
     def start(self, name: str) -> None:
+        self._slots = threading.BoundedSemaphore(self.connections_max)
         self._thread = threading.Thread(target=self._accept, name=name, daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        assert isinstance(self, socketserver.TCPServer)
         self._is_stopped = True
         self.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._thread.join()
         self.server_close()
 
     def _accept(self) -> None:
-        assert isinstance(self, socketserver.BaseServer)
         while not self._is_stopped:
             self.handle_request()
 
-    def process_request(self, request: Connection, client_address: object) -> None:
-        assert isinstance(self, socketserver.BaseServer)
-        if not self._slots.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
+    def verify_request(self, request: object, client_address: object) -> bool:
+        return self._slots.acquire(blocking=False)
+
+    def process_request(self, request: object, client_address: object) -> None:
         try:
-            super().process_request(request, client_address)
+            super().process_request(request, client_address)  # type: ignore[arg-type]
         except BaseException:  # no thread could be started, so none will release the slot
             self._slots.release()
             raise
 
-    def process_request_thread(self, request: Connection, client_address: object) -> None:
+    def process_request_thread(self, request: object, client_address: object) -> None:
         try:
-            super().process_request_thread(request, client_address)
+            super().process_request_thread(request, client_address)  # type: ignore[arg-type]
         finally:
             self._slots.release()
 

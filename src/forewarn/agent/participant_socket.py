@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from forewarn.agent.limited_server import LimitedThreadingMixIn
+from forewarn.agent.limited_server import LimitedServer
 from forewarn.agent.participants import PROGRAMS_MAX, LocalPrograms, Participants
 from forewarn.agent.steps.base import WorkflowPhase
 from forewarn.client import Event
@@ -179,13 +179,14 @@ class ProgramConnection(socketserver.StreamRequestHandler):
             self.hang_up()
 
 
-class _Server(LimitedThreadingMixIn, socketserver.UnixStreamServer):
+class _Server(LimitedServer):
+    address_family = socket.AF_UNIX
     connections_max = CONNECTIONS_MAX
     request_queue_size = 2 * CONNECTIONS_MAX
 
     def __init__(self, owner: ParticipantSocket, path: Path) -> None:
         self.owner = owner
-        super().__init__(str(path), ProgramConnection)
+        super().__init__(str(path), ProgramConnection)  # type: ignore[arg-type] # of a TCP server
 
     def server_bind(self) -> None:
         """Set the mode before the socket listens, so that no other user can ever connect."""

@@ -4,6 +4,7 @@ The first rule that matches an event applies to it. Its fields are the keys of `
 configuration file.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -31,7 +32,6 @@ TYPES = ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate")
 SOURCES = ("Platform", "User")
 STEPS_MAX = 64
 LIMIT_SECONDS_MAX = 7 * 24 * 3600
-UNKNOWN_DURATION = -1
 LEADER_FORM = (
     "'first' ('lease' is no longer supported; approve = \"when-prepared-and-quiet\" lets one VM go"
     " at a time)"
@@ -67,22 +67,20 @@ class OnFailure(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """From `least` to `most`, both included. None is no bound."""
+    """From `least` to `most`, both included."""
 
-    least: Annotated[float | None, Key("min"), number(0)] = None
-    most: Annotated[float | None, Key("max"), number(0)] = None
+    least: Annotated[float, Key("min"), number(0)] = 0.0
+    most: Annotated[float, Key("max"), number(0)] = math.inf
 
     def __post_init__(self) -> None:
-        if self.least is not None and self.most is not None and self.least > self.most:
+        if self.least > self.most:
             raise SettingError("", "a min that is not above its max")
 
-    @property
-    def is_open(self) -> bool:
-        return self.least is None and self.most is None
-
     def contain(self, value: float) -> bool:
-        is_above = self.least is None or value >= self.least
-        return is_above and (self.most is None or value <= self.most)
+        return self.least <= value <= self.most
+
+
+ANY = Bounds()
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +123,8 @@ class Rule:
     types: Annotated[tuple[str, ...], names(f"a list of {', '.join(TYPES)}", among=TYPES)] = ()
     sources: Annotated[tuple[str, ...], names("a list of Platform, User", among=SOURCES)] = ()
     concerns: Concerns = Concerns.OWN
-    duration_seconds: Bounds = Bounds()
-    lead_seconds: Bounds = Bounds()
+    duration_seconds: Bounds = ANY
+    lead_seconds: Bounds = ANY
     scope: tuple[str, ...] = ()
     approve: ApproveWhen = ApproveWhen.NEVER
     leader: Annotated[str, checked(LEADER_FORM, lambda value: value == "first")] = "first"
@@ -158,7 +156,8 @@ def matches(rule: Rule, event: Event, *, vm: str, lead_seconds: float) -> bool:
         _is_among(event.type, rule.types)
         and _is_among(event.source, rule.sources)
         and _concerns(rule.concerns, event, vm)
-        and _has_duration(rule.duration_seconds, event.duration_seconds)
+        # An unknown duration is -1, which is within no bounds.
+        and (rule.duration_seconds == ANY or rule.duration_seconds.contain(event.duration_seconds))
         and rule.lead_seconds.contain(lead_seconds)
         and _is_in_scope(rule.scope, event)
     )
@@ -190,11 +189,6 @@ def _is_among(value: str, accepted: tuple[str, ...]) -> bool:
 
 def _concerns(accepted: Concerns, event: Event, vm: str) -> bool:
     return accepted is Concerns.ANY or event.concerns(vm) == (accepted is Concerns.OWN)
-
-
-def _has_duration(bounds: Bounds, seconds: int) -> bool:
-    """An unknown duration is within no bounds."""
-    return bounds.is_open or (seconds > UNKNOWN_DURATION and bounds.contain(seconds))
 
 
 def _is_in_scope(patterns: tuple[str, ...], event: Event) -> bool:

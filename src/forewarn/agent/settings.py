@@ -80,10 +80,7 @@ def load(path: Path) -> AgentSettings:
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        byte = content[error.start]
-        message = f"{path}:{line}: expected UTF-8, got byte 0x{byte:02x}"
-        raise Invalid(message, file=str(path), line=line) from error
+        raise Invalid(f"{path}: expected UTF-8: {error}", file=str(path)) from error
     return parse(text, str(path))
 
 

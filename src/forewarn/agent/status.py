@@ -11,6 +11,7 @@ from forewarn import __version__
 from forewarn.agent.progress import event_to_json, for_journal
 from forewarn.agent.steps.base import WorkflowPhase
 from forewarn.client import Event
+from forewarn.log import escape
 
 COUNTER_NAMES = (
     *(
@@ -116,7 +117,7 @@ def to_line(status: AgentStatus) -> str:
     """One line, for systemd."""
     doing = (f"{workflow.event.type} {workflow.doing}" for workflow in status.workflows[:3])
     problem = f"; {status.unready}" if status.unready else ""
-    return _escape(f"{status.name or 'name unknown'}: {', '.join(doing) or 'no events'}{problem}")
+    return escape(f"{status.name or 'name unknown'}: {', '.join(doing) or 'no events'}{problem}")
 
 
 def to_json(status: AgentStatus) -> dict[str, object]:
@@ -147,8 +148,10 @@ def _workflow_to_json(status: WorkflowStatus) -> dict[str, object]:
 
 
 def to_text(status: Mapping[str, object]) -> Iterator[str]:
-    """The output of `to_json` as lines for a terminal."""
-    return map(_escape, _lines(status))
+    """The output of `to_json` as lines for a terminal. The endpoint chooses names and ids: a line
+    end would forge a line, an escape sequence would reach the terminal.
+    """
+    return map(escape, _lines(status))
 
 
 def _lines(status: Mapping[str, object]) -> Iterator[str]:
@@ -172,16 +175,6 @@ def _lines(status: Mapping[str, object]) -> Iterator[str]:
         yield f"{subject}: {workflow['doing']}{step}{when} (rule {workflow['rule']})"
     if not workflows:
         yield "no events"
-
-
-def _escape(line: str) -> str:
-    """The endpoint chooses names and ids: a newline would forge a line, an escape sequence would
-    reach the terminal.
-    """
-    return "".join(
-        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
-        for letter in line
-    )
 
 
 def to_prometheus(status: AgentStatus) -> str:

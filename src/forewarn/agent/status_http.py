@@ -5,12 +5,11 @@ Imported only when `listen` is set: http.server costs memory that most agents do
 
 import contextlib
 import socket
-import socketserver
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 
-from forewarn.agent.limited_server import LimitedThreadingMixIn
+from forewarn.agent.limited_server import LimitedServer
 from forewarn.agent.status import AgentStatus, to_prometheus
 from forewarn.errors import Unavailable
 
@@ -41,7 +40,7 @@ class StatusPort:
         self._server.stop()
 
 
-class _Server(LimitedThreadingMixIn, socketserver.TCPServer):
+class _Server(LimitedServer):
     """Not http.server.HTTPServer, which looks up the host's name when it binds."""
 
     allow_reuse_address = True

@@ -7,13 +7,13 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from forewarn.agent.limited_server import LimitedThreadingMixIn
+from forewarn.agent.limited_server import LimitedServer
 from forewarn.agent.status import AgentStatus
 from forewarn.agent.status_http import StatusPort
 from forewarn.errors import Unavailable
 from tests.unit.agent.agent_status import agent_status, workflow
 
-CONNECTIONS_MAX = LimitedThreadingMixIn.connections_max
+CONNECTIONS_MAX = LimitedServer.connections_max
 
 
 @contextmanager

@@ -46,7 +46,11 @@ def _convert_command(value: object, path: str) -> str | tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class RunStep:
-    """`run`: a command. Exit code 0 is success."""
+    """`run`: a command. Exit code 0 is success.
+
+    A command that takes too long gets SIGTERM `grace_seconds` before its limit, and SIGKILL at the
+    limit.
+    """
 
     command: Annotated[tuple[str, ...] | str, _convert_command]
     shell: bool = False
@@ -60,17 +64,19 @@ class RunStep:
         if isinstance(self.command, str) is not self.shell:
             raise SettingError("command", "a text for the shell" if self.shell else COMMAND_FORM)
 
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        return ("/bin/sh", "-c", self.command) if isinstance(self.command, str) else self.command
+
+    @property
+    def name(self) -> str:
+        return os.path.basename(self.arguments[0])
+
     def describe(self) -> str:
-        return f"run {' '.join(self._arguments())}"
+        return f"run {' '.join(self.arguments)}"
 
     def run(self, context: StepContext) -> None:
-        command = Command(
-            self._arguments(), self.directory or None, self.environment, self.grace_seconds
-        )
-        run_command(command, context)
-
-    def _arguments(self) -> tuple[str, ...]:
-        return ("/bin/sh", "-c", self.command) if isinstance(self.command, str) else self.command
+        run_command(self, context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +100,7 @@ class SystemdStep:
         if action == "by-phase":
             action = "start" if context.phase is WorkflowPhase.RECOVER else "stop"
         units = self.units if action in ("stop", "reload") else self.units[::-1]
-        run_all([Command(("systemctl", action, "--", unit)) for unit in units], context)
+        run_all([RunStep(("systemctl", action, "--", unit)) for unit in units], context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +121,7 @@ class HooksStep:
         if not self.directory.is_dir():
             raise StepFailed(f"directory {self.directory} does not exist")
         hooks = _find_hooks(self.directory / f"{context.phase.value}.d")
-        run_all([Command((str(hook),)) for hook in hooks], context)
+        run_all([RunStep((str(hook),)) for hook in hooks], context)
 
 
 def _find_hooks(directory: Path) -> list[Path]:
@@ -130,23 +136,7 @@ def _find_hooks(directory: Path) -> list[Path]:
     return [path for path in found if path.is_file() and os.access(path, os.X_OK)]
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
-    """What to run. A command that takes too long gets SIGTERM `grace_seconds` before its limit,
-    and SIGKILL at the limit.
-    """
-
-    arguments: tuple[str, ...]
-    directory: str | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
-    grace_seconds: float = GRACE_SECONDS
-
-    @property
-    def name(self) -> str:
-        return os.path.basename(self.arguments[0])
-
-
-def run_command(command: Command, context: StepContext) -> str:
+def run_command(command: RunStep, context: StepContext) -> str:
     """Run a command to its end and return the end of its output. Raises StepFailed for any exit
     code but 0.
 
@@ -173,7 +163,7 @@ def run_command(command: Command, context: StepContext) -> str:
     return text
 
 
-def run_all(commands: Sequence[Command], context: StepContext) -> None:
+def run_all(commands: Sequence[RunStep], context: StepContext) -> None:
     """Run commands one after the other, each within an even share of the time left.
 
     A failure does not stop the others; all failures are raised as one.
@@ -192,11 +182,11 @@ def run_all(commands: Sequence[Command], context: StepContext) -> None:
         raise combine(failures)
 
 
-def _start(command: Command, context: StepContext) -> "subprocess.Popen[bytes]":
+def _start(command: RunStep, context: StepContext) -> "subprocess.Popen[bytes]":
     try:
         return subprocess.Popen(  # noqa: S603 - running what the configuration names is its job
             command.arguments,
-            cwd=command.directory,
+            cwd=command.directory or None,
             env={**os.environ, **command.environment, **event_environment(context)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -254,17 +244,13 @@ def _wait_briefly(process: "subprocess.Popen[bytes]", seconds: float) -> None:
         process.wait(seconds)
 
 
-def _failure(command: Command, code: int | None, context: StepContext, output: str) -> StepFailed:
-    if code is not None:
-        return StepFailed(f"{command.name} {_describe_exit(code)}{output}", exit_code=code)
-    if context.stop.is_set():
+def _failure(command: RunStep, code: int | None, context: StepContext, output: str) -> StepFailed:
+    if code is None and context.stop.is_set():
         return StepFailed(f"{command.name} was terminated: stopped early{output}")
-    return StepTimedOut(f"{command.name} was terminated at its time limit{output}")
-
-
-def _describe_exit(code: int) -> str:
+    if code is None:
+        return StepTimedOut(f"{command.name} was terminated at its time limit{output}")
     if code >= 0:
-        return f"ended with exit code {code}"
-    with contextlib.suppress(ValueError):
-        return f"was killed by {signal.Signals(-code).name}"
-    return f"was killed by signal {-code}"
+        return StepFailed(f"{command.name} ended with exit code {code}{output}", exit_code=code)
+    names = {number.value: number.name for number in signal.Signals}
+    killer = names.get(-code, f"signal {-code}")
+    return StepFailed(f"{command.name} was killed by {killer}{output}", exit_code=code)

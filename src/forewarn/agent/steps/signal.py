@@ -17,7 +17,7 @@ from forewarn.agent.steps.base import (
     call_with_timeout,
     wait_until,
 )
-from forewarn.agent.steps.command import Command, run_command
+from forewarn.agent.steps.command import RunStep, run_command
 
 PID_BYTES_MAX = 32
 PID_MAX = 2**31 - 1
@@ -47,8 +47,7 @@ class SignalStep:
         wait = ", wait for its end" if self.until_exit else ""
         if self.until_file:
             wait = f", wait for {self.until_file}"
-        name = signal.Signals[_signal_name(self.send)].name
-        return f"send {name} to {self.unit or self.pid_file}{wait}"
+        return f"send {_signal_name(self.send)} to {self.unit or self.pid_file}{wait}"
 
     def run(self, context: StepContext) -> None:
         """The file counts when it appears or changes after the signal. A process that exits
@@ -96,13 +95,12 @@ class SignalStep:
         """Never 0, 1 or negative: those mean process groups, init, or all processes."""
         if self.unit:
             show = ("systemctl", "show", "--property=MainPID", "--value", "--", self.unit)
-            text = run_command(Command(show), context)
+            text = run_command(RunStep(show), context)
         else:
             try:
-                content = call_with_timeout(
+                text = call_with_timeout(
                     context, context.seconds_left, lambda: _read_regular_file(self.pid_file)
                 )
-                text = content.decode("ascii").strip()
             except (OSError, ValueError) as error:
                 raise StepFailed(f"cannot read {self.pid_file}: {error}") from error
         if len(text) > PID_BYTES_MAX or not text.isdecimal() or not 1 < int(text) <= PID_MAX:
@@ -111,18 +109,15 @@ class SignalStep:
         return int(text)
 
 
-def _read_regular_file(path: str) -> bytes:
+def _read_regular_file(path: str) -> str:
     """Reading a pipe or a device could block, or never end."""
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError("it is not a regular file")
-        content = os.read(handle, PID_BYTES_MAX + 1)
-        if len(content) > PID_BYTES_MAX:
-            raise OSError(f"it has more than {PID_BYTES_MAX} bytes")
-        return content
-    finally:
-        os.close(handle)
+        content = file.read(PID_BYTES_MAX + 1)
+    if len(content) > PID_BYTES_MAX:
+        raise OSError(f"it has more than {PID_BYTES_MAX} bytes")
+    return content.decode("ascii").strip()
 
 
 def _stat_version(path: str) -> tuple[int, int] | None:
@@ -136,10 +131,7 @@ def _stat_version(path: str) -> tuple[int, int] | None:
 def _has_exited(pid: int) -> bool:
     """A zombie has exited too: only its parent has not noticed yet."""
     try:
-        os.kill(pid, 0)
         status = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-        return status.rpartition(")")[2].split()[0] == "Z"
-    except ProcessLookupError:
-        return True
     except OSError:
-        return False  # no /proc on this system
+        return True
+    return status.rpartition(")")[2].split()[0] == "Z"

@@ -12,7 +12,7 @@ from forewarn.agent.steps import make_step
 from forewarn.agent.steps.base import StepFailed, StepTimedOut
 from forewarn.agent.steps.command import (
     OUTPUT_BYTES_MAX,
-    Command,
+    RunStep,
     SystemdStep,
     run_all,
     run_command,
@@ -133,7 +133,7 @@ def test_background_processes_are_not_awaited(tmp_path: Path) -> None:
 def test_command_is_not_started_without_time() -> None:
     """Starting a failover only to kill it is worse than not starting it."""
     with pytest.raises(StepTimedOut, match="sleep was not run: no time left"):
-        run_command(Command(("sleep", "60")), context(seconds=0))
+        run_command(RunStep(("sleep", "60")), context(seconds=0))
 
 
 def test_commands_share_the_time_and_a_failure_stops_none(
@@ -141,9 +141,9 @@ def test_commands_share_the_time_and_a_failure_stops_none(
 ) -> None:
     """A command that hangs must not cost the others their turn."""
     commands = [
-        Command(("/bin/sh", "-c", f"echo begun > {tmp_path}/begun; sleep 600")),
-        Command(("false",)),
-        Command(("touch", str(tmp_path / "done"))),
+        RunStep(("/bin/sh", "-c", f"echo begun > {tmp_path}/begun; sleep 600")),
+        RunStep(("false",)),
+        RunStep(("touch", str(tmp_path / "done"))),
     ]
     with pytest.raises(
         StepFailed, match=r"^sh was terminated at its time limit; false ended with exit code 1$"
@@ -158,7 +158,7 @@ def test_no_command_is_started_when_the_step_must_stop(tmp_path: Path) -> None:
     soon = context()
     timer = threading.Timer(0.2, soon.stop.set)
     timer.start()
-    commands = [Command(("sleep", "60")), Command(("touch", str(tmp_path / "done")))]
+    commands = [RunStep(("sleep", "60")), RunStep(("touch", str(tmp_path / "done")))]
     with pytest.raises(
         StepFailed,
         match=r"^sleep was terminated: stopped early; touch was not run: stopped early$",
