@@ -11,6 +11,7 @@ import ipaddress
 import re
 import shlex
 from collections.abc import Callable
+from configparser import ConfigParser
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from enum import StrEnum
@@ -22,8 +23,6 @@ from forewarn.duration import parse_duration
 from forewarn.errors import Invalid
 
 SIMULATED_MAX = timedelta(hours=24)
-BOOLEANS = dict.fromkeys(("true", "1", "yes", "on"), True)
-BOOLEANS |= dict.fromkeys(("false", "0", "no", "off"), False)
 PLACEHOLDER = re.compile(r"(?<!\$)\{([a-z_]+)\}")
 # fmt: off
 WEBHOOK_CHANGES = (
@@ -84,22 +83,17 @@ class Address(NamedTuple):
 
 
 class ExecCommand(NamedTuple):
-    """The command for an event type; `*` is for every type without a command of its own."""
+    """The command for an event type; `*` is for every type without a command of its own.
+
+    Without a type it is the health command of campaigns.
+    """
 
     type: str
     words: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"{self.type}={shlex.join(self.words)}"
-
-
-class HealthCommand(NamedTuple):
-    """The command that runs after each host of a campaign."""
-
-    words: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return shlex.join(self.words)
+        command = shlex.join(self.words)
+        return f"{self.type}={command}" if self.type else command
 
 
 class HostUri(NamedTuple):
@@ -251,10 +245,6 @@ def _parse_exec(text: str) -> ExecCommand:
     return ExecCommand(type_, words)
 
 
-def _parse_health(text: str) -> HealthCommand:
-    return HealthCommand(_split_command(text, HEALTH_PLACEHOLDERS))
-
-
 def _split_command(command: str, placeholders: tuple[str, ...]) -> tuple[str, ...]:
     """The words of a command, split as a shell would. Every placeholder in them is known."""
     words = tuple(shlex.split(command))
@@ -276,7 +266,7 @@ def _parse_host_uri(text: str) -> HostUri:
 
 
 VM_NAME = OptionKind(parse_text, "the name of a VM")
-BOOLEAN = OptionKind(lambda text: BOOLEANS[text.lower()], "true or false")
+BOOLEAN = OptionKind(lambda text: ConfigParser.BOOLEAN_STATES[text.lower()], "true or false")
 FILE = OptionKind(lambda text: Path(parse_text(text)), "the path of a file")
 FILE_OR_FOLDER = OptionKind(FILE.parse, "the path of a file or a folder")
 STORE = OptionKind(_parse_store, "memory, sqlite:///relative.db or sqlite:////absolute/path.db")
@@ -285,7 +275,7 @@ WEBHOOK = OptionKind(parse_url, "http://HOST/PATH or https://HOST/PATH")
 CHANGE = OptionKind(parse_text, "the name of a change, such as started")
 EXEC = OptionKind(_parse_exec, "TYPE=COMMAND such as Reboot='/usr/sbin/qm reboot {vm}'")
 HEALTH = OptionKind(
-    _parse_health,
+    lambda text: ExecCommand("", _split_command(text, HEALTH_PLACEHOLDERS)),
     "a command such as '/usr/local/bin/is-healthy {host}' ({host} and {event_type} are replaced)",
 )
 URI = OptionKind(_parse_host_uri, "a libvirt URI, which may contain {host}, or HOST=URI")
@@ -362,7 +352,7 @@ class Config:
         "How long a guest may take to shut down or reboot before it is forced to.")] = 120.0
     libvirt_call_seconds_max: Annotated[float, Option("Impacts", _number(0.1, 3600),
         "A libvirt call that takes longer has failed.")] = 30.0
-    campaign_health_command: Annotated[HealthCommand | None, Option("Impacts", HEALTH,
+    campaign_health_command: Annotated[ExecCommand | None, Option("Impacts", HEALTH,
         "Runs on the server after each host of every campaign, without a shell; "
         "any exit code but 0 pauses the campaign.")] = None
     campaign_health_seconds_max: Annotated[float, Option("Impacts", _number(0.1, 3600),
@@ -392,18 +382,15 @@ class Config:
 
     def check(self) -> None:
         """Refuse combinations of options that cannot work."""
-        if Identify.PROXY in self.identify and self.proxy_key_file is None:
-            raise Invalid(
-                "identify: proxy needs proxy_key_file, which is not set", option="identify"
-            )
-        if self.webhook and self.webhook_secret_file is None:
-            raise Invalid("webhook: needs webhook_secret_file, which is not set", option="webhook")
-        if (self.control_certificate_file is None) != (self.control_key_file is None):
-            missing = "key" if self.control_key_file is None else "certificate"
-            raise Invalid(
-                f"control_{missing}_file is not set; TLS needs both a certificate and its key",
-                option=f"control_{missing}_file",
-            )
+        uses = (
+            ("identify proxy", Identify.PROXY in self.identify, "proxy_key_file"),
+            ("webhook", self.webhook, "webhook_secret_file"),
+            ("control_certificate_file", self.control_certificate_file, "control_key_file"),
+            ("control_key_file", self.control_key_file, "control_certificate_file"),
+        )
+        for option, is_used, needed in uses:
+            if is_used and getattr(self, needed) is None:
+                raise Invalid(f"{option} needs {needed}, which is not set", option=needed)
 
 
 def is_loopback(host: str) -> bool:

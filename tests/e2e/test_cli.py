@@ -250,7 +250,7 @@ def test_service_that_cannot_start_prints_the_reason(
     ("arguments", "message"),
     [
         (("--rate", "0"), r"rate \(from --rate\): expected a number from 0.001 to 100000, got '0'"),
-        (("--identify", "proxy"), "identify: proxy needs proxy_key_file, which is not set"),
+        (("--identify", "proxy"), "identify proxy needs proxy_key_file, which is not set"),
         (("--lagacy-path",), "No such option: --lagacy-path.*; try 'forewarn serve --help'"),
     ],
 )

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 
-from forewarn.config import Config, ExecCommand, PlatformName
+from forewarn.config import Config, PlatformName
 from forewarn.core.event import EventType
 from forewarn.errors import Invalid
 from forewarn.platform.base import Platform
@@ -56,7 +56,7 @@ def open_health_platform(config: Config, environ: Mapping[str, str]) -> Platform
     if config.campaign_health_command is None:
         return None
     return ExecPlatform(
-        [ExecCommand("*", config.campaign_health_command.words)],
+        [config.campaign_health_command._replace(type="*")],
         seconds_max=config.campaign_health_seconds_max,
         environ=environ,
         option="campaign_health_command",
