@@ -7,12 +7,15 @@ once per change and api-version, by the first poll that needs it (`web/metadata/
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from typing import Any, TypeVar, overload
+
+from sortedcontainers import SortedList
 
 from forewarn.core.event import Event, EventType, Status
 from forewarn.core.fleet import Scope, Vm
-from forewarn.engine.sorted_keys import SortedKeys
 from forewarn.errors import UnknownHost, UnknownScope, UnknownVm
+
+K = TypeVar("K")
 
 
 class PublishedScope:
@@ -260,6 +263,45 @@ class Board:
             del self.ids[vm.id]
 
 
+class SortedKeys(Sequence[K]):
+    """The keys of an index, sorted at the first read and kept sorted from then on.
+
+    So loading a fleet sorts once, and a change in a large fleet costs hardly more than in a small.
+    """
+
+    def __init__(self, source: Callable[[], Iterable[K]]) -> None:
+        self._source: Callable[[], Iterable[K]] = source
+        self._sorted: Any = None  # a SortedList; the library has no types
+
+    def sort(self) -> None:
+        """Sort the keys of the source, once."""
+        if self._sorted is None:
+            self._sorted = SortedList(self._source())
+
+    def add(self, key: K) -> None:
+        """Add a key that is new in the source."""
+        if self._sorted is not None:
+            self._sorted.add(key)
+
+    def remove(self, key: K) -> None:
+        """Remove a key that has left the source."""
+        if self._sorted is not None:
+            self._sorted.remove(key)
+
+    def __len__(self) -> int:
+        self.sort()
+        return len(self._sorted)
+
+    @overload
+    def __getitem__(self, index: int) -> K: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[K]: ...
+    def __getitem__(self, index: int | slice) -> K | list[K]:
+        self.sort()
+        found: K | list[K] = self._sorted[index]
+        return found
+
+
 def _event_key(event: Event) -> tuple[str, str]:
     """Sorts events by age. Microseconds have a fixed width, so that text sorts by time."""
     return f"{event.created_at:%Y-%m-%dT%H:%M:%S.%f}", event.id
@@ -278,28 +320,20 @@ async def wait_for_change(
     """
     if published.scope.incarnation != incarnation or seconds <= 0:
         return True
-    try:
-        async with asyncio.timeout(seconds) as timeout:
-            with _waiting(published, timeout):
-                await (disconnected or asyncio.Event().wait)()
-    except TimeoutError:
-        return True
-    return False
-
-
-@contextmanager
-def _waiting(published: PublishedScope, timeout: asyncio.Timeout) -> Iterator[None]:
-    """Within this, a change of the scope expires the timeout."""
     if published.waiters is None:
         published.waiters = set()
-    published.waiters.add(timeout)
+    waiters = published.waiters
     try:
-        yield
+        async with asyncio.timeout(seconds) as timeout:
+            waiters.add(timeout)
+            await (disconnected or asyncio.Event().wait)()
+    except TimeoutError:
+        return True
     finally:
-        if published.waiters is not None:
-            published.waiters.discard(timeout)
-            if not published.waiters:
-                published.waiters = None
+        waiters.discard(timeout)
+        if not waiters and published.waiters is waiters:
+            published.waiters = None
+    return False
 
 
 def wake(published: PublishedScope) -> None:

@@ -1,14 +1,26 @@
-"""Work that needs a lease: that of one server, or that which only one server may do at a time."""
+"""Work that needs a lease: that of one server, or that which only one server may do at a time.
+
+A server that has lost its lease has lost its claims: other servers release them and take over.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from datetime import timedelta
 
-from forewarn.errors import Unavailable
-from forewarn.store.base import Lease, Store
+from forewarn.core.command import Release
+from forewarn.core.fleet import Scope
+from forewarn.engine.board import PublishedScope
+from forewarn.engine.clock import wait_for
+from forewarn.engine.engine import Engine
+from forewarn.engine.replica import POLLS_PASS_EVERY
+from forewarn.errors import Error, Unavailable
+from forewarn.store.base import LEASE_KEY, Lease, Store
 
 TTL_SECONDS = 10.0
 RETRY_SECONDS = 2.0
+LEASE_NAME = "server/{}"
+RELEASE_RETRY = timedelta(seconds=1)
 
 Sleep = Callable[[float], Awaitable[None]]
 
@@ -65,3 +77,57 @@ async def _acquire(store: Store, name: str, sleep: Sleep) -> Lease:
             if lease is not None:
                 return lease
         await sleep(RETRY_SECONDS)
+
+
+class ClaimReleaser:
+    """Every server runs one. Releasing again changes nothing.
+
+    It looks at all scopes at the start, when a lease is lost, and when a claim appears whose server
+    has no lease.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._changed = asyncio.Event()
+        engine.on_change("lease", lambda before, after: self._changed.set())
+        engine.board.subscribe(self._on_scope_changed)
+
+    def _on_scope_changed(self, published: PublishedScope) -> None:
+        if self._lost_holders(published.scope):
+            self._changed.set()
+
+    def _lost_holders(self, scope: Scope) -> set[str]:
+        holders = {impact.claimed_by for impact in scope.impacts if impact.is_held}
+        return {holder for holder in holders if not self._has_lease(holder)}
+
+    def _has_lease(self, holder: str) -> bool:
+        return self._engine.records.get(lease_key(holder)).value is not None
+
+    async def run(self, worker: str) -> None:
+        """Release claims in the name of a worker that holds its lease, until cancelled."""
+        while True:  # ends when cancelled
+            self._changed.clear()
+            retry_at = None
+            for number, published in enumerate(list(self._engine.board.scopes.values()), start=1):
+                if number % POLLS_PASS_EVERY == 0:
+                    await asyncio.sleep(0)
+                try:
+                    await self._release(published.scope, worker)
+                except Error as error:  # the other scopes come first
+                    retry_at = self._engine.clock.now() + RELEASE_RETRY
+                    self._engine.throttled_log.warn("claims not released", problem=error.message)
+            await wait_for(self._engine.clock, self._changed, retry_at)
+
+    async def _release(self, scope: Scope, worker: str) -> None:
+        """Release the claims of every holder that has no lease in the store either.
+
+        The name of a worker is never used again, so a lease that is gone stays gone.
+        """
+        for holder in sorted(self._lost_holders(scope) - {worker}):
+            await self._engine.refresh(lease_key(holder))
+            if not self._has_lease(holder):
+                await self._engine.submit(scope.name, Release(worker=holder), by=worker)
+
+
+def lease_key(worker: str) -> str:
+    return LEASE_KEY.format(LEASE_NAME.format(worker))

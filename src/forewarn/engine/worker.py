@@ -14,13 +14,11 @@ from forewarn.core.event import UNKNOWN_SECONDS, Impact
 from forewarn.core.fleet import Scope
 from forewarn.core.lifecycle import WAIT_MAX
 from forewarn.core.machine import Outcome, due_impacts, next_deadline, next_impact_at
-from forewarn.engine.board import PublishedScope
-from forewarn.engine.claims import LEASE_NAME, ClaimReleaser
+from forewarn.engine.board import PublishedScope, SortedKeys
 from forewarn.engine.clock import wait_for, within
 from forewarn.engine.engine import Engine
-from forewarn.engine.lease import work_until_lost
+from forewarn.engine.lease import LEASE_NAME, ClaimReleaser, work_until_lost
 from forewarn.engine.replica import SCOPE_KEY
-from forewarn.engine.sorted_keys import SortedKeys
 from forewarn.engine.transaction import LeaseLost
 from forewarn.errors import Error, ImpactFailed, NotFound, Unavailable
 from forewarn.log import log
