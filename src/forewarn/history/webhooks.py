@@ -7,11 +7,10 @@ fails delays no other. One server delivers at a time: the holder of the lease `w
 import asyncio
 import hashlib
 import random
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -61,16 +60,6 @@ class Cursor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 CURSOR = RecordCodec("webhook", Cursor)
 
 
-class Sender(Protocol):
-    """Posts to one URL; `name` is the part of it that may be shown."""
-
-    name: str
-
-    def post(self, body: bytes, headers: Mapping[str, str]) -> Awaitable[int]: ...
-
-    async def close(self) -> None: ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class WebhookContext:
     """What all webhooks of a server share."""
@@ -90,7 +79,7 @@ class Webhook:
              DELIVERING -> PAUSED after a failure, until `retry_at` -> DELIVERING
     """
 
-    def __init__(self, url: str, sender: Sender, context: WebhookContext) -> None:
+    def __init__(self, url: str, sender: WebhookSender, context: WebhookContext) -> None:
         self.name = sender.name
         self.delivered = self.failed = self.refused = self.lost = 0
         self.is_failing = False
@@ -224,25 +213,20 @@ class Webhook:
 
     async def _report_gap(self, values: HistoryValues) -> None:
         """Entries that were trimmed before they could be delivered are lost."""
-        if oldest := await self._feed.gap_after(self._cursor.number, values):
+        after = self._cursor.number
+        if oldest := await self._feed.gap_after(after, values):
             self.lost += 1
-            log.error(
-                "webhook lost entries",
-                receiver=self.name,
-                after=self._cursor.number,
-                before=oldest,
-            )
+            log.error("webhook lost entries", receiver=self.name, after=after, before=oldest)
             self._cursor = replace(self._cursor, number=oldest - 1)
 
     async def _save(self, lease: Lease) -> None:
         cursor = self._cursor
+
+        def put(transaction: Transaction) -> None:
+            transaction.put(self._key, cursor)
+
         if cursor != self._saved:
-            await self._engine.update(
-                [self._key],
-                lambda transaction: transaction.put(self._key, cursor),
-                by=BY,
-                lease=lease,
-            )
+            await self._engine.update([self._key], put, by=BY, lease=lease)
         self._saved, self._saved_at, self._unsaved = cursor, self._clock.now(), 0
 
 

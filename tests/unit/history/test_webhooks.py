@@ -12,6 +12,7 @@ from forewarn.engine.engine import Engine
 from forewarn.engine.entry import Entry, encode_all, make_entry
 from forewarn.errors import StoreLost, Unavailable
 from forewarn.history.feed import HistoryFeed
+from forewarn.history.webhook_sender import WebhookSender
 from forewarn.history.webhooks import (
     REJECTIONS_MAX,
     Cursor,
@@ -30,7 +31,7 @@ SECOND = timedelta(seconds=1)
 HOUR = timedelta(hours=1)
 
 
-class Receiver:
+class Receiver(WebhookSender):
     """Accepts everything, or does what the test sets."""
 
     name = "https://example.org"
