@@ -128,9 +128,7 @@ def _upgrade(
     if upgrade is None:
         raise StoreUnusable(
             f"{path}: the file has schema {version}; expected schema {SCHEMA_VERSION}:"
-            " start a server on it once, which upgrades it",
-            found=version,
-            expected=SCHEMA_VERSION,
+            " start a server on it once, which upgrades it"
         )
     connection.execute(COUNTER_UPGRADES[version])
     for statement in NEW_TABLES:
@@ -210,27 +208,22 @@ def check_path(path: str) -> None:
 
 def _check_access(path: str, file: str, needed: str) -> None:
     """If this user may not use the file or folder, report its owner, mode and the fix."""
-    bits = [{"r": os.R_OK, "w": os.W_OK, "x": os.X_OK}[letter] for letter in needed]
-    if os.access(file, sum(bits), effective_ids=True):
+    mode = {"rw": os.R_OK | os.W_OK, "wx": os.W_OK | os.X_OK}[needed]
+    if os.access(file, mode, effective_ids=True):
         return
-    status = os.stat(file)
-    owner, us = _names(status.st_uid, status.st_gid), _names(os.geteuid(), os.getegid())
-    user = us.partition(":")[0]
-    if status.st_uid != os.geteuid():
-        fix = f"chown {us} {file}"
-    elif any(not status.st_mode & bit << 6 for bit in bits):
-        fix = f"chmod u+{needed} {file}"
-    else:  # the mode allows it, so the file system does not
+    if os.statvfs(file).f_flag & os.ST_RDONLY:
         raise StoreUnusable(
             f"{path}: {file} is on a read-only file system; expected one that can be written"
         )
+    status = os.stat(file)
+    owner, us = _names(status.st_uid, status.st_gid), _names(os.geteuid(), os.getegid())
+    user = us.partition(":")[0]
+    is_ours = status.st_uid == os.geteuid()
+    fix = f"chmod u+{needed} {file}" if is_ours else f"chown {us} {file}"
     raise StoreDenied(
         f"{path}: user {user} may not use {file}, which belongs to {owner} with mode"
         f" {stat.S_IMODE(status.st_mode):04o}; expected a store that {user} may read and write:"
-        f" {fix}",
-        file=file,
-        owner=owner,
-        fix=fix,
+        f" {fix}"
     )
 
 
@@ -272,9 +265,7 @@ def _schema_version(connection: sqlite3.Connection, path: str) -> int:
         if version > SCHEMA_VERSION:
             raise StoreUnusable(
                 f"{path}: the file has schema {version}, from a newer Forewarn; expected schema"
-                f" {SCHEMA_VERSION} or older",
-                found=version,
-                expected=SCHEMA_VERSION,
+                f" {SCHEMA_VERSION} or older"
             )
         if version < 1:
             raise StoreUnusable(f"{path}: {DAMAGED} (a store without a schema number)")
@@ -284,9 +275,7 @@ def _schema_version(connection: sqlite3.Connection, path: str) -> int:
         raise StoreUnusable(
             f"{path}: the file is another program's database (application id {application_id:#x},"
             f" {tables} tables and indexes); expected a Forewarn store ({APPLICATION_ID:#x}),"
-            " or no file",
-            found=application_id,
-            expected=APPLICATION_ID,
+            " or no file"
         )
     return 0
 
