@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
@@ -29,6 +30,9 @@ from forewarn.history.cloudevents import encode, event_id, headers
 from forewarn.history.feed import HistoryFeed
 from forewarn.log import log
 from forewarn.store.base import HistoryValues, Lease, Store
+
+if TYPE_CHECKING:
+    from forewarn.history.webhook_sender import WebhookSender
 
 KEY = "webhook/{}/"
 IDENTITY_KEY = "identity"
@@ -79,7 +83,7 @@ class Webhook:
              DELIVERING -> PAUSED after a failure, until `retry_at` -> DELIVERING
     """
 
-    def __init__(self, url: str, sender: WebhookSender, context: WebhookContext) -> None:
+    def __init__(self, url: str, sender: "WebhookSender", context: WebhookContext) -> None:
         self.name = sender.name
         self.delivered = self.failed = self.refused = self.lost = 0
         self.is_failing = False
