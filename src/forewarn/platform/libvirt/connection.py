@@ -6,8 +6,8 @@ Every call runs in a thread and has a time limit. libvirt's errors and timeouts 
 import asyncio
 import functools
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -156,8 +156,9 @@ class Domain:
 
         await self.do(work)
 
-    async def listen_for_reboot(self) -> tuple[threading.Event, Callable[[], None]]:
-        """Return an event that is set when the guest reboots, and a function to unsubscribe."""
+    @asynccontextmanager
+    async def watch_reboot(self) -> AsyncIterator[threading.Event]:
+        """Within this, an event that is set when the guest reboots."""
         rebooted = threading.Event()
 
         def listen(handle: Any) -> tuple[Any, int]:
@@ -168,9 +169,10 @@ class Domain:
             )
 
         connection, number = await self.do(listen)
-        return rebooted, lambda: run_to_completion(
-            lambda: connection.domainEventDeregisterAny(number)
-        )
+        try:
+            yield rebooted
+        finally:
+            run_to_completion(lambda: connection.domainEventDeregisterAny(number))
 
 
 @contextmanager

@@ -166,13 +166,10 @@ class LibvirtPlatform:
             await domain.do(start)
             return "the VM was off: started"
         await domain.do(lambda handle: mark(handle, request.event_id))
-        rebooted, stop_listening = await domain.listen_for_reboot()
-        try:
+        async with domain.watch_reboot() as rebooted:
             with suppress(LibvirtError):  # the guest does not support it; it is reset below
                 await domain.do(lambda handle: handle.reboot(0))
                 await self._wait_until_off(domain, rebooted.is_set)
-        finally:
-            stop_listening()
         if await domain.is_off():
             await domain.do(start)
             return "the guest shut down: started again"
