@@ -27,11 +27,11 @@ class MortalJournal(Journal):
     when = ""
     entries_left = 0
 
-    def _write_file(self, content: bytes) -> None:
+    def _append(self, line: bytes) -> None:
         self.entries_left -= 1
         if self.entries_left == 0 and self.when == "before":
             os._exit(KILLED)
-        super()._write_file(content)
+        super()._append(line)
         if self.entries_left == 0:
             os._exit(KILLED)
 

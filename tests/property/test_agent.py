@@ -17,6 +17,7 @@ from forewarn.agent.progress import (
     EntryKind,
     Progress,
     StepRecord,
+    drop_details,
     entries,
     event_to_json,
     fold,
@@ -132,6 +133,39 @@ def test_compaction_changes_nothing(
     for kind, minimal in entries(progress):
         again = fold(again, kind, minimal)
     assert again == progress
+
+
+@settings(deadline=None, max_examples=50)
+@given(story=st.lists(lines, min_size=1, max_size=10), part=st.floats(0, 1))
+def test_torn_journal_is_an_earlier_state(
+    story: list[tuple[EntryKind, dict[str, object]]], part: float
+) -> None:
+    """A power cut leaves the beginning of the file.
+
+    No partial line counts, and no complete one is lost.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "journal")
+        journal = Journal.open(path)
+        states = [dict(journal.progress)]
+        journal.write_event(reboot(), "rule")
+        for kind, facts in story:
+            states.append(dict(journal.progress))
+            journal.write("E1", kind, **facts)
+        states.append(dict(journal.progress))
+        journal.close()
+        text = path.read_bytes()
+        path.write_bytes(text[: int(len(text) * part)])
+
+        again = Journal.open(path)
+        again.close()
+
+        assert again.progress in [compacted(state) for state in states]
+        assert not list(Path(folder).glob("*.damaged"))
+
+
+def compacted(progress: dict[str, Progress]) -> dict[str, Progress]:
+    return {key: drop_details(one) if one.is_done else one for key, one in progress.items()}
 
 
 STORY: tuple[tuple[EntryKind, dict[str, object]], ...] = (

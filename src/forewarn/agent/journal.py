@@ -1,8 +1,10 @@
-"""What was seen, run and approved, on disk before the agent acts on it: a file with lines of JSON.
+"""What was seen, run and approved, on disk before the agent acts on it: lines of JSON, append
+only, each with an fsync.
 
-Each entry writes the whole file anew and renames it into place, so a crash leaves the file as it
-was before the entry or after it. The file has the fewest lines that mean the same: its size is
-bounded by that of the events that are not over. One agent at a time may use it.
+A last line without an end is what a crash leaves, and is ignored. When the file is opened, and when
+it has doubled and grown by GROWTH_BYTES_MAX, it is written anew with the fewest lines that mean the
+same, and renamed into place. So its size is bounded by that of the events that are not over. One
+agent at a time may use it.
 """
 
 import fcntl
@@ -11,12 +13,13 @@ import os
 import shutil
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, ClassVar, Self
 
 from forewarn.agent.progress import (
     EntryKind,
+    Facts,
     Progress,
     drop_details,
     entries,
@@ -27,6 +30,8 @@ from forewarn.agent.progress import (
 from forewarn.client import Event
 from forewarn.errors import Unavailable
 from forewarn.log import log
+
+GROWTH_BYTES_MAX = 1024 * 1024
 
 
 class JournalLost(Unavailable):
@@ -48,12 +53,13 @@ class Journal:
         self.progress: Mapping[str, Progress] = {}
         self._path = path
         self._lock = threading.Lock()
-        self._lines: dict[str, bytes] = {}
+        self._file: IO[bytes] | None = None
         with ExitStack() as on_failure, _translate_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             lock_path = path.with_name(f"{path.name}.lock")
             self._lock_file = on_failure.enter_context(_lock_exclusively(lock_path))
-            self._save(self._read())
+            self.progress = self._read()
+            self._rewrite()
             on_failure.pop_all()
 
     @classmethod
@@ -65,7 +71,9 @@ class Journal:
         return cls(path)
 
     def close(self) -> None:
-        self._lock_file.close()
+        with self._lock:
+            self._close_file()
+            self._lock_file.close()
 
     def write_event(self, event: Event, rule: str) -> None:
         """The event appeared or changed. The rule of the first time is kept."""
@@ -76,35 +84,56 @@ class Journal:
         with self._lock, _translate_errors(self._path):
             before = self.progress.get(key)
             after = fold(before, kind, facts)
-            if after.is_done:
-                after = drop_details(after)
             if after != before:
-                self._save({**self.progress, key: after})
+                self._append(_encode(key, kind, facts))
+                self.progress = {**self.progress, key: after}
 
-    def _save(self, progress: Mapping[str, Progress]) -> None:
-        """Only the lines of a changed event are encoded again."""
-        done = [key for key, one in progress.items() if one.is_done]
+    def _append(self, line: bytes) -> None:
+        if self._file is None or self._file.tell() > self._size_max:
+            self._rewrite()
+        assert self._file is not None
+        try:
+            self._write_synced(self._file, line)
+        except OSError:
+            self._close_file()  # its content is uncertain, so the next entry writes a new file
+            raise
+
+    def _rewrite(self) -> None:
+        self._close_file()
+        done = [key for key, progress in self.progress.items() if progress.is_done]
         forgotten = set(done[: -self.done_max])
-        progress = {key: one for key, one in progress.items() if key not in forgotten}
-        lines = {
-            key: self._lines[key] if one is self.progress.get(key) else _encode(key, one)
-            for key, one in progress.items()
+        self.progress = {
+            key: drop_details(progress) if progress.is_done else progress
+            for key, progress in self.progress.items()
+            if key not in forgotten
         }
-        self._write_file(b"".join(lines.values()))
-        self.progress, self._lines = progress, lines
-
-    def _write_file(self, content: bytes) -> None:
+        lines = (
+            _encode(key, kind, facts)
+            for key, progress in self.progress.items()
+            for kind, facts in entries(progress)
+        )
         new = self._path.with_name(f"{self._path.name}.new")
         with new.open("wb") as file:
-            file.write(content)
-            file.flush()
-            self.sync(file.fileno())
+            self._write_synced(file, b"".join(lines))
         new.replace(self._path)
         directory = os.open(self._path.parent, os.O_RDONLY)
         try:
             self.sync(directory)  # a rename is durable when its directory is
         finally:
             os.close(directory)
+        self._file = self._path.open("ab")
+        self._size_max = 2 * self._file.tell() + GROWTH_BYTES_MAX
+
+    def _close_file(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(OSError):  # a full disk was already reported by the failed write
+                file.close()
+
+    def _write_synced(self, file: IO[bytes], content: bytes) -> None:
+        file.write(content)
+        file.flush()
+        self.sync(file.fileno())
 
     @staticmethod
     def sync(handle: int) -> None:
@@ -114,8 +143,8 @@ class Journal:
         """An invalid line is logged, and a copy of the file is kept."""
         progress: dict[str, Progress] = {}
         damaged = 0
-        lines = self._path.read_bytes().splitlines() if self._path.exists() else []
-        for line in lines:
+        content = self._path.read_bytes() if self._path.exists() else b""
+        for line in content.split(b"\n")[:-1]:
             try:
                 entry = json.loads(line)
                 key, kind = entry["id"], EntryKind(entry["what"])
@@ -131,12 +160,9 @@ class Journal:
         return progress
 
 
-def _encode(key: str, progress: Progress) -> bytes:
-    lines = (
-        json.dumps({"id": key, "what": kind, **facts}, separators=(",", ":"))
-        for kind, facts in entries(progress)
-    )
-    return "".join(f"{line}\n" for line in lines).encode()
+def _encode(key: str, kind: EntryKind, facts: Facts) -> bytes:
+    entry = {"id": key, "what": kind, **facts}
+    return json.dumps(entry, separators=(",", ":")).encode() + b"\n"
 
 
 @contextmanager
