@@ -165,9 +165,8 @@ class LabRoutes(Controller):
 
 def view_clock(lab: LabService) -> ClockView:
     clock = lab.clock
-    is_virtual = isinstance(clock, VirtualClock)
-    is_running = clock.is_running if isinstance(clock, VirtualClock) else True
-    return ClockView(clock.now(), lab.rate, is_virtual, is_running)
+    is_running = not isinstance(clock, VirtualClock) or clock.is_running
+    return ClockView(clock.now(), lab.rate, isinstance(clock, VirtualClock), is_running)
 
 
 def view_fault(active: ActiveFault) -> dict[str, Any]:

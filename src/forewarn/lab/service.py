@@ -29,7 +29,7 @@ from forewarn.lab.clock import Scheduler, VirtualClock
 from forewarn.lab.fault.active import ActiveFault, FaultSet
 from forewarn.lab.fault.filter import FaultFilter
 from forewarn.lab.fault.kinds import EnablementLapse, Fault
-from forewarn.lab.fault.response import Ending, FaultyResponse
+from forewarn.lab.fault.response import NO_RESPONSE, Ending, FaultyResponse
 from forewarn.lab.fault.tcp import FilteredPolls
 from forewarn.lab.transcript import Transcript, TranscriptKind
 from forewarn.platform.simulated import SimulatedPlatform
@@ -261,8 +261,7 @@ class LabService:
             return True
 
         response = await self.metadata.respond(scope, receive, sleep)
-        is_whole = response is not None and response.ending is Ending.WHOLE
-        return response if response is not None and is_whole else FaultyResponse(0, {})
+        return response if response.ending is Ending.WHOLE else NO_RESPONSE
 
     async def listen_metadata(self, address: Address) -> str:
         """Open the metadata listener that all VMs share. Returns its URL."""

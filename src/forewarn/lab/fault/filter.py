@@ -12,7 +12,6 @@ from random import Random
 import msgspec
 
 from forewarn.engine.clock import Clock
-from forewarn.errors import Invalid
 from forewarn.lab.fault.active import ActiveFault, Call, FaultSet
 from forewarn.lab.fault.kinds import (
     BODY_FAULTS,
@@ -22,7 +21,7 @@ from forewarn.lab.fault.kinds import (
     Latency,
     Refuse,
 )
-from forewarn.lab.fault.response import Ending, FaultyResponse, call_app
+from forewarn.lab.fault.response import NO_RESPONSE, Ending, FaultyResponse, call_app
 from forewarn.lab.fault.shown_document import DocumentView, ShownDocument
 from forewarn.lab.fault.tcp import get_connection
 from forewarn.lab.transcript import Transcript, TranscriptKind, decode_body
@@ -56,23 +55,20 @@ class FaultFilter:
         self._clock = clock
         self._random = random
         self._get_vm = get_vm
-        self._views: dict[tuple[str, str], DocumentView] = {}
+        self._views: dict[tuple[str, bytes], DocumentView] = {}
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         connection = get_connection(scope)
         response = await self.respond(scope, receive, connection.sleep)
-        if response is not None:
-            await response.send(send, connection)
+        await response.send(send, connection)
 
-    async def respond(
-        self, scope: Message, receive: Receive, sleep: Sleep
-    ) -> FaultyResponse | None:
-        """Record a request and return its response; None if the client has disconnected.
+    async def respond(self, scope: Message, receive: Receive, sleep: Sleep) -> FaultyResponse:
+        """Record a request and return its response; NO_RESPONSE if the client has disconnected.
 
         `sleep` delays the response, and returns whether the client is still connected.
         """
         exchange = Exchange(scope, receive, sleep, self._get_vm(scope))
-        response: FaultyResponse | None = None
+        response = NO_RESPONSE
         try:
             if await exchange.read_body():
                 response = await self._respond(exchange)
@@ -80,7 +76,7 @@ class FaultFilter:
             self._record(exchange, response)
         return response
 
-    async def _respond(self, exchange: "Exchange") -> FaultyResponse | None:
+    async def _respond(self, exchange: "Exchange") -> FaultyResponse:
         """Apply the active faults.
 
         A fault added while a VM waits for a change affects that response too: after each response
@@ -99,17 +95,14 @@ class FaultFilter:
             for each in taken:
                 match each.fault:
                     case FirstCall() | Latency():
-                        seconds = each.fault.draw_delay(self._random)
-                        if not await exchange.sleep(seconds):
-                            return None
+                        if not await exchange.sleep(each.fault.draw_delay(self._random)):
+                            return NO_RESPONSE
                     case Refuse() | ErrorStatus():
                         return exchange.change_body(each.fault.respond())
             headers, is_final = self._choose_headers(exchange)
             scope = {**exchange.scope, "headers": headers}
             response = await call_app(self._app, scope, exchange.receive)
-            if response is None:
-                return None
-            if is_final:
+            if is_final or response is NO_RESPONSE:
                 return exchange.change_body(self._show(exchange, response))
 
     def _choose_headers(self, exchange: "Exchange") -> tuple[list[Header], bool]:
@@ -154,18 +147,17 @@ class FaultFilter:
             return response
         return response.with_header(*_etag(shown.number)).with_body(msgspec.json.encode(shown))
 
-    def _record(self, exchange: "Exchange", response: FaultyResponse | None) -> None:
+    def _record(self, exchange: "Exchange", response: FaultyResponse) -> None:
         _, path = metadata_request.split(exchange.scope["path"])
         query = exchange.scope["query_string"].decode("latin-1")
-        is_whole = response is not None and response.ending is Ending.WHOLE
         self._transcript.add(
             TranscriptKind.REQUEST,
             vm=exchange.call.vm,
             method=exchange.call.method,
             path=f"{path}?{query}" if query else path,
-            status=response.status if response is not None and is_whole else 0,
+            status=response.status if response.ending is Ending.WHOLE else 0,
             request_body=decode_body(exchange.body),
-            response_body=decode_body(response.body) if response is not None else "",
+            response_body=decode_body(response.body),
             faults=tuple(each.fault.kind for each in exchange.faults),
         )
 
@@ -182,7 +174,8 @@ class Exchange:
         self.scope = scope
         self.call = Call(vm, scope["method"], is_document)
         self.sleep = sleep
-        self.key = (vm, _get_version(scope["query_string"]))
+        self.key = (vm, scope["query_string"])
+        """A client asks for one api-version, always in the same way."""
         headers = metadata_request.join(scope["headers"])
         self.if_none_match = headers.get(IF_NONE_MATCH, b"").decode("latin-1")
         self.body = b""
@@ -212,13 +205,6 @@ class Exchange:
 
     def has_fault(self, *kinds: type) -> bool:
         return any(isinstance(each.fault, kinds) for each in self.faults)
-
-
-def _get_version(query: bytes) -> str:
-    try:
-        return metadata_request.parse_query(query).get("api-version", "")
-    except Invalid:
-        return ""
 
 
 def _etag(number: int) -> Header:

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from forewarn.duration import PATTERN, Duration
-from forewarn.lab.fault.response import Ending, FaultyResponse
+from forewarn.lab.fault.response import NO_RESPONSE, Ending, FaultyResponse
 from forewarn.lab.names import VmNames
 from forewarn.web.http.message import CONTENT_TYPE, content_length
 
@@ -71,7 +71,7 @@ class AnyFault(
 
     @property
     def kind(self) -> str:
-        return get_kind(type(self))
+        return str(self.__struct_config__.tag)
 
 
 class RequestFault(AnyFault, frozen=True, kw_only=True):
@@ -117,7 +117,7 @@ class Refuse(MethodFault, frozen=True, kw_only=True, tag="refuse"):
     """The connection is reset before a byte of the response."""
 
     def respond(self) -> FaultyResponse:
-        return FaultyResponse(0, {}, ending=Ending.DROP)
+        return NO_RESPONSE
 
 
 class ErrorStatus(MethodFault, frozen=True, kw_only=True, tag="status"):
@@ -256,11 +256,6 @@ VIEW_FAULTS = (ShortNotice, NoStarted, Skew, Stale, IncarnationReset)
 DOCUMENT_FAULTS = (*VIEW_FAULTS, NoEvents)
 """Faults that only affect a GET of the document."""
 BODY_FAULTS = (NoEvents, TextPlain, Empty, Truncate, Reset)
-
-
-def get_kind(type_: type[AnyFault]) -> str:
-    """Return the value of the member `fault`."""
-    return str(type_.__struct_config__.tag)
 
 
 SCHEMA: dict[str, Any] = msgspec.json.decode(

@@ -47,8 +47,11 @@ class FaultyResponse(NamedTuple):
             await (connection.close() if is_close else connection.reset())
 
 
-async def call_app(app: Application, scope: Message, receive: Receive) -> FaultyResponse | None:
-    """Return the response of an application; None if the client has disconnected."""
+NO_RESPONSE = FaultyResponse(0, {}, ending=Ending.DROP)
+
+
+async def call_app(app: Application, scope: Message, receive: Receive) -> FaultyResponse:
+    """Return the response of an application; NO_RESPONSE if the client has disconnected."""
     sent: list[Message] = []
 
     async def send(message: Message) -> None:
@@ -56,6 +59,6 @@ async def call_app(app: Application, scope: Message, receive: Receive) -> Faulty
 
     await app(scope, receive, send)
     if not sent:
-        return None
+        return NO_RESPONSE
     body = b"".join(message.get("body", b"") for message in sent[1:])
     return FaultyResponse(sent[0]["status"], dict(sent[0]["headers"]), body)

@@ -103,8 +103,7 @@ def choose_external(scenario: Scenario, options: RunOptions) -> tuple[str, ...]:
             )
     if options.external:
         return options.external
-    guests = dict(scenario.list_guests())
-    free = tuple(vm for vm in vms if vm not in guests)
+    free = tuple(vm for vm in vms if vm not in scenario.guests)
     return free or (vms[:1] if options.command else ())
 
 
@@ -176,7 +175,7 @@ class Runner:
         rng = random.Random(f"guests {seed}")
         self._guests = {
             vm: Guest(vm, entry, lab, phase=rng.random())
-            for vm, entry in scenario.list_guests()
+            for vm, entry in scenario.guests.items()
             if vm not in external and entry.poll != NEVER
         }
         self._incarnations = {

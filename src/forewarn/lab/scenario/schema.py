@@ -4,7 +4,7 @@ The types validate the file, and the JSON Schema and the error messages are deri
 kinds of steps are in `steps.py`, those of expectations in `expectations.py`.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -105,25 +105,14 @@ SCHEMA: dict[str, Any] = msgspec.json.decode(
 class Scenario:
     """A checked scenario. `fleets` are its own and those that steps apply.
 
-    `conditions` are those of steps, by the number of the step, from 1.
+    `guests` are the VMs that a model guest plays. `conditions` are those of steps, by the number
+    of the step, from 1.
     """
 
     file: ScenarioFile
     fleets: tuple[Fleet, ...]
+    guests: dict[str, GuestEntry]
     conditions: dict[int, Condition]
-
-    @property
-    def vms(self) -> tuple[str, ...]:
-        return list_vms(*self.fleets)
-
-    def list_guests(self) -> Iterator[tuple[str, GuestEntry]]:
-        """Yield each VM that a model guest plays, with its entry."""
-        entries = {vm: entry for entry in self.file.guests for vm in entry.vms}
-        default = next((entry for entry in self.file.guests if not entry.vms), None)
-        for vm in self.vms:
-            entry = entries.get(vm, default)
-            if entry is not None:
-                yield vm, entry
 
 
 def list_vms(*fleets: Fleet) -> tuple[str, ...]:
@@ -177,17 +166,17 @@ def _build(file: ScenarioFile) -> Scenario:
     for section in ("guests", "faults", "steps", "expectations"):
         for index, entry in enumerate(getattr(file, section)):
             check_names(entry, names, (section, index))
-    _check_guests(file)
+    guests = _assign_guests(file, names[VM])
     for index, fault in enumerate(file.faults):
         check_begin(fault, ("faults", index))
     for step, at in steps:
         _check_time(step, file.until, at)
     conditions = {
-        number: _parse_condition(step.when, names, at)
+        number: parse_condition(step.when, names, (*at, "when"))
         for number, (step, at) in enumerate(steps, 1)
         if step.when is not None
     }
-    return Scenario(file, tuple(fleets), conditions)
+    return Scenario(file, tuple(fleets), guests, conditions)
 
 
 def _check_clock(file: ScenarioFile) -> None:
@@ -199,13 +188,6 @@ def _check_clock(file: ScenarioFile) -> None:
         raise FieldError(("clock", "start"), f"a time in the years {years}")
     if start is not None and file.clock.rate is not None:
         raise FieldError(("clock", "rate"), "no rate with `start`: the real clock starts now")
-
-
-def _parse_condition(text: str, names: Mapping[str, Collection[str]], at: Path) -> Condition:
-    try:
-        return parse_condition(text, names[VM], names[EVENT])
-    except ValueError as error:
-        raise FieldError((*at, "when"), str(error)) from error
 
 
 def _build_fleet(fleet: FleetFile, at: Path) -> Fleet:
@@ -237,16 +219,20 @@ def _collect_names(file: ScenarioFile, fleets: list[Fleet]) -> dict[str, tuple[s
     }
 
 
-def _check_guests(file: ScenarioFile) -> None:
-    seen: set[str] = set()
+def _assign_guests(file: ScenarioFile, vms: Collection[str]) -> dict[str, GuestEntry]:
+    guests: dict[str, GuestEntry] = {}
+    default = next((guest for guest in file.guests if not guest.vms), None)
     for number, guest in enumerate(file.guests):
         for index, vm in enumerate(guest.vms):
-            if vm in seen:
+            if vm in guests:
                 path = ("guests", number, "vms", index)
                 raise FieldError(path, "a VM that no guest above plays")
-            seen.add(vm)
+            guests[vm] = guest
         if guest.poll != NEVER and not parse_duration(guest.poll):
             raise FieldError(("guests", number, "poll"), "a second or more")
+    if default is not None:
+        guests = {vm: guests.get(vm, default) for vm in vms}
+    return guests
 
 
 def _check_time(step: ScenarioStep, until: str, at: Path) -> None:

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Awaitable, Callable
 from datetime import datetime
-from typing import Annotated, ClassVar, Literal, NamedTuple, TypedDict
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -41,13 +41,6 @@ class Repeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     times: Times
 
 
-class Announcement(TypedDict):
-    """The arguments of operations that make events."""
-
-    by: str
-    not_before: datetime | None
-
-
 class Stage(NamedTuple):
     """What steps act on. `set_fault` begins a fault and returns its id."""
 
@@ -62,11 +55,10 @@ class Stage(NamedTuple):
     def operations(self) -> Operations:
         return self.lab.operations
 
-    def announce(self, name: str | None, notice: str | None) -> Announcement:
-        """The timeline reads the name of an event from its author."""
-        now, by = self.lab.clock.now(), BY if name is None else f"{BY}: {name}"
-        not_before = None if notice is None else now + parse_duration(notice) / self.lab.rate
-        return {"by": by, "not_before": not_before}
+    def get_not_before(self, notice: str | None) -> datetime | None:
+        if notice is None:
+            return None
+        return self.lab.clock.now() + parse_duration(notice) / self.lab.rate
 
     def find_events(self, name: str) -> list[str]:
         live = self.lab.engine.board.events
@@ -99,6 +91,11 @@ class Stage(NamedTuple):
             running = (vm.name for vm in scope.vms if vm.power is Power.RUNNING)
             idle += [vm for vm in running if vm not in busy]
         return idle
+
+
+def make_author(name: str | None) -> str:
+    """Return the author of a change. The timeline reads the names of events from it."""
+    return BY if name is None else f"{BY}: {name}"
 
 
 class AnyStep(
@@ -143,8 +140,9 @@ class VmStep(AnyStep, frozen=True, kw_only=True):
     operation: ClassVar[Callable[..., Awaitable[object]]]
 
     async def run(self, stage: Stage) -> None:
-        vm, announcement = stage.pick_vm(self.vm), stage.announce(self.as_, self.notice)
-        await type(self).operation(stage.operations, vm, **announcement)
+        vm, not_before = stage.pick_vm(self.vm), stage.get_not_before(self.notice)
+        operation = type(self).operation
+        await operation(stage.operations, vm, by=make_author(self.as_), not_before=not_before)
 
 
 class RestartStep(VmStep, frozen=True, kw_only=True, tag="restart"):
@@ -189,7 +187,8 @@ class MaintainStep(AnyStep, frozen=True, kw_only=True, tag="maintain"):
             cause=Cause(self.cause),
             duration_seconds=self.duration_seconds,
             description=self.description,
-            **stage.announce(self.as_, self.notice),
+            by=make_author(self.as_),
+            not_before=stage.get_not_before(self.notice),
         )
 
 
@@ -201,8 +200,8 @@ class DegradeStep(AnyStep, frozen=True, kw_only=True, tag="degrade"):
     as_: Name | None = None
 
     async def run(self, stage: Stage) -> None:
-        host, announcement = stage.pick_host(self.host), stage.announce(self.as_, self.notice)
-        await stage.operations.degrade(host, **announcement)
+        host, not_before = stage.pick_host(self.host), stage.get_not_before(self.notice)
+        await stage.operations.degrade(host, by=make_author(self.as_), not_before=not_before)
 
 
 class FailStep(AnyStep, frozen=True, kw_only=True, tag="fail"):
@@ -212,8 +211,7 @@ class FailStep(AnyStep, frozen=True, kw_only=True, tag="fail"):
     as_: Name | None = None
 
     async def run(self, stage: Stage) -> None:
-        host, announcement = stage.pick_host(self.host), stage.announce(self.as_, None)
-        await stage.operations.fail(host, by=announcement["by"])
+        await stage.operations.fail(stage.pick_host(self.host), by=make_author(self.as_))
 
 
 class EventStep(AnyStep, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ happens. The timeline keeps no bodies, since a run may see millions of polls.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -19,7 +19,8 @@ from forewarn.core.event import EventType, Status
 from forewarn.duration import parse_duration
 from forewarn.engine.operations import ScopedEvent
 from forewarn.errors import Invalid
-from forewarn.lab.names import shorten_list
+from forewarn.fleetfile.yaml_source import FieldError, Path
+from forewarn.lab.names import EVENT, VM, shorten_list
 from forewarn.lab.transcript import TranscriptEntry, TranscriptKind
 from forewarn.wire.approval import parse as parse_approval
 
@@ -233,12 +234,13 @@ Condition = Callable[[Observation, Timeline], bool]
 """Whether an observation makes it true."""
 
 
-def parse_condition(text: str, vms: Collection[str], names: Collection[str]) -> Condition:
-    """Parse a condition. ValueError says what was expected."""
+def parse_condition(text: str, names: Mapping[str, Collection[str]], at: Path) -> Condition:
+    """Parse a condition. `names` has those of each kind; `at` is the path for an error."""
+    vms, events = names[VM], names[EVENT]
     match text.split():
         case [vm, "approved"] if vm in vms:
             return lambda seen, _: any(each.vm == vm for each in seen.approvals)
-        case [vm, "approved", name] if vm in vms and name in names:
+        case [vm, "approved", name] if vm in vms and name in events:
             approver = (vm, name)
             return lambda seen, _: any(
                 (each.vm, each.event.name) == approver for each in seen.approvals
@@ -254,10 +256,10 @@ def parse_condition(text: str, vms: Collection[str], names: Collection[str]) -> 
                 and seen.document is not None
                 and any((event.type, event.status) == shown for event in seen.document.events)
             )
-        case [name, change] if name in names and change in CHANGES:
+        case [name, change] if name in events and change in CHANGES:
             return lambda seen, timeline: _have_all(seen, timeline, name, change)
-    subjects = f"with {shorten_list(vms)} for VM and {shorten_list(names)} for NAME"
-    raise ValueError(f"one of: {'; '.join(FORMS)}; {subjects}")
+    subjects = f"with {shorten_list(vms)} for VM and {shorten_list(events)} for NAME"
+    raise FieldError(at, f"one of: {'; '.join(FORMS)}; {subjects}")
 
 
 def _have_all(seen: Observation, timeline: Timeline, name: str, change: str) -> bool:

@@ -7,7 +7,12 @@ import pytest
 
 from forewarn.fleetfile.yaml_source import SourceText
 from forewarn.lab.fault.active import parse_fault
-from forewarn.lab.fault.kinds import KINDS, SCHEMA, get_kind
+from forewarn.lab.fault.kinds import KINDS, SCHEMA, AnyFault
+
+
+def get_kind(type_: type[AnyFault]) -> str:
+    return str(type_.__struct_config__.tag)
+
 
 PAGE = (Path(__file__).parents[4] / "docs" / "faults.md").read_text()
 SHARED = ("fault", "vms", "from", "for", "requests", "chance", "method")

@@ -10,7 +10,13 @@ from jsonschema import Draft202012Validator
 
 from forewarn.errors import Invalid
 from forewarn.fleetfile.yaml_source import SourceText
-from forewarn.lab.scenario.schema import SCHEMA, list_library, load_from_library, parse_scenario
+from forewarn.lab.scenario.schema import (
+    SCHEMA,
+    list_library,
+    list_vms,
+    load_from_library,
+    parse_scenario,
+)
 from forewarn.lab.scenario.steps import MaintainStep
 
 WHOLE = """\
@@ -48,7 +54,7 @@ def refused(before: str, after: str) -> str:
 def test_file_is_parsed() -> None:
     scenario = parse_scenario(WHOLE.encode(), "scenario.yaml")
 
-    assert scenario.vms == ("web-0", "web-1")
+    assert list(scenario.guests) == ["web-0", "web-1"]
     assert scenario.file.clock.start == datetime(2031, 1, 1, tzinfo=UTC)
     assert scenario.file.steps[0] == MaintainStep(
         at="1m", host="host-a", type="Reboot", as_="patch"
@@ -300,7 +306,7 @@ def test_steps_may_refer_to_vms_added_later() -> None:
         WHOLE.replace("expectations:", f"{apply}expectations:").encode(), "scenario.yaml"
     )
 
-    assert scenario.vms == ("web-0", "web-1", "new-0")
+    assert list_vms(*scenario.fleets) == ("web-0", "web-1", "new-0")
     assert scenario.fleets[1].scopes[0].name == "new"
 
 

@@ -11,6 +11,7 @@ from forewarn.lab.scenario.schema import (
     GuestEntry,
     Scenario,
     list_library,
+    list_vms,
     load_from_library,
 )
 from tests.unit.lab.scenario.stage import play
@@ -90,7 +91,8 @@ def test_scenario_fails_with_a_wrong_guest(name: str) -> None:
 
 
 def with_guest(scenario: Scenario, guest: GuestEntry) -> Scenario:
-    return dataclasses.replace(scenario, file=replace(scenario.file, guests=(guest,)))
+    vms = list_vms(*scenario.fleets)
+    return dataclasses.replace(scenario, guests=dict.fromkeys(vms, guest))
 
 
 def shortened(scenario: Scenario) -> Scenario:
