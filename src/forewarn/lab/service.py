@@ -106,6 +106,7 @@ class LabService:
         self.operations = service.operations
         self.transcript = Transcript(clock.now)
         self.faults = FaultSet()
+        self._fault_ends: dict[str, asyncio.Task[None]] = {}
         self.config = Config(identify=(Identify.PATH, Identify.ADDRESS))
         platform = server.make_platform(self.config, service)
         assert isinstance(platform, SimulatedPlatform), "the default of the option"
@@ -184,12 +185,18 @@ class LabService:
 
     # --- faults
 
-    async def add_fault(self, fault: Fault) -> ActiveFault:
-        """Add a fault. One that begins now is in effect when this returns."""
+    async def add_fault(self, fault: Fault, rate: float = 1.0) -> ActiveFault:
+        """Add a fault. One that begins now is in effect when this returns.
+
+        `rate` is that of a scenario, which shortens how long it lasts.
+        """
         for vm in fault.vms:
             self.engine.board.find_vm(vm)
-        added = self.faults.add(fault, self.clock.now())
+        added = self.faults.add(fault, self.clock.now(), rate)
         self._record_fault("added", added)
+        if added.ends_at is not None:
+            end = partial(self._end_fault, added.id)
+            self._fault_ends[added.id] = self.scheduler.run_at(added.ends_at, end)
         if isinstance(fault, EnablementLapse):
             begin = partial(self._begin_lapse, added)
             if added.begins_at <= self.clock.now():
@@ -200,8 +207,15 @@ class LabService:
 
     def remove_fault(self, fault_id: str) -> ActiveFault:
         removed = self.faults.remove(fault_id)
+        if fault_id in self._fault_ends:
+            self._fault_ends.pop(fault_id).cancel()
         self._record_fault("removed", removed)
         return removed
+
+    async def _end_fault(self, fault_id: str) -> None:
+        del self._fault_ends[fault_id]
+        if fault_id in self.faults.by_id:  # not if its last request made room for another fault
+            self.remove_fault(fault_id)
 
     def _record_fault(self, what: str, added: ActiveFault) -> None:
         vms, detail = ", ".join(added.fault.vms), f"{added.id} {added.fault.kind}"

@@ -70,12 +70,12 @@ class ActiveFault:
     States:  PENDING -> ACTIVE -> OVER, at `begins_at`, and at `ends_at` or after its last request.
     """
 
-    def __init__(self, id: str, fault: Fault, now: datetime) -> None:
-        begin = parse_begin(fault)
+    def __init__(self, id: str, fault: Fault, now: datetime, rate: float = 1.0) -> None:
+        begin, duration = parse_begin(fault), parse_duration(fault.for_ or "0s")
         self.id = id
         self.fault = fault
         self.begins_at = now + begin if isinstance(begin, timedelta) else begin
-        self.ends_at = None if fault.for_ is None else self.begins_at + parse_duration(fault.for_)
+        self.ends_at = None if fault.for_ is None else self.begins_at + duration / rate
         self.requests_left = fault.requests if isinstance(fault, RequestFault) else None
         self._seen_vms: set[str] = set()
 
@@ -116,15 +116,15 @@ class FaultSet:
         self.by_id: dict[str, ActiveFault] = {}
         self._count = 0
 
-    def add(self, fault: Fault, now: datetime) -> ActiveFault:
-        """Add a fault. Faults that are over make room."""
+    def add(self, fault: Fault, now: datetime, rate: float = 1.0) -> ActiveFault:
+        """Add a fault, which ends `rate` times sooner. Faults that are over make room."""
         self.by_id = {each.id: each for each in self.by_id.values() if not each.is_over(now)}
         if len(self.by_id) >= FAULTS_MAX:
             raise Refused(
                 f"there are {FAULTS_MAX} faults already; remove one first", faults_max=FAULTS_MAX
             )
         self._count += 1
-        added = ActiveFault(f"f{self._count}", fault, now)
+        added = ActiveFault(f"f{self._count}", fault, now, rate)
         self.by_id[added.id] = added
         return added
 

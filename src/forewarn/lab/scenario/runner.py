@@ -17,7 +17,6 @@ from forewarn.engine.operations import ScopedEvent
 from forewarn.errors import Error, Invalid, NotFound
 from forewarn.lab.clock import VirtualClock
 from forewarn.lab.fault.active import parse_begin
-from forewarn.lab.fault.kinds import Fault
 from forewarn.lab.scenario.expectations import ScenarioVerdict, judge
 from forewarn.lab.scenario.guest import Guest
 from forewarn.lab.scenario.program import start_program
@@ -165,7 +164,7 @@ class Runner:
         is_real = not isinstance(lab.clock, VirtualClock)
         self._timeline = Timeline(self._start, self._find_event, rate=lab.rate, is_real=is_real)
         rng = random.Random(f"steps {seed}")
-        self._stage = Stage(lab, self._timeline, rng, self._set_fault, fault_ids={})
+        self._stage = Stage(lab, self._timeline, rng, fault_ids={})
         self._conditions = dict(scenario.conditions)
         """Those that have not been met, by step number."""
         self._waiting = set(scenario.conditions)
@@ -191,9 +190,9 @@ class Runner:
             begin = parse_begin(fault)
             if isinstance(begin, datetime):
                 begin = max(begin - (self._file.clock.start or START), timedelta(0))
-            self._lab.scheduler.run_at(
-                self._start + begin / self._lab.rate, partial(self._set_fault, fault)
-            )
+            now = replace(fault, from_="0s")
+            add = partial(self._lab.add_fault, now, rate=self._lab.rate)
+            self._lab.scheduler.run_at(self._start + begin / self._lab.rate, add)
         for number, step in enumerate(self._file.steps, 1):
             if step.at is not None and not isinstance(step, JumpStep):
                 self._plan(number, step, self._start + self._scale(step.at))
@@ -297,18 +296,6 @@ class Runner:
         except Error as error:
             title = f"step {number} ({step.verb}) succeeds"
             self._refused.append(ScenarioVerdict(title, error.message, is_passed=False))
-
-    async def _set_fault(self, fault: Fault) -> str:
-        """Begin a fault now, and end it by the scenario's time, which may be faster."""
-        added = await self._lab.add_fault(replace(fault, from_="0s", for_=None))
-        if fault.for_ is not None:
-            ends_at = self._lab.clock.now() + self._scale(fault.for_)
-            self._lab.scheduler.run_at(ends_at, partial(self._end_fault, added.id))
-        return added.id
-
-    async def _end_fault(self, fault_id: str) -> None:
-        with suppress(NotFound):  # a step has cleared it
-            self._lab.remove_fault(fault_id)
 
     def _scale(self, duration: str) -> timedelta:
         """Convert a duration of the scenario to the lab's clock."""

@@ -42,12 +42,11 @@ class Repeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Stage(NamedTuple):
-    """What steps act on. `set_fault` begins a fault and returns its id."""
+    """What steps act on."""
 
     lab: LabService
     timeline: Timeline
     rng: random.Random
-    set_fault: Callable[[Fault], Awaitable[str]]
     fault_ids: dict[str, str]
     """The ids of faults, by the name that a step gave them."""
 
@@ -277,9 +276,9 @@ class FaultStep(AnyStep, frozen=True, kw_only=True, tag="fault"):
     as_: Name | None = None
 
     async def run(self, stage: Stage) -> None:
-        fault_id = await stage.set_fault(self.set)
+        added = await stage.lab.add_fault(self.set, rate=stage.lab.rate)
         if self.as_ is not None:
-            stage.fault_ids[self.as_] = fault_id
+            stage.fault_ids[self.as_] = added.id
 
 
 class ClearStep(AnyStep, frozen=True, kw_only=True, tag="clear"):
