@@ -24,10 +24,12 @@ from forewarn.engine.replica import SCOPE_KEY
 from forewarn.engine.worker import Worker
 from forewarn.platform.simulated import SimulatedPlatform
 from forewarn.server import open_service, pause_collector, resume_collector
-from forewarn.store.base import WRITES_MAX, Write
+from forewarn.store.base import Write
 from forewarn.store.sqlite import SqliteStore
 
 SEEN_AT = datetime(2026, 3, 4, 12, tzinfo=UTC)
+SCOPES_PER_COMMIT = 50
+"""A commit is limited to 1 MiB."""
 
 
 def scope(number: int, vms: int) -> Scope:
@@ -55,10 +57,10 @@ def vm(number: int) -> Vm:
 
 async def fill(path: Path, vms: int, vms_per_scope: int) -> None:
     store = await SqliteStore.open(str(path))
-    for first in range(0, vms // vms_per_scope, WRITES_MAX):
+    for first in range(0, vms // vms_per_scope, SCOPES_PER_COMMIT):
         scopes = [
             scope(number, vms_per_scope)
-            for number in range(first, min(first + WRITES_MAX, vms // vms_per_scope))
+            for number in range(first, min(first + SCOPES_PER_COMMIT, vms // vms_per_scope))
         ]
         await store.commit(
             [Write(SCOPE_KEY.format(one.name), SCOPE.encode(one), 0) for one in scopes]
