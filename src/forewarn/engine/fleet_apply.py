@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Collection, Iterator, Sequence
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -104,8 +104,7 @@ class FleetApplier:
     async def _apply(self, fleet: Fleet, by: str, dry_run: bool, digest: str | None) -> Difference:  # noqa: FBT001
         engine = self._engine
         revision = engine.records.get(FLEET_KEY).revision
-        commands = await self._commands(fleet, is_file=digest is not None)
-        difference = await self._difference(fleet, commands)
+        commands, difference = await self._compare(fleet, is_file=digest is not None)
         known = engine.applied
         applied = replace(known, names=(), digest=known.digest if digest is None else digest)
         batches = await self._batches(commands)
@@ -152,28 +151,50 @@ class FleetApplier:
         keys = [FLEET_KEY, *(SCOPE_KEY.format(name) for name, _ in batch.commands)]
         return (await engine.update(keys, decide_all, by=by)).committed_at
 
-    async def _commands(self, fleet: Fleet, *, is_file: bool) -> Commands:
-        """The command for each scope that changes.
+    async def _compare(self, fleet: Fleet, *, is_file: bool) -> tuple[Commands, Difference]:
+        """The command for each scope that changes, and what changes.
 
         Scopes that VMs leave come first, so that no VM is ever in two scopes.
         """
-        engine, now, turns = self._engine, self._engine.clock.now(), _Turns()
-        losing, others, retired = Commands(), Commands(), Commands()
-        wanted: set[str] = set()
+        engine, board, turns = self._engine, self._engine.board, _Turns()
+        retired, losing, others = Commands(), Commands(), Commands()
+        added, changed, joined, left = (SortedList() for _ in range(4))
+        wanted, coming = set[str](), set[str]()
         for scope in fleet.scopes:
             await turns.pass_after(3 + len(scope.vms))
             wanted.add(scope.name)
-            published = engine.board.scopes.get(scope.name)
+            published = board.scopes.get(scope.name)
+            before = published.scope if published else Scope(name=scope.name)
             vms = tuple(self._with_power(scope.name, vm) for vm in scope.vms)
             command = SetMembers(kind=scope.kind, policy=scope.policy, vms=vms, is_file=is_file)
-            before = published.scope if published else Scope(name=scope.name)
-            if decide(before, command, now, engine.timing).scope != before or published is None:
-                (losing if _loses_vms(before, scope) else others).append((scope.name, command))
-        for name in engine.board.scope_names[:]:
+            after = decide(before, command, engine.clock.now(), engine.timing).scope
+            if published is not None and after == before:
+                continue
+            (changed if published else added).add(scope.name)
+            names = {vm.name for vm in vms}
+            coming |= names
+            joined.update(names - board.vms.keys())
+            is_losing = any(vm.name not in names for vm in before.vms)
+            (losing if is_losing else others).append((scope.name, command))
+        for name in board.scope_names[:]:
             await turns.pass_after(1)
             if name not in wanted:
                 retired.append((name, Retire()))
-        return [*retired, *losing, *others]
+        for name, _ in (*retired, *losing):
+            published = board.scopes.get(name)
+            members = published.scope.vms if published else ()
+            await turns.pass_after(3 + len(members))
+            left.update(vm.name for vm in members if vm.name not in coming)
+        difference = Difference(
+            added=tuple(added),
+            changed=tuple(changed),
+            removed=tuple(name for name, _ in retired),
+            vms_joined=tuple(joined),
+            vms_left=tuple(left),
+            hosts_added=tuple(sorted({*fleet.hosts} - {*board.declared_hosts})),
+            hosts_removed=tuple(sorted({*board.declared_hosts} - {*fleet.hosts})),
+        )
+        return [*retired, *losing, *others], difference
 
     def _with_power(self, scope: str, vm: Vm) -> Vm:
         """The VM as the fleet defines it, with the power state it had in its old scope."""
@@ -182,33 +203,6 @@ class FleetApplier:
             return vm
         known = published.scope.vm(vm.name)
         return vm if known is None else replace(vm, power=known.power)
-
-    async def _difference(self, fleet: Fleet, commands: Commands) -> Difference:
-        """Only scopes that change are compared: a VM that joins, leaves or moves changes one."""
-        board, turns = self._engine.board, _Turns()
-        coming: set[str] = set()
-        added, changed, removed, joined, left = (SortedList() for _ in range(5))
-        for _, command in commands:
-            if isinstance(command, SetMembers):
-                await turns.pass_after(3 + len(command.vms))
-                coming.update(vm.name for vm in command.vms)
-                joined.update(vm.name for vm in command.vms if vm.name not in board.vms)
-        for name, command in commands:
-            published = board.scopes.get(name)
-            members = published.scope.vms if published else ()
-            await turns.pass_after(3 + len(members))
-            left.update(vm.name for vm in members if vm.name not in coming)
-            kind: Any = removed if isinstance(command, Retire) else changed if published else added
-            kind.add(name)
-        return Difference(
-            added=tuple(added),
-            changed=tuple(changed),
-            removed=tuple(removed),
-            vms_joined=tuple(joined),
-            vms_left=tuple(left),
-            hosts_added=tuple(sorted({*fleet.hosts} - {*board.declared_hosts})),
-            hosts_removed=tuple(sorted({*board.declared_hosts} - {*fleet.hosts})),
-        )
 
     async def _batches(self, commands: Commands) -> list[Batch]:
         """What is committed together: few enough scopes, VMs and bytes for one commit.
@@ -277,7 +271,3 @@ class _Turns:
         if self._done >= VMS_PER_TURN_MAX:
             self._done = 0
             await asyncio.sleep(0)
-
-
-def _loses_vms(before: Scope, wanted: Scope) -> bool:
-    return not {vm.name for vm in before.vms} <= {vm.name for vm in wanted.vms}
