@@ -213,13 +213,15 @@ class Replica:
             del self.unreadable[key]
         if isinstance(value, Scope):
             self.metrics.compare(value, self.clock.now())
-        self.show(key, value, revision)
+        self._show(kind, key, value, revision)
 
     def show(self, key: str, value: Any, revision: int) -> None:
         """Show a decoded record that was committed at a revision, unless a newer one is shown."""
         kind = self._kinds[kind_of(key)]
-        if not kind.is_cached or self.is_known_after(key, revision - 1):
-            return
+        if kind.is_cached and not self.is_known_after(key, revision - 1):
+            self._show(kind, key, value, revision)
+
+    def _show(self, kind: RecordKind, key: str, value: Any, revision: int) -> None:
         if value is None:
             self._deleted[key] = revision
         if kind.codec is SCOPE:
