@@ -150,7 +150,7 @@ class StoreLost(Unavailable, code="store_lost"):
 
 
 class Compacted(StoreLost, code="compacted"):
-    """Deletions since then are no longer known; load again."""
+    """Not every change since then is still known; load again."""
 
 
 class StoreUnusable(Unavailable, code="store_unusable"):

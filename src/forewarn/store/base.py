@@ -219,7 +219,5 @@ def check_watch(after: int, compacted: int) -> None:
     if after < compacted:
         raise Compacted(
             f"changes up to revision {compacted} are compacted; a watch after {after} would miss"
-            " some: load again",
-            after=after,
-            compacted=compacted,
+            " some: load again"
         )
