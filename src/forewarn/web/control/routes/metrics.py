@@ -4,7 +4,7 @@ Components keep the counters; this module exports them. Labels are bounded.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
 from litestar import Response, get
@@ -32,8 +32,9 @@ from forewarn.web.service import Service
 
 CONTENT_TYPE = "text/plain; version=0.0.4"  # Litestar adds the charset
 
-S = TypeVar("S", bound=str)
-K = TypeVar("K", bound=tuple[str, ...])
+K = TypeVar("K")
+Values = Mapping[K, float] | float
+"""The value of a metric, or its values by label; several labels are a tuple."""
 
 
 def make_metrics_route(service: Service, metadata: Metadata, polls: Polls) -> HTTPRouteHandler:
@@ -68,9 +69,8 @@ class ServiceCollector(Collector):
 
     def _state(self) -> Iterator[Metric]:
         engine, board = self._engine, self._engine.board
-        build = {(__version__,): 1.0}
-        yield _gauge("build_info", "Always 1; the version is a label.", build, "version")
-        yield _gauge("ready", "1 while the store is read and followed.", float(engine.can_serve))
+        yield _gauge("build_info", "Always 1; the version is a label.", {__version__: 1}, "version")
+        yield _gauge("ready", "1 while the store is read and followed.", engine.can_serve)
         yield _gauge("scopes", "Scopes of the fleet.", len(board.scopes))
         yield _gauge("vms", "VMs of the fleet.", len(board.vms))
         yield _gauge("hosts", "Hosts of the fleet.", len(board.known_hosts))
@@ -82,62 +82,50 @@ class ServiceCollector(Collector):
         yield _gauge("clock_skew_seconds", text, engine.metrics.skew_seconds)
 
     def _requests(self) -> Iterator[Metric]:
-        polls = self._polls
-        counts = Counter(
-            {(kind, str(status)): n for (kind, status), n in self._metadata.counts.items()}
-        )
-        counts["document", "200"] += polls.documents_count
-        counts["document", "304"] += polls.unchanged_count
+        polls, counts = self._polls, Counter(self._metadata.counts)
+        counts["document", 200] += polls.documents_count
+        counts["document", 304] += polls.unchanged_count
         text = "Requests of VMs, by kind and status of the response."
         yield _counter("requests", text, counts, "kind", "status")
         yield _gauge("waits", "Long polls that wait for a change.", self._metadata.waiting)
         yield _gauge("connections", "Open connections of VMs.", polls.connections_count)
         text = "Connections of VMs refused, or closed while idle, because a limit was reached."
-        reached = {(name,): n for name, n in polls.limits_reached.items()}
-        yield _counter("connection_limits_reached", text, reached, "limit")
+        yield _counter("connection_limits_reached", text, polls.limits_reached, "limit")
 
     def _events(self) -> Iterator[Metric]:
         metrics = self._engine.metrics
-        live = {
-            (str(type_), str(status)): n
-            for (type_, status), n in self._engine.board.event_counts.items()
-            if n
-        }
+        live = {key: count for key, count in self._engine.board.event_counts.items() if count}
         yield _gauge("events", "Events in a document.", live, "type", "status")
-        changes = {(str(type_), str(what)): n for (type_, what), n in metrics.events.items()}
         text = "Changes of events, committed by this server."
-        yield _counter("event_changes", text, changes, "type", "change")
-        approvals = {(by,): n for by, n in metrics.approvals.items()}
-        yield _counter("approvals", "Approvals that counted, by who approved.", approvals, "by")
+        yield _counter("event_changes", text, metrics.events, "type", "change")
+        text = "Approvals that counted, by who approved."
+        yield _counter("approvals", text, metrics.approvals, "by")
         text = "Notice actually given: from scheduling to start."
-        yield _histogram("notice_seconds", text, metrics.notice)
+        yield _histogram("notice_seconds", text, metrics.notice, "type")
         text = "From scheduling to the first approval."
-        yield _histogram("approval_seconds", text, metrics.approval)
+        yield _histogram("approval_seconds", text, metrics.approval, "type")
 
     def _work(self) -> Iterator[Metric]:
         metrics = self._engine.metrics
-        impacts = {(str(type_), result): n for (type_, result), n in metrics.impacts.items()}
         text = "Attempts to run an impact, by result."
-        yield _counter("impacts", text, impacts, "type", "result")
-        yield _counter(
-            "conflicts", "Commits retried because another server wrote first.", metrics.conflicts
-        )
+        yield _counter("impacts", text, metrics.impacts, "type", "result")
+        text = "Commits retried because another server wrote first."
+        yield _counter("conflicts", text, metrics.conflicts)
         text = "How long the store took to commit."
-        yield _histogram("commit_seconds", text, {"": metrics.store}, label="")
+        yield _histogram("commit_seconds", text, {(): metrics.store})
 
     def _operators(self) -> Iterator[Metric]:
         service, feed = self._service, self._service.feed
-        listed = service.campaigns.all()
-        campaigns = Counter((str(campaign.state),) for campaign in listed)
+        campaigns = Counter(campaign.state for campaign in service.campaigns.all())
         yield _gauge("campaigns", "Stored campaigns, by state.", campaigns, "state")
         yield _counter("tokens_refused", "Requests with a bad token.", service.tokens.refused_count)
         yield _gauge("streams", "Open streams of the history.", feed.followers.total())
         yield _counter("notes_trimmed", "History entries that were trimmed.", feed.entries_trimmed)
-        failing = {(receiver.name,): float(receiver.is_failing) for receiver in feed.webhooks}
+        failing = {receiver.name: receiver.is_failing for receiver in feed.webhooks}
         text = "1 while deliveries to a webhook fail."
         yield _gauge("webhook_failing", text, failing, "receiver")
         results = {
-            (receiver.name, result): float(getattr(receiver, result))
+            (receiver.name, result): getattr(receiver, result)
             for receiver in feed.webhooks
             for result in ("delivered", "failed", "refused", "lost")
         }
@@ -145,33 +133,30 @@ class ServiceCollector(Collector):
         yield _counter("webhooks", text, results, "receiver", "result")
 
 
-def _gauge(
-    name: str, text: str, values: Mapping[K, float] | float, *labels: str
-) -> GaugeMetricFamily:
-    family = GaugeMetricFamily(f"forewarn_{name}", text, labels=labels)
-    for key, value in _by_label(values):
-        family.add_metric(key, value)
-    return family
+def _gauge(name: str, text: str, values: Values[K], *labels: str) -> Metric:
+    return _fill(GaugeMetricFamily(f"forewarn_{name}", text, labels=labels), values)
 
 
-def _counter(
-    name: str, text: str, values: Mapping[K, float] | float, *labels: str
-) -> CounterMetricFamily:
+def _counter(name: str, text: str, values: Values[K], *labels: str) -> Metric:
     """Prometheus appends `_total` to the name."""
-    family = CounterMetricFamily(f"forewarn_{name}", text, labels=labels)
-    for key, value in _by_label(values):
-        family.add_metric(key, value)
+    return _fill(CounterMetricFamily(f"forewarn_{name}", text, labels=labels), values)
+
+
+def _fill(family: GaugeMetricFamily | CounterMetricFamily, values: Values[K]) -> Metric:
+    by_label = values.items() if isinstance(values, Mapping) else [((), values)]
+    for key, value in by_label:
+        family.add_metric(_labels(key), float(value))
     return family
-
-
-def _by_label(values: Mapping[K, float] | float) -> Iterable[tuple[tuple[str, ...], float]]:
-    return sorted(values.items()) if isinstance(values, Mapping) else [((), values)]
 
 
 def _histogram(
-    name: str, text: str, histograms: Mapping[S, Histogram], label: str = "type"
+    name: str, text: str, histograms: Mapping[K, Histogram], *labels: str
 ) -> HistogramMetricFamily:
-    family = HistogramMetricFamily(f"forewarn_{name}", text, labels=[label] if label else [])
-    for key, histogram in sorted(histograms.items()):
-        family.add_metric([str(key)] if label else [], histogram.buckets(), histogram.sum)
+    family = HistogramMetricFamily(f"forewarn_{name}", text, labels=labels)
+    for key, histogram in histograms.items():
+        family.add_metric(_labels(key), histogram.buckets(), histogram.sum)
     return family
+
+
+def _labels(key: object) -> list[str]:
+    return [str(part) for part in (key if isinstance(key, tuple) else (key,))]
