@@ -11,7 +11,7 @@ from litestar.utils.path import normalize_path
 
 from forewarn.config import is_loopback
 from forewarn.web.control.auth import BAD_TOKEN_DELAY_SECONDS, Authenticator
-from forewarn.web.control.checks import make_checks
+from forewarn.web.control.checks import Checks
 from forewarn.web.control.dependencies import ApiCall, PageRequest
 from forewarn.web.control.docs_page import docs
 from forewarn.web.control.error_handlers import EXCEPTION_HANDLERS
@@ -69,15 +69,14 @@ def make_app(
     The response to a bad token is delayed by `delay_seconds`.
     """
     operations = service.operations
-    idempotency = Idempotency(service.engine, operations.new_id)
     authenticator = Authenticator(
         service.tokens, is_loopback=is_loopback(host), delay_seconds=delay_seconds
     )
 
     def make_call(request: Request[Any, Any, Any]) -> ApiCall:
         state, used = request.scope["state"], operations
-        if "reservation" in state:
-            used = operations.repeating(state["reservation"].operation_id)
+        if "operation_id" in state:
+            used = operations.repeating(state["operation_id"])
         return ApiCall(state["principal"], service._replace(operations=used))
 
     return ControlApp(
@@ -87,8 +86,10 @@ def make_app(
             "page": Provide(PageRequest, sync_to_thread=False),
             "wanted": Provide(make_filter, sync_to_thread=False),
         },
-        before_request=make_checks(authenticator, idempotency, host),
-        middleware=[idempotency],
+        middleware=[
+            Checks(authenticator, host),
+            Idempotency(service.engine, operations.new_id),
+        ],
         before_send=[add_headers],
         exception_handlers=EXCEPTION_HANDLERS,
         request_max_body_size=BODY_BYTES_MAX,

@@ -1,7 +1,7 @@
 """Checks that a request to the control listener passes before its handler runs.
 
 In this order: token, Host (DNS rebinding), Origin (cross-site requests), role, query parameters,
-Content-Type, size and content of the body, Idempotency-Key. The first that fails raises an Error.
+Content-Type, size and content of the body. The first that fails raises an Error.
 
 A route is marked by additional arguments of its decorator, which Litestar stores in `opt`:
 
@@ -11,65 +11,59 @@ A route is marked by additional arguments of its decorator, which Litestar store
     errors       the errors it may raise, for the OpenAPI document; see `openapi.py`
 """
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
-from litestar import Request, Response
+from litestar import Request
 from litestar.exceptions.http_exceptions import InternalServerException, RequestEntityTooLarge
 from litestar.handlers import HTTPRouteHandler
+from litestar.middleware import ASGIMiddleware
 from litestar.params import QueryParameter
+from litestar.response.base import ASGIResponse
 from litestar.status_codes import HTTP_204_NO_CONTENT
+from litestar.types import ASGIApp, Receive, Scope, Send
 
 from forewarn.auth.tokens import Role
 from forewarn.config import is_loopback
 from forewarn.errors import Forbidden, Invalid
 from forewarn.fleetfile.yaml_source import FieldError, convert, explain, format_path
 from forewarn.web.control.auth import LOCAL_OPERATOR, Authenticator
-from forewarn.web.control.idempotency import HEADER, Idempotency
 from forewarn.web.http_status import BodyTooLarge, ClientGone, WrongMediaType
 
 READ_METHODS = ("GET", "HEAD", "OPTIONS")
 EMPTY = (b"", b"{}")
 
 S = TypeVar("S", bound=msgspec.Struct)
-Hook = Callable[[Request[Any, Any, Any]], Awaitable[Response[bytes] | None]]
 
 
-def make_checks(authenticator: Authenticator, idempotency: Idempotency, host: str) -> Hook:
-    """The hook that Litestar runs before each handler.
+class Checks(ASGIMiddleware):
+    """The middleware. `host` is the name or address the listener is bound to."""
 
-    `host` is the name or address the listener is bound to.
-    """
+    def __init__(self, authenticator: Authenticator, host: str) -> None:
+        self._authenticator = authenticator
+        self._host = host
 
-    async def check(request: Request[Any, Any, Any]) -> Response[bytes] | None:
+    async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
+        request: Request[Any, Any, Any] = Request(scope, receive, send)
         handler = request.route_handler
         assert isinstance(handler, HTTPRouteHandler)
         is_public = handler.opt.get("is_public", False)
-        token = None if is_public else await authenticator.find_token(request)
+        token = None if is_public else await self._authenticator.find_token(request)
         # A page that reached us by DNS rebinding cannot send a token.
-        if token is None and authenticator.is_loopback:
-            _check_host(request, host)
+        if token is None and self._authenticator.is_loopback:
+            _check_host(request, self._host)
         _check_origin(request)
-        principal = LOCAL_OPERATOR if is_public else authenticator.principal(token)
+        principal = LOCAL_OPERATOR if is_public else self._authenticator.principal(token)
         principal.require(required_role(handler, request.method))
         if request.method == "OPTIONS":
             headers = {"Allow": _allowed_methods(request)}
-            return Response(b"", status_code=HTTP_204_NO_CONTENT, headers=headers)
+            next_app = ASGIResponse(status_code=HTTP_204_NO_CONTENT, headers=headers)
         _check_query(request, handler)
-        body = await _read_body(request, handler)
-        state = request.scope["state"]
-        state["principal"] = principal
-        is_stored = request.method == "POST" and not handler.opt.get("is_secret")
-        if is_stored and HEADER in request.headers:
-            reserved = await idempotency.begin(request, principal, body)
-            if isinstance(reserved, Response):
-                return reserved
-            state["reservation"] = reserved
-        return None
-
-    return check
+        await _check_body(request, handler)
+        scope["state"]["principal"] = principal
+        await next_app(scope, receive, send)
 
 
 def required_role(handler: HTTPRouteHandler, method: str) -> Role:
@@ -140,7 +134,7 @@ def _query_parameters(handler: HTTPRouteHandler) -> Iterator[str]:
                 yield field.kwarg_definition.name or name
 
 
-async def _read_body(request: Request[Any, Any, Any], handler: HTTPRouteHandler) -> bytes:
+async def _check_body(request: Request[Any, Any, Any], handler: HTTPRouteHandler) -> None:
     _check_type(request, handler)
     try:
         body = await request.body()
@@ -157,7 +151,6 @@ async def _read_body(request: Request[Any, Any, Any], handler: HTTPRouteHandler)
         decode_strictly(body, handler.parsed_data_field.annotation)
     elif request.method == "POST" and not reads_raw_body(handler) and body.strip() not in EMPTY:
         raise Invalid("body: expected none, or {}: the path says it all", field="")
-    return body
 
 
 def _check_type(request: Request[Any, Any, Any], handler: HTTPRouteHandler) -> None:

@@ -13,12 +13,13 @@ import hashlib
 import re
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakValueDictionary
 
 import msgspec
-from litestar import MediaType, Request, Response
+from litestar import Request
 from litestar.middleware import ASGIMiddleware
+from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from msgspec.structs import replace
 
@@ -27,7 +28,6 @@ from forewarn.engine.record import RAW, RecordCodec
 from forewarn.engine.transaction import Transaction
 from forewarn.errors import Invalid, Unavailable
 from forewarn.store.base import WRITES_MAX, Record
-from forewarn.web.control.auth import Principal
 from forewarn.web.http_status import KeyReused
 
 HEADER = "Idempotency-Key"
@@ -57,16 +57,8 @@ class StoredResponse(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 CODEC = RecordCodec(KIND, StoredResponse)
 
 
-class Reservation(NamedTuple):
-    """A key whose request is being handled. Its lock makes retries wait, on this server."""
-
-    lock: asyncio.Lock
-    key: str
-    operation_id: str
-
-
 class Idempotency(ASGIMiddleware):
-    """The records of the keys. `make_id` makes the id of a new operation."""
+    """The middleware, and the records of the keys. `make_id` makes the id of a new operation."""
 
     def __init__(self, engine: Engine, make_id: Callable[[], str]) -> None:
         # Records are decoded here, so that unreadable ones can be deleted when there are too many.
@@ -76,10 +68,12 @@ class Idempotency(ASGIMiddleware):
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._reserved_count = 0
 
-    async def begin(
-        self, request: Request[Any, Any, Any], principal: Principal, body: bytes
-    ) -> Reservation | Response[bytes]:
-        """The stored response, or a reservation whose lock is held until the response is sent."""
+    async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
+        request: Request[Any, Any, Any] = Request(scope, receive, send)
+        is_stored = request.method == "POST" and not request.route_handler.opt.get("is_secret")
+        if not is_stored or HEADER not in request.headers:
+            await next_app(scope, receive, send)
+            return
         value = request.headers[HEADER]
         if not KEY.fullmatch(value):
             raise Invalid(
@@ -87,67 +81,54 @@ class Idempotency(ASGIMiddleware):
                 f" got {value[:80]!r}",
                 field=HEADER,
             )
-        key = f"{KIND}/{_digest(principal.identity.encode(), value.encode())}/"
-        digest = _digest(request.scope["raw_path"], request.scope["query_string"], body)
-        lock = self._locks.setdefault(key, asyncio.Lock())
-        await lock.acquire()
-        try:
+        key = f"{KIND}/{_digest(scope['state']['principal'].identity.encode(), value.encode())}/"
+        digest = _digest(scope["raw_path"], scope["query_string"], await request.body())
+        async with self._locks.setdefault(key, asyncio.Lock()):  # retries wait, on this server
             stored = await self._reserve(key, digest)
             if stored.request != digest:
                 raise KeyReused(
                     f"{HEADER} {value[:80]!r} was used for another request; expected a new key",
                     key=value,
                 )
-            if not stored.status:
-                return Reservation(lock, key, stored.operation_id)
-        except BaseException:
-            lock.release()
-            raise
-        lock.release()
-        return Response(
-            stored.body.encode(),
-            status_code=stored.status,
-            media_type=MediaType.JSON,
-            headers={"Idempotency-Replayed": "true"},
-        )
+            if stored.status:
+                replayed = {"Idempotency-Replayed": "true"}
+                response = ASGIResponse(
+                    body=stored.body, status_code=stored.status, headers=replayed
+                )
+                await response(scope, receive, send)
+            else:
+                scope["state"]["operation_id"] = stored.operation_id
+                storing = self._storing(send, key, stored.operation_id)
+                await next_app(scope, receive, storing)
 
-    async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
-        """The middleware: stores the response to a reserved key, then lets its retries go on."""
-        state, status, body = scope["state"], 0, b""
+    def _storing(self, send: Send, key: str, operation_id: str) -> Send:
+        """A `send` that stores the response before it sends the end of it."""
+        status, body = 0, b""
 
         async def store_and_send(message: Message) -> None:
             nonlocal status, body
             if message["type"] == "http.response.start":
                 status = message["status"]
-            elif message["type"] == "http.response.body" and "reservation" in state:
+            elif message["type"] == "http.response.body":
                 body += message["body"]
-                if not message["more_body"]:
-                    await self._store(state["reservation"], status, body)
+                # A server error is not stored, so that a retry can succeed.
+                is_stored = status < 500 and len(body) <= BODY_BYTES_MAX
+                if is_stored and not message["more_body"]:
+                    await self._store(key, operation_id, status, body)
             await send(message)
 
-        try:
-            await next_app(scope, receive, store_and_send)
-        finally:
-            if "reservation" in state:
-                state["reservation"].lock.release()
+        return store_and_send
 
-    async def _store(self, reservation: Reservation, status: int, body: bytes) -> None:
-        """Store the response before it is sent.
-
-        A server error is not stored, so that a retry can succeed.
-        """
-        if status >= 500 or len(body) > BODY_BYTES_MAX:
-            return
-
+    async def _store(self, key: str, operation_id: str, status: int, body: bytes) -> None:
         def decide(transaction: Transaction) -> None:
-            stored = _decode(transaction.get(reservation.key))
+            stored = _decode(transaction.get(key))
             # Unless another server got the same request and has stored its response.
-            if stored and not stored.status and stored.operation_id == reservation.operation_id:
+            if stored and not stored.status and stored.operation_id == operation_id:
                 response = replace(stored, status=status, body=body.decode())
-                transaction.put(reservation.key, CODEC.encode(response))
+                transaction.put(key, CODEC.encode(response))
 
         try:
-            await self._engine.update([reservation.key], decide, by=BY)
+            await self._engine.update([key], decide, by=BY)
         except Unavailable as error:
             self._engine.throttled_log.warn("response not stored", problem=error.message)
 
