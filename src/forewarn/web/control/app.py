@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from litestar import Litestar, Request
+from litestar.config.response_cache import ResponseCacheConfig
 from litestar.datastructures import MutableScopeHeaders
 from litestar.di import Provide
 from litestar.types import ControllerRouterHandler, Message, Scope
@@ -16,7 +17,7 @@ from forewarn.web.control.dependencies import ApiCall, PageRequest
 from forewarn.web.control.docs_page import docs
 from forewarn.web.control.error_handlers import EXCEPTION_HANDLERS
 from forewarn.web.control.idempotency import Idempotency
-from forewarn.web.control.openapi import make_openapi_config
+from forewarn.web.control.openapi import make_openapi_config, openapi_json
 from forewarn.web.control.routes.campaign import CampaignController
 from forewarn.web.control.routes.event import EventController
 from forewarn.web.control.routes.fleet import FleetController
@@ -45,6 +46,7 @@ ROUTES: tuple[ControllerRouterHandler, ...] = (
     healthz,
     readyz,
     docs,
+    openapi_json,
     FleetController,
     ScopeController,
     VmController,
@@ -94,6 +96,10 @@ def make_app(
         exception_handlers=EXCEPTION_HANDLERS,
         request_max_body_size=BODY_BYTES_MAX,
         openapi_config=make_openapi_config(),
+        # By default it is the path as written, so `//api/docs` would be cached again.
+        response_cache_config=ResponseCacheConfig(
+            key_builder=lambda request: request.scope["path_template"]
+        ),
         logging_config=None,
     )
 

@@ -10,6 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from litestar import MediaType, Request, Response, get
+from litestar.config.response_cache import CACHE_FOREVER
 
 from forewarn.web.control.openapi import Json, openapi_document, resolve
 
@@ -40,13 +41,12 @@ POLICY = (
 )
 
 
-@get("/api/docs", include_in_schema=False, is_public=True)
-async def docs(request: Request[Any, Any, Any]) -> Response[bytes]:
+@get("/api/docs", include_in_schema=False, is_public=True, cache=CACHE_FOREVER)
+async def docs(request: Request[Any, Any, Any]) -> Response[str]:
     """Rendered once: anybody may request it, without a token."""
-    if "docs" not in request.app.state:
-        request.app.state["docs"] = render(openapi_document(request.app)).encode()
     headers = {"Content-Security-Policy": POLICY}
-    return Response(request.app.state["docs"], media_type=MediaType.HTML, headers=headers)
+    page = render(openapi_document(request.app))
+    return Response(page, media_type=MediaType.HTML, headers=headers)
 
 
 def render(document: Json) -> str:

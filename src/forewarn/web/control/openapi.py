@@ -6,10 +6,11 @@ request needs, the codes of its errors, the Idempotency-Key, and which bodies ar
 
 from typing import Any
 
-from litestar import Litestar, Request, Router
+from litestar import Litestar, Request, Router, get
+from litestar.config.response_cache import CACHE_FOREVER
+from litestar.enums import OpenAPIMediaType
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.config import OpenAPIConfig
-from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import Components, SecurityScheme
 from litestar.routes import BaseRoute, HTTPRoute
 from msgspec.json import schema_components
@@ -52,8 +53,7 @@ IDEMPOTENCY_KEY = {
     },
 }
 FIELDS = {
-    "not_before": "The earliest start, RFC 3339 with a time zone."
-    " Later than the minimum notice is allowed, earlier is not.",
+    "not_before": "The earliest start.",
     "duration_seconds": "The expected length of the impact; -1 if unknown.",
     "description": "Text that VMs read.",
     "cause": "Why it is done.",
@@ -99,53 +99,41 @@ EVERYWHERE: tuple[type[Error], ...] = (
 )
 
 
-class _OnePathRouter(Router):
-    """Serves the document alone; Litestar would respond to all paths below it too, in HTML."""
+class _NoRoutes(Router):
+    """Litestar would also respond to all paths below the document's, in HTML."""
 
     def register(self, value: Any) -> list[BaseRoute]:
-        is_catch_all = getattr(value, "handler_name", "").endswith("handle_schema_path_not_found")
-        return [] if is_catch_all else super().register(value)
+        return []
 
 
-class _Renderer(JsonRenderPlugin):
-    """Renders once: anybody may request the document, without a token."""
-
-    def render(self, request: Request[Any, Any, Any], openapi_schema: Json) -> bytes:
-        state = request.app.state
-        if "openapi_json" not in state:
-            state["openapi_json"] = self.render_json(request, openapi_document(request.app))
-        rendered: bytes = state["openapi_json"]
-        return rendered
+@get(
+    PATH,
+    include_in_schema=False,
+    is_public=True,
+    cache=CACHE_FOREVER,
+    media_type=OpenAPIMediaType.OPENAPI_JSON,
+)
+async def openapi_json(request: Request[Any, Any, Any]) -> Json:
+    """Rendered once: anybody may request it, without a token."""
+    return openapi_document(request.app)
 
 
 def make_openapi_config() -> OpenAPIConfig:
     token = SecurityScheme(
         type="http", scheme="bearer", description="Created by `forewarn token create`."
     )
-    router = _OnePathRouter(
-        PATH, route_handlers=[], include_in_schema=False, opt={"is_public": True}
-    )
     return OpenAPIConfig(
         title="Forewarn control API",
         version=__version__,
         description=INTRODUCTION,
         components=Components(security_schemes={"token": token}),
-        openapi_router=router,
-        render_plugins=[_Renderer(path="/")],
+        openapi_router=_NoRoutes(PATH, route_handlers=[]),
         use_handler_docstrings=True,
         operation_id_creator=lambda handler, *_: handler.handler_name,
     )
 
 
 def openapi_document(app: Litestar) -> Json:
-    """The whole document. It is built once: the routes of an application do not change."""
-    if "openapi" not in app.state:
-        app.state["openapi"] = _build(app)
-    document: Json = app.state["openapi"]
-    return document
-
-
-def _build(app: Litestar) -> Json:
     document = app.openapi_schema.to_schema()
     schemas = document["components"]["schemas"]
     schemas |= schema_components([ErrorView], ref_template="#/components/schemas/{name}")[1]

@@ -3,8 +3,10 @@
 import sys
 
 import pytest
+from litestar.stores.memory import MemoryStore
 
-from tests.unit.web.control_world import World, story
+from forewarn.web.control.app import make_app
+from tests.unit.web.control_world import World, make_client, story
 from tests.unit.web.openapi_reader import operations
 
 
@@ -84,5 +86,21 @@ def test_documents_are_rendered_once(path: str) -> None:
 
     async def tell(world: World) -> None:
         assert await count_calls(world, path) < 2 * await count_calls(world, "/healthz")
+
+    story(tell)
+
+
+def test_document_is_cached_once_however_its_path_is_written() -> None:
+    """Nobody needs a token for it, so it must not fill the memory."""
+
+    async def tell(world: World) -> None:
+        app = make_app(world.service)
+        async with make_client(app) as client:
+            for path in ("/api/docs", "/api/docs/", "//api/docs", "/api//docs", "/api/%64ocs"):
+                assert (await client.get(f"http://127.0.0.1:8081{path}")).status_code == 200
+            assert (await client.get("/api/docs?x=1")).status_code == 400
+        cache = app.stores.get("response_cache")
+        assert isinstance(cache, MemoryStore)
+        assert list(cache._store) == ["/api/docs"]
 
     story(tell)
