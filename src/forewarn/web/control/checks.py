@@ -135,7 +135,6 @@ def _query_parameters(handler: HTTPRouteHandler) -> Iterator[str]:
 
 
 async def _check_body(request: Request[Any, Any, Any], handler: HTTPRouteHandler) -> None:
-    _check_type(request, handler)
     try:
         body = await request.body()
     except RequestEntityTooLarge as error:
@@ -145,24 +144,22 @@ async def _check_body(request: Request[Any, Any, Any], handler: HTTPRouteHandler
         ) from error
     except InternalServerException as error:
         raise ClientGone("the connection was closed before the end of the body") from error
-    if body and request.method == "POST" and "content-type" not in request.headers:
-        raise WrongMediaType("the body has no Content-Type; expected application/json")
+    if request.method == "POST":
+        _check_type(request, handler, body)
     if handler.parsed_data_field is not None:
         decode_strictly(body, handler.parsed_data_field.annotation)
     elif request.method == "POST" and not reads_raw_body(handler) and body.strip() not in EMPTY:
         raise Invalid("body: expected none, or {}: the path says it all", field="")
 
 
-def _check_type(request: Request[Any, Any, Any], handler: HTTPRouteHandler) -> None:
+def _check_type(request: Request[Any, Any, Any], handler: HTTPRouteHandler, body: bytes) -> None:
     """Only for POST: no page can send a PUT across sites without a preflight request."""
-    value = request.headers.get("content-type")
-    if request.method != "POST" or value is None:
-        return
+    value = request.headers.get("content-type", "")[:80]
     accepted = ["application/json", *["application/yaml"] * reads_raw_body(handler)]
-    if value.partition(";")[0].strip().lower() not in accepted:
+    is_accepted = value.partition(";")[0].strip().lower() in accepted
+    if not is_accepted and (body or "content-type" in request.headers):
         raise WrongMediaType(
-            f"Content-Type is {value[:80]!r}; expected {' or '.join(accepted)}",
-            content_type=value[:80],
+            f"Content-Type is {value!r}; expected {' or '.join(accepted)}", content_type=value
         )
 
 

@@ -23,10 +23,10 @@ V = TypeVar("V", bound=msgspec.Struct)
 
 
 def view(cls: type[V], *sources: object, **extra: Any) -> V:
-    """A `cls` whose fields are copied from the first source that has them, or given in `extra`."""
-    for name in cls.__struct_fields__:
-        if name not in extra:
-            source = next(source for source in sources if hasattr(source, name))
+    """A `cls` with the fields in `extra`, and those of the first source that has them."""
+    for name in set(cls.__struct_fields__) - extra.keys():
+        source = next((source for source in sources if hasattr(source, name)), None)
+        if source is not None:
             extra[name] = getattr(source, name)
     return cls(**extra)
 

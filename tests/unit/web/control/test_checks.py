@@ -301,7 +301,7 @@ def test_body_without_content_type_is_rejected() -> None:
     assert (status, code, message) == (
         415,
         "unsupported_media_type",
-        "the body has no Content-Type; expected application/json",
+        "Content-Type is ''; expected application/json",
     )
 
 

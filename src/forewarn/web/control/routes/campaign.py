@@ -76,16 +76,13 @@ class NewCampaign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     plan: Annotated[bool, Meta(description="true to start nothing")] = False
 
     def spec(self) -> CampaignSpec:
-        return CampaignSpec(
+        return view(
+            CampaignSpec,
+            self,
             type=EventType(self.type),
-            patterns=tuple(dict.fromkeys(self.hosts)),
-            name=self.name,
             cause=Cause(self.cause),
-            duration_seconds=self.duration_seconds,
-            description=self.description,
-            max_hosts=self.max_hosts,
+            patterns=tuple(dict.fromkeys(self.hosts)),
             max_unavailable=parse_budget(self.max_unavailable),
-            pause_on_failure=self.pause_on_failure,
         )
 
 
