@@ -39,7 +39,7 @@ from forewarn.agent.steps.base import StepContext, StepFailed, WorkflowPhase
 from forewarn.agent.workflow import AgentContext, Workflow
 from forewarn.client import Event
 from forewarn.errors import Invalid
-from tests.unit.agent.agent_world import FakeTime, reboot, started
+from tests.unit.agent.agent_world import FakeTime, UnsyncedJournal, reboot, started
 from tests.unit.agent.test_settings import FULL
 
 json_values = st.recursive(
@@ -146,7 +146,7 @@ def test_torn_journal_is_an_earlier_state(
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "journal")
-        journal = Journal.open(path)
+        journal = UnsyncedJournal.open(path)
         states = [dict(journal.progress)]
         journal.write_event(reboot(), "rule")
         for kind, facts in story:
@@ -157,7 +157,7 @@ def test_torn_journal_is_an_earlier_state(
         text = path.read_bytes()
         path.write_bytes(text[: int(len(text) * part)])
 
-        again = Journal.open(path)
+        again = UnsyncedJournal.open(path)
         again.close()
 
         assert again.progress in [compacted(state) for state in states]
@@ -220,14 +220,6 @@ def damaged(line: bytes, data: st.DataObject) -> bytes:
     )
 
 
-class Unsynced(Journal):
-    """Without fsync, which is faster."""
-
-    @staticmethod
-    def sync(handle: int) -> None:
-        pass
-
-
 @settings(deadline=None, max_examples=200)
 @given(data=st.data())
 def test_agent_starts_with_any_damaged_line(data: st.DataObject) -> None:
@@ -237,7 +229,7 @@ def test_agent_starts_with_any_damaged_line(data: st.DataObject) -> None:
     """
     with tempfile.TemporaryDirectory() as folder:
         path, clock = Path(folder, "journal"), FakeTime().clock()
-        journal = Unsynced.open(path)
+        journal = UnsyncedJournal.open(path)
         journal.write_event(reboot(), "r")
         for kind, facts in STORY:
             journal.write("E1", kind, **facts)
@@ -247,7 +239,7 @@ def test_agent_starts_with_any_damaged_line(data: st.DataObject) -> None:
         lines[index] = damaged(lines[index], data)
         path.write_bytes(b"\n".join(lines) + b"\n")
 
-        journal = Unsynced.open(path)
+        journal = UnsyncedJournal.open(path)
         shared = AgentContext("web-0", journal, LocalPrograms(), clock, Counters())
         for progress in journal.progress.values():
             workflow = Workflow(Rule("r"), progress.event, shared)
@@ -257,7 +249,7 @@ def test_agent_starts_with_any_damaged_line(data: st.DataObject) -> None:
             workflow.run()
             assert workflow.is_done
         journal.close()
-        again = Unsynced.open(path)
+        again = UnsyncedJournal.open(path)
         again.close()
         assert list(again.progress) == list(journal.progress)
 
@@ -266,7 +258,7 @@ class Killed(BaseException):
     """Like kill -9: nothing after it runs."""
 
 
-class MortalJournal(Journal):
+class MortalJournal(UnsyncedJournal):
     """Kills the agent right after its nth write."""
 
     writes_left = -1

@@ -15,7 +15,7 @@ import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import (
     Annotated,
@@ -72,7 +72,7 @@ class Missing:
 
 def read(kind: type[T], value: object, path: str) -> T:
     """Create a `kind` from a table of the file. Raises Invalid, naming the path of the field."""
-    known = settings_of(kind)
+    known = settings_of(kind)  # type: ignore[arg-type] # classes are hashable
     short = None if isinstance(value, dict) else getattr(kind, "SHORT", None)
     table = {short: value} if short else value
     if not isinstance(table, dict):
@@ -93,6 +93,7 @@ def read(kind: type[T], value: object, path: str) -> T:
         reject(paths.get(error.key, path), given, error.expected)
 
 
+@cache
 def settings_of(kind: Any) -> dict[str, Setting]:
     """The keys that a table of this kind may have."""
     hints = get_type_hints(kind, include_extras=True)

@@ -82,18 +82,6 @@ class Step(Protocol):
     def run(self, context: StepContext) -> None: ...
 
 
-def wait_until(
-    context: StepContext,
-    is_done: Callable[[], bool],
-    *,
-    waiting_for: Callable[[], str],
-    every: float = CHECK_SECONDS,
-) -> None:
-    """Check repeatedly. At the limit, `waiting_for` says in words what did not happen."""
-    while not is_done():  # ends at the limit: `pause` raises there
-        pause(context, every, waiting_for())
-
-
 def pause(context: StepContext, seconds: float, waiting_for: str) -> None:
     """Sleep before another attempt. Raises at the limit, so a last attempt without time cannot hide
     the previous error.

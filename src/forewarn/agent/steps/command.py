@@ -31,6 +31,7 @@ OUTPUT_BYTES_MAX = 4096
 GRACE_SECONDS = 2.0
 GRACE_SECONDS_MAX = 60
 SETTLE_SECONDS = 0.5
+GROUP_CHECK_SECONDS = 0.02
 HOOKS_MAX = 256
 HOOK_NAME = re.compile(r"[A-Za-z0-9_-]+")
 """As run-parts wants them, so that leftovers of editors and packages do not run."""
@@ -221,27 +222,16 @@ def _terminate(process: "subprocess.Popen[bytes]", grace_seconds: float) -> None
     children behind. `killpg` raises as soon as the group is empty.
     """
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGTERM)
-        while grace_seconds > 0:
-            _wait_briefly(process, min(CHECK_SECONDS, grace_seconds))
-            grace_seconds -= CHECK_SECONDS
-            os.killpg(process.pid, 0)
-        os.killpg(process.pid, signal.SIGKILL)
-        for _ in range(10):  # the kernel may need a little time to end them all
-            _wait_briefly(process, SETTLE_SECONDS / 10)
-            os.killpg(process.pid, 0)
+        for number, seconds in ((signal.SIGTERM, grace_seconds), (signal.SIGKILL, SETTLE_SECONDS)):
+            os.killpg(process.pid, number)
+            end = time.monotonic() + seconds
+            while time.monotonic() < end:
+                time.sleep(GROUP_CHECK_SECONDS)
+                process.poll()  # a process that has ended is in the group until then
+                os.killpg(process.pid, 0)
     with contextlib.suppress(subprocess.TimeoutExpired):
         # SIGKILL does not end a process blocked on unreachable storage
         process.wait(SETTLE_SECONDS)
-
-
-def _wait_briefly(process: "subprocess.Popen[bytes]", seconds: float) -> None:
-    """Until the group's first process ends. If it has ended, its children still get the time."""
-    if process.poll() is not None:
-        time.sleep(seconds)
-        return
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(seconds)
 
 
 def _failure(command: RunStep, code: int | None, context: StepContext, output: str) -> StepFailed:

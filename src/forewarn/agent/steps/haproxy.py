@@ -16,7 +16,7 @@ from forewarn.agent.steps.base import (
     WorkflowPhase,
     call_with_timeout,
     combine,
-    wait_until,
+    pause,
 )
 
 RESPONSE_BYTES_MAX = 16 * 1024 * 1024
@@ -66,7 +66,7 @@ class HaproxyStep:
                 failures.append(failure)
         if changed and state == "drain" and self.wait:
             try:
-                self._wait_for_sessions(tuple(changed), context)
+                self._wait_for_sessions(changed, context)
             except StepFailed as failure:
                 failures.append(failure)
         if failures:
@@ -79,20 +79,9 @@ class HaproxyStep:
         if response:  # HAProxy's response to success is empty
             raise StepFailed(f"HAProxy cannot set {server} to {state}: {response[:300]}")
 
-    def _wait_for_sessions(self, servers: tuple[str, ...], context: StepContext) -> None:
-        busy: dict[str, int] = {}
-
-        def is_drained() -> bool:
-            busy.clear()
-            busy.update(_count_sessions(self._send("show stat -1 4 -1", context), servers))
-            return not busy
-
-        wait_until(
-            context,
-            is_drained,
-            waiting_for=lambda: f"sessions remain: {busy}",
-            every=CHECK_SECONDS,
-        )
+    def _wait_for_sessions(self, servers: list[str], context: StepContext) -> None:
+        while busy := _count_sessions(self._send("show stat -1 4 -1", context), servers):
+            pause(context, CHECK_SECONDS, f"sessions remain: {busy}")
 
     def _resolve_servers(self, context: StepContext) -> tuple[str, ...]:
         names = [name.removeprefix("_") for name in context.event.resources]
@@ -114,14 +103,11 @@ class HaproxyStep:
 
 def _call(address: str, command: str) -> str:
     """One command per connection: HAProxy closes it after the response."""
-    with _connect(address) as connection:
-        connection.settimeout(CALL_SECONDS)
+    with _connect(address) as connection, connection.makefile("rb") as responses:
         connection.sendall(command.encode("ascii") + b"\n")
-        response = bytearray()
-        while part := connection.recv(65536):  # ends with the connection or the size limit
-            response += part
-            if len(response) > RESPONSE_BYTES_MAX:
-                raise OSError(f"the response has more than {RESPONSE_BYTES_MAX} bytes")
+        response = responses.read(RESPONSE_BYTES_MAX + 1)
+    if len(response) > RESPONSE_BYTES_MAX:
+        raise OSError(f"the response has more than {RESPONSE_BYTES_MAX} bytes")
     return response.decode("utf-8", "replace")
 
 
@@ -139,7 +125,7 @@ def _connect(address: str) -> socket.socket:
     return connection
 
 
-def _count_sessions(stat: str, servers: tuple[str, ...]) -> dict[str, int]:
+def _count_sessions(stat: str, servers: list[str]) -> dict[str, int]:
     """The servers that still have sessions. `show stat` prints CSV; its header starts with `# `."""
     rows = csv.DictReader(stat.removeprefix("# ").splitlines())
     known = {f"{row.get('pxname')}/{row.get('svname')}": row.get("scur") or "" for row in rows}

@@ -11,11 +11,12 @@ from typing import Annotated
 
 from forewarn.agent.config_reader import SettingError, checked
 from forewarn.agent.steps.base import (
+    CHECK_SECONDS,
     StepContext,
     StepFailed,
     StepTimedOut,
     call_with_timeout,
-    wait_until,
+    pause,
 )
 from forewarn.agent.steps.command import RunStep, run_command
 
@@ -59,18 +60,11 @@ class SignalStep:
             os.kill(pid, signal.Signals[_signal_name(self.send)])
         except OSError as error:
             raise StepFailed(f"cannot signal process {pid}: {error.strerror}", pid=pid) from error
-        if self.until_file:
-            wait_until(
-                context,
-                lambda: self._is_written(pid, before, context),
-                waiting_for=lambda: f"{self.until_file} was not written",
-            )
-        if self.until_exit:
-            wait_until(
-                context,
-                lambda: _has_exited(pid),
-                waiting_for=lambda: f"process {pid} did not exit",
-            )
+        # Both end at the limit: `pause` raises there.
+        while self.until_file and not self._is_written(pid, before, context):
+            pause(context, CHECK_SECONDS, f"{self.until_file} was not written")
+        while self.until_exit and not _has_exited(pid):
+            pause(context, CHECK_SECONDS, f"process {pid} did not exit")
 
     def _is_written(self, pid: int, before: tuple[int, int] | None, context: StepContext) -> bool:
         has_exited = _has_exited(pid)  # checked first: writing the file may be its last act

@@ -16,7 +16,6 @@ from forewarn.agent.steps.base import (
     event_facts,
     fill,
     pause,
-    wait_until,
 )
 from tests.unit.agent.steps.build import NOON, context, reboot
 
@@ -88,18 +87,6 @@ def test_long_facts_are_cut() -> None:
     assert facts["event_description"] == "x" + "é" * 2047
     assert set(facts["event_resources"].split(" ")) == {"web-10"}
     assert 65_000 < len(facts["event_resources"]) <= 65_536
-
-
-def test_waiting_ends_when_the_condition_is_true() -> None:
-    looks = iter((False, False, True))
-    wait_until(context(), lambda: next(looks), waiting_for=lambda: "x", every=0)
-
-    assert list(looks) == []
-
-
-def test_waiting_ends_at_the_limit_with_the_reason() -> None:
-    with pytest.raises(StepTimedOut, match="timed out: x did not come"):
-        wait_until(context(seconds=0), lambda: False, waiting_for=lambda: "x did not come")
 
 
 def test_waiting_ends_when_the_step_must_stop() -> None:
