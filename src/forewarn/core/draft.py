@@ -137,11 +137,6 @@ class Draft:
         vm = self.before.vm(name) or self.vms.get(name)
         return "" if vm is None else vm.host
 
-    def schedule(self, event: Event) -> None:
-        self.put_event(event)
-        detail = f"{event.type} of {', '.join(event.resources)}"
-        self.record(ChangeKind.SCHEDULED, event, detail=detail)
-
     def approve(
         self, events: Sequence[Event], by: str, *, vm: str = "", is_sufficient: bool = True
     ) -> None:

@@ -53,24 +53,15 @@ def approve(draft: Draft, command: Approve) -> None:
 
 
 def cancel(draft: Draft, command: Cancel) -> None:
-    if has_ended(draft, command.event_id, EndReason.CANCELED):
-        return
-    event = find_event(draft, command.event_id)
-    if event.status is Status.STARTED:
-        raise WrongStatus(
-            f"{event.id} is Started; only a Scheduled event can be canceled", event=event.id
-        )
-    draft.end(event.id, EndReason.CANCELED)
+    if not has_ended(draft, command.event_id, EndReason.CANCELED):
+        event = find_event(draft, command.event_id, Status.SCHEDULED, "canceled")
+        draft.end(event.id, EndReason.CANCELED)
 
 
 def complete(draft: Draft, command: Complete) -> None:
     if has_ended(draft, command.event_id, EndReason.COMPLETED):
         return
-    event = find_event(draft, command.event_id)
-    if event.status is Status.SCHEDULED:
-        raise WrongStatus(
-            f"{event.id} is Scheduled; only a Started event can be completed", event=event.id
-        )
+    event = find_event(draft, command.event_id, Status.STARTED, "completed")
     for impact in list(draft.impacts.values()):
         if impact.event_id == event.id and not impact.is_over:
             draft.finish(impact)
@@ -80,9 +71,15 @@ def has_ended(draft: Draft, event_id: str, how: EndReason) -> bool:
     return any(ended.id == event_id and ended.how is how for ended in draft.scope.ended)
 
 
-def find_event(draft: Draft, event_id: str) -> Event:
-    if event_id in draft.events:
-        return draft.events[event_id]
+def find_event(draft: Draft, event_id: str, status: Status, verb: str) -> Event:
+    """The event that is to be canceled, completed or extended; it must have this status."""
+    event = draft.events.get(event_id)
+    if event is not None and event.status is not status:
+        raise WrongStatus(
+            f"{event_id} is {event.status}; only a {status} event can be {verb}", event=event_id
+        )
+    if event is not None:
+        return event
     for ended in draft.scope.ended:
         if ended.id == event_id:
             raise EventEnded(

@@ -31,7 +31,6 @@ from forewarn.errors import (
     TooManyOperations,
     UnknownVm,
     VmDown,
-    WrongStatus,
 )
 
 NOT_BEFORE_MAX = timedelta(days=366)
@@ -269,17 +268,15 @@ def announce(
         host=host,
         is_timed=requested is not None,
     )
-    draft.schedule(event)
+    draft.put_event(event)
+    detail = f"{event.type} of {', '.join(event.resources)}"
+    draft.record(ChangeKind.SCHEDULED, event, detail=detail)
     return event
 
 
 def extend(draft: Draft, command: commands.Extend) -> None:
     """More notice, never less. A deletion cannot be postponed (protocol 6.4)."""
-    event = find_event(draft, command.event_id)
-    if event.status is not Status.SCHEDULED:
-        raise WrongStatus(
-            f"{event.id} is {event.status}; only a Scheduled event can be extended", event=event.id
-        )
+    event = find_event(draft, command.event_id, Status.SCHEDULED, "extended")
     if event.type is EventType.TERMINATE:
         raise Refused(f"{event.id} is a Terminate; a deletion cannot be postponed", event=event.id)
     notice = max(event.not_before - draft.now, timedelta(0))
