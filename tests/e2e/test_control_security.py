@@ -16,7 +16,15 @@ from urllib.request import ProxyHandler, Request, build_opener
 import pytest
 
 from forewarn.web.http.tls import Certificate
-from tests.e2e.cli_service import FLEET, Service, environment, forewarn, running, soon
+from tests.e2e.cli_service import (
+    FLEET,
+    Service,
+    environment,
+    forewarn,
+    forewarn_process,
+    running,
+    soon,
+)
 
 
 def make_pair(folder: Path, name: str) -> tuple[Path, Path]:
@@ -283,7 +291,7 @@ def test_invalid_certificate_fails_at_startup(folder: Path) -> None:
         flags = ["--control-certificate-file", str(one)] + (
             ["--control-key-file", str(two)] if two else []
         )
-        refused = forewarn("serve", "--store", "memory", *flags, cwd=folder)
+        refused = forewarn_process("serve", "--store", "memory", *flags, cwd=folder)
         assert (refused.returncode, refused.stdout) == (code, "")
         assert re.fullmatch(f"forewarn: {message}\n", refused.stderr), refused.stderr
 
@@ -314,7 +322,7 @@ def test_control_beyond_loopback_needs_a_token_to_start(folder: Path) -> None:
 
 def test_a_memory_store_never_goes_beyond_loopback(folder: Path) -> None:
     """It has no tokens at the start, and would have no way to get one."""
-    refused = forewarn(
+    refused = forewarn_process(
         "serve",
         "--store",
         "memory",

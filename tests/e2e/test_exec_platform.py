@@ -19,7 +19,7 @@ from forewarn.errors import ImpactFailed, Invalid
 from forewarn.platform.base import ImpactRequest, ImpactResult
 from forewarn.platform.exec import OUTPUT_BYTES_MAX, ExecPlatform
 from tests.builders import guid
-from tests.e2e.cli_service import forewarn, soon
+from tests.e2e.cli_service import forewarn_process, soon
 from tests.e2e.notes import changes_in
 from tests.e2e.service import running
 
@@ -282,7 +282,7 @@ def test_missing_program_is_refused_at_startup(program: str) -> None:
 
 
 def test_the_service_refuses_to_start_without_any_command() -> None:
-    told = forewarn(
+    refused = forewarn_process(
         "serve",
         "--platform",
         "exec",
@@ -294,8 +294,8 @@ def test_the_service_refuses_to_start_without_any_command() -> None:
         "127.0.0.1:0",
     )
 
-    assert told.returncode == 2
-    assert told.stderr.startswith(
+    assert refused.returncode == 2
+    assert refused.stderr.startswith(
         "forewarn: the exec platform has no command; expected exec_command"
     )
 
