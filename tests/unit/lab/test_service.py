@@ -203,6 +203,29 @@ def test_refuse_resets_the_connection_without_a_byte() -> None:
     assert [(entry.status, entry.faults) for entry in requests] == [(0, ("refuse",)), (200, ())]
 
 
+@pytest.mark.parametrize("kind", ["refuse", "reset", "truncate"])
+def test_guest_without_a_socket_gets_no_broken_response(kind: str) -> None:
+    async def story(lab: LabService) -> None:
+        await add_fault(lab, fault=kind)
+        response = await lab.request("web-0", "GET", POLL, headers=HEADER)
+        assert (response.status, response.body) == (0, b"")
+
+    lab = run_lab(story)
+    assert lab.transcript.entries[-1].faults == (kind,)
+
+
+def test_delay_of_a_guest_without_a_socket_is_on_the_labs_clock() -> None:
+    async def story(lab: LabService) -> None:
+        await add_fault(lab, fault="latency", seconds=100)
+        polling = asyncio.create_task(poll(lab))
+        await lab.advance(timedelta(seconds=99))
+        assert not polling.done()
+        await lab.advance(timedelta(seconds=1))
+        assert polling.done()
+
+    run_lab(story)
+
+
 def test_request_in_progress_at_the_end_is_recorded(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

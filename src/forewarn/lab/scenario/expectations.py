@@ -125,7 +125,7 @@ class ApprovalExpectation(EachEvent, frozen=True, kw_only=True, tag="approval"):
             start = timeline.format_time(started_at)
             raise Unmet(f"{event} was Started at {start} without approval by a VM")
         if not approvals:
-            others = [describe_approval(each, "it", timeline) for each in event.approvals]
+            others = [timeline.format_approval(each, "it") for each in event.approvals]
             return others[-1] if others else ""
         at = approvals[0].at
         if at < event.at + parse_duration(self.after or "0s") / timeline.rate - timeline.grace:
@@ -167,9 +167,8 @@ class DocumentExpectation(EachEvent, frozen=True, kw_only=True, tag="document"):
         shows = self.shows
         words = [str(part) for part in (shows.status, shows.source, shows.type) if part]
         article = "a" if words else "an"
-        name = f" {shows.event}" if shows.event else ""
-        event = " ".join([*words, "event"])
-        return f"{self.vm} is shown {article} {event}{name}{self._describe_limit()}"
+        event = " ".join([article, *words, "event", *filter(None, [shows.event])])
+        return f"{self.vm} is shown {event}{self._describe_limit()}"
 
     def check(self, timeline: Timeline) -> str:
         if self.shows.event is not None:
@@ -243,7 +242,7 @@ class NoApproval(AnyExpectation, frozen=True, kw_only=True, tag="no-approval"):
     def check(self, timeline: Timeline) -> str:
         for each in timeline.approvals:
             if each.event.name == self.of and self.by in (None, each.vm):
-                raise Unmet(describe_approval(each, each.event, timeline))
+                raise Unmet(timeline.format_approval(each))
         if all(event.is_silent for event in timeline.get_events(self.of)):
             raise Unmet(f"there was no event named {self.of}")
         return "none came"
@@ -262,8 +261,7 @@ class NoForeignApproval(AnyExpectation, frozen=True, kw_only=True, tag="no-forei
         approvals = [each for each in timeline.approvals if not self.vms or each.vm in self.vms]
         for each in approvals:
             if each.vm not in each.event.resources:
-                approval = describe_approval(each, each.event, timeline)
-                raise Unmet(f"{approval}, which does not name it")
+                raise Unmet(f"{timeline.format_approval(each)}, which does not name it")
         count = len({(each.vm, each.event.id) for each in approvals})
         return f"{count} approvals, each by a VM that the event names" if count else "no approvals"
 
@@ -284,18 +282,11 @@ class Order(AnyExpectation, frozen=True, kw_only=True, tag="order"):
             if self.of not in (None, each.event.name) or each.vm not in remaining:
                 continue
             if each.vm != remaining[0]:
-                approval = describe_approval(each, each.event, timeline)
-                raise Unmet(f"{approval}, before {remaining[0]}")
+                raise Unmet(f"{timeline.format_approval(each)}, before {remaining[0]}")
             del remaining[0]
         if remaining:
             raise Unmet(f"{remaining[0]} never approved")
         return "they did"
-
-
-def describe_approval(
-    approval: ObservedApproval, event: TrackedEvent | str, timeline: Timeline
-) -> str:
-    return f"{approval.vm} approved {event} at {timeline.format_time(approval.at)}"
 
 
 class OneAtATime(AnyExpectation, frozen=True, kw_only=True, tag="one-at-a-time"):

@@ -187,6 +187,10 @@ class Timeline:
         """Format a time as the scenario's time since its start."""
         return "+" + format_duration(self.measure(self.start, time))
 
+    def format_approval(self, approval: ObservedApproval, event: str = "") -> str:
+        event = event or str(approval.event)
+        return f"{approval.vm} approved {event} at {self.format_time(approval.at)}"
+
     def limit(self, duration: str) -> timedelta:
         """Return how long a duration of the scenario may last on the lab's clock."""
         return parse_duration(duration) / self.rate + self.grace
