@@ -196,7 +196,7 @@ def test_client_that_sends_too_much_can_read_the_error(request_: bytes) -> None:
         b"GET a://b HTTP/1.1\r\nHost:\r\n\r\n",
         b"POST http://h?q HTTP/1.1\r\nHost: h\r\n\r\n",
         b"GET http://u:p@h HTTP/1.1\r\nHost: h\r\n\r\n",
-        b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: " + b"0" * 5000 + b"\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n",
     ],
 )
 def test_bytes_that_are_not_http_are_rejected_and_not_logged(
@@ -252,6 +252,15 @@ def test_trailer_is_not_a_header(trailer: bytes, missing: bytes) -> None:
         assert client.response().status == (400 if missing else 200)
         client.send(POLL.replace(b"Metadata: true\r\n", b""))
         assert client.response().status == 400
+
+
+def test_zeros_before_a_content_length_are_accepted() -> None:
+    """Thousands of them must not be an error of ours."""
+    with World() as world, world.connect() as client:
+        world.ask(POLL)
+        world.restart()
+        client.send(approval().replace(b"Content-Length: ", b"Content-Length: " + b"0" * 5000))
+        assert client.response().status == 200
 
 
 def test_a_broken_body_is_refused() -> None:

@@ -1,7 +1,7 @@
 """The api-versions: what each one shows and requires. `/metadata/instance` has its own list."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import msgspec
@@ -70,17 +70,9 @@ def find_lenient(name: str) -> Version | None:
     return next((version for version in reversed(VERSIONS) if version.name <= name), None)
 
 
-def bad_version_body() -> bytes:
-    """The response to a missing or unknown api-version.
+def bad_version_body(accepted: Sequence[str]) -> bytes:
+    """The response to a missing or unknown api-version; `accepted` is oldest first.
 
     Clients omit it on purpose to read `newest-versions`.
     """
-    return _bad_version([version.name for version in VERSIONS])
-
-
-def bad_instance_version_body() -> bytes:
-    return _bad_version(INSTANCE_VERSIONS)
-
-
-def _bad_version(names: list[str] | tuple[str, ...]) -> bytes:
-    return msgspec.json.encode({"error": _BAD_VERSION, "newest-versions": names[:-4:-1]})
+    return msgspec.json.encode({"error": _BAD_VERSION, "newest-versions": accepted[:-4:-1]})

@@ -10,7 +10,6 @@ from forewarn.wire.versions import (
     INSTANCE_VERSIONS,
     NEWEST,
     VERSIONS,
-    bad_instance_version_body,
     bad_version_body,
     find_lenient,
 )
@@ -67,7 +66,7 @@ def test_only_2017_03_01_needs_no_header_and_prefixes_names() -> None:
 def test_invalid_version_error_lists_the_three_newest() -> None:
     """MSAL and Ohai call without api-version and read `newest-versions` from this very body."""
     assert (
-        bad_version_body()
+        bad_version_body([*BY_NAME])
         == b'{"error":"Bad request. api-version is invalid or was not specified in the request. For'
         b" more information refer to"
         b' aka.ms/azureimds","newest-versions":["2020-07-01","2019-08-01","2019-04-01"]}'
@@ -76,7 +75,7 @@ def test_invalid_version_error_lists_the_three_newest() -> None:
 
 def test_invalid_instance_version_error_lists_instance_versions() -> None:
     """The two endpoints have different lists: 2020-07-01 is no version of the instance endpoint."""
-    told = json.loads(bad_instance_version_body())
+    told = json.loads(bad_version_body(INSTANCE_VERSIONS))
 
     assert list(told) == ["error", "newest-versions"]
     assert told["newest-versions"] == ["2025-04-07", "2024-07-17", "2024-03-15"]

@@ -12,13 +12,13 @@ from forewarn.web.http.admission import Limits
 from forewarn.web.http.message import Header
 from forewarn.web.http_status import BodyTooLarge, HeadTooLarge, WrongHttpVersion
 
-LENGTH_DIGITS_MAX = 20
-
 
 def check_head(url: bytes, headers: Sequence[Header], version: str, limits: Limits) -> int:
     """The Content-Length, or 0; raises an Error if the head is not acceptable."""
     names = [name for name, _ in headers]
-    hosts, length = names.count(b"host"), dict(headers).get(b"content-length", b"0")
+    hosts = names.count(b"host")
+    # The parser accepts at most 20 digits, but any number of leading zeros.
+    length = int(dict(headers).get(b"content-length", b"").lstrip(b"0") or b"0")
     if version not in ("1.0", "1.1"):
         raise WrongHttpVersion(
             f"HTTP version not supported. HTTP/{version} came; expected HTTP/1.1"
@@ -27,14 +27,9 @@ def check_head(url: bytes, headers: Sequence[Header], version: str, limits: Limi
         raise Invalid(f"Bad request. Expected one Host header, got {hosts}")
     if not url.startswith(b"/") and parse_url(url).path is None:
         raise Invalid("Bad request. The URL of the request has no path")
-    if len(length) > LENGTH_DIGITS_MAX:
-        raise Invalid(
-            f"Bad request. Expected at most {LENGTH_DIGITS_MAX} digits as Content-Length,"
-            f" got {len(length)}"
-        )
-    if int(length) > limits.body_bytes_max:
+    if length > limits.body_bytes_max:
         raise body_too_large(limits)
-    return int(length)
+    return length
 
 
 def head_too_large(limits: Limits) -> Error:

@@ -39,7 +39,7 @@ from forewarn.web.http.rate_limit import TokenBucket
 from forewarn.web.http_status import (
     BUG,
     METADATA_STATUS,
-    BodyTooLarge,
+    ClientGone,
     TooManyRequests,
     WrongMethod,
     metadata_body,
@@ -55,9 +55,6 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
-APPROVAL_BYTES_MAX = 64 * 1024
-RETRY_AFTER = (b"retry-after", b"1")
-
 
 class Reply(NamedTuple):
     status: int
@@ -65,7 +62,10 @@ class Reply(NamedTuple):
     body: bytes = b""
 
 
-Handler = Callable[[MetadataRequest, ClientIdentity, Receive], Awaitable[Reply | None]]
+def make_reply(
+    status: int, body: bytes, *more: Header, content_type: Header = CONTENT_TYPE
+) -> Reply:
+    return Reply(status, (content_type, *more, content_length(body)), body)
 
 
 class Metadata:
@@ -89,6 +89,8 @@ class Metadata:
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         try:
             reply = await self._reply(self._read(scope), receive)
+        except ClientGone:
+            return
         except Error as error:
             reply = error_reply(error)
             if reply.status >= 500:
@@ -96,8 +98,6 @@ class Metadata:
         except Exception:
             log.exception("request failed", method=scope["method"], path=scope["path"])
             reply = error_reply(BUG)
-        if reply is None:  # the client is gone
-            return
         self.counts[kind_of(scope), reply.status] += 1
         await send(
             {"type": "http.response.start", "status": reply.status, "headers": list(reply.headers)}
@@ -123,7 +123,7 @@ class Metadata:
             address,
         )
 
-    async def _reply(self, request: MetadataRequest, receive: Receive) -> Reply | None:
+    async def _reply(self, request: MetadataRequest, receive: Receive) -> Reply:
         client = self._identify(request)
         if b"origin" in request.headers:  # browsers send it with every POST, other clients never
             raise Forbidden("Forbidden. Requests from web pages are not accepted")
@@ -131,32 +131,27 @@ class Metadata:
         if self._requests and not self._requests.admits(client.vm, now):
             rate = self._config.requests_per_second
             raise TooManyRequests(f"Too many requests. {rate:g} a second are accepted")
-        handler, methods = self._handler(request)
-        if request.method not in methods:
-            allow = ", ".join(methods)
-            raise WrongMethod(
-                f"Method not allowed. Got {request.method}, expected {allow}", allow=allow
-            )
-        return await handler(request, client, receive)
+        path = requests.normalize(request.path)
+        is_legacy = path == requests.EVENTS_LEGACY and self._config.legacy_path
+        if path == requests.EVENTS or is_legacy:
+            requests.require_method(request, "GET", "POST", "HEAD")
+            if request.method == "POST":
+                return await self._approve(request, receive)
+            return await self._document(request, client, receive)
+        if path == requests.VERSIONS:
+            requests.require_method(request, "GET", "HEAD")
+            return _versions(request)
+        if path == requests.INSTANCE or path.startswith(f"{requests.INSTANCE}/"):
+            requests.require_method(request, "GET", "HEAD")
+            return _instance(request, client)
+        raise NotFound("Not found. There is nothing at this path")
 
     def _identify(self, request: MetadataRequest) -> ClientIdentity:
         return identify(request, self._engine.board, self._config, self._proxy_key)
 
-    def _handler(self, request: MetadataRequest) -> tuple[Handler, tuple[str, ...]]:
-        path = requests.normalize(request.path)
-        is_legacy = path == requests.EVENTS_LEGACY and self._config.legacy_path
-        if path == requests.EVENTS or is_legacy:
-            handler = self._approve if request.method == "POST" else self._document
-            return handler, ("GET", "POST", "HEAD")
-        if path == requests.VERSIONS:
-            return self._versions, ("GET", "HEAD")
-        if path == requests.INSTANCE or path.startswith(f"{requests.INSTANCE}/"):
-            return self._instance, ("GET", "HEAD")
-        raise NotFound("Not found. There is nothing at this path")
-
     async def _document(
         self, request: MetadataRequest, client: ClientIdentity, receive: Receive
-    ) -> Reply | None:
+    ) -> Reply:
         version = requests.events_version(request, self._config)
         known = document.read_tags(request.header(b"if-none-match"))
         applied: tuple[Header, ...] = ()
@@ -167,11 +162,9 @@ class Metadata:
             if seconds and document.is_known(client.place.scope.incarnation, known):
                 self.waiting += 1
                 try:
-                    is_connected = await self._wait(request, known, seconds, receive)
+                    await self._wait(request, known, seconds, receive)
                 finally:
                     self.waiting -= 1
-                if not is_connected:
-                    return None
                 applied = ((b"preference-applied", b"wait=%d" % seconds),)
                 client = self._identify(request)
         scope = client.place.scope
@@ -196,8 +189,8 @@ class Metadata:
 
     async def _wait(
         self, request: MetadataRequest, known: Set[str], seconds: int, receive: Receive
-    ) -> bool:
-        """Wait until the document changes, the time is up, or we stop; False if the client is gone.
+    ) -> None:
+        """Wait until the document changes, the time is up, or we stop.
 
         The client is identified again after each change: its VM may have moved to another scope.
         """
@@ -210,44 +203,36 @@ class Metadata:
                 break
             disconnect = partial(_wait_for_disconnect, receive)
             if not await wait_for_change(place, incarnation, left, disconnect):
-                return False
-        return True
+                raise ClientGone("the client has disconnected")
 
-    async def _approve(
-        self, request: MetadataRequest, client: ClientIdentity, receive: Receive
-    ) -> Reply | None:
+    async def _approve(self, request: MetadataRequest, receive: Receive) -> Reply:
         requests.events_version(request, self._config)
         body = await _read_body(receive)
-        if body is None:
-            return None
         # The body may have taken seconds, and the address may be another VM's by now.
         client = self._identify(request)
         command = Approve(event_ids=approval.parse(body), vm=client.vm)
         await self._engine.submit(client.place.scope.name, command, by=f"vm {client.vm}")
         return Reply(200, (content_length(b""),))
 
-    async def _versions(
-        self, request: MetadataRequest, client: ClientIdentity, receive: Receive
-    ) -> Reply:
-        requests.parse_query(request.query)
-        requests.require_header(request)
-        body = instance.versions_body()
-        return Reply(200, (CONTENT_TYPE, content_length(body)), body)
 
-    async def _instance(
-        self, request: MetadataRequest, client: ClientIdentity, receive: Receive
-    ) -> Reply:
-        query = requests.parse_query(request.query)
-        version = requests.instance_version(request, query)
-        vm = client.place.scope.vm(client.vm)
-        if vm is None:
-            raise Forbidden(f"Forbidden. {client.vm} is not a VM of this fleet")
-        path = request.path[len(requests.INSTANCE) :]
-        segments = [segment for segment in path.split("/") if segment]
-        tree = instance.tree(client.place.scope, vm, version)
-        leaf = instance.select(tree, segments, query.get("format", "json"))
-        content_type = (b"content-type", leaf.content_type.encode())
-        return Reply(200, (content_type, content_length(leaf.body)), leaf.body)
+def _versions(request: MetadataRequest) -> Reply:
+    requests.parse_query(request.query)
+    requests.require_header(request)
+    return make_reply(200, instance.versions_body())
+
+
+def _instance(request: MetadataRequest, client: ClientIdentity) -> Reply:
+    query = requests.parse_query(request.query)
+    version = requests.instance_version(request, query)
+    vm = client.place.scope.vm(client.vm)
+    if vm is None:
+        raise Forbidden(f"Forbidden. {client.vm} is not a VM of this fleet")
+    path = request.path[len(requests.INSTANCE) :]
+    segments = [segment for segment in path.split("/") if segment]
+    tree = instance.tree(client.place.scope, vm, version)
+    leaf = instance.select(tree, segments, query.get("format", "json"))
+    content_type = (b"content-type", leaf.content_type.encode())
+    return make_reply(200, leaf.body, content_type=content_type)
 
 
 def kind_of(scope: Message) -> str:
@@ -260,13 +245,12 @@ def kind_of(scope: Message) -> str:
 
 def error_reply(error: Error) -> Reply:
     body = error.body if isinstance(error, BadVersion) else metadata_body(error)
-    more: tuple[Header, ...] = ()
+    more: list[Header] = []
     if isinstance(error, WrongMethod):
-        more = ((b"allow", error.allow.encode()),)
+        more = [(b"allow", error.allow.encode())]
     elif isinstance(error, Unavailable | TooManyRequests):
-        more = (RETRY_AFTER,)
-    headers = (CONTENT_TYPE, *more, content_length(body))
-    return Reply(status_of(error, METADATA_STATUS), headers, body)
+        more = [(b"retry-after", b"1")]
+    return make_reply(status_of(error, METADATA_STATUS), body, *more)
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:
@@ -274,15 +258,11 @@ async def _wait_for_disconnect(receive: Receive) -> None:
         pass
 
 
-async def _read_body(receive: Receive) -> bytes | None:
-    """The whole body; None if the client disconnected before its end."""
+async def _read_body(receive: Receive) -> bytes:
+    """The whole body. Its size is limited by the connection."""
     body = bytearray()
     while (message := await receive())["type"] == "http.request":
         body += message.get("body", b"")
-        if len(body) > APPROVAL_BYTES_MAX:
-            raise BodyTooLarge(
-                f"Payload too large. At most {APPROVAL_BYTES_MAX} bytes are accepted"
-            )
         if not message.get("more_body", False):
             return bytes(body)
-    return None
+    raise ClientGone("the client has disconnected before the end of the body")

@@ -4,13 +4,14 @@ Pure, and shared by the fast path and the application. Who sends it is in `clien
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
 from forewarn.config import Config
 from forewarn.errors import Invalid
 from forewarn.web.http.message import Header
+from forewarn.web.http_status import WrongMethod
 from forewarn.wire import versions
 from forewarn.wire.versions import BY_NAME, INSTANCE_VERSIONS, Version
 
@@ -31,9 +32,9 @@ class BadVersion(Invalid):
     The body differs from other errors: clients send such requests on purpose, to read it.
     """
 
-    def __init__(self, body: bytes) -> None:
+    def __init__(self, accepted: Sequence[str]) -> None:
         super().__init__("api-version is invalid or was not specified")
-        self.body = body
+        self.body = versions.bad_version_body(accepted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ def events_version(request: MetadataRequest, config: Config) -> Version:
     if version is None or version.requires_header:
         require_header(request)
     if version is None:
-        raise BadVersion(versions.bad_version_body())
+        raise BadVersion([*BY_NAME])
     return version
 
 
@@ -115,8 +116,16 @@ def instance_version(request: MetadataRequest, query: Mapping[str, str]) -> str:
     require_header(request)
     name = query.get("api-version", "")
     if name not in INSTANCE_VERSIONS:
-        raise BadVersion(versions.bad_instance_version_body())
+        raise BadVersion(INSTANCE_VERSIONS)
     return name
+
+
+def require_method(request: MetadataRequest, *methods: str) -> None:
+    if request.method not in methods:
+        allow = ", ".join(methods)
+        raise WrongMethod(
+            f"Method not allowed. Got {request.method}, expected {allow}", allow=allow
+        )
 
 
 def require_header(request: MetadataRequest) -> None:

@@ -355,14 +355,6 @@ def test_malformed_approval_is_a_400(body: bytes) -> None:
     run(story)
 
 
-def test_too_large_approval_is_rejected() -> None:
-    async def story(guest: Guest) -> None:
-        response = await guest.call(EVENTS, TRUE, method="POST", body=APPROVAL + b" " * (64 * 1024))
-        assert response.status == 413
-
-    run(story)
-
-
 def test_approval_that_the_store_loses_is_a_503() -> None:
     async def story(guest: Guest) -> None:
         await guest.call(EVENTS, TRUE)
