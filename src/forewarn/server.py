@@ -15,7 +15,7 @@ from dataclasses import replace
 from datetime import timedelta
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from forewarn.auth.tokens import Tokens
 from forewarn.campaign.worker import CampaignWorker
@@ -51,19 +51,16 @@ from forewarn.web.service import Service, build_service
 APPLY_TRIES_MAX = 10
 
 
-class Addresses(NamedTuple):
-    """The addresses of the two listeners, with the ports they got."""
-
-    metadata: Address
-    control: Address
-
-
 async def serve(
     config: Config,
-    on_ready: Callable[[Addresses], None],
+    on_ready: Callable[[Address, Address], None],
     on_change: Callable[[Entry], None] = lambda entry: None,
 ) -> None:
-    """Run the service until cancelled. Then finish open requests and close everything."""
+    """Run the service until cancelled. Then finish open requests and close everything.
+
+    `on_ready` gets the addresses of the metadata and the control listener.
+    """
+    notifier = Notifier(os.environ, pid=os.getpid())
     descriptors = raise_descriptor_limit()
     retry_window = timedelta(seconds=config.impact_retry_seconds_max)
     timing = Timing.at_rate(config.rate, retry_window=retry_window)
@@ -75,18 +72,20 @@ async def serve(
         service.engine.subscribe_entries(on_change)
         await apply_fleet_file(service.operations, config.fleet)
         resume_collector()
-        platform = make_platform(config, service)
+        worker, platform = f"server-{uuid.uuid4()}", make_platform(config, service)
         listeners = make_listeners(config, service, certificate, descriptors)
         async with (
-            run_together(
-                *make_workers(config, service, platform, f"server-{uuid.uuid4()}")
-            ) as work,
+            run_together(*make_workers(config, service, platform, worker)) as work,
             run_together(*await make_history_workers(config, service)) as history,
+            run_together(feed_watchdog(notifier)),
             run_listeners(*listeners) as (metadata, control),
         ):
-            on_ready(Addresses(metadata.address, control.address))
-            async with notify_systemd(f"metadata {metadata.address}, control {control.address}"):
+            on_ready(metadata.address, control.address)
+            notifier.ready(f"metadata {metadata.address}, control {control.address}")
+            try:
                 await wait_for_first(work, history, metadata.wait(), control.wait())
+            finally:
+                notifier.stopping("finishing open requests")
 
 
 @asynccontextmanager
@@ -321,28 +320,11 @@ async def wait_for_first(*works: Awaitable[None]) -> None:
         task.result()
 
 
-@asynccontextmanager
-async def notify_systemd(status: str) -> AsyncIterator[None]:
-    """Report to systemd that the service is ready, and feed its watchdog from the event loop.
-
-    A blocked event loop misses the watchdog, and systemd restarts the service.
-    """
-    notifier = Notifier(os.environ, pid=os.getpid())
-    notifier.ready(status)
-
-    async def feed_watchdog(interval_seconds: float) -> None:
-        while True:  # ends when cancelled
-            notifier.feed()
-            await asyncio.sleep(interval_seconds)
-
-    interval = notifier.feed_seconds
-    feeding = asyncio.create_task(feed_watchdog(interval)) if interval else None
-    try:
-        yield
-    finally:
-        notifier.stopping("finishing open requests")
-        if feeding is not None:
-            feeding.cancel()
+async def feed_watchdog(notifier: Notifier) -> None:
+    """Feed systemd's watchdog from the event loop: if that is blocked, the service is restarted."""
+    while notifier.feed_seconds:  # ends when cancelled
+        notifier.feed()
+        await asyncio.sleep(notifier.feed_seconds)
 
 
 def read_certificate(config: Config) -> Certificate | None:

@@ -22,7 +22,6 @@ from forewarn.log import log_to_stderr
 
 if TYPE_CHECKING:
     from forewarn.engine.entry import Entry
-    from forewarn.server import Addresses
 
 POLL = "/metadata/scheduledevents?api-version=2020-07-01"
 
@@ -33,10 +32,8 @@ def serve(context: typer.Context, *, file: File = None) -> None:
     config = read_config(context, Config).config
     scheme = "https" if config.control_certificate_file else "http"
 
-    def print_ready(at: "Addresses") -> None:
-        typer.echo(
-            f"forewarn is ready: metadata http://{at.metadata}, control {scheme}://{at.control}"
-        )
+    def print_ready(metadata: Address, control: Address) -> None:
+        typer.echo(f"forewarn is ready: metadata http://{metadata}, control {scheme}://{control}")
 
     _run("serve", config, print_ready, lambda entry: None)
 
@@ -48,7 +45,7 @@ def demo(context: typer.Context, *, file: File = None) -> None:
     _run(
         "demo",
         config,
-        lambda at: typer.echo(format_welcome(at.metadata, at.control, config.rate)),
+        lambda metadata, control: typer.echo(format_welcome(metadata, control, config.rate)),
         print_change,
     )
 
@@ -99,7 +96,7 @@ def program() -> str:
 def _run(
     command: str,
     config: Config,
-    on_ready: "Callable[[Addresses], None]",
+    on_ready: Callable[[Address, Address], None],
     on_change: "Callable[[Entry], None]",
 ) -> None:
     with needs_extra(command):
