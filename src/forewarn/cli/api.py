@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import typer
 
+from forewarn import errors
 from forewarn.cli.exit_codes import Usage, needs_extra
 from forewarn.cli.options import ClientConfig, Json, read_client_config
 from forewarn.cli.output import show_json
@@ -202,10 +203,8 @@ def _without_none(values: Query) -> dict[str, Any]:
     return {name: value for name, value in (values or {}).items() if value is not None}
 
 
-def _subclasses(error_class: type[Error]) -> Iterator[type[Error]]:
-    yield error_class
-    for child in error_class.__subclasses__():
-        yield from _subclasses(child)
-
-
-ERRORS = {error_class.code: error_class for error_class in _subclasses(Error)}
+ERRORS = {
+    kind.code: kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, Error)
+}
