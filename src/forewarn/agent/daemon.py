@@ -90,18 +90,19 @@ class Daemon:
         """
         self._handle_signals(stack)
         settings, options = self._load(), self._options
+        journal_path, socket, listen = settings.journal, settings.socket, settings.listen
         if options.is_dry_run:
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="forewarn-agent-"))
-            settings = replace(settings, journal=Path(directory, "journal"), socket=None, listen="")
+            journal_path, socket, listen = Path(directory, "journal"), None, ""
         self._client = Client(settings.endpoint, api_version=settings.api_version)
         stack.callback(self._client.close)
         stack.callback(self._stop.set)
-        journal = Journal.open(settings.journal)
+        journal = Journal.open(journal_path)
         stack.callback(journal.close)
         programs = None
-        if settings.socket is not None:
+        if socket is not None:
             programs = ParticipantSocket(
-                settings.socket,
+                socket,
                 lambda: to_json(self._agent.status()),
                 resumed=_events_in_prepare(journal),
             )
@@ -116,8 +117,8 @@ class Daemon:
         if programs is not None:
             programs.open()
             stack.callback(programs.close)
-        if settings.listen:
-            self._open_port(settings.listen, stack)
+        if listen:
+            self._open_port(listen, stack)
         self._serve(settings)
 
     def _load(self) -> AgentSettings:
