@@ -49,13 +49,7 @@ class Authenticator:
     The response to a bad token is delayed, which slows guessing down. Tokens are never logged.
     """
 
-    def __init__(
-        self,
-        tokens: Tokens,
-        *,
-        is_loopback: bool,
-        delay_seconds: float = BAD_TOKEN_DELAY_SECONDS,
-    ) -> None:
+    def __init__(self, tokens: Tokens, *, is_loopback: bool, delay_seconds: float) -> None:
         self.is_loopback = is_loopback
         self._tokens = tokens
         self._delay_seconds = delay_seconds

@@ -22,21 +22,9 @@ table { border-collapse: collapse; width: 100%; margin: 0.5rem 0; }
 caption, td { text-align: left; vertical-align: top; padding: 0.2rem; border-top: 1px solid #8884; }
 pre { background: #8881; padding: 0.75rem; white-space: pre-wrap; }
 """
-SCRIPT = """
-document.getElementById("search").addEventListener("input", (event) => {
-  const words = event.target.value.toLowerCase().split(/\\s+/);
-  for (const section of document.querySelectorAll("section"))
-    section.hidden = !words.every((word) => section.textContent.toLowerCase().includes(word));
-});
-"""
-
-
-def _hash(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
+STYLE_HASH = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
 POLICY = (
-    f"default-src 'none'; style-src {_hash(STYLE)}; script-src {_hash(SCRIPT)};"
+    f"default-src 'none'; style-src 'sha256-{STYLE_HASH}';"
     " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 
@@ -74,11 +62,9 @@ def render(document: Json) -> str:
 <h1>{escape(info["title"])} {escape(info["version"])}</h1>
 <p>{_prose(info["description"])}</p>
 <p>For programs: <a href="/api/openapi.json">/api/openapi.json</a>.</p>
-<label for="search">Search</label> <input id="search" type="search" autocomplete="off">
 <nav aria-label="Operations"><ul>
 {index}</ul></nav>
 {groups}</main>
-<script>{SCRIPT}</script>
 </body></html>
 """
 
