@@ -131,7 +131,7 @@ class Daemon:
         from forewarn.agent.status_http import StatusPort  # costs memory, so only where it is used
 
         port = StatusPort(listen, self._agent.status)
-        stack.callback(port.close)
+        stack.callback(port.stop)
         log.info("listening", listen=port.address)
 
     def _handle_signals(self, stack: ExitStack) -> None:

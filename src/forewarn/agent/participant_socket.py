@@ -34,12 +34,16 @@ MODE = 0o660
 GetStatus = Callable[[], Mapping[str, object]]
 
 
-class ParticipantSocket(LocalPrograms):
+class ParticipantSocket(LimitedServer, LocalPrograms):
     """The socket and its programs. `begin`, `all_ready` and `names` may be called from any thread
     between `open` and `close`.
 
     `resumed` are the keys of events that an earlier process was preparing for.
     """
+
+    address_family = socket.AF_UNIX
+    connections_max = CONNECTIONS_MAX
+    request_queue_size = 2 * CONNECTIONS_MAX
 
     def __init__(
         self,
@@ -57,20 +61,28 @@ class ParticipantSocket(LocalPrograms):
         self._participants = Participants(resumed=resumed, since=monotonic())
         self._lock = threading.Lock()
         self._connections: set[ProgramConnection] = set()
+        super().__init__(str(path), ProgramConnection, bind_and_activate=False)  # type: ignore[arg-type] # of TCP
 
     def open(self) -> None:
         """Raises Unavailable if another agent has the socket, or it cannot be created."""
-        _check_free(self._path)
         try:
+            _check_free(self._path)
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._server = _Server(self, self._path)
+            self._path.unlink(missing_ok=True)  # left by a process that was killed
+            self.server_bind()
+            self._path.chmod(MODE)  # before it listens, so that no other user can ever connect
+            self.server_activate()
         except OSError as error:
+            self.server_close()
             reason = error.strerror or error
             raise Unavailable(f"cannot create the socket {self._path}: {reason}") from error
-        self._server.start("forewarn-agent-socket")
+        except Error:
+            self.server_close()
+            raise
+        self.start("forewarn-agent-socket")
 
     def close(self) -> None:
-        self._server.stop()
+        self.stop()
         with self._lock:
             for connection in self._connections:
                 connection.hang_up()
@@ -133,17 +145,16 @@ class ProgramConnection(socketserver.StreamRequestHandler):
     response that does not fit into the buffer, or the program's end.
     """
 
-    server: "_Server"
+    server: ParticipantSocket
     request: socket.socket
 
     def setup(self) -> None:
         super().setup()
         self.request.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNREAD_BYTES_MAX)
-        self._owner = self.server.owner
-        self._owner.connected(self)
+        self.server.connected(self)
 
     def handle(self) -> None:
-        timer = threading.Timer(self._owner.register_seconds_max, self._end_unregistered)
+        timer = threading.Timer(self.server.register_seconds_max, self._end_unregistered)
         timer.daemon = True
         timer.start()
         with contextlib.suppress(OSError):  # the program has gone
@@ -153,11 +164,11 @@ class ProgramConnection(socketserver.StreamRequestHandler):
                     self.send({"problem": f"the line is too long; {limit}"})
                     break
                 if line.strip():
-                    self._owner.respond(self, line)
+                    self.server.respond(self, line)
         timer.cancel()
 
     def finish(self) -> None:
-        self._owner.disconnected(self)
+        self.server.disconnected(self)
         super().finish()
 
     def send(self, message: Mapping[str, object]) -> None:
@@ -175,25 +186,8 @@ class ProgramConnection(socketserver.StreamRequestHandler):
             self.request.shutdown(socket.SHUT_RDWR)
 
     def _end_unregistered(self) -> None:
-        if not self._owner.is_registered(self):
+        if not self.server.is_registered(self):
             self.hang_up()
-
-
-class _Server(LimitedServer):
-    address_family = socket.AF_UNIX
-    connections_max = CONNECTIONS_MAX
-    request_queue_size = 2 * CONNECTIONS_MAX
-
-    def __init__(self, owner: ParticipantSocket, path: Path) -> None:
-        self.owner = owner
-        super().__init__(str(path), ProgramConnection)  # type: ignore[arg-type] # of a TCP server
-
-    def server_bind(self) -> None:
-        """Set the mode before the socket listens, so that no other user can ever connect."""
-        path = Path(str(self.server_address))
-        path.unlink(missing_ok=True)  # left by a process that was killed: see `_check_free`
-        super().server_bind()
-        path.chmod(MODE)
 
 
 def request_status(path: Path, *, timeout_seconds: float = 5.0) -> dict[str, object]:

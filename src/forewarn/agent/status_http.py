@@ -19,41 +19,32 @@ TEXT, METRICS = "text/plain; charset=utf-8", "text/plain; version=0.0.4; charset
 GetStatus = Callable[[], AgentStatus]
 
 
-class StatusPort:
+class StatusPort(LimitedServer):
     """Listens from the start. `address` has the actual port if 0 was configured.
 
-    Raises Unavailable if the address cannot be used.
+    Not http.server.HTTPServer, which looks up the host's name when it binds. Raises Unavailable if
+    the address cannot be used.
     """
-
-    def __init__(self, listen: str, get_status: GetStatus) -> None:
-        host, _, port = listen.rpartition(":")
-        host = host.strip("[]")
-        try:
-            self._server = _Server((host, int(port)), get_status)
-        except OSError as error:
-            reason = error.strerror or error
-            raise Unavailable(f"cannot listen on {listen}: {reason}") from error
-        self.address = f"{f'[{host}]' if ':' in host else host}:{self._server.server_address[1]}"
-        self._server.start("forewarn-agent-port")
-
-    def close(self) -> None:
-        self._server.stop()
-
-
-class _Server(LimitedServer):
-    """Not http.server.HTTPServer, which looks up the host's name when it binds."""
 
     allow_reuse_address = True
     request_queue_size = 64
 
-    def __init__(self, address: tuple[str, int], get_status: GetStatus) -> None:
-        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    def __init__(self, listen: str, get_status: GetStatus) -> None:
+        host, _, port = listen.rpartition(":")
+        host = host.strip("[]")
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.get_status = get_status
-        super().__init__(address, _Handler)
+        try:
+            super().__init__((host, int(port)), _Handler)
+        except OSError as error:
+            reason = error.strerror or error
+            raise Unavailable(f"cannot listen on {listen}: {reason}") from error
+        self.address = f"{f'[{host}]' if ':' in host else host}:{self.server_address[1]}"
+        self.start("forewarn-agent-port")
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: _Server
+    server: StatusPort
     protocol_version = "HTTP/1.1"
 
     def handle(self) -> None:

@@ -23,7 +23,7 @@ def listening(get_status: Callable[[], AgentStatus] = agent_status) -> Iterator[
         host, _, number = port.address.rpartition(":")
         yield host, int(number)
     finally:
-        port.close()
+        port.stop()
 
 
 def call(address: tuple[str, int], request: bytes) -> str:
