@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from forewarn.agent.limited_server import LimitedServer
 from forewarn.agent.participants import PROGRAMS_MAX, LocalPrograms, Participants
@@ -61,7 +62,8 @@ class ParticipantSocket(LimitedServer, LocalPrograms):
         self._participants = Participants(resumed=resumed, since=monotonic())
         self._lock = threading.Lock()
         self._connections: set[ProgramConnection] = set()
-        super().__init__(str(path), ProgramConnection, bind_and_activate=False)  # type: ignore[arg-type] # of TCP
+        address: Any = str(path)  # of a Unix socket; the base class is typed for TCP
+        super().__init__(address, ProgramConnection, bind_and_activate=False)
 
     def open(self) -> None:
         """Raises Unavailable if another agent has the socket, or it cannot be created."""
