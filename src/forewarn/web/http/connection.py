@@ -247,7 +247,7 @@ class Connection(HttpToolsProtocol):
         A blank line that was cut in two is continued by a piece of line ends only.
         """
         piece = bytes(self.unparsed[:TURN_BYTES])
-        if self.state is ConnectionState.BODY and self.body_length:
+        if self.state is ConnectionState.BODY and self.body_size < self.body_length:
             return piece[: self.body_length - self.body_size]
         if piece[0] in b"\r\n":
             return piece[: len(piece) - len(piece.lstrip(b"\r\n"))]
