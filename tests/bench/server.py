@@ -74,17 +74,17 @@ async def serve(arguments: argparse.Namespace) -> None:
     )
     await listener.start()
     gc.freeze()  # the fleet is no garbage, and is not looked through for any
-    tell(port=listener.address.port, filled=filled)
+    act(port=listener.address.port, filled=filled)
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):  # ends with the input
         if line == "rss\n":
-            tell(rss=rss_bytes(), waiting=len(engine.board.scopes["callers"].waiters or ()))
+            act(rss=rss_bytes(), waiting=len(engine.board.scopes["callers"].waiters or ()))
         else:
             await engine.submit("callers", Restart(vm=CALLER.name, event_id=EVENT_ID), by="bench")
     await listener.stop()
 
 
-def tell(**facts: int) -> None:
+def act(**facts: int) -> None:
     print(json.dumps(facts), flush=True)
 
 

@@ -224,9 +224,9 @@ def test_connection_limits_apply_to_the_control_listener(folder: Path) -> None:
     with running(folder, "serve", "--fleet", "fleet.yaml", *arguments) as service:
         host, _, port = service.control.removeprefix("http://").partition(":")
         with socket.create_connection((host, int(port)), 30) as idle:
-            status, told = call(f"{service.control}/healthz")
+            status, result = call(f"{service.control}/healthz")
 
-            assert (status, told["error"]) == (503, "too_many_connections")
+            assert (status, result["error"]) == (503, "too_many_connections")
             assert idle.recv(1) == b""  # its time is up
         soon(lambda: call(f"{service.control}/healthz")[0] == 200)
 

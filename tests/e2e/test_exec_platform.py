@@ -68,7 +68,7 @@ def test_file_descriptor_shortage_is_not_a_failed_try(left: int, tmp_path: Path)
     failed try.
     """
 
-    async def story() -> None:
+    async def main() -> None:
         lowest = os.dup(0)
         os.close(lowest)
         resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + left, hard))
@@ -79,7 +79,7 @@ def test_file_descriptor_shortage_is_not_a_failed_try(left: int, tmp_path: Path)
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with pytest.raises(OSError, match="Too many open files") as raised, asyncio.Runner() as runner:
-        runner.run(story())
+        runner.run(main())
     assert raised.value.errno == errno.EMFILE
     assert not (tmp_path / "done").exists()
 
@@ -99,12 +99,12 @@ def test_command_gets_placeholders_as_arguments() -> None:
 def test_command_gets_variables_and_no_secrets() -> None:
     done = carried_out(platform("env", FOREWARN_STORE="sqlite:///secret.db", LANG="C.UTF-8"))
 
-    told = dict(
+    result = dict(
         line.partition("=")[::2]
         for line in done.detail.splitlines()
         if line.startswith("FOREWARN_")
     )
-    assert told == {
+    assert result == {
         "FOREWARN_EVENT_ID": guid(1),
         "FOREWARN_EVENT_TYPE": "Reboot",
         "FOREWARN_CAUSE": "user-restart",
@@ -209,7 +209,7 @@ def test_binary_output_is_accepted() -> None:
 
 
 def test_cancelled_command_is_killed_with_its_children(tmp_path: Path) -> None:
-    async def story() -> None:
+    async def main() -> None:
         work = asyncio.create_task(
             shell(f"sleep 600 & echo $! > {tmp_path}/child; wait").run_impact(REBOOT)
         )
@@ -219,7 +219,7 @@ def test_cancelled_command_is_killed_with_its_children(tmp_path: Path) -> None:
         with pytest.raises(asyncio.CancelledError):
             await work
 
-    asyncio.run(story())
+    asyncio.run(main())
 
     soon(lambda: not is_running(number_in(tmp_path / "child")))
 

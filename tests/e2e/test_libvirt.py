@@ -32,9 +32,9 @@ def uri_of(folder: Path, *domains: str) -> str:
 
 
 def sync(service: Service, *arguments: str) -> str:
-    told = forewarn("fleet", "sync", "libvirt", *arguments, FOREWARN_CONTROL=service.control)
-    assert told.returncode == 0, told.stderr
-    return told.stdout
+    result = forewarn("fleet", "sync", "libvirt", *arguments, FOREWARN_CONTROL=service.control)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 def test_restart_reaches_the_domain_or_fails_if_unknown(
@@ -108,12 +108,12 @@ def test_hanging_libvirtd_blocks_neither_polls_nor_shutdown(
             )
             assert service.stop() == 0
 
-    told = [
+    result = [
         change.detail
         for change in changes_in(tmp_path, "test")
         if change.what is ChangeKind.IMPACT_FAILED
     ]
-    assert told[0] == "libvirt of host-a did not answer within 1 seconds"
+    assert result[0] == "libvirt of host-a did not answer within 1 seconds"
 
 
 def test_sync_shows_changes_and_applies_them(tmp_path: Path) -> None:
@@ -124,8 +124,8 @@ def test_sync_shows_changes_and_applies_them(tmp_path: Path) -> None:
         domain_xml("test", 3),
     )
     with running(tmp_path, "--store", "memory", fleet=FLEET) as service:
-        told = sync(service, "--uri", f"host-a={uri}")
-        assert told.splitlines() == [
+        result = sync(service, "--uri", f"host-a={uri}")
+        assert result.splitlines() == [
             "added: web",
             "changed: test",
             "removed: lost",
@@ -136,7 +136,7 @@ def test_sync_shows_changes_and_applies_them(tmp_path: Path) -> None:
         ]
         assert (
             sync(service, "--uri", f"host-a={uri}", "--apply").splitlines()
-            == told.splitlines()[:-1]
+            == result.splitlines()[:-1]
         )
         assert sync(service, "--uri", f"host-a={uri}", "--apply") == "no changes\n"
 
@@ -155,14 +155,14 @@ def test_sync_shows_changes_and_applies_them(tmp_path: Path) -> None:
 def test_uri_pattern_queries_every_host_of_the_fleet(tmp_path: Path) -> None:
     (tmp_path / "host-a.xml").write_text(NODE.format(domain_xml("test", 1)))
     with running(tmp_path, "--store", "memory", fleet=FLEET) as service:
-        told = json.loads(sync(service, "--uri", f"test://{tmp_path}/{{host}}.xml", "--json"))
+        result = json.loads(sync(service, "--uri", f"test://{tmp_path}/{{host}}.xml", "--json"))
 
-    assert told["vms_left"] == ["lost"]
+    assert result["vms_left"] == ["lost"]
 
 
 def test_a_sync_with_a_libvirt_that_does_not_answer_changes_nothing(tmp_path: Path) -> None:
     with running(tmp_path, "--store", "memory", fleet=FLEET) as service:
-        told = forewarn(
+        result = forewarn(
             "fleet",
             "sync",
             "libvirt",
@@ -172,9 +172,9 @@ def test_a_sync_with_a_libvirt_that_does_not_answer_changes_nothing(tmp_path: Pa
             FOREWARN_CONTROL=service.control,
         )
 
-    assert told.returncode == 1
-    assert told.stderr.startswith("forewarn: libvirt of host-a: Failed to connect socket")
-    assert len(told.stderr.splitlines()) == 1
+    assert result.returncode == 1
+    assert result.stderr.startswith("forewarn: libvirt of host-a: Failed to connect socket")
+    assert len(result.stderr.splitlines()) == 1
 
 
 def test_a_sync_reads_the_fleet_again_when_it_changed_meanwhile() -> None:
@@ -210,7 +210,7 @@ def test_a_sync_reads_the_fleet_again_when_it_changed_meanwhile() -> None:
             pass
 
     with serving(Handler) as url:
-        told = forewarn(
+        result = forewarn(
             "fleet",
             "sync",
             "libvirt",
@@ -220,5 +220,5 @@ def test_a_sync_reads_the_fleet_again_when_it_changed_meanwhile() -> None:
             FOREWARN_CONTROL=url,
         )
 
-    assert (told.returncode, told.stdout) == (0, "vms joined: test\n"), told.stderr
+    assert (result.returncode, result.stdout) == (0, "vms joined: test\n"), result.stderr
     assert asked == ["GET", 'PUT "1"', "GET", 'PUT "2"']

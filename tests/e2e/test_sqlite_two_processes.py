@@ -36,11 +36,11 @@ def started(
     for process in begun:
         assert read(process) == "ready\n"
     for process in begun:
-        tell(process)
+        act(process)
     return begun
 
 
-def tell(process: subprocess.Popen[str]) -> None:
+def act(process: subprocess.Popen[str]) -> None:
     assert process.stdin is not None
     process.stdin.write("\n")
 
@@ -128,7 +128,7 @@ def test_watch_sees_commits_of_another_process_in_250_ms(tmp_path: Path) -> None
         watching = store.watch(0)
         late: list[float] = []
         for _ in range(15):
-            tell(writer)
+            act(writer)
             acknowledged = asyncio.ensure_future(asyncio.to_thread(read, writer))
             async with asyncio.timeout(PROCESS_SECONDS_MAX):
                 await anext(watching)

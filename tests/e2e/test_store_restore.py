@@ -36,7 +36,7 @@ def poll(service: Service, tag: str = "") -> tuple[int, str, bytes]:
             return error.code, error.headers["ETag"], error.read()
 
 
-def told(service: Service, token: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+def result(service: Service, token: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
     return forewarn(*arguments, FOREWARN_CONTROL=service.control, FOREWARN_TOKEN=token)
 
 
@@ -45,11 +45,11 @@ def test_restore_invalidates_old_etags_and_tokens(tmp_path: Path) -> None:
     store, backup = tmp_path / "forewarn.db", tmp_path / "backup.db"
     with running(tmp_path) as service:
         poll(service)
-        boss = told(service, "", "token", "create", "boss", "--role", "admin").stdout.strip()
-        lost = told(service, boss, "token", "create", "lost", "--role", "operator").stdout.strip()
+        boss = result(service, "", "token", "create", "boss", "--role", "admin").stdout.strip()
+        lost = result(service, boss, "token", "create", "lost", "--role", "operator").stdout.strip()
         back_up(store, backup)
-        assert told(service, boss, "vm", "restart", "web-0").returncode == 0
-        assert told(service, boss, "token", "revoke", "lost").returncode == 0
+        assert result(service, boss, "vm", "restart", "web-0").returncode == 0
+        assert result(service, boss, "token", "revoke", "lost").returncode == 0
         _, tag, _ = poll(service)
         assert poll(service, tag)[0] == 304
 
@@ -69,14 +69,14 @@ def test_restore_invalidates_old_etags_and_tokens(tmp_path: Path) -> None:
 
         status, _, body = poll(service, tag)
         assert (status, json.loads(body)) == (200, {"DocumentIncarnation": 1_000_002, "Events": []})
-        assert [told(service, token, "vm", "list").returncode for token in (boss, lost, new)] == [
+        assert [result(service, token, "vm", "list").returncode for token in (boss, lost, new)] == [
             1,
             1,
             0,
         ]
-        assert told(service, new, "vm", "restart", "web-0").returncode == 0
+        assert result(service, new, "vm", "restart", "web-0").returncode == 0
         assert poll(service, '"2"')[0] == 200
-        shown = told(service, new, "history", "--what", "restored", "--json").stdout
+        shown = result(service, new, "history", "--what", "restored", "--json").stdout
         assert [entry["detail"] for entry in json.loads(shown)["history"]] == [
             f"from {backup}; document numbers continue at 1000002"
         ]

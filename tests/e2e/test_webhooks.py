@@ -110,9 +110,9 @@ def test_webhook_survives_kills_in_order(tmp_path: Path) -> None:
         while set(receiver.numbers()) != set(expected) and time.monotonic() < end:
             time.sleep(0.1)
 
-        told = receiver.numbers()
-        assert sorted(set(told)) == expected
-        firsts = list(dict.fromkeys(told))
+        result = receiver.numbers()
+        assert sorted(set(result)) == expected
+        firsts = list(dict.fromkeys(result))
         assert firsts == sorted(firsts)
 
 

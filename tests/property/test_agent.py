@@ -120,12 +120,12 @@ def test_event_survives_the_journal(event: Event) -> None:
 
 
 @settings(deadline=None)
-@given(event=events, story=st.lists(lines, max_size=20))
+@given(event=events, main=st.lists(lines, max_size=20))
 def test_compaction_changes_nothing(
-    event: Event, story: list[tuple[EntryKind, dict[str, object]]]
+    event: Event, main: list[tuple[EntryKind, dict[str, object]]]
 ) -> None:
     progress = Progress(for_journal(event), "rule")
-    for kind, facts in story:
+    for kind, facts in main:
         progress = fold(progress, kind, facts)
         assert fold(progress, kind, facts) == progress, "a repeated entry changes nothing"
 
@@ -136,9 +136,9 @@ def test_compaction_changes_nothing(
 
 
 @settings(deadline=None, max_examples=50)
-@given(story=st.lists(lines, min_size=1, max_size=10), part=st.floats(0, 1))
+@given(main=st.lists(lines, min_size=1, max_size=10), part=st.floats(0, 1))
 def test_torn_journal_is_an_earlier_state(
-    story: list[tuple[EntryKind, dict[str, object]]], part: float
+    main: list[tuple[EntryKind, dict[str, object]]], part: float
 ) -> None:
     """A power cut leaves the beginning of the file.
 
@@ -149,7 +149,7 @@ def test_torn_journal_is_an_earlier_state(
         journal = UnsyncedJournal.open(path)
         states = [dict(journal.progress)]
         journal.write_event(reboot(), "rule")
-        for kind, facts in story:
+        for kind, facts in main:
             states.append(dict(journal.progress))
             journal.write("E1", kind, **facts)
         states.append(dict(journal.progress))

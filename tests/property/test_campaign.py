@@ -203,23 +203,23 @@ class World:
     def check_budgets(self) -> None:
         """What campaigns announced in a scope is one update domain or one host, within budget."""
         for scope in self.scopes.values():
-            live = {event.id: event for event in scope.events}
+            run_in_world = {event.id: event for event in scope.events}
             ours = {
                 ref.event_id: (campaign, run.host)
                 for campaign in self.campaigns.values()
                 for run in campaign.in_progress
                 for ref in run.events
-                if ref.event_id in live
+                if ref.event_id in run_in_world
             }
             if not ours:
                 continue
-            started = [event for event in live.values() if event.status is Status.STARTED]
+            started = [event for event in run_in_world.values() if event.status is Status.STARTED]
             assert len({event.update_domain for event in started}) <= 1
-            domains = {live[event_id].update_domain for event_id in ours}
+            domains = {run_in_world[event_id].update_domain for event_id in ours}
             hosts = {host for _, host in ours.values()}
             assert len(domains) == 1 or len(hosts) == 1, "two hosts of two domains at once"
             for domain in domains:
-                events = {id_: e for id_, e in live.items() if e.update_domain == domain}
+                events = {id_: e for id_, e in run_in_world.items() if e.update_domain == domain}
                 check_budget(scope, events, scope.policy.max_unavailable)
                 for campaign, _ in ours.values():
                     own = {
@@ -250,7 +250,7 @@ def check_plan(world: World, waves: tuple[tuple[str, ...], ...], spec: CampaignS
 @settings(max_examples=300, deadline=None)
 @given(
     numbers=st.lists(st.integers(0, 40), max_size=60),
-    story=st.lists(st.integers(0, 59), max_size=200),
+    main=st.lists(st.integers(0, 59), max_size=200),
     specs=st.lists(
         st.tuples(st.integers(1, 4), st.sampled_from(BUDGETS), st.booleans()),
         min_size=1,
@@ -260,7 +260,7 @@ def check_plan(world: World, waves: tuple[tuple[str, ...], ...], spec: CampaignS
 )
 def test_budgets_hold_and_every_host_ends_whatever_happens(
     numbers: list[int],
-    story: list[int],
+    main: list[int],
     specs: list[tuple[int, Budget | None, bool]],
     health_until: int,
 ) -> None:
@@ -268,7 +268,7 @@ def test_budgets_hold_and_every_host_ends_whatever_happens(
 
     The health command is removed from the configuration at step `health_until`.
     """
-    world = World(fleet_of(Choices(iter(numbers)).pick), Choices(iter(story)))
+    world = World(fleet_of(Choices(iter(numbers)).pick), Choices(iter(main)))
     for number, (max_hosts, budget, pauses) in enumerate(specs, start=1):
         spec = CampaignSpec(
             type=EventType.REBOOT,

@@ -52,17 +52,17 @@ documents = st.builds(Document, st.integers(0, 4), st.lists(events, max_size=4).
 @st.composite
 def histories(draw: st.DrawFn) -> list[Document]:
     """Documents of a correct server: the incarnation grows with each change, ids never return."""
-    live: dict[str, Event] = {}
+    run_in_world: dict[str, Event] = {}
     shown = [Document(1, ())]
     for number in range(draw(st.integers(1, 12))):
-        step = draw(st.sampled_from(["add", "start", "end"])) if live else "add"
-        id = f"E{number}" if step == "add" else draw(st.sampled_from(sorted(live)))
+        step = draw(st.sampled_from(["add", "start", "end"])) if run_in_world else "add"
+        id = f"E{number}" if step == "add" else draw(st.sampled_from(sorted(run_in_world)))
         if step == "end":
-            del live[id]
+            del run_in_world[id]
         else:
             status, at = ("Scheduled", NOON) if step == "add" else ("Started", None)
-            live[id] = Event(id=id, type="Reboot", status=status, not_before=at)
-        shown.append(Document(len(shown) + 1, tuple(live.values())))
+            run_in_world[id] = Event(id=id, type="Reboot", status=status, not_before=at)
+        shown.append(Document(len(shown) + 1, tuple(run_in_world.values())))
     return shown
 
 
@@ -118,12 +118,12 @@ def test_correct_server_is_followed_through_repeats_and_gaps(
         st.lists(st.integers(0, len(history) - 1), min_size=1, max_size=20).map(sorted)
     )
     watcher = Watcher()
-    live: set[str] = set()
+    run_in_world: set[str] = set()
     for poll in polls:
         changes = watcher.update(history[poll], NOON)
-        live |= {change.event.key for change in changes if change.kind is Kind.APPEARED}
-        live -= {change.event.key for change in changes if change.kind in ENDS}
-        assert live == keys(history[poll])
+        run_in_world |= {change.event.key for change in changes if change.kind is Kind.APPEARED}
+        run_in_world -= {change.event.key for change in changes if change.kind in ENDS}
+        assert run_in_world == keys(history[poll])
 
 
 @patient

@@ -68,11 +68,11 @@ Cancel and Complete are not listed: repeated, they may report how the event ende
 
 
 @settings(max_examples=300, deadline=None)
-@given(scope=scopes, story=stories, rate=st.sampled_from([1, 60]))
-def test_invariants_hold_after_every_command(scope: Scope, story: list[Move], rate: int) -> None:
+@given(scope=scopes, main=stories, rate=st.sampled_from([1, 60]))
+def test_invariants_hold_after_every_command(scope: Scope, main: list[Move], rate: int) -> None:
     """Starts, statuses, domains, incarnations, bytes, members, and repeated commands."""
     now, timing = NOON, TIMINGS[rate]
-    for move in story:
+    for move in main:
         now += interval_of(move)
         scope = decide(scope, Tick(), now, timing).scope  # as the worker does
         command = command_of(move, scope)
@@ -109,13 +109,13 @@ claims = st.builds(
 
 
 @settings(max_examples=100, deadline=None)
-@given(story=st.lists(st.one_of(claims, claims, moves), min_size=1, max_size=30))
-def test_vm_never_has_two_impacts_at_once(story: list[Move]) -> None:
+@given(main=st.lists(st.one_of(claims, claims, moves), min_size=1, max_size=30))
+def test_vm_never_has_two_impacts_at_once(main: list[Move]) -> None:
     """A reboot in the middle of a migration breaks the VM."""
     scope, now = scope_of(vm("a"), vm("b", domain=1), is_enabled=False, terminate_notice=None), NOON
     for command in ON_ONE_VM:
         scope = decide(scope, command, now, TIMINGS[1]).scope
-    for move in story:
+    for move in main:
         now += interval_of(move)
         outcome = attempt(scope, command_of(move, scope), now, TIMINGS[1])
         if isinstance(outcome, Outcome):
@@ -132,11 +132,11 @@ def test_vm_never_has_two_impacts_at_once(story: list[Move]) -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(scope=scopes, story=stories)
-def test_same_input_gives_same_output(scope: Scope, story: list[Move]) -> None:
+@given(scope=scopes, main=stories)
+def test_same_input_gives_same_output(scope: Scope, main: list[Move]) -> None:
     """Every server decides the same: no clock, no randomness, no order of sets."""
     now = NOON
-    for move in story:
+    for move in main:
         now += interval_of(move)
         command = command_of(move, scope)
         first = attempt(scope, command, now, TIMINGS[1])
@@ -158,13 +158,13 @@ def attempt(
 
 
 @settings(max_examples=200, deadline=None)
-@given(scope=scopes, story=stories, group=st.integers(2, 8))
+@given(scope=scopes, main=stories, group=st.integers(2, 8))
 def test_grouped_commands_do_the_same_as_single_ones(
-    scope: Scope, story: list[Move], group: int
+    scope: Scope, main: list[Move], group: int
 ) -> None:
     """A group is one commit, so the incarnation counts once for all its commands."""
     now, together, alone = NOON, Group(scope), scope
-    for number, move in enumerate(story):
+    for number, move in enumerate(main):
         if number % group == 0:
             together = Group(scope)
         now += interval_of(move)

@@ -179,11 +179,11 @@ def test_document_is_compact_json_in_wire_order(scope: Scope, version: Version, 
 @given(scopes)
 def test_not_before_can_be_read_back_to_the_second(scope: Scope) -> None:
     """What the guest parses is the moment that the rules promised."""
-    for told, event in zip(
+    for result, event in zip(
         json.loads(body(scope, VERSIONS[-1]))["Events"], scope.events, strict=True
     ):
         if event.status is Status.SCHEDULED:
-            read = datetime.strptime(told["NotBefore"], "%a, %d %b %Y %H:%M:%S GMT").replace(
+            read = datetime.strptime(result["NotBefore"], "%a, %d %b %Y %H:%M:%S GMT").replace(
                 tzinfo=UTC
             )
             assert read == event.not_before

@@ -96,15 +96,15 @@ class Witness:
             raise
 
     def committed(self, writes: Sequence[Write], entries: bytes | None) -> None:
-        told = decode_all(HistoryValue(0, entries or b"[]"))
-        for one in told:
+        outcome = decode_all(HistoryValue(0, entries or b"[]"))
+        for one in outcome:
             if one.what is ChangeKind.IMPACTED and one.by.startswith("server-"):
                 self.must(
                     (one.event, one.vm) in self.done,
                     "what is told as done was done",
                     one,
                 )
-        is_fleet = any(one.by == "fleet" for one in told)
+        is_fleet = any(one.by == "fleet" for one in outcome)
         for write in writes:
             if not write.key.startswith("scope/"):
                 continue
@@ -157,13 +157,13 @@ class Witness:
         )
 
     def knows(self, event_id: str) -> bool:
-        live = any(scope.event(event_id) for scope in self.scopes.values())
+        run_in_world = any(scope.event(event_id) for scope in self.scopes.values())
         silent = any(
             impact.event_id == event_id
             for scope in self.scopes.values()
             for impact in scope.impacts
         )
-        return live or silent or event_id in self.ended
+        return run_in_world or silent or event_id in self.ended
 
     def has_word(self, event_id: str, vm: str) -> bool:
         """Whether an approval is on record, or the event has moved on anyway."""
@@ -449,8 +449,8 @@ class World:
         """Do it; a Problem is an answer. What was acknowledged is written down."""
         with suppress(Error):
             answer = await deed()
-            told = answer if isinstance(answer, list) else [answer]
-            self.acknowledged += [one.event.id for one in told if isinstance(one, ScopedEvent)]
+            outcome = answer if isinstance(answer, list) else [answer]
+            self.acknowledged += [one.event.id for one in outcome if isinstance(one, ScopedEvent)]
 
     def _server(self) -> Server:
         return self.chance.choice(self.servers)
@@ -485,20 +485,20 @@ class World:
                 )
 
     async def _operate_vm(self) -> object:
-        desk, mine = Operations(self._server().engine, self.make_id), ""
+        service, mine = Operations(self._server().engine, self.make_id), ""
         deed = self.chance.choice(
-            [desk.restart, desk.restart, desk.redeploy, desk.evict, desk.delete]
+            [service.restart, service.restart, service.redeploy, service.evict, service.delete]
         )
         task = asyncio.ensure_future(deed(self._vm(), by="sim"))
         await asyncio.sleep(0)  # now its id is made
         mine = self.last_id
-        told = await task
+        outcome = await task
         self.witness.must(
-            told is not None or self.witness.knows(mine),
+            outcome is not None or self.witness.knows(mine),
             "a silent operation is not forgotten",
             mine,
         )
-        return told
+        return outcome
 
     async def _wait(self) -> None:
         """A guest waits for a change instead of polling."""
@@ -509,27 +509,27 @@ class World:
         )
 
     async def _operate_host(self) -> object:
-        desk, host = self._server().operations, self.chance.choice(HOSTS)
+        service, host = self._server().operations, self.chance.choice(HOSTS)
         luck = self.chance.randint(0, 9)
         if luck == 0:
-            return await desk.fail(host, by="sim")
+            return await service.fail(host, by="sim")
         if luck == 1:
-            return await desk.degrade(host, by="sim")
+            return await service.degrade(host, by="sim")
         type_ = self.chance.choice([EventType.FREEZE, EventType.REBOOT, EventType.REDEPLOY])
-        return await desk.maintain(host, type=type_, by="sim")
+        return await service.maintain(host, type=type_, by="sim")
 
     async def _operate_event(self) -> None:
         server = self._server()
         events = sorted(server.engine.board.events)
         if events:
-            desk = server.operations
+            service = server.operations
             later = self.clock.now() + timedelta(minutes=self.chance.randrange(1, 40))
             deeds: list[Callable[..., Awaitable[ScopedEvent | None]]]
             deeds = [
-                desk.cancel,
-                desk.complete,
-                desk.approve,
-                partial(desk.extend, not_before=later),
+                service.cancel,
+                service.complete,
+                service.approve,
+                partial(service.extend, not_before=later),
             ]
             deed = self.chance.choice(deeds)
             await deed(self.chance.choice(events), by="sim")

@@ -43,13 +43,13 @@ def test_failing_stop_of_a_listener_is_logged(
 ) -> None:
     """A hidden exception would hide that the rest of the stop was skipped. The other one stops."""
 
-    async def story() -> None:
+    async def main() -> None:
         broken, good = make(BrokenListener), make(Listener)
         async with run_listeners(broken, good):
             pass
         await good.wait()
 
-    asyncio.run(story())
+    asyncio.run(main())
     assert [record.getMessage() for record in caplog.records] == ["listener did not stop cleanly"]
     assert "KeyError: 'ours'" in caplog.text
 

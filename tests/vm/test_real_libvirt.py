@@ -79,11 +79,11 @@ def run_impact(
 
 def events(host: RealHost, domain: Any, what: int) -> list[tuple[Any, ...]]:
     """What libvirt tells of the domain from now on."""
-    told: list[tuple[Any, ...]] = []
+    result: list[tuple[Any, ...]] = []
     host.connection.domainEventRegisterAny(
-        domain, what, lambda connection, of, *more: told.append(more), None
+        domain, what, lambda connection, of, *more: result.append(more), None
     )
-    return told
+    return result
 
 
 def flags(hosts: Hosts) -> list[str]:
@@ -99,14 +99,14 @@ def is_told(folder: Path, what: ChangeKind) -> Callable[[], bool]:
 
 def test_a_freeze_suspends_and_resumes(hosts: Hosts) -> None:
     host = hosts["host-a"]
-    told = events(host, host.run_vm(), libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE)
+    result = events(host, host.run_vm(), libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE)
 
     start = time.monotonic()
     assert run_impact(hosts, EventType.FREEZE).detail == "suspended for 2 seconds and resumed"
 
     assert time.monotonic() - start >= 2
-    wait_for(lambda: len(told) >= 2, 10)
-    assert [event for event, *_ in told] == [
+    wait_for(lambda: len(result) >= 2, 10)
+    assert [event for event, *_ in result] == [
         libvirt.VIR_DOMAIN_EVENT_SUSPENDED,
         libvirt.VIR_DOMAIN_EVENT_RESUMED,
     ]
@@ -121,14 +121,14 @@ def test_a_guest_that_reboots_by_itself_is_not_reset(hosts: Hosts) -> None:
 
 def test_unresponsive_guest_is_reset_after_the_limit(hosts: Hosts) -> None:
     host = hosts["host-a"]
-    told = events(host, host.run_vm(), libvirt.VIR_DOMAIN_EVENT_ID_REBOOT)
+    result = events(host, host.run_vm(), libvirt.VIR_DOMAIN_EVENT_ID_REBOOT)
 
     assert (
         run_impact(hosts, EventType.REBOOT).detail
         == "the guest did not reboot within 1 seconds: reset"
     )
 
-    wait_for(lambda: bool(told), 10)
+    wait_for(lambda: bool(result), 10)
     assert host.state() == RUNNING
 
 
@@ -209,10 +209,10 @@ def test_hanging_libvirtd_fails_the_try_and_is_retried(hosts: Hosts) -> None:
 def test_domains_are_discovered(hosts: Hosts) -> None:
     domain = hosts["host-b"].run_vm("web-7")
 
-    told = asyncio.run(discover(libvirts(hosts), ["host-a", "host-b"]))
+    result = asyncio.run(discover(libvirts(hosts), ["host-a", "host-b"]))
 
-    assert told["host-a"] == []
-    (found,) = told["host-b"]
+    assert result["host-a"] == []
+    (found,) = result["host-b"]
     assert (found.name, found.id, found.host) == ("web-7", domain.UUIDString(), "host-b")
 
 

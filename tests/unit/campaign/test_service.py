@@ -153,11 +153,11 @@ class World:
         return [f"{entry.by}: {entry.detail}" for entry in entries if entry.what == what]
 
 
-def live(
-    story: Callable[[World], Awaitable[None]], *failing: str, store: MemoryStore | None = None
+def run_in_world(
+    main: Callable[[World], Awaitable[None]], *failing: str, store: MemoryStore | None = None
 ) -> None:
     async def run() -> None:
-        await story(World(*failing, store=store))
+        await main(World(*failing, store=store))
 
     asyncio.run(run())
 
@@ -168,7 +168,7 @@ def live(
 def test_hosts_run_one_after_the_other_until_all_are_done() -> None:
     """The budget is one VM: the next host is announced, with its notice, when the last is over."""
 
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         async with world.server(fleet()) as server:
             campaign = await server.start(spec(name="kernel"))
             seen = []
@@ -187,11 +187,11 @@ def test_hosts_run_one_after_the_other_until_all_are_done() -> None:
         authors = {line.partition(":")[0] for line in await world.history("scheduled")}
         assert authors == {"campaign kernel"}
 
-    live(story)
+    run_in_world(main)
 
 
 def test_early_approvals_make_it_faster() -> None:
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         async with world.server(fleet()) as server:
             campaign = await server.start(spec())
             for _ in range(50):  # four times ten minutes and some, not four times 25
@@ -202,13 +202,13 @@ def test_early_approvals_make_it_faster() -> None:
 
             assert server.counts(campaign) == (DONE, 4, 0, 0)
 
-    live(story)
+    run_in_world(main)
 
 
 def test_two_campaigns_share_the_budget_of_a_scope() -> None:
     """The one that waits continues as soon as the other has finished a host."""
 
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         async with world.server(fleet()) as server:
             first = await server.start(spec("h1", "h2"))
             second = await server.start(spec("h3", "h4"))
@@ -218,11 +218,11 @@ def test_two_campaigns_share_the_budget_of_a_scope() -> None:
 
             assert server.counts(first) == server.counts(second) == (DONE, 2, 0, 0)
 
-    live(story)
+    run_in_world(main)
 
 
 def test_failed_impact_pauses_the_campaign_until_it_is_resumed() -> None:
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         async with world.server(fleet()) as server:
             campaign = await server.start(spec())
             await world.clock.advance(4 * HOST_TIME)
@@ -233,11 +233,11 @@ def test_failed_impact_pauses_the_campaign_until_it_is_resumed() -> None:
             await world.clock.advance(4 * HOST_TIME)
             assert server.counts(campaign) == (DONE, 3, 0, 1)
 
-    live(story, "web-h2")
+    run_in_world(main, "web-h2")
 
 
 def test_paused_campaign_finishes_announced_hosts_and_starts_none() -> None:
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         async with world.server(fleet()) as server:
             campaign = await server.start(spec())
             await world.clock.advance(MINUTE)
@@ -247,11 +247,11 @@ def test_paused_campaign_finishes_announced_hosts_and_starts_none() -> None:
             assert server.counts(campaign) == (PAUSED, 1, 0, 0)
             assert server.announced() == []
 
-    live(story)
+    run_in_world(main)
 
 
 def test_canceled_campaign_cancels_scheduled_events_only() -> None:
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         async with world.server(fleet()) as server:
             campaign = await server.start(spec())
             await world.clock.advance(MINUTE)
@@ -267,11 +267,11 @@ def test_canceled_campaign_cancels_scheduled_events_only() -> None:
             with pytest.raises(CampaignOver):
                 await server.campaigns.set_state(campaign.id, PAUSED, by="ann")
 
-    live(story)
+    run_in_world(main)
 
 
 def test_host_with_a_canceled_or_a_foreign_event_is_skipped() -> None:
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         async with world.server(fleet()) as server:
             await server.operations.maintain(
                 "h2", type=EventType.REBOOT, by="bob", not_before=NOON + 24 * HOST_TIME
@@ -290,11 +290,11 @@ def test_host_with_a_canceled_or_a_foreign_event_is_skipped() -> None:
                 ("h2", "web-h2 has a Reboot pending already"),
             ]
 
-    live(story)
+    run_in_world(main)
 
 
 def test_host_that_left_the_fleet_is_skipped() -> None:
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         async with world.server(fleet()) as server:
             campaign = await server.start(spec())
             await world.clock.advance(MINUTE)
@@ -305,13 +305,13 @@ def test_host_that_left_the_fleet_is_skipped() -> None:
             skipped = [(host.host, host.why) for host in server.find(campaign).skipped_hosts]
             assert skipped == [("h3", "the host no longer exists")]
 
-    live(story)
+    run_in_world(main)
 
 
 def test_vms_move_to_hosts_that_no_campaign_needs() -> None:
     """Otherwise a campaign of Redeploys would fill the very hosts that it has to empty next."""
 
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         async with world.server(fleet(spare=["spare"])) as server:
             campaign = await server.start(spec(type=EventType.REDEPLOY))
             await world.clock.advance(HOST_TIME)
@@ -322,7 +322,7 @@ def test_vms_move_to_hosts_that_no_campaign_needs() -> None:
             assert hosts == ["spare", "spare"]
             assert server.counts(campaign) == (DONE, 4, 0, 0)
 
-    live(story)
+    run_in_world(main)
 
 
 @pytest.mark.parametrize(("is_moved_on", "done", "skipped"), [(False, 3, 1), (True, 4, 0)])
@@ -334,7 +334,7 @@ def test_host_that_the_campaign_filled_waits_for_the_others(
     It can still run if someone moves a VM away meanwhile.
     """
 
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         async with world.server(fleet(spare=HOSTS)) as server:
             campaign = await server.start(spec(type=EventType.REDEPLOY))
             await world.clock.advance(HOST_TIME)
@@ -345,11 +345,11 @@ def test_host_that_the_campaign_filled_waits_for_the_others(
 
             assert server.counts(campaign) == (DONE, done, skipped, 0)
 
-    live(story)
+    run_in_world(main)
 
 
 def test_host_priorities_are_those_of_live_campaigns() -> None:
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         server = await world.idle(fleet())
         campaign = await server.start(spec("h1", "h2", "h3"))
         campaigns = server.campaigns
@@ -366,13 +366,13 @@ def test_host_priorities_are_those_of_live_campaigns() -> None:
             {"h1": in_progress},
         ]
 
-    live(story)
+    run_in_world(main)
 
 
 def test_scope_is_summarized_once_per_revision() -> None:
     """A large scope takes a while, and every request of a campaign needs its scopes."""
 
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         server = await world.idle(fleet())
         view = server.campaigns.fleet
         before = view.scopes_on("h2")
@@ -381,14 +381,14 @@ def test_scope_is_summarized_once_per_revision() -> None:
         await server.operations.restart("web-h1", by="ann")
         assert view.scopes_on("h3") != before
 
-    live(story)
+    run_in_world(main)
 
 
 # --- crashes and several servers
 
 
 def test_new_server_continues_where_the_last_one_stopped() -> None:
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         async with world.server(fleet()) as server:
             campaign = await server.start(spec())
             await world.clock.advance(HOST_TIME + MINUTE)
@@ -398,11 +398,11 @@ def test_new_server_continues_where_the_last_one_stopped() -> None:
             assert server.counts(campaign) == (DONE, 4, 0, 0)
         assert len(await world.history("scheduled")) == 5, "one event for each VM"
 
-    live(story)
+    run_in_world(main)
 
 
 def test_crash_between_the_commit_and_the_announcement_loses_nothing() -> None:
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         crashed = await world.idle(fleet())
         campaign = await crashed.start(spec())
         await crashed.campaigns.apply(campaign.id, reconcile)
@@ -415,13 +415,13 @@ def test_crash_between_the_commit_and_the_announcement_loses_nothing() -> None:
             await world.clock.advance(4 * HOST_TIME)
             assert server.counts(campaign) == (DONE, 4, 0, 0)
 
-    live(story)
+    run_in_world(main)
 
 
 def test_canceled_campaign_learns_its_events_before_canceling_them() -> None:
     """The host may have been announced before a crash; announcing again returns the events."""
 
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         crashed = await world.idle(fleet())
         campaign = await crashed.start(spec("h2"))
         campaign = await crashed.campaigns.apply(campaign.id, reconcile)
@@ -436,11 +436,11 @@ def test_canceled_campaign_learns_its_events_before_canceling_them() -> None:
             assert server.counts(campaign) == (CANCELED, 0, 1, 0)
         assert len(await world.history("scheduled")) == 1
 
-    live(story)
+    run_in_world(main)
 
 
 def test_two_servers_do_everything_once_and_within_budget() -> None:
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         async with world.server(fleet()) as one, world.server() as other:
             campaign = await one.start(spec("h2", "h3"))
             for _ in range(2 * 26):
@@ -450,11 +450,11 @@ def test_two_servers_do_everything_once_and_within_budget() -> None:
             assert one.counts(campaign) == other.counts(campaign) == (DONE, 2, 0, 0)
         assert len(await world.history("scheduled")) == 2
 
-    live(story)
+    run_in_world(main)
 
 
 def test_another_server_takes_over_when_the_first_one_stops() -> None:
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         async with AsyncExitStack() as first:
             server = await first.enter_async_context(world.server(fleet()))
             campaign = await server.start(spec("h2", "h3"))
@@ -467,7 +467,7 @@ def test_another_server_takes_over_when_the_first_one_stops() -> None:
                 assert second.counts(campaign) == (DONE, 2, 0, 0)
         assert len(await world.history("scheduled")) == 2
 
-    live(story)
+    run_in_world(main)
 
 
 class Slow(MemoryStore):
@@ -489,7 +489,7 @@ def test_stale_server_catches_up_before_it_advances_a_campaign() -> None:
     """
     store = Slow()
 
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         one = await world.idle(fleet())
         await one.start(spec("h2"))
         await one.start(spec("h3"))
@@ -502,13 +502,13 @@ def test_stale_server_catches_up_before_it_advances_a_campaign() -> None:
 
         assert stale.announced() == ["web-h3"]
 
-    live(story, store=store)
+    run_in_world(main, store=store)
 
 
 def test_server_without_the_lease_cannot_advance_a_campaign() -> None:
     """A server that hangs and wakes up must not decide on what it knew before."""
 
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         server = await world.idle(fleet())
         campaign = await server.start(spec())
         lease = await world.store.lease("campaigns", 10)
@@ -519,11 +519,11 @@ def test_server_without_the_lease_cannot_advance_a_campaign() -> None:
             await server.campaigns.apply(campaign.id, reconcile, lease=lease)
         assert (await world.idle()).find(campaign) == campaign
 
-    live(story)
+    run_in_world(main)
 
 
 def test_another_server_knows_a_campaign_as_soon_as_it_is_used() -> None:
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         other = await world.idle(fleet())
         server = await world.idle()
         campaign = await server.start(spec())
@@ -532,7 +532,7 @@ def test_another_server_knows_a_campaign_as_soon_as_it_is_used() -> None:
 
         assert (paused.state, resumed.state) == (PAUSED, CampaignState.RUNNING)
 
-    live(story)
+    run_in_world(main)
 
 
 class Forgetful(MemoryStore):
@@ -556,19 +556,19 @@ class Forgetful(MemoryStore):
 def test_start_with_a_lost_response_makes_one_campaign() -> None:
     store = Forgetful()
 
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         server = await world.idle(fleet())
         store.is_losing = True
         campaign = await server.start(spec())
 
         assert campaign.id == "c1"
-        assert [live.id for live in server.campaigns.live()] == ["c1"]
+        assert [run_in_world.id for run_in_world in server.campaigns.live()] == ["c1"]
 
-    live(story, store=store)
+    run_in_world(main, store=store)
 
 
 def test_repeated_request_starts_one_campaign() -> None:
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         one, other = await world.idle(fleet()), await world.idle()
         first = await one.campaigns.start(spec(), "ann", "request-1")
         again = await other.campaigns.start(spec(), "ann", "request-1")
@@ -576,7 +576,7 @@ def test_repeated_request_starts_one_campaign() -> None:
 
         assert (first, second.id) == (again, "c2")
 
-    live(story)
+    run_in_world(main)
 
 
 # --- health checks
@@ -600,7 +600,7 @@ class HealthPlatform:
 def test_health_command_runs_after_each_host_and_pauses_if_it_fails() -> None:
     """It comes from the server's configuration, so no request can choose another one."""
 
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         health = HealthPlatform("h2")
         async with world.server(fleet(), health) as server:
             campaign = await server.start(spec())
@@ -611,7 +611,7 @@ def test_health_command_runs_after_each_host_and_pauses_if_it_fails() -> None:
             reason = "h2: health check failed: is-healthy exited with 1 disk is full"
             assert server.find(campaign).pause_reason == reason
 
-    live(story)
+    run_in_world(main)
 
 
 class ShortOfDescriptors(HealthPlatform):
@@ -627,7 +627,7 @@ class ShortOfDescriptors(HealthPlatform):
 def test_health_command_that_could_not_be_started_is_retried() -> None:
     """A server without file descriptors says nothing about the health of the host."""
 
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         health, errors = ShortOfDescriptors(), list[object]()
         asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
         async with world.server(fleet(), health) as server:
@@ -639,13 +639,13 @@ def test_health_command_that_could_not_be_started_is_retried() -> None:
         gc.collect()  # reports a task whose exception was never retrieved
         assert errors == []
 
-    live(story)
+    run_in_world(main)
 
 
 def test_interrupted_health_check_is_repeated_by_the_next_server() -> None:
     """Also while another campaign changes every ten seconds."""
 
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         crashed = await world.idle(fleet())
         campaign = await crashed.start(spec("h1"))
         run = HostRun("h1", NOON, HostPhase.CHECKING, checked_until=NOON + MINUTE)
@@ -662,7 +662,7 @@ def test_interrupted_health_check_is_repeated_by_the_next_server() -> None:
 
             assert server.counts(campaign) == (DONE, 1, 0, 0)
 
-    live(story)
+    run_in_world(main)
 
 
 STORED = (
@@ -679,7 +679,7 @@ def test_command_in_a_stored_campaign_is_never_run(is_configured: bool, tmp_path
     """Version 0.1 stored the command of a request. Only the configured one is run, if any."""
     proof, health = tmp_path / "executed", HealthPlatform()
 
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         stored = STORED.replace("COMMAND", f"/usr/bin/touch {proof}").encode()
         await world.idle(fleet())
         await world.store.commit([Write("campaign/c1/", stored, 0)])
@@ -687,7 +687,7 @@ def test_command_in_a_stored_campaign_is_never_run(is_configured: bool, tmp_path
             await world.clock.advance(MINUTE)
             assert server.campaigns.find("c1").state is DONE
 
-    live(story)
+    run_in_world(main)
     assert not proof.exists()
     assert health.hosts == ["h1"] * is_configured
 
@@ -696,7 +696,7 @@ def test_command_in_a_stored_campaign_is_never_run(is_configured: bool, tmp_path
 
 
 def test_host_too_large_for_a_budget_is_refused_at_the_start() -> None:
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         web = Scope(name="web", kind=ScopeKind.SCALE_SET, vms=(vm("a"), vm("b")))
         server = await world.idle(Fleet(scopes=(web,)))
         message = "host-a alone takes 2 VMs of web down at once; its max_unavailable is 1"
@@ -707,7 +707,7 @@ def test_host_too_large_for_a_budget_is_refused_at_the_start() -> None:
         assert refusal.value.facts == facts
         assert server.campaigns.all() == []
 
-    live(story)
+    run_in_world(main)
 
 
 @pytest.mark.parametrize(
@@ -721,7 +721,7 @@ def test_host_too_large_for_a_budget_is_refused_at_the_start() -> None:
 def test_invalid_campaign_is_refused_before_anything_is_written(
     wrong: CampaignSpec, message: str
 ) -> None:
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         server = await world.idle(fleet())
         with pytest.raises(Invalid) as refusal:
             await server.start(wrong)
@@ -729,7 +729,7 @@ def test_invalid_campaign_is_refused_before_anything_is_written(
         assert message in refusal.value.message
         assert server.campaigns.all() == []
 
-    live(story)
+    run_in_world(main)
 
 
 @pytest.mark.parametrize(
@@ -740,21 +740,21 @@ def test_invalid_campaign_is_refused_before_anything_is_written(
     ],
 )
 def test_list_of_hosts_must_fit_into_one_record(count: int, length: int, message: str) -> None:
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         names = (f"h{number:05d}".ljust(length, "x") for number in range(count))
         server = await world.idle(Fleet(hosts=tuple(names)))
         with pytest.raises(Invalid, match=message):
             await server.campaigns.plan(spec())
 
-    live(story)
+    run_in_world(main)
 
 
 def test_unknown_campaign_is_refused() -> None:
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         with pytest.raises(UnknownCampaign, match="there is no campaign 'c9'"):
             await (await world.idle()).campaigns.set_state("c9", PAUSED, by="ann")
 
-    live(story)
+    run_in_world(main)
 
 
 async def end(server: Server, campaign_id: str) -> None:
@@ -763,7 +763,7 @@ async def end(server: Server, campaign_id: str) -> None:
 
 
 def test_number_of_live_campaigns_is_limited() -> None:
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         server = await world.idle(fleet())
         for _ in range(LIVE_MAX):
             await server.start(spec("h1"))
@@ -775,11 +775,11 @@ def test_number_of_live_campaigns_is_limited() -> None:
         await end(server, "c1")
         assert (await server.start(spec("h1"))).id == "c101"
 
-    live(story)
+    run_in_world(main)
 
 
 def test_only_the_last_thousand_ended_campaigns_are_kept() -> None:
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         server = await world.idle(fleet())
         first = await server.start(spec("h1"))
         await end(server, first.id)
@@ -799,13 +799,13 @@ def test_only_the_last_thousand_ended_campaigns_are_kept() -> None:
         with pytest.raises(UnknownCampaign):
             await server.campaigns.set_state("c1", PAUSED, by="ann")
 
-    live(story)
+    run_in_world(main)
 
 
 def test_list_of_hosts_is_a_record_of_its_own_until_the_end() -> None:
     """The record that is written at every step does not contain it."""
 
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         names = tuple(f"h{number:05d}" for number in range(1000))
         server = await world.idle(Fleet(hosts=names))
         campaign = await server.start(spec("h0*"))
@@ -817,4 +817,4 @@ def test_list_of_hosts_is_a_record_of_its_own_until_the_end() -> None:
         await end(server, campaign.id)
         assert (await world.store.load("campaign-hosts/")).records == ()
 
-    live(story)
+    run_in_world(main)

@@ -15,7 +15,7 @@ from forewarn.fleetfile.parser import Fleet
 from forewarn.store.base import WRITES_MAX, RevisionCheck, Write
 from forewarn.store.memory import MemoryStore
 from tests.builders import guid, vm
-from tests.unit.engine.test_engine import World, live
+from tests.unit.engine.test_engine import World, run_in_world
 
 COUNT = 2 * WRITES_MAX + 50
 LAST = f"s{COUNT - 1:03}"
@@ -68,7 +68,7 @@ def test_event_announced_during_an_apply_stops_it() -> None:
     fleet was checked.
     """
 
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         assert isinstance(world.store, Interrupted)
         operations = await server(world)
         await operations.apply(many(domain=0), by="ann")
@@ -86,7 +86,7 @@ def test_event_announced_during_an_apply_stops_it() -> None:
         for one in (operations, await server(world)):
             assert domains(one) == {1}
 
-    live(story, Interrupted())
+    run_in_world(main, Interrupted())
 
 
 def test_vm_deleted_during_an_apply_does_not_stop_it() -> None:
@@ -95,7 +95,7 @@ def test_vm_deleted_during_an_apply_does_not_stop_it() -> None:
     What a deletion raises, the number that new scopes start above, has its own record.
     """
 
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         assert isinstance(world.store, Interrupted)
         operations = await server(world)
         solo = Scope(name="solo", kind=ScopeKind.VM, vms=(vm("solo", domain=1),))
@@ -113,4 +113,4 @@ def test_vm_deleted_during_an_apply_does_not_stop_it() -> None:
         assert domains(operations) == {1} == domains(other)
         assert len(other.fleet().scopes) == COUNT + 1
 
-    live(story, Interrupted())
+    run_in_world(main, Interrupted())

@@ -22,7 +22,7 @@ from forewarn.platform.base import ImpactRequest, ImpactResult
 from forewarn.store.base import RevisionCheck, Write
 from forewarn.store.memory import MemoryStore
 from tests.builders import MINUTE, NOON, guid, vm
-from tests.unit.engine.test_engine import FLEET, Deaf, World, live
+from tests.unit.engine.test_engine import FLEET, Deaf, World, run_in_world
 
 
 def many(prefix: str, count: int) -> Fleet:
@@ -54,19 +54,19 @@ class FailsAt(MemoryStore):
 def test_fleet_file_applied_in_part_is_applied_again() -> None:
     """Else its other VMs would be strangers for ever."""
 
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         assert isinstance(world.store, FailsAt)
-        desk = Operations(await world.engine(), world.make_id)
+        operations = Operations(await world.engine(), world.make_id)
         world.store.fails_at = 2
         with pytest.raises(StoreUnusable):
-            await desk.apply(many("s", 250), by="fleet file", digest="d1")
+            await operations.apply(many("s", 250), by="fleet file", digest="d1")
 
         again = Operations(await world.engine(), world.make_id)
         assert again.applied_digest() == ""
         await again.apply(many("s", 250), by="fleet file", digest="d1")
         assert (len(again.fleet().scopes), again.applied_digest()) == (250, "d1")
 
-    live(story, FailsAt())
+    run_in_world(main, FailsAt())
 
 
 class Slow(MemoryStore):
@@ -90,7 +90,7 @@ def test_two_large_fleets_at_once_do_not_mix(servers: int) -> None:
     No VM is ever in two scopes.
     """
 
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         first = Operations(await world.engine(), world.make_id)
         second = first if servers == 1 else Operations(await world.engine(), world.make_id)
         results = await asyncio.gather(
@@ -109,7 +109,7 @@ def test_two_large_fleets_at_once_do_not_mix(servers: int) -> None:
         members = [member.name for scope in scopes for member in scope.vms]
         assert len(members) == len(set(members))
 
-    live(story, Slow())
+    run_in_world(main, Slow())
 
 
 class Driver:
@@ -128,8 +128,8 @@ class Driver:
         return ImpactResult()
 
 
-async def at_work(desk: Operations, driver: Driver) -> "asyncio.Task[None]":
-    loops = Worker(desk._engine, driver, worker="w1", impact_limit=timedelta(hours=1))
+async def at_work(operations: Operations, driver: Driver) -> "asyncio.Task[None]":
+    loops = Worker(operations._engine, driver, worker="w1", impact_limit=timedelta(hours=1))
     task = asyncio.create_task(loops.run())
     await asyncio.sleep(0)
     return task
@@ -141,14 +141,14 @@ async def ended(task: "asyncio.Task[None]") -> None:
 
 
 def test_impact_done_while_the_store_was_lost_is_not_repeated() -> None:
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         assert isinstance(world.store, Deaf)
-        desk = await world.desk()
+        operations = await world.operations()
         driver = Driver(world)
-        task = await at_work(desk, driver)
-        told = await desk.restart("web-0", by="ann")
-        assert told is not None
-        await desk.approve(told.event.id, by="ann")
+        task = await at_work(operations, driver)
+        outcome = await operations.restart("web-0", by="ann")
+        assert outcome is not None
+        await operations.approve(outcome.event.id, by="ann")
         await world.clock.advance(30 * timedelta(seconds=1))
         world.store.is_deaf = True
         await world.clock.advance(10 * MINUTE)
@@ -157,9 +157,9 @@ def test_impact_done_while_the_store_was_lost_is_not_repeated() -> None:
         await ended(task)
 
         assert driver.tries == [1]
-        assert desk._engine.board.events == {}
+        assert operations._engine.board.events == {}
 
-    live(story, Deaf())
+    run_in_world(main, Deaf())
 
 
 class ShortOfFiles(Driver):
@@ -181,21 +181,21 @@ def test_lack_of_file_descriptors_is_not_a_failed_attempt() -> None:
     idle connections.
     """
 
-    async def story(world: World) -> None:
-        desk = await world.desk()
+    async def main(world: World) -> None:
+        operations = await world.operations()
         driver = ShortOfFiles(world, shortages=6)
-        task = await at_work(desk, driver)
-        told = await desk.restart("web-0", by="ann")
-        assert told is not None
-        await desk.approve(told.event.id, by="ann")
+        task = await at_work(operations, driver)
+        outcome = await operations.restart("web-0", by="ann")
+        assert outcome is not None
+        await operations.approve(outcome.event.id, by="ann")
         await world.clock.advance(10 * MINUTE)
         await ended(task)
 
         assert (driver.shortages, driver.tries) == (0, [1])
-        assert desk._engine.metrics.impacts[EventType.REBOOT, "failed"] == 0
-        assert desk._engine.metrics.impacts[EventType.REBOOT, "done"] == 1
+        assert operations._engine.metrics.impacts[EventType.REBOOT, "failed"] == 0
+        assert operations._engine.metrics.impacts[EventType.REBOOT, "done"] == 1
 
-    live(story)
+    run_in_world(main)
 
 
 def test_a_shortage_without_end_is_a_failure_at_last() -> None:
@@ -203,34 +203,34 @@ def test_a_shortage_without_end_is_a_failure_at_last() -> None:
     too.
     """
 
-    async def story(world: World) -> None:
-        desk = await world.desk()
-        task = await at_work(desk, ShortOfFiles(world, shortages=1_000_000))
-        told = await desk.restart("web-0", by="ann")
-        assert told is not None
-        await desk.approve(told.event.id, by="ann")
+    async def main(world: World) -> None:
+        operations = await world.operations()
+        task = await at_work(operations, ShortOfFiles(world, shortages=1_000_000))
+        outcome = await operations.restart("web-0", by="ann")
+        assert outcome is not None
+        await operations.approve(outcome.event.id, by="ann")
         await world.clock.advance(timedelta(minutes=90))
         await ended(task)
 
-        assert desk._engine.metrics.impacts[EventType.REBOOT, "failed"] == 1
+        assert operations._engine.metrics.impacts[EventType.REBOOT, "failed"] == 1
 
-    live(story)
+    run_in_world(main)
 
 
 @pytest.mark.parametrize("deed", ["none", "cancel"])
 def test_a_driver_that_breaks_its_promise_is_a_failed_try(deed: str) -> None:
-    async def story(world: World) -> None:
-        desk = await world.desk()
+    async def main(world: World) -> None:
+        operations = await world.operations()
         driver = Driver(world, deed)
-        task = await at_work(desk, driver)
-        await desk.restart("web-0", by="ann")
+        task = await at_work(operations, driver)
+        await operations.restart("web-0", by="ann")
         await world.clock.advance(timedelta(hours=1))
         await ended(task)
 
         assert driver.tries == list(range(1, 10))
-        assert desk._engine.board.scopes["web"].scope.ended[-1].how == "failed"
+        assert operations._engine.board.scopes["web"].scope.ended[-1].how == "failed"
 
-    live(story)
+    run_in_world(main)
 
 
 def test_cancelled_platform_call_gets_time_to_end() -> None:
@@ -250,18 +250,18 @@ def test_cancelled_platform_call_gets_time_to_end() -> None:
                 self.ends += 1
                 raise
 
-    async def story(world: World) -> None:
-        desk = await world.desk()
+    async def main(world: World) -> None:
+        operations = await world.operations()
         driver = Careful(world)
-        task = await at_work(desk, driver)
-        await desk.restart("web-0", by="ann")
+        task = await at_work(operations, driver)
+        await operations.restart("web-0", by="ann")
         await world.clock.advance(timedelta(minutes=15, seconds=30))
         assert (driver.tries, driver.ends) == ([1], 0)
         await ended(task)
 
         assert driver.ends == 1
 
-    live(story)
+    run_in_world(main)
 
 
 def test_platform_call_that_ignores_cancel_is_awaited_briefly() -> None:
@@ -275,13 +275,15 @@ def test_platform_call_that_ignores_cancel_is_awaited_briefly() -> None:
                     self.tries.append(0)
             return ImpactResult()
 
-    async def story(world: World) -> None:
-        desk = await world.desk()
+    async def main(world: World) -> None:
+        operations = await world.operations()
         driver = Stubborn(world)
         limit = timedelta(hours=1)
-        loops = Worker(desk._engine, driver, worker="w1", impact_limit=limit, stop_seconds_max=0.05)
+        loops = Worker(
+            operations._engine, driver, worker="w1", impact_limit=limit, stop_seconds_max=0.05
+        )
         task = asyncio.create_task(loops.run())
-        await desk.restart("web-0", by="ann")
+        await operations.restart("web-0", by="ann")
         await world.clock.advance(timedelta(minutes=15, seconds=30))
         await ended(task)
 
@@ -289,104 +291,106 @@ def test_platform_call_that_ignores_cancel_is_awaited_briefly() -> None:
         is_free.set()
 
     is_free = asyncio.Event()
-    live(story)
+    run_in_world(main)
 
 
 def test_platform_call_is_cancelled_when_its_scope_is_deleted() -> None:
-    async def story(world: World) -> None:
-        desk = await world.desk()
+    async def main(world: World) -> None:
+        operations = await world.operations()
         driver = Driver(world)
-        loops = Worker(desk._engine, driver, worker="w1", impact_limit=timedelta(hours=1))
+        loops = Worker(operations._engine, driver, worker="w1", impact_limit=timedelta(hours=1))
         task = asyncio.create_task(loops.run())
-        told = await desk.restart("web-0", by="ann")
-        assert told is not None
-        await desk.approve(told.event.id, by="ann")
+        outcome = await operations.restart("web-0", by="ann")
+        assert outcome is not None
+        await operations.approve(outcome.event.id, by="ann")
         await world.clock.advance(timedelta(seconds=1))
         assert len(loops._running) == 1
-        await desk.apply(Fleet(scopes=FLEET.scopes[1:], hosts=()), by="ann")
+        await operations.apply(Fleet(scopes=FLEET.scopes[1:], hosts=()), by="ann")
         await world.clock.advance(timedelta(0))
 
         assert loops._running == {}
         await ended(task)
 
-    live(story)
+    run_in_world(main)
 
 
 def test_refusal_is_checked_against_the_store() -> None:
     """A guest may approve at one server what another has just announced."""
 
-    async def story(world: World) -> None:
-        desk = await world.desk()
+    async def main(world: World) -> None:
+        operations = await world.operations()
         other = await world.engine()
-        told = await desk.restart("web-0", by="ann")
-        assert told is not None
+        outcome = await operations.restart("web-0", by="ann")
+        assert outcome is not None
 
-        await other.submit("web", ask.Approve(event_ids=(told.event.id,), vm="web-1"), by="web-1")
+        await other.submit(
+            "web", ask.Approve(event_ids=(outcome.event.id,), vm="web-1"), by="web-1"
+        )
         assert other.board.scopes["web"].scope.events[0].approvals == ("web-1",)
         with pytest.raises(UnknownEvent):
             await other.submit("web", ask.Approve(event_ids=(guid(99),), vm="web-1"), by="web-1")
 
-    live(story)
+    run_in_world(main)
 
 
 def test_a_subscriber_that_fails_undoes_nothing() -> None:
-    async def story(world: World) -> None:
-        desk = await world.desk()
+    async def main(world: World) -> None:
+        operations = await world.operations()
 
         def broken(entries: Sequence[Entry]) -> None:
             raise BrokenPipeError
 
-        desk._engine.subscribe(broken)
-        assert await desk.restart("web-0", by="ann") is not None
+        operations._engine.subscribe(broken)
+        assert await operations.restart("web-0", by="ann") is not None
 
-    live(story)
+    run_in_world(main)
 
 
 def test_unreadable_record_does_not_affect_others() -> None:
     """Another server may be newer than we are."""
 
-    async def story(world: World) -> None:
-        desk = await world.desk()
+    async def main(world: World) -> None:
+        operations = await world.operations()
         other = await world.engine()
         task = asyncio.create_task(
             Worker(other, Driver(world), worker="w2", impact_limit=MINUTE).run()
         )
         await world.store.commit([Write("scope/strange/", b'{"format":99,"value":{}}', 0)])
-        await desk.restart("web-0", by="ann")
+        await operations.restart("web-0", by="ann")
         await world.clock.advance(timedelta(seconds=1))
 
         assert len(other.board.scopes["web"].scope.events) == 1
         await ended(task)
 
-    live(story)
+    run_in_world(main)
 
 
 def test_rescheduled_alarms_do_not_accumulate() -> None:
-    async def story(world: World) -> None:
-        desk = await world.desk()
-        loops = Worker(desk._engine, Driver(world), worker="w1", impact_limit=MINUTE)
+    async def main(world: World) -> None:
+        operations = await world.operations()
+        loops = Worker(operations._engine, Driver(world), worker="w1", impact_limit=MINUTE)
         for _ in range(10):
-            told = await desk.maintain(
+            outcome = await operations.maintain(
                 "host-b", type=EventType.FREEZE, by="ann", not_before=NOON + timedelta(days=300)
             )
-            await desk.cancel(told[0].event.id, by="ann")
+            await operations.cancel(outcome[0].event.id, by="ann")
 
         assert len(loops._alarms) == 0
 
-    live(story)
+    run_in_world(main)
 
 
 def test_repeated_error_is_counted_not_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         engine = await world.engine()
         for _ in range(50):
             engine.throttled_log.warn("tick failed", problem="no answer")
         await world.clock.advance(MINUTE)
         engine.throttled_log.warn("tick failed", problem="no answer")
 
-    live(story)
+    run_in_world(main)
 
     assert [record.__dict__["facts"] for record in caplog.records] == [
         {"problem": "no answer"},
@@ -397,30 +401,30 @@ def test_repeated_error_is_counted_not_logged(
 def test_scope_that_comes_back_never_repeats_a_number() -> None:
     """The same number means the same bytes, also over the scope's end."""
 
-    async def story(world: World) -> None:
-        desk = await world.desk()
-        await desk.restart("web-0", by="ann")
-        assert desk._engine.board.scopes["web"].scope.incarnation == 2
-        await desk.apply(Fleet(scopes=(), hosts=()), by="ann")
+    async def main(world: World) -> None:
+        operations = await world.operations()
+        await operations.restart("web-0", by="ann")
+        assert operations._engine.board.scopes["web"].scope.incarnation == 2
+        await operations.apply(Fleet(scopes=(), hosts=()), by="ann")
         again = Operations(await world.engine(), world.make_id)
         await again.apply(FLEET, by="ann")
 
         assert again._engine.board.scopes["web"].scope.incarnation > 2
 
-    live(story)
+    run_in_world(main)
 
 
 def test_canceling_again_is_canceling_once() -> None:
-    async def story(world: World) -> None:
-        desk = await world.desk()
-        told = await desk.restart("web-0", by="ann")
-        assert told is not None
-        assert await desk.cancel(told.event.id, by="ann") is not None
-        assert await desk.cancel(told.event.id, by="ann") is None
+    async def main(world: World) -> None:
+        operations = await world.operations()
+        outcome = await operations.restart("web-0", by="ann")
+        assert outcome is not None
+        assert await operations.cancel(outcome.event.id, by="ann") is not None
+        assert await operations.cancel(outcome.event.id, by="ann") is None
         with pytest.raises(Exception, match="is over: canceled at"):
-            await desk.complete(told.event.id, by="ann")
+            await operations.complete(outcome.event.id, by="ann")
 
-    live(story)
+    run_in_world(main)
 
 
 def test_server_is_not_ready_while_its_store_is_lost() -> None:
@@ -433,19 +437,19 @@ def test_server_is_not_ready_while_its_store_is_lost() -> None:
                     raise StoreLost("no answer")
                 yield batch
 
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         assert isinstance(world.store, Breaks)
-        desk = await world.desk()
-        task = await at_work(desk, Driver(world))
+        operations = await world.operations()
+        task = await at_work(operations, Driver(world))
         await world.clock.advance(timedelta(seconds=1))
-        assert desk._engine.is_ready
+        assert operations._engine.is_ready
         world.store.is_deaf = True
         await MemoryStore.commit(world.store, [Write("x", b"", 0)])
         await world.clock.advance(timedelta(seconds=10))
-        assert not desk._engine.is_ready
+        assert not operations._engine.is_ready
         world.store.is_deaf = False
         await world.clock.advance(timedelta(seconds=2))
-        assert desk._engine.is_ready
+        assert operations._engine.is_ready
         await ended(task)
 
-    live(story, Breaks())
+    run_in_world(main, Breaks())

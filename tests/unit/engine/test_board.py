@@ -138,7 +138,7 @@ async def waiting(place: PublishedScope, seconds: float = 30) -> "asyncio.Task[b
 
 
 def test_change_wakes_the_waits_of_its_scope_only() -> None:
-    async def story() -> None:
+    async def main() -> None:
         board = board_with(WEB, DB)
         here = [await waiting(board.scopes["web"]) for _ in range(3)]
         there = await waiting(board.scopes["db"])
@@ -149,11 +149,11 @@ def test_change_wakes_the_waits_of_its_scope_only() -> None:
         assert not there.done()
         there.cancel()
 
-    asyncio.run(story())
+    asyncio.run(main())
 
 
 def test_invisible_change_wakes_no_wait() -> None:
-    async def story() -> None:
+    async def main() -> None:
         board = board_with(WEB)
         task = await waiting(board.scopes["web"])
         board.publish(replace(WEB, seen_at=NOON), 2)
@@ -162,11 +162,11 @@ def test_invisible_change_wakes_no_wait() -> None:
         assert not task.done()
         task.cancel()
 
-    asyncio.run(story())
+    asyncio.run(main())
 
 
 def test_an_abandoned_wait_leaves_nothing_behind() -> None:
-    async def story() -> None:
+    async def main() -> None:
         board = board_with(WEB)
         task = await waiting(board.scopes["web"])
         task.cancel()
@@ -174,14 +174,14 @@ def test_an_abandoned_wait_leaves_nothing_behind() -> None:
 
         assert board.scopes["web"].waiters is None
 
-    asyncio.run(story())
+    asyncio.run(main())
 
 
 def test_wait_ends_at_its_limit_or_if_the_document_is_new() -> None:
-    async def story() -> None:
+    async def main() -> None:
         place = board_with(WEB).scopes["web"]
         await wait_for_change(place, 1, 0.01)
         await wait_for_change(place, 99, 30)
         assert place.waiters is None
 
-    asyncio.run(story())
+    asyncio.run(main())

@@ -26,7 +26,7 @@ from forewarn.store.sqlite import SqliteStore
 from forewarn.web.control.app import make_app
 from forewarn.web.service import build_service
 from tests.builders import NOON, guid, vm
-from tests.unit.engine.test_engine import FLEET, World, live
+from tests.unit.engine.test_engine import FLEET, World, run_in_world
 
 TIMES = 20
 
@@ -71,16 +71,16 @@ async def servers(folder: Path) -> AsyncGenerator[tuple[Server, Server], None]:
 
 
 async def announced(server: Server) -> str:
-    (told,) = await server.operations.maintain(
+    (result,) = await server.operations.maintain(
         "host-b", type=EventType.FREEZE, by="ann", not_before=NOON + timedelta(days=1)
     )
-    return told.event.id
+    return result.event.id
 
 
-def two_servers(tell: Callable[[Server, Server], Awaitable[None]], folder: Path) -> None:
+def two_servers(act: Callable[[Server, Server], Awaitable[None]], folder: Path) -> None:
     async def run() -> None:
         async with servers(folder) as (one, two):
-            await tell(one, two)
+            await act(one, two)
 
     asyncio.run(run())
 
@@ -88,7 +88,7 @@ def two_servers(tell: Callable[[Server, Server], Awaitable[None]], folder: Path)
 def test_event_of_one_server_is_canceled_through_another(tmp_path: Path) -> None:
     """Every script behind a load balancer does this; 10 of 10 were answered 404."""
 
-    async def tell(one: Server, two: Server) -> None:
+    async def act(one: Server, two: Server) -> None:
         for _ in range(TIMES):
             event_id = await announced(one)
             canceled = await two.operations.cancel(event_id, by="ann")
@@ -96,13 +96,13 @@ def test_event_of_one_server_is_canceled_through_another(tmp_path: Path) -> None
             assert canceled.event.id == event_id
             one, two = two, one
 
-    two_servers(tell, tmp_path)
+    two_servers(act, tmp_path)
 
 
 def test_event_of_one_server_is_changed_through_another(
     tmp_path: Path,
 ) -> None:
-    async def tell(one: Server, two: Server) -> None:
+    async def act(one: Server, two: Server) -> None:
         for number in range(TIMES):
             event_id = await announced(one)
             later = NOON + timedelta(days=2, minutes=number)
@@ -118,13 +118,13 @@ def test_event_of_one_server_is_changed_through_another(
                 end = one.operations.cancel if other == event_id else one.operations.complete
                 assert await end(other, by="ann") is not None
 
-    two_servers(tell, tmp_path)
+    two_servers(act, tmp_path)
 
 
 def test_every_get_finds_what_the_other_server_made(tmp_path: Path) -> None:
     """Read your own writes, whichever server answers: event, VM, host, scope and campaign."""
 
-    async def tell(one: Server, two: Server) -> None:
+    async def act(one: Server, two: Server) -> None:
         async with two.client() as client:
             for number in range(3):
                 event_id = await announced(one)
@@ -143,7 +143,7 @@ def test_every_get_finds_what_the_other_server_made(tmp_path: Path) -> None:
             campaign = await one.service.campaigns.start(spec, "ann", "request-1")
             assert (await client.get(f"/api/v1/campaigns/{campaign.id}")).status_code == 200
 
-    two_servers(tell, tmp_path)
+    two_servers(act, tmp_path)
 
 
 def test_vm_declared_on_one_server_is_operated_on_another(
@@ -151,36 +151,36 @@ def test_vm_declared_on_one_server_is_operated_on_another(
 ) -> None:
     """A host operation reaches VMs that have just arrived on the host, too."""
 
-    async def tell(one: Server, two: Server) -> None:
+    async def act(one: Server, two: Server) -> None:
         more = Scope(
             name="new",
             kind=ScopeKind.SCALE_SET,
             vms=(vm("new-0", host="host-a"), vm("new-1", host="host-n")),
         )
         await one.operations.apply(Fleet(scopes=(*FLEET.scopes, more), hosts=FLEET.hosts), by="ann")
-        told = await two.operations.maintain("host-a", type=EventType.REBOOT, by="ann")
-        assert {one.scope.name for one in told} == {"db", "new", "web"}
+        result = await two.operations.maintain("host-a", type=EventType.REBOOT, by="ann")
+        assert {one.scope.name for one in result} == {"db", "new", "web"}
         assert [each.scope.name for each in await one.operations.degrade("host-n", by="ann")] == [
             "new"
         ]
 
-    two_servers(tell, tmp_path)
+    two_servers(act, tmp_path)
 
 
 def test_vm_that_changed_its_scope_is_found_in_the_new_one(tmp_path: Path) -> None:
     """The other server still shows it in the old one."""
 
-    async def tell(one: Server, two: Server) -> None:
+    async def act(one: Server, two: Server) -> None:
         web, db = FLEET.scopes
         moved = Scope(name="web", kind=web.kind, vms=web.vms[:1])
         other = Scope(name="other", kind=ScopeKind.SCALE_SET, vms=web.vms[1:])
         await one.operations.apply(Fleet(scopes=(moved, other, db), hosts=FLEET.hosts), by="ann")
         await one.engine.submit("other", ask.Seen(), by="poll")
-        told = await two.operations.restart("web-1", by="ann")
-        assert told is not None
-        assert told.scope.name == "other"
+        result = await two.operations.restart("web-1", by="ann")
+        assert result is not None
+        assert result.scope.name == "other"
 
-    two_servers(tell, tmp_path)
+    two_servers(act, tmp_path)
 
 
 class Counts(MemoryStore):
@@ -216,9 +216,9 @@ def test_unknown_id_costs_one_small_read() -> None:
     store.
     """
 
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         assert isinstance(world.store, Counts)
-        operations = await world.desk()
+        operations = await world.operations()
         await unknown(operations)  # learns what was committed so far
         world.store.reads = world.store.watches = 0
         for _ in range(50):
@@ -226,37 +226,37 @@ def test_unknown_id_costs_one_small_read() -> None:
 
         assert (world.store.reads, world.store.watches) == (50, 0)
 
-    live(story, Counts())
+    run_in_world(main, Counts())
 
 
 def test_read_in_progress_does_not_count_as_caught_up() -> None:
     """It may have read the revision before the event was created."""
 
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         assert isinstance(world.store, Counts)
-        maker = await world.desk()
+        maker = await world.operations()
         other = Operations(await world.engine(), world.make_id)
         world.store.gate = asyncio.Event()
         early = asyncio.create_task(unknown(other))
         await asyncio.sleep(0)
-        told = await maker.restart("web-0", by="ann")
-        assert told is not None
-        late = asyncio.create_task(other.event(told.event.id))
+        result = await maker.restart("web-0", by="ann")
+        assert result is not None
+        late = asyncio.create_task(other.event(result.event.id))
         await asyncio.sleep(0)
         early.cancel()  # its client has left; the other must not be left without an answer
         world.store.gate.set()
 
-        assert (await late).event.id == told.event.id
+        assert (await late).event.id == result.event.id
 
-    live(story, Counts())
+    run_in_world(main, Counts())
 
 
 def test_lost_store_is_not_reported_as_unknown() -> None:
     """Another server may have created it: a 404 would be believed, a 503 is tried again."""
 
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         assert isinstance(world.store, Counts)
-        operations = await world.desk()
+        operations = await world.operations()
         world.store.is_lost = True
         with pytest.raises(Unavailable):
             await operations.event(guid(999_999))
@@ -265,13 +265,13 @@ def test_lost_store_is_not_reported_as_unknown() -> None:
         with pytest.raises(Unavailable):
             await operations.fail("nowhere", by="ann")
 
-    live(story, Counts())
+    run_in_world(main, Counts())
 
 
 def test_read_that_timed_out_is_repeated() -> None:
     """A read that timed out has read nothing."""
 
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         assert isinstance(world.store, Slow)
         operations, late = Operations(await world.engine(), world.make_id), await world.engine()
         await operations.apply(FLEET, by="ann")
@@ -282,7 +282,7 @@ def test_read_that_timed_out_is_repeated() -> None:
 
         assert await late.look_up(lambda: late.board.find_vm("db"))
 
-    live(story, Slow())
+    run_in_world(main, Slow())
 
 
 class Slow(MemoryStore):
@@ -299,38 +299,38 @@ class Slow(MemoryStore):
 def test_server_that_follows_does_not_load_again() -> None:
     """With a large fleet that would take seconds: the follower shows the change soon."""
 
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         assert isinstance(world.store, Slow)
-        maker, late = await world.desk(), await world.engine()
+        maker, late = await world.operations(), await world.engine()
         following = asyncio.create_task(late.follow())
         await asyncio.sleep(0)
         world.store.is_slow = True
-        told = await maker.restart("web-0", by="ann")
-        assert told is not None
-        found = await Operations(late, world.make_id).event(told.event.id)
+        result = await maker.restart("web-0", by="ann")
+        assert result is not None
+        found = await Operations(late, world.make_id).event(result.event.id)
         following.cancel()
 
-        assert found.event.id == told.event.id
+        assert found.event.id == result.event.id
 
-    live(story, Slow())
+    run_in_world(main, Slow())
 
 
 def test_ended_event_is_found_without_reading_the_store() -> None:
     """It cannot come back."""
 
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         assert isinstance(world.store, Counts)
-        operations = await world.desk()
-        told = await operations.restart("web-0", by="ann")
-        assert isinstance(told, ScopedEvent)
-        await operations.cancel(told.event.id, by="ann")
+        operations = await world.operations()
+        result = await operations.restart("web-0", by="ann")
+        assert isinstance(result, ScopedEvent)
+        await operations.cancel(result.event.id, by="ann")
         world.store.reads = 0
         with pytest.raises(EventEnded):
-            await operations.event(told.event.id)
+            await operations.event(result.event.id)
 
         assert world.store.reads == 0
 
-    live(story, Counts())
+    run_in_world(main, Counts())
 
 
 def test_apply_sees_what_another_server_just_changed(
@@ -338,11 +338,11 @@ def test_apply_sees_what_another_server_just_changed(
 ) -> None:
     """A scope that was removed a moment ago is made again, though this server still shows it."""
 
-    async def tell(one: Server, two: Server) -> None:
+    async def act(one: Server, two: Server) -> None:
         for _ in range(3):
             await one.operations.apply(Fleet(scopes=FLEET.scopes[:1], hosts=FLEET.hosts), by="ann")
             difference = await two.operations.apply(FLEET, by="ann")
             assert difference.added == ("db",)
             one, two = two, one
 
-    two_servers(tell, tmp_path)
+    two_servers(act, tmp_path)

@@ -11,12 +11,12 @@ from tests.builders import MINUTE, NOON, SECOND
 
 
 def test_sleepers_wake_in_order_each_at_its_time() -> None:
-    async def story() -> list[str]:
-        clock, told = VirtualClock(NOON), []
+    async def main() -> list[str]:
+        clock, result = VirtualClock(NOON), []
 
         async def sleeper(name: str, span: timedelta) -> None:
             await clock.sleep_until(clock.now() + span)
-            told.append(f"{name} {clock.now():%H:%M}")
+            result.append(f"{name} {clock.now():%H:%M}")
 
         tasks = [
             asyncio.create_task(sleeper(name, n * MINUTE))
@@ -27,15 +27,15 @@ def test_sleepers_wake_in_order_each_at_its_time() -> None:
         assert clock.now() == NOON + 5 * MINUTE
         await clock.advance(5 * MINUTE)
         await asyncio.gather(*tasks)
-        return told
+        return result
 
-    assert asyncio.run(story()) == ["soon 12:01", "mid 12:05", "late 12:09"]
+    assert asyncio.run(main()) == ["soon 12:01", "mid 12:05", "late 12:09"]
 
 
 def test_sleeper_that_sleeps_again_wakes_in_the_same_advance() -> None:
     """A day of maintenance in one call: each tick may set the next."""
 
-    async def story() -> int:
+    async def main() -> int:
         clock, count = VirtualClock(NOON), 0
 
         async def ticker() -> None:
@@ -50,7 +50,7 @@ def test_sleeper_that_sleeps_again_wakes_in_the_same_advance() -> None:
         await task
         return count
 
-    assert asyncio.run(story()) == 10
+    assert asyncio.run(main()) == 10
 
 
 def test_past_time_needs_no_sleep() -> None:
@@ -59,7 +59,7 @@ def test_past_time_needs_no_sleep() -> None:
 
 
 def test_work_that_takes_too_long_on_this_clock_is_ended() -> None:
-    async def story() -> None:
+    async def main() -> None:
         clock = VirtualClock(NOON)
         task = asyncio.create_task(within(clock, MINUTE, clock.sleep_until(NOON + 2 * MINUTE)))
         await asyncio.sleep(0)
@@ -69,7 +69,7 @@ def test_work_that_takes_too_long_on_this_clock_is_ended() -> None:
         with pytest.raises(TimeoutError, match="0:01:00"):
             await task
 
-    asyncio.run(story())
+    asyncio.run(main())
 
 
 def test_work_that_is_done_in_time_gives_its_result_or_its_error() -> None:

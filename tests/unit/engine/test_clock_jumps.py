@@ -139,7 +139,7 @@ def test_machine_that_was_asleep_finds_out_what_is_due() -> None:
 def test_clock_that_jumps_starts_no_event_early() -> None:
     """NotBefore is the promise; here it was broken by 14 minutes."""
 
-    async def story() -> None:
+    async def main() -> None:
         machine, store, scope = Machine(), MemoryStore(), scope_of()
         engine = Engine(store, machine.clock, Timing())
         await engine.submit(
@@ -160,7 +160,7 @@ def test_clock_that_jumps_starts_no_event_early() -> None:
         assert stamps == sorted(stamps)
         assert stamps[-1] == NOON + 15 * MINUTE
 
-    asyncio.run(story())
+    asyncio.run(main())
 
 
 async def kept_after(retention: RetentionWorker, store: MemoryStore) -> int:
@@ -171,7 +171,7 @@ async def kept_after(retention: RetentionWorker, store: MemoryStore) -> int:
 def test_clock_a_hundred_days_ahead_trims_no_history() -> None:
     """It took the whole history, for good, within a minute."""
 
-    async def story() -> None:
+    async def main() -> None:
         machine, store = Machine(), MemoryStore()
         await write_history(store, *(joined(number) for number in range(10)))
         retention = RetentionWorker(
@@ -183,7 +183,7 @@ def test_clock_a_hundred_days_ahead_trims_no_history() -> None:
         machine.run(3 * HOUR)
         assert await kept_after(retention, store) == 10
 
-    asyncio.run(story())
+    asyncio.run(main())
 
 
 def test_wrong_clock_at_start_trims_nothing_for_an_hour() -> None:
@@ -192,7 +192,7 @@ def test_wrong_clock_at_start_trims_nothing_for_an_hour() -> None:
     So there is time to notice, and a clock set right helps.
     """
 
-    async def story() -> None:
+    async def main() -> None:
         machine, store = Machine(), MemoryStore()
         await write_history(store, *(joined(number) for number in range(10)))
         machine.set(100 * DAY)
@@ -213,4 +213,4 @@ def test_wrong_clock_at_start_trims_nothing_for_an_hour() -> None:
         machine.set(100 * DAY)  # it was right after all
         assert await kept_after(retention, store) < 10
 
-    asyncio.run(story())
+    asyncio.run(main())

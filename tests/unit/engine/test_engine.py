@@ -69,62 +69,64 @@ class World:
         await engine.load()
         return engine
 
-    async def desk(self) -> Operations:
+    async def operations(self) -> Operations:
         """A server with the fleet, its first scope polled."""
         engine = await self.engine()
-        desk = Operations(engine, self.make_id)
-        await desk.apply(FLEET, by="test")
+        operations = Operations(engine, self.make_id)
+        await operations.apply(FLEET, by="test")
         await engine.seen(engine.board.scopes["web"])
-        return desk
+        return operations
 
 
-def live(story: Callable[[World], Awaitable[None]], store: MemoryStore | None = None) -> None:
+def run_in_world(
+    main: Callable[[World], Awaitable[None]], store: MemoryStore | None = None
+) -> None:
     async def run() -> None:
-        await story(World(store))
+        await main(World(store))
 
     asyncio.run(run())
 
 
 def test_change_and_its_history_are_one_commit() -> None:
-    async def story(world: World) -> None:
-        desk = await world.desk()
+    async def main(world: World) -> None:
+        operations = await world.operations()
         before = len(await entries_of(world.store))
-        told = await desk.restart("web-0", by="ann")
+        result = await operations.restart("web-0", by="ann")
 
-        assert told is not None
+        assert result is not None
         (written,) = (await entries_of(world.store))[before:]
         assert (written.at, written.by, written.scope) == (NOON, "ann", "web")
-        assert (written.what, written.event) == (ChangeKind.SCHEDULED, told.event.id)
+        assert (written.what, written.event) == (ChangeKind.SCHEDULED, result.event.id)
         other = await world.engine()
-        assert other.board.scopes["web"].scope.events == (told.event,)
+        assert other.board.scopes["web"].scope.events == (result.event,)
 
-    live(story)
+    run_in_world(main)
 
 
 def test_a_command_that_changes_nothing_writes_nothing() -> None:
     """Approving again is a 200 and no commit."""
 
-    async def story(world: World) -> None:
-        desk = await world.desk()
-        told = await desk.restart("web-0", by="ann")
-        assert told is not None
-        await desk.approve(told.event.id, by="ann", vm="web-1")
+    async def main(world: World) -> None:
+        operations = await world.operations()
+        result = await operations.restart("web-0", by="ann")
+        assert result is not None
+        await operations.approve(result.event.id, by="ann", vm="web-1")
         revision = (await world.store.load()).revision
-        await desk.approve(told.event.id, by="ann", vm="web-1")
+        await operations.approve(result.event.id, by="ann", vm="web-1")
 
         assert (await world.store.load()).revision == revision
 
-    live(story)
+    run_in_world(main)
 
 
 def test_concurrent_approvals_on_two_servers_both_count() -> None:
     """The one that comes second reads again and decides again."""
 
-    async def story(world: World) -> None:
-        desk = await world.desk()
+    async def main(world: World) -> None:
+        operations = await world.operations()
         one, two = await world.engine(), await world.engine()
-        told = await desk.restart("web-0", by="ann")
-        assert told is not None
+        result = await operations.restart("web-0", by="ann")
+        assert result is not None
         for engine in (one, two):
             await engine.load()
         scope = FLEET.scopes[0]
@@ -133,8 +135,8 @@ def test_concurrent_approvals_on_two_servers_both_count() -> None:
             "web", ask.SetMembers(kind=scope.kind, policy=policy, vms=scope.vms), by="ann"
         )
         results = await asyncio.gather(
-            one.submit("web", ask.Approve(event_ids=(told.event.id,), vm="web-0"), by="web-0"),
-            two.submit("web", ask.Approve(event_ids=(told.event.id,), vm="web-1"), by="web-1"),
+            one.submit("web", ask.Approve(event_ids=(result.event.id,), vm="web-0"), by="web-0"),
+            two.submit("web", ask.Approve(event_ids=(result.event.id,), vm="web-1"), by="web-1"),
         )
 
         stored = (await world.engine()).board.scopes["web"].scope
@@ -142,7 +144,7 @@ def test_concurrent_approvals_on_two_servers_both_count() -> None:
         assert stored.events[0].status is Status.STARTED
         assert len(results) == 2
 
-    live(story)
+    run_in_world(main)
 
 
 class LosesReplies(MemoryStore):
@@ -164,17 +166,17 @@ class LosesReplies(MemoryStore):
 
 
 def test_lost_commit_reply_does_not_repeat_work() -> None:
-    async def story(world: World) -> None:
-        desk = await world.desk()
-        first = await desk.restart("web-0", by="ann")
-        second = await desk.restart("web-1", by="ann")
+    async def main(world: World) -> None:
+        operations = await world.operations()
+        first = await operations.restart("web-0", by="ann")
+        second = await operations.restart("web-1", by="ann")
 
         assert first is not None
         assert second is not None
         scope = (await world.engine()).board.scopes["web"].scope
         assert [event.resources for event in scope.events] == [("web-0",), ("web-1",)]
 
-    live(story, LosesReplies())
+    run_in_world(main, LosesReplies())
 
 
 class AlwaysContested(MemoryStore):
@@ -196,15 +198,15 @@ class AlwaysContested(MemoryStore):
 
 
 def test_repeated_conflicts_end_in_an_error() -> None:
-    async def story(world: World) -> None:
-        desk = await world.desk()
+    async def main(world: World) -> None:
+        operations = await world.operations()
         assert isinstance(world.store, AlwaysContested)
         world.store.is_contested = True
 
         with pytest.raises(Unavailable, match="too many clients change scope web at once"):
-            await desk.restart("web-0", by="ann")
+            await operations.restart("web-0", by="ann")
 
-    live(story, AlwaysContested())
+    run_in_world(main, AlwaysContested())
 
 
 class Deaf(MemoryStore):
@@ -236,9 +238,9 @@ class Deaf(MemoryStore):
 def test_poll_is_answered_while_the_store_is_lost() -> None:
     """The document in memory is still right; the guest must not be kept from it."""
 
-    async def story(world: World) -> None:
-        desk = await world.desk()
-        engine = desk._engine
+    async def main(world: World) -> None:
+        operations = await world.operations()
+        engine = operations._engine
         assert isinstance(world.store, Deaf)
         place = engine.board.scopes["db"]
         world.store.is_deaf = True
@@ -250,139 +252,139 @@ def test_poll_is_answered_while_the_store_is_lost() -> None:
         await engine.seen(place)
         assert place.scope.seen_at == NOON
 
-    live(story, Deaf())
+    run_in_world(main, Deaf())
 
 
 def test_the_first_poll_is_recorded_before_it_is_answered() -> None:
     """Whoever restarts a VM right after its first poll must find it enabled."""
 
-    async def story(world: World) -> None:
-        desk = await world.desk()
-        assert await desk.restart("web-0", by="ann") is not None
-        assert await desk.restart("db", by="ann") is None
+    async def main(world: World) -> None:
+        operations = await world.operations()
+        assert await operations.restart("web-0", by="ann") is not None
+        assert await operations.restart("db", by="ann") is None
 
-    live(story)
+    run_in_world(main)
 
 
 def test_a_refused_fleet_changes_nothing() -> None:
-    async def story(world: World) -> None:
-        desk = await world.desk()
-        await desk.restart("web-0", by="ann")
+    async def main(world: World) -> None:
+        operations = await world.operations()
+        await operations.restart("web-0", by="ann")
         revision = (await world.store.load()).revision
         web = FLEET.scopes[0]
         moved = Scope(name="web", kind=web.kind, vms=(vm("web-0", domain=4), web.vms[1]))
 
         with pytest.raises(Exception, match="cannot change its update domain"):
-            await desk.apply(
+            await operations.apply(
                 Fleet(scopes=(moved, Scope(name="new", kind=ScopeKind.SCALE_SET)), hosts=()),
                 by="ann",
             )
         assert (await world.store.load()).revision == revision
 
-    live(story)
+    run_in_world(main)
 
 
 def test_dry_run_returns_the_difference_and_changes_nothing() -> None:
-    async def story(world: World) -> None:
-        desk = await world.desk()
+    async def main(world: World) -> None:
+        operations = await world.operations()
         web = FLEET.scopes[0]
         wanted = Fleet(
             scopes=(Scope(name="web", kind=web.kind, vms=(web.vms[0], vm("web-9"))),),
             hosts=("host-a",),
         )
-        planned = await desk.apply(wanted, by="ann", dry_run=True)
+        planned = await operations.apply(wanted, by="ann", dry_run=True)
 
         assert astuple(planned)[:5] == ((), ("web",), ("db",), ("web-9",), ("db", "web-1"))
-        assert desk.fleet() != wanted
-        assert await desk.apply(wanted, by="ann") == planned
-        assert desk.fleet() == wanted
-        assert not any(astuple(await desk.apply(wanted, by="ann")))
+        assert operations.fleet() != wanted
+        assert await operations.apply(wanted, by="ann") == planned
+        assert operations.fleet() == wanted
+        assert not any(astuple(await operations.apply(wanted, by="ann")))
 
-    live(story)
+    run_in_world(main)
 
 
 def test_a_vm_changes_scopes_without_ever_being_in_two() -> None:
-    async def story(world: World) -> None:
-        desk = await world.desk()
+    async def main(world: World) -> None:
+        operations = await world.operations()
         web, db = FLEET.scopes
         bigger = Scope(name="db", kind=ScopeKind.SCALE_SET, vms=(*db.vms, web.vms[0]))
         smaller = Scope(name="web", kind=web.kind, vms=web.vms[1:])
-        await desk.apply(Fleet(scopes=(bigger, smaller), hosts=FLEET.hosts), by="ann")
+        await operations.apply(Fleet(scopes=(bigger, smaller), hosts=FLEET.hosts), by="ann")
 
         fresh = await world.engine()
         assert fresh.board.find_vm("web-0")[0].scope.name == "db"
         assert fresh.board.addresses["10.0.0.1"] == "web-0"
 
-    live(story)
+    run_in_world(main)
 
 
 def test_a_large_fleet_takes_several_commits() -> None:
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         engine = await world.engine()
-        desk = Operations(engine, world.make_id)
+        operations = Operations(engine, world.make_id)
         many = tuple(
             Scope(name=f"s{number}", kind=ScopeKind.VM, vms=(vm(f"v{number}"),))
             for number in range(250)
         )
-        await desk.apply(Fleet(scopes=many, hosts=()), by="ann", digest="d1")
+        await operations.apply(Fleet(scopes=many, hosts=()), by="ann", digest="d1")
 
         assert len((await world.store.load("scope/")).records) == 250
         assert (await world.store.load()).revision == 3
         assert Operations(await world.engine(), world.make_id).applied_digest() == "d1"
 
-    live(story)
+    run_in_world(main)
 
 
 def test_concurrent_applies_do_not_mix() -> None:
     """Whichever server the second one asks, the fleet is then what the second one said."""
 
-    async def story(world: World) -> None:
-        desk = await world.desk()
+    async def main(world: World) -> None:
+        operations = await world.operations()
         other = Operations(await world.engine(), world.make_id)
-        await desk.apply(Fleet(scopes=FLEET.scopes[:1], hosts=()), by="ann")
+        await operations.apply(Fleet(scopes=FLEET.scopes[:1], hosts=()), by="ann")
         await other.apply(Fleet(scopes=FLEET.scopes[1:], hosts=()), by="bob")
 
         stored = Operations(await world.engine(), world.make_id).fleet()
         assert [scope.name for scope in stored.scopes] == ["db"]
 
-    live(story)
+    run_in_world(main)
 
 
 def test_maintenance_of_a_host_is_one_event_for_each_scope() -> None:
-    async def story(world: World) -> None:
-        desk = await world.desk()
-        told = await desk.maintain("host-a", type=EventType.REBOOT, by="ann")
+    async def main(world: World) -> None:
+        operations = await world.operations()
+        result = await operations.maintain("host-a", type=EventType.REBOOT, by="ann")
 
-        assert [(one.scope.name, one.event.resources) for one in told] == [
+        assert [(one.scope.name, one.event.resources) for one in result] == [
             ("db", ("db",)),
             ("web", ("web-0",)),
         ]
         with pytest.raises(AlreadyPending):
-            await desk.maintain("host-a", type=EventType.REBOOT, by="ann")
-        assert await desk.maintain("host-c", type=EventType.REBOOT, by="ann") == []
+            await operations.maintain("host-a", type=EventType.REBOOT, by="ann")
+        assert await operations.maintain("host-c", type=EventType.REBOOT, by="ann") == []
 
-    live(story)
+    run_in_world(main)
 
 
 def test_unknown_and_ended_events_are_different_errors() -> None:
-    async def story(world: World) -> None:
-        desk = await world.desk()
-        told = await desk.restart("web-0", by="ann")
-        assert told is not None
-        await desk.cancel(told.event.id.lower(), by="ann")
+    async def main(world: World) -> None:
+        operations = await world.operations()
+        result = await operations.restart("web-0", by="ann")
+        assert result is not None
+        await operations.cancel(result.event.id.lower(), by="ann")
 
         with pytest.raises(EventEnded, match="is over: canceled at"):
-            desk.find_event(told.event.id)
+            operations.find_event(result.event.id)
         with pytest.raises(UnknownEvent):
-            desk.find_event(guid(999))
+            operations.find_event(guid(999))
         with pytest.raises(UnknownVm):
-            await desk.restart("nobody", by="ann")
+            await operations.restart("nobody", by="ann")
         with pytest.raises(UnknownHost):
-            await desk.fail("nowhere", by="ann")
+            await operations.fail("nowhere", by="ann")
         with pytest.raises(UnknownScope):
-            await desk._engine.submit("nothing", restart(), by="ann")
+            await operations._engine.submit("nothing", restart(), by="ann")
 
-    live(story)
+    run_in_world(main)
 
 
 class Crew:
@@ -409,14 +411,14 @@ class Crew:
 
 
 def test_unapproved_event_completes_by_itself() -> None:
-    async def story(world: World) -> None:
-        desk = await world.desk()
-        crew = Crew(desk._engine, world.clock)
-        await desk.redeploy("web-0", by="ann")
+    async def main(world: World) -> None:
+        operations = await world.operations()
+        crew = Crew(operations._engine, world.clock)
+        await operations.redeploy("web-0", by="ann")
         seen = []
         for minutes in (9, 1, 9, 2):
             await world.clock.advance(minutes * MINUTE)
-            scope = desk._engine.board.scopes["web"].scope
+            scope = operations._engine.board.scopes["web"].scope
             seen.append(
                 (
                     scope.incarnation,
@@ -433,16 +435,16 @@ def test_unapproved_event_completes_by_itself() -> None:
             (4, [], "host-b"),
         ]
 
-    live(story)
+    run_in_world(main)
 
 
 def test_impact_of_a_dead_server_is_finished_by_another() -> None:
-    async def story(world: World) -> None:
-        desk = await world.desk()
-        first = Crew(desk._engine, world.clock, worker="dies")
-        await desk.redeploy("web-0", by="ann")
+    async def main(world: World) -> None:
+        operations = await world.operations()
+        first = Crew(operations._engine, world.clock, worker="dies")
+        await operations.redeploy("web-0", by="ann")
         await world.clock.advance(11 * MINUTE)
-        assert desk._engine.board.scopes["web"].scope.impacts[0].claimed_by == "dies"
+        assert operations._engine.board.scopes["web"].scope.impacts[0].claimed_by == "dies"
         await first.leave()
 
         heir = await world.engine()
@@ -454,7 +456,7 @@ def test_impact_of_a_dead_server_is_finished_by_another() -> None:
         await second.leave()
         assert heir.board.scopes["web"].scope.events == ()
 
-    live(story)
+    run_in_world(main)
 
 
 def test_two_servers_share_the_work_and_do_it_once() -> None:
@@ -468,18 +470,18 @@ def test_two_servers_share_the_work_and_do_it_once() -> None:
             self.calls.append(order.vm.name)
             return ImpactResult()
 
-    async def story(world: World) -> None:
-        desk = await world.desk()
+    async def main(world: World) -> None:
+        operations = await world.operations()
         platform = Counting()
-        engines = [desk._engine, await world.engine()]
+        engines = [operations._engine, await world.engine()]
         crews = [
             asyncio.create_task(
                 Worker(engine, platform, worker=f"w{number}", impact_limit=MINUTE).run()
             )
             for number, engine in enumerate(engines)
         ]
-        await desk.restart("web-0", by="ann")
-        await desk.restart("web-1", by="ann")
+        await operations.restart("web-0", by="ann")
+        await operations.restart("web-1", by="ann")
         await world.clock.advance(20 * MINUTE)
         for crew in crews:
             crew.cancel()
@@ -488,28 +490,28 @@ def test_two_servers_share_the_work_and_do_it_once() -> None:
         assert sorted(platform.calls) == ["web-0", "web-1"]
         assert engines[0].board.scopes["web"].scope == engines[1].board.scopes["web"].scope
 
-    live(story)
+    run_in_world(main)
 
 
 def test_failing_impact_is_retried_for_the_retry_window() -> None:
-    async def story(world: World) -> None:
-        desk = await world.desk()
+    async def main(world: World) -> None:
+        operations = await world.operations()
         crew = Crew(
-            desk._engine,
+            operations._engine,
             world.clock,
             failing=("web-0",),
             durations=dict.fromkeys(EventType, timedelta(0)),
         )
-        await desk.restart("web-0", by="ann")
+        await operations.restart("web-0", by="ann")
         await world.clock.advance(timedelta(hours=2))
         await crew.leave()
 
-        scope = desk._engine.board.scopes["web"].scope
+        scope = operations._engine.board.scopes["web"].scope
         assert (scope.events, scope.ended[-1].how) == ((), "failed")
         entries = await entries_of(world.store)
         assert [str(entry.what) for entry in entries].count("impact-failed") == 9
 
-    live(story)
+    run_in_world(main)
 
 
 def test_no_more_impacts_at_once_than_allowed() -> None:
@@ -528,27 +530,27 @@ def test_no_more_impacts_at_once_than_allowed() -> None:
             self.now_busy -= 1
             return ImpactResult()
 
-    async def story(world: World) -> None:
-        desk = await world.desk()
+    async def main(world: World) -> None:
+        operations = await world.operations()
         many = tuple(
             Scope(name=f"s{number}", kind=ScopeKind.VM, vms=(vm(f"v{number}"),))
             for number in range(10)
         )
-        await desk.apply(Fleet(scopes=many, hosts=()), by="ann")
+        await operations.apply(Fleet(scopes=many, hosts=()), by="ann")
         platform = Busy(world.clock)
         loops = Worker(
-            desk._engine, platform, worker="w", impacts_max=3, impact_limit=timedelta(hours=1)
+            operations._engine, platform, worker="w", impacts_max=3, impact_limit=timedelta(hours=1)
         )
         task = asyncio.create_task(loops.run())
-        await desk.maintain("host-a", type=EventType.FREEZE, by="ann")
+        await operations.maintain("host-a", type=EventType.FREEZE, by="ann")
         await world.clock.advance(timedelta(minutes=30))
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
         assert platform.most == 3
-        assert desk._engine.board.events == {}
+        assert operations._engine.board.events == {}
 
-    live(story)
+    run_in_world(main)
 
 
 def test_only_the_engine_commits() -> None:

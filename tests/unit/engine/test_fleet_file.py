@@ -8,7 +8,7 @@ from forewarn.core import command as ask
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
 from forewarn.fleetfile.parser import Fleet, dump_json, parse
-from tests.unit.engine.test_engine import FLEET, World, live
+from tests.unit.engine.test_engine import FLEET, World, run_in_world
 
 
 def placed(web_0: str = "host-a", web_1: str = "host-b", **more: object) -> Fleet:
@@ -24,18 +24,21 @@ def placed(web_0: str = "host-a", web_1: str = "host-b", **more: object) -> Flee
     )
 
 
-def hosts(desk: Operations) -> dict[str, str]:
+def hosts(operations: Operations) -> dict[str, str]:
     return {
-        vm.name: vm.host for scope in desk.fleet().scopes for vm in scope.vms if scope.name == "web"
+        vm.name: vm.host
+        for scope in operations.fleet().scopes
+        for vm in scope.vms
+        if scope.name == "web"
     }
 
 
-async def moved(desk: Operations, engine: Engine, vm: str, host: str) -> None:
+async def moved(operations: Operations, engine: Engine, vm: str, host: str) -> None:
     """A Redeploy that a platform has carried out."""
-    told = await desk.redeploy(vm, by="ann")
-    assert told
-    event = told.event.id
-    await desk.approve(event, by="ann")
+    result = await operations.redeploy(vm, by="ann")
+    assert result
+    event = result.event.id
+    await operations.approve(event, by="ann")
     await engine.submit("web", ask.Claim(event_id=event, vm=vm, worker="w"), by="w")
     await engine.submit(
         "web", ask.Finish(event_id=event, vm=vm, worker="w", tries=1, host=host), by="w"
@@ -45,10 +48,10 @@ async def moved(desk: Operations, engine: Engine, vm: str, host: str) -> None:
 async def with_file(world: World) -> tuple[Operations, Engine]:
     """A server that was started with the fleet as its file; its first scope is polled."""
     engine = await world.engine()
-    desk = Operations(engine, world.make_id)
-    await desk.apply(FLEET, by="fleet file", digest="1")
+    operations = Operations(engine, world.make_id)
+    await operations.apply(FLEET, by="fleet file", digest="1")
     await engine.seen(engine.board.scopes["web"])
-    return desk, engine
+    return operations, engine
 
 
 def test_fleet_file_does_not_undo_the_move_of_a_vm() -> None:
@@ -57,80 +60,80 @@ def test_fleet_file_does_not_undo_the_move_of_a_vm() -> None:
     Moved back on paper, the VM would miss what awaits its real host.
     """
 
-    async def story(world: World) -> None:
-        desk, engine = await with_file(world)
-        await moved(desk, engine, "web-0", "host-c")
-        await desk.apply(placed(address="10.0.0.9"), by="fleet file", digest="2")
-        assert hosts(desk) == {"web-0": "host-c", "web-1": "host-b"}
+    async def main(world: World) -> None:
+        operations, engine = await with_file(world)
+        await moved(operations, engine, "web-0", "host-c")
+        await operations.apply(placed(address="10.0.0.9"), by="fleet file", digest="2")
+        assert hosts(operations) == {"web-0": "host-c", "web-1": "host-b"}
 
-        await desk.apply(placed(address="10.0.0.10"), by="fleet file", digest="3")
-        assert hosts(desk) == {"web-0": "host-c", "web-1": "host-b"}
+        await operations.apply(placed(address="10.0.0.10"), by="fleet file", digest="3")
+        assert hosts(operations) == {"web-0": "host-c", "web-1": "host-b"}
 
-    live(story)
+    run_in_world(main)
 
 
 def test_a_host_that_is_new_in_the_fleet_file_takes_effect() -> None:
-    async def story(world: World) -> None:
-        desk, engine = await with_file(world)
-        await moved(desk, engine, "web-0", "host-c")
-        await desk.apply(placed(web_0="host-b"), by="fleet file", digest="2")
-        assert hosts(desk) == {"web-0": "host-b", "web-1": "host-b"}
+    async def main(world: World) -> None:
+        operations, engine = await with_file(world)
+        await moved(operations, engine, "web-0", "host-c")
+        await operations.apply(placed(web_0="host-b"), by="fleet file", digest="2")
+        assert hosts(operations) == {"web-0": "host-b", "web-1": "host-b"}
 
-    live(story)
+    run_in_world(main)
 
 
 def test_fleet_file_does_not_undo_a_manual_apply() -> None:
     """A sync with libvirt tells where VMs are. A file that was written before knows less."""
 
-    async def story(world: World) -> None:
-        desk, _ = await with_file(world)
-        await desk.apply(placed(web_0="host-c", web_1="host-c"), by="sync")
-        await desk.apply(placed(address="10.0.0.9"), by="fleet file", digest="2")
-        assert hosts(desk) == {"web-0": "host-c", "web-1": "host-c"}
+    async def main(world: World) -> None:
+        operations, _ = await with_file(world)
+        await operations.apply(placed(web_0="host-c", web_1="host-c"), by="sync")
+        await operations.apply(placed(address="10.0.0.9"), by="fleet file", digest="2")
+        assert hosts(operations) == {"web-0": "host-c", "web-1": "host-c"}
 
-        await desk.apply(placed(), by="sync")
-        assert hosts(desk) == {"web-0": "host-a", "web-1": "host-b"}
+        await operations.apply(placed(), by="sync")
+        assert hosts(operations) == {"web-0": "host-a", "web-1": "host-b"}
 
-    live(story)
+    run_in_world(main)
 
 
 def test_a_vm_without_a_host_in_the_definition_stays_where_it_is() -> None:
     """A fleet whose hosts come from libvirt, or from redeploys, is written without them."""
 
-    async def story(world: World) -> None:
-        desk, _ = await with_file(world)
-        await desk.apply(placed(web_0=""), by="ann")
-        assert hosts(desk) == {"web-0": "host-a", "web-1": "host-b"}
+    async def main(world: World) -> None:
+        operations, _ = await with_file(world)
+        await operations.apply(placed(web_0=""), by="ann")
+        assert hosts(operations) == {"web-0": "host-a", "web-1": "host-b"}
 
-        await desk.apply(placed(web_0=""), by="fleet file", digest="2")
-        assert hosts(desk) == {"web-0": "host-a", "web-1": "host-b"}
+        await operations.apply(placed(web_0=""), by="fleet file", digest="2")
+        assert hosts(operations) == {"web-0": "host-a", "web-1": "host-b"}
 
-    live(story)
+    run_in_world(main)
 
 
 def test_applying_an_exported_fleet_changes_nothing() -> None:
     """Export, look, apply: nothing may come of it, whatever has moved since the file."""
 
-    async def story(world: World) -> None:
-        desk, engine = await with_file(world)
-        await moved(desk, engine, "web-0", "host-c")
-        shown = parse(dump_json(desk.fleet()), "shown")
+    async def main(world: World) -> None:
+        operations, engine = await with_file(world)
+        await moved(operations, engine, "web-0", "host-c")
+        shown = parse(dump_json(operations.fleet()), "shown")
         revision = (await world.store.load()).revision
 
-        assert not any(astuple(await desk.apply(shown, by="ann")))
+        assert not any(astuple(await operations.apply(shown, by="ann")))
         assert (await world.store.load()).revision == revision
 
-    live(story)
+    run_in_world(main)
 
 
 def test_fleet_file_is_compared_with_the_store_during_a_move() -> None:
     """Another server may finish a Redeploy between our look and our commit."""
 
-    async def story(world: World) -> None:
-        desk, _ = await with_file(world)
+    async def main(world: World) -> None:
+        operations, _ = await with_file(world)
         other = await world.engine()
         await moved(Operations(other, world.make_id), other, "web-0", "host-c")
-        await desk.apply(placed(address="10.0.0.9"), by="fleet file", digest="2")
-        assert hosts(desk) == {"web-0": "host-c", "web-1": "host-b"}
+        await operations.apply(placed(address="10.0.0.9"), by="fleet file", digest="2")
+        assert hosts(operations) == {"web-0": "host-c", "web-1": "host-b"}
 
-    live(story)
+    run_in_world(main)

@@ -29,7 +29,7 @@ from forewarn.store.base import Record, RevisionCheck, Snapshot, Write
 from forewarn.store.memory import MemoryStore
 from tests.builders import NOON, approve, guid, restart, vm
 from tests.history import entries_of
-from tests.unit.engine.test_engine import World, live
+from tests.unit.engine.test_engine import World, run_in_world
 
 NAMES = [f"web-{number}" for number in range(GROUP_MAX + 50)]
 
@@ -123,9 +123,9 @@ async def behind_a_commit(
     return tasks
 
 
-def live_gated(story: Callable[[World], object]) -> None:
+def live_gated(main: Callable[[World], object]) -> None:
     async def run() -> None:
-        await story(World(GatedStore()))  # type: ignore[misc]
+        await main(World(GatedStore()))  # type: ignore[misc]
 
     asyncio.run(run())
 
@@ -135,7 +135,7 @@ def test_commands_that_wait_for_a_commit_are_committed_together() -> None:
     thousand times.
     """
 
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         engine, store = await ready(world)
         before = len(await entries_of(store))
         tasks = await behind_a_commit(
@@ -155,13 +155,13 @@ def test_commands_that_wait_for_a_commit_are_committed_together() -> None:
         stored = (await world.engine()).board.scopes["web"].scope
         assert [event.id for event in stored.events] == [guid(number + 1) for number in range(6)]
 
-    live_gated(story)
+    live_gated(main)
 
 
 def test_a_group_is_one_change_for_the_guests() -> None:
     """They never see the steps in between, so the incarnation does not count them."""
 
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         engine, store = await ready(world)
         tasks = await behind_a_commit(
             engine,
@@ -183,13 +183,13 @@ def test_a_group_is_one_change_for_the_guests() -> None:
             Status.SCHEDULED,
         ]
 
-    live_gated(story)
+    live_gated(main)
 
 
 def test_refusal_in_a_group_affects_only_its_submitter() -> None:
     """And it is believed only after the store was read."""
 
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         engine, store = await ready(world)
         commands: list[ask.Command]
         commands = [
@@ -217,13 +217,13 @@ def test_refusal_in_a_group_affects_only_its_submitter() -> None:
         ]
         assert (store.commits, store.reads) == (2, 1)
 
-    live_gated(story)
+    live_gated(main)
 
 
 def test_group_that_lost_the_race_is_decided_again() -> None:
     """Another server was faster, and has restarted one of the VMs."""
 
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         engine, store = await ready(world)
         other = Engine(NoGate(store), world.clock, Timing())
         await other.load()
@@ -242,12 +242,12 @@ def test_group_that_lost_the_race_is_decided_again() -> None:
         assert [event.id for event in stored.events] == [guid(50), guid(1), guid(3)]
         assert store.commits == 2
 
-    live_gated(story)
+    live_gated(main)
 
 
 @pytest.mark.parametrize("failure", [StoreLost("no answer"), Conflict("somebody was faster")])
 def test_group_whose_commit_failed_once_is_retried(failure: Exception) -> None:
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         engine, store = await ready(world)
         tasks = await behind_a_commit(
             engine, store, [restart(NAMES[number], number + 1) for number in range(4)]
@@ -258,11 +258,11 @@ def test_group_whose_commit_failed_once_is_retried(failure: Exception) -> None:
 
         assert len((await world.engine()).board.scopes["web"].scope.events) == 4
 
-    live_gated(story)
+    live_gated(main)
 
 
 def test_lost_store_is_reported_to_the_whole_group() -> None:
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         engine, store = await ready(world)
         tasks = await behind_a_commit(
             engine, store, [restart(NAMES[number], number + 1) for number in range(4)]
@@ -275,7 +275,7 @@ def test_lost_store_is_reported_to_the_whole_group() -> None:
         await engine.submit("web", restart(NAMES[9], 10), by="ann")
         assert [event.id for event in engine.board.scopes["web"].scope.events] == [guid(10)]
 
-    live_gated(story)
+    live_gated(main)
 
 
 def test_command_that_is_already_true_needs_no_commit() -> None:
@@ -283,7 +283,7 @@ def test_command_that_is_already_true_needs_no_commit() -> None:
     who did.
     """
 
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         engine, store = await ready(world, Policy(approval=Approval.ALL))
         await engine.submit("web", restart(NAMES[0], 1), by="ann")
         await engine.submit("web", approve(NAMES[1], 1), by="ann")
@@ -296,7 +296,7 @@ def test_command_that_is_already_true_needs_no_commit() -> None:
 
         assert [type(result) for result in results] == [StoreLost, Outcome, StoreLost]
 
-    live_gated(story)
+    live_gated(main)
 
 
 def test_cancelled_submitter_does_not_affect_the_others() -> None:
@@ -304,7 +304,7 @@ def test_cancelled_submitter_does_not_affect_the_others() -> None:
     want their outcome.
     """
 
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         engine, store = await ready(world)
         tasks = await behind_a_commit(
             engine, store, [restart(NAMES[number], number + 1) for number in range(4)]
@@ -323,13 +323,13 @@ def test_cancelled_submitter_does_not_affect_the_others() -> None:
             guid(4),
         ]
 
-    live_gated(story)
+    live_gated(main)
 
 
 def test_a_group_has_a_limit() -> None:
     """A commit of any size would hold the store, and everyone who waits, for any time."""
 
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         engine, store = await ready(world)
         commands = [restart(NAMES[number], number + 1) for number in range(GROUP_MAX + 2)]
         tasks = await behind_a_commit(engine, store, commands[:1])
@@ -342,11 +342,11 @@ def test_a_group_has_a_limit() -> None:
 
         assert store.commits == 3
 
-    live_gated(story)
+    live_gated(main)
 
 
 def test_the_queue_of_a_scope_has_a_limit() -> None:
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         engine, store = await ready(world)
         tasks = await behind_a_commit(engine, store, [restart(NAMES[0], 1)])
         tasks += [
@@ -359,11 +359,11 @@ def test_the_queue_of_a_scope_has_a_limit() -> None:
         store.gate.set()
         await asyncio.gather(*tasks)
 
-    live_gated(story)
+    live_gated(main)
 
 
 def test_command_after_the_deletion_of_its_scope_is_unknown_scope() -> None:
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         engine, store = await ready(world)
         tasks = await behind_a_commit(
             engine, store, [restart(NAMES[0], 1), ask.Retire(), approve(NAMES[0], 1), ask.Tick()]
@@ -379,11 +379,11 @@ def test_command_after_the_deletion_of_its_scope_is_unknown_scope() -> None:
         ]
         assert "web" not in (await world.engine()).board.scopes
 
-    live_gated(story)
+    live_gated(main)
 
 
 def test_a_bug_in_one_command_fails_that_command_alone() -> None:
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         engine, store = await ready(world)
         strange = cast("ask.Command", object())
         tasks = await behind_a_commit(
@@ -394,11 +394,11 @@ def test_a_bug_in_one_command_fails_that_command_alone() -> None:
 
         assert [type(result) for result in results] == [Outcome, KeyError, Outcome]
 
-    live_gated(story)
+    live_gated(main)
 
 
 def test_closing_the_engine_settles_all_submitters() -> None:
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         engine, store = await ready(world)
         tasks = await behind_a_commit(
             engine, store, [restart(NAMES[number], number + 1) for number in range(3)]
@@ -408,11 +408,11 @@ def test_closing_the_engine_settles_all_submitters() -> None:
 
         assert [type(result) for result in results] == [StoreLost] * 3
 
-    live_gated(story)
+    live_gated(main)
 
 
 def test_scopes_do_not_wait_for_each_other() -> None:
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         engine = await world.engine()
         scopes = tuple(Scope(name=name, kind=ScopeKind.VM, vms=(vm(name),)) for name in ("a", "b"))
         await Operations(engine, world.make_id).apply(Fleet(scopes=scopes, hosts=()), by="test")
@@ -420,4 +420,4 @@ def test_scopes_do_not_wait_for_each_other() -> None:
 
         assert [engine.board.scopes[name].scope.seen_at for name in ("a", "b")] == [NOON, NOON]
 
-    live(story)
+    run_in_world(main)

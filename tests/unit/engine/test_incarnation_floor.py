@@ -17,7 +17,7 @@ from forewarn.fleetfile.parser import Fleet
 from forewarn.store.base import RevisionCheck, Write
 from forewarn.store.memory import MemoryStore
 from tests.builders import NOON, vm
-from tests.unit.engine.test_engine import FLEET, World, live
+from tests.unit.engine.test_engine import FLEET, World, run_in_world
 
 WITHOUT_DB = Fleet(scopes=FLEET.scopes[:1], hosts=FLEET.hosts)
 SHOWN_LAST = 3
@@ -72,7 +72,7 @@ async def by_losing_its_vm(operations: Operations, engine: Engine, event_id: str
 def test_standalone_vm_that_comes_back_repeats_no_number(vanish: Vanish) -> None:
     """A guest may still hold any ETag of the VM's earlier life, however that life ended."""
 
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         operations, engine, event_id = await deleting(world)
         await vanish(operations, engine, event_id)
         assert "db" not in engine.board.scopes
@@ -81,13 +81,13 @@ def test_standalone_vm_that_comes_back_repeats_no_number(vanish: Vanish) -> None
 
         assert incarnation(later) > SHOWN_LAST
 
-    live(story)
+    run_in_world(main)
 
 
 def test_server_that_missed_a_deletion_reuses_no_number() -> None:
     """The floor is that of the store, not of what this server has seen so far."""
 
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         operations, engine, event_id = await deleting(world)
         late, later = await server(world)
         await by_its_impact(operations, engine, event_id)
@@ -97,13 +97,13 @@ def test_server_that_missed_a_deletion_reuses_no_number() -> None:
 
         assert incarnation(later, "database") > SHOWN_LAST
 
-    live(story)
+    run_in_world(main)
 
 
 def test_scope_that_replaces_another_starts_above_it() -> None:
     """A scope that is renamed keeps its VMs, and they hold the old scope's ETag."""
 
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         operations, engine, _ = await deleting(world)
         renamed = Scope(name="database", kind=ScopeKind.VM, vms=FLEET.scopes[1].vms)
         await operations.apply(
@@ -112,7 +112,7 @@ def test_scope_that_replaces_another_starts_above_it() -> None:
 
         assert incarnation(engine, "database") > SHOWN_LAST
 
-    live(story)
+    run_in_world(main)
 
 
 class ChangesMeanwhile(MemoryStore):
@@ -138,7 +138,7 @@ def test_event_announced_during_a_removal_counts() -> None:
     before.
     """
 
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         assert isinstance(world.store, ChangesMeanwhile)
         operations, _ = await server(world)
         await operations.apply(FLEET, by="ann")
@@ -153,13 +153,13 @@ def test_event_announced_during_a_removal_counts() -> None:
 
         assert incarnation(later) > 2
 
-    live(story, ChangesMeanwhile())
+    run_in_world(main, ChangesMeanwhile())
 
 
 def test_two_servers_that_delete_at_once_keep_the_higher_number() -> None:
     """Both raise the floor: the one that comes second reads it again."""
 
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         fleet = Fleet(
             scopes=tuple(
                 Scope(name=name, kind=ScopeKind.VM, vms=(vm(name, host=name),)) for name in "ab"
@@ -189,4 +189,4 @@ def test_two_servers_that_delete_at_once_keep_the_higher_number() -> None:
 
         assert min(incarnation(later, name) for name in "ab") > highest
 
-    live(story)
+    run_in_world(main)

@@ -96,7 +96,7 @@ async def fail_host(engine: Engine) -> None:
 def test_ten_minute_impact_costs_three_commits() -> None:
     """Started, claimed, finished. Nothing is written while it runs."""
 
-    async def story() -> None:
+    async def main() -> None:
         world = World()
         async with world.server("w1") as engine:
             operations = Operations(engine, lambda: guid(1))
@@ -110,13 +110,13 @@ def test_ten_minute_impact_costs_three_commits() -> None:
             assert engine.board.events == {}
             assert (await world.store.load()).revision == before + 3
 
-    asyncio.run(story())
+    asyncio.run(main())
 
 
 def test_impact_of_a_server_that_lost_its_lease_is_taken_over() -> None:
     """The other servers see that the lease is gone, and release its claims."""
 
-    async def story() -> None:
+    async def main() -> None:
         world = World()
         dead = Driver(world.clock)
         async with world.server("dead", driver=dead) as engine, world.server("w2"):
@@ -131,13 +131,13 @@ def test_impact_of_a_server_that_lost_its_lease_is_taken_over() -> None:
             assert second.tries == [2]
             assert (first.tries, first.cancelled) == ([1], 1)
 
-    asyncio.run(story())
+    asyncio.run(main())
 
 
 def test_server_that_lost_its_lease_continues_under_another_name() -> None:
     """Nobody can take a claim of its old name for one that is good."""
 
-    async def story() -> None:
+    async def main() -> None:
         world = World()
         async with world.server("w1") as engine:
             await fail_host(engine)
@@ -149,11 +149,11 @@ def test_server_that_lost_its_lease_continues_under_another_name() -> None:
             claims = [e.detail for e in await entries_of(world.store) if e.what == "claimed"]
             assert claims == ["w1", "w1-2"]
 
-    asyncio.run(story())
+    asyncio.run(main())
 
 
 def test_stopped_server_leaves_its_impacts_to_others_at_once() -> None:
-    async def story() -> None:
+    async def main() -> None:
         world = World()
         async with world.server("w2"):
             pass
@@ -164,13 +164,13 @@ def test_stopped_server_leaves_its_impacts_to_others_at_once() -> None:
         async with world.server("w3"):
             assert (stopped.tries, world.driver.tries) == ([1], [2])
 
-    asyncio.run(story())
+    asyncio.run(main())
 
 
 def test_claim_without_a_lease_is_released_at_the_start() -> None:
     """A store of an earlier version, or all servers have died."""
 
-    async def story() -> None:
+    async def main() -> None:
         world = World()
         async with world.server("w1") as engine:
             await fail_host(engine)
@@ -181,7 +181,7 @@ def test_claim_without_a_lease_is_released_at_the_start() -> None:
 
             assert world.driver.tries[-1] >= 2
 
-    asyncio.run(story())
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("clock_of", [Ahead, lambda clock: clock])
@@ -190,7 +190,7 @@ def test_server_that_holds_its_lease_keeps_its_claims(
 ) -> None:
     """Whatever its clock says: only the lease counts. Nothing is done twice."""
 
-    async def story() -> None:
+    async def main() -> None:
         world = World()
         holder = Driver(world.clock)
         async with world.server("w1", clock=clock_of(world.clock), driver=holder) as engine:
@@ -201,13 +201,13 @@ def test_server_that_holds_its_lease_keeps_its_claims(
 
         assert (holder.tries, world.driver.tries) == ([1], [])
 
-    asyncio.run(story())
+    asyncio.run(main())
 
 
 def test_impact_dated_a_day_ahead_is_carried_out_now() -> None:
     """A server whose clock was wrong announced it, and died."""
 
-    async def story() -> None:
+    async def main() -> None:
         world = World()
         wrong = Engine(world.store, Ahead(world.clock), Timing())
         await fail_host(wrong)
@@ -218,7 +218,7 @@ def test_impact_dated_a_day_ahead_is_carried_out_now() -> None:
 
         assert world.driver.tries == [1]
 
-    asyncio.run(story())
+    asyncio.run(main())
 
 
 class StoppedStore(MemoryStore):
@@ -240,7 +240,7 @@ class StoppedStore(MemoryStore):
 def test_paused_server_starts_no_platform_call_without_lease() -> None:
     """Another server may have carried the impact out: a second one would come without notice."""
 
-    async def story() -> None:
+    async def main() -> None:
         store = StoppedStore()
         world = World(store)
         stopped = Driver(world.clock)
@@ -255,13 +255,13 @@ def test_paused_server_starts_no_platform_call_without_lease() -> None:
         assert claims[0] == "w1"
         assert sorted([*stopped.tries, *world.driver.tries]) == [2]
 
-    asyncio.run(story())
+    asyncio.run(main())
 
 
 def test_nothing_is_committed_under_a_lease_that_is_gone() -> None:
     """The store compares the lease, also where this server does not know yet that it is lost."""
 
-    async def story() -> None:
+    async def main() -> None:
         world = World()
         engine = Engine(world.store, world.clock, Timing())
         lease = await world.store.lease("campaigns", 10)
@@ -279,7 +279,7 @@ def test_nothing_is_committed_under_a_lease_that_is_gone() -> None:
 
         assert (await world.store.load()).revision == before
 
-    asyncio.run(story())
+    asyncio.run(main())
 
 
 async def forget(lease: Lease) -> None:
@@ -289,7 +289,7 @@ async def forget(lease: Lease) -> None:
 def test_work_moves_to_the_process_that_gets_the_lease() -> None:
     """One at a time, and the next one as soon as the lease is free."""
 
-    async def story() -> None:
+    async def main() -> None:
         store, running = MemoryStore(), list[str]()
 
         async def sleep(seconds: float) -> None:
@@ -325,11 +325,11 @@ def test_work_moves_to_the_process_that_gets_the_lease() -> None:
         assert running == []
         assert (await store.get(LEASE_KEY.format("retention"))).value is None
 
-    asyncio.run(story())
+    asyncio.run(main())
 
 
 def test_work_that_fails_ends_and_frees_the_lease() -> None:
-    async def story() -> None:
+    async def main() -> None:
         store = MemoryStore()
 
         async def work(lease: Lease) -> None:
@@ -339,4 +339,4 @@ def test_work_that_fails_ends_and_frees_the_lease() -> None:
             await run_under_lease(store, "retention", work)
         assert await store.lease("retention", 10) is not None
 
-    asyncio.run(story())
+    asyncio.run(main())

@@ -24,7 +24,7 @@ from forewarn.platform.base import ImpactRequest, ImpactResult
 from forewarn.store.base import Record, Write
 from forewarn.store.memory import MemoryStore
 from tests.builders import MINUTE, vm
-from tests.unit.engine.test_engine import FLEET, World, live
+from tests.unit.engine.test_engine import FLEET, World, run_in_world
 
 NEWER_SCOPE = b'{"format":1,"value":{"name":"web","colour":"red"}}'
 NEWER_FORMAT = b'{"format":99,"value":{}}'
@@ -54,24 +54,24 @@ def test_unreadable_scope_stays_as_last_known_after_a_reload(record: bytes) -> N
     was before.
     """
 
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         operations, engine = await server(world)
-        told = await operations.restart("web-0", by="ann")
-        assert told is not None
+        result = await operations.restart("web-0", by="ann")
+        assert result is not None
         await rewrite(world.store, "scope/web/", record)
         await engine.load()
 
-        assert engine.board.find_scope("web").scope.events == (told.event,)
+        assert engine.board.find_scope("web").scope.events == (result.event,)
         assert await operations.restart("db", by="ann") is None  # the other scopes go on
 
-    live(story)
+    run_in_world(main)
 
 
 @pytest.mark.parametrize("record", [NEWER_SCOPE, NEWER_FORMAT])
 def test_command_on_an_unreadable_scope_writes_nothing(record: bytes) -> None:
     """Deciding on what it last showed, an older server would undo what the newer one did."""
 
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         _, engine = await server(world)
         await rewrite(world.store, "scope/web/", record)
         fresh = await world.engine()
@@ -98,7 +98,7 @@ def test_command_on_an_unreadable_scope_writes_nothing(record: bytes) -> None:
 
         assert await stored(world.store, "scope/web/") == before
 
-    live(story)
+    run_in_world(main)
 
 
 def test_scope_that_becomes_unreadable_is_not_overwritten() -> None:
@@ -106,7 +106,7 @@ def test_scope_that_becomes_unreadable_is_not_overwritten() -> None:
     retry without end.
     """
 
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         operations, _ = await server(world)
         await rewrite(world.store, "scope/web/", NEWER_SCOPE)
         before = await stored(world.store, "scope/web/")
@@ -115,13 +115,13 @@ def test_scope_that_becomes_unreadable_is_not_overwritten() -> None:
 
         assert await stored(world.store, "scope/web/") == before
 
-    live(story)
+    run_in_world(main)
 
 
 def test_fleet_is_not_changed_while_part_of_it_cannot_be_read() -> None:
     """A VM of the scope that is not known here could end up in two scopes."""
 
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         await server(world)
         await rewrite(world.store, "scope/web/", NEWER_SCOPE)
         fresh = await world.engine()
@@ -130,13 +130,13 @@ def test_fleet_is_not_changed_while_part_of_it_cannot_be_read() -> None:
                 Fleet(scopes=FLEET.scopes[1:], hosts=()), by="ann"
             )
 
-    live(story)
+    run_in_world(main)
 
 
 def test_fleet_record_of_a_newer_server_is_never_overwritten() -> None:
     """Its declared hosts stay as they were last known; applying a fleet is refused."""
 
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         operations, engine = await server(world)
         await rewrite(
             world.store, "fleet", b'{"format":1,"value":{"names":["host-a"],"colour":"red"}}'
@@ -151,13 +151,13 @@ def test_fleet_record_of_a_newer_server_is_never_overwritten() -> None:
 
         assert await stored(world.store, "fleet") == before
 
-    live(story)
+    run_in_world(main)
 
 
 def test_scope_is_writable_again_once_its_record_can_be_read() -> None:
     """The newer server may be rolled back, or the scope may be declared anew."""
 
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         operations, engine = await server(world)
         readable = (await stored(world.store, "scope/web/")).value
         assert readable is not None
@@ -176,7 +176,7 @@ def test_scope_is_writable_again_once_its_record_can_be_read() -> None:
         await operations.apply(FLEET, by="ann")
         assert await operations.restart("db", by="ann") is None
 
-    live(story)
+    run_in_world(main)
 
 
 class Idle:
@@ -198,7 +198,7 @@ def test_server_leaves_unreadable_scopes_to_the_newer_one() -> None:
             self.loads += 1
             return await super().load(prefix)
 
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         assert isinstance(world.store, Counts)
         operations, engine = await server(world)
         await operations.restart("web-0", by="ann")
@@ -213,11 +213,11 @@ def test_server_leaves_unreadable_scopes_to_the_newer_one() -> None:
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
 
-    live(story, Counts())
+    run_in_world(main, Counts())
 
 
 def test_record_that_cannot_be_read_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         _, engine = await server(world)
         await rewrite(world.store, "scope/web/", NEWER_SCOPE)
         for _ in range(3):
@@ -226,7 +226,7 @@ def test_record_that_cannot_be_read_is_logged_once(caplog: pytest.LogCaptureFixt
         assert len(engine.unreadable) == 1
 
     with caplog.at_level(logging.WARNING, "forewarn"):
-        live(story)
+        run_in_world(main)
 
     assert [record.__dict__["facts"]["record"] for record in caplog.records] == ["scope web"]
 
@@ -236,7 +236,7 @@ def test_token_of_a_newer_server_opens_nothing_and_keeps_auth_on() -> None:
     everybody in.
     """
 
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         maker = Tokens(await world.engine())
         _, text = await maker.create("boss", Role.ADMIN, secret="5" * 64, by="ann")
         await rewrite(world.store, "token/boss/", b'{"format":2,"value":{}}')
@@ -250,11 +250,11 @@ def test_token_of_a_newer_server_opens_nothing_and_keeps_auth_on() -> None:
             await fresh.revoke("boss", by="ann")
         assert (await stored(world.store, "token/boss/")).value == b'{"format":2,"value":{}}'
 
-    live(story)
+    run_in_world(main)
 
 
 def test_campaign_of_a_newer_server_does_not_stop_a_reload() -> None:
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         _, engine = await server(world)
         campaigns = Campaigns(engine)
         await world.store.commit([Write("campaign/c9/", NEWER_FORMAT, 0)])
@@ -264,7 +264,7 @@ def test_campaign_of_a_newer_server_does_not_stop_a_reload() -> None:
         with pytest.raises(RecordUnreadable):
             await campaigns.set_state("c9", CampaignState.PAUSED, by="ann")
 
-    live(story)
+    run_in_world(main)
 
 
 def test_failed_host_reaches_scopes_after_an_unreadable_one() -> None:
@@ -273,7 +273,7 @@ def test_failed_host_reaches_scopes_after_an_unreadable_one() -> None:
     The operator learns of the scope that this server could not change.
     """
 
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         engine = await world.engine()
         operations = Operations(engine, world.make_id)
         scopes = tuple(Scope(name=name, kind=ScopeKind.VM, vms=(vm(name),)) for name in "abc")
@@ -284,4 +284,4 @@ def test_failed_host_reaches_scopes_after_an_unreadable_one() -> None:
 
         assert [len(engine.board.find_scope(name).scope.events) for name in "abc"] == [1, 0, 1]
 
-    live(story)
+    run_in_world(main)

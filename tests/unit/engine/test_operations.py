@@ -14,19 +14,19 @@ from forewarn.errors import AlreadyPending, StoreUnusable
 from forewarn.fleetfile.parser import Fleet
 from tests.builders import MINUTE, guid, vm
 from tests.unit.engine.test_bad_days import FailsAt
-from tests.unit.engine.test_engine import FLEET, World, live
+from tests.unit.engine.test_engine import FLEET, World, run_in_world
 
 
-def shown(told: list[ScopedEvent]) -> list[str]:
+def shown(result: list[ScopedEvent]) -> list[str]:
     return [
         f"{one.scope.name}: {one.event.type} {one.event.status} {','.join(one.event.resources)}"
-        for one in told
+        for one in result
     ]
 
 
-def pending(desk: Operations) -> list[str]:
+def pending(operations: Operations) -> list[str]:
     """All events of the fleet, scope by scope."""
-    scopes = sorted(desk._engine.board.scopes.items())
+    scopes = sorted(operations._engine.board.scopes.items())
     return shown(
         [ScopedEvent(place.scope, event) for _, place in scopes for event in place.scope.events]
     )
@@ -38,20 +38,20 @@ def test_half_done_host_operation_is_completed_by_a_retry() -> None:
     Its VMs have their event; those of the other scope must get theirs.
     """
 
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         assert isinstance(world.store, FailsAt)
-        desk = await world.desk()
+        operations = await world.operations()
         world.store.fails_at = world.store.calls + 2
         with pytest.raises(StoreUnusable):
-            await desk.maintain("host-a", type=EventType.REBOOT, by="ann")
-        assert pending(desk) == ["db: Reboot Scheduled db"]
+            await operations.maintain("host-a", type=EventType.REBOOT, by="ann")
+        assert pending(operations) == ["db: Reboot Scheduled db"]
 
-        assert shown(await desk.maintain("host-a", type=EventType.REBOOT, by="ann")) == [
+        assert shown(await operations.maintain("host-a", type=EventType.REBOOT, by="ann")) == [
             "web: Reboot Scheduled web-0"
         ]
-        assert pending(desk) == ["db: Reboot Scheduled db", "web: Reboot Scheduled web-0"]
+        assert pending(operations) == ["db: Reboot Scheduled db", "web: Reboot Scheduled web-0"]
 
-    live(story, FailsAt())
+    run_in_world(main, FailsAt())
 
 
 def test_repeated_host_operation_lists_all_its_events() -> None:
@@ -59,10 +59,10 @@ def test_repeated_host_operation_lists_all_its_events() -> None:
     request.
     """
 
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         assert isinstance(world.store, FailsAt)
-        desk = await world.desk()
-        same = desk.repeating(guid(500))
+        operations = await world.operations()
+        same = operations.repeating(guid(500))
         world.store.fails_at = world.store.calls + 2
         with pytest.raises(StoreUnusable):
             await same.degrade("host-a", by="ann")
@@ -70,17 +70,17 @@ def test_repeated_host_operation_lists_all_its_events() -> None:
         both = ["db: Redeploy Scheduled db", "web: Redeploy Scheduled web-0"]
         assert shown(await same.degrade("host-a", by="ann")) == both
         assert shown(await same.degrade("host-a", by="ann")) == both
-        assert pending(desk) == both
+        assert pending(operations) == both
 
-    live(story, FailsAt())
+    run_in_world(main, FailsAt())
 
 
 def test_vm_moved_onto_a_degraded_host_gets_its_event() -> None:
-    async def story(world: World) -> None:
-        desk = await world.desk()
-        await desk.degrade("host-b", by="ann")
+    async def main(world: World) -> None:
+        operations = await world.operations()
+        await operations.degrade("host-b", by="ann")
         web, db = FLEET.scopes
-        await desk.apply(
+        await operations.apply(
             Fleet(
                 scopes=(web, replace(db, vms=(replace(db.vms[0], host="host-b"),))),
                 hosts=FLEET.hosts,
@@ -88,10 +88,10 @@ def test_vm_moved_onto_a_degraded_host_gets_its_event() -> None:
             by="ann",
         )
 
-        assert shown(await desk.degrade("host-b", by="ann")) == ["db: Redeploy Scheduled db"]
-        assert pending(desk) == ["db: Redeploy Scheduled db", "web: Redeploy Scheduled web-1"]
+        assert shown(await operations.degrade("host-b", by="ann")) == ["db: Redeploy Scheduled db"]
+        assert pending(operations) == ["db: Redeploy Scheduled db", "web: Redeploy Scheduled web-1"]
 
-    live(story)
+    run_in_world(main)
 
 
 def test_failed_host_reaches_vms_that_have_no_event_yet() -> None:
@@ -99,58 +99,58 @@ def test_failed_host_reaches_vms_that_have_no_event_yet() -> None:
     from the others.
     """
 
-    async def story(world: World) -> None:
-        desk = await world.desk()
-        await desk.degrade("host-a", by="ann")
-        assert shown(await desk.fail("host-a", by="ann")) == [
+    async def main(world: World) -> None:
+        operations = await world.operations()
+        await operations.degrade("host-a", by="ann")
+        assert shown(await operations.fail("host-a", by="ann")) == [
             "db: Reboot Started db",
             "web: Reboot Started web-0",
         ]
         web, db = FLEET.scopes
         grown = replace(web, vms=(web.vms[0], replace(web.vms[1], host="host-a")))
-        await desk.apply(Fleet(scopes=(grown, db), hosts=FLEET.hosts), by="ann")
+        await operations.apply(Fleet(scopes=(grown, db), hosts=FLEET.hosts), by="ann")
 
-        assert shown(await desk.fail("host-a", by="ann")) == ["web: Reboot Started web-1"]
-        assert pending(desk) == [
+        assert shown(await operations.fail("host-a", by="ann")) == ["web: Reboot Started web-1"]
+        assert pending(operations) == [
             "db: Reboot Started db",
             "web: Reboot Started web-0",
             "web: Reboot Started web-1",
         ]
 
-    live(story)
+    run_in_world(main)
 
 
 def test_host_operation_is_refused_if_every_vm_has_its_event() -> None:
     """Also if a scope on the host has nobody to announce it to: nothing new would happen."""
 
-    async def story(world: World) -> None:
-        desk = await world.desk()
-        first = await desk.maintain("host-a", type=EventType.REBOOT, by="ann")
+    async def main(world: World) -> None:
+        operations = await world.operations()
+        first = await operations.maintain("host-a", type=EventType.REBOOT, by="ann")
         idle = Scope(name="a-idle", kind=ScopeKind.VM, vms=(vm("idle", power=Power.DEALLOCATED),))
-        await desk.apply(Fleet(scopes=(*FLEET.scopes, idle), hosts=FLEET.hosts), by="ann")
+        await operations.apply(Fleet(scopes=(*FLEET.scopes, idle), hosts=FLEET.hosts), by="ann")
 
         with pytest.raises(AlreadyPending) as caught:
-            await desk.maintain("host-a", type=EventType.REBOOT, by="ann")
+            await operations.maintain("host-a", type=EventType.REBOOT, by="ann")
         assert caught.value.facts == {"vm": "db", "event": first[0].event.id}
 
-    live(story)
+    run_in_world(main)
 
 
 def test_a_host_operation_is_refused_only_on_what_the_store_says() -> None:
     """Another server has cancelled the event that this one still shows as pending."""
 
-    async def story(world: World) -> None:
-        desk = await world.desk()
+    async def main(world: World) -> None:
+        operations = await world.operations()
         other = Operations(await world.engine(), world.make_id)
-        told = await desk.maintain("host-b", type=EventType.REBOOT, by="ann")
+        result = await operations.maintain("host-b", type=EventType.REBOOT, by="ann")
         await other._engine.load()
-        await desk.cancel(told[0].event.id, by="ann")
+        await operations.cancel(result[0].event.id, by="ann")
 
         assert shown(await other.maintain("host-b", type=EventType.REBOOT, by="bob")) == [
             "web: Reboot Scheduled web-1"
         ]
 
-    live(story)
+    run_in_world(main)
 
 
 def test_a_vm_keeps_its_power_when_it_moves_to_another_scope() -> None:
@@ -158,37 +158,37 @@ def test_a_vm_keeps_its_power_when_it_moves_to_another_scope() -> None:
     count what runs.
     """
 
-    async def story(world: World) -> None:
-        desk = await world.desk()
-        engine, (web, db) = desk._engine, FLEET.scopes
-        told = await desk.evict("web-0", by="ann")
-        assert told is not None
+    async def main(world: World) -> None:
+        operations = await world.operations()
+        engine, (web, db) = operations._engine, FLEET.scopes
+        result = await operations.evict("web-0", by="ann")
+        assert result is not None
         await world.clock.advance(MINUTE)
         await engine.submit("web", ask.Tick(), by="clock")
-        await engine.submit("web", ask.Complete(event_id=told.event.id), by="ann")
+        await engine.submit("web", ask.Complete(event_id=result.event.id), by="ann")
         bigger = Scope(name="db", kind=ScopeKind.SCALE_SET, vms=(*db.vms, web.vms[0]))
-        await desk.apply(
+        await operations.apply(
             Fleet(scopes=(replace(web, vms=web.vms[1:]), bigger), hosts=FLEET.hosts), by="ann"
         )
 
         moved = (await world.engine()).board.scopes["db"].scope
         assert [member.power for member in moved.vms] == [Power.RUNNING, Power.DEALLOCATED]
         await engine.seen(engine.board.scopes["db"])
-        assert not any(astuple(await desk.apply(desk.fleet(), by="ann")))
+        assert not any(astuple(await operations.apply(operations.fleet(), by="ann")))
 
-    live(story)
+    run_in_world(main)
 
 
 def test_vm_keeps_its_power_when_its_scope_is_deleted() -> None:
-    async def story(world: World) -> None:
-        desk = await world.desk()
+    async def main(world: World) -> None:
+        operations = await world.operations()
         web, db = FLEET.scopes
         stopped = replace(db, vms=(replace(db.vms[0], power=Power.STOPPED),))
-        await desk.apply(Fleet(scopes=(), hosts=()), by="ann")
-        await desk.apply(Fleet(scopes=(web, stopped), hosts=FLEET.hosts), by="ann")
+        await operations.apply(Fleet(scopes=(), hosts=()), by="ann")
+        await operations.apply(Fleet(scopes=(web, stopped), hosts=FLEET.hosts), by="ann")
         joined = Scope(name="web", kind=web.kind, vms=(*web.vms, db.vms[0]))
-        await desk.apply(Fleet(scopes=(joined,), hosts=FLEET.hosts), by="ann")
+        await operations.apply(Fleet(scopes=(joined,), hosts=FLEET.hosts), by="ann")
 
-        assert desk._engine.board.scopes["web"].scope.vms[-1].power is Power.STOPPED
+        assert operations._engine.board.scopes["web"].scope.vms[-1].power is Power.STOPPED
 
-    live(story)
+    run_in_world(main)

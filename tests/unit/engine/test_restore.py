@@ -17,7 +17,7 @@ from forewarn.history.query import EntryFilter, read
 from forewarn.history.webhooks import IDENTITY_KEY, get_identity
 from forewarn.store.base import Write
 from forewarn.web.service import Service, build_service
-from tests.unit.engine.test_engine import FLEET, World, live
+from tests.unit.engine.test_engine import FLEET, World, run_in_world
 
 SECRET = "5" * 64
 
@@ -36,16 +36,16 @@ async def renewed(engine: Engine, *, above: int = 0) -> Engine:
     return (await service_on(engine)).engine
 
 
-def story_of(tell: Callable[[World, Operations, Engine], Awaitable[None]]) -> None:
-    async def story(world: World) -> None:
+def story_of(act: Callable[[World, Operations, Engine], Awaitable[None]]) -> None:
+    async def main(world: World) -> None:
         engine = await world.engine()
-        desk = Operations(engine, world.make_id)
-        await desk.apply(FLEET, by="test")
+        operations = Operations(engine, world.make_id)
+        await operations.apply(FLEET, by="test")
         await engine.seen(engine.board.scopes["web"])
-        await desk.restart("web-0", by="test")
-        await tell(world, desk, engine)
+        await operations.restart("web-0", by="test")
+        await act(world, operations, engine)
 
-    live(story)
+    run_in_world(main)
 
 
 def numbers(engine: Engine) -> dict[str, int]:
@@ -55,19 +55,19 @@ def numbers(engine: Engine) -> dict[str, int]:
 def test_restored_documents_continue_above_all_numbers() -> None:
     """A client that holds the ETag of before would be answered 304 for another document."""
 
-    async def tell(world: World, desk: Operations, engine: Engine) -> None:
+    async def act(world: World, operations: Operations, engine: Engine) -> None:
         assert numbers(engine) == {"web": 2, "db": 1}
         fresh = await renewed(engine, above=40)
         assert numbers(fresh) == {"web": JUMP + 40, "db": JUMP + 40}
         assert len(fresh.board.scopes["web"].scope.events) == 1
 
-    story_of(tell)
+    story_of(act)
 
 
 def test_new_scope_starts_above_all_numbers_after_a_restore() -> None:
     """It may have existed between the backup and the restore, and VMs remember its numbers."""
 
-    async def tell(world: World, desk: Operations, engine: Engine) -> None:
+    async def act(world: World, operations: Operations, engine: Engine) -> None:
         fresh = await renewed(engine, above=40)
         more = replace(
             FLEET.scopes[1],
@@ -79,11 +79,11 @@ def test_new_scope_starts_above_all_numbers_after_a_restore() -> None:
         )
         assert numbers(fresh)["db-2"] > JUMP + 40
 
-    story_of(tell)
+    story_of(act)
 
 
 def test_numbers_that_would_not_fit_into_32_bits_are_refused() -> None:
-    async def tell(world: World, desk: Operations, engine: Engine) -> None:
+    async def act(world: World, operations: Operations, engine: Engine) -> None:
         with pytest.raises(
             Refused, match=r"document numbers would continue at .*; at most .* is accepted"
         ):
@@ -94,7 +94,7 @@ def test_numbers_that_would_not_fit_into_32_bits_are_refused() -> None:
             == 2**31 - 1 - JUMP
         )
 
-    story_of(tell)
+    story_of(act)
 
 
 def test_backup_with_an_unreadable_scope_is_refused() -> None:
@@ -102,7 +102,7 @@ def test_backup_with_an_unreadable_scope_is_refused() -> None:
     document.
     """
 
-    async def tell(world: World, desk: Operations, engine: Engine) -> None:
+    async def act(world: World, operations: Operations, engine: Engine) -> None:
         (found,) = (await engine.store.load("scope/db/")).records
         assert found.value
         newer = found.value.replace(b'"format":1', b'"format":9')
@@ -117,7 +117,7 @@ def test_backup_with_an_unreadable_scope_is_refused() -> None:
             await renewed(backup)
         assert await engine.store.load("") == before
 
-    story_of(tell)
+    story_of(act)
 
 
 def test_tokens_of_a_backup_are_revoked_and_the_api_stays_closed() -> None:
@@ -126,7 +126,7 @@ def test_tokens_of_a_backup_are_revoked_and_the_api_stays_closed() -> None:
     Without any token the API would be open to all on loopback.
     """
 
-    async def tell(world: World, desk: Operations, engine: Engine) -> None:
+    async def act(world: World, operations: Operations, engine: Engine) -> None:
         tokens = (await service_on(engine)).tokens
         _, boss = await tokens.create("boss", Role.ADMIN, secret="1" * 64, by="test")
         _, ci = await tokens.create("ci", Role.OPERATOR, secret="2" * 64, by="test")
@@ -139,20 +139,20 @@ def test_tokens_of_a_backup_are_revoked_and_the_api_stays_closed() -> None:
         assert holder
         assert holder.role is Role.ADMIN
 
-    story_of(tell)
+    story_of(act)
 
 
 def test_no_token_is_made_where_there_was_none() -> None:
-    async def tell(world: World, desk: Operations, engine: Engine) -> None:
+    async def act(world: World, operations: Operations, engine: Engine) -> None:
         service = await service_on(engine)
         assert await service.tokens.replace_all("restored", secret=SECRET, by="test") == ([], "")
         assert not service.tokens
 
-    story_of(tell)
+    story_of(act)
 
 
 def test_the_history_tells_of_the_restore() -> None:
-    async def tell(world: World, desk: Operations, engine: Engine) -> None:
+    async def act(world: World, operations: Operations, engine: Engine) -> None:
         fresh = await renewed(engine)
         ((shown,), _) = await read(fresh.store, EntryFilter(what="restored"), limit=10)
         assert (shown.by, shown.detail) == (
@@ -160,7 +160,7 @@ def test_the_history_tells_of_the_restore() -> None:
             f"from backup.db; document numbers continue at {JUMP + 2}",
         )
 
-    story_of(tell)
+    story_of(act)
 
 
 def test_a_restored_store_is_another_one_to_webhooks() -> None:
@@ -168,16 +168,16 @@ def test_a_restored_store_is_another_one_to_webhooks() -> None:
     drop new entries.
     """
 
-    async def tell(world: World, desk: Operations, engine: Engine) -> None:
+    async def act(world: World, operations: Operations, engine: Engine) -> None:
         before = await get_identity((await service_on(engine)).engine, world.make_id)
         fresh = await renewed(engine)
         assert await get_identity(fresh, world.make_id) != before
 
-    story_of(tell)
+    story_of(act)
 
 
 def test_a_large_fleet_is_renewed_in_several_commits() -> None:
-    async def story(world: World) -> None:
+    async def main(world: World) -> None:
         engine = await world.engine()
         (_, one) = FLEET.scopes
         many = tuple(
@@ -188,4 +188,4 @@ def test_a_large_fleet_is_renewed_in_several_commits() -> None:
         fresh = await renewed(engine)
         assert set(numbers(fresh).values()) == {JUMP + 1}
 
-    asyncio.run(story(World()))
+    asyncio.run(main(World()))

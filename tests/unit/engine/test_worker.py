@@ -21,7 +21,7 @@ from forewarn.platform.base import ImpactRequest, ImpactResult
 from forewarn.store.base import RevisionCheck, Write
 from forewarn.store.memory import MemoryStore
 from tests.builders import MINUTE, NOON, SECOND, guid, vm
-from tests.unit.engine.test_engine import World, live
+from tests.unit.engine.test_engine import World, run_in_world
 
 
 class TimedPlatform:
@@ -53,31 +53,31 @@ async def stopped(*tasks: "asyncio.Task[None]") -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def three_events(desk: Operations) -> None:
+async def three_events(operations: Operations) -> None:
     """A restart, a redeploy and a freeze of web-0, all Started."""
-    first = await desk.restart("web-0", by="ann")
-    second = await desk.redeploy("web-0", by="ann")
+    first = await operations.restart("web-0", by="ann")
+    second = await operations.redeploy("web-0", by="ann")
     assert first is not None
     assert second is not None
     (third,) = [
         one
-        for one in await desk.maintain("host-a", type=EventType.FREEZE, by="ann")
+        for one in await operations.maintain("host-a", type=EventType.FREEZE, by="ann")
         if one.scope.name == "web"
     ]
-    for told in (first, second, third):
-        await desk.approve(told.event.id, by="ann")
+    for result in (first, second, third):
+        await operations.approve(result.event.id, by="ann")
 
 
 def test_impacts_of_one_vm_run_one_after_the_other() -> None:
     """The end of one is what starts the next; nobody polls for it."""
 
-    async def story(world: World) -> None:
-        desk = await world.desk()
+    async def main(world: World) -> None:
+        operations = await world.operations()
         platform = TimedPlatform(world.clock)
         task = asyncio.create_task(
-            Worker(desk._engine, platform, worker="w1", impact_limit=timedelta(hours=1)).run()
+            Worker(operations._engine, platform, worker="w1", impact_limit=timedelta(hours=1)).run()
         )
-        await three_events(desk)
+        await three_events(operations)
         await world.clock.advance(3 * MINUTE)
         await stopped(task)
 
@@ -86,9 +86,9 @@ def test_impacts_of_one_vm_run_one_after_the_other() -> None:
             ("web-0", EventType.REDEPLOY, MINUTE),
             ("web-0", EventType.FREEZE, 2 * MINUTE),
         ]
-        assert desk._engine.board.scopes["web"].scope.impacts == ()
+        assert operations._engine.board.scopes["web"].scope.impacts == ()
 
-    live(story)
+    run_in_world(main)
 
 
 def test_a_blocked_impact_costs_nothing_while_it_waits() -> None:
@@ -106,17 +106,20 @@ def test_a_blocked_impact_costs_nothing_while_it_waits() -> None:
     async def reads_of(events: int) -> int:
         world = World()
         clock = world.clock = CountingClock(NOON)
-        desk = await world.desk()
+        operations = await world.operations()
         task = asyncio.create_task(
             Worker(
-                desk._engine, TimedPlatform(clock), worker="w1", impact_limit=timedelta(hours=1)
+                operations._engine,
+                TimedPlatform(clock),
+                worker="w1",
+                impact_limit=timedelta(hours=1),
             ).run()
         )
-        operations = [desk.restart, desk.redeploy, desk.delete][:events]
-        for operation in operations:
-            told = await operation("web-0", by="ann")
-            assert told is not None
-            await desk.approve(told.event.id, by="ann")
+        chosen = [operations.restart, operations.redeploy, operations.delete][:events]
+        for operation in chosen:
+            result = await operation("web-0", by="ann")
+            assert result is not None
+            await operations.approve(result.event.id, by="ann")
         await clock.advance(SECOND)
         clock.reads = 0
         await clock.advance(50 * SECOND)
@@ -130,22 +133,24 @@ def test_a_blocked_impact_costs_nothing_while_it_waits() -> None:
 def test_next_impact_waits_for_the_cancelled_platform_call() -> None:
     """An operator may declare an event completed while its driver still works on the VM."""
 
-    async def story(world: World) -> None:
-        desk = await world.desk()
+    async def main(world: World) -> None:
+        operations = await world.operations()
         platform = TimedPlatform(world.clock)
         task = asyncio.create_task(
-            Worker(desk._engine, platform, worker="w1", impact_limit=timedelta(hours=1)).run()
+            Worker(operations._engine, platform, worker="w1", impact_limit=timedelta(hours=1)).run()
         )
-        await three_events(desk)
+        await three_events(operations)
         await world.clock.advance(20 * SECOND)
-        await desk.complete(desk._engine.board.scopes["web"].scope.events[0].id, by="ann")
+        await operations.complete(
+            operations._engine.board.scopes["web"].scope.events[0].id, by="ann"
+        )
         await world.clock.advance(10 * SECOND)
         await stopped(task)
 
         assert [type_ for _, type_, _ in platform.begun] == [EventType.REBOOT, EventType.REDEPLOY]
         assert platform.most_at_once == 1
 
-    live(story)
+    run_in_world(main)
 
 
 async def until(is_so: Callable[[], bool]) -> None:
@@ -182,21 +187,21 @@ async def cost_of_an_event(count: int, type_: EventType) -> tuple[int, int]:
     """
     store = CountingStore()
     engine = Engine(store, VirtualClock(NOON), Timing())
-    desk = Operations(engine, lambda: guid(7))
+    operations = Operations(engine, lambda: guid(7))
     scope = Scope(
         name="big",
         kind=ScopeKind.SCALE_SET,
         vms=tuple(vm(f"vm-{number:04}") for number in range(count)),
     )
-    await desk.apply(Fleet(scopes=(scope,), hosts=()), by="ann")
+    await operations.apply(Fleet(scopes=(scope,), hosts=()), by="ann")
     task = asyncio.create_task(
         Worker(engine, QuickPlatform(), worker="w1", impact_limit=MINUTE).run()
     )
     for _ in range(10):
         await asyncio.sleep(0)  # it acquires its lease
     store.commits = store.size = 0
-    (told,) = await desk.maintain("host-a", type=type_, by="ann")
-    await desk.approve(told.event.id, by="ann")
+    (result,) = await operations.maintain("host-a", type=type_, by="ann")
+    await operations.approve(result.event.id, by="ann")
     await asyncio.wait_for(until(lambda: not engine.board.events), 60)
     await stopped(task)
     return store.commits, store.size

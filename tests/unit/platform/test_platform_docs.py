@@ -67,9 +67,11 @@ def test_every_shell_script_of_the_examples_can_be_parsed() -> None:
 def test_documented_metadata_is_parsed() -> None:
     (sample,) = re.findall(r"```xml\n(.*?)```", PAGE, re.DOTALL)
 
-    told = parse(f"<domain><name>web-1</name>{sample}</domain>", host="", is_active=True, leases={})
+    outcome = parse(
+        f"<domain><name>web-1</name>{sample}</domain>", host="", is_active=True, leases={}
+    )
 
-    assert (told.scope, told.kind, told.update_domain, told.fault_domain) == (
+    assert (outcome.scope, outcome.kind, outcome.update_domain, outcome.fault_domain) == (
         "web",
         ScopeKind.AVAILABILITY_SET,
         1,

@@ -18,7 +18,7 @@ def order(type_: EventType, cause: Cause = Cause.MAINTENANCE) -> ImpactRequest:
 
 
 def carried_out(what: ImpactRequest, *failing: str) -> ImpactResult:
-    async def story() -> ImpactResult:
+    async def main() -> ImpactResult:
         clock = VirtualClock(NOON)
         platform = SimulatedPlatform(
             clock, durations=DURATION, hosts=lambda: ["host-a", "host-b"], failing=set(failing)
@@ -30,7 +30,7 @@ def carried_out(what: ImpactRequest, *failing: str) -> ImpactResult:
         await clock.advance(SECOND)
         return await task
 
-    return asyncio.run(story())
+    return asyncio.run(main())
 
 
 @pytest.mark.parametrize("type_", list(EventType))

@@ -9,17 +9,17 @@ from forewarn.platform.threads import CallThreads, run_to_completion
 
 
 def test_call_returns_or_raises_what_the_work_does() -> None:
-    async def story() -> None:
+    async def main() -> None:
         threads = CallThreads()
         assert await threads.call("a", lambda: 6 * 7, 30) == 42
         with pytest.raises(ZeroDivisionError):
             await threads.call("a", lambda: 1 // 0, 30)
 
-    asyncio.run(story())
+    asyncio.run(main())
 
 
 def test_hanging_calls_are_bounded_and_free_their_slot() -> None:
-    async def story() -> None:
+    async def main() -> None:
         threads, go, entered = CallThreads(threads_max=2), threading.Event(), []
 
         def hang() -> None:
@@ -34,7 +34,7 @@ def test_hanging_calls_are_bounded_and_free_their_slot() -> None:
         go.set()
         assert await threads.call("a", lambda: "free again", 30) == "free again"
 
-    asyncio.run(story())
+    asyncio.run(main())
 
 
 def test_call_that_ends_after_the_loop_closed_is_ignored() -> None:
@@ -44,11 +44,11 @@ def test_call_that_ends_after_the_loop_closed_is_ignored() -> None:
         go.wait()
         ended.set()
 
-    async def story() -> None:
+    async def main() -> None:
         with pytest.raises(TimeoutError):
             await CallThreads().call("a", work, 0.01)
 
-    asyncio.run(story())
+    asyncio.run(main())
     go.set()
     assert ended.wait(30)
 

@@ -343,7 +343,7 @@ def test_service_opens_the_new_store_after_a_restore(
             os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")
         ]
 
-    async def story() -> None:
+    async def main() -> None:
         with program(LOCK, target):
             opening = asyncio.ensure_future(SqliteStore.open(str(target), busy_seconds=30))
             while not is_open():
@@ -353,4 +353,4 @@ def test_service_opens_the_new_store_after_a_restore(
         with pytest.raises(StoreUnusable, match="removed or replaced"):
             await opening
 
-    asyncio.run(story())
+    asyncio.run(main())

@@ -12,13 +12,13 @@ from forewarn.store.open import open_store
 def committed(url: str) -> str:
     """Opens the URL, writes one record, and says what kind of store it was."""
 
-    async def story() -> str:
+    async def main() -> str:
         store = await open_store(url)
         await store.commit([Write("a", b"1", 0)])
         await store.close()
         return type(store).__name__
 
-    return asyncio.run(story())
+    return asyncio.run(main())
 
 
 def test_memory_is_the_store_in_memory() -> None:

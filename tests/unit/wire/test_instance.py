@@ -45,8 +45,8 @@ PREFIX = (
 
 
 def compute(scope: Scope = SCALE_SET, vm: Vm = VM, version: str = NEWEST) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(select(tree(scope, vm, version), ["compute"], "json").body)
-    return told
+    result: dict[str, Any] = json.loads(select(tree(scope, vm, version), ["compute"], "json").body)
+    return result
 
 
 def standalone(vm: Vm) -> Scope:
@@ -55,10 +55,10 @@ def standalone(vm: Vm) -> Scope:
 
 def test_a_vm_of_a_scale_set_reads_everything_about_itself() -> None:
     """Protocol 8.1. `name` is the entry in Resources: a client finds its own events by it."""
-    told = compute()
-    storage = told.pop("storageProfile")
+    result = compute()
+    storage = result.pop("storageProfile")
 
-    assert told == {
+    assert result == {
         "azEnvironment": "AzurePublicCloud",
         "evictionPolicy": "Deallocate",
         "location": "rack-3",
@@ -102,9 +102,9 @@ def test_undeclared_values_are_empty_strings() -> None:
     them.
     """
     vm = Vm("db-0")
-    told = compute(standalone(vm), vm)
+    result = compute(standalone(vm), vm)
 
-    empty = {name for name, value in told.items() if value == ""}
+    empty = {name for name, value in result.items() if value == ""}
     assert empty == {
         "evictionPolicy",
         "location",
@@ -123,9 +123,9 @@ def test_undeclared_values_are_empty_strings() -> None:
         "vmSize",
         "zone",
     }
-    assert told["tagsList"] == []
-    assert told["virtualMachineScaleSet"] == {"id": ""}
-    assert told["osProfile"] == {"computerName": "db-0"}
+    assert result["tagsList"] == []
+    assert result["virtualMachineScaleSet"] == {"id": ""}
+    assert result["osProfile"] == {"computerName": "db-0"}
 
 
 def test_leaves_are_strings_and_members_are_sorted() -> None:
@@ -174,14 +174,18 @@ def test_a_numbered_vm_of_a_scale_set_has_its_resource_below_the_set(
 def test_vm_outside_a_scale_set_has_no_scale_set_name() -> None:
     """Clients tell the kinds apart by vmScaleSetName."""
     vm = Vm("web_7", instance=TOLD)
-    told = compute(Scope(name="web", kind=ScopeKind.AVAILABILITY_SET, vms=(vm,)), vm)
+    result = compute(Scope(name="web", kind=ScopeKind.AVAILABILITY_SET, vms=(vm,)), vm)
 
-    assert (told["vmScaleSetName"], told["virtualMachineScaleSet"], told["placementGroupId"]) == (
+    assert (
+        result["vmScaleSetName"],
+        result["virtualMachineScaleSet"],
+        result["placementGroupId"],
+    ) == (
         "",
         {"id": ""},
         "",
     )
-    assert told["resourceId"] == f"{PREFIX}/virtualMachines/web_7"
+    assert result["resourceId"] == f"{PREFIX}/virtualMachines/web_7"
 
 
 @pytest.mark.parametrize(

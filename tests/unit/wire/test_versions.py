@@ -75,10 +75,10 @@ def test_invalid_version_error_lists_the_three_newest() -> None:
 
 def test_invalid_instance_version_error_lists_instance_versions() -> None:
     """The two endpoints have different lists: 2020-07-01 is no version of the instance endpoint."""
-    told = json.loads(bad_version_body(INSTANCE_VERSIONS))
+    result = json.loads(bad_version_body(INSTANCE_VERSIONS))
 
-    assert list(told) == ["error", "newest-versions"]
-    assert told["newest-versions"] == ["2025-04-07", "2024-07-17", "2024-03-15"]
+    assert list(result) == ["error", "newest-versions"]
+    assert result["newest-versions"] == ["2025-04-07", "2024-07-17", "2024-03-15"]
     assert "2020-07-01" not in INSTANCE_VERSIONS
 
 

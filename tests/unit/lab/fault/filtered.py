@@ -109,7 +109,7 @@ class Filtered(Guest):
         await self.clock.advance(timedelta(**span))
 
 
-def run(story: Callable[[Filtered], Awaitable[None]], seed: int = 7) -> None:
+def run(main: Callable[[Filtered], Awaitable[None]], seed: int = 7) -> None:
     """Run a story with a VM that has polled once."""
 
     async def whole() -> None:
@@ -117,7 +117,7 @@ def run(story: Callable[[Filtered], Awaitable[None]], seed: int = 7) -> None:
         await guest.enrol("web", WEB_0, WEB_1)
         await guest.enrol("db", Vm(name="db-0", address="10.0.1.1"))
         assert (await guest.poll()).body == NO_EVENTS
-        await story(guest)
+        await main(guest)
 
     asyncio.run(whole())
 

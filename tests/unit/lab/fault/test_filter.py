@@ -44,7 +44,7 @@ def test_response_without_faults_is_unchanged(
     sent: bytes,
     is_other_vm_touched: bool,
 ) -> None:
-    async def story(guest: Filtered) -> None:
+    async def main(guest: Filtered) -> None:
         await guest.restarts()
         if is_other_vm_touched:
             guest.add("status", code=500, vms=["web-1"])
@@ -52,11 +52,11 @@ def test_response_without_faults_is_unchanged(
         guest.application = guest.inner
         assert shown(through) == shown(await guest.call(target, *headers, method=method, body=sent))
 
-    run(story)
+    run(main)
 
 
 def test_every_request_is_recorded() -> None:
-    async def story(guest: Filtered) -> None:
+    async def main(guest: Filtered) -> None:
         await guest.restarts()
         await guest.call(EVENTS, TRUE, method="POST", body=APPROVAL, address="10.0.0.2")
         guest.add("status", code=503)
@@ -76,19 +76,19 @@ def test_every_request_is_recorded() -> None:
             ("status",),
         )
 
-    run(story)
+    run(main)
 
 
 def test_recorded_path_has_no_vm_prefix() -> None:
-    async def story(guest: Filtered) -> None:
+    async def main(guest: Filtered) -> None:
         await guest.call(f"/as/web-0{EVENTS}", TRUE)
         assert guest.transcript.entries[-1].path == EVENTS
 
-    run(story)
+    run(main)
 
 
 def test_client_that_leaves_a_long_poll_is_recorded() -> None:
-    async def story(guest: Filtered) -> None:
+    async def main(guest: Filtered) -> None:
         guest.is_gone.set()
         response = await guest.poll('"1"')
         assert response.status == 304
@@ -96,11 +96,11 @@ def test_client_that_leaves_a_long_poll_is_recorded() -> None:
         assert (await guest.call(EVENTS, TRUE, conditional, (b"prefer", b"wait=60"))).is_nothing
         assert guest.transcript.entries[-1].status == 0
 
-    run(story)
+    run(main)
 
 
 def test_client_that_leaves_during_a_delay_is_recorded() -> None:
-    async def story(guest: Filtered) -> None:
+    async def main(guest: Filtered) -> None:
         await guest.restarts()
         guest.connection.is_gone = True
         guest.add("latency", seconds=20)
@@ -111,11 +111,11 @@ def test_client_that_leaves_during_a_delay_is_recorded() -> None:
         assert (last.status, last.request_body, last.faults) == (0, approval_body, ("latency",))
         assert guest.place.scope.events[0].status == "Scheduled"
 
-    run(story)
+    run(main)
 
 
 def test_delayed_approval_keeps_its_body() -> None:
-    async def story(guest: Filtered) -> None:
+    async def main(guest: Filtered) -> None:
         await guest.restarts()
         guest.add("latency", seconds=20)
         approval_body = f'{{"StartRequests":[{{"EventId":"{guid(1)}"}}]}}'
@@ -124,13 +124,13 @@ def test_delayed_approval_keeps_its_body() -> None:
         ).status == 200
         assert guest.place.scope.events[0].status == "Started"
 
-    run(story)
+    run(main)
 
 
 def test_cancelled_request_is_recorded() -> None:
     """A lab that is closed cuts off what takes too long."""
 
-    async def story(guest: Filtered) -> None:
+    async def main(guest: Filtered) -> None:
         guest.connection.sleeps_for_good = True
         guest.add("latency", seconds=20)
         asking = asyncio.create_task(guest.poll())
@@ -141,11 +141,11 @@ def test_cancelled_request_is_recorded() -> None:
         assert guest.transcript.entries[-1].status == 0
         assert guest.transcript.entries[-1].faults == ("latency",)
 
-    run(story)
+    run(main)
 
 
 def test_only_the_first_call_of_each_vm_is_slow() -> None:
-    async def story(guest: Filtered) -> None:
+    async def main(guest: Filtered) -> None:
         guest.add("first-call", seconds=90)
         await guest.bodies(2)
         assert guest.connection.slept == [90]
@@ -156,23 +156,23 @@ def test_only_the_first_call_of_each_vm_is_slow() -> None:
         await guest.bodies(2)
         assert guest.connection.slept == [90, 90, 30]
 
-    run(story)
+    run(main)
 
 
 def test_latencies_add_up() -> None:
-    async def story(guest: Filtered) -> None:
+    async def main(guest: Filtered) -> None:
         guest.add("latency", seconds=2)
         guest.add("latency", seconds="0.5")
         assert (await guest.poll()).body == NO_EVENTS
         assert guest.connection.slept == [2, 0.5]
 
-    run(story)
+    run(main)
 
 
 def test_delayed_long_poll_still_waits() -> None:
     """A delay is no reason to answer a wait at once."""
 
-    async def story(guest: Filtered) -> None:
+    async def main(guest: Filtered) -> None:
         guest.add("latency", seconds=2)
         waiting = asyncio.create_task(
             guest.call(EVENTS, TRUE, (b"if-none-match", b'"1"'), (b"prefer", b"wait=60"))
@@ -183,11 +183,11 @@ def test_delayed_long_poll_still_waits() -> None:
         await guest.restarts()
         assert (await waiting).body == body(2, entry())
 
-    run(story)
+    run(main)
 
 
 def test_refused_request_has_no_effect() -> None:
-    async def story(guest: Filtered) -> None:
+    async def main(guest: Filtered) -> None:
         await guest.restarts()
         guest.add("refuse")
         response = await guest.call(EVENTS, TRUE, method="POST", body=APPROVAL)
@@ -197,12 +197,12 @@ def test_refused_request_has_no_effect() -> None:
         last = guest.transcript.entries[-1]
         assert (last.status, last.request_body) == (0, APPROVAL.decode())
 
-    run(story)
+    run(main)
 
 
 @pytest.mark.parametrize("code", [404, 410, 429, 500, 503])
 def test_error_status_keeps_the_request_from_the_application(code: int) -> None:
-    async def story(guest: Filtered) -> None:
+    async def main(guest: Filtered) -> None:
         await guest.restarts()
         guest.add("status", code=code)
         response = await guest.call(EVENTS, TRUE, method="POST", body=APPROVAL)
@@ -213,27 +213,27 @@ def test_error_status_keeps_the_request_from_the_application(code: int) -> None:
         )
         assert guest.place.scope.events[0].approvals == ()
 
-    run(story)
+    run(main)
 
 
 def test_error_status_has_retry_after() -> None:
-    async def story(guest: Filtered) -> None:
+    async def main(guest: Filtered) -> None:
         guest.add("status", code=429, retry_after=7)
         assert (await guest.poll()).headers["retry-after"] == "7"
 
-    run(story)
+    run(main)
 
 
 def test_requests_limits_a_fault_to_three_requests() -> None:
-    async def story(guest: Filtered) -> None:
+    async def main(guest: Filtered) -> None:
         guest.add("status", code=500, requests=3)
         assert [(await guest.poll()).status for _ in range(5)] == [500, 500, 500, 200, 200]
 
-    run(story)
+    run(main)
 
 
 def test_fault_begins_and_ends_by_the_labs_clock() -> None:
-    async def story(guest: Filtered) -> None:
+    async def main(guest: Filtered) -> None:
         guest.add("status", code=500, from_="10s", for_="5s")
         seen = []
         for _ in range(4):
@@ -241,18 +241,18 @@ def test_fault_begins_and_ends_by_the_labs_clock() -> None:
             await guest.pass_time(seconds=5)
         assert seen == [200, 200, 500, 200]
 
-    run(story)
+    run(main)
 
 
 def test_same_seed_affects_the_same_requests() -> None:
     def statuses(seed: int) -> list[int]:
         seen: list[int] = []
 
-        async def story(guest: Filtered) -> None:
+        async def main(guest: Filtered) -> None:
             guest.add("status", code=500, chance=0.5)
             seen.extend([(await guest.poll()).status for _ in range(20)])
 
-        run(story, seed)
+        run(main, seed)
         return seen
 
     assert statuses(1) == statuses(1) != statuses(2)
@@ -260,7 +260,7 @@ def test_same_seed_affects_the_same_requests() -> None:
 
 
 def test_no_events_removes_the_member() -> None:
-    async def story(guest: Filtered) -> None:
+    async def main(guest: Filtered) -> None:
         guest.add("no-events")
         response = await guest.poll()
         assert (response.body, response.headers["content-length"]) == (
@@ -268,11 +268,11 @@ def test_no_events_removes_the_member() -> None:
             "25",
         )
 
-    run(story)
+    run(main)
 
 
 def test_text_plain_changes_the_content_type() -> None:
-    async def story(guest: Filtered) -> None:
+    async def main(guest: Filtered) -> None:
         guest.add("text-plain")
         response = await guest.poll()
         assert (response.body, response.headers["content-type"]) == (
@@ -281,11 +281,11 @@ def test_text_plain_changes_the_content_type() -> None:
         )
         assert list(response.headers) == list(HEADERS)
 
-    run(story)
+    run(main)
 
 
 def test_empty_affects_responses_but_not_errors() -> None:
-    async def story(guest: Filtered) -> None:
+    async def main(guest: Filtered) -> None:
         guest.add("empty")
         response = await guest.poll('"1"')
         assert shown(response) == (
@@ -295,11 +295,11 @@ def test_empty_affects_responses_but_not_errors() -> None:
         )
         assert (await guest.call(EVENTS)).status == 400
 
-    run(story)
+    run(main)
 
 
 def test_truncate_whole_adjusts_content_length() -> None:
-    async def story(guest: Filtered) -> None:
+    async def main(guest: Filtered) -> None:
         guest.add("truncate", mode="whole", bytes=20)
         response = await guest.poll()
         assert (response.status, response.body, response.headers["content-length"]) == (
@@ -308,12 +308,12 @@ def test_truncate_whole_adjusts_content_length() -> None:
             "20",
         )
 
-    run(story)
+    run(main)
 
 
 @pytest.mark.parametrize(("kind", "end"), [("truncate", "close"), ("reset", "reset")])
 def test_truncate_closes_before_content_length(kind: str, end: str) -> None:
-    async def story(guest: Filtered) -> None:
+    async def main(guest: Filtered) -> None:
         guest.add(kind, bytes=5)
         response = await guest.poll()
         assert (response.body, response.headers["content-length"]) == (NO_EVENTS[:5], "37")
@@ -326,50 +326,50 @@ def test_truncate_closes_before_content_length(kind: str, end: str) -> None:
             '{"Doc',
         )
 
-    run(story)
+    run(main)
 
 
 @pytest.mark.parametrize("kind", ["truncate", "reset"])
 def test_default_cut_is_in_the_middle_and_never_at_the_end(kind: str) -> None:
-    async def story(guest: Filtered) -> None:
+    async def main(guest: Filtered) -> None:
         guest.add(kind, requests=1)
         assert (await guest.poll()).body == NO_EVENTS[:18]
         guest.faults.by_id.clear()
         guest.add(kind, bytes=9999)
         assert (await guest.poll()).body == NO_EVENTS[:-1]
 
-    run(story)
+    run(main)
 
 
 def test_reset_approval_still_counts() -> None:
     """The client cannot know; it must be able to approve again."""
 
-    async def story(guest: Filtered) -> None:
+    async def main(guest: Filtered) -> None:
         await guest.restarts()
         guest.add("reset", method="POST")
         assert (await guest.call(EVENTS, TRUE, method="POST", body=APPROVAL)).is_nothing
         assert [event.status for event in guest.place.scope.events] == ["Started"]
 
-    run(story)
+    run(main)
 
 
 def test_body_fault_replaces_a_304() -> None:
     """Else a client that asks conditionally would never meet the fault."""
 
-    async def story(guest: Filtered) -> None:
+    async def main(guest: Filtered) -> None:
         guest.add("text-plain")
         response = await guest.call(
             EVENTS, TRUE, (b"if-none-match", b'"1"'), (b"prefer", b"wait=60")
         )
         assert (response.status, response.body) == (200, NO_EVENTS)
 
-    run(story)
+    run(main)
 
 
 def test_several_faults_are_applied_in_order() -> None:
     """Late, an error, as text, cut off: all of it, in this order, whatever came first."""
 
-    async def story(guest: Filtered) -> None:
+    async def main(guest: Filtered) -> None:
         for kind, members in (
             ("reset", {"bytes": 3}),
             ("text-plain", {}),
@@ -386,22 +386,22 @@ def test_several_faults_are_applied_in_order() -> None:
         )
         assert guest.transcript.entries[-1].faults == ("latency", "status", "text-plain", "reset")
 
-    run(story)
+    run(main)
 
 
 def test_empty_combined_with_truncate_and_reset() -> None:
-    async def story(guest: Filtered) -> None:
+    async def main(guest: Filtered) -> None:
         guest.add("empty")
         guest.add("truncate")
         assert (await guest.poll()).body == b""
         guest.add("reset")
         assert (await guest.poll()).is_nothing
 
-    run(story)
+    run(main)
 
 
 def test_instance_is_affected_by_body_faults_only() -> None:
-    async def story(guest: Filtered) -> None:
+    async def main(guest: Filtered) -> None:
         guest.add("stale")
         guest.add("no-events")
         guest.add("text-plain")
@@ -409,19 +409,19 @@ def test_instance_is_affected_by_body_faults_only() -> None:
         assert (response.status, response.json["compute"]["name"]) == (200, "web-0")
         assert guest.transcript.entries[-1].faults == ("text-plain",)
 
-    run(story)
+    run(main)
 
 
 def test_unknown_client_is_not_affected_by_faults() -> None:
-    async def story(guest: Filtered) -> None:
+    async def main(guest: Filtered) -> None:
         guest.add("status", code=500)
         assert (await guest.poll(address="10.9.9.9")).status == 403
 
-    run(story)
+    run(main)
 
 
 def test_a_hundred_faults_still_give_a_response() -> None:
-    async def story(guest: Filtered) -> None:
+    async def main(guest: Filtered) -> None:
         await guest.enrol("db", Vm(name="db-0", address="10.0.1.1"))
         for _ in range(FAULTS_MAX - 1):
             guest.add("skew", seconds=1)
@@ -430,4 +430,4 @@ def test_a_hundred_faults_still_give_a_response() -> None:
         response = await guest.poll()
         assert response.json["Events"][0]["NotBefore"] == "Wed, 04 Mar 2026 12:16:39 GMT"
 
-    run(story)
+    run(main)

@@ -12,7 +12,7 @@ from tests.unit.web.guest import EVENTS, TRUE
 
 
 def test_stale_document_is_the_last_one_before_the_fault() -> None:
-    async def story(guest: Filtered) -> None:
+    async def main(guest: Filtered) -> None:
         guest.add("stale")
         await guest.restarts()
         await guest.restarts(2, "web-1")
@@ -22,11 +22,11 @@ def test_stale_document_is_the_last_one_before_the_fault() -> None:
         guest.faults.by_id.clear()
         assert (await guest.poll('"1"')).body == body(3, entry(), entry(2, "web-1"))
 
-    run(story)
+    run(main)
 
 
 def test_stale_document_lags_by_some_changes() -> None:
-    async def story(guest: Filtered) -> None:
+    async def main(guest: Filtered) -> None:
         await guest.restarts()
         await guest.poll()
         guest.add("stale", by=1)
@@ -34,20 +34,20 @@ def test_stale_document_lags_by_some_changes() -> None:
         await guest.restarts(2, "web-1")
         assert await guest.bodies(2) == [body(2, entry())] * 2
 
-    run(story)
+    run(main)
 
 
 def test_stale_without_history_shows_the_first_document() -> None:
-    async def story(guest: Filtered) -> None:
+    async def main(guest: Filtered) -> None:
         guest.add("stale", by=5)
         guest.add("stale")
         assert (await guest.poll(address="10.0.0.2")).body == NO_EVENTS
 
-    run(story)
+    run(main)
 
 
 def test_incarnation_reset_starts_at_one() -> None:
-    async def story(guest: Filtered) -> None:
+    async def main(guest: Filtered) -> None:
         await guest.restarts()
         await guest.restarts(2, "web-1")
         assert (await guest.poll()).json["DocumentIncarnation"] == 3
@@ -63,7 +63,7 @@ def test_incarnation_reset_starts_at_one() -> None:
         guest.faults.by_id.clear()
         assert (await guest.poll('"2"')).body == body(4, entry())
 
-    run(story)
+    run(main)
 
 
 @pytest.mark.parametrize(
@@ -71,20 +71,20 @@ def test_incarnation_reset_starts_at_one() -> None:
     [(90, "Wed, 04 Mar 2026 12:16:30 GMT"), (-43_500, "Wed, 04 Mar 2026 00:10:00 GMT")],
 )
 def test_skew_shifts_not_before(seconds: int, expected: str) -> None:
-    async def story(guest: Filtered) -> None:
+    async def main(guest: Filtered) -> None:
         await guest.restarts()
         guest.add("skew", seconds=seconds)
         assert (await guest.poll()).body == body(2, entry(not_before=expected))
         await guest.starts()
         assert (await guest.poll()).body == body(3, entry(not_before="", status="Started"))
 
-    run(story)
+    run(main)
 
 
 def test_short_notice_hides_an_event_until_shortly_before() -> None:
     """Late visibility: the notice that a VM gets is shorter than the one that was given."""
 
-    async def story(guest: Filtered) -> None:
+    async def main(guest: Filtered) -> None:
         guest.add("short-notice", seconds=30)
         await guest.restarts()
         assert await guest.bodies(1) == [NO_EVENTS]
@@ -94,21 +94,21 @@ def test_short_notice_hides_an_event_until_shortly_before() -> None:
         response = await guest.poll('"1"')
         assert (response.body, response.headers["etag"]) == (body(2, entry()), '"2"')
 
-    run(story)
+    run(main)
 
 
 def test_short_notice_shows_started_events() -> None:
-    async def story(guest: Filtered) -> None:
+    async def main(guest: Filtered) -> None:
         guest.add("short-notice", seconds=30)
         await guest.restarts()
         await guest.starts()
         assert (await guest.poll()).body == body(3, entry(not_before="", status="Started"))
 
-    run(story)
+    run(main)
 
 
 def test_no_started_keeps_an_event_scheduled() -> None:
-    async def story(guest: Filtered) -> None:
+    async def main(guest: Filtered) -> None:
         await guest.restarts()
         await guest.poll()
         guest.add("no-started")
@@ -117,23 +117,23 @@ def test_no_started_keeps_an_event_scheduled() -> None:
         assert response.status == 304
         assert (await guest.poll()).body == body(2, entry())
 
-    run(story)
+    run(main)
 
 
 def test_no_started_hides_events_never_seen_scheduled() -> None:
-    async def story(guest: Filtered) -> None:
+    async def main(guest: Filtered) -> None:
         guest.add("no-started")
         await guest.restarts()
         await guest.starts()
         assert (await guest.poll()).body == NO_EVENTS
 
-    run(story)
+    run(main)
 
 
 def test_same_number_is_the_same_document() -> None:
     """A VM that keeps a document by its number must never be wrong, during a fault or after it."""
 
-    async def story(guest: Filtered) -> None:
+    async def main(guest: Filtered) -> None:
         seen: dict[int, list[dict[str, str]]] = {}
         last = 0
 
@@ -162,11 +162,11 @@ def test_same_number_is_the_same_document() -> None:
             await look()
         assert len(seen) == 12
 
-    run(story)
+    run(main)
 
 
 def test_numbers_stay_ahead_and_long_polls_still_work() -> None:
-    async def story(guest: Filtered) -> None:
+    async def main(guest: Filtered) -> None:
         await guest.restarts()
         await guest.poll()
         guest.add("skew", seconds=60, requests=1)
@@ -178,22 +178,22 @@ def test_numbers_stay_ahead_and_long_polls_still_work() -> None:
         response = await guest.poll('"5"')
         assert (response.status, response.headers) == (304, {"etag": '"5"'})
 
-    run(story)
+    run(main)
 
 
 def test_long_poll_returns_immediately_under_a_document_fault() -> None:
-    async def story(guest: Filtered) -> None:
+    async def main(guest: Filtered) -> None:
         guest.add("skew", seconds=60)
         response = await guest.call(
             EVENTS, TRUE, (b"if-none-match", b'"1"'), (b"prefer", b"wait=60")
         )
         assert (response.status, response.headers, response.body) == (304, {"etag": '"1"'}, b"")
 
-    run(story)
+    run(main)
 
 
 def test_fault_added_during_a_long_poll_affects_its_response() -> None:
-    async def story(guest: Filtered) -> None:
+    async def main(guest: Filtered) -> None:
         guest.add("latency", seconds=1)
 
         async def meanwhile() -> None:
@@ -208,11 +208,11 @@ def test_fault_added_during_a_long_poll_affects_its_response() -> None:
         assert guest.connection.slept == [1]
         assert (await guest.poll()).body == body(2, entry())
 
-    run(story)
+    run(main)
 
 
 def test_each_vm_and_version_has_its_own_view() -> None:
-    async def story(guest: Filtered) -> None:
+    async def main(guest: Filtered) -> None:
         await guest.restarts()
         guest.add("stale", vms=["web-0"])
         assert (await guest.poll()).body == NO_EVENTS
@@ -220,13 +220,13 @@ def test_each_vm_and_version_has_its_own_view() -> None:
         old = EVENTS.replace("2020-07-01", "2017-03-01")
         assert (await guest.call(old, TRUE)).json["Events"][0]["Resources"] == ["_web-0"]
 
-    run(story)
+    run(main)
 
 
 def test_document_faults_are_combined_in_order() -> None:
     """Skewed, then late by one change, then renumbered."""
 
-    async def story(guest: Filtered) -> None:
+    async def main(guest: Filtered) -> None:
         await guest.restarts()
         guest.add("incarnation-reset")
         guest.add("stale", by=1)
@@ -238,11 +238,11 @@ def test_document_faults_are_combined_in_order() -> None:
         )
         assert guest.transcript.entries[-1].faults == ("skew", "stale", "incarnation-reset")
 
-    run(story)
+    run(main)
 
 
 def test_errors_are_not_changed_by_document_faults() -> None:
-    async def story(guest: Filtered) -> None:
+    async def main(guest: Filtered) -> None:
         guest.add("stale")
         response = await guest.call(EVENTS)
         assert (response.status, response.json) == (
@@ -250,7 +250,7 @@ def test_errors_are_not_changed_by_document_faults() -> None:
             {"error": "Bad request. Required metadata header not specified"},
         )
 
-    run(story)
+    run(main)
 
 
 def test_skew_keeps_the_date_format() -> None:

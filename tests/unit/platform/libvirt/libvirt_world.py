@@ -133,7 +133,7 @@ class Guest:
 
     def __getattr__(self, verb: str) -> Any:
         def call(*arguments: Any) -> Any:
-            self._host.told.append(verb)
+            self._host.calls.append(verb)
             self._host.arguments[verb] = arguments
             way = self._ways.get(verb)
             return getattr(self._handle, verb)(*arguments) if way is None else way(self._handle)
@@ -146,7 +146,7 @@ class Host:
 
     def __init__(self, connection: Any, **ways: Callable[[Any], Any]) -> None:
         self._connection, self._ways = connection, ways
-        self.told: list[str] = []
+        self.calls: list[str] = []
         self.arguments: dict[str, tuple[Any, ...]] = {}
         self.listeners: list[Callable[..., None]] = []
 

@@ -47,17 +47,17 @@ FLEET = Fleet(
 
 
 def test_domain_xml_gives_name_id_mac_and_address() -> None:
-    told = parsed(leases={"52:54:00:aa:00:02": ["fe80::1", "2001:db8::7", "10.0.0.7"]})
+    result = parsed(leases={"52:54:00:aa:00:02": ["fe80::1", "2001:db8::7", "10.0.0.7"]})
 
-    assert told == DiscoveredVm(
+    assert result == DiscoveredVm(
         name="web-0", id=UUID, host="host-a", mac="52:54:00:aa:00:01", address="10.0.0.7"
     )
 
 
 def test_metadata_gives_scope_kind_and_domains() -> None:
-    told = parsed('scope="web" kind="scale-set" update-domain="4" fault-domain="1"')
+    result = parsed('scope="web" kind="scale-set" update-domain="4" fault-domain="1"')
 
-    assert (told.scope, told.kind, told.update_domain, told.fault_domain) == (
+    assert (result.scope, result.kind, result.update_domain, result.fault_domain) == (
         "web",
         ScopeKind.SCALE_SET,
         4,
@@ -94,8 +94,8 @@ def test_known_vm_keeps_what_libvirt_does_not_know() -> None:
 
     (scope,) = sync_fleet(fleet, [found("web-0", mac="52:54:00:aa:00:01")], ["host-a"]).scopes
 
-    told = Instance(size="big", mac="52:54:00:aa:00:01")
-    assert scope.vms == (replace(known, host="host-a", id="id-of-web-0", instance=told),)
+    result = Instance(size="big", mac="52:54:00:aa:00:01")
+    assert scope.vms == (replace(known, host="host-a", id="id-of-web-0", instance=result),)
 
 
 def test_new_domain_gets_its_own_scope() -> None:

@@ -23,14 +23,14 @@ def test_domains_are_listed_with_their_metadata(tmp_path: Path) -> None:
     world = LibvirtWorld(tmp_path)
     world.on("host-b").defineXML(domain_xml("web-1", 2, metadata=OURS))
 
-    told = asyncio.run(
+    result = asyncio.run(
         discover(
             LibvirtHosts(URIS, call_seconds_max=30, connect=world.connect), ["host-a", "host-b"]
         )
     )
 
     ids, mac = [guid(number).lower() for number in (1, 2)], "52:54:00:00:00:0{}"
-    assert told == {
+    assert result == {
         "host-a": [DiscoveredVm(name="web-0", id=ids[0], host="host-a", mac=mac.format(1))],
         "host-b": [
             DiscoveredVm(
@@ -124,7 +124,7 @@ def test_metadata_set_by_virsh_is_parsed(tmp_path: Path) -> None:
 def test_unnamed_host_takes_the_name_libvirt_reports() -> None:
     here = "test:///default"
 
-    told = asyncio.run(discover(LibvirtHosts([HostUri("", here)], call_seconds_max=30), [""]))
+    result = asyncio.run(discover(LibvirtHosts([HostUri("", here)], call_seconds_max=30), [""]))
 
-    assert list(told) == [open_connection(here).getHostname()]
-    assert [vm.name for vms in told.values() for vm in vms] == ["test"]
+    assert list(result) == [open_connection(here).getHostname()]
+    assert [vm.name for vms in result.values() for vm in vms] == ["test"]

@@ -40,7 +40,7 @@ def world(tmp_path: Path) -> LibvirtWorld:
 
 
 def steps(host: Host) -> list[str]:
-    return [verb for verb in host.told if verb in STEPS]
+    return [verb for verb in host.calls if verb in STEPS]
 
 
 def test_freeze_suspends_for_the_announced_duration(world: LibvirtWorld) -> None:
@@ -128,7 +128,7 @@ def test_suspend_after_a_timeout_is_undone(world: LibvirtWorld, how: str) -> Non
         handle.resume()
         awake.set()
 
-    async def story() -> None:
+    async def main() -> None:
         host = Host(world.on("host-a"), suspend=slow, resume=resume)
         platform = world.platform(
             connect=lambda uri: host, call_seconds_max=0.3 if how == "limit" else 30
@@ -140,7 +140,7 @@ def test_suspend_after_a_timeout_is_undone(world: LibvirtWorld, how: str) -> Non
         (ended,) = await asyncio.gather(work, return_exceptions=True)
         assert isinstance(ended, ImpactFailed if how == "limit" else asyncio.CancelledError)
 
-    asyncio.run(story())
+    asyncio.run(main())
     assert world.state() == RUNNING
     threads = [thread for thread in threading.enumerate() if not thread.daemon]
     is_awaited = any(thread.name == "last-call-wait" for thread in threads)
@@ -165,7 +165,7 @@ def test_a_freeze_that_is_cancelled_resumes_the_vm(world: LibvirtWorld) -> None:
             frozen.set()
             await asyncio.Event().wait()
 
-    async def story() -> None:
+    async def main() -> None:
         host = Host(world.on("host-a"), resume=resume)
         platform = world.platform(connect=lambda uri: host, clock=Endless())
         work = asyncio.create_task(platform.run_impact(order(EventType.FREEZE)))
@@ -175,7 +175,7 @@ def test_a_freeze_that_is_cancelled_resumes_the_vm(world: LibvirtWorld) -> None:
         await asyncio.gather(work, return_exceptions=True)
 
     frozen = asyncio.Event()
-    asyncio.run(story())
+    asyncio.run(main())
 
     assert awake.wait(30)
     assert world.state() == RUNNING
@@ -339,7 +339,7 @@ def test_hanging_libvirt_fails_only_its_own_impact(world: LibvirtWorld) -> None:
             threading.Event().wait()
         return world.connect(uri)
 
-    async def story() -> None:
+    async def main() -> None:
         platform = world.platform(connect, call_seconds_max=0.2)
         world.on("host-b").defineXML(world.web.XMLDesc()).create()
         hanging = [platform.run_impact(order(EventType.REBOOT)) for _ in range(9)]
@@ -350,7 +350,7 @@ def test_hanging_libvirt_fails_only_its_own_impact(world: LibvirtWorld) -> None:
         assert sum(thread.name == "call-test:///host-a" for thread in threading.enumerate()) == 4
         await platform.run_impact(order(EventType.REBOOT, host="host-b"))
 
-    asyncio.run(story())
+    asyncio.run(main())
 
 
 def test_connection_that_hung_is_not_reused(world: LibvirtWorld) -> None:
@@ -360,11 +360,11 @@ def test_connection_that_hung_is_not_reused(world: LibvirtWorld) -> None:
 
     connections = [Hung(world.on("host-a")), world.on("host-a")]
 
-    async def story() -> None:
+    async def main() -> None:
         libvirts = LibvirtHosts(URIS, call_seconds_max=0.2, connect=lambda uri: connections.pop(0))
         await libvirts.ask("host-a", lambda connection: connection)
         with pytest.raises(ImpactFailed, match="did not answer"):
             await libvirts.ask("host-a", lambda connection: connection)
         assert await libvirts.ask("host-a", lambda connection: connection) is world.on("host-a")
 
-    asyncio.run(story())
+    asyncio.run(main())

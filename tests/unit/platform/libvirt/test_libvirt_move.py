@@ -67,7 +67,7 @@ def test_live_migration_moves_the_definition(world: LibvirtWorld) -> None:
         | libvirt.VIR_MIGRATE_PERSIST_DEST
         | libvirt.VIR_MIGRATE_UNDEFINE_SOURCE
     )
-    assert "shutdown" not in host.told
+    assert "shutdown" not in host.calls
 
 
 def test_aborted_migration_fails_and_does_not_stop_the_vm(
