@@ -93,13 +93,13 @@ async def start(fleet: bytes = FLEET, *, is_polled: bool = True) -> AsyncIterato
     await world.engine.close()
 
 
-def story(
-    tell: Callable[[World], Awaitable[None]], fleet: bytes = FLEET, *, is_polled: bool = True
+def main(
+    act: Callable[[World], Awaitable[None]], fleet: bytes = FLEET, *, is_polled: bool = True
 ) -> None:
     """Run a test on a new world."""
 
     async def run() -> None:
         async with start(fleet, is_polled=is_polled) as world:
-            await tell(world)
+            await act(world)
 
     asyncio.run(run())

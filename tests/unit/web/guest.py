@@ -111,7 +111,7 @@ class GuestResponse:
 
 
 def run(
-    story: Callable[[Guest], Awaitable[None]],
+    main: Callable[[Guest], Awaitable[None]],
     config: Config = BY_ADDRESS,
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
 ) -> None:
@@ -120,7 +120,7 @@ def run(
     async def whole() -> None:
         guest = Guest(config)
         await guest.enrol("web", WEB_0, WEB_1)
-        await story(guest)
+        await main(guest)
 
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.run(whole())

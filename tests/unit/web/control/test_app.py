@@ -1,12 +1,12 @@
 """What goes around every response of the control listener: security headers and HEAD."""
 
-from tests.unit.web.control_world import World, story
+from tests.unit.web.control_world import World, main
 
 
 def test_every_response_has_security_headers() -> None:
     """Errors too, also those of unknown paths."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         for path in ("/api/v1/vms", "/api/v1/vms/nope", "/nope", "/healthz", "/api/openapi.json"):
             headers = (await world.request("GET", path)).headers
             assert headers["x-content-type-options"] == "nosniff", path
@@ -15,13 +15,13 @@ def test_every_response_has_security_headers() -> None:
             assert headers["content-security-policy"] == policy
             assert "access-control-allow-origin" not in headers
 
-    story(tell)
+    main(act)
 
 
 def test_head_is_a_get_without_the_body() -> None:
     """Health checks of older load balancers send HEAD (RFC 9110, 9.3.2)."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         for path in ("/healthz", "/api/v1/vms", "/api/docs"):
             head, get = await world.request("HEAD", path), await world.request("GET", path)
             assert (head.status_code, head.content) == (200, b"")
@@ -29,4 +29,4 @@ def test_head_is_a_get_without_the_body() -> None:
             assert head.headers["content-length"] == get.headers["content-length"] == length
         assert (await world.request("HEAD", "/api/v1/vms/web-0/restart")).status_code == 405
 
-    story(tell)
+    main(act)

@@ -10,7 +10,7 @@ import pytest
 
 from forewarn.errors import Error
 from forewarn.web.http_status import status_of
-from tests.unit.web.control_world import FLEET, World, story
+from tests.unit.web.control_world import FLEET, World, main
 
 DOCS = Path(__file__).parents[4] / "docs"
 RESTART, MAINTAIN = "/api/v1/vms/web-0/restart", "/api/v1/hosts/host-a/maintain"
@@ -26,10 +26,10 @@ def error_of(method: str, path: str, **more: Any) -> tuple[int, str, str]:
     """Status, code and message; nothing has changed."""
     found: list[tuple[int, str, str]] = []
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         found.append(await world.error(method, path, **more))
 
-    story(tell)
+    main(act)
     return found[0]
 
 
@@ -194,13 +194,13 @@ def test_unknown_names_and_paths_have_the_error_form(method: str, path: str, cod
 def test_wrong_method_gets_405_with_allow(method: str, path: str, allow: str) -> None:
     """A 405 must have Allow (RFC 9110, 15.5.6)."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         response = await world.request(method, path)
 
         assert (response.status_code, response.json()["error"]) == (405, "method_not_allowed")
         assert allow in response.headers["allow"].split(", ")
 
-    story(tell)
+    main(act)
 
 
 def test_body_one_byte_too_large_is_rejected() -> None:
@@ -221,12 +221,12 @@ def test_body_one_byte_too_large_is_rejected() -> None:
 def test_body_of_maximum_size_is_accepted() -> None:
     """A limit that is off by one refuses what it promises to take."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         body = b'{"not_before": null' + b" " * (64 * 1024 - 20) + b"}"
         assert len(body) == 64 * 1024
         assert (await world.request("POST", RESTART, content=body, headers=JSON)).status_code == 202
 
-    story(tell)
+    main(act)
 
 
 @pytest.mark.parametrize(
@@ -243,12 +243,12 @@ def test_foreign_host_name_is_rejected(host: str) -> None:
 def test_loopback_names_are_accepted(host: str) -> None:
     """People forward ports and type what they are used to."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         assert (
             await world.request("GET", "/api/v1/vms", headers={"host": host})
         ).status_code == 200
 
-    story(tell)
+    main(act)
 
 
 @pytest.mark.parametrize(
@@ -308,12 +308,12 @@ def test_body_without_content_type_is_rejected() -> None:
 def test_own_origin_is_accepted() -> None:
     """The console will be served from here."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         assert (
             await world.request("POST", RESTART, headers={"origin": "http://127.0.0.1:8081"})
         ).status_code == 202
 
-    story(tell)
+    main(act)
 
 
 def test_every_error_code_is_documented_with_its_status() -> None:
@@ -356,9 +356,9 @@ def test_errors_name_the_field_for_programs(
 ) -> None:
     """A program that fills in a form shows the message beside the field."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         body = (await world.request(method, path, **more)).json()
 
         assert (body["error"], body["facts"]) == ("invalid", {"field": field})
 
-    story(tell)
+    main(act)

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 from typing import Any
 
 from forewarn.web.control.docs_page import render
-from tests.unit.web.control_world import World, story
+from tests.unit.web.control_world import World, main
 from tests.unit.web.openapi_reader import operations
 
 VOID = {"meta", "input", "link", "br", "hr", "img"}
@@ -54,7 +54,7 @@ async def fetch(world: World) -> tuple[str, dict[str, str], dict[str, Any]]:
 def test_page_shows_every_operation_with_curl_and_codes() -> None:
     """Where there is no internet, this is all the documentation there is."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         text, _, document = await fetch(world)
         page = Page(text)
 
@@ -71,13 +71,13 @@ def test_page_shows_every_operation_with_curl_and_codes() -> None:
         assert set(anchors) <= set(page.ids)
         assert """-d '{"type": "Freeze"}'""" in page.text
 
-    story(tell)
+    main(act)
 
 
 def test_page_loads_nothing_from_elsewhere() -> None:
     """No CDN, font or image; and it can be used without a mouse or eyes."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         text, headers, _ = await fetch(world)
         page = Page(text)
 
@@ -90,13 +90,13 @@ def test_page_loads_nothing_from_elsewhere() -> None:
         assert '<html lang="en">' in text
         assert page.tags.count("h1") == page.tags.count("main") == 1
 
-    story(tell)
+    main(act)
 
 
 def test_policy_allows_the_style_of_the_page_and_no_script() -> None:
     """A name from a fleet file that looks like a script stays a name."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         text, headers, _ = await fetch(world)
         policy = headers["content-security-policy"]
 
@@ -108,11 +108,11 @@ def test_policy_allows_the_style_of_the_page_and_no_script() -> None:
         digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
         assert f"style-src 'sha256-{digest}'" in policy
 
-    story(tell)
+    main(act)
 
 
 def test_everything_in_the_page_is_escaped() -> None:
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         document = await world.json("GET", "/api/openapi.json")
         evil = "<b title='x' onclick=\"y\">&"
         operation = document["paths"]["/api/v1/vms/{vm}/restart"]["post"]
@@ -131,4 +131,4 @@ def test_everything_in_the_page_is_escaped() -> None:
         assert "&lt;b" in text
         Page(text)
 
-    story(tell)
+    main(act)

@@ -22,7 +22,7 @@ from forewarn.store.memory import MemoryStore
 from forewarn.web.control.app import make_app
 from forewarn.web.service import build_service
 from tests.history import entries_of
-from tests.unit.web.control_world import FLEET, World, make_client, story
+from tests.unit.web.control_world import FLEET, World, main, make_client
 
 RESTART, KEY = "/api/v1/vms/web-0/restart", {"idempotency-key": "key-1"}
 
@@ -45,7 +45,7 @@ def server_of(world: World, store: Any = None) -> tuple[Engine, httpx.AsyncClien
 def test_retry_gets_the_first_response() -> None:
     """The reply was lost on the way; asking again must neither fail nor do it twice."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         first, again = await send(world), await send(world)
 
         assert (first.status_code, "idempotency-replayed" in first.headers) == (202, False)
@@ -53,13 +53,13 @@ def test_retry_gets_the_first_response() -> None:
         assert again.headers["idempotency-replayed"] == "true"
         assert (await world.json("GET", "/api/v1/events"))["total"] == 1
 
-    story(tell)
+    main(act)
 
 
 def test_retry_gets_the_first_response_after_the_event_ended() -> None:
     """The first response is replayed for a day, whatever became of the event."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         first = await send(world)
         await world.json("POST", f"/api/v1/events/{first.json()['event']['id']}/cancel")
         await world.clock.advance(timedelta(hours=23, minutes=59))
@@ -67,13 +67,13 @@ def test_retry_gets_the_first_response_after_the_event_ended() -> None:
         assert (await send(world)).content == first.content
         assert (await world.json("GET", "/api/v1/events"))["total"] == 0
 
-    story(tell)
+    main(act)
 
 
 def test_error_response_is_replayed() -> None:
     """An error is the result of that operation; a new operation has a new key."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         event = (await world.json("POST", RESTART))["event"]["id"]
         first = await send(world)
         await world.json("POST", f"/api/v1/events/{event}/cancel")
@@ -82,13 +82,13 @@ def test_error_response_is_replayed() -> None:
         assert (first.status_code, first.json()["error"]) == (409, "already_pending")
         assert (again.status_code, again.content) == (409, first.content)
 
-    story(tell)
+    main(act)
 
 
 def test_retry_on_another_server_gets_the_first_response() -> None:
     """It is kept in the store, which is what servers share."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         first = await send(world)
         engine, elsewhere = server_of(world)
         await engine.load()
@@ -97,7 +97,7 @@ def test_retry_on_another_server_gets_the_first_response() -> None:
 
         assert (again.status_code, again.content) == (202, first.content)
 
-    story(tell)
+    main(act)
 
 
 class Forgetful(MemoryStore):
@@ -139,7 +139,7 @@ def test_a_retry_after_a_crash_is_the_same_operation(
     on another day.
     """
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         engine, client = await forgetful(world)
         for scope in list(engine.board.scopes) if is_polled else ():
             await engine.submit(scope, Seen(), by="test")
@@ -157,7 +157,7 @@ def test_a_retry_after_a_crash_is_the_same_operation(
         assert await operations_in(engine) == done, "nothing was done a second time"
         assert len(done) == (2 if "maintain" in path else 1)
 
-    story(tell)
+    main(act)
 
 
 async def operations_in(engine: Engine) -> list[Entry]:
@@ -183,7 +183,7 @@ def test_key_works_again_after_a_day() -> None:
     was.
     """
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         events = []
         for _ in range(3):
             body = (await send(world)).json()
@@ -197,7 +197,7 @@ def test_key_works_again_after_a_day() -> None:
 
         assert len(set(events)) == 3
 
-    story(tell)
+    main(act)
 
 
 def test_trimmed_key_is_a_new_operation() -> None:
@@ -205,7 +205,7 @@ def test_trimmed_key_is_a_new_operation() -> None:
     nothing.
     """
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         first = (await send(world)).json()["event"]["id"]
         await world.json("POST", f"/api/v1/events/{first}/cancel")
         for one in (await world.engine.store.load("answer/")).records:
@@ -215,13 +215,13 @@ def test_trimmed_key_is_a_new_operation() -> None:
         assert again["status"] == "Scheduled"
         assert again["id"] != first
 
-    story(tell)
+    main(act)
 
 
 def test_response_stored_by_version_0_2_is_replayed() -> None:
     """A retry may come after an upgrade; without tokens the record of the key has the same name."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         await send(world)
         ((found,),) = [(await world.engine.store.load("answer/")).records]
         body = json.loads(found.value or b"")["value"]["asked"]
@@ -241,14 +241,14 @@ def test_response_stored_by_version_0_2_is_replayed() -> None:
 
         assert (again.status_code, again.json()) == (202, {"event": None})
 
-    story(tell)
+    main(act)
 
 
 def test_one_key_on_two_servers_starts_one_campaign() -> None:
     """The record of the key decides, also for two servers at once."""
     body = {"type": "Freeze", "hosts": ["host-*"]}
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         engine, elsewhere = server_of(world)
         await engine.load()
         async with elsewhere:
@@ -257,7 +257,7 @@ def test_one_key_on_two_servers_starts_one_campaign() -> None:
             responses = await asyncio.gather(*here, *there)
         assert [body.json()["campaign"]["id"] for body in responses] == ["c1"] * 4
 
-    story(tell)
+    main(act)
 
 
 def test_concurrent_retries_get_one_response() -> None:
@@ -273,7 +273,7 @@ def test_concurrent_retries_get_one_response() -> None:
         counted.append(1)
         return {"count": len(counted)}
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         async with make_client(make_app(world.service, more=[count])) as client:
             responses = await asyncio.gather(
                 *(client.post("/api/v1/count", headers=KEY) for _ in range(5))
@@ -281,7 +281,7 @@ def test_concurrent_retries_get_one_response() -> None:
 
         assert [body.json() for body in responses] == [{"count": 1}] * 5
 
-    story(tell)
+    main(act)
 
 
 @pytest.mark.parametrize(
@@ -296,19 +296,19 @@ def test_key_of_another_request_is_rejected(path: str, more: dict[str, Any]) -> 
     lie.
     """
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         await send(world)
         refused = await world.error("POST", path, headers=KEY, **more)
 
         assert refused[:2] == (422, "idempotency_key_reused")
 
-    story(tell)
+    main(act)
 
 
 def test_keys_belong_to_their_token() -> None:
     """A client cannot read another's response by guessing a key."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         for name, secret in (("a", "a" * 64), ("b", "b" * 64)):
             await world.service.tokens.create(name, Role.ADMIN, secret=secret, by="test")
         first = await world.request(
@@ -324,7 +324,7 @@ def test_keys_belong_to_their_token() -> None:
             "already_pending",
         )
 
-    story(tell)
+    main(act)
 
 
 def test_new_token_of_an_old_name_has_its_own_keys() -> None:
@@ -332,7 +332,7 @@ def test_new_token_of_an_old_name_has_its_own_keys() -> None:
     viewer's to read.
     """
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         tokens = world.service.tokens
         await tokens.create("root", Role.ADMIN, secret="a" * 64, by="test")
         _, old = await tokens.create("ci", Role.OPERATOR, secret="b" * 64, by="test")
@@ -349,7 +349,7 @@ def test_new_token_of_an_old_name_has_its_own_keys() -> None:
         assert (again.status_code, again.json()["error"]) == (409, "already_pending")
         assert "idempotency-replayed" not in again.headers
 
-    story(tell)
+    main(act)
 
 
 def test_only_the_newest_responses_are_kept() -> None:
@@ -358,7 +358,7 @@ def test_only_the_newest_responses_are_kept() -> None:
     Records of a newer server, or damaged ones, are deleted like all others.
     """
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         store = world.engine.store
         for number in range(21):
             value = b'{"format": 9}'
@@ -374,7 +374,7 @@ def test_only_the_newest_responses_are_kept() -> None:
         assert "answer/98-99/" in kept
         assert (await send(world)).headers["idempotency-replayed"] == "true"
 
-    story(tell)
+    main(act)
 
 
 @pytest.mark.parametrize(("size", "is_kept"), [(16 * 1024, True), (16 * 1024 + 1, False)])
@@ -385,21 +385,21 @@ def test_response_over_16_kib_is_not_stored(size: int, is_kept: bool) -> None:
     async def large() -> str:
         return "x" * size
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         async with make_client(make_app(world.service, more=[large])) as client:
             first, again = [await client.post("/api/v1/large", headers=KEY) for _ in range(2)]
 
         assert (len(first.content), again.status_code) == (size, 200)
         assert ("idempotency-replayed" in again.headers) == is_kept
 
-    story(tell)
+    main(act)
 
 
 @pytest.mark.parametrize("key", ["", " ", "x" * 201, "caf\u00e9", "a\tb"])
 def test_invalid_key_is_rejected(key: str) -> None:
     """At most 200 printable ASCII characters; an empty one would be everybody's."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         response = await world.client.post(
             RESTART, headers=[(b"idempotency-key", key.encode("latin-1"))]
         )
@@ -407,18 +407,18 @@ def test_invalid_key_is_rejected(key: str) -> None:
         assert (response.status_code, response.json()["error"]) == (400, "invalid")
         assert (await world.json("GET", "/api/v1/events"))["total"] == 0
 
-    story(tell)
+    main(act)
 
 
 def test_key_of_maximum_length_is_accepted() -> None:
     """A limit that is off by one refuses what it promises to take."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         assert (
             await world.request("POST", RESTART, headers={"idempotency-key": "x" * 200})
         ).status_code == 202
 
-    story(tell)
+    main(act)
 
 
 def test_response_to_a_bug_is_not_stored() -> None:
@@ -431,7 +431,7 @@ def test_response_to_a_bug_is_not_stored() -> None:
                 raise RuntimeError("a bug")
             return await super().degrade(host, **more)
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         clumsy = Clumsy(world.engine, world.operations.new_id)
         async with make_client(make_app(world.service._replace(operations=clumsy))) as client:
             first = await client.post("/api/v1/hosts/host-a/degrade", headers=KEY)
@@ -440,7 +440,7 @@ def test_response_to_a_bug_is_not_stored() -> None:
 
         assert (first.status_code, again.status_code) == (500, 202)
 
-    story(tell)
+    main(act)
 
 
 def test_response_to_a_store_failure_is_not_stored() -> None:
@@ -454,7 +454,7 @@ def test_response_to_a_store_failure_is_not_stored() -> None:
                 raise StoreLost("the store does not body")
             return await super().commit(writes, checks, entries)
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         store = Sulking()
         engine, client = server_of(world, store)
         async with client:
@@ -467,4 +467,4 @@ def test_response_to_a_store_failure_is_not_stored() -> None:
 
         assert (down.status_code, up.status_code) == (503, 202)
 
-    story(tell)
+    main(act)

@@ -6,14 +6,14 @@ import pytest
 from litestar.stores.memory import MemoryStore
 
 from forewarn.web.control.app import make_app
-from tests.unit.web.control_world import World, make_client, story
+from tests.unit.web.control_world import World, main, make_client
 from tests.unit.web.openapi_reader import operations
 
 
 def test_errors_of_an_operation_are_listed_by_code() -> None:
     """A client author sees in advance which errors to handle."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         document = await world.json("GET", "/api/openapi.json")
         restart = document["paths"]["/api/v1/vms/{vm}/restart"]["post"]
 
@@ -40,11 +40,11 @@ def test_errors_of_an_operation_are_listed_by_code() -> None:
         schema = restart["responses"]["409"]["content"]["application/json"]["schema"]
         assert schema["allOf"][1]["properties"]["error"]["enum"][0] == "already_pending"
 
-    story(tell)
+    main(act)
 
 
 def test_roles_bodies_and_keys_are_described() -> None:
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         document = await world.json("GET", "/api/openapi.json")
         described = dict(operations(document))
         restart = described["POST /api/v1/vms/{vm}/restart"]
@@ -62,7 +62,7 @@ def test_roles_bodies_and_keys_are_described() -> None:
         assert notice["additionalProperties"] is False
         assert notice["properties"]["not_before"]["description"].startswith("the earliest start")
 
-    story(tell)
+    main(act)
 
 
 @pytest.mark.parametrize("path", ["/api/docs", "/api/openapi.json"])
@@ -84,16 +84,16 @@ def test_documents_are_rendered_once(path: str) -> None:
             sys.setprofile(None)
         return calls[0]
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         assert await count_calls(world, path) < 2 * await count_calls(world, "/healthz")
 
-    story(tell)
+    main(act)
 
 
 def test_document_is_cached_once_however_its_path_is_written() -> None:
     """Nobody needs a token for it, so it must not fill the memory."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         app = make_app(world.service)
         async with make_client(app) as client:
             for path in ("/api/docs", "/api/docs/", "//api/docs", "/api//docs", "/api/%64ocs"):
@@ -103,4 +103,4 @@ def test_document_is_cached_once_however_its_path_is_written() -> None:
         assert isinstance(cache, MemoryStore)
         assert list(cache._store) == ["/api/docs"]
 
-    story(tell)
+    main(act)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from forewarn.errors import Invalid
 from forewarn.web.control.pagination import decode, encode, page
-from tests.unit.web.control_world import World, story
+from tests.unit.web.control_world import World, main
 
 NAMES = st.sets(st.text(max_size=5), max_size=12)
 
@@ -72,7 +72,7 @@ async def walk(world: World, kind: str, limit: int) -> list[Any]:
 def test_every_list_is_paginated(limit: int) -> None:
     """Scopes, VMs, hosts and events; the last page says that it is."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         for vm in ("web-1", "web-0", "FrontEnd_IN_0"):
             await world.json("POST", f"/api/v1/vms/{vm}/restart")
             await world.clock.advance(timedelta(seconds=1))
@@ -87,13 +87,13 @@ def test_every_list_is_paginated(limit: int) -> None:
         assert await walk(world, "hosts", limit) == ["host-a", "host-b", "host-c"]
         assert [id_[-1] for id_ in await walk(world, "events", limit)] == ["9", "8", "7"]
 
-    story(tell)
+    main(act)
 
 
 def test_invalid_cursor_is_reported_by_name() -> None:
     """A listing that silently restarted would never end."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         assert (await world.error("GET", "/api/v1/vms?cursor=zzz"))[:2] == (400, "invalid")
 
-    story(tell)
+    main(act)

@@ -55,7 +55,7 @@ async def get(address: Address) -> bytes:
 def test_started_listener_has_its_real_port(
     factory: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:
-    async def story() -> None:
+    async def main() -> None:
         one = listener()
         await one.start()
         assert one.address.port > 0
@@ -68,11 +68,11 @@ def test_started_listener_has_its_real_port(
             await get(one.address)
 
     with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(story())
+        runner.run(main())
 
 
 def test_two_listeners_share_a_loop() -> None:
-    async def story() -> None:
+    async def main() -> None:
         first = listener()
         second = Listener(
             hello, LOOPBACK, ConnectionPolicy(Limits(), control_body), server_name=SERVER_CONTROL
@@ -84,31 +84,31 @@ def test_two_listeners_share_a_loop() -> None:
         assert (await get(second.address)).endswith(b"hello")
         await second.stop()
 
-    asyncio.run(story())
+    asyncio.run(main())
 
 
 def test_listener_installs_no_signal_handlers() -> None:
     """Who stops the service is decided by the service."""
 
-    async def story() -> None:
+    async def main() -> None:
         one = listener()
         await one.start()
         assert signal.getsignal(signal.SIGTERM) == before
         await one.stop()
 
     before = signal.getsignal(signal.SIGTERM)
-    asyncio.run(story())
+    asyncio.run(main())
 
 
 def test_stop_is_idempotent() -> None:
-    async def story() -> None:
+    async def main() -> None:
         one = listener()
         await one.stop()
         await one.start()
         await one.stop()
         await one.stop()
 
-    asyncio.run(story())
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("has_connection", [False, True])
@@ -117,7 +117,7 @@ def test_idle_listener_stops_at_once(*, has_connection: bool) -> None:
     minutes.
     """
 
-    async def story() -> float:
+    async def main() -> float:
         one = listener()
         await one.start()
         streams = [await asyncio.open_connection(*one.address)] if has_connection else []
@@ -132,7 +132,7 @@ def test_idle_listener_stops_at_once(*, has_connection: bool) -> None:
 
     loop = EagerLoop()
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
-        assert runner.run(story()) < 0.05
+        assert runner.run(main()) < 0.05
 
 
 def test_slow_requests_are_aborted_at_stop() -> None:
@@ -141,7 +141,7 @@ def test_slow_requests_are_aborted_at_stop() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
 
-    async def story() -> None:
+    async def main() -> None:
         one = listener(application=forever)
         await one.start()
         asking = asyncio.create_task(get(one.address))
@@ -150,11 +150,11 @@ def test_slow_requests_are_aborted_at_stop() -> None:
         assert await asking == b""
 
     has_begun = asyncio.Event()
-    asyncio.run(story())
+    asyncio.run(main())
 
 
 def test_wait_returns_when_the_listener_ends() -> None:
-    async def story() -> None:
+    async def main() -> None:
         one = listener()
         await one.start()
         waiting = asyncio.create_task(one.wait())
@@ -162,7 +162,7 @@ def test_wait_returns_when_the_listener_ends() -> None:
         await one.stop()
         await waiting
 
-    asyncio.run(story())
+    asyncio.run(main())
 
 
 async def fetch_all(policy: ConnectionPolicy, *requests: bytes) -> list[bytes]:

@@ -17,7 +17,7 @@ APPROVAL = json.dumps({"StartRequests": [{"EventId": EVENT_ID}]}).encode()
 
 
 def test_poll_gets_the_document_with_etag_and_length() -> None:
-    async def story(guest: Guest) -> None:
+    async def main(guest: Guest) -> None:
         response = await guest.call(EVENTS, TRUE)
         assert (response.status, response.body) == (200, b'{"DocumentIncarnation":1,"Events":[]}')
         assert response.headers == {
@@ -26,11 +26,11 @@ def test_poll_gets_the_document_with_etag_and_length() -> None:
             "content-length": "37",
         }
 
-    run(story)
+    run(main)
 
 
 def test_only_vms_of_the_scope_see_its_document() -> None:
-    async def story(guest: Guest) -> None:
+    async def main(guest: Guest) -> None:
         await guest.enrol("db", Vm(name="db-0", address="10.0.1.1"))
         await guest.call(EVENTS, TRUE)
         await guest.restart()
@@ -42,18 +42,18 @@ def test_only_vms_of_the_scope_see_its_document() -> None:
         assert mine.json["Events"][0]["EventId"] == EVENT_ID
         assert (await guest.call(EVENTS, TRUE, address="10.0.1.1")).json["Events"] == []
 
-    run(story)
+    run(main)
 
 
 def test_first_poll_enables_the_scope_before_its_response() -> None:
     """An operator's restart right after the response must already be an event."""
 
-    async def story(guest: Guest) -> None:
+    async def main(guest: Guest) -> None:
         assert guest.place.scope.seen_at is None
         await guest.call(EVENTS, TRUE)
         assert guest.place.scope.seen_at == NOON
 
-    run(story)
+    run(main)
 
 
 @pytest.mark.parametrize(
@@ -69,31 +69,31 @@ def test_rejected_request_is_not_a_poll(
 ) -> None:
     """Only a client that can read the document should make operations wait for it."""
 
-    async def story(guest: Guest) -> None:
+    async def main(guest: Guest) -> None:
         assert (await guest.call(target, *headers)).status == 400
         assert guest.place.scope.seen_at is None
 
-    run(story)
+    run(main)
 
 
 def test_head_request_is_not_a_poll() -> None:
-    async def story(guest: Guest) -> None:
+    async def main(guest: Guest) -> None:
         assert (await guest.call(EVENTS, TRUE, method="HEAD")).status == 200
         assert guest.place.scope.seen_at is None
 
-    run(story)
+    run(main)
 
 
 def test_not_modified_counts_as_a_poll() -> None:
-    async def story(guest: Guest) -> None:
+    async def main(guest: Guest) -> None:
         assert (await guest.call(EVENTS, TRUE, (b"if-none-match", b'"1"'))).status == 304
         assert guest.place.scope.seen_at == NOON
 
-    run(story)
+    run(main)
 
 
 def test_poll_is_recorded_hourly() -> None:
-    async def story(guest: Guest) -> None:
+    async def main(guest: Guest) -> None:
         await guest.call(EVENTS, TRUE)
         await guest.clock.advance(timedelta(minutes=59))
         await guest.call(EVENTS, TRUE)
@@ -103,38 +103,38 @@ def test_poll_is_recorded_hourly() -> None:
         await settle()
         assert guest.place.scope.seen_at == NOON + timedelta(hours=1)
 
-    run(story)
+    run(main)
 
 
 def test_polls_are_served_while_the_store_is_down() -> None:
-    async def story(guest: Guest) -> None:
+    async def main(guest: Guest) -> None:
         guest.store.is_lost = True
         assert (await guest.call(EVENTS, TRUE)).status == 200
 
-    run(story)
+    run(main)
 
 
 @pytest.mark.parametrize("known", [b'"1"', b"1", b'W/"1"', b'"7", "1"', b"*"])
 def test_matching_etag_gets_a_304(known: bytes) -> None:
-    async def story(guest: Guest) -> None:
+    async def main(guest: Guest) -> None:
         response = await guest.call(EVENTS, TRUE, (b"if-none-match", known))
         assert (response.status, response.body, response.headers) == (304, b"", {"etag": '"1"'})
 
-    run(story)
+    run(main)
 
 
 @pytest.mark.parametrize("known", [b"0", b'"2"', b"11", b'"-1"'])
 def test_other_etag_gets_the_document(known: bytes) -> None:
     """0 is what Microsoft's own sample sends at its start."""
 
-    async def story(guest: Guest) -> None:
+    async def main(guest: Guest) -> None:
         assert (await guest.call(EVENTS, TRUE, (b"if-none-match", known))).status == 200
 
-    run(story)
+    run(main)
 
 
 def test_client_that_is_not_a_vm_is_forbidden() -> None:
-    async def story(guest: Guest) -> None:
+    async def main(guest: Guest) -> None:
         for target in (EVENTS, "/metadata/versions", "/nothing"):
             response = await guest.call(target, TRUE, address="10.9.9.9")
             assert (response.status, response.json) == (
@@ -142,11 +142,11 @@ def test_client_that_is_not_a_vm_is_forbidden() -> None:
                 {"error": "Forbidden. 10.9.9.9 is not a VM of this fleet"},
             )
 
-    run(story)
+    run(main)
 
 
 def test_unknown_path_is_not_found() -> None:
-    async def story(guest: Guest) -> None:
+    async def main(guest: Guest) -> None:
         for path in (
             "/",
             "/metadata",
@@ -157,12 +157,12 @@ def test_unknown_path_is_not_found() -> None:
             response = await guest.call(path, TRUE)
             assert (response.status, list(response.json)) == (404, ["error"])
 
-    run(story)
+    run(main)
 
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
 def test_wrong_method_gets_allow(method: str) -> None:
-    async def story(guest: Guest) -> None:
+    async def main(guest: Guest) -> None:
         response = await guest.call(EVENTS, TRUE, method=method)
         assert (response.status, response.headers["allow"], list(response.json)) == (
             405,
@@ -172,11 +172,11 @@ def test_wrong_method_gets_allow(method: str) -> None:
         response = await guest.call("/metadata/versions", TRUE, method=method)
         assert (response.status, response.headers["allow"]) == (405, "GET, HEAD")
 
-    run(story)
+    run(main)
 
 
 def test_legacy_path_is_served_only_if_configured() -> None:
-    async def story(guest: Guest) -> None:
+    async def main(guest: Guest) -> None:
         await guest.call(EVENTS, TRUE)
         await guest.restart()
         response = await guest.call("/metadata/latest/scheduledevents")
@@ -185,11 +185,11 @@ def test_legacy_path_is_served_only_if_configured() -> None:
             await guest.call("/metadata/latest/scheduledevents", method="POST", body=APPROVAL)
         ).status == 200
 
-    run(story, Config(legacy_path=True))
+    run(main, Config(legacy_path=True))
 
 
 def test_not_before_can_be_iso_8601() -> None:
-    async def story(guest: Guest) -> None:
+    async def main(guest: Guest) -> None:
         await guest.call(EVENTS, TRUE)
         await guest.restart()
         old = await guest.call("/metadata/scheduledevents?api-version=2017-08-01", TRUE)
@@ -197,13 +197,13 @@ def test_not_before_can_be_iso_8601() -> None:
         assert old.json["Events"][0]["NotBefore"] == "2026-03-04T12:15:00Z"
         assert new.json["Events"][0]["NotBefore"] == "Wed, 04 Mar 2026 12:15:00 GMT"
 
-    run(story, Config(not_before_format=NotBeforeFormat.DOCUMENTED))
+    run(main, Config(not_before_format=NotBeforeFormat.DOCUMENTED))
 
 
 def test_approval_gets_an_empty_200() -> None:
     """An empty body, because a widely used client parses whatever else it gets."""
 
-    async def story(guest: Guest) -> None:
+    async def main(guest: Guest) -> None:
         await guest.call(EVENTS, TRUE)
         await guest.restart()
         response = await guest.call(EVENTS, TRUE, method="POST", body=APPROVAL, address="10.0.0.2")
@@ -215,24 +215,24 @@ def test_approval_gets_an_empty_200() -> None:
         event = guest.place.scope.events[0]
         assert (event.status, event.approvals) == ("Started", ("web-1",))
 
-    run(story)
+    run(main)
 
 
 def test_approving_again_or_late_is_a_200() -> None:
     """Clients race with the end of an event, and retry what fails."""
 
-    async def story(guest: Guest) -> None:
+    async def main(guest: Guest) -> None:
         await guest.call(EVENTS, TRUE)
         await guest.restart()
         await guest.engine.submit("web", Cancel(event_id=EVENT_ID), by="test")
         for _ in range(2):
             assert (await guest.call(EVENTS, TRUE, method="POST", body=APPROVAL)).status == 200
 
-    run(story)
+    run(main)
 
 
 def test_approval_of_an_unknown_event_is_a_400() -> None:
-    async def story(guest: Guest) -> None:
+    async def main(guest: Guest) -> None:
         await guest.call(EVENTS, TRUE)
         await guest.restart()
         both = json.dumps({"StartRequests": [{"EventId": EVENT_ID}, {"EventId": "X"}]}).encode()
@@ -240,11 +240,11 @@ def test_approval_of_an_unknown_event_is_a_400() -> None:
         assert (response.status, list(response.json)) == (400, ["error"])
         assert guest.place.scope.events[0].approvals == ()
 
-    run(story)
+    run(main)
 
 
 def test_a_vm_cannot_approve_an_event_of_another_scope() -> None:
-    async def story(guest: Guest) -> None:
+    async def main(guest: Guest) -> None:
         await guest.enrol("db", Vm(name="db-0", address="10.0.1.1"))
         await guest.call(EVENTS, TRUE)
         await guest.restart()
@@ -253,11 +253,11 @@ def test_a_vm_cannot_approve_an_event_of_another_scope() -> None:
         ).status == 400
         assert guest.place.scope.events[0].approvals == ()
 
-    run(story)
+    run(main)
 
 
 def test_vm_removed_during_its_approval_approves_nothing() -> None:
-    async def story(guest: Guest) -> None:
+    async def main(guest: Guest) -> None:
         async def leave() -> None:
             await guest.enrol("web", WEB_1)
 
@@ -268,7 +268,7 @@ def test_vm_removed_during_its_approval_approves_nothing() -> None:
         ).status == 403
         assert guest.place.scope.events[0].approvals == ()
 
-    run(story)
+    run(main)
 
 
 def test_approval_is_by_the_vm_at_the_address_when_the_body_ends() -> None:
@@ -276,7 +276,7 @@ def test_approval_is_by_the_vm_at_the_address_when_the_body_ends() -> None:
     approve for the old one.
     """
 
-    async def story(guest: Guest) -> None:
+    async def main(guest: Guest) -> None:
         async def move() -> None:
             await guest.enrol("web", WEB_1)
             await guest.enrol("db", Vm(name="db-0", address="10.0.0.1"))
@@ -288,11 +288,11 @@ def test_approval_is_by_the_vm_at_the_address_when_the_body_ends() -> None:
         ).status == 400
         assert guest.place.scope.events[0].approvals == ()
 
-    run(story)
+    run(main)
 
 
 def test_vm_renamed_during_its_approval_approves_as_the_new_vm() -> None:
-    async def story(guest: Guest) -> None:
+    async def main(guest: Guest) -> None:
         async def rename() -> None:
             await guest.enrol("web", WEB_1, Vm(name="web-2", address="10.0.0.1"))
 
@@ -303,7 +303,7 @@ def test_vm_renamed_during_its_approval_approves_as_the_new_vm() -> None:
         ).status == 200
         assert guest.place.scope.events[0].approvals == ("web-2",)
 
-    run(story)
+    run(main)
 
 
 def test_vm_removed_during_its_first_poll_is_forbidden() -> None:
@@ -311,14 +311,14 @@ def test_vm_removed_during_its_first_poll_is_forbidden() -> None:
     is by then.
     """
 
-    async def story(guest: Guest) -> None:
+    async def main(guest: Guest) -> None:
         def leave(entry: Entry) -> None:
             guest.engine.board.withdraw("web", guest.place.revision + 1)
 
         guest.engine.subscribe_entries(leave)
         assert (await guest.call(EVENTS, TRUE)).status == 403
 
-    run(story)
+    run(main)
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
@@ -330,7 +330,7 @@ def test_web_page_can_neither_read_nor_approve(method: str, version: str, origin
     Browsers add an Origin; no client of the protocol does.
     """
 
-    async def story(guest: Guest) -> None:
+    async def main(guest: Guest) -> None:
         await guest.call(EVENTS, TRUE)
         await guest.restart()
         target = f"/metadata/scheduledevents?api-version={version}"
@@ -341,22 +341,22 @@ def test_web_page_can_neither_read_nor_approve(method: str, version: str, origin
         )
         assert guest.place.scope.events[0].approvals == ()
 
-    run(story)
+    run(main)
 
 
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"[]", b"{}", b'{"StartRequests":[]}', b'{"StartRequests":[{}]}', b"\xff"]
 )
 def test_malformed_approval_is_a_400(body: bytes) -> None:
-    async def story(guest: Guest) -> None:
+    async def main(guest: Guest) -> None:
         response = await guest.call(EVENTS, TRUE, method="POST", body=body)
         assert (response.status, list(response.json)) == (400, ["error"])
 
-    run(story)
+    run(main)
 
 
 def test_approval_that_the_store_loses_is_a_503() -> None:
-    async def story(guest: Guest) -> None:
+    async def main(guest: Guest) -> None:
         await guest.call(EVENTS, TRUE)
         await guest.restart()
         guest.store.is_lost = True
@@ -367,13 +367,13 @@ def test_approval_that_the_store_loses_is_a_503() -> None:
             ["error"],
         )
 
-    run(story)
+    run(main)
 
 
 def test_store_errors_are_not_shown_to_guests(caplog: pytest.LogCaptureFixture) -> None:
     """What is wrong with which file is for the operator, who reads it in the log."""
 
-    async def story(guest: Guest) -> None:
+    async def main(guest: Guest) -> None:
         await guest.call(EVENTS, TRUE)
         await guest.restart()
         guest.store.is_lost = True
@@ -384,7 +384,7 @@ def test_store_errors_are_not_shown_to_guests(caplog: pytest.LogCaptureFixture) 
             {"error": "Service unavailable. Try again later"},
         )
 
-    run(story)
+    run(main)
     (line,) = [record for record in caplog.records if record.message == "guest request failed"]
     assert getattr(line, "facts", {})["problem"] == "/var/lib/forewarn/store.db: the disk is full"
 
@@ -392,20 +392,20 @@ def test_store_errors_are_not_shown_to_guests(caplog: pytest.LogCaptureFixture) 
 def test_approval_ignores_if_none_match() -> None:
     """Microsoft's own sample sends it there too."""
 
-    async def story(guest: Guest) -> None:
+    async def main(guest: Guest) -> None:
         await guest.call(EVENTS, TRUE)
         await guest.restart()
         assert (
             await guest.call(EVENTS, TRUE, (b"if-none-match", b'"2"'), method="POST", body=APPROVAL)
         ).status == 200
 
-    run(story)
+    run(main)
 
 
 def test_instance_name_is_the_name_in_resources() -> None:
     """Without a newline: clients compare it as it is."""
 
-    async def story(guest: Guest) -> None:
+    async def main(guest: Guest) -> None:
         response = await guest.call(
             "/Metadata/Instance/Compute/name/?api-version=2021-02-01&format=text", TRUE
         )
@@ -419,7 +419,7 @@ def test_instance_name_is_the_name_in_resources() -> None:
         )
         assert response.json["compute"]["name"] == "web-1"
 
-    run(story)
+    run(main)
 
 
 @pytest.mark.parametrize(
@@ -432,39 +432,39 @@ def test_instance_name_is_the_name_in_resources() -> None:
     ],
 )
 def test_instance_rejects_unknown_paths(target: str, status: int) -> None:
-    async def story(guest: Guest) -> None:
+    async def main(guest: Guest) -> None:
         assert (await guest.call(target, TRUE)).status == status
 
-    run(story)
+    run(main)
 
 
 def test_versions_path_needs_no_api_version() -> None:
-    async def story(guest: Guest) -> None:
+    async def main(guest: Guest) -> None:
         assert (await guest.call("/metadata/versions", TRUE)).json["apiVersions"][0] == "2017-03-01"
         assert (await guest.call("/metadata/versions")).status == 400
 
-    run(story)
+    run(main)
 
 
 def test_too_many_requests_get_a_429() -> None:
-    async def story(guest: Guest) -> None:
+    async def main(guest: Guest) -> None:
         responses = [await guest.call(EVENTS, TRUE) for _ in range(6)]
         assert [response.status for response in responses] == [200] * 5 + [429]
         assert (responses[5].headers["retry-after"], list(responses[5].json)) == ("1", ["error"])
         assert (await guest.call(EVENTS, TRUE, address="10.0.0.2")).status == 200
 
-    run(story, Config(requests_per_second=5))
+    run(main, Config(requests_per_second=5))
 
 
 def test_bug_is_a_500_and_one_log_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def story(guest: Guest) -> None:
+    async def main(guest: Guest) -> None:
         guest.place.scope = None  # type: ignore[assignment]
         response = await guest.call(EVENTS, TRUE)
         assert (response.status, list(response.json)) == (500, ["error"])
 
-    run(story)
+    run(main)
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
         "request failed"
     ]
@@ -475,7 +475,7 @@ def test_etag_of_a_deleted_vm_never_matches_again() -> None:
     it has read.
     """
 
-    async def story(guest: Guest) -> None:
+    async def main(guest: Guest) -> None:
         async def declare(*vms: Vm) -> None:
             await guest.engine.submit(
                 "solo", SetMembers(kind=ScopeKind.VM, policy=Policy(), vms=vms), by="test"
@@ -498,4 +498,4 @@ def test_etag_of_a_deleted_vm_never_matches_again() -> None:
             await guest.call(EVENTS, TRUE, (b"if-none-match", old), address="10.0.0.7")
         ).status == 200
 
-    run(story)
+    run(main)

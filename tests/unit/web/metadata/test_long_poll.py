@@ -12,7 +12,7 @@ WAITING = (TRUE, (b"if-none-match", b'"1"'), (b"prefer", b"wait=30"))
 
 
 def test_long_poll_returns_when_the_document_changes() -> None:
-    async def story(guest: Guest) -> None:
+    async def main(guest: Guest) -> None:
         await guest.call(EVENTS, TRUE)
         waiting = asyncio.create_task(guest.call(EVENTS, *WAITING))
         await settle()
@@ -26,11 +26,11 @@ def test_long_poll_returns_when_the_document_changes() -> None:
         )
         assert guest.place.waiters is None
 
-    run(story)
+    run(main)
 
 
 def test_long_poll_with_an_old_etag_returns_at_once() -> None:
-    async def story(guest: Guest) -> None:
+    async def main(guest: Guest) -> None:
         response = await guest.call(
             EVENTS, TRUE, (b"if-none-match", b'"9"'), (b"prefer", b"wait=30")
         )
@@ -38,11 +38,11 @@ def test_long_poll_with_an_old_etag_returns_at_once() -> None:
         assert "preference-applied" not in response.headers
         assert (await guest.call(EVENTS, TRUE, (b"prefer", b"wait=30"))).status == 200
 
-    run(story)
+    run(main)
 
 
 def test_disconnect_ends_a_long_poll() -> None:
-    async def story(guest: Guest) -> None:
+    async def main(guest: Guest) -> None:
         waiting = asyncio.create_task(guest.call(EVENTS, *WAITING))
         await settle()
         assert len(guest.place.waiters or ()) == 1
@@ -50,32 +50,32 @@ def test_disconnect_ends_a_long_poll() -> None:
         assert (await waiting).is_nothing
         assert guest.place.waiters is None
 
-    run(story)
+    run(main)
 
 
 def test_stop_ends_long_polls_and_accepts_no_more() -> None:
-    async def story(guest: Guest) -> None:
+    async def main(guest: Guest) -> None:
         waits = [asyncio.create_task(guest.call(EVENTS, *WAITING)) for _ in range(50)]
         await settle()
         guest.application.stop()
         assert {response.status for response in await asyncio.gather(*waits)} == {304}
         assert (await guest.call(EVENTS, *WAITING)).status == 304
 
-    run(story)
+    run(main)
 
 
 def test_vm_removed_during_a_long_poll_is_forbidden() -> None:
-    async def story(guest: Guest) -> None:
+    async def main(guest: Guest) -> None:
         waiting = asyncio.create_task(guest.call(EVENTS, *WAITING))
         await settle()
         await guest.engine.submit("web", Retire(), by="test")
         assert (await waiting).status == 403
 
-    run(story)
+    run(main)
 
 
 def test_vm_moved_during_a_long_poll_gets_its_new_document() -> None:
-    async def story(guest: Guest) -> None:
+    async def main(guest: Guest) -> None:
         await guest.enrol("other", Vm(name="other-0", address="10.0.2.1"))
         await guest.call(EVENTS, TRUE, address="10.0.2.1")
         await guest.restart("other-0", "other")
@@ -86,7 +86,7 @@ def test_vm_moved_during_a_long_poll_gets_its_new_document() -> None:
         response = await waiting
         assert (response.status, response.json["Events"][0]["Resources"]) == (200, ["other-0"])
 
-    run(story)
+    run(main)
 
 
 def test_only_the_enabling_poll_is_delayed() -> None:
@@ -94,7 +94,7 @@ def test_only_the_enabling_poll_is_delayed() -> None:
     quick ones.
     """
 
-    async def story(guest: Guest) -> None:
+    async def main(guest: Guest) -> None:
         loop, took = asyncio.get_running_loop(), []
         for address in ("10.0.0.1", "10.0.0.1", "10.0.0.2"):
             began = loop.time()
@@ -102,4 +102,4 @@ def test_only_the_enabling_poll_is_delayed() -> None:
             took.append(round(loop.time() - began))
         assert took == [120, 0, 0]
 
-    run(story, replace(BY_ADDRESS, first_call_delay_seconds=120), EagerLoop)
+    run(main, replace(BY_ADDRESS, first_call_delay_seconds=120), EagerLoop)

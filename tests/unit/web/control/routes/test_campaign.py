@@ -13,7 +13,7 @@ from forewarn.core.event import EventType
 from forewarn.core.scheduling import event_id_of
 from forewarn.web.control.routes.campaign import NewCampaign
 from forewarn.web.control.routes.host import Maintenance
-from tests.unit.web.control_world import World, story
+from tests.unit.web.control_world import World, main
 
 PATH = "/api/v1/campaigns"
 BODY: dict[str, object] = {"type": "Reboot", "hosts": ["host-*"]}
@@ -30,7 +30,7 @@ async def show(world: World) -> Any:
 def test_started_campaign_is_shown_with_everything_known() -> None:
     """Nothing has been done yet: the worker starts the first host."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         campaign = await start(world, name="kernel", max_hosts=2, max_unavailable="50%")
 
         assert (campaign["id"], campaign["name"], campaign["state"]) == ("c1", "kernel", "running")
@@ -48,13 +48,13 @@ def test_started_campaign_is_shown_with_everything_known() -> None:
         assert (campaign["in_progress"], campaign["skipped_hosts"]) == ([], [])
         assert await world.json("GET", f"{PATH}/C1") == campaign
 
-    story(tell)
+    main(act)
 
 
 def test_plan_has_the_waves_and_starts_nothing() -> None:
     """host-a and host-b have two update domains of the same scopes; host-c has no VMs."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         response = await world.json("POST", PATH, json=BODY | {"max_hosts": 3, "plan": True})
 
         waves = [["host-a", "host-c"], ["host-b"]]
@@ -62,7 +62,7 @@ def test_plan_has_the_waves_and_starts_nothing() -> None:
         assert response == {"campaign": None, "plan": plan}
         assert (await world.json("GET", PATH))["campaigns"] == []
 
-    story(tell)
+    main(act)
 
 
 TIGHT = b"""
@@ -77,7 +77,7 @@ scopes:
 def test_host_that_is_too_large_is_planned_as_such_and_refused() -> None:
     """40 % of three VMs is one; host-a has two."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         why = "host-a alone takes 2 VMs of web down at once; its max_unavailable is 1"
         plan = (await world.json("POST", PATH, json=BODY | {"plan": True}))["plan"]
 
@@ -86,7 +86,7 @@ def test_host_that_is_too_large_is_planned_as_such_and_refused() -> None:
         assert await world.error("POST", PATH, json=BODY) == (409, "over_budget", why)
         assert (await world.json("GET", "/api/v1/scopes/web"))["policy"]["max_unavailable"] == "40%"
 
-    story(tell, TIGHT)
+    main(act, TIGHT)
 
 
 async def announce(world: World) -> str:
@@ -106,7 +106,7 @@ async def announce(world: World) -> str:
 def test_host_in_progress_shows_what_it_waits_for_and_until_when() -> None:
     """First its notice, then the impact, then the health command."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         await start(world, hosts=["host-a"])
         campaigns = world.service.campaigns
         await campaigns.apply("c1", reconcile)
@@ -127,24 +127,24 @@ def test_host_in_progress_shows_what_it_waits_for_and_until_when() -> None:
             ("checking", "the health command", "2030-01-31T12:01:00Z"),
         ]
 
-    story(tell)
+    main(act)
 
 
 def test_requested_duration_decides_when_an_impact_should_end() -> None:
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         await start(world, hosts=["host-a"], duration_seconds=3600)
         await world.engine.submit("web", Approve(event_ids=(await announce(world),)), by="test")
 
         (run,) = (await show(world))["in_progress"]
         assert run["until"] == "2030-01-31T13:00:00Z"
 
-    story(tell)
+    main(act)
 
 
 def test_campaign_shows_why_the_next_host_waits() -> None:
     """Not in the list: for many campaigns it would take too long."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         event = (await world.json("POST", "/api/v1/vms/web-1/restart"))["event"]["id"]
         await world.json("POST", f"/api/v1/events/{event}/approve")
         campaign = await start(world, hosts=["host-a"])
@@ -152,11 +152,11 @@ def test_campaign_shows_why_the_next_host_waits() -> None:
         assert campaign["waiting_for"] == "host-a: another update domain of web is in progress"
         assert (await world.json("GET", PATH))["campaigns"][0]["waiting_for"] == ""
 
-    story(tell)
+    main(act)
 
 
 def test_repeated_commands_change_nothing_and_name_the_author() -> None:
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         await start(world)
         states = []
         for verb in ("pause", "pause", "resume", "resume", "cancel", "cancel"):
@@ -173,11 +173,11 @@ def test_repeated_commands_change_nothing_and_name_the_author() -> None:
         message = "campaign c1 is canceled; expected one that is running or paused"
         assert await world.error("POST", f"{PATH}/c1/resume") == (409, "campaign_over", message)
 
-    story(tell)
+    main(act)
 
 
 def test_list_has_the_latest_campaign_first_in_pages() -> None:
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         for _ in range(11):
             await start(world)
         first = await world.json("GET", f"{PATH}?limit=6")
@@ -187,7 +187,7 @@ def test_list_has_the_latest_campaign_first_in_pages() -> None:
         assert ids == [["c11", "c10", "c9", "c8", "c7", "c6"], ["c5", "c4", "c3", "c2", "c1"]]
         assert (first["total"], second["next"]) == (11, None)
 
-    story(tell)
+    main(act)
 
 
 @pytest.mark.parametrize(
@@ -211,32 +211,32 @@ def test_list_has_the_latest_campaign_first_in_pages() -> None:
     ],
 )
 def test_invalid_request_is_a_400(wrong: dict[str, object]) -> None:
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         status, code, message = await world.error("POST", PATH, json=BODY | wrong)
 
         assert (status, code) == (400, "invalid")
         assert message
         assert (await world.json("GET", PATH))["total"] == 0
 
-    story(tell)
+    main(act)
 
 
 def test_unknown_campaign_is_a_404() -> None:
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         unknown = (404, "unknown_campaign", "there is no campaign 'c9'")
         assert await world.error("GET", f"{PATH}/c9") == unknown
         assert await world.error("POST", f"{PATH}/c9/pause") == unknown
         body = {"why": "lunch"}
         assert (await world.error("POST", f"{PATH}/c9/pause", json=body))[0] == 400
 
-    story(tell)
+    main(act)
 
 
 @pytest.mark.parametrize("field", ["health_command", "health_seconds_max"])
 def test_request_cannot_name_a_command_to_run_on_the_server(field: str) -> None:
     """Every local user reaches a loopback listener without tokens."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         for plan in (False, True):
             body = BODY | {field: "/usr/bin/touch /tmp/executed", "plan": plan}
             status, code, message = await world.error("POST", PATH, json=body)
@@ -244,7 +244,7 @@ def test_request_cannot_name_a_command_to_run_on_the_server(field: str) -> None:
             assert message.startswith(f"body.{field}: unknown member; expected one of type, hosts")
         assert (await world.json("GET", PATH))["total"] == 0
 
-    story(tell)
+    main(act)
 
 
 def test_campaign_accepts_the_types_and_causes_of_maintenance() -> None:

@@ -14,7 +14,7 @@ from forewarn.core.scheduling import MAINTENANCE_TYPES
 from forewarn.engine.operations import Operations
 from forewarn.web.control.app import make_app
 from forewarn.web.control.routes.host import Maintenance
-from tests.unit.web.control_world import FLEET, NOON, World, make_client, story
+from tests.unit.web.control_world import FLEET, NOON, World, main, make_client
 
 EVENT_MEMBERS = (
     "id type status source scope resources not_before duration_seconds description"
@@ -25,7 +25,7 @@ EVENT_MEMBERS = (
 def test_restart_returns_the_scheduled_event() -> None:
     """Consoles and scripts are written against these members; they stay put."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         response = await world.request("POST", "/api/v1/vms/web-0/restart")
 
         assert response.status_code == 202
@@ -50,16 +50,16 @@ def test_restart_returns_the_scheduled_event() -> None:
         }
         assert list(response.json()["event"]) == EVENT_MEMBERS.split()
 
-    story(tell)
+    main(act)
 
 
 def test_restart_without_polling_vms_has_no_event() -> None:
     """A scope that never polled is not enabled: the operation runs at once."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         assert await world.json("POST", "/api/v1/vms/web-0/restart") == {"event": None}
 
-    story(tell, is_polled=False)
+    main(act, is_polled=False)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_each_operation_on_a_vm_has_its_type_and_notice(
 ) -> None:
     """The four verbs of section 7, each with the notice that Azure gives."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         event = (await world.json("POST", f"/api/v1/vms/web-0/{verb}"))["event"]
 
         assert (event["type"], event["not_before"]) == (
@@ -84,13 +84,13 @@ def test_each_operation_on_a_vm_has_its_type_and_notice(
             f"{NOON + timedelta(minutes=minutes):%Y-%m-%dT%H:%M:%SZ}",
         )
 
-    story(tell)
+    main(act)
 
 
 def test_more_notice_is_accepted_and_less_rejected() -> None:
     """NotBefore is a promise to the guest: an operator may extend the notice, not shorten it."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         path = "/api/v1/vms/web-0/restart"
         status, code, _ = await world.error(
             "POST", path, json={"not_before": "2030-01-31T12:14:59Z"}
@@ -102,13 +102,13 @@ def test_more_notice_is_accepted_and_less_rejected() -> None:
         ]
         assert event["not_before"] == "2030-01-31T13:00:00Z"
 
-    story(tell)
+    main(act)
 
 
 def test_second_restart_is_rejected_with_the_pending_id() -> None:
     """The operator wants to know what became of the first."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         first = (await world.json("POST", "/api/v1/vms/web-0/restart"))["event"]["id"]
 
         response = await world.request("POST", "/api/v1/vms/web-0/restart")
@@ -117,13 +117,13 @@ def test_second_restart_is_rejected_with_the_pending_id() -> None:
         assert response.json()["error"] == "already_pending"
         assert response.json()["facts"] == {"vm": "web-0", "event": first}
 
-    story(tell)
+    main(act)
 
 
 def test_maintenance_is_one_event_per_scope_and_domain() -> None:
     """A guest sees only its own scope, and two domains never go down together."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         request = {
             "type": "Freeze",
             "cause": "live-migration",
@@ -143,13 +143,13 @@ def test_maintenance_is_one_event_per_scope_and_domain() -> None:
             for event in events
         } == {("Freeze", "live-migration", 5, "moving")}
 
-    story(tell)
+    main(act)
 
 
 def test_host_can_be_degraded_or_failed() -> None:
     """Degraded hardware gives days, failed hardware gives nothing."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         degraded = (await world.json("POST", "/api/v1/hosts/host-a/degrade"))["events"]
         failed = (await world.json("POST", "/api/v1/hosts/host-b/fail"))["events"]
 
@@ -164,22 +164,22 @@ def test_host_can_be_degraded_or_failed() -> None:
             "waiting",
         ]
 
-    story(tell)
+    main(act)
 
 
 def test_host_without_vms_has_no_events() -> None:
     """It is known from the fleet file, so it is no mistake to name it."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         assert await world.json("POST", "/api/v1/hosts/host-c/fail") == {"events": []}
 
-    story(tell)
+    main(act)
 
 
 def test_operator_approval_starts_an_event_once() -> None:
     """An operator may approve under every policy, and retry after a lost response."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         id_ = (await world.json("POST", "/api/v1/vms/FrontEnd_IN_0/restart"))["event"]["id"]
 
         event = (await world.json("POST", f"/api/v1/events/{id_.lower()}/approve"))["event"]
@@ -190,13 +190,13 @@ def test_operator_approval_starts_an_event_once() -> None:
         assert again == event
         assert world.engine.board.find_scope("shop").scope.incarnation == incarnation
 
-    story(tell)
+    main(act)
 
 
 def test_approval_for_a_vm_follows_the_policy() -> None:
     """Under `all` one VM is not enough; a VM of another scope has no say at all."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         id_ = (await world.json("POST", "/api/v1/vms/FrontEnd_IN_0/restart"))["event"]["id"]
         path = f"/api/v1/events/{id_}/approve"
 
@@ -208,13 +208,13 @@ def test_approval_for_a_vm_follows_the_policy() -> None:
         assert (one["status"], both["status"]) == ("Scheduled", "Started")
         assert both["approvals"] == ["FrontEnd_IN_0", "BackEnd_IN_0"]
 
-    story(tell)
+    main(act)
 
 
 def test_cancel_returns_the_last_state_of_the_event() -> None:
     """The code distinguishes an ended event from an unknown one."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         event = (await world.json("POST", "/api/v1/vms/web-0/restart"))["event"]
 
         assert (await world.json("POST", f"/api/v1/events/{event['id']}/cancel"))["event"] == event
@@ -223,13 +223,13 @@ def test_cancel_returns_the_last_state_of_the_event() -> None:
         assert (response.status_code, response.json()["error"]) == (404, "event_ended")
         assert response.json()["facts"]["how"] == "canceled"
 
-    story(tell)
+    main(act)
 
 
 def test_only_a_started_event_can_be_completed() -> None:
     """Complete says that it is done; what has not begun cannot be."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         id_ = (await world.json("POST", "/api/v1/vms/web-0/restart"))["event"]["id"]
 
         assert (await world.error("POST", f"/api/v1/events/{id_}/complete"))[:2] == (
@@ -245,13 +245,13 @@ def test_only_a_started_event_can_be_completed() -> None:
 
         assert await world.json("GET", "/api/v1/events") == {"events": [], "total": 0, "next": None}
 
-    story(tell)
+    main(act)
 
 
 def test_scopes_vms_and_hosts_reference_each_other() -> None:
     """From any of them an operator finds the way to the others."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         id_ = (await world.json("POST", "/api/v1/vms/web-0/restart"))["event"]["id"]
 
         scope = await world.json("GET", "/api/v1/scopes/web")
@@ -281,13 +281,13 @@ def test_scopes_vms_and_hosts_reference_each_other() -> None:
             "events": [id_],
         }
 
-    story(tell)
+    main(act)
 
 
 def test_lists_have_order_limit_and_total() -> None:
     """A fleet of 100,000 must not be sent for one look."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         listed = await world.json("GET", "/api/v1/vms?limit=3")
 
         assert [vm["name"] for vm in listed["vms"]] == ["BackEnd_IN_0", "FrontEnd_IN_0", "web-0"]
@@ -301,7 +301,7 @@ def test_lists_have_order_limit_and_total() -> None:
             "host-c",
         ]
 
-    story(tell)
+    main(act)
 
 
 def test_events_are_listed_oldest_first() -> None:
@@ -309,7 +309,7 @@ def test_events_are_listed_oldest_first() -> None:
     and always the same.
     """
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         await world.json("POST", "/api/v1/vms/web-1/restart")
         await world.clock.advance(timedelta(minutes=1))
         await world.json("POST", "/api/v1/vms/FrontEnd_IN_0/restart")
@@ -323,13 +323,13 @@ def test_events_are_listed_oldest_first() -> None:
             ["FrontEnd_IN_0"],
         ]
 
-    story(tell)
+    main(act)
 
 
 def test_fleet_can_be_read_and_put_back() -> None:
     """Export, edit, apply: the round trip of every operator."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         shown = await world.json("GET", "/api/v1/fleet")
         names = (
             "added",
@@ -350,13 +350,13 @@ def test_fleet_can_be_read_and_put_back() -> None:
             == nothing
         )
 
-    story(tell)
+    main(act)
 
 
 def test_dry_run_returns_the_difference_and_changes_nothing() -> None:
     """Look before you leap."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         web = (
             "{name: web, kind: availability-set, vms: [{name: web-0, host: host-a}, {name: web-2}]}"
         )
@@ -380,13 +380,13 @@ def test_dry_run_returns_the_difference_and_changes_nothing() -> None:
         }
         assert sorted(world.engine.board.scopes) == ["new", "web"]
 
-    story(tell)
+    main(act)
 
 
 def test_declared_host_is_in_the_difference_and_the_history() -> None:
     """Every change is a note in the same commit, also one that concerns no VM."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         wanted = FLEET.replace(b"hosts: [host-c]", b"hosts: [host-d]")
         body = await world.json(
             "PUT", "/api/v1/fleet", content=wanted, headers={"content-type": "application/yaml"}
@@ -399,7 +399,7 @@ def test_declared_host_is_in_the_difference_and_the_history() -> None:
         (note,) = (await world.json("GET", "/api/v1/history?host=host-d"))["history"]
         assert (note["what"], note["detail"]) == ("updated", "host host-d declared")
 
-    story(tell)
+    main(act)
 
 
 def test_put_with_an_outdated_if_match_is_rejected() -> None:
@@ -407,7 +407,7 @@ def test_put_with_an_outdated_if_match_is_rejected() -> None:
     meanwhile.
     """
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         read = await world.request("GET", "/api/v1/fleet")
         tag, wanted = read.headers["etag"], read.json()
         await world.json("PUT", "/api/v1/fleet", content=FLEET.replace(b"10.0.0.11", b"10.0.0.12"))
@@ -427,13 +427,13 @@ def test_put_with_an_outdated_if_match_is_rejected() -> None:
         assert (await world.request("GET", "/api/v1/fleet")).headers["etag"] == tag
         await world.json("PUT", "/api/v1/fleet", json=wanted, headers={"if-match": "*"})
 
-    story(tell)
+    main(act)
 
 
 def test_fleet_etag_changes_with_vms_not_with_events() -> None:
     """A busy fleet could never be put if every event were a change of it."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         tag = (await world.request("GET", "/api/v1/fleet")).headers["etag"]
         event = (await world.json("POST", "/api/v1/vms/web-0/redeploy"))["event"]["id"]
         assert (await world.request("GET", "/api/v1/fleet")).headers["etag"] == tag
@@ -444,18 +444,18 @@ def test_fleet_etag_changes_with_vms_not_with_events() -> None:
         await world.engine.submit("web", moved, by="w")
         assert (await world.request("GET", "/api/v1/fleet")).headers["etag"] != tag
 
-    story(tell)
+    main(act)
 
 
 def test_fleet_schema_is_published() -> None:
     """Editors check a fleet file while it is written."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         assert (await world.json("GET", "/api/v1/fleet/schema"))[
             "$schema"
         ] == "https://json-schema.org/draft/2020-12/schema"
 
-    story(tell)
+    main(act)
 
 
 def test_only_readyz_waits_for_the_store() -> None:
@@ -463,19 +463,19 @@ def test_only_readyz_waits_for_the_store() -> None:
     kill it either.
     """
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         assert (await world.error("GET", "/readyz"))[:2] == (503, "unavailable")
         assert await world.json("GET", "/healthz") == {"status": "ok"}
         world.engine.is_ready = True
         assert await world.json("GET", "/readyz") == {"status": "ready"}
 
-    story(tell)
+    main(act)
 
 
 def test_landing_lists_the_entry_points() -> None:
     """For a person who opens the port in a browser."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         body = await world.json("GET", "/")
 
         assert (body["service"], body["api"], body["openapi"]) == (
@@ -484,7 +484,7 @@ def test_landing_lists_the_entry_points() -> None:
             "/api/openapi.json",
         )
 
-    story(tell)
+    main(act)
 
 
 def test_bug_is_a_500_without_a_traceback() -> None:
@@ -494,7 +494,7 @@ def test_bug_is_a_500_without_a_traceback() -> None:
         def fleet(self) -> Any:
             raise RuntimeError("the secret inside")
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         async with make_client(
             make_app(world.service._replace(operations=Broken(world.engine, lambda: "")))
         ) as client:
@@ -504,13 +504,13 @@ def test_bug_is_a_500_without_a_traceback() -> None:
         assert response.json()["error"] == "problem"
         assert "secret" not in response.text
 
-    story(tell)
+    main(act)
 
 
 def test_every_operation_is_described_with_its_errors() -> None:
     """OpenAPI is how other people's tools learn of this API."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         described = await world.json("GET", "/api/openapi.json")
 
         operations = {
@@ -532,7 +532,7 @@ def test_every_operation_is_described_with_its_errors() -> None:
         ]
         assert "Litestar" not in json.dumps(described)
 
-    story(tell)
+    main(act)
 
 
 def test_maintenance_types_match_the_rules() -> None:

@@ -2,13 +2,13 @@
 
 import pytest
 
-from tests.unit.web.control_world import PLAIN_FLEET, World, story
+from tests.unit.web.control_world import PLAIN_FLEET, World, main
 
 EVENT = "00000000-0000-4000-8000-000000000009"
 
 
 def test_history_is_newest_first_with_all_fields() -> None:
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         await world.json("POST", "/api/v1/vms/web-0/restart")
         await world.json("POST", f"/api/v1/events/{EVENT}/approve")
         page = await world.json("GET", "/api/v1/history?limit=3")
@@ -40,7 +40,7 @@ def test_history_is_newest_first_with_all_fields() -> None:
             "detail": "Reboot of web-0",
         }
 
-    story(tell, PLAIN_FLEET)
+    main(act, PLAIN_FLEET)
 
 
 @pytest.mark.parametrize(
@@ -60,16 +60,16 @@ def test_history_is_newest_first_with_all_fields() -> None:
     ],
 )
 def test_history_is_filtered_by_every_parameter(query: str, count: int) -> None:
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         await world.json("POST", "/api/v1/vms/web-0/restart")
 
         assert len((await world.json("GET", f"/api/v1/history?{query}"))["history"]) == count
 
-    story(tell, PLAIN_FLEET)
+    main(act, PLAIN_FLEET)
 
 
 def test_history_pages_follow_their_cursors() -> None:
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         numbers, cursor = [], ""
         while cursor is not None:
             page = await world.json(
@@ -80,7 +80,7 @@ def test_history_pages_follow_their_cursors() -> None:
 
         assert numbers == [12288, 8192, 4099, 4098, 4097, 4096]
 
-    story(tell, PLAIN_FLEET)
+    main(act, PLAIN_FLEET)
 
 
 @pytest.mark.parametrize(
@@ -101,10 +101,10 @@ def test_history_pages_follow_their_cursors() -> None:
     ],
 )
 def test_invalid_query_is_rejected_with_the_expected_value(query: str, message: str) -> None:
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         status, code, actual = await world.error("GET", f"/api/v1/history?{query}")
 
         assert (status, code) == (400, "invalid")
         assert message in actual
 
-    story(tell, PLAIN_FLEET)
+    main(act, PLAIN_FLEET)

@@ -22,7 +22,7 @@ from forewarn.web.control.routes.stream import (
     follow_history,
     make_permission,
 )
-from tests.unit.web.control_world import PLAIN_FLEET, World, story
+from tests.unit.web.control_world import PLAIN_FLEET, World, main
 
 SECRET = "5" * 64
 NUMBERS = [4096, 4097, 4098, 4099, 8192, 12288]
@@ -47,7 +47,7 @@ async def next_entries(stream: Messages, count: int) -> list[tuple[int, str]]:
 
 
 def test_stream_sends_new_entries_with_their_numbers() -> None:
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         stream = follow_history(world.service.feed, EntryFilter(), None)
         assert await next_message(stream) == {"id": str(last_number(3)), "retry": "2000"}
         waiting = asyncio.ensure_future(next_entries(stream, 1))
@@ -59,13 +59,13 @@ def test_stream_sends_new_entries_with_their_numbers() -> None:
         await anext(again)
         assert json.loads((await next_message(again))["data"]) == shown["history"][0]
 
-    story(tell, PLAIN_FLEET)
+    main(act, PLAIN_FLEET)
 
 
 def test_stream_resumes_after_a_number() -> None:
     """A console that lost its connection for a minute missed nothing."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         stream = follow_history(world.service.feed, EntryFilter(), NUMBERS[2])
         assert (await next_message(stream))["id"] == str(NUMBERS[2])
         assert [number for number, _ in await next_entries(stream, 3)] == NUMBERS[3:]
@@ -73,13 +73,13 @@ def test_stream_resumes_after_a_number() -> None:
         await anext(everything)
         assert [number for number, _ in await next_entries(everything, 6)] == NUMBERS
 
-    story(tell, PLAIN_FLEET)
+    main(act, PLAIN_FLEET)
 
 
 def test_trimmed_entries_are_reported_as_a_gap() -> None:
     """A console must know that something is missing."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         await world.engine.store.trim(3)
         stream = follow_history(world.service.feed, EntryFilter(), NUMBERS[1])
         await anext(stream)
@@ -87,13 +87,13 @@ def test_trimmed_entries_are_reported_as_a_gap() -> None:
         assert await next_message(stream) == {"event": "gap", "data": '{"after":4097,"next":12288}'}
         assert [number for number, _ in await next_entries(stream, 1)] == NUMBERS[5:]
 
-    story(tell, PLAIN_FLEET)
+    main(act, PLAIN_FLEET)
 
 
 def test_a_number_of_another_store_is_a_gap() -> None:
     """A service with a store in memory was restarted: all its entries are new."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         stream = follow_history(world.service.feed, EntryFilter(), 100_000)
         await anext(stream)
 
@@ -103,13 +103,13 @@ def test_a_number_of_another_store_is_a_gap() -> None:
         }
         assert [number for number, _ in await next_entries(stream, 6)] == NUMBERS
 
-    story(tell, PLAIN_FLEET)
+    main(act, PLAIN_FLEET)
 
 
 def test_filtered_stream_sends_heartbeats_with_its_position() -> None:
     """A client that resumes does not scan everything again."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         stream = follow_history(
             world.service.feed, EntryFilter(vm="web-1"), 0, heartbeat_seconds=0.05
         )
@@ -118,11 +118,11 @@ def test_filtered_stream_sends_heartbeats_with_its_position() -> None:
 
         assert await next_message(stream) == {"": "heartbeat", "id": str(last_number(3))}
 
-    story(tell, PLAIN_FLEET)
+    main(act, PLAIN_FLEET)
 
 
 def test_stream_ends_when_the_server_stops() -> None:
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         stream = follow_history(world.service.feed, EntryFilter(), None)
         await anext(stream)
         waiting = asyncio.ensure_future(anext(stream, None))
@@ -132,7 +132,7 @@ def test_stream_ends_when_the_server_stops() -> None:
             assert await waiting is None
         assert not world.service.feed.followers
 
-    story(tell, PLAIN_FLEET)
+    main(act, PLAIN_FLEET)
 
 
 def test_stream_ends_when_the_store_is_lost() -> None:
@@ -140,17 +140,17 @@ def test_stream_ends_when_the_store_is_lost() -> None:
         async def history(self, after: int = 0, limit: int = 1000) -> tuple[HistoryValue, ...]:
             raise StoreLost("gone")
 
-    async def tell() -> None:
+    async def act() -> None:
         stream = follow_history(HistoryFeed(Lost()), EntryFilter(), 0)
         assert len([chunk async for chunk in stream]) == 1
 
-    asyncio.run(tell())
+    asyncio.run(act())
 
 
 def test_stream_ends_when_its_token_is_revoked() -> None:
     """Revoked means now, not when the connection happens to break."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         tokens = world.service.tokens
         assert make_permission(tokens, "")()
         without = make_permission(tokens, "")
@@ -171,7 +171,7 @@ def test_stream_ends_when_its_token_is_revoked() -> None:
             last = await waiting
             assert last is None or await anext(stream, None) is None
 
-    story(tell, PLAIN_FLEET)
+    main(act, PLAIN_FLEET)
 
 
 async def open_stream(
@@ -217,7 +217,7 @@ async def open_stream(
 
 
 def test_stream_ends_when_its_client_disconnects() -> None:
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         start, first = await open_stream(world)
 
         assert start["status"] == 200
@@ -226,23 +226,23 @@ def test_stream_ends_when_its_client_disconnects() -> None:
         await asyncio.sleep(0)
         assert not world.service.feed.followers
 
-    story(tell, PLAIN_FLEET)
+    main(act, PLAIN_FLEET)
 
 
 def test_last_event_id_wins_over_after() -> None:
     """A reconnecting browser sends the header, and the URL as it was."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         _, first = await open_stream(world, b"after=1", ((b"last-event-id", b"3"),))
         assert parse_message(first)["id"] == "3"
         _, first = await open_stream(world, b"after=1")
         assert parse_message(first)["id"] == "1"
 
-    story(tell, PLAIN_FLEET)
+    main(act, PLAIN_FLEET)
 
 
 def test_invalid_parameters_are_rejected() -> None:
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         for query in (
             "after=-1",
             "after=x",
@@ -256,13 +256,13 @@ def test_invalid_parameters_are_rejected() -> None:
             "invalid",
         )
 
-    story(tell, PLAIN_FLEET)
+    main(act, PLAIN_FLEET)
 
 
 def test_head_of_the_stream_is_rejected() -> None:
     """Served as a GET it would hold a stream open for ever, however the path is written."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         for path in (
             "/api/v1/stream",
             "/api/v1/stream/",
@@ -275,11 +275,11 @@ def test_head_of_the_stream_is_rejected() -> None:
                     await world.request("HEAD", f"http://127.0.0.1:8081{path}")
                 ).status_code == 405
 
-    story(tell)
+    main(act)
 
 
 def test_number_of_streams_is_limited() -> None:
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         streams = [
             follow_history(world.service.feed, EntryFilter(), None, by=f"token {number}")
             for number in range(STREAMS_MAX)
@@ -298,13 +298,13 @@ def test_number_of_streams_is_limited() -> None:
         await streams[0].aclose()
         assert (await open_stream(world))[0]["status"] == 200
 
-    story(tell, PLAIN_FLEET)
+    main(act, PLAIN_FLEET)
 
 
 def test_number_of_streams_per_token_is_limited() -> None:
     """A script that never closes its streams must leave room for operators."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         tokens = world.service.tokens
         await tokens.create("boss", Role.ADMIN, secret=SECRET, by="test")
         viewer, text = await tokens.create("ci", Role.VIEWER, secret="6" * 64, by="test")
@@ -337,13 +337,13 @@ def test_number_of_streams_per_token_is_limited() -> None:
             )
         )[0]["status"] == 200
 
-    story(tell, PLAIN_FLEET)
+    main(act, PLAIN_FLEET)
 
 
 def test_a_long_history_is_sent_entry_by_entry() -> None:
     """A slow client holds one entry in memory, not the whole history."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         for _ in range(300):
             placed = await world.operations.restart("web-0", by="x")
             assert placed is not None
@@ -356,4 +356,4 @@ def test_a_long_history_is_sent_entry_by_entry() -> None:
         assert numbers == sorted(set(numbers))
         assert numbers[:6] == NUMBERS
 
-    story(tell, PLAIN_FLEET)
+    main(act, PLAIN_FLEET)

@@ -14,7 +14,7 @@ from forewarn.auth.tokens import Role
 from forewarn.web.control.app import make_app
 from forewarn.web.service import build_service
 from tests.history import entries_of
-from tests.unit.web.control_world import World, make_client, story
+from tests.unit.web.control_world import World, main, make_client
 
 SECRET = "5ec4e7" + "0" * 58
 ADMIN = {"authorization": f"Bearer fw_root_{SECRET}"}
@@ -50,7 +50,7 @@ async def with_admin(world: World) -> None:
 def test_roles_allow_their_routes_and_no_others(method: str, path: str, needs: str) -> None:
     """The table of docs/security.md, request by request."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         await with_admin(world)
         roles = ["viewer", "operator", "admin"]
         holders = {role: await token(world, role, role) for role in roles}
@@ -64,7 +64,7 @@ def test_roles_allow_their_routes_and_no_others(method: str, path: str, needs: s
             roles.index(role) < roles.index(needs) for role in roles
         ], statuses
 
-    story(tell)
+    main(act)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_first_token_makes_tokens_required(shown: dict[str, str]) -> None:
     The response does not say what was wrong.
     """
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         await with_admin(world)
         response = await world.client.get(
             "/api/v1/vms", headers=[(k.encode(), v.encode("latin-1")) for k, v in shown.items()]
@@ -97,24 +97,24 @@ def test_first_token_makes_tokens_required(shown: dict[str, str]) -> None:
         assert response.headers["www-authenticate"] == 'Bearer realm="forewarn"'
         assert "Authorization: Bearer TOKEN" in response.json()["message"]
 
-    story(tell)
+    main(act)
 
 
 @pytest.mark.parametrize("path", ["/", "/healthz", "/api/openapi.json", "/api/docs"])
 def test_public_paths_need_no_token(path: str) -> None:
     """A load balancer has none, and a browser cannot show one before it has a page."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         await with_admin(world)
         assert (await world.request("GET", path)).status_code == 200
 
-    story(tell)
+    main(act)
 
 
 def test_all_other_paths_need_a_token() -> None:
     """A new route needs a token unless it is marked as public."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         await with_admin(world)
         described = await world.json("GET", "/api/openapi.json")
         for path, item in described["paths"].items():
@@ -125,25 +125,25 @@ def test_all_other_paths_need_a_token() -> None:
                 assert (status != 401) == is_open, f"{verb} {path}"
                 assert is_open == (path in ("/", "/healthz", "/readyz")), path
 
-    story(tell)
+    main(act)
 
 
 def test_token_is_ignored_while_none_is_required() -> None:
     """FOREWARN_TOKEN may be set for another service."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         assert (
             await world.request("GET", "/api/v1/vms", headers={"authorization": "Bearer old"})
         ).status_code == 200
         assert world.service.tokens.refused_count == 0
 
-    story(tell)
+    main(act)
 
 
 def test_beyond_loopback_a_token_is_always_required() -> None:
     """Revoking the last token must not open the API to everybody."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         await with_admin(world)
         await world.service.tokens.revoke("root", by="test")
         async with make_client(make_app(world.service, host="0.0.0.0", delay_seconds=0)) as outside:
@@ -155,13 +155,13 @@ def test_beyond_loopback_a_token_is_always_required() -> None:
                 await outside.get("/healthz", headers={"host": "10.1.2.3:8081"})
             ).status_code == 200
 
-    story(tell)
+    main(act)
 
 
 def test_request_with_a_token_may_use_any_host_name() -> None:
     """The Host check is for DNS rebinding, and such a page has no token."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         await with_admin(world)
         assert (
             await world.request("GET", "/api/v1/vms", headers=ADMIN | {"host": "ops.example"})
@@ -174,13 +174,13 @@ def test_request_with_a_token_may_use_any_host_name() -> None:
             await world.request("POST", "/api/v1/vms/web-0/restart", headers=strange)
         ).status_code == 403
 
-    story(tell)
+    main(act)
 
 
 def test_history_names_the_token() -> None:
     """Who did it, not from which address."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         await world.json("POST", "/api/v1/vms/web-1/restart")
         await with_admin(world)
         holder = await token(world, "ci-7", "operator")
@@ -195,13 +195,13 @@ def test_history_names_the_token() -> None:
             ("token ci-7", "scheduled", "Reboot of web-0"),
         ]
 
-    story(tell)
+    main(act)
 
 
 def test_token_is_shown_once_and_stored_as_a_digest() -> None:
     """The store, the list and backups do not contain the token."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         await with_admin(world)
         key = {"idempotency-key": "k1"}
         request = {"name": "ci", "role": "operator", "expires": "12h"}
@@ -219,7 +219,7 @@ def test_token_is_shown_once_and_stored_as_a_digest() -> None:
             ("root", "admin", None),
         ]
 
-    story(tell)
+    main(act)
 
 
 def test_expired_token_is_rejected_and_keeps_auth_on() -> None:
@@ -228,7 +228,7 @@ def test_expired_token_is_rejected_and_keeps_auth_on() -> None:
     When all have expired, no request is accepted.
     """
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         await world.json(
             "POST", "/api/v1/tokens", json={"name": "root", "role": "admin", "expires": "60s"}
         )
@@ -245,20 +245,20 @@ def test_expired_token_is_rejected_and_keeps_auth_on() -> None:
         assert (await world.request("GET", "/api/v1/vms", headers=holder)).status_code == 401
         assert (await world.request("GET", "/api/v1/vms")).status_code == 401
 
-    story(tell)
+    main(act)
 
 
 def test_revoked_token_is_rejected_at_once() -> None:
     """A person has left, or a laptop was stolen."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         await with_admin(world)
         holder = await token(world, "ci", "viewer")
         assert (await world.request("GET", "/api/v1/vms", headers=holder)).status_code == 200
         await world.json("DELETE", "/api/v1/tokens/ci", headers=ADMIN)
         assert (await world.request("GET", "/api/v1/vms", headers=holder)).status_code == 401
 
-    story(tell)
+    main(act)
 
 
 @pytest.mark.parametrize(
@@ -300,19 +300,19 @@ def test_invalid_token_request_is_rejected(body: dict[str, str], status: int, me
     first.
     """
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         await with_admin(world)
         refused = await world.error("POST", "/api/v1/tokens", json=body, headers=ADMIN)
         assert refused[0] == status
         assert refused[2].startswith(message)
 
-    story(tell)
+    main(act)
 
 
 def test_first_token_is_admin_and_last_admin_goes_last() -> None:
     """Otherwise one command would lock everybody out."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         status, code, _ = await world.error(
             "POST", "/api/v1/tokens", json={"name": "ci", "role": "viewer"}
         )
@@ -332,7 +332,7 @@ def test_first_token_is_admin_and_last_admin_goes_last() -> None:
         await world.json("DELETE", "/api/v1/tokens/root", headers=ADMIN)
         assert (await world.request("GET", "/api/v1/vms")).status_code == 200
 
-    story(tell)
+    main(act)
 
 
 def test_bad_tokens_are_delayed_counted_and_limited() -> None:
@@ -341,7 +341,7 @@ def test_bad_tokens_are_delayed_counted_and_limited() -> None:
     A good token always passes.
     """
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         await with_admin(world)
         bad = {"authorization": "Bearer fw_root_guess"}
         async with make_client(make_app(world.service, delay_seconds=0.2)) as client:
@@ -357,14 +357,14 @@ def test_bad_tokens_are_delayed_counted_and_limited() -> None:
         assert world.service.tokens.refused_count == 20
         assert good.status_code == 200
 
-    story(tell)
+    main(act)
 
 
 def test_tokens_are_never_logged(caplog: pytest.LogCaptureFixture) -> None:
     """A log is read by many and kept for long."""
     caplog.set_level(logging.DEBUG)
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         await with_admin(world)
         holder = await token(world, "ci", "operator")
         await world.request(
@@ -377,13 +377,13 @@ def test_tokens_are_never_logged(caplog: pytest.LogCaptureFixture) -> None:
         for secret in (SECRET, "f00d" * 16, holder["authorization"].rpartition("_")[2]):
             assert secret not in request
 
-    story(tell)
+    main(act)
 
 
 def test_tokens_and_revocations_reach_every_server() -> None:
     """Servers share a store; each must know the tokens created by another."""
 
-    async def tell(world: World) -> None:
+    async def act(world: World) -> None:
         other = build_service(world.engine.store, world.clock, world.engine.timing, lambda: "")
         await with_admin(world)
         await other.engine.load()
@@ -396,7 +396,7 @@ def test_tokens_and_revocations_reach_every_server() -> None:
             )
             assert not other.tokens
 
-    story(tell)
+    main(act)
 
 
 async def status_of(client: httpx.AsyncClient, headers: dict[str, str] = ADMIN) -> int:
