@@ -296,7 +296,7 @@ class Config:
     metadata: Annotated[Address, Option("Service", ADDRESS,
         "The listener that VMs poll and approve on; port 0 takes a free port.")] = METADATA_DEFAULT
     control: Annotated[Address, Option("Service", ADDRESS,
-        "The listener for operators, the CLI and the console; outside loopback it needs tokens.",
+        "The listener for operators and the CLI; outside loopback it needs tokens.",
         variable="FOREWARN_CONTROL_LISTEN")] = CONTROL_DEFAULT
     control_certificate_file: Annotated[Path | None, Option("Service", FILE,
         "PEM file with the certificate chain: the control API then speaks TLS only. "
@@ -364,7 +364,7 @@ class Config:
     history_days: Annotated[float, Option("History", _number(0, 36_500),
         "How long history is kept; 0 means forever.")] = 90.0
     history_notes_max: Annotated[int, Option("History", _integer(0, 1_000_000_000),
-        "How many history entries are kept; 0 means no limit.")] = 1_000_000
+        "The history of how many of the newest commits is kept; 0 means no limit.")] = 1_000_000
     webhook: Annotated[tuple[str, ...], Option("History", WEBHOOK,
         "A URL that receives changes as signed CloudEvents.")] = ()
     webhook_changes: Annotated[tuple[str, ...], Option("History", CHANGE,

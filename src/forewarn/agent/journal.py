@@ -2,9 +2,9 @@
 only, each with an fsync.
 
 A last line without an end is what a crash leaves, and is ignored. When the file is opened, and when
-it has doubled and grown by GROWTH_BYTES_MAX, it is written anew with the fewest lines that mean the
-same, and renamed into place. So its size is bounded by that of the events that are not over. One
-agent at a time may use it.
+it has doubled and grown by GROWTH_BYTES_MAX, it is compacted: a new file with the fewest lines that
+mean the same is renamed into place. So its size is bounded by that of the events that are not over.
+One agent at a time may use it.
 """
 
 import fcntl

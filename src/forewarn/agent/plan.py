@@ -64,7 +64,7 @@ def next_phase(
 
 
 def wants_approval(progress: Progress, rule: Rule, sighting: Sighting) -> bool:
-    """Whether the rule lets this agent approve now. With `at-once` that is true beside prepare.
+    """Whether the rule lets this agent approve now. With `at-once` it may during prepare.
 
     Whether this VM is the leader, or the scope is quiet, is for the approver to decide.
     """

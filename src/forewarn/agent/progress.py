@@ -107,7 +107,7 @@ def fold(progress: Progress | None, kind: EntryKind, facts: Facts) -> Progress:
         event = parse_event(facts["event"])
         if progress is not None:
             return replace(progress, event=event)
-        # The journal stores the original resources beside those of the event.
+        # The journal stores the original resources in addition to those of the event.
         resources = tuple(map(str, facts.get("resources", event.resources)))
         return Progress(event, str(facts["rule"]), resources=resources)
     if progress is None:

@@ -213,7 +213,7 @@ RESERVE_SECONDS_MAX = 5.0
 
 @dataclass(frozen=True, slots=True)
 class TimeBudget:
-    """The time for one phase. `deadline` is on the monotonic clock; None is no deadline."""
+    """The time for one phase. `deadline` is on the monotonic clock; None means without one."""
 
     deadline: float | None = None
 

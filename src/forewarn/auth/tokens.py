@@ -157,7 +157,7 @@ class Tokens:
         return token, f"fw_{name}_{secret}"
 
     async def revoke(self, name: str, *, by: str) -> Token:
-        """End a token: here at once, on other servers as soon as they see the commit.
+        """Revoke a token: here immediately, on other servers as soon as they see the commit.
 
         The last admin can be revoked only if there is no other token.
         """

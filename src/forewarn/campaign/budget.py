@@ -1,4 +1,4 @@
-"""How much of a scope may be down at once: scope summaries, and a ledger of what is reserved.
+"""How much of a scope may be down at a time: scope summaries, and a ledger of what is reserved.
 
 Two rules: one update domain at a time, and at most as many VMs as the budget allows. VMs that are
 already down count, whatever the reason: VMs that do not run, VMs under impact, and VMs of other

@@ -14,7 +14,7 @@ from forewarn.engine.record import RecordCodec
 NAMESPACE = uuid.UUID("7d0f3a51-5f0c-4d0e-9a53-0c6b1f6f1a2e")
 HOSTS_MAX = 5_000
 HOSTS_BYTES_MAX = 500_000
-"""The list of a campaign's hosts is one record; this leaves room for its quotes and commas."""
+"""The list of a campaign's hosts is one record, whose limit also covers its quotes and commas."""
 PATTERNS_MAX = 100
 MAX_HOSTS_MAX = 250
 SKIPPED_HOSTS_MAX = 100

@@ -16,10 +16,10 @@ Hosts = Annotated[
     list[str], typer.Option(help="A shell pattern such as 'rack7-*'; may be repeated.")
 ]
 Name = Annotated[str | None, typer.Option(help="Its name in the history; by default its id.")]
-MaxHosts = Annotated[int | None, typer.Option(help="How many hosts at once.")]
+MaxHosts = Annotated[int | None, typer.Option(help="How many hosts at a time.")]
 MaxUnavailable = Annotated[
     str | None,
-    typer.Option(help="How many VMs of a scope at once: a number or a percentage such as 25%."),
+    typer.Option(help="How many VMs of a scope at a time: a number or a percentage such as 25%."),
 ]
 PauseOnFailure = Annotated[
     bool | None,

@@ -230,7 +230,7 @@ def _format_welcome(urls: dict[str, Any], *, is_paused: bool) -> str:
 
 @contextmanager
 def _announce(path: Path | None, content: dict[str, Any]) -> Iterator[None]:
-    """Keep the file while the block runs. It appears in one step: nobody reads half of it."""
+    """Keep the file while the block runs. It appears in one step, so no reader sees half of it."""
     if path is None:
         yield
         return

@@ -65,7 +65,7 @@ A 15-minute notice takes {900 / rate:g} seconds here. In another terminal, from 
 3. As the VM, approve the event:
    {poll} | sed 's/.*\\("EventId":"[^"]*"\\).*/{{"StartRequests":[{{\\1}}]}}/' | {poll} -d @-
 
-Changes are printed here. Console: http://{control}/  Stop with Ctrl-C.
+Changes are printed here. API reference: http://{control}/api/docs  Stop with Ctrl-C.
 """
 
 
@@ -106,7 +106,7 @@ def _run(
         with log_to_stderr(config.log_format, config.log_level, logger=""):
             run_until_stopped(lambda: run(config, on_ready, on_change))
     except Invalid as error:
-        # The systemd unit does not restart after this exit code: somebody has to fix the config.
+        # The systemd unit does not restart after this exit code: an operator has to fix the config.
         raise Usage(error.message) from error
 
 

@@ -84,7 +84,7 @@ class PollSchedule:
         return self._cache.put(document)
 
     def failed(self, error: EndpointError) -> EndpointError:
-        """The pause counts from the error: a timeout is no reason to retry immediately."""
+        """The pause counts from the error, so a timeout is not followed by an immediate retry."""
         self._failures += 1
         self._cache.clear()
         pause = pause_seconds(self._failures, error, self._clock.chance())

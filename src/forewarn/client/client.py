@@ -90,7 +90,7 @@ class BaseClient(Generic[Connection]):
         for connection in tuple(self._busy):
             connection.interrupt()
         with suppress(IndexError):
-            while True:  # until it is empty, whoever takes the last one
+            while True:  # until it is empty, even if another thread takes the last one
                 self._idle.pop().close()
 
     @contextmanager

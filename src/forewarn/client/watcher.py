@@ -29,8 +29,8 @@ has nothing to be compared with: it is in doubt if it lacks a known event.
 
 **An empty body** means no events on some hosts, and a temporary fault on others. It ends the known
 events only after BLANKS_MIN in a row, which takes a minute, as polls are at least a second apart;
-until then it is ignored. No document said that these ids have ended, so an event that comes back is
-reported again.
+until then it is ignored. No document showed that these ids have ended, so an event that comes back
+is reported again.
 """
 
 from collections.abc import Container, Iterable, Iterator

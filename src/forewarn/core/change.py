@@ -10,7 +10,7 @@ from forewarn.core.event import Cause, EventType
 
 class ChangeKind(StrEnum):
     EXECUTED_SILENTLY = "executed-silently"
-    """An operation runs at once, without an event."""
+    """An operation runs immediately, without an event."""
     SCHEDULED = "scheduled"
     APPROVED = "approved"
     STARTED = "started"

@@ -57,7 +57,7 @@ class Degrade(_HostOperation, frozen=True, kw_only=True):
 
 
 class Fail(_HostOperation, frozen=True):
-    """The hardware has failed. The only command whose events start at once."""
+    """The hardware has failed. The only command whose events start immediately."""
 
 
 class Approve(msgspec.Struct, frozen=True, kw_only=True):

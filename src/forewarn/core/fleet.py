@@ -40,7 +40,7 @@ class AutoApprove(StrEnum):
 
 
 class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How many VMs of a scope may be unavailable at once: a number or a percentage."""
+    """How many VMs of a scope may be unavailable at a time: a number or a percentage."""
 
     number: int
     is_percent: bool = False

@@ -6,7 +6,7 @@ States of an event:
                           and no other update domain under impact         all impacts over
     (command) --> Scheduled ------------------------------------> Started -----------> gone
                      |                                                ^
-                     | canceled, or no VM left in Resources           | failed hardware: at once
+                     | canceled, or no VM left in Resources           | failed hardware
                      +------> gone                                 (command)
 
 States of an impact, one for each VM of a Started event or of a silent operation:

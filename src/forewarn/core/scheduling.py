@@ -56,7 +56,7 @@ AUTO_APPROVED = {
 def operate(draft: Draft, command: commands.UserOperation) -> None:
     """Restart, redeploy or delete a VM.
 
-    It runs at once, without an event, if no VM polls, the VM is not running, or no notice is
+    It runs now, without an event, if no VM polls, the VM is not running, or no notice is
     configured.
     """
     if command.event_id in draft.known_ids():

@@ -83,7 +83,7 @@ class RealClock:
             )
 
     async def sleep_until(self, time: datetime) -> None:
-        """Sleeps at most a minute at once, so that a clock that is set meanwhile is noticed."""
+        """Sleeps at most a minute at a time, so that a clock that is set meanwhile is noticed."""
         while (left := (time - self.now()).total_seconds()) > 0:  # ends when the time is reached
             await asyncio.sleep(min(left, self.NAP_SECONDS_MAX))
 

@@ -58,7 +58,7 @@ LEVEL = {
     ChangeKind.IMPACT_FAILED: logging.WARNING,
     ChangeKind.FAILED: logging.ERROR,
 }
-"""The log level of changes that are not INFO. A whole fleet may join at once."""
+"""The log level of changes that are not INFO. A whole fleet may join in one apply."""
 
 
 class Engine(Replica):

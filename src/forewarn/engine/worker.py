@@ -206,7 +206,7 @@ class Worker:
                 self._set_alarm(name, max(wake_at, now + RETRY))
 
     def _dispatch(self) -> None:
-        """Start as many due impacts as may run at once; the others stay queued."""
+        """Start as many due impacts as may run at the same time; the others stay queued."""
         while self._queue and len(self._running) < self._impacts_max and self._lease is not None:
             name = next(iter(self._queue))
             published = self._engine.board.scopes.get(name)

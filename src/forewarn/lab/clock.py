@@ -12,7 +12,7 @@ TURNS_PER_STEP = 50
 
 
 class VirtualClock:
-    """Stands still until `advance`, `jump` or `run` moves it. Sleepers wake in order."""
+    """Paused until `advance`, `jump` or `run` moves it. Sleepers wake in order."""
 
     jump_seconds = 0.0
     STRIDE_SECONDS = 0.02
@@ -52,7 +52,7 @@ class VirtualClock:
             await _let_others_run()
 
     async def jump(self, time: datetime) -> None:
-        """Set a later time at once, as after a suspend: all that was due in between is due now."""
+        """Set a later time in one step, as after a suspend: all that was due by then is due now."""
         async with self._advancing:
             assert time >= self._now
             self._now = time

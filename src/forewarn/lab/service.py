@@ -214,7 +214,7 @@ class LabService:
 
     async def _end_fault(self, fault_id: str) -> None:
         del self._fault_ends[fault_id]
-        if fault_id in self.faults.by_id:  # not if its last request made room for another fault
+        if fault_id in self.faults.by_id:  # not if it was over and another was added since
             self.remove_fault(fault_id)
 
     def _record_fault(self, what: str, added: ActiveFault) -> None:
@@ -292,7 +292,7 @@ class LabService:
     async def listen_vm(self, vm: str) -> str:
         """Open the listener of a VM, once. Returns its URL.
 
-        Every request on it is a request of that VM. Listeners of deleted VMs make room.
+        Every request on it is a request of that VM. Listeners of deleted VMs are closed first.
         """
         board, listeners = self.engine.board, self._vm_listeners
         board.find_vm(vm)

@@ -105,7 +105,7 @@ class ExecPlatform:
         return f"exited with {code}" if code else ""
 
     async def _end(self, process: asyncio.subprocess.Process) -> None:
-        """End the whole group: a shell often dies at once while its children clean up."""
+        """End the whole group: a shell often exits first while its children still clean up."""
         signal_group(process.pid, signal.SIGTERM)
         try:
             async with asyncio.timeout(self._grace_seconds):

@@ -132,7 +132,7 @@ class Lease:
                     await self._ended.wait()
 
     async def release(self) -> None:
-        """Release the lease, so that another process can acquire it at once."""
+        """Release the lease, so that another process can acquire it immediately."""
         if not self._ended.is_set():
             self.end()
             await self.delete(self)

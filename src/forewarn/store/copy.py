@@ -107,7 +107,7 @@ def _set_owner(copy: str, like: str) -> None:
 def _replace(copy: str, target: str, aside: str, *, is_new: bool) -> None:
     """Move the copy to the target under the lock, so that no server opens it meanwhile.
 
-    SQLite would replay an old log beside the new file and damage it, so the log is moved first. A
+    SQLite would replay an old log into the new file and damage it, so the log is moved first. A
     crash may leave a log without its file.
     """
     # Create the name first: this fails if a server has created the target meanwhile.

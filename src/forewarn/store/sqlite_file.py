@@ -154,7 +154,7 @@ def _upgrade(
 
 
 def _enable_wal(connection: sqlite3.Connection, busy_seconds: float) -> None:
-    """If two processes open a new file at once, SQLite fails this in one without waiting."""
+    """If two processes open a new file together, SQLite fails this in one without waiting."""
     until = time.monotonic() + busy_seconds
     while True:
         try:
@@ -169,7 +169,7 @@ def _enable_wal(connection: sqlite3.Connection, busy_seconds: float) -> None:
 def connect(path: str, busy_seconds: float) -> sqlite3.Connection:
     """Never creates the file: only `open_file` does, with the right mode.
 
-    The caller must not use the connection in two threads at once.
+    The caller must not use the connection in two threads at the same time.
     """
     return sqlite3.connect(
         f"{Path(path).as_uri()}?mode=rw",

@@ -14,7 +14,7 @@ from forewarn.agent.steps.base import StepContext, StepFailed, WorkflowPhase
 
 @dataclass(frozen=True, slots=True)
 class FileStep:
-    """Recover undoes what prepare did, and nothing else. Hidden files beside it record that:
+    """Recover undoes what prepare did, and nothing else. Hidden files next to it record that:
 
     kept     the file that prepare removed; recover moves it back
     absent   prepare found no file; recover creates none

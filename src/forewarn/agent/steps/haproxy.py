@@ -42,7 +42,7 @@ def _is_server(value: object) -> bool:
 @dataclass(frozen=True, slots=True)
 class HaproxyStep:
     """`web/{vm}` is this VM; `web/{resource}` stands for every VM in the event's Resources, for an
-    agent that runs beside the load balancer.
+    agent on the load balancer's machine.
     """
 
     socket: Annotated[str, checked("the path of a socket, or host:port", _is_address)]

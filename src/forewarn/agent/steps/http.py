@@ -92,7 +92,7 @@ class HttpStep:
 
     def __post_init__(self) -> None:
         if self.shape and self.body:
-            raise SettingError("body", f"no body beside shape = '{self.shape}'")
+            raise SettingError("body", f"no body together with shape = '{self.shape}'")
         if self.body and self._is_json():
             # If it is JSON with sample values, it is with any, because values are escaped.
             samples = {name: "0" if name in NUMERIC_FACTS else "x" for name in FACTS}

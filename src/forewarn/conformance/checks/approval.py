@@ -168,7 +168,7 @@ def approval_of_a_started_event_changes_nothing(session: Session) -> None:
     expect_equal("the document to be", session.document().response.body, before.response.body)
 
 
-@check(SHOULD, "PROTOCOL 4: 200 for ids finished lately", *EVENT, Need.CONTROL)
+@check(SHOULD, "PROTOCOL 4: 200 for ids that finished recently", *EVENT, Need.CONTROL)
 def approval_of_an_ended_event_is_200(session: Session) -> None:
     """Clients race with completion; Pacemaker's agent retries a rejected approval three times."""
     event_id = session.create_shown("redeploy")["EventId"]

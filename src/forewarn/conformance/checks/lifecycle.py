@@ -101,7 +101,7 @@ def event_starts_under_the_same_id(session: Session) -> None:
 
 @check(MUST, "PROTOCOL 2.3: empty once Started", *LIFE)
 def not_before_is_empty_once_started(session: Session) -> None:
-    """Clients read an empty NotBefore as `now`; with a date they might go on waiting."""
+    """Clients read an empty NotBefore as `now`; with a date they might keep waiting."""
     expect_equal("NotBefore", session.history.event(session.history.started)["NotBefore"], "")
 
 

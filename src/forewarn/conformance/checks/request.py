@@ -320,7 +320,7 @@ def error_405_has_a_message() -> None:
 
 @rule(SHOULD, "PROTOCOL 10: error bodies", sends(an_error(400), FORWARDED))
 def error_for_a_forwarded_request_has_a_message() -> None:
-    """Whoever set up the proxy must learn why it does not work."""
+    """The operator of the proxy must learn why it does not work."""
 
 
 @rule(MUST, "PROTOCOL 3: Content-Type", sends(media_type(JSON), BARE, UNKNOWN_PATH))

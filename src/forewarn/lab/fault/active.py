@@ -117,7 +117,7 @@ class FaultSet:
         self._count = 0
 
     def add(self, fault: Fault, now: datetime, rate: float = 1.0) -> ActiveFault:
-        """Add a fault, which ends `rate` times sooner. Faults that are over make room."""
+        """Add a fault, which ends `rate` times sooner. Faults that are over are removed."""
         self.by_id = {each.id: each for each in self.by_id.values() if not each.is_over(now)}
         if len(self.by_id) >= FAULTS_MAX:
             raise Refused(

@@ -67,7 +67,7 @@ class FilteredConnection(MetadataConnection):
         return not self._is_lost.is_set()
 
     async def reset(self) -> None:
-        """What the kernel has is still sent: on loopback it is delivered at once."""
+        """What the kernel has is still sent: on loopback it is delivered immediately."""
         self._abandon_request()
         if not self.transport.is_closing():
             self.transport.get_extra_info("socket").setsockopt(

@@ -1,6 +1,6 @@
 """Who sends a request to the control listener.
 
-That is the holder of a token, or, while no tokens exist and the listener is on loopback, anybody.
+That is the holder of a token, or any client while no tokens exist and the listener is on loopback.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from forewarn.web.http_status import TooManyRequests
 
 BAD_TOKEN_DELAY_SECONDS = 1.0
 BAD_TOKENS_PER_SECOND = 5.0
-"""Bad tokens per second and address that get a 401; more get a 429 at once."""
+"""Bad tokens per second and address that get a 401; more get a 429 without a delay."""
 EXPECTED = "expected the header `Authorization: Bearer TOKEN`; `forewarn token create` makes one"
 
 
@@ -40,7 +40,7 @@ class Principal(NamedTuple):
 
 
 LOCAL_OPERATOR = Principal("operator", Role.ADMIN, "operator")
-"""Anybody who reaches a loopback listener while no tokens exist."""
+"""Any client that reaches a loopback listener while no tokens exist."""
 
 
 class Authenticator:

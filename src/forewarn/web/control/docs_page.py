@@ -31,7 +31,7 @@ POLICY = (
 
 @get("/api/docs", include_in_schema=False, is_public=True, cache=CACHE_FOREVER)
 async def docs(request: Request[Any, Any, Any]) -> Response[str]:
-    """Rendered once: anybody may request it, without a token."""
+    """Rendered once, because any client may request it, without a token."""
     headers = {"Content-Security-Policy": POLICY}
     page = render(openapi_document(request.app))
     return Response(page, media_type=MediaType.HTML, headers=headers)

@@ -4,8 +4,8 @@
     RESERVED   -> STORED     after it; the record holds the response
     RESERVED or STORED       expire after 24 hours; the oldest are deleted when there are too many
 
-If a server dies while RESERVED, or two servers get the request at once, the retry repeats the
-operation under the same id, and the rules recognise it.
+If a server dies while RESERVED, or two servers get the request at the same time, the operation is
+repeated under the same id, and the rules recognise it.
 """
 
 import asyncio

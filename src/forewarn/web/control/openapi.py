@@ -76,7 +76,7 @@ FIELDS = {
     "message": "For people: what was rejected, the value, and what would be accepted.",
     "facts": "The message's values, for machines.",
     "incarnation": "Incremented with every visible change of the scope's document.",
-    "is_enabled": "Whether any VM polls; if not, user operations run at once, without an event.",
+    "is_enabled": "Whether any VM polls; if not, user operations run now, without an event.",
     "seen_at": "When a VM last polled, to the hour; null for never.",
     "dry_run": "Whether this was a dry run: nothing was changed.",
 }
@@ -114,7 +114,7 @@ class _NoRoutes(Router):
     media_type=OpenAPIMediaType.OPENAPI_JSON,
 )
 async def openapi_json(request: Request[Any, Any, Any]) -> Json:
-    """Rendered once: anybody may request it, without a token."""
+    """Rendered once, because any client may request it, without a token."""
     return openapi_document(request.app)
 
 

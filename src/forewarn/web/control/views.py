@@ -156,7 +156,7 @@ class EventList(msgspec.Struct, frozen=True):
 class EventResult(msgspec.Struct, frozen=True):
     event: Annotated[
         EventView | None,
-        msgspec.Meta(description="Null if it runs at once, without notice, or is already over."),
+        msgspec.Meta(description="Null if it runs now, without notice, or is already over."),
     ]
 
 

@@ -80,16 +80,16 @@ class TimedConnection(Protocol):
     def time_out(self) -> None: ...
 
     def abort(self) -> None:
-        """Close at once, without sending the rest."""
+        """Close immediately, without sending the rest."""
 
 
 Group = OrderedDict[TimedConnection, None]
 
 
 class Admission:
-    """Counts connections, and makes room for a new one by closing an idle one.
+    """Counts connections. At a limit, an idle one is closed for a new one.
 
-    A connection is admitted if its address is below its limit, and if the listener has room or an
+    A connection is admitted if its address is below its limit, and if the listener is too or an
     idle connection can be closed: one of an unknown address if there is any, else the oldest.
     Unknown addresses share a small part of the total and never displace a VM. The cost does not
     grow with the number of connections. `limits_reached` counts, by limit, how often a connection
@@ -114,7 +114,7 @@ class Admission:
         return False
 
     def admit(self, connection: TimedConnection) -> bool:
-        """Count a new connection; False if there is no room for it."""
+        """Count a new connection; False if a limit refuses it."""
         address = connection.address
         group = self._unknown if self.is_unknown(address) else self._known
         if not self._has_room(address, group):

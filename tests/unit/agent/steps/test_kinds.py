@@ -95,7 +95,7 @@ WRONG = [
     (
         "http",
         {"url": "http://x", "body": "a", "shape": "slack"},
-        "W.body: expected no body beside shape = 'slack', got 'a'",
+        "W.body: expected no body together with shape = 'slack', got 'a'",
     ),
     (
         "http",

@@ -70,5 +70,5 @@ class HostController(Controller):
 
     @post("/{host:str}/fail", status_code=HTTP_202_ACCEPTED, errors=HOST_ERRORS)
     async def fail_host(self, host: Name, call: Call) -> HostEvents:
-        """Reports that the host has failed: its VMs restart at once, without notice."""
+        """Reports that the host has failed: its VMs restart now, without notice."""
         return views.host_events(await call.service.operations.fail(host, by=call.by))

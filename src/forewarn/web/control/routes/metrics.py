@@ -120,7 +120,9 @@ class ServiceCollector(Collector):
         yield _gauge("campaigns", "Stored campaigns, by state.", campaigns, "state")
         yield _counter("tokens_refused", "Requests with a bad token.", service.tokens.refused_count)
         yield _gauge("streams", "Open streams of the history.", feed.followers.total())
-        yield _counter("notes_trimmed", "History entries that were trimmed.", feed.entries_trimmed)
+        yield _counter(
+            "notes_trimmed", "Commits whose history entries were trimmed.", feed.entries_trimmed
+        )
         failing = {receiver.name: receiver.is_failing for receiver in feed.webhooks}
         text = "1 while deliveries to a webhook fail."
         yield _gauge("webhook_failing", text, failing, "receiver")

@@ -78,7 +78,7 @@ async def follow(
 
 
 def make_permission(tokens: Tokens, authorization: str) -> Callable[[], bool]:
-    """Whether a stream may go on: its token may be revoked, or the first token be created."""
+    """Whether a stream may continue: its token may be revoked, or the first token be created."""
     text = authorization.partition(" ")[2].strip()
     if not tokens:
         return lambda: not tokens

@@ -73,7 +73,7 @@ class TokenController(Controller):
 
     @delete("/{token:str}", status_code=HTTP_200_OK, errors=(UnknownToken, Refused))
     async def revoke_token(self, token: Name, call: Call) -> TokenView:
-        """Revokes a token at once, on every server.
+        """Revokes a token immediately, on every server.
 
         The last admin token can be revoked only after all others.
         """
