@@ -294,6 +294,22 @@ def test_upgrade_header_is_ignored() -> None:
         assert client.response().status == 200
 
 
+@pytest.mark.parametrize("is_in_pieces", [False, True])
+def test_approval_with_an_upgrade_header_keeps_its_body(is_in_pieces: bool) -> None:
+    """Java's client offers HTTP/2 with its approvals too."""
+    offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c"
+    sent = approval(offer) + POLL
+    piece_size = 40 if is_in_pieces else len(sent)
+    with World() as world, world.connect() as client:
+        client.send(POLL)
+        assert client.response().status == 200  # the scope is enabled, so a restart is an event
+        world.restart()
+        for start in range(0, len(sent), piece_size):
+            client.send(sent[start : start + piece_size])
+        assert client.response().status == 200
+        assert b'"EventStatus":"Started"' in client.response().body
+
+
 def test_absolute_form_target_is_accepted() -> None:
     with World() as world:
         assert (

@@ -151,6 +151,7 @@ class Connection(HttpToolsProtocol):
         """Bytes of the head, or of the body with its chunk sizes and trailers, so far."""
         self.body_size = self.body_length = 0
         """Of the body, without them: so far, and as in Content-Length."""
+        self.is_upgrade_body = False
         self.has_ended = False
         """The client sends no more."""
 
@@ -232,7 +233,10 @@ class Connection(HttpToolsProtocol):
         self.part_size += len(piece)
         try:
             self._check_size()
-            self.parser.feed_data(piece)
+            if self.is_upgrade_body:
+                self._take_upgrade_body(piece)
+            else:
+                self.parser.feed_data(piece)
         except HttpParserUpgrade:
             pass  # Java's client offers HTTP/2 like this; we continue in HTTP/1.1
         except HttpParserError as error:
@@ -240,6 +244,13 @@ class Connection(HttpToolsProtocol):
         except Error as error:
             self.reject(error)
         return len(piece)
+
+    def _take_upgrade_body(self, piece: bytes) -> None:
+        """The parser ends a request that offers an upgrade at its head; read its body here."""
+        self.on_body(piece)
+        if self.body_size == self.body_length:
+            self.is_upgrade_body = False
+            self.on_message_complete()
 
     def _next_piece(self) -> bytes:
         """A request ends after its Content-Length, or with a blank line and nowhere else.
@@ -308,6 +319,9 @@ class Connection(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade() and self.body_size < self.body_length:
+            self.is_upgrade_body = True
+            return
         self.part_size = 0
         if self.is_responding:
             super().on_message_complete()
