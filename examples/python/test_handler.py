@@ -1,6 +1,6 @@
 """Tests the worker with events on demand, and a clock that the test moves.
 
-`scheduled_events` comes with `pip install 'forewarn[server]'`. HANDLER names the module to test, as
+`scheduled_events` comes with `pip install 'forewarn[lab]'`. HANDLER names the module to test, as
 in HANDLER=never_approves.
 """
 

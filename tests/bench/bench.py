@@ -308,28 +308,31 @@ def page(report: str) -> str:
 
 PAGE = """# Benchmarks
 
-Written by `make bench` with `--write docs/benchmarks.md` on {day} ({machine}).
+How fast the metadata endpoint is compared with nginx, what the service and the agent cost, and what
+an attacker can do to others. `make bench` measures it. This page was written by
+`python -m tests.bench --write docs/benchmarks.md` on {day} ({machine}).
 
-Our server and nginx take turns on one core, wrk polls from another over 64 kept connections; each
-number is the median of several rounds, and each ratio is the median of the ratios within a round.
-Absolute numbers depend on the machine; the ratios should not. The board holds {vms:,} registered
-VMs. wrk calls from 127.0.0.1, which is one of them, or by path as {paths:,} different ones. nginx
-serves the same document from a file and, with `return 200`, from memory. A new connection means one
-per poll, then closed; there wrk itself is near its limit, so compare the CPU column too: it is the
-server's own part.
+Our server and nginx take turns on one core; wrk polls from another over 64 keep-alive connections.
+Each number is the median of several rounds, and each ratio is the median of the ratios within a
+round. Absolute numbers depend on the machine; the ratios should not. The service knows {vms:,} VMs.
+wrk calls from 127.0.0.1, which is one of them, or by path as {paths:,} different ones. nginx serves
+the same document from a file and, with `return 200`, from memory. "New connection" means one
+connection per poll. There wrk itself is near its limit, so compare the CPU column too: it counts
+only the server.
 
 {report}
 
 The waiting connections are {waiters:,} clients with `Prefer: wait` for one scope, all woken by one
 change.
 
-During each attack another VM polls every few milliseconds, in turn on a kept and on a new
-connection, and a platform event of a third VM comes due. Goal: its p99 stays within {ratio:g} times
-of quiet or under {milliseconds:g} ms, and the event starts within {lateness:g} s of NotBefore. A
-p99 of `inf` means that polls failed. The attackers share the second core with the VM that is
-measured. The strangers replace connections that the server closes, at most 500 a second together.
-Strangers that reconnect as fast as they can are not in this table: on a loaded machine they raised
-another VM's p99 to 150 to 250 ms.
+During each attack another VM polls every few milliseconds, alternating between a keep-alive and a
+new connection, and a platform event of a third VM comes due. Goal: the p99 is at most {ratio:g}
+times that without an attack ("quiet") or under {milliseconds:g} ms, and the event starts within
+{lateness:g} s of NotBefore. A p99 of `inf` means that polls failed. The attackers share the second
+core with the VM that is measured. A stranger is a client whose address is not a VM's. Strangers
+replace connections that the server closes, at most 500 a second together. Strangers that reconnect
+as fast as they can are not in this table: on a loaded machine they raised another VM's p99 to 150
+to 250 ms.
 """
 
 
