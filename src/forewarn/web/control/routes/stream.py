@@ -101,10 +101,11 @@ async def follow_history(
     clock = asyncio.get_running_loop().time
     stops = feed.stops
     with suppress(Error), ExitStack() as stack:
+        number = last = await feed.last()
         # Again: others may have started since the request was accepted.
         feed.check_room(STREAMS_MAX, by, STREAMS_PER_PRINCIPAL_MAX)
+        # From now on the stream is counted, and it sends everything that happens.
         stack.enter_context(feed.following(by))
-        number = last = await feed.last()
         if after is not None:
             number = after if after <= last else 0
         yield Message(id=number, retry=RETRY_MILLISECONDS)
