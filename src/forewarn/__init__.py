@@ -1,3 +1,3 @@
-"""Forewarn: tell a virtual machine, in time, what is about to happen to it, and let it answer."""
+"""Forewarn: gives VMs notice before they are rebooted, moved or deleted, and lets them approve."""
 
 __version__ = "0.3.0"

@@ -299,7 +299,7 @@ class Config:
         "The listener for operators and the CLI; outside loopback it needs tokens.",
         variable="FOREWARN_CONTROL_LISTEN")] = CONTROL_DEFAULT
     control_certificate_file: Annotated[Path | None, Option("Service", FILE,
-        "PEM file with the certificate chain: the control API then speaks TLS only. "
+        "PEM file with the certificate chain: the control API then accepts only TLS. "
         "It is read again when it changes.")] = None
     control_key_file: Annotated[Path | None, Option("Service", FILE,
         "PEM file with the certificate's key, not encrypted.")] = None

@@ -156,7 +156,7 @@ def matches(rule: Rule, event: Event, *, vm: str, lead_seconds: float) -> bool:
         _is_among(event.type, rule.types)
         and _is_among(event.source, rule.sources)
         and _concerns(rule.concerns, event, vm)
-        # An unknown duration is -1, which is within no bounds.
+        # An unknown duration is -1, which no bounds contain.
         and (rule.duration_seconds == ANY or rule.duration_seconds.contain(event.duration_seconds))
         and rule.lead_seconds.contain(lead_seconds)
         and _is_in_scope(rule.scope, event)

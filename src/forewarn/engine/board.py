@@ -266,7 +266,8 @@ class Board:
 class SortedKeys(Sequence[K]):
     """The keys of an index, sorted at the first read and kept sorted from then on.
 
-    So loading a fleet sorts once, and a change in a large fleet costs hardly more than in a small.
+    So loading a fleet sorts once, and a change costs hardly more in a large fleet than in a small
+    one.
     """
 
     def __init__(self, source: Callable[[], Iterable[K]]) -> None:

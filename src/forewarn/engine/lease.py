@@ -1,4 +1,4 @@
-"""Work that needs a lease: that of one server, or that which only one server may do at a time.
+"""Work under a lease: the work of one server, or work that only one server may do at a time.
 
 A server that has lost its lease has lost its claims: other servers release them and take over.
 """
@@ -34,8 +34,8 @@ async def run_under_lease(
 ) -> None:
     """Run `work(lease)` whenever this process holds the lease, until cancelled.
 
-    States:  WAITING -> HOLDING -> WAITING. The work is cancelled when the lease is lost. What it
-    raises or returns ends everything.
+    States:  WAITING -> HOLDING -> WAITING. The work is cancelled when the lease is lost. When the
+    work returns or raises, so does this.
     """
     while True:  # ends when cancelled
         if await work_until_lost(store, name, work, sleep=sleep):

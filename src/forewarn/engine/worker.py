@@ -314,8 +314,8 @@ class Worker:
     async def _call(self, request: ImpactRequest, lease: Lease) -> ImpactResult:
         """Call the platform if the lease is held.
 
-        This process may have been stopped since the claim, and another one done it. Nothing is
-        awaited between the check and the call.
+        This process may have been stopped since the claim, so another one may have carried out the
+        impact. Nothing is awaited between the check and the call.
         """
         if not lease.is_held():
             raise LeaseLost(f"this server has lost the lease {lease.name}")
@@ -330,7 +330,7 @@ class Worker:
         await self._submit(scope, finish, lease)
 
     async def _submit(self, scope: str, command: Claim | Finish, lease: Lease) -> Outcome | None:
-        """Commit a claim or a result, however long the store does not answer.
+        """Commit a claim or a result, and retry for as long as the store does not answer.
 
         A commit whose reply was lost may have happened, and a claim that its worker does not know
         would never end. None if the scope was deleted, or another server takes over.

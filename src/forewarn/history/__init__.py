@@ -1,1 +1,1 @@
-"""What happened: entries, queries, retention, the live feed and webhooks."""
+"""What happened: queries, retention, the live feed and webhooks. Entries are the engine's."""

@@ -1,1 +1,1 @@
-"""Carrying an impact out."""
+"""Platforms: what carries out impacts on VMs."""

@@ -47,7 +47,7 @@ class EventRecord(msgspec.Struct, frozen=True):
 
 
 class EventLedger:
-    """Written by the lab's thread from the engine's notes; read by any thread."""
+    """Written by the lab's thread from history entries; read by any thread."""
 
     def __init__(self, board: Board) -> None:
         self._board = board

@@ -126,7 +126,7 @@ def response_has_a_date(session: Session) -> None:
 
 @check(SHOULD, "PROTOCOL 10: Server header")
 def response_has_a_server_header(session: Session) -> None:
-    """It tells which software responded, which helps to debug a fleet."""
+    """It shows which software responded, which helps to debug a fleet."""
     expect(session.send(Request()).header("server"), "a Server header", None)
 
 

@@ -157,7 +157,7 @@ DURATION = every("DurationInSeconds", is_duration, "an integer of at least -1")
 
 @rule(MUST, "PROTOCOL 2.2: DurationInSeconds", DURATION, Need.EVENT)
 def event_duration_is_an_integer() -> None:
-    """Microsoft's sample calls int() on it: -1 means unknown, 0 without interruption."""
+    """Microsoft's sample calls int() on it: -1 means unknown, 0 no interruption."""
 
 
 def _scheduled(session: Session, version: str = NEWEST) -> list[JsonObject]:

@@ -308,7 +308,7 @@ class Runner:
 
 
 async def wait_for_failure(program: Process) -> None:
-    """Wait until it ends with another code than 0: then there is nothing left to test."""
+    """Wait until it exits with a code other than 0: then there is nothing left to test."""
     if await program.wait() == 0:
         await asyncio.get_running_loop().create_future()
 

@@ -1,4 +1,4 @@
-"""How the control listener responds to whatever is raised: an Error, Litestar's own, a bug."""
+"""How the control listener responds to exceptions: an Error, one of Litestar's, or a bug."""
 
 from http import HTTPStatus
 from typing import Any
