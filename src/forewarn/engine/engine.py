@@ -251,8 +251,8 @@ class Engine(Replica):
     async def seen(self, published: PublishedScope) -> None:
         """Record that a VM of the scope polls, so that the scope is enabled.
 
-        Only a poll that enables the scope waits for the commit. If the store does not answer, it gets
-        its document anyway, and a later poll tries again.
+        Only a poll that enables the scope waits for the commit. If the store does not answer, the
+        poll gets its document anyway, and a later poll tries again.
         """
         name = published.scope.name
         task = self._background.get(name)
