@@ -3,6 +3,8 @@
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
+# Tests start many processes; without bytecode each of them compiles the whole package.
+export PYTHONDONTWRITEBYTECODE =
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 PYTHON_ONLY = "not system"
-WORKERS_PER_CORE = 2
+WORKERS_PER_CORE = 3
 """Most tests wait for a process, a socket or a limit for more than half of their time."""
 
 
