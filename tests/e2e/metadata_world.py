@@ -22,6 +22,7 @@ from forewarn.engine.clock import Clock, RealClock
 from forewarn.engine.engine import Engine
 from forewarn.store.memory import MemoryStore
 from forewarn.web.http.admission import Limits
+from forewarn.web.http.connection import Connection
 from forewarn.web.http.listener import SERVER_METADATA, Listener
 from forewarn.web.metadata.app import Message, Metadata, Receive, Send
 from forewarn.web.metadata.fast_path import Polls
@@ -151,9 +152,14 @@ class World:
 
 
 class AheadPolls(Polls):
-    """Polls whose time can be ahead of the real one."""
+    """Polls whose time can be ahead of the real one, and that count the turns of connections."""
 
     ahead_seconds = 0.0
+    turns = 0
+
+    def queue_turn(self, connection: Connection) -> None:
+        self.turns += 1
+        super().queue_turn(connection)
 
     def tick(self, state: ServerState, now: float) -> None:
         super().tick(state, now + self.ahead_seconds)

@@ -474,6 +474,30 @@ def test_pipelining_client_does_not_starve_others(connections: int) -> None:
         assert world.run(count_turns()) > polls_each * connections / polls_per_turn_max
 
 
+def test_input_after_the_last_request_is_dropped() -> None:
+    """If it were queued again and again, one packet would occupy the server until its end."""
+    last = POLL.replace(b"Host: h", b"Host: h\r\nConnection: close")
+    with World() as world, world.connect() as client:
+        assert world.ask(POLL).status == 200  # the next polls are answered by the fast path
+        client.send(last + POLL)
+        assert client.response().status == 200
+        assert client.read_to_end() == b""
+        before = world.polls.turns
+        for _ in range(10):
+            world.run(asyncio.sleep(0))
+        assert world.polls.turns == before
+
+
+def test_body_of_blank_lines_is_parsed_in_many_turns() -> None:
+    """Each blank line may be the end of the request, so it is parsed by itself."""
+    lines = 5000
+    body = b"%x\r\n%s\r\n0\r\n\r\n" % (5 * lines, b"a\r\n\r\n" * lines)
+    with World() as world, world.connect() as client:
+        client.send(APPROVE + b"Transfer-Encoding: chunked\r\n\r\n" + body)
+        assert client.response().status == 400
+        assert world.polls.turns > lines / 100
+
+
 def test_client_that_reads_may_pipeline_forever() -> None:
     with World() as world, world.connect() as client, ThreadPoolExecutor(1) as threads:
         warm(world, client)

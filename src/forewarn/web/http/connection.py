@@ -41,6 +41,8 @@ from forewarn.web.http_status import (
 TICK_SECONDS = 1.0
 TURN_BYTES = 16 * 1024
 """Parsed before other connections get their turn, if no request ends within it."""
+PIECE_BYTES_MIN = 512
+"""A piece takes at least this much of a turn: a client can make pieces of a few bytes."""
 UNPARSED_BYTES_MAX = 1 << 20
 HEADER_LINES_MAX = 100
 FRAMING_FACTOR_MAX = 8
@@ -215,14 +217,16 @@ class Connection(HttpToolsProtocol):
             if left <= 0:
                 self.flow.pause_reading()
                 return self.policy.queue_turn(self)
-            left -= self._parse_piece()
+            left -= max(self._parse_piece(), PIECE_BYTES_MIN)
             if self.state is ConnectionState.IDLE:
                 left = 0
         return self._continue()
 
     def _continue(self) -> None:
         """Parse what waited, or close if the client sends no more and has all its responses."""
-        if self.unparsed:
+        if self.transport.is_closing():
+            self.unparsed.clear()
+        elif self.unparsed:
             self.policy.queue_turn(self)
         elif self.has_ended and self.state is not ConnectionState.RESPONDING:
             self.transport.close()
