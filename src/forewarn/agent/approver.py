@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from forewarn.agent.journal import JournalLost
 from forewarn.agent.progress import EntryKind
 from forewarn.agent.rules import ApproveWhen, Rule, is_first, is_quiet
 from forewarn.agent.workflow import AgentContext, Workflow
@@ -58,7 +59,8 @@ class Approver:
         `document` is None while none can be trusted. `rules` are the current ones: an event keeps
         its original rule, but is not approved if that rule may no longer approve.
 
-        Raises JournalLost: nothing was sent that is not in the journal.
+        Raises JournalLost, after all other events were sent, for an event whose entry could not be
+        written. Nothing was sent that is not in the journal.
         """
         may_approve = {rule.name for rule in rules if rule.may_approve}
         known = sorted(workflows, key=_urgency)
@@ -68,32 +70,49 @@ class Approver:
         self._alone &= keys
         monotonic = self._context.clock.monotonic
         end = monotonic() + TURN_SECONDS_MAX
+        lost: dict[str, JournalLost] = {}  # by the key of the event, which waits for the next turn
         while end - monotonic() >= ATTEMPT_SECONDS_MIN:
-            batch = self._next_batch(allowed, document)
-            if not batch or not self._approve(batch, end - monotonic()):
+            left = [workflow for workflow in allowed if workflow.event.key not in lost]
+            ready = self._next_ready(left, document)
+            if not ready:
                 break
+            batch = self._journal(ready, lost)
+            if batch and not self._approve(batch, end - monotonic(), lost):
+                break
+        if lost:
+            raise next(iter(lost.values()))
         return any(workflow.wants_approval for workflow in known)
 
-    def _next_batch(
+    def _next_ready(
         self, allowed: Iterable[Workflow], document: Document | None
     ) -> Sequence[Workflow]:
-        """The events of one request, each in the journal. Closed early where the disk is slow,
-        because the first of them is the most urgent.
-        """
+        """The events of one request."""
         ready = [workflow for workflow in allowed if self._is_ready(workflow, document)]
         if ready and ready[0].event.key in self._alone:
-            ready = ready[:1]
-        else:
-            ready = [one for one in ready if one.event.key not in self._alone][:IDS_MAX]
+            return ready[:1]
+        return [one for one in ready if one.event.key not in self._alone][:IDS_MAX]
+
+    def _journal(
+        self, ready: Sequence[Workflow], lost: dict[str, JournalLost]
+    ) -> Sequence[Workflow]:
+        """Those that are in the journal now. Closed early where the disk is slow, because the
+        first of them is the most urgent.
+        """
+        written: list[Workflow] = []
         end = self._context.clock.monotonic() + WRITE_SECONDS_MAX
-        for count, workflow in enumerate(ready, start=1):
+        for workflow in ready:
             event = workflow.event
-            self._context.journal.write_event(event, workflow.rule.name)
-            self._context.journal.write(event.key, EntryKind.APPROVING)
-            self._approved.add(event.key)
+            try:
+                self._context.journal.write_event(event, workflow.rule.name)
+                self._context.journal.write(event.key, EntryKind.APPROVING)
+            except JournalLost as error:
+                lost[event.key] = error
+            else:
+                self._approved.add(event.key)
+                written.append(workflow)
             if self._context.clock.monotonic() >= end:
-                return ready[:count]
-        return ready
+                break
+        return written
 
     def _is_ready(self, workflow: Workflow, document: Document | None) -> bool:
         retry = self._retries.get(workflow.event.key, ApprovalRetry())
@@ -107,7 +126,9 @@ class Approver:
             case _:
                 return True
 
-    def _approve(self, batch: Sequence[Workflow], seconds_max: float) -> bool:
+    def _approve(
+        self, batch: Sequence[Workflow], seconds_max: float, lost: dict[str, JournalLost]
+    ) -> bool:
         """Whether the endpoint may accept another request."""
         # Half of the time that is left, so that another attempt fits into the rest.
         seconds = min(seconds_max, (batch[0].seconds_left or 0.0) / 2)
@@ -123,7 +144,11 @@ class Approver:
             return _is_about_an_id(error)
         for workflow in batch:
             event = workflow.event
-            self._context.journal.write(event.key, EntryKind.APPROVED)
+            try:
+                self._context.journal.write(event.key, EntryKind.APPROVED)
+            except JournalLost as error:
+                lost[event.key] = error
+                continue
             self._context.counters.add("approvals", result="sent")
             log.info("event approved", event=event.key, type=event.type, rule=workflow.rule.name)
         return True

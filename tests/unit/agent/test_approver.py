@@ -326,11 +326,11 @@ def test_slow_disk_delays_the_most_urgent_approval_only_briefly(world: World) ->
 
 
 def test_event_that_cannot_be_journaled_is_not_sent(world: World) -> None:
-    """The agent acts only on what is on disk."""
+    """The agent acts only on what is on disk. The other event is on disk, and is sent."""
 
     class Spotty(Journal):
         def write(self, key: str, kind: EntryKind, **facts: object) -> None:
-            if key == "E2" and kind is EntryKind.APPROVING:
+            if key == "E1" and kind is EntryKind.APPROVING:
                 raise JournalLost("full")
             super().write(key, kind, **facts)
 
@@ -339,4 +339,23 @@ def test_event_that_cannot_be_journaled_is_not_sent(world: World) -> None:
     with pytest.raises(JournalLost):
         endpoint.approver().turn([notice(world, "E1", HOUR), notice(world, "E2", HOUR)], shows(1))
 
-    assert endpoint.requests == []
+    assert endpoint.requests == [("E2",)]
+
+
+def test_full_disk_does_not_block_events_that_are_sent_alone(world: World) -> None:
+    """All are in the journal, and the result of the first one cannot be written."""
+
+    class Spotty(Journal):
+        def write(self, key: str, kind: EntryKind, **facts: object) -> None:
+            if key == "E1" and kind is EntryKind.APPROVED:
+                raise JournalLost("full")
+            super().write(key, kind, **facts)
+
+    world.use_journal(Spotty)
+    endpoint = FakeEndpoint(world)
+    endpoint.unknown = {"E2"}
+    workflows = [notice(world, f"E{number}", HOUR + number) for number in (1, 2, 3)]
+    with pytest.raises(JournalLost):
+        endpoint.approver().turn(workflows, shows(1))
+
+    assert endpoint.requests == [("E1", "E2", "E3"), ("E1",), ("E2",), ("E3",)]
