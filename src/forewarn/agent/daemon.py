@@ -94,11 +94,11 @@ class Daemon:
         if options.is_dry_run:
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="forewarn-agent-"))
             journal_path, socket, listen = Path(directory, "journal"), None, ""
+        journal = Journal.open(journal_path)
+        stack.callback(journal.close)
         self._client = Client(settings.endpoint, api_version=settings.api_version)
         stack.callback(self._client.close)
         stack.callback(self._stop.set)
-        journal = Journal.open(journal_path)
-        stack.callback(journal.close)
         programs = None
         if socket is not None:
             programs = ParticipantSocket(

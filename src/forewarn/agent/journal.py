@@ -89,6 +89,8 @@ class Journal:
                 self.progress = {**self.progress, key: after}
 
     def _append(self, line: bytes) -> None:
+        if self._lock_file.closed:  # another agent may use the file by now
+            raise OSError("it is closed")
         if self._file is None or self._file.tell() > self._size_max:
             self._rewrite()
         assert self._file is not None

@@ -282,6 +282,22 @@ def test_two_agents_cannot_use_one_journal(path: Path) -> None:
     Journal.open(path).close()
 
 
+def test_closed_journal_is_never_written(path: Path) -> None:
+    """A step that was left behind may end when the next agent has the journal."""
+    old = Journal.open(path)
+    write_story(old)
+    old.close()
+    new = Journal.open(path)
+    new.write_event(reboot("E2"), "drain")
+    before = path.read_bytes()
+
+    with pytest.raises(JournalLost, match=r"cannot use the journal .*: it is closed"):
+        old.write("E1", EntryKind.APPROVED)
+    assert path.read_bytes() == before
+    assert EntryKind.APPROVED not in old.progress["E1"].marks
+    new.close()
+
+
 def test_journal_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     """A typo in the path is found at start, not when the first event comes."""
     (tmp_path / "file").write_text("")
