@@ -215,8 +215,7 @@ class Agent:
             workflow.update(event)
         for change in changes:
             self._apply(change)
-        if changes or resumed:
-            self._start_workers()
+        self._start_workers()
 
     def _apply(self, change: Change) -> None:
         event = change.event
@@ -256,7 +255,9 @@ class Agent:
                 self._workflows[event.key] = workflow
 
     def _start_workers(self) -> None:
-        """Start a thread for each workflow that has work and no thread, up to the limit."""
+        """Start a thread for each workflow that has work and no thread, up to the limit. Where no
+        thread can be started, the next call tries again.
+        """
         with self._lock:
             self._workflows = {
                 key: workflow
@@ -275,7 +276,12 @@ class Agent:
                 self._workers[key] = threading.Thread(
                     target=self._work, args=(workflow,), name=f"forewarn-event-{key}", daemon=True
                 )
-                self._workers[key].start()
+                try:
+                    self._workers[key].start()
+                except RuntimeError as error:  # the limit of threads or of memory is reached
+                    del self._workers[key]
+                    self._log_failure(error)
+                    break
         self._wake.set()
 
     def _work(self, workflow: Workflow) -> None:
@@ -322,6 +328,7 @@ class Agent:
         monotonic = self._context.clock.monotonic
         idle_since = monotonic()
         while not stop.is_set():
+            self._start_workers()  # again, where no thread could be started
             if self._context.counters.values()["forewarn_agent_journal_problems_total"]:
                 # A running agent would retry forever.
                 raise Unavailable("the journal is not writable, so work is left; see the log")
@@ -336,8 +343,8 @@ class Agent:
             stop.wait(ONCE_CHECK_SECONDS)
 
     def _log_failure(self, error: Exception) -> None:
-        """The disk is full, or there is a bug: logged once, and retried. Nothing was done that is
-        not in the journal.
+        """The disk is full, no thread can be started, or there is a bug: logged once, and retried.
+        Nothing was done that is not in the journal.
         """
         is_journal = isinstance(error, JournalLost)
         if is_journal:

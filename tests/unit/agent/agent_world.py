@@ -4,6 +4,7 @@ for, and an endpoint that plays a script.
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,6 +23,8 @@ from forewarn.client.client import Stop
 
 NOON = datetime(2026, 3, 4, 12, 0, 0, tzinfo=UTC)
 TIMEOUT_SECONDS = 20
+STACK_BYTES_TOO_MANY = 2**47
+"""The whole address space."""
 
 
 @dataclass
@@ -189,6 +192,16 @@ def agent_of(
         is_once=is_once,
         retry_seconds=0.01,
     )
+
+
+@contextmanager
+def no_new_threads() -> Iterator[None]:
+    """The operating system starts no thread meanwhile, as without memory."""
+    before = threading.stack_size(STACK_BYTES_TOO_MANY)
+    try:
+        yield
+    finally:
+        threading.stack_size(before)
 
 
 def until(condition: Callable[[], object]) -> Callable[[], None]:

@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -15,13 +16,14 @@ from forewarn.agent.progress import EntryKind
 from forewarn.agent.rules import ApproveWhen, Rule
 from forewarn.agent.settings import AgentSettings
 from forewarn.agent.steps.base import StepContext
-from forewarn.client import EndpointError, InvalidDocument
+from forewarn.client import Document, EndpointError, InvalidDocument
 from tests.unit.agent.agent_world import (
     TIMEOUT_SECONDS,
     Scene,
     ScriptedClient,
     World,
     agent_of,
+    no_new_threads,
     reboot,
     shows,
     started,
@@ -389,6 +391,49 @@ def test_most_urgent_events_get_the_next_free_worker(world: World) -> None:
     )
 
     assert order[WORKERS_MAX:] == ["SOON", "LATE"]
+
+
+def test_event_without_a_thread_is_retried_with_the_next_document(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The machine was short of memory for a while."""
+    client = ScriptedClient(world.time)
+    shortage = ExitStack()
+    client.scenes = (
+        lambda: shortage.enter_context(no_new_threads()),
+        shows(1, reboot()),
+        shortage.close,
+        shows(1, reboot()),
+        wrote(world, EntryKind.APPROVED),
+    )
+    with shortage:
+        run(agent_of(world, client, world.rule()))
+
+    assert world.ran == ["prepare"]
+    assert [getattr(record, "facts", {}) for record in caplog.records] == [
+        {"problem": "can't start new thread"}
+    ]
+
+
+def test_once_waits_until_there_is_a_thread(world: World) -> None:
+    """There is no second document."""
+
+    class Recovering(NoWait):
+        def wait(self, timeout: float | None = None) -> bool:
+            shortage.close()
+            return super().wait(timeout)
+
+    class Short(ScriptedClient):
+        def document(self) -> Document:
+            shortage.enter_context(no_new_threads())
+            return super().document()
+
+    client = Short(world.time, shows(1, reboot()))
+    agent = agent_of(world, client, world.rule(approve=ApproveWhen.NEVER), is_once=True)
+    with ExitStack() as shortage:
+        agent.run(Recovering())
+
+    assert world.ran == ["prepare"]
 
 
 def test_name_is_requested_until_it_comes(world: World) -> None:
