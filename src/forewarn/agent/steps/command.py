@@ -153,7 +153,13 @@ def run_command(command: RunStep, context: StepContext) -> str:
     reader = threading.Thread(
         target=_read_output, args=(process, output), name="forewarn-step-output", daemon=True
     )
-    reader.start()
+    try:
+        reader.start()
+    except RuntimeError as error:  # the limit of threads or of memory is reached
+        _terminate(process, grace_seconds)
+        assert process.stdout is not None
+        process.stdout.close()
+        raise StepFailed(f"{command.name} was terminated: {error}") from error
     code = _wait(process, replace(context, deadline=context.deadline - grace_seconds))
     if code is None:
         _terminate(process, grace_seconds)

@@ -17,6 +17,7 @@ from forewarn.agent.steps.command import (
     run_all,
     run_command,
 )
+from tests.unit.agent.agent_world import no_new_threads
 from tests.unit.agent.steps.build import context, context_until, reboot, script
 
 
@@ -128,6 +129,18 @@ def test_background_processes_are_not_awaited(tmp_path: Path) -> None:
 
     assert is_running(child)
     os.kill(child, 9)
+
+
+def test_command_without_a_thread_for_its_output_is_terminated() -> None:
+    """It would run on without a limit."""
+    before = children()
+    with (
+        no_new_threads(),
+        pytest.raises(StepFailed, match=r"^sleep was terminated: can't start new thread$"),
+    ):
+        make_step("run", ["sleep", "60"], "W").run(context())
+
+    assert children() <= before
 
 
 def test_command_is_not_started_without_time() -> None:
@@ -324,3 +337,8 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
     except OSError:
         return False
+
+
+def children() -> set[str]:
+    """The processes that this thread started and that were not awaited yet."""
+    return set(Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split())
