@@ -84,11 +84,11 @@ class ParticipantSocket(LimitedServer, LocalPrograms):
         self.start("forewarn-agent-socket")
 
     def close(self) -> None:
+        self._path.unlink(missing_ok=True)  # first: after `stop`, it may be the next agent's
         self.stop()
         with self._lock:
             for connection in self._connections:
                 connection.hang_up()
-        self._path.unlink(missing_ok=True)
 
     def begin(self, event: Event, phase: WorkflowPhase, deadline: float) -> None:
         """Notify all programs that are registered, and those that register before it is over."""

@@ -8,7 +8,7 @@ import socket
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -317,6 +317,22 @@ def test_stale_socket_is_replaced(path: Path, time: Time) -> None:
         assert request_status(path) == {"name": "web-0"}
 
     assert not path.exists()
+
+
+def test_closing_agent_leaves_the_socket_of_the_next_one(path: Path, time: Time) -> None:
+    """The next agent starts as soon as the old one no longer listens."""
+    with ExitStack() as stack:
+
+        class Closing(ParticipantSocket):
+            def stop(self) -> None:
+                super().stop()
+                stack.enter_context(serving(path, time))
+
+        old = Closing(path, dict, monotonic=time)
+        old.open()
+        old.close()
+
+        assert request_status(path) == {"name": "web-0"}
 
 
 def test_regular_file_is_never_replaced(path: Path, time: Time) -> None:
