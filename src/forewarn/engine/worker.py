@@ -20,7 +20,7 @@ from forewarn.engine.engine import Engine
 from forewarn.engine.lease import LEASE_NAME, ClaimReleaser, work_until_lost
 from forewarn.engine.replica import SCOPE_KEY
 from forewarn.engine.transaction import LeaseLost
-from forewarn.errors import Error, ImpactFailed, NotFound, Unavailable
+from forewarn.errors import Error, ImpactFailed, NotFound, RecordUnreadable, Unavailable
 from forewarn.log import log
 from forewarn.platform.base import SHORTAGES, ImpactRequest, ImpactResult, Platform
 from forewarn.store.base import Lease
@@ -179,11 +179,16 @@ class Worker:
             self._set_alarm(names[-1], None)
         return names
 
+    def _find(self, name: str) -> PublishedScope | None:
+        """The scope, if this server may work on it: a newer one does what only it can read."""
+        is_unreadable = SCOPE_KEY.format(name) in self._engine.unreadable
+        return None if is_unreadable else self._engine.board.scopes.get(name)
+
     async def _process(self, name: str) -> None:
         """Start the events of a scope that are due, and queue its impacts."""
-        published = self._engine.board.scopes.get(name)
-        if published is None or SCOPE_KEY.format(name) in self._engine.unreadable:
-            return  # a newer server processes what only it can read
+        published = self._find(name)
+        if published is None:
+            return
         now = self._engine.clock.now()
         deadline = next_deadline(published.scope)
         try:
@@ -209,7 +214,7 @@ class Worker:
         """Start as many due impacts as may run at the same time; the others stay queued."""
         while self._queue and len(self._running) < self._impacts_max and self._lease is not None:
             name = next(iter(self._queue))
-            published = self._engine.board.scopes.get(name)
+            published = self._find(name)
             due = due_impacts(published.scope, self._engine.clock.now()) if published else ()
             new = [impact for impact in due if (name, impact.vm) not in self._running]
             free = self._impacts_max - len(self._running)
@@ -333,7 +338,9 @@ class Worker:
         """Commit a claim or a result, and retry for as long as the store does not answer.
 
         A commit whose reply was lost may have happened, and a claim that its worker does not know
-        would never end. None if the scope was deleted, or another server takes over.
+        would never end. None if the scope was deleted, or another server takes over. A claim also
+        ends if the scope has become unreadable, because it occupies one of `impacts_max`; a result
+        waits, because the scope may become readable again.
         """
         clock, pause = self._engine.clock, RETRY
         while True:  # ends when it is committed or not needed, or when cancelled
@@ -342,6 +349,8 @@ class Worker:
             except (NotFound, LeaseLost):
                 return None
             except Unavailable as error:
+                if isinstance(error, RecordUnreadable) and isinstance(command, Claim):
+                    return None
                 self._engine.throttled_log.warn(
                     "claim or result not recorded",
                     scope=scope,

@@ -5,6 +5,7 @@ It serves what it can read, and never overwrites what it cannot.
 
 import asyncio
 import logging
+from collections.abc import AsyncGenerator
 from datetime import timedelta
 
 import pytest
@@ -21,7 +22,7 @@ from forewarn.engine.worker import Worker
 from forewarn.errors import RecordUnreadable
 from forewarn.fleetfile.parser import Fleet
 from forewarn.platform.base import ImpactRequest, ImpactResult
-from forewarn.store.base import Record, Write
+from forewarn.store.base import Record, Snapshot, Write
 from forewarn.store.memory import MemoryStore
 from tests.builders import MINUTE, vm
 from tests.unit.engine.test_engine import FLEET, World, run_in_world
@@ -214,6 +215,63 @@ def test_server_leaves_unreadable_scopes_to_the_newer_one() -> None:
         await asyncio.gather(work, return_exceptions=True)
 
     run_in_world(main, Counts())
+
+
+class OneAtATime:
+    """A platform whose first impact takes a minute."""
+
+    def __init__(self, world: World) -> None:
+        self._clock = world.clock
+        self.vms: list[str] = []
+
+    async def run_impact(self, order: ImpactRequest) -> ImpactResult:
+        self.vms.append(order.vm.name)
+        if len(self.vms) == 1:
+            await self._clock.sleep_until(self._clock.now() + MINUTE)
+        return ImpactResult()
+
+
+@pytest.mark.parametrize("is_followed", [True, False])
+def test_impact_in_an_unreadable_scope_does_not_delay_others(is_followed: bool) -> None:
+    """Its claim cannot be committed before the newer server is gone, which may take days.
+
+    The worker may know that before it claims the impact, or only because of the claim.
+    """
+
+    async def main(world: World) -> None:
+        assert isinstance(world.store, Unwatched)
+        world.store.is_followed = is_followed
+        operations, engine = await server(world)
+        platform = OneAtATime(world)
+        work = asyncio.create_task(
+            Worker(engine, platform, worker="w1", impact_limit=2 * MINUTE, impacts_max=1).run()
+        )
+        for name in ("web-0", "web-1"):
+            result = await operations.restart(name, by="ann")
+            assert result is not None
+            await operations.approve(result.event.id, by="ann")
+        await world.clock.advance(MINUTE / 2)
+        await rewrite(world.store, "scope/web/", NEWER_SCOPE)
+        await operations.delete("db", by="ann")
+        await world.clock.advance(10 * MINUTE)
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+
+        assert platform.vms == ["web-0", "db"]
+
+    run_in_world(main, Unwatched())
+
+
+class Unwatched(MemoryStore):
+    """A store whose watch may report nothing."""
+
+    is_followed = True
+
+    async def watch(self, after: int) -> AsyncGenerator[Snapshot, None]:
+        if not self.is_followed:
+            await asyncio.Event().wait()
+        async for batch in super().watch(after):
+            yield batch
 
 
 def test_record_that_cannot_be_read_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
