@@ -258,17 +258,21 @@ class Worker:
                 self._changed.set()
 
     async def _claim(self, scope: str, impact: Impact, lease: Lease) -> ImpactRequest | None:
-        """The request for the platform; None if the claim is not ours."""
+        """The request for the platform; None if the claim is not ours.
+
+        The same commit may have ended the event after the claim, so only what is published counts.
+        """
         name = self._name
         claim = Claim(event_id=impact.event_id, vm=impact.vm, worker=name)
         outcome = await self._submit(scope, claim, lease)
-        if outcome is None:
+        published = self._engine.board.scopes.get(scope)
+        if outcome is None or published is None:
             return None
-        claimed = outcome.scope.impact(impact.event_id, impact.vm)
-        vm = outcome.scope.vm(impact.vm)
+        claimed = published.scope.impact(impact.event_id, impact.vm)
+        vm = published.scope.vm(impact.vm)
         if claimed is None or vm is None or claimed.claimed_by != name:
             return None
-        event = outcome.scope.event(claimed.event_id)
+        event = published.scope.event(claimed.event_id)
         duration = UNKNOWN_SECONDS if event is None else event.duration_seconds
         return ImpactRequest(
             claimed.event_id, scope, vm, claimed.type, claimed.cause, claimed.tries, duration

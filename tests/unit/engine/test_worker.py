@@ -153,6 +153,56 @@ def test_next_impact_waits_for_the_cancelled_platform_call() -> None:
     run_in_world(main)
 
 
+class GatedStore(MemoryStore):
+    """Commits changes of scopes only while its gate is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def commit(
+        self,
+        writes: Sequence[Write],
+        checks: Sequence[RevisionCheck] = (),
+        entries: bytes | None = None,
+    ) -> int:
+        if any(write.key.startswith("scope/") for write in writes):
+            await self.gate.wait()
+        return await super().commit(writes, checks, entries)
+
+
+def test_event_completed_together_with_its_claim_is_not_carried_out() -> None:
+    """Both may be in one commit. From its response on, the operator may use the VM."""
+
+    async def main(world: World) -> None:
+        assert isinstance(world.store, GatedStore)
+        operations = await world.operations()
+        platform = TimedPlatform(world.clock)
+        first = await operations.restart("web-0", by="ann")
+        other = await operations.restart("web-1", by="ann")
+        assert first is not None
+        assert other is not None
+        await operations.approve(first.event.id, by="ann")
+        world.store.gate.clear()
+        approving = asyncio.create_task(operations.approve(other.event.id, by="ann"))
+        await world.clock.advance(timedelta(0))  # its commit waits at the gate
+        work = asyncio.create_task(
+            Worker(operations._engine, platform, worker="w1", impact_limit=timedelta(hours=1)).run()
+        )
+        await world.clock.advance(timedelta(0))  # the claim waits for that commit
+        completing = asyncio.create_task(operations.complete(first.event.id, by="ann"))
+        await world.clock.advance(timedelta(0))
+        world.store.gate.set()
+        await asyncio.gather(approving, completing)
+        await world.clock.advance(SECOND)
+        await stopped(work)
+
+        assert [name for name, _, _ in platform.begun] == ["web-1"]
+
+    run_in_world(main, GatedStore())
+
+
 async def until(is_so: Callable[[], bool]) -> None:
     while not is_so():
         await asyncio.sleep(0)
