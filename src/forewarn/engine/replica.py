@@ -79,8 +79,8 @@ class Records:
         return self._kinds.get(kind_of(key), {}).get(key, ABSENT)
 
     def values(self, kind: str) -> Iterator[tuple[str, Any]]:
-        """The key and value of every record of a kind."""
-        for key, record in self._kinds.get(kind, {}).items():
+        """The key and value of every record of a kind, also for threads: records may change."""
+        for key, record in list(self._kinds.get(kind, {}).items()):
             yield key, record.value
 
     def keys(self) -> Iterator[str]:

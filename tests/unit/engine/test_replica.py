@@ -4,6 +4,7 @@ from forewarn.core.fleet import Scope
 from forewarn.core.timing import Timing
 from forewarn.engine.engine import Engine
 from forewarn.engine.record import SCOPE
+from forewarn.engine.replica import Records
 from forewarn.lab.clock import VirtualClock
 from forewarn.store.base import Record
 from forewarn.store.memory import MemoryStore
@@ -50,3 +51,15 @@ def test_deletion_of_an_unknown_scope_is_remembered() -> None:
     learn(replica, WEB, 4)
 
     assert replica.board.scopes == {}
+
+
+def test_records_may_change_while_they_are_read() -> None:
+    """A thread reads the declared hosts while the event loop applies a fleet."""
+    records = Records()
+    records.set("declared/0/", ("host-a",), 1)
+    found = []
+    for key, value in records.values("declared"):
+        found.append((key, value))
+        records.set("declared/1/", ("host-b",), 2)
+
+    assert found == [("declared/0/", ("host-a",))]
