@@ -115,6 +115,7 @@ class Replica:
         self._subscribers: list[Callable[[Sequence[Entry]], None]] = []
         self._deleted: dict[str, int] = {}
         self._advanced = asyncio.Event()
+        self._loading = asyncio.Lock()
         self.register("scope", SCOPE)
         self.subscribe_entries(self.metrics.count)
 
@@ -158,6 +159,10 @@ class Replica:
 
         Also recovers after the store was lost.
         """
+        async with self._loading:
+            await self._load_all()
+
+    async def _load_all(self) -> None:
         snapshot = await self._load("")
         self.board.sort()
         self._pass_revision(snapshot.revision)
@@ -304,8 +309,10 @@ class Replica:
                 present = (await self.store.get(NO_KEY)).revision
                 while self.is_ready and self.board.revision < present:  # `follow` advances it
                     await self._advanced.wait()
-            if self.board.revision < present:
-                await self.load()
+                if self.board.revision < present:
+                    async with self._loading:
+                        if self.board.revision < present:  # else another load was sufficient
+                            await self._load_all()
         except (Unavailable, TimeoutError):
             return False
         return True

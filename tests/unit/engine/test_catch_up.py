@@ -20,7 +20,7 @@ from forewarn.engine.operations import Operations, ScopedEvent
 from forewarn.errors import EventEnded, StoreLost, Unavailable, UnknownEvent
 from forewarn.fleetfile.parser import Fleet
 from forewarn.lab.clock import VirtualClock
-from forewarn.store.base import Record, Snapshot, Store
+from forewarn.store.base import Record, Snapshot, Store, Write
 from forewarn.store.memory import MemoryStore
 from forewarn.store.sqlite import SqliteStore
 from forewarn.web.control.app import make_app
@@ -313,6 +313,73 @@ def test_server_that_follows_does_not_load_again() -> None:
         assert found.event.id == result.event.id
 
     run_in_world(main, Slow())
+
+
+class LoadGate(MemoryStore):
+    """Counts the loads of everything. They wait while the gate is closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loads = 0
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def load(self, prefix: str = "") -> Snapshot:
+        self.loads += not prefix
+        await self.gate.wait()
+        return await super().load(prefix)
+
+
+class FastLoop(asyncio.SelectorEventLoop):
+    """An event loop whose time can be moved forward."""
+
+    ahead_seconds = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.ahead_seconds
+
+
+def test_unknown_ids_share_one_load_while_the_store_is_reloaded() -> None:
+    """Each of them loading the whole store would occupy the server and its store for minutes."""
+
+    async def main(world: World) -> None:
+        assert isinstance(world.store, LoadGate)
+        operations = await world.operations()  # nothing follows the store
+        await world.store.commit([Write("other/x", b"1", 0)])
+        world.store.gate.clear()
+        world.store.loads = 0
+        lookups = [asyncio.create_task(unknown(operations)) for _ in range(50)]
+        await world.clock.advance(timedelta(0))
+        world.store.gate.set()
+        await asyncio.gather(*lookups)
+
+        assert world.store.loads == 1
+
+    run_in_world(main, LoadGate())
+
+
+def test_lookup_does_not_wait_for_a_load_that_takes_too_long() -> None:
+    """The client gets its 503 in time."""
+
+    async def main() -> None:
+        store = LoadGate()
+        world = World(store)
+        operations = await world.operations()
+        await store.commit([Write("other/x", b"1", 0)])
+        store.gate.clear()
+        lookup = asyncio.create_task(operations.event(guid(999_999)))
+        await world.clock.advance(timedelta(0))
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, FastLoop)
+        loop.ahead_seconds = 2.1
+        await world.clock.advance(timedelta(0))
+
+        assert lookup.done()
+        with pytest.raises(Unavailable):
+            await lookup
+
+    with asyncio.Runner(loop_factory=FastLoop) as runner:
+        runner.run(main())
 
 
 def test_ended_event_is_found_without_reading_the_store() -> None:
