@@ -18,7 +18,7 @@ from forewarn.engine.board import PublishedScope, SortedKeys
 from forewarn.engine.clock import wait_for, within
 from forewarn.engine.engine import Engine
 from forewarn.engine.lease import LEASE_NAME, ClaimReleaser, work_until_lost
-from forewarn.engine.replica import SCOPE_KEY
+from forewarn.engine.replica import POLLS_PASS_EVERY, SCOPE_KEY
 from forewarn.engine.transaction import LeaseLost
 from forewarn.errors import Error, ImpactFailed, NotFound, RecordUnreadable, Unavailable
 from forewarn.log import log
@@ -111,8 +111,16 @@ class Worker:
             name = LEASE_NAME.format(self._name)
             await work_until_lost(self._engine.store, name, self._work, sleep=self._sleep)
             log.warning("server lease lost", worker=self._name)
-            for published in self._engine.board.scopes.values():  # what was dropped is due again
-                self._on_scope_changed(published)
+            await self._look_at_all()
+
+    async def _look_at_all(self) -> None:
+        """Set the alarm of every scope again: what was dropped is due."""
+        scopes = self._engine.board.scopes
+        for number, name in enumerate(list(scopes), start=1):
+            if number % POLLS_PASS_EVERY == 0:
+                await asyncio.sleep(0)
+            if name in scopes:
+                self._on_scope_changed(scopes[name])
 
     async def _work(self, lease: Lease) -> None:
         """Work under a lease until cancelled. Other servers take over what is dropped then.

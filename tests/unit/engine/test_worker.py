@@ -208,6 +208,47 @@ async def until(is_so: Callable[[], bool]) -> None:
         await asyncio.sleep(0)
 
 
+def test_polls_pass_while_a_worker_looks_at_all_scopes_again() -> None:
+    """After a lost lease, all impacts that it dropped are due again. With 200,000 scopes, looking
+    at them takes a second.
+    """
+
+    class CountingClock(VirtualClock):
+        """Counts how often it is read in one turn of the event loop."""
+
+        reads = most_reads = 0
+
+        def now(self) -> datetime:
+            self.reads += 1
+            self.most_reads = max(self.most_reads, self.reads)
+            return super().now()
+
+        async def count_by_turn(self) -> None:
+            while True:  # ends when cancelled
+                self.reads = 0
+                await asyncio.sleep(0)
+
+    async def main() -> None:
+        clock, store = CountingClock(NOON), MemoryStore()
+        engine = Engine(store, clock, Timing())
+        for number in range(2000):
+            engine.board.publish(Scope(name=f"scope-{number}"), 1)
+        work = asyncio.create_task(
+            Worker(engine, QuickPlatform(), worker="w1", impact_limit=MINUTE).run()
+        )
+        await clock.advance(timedelta(0))
+        counting = asyncio.create_task(clock.count_by_turn())
+        clock.most_reads = 0
+        await store.expire("server/w1")
+        await clock.advance(MINUTE)
+
+        assert (await store.get("lease/server/w1-2")).value is not None
+        assert clock.most_reads < 500
+        await stopped(work, counting)
+
+    asyncio.run(main())
+
+
 class CountingStore(MemoryStore):
     """Counts what is written."""
 
