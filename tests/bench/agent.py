@@ -159,8 +159,8 @@ def latencies(folder: Path, name: str, *, wait_seconds: int) -> list[float]:
         for vm in names:
             time.sleep(1.2 + chance.random())
             now = time.time()
-            _, answer = service.ask("POST", f"/vms/{vm}/restart")
-            requested[answer["event"]["id"]] = now
+            _, response = service.ask("POST", f"/vms/{vm}/restart")
+            requested[response["event"]["id"]] = now
         begun = eventually(lambda: steps_begun(agent), lambda found: len(found) == SAMPLES)
     return [begun[event] - started for event, started in requested.items()]
 

@@ -52,10 +52,10 @@ def answered(clients: list[socket.socket], began: float) -> list[float]:
         if not ready:
             raise RuntimeError(f"{len(waiting)} of {WAITERS} clients were not answered")
         for number, _ in ready:
-            answer = waiting.pop(number).recv(4096)
+            response = waiting.pop(number).recv(4096)
             poll.unregister(number)
             delays.append(time.perf_counter() - began)
-            if b'etag: "2"' not in answer:
-                raise RuntimeError(f"a client was answered {answer!r}")
+            if b'etag: "2"' not in response:
+                raise RuntimeError(f"a client was answered {response!r}")
     poll.close()
     return delays

@@ -13,7 +13,7 @@ from forewarn.conformance.checks import CHECKS
 from forewarn.conformance.raw_http import SessionClock
 from forewarn.conformance.run import Result, Verdict, run
 from forewarn.conformance.session import Session
-from tests.conformance.wrong_answers import WRONG
+from tests.conformance.wrong_responses import WRONG
 from tests.conformance.wrong_server import Clock, Fault, Request, faulty_server
 from tests.e2e.service import Service, running
 

@@ -166,10 +166,10 @@ class FaultyServer:
         if request.body or request.method == "POST":
             connection.putheader("Content-Length", str(len(request.body)))
         connection.endheaders(request.body or None)
-        answer = connection.getresponse()
-        body = answer.read()
+        response = connection.getresponse()
+        body = response.read()
         connection.close()
-        return Reply(answer.status, tuple(answer.getheaders()), body)
+        return Reply(response.status, tuple(response.getheaders()), body)
 
 
 def _encode(request: Request, reply: Reply) -> bytes:

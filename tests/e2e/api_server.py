@@ -64,7 +64,7 @@ class ApiServer:
     url: str = ""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def answer(
+    def response(
         self, method: str, target: str, content_type: str, body: Any
     ) -> tuple[int, dict[str, Any]]:
         with self.lock:
@@ -156,14 +156,14 @@ def serving(folder: Path, *pods: Pod, budgets: dict[str, int] | None = None) -> 
             status, said = 401, {"kind": "Status", "message": "Unauthorized"}
             if self.headers.get("Authorization") == f"Bearer {TOKEN}":
                 body = json.loads(sent) if sent else None
-                status, said = api.answer(
+                status, said = api.response(
                     self.command, self.path, self.headers.get("Content-Type") or "", body
                 )
-            answer = json.dumps(said).encode()
+            response = json.dumps(said).encode()
             self.send_response(status)
-            self.send_header("Content-Length", str(len(answer)))
+            self.send_header("Content-Length", str(len(response)))
             self.end_headers()
-            self.wfile.write(answer)
+            self.wfile.write(response)
 
         do_GET = do_POST = do_PATCH = reply
 

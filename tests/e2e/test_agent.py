@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.agent_process import MODULE, RULE, AgentProcess, agent_of, eventually, zipapp
-from tests.e2e.crooked import Unreachable
+from tests.e2e.faulty_endpoint import Unreachable
 from tests.e2e.service import Service, running
 
 TYPES = ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate")

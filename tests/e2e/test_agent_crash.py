@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e import mortal_agent
+from tests.e2e import crashing_agent
 from tests.e2e.service import Service, running
 
 STEPS = ["prepare-0", "prepare-1", "start-0", "recover-0", "recover-1"]
@@ -65,7 +65,7 @@ class Machine:
     def run_agent(self, when: str = "after", entry: int = 0) -> tuple[int, int]:
         """Returns the exit code, and how many entries it wrote if it was not killed."""
         config = str(self.folder / "agent.toml")
-        command = [sys.executable, mortal_agent.__file__, config, when, str(entry)]
+        command = [sys.executable, crashing_agent.__file__, config, when, str(entry)]
         root = Path(__file__).parents[2]
         environment = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{root / 'src'}"}
         deadline = time.monotonic() + RUN_SECONDS_MAX
@@ -109,7 +109,7 @@ def test_agent_killed_at_any_entry_continues_where_it_was(tmp_path: Path, when: 
 
         def crash_at(entry: int) -> list[str]:
             machine = Machine(tmp_path / f"machine-{entry}", service, entry)
-            assert machine.run_agent(when, entry)[0] == mortal_agent.KILLED
+            assert machine.run_agent(when, entry)[0] == crashing_agent.KILLED
             assert machine.run_agent()[0] == 0
             assert machine.approvals == [machine.name]
             return machine.ran()

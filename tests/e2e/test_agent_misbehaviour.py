@@ -7,30 +7,36 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.agent_process import RULE, agent_of, eventually
-from tests.e2e.crooked import Crooked, Then, Turn, answer, document
+from tests.e2e.faulty_endpoint import (
+    AfterResponse,
+    FaultyEndpoint,
+    ScriptedResponse,
+    document,
+    response,
+)
 
 EAGER = RULE.replace("when-prepared", "at-once")
 REBOOT = document(5, ("E1", "Scheduled"))
-BODY = REBOOT.said.partition(b"\r\n\r\n")[2]
+BODY = REBOOT.sent.partition(b"\r\n\r\n")[2]
 
 
-def posts(endpoint: Crooked) -> list[bytes]:
+def posts(endpoint: FaultyEndpoint) -> list[bytes]:
     return [request for request in endpoint.requests if request.startswith(b"POST")]
 
 
 @pytest.mark.parametrize(
     ("wrong", "field"),
     [
-        (Turn(REBOOT.said[:-3], Then.RESET), "reset"),
-        (answer(BODY.replace(b'["web-0"]', b'"web-0"')), "Resources"),
+        (ScriptedResponse(REBOOT.sent[:-3], AfterResponse.RESET), "reset"),
+        (response(BODY.replace(b'["web-0"]', b'"web-0"')), "Resources"),
     ],
     ids=["connection reset", "invalid document"],
 )
 def test_invalid_response_is_logged_and_never_approved(
-    tmp_path: Path, wrong: Turn, field: str
+    tmp_path: Path, wrong: ScriptedResponse, field: str
 ) -> None:
     """Each wrong response holds an event that an eager rule would approve immediately."""
-    with Crooked(wrong, REBOOT) as endpoint, agent_of(tmp_path / "a", endpoint.url) as agent:
+    with FaultyEndpoint(wrong, REBOOT) as endpoint, agent_of(tmp_path / "a", endpoint.url) as agent:
         agent.configure(EAGER, name="web-0")
         agent.start()
         eventually(lambda: posts(endpoint))
@@ -45,9 +51,9 @@ def test_name_is_requested_until_it_comes(tmp_path: Path) -> None:
     """Without it the agent cannot know which events affect this VM. An empty body means no events,
     and is no error.
     """
-    instance = answer(b'{"compute": {"name": "web-0"}}')
+    instance = response(b'{"compute": {"name": "web-0"}}')
     with (
-        Crooked(answer(b"{}"), instance, answer(b""), REBOOT) as endpoint,
+        FaultyEndpoint(response(b"{}"), instance, response(b""), REBOOT) as endpoint,
         agent_of(tmp_path / "a", endpoint.url) as agent,
     ):
         agent.configure('[[rule]]\nname = "own"\n')
@@ -60,7 +66,7 @@ def test_name_is_requested_until_it_comes(tmp_path: Path) -> None:
 
 def test_proxy_in_the_environment_is_bypassed(tmp_path: Path) -> None:
     """It would see the requests of all VMs as its own. Nothing listens on port 1."""
-    with Crooked(REBOOT) as endpoint, agent_of(tmp_path / "a", endpoint.url) as agent:
+    with FaultyEndpoint(REBOOT) as endpoint, agent_of(tmp_path / "a", endpoint.url) as agent:
         names = ("http_proxy", "HTTP_PROXY", "all_proxy", "https_proxy")
         agent.environ = dict.fromkeys(names, "http://127.0.0.1:1")
         agent.configure(EAGER, name="web-0")

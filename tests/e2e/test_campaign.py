@@ -42,9 +42,9 @@ def start(service: Service, *more: str) -> str:
 
 
 def show(service: Service, campaign: str) -> Any:
-    status, answer = service.ask("GET", f"/campaigns/{campaign}")
+    status, response = service.ask("GET", f"/campaigns/{campaign}")
     assert status == 200
-    return answer
+    return response
 
 
 def test_campaign_continues_after_the_service_was_killed(tmp_path: Path) -> None:

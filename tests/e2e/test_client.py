@@ -27,7 +27,14 @@ from forewarn.client import (
     ask_dhcp,
 )
 from tests.e2e.cli_service import soon
-from tests.e2e.crooked import Crooked, Then, Turn, document, in_loop, in_thread
+from tests.e2e.faulty_endpoint import (
+    AfterResponse,
+    FaultyEndpoint,
+    ScriptedResponse,
+    document,
+    in_loop,
+    in_thread,
+)
 from tests.e2e.service import Service, call, running, steady_port
 
 SOURCE = Path(forewarn.__file__).parent.parent
@@ -282,7 +289,7 @@ def test_signal_handler_may_close_the_client() -> None:
         "signal.signal(signal.SIGTERM, lambda number, frame: client.close())\n"
         "sys.exit(len(list(client.watch())))"
     )
-    with Crooked(document(1), Turn(b"", Then.STAY_SILENT)) as endpoint:
+    with FaultyEndpoint(document(1), ScriptedResponse(b"", AfterResponse.STAY_SILENT)) as endpoint:
         program = subprocess.Popen(
             [sys.executable, "-c", code, endpoint.url], env=BARE | {"PYTHONPATH": str(SOURCE)}
         )

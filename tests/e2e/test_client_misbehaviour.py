@@ -26,18 +26,18 @@ from forewarn.client import (
     RetryableError,
     Watcher,
 )
-from tests.e2e.crooked import (
+from tests.e2e.faulty_endpoint import (
     NO_EVENTS,
-    AsyncRestless,
-    Crooked,
-    Restless,
-    Then,
-    Turn,
+    AfterResponse,
+    AsyncInstantStop,
+    FaultyEndpoint,
+    InstantStop,
+    ScriptedResponse,
     Unreachable,
-    answer,
     document,
     in_loop,
     in_thread,
+    response,
     watch_in_loop,
     watch_in_thread,
 )
@@ -49,7 +49,7 @@ either = pytest.mark.parametrize("send", [in_thread, in_loop])
 either_watch = pytest.mark.parametrize("watch", [watch_in_thread, watch_in_loop])
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-TRUNCATED = Turn(answer().said[:-5], Then.CLOSE)
+TRUNCATED = ScriptedResponse(response().sent[:-5], AfterResponse.CLOSE)
 UNTIMED = ClientClock(lambda: datetime(2026, 3, 1, tzinfo=UTC), lambda: 0.0, lambda: 0.0)
 """Time stands still, so the pauses of a watch are exactly those of its schedule."""
 
@@ -63,12 +63,15 @@ def wait_until_closed(client: Client) -> None:
 @pytest.mark.parametrize(
     ("turn", "expected"),
     [
-        (answer(b""), Document(0, (), is_blank=True)),
-        (answer(Content_Type="text/plain"), Document(1, ())),
-        (answer(then=Then.CLOSE, Connection="close"), Document(1, ())),
-        (Turn(b"HTTP/1.0 200 OK\r\n\r\n" + NO_EVENTS, Then.CLOSE), Document(1, ())),
+        (response(b""), Document(0, (), is_blank=True)),
+        (response(Content_Type="text/plain"), Document(1, ())),
+        (response(then=AfterResponse.CLOSE, Connection="close"), Document(1, ())),
         (
-            Turn(
+            ScriptedResponse(b"HTTP/1.0 200 OK\r\n\r\n" + NO_EVENTS, AfterResponse.CLOSE),
+            Document(1, ()),
+        ),
+        (
+            ScriptedResponse(
                 CHUNKED
                 + b"5\r\n"
                 + NO_EVENTS[:5]
@@ -78,12 +81,14 @@ def wait_until_closed(client: Client) -> None:
             ),
             Document(1, ()),
         ),
-        (Turn(answer().said, drip_seconds=0.001), Document(1, ())),
+        (ScriptedResponse(response().sent, drip_seconds=0.001), Document(1, ())),
     ],
     ids=["empty", "text", "close", "no length", "chunked", "byte by byte"],
 )
-def test_unusual_but_valid_response_is_read(send: Send, turn: Turn, expected: Document) -> None:
-    with Crooked(turn) as endpoint:
+def test_unusual_but_valid_response_is_read(
+    send: Send, turn: ScriptedResponse, expected: Document
+) -> None:
+    with FaultyEndpoint(turn) as endpoint:
         assert send(endpoint.url, "document") == expected
 
 
@@ -92,60 +97,74 @@ def test_unusual_but_valid_response_is_read(send: Send, turn: Turn, expected: Do
     ("turn", "kind", "words"),
     [
         (TRUNCATED, InvalidResponse, "cut off after"),
-        (Turn(answer().said[:20], Then.CLOSE), InvalidResponse, "cut off in its head"),
-        (Turn(answer().said[:-5], Then.RESET), ConnectionFailed, "reset"),
-        (Turn(CHUNKED + b"5\r\nabc", Then.CLOSE), InvalidResponse, "cut off"),
-        (Turn(b"", Then.CLOSE), ConnectionFailed, "without a response"),
-        (Turn(b"", Then.RESET), ConnectionFailed, "reset"),
-        (Turn(b"", Then.STAY_SILENT), ConnectionFailed, "in time"),
-        (Turn(answer().said[:-5], Then.STAY_SILENT), ConnectionFailed, "in time"),
         (
-            Turn(b"HTTP/1.1 200 OK\r\nContent-Length: 9999999999\r\n\r\n", Then.STAY_SILENT),
+            ScriptedResponse(response().sent[:20], AfterResponse.CLOSE),
+            InvalidResponse,
+            "cut off in its head",
+        ),
+        (ScriptedResponse(response().sent[:-5], AfterResponse.RESET), ConnectionFailed, "reset"),
+        (ScriptedResponse(CHUNKED + b"5\r\nabc", AfterResponse.CLOSE), InvalidResponse, "cut off"),
+        (ScriptedResponse(b"", AfterResponse.CLOSE), ConnectionFailed, "without a response"),
+        (ScriptedResponse(b"", AfterResponse.RESET), ConnectionFailed, "reset"),
+        (ScriptedResponse(b"", AfterResponse.STAY_SILENT), ConnectionFailed, "in time"),
+        (
+            ScriptedResponse(response().sent[:-5], AfterResponse.STAY_SILENT),
+            ConnectionFailed,
+            "in time",
+        ),
+        (
+            ScriptedResponse(
+                b"HTTP/1.1 200 OK\r\nContent-Length: 9999999999\r\n\r\n", AfterResponse.STAY_SILENT
+            ),
             InvalidResponse,
             "9999999999 bytes",
         ),
         (
-            Turn(CHUNKED + b"100000\r\n" + b"x" * 0x100000 + b"\r\n1\r\nx\r\n"),
+            ScriptedResponse(CHUNKED + b"100000\r\n" + b"x" * 0x100000 + b"\r\n1\r\nx\r\n"),
             InvalidResponse,
             "1048577 bytes",
         ),
         (
-            Turn(b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 2_000_000, Then.CLOSE),
+            ScriptedResponse(b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 2_000_000, AfterResponse.CLOSE),
             InvalidResponse,
             "1048576",
         ),
-        (Turn(b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 5000), InvalidResponse, "headers"),
-        (Turn(b"220 mail.example ESMTP\r\n"), InvalidResponse, "not an HTTP"),
+        (ScriptedResponse(b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 5000), InvalidResponse, "headers"),
+        (ScriptedResponse(b"220 mail.example ESMTP\r\n"), InvalidResponse, "not an HTTP"),
         (
-            answer(b"<html>captive portal</html>", Content_Type="text/html"),
+            response(b"<html>captive portal</html>", Content_Type="text/html"),
             InvalidDocument,
             "text/html.*captive portal",
         ),
-        (answer(b'{"DocumentIncarnation":1,"Events":'), InvalidDocument, "not JSON"),
-        (answer(b'{"DocumentIncarnation":1,"Events":{}}'), InvalidDocument, "list of Events"),
-        (answer(b'{"DocumentIncarnation":1}'), InvalidDocument, "list of Events"),
+        (response(b'{"DocumentIncarnation":1,"Events":'), InvalidDocument, "not JSON"),
+        (response(b'{"DocumentIncarnation":1,"Events":{}}'), InvalidDocument, "list of Events"),
+        (response(b'{"DocumentIncarnation":1}'), InvalidDocument, "list of Events"),
         (
-            answer(b'{"DocumentIncarnation":1,"Events":[{"EventId":5}]}'),
+            response(b'{"DocumentIncarnation":1,"Events":[{"EventId":5}]}'),
             InvalidDocument,
             "EventId is 5",
         ),
-        (answer(b"", 302, Location="http://elsewhere/"), RedirectRefused, "elsewhere"),
-        (answer(b"", 301), RedirectRefused, "301"),
-        (answer(b"", 304), InvalidResponse, "304"),
-        (answer(b'{"error":"Bad request"}', 400), HttpError, "Bad request"),
-        (answer(b'{"error":"Forbidden"}', 403), HttpError, "403"),
-        (answer(b"", 404), RetryableError, "404"),
-        (answer(b"", 410), RetryableError, "410"),
-        (answer(b"", 429), RetryableError, "429"),
-        (answer(b"oops", 500), RetryableError, "oops"),
-        (answer(b"", 503), RetryableError, "503"),
+        (response(b"", 302, Location="http://elsewhere/"), RedirectRefused, "elsewhere"),
+        (response(b"", 301), RedirectRefused, "301"),
+        (response(b"", 304), InvalidResponse, "304"),
+        (response(b'{"error":"Bad request"}', 400), HttpError, "Bad request"),
+        (response(b'{"error":"Forbidden"}', 403), HttpError, "403"),
+        (response(b"", 404), RetryableError, "404"),
+        (response(b"", 410), RetryableError, "410"),
+        (response(b"", 429), RetryableError, "429"),
+        (response(b"oops", 500), RetryableError, "oops"),
+        (response(b"", 503), RetryableError, "503"),
     ],
 )
 def test_wrong_response_is_an_error_with_what_was_received(
-    send: Send, turn: Turn, kind: type[EndpointError], words: str
+    send: Send, turn: ScriptedResponse, kind: type[EndpointError], words: str
 ) -> None:
-    with Crooked(turn) as endpoint, pytest.raises(kind, match=f"(?i){words}") as caught:
-        send(endpoint.url, "document", timeout_seconds=0.5 if turn.then is Then.STAY_SILENT else 10)
+    with FaultyEndpoint(turn) as endpoint, pytest.raises(kind, match=f"(?i){words}") as caught:
+        send(
+            endpoint.url,
+            "document",
+            timeout_seconds=0.5 if turn.then is AfterResponse.STAY_SILENT else 10,
+        )
     assert len(caught.value.message) < 500
 
 
@@ -153,7 +172,9 @@ def test_wrong_response_is_an_error_with_what_was_received(
 def test_slow_response_times_out_as_a_whole(send: Send) -> None:
     """A limit for each byte is not enough: this endpoint sends one in time, forever."""
     began = time.monotonic()
-    with Crooked(Turn(answer(NO_EVENTS + b" " * 1000).said, drip_seconds=0.05)) as endpoint:
+    with FaultyEndpoint(
+        ScriptedResponse(response(NO_EVENTS + b" " * 1000).sent, drip_seconds=0.05)
+    ) as endpoint:
         with pytest.raises(ConnectionFailed, match="in time"):
             send(endpoint.url, "document", timeout_seconds=0.5)
         took = time.monotonic() - began
@@ -174,24 +195,24 @@ def test_refused_connection_is_an_error_with_the_address(send: Send) -> None:
 @pytest.mark.parametrize(
     "turn",
     [
-        answer(b"", 400),
-        answer(b"", 500),
-        answer(b"", 302),
+        response(b"", 400),
+        response(b"", 500),
+        response(b"", 302),
         TRUNCATED,
-        Turn(b"", Then.CLOSE),
-        Turn(b"", Then.RESET),
+        ScriptedResponse(b"", AfterResponse.CLOSE),
+        ScriptedResponse(b"", AfterResponse.RESET),
     ],
 )
-def test_failed_approval_is_an_error_and_is_sent_once(send: Send, turn: Turn) -> None:
+def test_failed_approval_is_an_error_and_is_sent_once(send: Send, turn: ScriptedResponse) -> None:
     """Whether to approve again is for the caller to decide."""
-    with Crooked(turn) as endpoint:
+    with FaultyEndpoint(turn) as endpoint:
         with pytest.raises(EndpointError):
             send(endpoint.url, "approve", "E1")
         assert len(endpoint.asked) == 1
 
 
 def test_connection_is_kept_and_an_approval_has_its_own() -> None:
-    with Crooked(document(1)) as endpoint:
+    with FaultyEndpoint(document(1)) as endpoint:
         with Client(endpoint.url) as client:
             client.document()
             client.wait(1)
@@ -206,17 +227,17 @@ def test_connection_is_kept_and_an_approval_has_its_own() -> None:
             await client.approve("E1")
             await client.document()
 
-    with Crooked(document(1)) as endpoint:
+    with FaultyEndpoint(document(1)) as endpoint:
         asyncio.run(same(endpoint.url))
         assert endpoint.connections == [0, 0, 1, 0]
 
 
-@pytest.mark.parametrize("then", [Then.CLOSE, Then.RESET])
+@pytest.mark.parametrize("then", [AfterResponse.CLOSE, AfterResponse.RESET])
 def test_request_on_a_closed_idle_connection_is_repeated(
-    then: Then,
+    then: AfterResponse,
 ) -> None:
     """Any server closes idle connections; that is not an error."""
-    with Crooked(answer(), Turn(b"", then), document(2)) as endpoint:
+    with FaultyEndpoint(response(), ScriptedResponse(b"", then), document(2)) as endpoint:
         with Client(endpoint.url) as client:
             client.document()
             assert client.document().incarnation == 2
@@ -227,13 +248,13 @@ def test_request_on_a_closed_idle_connection_is_repeated(
             await client.document()
             return (await client.document()).incarnation
 
-    with Crooked(answer(), Turn(b"", then), document(2)) as endpoint:
+    with FaultyEndpoint(response(), ScriptedResponse(b"", then), document(2)) as endpoint:
         assert asyncio.run(same(endpoint.url)) == 2
         assert endpoint.connections == [0, 0, 1]
 
 
 def test_request_is_repeated_only_once() -> None:
-    with Crooked(answer(), Turn(b"", Then.CLOSE)) as endpoint:
+    with FaultyEndpoint(response(), ScriptedResponse(b"", AfterResponse.CLOSE)) as endpoint:
         with Client(endpoint.url) as client:
             client.document()
             with pytest.raises(ConnectionFailed):
@@ -243,8 +264,10 @@ def test_request_is_repeated_only_once() -> None:
 
 def test_next_request_after_a_broken_response_has_a_new_connection() -> None:
     """The rest of the old response may still arrive, and is not for the new request."""
-    late = Turn(answer(b"x" * 100).said + answer(b'{"DocumentIncarnation":666,"Events":[]}').said)
-    with Crooked(late, document(2)) as endpoint, Client(endpoint.url) as client:
+    late = ScriptedResponse(
+        response(b"x" * 100).sent + response(b'{"DocumentIncarnation":666,"Events":[]}').sent
+    )
+    with FaultyEndpoint(late, document(2)) as endpoint, Client(endpoint.url) as client:
         with pytest.raises(InvalidDocument):
             client.document()
         assert client.document().incarnation == 2
@@ -258,7 +281,7 @@ def test_cancelled_call_leaves_no_response_for_the_next() -> None:
                 await asyncio.wait_for(client.document(), 0.3)
             return (await client.document()).incarnation
 
-    with Crooked(Turn(b"", Then.STAY_SILENT), document(2)) as endpoint:
+    with FaultyEndpoint(ScriptedResponse(b"", AfterResponse.STAY_SILENT), document(2)) as endpoint:
         assert asyncio.run(cancel_and_ask(endpoint.url)) == 2
         assert endpoint.connections == [0, 1]
 
@@ -266,16 +289,16 @@ def test_cancelled_call_leaves_no_response_for_the_next() -> None:
 @either_watch
 def test_watch_continues_through_every_error_and_reports_each(watch: Watch) -> None:
     """An agent must never stop."""
-    failures = [answer(b"", status) for status in (404, 410, 429, 500, 503, 400, 302)]
+    failures = [response(b"", status) for status in (404, 410, 429, 500, 503, 400, 302)]
     failures += [
-        answer(b"<html>"),
+        response(b"<html>"),
         TRUNCATED,
-        Turn(b"", Then.CLOSE),
-        Turn(b"", Then.RESET),
-        Turn(b"nonsense\r\n"),
+        ScriptedResponse(b"", AfterResponse.CLOSE),
+        ScriptedResponse(b"", AfterResponse.RESET),
+        ScriptedResponse(b"nonsense\r\n"),
     ]
     errors: list[EndpointError] = []
-    with Crooked(document(1), *failures, document(2, ("E1", "Scheduled"))) as endpoint:
+    with FaultyEndpoint(document(1), *failures, document(2, ("E1", "Scheduled"))) as endpoint:
         changes = watch(
             endpoint.url,
             watching={"changes_max": 1, "on_error": errors.append},
@@ -292,9 +315,9 @@ def test_watch_continues_through_every_error_and_reports_each(watch: Watch) -> N
 
 def test_watch_pauses_longer_after_each_error() -> None:
     pauses: list[float] = []
-    with Crooked(*[answer(b"", 503)] * 6, document(2, ("E1", "Scheduled"))) as endpoint:
+    with FaultyEndpoint(*[response(b"", 503)] * 6, document(2, ("E1", "Scheduled"))) as endpoint:
         watch_in_thread(
-            endpoint.url, watching={"changes_max": 1, "stop": Restless(pauses)}, clock=UNTIMED
+            endpoint.url, watching={"changes_max": 1, "stop": InstantStop(pauses)}, clock=UNTIMED
         )
 
     assert pauses == [1, 2, 4, 8, 10, 10]
@@ -302,17 +325,17 @@ def test_watch_pauses_longer_after_each_error() -> None:
 
 def test_documents_gives_each_document_and_error() -> None:
     """A program with its own Watcher uses it instead of a watch."""
-    turns = (document(1), answer(b"", 503), document(2))
+    turns = (document(1), response(b"", 503), document(2))
     pauses: list[float] = []
-    with Crooked(*turns) as endpoint, Client(endpoint.url, clock=UNTIMED) as client:
-        results = list(islice(client.documents(period_seconds=5, stop=Restless(pauses)), 3))
+    with FaultyEndpoint(*turns) as endpoint, Client(endpoint.url, clock=UNTIMED) as client:
+        results = list(islice(client.documents(period_seconds=5, stop=InstantStop(pauses)), 3))
 
     async def read(url: str) -> list[Document | EndpointError]:
         async with AsyncClient(url, clock=UNTIMED) as client:
-            documents = client.documents(stop=AsyncRestless())
+            documents = client.documents(stop=AsyncInstantStop())
             return [await anext(documents) for _ in range(3)]
 
-    with Crooked(*turns) as endpoint:
+    with FaultyEndpoint(*turns) as endpoint:
         for first, error, last in (results, asyncio.run(read(endpoint.url))):
             assert (first, last) == (Document(1, (), '"1"'), Document(2, (), '"2"'))
             assert isinstance(error, RetryableError)
@@ -321,9 +344,11 @@ def test_documents_gives_each_document_and_error() -> None:
 
 def test_watch_honours_retry_after() -> None:
     pauses: list[float] = []
-    with Crooked(answer(b"", 429, Retry_After="7"), document(2, ("E1", "Scheduled"))) as endpoint:
+    with FaultyEndpoint(
+        response(b"", 429, Retry_After="7"), document(2, ("E1", "Scheduled"))
+    ) as endpoint:
         watch_in_thread(
-            endpoint.url, watching={"changes_max": 1, "stop": Restless(pauses)}, clock=UNTIMED
+            endpoint.url, watching={"changes_max": 1, "stop": InstantStop(pauses)}, clock=UNTIMED
         )
 
     assert pauses == [7]
@@ -332,11 +357,11 @@ def test_watch_honours_retry_after() -> None:
 def test_endpoint_without_long_polls_is_polled_once_a_second() -> None:
     """As Azure: it ignores the preference and responds immediately."""
     pauses: list[float] = []
-    with Crooked(
+    with FaultyEndpoint(
         document(1), document(1), document(1), document(2, ("E1", "Scheduled"))
     ) as endpoint:
         watch_in_thread(
-            endpoint.url, watching={"changes_max": 1, "stop": Restless(pauses)}, clock=UNTIMED
+            endpoint.url, watching={"changes_max": 1, "stop": InstantStop(pauses)}, clock=UNTIMED
         )
         assert [
             b'If-None-Match: "1"\r\nPrefer: wait=30\r\n' in request for request in endpoint.requests
@@ -360,7 +385,7 @@ def test_asyncio_watch_pauses_too() -> None:
                 pass
             return time.monotonic() - began
 
-    with Crooked(document(1), document(2, ("E1", "Scheduled"))) as endpoint:
+    with FaultyEndpoint(document(1), document(2, ("E1", "Scheduled"))) as endpoint:
         assert asyncio.run(watch(endpoint.url)) > 0.9
 
 
@@ -369,12 +394,12 @@ def test_invalid_document_ends_no_event(watch: Watch) -> None:
     """Nor does an error or an empty body; only a document without it does."""
     scheduled, gone = document(2, ("E1", "Scheduled")), document(3)
     failures = [
-        answer(b'{"DocumentIncarnation":9,"Events":[{}]}'),
-        answer(b""),
-        answer(b'{"Events":null}'),
-        answer(b"", 404),
+        response(b'{"DocumentIncarnation":9,"Events":[{}]}'),
+        response(b""),
+        response(b'{"Events":null}'),
+        response(b"", 404),
     ]
-    with Crooked(scheduled, *failures, scheduled, gone) as endpoint:
+    with FaultyEndpoint(scheduled, *failures, scheduled, gone) as endpoint:
         changes = watch(endpoint.url, watching={"changes_max": 2}, clock=UNTIMED)
         assert len(endpoint.asked) == 7
 
@@ -384,14 +409,14 @@ def test_invalid_document_ends_no_event(watch: Watch) -> None:
 @either_watch
 def test_empty_bodies_for_some_seconds_end_no_event(watch: Watch) -> None:
     """The ETag of an empty body is never sent: a 304 for it would mean nothing."""
-    empty = answer(b"", ETag='"2"')
+    empty = response(b"", ETag='"2"')
     turns = (
         document(2, ("E1", "Scheduled")),
         *[empty] * 10,
         document(3, ("E1", "Started")),
         document(4),
     )
-    with Crooked(*turns) as endpoint:
+    with FaultyEndpoint(*turns) as endpoint:
         changes = watch(endpoint.url, watching={"changes_max": 3}, clock=UNTIMED)
         assert [b"If-None-Match" in request for request in endpoint.requests[2:12]] == [False] * 10
 
@@ -401,7 +426,9 @@ def test_empty_bodies_for_some_seconds_end_no_event(watch: Watch) -> None:
 @either_watch
 def test_poll_after_an_error_is_unconditional(watch: Watch) -> None:
     """A new server may have reached the incarnation that we know, with other events."""
-    with Crooked(document(2), answer(b"", 503), document(2, ("E1", "Scheduled"))) as endpoint:
+    with FaultyEndpoint(
+        document(2), response(b"", 503), document(2, ("E1", "Scheduled"))
+    ) as endpoint:
         watch(endpoint.url, watching={"changes_max": 1}, clock=UNTIMED)
         assert [b"If-None-Match" in request for request in endpoint.requests] == [
             False,
@@ -412,7 +439,7 @@ def test_poll_after_an_error_is_unconditional(watch: Watch) -> None:
 
 def test_watch_ends_when_stop_is_set() -> None:
     stop = threading.Event()
-    with Crooked(document(1)) as endpoint, Client(endpoint.url) as client:
+    with FaultyEndpoint(document(1)) as endpoint, Client(endpoint.url) as client:
         threading.Timer(0.1, stop.set).start()
         assert list(client.watch(stop=stop)) == []
 
@@ -422,13 +449,13 @@ def test_watch_ends_when_stop_is_set() -> None:
             asyncio.get_running_loop().call_later(0.1, ended.set)
             return [change async for change in client.watch(stop=ended)]
 
-    with Crooked(document(1)) as endpoint:
+    with FaultyEndpoint(document(1)) as endpoint:
         assert asyncio.run(same(endpoint.url)) == []
 
 
 def test_closing_the_client_ends_a_watch_in_another_thread() -> None:
     """A service must stop in time although its endpoint holds the response."""
-    with Crooked(document(1), Turn(b"", Then.STAY_SILENT)) as endpoint:
+    with FaultyEndpoint(document(1), ScriptedResponse(b"", AfterResponse.STAY_SILENT)) as endpoint:
         client = Client(endpoint.url)
         changes: list[object] = []
         errors: list[EndpointError] = []
@@ -446,7 +473,7 @@ def test_closing_the_client_ends_a_watch_in_another_thread() -> None:
 
 
 def test_closed_client_raises_an_error() -> None:
-    with Crooked(document(1)) as endpoint:
+    with FaultyEndpoint(document(1)) as endpoint:
         client = Client(endpoint.url)
         client.close()
         with pytest.raises(ConnectionFailed, match="closed"):
@@ -459,7 +486,7 @@ def test_closed_client_raises_an_error() -> None:
 def test_approval_may_have_its_own_timeout(send: Send) -> None:
     """An event that is about to start cannot wait as long as other requests."""
     with (
-        Crooked(Turn(b"", Then.STAY_SILENT)) as endpoint,
+        FaultyEndpoint(ScriptedResponse(b"", AfterResponse.STAY_SILENT)) as endpoint,
         pytest.raises(ConnectionFailed, match="in time"),
     ):
         send(
@@ -473,7 +500,9 @@ def test_approval_may_have_its_own_timeout(send: Send) -> None:
 
 def test_approval_does_not_wait_behind_a_long_poll() -> None:
     """One thread waits for half a minute; the other has half a minute to approve."""
-    with Crooked(document(1), Turn(b"", Then.STAY_SILENT), answer(b"")) as endpoint:
+    with FaultyEndpoint(
+        document(1), ScriptedResponse(b"", AfterResponse.STAY_SILENT), response(b"")
+    ) as endpoint:
         client = Client(endpoint.url)
         client.document()
         waiting = threading.Thread(target=wait_until_closed, args=(client,), daemon=True)
@@ -490,7 +519,7 @@ def test_approval_does_not_wait_behind_a_long_poll() -> None:
 
 def test_closing_ends_every_wait() -> None:
     """The wait of the second thread has its own connection."""
-    with Crooked(document(1), Turn(b"", Then.STAY_SILENT)) as endpoint:
+    with FaultyEndpoint(document(1), ScriptedResponse(b"", AfterResponse.STAY_SILENT)) as endpoint:
         client = Client(endpoint.url)
         client.document()
         waiting = [
@@ -520,7 +549,7 @@ def test_closing_ends_every_wait_of_tasks() -> None:
         ended = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 5)
         return [isinstance(error, ConnectionFailed) for error in ended]
 
-    with Crooked(document(1), Turn(b"", Then.STAY_SILENT)) as endpoint:
+    with FaultyEndpoint(document(1), ScriptedResponse(b"", AfterResponse.STAY_SILENT)) as endpoint:
         assert asyncio.run(close_while_waiting(endpoint.url)) == [True, True]
         assert sorted(endpoint.connections) == [0, 0, 1]
 
@@ -572,7 +601,7 @@ def test_connection_refused_is_reported_immediately(url: str) -> None:
 
 def test_each_address_of_a_host_is_tried() -> None:
     """`localhost` often has two, and the endpoint listens on one of them."""
-    with Crooked(answer()) as endpoint:
+    with FaultyEndpoint(response()) as endpoint:
         assert in_thread(endpoint.url.replace("127.0.0.1", "localhost"), "document") == Document(
             1, ()
         )
@@ -605,7 +634,7 @@ def test_closing_or_cancelling_ends_a_pending_connect_of_a_task(how: str) -> Non
 @either_watch
 def test_watch_reports_events_that_another_call_has_read(watch: Watch) -> None:
     """Both may share a client; a 304 relative to the other's document would hide them."""
-    with Crooked(document(2, ("E1", "Scheduled"))) as endpoint:
+    with FaultyEndpoint(document(2, ("E1", "Scheduled"))) as endpoint:
         watch(endpoint.url, watching={"changes_max": 1}, before="document", clock=UNTIMED)
         assert [b"If-None-Match" in request for request in endpoint.requests] == [False, False]
 
@@ -613,7 +642,7 @@ def test_watch_reports_events_that_another_call_has_read(watch: Watch) -> None:
 def test_watch_continues_from_known_events() -> None:
     """After the reboot the end of the event is reported, not its beginning."""
     with (
-        Crooked(document(2, ("E1", "Started")), document(5)) as endpoint,
+        FaultyEndpoint(document(2, ("E1", "Started")), document(5)) as endpoint,
         Client(endpoint.url) as client,
     ):
         known = client.document().events

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from forewarn.conformance.checks import CHECKS
-from tests.conformance.wrong_answers import WRONG
+from tests.conformance.wrong_responses import WRONG
 from tests.conformance.wrong_server import Clock, faulty_server
 from tests.e2e import cli_service
 from tests.e2e.cli_service import forewarn

@@ -156,9 +156,9 @@ def test_errors_are_sent_over_tls(secure: Service, folder: Path) -> None:
         context.wrap_socket(plain, server_hostname="127.0.0.1") as connection,
     ):
         connection.sendall(b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n")
-        answer = connection.recv(65536)
+        scripted = connection.recv(65536)
 
-    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert scripted.startswith(b"HTTP/1.1 400 ")
 
 
 @pytest.mark.system

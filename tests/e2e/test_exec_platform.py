@@ -20,7 +20,7 @@ from forewarn.platform.base import ImpactRequest, ImpactResult
 from forewarn.platform.exec import OUTPUT_BYTES_MAX, ExecPlatform
 from tests.builders import guid
 from tests.e2e.cli_service import forewarn_process, soon
-from tests.e2e.notes import changes_in
+from tests.e2e.history_file import changes_in
 from tests.e2e.service import running
 
 VM = Vm(name="web-0", host="host-a", address="10.0.0.10", id=guid(5).lower())

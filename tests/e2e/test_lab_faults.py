@@ -107,13 +107,13 @@ def test_bytes_before_a_reset_arrive(world: FaultyWorld) -> None:
     """A reset must not discard what is still in our buffer."""
     large = b"x" * 40_000
 
-    async def answer(scope: Message, receive: Receive, send: Send) -> None:
+    async def scripted(scope: Message, receive: Receive, send: Send) -> None:
         headers = [(b"content-length", b"%d" % len(large))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": large})
 
     world.application = FaultFilter(
-        answer, world.faults, world.transcript, world.engine.clock, Random(1), world.get_vm
+        scripted, world.faults, world.transcript, world.engine.clock, Random(1), world.get_vm
     )
     world.add("reset", bytes=30_000)
     whole, is_reset = receive_all(world, POLL.replace(b"scheduledevents", b"versions"))

@@ -270,8 +270,8 @@ def approve_all(url: str) -> None:
         headers = {"Metadata": "true"}
         with urllib.request.urlopen(
             urllib.request.Request(url, headers=headers), timeout=10
-        ) as answer:
-            events = json.load(answer)["Events"]
+        ) as response:
+            events = json.load(response)["Events"]
         if events:
             body = json.dumps({"StartRequests": [{"EventId": events[0]["EventId"]}]}).encode()
             urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=10).close()

@@ -36,20 +36,20 @@ class Lab:
         with urlopen(
             Request(f"{self.urls['control']}/api/v1{path}", body, headers, method=method),
             timeout=30,
-        ) as answer:
-            return json.load(answer)
+        ) as response:
+            return json.load(response)
 
     def refused(self, method: str, path: str, values: object = None) -> tuple[int, str]:
         with pytest.raises(HTTPError) as refusal:
             self.control(method, path, values)
-        with refusal.value as answer:
-            return answer.code, json.load(answer)["message"]
+        with refusal.value as response:
+            return response.code, json.load(response)["message"]
 
     def poll(self, vm: str) -> Any:
         with urlopen(
             Request(self.urls["vms"][vm] + POLL, headers={"Metadata": "true"}), timeout=30
-        ) as answer:
-            return json.load(answer)
+        ) as response:
+            return json.load(response)
 
 
 @contextmanager
@@ -111,9 +111,9 @@ def test_faults_are_added_removed_and_validated_by_the_api(tmp_path: Path) -> No
         added = lab.control("POST", "/faults", {"fault": "status", "code": 503, "vms": ["web-0"]})[
             "fault"
         ]
-        with pytest.raises(HTTPError, match="503") as answer:
+        with pytest.raises(HTTPError, match="503") as response:
             lab.poll("web-0")
-        answer.value.close()
+        response.value.close()
         assert lab.poll("web-1")["Events"] == []
         assert [one["id"] for one in lab.control("GET", "/faults")["faults"]] == [added["id"]]
         lab.control("DELETE", f"/faults/{added['id']}")

@@ -10,7 +10,7 @@ import pytest
 
 from forewarn.core.change import ChangeKind
 from tests.e2e.cli_service import forewarn
-from tests.e2e.notes import changes_in
+from tests.e2e.history_file import changes_in
 from tests.e2e.service import Service, running
 from tests.e2e.waiting import eventually
 from tests.unit.cli.test_api import serving
@@ -187,18 +187,18 @@ def test_a_sync_reads_the_fleet_again_when_it_changed_meanwhile() -> None:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             asked.append("GET")
-            self.answer(200, {"scopes": []}, tag=f'"{asked.count("GET")}"')
+            self.response(200, {"scopes": []}, tag=f'"{asked.count("GET")}"')
 
         def do_PUT(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
             asked.append(f"PUT {self.headers['If-Match']}")
             is_late = self.headers["If-Match"] == '"1"'
             refusal = {"error": "fleet_changed", "message": "the fleet has changed", "facts": {}}
-            self.answer(412, refusal) if is_late else self.answer(
+            self.response(412, refusal) if is_late else self.response(
                 200, {"vms_joined": ["test"], "dry_run": False}
             )
 
-        def answer(self, status: int, body: object, tag: str = "") -> None:
+        def response(self, status: int, body: object, tag: str = "") -> None:
             content = json.dumps(body).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(content)))

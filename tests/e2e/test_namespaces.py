@@ -84,8 +84,8 @@ class Host:
             URL,
             *more,
         ]
-        answer = subprocess.run(command, check=True, capture_output=True, timeout=30).stdout
-        return json.loads(answer) if answer else None
+        response = subprocess.run(command, check=True, capture_output=True, timeout=30).stdout
+        return json.loads(response) if response else None
 
     @contextmanager
     def serving(self, folder: Path, metadata: str) -> Iterator[None]:

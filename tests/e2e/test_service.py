@@ -30,8 +30,8 @@ def test_vm_sees_approves_and_survives_an_event(tmp_path: Path) -> None:
     """The promise of the product, over real sockets."""
     with running(tmp_path, "--simulate-duration", "Reboot=500ms") as service:
         assert service.poll() == {"DocumentIncarnation": 1, "Events": []}
-        status, answer = service.ask("POST", "/vms/web-0/restart")
-        event = answer["event"]
+        status, response = service.ask("POST", "/vms/web-0/restart")
+        event = response["event"]
         shown = service.poll(vm="web-1")
 
         assert (status, event["status"], statuses(shown)) == (202, "Scheduled", ["Scheduled"])
@@ -47,9 +47,9 @@ def test_vm_sees_approves_and_survives_an_event(tmp_path: Path) -> None:
 def test_event_without_approval_starts_at_not_before(tmp_path: Path) -> None:
     with running(tmp_path, "--rate", "300") as service:
         service.poll()
-        _, answer = service.ask("POST", "/vms/web-0/restart")
+        _, response = service.ask("POST", "/vms/web-0/restart")
         due = (
-            time.mktime(time.strptime(answer["event"]["not_before"], "%Y-%m-%dT%H:%M:%SZ"))
+            time.mktime(time.strptime(response["event"]["not_before"], "%Y-%m-%dT%H:%M:%SZ"))
             - time.timezone
         )
         eventually(service.poll, lambda seen: statuses(seen) == ["Started"])
@@ -74,9 +74,9 @@ def test_killed_server_continues_after_a_restart(tmp_path: Path) -> None:
 def test_impact_of_a_killed_server_is_finished(tmp_path: Path) -> None:
     with running(tmp_path, "--simulate-duration", "Reboot=1s") as service:
         service.poll()
-        _, answer = service.ask("POST", "/vms/web-0/restart")
-        service.approve(answer["event"]["id"])
-        path = f"/events/{answer['event']['id']}"
+        _, response = service.ask("POST", "/vms/web-0/restart")
+        service.approve(response["event"]["id"])
+        path = f"/events/{response['event']['id']}"
         eventually(
             lambda: service.ask("GET", path)[1]["impacts"],
             lambda impacts: impacts[0]["state"] == "claimed",
@@ -89,8 +89,8 @@ def test_impact_of_a_killed_server_is_finished(tmp_path: Path) -> None:
 
 def test_same_fleet_file_at_the_next_start_changes_nothing(tmp_path: Path) -> None:
     with running(tmp_path, "--simulate-duration", "Terminate=10ms") as service:
-        status, answer = service.ask("POST", "/vms/web-1/delete")
-        assert (status, answer) == (202, {"event": None})  # no VM polls, so it runs now
+        status, response = service.ask("POST", "/vms/web-1/delete")
+        assert (status, response) == (202, {"event": None})  # no VM polls, so it runs now
         eventually(lambda: service.ask("GET", "/vms/web-1")[0], lambda code: code == 404)
         service.stop()
         service.start()
@@ -127,9 +127,9 @@ def test_two_servers_on_one_file_show_the_same_document(tmp_path: Path) -> None:
         second = Service(tmp_path, "--identify", "path").start()
         try:
             first.poll()
-            _, answer = first.ask("POST", "/vms/web-0/restart")
+            _, response = first.ask("POST", "/vms/web-0/restart")
             eventually(second.poll, lambda seen: statuses(seen) == ["Scheduled"])
-            assert second.approve(answer["event"]["id"], vm="web-1") == 200
+            assert second.approve(response["event"]["id"], vm="web-1") == 200
             eventually(first.poll, lambda seen: statuses(seen) == ["Started"])
         finally:
             second.kill()
@@ -164,8 +164,8 @@ def test_guest_that_opens_all_connections_blocks_nothing(tmp_path: Path) -> None
                 vm = stack.enter_context(connected(service.metadata, source))
                 vm.sendall(request)
                 assert vm.recv(65536).startswith(b"HTTP/1.1 200")
-            _, answer = service.ask("POST", "/vms/web-0/restart")
-            assert service.ask("POST", f"/events/{answer['event']['id']}/approve")[0] == 200
+            _, response = service.ask("POST", "/vms/web-0/restart")
+            assert service.ask("POST", f"/events/{response['event']['id']}/approve")[0] == 200
             eventually((tmp_path / "rebooted").exists, bool)
             assert "connection limit reached" in (tmp_path / "log.txt").read_text()
     finally:
@@ -183,8 +183,8 @@ def test_half_closed_connection_still_gets_its_response(tmp_path: Path) -> None:
                 )
                 connection.sendall(f"{head}Content-Type: application/json\r\n\r\n{{}}".encode())
                 connection.shutdown(socket.SHUT_WR)
-                answer = b"".join(iter(lambda: connection.recv(65536), b""))
-            assert answer.startswith(b"HTTP/1.1 " + status)
+                response = b"".join(iter(lambda: connection.recv(65536), b""))
+            assert response.startswith(b"HTTP/1.1 " + status)
 
 
 def test_stalled_clients_do_not_delay_the_stop(

@@ -29,8 +29,8 @@ def poll(service: Service, tag: str = "") -> tuple[int, str, bytes]:
     )
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(request, timeout=30) as answer:
-            return answer.status, answer.headers["ETag"], answer.read()
+        with opener.open(request, timeout=30) as response:
+            return response.status, response.headers["ETag"], response.read()
     except urllib.error.HTTPError as error:
         with error:
             return error.code, error.headers["ETag"], error.read()

@@ -29,6 +29,15 @@ from forewarn.core.machine import Group, Outcome, decide, due_impacts, next_impa
 from forewarn.core.timing import Timing
 from forewarn.errors import Error
 from tests.builders import NOON, guid, scope_of, vm
+from tests.random_commands import (
+    MOVES,
+    Move,
+    claim_of,
+    command_of,
+    finish_of,
+    interval_of,
+    scope_of_number,
+)
 from tests.rules import (
     check_domains,
     check_state,
@@ -37,7 +46,6 @@ from tests.rules import (
     pages,
     without_incarnation,
 )
-from tests.stories import MOVES, Move, claim_of, command_of, finish_of, interval_of, scope_of_number
 
 TIMINGS = {1: Timing(), 60: Timing.at_rate(60)}
 moves = st.builds(

@@ -448,8 +448,8 @@ class World:
     async def _trying(self, deed: Callable[[], Awaitable[object]]) -> None:
         """Do it; a Problem is an answer. What was acknowledged is written down."""
         with suppress(Error):
-            answer = await deed()
-            outcome = answer if isinstance(answer, list) else [answer]
+            response = await deed()
+            outcome = response if isinstance(response, list) else [response]
             self.acknowledged += [one.event.id for one in outcome if isinstance(one, ScopedEvent)]
 
     def _server(self) -> Server:

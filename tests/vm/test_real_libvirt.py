@@ -26,7 +26,7 @@ from forewarn.platform.libvirt.connection import LibvirtHosts
 from forewarn.platform.libvirt.discovery import discover
 from forewarn.platform.libvirt.driver import LibvirtPlatform
 from tests.builders import guid
-from tests.e2e.notes import changes_in
+from tests.e2e.history_file import changes_in
 from tests.e2e.service import Service, running
 from tests.vm.real_libvirt import REBOOTS_BY_ITSELF, RealHost, real_hosts, wait_for
 

@@ -56,8 +56,8 @@ class Program:
             line = self._lines.readline()
         except ConnectionResetError:
             return None
-        answer: dict[str, object] | None = json.loads(line) if line else None
-        return answer
+        response: dict[str, object] | None = json.loads(line) if line else None
+        return response
 
     def ask(self, **message: object) -> dict[str, object] | None:
         self.send_json(**message)
@@ -201,10 +201,10 @@ def test_invalid_line_gets_an_error_and_the_connection_stays(
 ) -> None:
     with Program(path) as program:
         program.send(line)
-        answer = program.receive()
+        response = program.receive()
 
-        assert answer is not None
-        assert problem in str(answer["problem"])
+        assert response is not None
+        assert problem in str(response["problem"])
         assert program.ask(register="db") == {"registered": "db"}
 
 

@@ -23,7 +23,7 @@ def participants_of(
     return participants
 
 
-def answer(
+def response(
     participants: Participants, program: str, request: dict[str, object], now: float
 ) -> Mapping[str, object]:
     """The only response."""
@@ -34,10 +34,10 @@ def answer(
 def test_event_waits_until_the_last_program_is_ready() -> None:
     """A program that is still writing must not lose data."""
     participants = participants_of("db", "cache")
-    answer(participants, "db", {"ready": "E1"}, 1)
+    response(participants, "db", {"ready": "E1"}, 1)
 
     assert not participants.all_ready("E1", 1)
-    assert answer(participants, "cache", {"ready": "e1"}, 2) == {"ready": "e1"}
+    assert response(participants, "cache", {"ready": "e1"}, 2) == {"ready": "e1"}
     assert participants.all_ready("e1", 2)
 
 
@@ -53,7 +53,7 @@ def test_no_program_is_awaited_beyond_the_deadline() -> None:
     """The time after it is for the approval."""
     participants = participants_of("db", deadline=20)
 
-    assert answer(participants, "db", {"more": "e1", "seconds": 60}, 5) == {
+    assert response(participants, "db", {"more": "e1", "seconds": 60}, 5) == {
         "more": "e1",
         "seconds": 15,
     }
@@ -63,7 +63,7 @@ def test_no_program_is_awaited_beyond_the_deadline() -> None:
 
 def test_program_gets_the_extension_it_asks_for() -> None:
     participants = participants_of("db")
-    answer(participants, "db", {"more": "e1", "seconds": 100}, 10)
+    response(participants, "db", {"more": "e1", "seconds": 100}, 10)
 
     assert not participants.all_ready("e1", 109)
     assert participants.all_ready("e1", 110)
@@ -72,7 +72,7 @@ def test_program_gets_the_extension_it_asks_for() -> None:
 def test_one_extension_is_at_most_five_minutes() -> None:
     participants = participants_of("db", deadline=9000)
 
-    assert answer(participants, "db", {"more": "e1", "seconds": 8000}, 0) == {
+    assert response(participants, "db", {"more": "e1", "seconds": 8000}, 0) == {
         "more": "e1",
         "seconds": 300,
     }
@@ -82,7 +82,7 @@ def test_short_extension_takes_nothing_away() -> None:
     """`more` can only extend."""
     participants = participants_of("db")
 
-    assert answer(participants, "db", {"more": "e1", "seconds": 1}, 0) == {
+    assert response(participants, "db", {"more": "e1", "seconds": 1}, 0) == {
         "more": "e1",
         "seconds": 30,
     }
@@ -92,10 +92,10 @@ def test_extensions_are_limited() -> None:
     """Otherwise one program that never gets ready would decide for all."""
     participants = participants_of("db", deadline=9000)
     for _ in range(EXTENSIONS_MAX):
-        answer(participants, "db", {"more": "e1", "seconds": 40}, 0)
+        response(participants, "db", {"more": "e1", "seconds": 40}, 0)
 
     with pytest.raises(Refused, match="this is extension 11"):
-        answer(participants, "db", {"more": "e1", "seconds": 40}, 0)
+        response(participants, "db", {"more": "e1", "seconds": 40}, 0)
     assert participants.all_ready("e1", 40)
 
 
@@ -104,23 +104,23 @@ def test_late_extension_is_refused() -> None:
     participants = participants_of("db")
 
     with pytest.raises(Refused, match="time to answer for e1 is up"):
-        answer(participants, "db", {"more": "e1", "seconds": 40}, 30)
+        response(participants, "db", {"more": "e1", "seconds": 40}, 30)
 
 
 @pytest.mark.parametrize("seconds", [0, -1, "60", None, True, float("nan"), float("inf")])
 def test_invalid_seconds_are_rejected(seconds: object) -> None:
     with pytest.raises(Invalid, match="expected a number above 0"):
-        answer(participants_of("db"), "db", {"more": "e1", "seconds": seconds}, 0)
+        response(participants_of("db"), "db", {"more": "e1", "seconds": seconds}, 0)
 
 
 def test_program_that_is_not_awaited_cannot_extend() -> None:
     """It has not registered, or is ready."""
     participants = participants_of("db")
-    answer(participants, "db", {"ready": "e1"}, 0)
+    response(participants, "db", {"ready": "e1"}, 0)
 
     for stranger in ("db", "unknown"):
         with pytest.raises(Refused, match="the agent does not wait for this program"):
-            answer(participants, stranger, {"more": "e1", "seconds": 40}, 0)
+            response(participants, stranger, {"more": "e1", "seconds": 40}, 0)
 
 
 def test_disconnected_program_is_not_awaited() -> None:
@@ -149,16 +149,16 @@ def test_only_prepare_waits_for_answers(phase: WorkflowPhase) -> None:
 def test_late_program_is_not_notified_of_recover() -> None:
     participants = participants_of(phase=WorkflowPhase.RECOVER)
 
-    assert answer(participants, "db", {"register": "db"}, 0) == {"registered": "db"}
+    assert response(participants, "db", {"register": "db"}, 0) == {"registered": "db"}
 
 
 def test_unknown_event_is_not_found() -> None:
     participants = participants_of("db")
 
     with pytest.raises(NotFound, match="unknown event 'e2'"):
-        answer(participants, "db", {"ready": "e2"}, 0)
+        response(participants, "db", {"ready": "e2"}, 0)
     with pytest.raises(NotFound, match="unknown event 7"):
-        answer(participants, "db", {"ready": 7}, 0)
+        response(participants, "db", {"ready": 7}, 0)
     assert participants.all_ready("e2", 0)
 
 
@@ -166,7 +166,7 @@ def test_unknown_request_is_rejected() -> None:
     with pytest.raises(
         Invalid, match="the line has hello; expected register, ready, more or status"
     ):
-        answer(participants_of("db"), "db", {"hello": 1}, 0)
+        response(participants_of("db"), "db", {"hello": 1}, 0)
 
 
 def test_notices_have_a_limit() -> None:
@@ -181,7 +181,7 @@ def test_notices_have_a_limit() -> None:
 
 def test_huge_number_of_seconds_is_five_minutes_too() -> None:
     """Python's integers are unbounded, its floats are not."""
-    assert answer(participants_of("db"), "db", {"more": "e1", "seconds": 10**400}, 0) == {
+    assert response(participants_of("db"), "db", {"more": "e1", "seconds": 10**400}, 0) == {
         "more": "e1",
         "seconds": 300,
     }
@@ -200,7 +200,7 @@ def test_reconnected_program_is_awaited() -> None:
     participants = Participants(resumed={REBOOT.key}, since=100)
     participants.begin(REBOOT, WorkflowPhase.PREPARE, deadline=900, now=101)
     list(participants.handle("db", {"register": "db"}, 110))
-    answer(participants, "db", {"more": "e1", "seconds": 60}, 110)
+    response(participants, "db", {"more": "e1", "seconds": 60}, 110)
 
     assert not participants.all_ready("e1", 169)
     assert participants.all_ready("e1", 170)

@@ -176,11 +176,11 @@ def test_list_is_fetched_in_pages_up_to_its_limit(limit: int, pages: int) -> Non
             pass
 
     with serving(Handler) as url:
-        answer = ControlClient(ClientConfig(control_url=url)).list("vms", limit)
+        response = ControlClient(ClientConfig(control_url=url)).list("vms", limit)
 
-    assert answer["vms"] == names[:limit]
-    assert answer["total"] == 2500
-    assert (answer["next"] is None) == (limit >= 2500)
+    assert response["vms"] == names[:limit]
+    assert response["total"] == 2500
+    assert (response["next"] is None) == (limit >= 2500)
     assert len(requests) == pages
 
 

@@ -49,7 +49,7 @@ def test_empty_list_still_has_a_header(capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.parametrize(
-    ("answer", "result", "text"),
+    ("response", "result", "text"),
     [
         ({"event": EVENT}, "", "Reboot E1 of a, b is Scheduled, not before 2030-01-31T12:15:00Z\n"),
         ({"events": [EVENT | {"status": "Started"}]}, "", "Reboot E1 of a, b is Started\n"),
@@ -59,10 +59,10 @@ def test_empty_list_still_has_a_header(capsys: pytest.CaptureFixture[str]) -> No
     ],
 )
 def test_operation_prints_one_sentence_per_event(
-    capsys: pytest.CaptureFixture[str], answer: dict[str, object], result: str, text: str
+    capsys: pytest.CaptureFixture[str], response: dict[str, object], result: str, text: str
 ) -> None:
     """The operator sees the id, the resources and the time."""
-    show_events(answer, "no events", result)
+    show_events(response, "no events", result)
 
     assert capsys.readouterr().out == text
 

@@ -4,7 +4,7 @@ import pytest
 
 from forewarn.conformance.check import Failed
 from forewarn.conformance.raw_http import RawConnection, RawResponse
-from tests.unit.conformance.scripted import CLOCK, serving
+from tests.unit.conformance.scripted_endpoint import CLOCK, serving
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"

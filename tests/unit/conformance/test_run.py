@@ -7,7 +7,7 @@ from forewarn.conformance.check import VALUE_LENGTH_MAX, Failed, expect_equal, f
 from forewarn.conformance.checks import CHECKS
 from forewarn.conformance.run import Result, Verdict, run
 from forewarn.errors import Unavailable
-from tests.unit.conformance.scripted import reading_session, serving
+from tests.unit.conformance.scripted_endpoint import reading_session, serving
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 37\r\n\r\n"
 EMPTY = HEAD + b'{"DocumentIncarnation":1,"Events":[]}'

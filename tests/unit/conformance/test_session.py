@@ -10,7 +10,7 @@ from forewarn.conformance.calls import parse_endpoint
 from forewarn.conformance.checks import CHECKS
 from forewarn.conformance.session import Session
 from forewarn.errors import AlreadyPending, UnknownVm
-from tests.unit.conformance.scripted import CLOCK, reading_session, serving
+from tests.unit.conformance.scripted_endpoint import CLOCK, reading_session, serving
 
 ERROR = b'HTTP/1.1 %b\r\nContent-Length: 14\r\n\r\n{"error":"no"}'
 NAME = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nweb-0"

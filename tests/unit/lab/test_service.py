@@ -45,9 +45,9 @@ def run_lab(main: Story, setup: Setup | None = None) -> LabService:
 
 
 async def poll(lab: LabService, vm: str = "web-0") -> dict[str, object]:
-    answer = await lab.request(vm, "GET", POLL, headers=HEADER)
-    assert answer.status == 200
-    found: dict[str, object] = json.loads(answer.body)
+    scripted = await lab.request(vm, "GET", POLL, headers=HEADER)
+    assert scripted.status == 200
+    found: dict[str, object] = json.loads(scripted.body)
     return found
 
 

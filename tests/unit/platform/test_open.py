@@ -13,7 +13,7 @@ from forewarn.platform.exec import ExecPlatform
 from forewarn.platform.open import open_health_platform, open_platform
 from forewarn.platform.simulated import SimulatedPlatform
 from tests.unit.config_of import config_of
-from tests.unit.platform.hasty import Hasty
+from tests.unit.platform.instant_clock import InstantClock
 
 
 def config(**flags: object) -> Config:
@@ -23,7 +23,7 @@ def config(**flags: object) -> Config:
 def chosen(**flags: object) -> object:
     environ = {"PATH": "/usr/bin:/bin"}
     return open_platform(
-        config(**flags), Hasty(), durations=DURATION, hosts=list, avoid=dict, environ=environ
+        config(**flags), InstantClock(), durations=DURATION, hosts=list, avoid=dict, environ=environ
     )
 
 

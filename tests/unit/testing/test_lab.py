@@ -17,7 +17,7 @@ from forewarn.errors import Error, Invalid, Refused, UnknownHost, UnknownVm
 from forewarn.testing.lab import Lab
 from forewarn.testing.thread import THREAD_NAME
 from tests.builders import MINUTE, NOON
-from tests.unit.testing.caller import EVENTS, Caller
+from tests.unit.testing.http_vm import EVENTS, HttpVm
 
 FLEET = {
     "scopes": [
@@ -44,7 +44,7 @@ def lab() -> Iterator[Lab]:
 def test_vm_is_created_on_demand_with_its_own_url(lab: Lab) -> None:
     names = ["web-0", "web-1", "other"]
 
-    assert [Caller(lab.vm(name).url).name() for name in names] == names
+    assert [HttpVm(lab.vm(name).url).name() for name in names] == names
     assert lab.vm("web-1").url == lab.vm("web-1").url
 
 
@@ -53,15 +53,15 @@ def test_shared_url_is_the_first_vm_or_the_one_in_the_path(lab: Lab) -> None:
     lab.vm("web-0")
     lab.vm("web-1")
 
-    assert Caller(lab.url).name() == "web-0"
-    assert Caller(lab.url, "/as/web-1").name() == "web-1"
+    assert HttpVm(lab.url).name() == "web-0"
+    assert HttpVm(lab.url, "/as/web-1").name() == "web-1"
 
 
 def test_created_vms_share_only_a_document(lab: Lab) -> None:
     first, second = lab.vm("web-0"), lab.vm("web-1")
     event = first.reboot()
 
-    assert [one["EventId"] for one in Caller(second.url).events()] == [event.id]
+    assert [one["EventId"] for one in HttpVm(second.url).events()] == [event.id]
     assert event.resources == ("web-0",)
     assert first.host != second.host
     assert second.events == []
@@ -93,7 +93,7 @@ def test_deleted_vm_is_created_again_on_demand(lab: Lab) -> None:
         vm.preempt()
 
     again = lab.vm("web-0")
-    assert Caller(lab.url).name() == Caller(again.url).name() == "web-0"
+    assert HttpVm(lab.url).name() == HttpVm(again.url).name() == "web-0"
     assert again.preempt().resources == ("web-0",)
     assert (again.host.name, other.host.name) == ("host-0", "host-1")
 
@@ -111,7 +111,7 @@ def test_users_operation_without_polls_has_no_event(lab: Lab) -> None:
     vm = lab.vm("web-0", enabled=False)
 
     assert vm.user_restart() is None
-    assert Caller(vm.url).events() == []
+    assert HttpVm(vm.url).events() == []
     assert vm.user_redeploy() is not None
 
 
@@ -152,7 +152,7 @@ def test_threads_share_one_control_api(lab: Lab) -> None:
 def test_get_lists_listeners_and_post_opens_them() -> None:
     """A GET has no effects: reading the list must not open 256 sockets."""
     with Lab(FLEET, timeout_seconds=60) as lab:
-        control = Caller(lab.control_url)
+        control = HttpVm(lab.control_url)
         opened = {"web-0": lab.vm("web-0").url}
 
         for _ in range(2):
@@ -161,10 +161,10 @@ def test_get_lists_listeners_and_post_opens_them() -> None:
         assert sorted(all_opened) == ["db-0", "loose-0", "web-0", "web-1"]
         assert all_opened["web-0"] == opened["web-0"]
         assert list_listeners(control, "POST") == list_listeners(control, "GET") == all_opened
-        assert [Caller(url).name() for url in all_opened.values()] == list(all_opened)
+        assert [HttpVm(url).name() for url in all_opened.values()] == list(all_opened)
 
 
-def list_listeners(control: Caller, method: str) -> dict[str, str]:
+def list_listeners(control: HttpVm, method: str) -> dict[str, str]:
     status, body = control.request(method, "/api/v1/listeners")
     page = json.loads(body)
     assert (status, page["total"]) == (200, 4)
@@ -178,8 +178,8 @@ def test_fleet_is_a_mapping_or_a_file(kind: str, tmp_path: Path) -> None:
     file.write_text(json.dumps(FLEET))  # JSON is YAML too
 
     with Lab(FLEET if kind == "mapping" else file) as lab:
-        assert Caller(lab.vm("db-0").url).name() == "db-0"
-        assert Caller(lab.url).name() == "web-0"
+        assert HttpVm(lab.vm("db-0").url).name() == "db-0"
+        assert HttpVm(lab.url).name() == "web-0"
 
 
 def test_host_event_concerns_every_scope_on_it() -> None:
@@ -314,7 +314,7 @@ def test_rate_uses_the_real_clock_with_shorter_notices() -> None:
 
 
 def test_fault_ends_with_its_with_block(lab: Lab) -> None:
-    first, second = Caller(lab.vm("web-0").url), Caller(lab.vm("web-1").url)
+    first, second = HttpVm(lab.vm("web-0").url), HttpVm(lab.vm("web-1").url)
 
     with lab.fault("status", vm="web-0", code=500):
         assert [one.request("GET", EVENTS)[0] for one in (first, second)] == [500, 200]
@@ -322,7 +322,7 @@ def test_fault_ends_with_its_with_block(lab: Lab) -> None:
 
 
 def test_refuse_resets_connections_until_it_is_removed(lab: Lab) -> None:
-    caller = Caller(lab.vm("web-0").url)
+    caller = HttpVm(lab.vm("web-0").url)
     for _ in range(3):
         with lab.fault("refuse", vm="web-0"), pytest.raises(ConnectionResetError):
             caller.request("GET", EVENTS)
@@ -330,7 +330,7 @@ def test_refuse_resets_connections_until_it_is_removed(lab: Lab) -> None:
 
 
 def test_fault_ends_after_its_requests_and_can_be_removed_twice(lab: Lab) -> None:
-    caller = Caller(lab.vm("web-0").url)
+    caller = HttpVm(lab.vm("web-0").url)
     fault = lab.fault("status", code=503, requests=2)
 
     assert [caller.request("GET", EVENTS)[0] for _ in range(3)] == [503, 503, 200]
@@ -341,7 +341,7 @@ def test_fault_ends_after_its_requests_and_can_be_removed_twice(lab: Lab) -> Non
 def test_transcript_has_requests_changes_and_clock(lab: Lab) -> None:
     vm = lab.vm("web-0")
     event = vm.reboot()
-    Caller(vm.url).approve(event.id)
+    HttpVm(vm.url).approve(event.id)
     lab.advance(minutes=15)
 
     entries = [
@@ -363,13 +363,13 @@ def test_environment_leads_clients_to_the_vm(lab: Lab) -> None:
     assert url.startswith(lab.vm("web-7").url + "/metadata/scheduledevents?api-version=")
     for name in ("AZURE_SCHEDULEDEVENTS_URL", "AZURE_METADATAINSTANCE_URL"):
         path = variables[name].removeprefix(lab.vm("web-7").url)
-        assert Caller(lab.vm("web-7").url).request("GET", path)[0] == 200
+        assert HttpVm(lab.vm("web-7").url).request("GET", path)[0] == 200
 
 
 def test_control_api_starts_on_first_use(lab: Lab) -> None:
     event = lab.vm("web-0").reboot()
 
-    status, body = Caller(lab.control_url).request("GET", "/api/v1/events")
+    status, body = HttpVm(lab.control_url).request("GET", "/api/v1/events")
 
     assert status == 200
     assert [one["id"] for one in json.loads(body)["events"]] == [event.id]
@@ -398,7 +398,7 @@ def test_closed_lab_stays_readable() -> None:
     with Lab() as lab:
         vm = lab.vm("web-0")
         event = vm.reboot()
-        Caller(vm.url).approve(event.id)
+        HttpVm(vm.url).approve(event.id)
 
     assert (event.status, event.approved_by) == ("Started", "web-0")
     assert [one.by for one in lab.approvals] == ["web-0"]

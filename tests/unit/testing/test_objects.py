@@ -13,7 +13,7 @@ from forewarn.errors import Error, Invalid, WrongStatus
 from forewarn.testing.lab import Lab
 from forewarn.testing.objects import LabEvent, LabVm
 from tests.builders import MINUTE, NOON, SECOND
-from tests.unit.testing.caller import Caller
+from tests.unit.testing.http_vm import HttpVm
 
 EVENTS = {
     "freeze": ("Freeze", "Platform", "Scheduled", 15 * MINUTE, 9),
@@ -45,7 +45,7 @@ def test_each_method_creates_its_event_with_its_notice(vm: LabVm, call: str) -> 
     """PROTOCOL 6.2, and what the endpoint shows of it."""
     event = getattr(vm, call)()
 
-    shown = Caller(vm.url).events()
+    shown = HttpVm(vm.url).events()
     assert (
         event.type,
         event.source,
@@ -93,8 +93,8 @@ def test_approval_has_its_vm_and_time(lab: Lab, vm: LabVm) -> None:
     event = vm.reboot()
     lab.advance(minutes=3)
 
-    assert Caller(vm.url).approve(event.id) == 200
-    assert Caller(vm.url).approve(event.id) == 200
+    assert HttpVm(vm.url).approve(event.id) == 200
+    assert HttpVm(vm.url).approve(event.id) == 200
 
     assert (event.status, event.approved_by, event.approved_at) == (
         "Started",
@@ -109,7 +109,7 @@ def test_approval_has_its_vm_and_time(lab: Lab, vm: LabVm) -> None:
 def test_approval_by_another_vm_names_that_vm(lab: Lab, vm: LabVm) -> None:
     """Any VM of a set may approve for all; a test wants to know which did."""
     event = vm.reboot()
-    Caller(lab.vm("web-1").url).approve(event.id)
+    HttpVm(lab.vm("web-1").url).approve(event.id)
 
     assert event.approved_by == "web-1"
 
@@ -120,7 +120,7 @@ def test_vm_named_operator_or_policy_is_still_a_vm(lab: Lab, name: str) -> None:
     vm = lab.vm(name)
     event = vm.reboot()
     lab.advance(minutes=3)
-    Caller(vm.url).approve(event.id)
+    HttpVm(vm.url).approve(event.id)
 
     assert (event.approved_by, event.approved_at, event.approvals) == (
         name,
@@ -162,7 +162,7 @@ def test_cancelled_event_leaves_the_document(vm: LabVm) -> None:
     event.cancel()
 
     assert (event.status, event.is_over) == ("Canceled", True)
-    assert Caller(vm.url).events() == []
+    assert HttpVm(vm.url).events() == []
 
 
 def test_only_a_started_event_can_be_completed(vm: LabVm) -> None:
@@ -202,7 +202,7 @@ def waiting(event: LabEvent, status: str) -> threading.Thread:
 def test_wait_for_returns_when_the_status_comes(vm: LabVm) -> None:
     event = vm.reboot()
     waiter = waiting(event, "Started")
-    Caller(vm.url).approve(event.id)
+    HttpVm(vm.url).approve(event.id)
     waiter.join(10)
 
     assert not waiter.is_alive()

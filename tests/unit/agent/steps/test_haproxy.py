@@ -21,11 +21,11 @@ def haproxy(*answers: str) -> Iterator[tuple[str, list[str]]]:
 
     def serve() -> None:
         with suppress(OSError):  # the test, or a timed out step, has ended
-            for answer in answers:
+            for response in answers:
                 connection, _ = listener.accept()
                 with connection:
                     commands.append(connection.recv(4096).decode().strip())
-                    connection.sendall(answer.encode())
+                    connection.sendall(response.encode())
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=serve, daemon=True)
@@ -76,13 +76,13 @@ def test_resource_name_with_a_command_is_not_sent() -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", ["No such server.\n\n", "Permission denied\n\n", "Unknown command: 'set'\n"]
+    "response", ["No such server.\n\n", "Permission denied\n\n", "Unknown command: 'set'\n"]
 )
-def test_any_response_of_haproxy_to_a_change_is_an_error(answer: str) -> None:
+def test_any_response_of_haproxy_to_a_change_is_an_error(response: str) -> None:
     """It has no exit codes: success has an empty response."""
     with (
-        haproxy(answer) as (address, _),
-        pytest.raises(StepFailed, match=f"HAProxy cannot set web/a to drain: {answer.strip()}"),
+        haproxy(response) as (address, _),
+        pytest.raises(StepFailed, match=f"HAProxy cannot set web/a to drain: {response.strip()}"),
     ):
         make_step("haproxy", {"socket": address, "servers": ["web/a"]}, "W").run(context())
 

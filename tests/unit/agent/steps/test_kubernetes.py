@@ -133,7 +133,7 @@ def api_server() -> Iterator[tuple[str, list[str]]]:
     evicted: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
-        def answer(self, status: int, content: object) -> None:
+        def response(self, status: int, content: object) -> None:
             self.rfile.read(int(self.headers.get("Content-Length") or 0))
             body = json.dumps(content).encode()
             self.send_response(status)
@@ -144,14 +144,14 @@ def api_server() -> Iterator[tuple[str, list[str]]]:
         def do_GET(self) -> None:
             left = [name for name in "ab" if name == "a" or name not in evicted]
             items = [{"metadata": {"namespace": "d", "name": name, "uid": name}} for name in left]
-            self.answer(200, node() if "/nodes/" in self.path else {"items": items})
+            self.response(200, node() if "/nodes/" in self.path else {"items": items})
 
         def do_PATCH(self) -> None:
-            self.answer(200, {})
+            self.response(200, {})
 
         def do_POST(self) -> None:
             evicted.append(self.path.split("/")[-2])
-            self.answer(500 if evicted[-1] == "a" else 201, {"message": "two budgets"})
+            self.response(500 if evicted[-1] == "a" else 201, {"message": "two budgets"})
 
         def log_message(self, *_: object) -> None:
             pass

@@ -10,7 +10,7 @@ import pytest
 from forewarn.core.fleet import Vm
 from forewarn.lab.fault.active import FAULTS_MAX
 from tests.builders import guid
-from tests.unit.lab.fault.filtered import NO_EVENTS, Filtered, body, entry, run
+from tests.unit.lab.fault.faulty_vm import NO_EVENTS, Filtered, body, entry, run
 from tests.unit.web.guest import EVENTS, TRUE, GuestResponse
 
 APPROVAL = json.dumps({"StartRequests": [{"EventId": guid(1)}]}).encode()

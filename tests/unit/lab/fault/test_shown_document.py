@@ -7,7 +7,7 @@ import pytest
 from forewarn.lab.fault.active import ActiveFault, parse_fault
 from forewarn.lab.fault.shown_document import DocumentView, ShownDocument
 from tests.builders import NOON
-from tests.unit.lab.fault.filtered import NO_EVENTS, Filtered, body, entry, run
+from tests.unit.lab.fault.faulty_vm import NO_EVENTS, Filtered, body, entry, run
 from tests.unit.web.guest import EVENTS, TRUE
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.lab.scenario.stage import WEB, changes, play, requests, scene, seconds
+from tests.unit.lab.scenario.small_scenarios import WEB, changes, play, requests, scene, seconds
 
 RESTART = {"at": "10m", "do": "restart", "vm": "web-0"}
 MAINTAIN = {"at": "10m", "do": "maintain", "host": "host-a", "type": "Reboot"}

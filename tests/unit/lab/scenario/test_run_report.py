@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 import pytest
 
 from forewarn.lab.scenario.report import Console, Verbosity, render_junit
-from tests.unit.lab.scenario.stage import WEB, play, scene
+from tests.unit.lab.scenario.small_scenarios import WEB, play, scene
 
 SCENARIO = scene(
     {"at": "10m", "do": "restart", "vm": "web-0", "as": "restart"},

@@ -12,7 +12,7 @@ from forewarn.lab.scenario.runner import RunOptions, choose_external, choose_rat
 from forewarn.lab.scenario.schema import load_from_library
 from forewarn.lab.scenario.steps import ScenarioStep
 from forewarn.lab.transcript import TranscriptKind
-from tests.unit.lab.scenario.stage import DB, WEB, changes, play, scene
+from tests.unit.lab.scenario.small_scenarios import DB, WEB, changes, play, scene
 
 RESTART = {"at": "10m", "do": "restart", "vm": "web-0", "as": "restart"}
 PATCH = {"at": "10m", "do": "maintain", "host": "host-a", "type": "Reboot", "as": "patch"}

@@ -17,7 +17,7 @@ from forewarn.lab.scenario.schema import (
 )
 from forewarn.lab.scenario.steps import AnyStep, ScenarioStep
 from forewarn.lab.scenario.timeline import FORMS
-from tests.unit.lab.scenario.stage import play
+from tests.unit.lab.scenario.small_scenarios import play
 
 PAGE = (Path(__file__).parents[4] / "docs" / "scenarios.md").read_text()
 ROWS = [line for line in PAGE.splitlines() if line.startswith("| `")]

@@ -14,7 +14,7 @@ from forewarn.lab.scenario.schema import (
     list_vms,
     load_from_library,
 )
-from tests.unit.lab.scenario.stage import play
+from tests.unit.lab.scenario.small_scenarios import play
 
 NEVER = {"approve": "never"}
 WRONG: dict[str, tuple[dict[str, Any], str, str]] = {

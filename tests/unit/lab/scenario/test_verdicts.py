@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from forewarn.lab.scenario.timeline import format_duration
-from tests.unit.lab.scenario.tale import Tale
+from tests.unit.lab.scenario.timeline_builder import TimelineBuilder
 
 
-def approval(**more: Any) -> Tale:
-    return Tale(expect="approval", of="patch", **more)
+def approval(**more: Any) -> TimelineBuilder:
+    return TimelineBuilder(expect="approval", of="patch", **more)
 
 
 # --- approval
@@ -28,9 +28,9 @@ def test_approval_in_time_passes() -> None:
 
 
 def test_approval_one_second_late_fails() -> None:
-    tale = approval(within="60s").scheduled(seconds=60)
+    built = approval(within="60s").scheduled(seconds=60)
 
-    assert tale.approves("web-0", seconds=120).ends().is_passed
+    assert built.approves("web-0", seconds=120).ends().is_passed
     late = approval(within="60s").scheduled(seconds=60).approves("web-0", seconds=121).ends()
     assert not late.is_passed
     assert (
@@ -86,8 +86,8 @@ def test_approval_by_another_vm_fails_and_names_it() -> None:
 @pytest.mark.parametrize(("by", "first", "second"), [("own", True, True), ("leader", True, False)])
 def test_own_is_any_named_vm_and_leader_the_first(by: str, first: bool, second: bool) -> None:
     def by_vm(name: str) -> bool:
-        tale = approval(by=by).scheduled(seconds=60, resources=("web-0", "web-1"))
-        return tale.approves(name, seconds=70).ends().is_passed
+        built = approval(by=by).scheduled(seconds=60, resources=("web-0", "web-1"))
+        return built.approves(name, seconds=70).ends().is_passed
 
     assert (by_vm("web-0"), by_vm("web-1")) == (first, second)
 
@@ -104,30 +104,30 @@ def test_refused_approval_does_not_count() -> None:
 
 def test_approval_with_a_lost_response_counts() -> None:
     """The VM cannot know, but the event has heard it."""
-    tale = approval(by="web-0").scheduled(seconds=60)
+    built = approval(by="web-0").scheduled(seconds=60)
 
-    assert tale.change("approved", seconds=70, by="vm web-0", detail="web-0").ends().is_passed
+    assert built.change("approved", seconds=70, by="vm web-0", detail="web-0").ends().is_passed
 
 
 def test_approval_on_behalf_of_a_vm_is_not_the_vms() -> None:
-    tale = approval(by="web-0").scheduled(seconds=60)
+    built = approval(by="web-0").scheduled(seconds=60)
 
-    assert not tale.change("approved", seconds=70, by="scenario", detail="web-0").ends().is_passed
+    assert not built.change("approved", seconds=70, by="scenario", detail="web-0").ends().is_passed
 
 
 def test_start_without_approval_fails() -> None:
-    tale = approval().scheduled(seconds=60).change("started", seconds=960)
+    built = approval().scheduled(seconds=60).change("started", seconds=960)
 
     assert (
-        tale.ends().reason
+        built.ends().reason
         == "Reboot of web-0 (00000000) was Started at +16m without approval by a VM"
     )
 
 
 def test_cancelled_event_needs_no_approval() -> None:
-    tale = approval(within="60s").scheduled(1, seconds=60).change("canceled", 1, seconds=90)
+    built = approval(within="60s").scheduled(1, seconds=60).change("canceled", 1, seconds=90)
 
-    assert tale.scheduled(2, seconds=200).approves("web-0", 2, seconds=210).ends().is_passed
+    assert built.scheduled(2, seconds=200).approves("web-0", 2, seconds=210).ends().is_passed
     nothing = (
         approval(within="60s").scheduled(1, seconds=60).change("canceled", 1, seconds=90).ends()
     )
@@ -138,7 +138,7 @@ def test_cancelled_event_needs_no_approval() -> None:
 
 
 def test_each_event_of_a_name_must_be_approved() -> None:
-    tale = (
+    built = (
         approval()
         .scheduled(1, seconds=60)
         .scheduled(2, seconds=120)
@@ -146,7 +146,7 @@ def test_each_event_of_a_name_must_be_approved() -> None:
     )
 
     assert (
-        tale.ends().reason
+        built.ends().reason
         == "Reboot of web-0 (00000000), Scheduled at +2m, was never approved by a VM"
     )
 
@@ -167,14 +167,14 @@ def test_operation_without_an_event_fails_with_a_reason() -> None:
 
 def test_real_clock_gives_a_second_of_grace() -> None:
     """At a rate of 60, one real second is a minute of the scenario."""
-    fast = Tale(expect="approval", of="patch", within="60s", rate=60.0, is_real=True).scheduled(
-        seconds=1
-    )
+    fast = TimelineBuilder(
+        expect="approval", of="patch", within="60s", rate=60.0, is_real=True
+    ).scheduled(seconds=1)
 
     assert fast.approves("web-0", seconds=3).ends().reason == "after 2m"
-    slow = Tale(expect="approval", of="patch", within="60s", rate=60.0, is_real=True).scheduled(
-        seconds=1
-    )
+    slow = TimelineBuilder(
+        expect="approval", of="patch", within="60s", rate=60.0, is_real=True
+    ).scheduled(seconds=1)
     assert not slow.approves("web-0", seconds=3.1).ends().is_passed
 
 
@@ -182,19 +182,19 @@ def test_polling_every_second_passes_on_the_real_clock() -> None:
     """Each poll comes a little more than a second after the last one: the request itself takes
     time.
     """
-    real = Tale(expect="polls", vm="web-0", every="1s", is_real=True)
+    real = TimelineBuilder(expect="polls", vm="web-0", every="1s", is_real=True)
     for number in range(1, 5):
         real.polls("web-0", seconds=number * 1.02)
     assert real.ends(5).is_passed
 
     late = (
-        Tale(expect="polls", vm="web-0", every="1s", is_real=True)
+        TimelineBuilder(expect="polls", vm="web-0", every="1s", is_real=True)
         .polls("web-0", seconds=1)
         .polls("web-0", seconds=3.1)
     )
     assert not late.ends(4).is_passed
     virtual = (
-        Tale(expect="polls", vm="web-0", every="1s")
+        TimelineBuilder(expect="polls", vm="web-0", every="1s")
         .polls("web-0", seconds=1)
         .polls("web-0", seconds=2.02)
     )
@@ -206,7 +206,7 @@ def test_polling_every_second_passes_on_the_real_clock() -> None:
 
 def test_no_approval_fails_with_vm_and_time() -> None:
     silent = (
-        Tale(expect="no-approval", of="patch", by="web-1")
+        TimelineBuilder(expect="no-approval", of="patch", by="web-1")
         .scheduled(seconds=60)
         .approves("web-0", seconds=70)
     )
@@ -220,14 +220,21 @@ def test_no_approval_fails_with_vm_and_time() -> None:
 
 
 def test_no_approval_needs_an_event() -> None:
-    assert Tale(expect="no-approval", of="patch").ends().reason == "there was no event named patch"
+    assert (
+        TimelineBuilder(expect="no-approval", of="patch").ends().reason
+        == "there was no event named patch"
+    )
 
 
 def test_foreign_approval_fails() -> None:
-    tale = Tale(expect="no-foreign-approval").scheduled(seconds=60).approves("web-0", seconds=70)
-    assert tale.ends().is_passed
+    built = (
+        TimelineBuilder(expect="no-foreign-approval")
+        .scheduled(seconds=60)
+        .approves("web-0", seconds=70)
+    )
+    assert built.ends().is_passed
 
-    verdict = tale.approves("web-1", seconds=80).ends()
+    verdict = built.approves("web-1", seconds=80).ends()
     assert (
         verdict.reason
         == "web-1 approved Reboot of web-0 (00000000) at +1m20s, which does not name it"
@@ -235,20 +242,20 @@ def test_foreign_approval_fails() -> None:
 
 
 def test_foreign_approvals_of_other_vms_are_ignored() -> None:
-    tale = (
-        Tale(expect="no-foreign-approval", vms=["web-0"])
+    built = (
+        TimelineBuilder(expect="no-foreign-approval", vms=["web-0"])
         .scheduled(seconds=60)
         .approves("web-1", seconds=70)
     )
 
-    assert tale.ends().is_passed
+    assert built.ends().is_passed
 
 
 # --- order, starts
 
 
 def test_approvals_out_of_order_fail() -> None:
-    both = Tale(expect="order", vms=["web-0", "web-1"]).scheduled(seconds=60)
+    both = TimelineBuilder(expect="order", vms=["web-0", "web-1"]).scheduled(seconds=60)
     assert (
         both.approves("web-0", seconds=70)
         .approves("web-1", seconds=71)
@@ -258,14 +265,14 @@ def test_approvals_out_of_order_fail() -> None:
     )
 
     wrong = (
-        Tale(expect="order", vms=["web-0", "web-1"])
+        TimelineBuilder(expect="order", vms=["web-0", "web-1"])
         .scheduled(seconds=60)
         .approves("web-1", seconds=70)
         .ends()
     )
     assert wrong.reason == "web-1 approved Reboot of web-0 (00000000) at +1m10s, before web-0"
     half = (
-        Tale(expect="order", vms=["web-0", "web-1"])
+        TimelineBuilder(expect="order", vms=["web-0", "web-1"])
         .scheduled(seconds=60)
         .approves("web-0", seconds=70)
         .ends()
@@ -273,9 +280,9 @@ def test_approvals_out_of_order_fail() -> None:
     assert half.reason == "web-1 never approved"
 
 
-def two(kind: str) -> Tale:
+def two(kind: str) -> TimelineBuilder:
     return (
-        Tale(expect=kind, of="patch")
+        TimelineBuilder(expect=kind, of="patch")
         .scheduled(1, seconds=60)
         .scheduled(2, seconds=60)
         .change("started", 1, seconds=70)
@@ -308,8 +315,8 @@ def test_together_means_at_the_same_time() -> None:
 # --- documents, courses
 
 
-def document(**shows: str) -> Tale:
-    return Tale(expect="document", vm="web-0", shows=shows, within="60s")
+def document(**shows: str) -> TimelineBuilder:
+    return TimelineBuilder(expect="document", vm="web-0", shows=shows, within="60s")
 
 
 def test_document_must_be_shown_to_that_vm_in_time() -> None:
@@ -330,13 +337,13 @@ def test_document_must_be_shown_to_that_vm_in_time() -> None:
 
 
 def test_document_failure_names_what_was_shown() -> None:
-    tale = (
+    built = (
         document(event="patch", status="Started")
         .scheduled(seconds=60)
         .polls("web-0", (1, "Scheduled"), seconds=62)
     )
 
-    assert tale.ends().reason.endswith(
+    assert built.ends().reason.endswith(
         "was not shown like this in time: shown as Scheduled Reboot since +1m2s"
     )
 
@@ -366,14 +373,16 @@ def test_unnamed_document_counts_from_the_start() -> None:
 
 
 def test_event_reaches_its_state_or_another_ending() -> None:
-    tale = Tale(expect="event", of="patch", becomes="completed", within="30m").scheduled(seconds=60)
+    built = TimelineBuilder(
+        expect="event", of="patch", becomes="completed", within="30m"
+    ).scheduled(seconds=60)
     assert (
-        tale.change("started", seconds=70).change("completed", seconds=670).ends().reason
+        built.change("started", seconds=70).change("completed", seconds=670).ends().reason
         == "after 10m10s"
     )
 
     other = (
-        Tale(expect="event", of="patch", becomes="completed")
+        TimelineBuilder(expect="event", of="patch", becomes="completed")
         .scheduled(seconds=60)
         .change("canceled", seconds=90)
         .ends()
@@ -382,13 +391,13 @@ def test_event_reaches_its_state_or_another_ending() -> None:
 
 
 def test_unfinished_event_is_described_by_its_last_change() -> None:
-    tale = (
-        Tale(expect="event", of="patch", becomes="completed")
+    built = (
+        TimelineBuilder(expect="event", of="patch", becomes="completed")
         .scheduled(seconds=60)
         .change("started", seconds=70)
     )
 
-    assert tale.ends().reason.endswith("was never completed: started at +1m10s")
+    assert built.ends().reason.endswith("was never completed: started at +1m10s")
 
 
 @pytest.mark.parametrize(
@@ -400,14 +409,14 @@ def test_unfinished_event_is_described_by_its_last_change() -> None:
     ],
 )
 def test_document_expectation_is_described(shows: dict[str, str], words: str) -> None:
-    assert Tale(expect="document", vm="web-0", shows=shows).ends().expected == words
+    assert TimelineBuilder(expect="document", vm="web-0", shows=shows).ends().expected == words
 
 
 # --- polls, recovery
 
 
 def test_gap_between_polls_counts_up_to_the_end() -> None:
-    polling = Tale(expect="polls", vm="web-0", every="30s")
+    polling = TimelineBuilder(expect="polls", vm="web-0", every="30s")
     for seconds in range(0, 120, 30):
         polling.polls("web-0", seconds=seconds)
     assert polling.ends(120).reason == "4 polls"
@@ -416,13 +425,17 @@ def test_gap_between_polls_counts_up_to_the_end() -> None:
 
 
 def test_deleted_vm_need_not_poll() -> None:
-    tale = Tale(expect="polls", vm="web-0", every="30s").change("left", seconds=10, vm="web-0")
+    built = TimelineBuilder(expect="polls", vm="web-0", every="30s").change(
+        "left", seconds=10, vm="web-0"
+    )
 
-    assert tale.ends().is_passed
+    assert built.ends().is_passed
 
 
-def recovery() -> Tale:
-    return Tale(expect="recovery", vm="web-0", within="10s").polls("web-0", seconds=60, status=500)
+def recovery() -> TimelineBuilder:
+    return TimelineBuilder(expect="recovery", vm="web-0", within="10s").polls(
+        "web-0", seconds=60, status=500
+    )
 
 
 def test_recovery_means_retrying_until_a_good_response() -> None:
@@ -442,12 +455,12 @@ def test_recovery_means_retrying_until_a_good_response() -> None:
 
 
 def test_faulty_response_is_bad_but_a_late_one_is_not() -> None:
-    stale = Tale(expect="recovery", vm="web-0", within="10s").polls(
+    stale = TimelineBuilder(expect="recovery", vm="web-0", within="10s").polls(
         "web-0", seconds=60, faults=("stale",)
     )
     assert stale.ends(65).reason == "it did not retry after the response 200 (stale) at +1m"
 
-    late = Tale(expect="recovery", vm="web-0", within="10s").polls(
+    late = TimelineBuilder(expect="recovery", vm="web-0", within="10s").polls(
         "web-0", seconds=60, faults=("latency",)
     )
     assert late.ends().reason == "web-0 never got a bad response"

@@ -17,7 +17,7 @@ from forewarn.platform.base import ImpactRequest, ImpactResult
 from forewarn.platform.libvirt.connection import LibvirtHosts, prepare
 from forewarn.platform.libvirt.driver import LibvirtPlatform
 from tests.builders import guid
-from tests.unit.platform.hasty import Hasty
+from tests.unit.platform.instant_clock import InstantClock
 
 DOMAIN = """
 <domain type='test'>
@@ -57,7 +57,7 @@ class LibvirtWorld:
     def __init__(self, folder: Path, hosts: Sequence[str] = HOSTS) -> None:
         prepare()
         (folder / "node.xml").write_text(NODE.format(""))
-        self.clock = Hasty()
+        self.clock = InstantClock()
         self.connections = {
             f"test:///{host}": libvirt.open(f"test://{folder}/node.xml") for host in hosts
         }

@@ -344,7 +344,7 @@ def test_hanging_libvirt_fails_only_its_own_impact(world: LibvirtWorld) -> None:
         world.on("host-b").defineXML(world.web.XMLDesc()).create()
         hanging = [platform.run_impact(order(EventType.REBOOT)) for _ in range(9)]
         answers = await asyncio.gather(*hanging, return_exceptions=True)
-        assert {str(answer) for answer in answers} == {
+        assert {str(response) for response in answers} == {
             "libvirt of host-a did not answer within 0.2 seconds"
         }
         assert sum(thread.name == "call-test:///host-a" for thread in threading.enumerate()) == 4

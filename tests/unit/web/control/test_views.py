@@ -21,7 +21,7 @@ from forewarn.web.metadata.fast_path import Polls
 from tests.builders import NOON, restart, run, scope_of, vm
 from tests.unit.web.control_world import World, make_client
 from tests.unit.web.guest import BY_ADDRESS
-from tests.work import Name, work_of
+from tests.work_count import Name, work_of
 
 SMALL, LARGE = 100, 5000
 

@@ -13,7 +13,7 @@ from forewarn.web.metadata import fast_path as poll
 from forewarn.web.metadata.fast_path import ParsedPoll, Polls
 from forewarn.wire.versions import BY_NAME, NEWEST
 from tests.builders import NOON
-from tests.effort import LINEAR_MAX, growth
+from tests.cpu_growth import LINEAR_MAX, growth
 
 URL = b"/metadata/scheduledevents?api-version=2020-07-01"
 HEADERS = [(b"host", b"h"), (b"metadata", b"true")]

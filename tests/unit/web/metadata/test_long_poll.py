@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from forewarn.core.command import Retire
 from forewarn.core.fleet import Vm
-from tests.unit.web.eager import EagerLoop
 from tests.unit.web.guest import BY_ADDRESS, EVENTS, TRUE, WEB_0, WEB_1, Guest, run, settle
+from tests.unit.web.instant_loop import EagerLoop
 
 WAITING = (TRUE, (b"if-none-match", b'"1"'), (b"prefer", b"wait=30"))
 

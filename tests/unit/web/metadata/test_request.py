@@ -17,7 +17,7 @@ from forewarn.web.metadata.request import (
     split,
     wait_seconds,
 )
-from tests.effort import LINEAR_MAX, growth
+from tests.cpu_growth import LINEAR_MAX, growth
 
 TRUE = {b"metadata": b"true"}
 EVENTS = "/metadata/scheduledevents"

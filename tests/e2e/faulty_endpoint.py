@@ -20,7 +20,7 @@ LENGTH = re.compile(rb"content-length: *([0-9]+)", re.IGNORECASE)
 NO_EVENTS = b'{"DocumentIncarnation":1,"Events":[]}'
 
 
-class Then(Enum):
+class AfterResponse(Enum):
     """What becomes of the connection after an answer."""
 
     KEEP = auto()
@@ -29,42 +29,46 @@ class Then(Enum):
     STAY_SILENT = auto()
 
 
-class Turn(NamedTuple):
+class ScriptedResponse(NamedTuple):
     """What one request gets. With `drip_seconds` it gets it byte by byte."""
 
-    said: bytes
-    then: Then = Then.KEEP
+    sent: bytes
+    then: AfterResponse = AfterResponse.KEEP
     drip_seconds: float = 0.0
 
 
-def answer(
-    body: bytes = NO_EVENTS, status: int = 200, *, then: Then = Then.KEEP, **headers: str
-) -> Turn:
+def response(
+    body: bytes = NO_EVENTS,
+    status: int = 200,
+    *,
+    then: AfterResponse = AfterResponse.KEEP,
+    **headers: str,
+) -> ScriptedResponse:
     lines = [f"HTTP/1.1 {status} Status", f"Content-Length: {len(body)}"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
-    return Turn("\r\n".join([*lines, "", ""]).encode() + body, then)
+    return ScriptedResponse("\r\n".join([*lines, "", ""]).encode() + body, then)
 
 
-def document(incarnation: int, *events: tuple[str, str]) -> Turn:
+def document(incarnation: int, *events: tuple[str, str]) -> ScriptedResponse:
     """A document with these events: id and status."""
     entries = ",".join(
         f'{{"EventId":"{id}","EventStatus":"{status}","EventType":"Reboot","Resources":["web-0"],'
         f'"NotBefore":"{"Fri, 01 Mar 2999 12:00:00 GMT" if status == "Scheduled" else ""}"}}'
         for id, status in events
     )
-    return answer(
+    return response(
         f'{{"DocumentIncarnation":{incarnation},"Events":[{entries}]}}'.encode(),
         ETag=f'"{incarnation}"',
     )
 
 
-class Crooked:
+class FaultyEndpoint:
     """Each request gets the next turn; the last turn is for all that follow.
 
     `asked` has every request, with its connection.
     """
 
-    def __init__(self, *turns: Turn) -> None:
+    def __init__(self, *turns: ScriptedResponse) -> None:
         self.asked: list[tuple[int, bytes]] = []
         self._turns = list(turns)
         self._is_over = threading.Event()
@@ -117,20 +121,20 @@ class Crooked:
                     self.asked.append((number, request))
                     turn = self._turns.pop(0) if len(self._turns) > 1 else self._turns[0]
                 self._say(connection, turn)
-                if turn.then is Then.STAY_SILENT:
+                if turn.then is AfterResponse.STAY_SILENT:
                     continue
-                if turn.then is Then.RESET:
+                if turn.then is AfterResponse.RESET:
                     connection.setsockopt(
                         socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
                     )
-                if turn.then is not Then.KEEP:
+                if turn.then is not AfterResponse.KEEP:
                     return
 
-    def _say(self, connection: socket.socket, turn: Turn) -> None:
+    def _say(self, connection: socket.socket, turn: ScriptedResponse) -> None:
         connection.settimeout(PATIENCE_SECONDS)
         if not turn.drip_seconds:
-            connection.sendall(turn.said)
-        for byte in turn.said if turn.drip_seconds else b"":
+            connection.sendall(turn.sent)
+        for byte in turn.sent if turn.drip_seconds else b"":
             connection.sendall(bytes([byte]))
             time.sleep(turn.drip_seconds)
         connection.settimeout(0.05)
@@ -176,7 +180,7 @@ def in_loop(
     return asyncio.run(call())
 
 
-class Restless(threading.Event):
+class InstantStop(threading.Event):
     """A stop that is never set and does not wait: `pauses` is told how long it would."""
 
     def __init__(self, pauses: list[float]) -> None:
@@ -189,7 +193,7 @@ class Restless(threading.Event):
         return False
 
 
-class AsyncRestless(asyncio.Event):
+class AsyncInstantStop(asyncio.Event):
     """The same for the asyncio client; which pauses its schedule asks for is not visible here."""
 
     async def wait(self) -> Literal[True]:
@@ -204,7 +208,7 @@ def watch_in_thread(
     with Client(url, **options) as client:
         if before:
             getattr(client, before)()
-        return list(client.watch(**{"stop": Restless([]), **watching}))
+        return list(client.watch(**{"stop": InstantStop([]), **watching}))
 
 
 def watch_in_loop(
@@ -214,7 +218,7 @@ def watch_in_loop(
         async with AsyncClient(url, **options) as client:
             if before:
                 await getattr(client, before)()
-            return [change async for change in client.watch(stop=AsyncRestless(), **watching)]
+            return [change async for change in client.watch(stop=AsyncInstantStop(), **watching)]
 
     return asyncio.run(call())
 

@@ -4,7 +4,7 @@ import asyncio
 import selectors
 
 
-class EagerSelector(selectors.DefaultSelector):
+class InstantSelector(selectors.DefaultSelector):
     """Never blocks; adds the timeout to `waited_seconds` instead."""
 
     waited_seconds = 0.0
@@ -20,7 +20,7 @@ class EagerLoop(asyncio.SelectorEventLoop):
     """`time()` is the sum of all waits. Only for code that does not wait for other processes."""
 
     def __init__(self) -> None:
-        self.selector = EagerSelector()
+        self.selector = InstantSelector()
         super().__init__(self.selector)
 
     def time(self) -> float:

@@ -21,7 +21,7 @@ def at(seconds: float) -> datetime:
     return NOON + timedelta(seconds=seconds)
 
 
-class Tale:
+class TimelineBuilder:
     """A timeline, and the verdict on one expectation about it."""
 
     def __init__(self, *, rate: float = 1.0, is_real: bool = False, **expected: Any) -> None:
@@ -37,7 +37,7 @@ class Tale:
         seconds: float,
         name: str = "patch",
         resources: tuple[str, ...] = ("web-0",),
-    ) -> "Tale":
+    ) -> "TimelineBuilder":
         event = Event(
             id=guid(number),
             type=EventType.REBOOT,
@@ -56,12 +56,16 @@ class Tale:
         )
         return self.change("scheduled", number, seconds=seconds, by=f"scenario: {name}")
 
-    def change(self, what: str, number: int = 1, *, seconds: float, **more: str) -> "Tale":
+    def change(
+        self, what: str, number: int = 1, *, seconds: float, **more: str
+    ) -> "TimelineBuilder":
         return self._add(
             seconds, kind=TranscriptKind.CHANGE, what=what, event=guid(number), scope="web", **more
         )
 
-    def approves(self, vm: str, *numbers: int, seconds: float, status: int = 200) -> "Tale":
+    def approves(
+        self, vm: str, *numbers: int, seconds: float, status: int = 200
+    ) -> "TimelineBuilder":
         body = json.dumps(
             {"StartRequests": [{"EventId": guid(number).lower()} for number in numbers or (1,)]}
         )
@@ -74,7 +78,7 @@ class Tale:
         seconds: float,
         status: int = 200,
         faults: tuple[str, ...] = (),
-    ) -> "Tale":
+    ) -> "TimelineBuilder":
         """`shown` are events with their status."""
         events = [
             {
@@ -95,11 +99,11 @@ class Tale:
         self.timeline.end = at(seconds)
         return judge(self._expected, self.timeline)
 
-    def _request(self, seconds: float, **members: Any) -> "Tale":
+    def _request(self, seconds: float, **members: Any) -> "TimelineBuilder":
         path = "/metadata/scheduledevents?api-version=2020-07-01"
         return self._add(seconds, kind=TranscriptKind.REQUEST, path=path, **members)
 
-    def _add(self, seconds: float, **members: Any) -> "Tale":
+    def _add(self, seconds: float, **members: Any) -> "TimelineBuilder":
         self._count += 1
         self.timeline.add(TranscriptEntry(number=self._count, at=at(seconds), **members))
         return self

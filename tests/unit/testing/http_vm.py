@@ -7,7 +7,7 @@ from typing import Any
 EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
 
 
-class Caller:
+class HttpVm:
     """Asks one endpoint; each request on a connection of its own."""
 
     def __init__(self, url: str, base: str = "") -> None:
@@ -18,8 +18,8 @@ class Caller:
         connection = http.client.HTTPConnection(self._address, timeout=10)
         try:
             connection.request(method, self._base + path, body, {"Metadata": "true"})
-            answer = connection.getresponse()
-            return answer.status, answer.read()
+            response = connection.getresponse()
+            return response.status, response.read()
         finally:
             connection.close()
 
