@@ -18,22 +18,32 @@ class LimitedServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
     daemon_threads = True
     block_on_close = False
     connections_max = 16
-    _is_stopped = False
+    accept_retry_seconds = 0.1
 
     def start(self, name: str) -> None:
+        self._stopped = threading.Event()
         self._slots = threading.BoundedSemaphore(self.connections_max)
         self._thread = threading.Thread(target=self._accept, name=name, daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        self._is_stopped = True
+        self._stopped.set()
         self.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._thread.join()
         self.server_close()
 
     def _accept(self) -> None:
-        while not self._is_stopped:
+        while not self._stopped.is_set():
             self.handle_request()
+
+    def get_request(self) -> tuple[socket.socket, object]:
+        try:
+            return super().get_request()
+        except OSError:
+            # Without a free file descriptor, the connection stays in the queue and the next attempt
+            # fails at once. The caller ignores the error.
+            self._stopped.wait(self.accept_retry_seconds)
+            raise
 
     def verify_request(self, request: object, client_address: object) -> bool:
         return self._slots.acquire(blocking=False)
