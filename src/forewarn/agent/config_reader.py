@@ -209,7 +209,7 @@ _CONVERTERS: dict[object, Convert] = {
     bool: checked("true or false", lambda value: isinstance(value, bool)),
     str: checked("text", is_text),
     Path: path_of("a file"),
-    Path | None: lambda value, path: path_of("a file")(value, path) if value else None,
+    Path | None: lambda value, path: None if value == "" else path_of("a file")(value, path),
     tuple[str, ...]: names(),
     Mapping[str, str]: checked("a table of names and texts", _are_texts),
 }

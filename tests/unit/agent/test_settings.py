@@ -89,6 +89,9 @@ WRONG = [
     ('endpoint = "ftp://x"', "agent.toml: endpoint: expected the URL of an endpoint ("),
     ("name = 7", "agent.toml: name: expected text, got 7"),
     ('journal = ""', "agent.toml: journal: expected the path of a file, got ''"),
+    ("socket = false", "agent.toml: socket: expected the path of a file, got False"),
+    ("socket = []", "agent.toml: socket: expected the path of a file, got []"),
+    ("hooks = 0", "agent.toml: hooks: expected the path of a file, got 0"),
     ('listen = "9480"', "listen: expected an address and a port, such as 127.0.0.1:9480, got"),
     ('listen = "h:99999"', "agent.toml: listen: expected an address and a port"),
     ("poll_seconds = 0.5", "agent.toml: poll_seconds: expected a number from 1 to 60, got 0.5"),
@@ -143,6 +146,12 @@ WRONG = [
 def test_error_names_the_field_and_what_was_expected(text: str, message: str) -> None:
     """Whoever edits the file at night should not have to guess."""
     assert message in rejection(text)
+
+
+def test_empty_path_is_none() -> None:
+    settings = read('socket = ""\nhooks = ""')
+
+    assert (settings.socket, settings.hooks) == (None, None)
 
 
 def test_error_names_no_line_where_it_could_be_wrong() -> None:
