@@ -123,8 +123,10 @@ def expect(condition: object, expected: str, actual: object) -> None:
 
 def expect_equal(what: str, actual: object, wanted: object) -> None:
     """Types count: 1 is neither 1.0 nor true."""
-    is_equal = actual == wanted and isinstance(actual, type(wanted))
-    expect(is_equal, f"{what} {describe(wanted)}", actual)
+    is_same_type = isinstance(actual, type(wanted))
+    if isinstance(actual, bool):  # in Python, a kind of int
+        is_same_type = isinstance(wanted, bool)
+    expect(is_same_type and actual == wanted, f"{what} {describe(wanted)}", actual)
 
 
 def describe(value: object) -> str:

@@ -90,7 +90,7 @@ def test_long_value_is_shortened_in_a_message() -> None:
     assert len(str(caught.value)) < VALUE_LENGTH_MAX + 100
 
 
-@pytest.mark.parametrize(("actual", "wanted"), [(1.0, 1), ("1", 1), ([], ())])
+@pytest.mark.parametrize(("actual", "wanted"), [(1.0, 1), (True, 1), ("1", 1), ([], ())])
 def test_types_are_compared_too(actual: object, wanted: object) -> None:
     """A Go client decodes 1 into an int, and fails on 1.0."""
     with pytest.raises(Failed):
