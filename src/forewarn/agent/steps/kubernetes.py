@@ -207,7 +207,7 @@ class ApiServer:
     def get(self, path: str, context: StepContext) -> Json:
         status, content = self.call(context, "GET", path)
         if status != 200 or not isinstance(content, dict):
-            raise StepFailed(f"GET {path}: {content}", status=status)
+            raise StepFailed(f"GET {path}: {str(content)[:MESSAGE_LENGTH_MAX]}", status=status)
         return content
 
     def call(

@@ -14,8 +14,14 @@ from typing import Any
 import pytest
 
 from forewarn.agent.steps import make_step
-from forewarn.agent.steps.base import StepFailed, StepTimedOut
-from forewarn.agent.steps.kubernetes import ANNOTATION, ApiServer, KubernetesStep, cordon_patch
+from forewarn.agent.steps.base import StepContext, StepFailed, StepTimedOut
+from forewarn.agent.steps.kubernetes import (
+    ANNOTATION,
+    MESSAGE_LENGTH_MAX,
+    ApiServer,
+    KubernetesStep,
+    cordon_patch,
+)
 from tests.unit.agent.steps.build import Server, context
 
 
@@ -102,6 +108,19 @@ def test_rejection_of_the_api_server_is_reported() -> None:
     assert [(method, path) for method, path, _, _ in server.requests] == [
         ("GET", "/api/v1/nodes/n")
     ]
+
+
+def test_long_response_is_cut_in_the_error() -> None:
+    """A proxy's login page has status 200 and up to 64 MiB, and the error is logged."""
+
+    class Proxy(ApiServer):
+        def call(self, context: StepContext, method: str, path: str, *_: object) -> tuple[int, Any]:
+            return 200, "<html>" * 1000
+
+    with pytest.raises(StepFailed, match=r"^GET /api: <html><html>") as failure:
+        Proxy("n", "http://127.0.0.1").get("/api", context())
+
+    assert len(failure.value.message) == len("GET /api: ") + MESSAGE_LENGTH_MAX
 
 
 @pytest.mark.parametrize("status", [503, 429])
