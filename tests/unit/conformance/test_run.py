@@ -1,5 +1,7 @@
 """Verdicts: what passes, what fails and with which message, and what is not run."""
 
+import socket
+
 import pytest
 
 from forewarn.client.http1 import Endpoint
@@ -78,10 +80,12 @@ def test_unreadable_document_fails_checks_that_need_an_event() -> None:
 
 
 def test_unreachable_endpoint_gives_no_verdicts() -> None:
-    with serving() as endpoint:
-        closed = Endpoint(endpoint.host, endpoint.port, "")
-    with pytest.raises(Unavailable, match="no endpoint at http"):
-        reading_session(closed).reach()
+    """The port is bound and does not listen, so no other program can get it."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        endpoint = Endpoint("127.0.0.1", silent.getsockname()[1], "")
+        with pytest.raises(Unavailable, match="no endpoint at http"):
+            reading_session(endpoint).reach()
 
 
 def test_long_value_is_shortened_in_a_message() -> None:
