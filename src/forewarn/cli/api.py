@@ -130,7 +130,7 @@ class ControlClient:
             ) from error
 
     def _decode(self, response: "httpx.Response") -> Any:
-        text = b""
+        text = bytearray()
         for chunk in response.iter_bytes():
             text += chunk
             if len(text) > RESPONSE_BYTES_MAX:

@@ -150,7 +150,7 @@ class PlanView(msgspec.Struct, frozen=True):
     total: int
 
 
-class CampaignAnswer(msgspec.Struct, frozen=True):
+class CampaignResult(msgspec.Struct, frozen=True):
     """The campaign, or its plan if only that was requested."""
 
     campaign: CampaignView | None = None
@@ -185,7 +185,7 @@ class CampaignController(Controller):
         return campaign_view(service, found)
 
     @post("/", status_code=HTTP_202_ACCEPTED, errors=(OverBudget, TooManyCampaigns))
-    async def start_campaign(self, data: JSONBody[NewCampaign], call: Call) -> CampaignAnswer:
+    async def start_campaign(self, data: JSONBody[NewCampaign], call: Call) -> CampaignResult:
         """Starts a campaign; with `plan` only returns its waves.
 
         Refused if a host alone exceeds the budget of a scope.
@@ -199,30 +199,30 @@ class CampaignController(Controller):
                 waiting=_view_blockers(planned.waiting),
                 total=len(planned.hosts) + len(planned.too_large),
             )
-            return CampaignAnswer(plan=plan)
+            return CampaignResult(plan=plan)
         operation_id = service.operations.new_id()
         started = await service.campaigns.start(data.spec(), call.by, operation_id)
-        return CampaignAnswer(campaign_view(service, started))
+        return CampaignResult(campaign_view(service, started))
 
     @post("/{campaign:str}/pause", status_code=HTTP_200_OK, errors=ENDED_ERRORS)
-    async def pause_campaign(self, campaign: Name, call: Call) -> CampaignAnswer:
+    async def pause_campaign(self, campaign: Name, call: Call) -> CampaignResult:
         """Starts no more hosts. Announced hosts continue."""
         return await _set_state(campaign, CampaignState.PAUSED, call)
 
     @post("/{campaign:str}/resume", status_code=HTTP_200_OK, errors=ENDED_ERRORS)
-    async def resume_campaign(self, campaign: Name, call: Call) -> CampaignAnswer:
+    async def resume_campaign(self, campaign: Name, call: Call) -> CampaignResult:
         """Continues with the next hosts. Failed hosts are not retried."""
         return await _set_state(campaign, CampaignState.RUNNING, call)
 
     @post("/{campaign:str}/cancel", status_code=HTTP_200_OK, errors=ENDED_ERRORS)
-    async def cancel_campaign(self, campaign: Name, call: Call) -> CampaignAnswer:
+    async def cancel_campaign(self, campaign: Name, call: Call) -> CampaignResult:
         """Cancels Scheduled events. Started ones end by themselves."""
         return await _set_state(campaign, CampaignState.CANCELED, call)
 
 
-async def _set_state(campaign: str, state: CampaignState, call: ApiCall) -> CampaignAnswer:
+async def _set_state(campaign: str, state: CampaignState, call: ApiCall) -> CampaignResult:
     changed = await call.service.campaigns.set_state(campaign, state, call.by)
-    return CampaignAnswer(campaign_view(call.service, changed))
+    return CampaignResult(campaign_view(call.service, changed))
 
 
 def campaign_view(service: Service, campaign: Campaign, *, is_listed: bool = False) -> CampaignView:
