@@ -26,6 +26,8 @@ WAIT_MAX = Timing().retry_max + timedelta(seconds=5)
 RETRY_DOUBLINGS_MAX = 16
 """More would overflow a timedelta long after `retry_max` has capped the delay."""
 
+PROBLEM_BYTES_MAX = 100
+
 
 # --- events
 
@@ -177,14 +179,23 @@ def finish(draft: Draft, command: Finish) -> None:
     event = draft.events.get(impact.event_id, impact)
     detail = "\n".join(filter(None, (command.problem, command.detail)))
     draft.record(ChangeKind.IMPACT_FAILED, event, vm=impact.vm, detail=detail)
+    problem = shorten(command.problem)
     due_at = retry_at(impact, draft.now, draft.timing)
     if due_at is None:
-        draft.fail(impact, command.problem)
+        draft.fail(impact, problem)
         return
     waiting = ImpactState.WAITING
-    draft.put_impact(
-        replace(impact, state=waiting, claimed_by="", due_at=due_at, detail=command.problem)
-    )
+    draft.put_impact(replace(impact, state=waiting, claimed_by="", due_at=due_at, detail=problem))
+
+
+def shorten(problem: str) -> str:
+    """The beginning of a problem, as the impact keeps it; the history has all of it.
+
+    The record of a scope has a limit in bytes, and up to 1,000 impacts. A character that is not
+    printable takes six bytes in JSON.
+    """
+    printable = "".join(char if char.isprintable() else " " for char in problem)
+    return printable.encode()[:PROBLEM_BYTES_MAX].decode(errors="ignore")
 
 
 def retry_at(impact: Impact, now: datetime, timing: Timing) -> datetime | None:

@@ -8,7 +8,9 @@ from collections.abc import Awaitable
 
 import pytest
 
+from forewarn.core.command import Claim, Fail, Finish
 from forewarn.core.fleet import Scope, ScopeKind, Vm
+from forewarn.core.machine import Group, decide
 from forewarn.core.timing import Timing
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Difference, Operations
@@ -16,9 +18,9 @@ from forewarn.engine.record import SCOPE
 from forewarn.engine.replica import SCOPE_KEY
 from forewarn.fleetfile.parser import Fleet
 from forewarn.lab.clock import VirtualClock
-from forewarn.store.base import Write
+from forewarn.store.base import VALUE_BYTES_MAX, Write
 from forewarn.store.memory import MemoryStore
-from tests.builders import NOON, OPERATION, vm
+from tests.builders import NOON, OPERATION, run, vm
 
 
 async def turns_during(doing: Awaitable[object]) -> int:
@@ -131,3 +133,27 @@ def test_vm_that_changes_scopes_neither_joins_nor_leaves() -> None:
 
 def group(name: str, *vms: Vm) -> Scope:
     return Scope(name=name, kind=ScopeKind.SCALE_SET, vms=vms)
+
+
+@pytest.mark.parametrize("problem", ["x" * 500, "\N{CJK UNIFIED IDEOGRAPH-96FB}" * 500, "\0" * 500])
+def test_scope_whose_impacts_have_all_failed_can_be_stored(problem: str) -> None:
+    """A result that cannot be stored would leave its impact claimed for ever."""
+    count, worker = 1000, f"server-{OPERATION}"
+    vms = tuple(vm(f"vm-{number:04}", address=f"10.100.100.{number}") for number in range(count))
+    scope = run(
+        Scope(name="big", kind=ScopeKind.SCALE_SET, vms=vms),
+        Fail(host="host-a", operation_id=OPERATION),
+    )
+    (event,) = scope.events
+    together = Group(scope)
+    for each in vms:
+        for command in (
+            Claim(event_id=event.id, vm=each.name, worker=worker),
+            Finish(event_id=event.id, vm=each.name, worker=worker, tries=1, problem=problem),
+        ):
+            outcome = decide(scope, command, NOON, Timing(), together)
+            scope = outcome.scope
+        assert outcome.changes[-1].detail == problem
+
+    assert [impact.failures for impact in scope.impacts] == [1] * count
+    assert len(SCOPE.encode(scope)) < VALUE_BYTES_MAX
