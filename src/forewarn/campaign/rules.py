@@ -2,8 +2,10 @@
 
 States of a campaign:
 
-    RUNNING <--pause, failure / resume--> PAUSED        no host in progress or waiting
-       |                                    |        RUNNING -------------------------> DONE
+    RUNNING <--pause, failure / resume--> PAUSED
+       |                                    |
+       +-- no host in progress or waiting --+--> DONE
+       |                                    |
        +-------------- cancel --------------+--> CANCELED (over when no host is in progress)
 
 States of a host:
