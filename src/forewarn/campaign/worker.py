@@ -185,6 +185,8 @@ class CampaignWorker:
             self._engine.throttled_log.warn(
                 "health check interrupted", campaign=campaign.id, host=run.host, problem=str(error)
             )
+        except Exception:  # a bug in the platform; the next round repeats the check
+            log.exception("health check failed", campaign=campaign.id, host=run.host)
 
 
 def describe(error: ImpactFailed) -> str:

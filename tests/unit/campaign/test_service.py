@@ -642,6 +642,35 @@ def test_health_command_that_could_not_be_started_is_retried() -> None:
     run_in_world(main)
 
 
+class BuggyPlatform(HealthPlatform):
+    """A health platform with a bug that shows the first time."""
+
+    async def run_impact(self, request: ImpactRequest) -> ImpactResult:
+        result = await super().run_impact(request)
+        if len(self.hosts) == 1:
+            raise ZeroDivisionError("a bug")
+        return result
+
+
+def test_bug_in_a_health_check_is_logged_and_the_check_repeated(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Without the traceback nobody finds out why the campaign does not advance."""
+
+    async def main(world: World) -> None:
+        async with world.server(fleet(), BuggyPlatform()) as server:
+            campaign = await server.start(spec("h1"))
+            await world.clock.advance(2 * HOST_TIME)
+
+            assert server.counts(campaign) == (DONE, 1, 0, 0)
+
+    run_in_world(main)
+    (logged,) = [record for record in caplog.records if record.exc_info]
+    assert logged.getMessage() == "health check failed"
+    assert logged.exc_info is not None
+    assert logged.exc_info[0] is ZeroDivisionError
+
+
 def test_interrupted_health_check_is_repeated_by_the_next_server() -> None:
     """Also while another campaign changes every ten seconds."""
 
