@@ -18,10 +18,14 @@ install: $(READY)
 demo: $(READY)
 	@exec $(BIN)/forewarn demo
 
-# Needs Python and nothing else: no root, no system packages.
-test: check
-	@echo "== tests that need only Python (make test-all runs the others too)"
-	@$(BIN)/pytest -m "not system"
+# Needs Python and nothing else: no root, no system packages. The checks run during the tests, because
+# neither keeps two cores busy.
+test: $(READY)
+	@echo "== tests that need only Python (make test-all runs the others too), and make check"
+	@$(MAKE) --no-print-directory check > $(VENV)/check.log 2>&1 & checks=$$!; \
+		$(BIN)/pytest -m "not system"; tests=$$?; \
+		wait $$checks || { cat $(VENV)/check.log; echo "make check failed"; exit 1; }; \
+		tail -1 $(VENV)/check.log; exit $$tests
 
 # Everything but tests/vm.
 test-all: test test-system
