@@ -11,6 +11,7 @@ import os
 import selectors
 import socket
 import threading
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
@@ -82,8 +83,9 @@ class BaseClient(Generic[Connection]):
         self._busy: set[Connection] = set()
         self._name = ""
 
+    @abstractmethod
     def _new_connection(self) -> Connection:
-        raise NotImplementedError
+        """A connection that is not open yet."""
 
     def _interrupt(self) -> None:
         self._closed.set()

@@ -4,6 +4,7 @@ A check is a pure function of the timeline: it returns what happened, or raises 
 expectation about events that never came is unmet: a test that observed nothing proves nothing.
 """
 
+from abc import abstractmethod
 from datetime import datetime
 from itertools import pairwise
 from typing import Literal, NamedTuple
@@ -64,9 +65,9 @@ class EachEvent(AnyExpectation, frozen=True, kw_only=True):
     def _is_in_time(self, event: TrackedEvent, timeline: Timeline, at: datetime) -> bool:
         return self.within is None or at <= event.at + timeline.limit(self.within)
 
+    @abstractmethod
     def _find(self, event: TrackedEvent, timeline: Timeline) -> datetime | str | None:
         """Return when it came true, or what happened instead; None if the event does not count."""
-        raise NotImplementedError
 
     def _check_each(self, name: str, done: str, timeline: Timeline) -> str:
         durations = []

@@ -1,6 +1,7 @@
 """The verbs of a scenario: the members of each step, and what it does."""
 
 import random
+from abc import abstractmethod
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from typing import Annotated, ClassVar, Literal, NamedTuple
@@ -126,8 +127,9 @@ class AnyStep(
             if name not in hidden and isinstance(value, str | int)
         )
 
+    @abstractmethod
     async def run(self, stage: Stage) -> None:
-        raise NotImplementedError
+        """Carry out the step."""
 
 
 class VmStep(AnyStep, frozen=True, kw_only=True):
@@ -222,8 +224,9 @@ class EventStep(AnyStep, frozen=True, kw_only=True):
         for event_id in stage.find_events(self.event):
             await self.change(event_id, stage)
 
+    @abstractmethod
     async def change(self, event_id: str, stage: Stage) -> None:
-        raise NotImplementedError
+        """Do it to one event."""
 
 
 class ApproveStep(EventStep, frozen=True, kw_only=True, tag="approve"):
@@ -322,7 +325,7 @@ class JumpStep(AnyStep, frozen=True, kw_only=True, tag="jump"):
         await stage.lab.change_clock(time=stage.lab.clock.now() + parse_duration(self.by))
 
 
-class LogStep(AnyStep, frozen=True, kw_only=True, tag="log"):
+class WriteLogStep(AnyStep, frozen=True, kw_only=True, tag="log"):
     """A line in the transcript."""
 
     text: Text
@@ -352,5 +355,5 @@ ScenarioStep = (
     | BreakStep
     | MendStep
     | JumpStep
-    | LogStep
+    | WriteLogStep
 )
