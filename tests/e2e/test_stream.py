@@ -1,6 +1,7 @@
 """The stream of a real service, and the commands that follow it."""
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.e2e.cli_service import FOREWARN, environment, interruptible, soon
-from tests.e2e.service import Service, running, steady_port
+from tests.e2e.service import Service, call, running, steady_port
 
 SECONDS_MAX = 20
 SCOPES, VMS_PER_SCOPE = 40, 600
@@ -195,8 +196,7 @@ def test_history_follow_continues_with_new_entries(tmp_path: Path) -> None:
 
 
 def followers(service: Service) -> int:
-    """How many sockets are connected to the control listener, but for the one that asks."""
-    port = int(service.control.rpartition(":")[2])
-    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
-    rows = [line.split()[1:4] for line in lines]
-    return sum(local.endswith(f":{port:04X}") and state == "01" for local, _, state in rows)
+    """How many streams the server counts. Each sends everything that happens from then on."""
+    _, metrics = call("GET", f"{service.control}/metrics", headers={})
+    (count,) = re.findall(rb"^forewarn_streams (\d+)", metrics, re.MULTILINE)
+    return int(count)
