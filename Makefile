@@ -30,10 +30,11 @@ test: $(READY)
 # Everything but tests/vm.
 test-all: test test-system
 
-# Other languages, HAProxy, Prometheus, OpenSSL, systemd, network namespaces, libvirt. As root it
+# etcd, other languages, HAProxy, Prometheus, OpenSSL, systemd, network namespaces, libvirt. As root it
 # installs what is missing.
 test-system: $(LIBVIRT)
 	@sh tools/need.sh curl=curl haproxy=haproxy openssl=openssl systemd-analyze=systemd ip=iproute2 nft=nftables promtool=prometheus \
+		etcd=etcd-server etcdctl=etcd-client \
 		jq=jq ssh=openssh-client node=nodejs go=golang-go mono=mono-runtime \
 		"mcs=mono-mcs libmono-system-net-http4.0-cil libmono-system-runtime-serialization4.0-cil"
 	@echo "== tests that need system programs"
@@ -72,7 +73,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "== setting up $(VENV) (first time: a minute or two)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "forewarn needs Python 3.11 or newer; try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { sh tools/need.sh ensurepip=python3-venv && $(PYTHON) -m venv $(VENV); }
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[lab,test]' > $(VENV)/install.log 2>&1 || { cat $(VENV)/install.log; exit 1; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[lab,etcd,test]' > $(VENV)/install.log 2>&1 || { cat $(VENV)/install.log; exit 1; }
 	@touch $(READY)
 
 # libvirt-python is built against the headers of the installed libvirt. Only tests need it here.
