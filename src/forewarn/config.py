@@ -303,6 +303,9 @@ class Config:
         "It is read again when it changes.")] = None
     control_key_file: Annotated[Path | None, Option("Service", FILE,
         "PEM file with the certificate's key, not encrypted.")] = None
+    reuse_port: Annotated[bool, Option("Service", BOOLEAN,
+        "Share the ports of both listeners with other servers of this user on this machine.")
+        ] = False
     rate: Annotated[float, Option("Service", _number(0.001, 100_000),
         "Divides every notice, duration and timeout: at 60, a 15-minute notice takes 15 seconds. "
         "The clock itself is not changed.")] = 1.0
@@ -391,6 +394,11 @@ class Config:
         for option, is_used, needed in uses:
             if is_used and getattr(self, needed) is None:
                 raise Invalid(f"{option} needs {needed}, which is not set", option=needed)
+        for option, address in (("metadata", self.metadata), ("control", self.control)):
+            if self.reuse_port and address.port == 0:
+                why = "with reuse_port each server would take another free port"
+                expected = "expected a port from 1 to 65535"
+                raise Invalid(f"{option} is {address}, but {why}; {expected}", option=option)
 
 
 def is_loopback(host: str) -> bool:

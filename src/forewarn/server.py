@@ -245,11 +245,19 @@ def make_listeners(
     metadata = Metadata(service.engine, config, proxy_key)
     polls = Polls(service.engine, config, vms)
     metrics = make_metrics_route(service, metadata, polls)
+    shared = config.reuse_port
     return (
         Listener(
-            metadata, config.metadata, polls, server_name=SERVER_METADATA, on_stop=metadata.stop
+            metadata,
+            config.metadata,
+            polls,
+            server_name=SERVER_METADATA,
+            on_stop=metadata.stop,
+            reuse_port=shared,
         ),
-        make_control_listener(service, config.control, [metrics], certificate, operators),
+        make_control_listener(
+            service, config.control, [metrics], certificate, operators, reuse_port=shared
+        ),
     )
 
 
@@ -259,6 +267,8 @@ def make_control_listener(
     more: Sequence[Any] = (),
     certificate: Certificate | None = None,
     limits: Limits = Limits(),  # noqa: B008, frozen
+    *,
+    reuse_port: bool = False,
 ) -> Listener:
     """The control listener, with `more` routes.
 
@@ -275,6 +285,7 @@ def make_control_listener(
         server_name=SERVER_CONTROL,
         on_stop=service.feed.stop,
         certificate=certificate,
+        reuse_port=reuse_port,
     )
 
 

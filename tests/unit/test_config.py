@@ -162,6 +162,15 @@ def test_default_webhook_changes_exist() -> None:
     assert set(WEBHOOK_CHANGES) <= set(ChangeKind)
 
 
+@pytest.mark.parametrize("option", ["metadata", "control"])
+def test_shared_port_must_be_a_fixed_one(option: str) -> None:
+    """Each server would get another free port, and nobody would notice that nothing is shared."""
+    assert rejection(reuse_port="true", **{option: "127.0.0.1:0"}) == (
+        f"{option} is 127.0.0.1:0, but with reuse_port each server would take another free port; "
+        "expected a port from 1 to 65535"
+    )
+
+
 def test_the_default_config_is_valid() -> None:
     """Nothing needs to be configured to start."""
     Config().check()

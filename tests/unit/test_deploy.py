@@ -25,6 +25,7 @@ from forewarn.web.service import build_service
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 UNIT = (DEPLOY / "forewarn.service").read_text()
+UNITS = ("forewarn.service", "forewarn@.service")
 NAME = re.compile(r"\bforewarn_[a-z_]+\b")
 
 
@@ -44,14 +45,40 @@ def base(name: str) -> str:
 
 
 @pytest.mark.system
-def test_unit_is_valid(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", UNITS)
+def test_unit_is_valid(tmp_path: Path, name: str) -> None:
     """systemd ignores unknown keys, with a warning that nobody reads."""
-    unit = tmp_path / "forewarn.service"
-    unit.write_text(UNIT.replace("/opt/forewarn/bin/forewarn", "/bin/true"))
-    drop_ins = tmp_path / "forewarn.service.d"
+    for each in UNITS:  # the template refers to the other one
+        text = (DEPLOY / each).read_text()
+        (tmp_path / each).write_text(text.replace("/opt/forewarn/bin/forewarn", "/bin/true"))
+    drop_ins = tmp_path / f"{name}.d"
     drop_ins.mkdir()
     (drop_ins / "libvirt.conf").write_text((DEPLOY / "forewarn-libvirt.conf").read_text())
-    assert run(["systemd-analyze", "verify", str(unit)]) == (0, "")
+    instance = tmp_path / name.replace("@", "@1")
+    assert run(["systemd-analyze", "verify", str(instance)]) == (0, "")
+
+
+def test_template_differs_from_the_unit_in_what_several_servers_need() -> None:
+    """A protection that is added to one of them is missing in the other otherwise."""
+    before, after = (settings((DEPLOY / name).read_text()) for name in UNITS)
+    serve = "ExecStart=/opt/forewarn/bin/forewarn --config /etc/forewarn/forewarn.toml serve"
+    store = "sqlite:////var/lib/forewarn/store.db"
+    description = "Description=Forewarn: gives VMs notice before maintenance"
+
+    assert before - after == {f"{serve} --store {store}", description}
+    assert after - before == {
+        f"{serve} --reuse-port",
+        f"{description} (server %i)",
+        f"Environment=FOREWARN_STORE={store}",
+        "EnvironmentFile=-/etc/forewarn/servers.env",
+        "EnvironmentFile=-/etc/forewarn/server-%i.env",
+        "Conflicts=forewarn.service",
+        "After=forewarn.service",
+    }
+
+
+def settings(unit: str) -> set[str]:
+    return {line for line in unit.splitlines() if line and not line.startswith("#")}
 
 
 def test_unit_has_a_watchdog_and_few_privileges() -> None:
@@ -67,10 +94,12 @@ def test_unit_has_a_watchdog_and_few_privileges() -> None:
 
 @pytest.mark.system
 @pytest.mark.parametrize("drop_in", ["", "forewarn-libvirt.conf"])
-def test_unit_is_as_confined_as_promised(tmp_path: Path, drop_in: str) -> None:
+@pytest.mark.parametrize("name", UNITS)
+def test_unit_is_as_confined_as_promised(tmp_path: Path, name: str, drop_in: str) -> None:
     """systemd's exposure score, from 0 to 10; docs/security.md names ours."""
-    unit = tmp_path / "forewarn.service"
-    unit.write_text(f"{UNIT}\n{(DEPLOY / drop_in).read_text() if drop_in else ''}")
+    unit = tmp_path / name.replace("@", "@1")
+    text = (DEPLOY / name).read_text()
+    unit.write_text(f"{text}\n{(DEPLOY / drop_in).read_text() if drop_in else ''}")
     code, output = run(
         ["systemd-analyze", "security", "--offline=yes", "--threshold=20", "--no-pager", str(unit)]
     )

@@ -41,7 +41,8 @@ Application = Callable[..., Any]
 class Listener:
     """An application on an address. `address` has the real port after `start`.
 
-    With a certificate, only TLS is accepted. `state` has uvicorn's connections and tasks.
+    With a certificate, only TLS is accepted. With `reuse_port`, other listeners of this user may
+    share the address. `state` has uvicorn's connections and tasks.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Listener:
         on_stop: Callable[[], None] = lambda: None,
         stop_seconds_max: float = STOP_SECONDS_MAX,
         certificate: Certificate | None = None,
+        reuse_port: bool = False,
     ) -> None:
         self.address = address
         self.state = ServerState()
@@ -63,13 +65,14 @@ class Listener:
         self._on_stop = on_stop
         self._stop_seconds_max = stop_seconds_max
         self._certificate = certificate
+        self._reuse_port = reuse_port
         self._server: asyncio.Server | None = None
         self._is_stopping = asyncio.Event()
         self._ticking: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Accept connections; Invalid or Unavailable if the address cannot be bound."""
-        listening = _bind(self.address)
+        listening = _bind(self.address, reuse_port=self._reuse_port)
         self.address = Address(*listening.getsockname()[:2])
         self._tick()  # the first response needs a Date header
         connector = self._policy.connector(
@@ -159,7 +162,7 @@ def _config(application: Application) -> uvicorn.Config:
     )
 
 
-def _bind(address: Address) -> socket.socket:
+def _bind(address: Address, *, reuse_port: bool) -> socket.socket:
     try:
         resolved = socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, socket_address = resolved[0]
@@ -167,10 +170,13 @@ def _bind(address: Address) -> socket.socket:
             socket_address,
             family=family,
             backlog=BACKLOG,
+            reuse_port=reuse_port,
             dualstack_ipv6=family is socket.AF_INET6,
         )
     except (OSError, UnicodeError, OverflowError) as error:
         number, reason = getattr(error, "errno", None), getattr(error, "strerror", None)
         kind, reason = BIND_ERRORS.get(number, (Invalid, reason or error))
+        if reuse_port and number == errno.EADDRINUSE:
+            reason = f"{reason} by a program without reuse_port, or of another user"
         message = f"cannot listen on {address}: {reason}"
         raise kind(message, address=str(address)) from error
