@@ -207,7 +207,7 @@ def _choice(choices: type[StrEnum]) -> OptionKind:
 
 
 def _parse_store(text: str) -> str:
-    if text != "memory" and not re.fullmatch(r"sqlite:///.+", text):
+    if text != "memory" and not re.fullmatch(r"sqlite:///.+|etcd://[^/@]+/[\w./-]*\w/?", text):
         raise ValueError
     return text
 
@@ -269,7 +269,11 @@ VM_NAME = OptionKind(parse_text, "the name of a VM")
 BOOLEAN = OptionKind(lambda text: ConfigParser.BOOLEAN_STATES[text.lower()], "true or false")
 FILE = OptionKind(lambda text: Path(parse_text(text)), "the path of a file")
 FILE_OR_FOLDER = OptionKind(FILE.parse, "the path of a file or a folder")
-STORE = OptionKind(_parse_store, "memory, sqlite:///relative.db or sqlite:////absolute/path.db")
+STORE = OptionKind(
+    _parse_store,
+    "memory, sqlite:///relative.db, sqlite:////absolute/path.db or"
+    " etcd://HOST:PORT,HOST:PORT/PREFIX",
+)
 ADDRESS = OptionKind(_parse_address, "HOST:PORT")
 WEBHOOK = OptionKind(parse_url, "http://HOST/PATH or https://HOST/PATH")
 CHANGE = OptionKind(parse_text, "the name of a change, such as started")
@@ -306,6 +310,19 @@ class Config:
     reuse_port: Annotated[bool, Option("Service", BOOLEAN,
         "Share the ports of both listeners with other servers of this user on this machine.")
         ] = False
+    etcd_ca_file: Annotated[Path | None, Option("etcd", FILE,
+        "PEM file with the certificates to verify etcd with; without it, etcd is used without "
+        "TLS.")] = None
+    etcd_certificate_file: Annotated[Path | None, Option("etcd", FILE,
+        "PEM file with this server's certificate, for an etcd that verifies its clients.")] = None
+    etcd_key_file: Annotated[Path | None, Option("etcd", FILE,
+        "PEM file with the key of that certificate, not encrypted.")] = None
+    etcd_user: Annotated[str, Option("etcd", OptionKind(parse_text, "the name of a user"),
+        "The user of an etcd with authentication.")] = ""
+    etcd_password_file: Annotated[Path | None, Option("etcd", FILE,
+        "File with the password of that user.")] = None
+    etcd_retention_minutes: Annotated[float, Option("etcd", _number(0, 100_000),
+        "Revisions of etcd older than this are compacted; 0 leaves that to etcd.")] = 60.0
     rate: Annotated[float, Option("Service", _number(0.001, 100_000),
         "Divides every notice, duration and timeout: at 60, a 15-minute notice takes 15 seconds. "
         "The clock itself is not changed.")] = 1.0
@@ -390,6 +407,10 @@ class Config:
             ("webhook", self.webhook, "webhook_secret_file"),
             ("control_certificate_file", self.control_certificate_file, "control_key_file"),
             ("control_key_file", self.control_key_file, "control_certificate_file"),
+            ("etcd_certificate_file", self.etcd_certificate_file, "etcd_key_file"),
+            ("etcd_key_file", self.etcd_key_file, "etcd_certificate_file"),
+            ("etcd_certificate_file", self.etcd_certificate_file, "etcd_ca_file"),
+            ("etcd_user", self.etcd_user, "etcd_password_file"),
         )
         for option, is_used, needed in uses:
             if is_used and getattr(self, needed) is None:

@@ -11,7 +11,7 @@ import stat
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import timedelta
 from itertools import chain
 from pathlib import Path
@@ -37,6 +37,7 @@ from forewarn.log import log
 from forewarn.platform.base import Platform
 from forewarn.platform.open import open_health_platform, open_platform
 from forewarn.store.base import Store
+from forewarn.store.etcd_options import EtcdOptions
 from forewarn.store.open import open_store, path_of
 from forewarn.systemd import Notifier
 from forewarn.web.http.admission import Limits, raise_descriptor_limit, share_descriptors
@@ -66,7 +67,7 @@ async def serve(
     timing = Timing.at_rate(config.rate, retry_window=retry_window)
     certificate = read_certificate(config)
     pause_collector()
-    store = await open_store(config.store, UPGRADE)
+    store = await open_store(config.store, UPGRADE, etcd_options(config))
     async with open_service(store, RealClock(), timing, make_id) as service:
         check_access(config, service.tokens)
         service.engine.subscribe_entries(on_change)
@@ -336,6 +337,12 @@ async def feed_watchdog(notifier: Notifier) -> None:
     while notifier.feed_seconds:  # ends when cancelled
         notifier.feed()
         await asyncio.sleep(notifier.feed_seconds)
+
+
+def etcd_options(config: Config) -> EtcdOptions:
+    """The options of the etcd store: those whose name starts with `etcd_`."""
+    names = (each.name for each in fields(EtcdOptions))
+    return EtcdOptions(**{name: getattr(config, f"etcd_{name}") for name in names})
 
 
 def read_certificate(config: Config) -> Certificate | None:

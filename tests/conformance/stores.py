@@ -4,12 +4,17 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from tempfile import TemporaryDirectory
+from uuid import uuid4
 
 import pytest
+from aetcd import rpc
 
 from forewarn.store.base import Lease, Store
+from forewarn.store.etcd import EtcdStore
 from forewarn.store.memory import MemoryStore
+from forewarn.store.open import open_store
 from forewarn.store.sqlite import SqliteStore
+from tests.etcd_cluster import shared_etcd
 
 Open = Callable[[], AbstractAsyncContextManager[Store]]
 TEST_SECONDS_MAX = 20
@@ -44,19 +49,39 @@ async def sqlite() -> AsyncIterator[Store]:
             await store.close()
 
 
-STORES: tuple[Open, ...] = (memory, sqlite)
+@asynccontextmanager
+async def etcd() -> AsyncIterator[Store]:
+    """A prefix of its own in an etcd that all tests of this process share."""
+    store = await open_store(shared_etcd().url(f"test-{uuid4().hex}"))
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+STORES = (memory, sqlite, pytest.param(etcd, marks=pytest.mark.system))
 
 
 async def kill_holder(store: Store, lease: Lease) -> None:
     """Let the lease expire, as if the process of its holder had died."""
     if isinstance(store, MemoryStore):
         await store.expire(lease.name)
+    elif isinstance(store, EtcdStore):
+        await store._client.write(rpc.LeaseRevokeRequest(ID=store._leases[lease]))
+        await store.renew_leases()
     else:
         assert isinstance(store, SqliteStore)
         clock = store._monotonic
         assert isinstance(clock, FakeTime)
         clock.seconds += lease.ttl_seconds + 1
         await store.renew_leases()
+
+
+async def compact(store: Store, revision: int) -> None:
+    """Let the store forget old changes, where it does not do so by their number."""
+    if isinstance(store, EtcdStore):
+        await store._client.write(rpc.CompactionRequest(revision=revision))
+        shared_etcd.cache_clear()  # the next test has an etcd that remembers everything
 
 
 def on_every_store(test: Callable[[Store], Awaitable[None]]) -> Callable[[Open], None]:

@@ -1,6 +1,6 @@
 """The contract of `forewarn/store/base.py` on each store: history."""
 
-from forewarn.store.base import Record, Store, Write
+from forewarn.store.base import POSITION_MAX, Record, Store, Write
 from tests.conformance.stores import on_every_store
 
 
@@ -79,9 +79,9 @@ async def test_trim_deletes_the_oldest_values_up_to_a_limit(store: Store) -> Non
 @on_every_store
 async def test_trim_keeps_the_newest_value(store: Store) -> None:
     """A follower that has seen it can still tell that it missed nothing."""
-    assert await store.trim(1000) == 0
+    assert await store.trim(POSITION_MAX) == 0
     positions = await write_history(store, 3)
 
-    assert await store.trim(1000) == 2
-    assert await store.trim(1000) == 0
+    assert await store.trim(POSITION_MAX) == 2
+    assert await store.trim(POSITION_MAX) == 0
     assert [value.position for value in await store.history()] == positions[2:]

@@ -29,7 +29,7 @@ class StoreAndModel(RuleBasedStateMachine):
         self.live: dict[str, Record] = {}
         self.last: dict[str, Record] = {}
         self.history: list[tuple[int, bytes]] = []
-        self.revision = 0
+        self.first = self.revision = self.runner.run(self.store.load()).revision
 
     def teardown(self) -> None:
         self.runner.run(self.exit_stack.aclose())
@@ -66,6 +66,7 @@ class StoreAndModel(RuleBasedStateMachine):
     ) -> None:
         writes = [Write(key, value, self.live_revision(key)) for key, value in values.items()]
         right = writes.pop(index % len(writes))
+        wrong += self.first if wrong else 0  # 0 stands for absent
         revision = wrong if wrong != right.revision else wrong + 1
         checks = [RevisionCheck(right.key, revision)] if is_check else []
         if not is_check:
@@ -77,6 +78,7 @@ class StoreAndModel(RuleBasedStateMachine):
         before=st.integers(min_value=0, max_value=40), limit=st.integers(min_value=0, max_value=5)
     )
     def trim(self, before: int, limit: int) -> None:
+        before += self.first
         old = [position for position, _ in self.history[:-1] if position < before]
         count = min(len(old), limit)
         assert self.runner.run(self.store.trim(before, limit)) == count
@@ -96,7 +98,7 @@ class StoreAndModel(RuleBasedStateMachine):
 
     @invariant()
     def watches_match(self) -> None:
-        for after in (0, self.revision // 2, self.revision - 1):
+        for after in (self.first, (self.first + self.revision) // 2, self.revision - 1):
             expected = {record for record in self.last.values() if record.revision > after}
             if expected:
                 records = self.runner.run(self.first_batch(after))

@@ -1,15 +1,25 @@
 """The store that a URL names, as `--store` takes it."""
 
+import re
+
 from forewarn.errors import Invalid
 from forewarn.store.base import Store, Upgrade
+from forewarn.store.etcd_options import EtcdOptions
 from forewarn.store.memory import MemoryStore
 from forewarn.store.sqlite import SqliteStore
 
 SQLITE = "sqlite:///"
-ACCEPTED = "memory, sqlite:///relative.db or sqlite:////absolute/path.db"
+ETCD = re.compile(r"etcd://([^/@]+)/([\w./-]*\w)/?")
+ETCD_PORT = "2379"
+ACCEPTED = (
+    "memory, sqlite:///relative.db, sqlite:////absolute/path.db or"
+    " etcd://HOST:PORT,HOST:PORT/PREFIX"
+)
 
 
-async def open_store(url: str, upgrade: Upgrade | None = None) -> Store:
+async def open_store(
+    url: str, upgrade: Upgrade | None = None, etcd: EtcdOptions | None = None
+) -> Store:
     """Open the store. `upgrade` rewrites the values of an older one.
 
     An error repeats only the scheme of the URL: the rest may hold a secret.
@@ -19,12 +29,22 @@ async def open_store(url: str, upgrade: Upgrade | None = None) -> Store:
     path = path_of(url)
     if path:
         return await SqliteStore.open(path, upgrade=upgrade)
+    match = ETCD.fullmatch(url)
+    if match:
+        return await _open_etcd(match[1].split(","), match[2], etcd or EtcdOptions())
     scheme = url.partition(":")[0]
-    if scheme == "etcd":
-        raise Invalid(
-            f"the etcd store is not part of this version; {ACCEPTED} is accepted", scheme=scheme
-        )
     raise Invalid(f"unknown store scheme {scheme!r}; {ACCEPTED} is accepted", scheme=scheme)
+
+
+async def _open_etcd(hosts: list[str], prefix: str, options: EtcdOptions) -> Store:
+    try:
+        from forewarn.store.etcd import EtcdStore
+    except ImportError as error:
+        raise Invalid(
+            f"the etcd store needs the extra: pip install 'forewarn[etcd]' ({error})"
+        ) from error
+    addresses = [host if re.search(r":\d+$", host) else f"{host}:{ETCD_PORT}" for host in hosts]
+    return await EtcdStore.open(addresses, prefix, options)
 
 
 def path_of(url: str) -> str:

@@ -44,15 +44,10 @@ def test_sqlite_url_with_four_slashes_is_an_absolute_path(
 def test_anything_else_is_refused_with_what_is_accepted(url: str) -> None:
     """A mistyped store must not become an empty one."""
     with pytest.raises(
-        Invalid, match=r"memory, sqlite:///relative.db or sqlite:////absolute/path.db is accepted"
+        Invalid,
+        match=r"sqlite:////absolute/path.db or etcd://HOST:PORT,HOST:PORT/PREFIX is accepted",
     ):
         asyncio.run(open_store(url))
-
-
-def test_etcd_is_rejected_as_not_part_of_this_version() -> None:
-    """The documentation names it, so the answer is not that it was mistyped."""
-    with pytest.raises(Invalid, match="etcd store is not part of this version"):
-        asyncio.run(open_store("etcd://h1,h2,h3/prefix"))
 
 
 def test_a_refused_url_does_not_repeat_its_password() -> None:

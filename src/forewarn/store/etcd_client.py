@@ -1,0 +1,272 @@
+"""Calls to an etcd cluster: a channel for each endpoint, fail-over, authentication, our errors.
+
+The messages and stubs are those that the package aetcd ships, generated from etcd's own files.
+"""
+
+import asyncio
+import ssl
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+from aetcd import rpc
+from grpc import StatusCode
+
+from forewarn.errors import (
+    Compacted,
+    Error,
+    Invalid,
+    StoreDenied,
+    StoreLost,
+    StoreUnusable,
+)
+from forewarn.store.etcd_options import EtcdOptions
+
+CALL_SECONDS_MAX = 3.0
+"""Longer than the election of a new leader, shorter than a third of a lease."""
+CHANNEL_OPTIONS = (
+    # etcd accepts a ping every 5 seconds; one that is not answered ends the connection
+    ("grpc.keepalive_time_ms", 6_000),
+    ("grpc.keepalive_timeout_ms", 3_000),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.enable_retries", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+REQUIRE_LEADER = ("hasleader", "true")
+"""A member that is cut off from the others refuses the call, or ends the watch."""
+VERSION_MIN = (3, 4)
+TOKEN_ENDED = ("etcdserver: invalid auth token", "etcdserver: revision of auth store is old")
+
+# What etcd's message contains, the error, and what the operator can do.
+PROBLEMS: Sequence[tuple[str, type[Error], str]] = (
+    ("has been compacted", Compacted, "these changes are compacted; load again"),
+    (
+        "database space exceeded",
+        StoreUnusable,
+        "etcd's quota is used up, nothing was written; defragment it, then `etcdctl alarm disarm`",
+    ),
+    (
+        "request is too large",
+        StoreUnusable,
+        "nothing was written: the record is too large; expected --max-request-bytes=1572864",
+    ),
+    (
+        "invalid user ID or password",
+        StoreDenied,
+        "wrong user or password; expected those of --etcd-user and --etcd-password-file",
+    ),
+    (
+        "authentication is not enabled",
+        StoreUnusable,
+        "this etcd has authentication disabled; expected no --etcd-user, or `etcdctl auth enable`",
+    ),
+    (
+        "user name is empty",
+        StoreDenied,
+        "this etcd needs a user; expected --etcd-user and --etcd-password-file",
+    ),
+    (
+        "permission denied",
+        StoreDenied,
+        "this user may not use the prefix; expected a role with readwrite permission for it",
+    ),
+    (
+        "certificate has expired",
+        StoreUnusable,
+        "its certificate has expired; expected a valid one",
+    ),
+    (
+        "CERTIFICATE_VERIFY_FAILED",
+        StoreUnusable,
+        "its certificate is not from the authority in --etcd-ca-file, or not for this host name",
+    ),
+    (
+        "Hostname Verification Check failed",
+        StoreUnusable,
+        "its certificate is for another host name; expected this one in it",
+    ),
+)
+CODES: dict[StatusCode, tuple[type[Error], str]] = {
+    StatusCode.UNIMPLEMENTED: (StoreUnusable, "this is not an etcd; expected etcd's client URL"),
+    StatusCode.DEADLINE_EXCEEDED: (StoreLost, f"no answer within {CALL_SECONDS_MAX:g} s"),
+}
+
+
+class Endpoint:
+    """One member. Its channel verifies this member's own host name."""
+
+    def __init__(self, address: str, credentials: Any) -> None:
+        self.address = address
+        self.channel = (
+            grpc.aio.insecure_channel(address, CHANNEL_OPTIONS)
+            if credentials is None
+            else grpc.aio.secure_channel(address, credentials, CHANNEL_OPTIONS)
+        )
+        key_values, leases = rpc.KVStub(self.channel), rpc.LeaseStub(self.channel)
+        self.watch = rpc.WatchStub(self.channel).Watch
+        self._keep_alive = leases.LeaseKeepAlive
+        self.methods: dict[type[Any], Any] = {
+            rpc.AuthenticateRequest: rpc.AuthStub(self.channel).Authenticate,
+            rpc.CompactionRequest: key_values.Compact,
+            rpc.LeaseGrantRequest: leases.LeaseGrant,
+            rpc.LeaseKeepAliveRequest: self._keep_alive_once,
+            rpc.LeaseRevokeRequest: leases.LeaseRevoke,
+            rpc.RangeRequest: key_values.Range,
+            rpc.StatusRequest: rpc.MaintenanceStub(self.channel).Status,
+            rpc.TxnRequest: key_values.Txn,
+        }
+
+    async def _keep_alive_once(self, request: Any, **options: Any) -> Any:
+        """etcd has only a stream for this."""
+        call = self._keep_alive(_only(request), **options)
+        try:
+            return await call.read()
+        finally:
+            call.cancel()
+            await call.code()
+
+
+class EtcdClient:
+    """Uses one endpoint until it fails, then the next."""
+
+    def __init__(self, addresses: Sequence[str], options: EtcdOptions) -> None:
+        credentials = _read_credentials(options)
+        self._options = options
+        self._password = _read(options.password_file, "--etcd-password-file").decode().strip()
+        self._endpoints = [Endpoint(address, credentials) for address in addresses]
+        self._token = ""
+        self._cluster_id = 0
+        self.is_closed = False
+
+    async def connect(self) -> None:
+        """Reject what is not an etcd that can be used, before anything is written."""
+        status = await self.read(rpc.StatusRequest())
+        found = tuple(int(part) for part in status.version.split(".")[:2])
+        if found < VERSION_MIN:
+            raise StoreUnusable(
+                f"{self._endpoints[0].address}: it is etcd {status.version}; expected etcd"
+                f" {'.'.join(map(str, VERSION_MIN))} or later"
+            )
+
+    async def read(self, request: Any) -> Any:
+        """Try each endpoint in turn, until one answers."""
+        for _ in self._endpoints[1:]:
+            with suppress(StoreLost):
+                return await self.write(request)
+        return await self.write(request)
+
+    async def write(self, request: Any) -> Any:
+        """Call the present endpoint. Without a reply it is unknown whether the write happened.
+
+        It is not tried again here: whoever wrote must read first.
+        """
+        endpoint = self._endpoints[0]
+        try:
+            return await self._call(endpoint, request)
+        except StoreLost as error:
+            if not isinstance(error, Compacted):
+                self._leave(endpoint)
+            raise
+
+    async def open_watch(self, request: Any) -> Any:
+        """A stream of the present endpoint, on which the watch has been requested."""
+        endpoint = self._endpoints[0]
+        await self._authenticate(endpoint)
+        return endpoint.watch(_only(request), metadata=self._metadata())
+
+    def translate(self, error: grpc.RpcError, address: str = "") -> Error:
+        """One of our errors, in words for the operator."""
+        details: str = error.details() or error.code().name
+        address = address or self._endpoints[0].address
+        for part, kind, problem in PROBLEMS:
+            if part in details:
+                return kind(f"{address}: {problem}", etcd=details)
+        kind, problem = CODES.get(error.code(), (StoreLost, str(details)))
+        return kind(f"{address}: {problem}", etcd=details)
+
+    async def close(self) -> None:
+        self.is_closed = True
+        for endpoint in self._endpoints:
+            await endpoint.channel.close()
+
+    async def _call(self, endpoint: Endpoint, request: Any, *, is_retry: bool = False) -> Any:
+        if self.is_closed:
+            raise StoreLost("the store is closed")
+        try:
+            await self._authenticate(endpoint)
+            response = await endpoint.methods[type(request)](
+                request, timeout=CALL_SECONDS_MAX, metadata=self._metadata()
+            )
+        except grpc.RpcError as error:
+            if error.details() in TOKEN_ENDED and not is_retry:  # it was not carried out
+                self._token = ""
+                return await self._call(endpoint, request, is_retry=True)
+            raise self.translate(error, endpoint.address) from error
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise StoreLost("the store was closed during the call") from error
+        if response is grpc.aio.EOF:
+            raise StoreLost(f"{endpoint.address}: the connection was cut")
+        self._check_cluster(endpoint, response.header.cluster_id)
+        return response
+
+    async def _authenticate(self, endpoint: Endpoint) -> None:
+        if self._options.user and not self._token:
+            request = rpc.AuthenticateRequest(name=self._options.user, password=self._password)
+            method = endpoint.methods[rpc.AuthenticateRequest]
+            self._token = (await method(request, timeout=CALL_SECONDS_MAX)).token
+
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        return (REQUIRE_LEADER, ("token", self._token)) if self._token else (REQUIRE_LEADER,)
+
+    def _check_cluster(self, endpoint: Endpoint, cluster_id: int) -> None:
+        """Another cluster has other data. One restored from a snapshot has a new id, too."""
+        self._cluster_id = self._cluster_id or cluster_id
+        if cluster_id != self._cluster_id:
+            raise StoreUnusable(
+                f"{endpoint.address}: it belongs to another etcd cluster than the other endpoints,"
+                " or was restored; expected members of one cluster: restart this server"
+            )
+
+    def _leave(self, endpoint: Endpoint) -> None:
+        """Use the next endpoint, unless a concurrent call has done that."""
+        if self._endpoints[0] is endpoint:
+            self._endpoints.append(self._endpoints.pop(0))
+
+
+async def _only(request: Any) -> AsyncGenerator[Any, None]:
+    """The requests of a stream that has one. Ends when the call does."""
+    yield request
+    await asyncio.Event().wait()
+
+
+def _read(path: Path | None, option: str) -> bytes:
+    try:
+        return path.read_bytes() if path else b""
+    except OSError as error:
+        raise Invalid(f"{option}: cannot read {path}: {error.strerror}", file=str(path)) from error
+
+
+def _read_credentials(options: EtcdOptions) -> Any:
+    """The credentials of the channels; None without TLS."""
+    authority = _read(options.ca_file, "--etcd-ca-file")
+    certificate = _read(options.certificate_file, "--etcd-certificate-file")
+    key = _read(options.key_file, "--etcd-key-file")
+    if not authority:
+        return None
+    try:  # gRPC accepts any file here, and fails later without a reason
+        context = ssl.create_default_context(cadata=authority.decode())
+        if options.certificate_file:
+            context.load_cert_chain(options.certificate_file, options.key_file)
+    except (ssl.SSLError, ValueError) as error:
+        raise Invalid(
+            "--etcd-ca-file, --etcd-certificate-file, --etcd-key-file: expected PEM files, and the"
+            f" key of the certificate: {error}"
+        ) from error
+    return grpc.ssl_channel_credentials(authority, key or None, certificate or None)
