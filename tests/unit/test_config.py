@@ -46,7 +46,8 @@ IMPACTS = "impacts_max (from --impacts-max): expected a whole number from 1 to 1
 METADATA = "metadata (from --metadata): expected HOST:PORT, got"
 WEBHOOK = "webhook (from --webhook): expected http://HOST/PATH or https://HOST/PATH, got"
 STORE = (
-    "store (from --store): expected memory, sqlite:///relative.db or sqlite:////absolute/path.db,"
+    "store (from --store): expected memory, sqlite:///relative.db, sqlite:////absolute/path.db or"
+    " etcd://HOST:PORT,HOST:PORT/PREFIX,"
     " got"
 )
 SIMULATED = "simulate_duration (from --simulate-duration): expected TYPE=DURATION such as"

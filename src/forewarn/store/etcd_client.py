@@ -185,7 +185,8 @@ class EtcdClient:
         for part, kind, problem in PROBLEMS:
             if part in details:
                 return kind(f"{address}: {problem}", etcd=details)
-        kind, problem = CODES.get(error.code(), (StoreLost, str(details)))
+        reason = details.rpartition(": ")[2]  # gRPC puts the cause last
+        kind, problem = CODES.get(error.code(), (StoreLost, f"etcd does not answer: {reason}"))
         return kind(f"{address}: {problem}", etcd=details)
 
     async def close(self) -> None:
