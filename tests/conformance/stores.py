@@ -67,7 +67,8 @@ async def kill_holder(store: Store, lease: Lease) -> None:
     if isinstance(store, MemoryStore):
         await store.expire(lease.name)
     elif isinstance(store, EtcdStore):
-        await store._client.write(rpc.LeaseRevokeRequest(ID=store._leases[lease]))
+        endpoint = store._client._endpoints[0]
+        await rpc.LeaseStub(endpoint.channel).LeaseRevoke(rpc.LeaseRevokeRequest(ID=lease.id))
         await store.renew_leases()
     else:
         assert isinstance(store, SqliteStore)

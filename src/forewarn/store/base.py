@@ -115,6 +115,8 @@ class Lease:
     monotonic: Callable[[], float]
     delete: Callable[["Lease"], Awaitable[None]]
     """Deletes the record; part of the store."""
+    id: int = 0
+    """The store's own id of it, if it has one."""
 
     def __post_init__(self) -> None:
         self.key = LEASE_KEY.format(self.name)

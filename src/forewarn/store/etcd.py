@@ -1,22 +1,8 @@
-"""A store in an etcd cluster, for servers on any number of machines.
-
-Keys below the prefix:
-
-    forewarn                    the version of this layout
-    record/{key}                a record, or a lease's record, which is attached to an etcd lease
-    segment/{number}            every commit puts the newest one: its revision is the store's
-    history/{number}/{id}       a history value; its revision is its position
-
-etcd chooses the revision of a commit, so the key of a history value cannot contain its position.
-Values are therefore collected in segments of some hundred commits. A commit is refused if a later
-segment exists, so all positions of a segment are below those of the next, and reading a page sorts
-no more than a segment.
-"""
+"""A store in an etcd cluster, for servers on any number of machines."""
 
 import asyncio
 import math
-import time
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, NamedTuple, Self
 from uuid import uuid4
@@ -24,7 +10,7 @@ from uuid import uuid4
 import grpc
 from aetcd import rpc
 
-from forewarn.errors import Compacted, Conflict, StoreLost, StoreUnusable, Unavailable
+from forewarn.errors import Compacted, Conflict, StoreLost, Unavailable
 from forewarn.store.base import (
     LEASE_KEY,
     POSITION_MAX,
@@ -39,9 +25,20 @@ from forewarn.store.base import (
     check_revision,
 )
 from forewarn.store.etcd_client import EtcdClient
+from forewarn.store.etcd_layout import (
+    FIRST_SEGMENT,
+    Compare,
+    Delete,
+    Put,
+    Range,
+    begin,
+    operations,
+    segment_number,
+    span,
+)
 from forewarn.store.etcd_options import EtcdOptions
+from forewarn.store.lease_keeper import LeaseKeeper
 
-LAYOUT = b"1"
 PAGE_FIRST, PAGE_MAX = 100, 5000
 PAGE_BYTES = 4 * 1024 * 1024
 SEGMENT_COMMITS = 500
@@ -51,13 +48,6 @@ CONFIRM_SECONDS = 1.0
 """How often a watch without changes is compared with the store."""
 RESUME_SECONDS = 0.1
 
-Compare, Delete, Put, Range = (
-    rpc.Compare,
-    rpc.DeleteRangeRequest,
-    rpc.PutRequest,
-    rpc.RangeRequest,
-)
-
 
 class Segment(NamedTuple):
     """A part of the history: positions after its start, up to the start of the next one."""
@@ -66,18 +56,16 @@ class Segment(NamedTuple):
     start: int
 
 
-class EtcdStore:
+class EtcdStore(LeaseKeeper):
     """The contract of `base.py` on etcd. Each commit is one transaction."""
 
     def __init__(self, client: EtcdClient, prefix: str, retention_seconds: float) -> None:
+        super().__init__()
         self._client = client
         self._prefix = prefix
-        self._segment = 1
-        self._leases: dict[Lease, int] = {}
+        self._segment = FIRST_SEGMENT
         self._quiet = (0, 0)
-        self._tasks = [asyncio.create_task(self._renew_forever())]
-        if retention_seconds:
-            self._tasks.append(asyncio.create_task(self._compact_forever(retention_seconds)))
+        self._compacting = asyncio.create_task(self._compact_forever(retention_seconds))
 
     @classmethod
     async def open(cls, addresses: Sequence[str], prefix: str, options: EtcdOptions) -> Self:
@@ -85,7 +73,7 @@ class EtcdStore:
         client = EtcdClient(addresses, options)
         try:
             await client.connect()
-            await _begin(client, prefix)
+            await begin(client, prefix)
         except BaseException:
             await client.close()
             raise
@@ -98,7 +86,7 @@ class EtcdStore:
         return Record(key, found.kvs[0].value, found.kvs[0].mod_revision)
 
     async def load(self, prefix: str = "") -> Snapshot:
-        first, end = _span(self._key("record", prefix))
+        first, end = span(self._key("record", prefix))
         page = Range(key=first, range_end=end, limit=PAGE_FIRST)
         page.revision, found, segments = await self._read(page, self._newest())
         records = [self._record(each) for each in found.kvs]
@@ -148,46 +136,28 @@ class EtcdStore:
         keys = [each.key for each in await self._values(0, before, limit, keys_only=True)]
         for start in range(0, len(keys), TRIM_OPERATIONS):
             deletions = [Delete(key=key) for key in keys[start : start + TRIM_OPERATIONS]]
-            await self._client.write(rpc.TxnRequest(success=_operations(deletions)))
+            await self._client.write(rpc.TxnRequest(success=operations(deletions)))
         if keys:  # the segments before the last deleted value are empty now
             first, last = self._key("segment", ""), keys[-1].split(b"/")[-2].decode()
             empty = Delete(key=first, range_end=self._key("segment", last))
-            await self._client.write(rpc.TxnRequest(success=_operations([empty])))
+            await self._client.write(rpc.TxnRequest(success=operations([empty])))
         return len(keys)
 
     async def lease(self, name: str, ttl_seconds: float) -> Lease | None:
-        now, key = time.monotonic(), LEASE_KEY.format(name)
+        now, key = self._monotonic(), LEASE_KEY.format(name)
+        if (await self.get(key)).value is not None:
+            return None
         granted = await self._client.write(rpc.LeaseGrantRequest(TTL=math.ceil(ttl_seconds)))
         try:
             write = Write(key, uuid4().hex.encode(), 0)
             revision = await self._commit([write], etcd_lease=granted.ID)
         except Conflict:
-            await self._client.write(rpc.LeaseRevokeRequest(ID=granted.ID))
-            return None
-        lease = Lease(name, revision, ttl_seconds, time.monotonic, delete=self._release)
-        lease.renew(now)
-        self._leases[lease] = granted.ID
-        return lease
-
-    async def renew_leases(self) -> None:
-        """Renew the leases of this process; end those that are lost."""
-        for lease, etcd_lease in list(self._leases.items()):
-            now = time.monotonic()
-            with suppress(Unavailable):  # the next renewal may succeed, until the lease is lost
-                renewed = await self._client.write(rpc.LeaseKeepAliveRequest(ID=etcd_lease))
-                if renewed.TTL > 0 and (await self.get(lease.key)).revision == lease.revision:
-                    lease.renew(now)
-                else:
-                    lease.end()
-            if not lease.is_held():
-                self._leases.pop(lease, None)
+            return None  # what was granted ends by itself
+        return self._keep(name, revision, ttl_seconds, since=now, id_=granted.ID)
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        for lease in list(self._leases):
-            with suppress(Unavailable):
-                await lease.release()
+        self._compacting.cancel()
+        await self._release_all()
         await self._client.close()
 
     def _key(self, kind: str, name: str) -> bytes:
@@ -199,18 +169,18 @@ class EtcdStore:
 
     async def _read(self, *ranges: Any) -> tuple[Any, ...]:
         """The revision of etcd, and the results of several ranges as of that revision."""
-        response = await self._client.read(rpc.TxnRequest(success=_operations(ranges)))
+        response = await self._client.read(rpc.TxnRequest(success=operations(ranges)))
         return response.header.revision, *(each.response_range for each in response.responses)
 
     def _newest(self, first: int | None = None) -> Any:
         """A range of the segments from the newest known one, or from another one."""
         start = self._segment if first is None else first
-        key, end = self._key("segment", f"{start:010}"), _span(self._key("segment", ""))[1]
+        key, end = self._key("segment", f"{start:010}"), span(self._key("segment", ""))[1]
         return Range(key=key, range_end=end, keys_only=True)
 
     def _revision(self, segments: Any) -> int:
         """The revision of the store: that of its last commit, and not of other uses of etcd."""
-        self._segment = max([self._segment, *(_number(each.key) for each in segments.kvs)])
+        self._segment = max([self._segment, *(segment_number(each.key) for each in segments.kvs)])
         return max((int(each.mod_revision) for each in segments.kvs), default=0)
 
     async def _commit(
@@ -254,33 +224,26 @@ class EtcdStore:
             key = self._key("history", f"{newest}/{uuid4().hex}")
             changes.append(Put(key=key, value=entries))
         later = self._newest(self._segment + 1)
+        is_last = Compare(target=Compare.CREATE, key=later.key, range_end=later.range_end)
         keys = [self._key("record", each.key) for each in compared]
+        are_unchanged = [
+            Compare(target=Compare.MOD, key=key, mod_revision=each.revision)
+            for key, each in zip(keys, compared, strict=True)
+        ]
+        reads = [later, *(Range(key=key, keys_only=True) for key in keys)]
         return rpc.TxnRequest(
-            compare=[
-                Compare(
-                    target=Compare.CREATE,
-                    key=later.key,
-                    range_end=later.range_end,
-                    create_revision=0,
-                ),
-                *(
-                    Compare(target=Compare.MOD, key=key, mod_revision=each.revision)
-                    for key, each in zip(keys, compared, strict=True)
-                ),
-            ],
-            success=_operations(changes),
-            failure=_operations([later, *(Range(key=key, keys_only=True) for key in keys)]),
+            compare=[is_last, *are_unchanged],
+            success=operations(changes),
+            failure=operations(reads),
         )
 
     async def _begin_segment(self) -> None:
         """If this fails or another server was faster, the present segment grows a bit more."""
         key = self._key("segment", f"{self._segment + 1:010}")
+        is_absent = Compare(target=Compare.CREATE, key=key)
         with suppress(Unavailable):
             await self._client.write(
-                rpc.TxnRequest(
-                    compare=[Compare(target=Compare.CREATE, key=key, create_revision=0)],
-                    success=_operations([Put(key=key)]),
-                )
+                rpc.TxnRequest(compare=[is_absent], success=operations([Put(key=key)]))
             )
 
     async def _values(
@@ -298,7 +261,7 @@ class EtcdStore:
         for segment in reversed(segments) if newest_first else segments:
             if len(values) >= limit:
                 break
-            key, end = _span(self._key("history", f"{segment.number:010}/"))
+            key, end = span(self._key("history", f"{segment.number:010}/"))
             page = await self._client.read(
                 Range(
                     key=key,
@@ -319,7 +282,9 @@ class EtcdStore:
         for first in (self._segment, 0):
             _, found = await self._read(self._newest(first))
             self._revision(found)
-            segments = [Segment(_number(each.key), each.create_revision) for each in found.kvs]
+            segments = [
+                Segment(segment_number(each.key), each.create_revision) for each in found.kvs
+            ]
             if segments and segments[0].start <= after:
                 break
         ends = [*(each.start for each in segments[1:]), POSITION_MAX]
@@ -331,19 +296,25 @@ class EtcdStore:
 
     async def _stream(self, after: int) -> AsyncGenerator[Snapshot, None]:
         """The batches of one stream, until it is cut (StoreLost) or the store is closed."""
-        key, end = _span(self._key("record", ""))
+        key, end = span(self._key("record", ""))
         quiet_from, quiet_to = self._quiet
         start = max(after, quiet_to) if quiet_from <= after else after
+        # Starts at a revision that is known: etcd drops a deletion at the very revision that was
+        # compacted, and would not say so.
         create = rpc.WatchCreateRequest(
-            key=key, range_end=end, start_revision=start + 1, progress_notify=True, fragment=True
+            key=key,
+            range_end=end,
+            start_revision=max(start, 1),
+            progress_notify=True,
+            fragment=True,
         )
-        call, events = None, []
+        call, events = None, list[Any]()
         try:
             call = await self._client.open_watch(rpc.WatchRequest(create_request=create))
             while (response := await self._next(call, after)) is not grpc.aio.EOF:
                 if response.canceled:
                     self._raise_canceled(response, after)
-                events += response.events
+                events += (each for each in response.events if each.kv.mod_revision > after)
                 if response.fragment or response.created:
                     continue
                 if not events:
@@ -399,73 +370,21 @@ class EtcdStore:
             changed[record.key] = record
         return tuple(changed.values())
 
-    async def _release(self, lease: Lease) -> None:
-        etcd_lease = self._leases.pop(lease, 0)
-        with suppress(Conflict):  # another holder has it already
-            await self.commit([Write(lease.key, None, lease.revision)])
-        if etcd_lease:
-            await self._client.write(rpc.LeaseRevokeRequest(ID=etcd_lease))
-
-    async def _renew_forever(self) -> None:
-        while True:  # ends when cancelled
-            ttls = (lease.ttl_seconds for lease in self._leases)
-            await asyncio.sleep(min(ttls, default=3) / 3)
-            await self.renew_leases()
+    async def _renew(self, leases: Sequence[Lease], now: float) -> Collection[Lease]:
+        renewed = []
+        for lease in leases:
+            response = await self._client.read(rpc.LeaseKeepAliveRequest(ID=lease.id))
+            if response.TTL > 0 and (await self.get(lease.key)).revision == lease.revision:
+                renewed.append(lease)
+        return renewed
 
     async def _compact_forever(self, retention_seconds: float) -> None:
         """Drop old revisions, which only a watch that was cut needs. Other servers do so, too."""
-        revision = 0
-        while True:  # ends when cancelled
+        while retention_seconds:  # ends when cancelled
+            revision = 0
             with suppress(Unavailable):
+                revision, _ = await self._read(self._newest())
+            await asyncio.sleep(retention_seconds)
+            with suppress(Unavailable):  # another server may have compacted more
                 if revision:
                     await self._client.write(rpc.CompactionRequest(revision=revision))
-            with suppress(Unavailable):
-                revision, *_ = await self._read(self._newest())
-            await asyncio.sleep(retention_seconds)
-
-
-async def _begin(client: EtcdClient, prefix: str) -> None:
-    """Begin a new store below the prefix, unless there is one."""
-    identity, segment = f"{prefix}/forewarn".encode(), f"{prefix}/segment/{1:010}".encode()
-    first, end = _span(f"{prefix}/".encode())
-    response = await client.read(
-        rpc.TxnRequest(
-            success=_operations(
-                [Range(key=identity), Range(key=first, range_end=end, limit=1, keys_only=True)]
-            )
-        )
-    )
-    found, any_key = (each.response_range.kvs for each in response.responses)
-    if found and found[0].value != LAYOUT:
-        raise StoreUnusable(
-            f"{prefix}: the store has layout {found[0].value.decode(errors='replace')!r}, from a"
-            f" newer Forewarn; expected layout {LAYOUT.decode()!r}"
-        )
-    if any_key and not found:
-        key = any_key[0].key.decode(errors="replace")
-        raise StoreUnusable(
-            f"{prefix}: the prefix is used by something else, which has the key {key!r}; expected"
-            " a Forewarn store, or no keys"
-        )
-    if not found:
-        await client.write(
-            rpc.TxnRequest(
-                compare=[Compare(target=Compare.CREATE, key=identity, create_revision=0)],
-                success=_operations([Put(key=identity, value=LAYOUT), Put(key=segment)]),
-            )
-        )
-
-
-def _span(prefix: bytes) -> tuple[bytes, bytes]:
-    """The first key with this prefix, and the first one after all of them."""
-    return prefix, prefix[:-1] + bytes([prefix[-1] + 1])
-
-
-def _number(key: bytes) -> int:
-    """The number of a segment, from its key."""
-    return int(key.rpartition(b"/")[2])
-
-
-def _operations(requests: Iterable[Any]) -> list[Any]:
-    names = {Put: "request_put", Delete: "request_delete_range", Range: "request_range"}
-    return [rpc.RequestOp(**{names[type(request)]: request}) for request in requests]

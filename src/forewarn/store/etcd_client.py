@@ -12,20 +12,12 @@ from typing import Any
 
 import grpc
 from aetcd import rpc
-from grpc import StatusCode
 
-from forewarn.errors import (
-    Compacted,
-    Error,
-    Invalid,
-    StoreDenied,
-    StoreLost,
-    StoreUnusable,
-)
+from forewarn.errors import Compacted, Error, Invalid, StoreDenied, StoreLost, StoreUnusable
 from forewarn.store.etcd_options import EtcdOptions
 
-CALL_SECONDS_MAX = 3.0
-"""Longer than the election of a new leader, shorter than a third of a lease."""
+CALL_SECONDS_MAX = 2.5
+"""Longer than the election of a leader. A lease survives one call without a reply."""
 CHANNEL_OPTIONS = (
     # etcd accepts a ping every 5 seconds; one that is not answered ends the connection
     ("grpc.keepalive_time_ms", 6_000),
@@ -38,62 +30,23 @@ CHANNEL_OPTIONS = (
 )
 REQUIRE_LEADER = ("hasleader", "true")
 """A member that is cut off from the others refuses the call, or ends the watch."""
-VERSION_MIN = (3, 4)
+VERSION_MIN = [3, 4]
 TOKEN_ENDED = ("etcdserver: invalid auth token", "etcdserver: revision of auth store is old")
 
-# What etcd's message contains, the error, and what the operator can do.
-PROBLEMS: Sequence[tuple[str, type[Error], str]] = (
-    ("has been compacted", Compacted, "these changes are compacted; load again"),
-    (
-        "database space exceeded",
-        StoreUnusable,
-        "etcd's quota is used up, nothing was written; defragment it, then `etcdctl alarm disarm`",
-    ),
-    (
-        "request is too large",
-        StoreUnusable,
-        "nothing was written: the record is too large; expected --max-request-bytes=1572864",
-    ),
-    (
-        "invalid user ID or password",
-        StoreDenied,
-        "wrong user or password; expected those of --etcd-user and --etcd-password-file",
-    ),
-    (
-        "authentication is not enabled",
-        StoreUnusable,
-        "this etcd has authentication disabled; expected no --etcd-user, or `etcdctl auth enable`",
-    ),
-    (
-        "user name is empty",
-        StoreDenied,
-        "this etcd needs a user; expected --etcd-user and --etcd-password-file",
-    ),
-    (
-        "permission denied",
-        StoreDenied,
-        "this user may not use the prefix; expected a role with readwrite permission for it",
-    ),
-    (
-        "certificate has expired",
-        StoreUnusable,
-        "its certificate has expired; expected a valid one",
-    ),
-    (
-        "CERTIFICATE_VERIFY_FAILED",
-        StoreUnusable,
-        "its certificate is not from the authority in --etcd-ca-file, or not for this host name",
-    ),
-    (
-        "Hostname Verification Check failed",
-        StoreUnusable,
-        "its certificate is for another host name; expected this one in it",
-    ),
-)
-CODES: dict[StatusCode, tuple[type[Error], str]] = {
-    StatusCode.UNIMPLEMENTED: (StoreUnusable, "this is not an etcd; expected etcd's client URL"),
-    StatusCode.DEADLINE_EXCEEDED: (StoreLost, f"no answer within {CALL_SECONDS_MAX:g} s"),
+PROBLEMS: dict[str, tuple[type[Error], str]] = {
+    "has been compacted": (Compacted, "the changes since then are compacted; load again"),
+    "space exceeded": (StoreUnusable, "its quota is used up, nothing was written; defragment it"),
+    "request is too large": (StoreUnusable, "the record is too large for --max-request-bytes"),
+    "invalid user ID or password": (StoreDenied, "wrong --etcd-user or --etcd-password-file"),
+    "authentication is not enabled": (StoreUnusable, "it has no users; expected no --etcd-user"),
+    "user name is empty": (StoreDenied, "it needs --etcd-user and --etcd-password-file"),
+    "permission denied": (StoreDenied, "this user needs a role with readwrite for the prefix"),
+    "has expired": (StoreUnusable, "its certificate has expired"),
+    "CERTIFICATE_VERIFY_FAILED": (StoreUnusable, "its certificate is not from --etcd-ca-file"),
+    "Hostname Verification": (StoreUnusable, "its certificate is for another host name"),
+    "WRONG_VERSION_NUMBER": (StoreUnusable, "it does not use TLS; expected no --etcd-ca-file"),
 }
+"""A part of etcd's or gRPC's message, our error, and what it means for the operator."""
 
 
 class Endpoint:
@@ -108,21 +61,20 @@ class Endpoint:
         )
         key_values, leases = rpc.KVStub(self.channel), rpc.LeaseStub(self.channel)
         self.watch = rpc.WatchStub(self.channel).Watch
-        self._keep_alive = leases.LeaseKeepAlive
+        self._renew = leases.LeaseKeepAlive
         self.methods: dict[type[Any], Any] = {
             rpc.AuthenticateRequest: rpc.AuthStub(self.channel).Authenticate,
             rpc.CompactionRequest: key_values.Compact,
             rpc.LeaseGrantRequest: leases.LeaseGrant,
-            rpc.LeaseKeepAliveRequest: self._keep_alive_once,
-            rpc.LeaseRevokeRequest: leases.LeaseRevoke,
+            rpc.LeaseKeepAliveRequest: self._renew_once,
             rpc.RangeRequest: key_values.Range,
             rpc.StatusRequest: rpc.MaintenanceStub(self.channel).Status,
             rpc.TxnRequest: key_values.Txn,
         }
 
-    async def _keep_alive_once(self, request: Any, **options: Any) -> Any:
+    async def _renew_once(self, request: Any, **options: Any) -> Any:
         """etcd has only a stream for this."""
-        call = self._keep_alive(_only(request), **options)
+        call = self._renew(_only(request), **options)
         try:
             return await call.read()
         finally:
@@ -145,11 +97,9 @@ class EtcdClient:
     async def connect(self) -> None:
         """Reject what is not an etcd that can be used, before anything is written."""
         status = await self.read(rpc.StatusRequest())
-        found = tuple(int(part) for part in status.version.split(".")[:2])
-        if found < VERSION_MIN:
+        if [int(part) for part in status.version.split(".")[:2]] < VERSION_MIN:
             raise StoreUnusable(
-                f"{self._endpoints[0].address}: it is etcd {status.version}; expected etcd"
-                f" {'.'.join(map(str, VERSION_MIN))} or later"
+                f"{self._endpoints[0].address} is etcd {status.version}; expected 3.4 or later"
             )
 
     async def read(self, request: Any) -> Any:
@@ -181,13 +131,15 @@ class EtcdClient:
     def translate(self, error: grpc.RpcError, address: str = "") -> Error:
         """One of our errors, in words for the operator."""
         details: str = error.details() or error.code().name
-        address = address or self._endpoints[0].address
-        for part, kind, problem in PROBLEMS:
+        kind: type[Error] = StoreLost
+        problem = details.rpartition(": ")[2]  # gRPC puts the cause last
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            kind, problem = StoreUnusable, "this is not etcd; expected etcd's client URL"
+        for part, (known, meaning) in PROBLEMS.items():
             if part in details:
-                return kind(f"{address}: {problem}", etcd=details)
-        reason = details.rpartition(": ")[2]  # gRPC puts the cause last
-        kind, problem = CODES.get(error.code(), (StoreLost, f"etcd does not answer: {reason}"))
-        return kind(f"{address}: {problem}", etcd=details)
+                kind, problem = known, meaning
+                break
+        return kind(f"etcd at {address or self._endpoints[0].address}: {problem}", etcd=details)
 
     async def close(self) -> None:
         self.is_closed = True
@@ -231,8 +183,8 @@ class EtcdClient:
         self._cluster_id = self._cluster_id or cluster_id
         if cluster_id != self._cluster_id:
             raise StoreUnusable(
-                f"{endpoint.address}: it belongs to another etcd cluster than the other endpoints,"
-                " or was restored; expected members of one cluster: restart this server"
+                f"etcd at {endpoint.address} is of another cluster than before, or was restored;"
+                " expected members of one cluster: restart this server"
             )
 
     def _leave(self, endpoint: Endpoint) -> None:

@@ -11,7 +11,7 @@ from itertools import starmap
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from uuid import uuid4
 
-from forewarn.errors import Conflict, StoreLost, Unavailable
+from forewarn.errors import StoreLost
 from forewarn.store.base import (
     CHANGES_MAX,
     LEASE_KEY,
@@ -28,6 +28,7 @@ from forewarn.store.base import (
     check_revision,
     check_watch,
 )
+from forewarn.store.lease_keeper import LeaseKeeper
 from forewarn.store.sqlite_file import BUSY_SECONDS, check_same_file, open_file, translate_errors
 
 # how late another process's commit is seen: 250 ms is promised, and a look costs some 0.2 ms
@@ -44,7 +45,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class SqliteStore:
+class SqliteStore(LeaseKeeper):
     """The contract of `base.py` on a file.
 
     Commits and reads have a thread each, so a waiting commit does not block readers.
@@ -56,12 +57,10 @@ class SqliteStore:
     def __init__(
         self, writer: "_DbThread", reader: "_DbThread", monotonic: Callable[[], float]
     ) -> None:
+        super().__init__(monotonic)
         self._writer = writer
         self._reader = reader
-        self._monotonic = monotonic
         self._changed = asyncio.Event()
-        self._leases: set[Lease] = set()
-        self._renewing: asyncio.Task[None] | None = None
 
     @classmethod
     async def open(
@@ -128,47 +127,19 @@ class SqliteStore:
         self._notify()
         if not revision:
             return None
-        lease = Lease(name, revision, ttl_seconds, self._monotonic, delete=self._release)
-        lease.renew(now)
-        self._leases.add(lease)
-        if self._renewing is None:
-            self._renewing = asyncio.create_task(self._renew_forever())
-        return lease
+        return self._keep(name, revision, ttl_seconds, since=now)
 
-    async def renew_leases(self) -> None:
-        """Renew the leases of this process, and delete the expired ones of others."""
-        now = self._monotonic()
-        leases = [lease for lease in self._leases if lease.is_held()]
-        with suppress(Unavailable):  # the next renewal may succeed, until the lease is lost
-            renewed = await self._writer.run(_renew, leases, now)
-            for lease in leases:
-                if lease in renewed:
-                    lease.renew(now)
-                else:
-                    lease.end()
-            self._notify()
-        self._leases = {lease for lease in self._leases if lease.is_held()}
+    async def _renew(self, leases: Sequence[Lease], now: float) -> Collection[Lease]:
+        """Renew them, and delete the expired ones of others."""
+        renewed = await self._writer.run(_renew, leases, now)
+        self._notify()
+        return renewed
 
     async def close(self) -> None:
-        if self._renewing is not None:
-            self._renewing.cancel()
-            self._renewing = None
-        for lease in list(self._leases):
-            with suppress(Unavailable):
-                await lease.release()
+        await self._release_all()
         await self._reader.close()
         await self._writer.close()  # the last one to close moves the write-ahead log into the file
         self._notify()
-
-    async def _renew_forever(self) -> None:
-        while True:
-            await asyncio.sleep(min((lease.ttl_seconds for lease in self._leases), default=3) / 3)
-            await self.renew_leases()
-
-    async def _release(self, lease: Lease) -> None:
-        self._leases.discard(lease)
-        with suppress(Conflict):  # another holder has it already
-            await self.commit([Write(lease.key, None, lease.revision)])
 
     def _notify(self) -> None:
         """Wake all waiting watches; later ones wait for the next event."""

@@ -1,0 +1,68 @@
+"""Keeps the leases of this process, for stores that other processes use too."""
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+
+from forewarn.errors import Conflict, Unavailable
+from forewarn.store.base import Lease, Write
+
+
+class LeaseKeeper(ABC):
+    """A store whose leases are renewed every third of their ttl, by a task of its own."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._leases: set[Lease] = set()
+        self._renewing: asyncio.Task[None] | None = None
+
+    @abstractmethod
+    async def commit(self, writes: Sequence[Write]) -> int: ...
+
+    @abstractmethod
+    async def _renew(self, leases: Sequence[Lease], now: float) -> Collection[Lease]:
+        """Renew what is still held, and return it."""
+
+    def _keep(
+        self, name: str, revision: int, ttl_seconds: float, *, since: float, id_: int = 0
+    ) -> Lease:
+        """The lease that was acquired, by a request that began at this monotonic time."""
+        lease = Lease(name, revision, ttl_seconds, self._monotonic, self._release, id_)
+        lease.renew(since)
+        self._leases.add(lease)
+        if self._renewing is None:
+            self._renewing = asyncio.create_task(self._renew_forever())
+        return lease
+
+    async def renew_leases(self) -> None:
+        """Renew the leases of this process, and end those that are lost."""
+        now = self._monotonic()
+        leases = [lease for lease in self._leases if lease.is_held()]
+        with suppress(Unavailable):  # the next renewal may succeed, until the lease is lost
+            renewed = await self._renew(leases, now)
+            for lease in leases:
+                if lease in renewed:
+                    lease.renew(now)
+                else:
+                    lease.end()
+        self._leases = {lease for lease in self._leases if lease.is_held()}
+
+    async def _renew_forever(self) -> None:
+        while True:  # ends when cancelled
+            await asyncio.sleep(min((lease.ttl_seconds for lease in self._leases), default=3) / 3)
+            await self.renew_leases()
+
+    async def _release(self, lease: Lease) -> None:
+        self._leases.discard(lease)
+        with suppress(Conflict):  # another holder has it already
+            await self.commit([Write(lease.key, None, lease.revision)])
+
+    async def _release_all(self) -> None:
+        if self._renewing is not None:
+            self._renewing.cancel()
+            self._renewing = None
+        for lease in list(self._leases):
+            with suppress(Unavailable):
+                await lease.release()
