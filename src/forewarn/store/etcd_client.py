@@ -41,10 +41,10 @@ PROBLEMS: dict[str, tuple[type[Error], str]] = {
     "authentication is not enabled": (StoreUnusable, "it has no users; expected no --etcd-user"),
     "user name is empty": (StoreDenied, "it needs --etcd-user and --etcd-password-file"),
     "permission denied": (StoreDenied, "this user needs a role with readwrite for the prefix"),
-    "has expired": (StoreUnusable, "its certificate has expired"),
-    "CERTIFICATE_VERIFY_FAILED": (StoreUnusable, "its certificate is not from --etcd-ca-file"),
-    "Hostname Verification": (StoreUnusable, "its certificate is for another host name"),
-    "WRONG_VERSION_NUMBER": (StoreUnusable, "it does not use TLS; expected no --etcd-ca-file"),
+    "has expired": (StoreLost, "its certificate has expired"),
+    "CERTIFICATE_VERIFY_FAILED": (StoreLost, "its certificate is not from --etcd-ca-file"),
+    "Hostname Verification": (StoreLost, "its certificate is for another host name"),
+    "Handshake read failed": (StoreLost, "no TLS there, or it expects --etcd-certificate-file"),
 }
 """A part of etcd's or gRPC's message, our error, and what it means for the operator."""
 
@@ -211,13 +211,13 @@ def _read_credentials(options: EtcdOptions) -> Any:
     authority = _read(options.ca_file, "--etcd-ca-file")
     certificate = _read(options.certificate_file, "--etcd-certificate-file")
     key = _read(options.key_file, "--etcd-key-file")
-    if not authority:
+    if options.ca_file is None:
         return None
     try:  # gRPC accepts any file here, and fails later without a reason
-        context = ssl.create_default_context(cadata=authority.decode())
+        context = ssl.create_default_context(cafile=options.ca_file)
         if options.certificate_file:
             context.load_cert_chain(options.certificate_file, options.key_file)
-    except (ssl.SSLError, ValueError) as error:
+    except ssl.SSLError as error:
         raise Invalid(
             "--etcd-ca-file, --etcd-certificate-file, --etcd-key-file: expected PEM files, and the"
             f" key of the certificate: {error}"
