@@ -50,7 +50,9 @@ def fill(engine: Engine, *, vms: int, vms_per_scope: int) -> None:
             )
             for number in range(first, first + vms_per_scope)
         )
-        engine.board.publish(Scope(name=f"scope-{first}", vms=members, seen_at=now), first + 1)
+        name = f"scope-{first}"
+        engine.board.publish(Scope(name=name, vms=members), first + 1)
+        engine.board.see(name, now, first + 2)
 
 
 async def serve(arguments: argparse.Namespace) -> None:

@@ -19,8 +19,8 @@ from pathlib import Path
 from forewarn.core.fleet import Scope, ScopeKind, Vm
 from forewarn.core.timing import Timing
 from forewarn.engine.clock import RealClock
-from forewarn.engine.record import SCOPE
-from forewarn.engine.replica import SCOPE_KEY
+from forewarn.engine.record import SCOPE, SEEN
+from forewarn.engine.replica import SCOPE_KEY, SEEN_KEY
 from forewarn.engine.worker import Worker
 from forewarn.platform.simulated import SimulatedPlatform
 from forewarn.server import open_service, pause_collector, resume_collector
@@ -41,7 +41,6 @@ def scope(number: int, vms: int) -> Scope:
         kind=kind,
         vms=tuple(map(vm, members)),
         incarnation=5,
-        seen_at=SEEN_AT,
     )
 
 
@@ -65,6 +64,9 @@ async def fill(path: Path, vms: int, vms_per_scope: int) -> None:
         await store.commit(
             [Write(SCOPE_KEY.format(one.name), SCOPE.encode(one), 0) for one in scopes]
         )
+        await store.commit(
+            [Write(SEEN_KEY.format(one.name), SEEN.encode(SEEN_AT), 0) for one in scopes]
+        )
     await store.close()
 
 
@@ -73,9 +75,10 @@ def read_alone(path: Path) -> float:
     gc.disable()
     began = time.perf_counter()
     with sqlite3.connect(path) as connection:
+        values = connection.execute("SELECT key, value FROM record ORDER BY key")
         scopes = [
-            SCOPE.decode(value)
-            for (value,) in connection.execute("SELECT value FROM record ORDER BY key")
+            SCOPE.decode(value) if key.startswith("scope/") else SEEN.decode(value)
+            for key, value in values
         ]
     seconds = time.perf_counter() - began
     assert scopes

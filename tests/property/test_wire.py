@@ -10,10 +10,11 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
+from msgspec.structs import replace
 
 from forewarn.core.event import Ended, Event, Impact, Status
 from forewarn.core.fleet import AutoApprove, Instance, Policy, Power, Scope, ScopeKind, Vm
-from forewarn.engine.record import SCOPE
+from forewarn.engine.record import SCOPE, SEEN
 from forewarn.errors import Invalid, StoreUnusable
 from forewarn.fleetfile import parser as fleet
 from forewarn.fleetfile.parser import Fleet
@@ -143,8 +144,9 @@ def fleets(draw: st.DrawFn) -> Fleet:
 @patient
 @given(scopes)
 def test_a_scope_survives_its_record(scope: Scope) -> None:
-    """Encode and decode are each other's inverse, to the microsecond."""
-    assert SCOPE.decode(SCOPE.encode(scope)) == scope
+    """Encode and decode are each other's inverse, to the microsecond. Polls have a record."""
+    assert SCOPE.decode(SCOPE.encode(scope)) == replace(scope, seen_at=None)
+    assert scope.seen_at is None or SEEN.decode(SEEN.encode(scope.seen_at)) == scope.seen_at
 
 
 @patient

@@ -17,10 +17,12 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
+from msgspec.structs import replace
+
 from forewarn.core import command as ask
 from forewarn.core.change import ChangeKind
 from forewarn.core.event import Cause, EventType, Status
-from forewarn.core.fleet import Approval, AutoApprove, Policy, Scope, ScopeKind, Vm
+from forewarn.core.fleet import Approval, AutoApprove, Policy, Power, Scope, ScopeKind, Vm
 from forewarn.core.lifecycle import is_enabled
 from forewarn.core.timing import Timing
 from forewarn.engine.board import Board, PublishedScope, wait_for_change
@@ -28,7 +30,7 @@ from forewarn.engine.engine import Engine
 from forewarn.engine.entry import decode_all
 from forewarn.engine.lease import TTL_SECONDS
 from forewarn.engine.operations import Operations, ScopedEvent
-from forewarn.engine.record import SCOPE
+from forewarn.engine.record import SCOPE, SEEN
 from forewarn.engine.worker import Worker
 from forewarn.errors import Error, ImpactFailed, StoreLost
 from forewarn.fleetfile.parser import Fleet
@@ -73,7 +75,9 @@ class Witness:
     """Sees every commit in order, whoever made it, and checks it on the spot."""
 
     now: Callable[[], datetime]
+    timing: Timing
     scopes: dict[str, Scope] = field(default_factory=dict)
+    seen: dict[str, datetime] = field(default_factory=dict)
     shown: dict[tuple[str, int, int], tuple[bytes, ...]] = field(default_factory=dict)
     lives: dict[str, int] = field(default_factory=dict)
     ended: set[str] = field(default_factory=set)
@@ -104,6 +108,17 @@ class Witness:
                     "what is told as done was done",
                     one,
                 )
+            if one.what is ChangeKind.EXECUTED_SILENTLY:
+                scope = self.scopes[one.scope]
+                self.must(
+                    not is_enabled(scope, self.now(), self.timing)
+                    or self._needs_no_notice(scope, one.vm, one.detail),
+                    "who polls is given notice",
+                    one,
+                )
+        for write in writes:
+            if write.key.startswith("seen/"):
+                self._saw(write.key.split("/")[1], write.value)
         is_fleet = any(one.by == "fleet" for one in outcome)
         for write in writes:
             if not write.key.startswith("scope/"):
@@ -114,8 +129,12 @@ class Witness:
                 self.lives[name] = self.lives.get(name, 0) + 1
                 self.ended |= {event.id for event in before.events} if before else set()
                 self.transcript.append(f"{self.now():%H:%M:%S} {name} gone")
+                self.must(name not in self.seen, "a scope takes its polls along", name)
                 continue
-            after = self.scopes[name] = SCOPE.decode(write.value)
+            after = SCOPE.decode(write.value)
+            self.must(after.seen_at is None, "a scope is stored without its polls", name)
+            self.must(before or name not in self.seen, "a new scope is unseen", name)
+            after = self.scopes[name] = replace(after, seen_at=self.seen.get(name))
             with self.remembering():
                 self._check(
                     before or Scope(name=name, kind=after.kind, incarnation=after.incarnation),
@@ -123,6 +142,20 @@ class Witness:
                 )
                 if is_fleet and before is not None:
                     check_members(before, after)
+
+    def _saw(self, name: str, value: bytes | None) -> None:
+        if value is None:
+            self.seen.pop(name, None)
+        else:
+            self.seen[name] = SEEN.decode(value)
+        if name in self.scopes:
+            self.scopes[name] = replace(self.scopes[name], seen_at=self.seen.get(name))
+
+    def _needs_no_notice(self, scope: Scope, vm: str, type_: str) -> bool:
+        """A VM that is down, or a deletion that its policy does not announce."""
+        known = scope.vm(vm)
+        is_down = known is None or known.power is not Power.RUNNING
+        return is_down or (type_ == EventType.TERMINATE and scope.policy.terminate_notice is None)
 
     def _check(self, before: Scope, after: Scope) -> None:
         check_step(before, after, self.now())
@@ -369,7 +402,7 @@ class World:
         self.clock = VirtualClock(NOON)
         self.server_clock = self.clock
         self.timing = Timing()
-        self.witness = Witness(self.clock.now)
+        self.witness = Witness(self.clock.now, self.timing)
         self.store = store or MemoryStore()
         self.servers: list[Server] = []
         self.expiries: set[asyncio.Task[None]] = set()

@@ -1,14 +1,16 @@
 """What polls read: every scope as last committed, its VMs, and its rendered documents.
 
-In memory: no lock, no store. Only `publish` and `withdraw` modify it. A document is rendered
+In memory: no lock, no store. Only `publish`, `see` and `withdraw` modify it. A document is rendered
 once per change and api-version, by the first poll that needs it (`web/metadata/fast_path.py`).
 """
 
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from datetime import datetime
 from typing import Any, TypeVar, overload
 
+from msgspec.structs import replace
 from sortedcontainers import SortedList
 
 from forewarn.core.event import Event, EventType, Status
@@ -21,15 +23,17 @@ K = TypeVar("K")
 class PublishedScope:
     """One scope on the board. `pages` holds rendered documents; a visible change empties it.
 
-    Until `fresh_until` (seconds since the epoch) polls need not be recorded; 0: record the next.
+    `seen_revision` is that of the record of its polls; 0 if there is none. Until `fresh_until`
+    (seconds since the epoch) polls need not be recorded; 0: record the next.
     `waiters` are long polls: they wait for a change of the document or of the scope's VMs.
     """
 
-    __slots__ = ("fresh_until", "pages", "revision", "scope", "waiters")
+    __slots__ = ("fresh_until", "pages", "revision", "scope", "seen_revision", "waiters")
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
         self.revision = 0
+        self.seen_revision = 0
         self.pages: dict[str, bytes] = {}
         self.waiters: set[asyncio.Timeout] | None = None
         self.fresh_until = 0.0
@@ -92,16 +96,27 @@ class Board:
         if published is None:
             published = self._add(scope)
         else:
-            old, published.scope = published.scope, scope
+            old = published.scope
+            published.scope = replace(scope, seen_at=_later(old.seen_at, scope.seen_at))
             self._index(published, old, scope)
             if scope.incarnation != old.incarnation:
                 published.pages = {}
                 wake(published)
         published.revision = revision
-        if scope.seen_at is not None:
-            published.fresh_until = scope.seen_at.timestamp() + self.seen_interval_seconds
         for callback in self._subscribers:
             callback(published)
+
+    def see(self, name: str, seen_at: datetime | None, revision: int) -> None:
+        """Show when a scope was last polled, as recorded at a revision; None: not recorded.
+
+        That is not a change of the scope: it costs the same for any number of VMs.
+        """
+        published = self.scopes[name]
+        latest = seen_at and _later(seen_at, published.scope.seen_at)
+        published.scope = replace(published.scope, seen_at=latest)
+        published.seen_revision = revision if seen_at else 0
+        fresh_seconds = self.seen_interval_seconds
+        published.fresh_until = seen_at.timestamp() + fresh_seconds if seen_at else 0.0
 
     def _add(self, scope: Scope) -> PublishedScope:
         """Add a new scope: nothing to compare, no waiters. A start may do this a million times."""
@@ -306,6 +321,11 @@ class SortedKeys(Sequence[K]):
 def _event_key(event: Event) -> tuple[str, str]:
     """Sorts events by age. Microseconds have a fixed width, so that text sorts by time."""
     return f"{event.created_at:%Y-%m-%dT%H:%M:%S.%f}", event.id
+
+
+def _later(one: datetime | None, other: datetime | None) -> datetime | None:
+    """The later poll: clocks differ, and earlier versions stored the last poll in the scope."""
+    return max(filter(None, (one, other)), default=None)
 
 
 async def wait_for_change(

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from forewarn.core.change import ChangeKind
 from forewarn.core.command import Command, SetMembers
 from forewarn.core.fleet import Scope
 from forewarn.core.machine import Group, Outcome, decide
-from forewarn.engine.replica import SCOPE_KEY
+from forewarn.engine.replica import SCOPE_KEY, SEEN_KEY
 from forewarn.engine.transaction import Transaction
 from forewarn.errors import Error, StoreLost, Unavailable, UnknownScope
 from forewarn.store.base import Lease
@@ -129,6 +130,8 @@ class CommandQueues:
                 if one.lease is not None:
                     engine.require(transaction, one.lease)
                 outcome = decide(scope, one.command, transaction.now, engine.timing, together)
+                if any(each.what is ChangeKind.EXECUTED_SILENTLY for each in outcome.changes):
+                    transaction.get(SEEN_KEY.format(name))  # compared: a poll may be unknown here
             except Exception as error:  # a refusal, or a bug that concerns only this submitter
                 if isinstance(error, Error) and not transaction.is_confirmed:
                     raise

@@ -18,7 +18,7 @@ from forewarn.core.change import ChangeKind
 from forewarn.core.command import Command, Seen
 from forewarn.core.fleet import Scope
 from forewarn.core.lifecycle import is_enabled
-from forewarn.core.machine import Outcome
+from forewarn.core.machine import Outcome, decide
 from forewarn.core.timing import Timing
 from forewarn.engine.board import Board, PublishedScope
 from forewarn.engine.clock import Clock
@@ -27,10 +27,13 @@ from forewarn.engine.entry import Entry, encode_all
 from forewarn.engine.record import DECLARED, FLOOR, HOSTS, RAW, Floor, Hosts
 from forewarn.engine.replica import (
     ABSENT,
+    SCOPE_KEY,
+    SEEN_KEY,
     Replica,
     Versioned,
     describe,
     kind_of,
+    name_of,
 )
 from forewarn.engine.transaction import LeaseLost, Transaction
 from forewarn.errors import Conflict, Error, StoreLost, StoreUnusable, Unavailable
@@ -181,6 +184,7 @@ class Engine(Replica):
 
     async def _commit(self, transaction: Transaction) -> None:
         self._keep_floor(transaction)
+        self._keep_seen(transaction)
         reads, writes = transaction.reads, transaction.writes
         encoded = [
             Write(
@@ -236,6 +240,20 @@ class Engine(Replica):
             incarnation = max(scope.incarnation, floor + 1)
             transaction.put(key, replace(scope, incarnation=incarnation))
 
+    def _keep_seen(self, transaction: Transaction) -> None:
+        """Delete the polls of a deleted scope with it, and those that its next scope would find.
+
+        Polls that an earlier version stored in the scope's record get a record of their own,
+        because the commit removes them from there.
+        """
+        for key, after in list(transaction.writes.items()):
+            if kind_of(key) != "scope":
+                continue
+            seen_key = SEEN_KEY.format(name_of(key))
+            is_new, is_stored = not transaction.reads[key].revision, self.read(seen_key).revision
+            if after is None or (is_new if is_stored else after.seen_at):
+                transaction.put(seen_key, after and after.seen_at)
+
     async def submit(
         self, scope: str, command: Command, by: str, *, lease: Lease | None = None
     ) -> Outcome:
@@ -243,6 +261,8 @@ class Engine(Replica):
 
         The returned outcome has been committed and published.
         """
+        if isinstance(command, Seen):
+            return await self._record_poll(scope, by)
         return await self._commands.submit(scope, command, by, lease)
 
     def new_scope(self, name: str) -> Scope:
@@ -273,6 +293,27 @@ class Engine(Replica):
                 scope=published.scope.name,
                 problem=str(error) or "the store is slow",
             )
+
+    async def _record_poll(self, name: str, by: str) -> Outcome:
+        """Write the record of the scope's polls. It is read alone: a commit of the scope at the
+        same time is no conflict. The rule is given no VMs, so it costs the same for any scope.
+        """
+        key, scope_key = SEEN_KEY.format(name), SCOPE_KEY.format(name)
+
+        def see(transaction: Transaction) -> Outcome:
+            self.check_readable(scope_key)
+            if name not in self.board.scopes:
+                transaction.get(scope_key)  # read again before it is refused
+            scope = self.board.find_scope(name).scope
+            bare = Scope(name=name, seen_at=scope.seen_at)
+            outcome = decide(bare, Seen(), transaction.now, self.timing)
+            seen_at = outcome.scope.seen_at
+            if transaction.get(key) != seen_at:
+                transaction.put(key, seen_at)
+                transaction.record(*outcome.changes, scope=name)
+            return replace(outcome, scope=replace(scope, seen_at=seen_at))
+
+        return await self.update([key], see, by=by)
 
     async def close(self) -> None:
         for task in list(self._background.values()):

@@ -15,7 +15,7 @@ from forewarn.core.fleet import Scope, Vm
 from forewarn.core.machine import decide
 from forewarn.engine.engine import DECLARED_KEY, FLEET_KEY, Engine
 from forewarn.engine.record import Hosts
-from forewarn.engine.replica import SCOPE_KEY, kind_of
+from forewarn.engine.replica import ABSENT, SCOPE_KEY, SEEN_KEY, kind_of
 from forewarn.engine.transaction import Transaction
 from forewarn.errors import FleetChanged, Unavailable
 from forewarn.fleetfile.parser import Fleet, compute_etag, dump_json
@@ -27,6 +27,8 @@ VMS_PER_COMMIT_MAX = 500
 """How many VMs are committed and published before polls run; one scope may have more."""
 VMS_BYTES_PER_COMMIT_MAX = COMMIT_BYTES_MAX // 4
 """How large the definitions of these VMs may be: events, host names and history need space too."""
+RECORDS_PER_COMMIT_MAX = WRITES_MAX - 3
+"""How many records of scopes and their polls: the fleet, declared hosts and the floor are three."""
 HOSTS_PER_RECORD = 500
 
 Commands = list[tuple[str, Command]]
@@ -205,26 +207,24 @@ class FleetApplier:
         return vm if known is None else replace(vm, power=known.power)
 
     async def _batches(self, commands: Commands) -> list[Batch]:
-        """What is committed together: few enough scopes, VMs and bytes for one commit.
-
-        The records of the fleet, of declared hosts and of the floor need space in the commit, too.
-        """
-        turns, batches, batch, vms, size = _Turns(), list[Batch](), Commands(), 0, 0
+        """What is committed together: few enough scopes, VMs and bytes for one commit."""
+        turns, batches, batch, records, vms, size = _Turns(), list[Batch](), Commands(), 0, 0, 0
         for name, command in commands:
             published = self._engine.board.scopes.get(name)
             joining = command.vms if isinstance(command, SetMembers) else ()
             count = max(len(joining), len(published.scope.vms) if published else 0)
             await turns.pass_after(count)
             bytes_ = len(msgspec.json.encode(joining))
+            is_polled = published is not None or self._engine.read(SEEN_KEY.format(name)) != ABSENT
             if batch and (
-                len(batch) == WRITES_MAX - 3
+                records + 1 + is_polled > RECORDS_PER_COMMIT_MAX
                 or vms + count > VMS_PER_COMMIT_MAX
                 or size + bytes_ > VMS_BYTES_PER_COMMIT_MAX
             ):
                 batches.append(Batch(batch))
-                batch, vms, size = Commands(), 0, 0
+                batch, records, vms, size = Commands(), 0, 0, 0
             batch.append((name, command))
-            vms, size = vms + count, size + bytes_
+            records, vms, size = records + 1 + is_polled, vms + count, size + bytes_
         return [*batches, Batch(batch)] if batch else batches
 
 

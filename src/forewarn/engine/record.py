@@ -4,9 +4,11 @@ Codecs of scopes and of the fleet are here; a feature defines the codecs of its 
 """
 
 from contextlib import suppress
-from typing import Generic, TypeVar
+from datetime import datetime
+from typing import Annotated, Generic, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from forewarn.core.fleet import Scope
 from forewarn.errors import StoreUnusable
@@ -81,6 +83,16 @@ class RecordCodec(Generic[T]):
             )
 
 
+class ScopeCodec(RecordCodec[Scope]):
+    """For scopes. `seen_at` is left out, because it is in the record of `SEEN`.
+
+    Earlier versions stored it in the scope, so it may be there.
+    """
+
+    def encode(self, value: Scope) -> bytes:
+        return super().encode(replace(value, seen_at=None))
+
+
 class BytesCodec(RecordCodec[bytes]):
     """For records whose value is used as it is: leases."""
 
@@ -94,7 +106,9 @@ class BytesCodec(RecordCodec[bytes]):
         return encoded
 
 
-SCOPE = RecordCodec("scope", Scope)
+SCOPE = ScopeCodec("scope", Scope)
+SEEN: RecordCodec[datetime] = RecordCodec("seen", Annotated[datetime, msgspec.Meta(tz=True)])  # type: ignore[arg-type]
+"""When a VM of the scope last polled. A large scope is not written once an hour for that."""
 HOSTS = RecordCodec("hosts", Hosts)
 FLOOR = RecordCodec("floor", Floor)
 DECLARED: RecordCodec[tuple[str, ...]] = RecordCodec("declared hosts", tuple[str, ...])

@@ -17,7 +17,7 @@ from forewarn.engine.clock import Clock
 from forewarn.engine.entry import Entry
 from forewarn.engine.log_throttle import ThrottledLog
 from forewarn.engine.metrics import Metrics
-from forewarn.engine.record import SCOPE, RecordCodec
+from forewarn.engine.record import SCOPE, SEEN, RecordCodec
 from forewarn.errors import (
     Error,
     EventEnded,
@@ -33,6 +33,7 @@ T = TypeVar("T")
 
 SCOPE_KEY = "scope/{}/"
 """The closing slash keeps `web` from being a prefix of `web-2`."""
+SEEN_KEY = "seen/{}/"
 CATCH_UP_SECONDS_MAX = 2.0
 UNREADABLE_LOGGED_MAX = 20
 """How many unreadable records are named in the log; all are counted in the metrics."""
@@ -70,13 +71,17 @@ class RecordKind(NamedTuple):
 
 
 class Records:
-    """The decoded records of all cached kinds except scopes, by key."""
+    """The decoded records of all cached kinds except scopes and their polls, by key."""
 
     def __init__(self) -> None:
         self._kinds: dict[str, dict[str, Versioned]] = {}
 
     def get(self, key: str) -> Versioned:
         return self._kinds.get(kind_of(key), {}).get(key, ABSENT)
+
+    def take(self, key: str) -> Versioned:
+        """Get and remove a record."""
+        return self._kinds.get(kind_of(key), {}).pop(key, ABSENT)
 
     def values(self, kind: str) -> Iterator[tuple[str, Any]]:
         """The key and value of every record of a kind, also for threads: records may change."""
@@ -117,6 +122,7 @@ class Replica:
         self._advanced = asyncio.Event()
         self._loading = asyncio.Lock()
         self.register("scope", SCOPE)
+        self.register("seen", SEEN)
         self.subscribe_entries(self.metrics.count)
 
     def register(self, kind: str, codec: RecordCodec[Any], *, cached: bool = True) -> None:
@@ -178,7 +184,9 @@ class Replica:
         """Learn every record of a prefix, and the deletion of those that the store lacks."""
         snapshot = await self.store.load(prefix)
         held = {record.key for record in snapshot.records}
-        known = [*self.records.keys(), *map(SCOPE_KEY.format, self.board.scopes), *self.unreadable]
+        scopes = self.board.scopes
+        known = [*self.records.keys(), *map(SCOPE_KEY.format, scopes), *self.unreadable]
+        known += [SEEN_KEY.format(name) for name, one in scopes.items() if one.seen_revision]
         for key in known:
             if key.startswith(prefix) and key not in held:
                 self.learn(Record(key, None, snapshot.revision))
@@ -234,6 +242,13 @@ class Replica:
                 self.board.withdraw(name_of(key), revision)
             else:
                 self.board.publish(value, revision)
+                # a poll is in `records` while its scope is not shown, because it was unreadable
+                early = self.records.take(SEEN_KEY.format(value.name))
+                if early.revision:
+                    self.board.see(value.name, early.value, early.revision)
+            return
+        if kind.codec is SEEN and name_of(key) in self.board.scopes:
+            self.board.see(name_of(key), value, revision)
             return
         before = self.records.get(key).value
         self.records.set(key, value, revision)
@@ -251,9 +266,11 @@ class Replica:
 
     def read(self, key: str) -> Versioned:
         """A cached record as a write must name it: revision 0 if it is absent or deleted."""
-        if kind_of(key) == "scope":
-            published = self.board.scopes.get(name_of(key))
-            return Versioned(published.scope, published.revision) if published else ABSENT
+        kind, published = kind_of(key), self.board.scopes.get(name_of(key))
+        if kind == "scope" and published is not None:
+            return Versioned(published.scope, published.revision)
+        if kind == "seen" and published is not None and published.seen_revision:
+            return Versioned(published.scope.seen_at, published.seen_revision)
         return self.records.get(key)
 
     def is_cached(self, key: str) -> bool:

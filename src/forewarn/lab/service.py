@@ -12,16 +12,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
-from msgspec.structs import replace
-
 from forewarn import server
 from forewarn.config import Address, Config, Identify
-from forewarn.core.fleet import Scope
 from forewarn.core.timing import Timing
 from forewarn.engine.board import PublishedScope
 from forewarn.engine.clock import RealClock
 from forewarn.engine.engine import Engine
-from forewarn.engine.replica import SCOPE_KEY
+from forewarn.engine.replica import SEEN_KEY
 from forewarn.engine.transaction import Transaction
 from forewarn.errors import Invalid, Refused
 from forewarn.fleetfile.parser import Fleet
@@ -232,12 +229,11 @@ class LabService:
 
     async def _forget_polls(self, published: PublishedScope) -> None:
         """Disable the scope, as if it had not been polled for a day."""
-        key = SCOPE_KEY.format(published.scope.name)
+        key = SEEN_KEY.format(published.scope.name)
 
         def forget(transaction: Transaction) -> None:
-            scope: Scope | None = transaction.get(key)
-            if scope is not None and scope.seen_at is not None:
-                transaction.put(key, replace(scope, seen_at=None))
+            if transaction.get(key) is not None:
+                transaction.put(key, None)
 
         await self.engine.update([key], forget, by="fault")
         published.fresh_until = 0.0

@@ -116,7 +116,7 @@ def test_pages_last_until_the_visible_document_changes() -> None:
     place = board.scopes["web"]
     place.pages["2020-07-01"] = b"page"
 
-    board.publish(replace(WEB, seen_at=NOON), 2)
+    board.see("web", NOON, 2)
     assert place.pages == {"2020-07-01": b"page"}
     board.publish(run(WEB, restart()), 3)
     assert place.pages == {}
@@ -156,7 +156,7 @@ def test_invisible_change_wakes_no_wait() -> None:
     async def main() -> None:
         board = board_with(WEB)
         task = await waiting(board.scopes["web"])
-        board.publish(replace(WEB, seen_at=NOON), 2)
+        board.see("web", NOON, 2)
         await asyncio.sleep(0)
 
         assert not task.done()

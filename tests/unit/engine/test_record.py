@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from forewarn.core.event import Cause, Ended, EndReason, EventType, Impact, ImpactState
 from forewarn.core.fleet import Instance, Policy, Power, Scope, ScopeKind, Vm
-from forewarn.engine.record import HOSTS, SCOPE, Hosts
+from forewarn.engine.record import HOSTS, SCOPE, SEEN, Hosts
 from forewarn.errors import StoreUnusable
 from tests.unit.wire.build import NOT_BEFORE, reboot
 
@@ -45,8 +45,12 @@ FULL = Scope(
 
 
 def test_a_scope_comes_back_from_its_record_as_it_was() -> None:
-    """The record is all that survives a restart: to the microsecond, with every claim."""
-    assert SCOPE.decode(SCOPE.encode(FULL)) == FULL
+    """The record is all that survives a restart: to the microsecond, with every claim. Polls have
+    their own.
+    """
+    assert SCOPE.decode(SCOPE.encode(FULL)) == replace(FULL, seen_at=None)
+    assert FULL.seen_at is not None
+    assert SEEN.decode(SEEN.encode(FULL.seen_at)) == FULL.seen_at
 
 
 def test_a_record_is_json_with_its_format_first() -> None:

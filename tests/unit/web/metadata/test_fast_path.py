@@ -25,9 +25,9 @@ def polls(config: Config = BOTH) -> Polls:
     """`web-0` at 10.0.0.1, whose scope was polled just now."""
     engine = Engine(MemoryStore(), VirtualClock(NOON), Timing())
     engine.board.publish(
-        Scope(name="web", vms=(Vm(name="web-0", address="10.0.0.1"),), seen_at=NOON, incarnation=7),
-        1,
+        Scope(name="web", vms=(Vm(name="web-0", address="10.0.0.1"),), incarnation=7), 1
     )
+    engine.board.see("web", NOON, 2)
     return Polls(engine, config, Limits())
 
 
