@@ -34,7 +34,7 @@ test-all: test test-system
 # installs what is missing.
 test-system: $(LIBVIRT)
 	@sh tools/need.sh curl=curl haproxy=haproxy openssl=openssl systemd-analyze=systemd ip=iproute2 nft=nftables promtool=prometheus \
-		etcd=etcd-server etcdctl=etcd-client \
+		etcd=etcd-server etcdctl=etcd-client faketime=faketime \
 		jq=jq ssh=openssh-client node=nodejs go=golang-go mono=mono-runtime \
 		"mcs=mono-mcs libmono-system-net-http4.0-cil libmono-system-runtime-serialization4.0-cil"
 	@echo "== tests that need system programs"
