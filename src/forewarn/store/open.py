@@ -1,5 +1,6 @@
 """The store that a URL names, as `--store` takes it."""
 
+import os
 import re
 
 from forewarn.errors import Invalid
@@ -37,6 +38,8 @@ async def open_store(
 
 
 async def _open_etcd(hosts: list[str], prefix: str, options: EtcdOptions) -> Store:
+    # Commands that the service starts do not use gRPC, which would log a line for each of them.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
     try:
         from forewarn.store.etcd import EtcdStore
     except ImportError as error:
