@@ -10,12 +10,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from forewarn.errors import Conflict
 from forewarn.store.base import Record, RevisionCheck, Store, Write
-from tests.conformance.stores import STORES, TEST_SECONDS_MAX, Open
+from tests.conformance.stores import STORES, TEST_SECONDS_MAX, Open, etcd
 
 KEYS = st.sampled_from(["scope/a", "scope/b", "scope/ab", "scopes", "campaign/1"])
 VALUES = st.one_of(st.none(), st.binary(max_size=8))
 ENTRIES = st.one_of(st.none(), st.binary(max_size=4))
 SETTINGS = settings(max_examples=25, stateful_step_count=20, deadline=None, database=None)
+ETCD_SETTINGS = settings(SETTINGS, max_examples=6)  # each call is one over a network
 
 
 class StoreAndModel(RuleBasedStateMachine):
@@ -140,4 +141,6 @@ def test_a_store_behaves_like_the_model(open_store: Open) -> None:
         def __init__(self) -> None:
             super().__init__(open_store)
 
-    run_state_machine_as_test(OnThisStore, settings=SETTINGS)
+    run_state_machine_as_test(
+        OnThisStore, settings=ETCD_SETTINGS if open_store is etcd else SETTINGS
+    )

@@ -4,13 +4,13 @@ import asyncio
 import math
 from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
 from contextlib import aclosing, suppress
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 from uuid import uuid4
 
 import grpc
 from aetcd import rpc
 
-from forewarn.errors import Compacted, Conflict, StoreLost, Unavailable
+from forewarn.errors import Conflict, Unavailable
 from forewarn.store.base import (
     LEASE_KEY,
     POSITION_MAX,
@@ -23,6 +23,7 @@ from forewarn.store.base import (
     Write,
     check_commit,
     check_revision,
+    check_watch,
 )
 from forewarn.store.etcd_client import EtcdClient
 from forewarn.store.etcd_layout import (
@@ -49,11 +50,8 @@ CONFIRM_SECONDS = 1.0
 RESUME_SECONDS = 0.1
 
 
-class Segment(NamedTuple):
-    """A part of the history: positions after its start, up to the start of the next one."""
-
-    number: int
-    start: int
+class _Cut(Exception):
+    """The stream of a watch has ended, but the store may still answer."""
 
 
 class EtcdStore(LeaseKeeper):
@@ -115,11 +113,8 @@ class EtcdStore(LeaseKeeper):
                     async for batch in batches:
                         after = batch.revision
                         yield batch
-            except StoreLost as error:
-                if isinstance(error, Compacted):
-                    raise
-            if not self._client.is_closed:
-                await self.get("")
+            except _Cut:
+                await self.get("")  # of another endpoint, if this one fails
                 await asyncio.sleep(RESUME_SECONDS)
 
     async def history(self, after: int = 0, limit: int = 1000) -> HistoryValues:
@@ -261,7 +256,7 @@ class EtcdStore(LeaseKeeper):
         for segment in reversed(segments) if newest_first else segments:
             if len(values) >= limit:
                 break
-            key, end = span(self._key("history", f"{segment.number:010}/"))
+            key, end = span(self._key("history", f"{segment:010}/"))
             page = await self._client.read(
                 Range(
                     key=key,
@@ -277,25 +272,25 @@ class EtcdStore(LeaseKeeper):
             values += page.kvs
         return values
 
-    async def _segments_between(self, after: int, before: int) -> list[Segment]:
-        """The segments that may have such positions. Most readers need only the newest."""
+    async def _segments_between(self, after: int, before: int) -> list[int]:
+        """The segments that may have such positions. Most readers need only the newest.
+
+        Positions of a segment are after its creation, and up to the creation of the next one.
+        """
         for first in (self._segment, 0):
             _, found = await self._read(self._newest(first))
             self._revision(found)
-            segments = [
-                Segment(segment_number(each.key), each.create_revision) for each in found.kvs
-            ]
-            if segments and segments[0].start <= after:
+            if found.kvs and found.kvs[0].create_revision <= after:
                 break
-        ends = [*(each.start for each in segments[1:]), POSITION_MAX]
+        ends = [*(each.create_revision for each in found.kvs[1:]), POSITION_MAX]
         return [
-            segment
-            for segment, end in zip(segments, ends, strict=True)
-            if end > after and segment.start < before
+            segment_number(segment.key)
+            for segment, end in zip(found.kvs, ends, strict=True)
+            if end > after and segment.create_revision < before
         ]
 
     async def _stream(self, after: int) -> AsyncGenerator[Snapshot, None]:
-        """The batches of one stream, until it is cut (StoreLost) or the store is closed."""
+        """The batches of one stream, until it is cut or the store is closed."""
         key, end = span(self._key("record", ""))
         quiet_from, quiet_to = self._quiet
         start = max(after, quiet_to) if quiet_from <= after else after
@@ -312,19 +307,19 @@ class EtcdStore(LeaseKeeper):
         try:
             call = await self._client.open_watch(rpc.WatchRequest(create_request=create))
             while (response := await self._next(call, after)) is not grpc.aio.EOF:
+                if response.compact_revision:
+                    check_watch(after, response.compact_revision)
                 if response.canceled:
-                    self._raise_canceled(response, after)
+                    raise _Cut(response.cancel_reason)
                 events += (each for each in response.events if each.kv.mod_revision > after)
-                if response.fragment or response.created:
-                    continue
-                if not events:
+                if not (response.events or response.created):
                     self._quiet = (after, response.header.revision)
-                    continue
-                records, events = self._changed(events), []
-                after = records[-1].revision
-                yield Snapshot(after, records)
+                if events and not response.fragment:
+                    records, events = self._changed(events), []
+                    after = records[-1].revision
+                    yield Snapshot(after, records)
         except grpc.RpcError as error:
-            raise self._client.translate(error) from error
+            raise _Cut(error.details()) from error
         finally:
             if call is not None:
                 call.cancel()
@@ -341,7 +336,7 @@ class EtcdStore(LeaseKeeper):
             while not (await asyncio.wait({reading}, timeout=CONFIRM_SECONDS))[0]:
                 was_behind, is_behind = is_behind, (await self.get("")).revision > after
                 if was_behind and is_behind:
-                    raise StoreLost("the watch is behind the store")
+                    raise _Cut("the watch is behind the store")
             return reading.result()
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -350,14 +345,6 @@ class EtcdStore(LeaseKeeper):
             return grpc.aio.EOF  # the store was closed
         finally:
             reading.cancel()
-
-    def _raise_canceled(self, response: Any, after: int) -> None:
-        if response.compact_revision:
-            raise Compacted(
-                f"changes up to revision {response.compact_revision} are compacted; a watch after"
-                f" {after} would miss some: load again"
-            )
-        raise StoreLost(f"etcd ended the watch: {response.cancel_reason}")
 
     def _changed(self, events: Iterable[Any]) -> tuple[Record, ...]:
         """The last change of each record, in the order of revisions."""

@@ -91,6 +91,7 @@ class EtcdClient:
         self._password = _read(options.password_file, "--etcd-password-file").decode().strip()
         self._endpoints = [Endpoint(address, credentials) for address in addresses]
         self._token = ""
+        self._authenticating = asyncio.Lock()
         self._cluster_id = 0
         self.is_closed = False
 
@@ -151,12 +152,13 @@ class EtcdClient:
             raise StoreLost("the store is closed")
         try:
             await self._authenticate(endpoint)
+            token = self._token
             response = await endpoint.methods[type(request)](
                 request, timeout=CALL_SECONDS_MAX, metadata=self._metadata()
             )
         except grpc.RpcError as error:
             if error.details() in TOKEN_ENDED and not is_retry:  # it was not carried out
-                self._token = ""
+                self._token = "" if self._token == token else self._token
                 return await self._call(endpoint, request, is_retry=True)
             raise self.translate(error, endpoint.address) from error
         except asyncio.CancelledError as error:
@@ -170,10 +172,11 @@ class EtcdClient:
         return response
 
     async def _authenticate(self, endpoint: Endpoint) -> None:
-        if self._options.user and not self._token:
-            request = rpc.AuthenticateRequest(name=self._options.user, password=self._password)
-            method = endpoint.methods[rpc.AuthenticateRequest]
-            self._token = (await method(request, timeout=CALL_SECONDS_MAX)).token
+        async with self._authenticating:  # once for many calls: it costs etcd a tenth of a second
+            if self._options.user and not self._token:
+                request = rpc.AuthenticateRequest(name=self._options.user, password=self._password)
+                method = endpoint.methods[rpc.AuthenticateRequest]
+                self._token = (await method(request, timeout=CALL_SECONDS_MAX)).token
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
         return (REQUIRE_LEADER, ("token", self._token)) if self._token else (REQUIRE_LEADER,)

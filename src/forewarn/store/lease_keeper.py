@@ -63,6 +63,5 @@ class LeaseKeeper(ABC):
         if self._renewing is not None:
             self._renewing.cancel()
             self._renewing = None
-        for lease in list(self._leases):
-            with suppress(Unavailable):
-                await lease.release()
+        releases = (lease.release() for lease in list(self._leases))
+        await asyncio.gather(*releases, return_exceptions=True)  # else they end by time
