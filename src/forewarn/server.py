@@ -32,6 +32,7 @@ from forewarn.fleetfile import parser as fleet
 from forewarn.fleetfile.files import compute_digest, read_sources
 from forewarn.history.cloudevents import parse_secrets
 from forewarn.history.retention import RetentionWorker
+from forewarn.history.transfer import check_complete
 from forewarn.history.webhooks import open_webhooks, run_webhooks
 from forewarn.log import log
 from forewarn.platform.base import Platform
@@ -99,6 +100,7 @@ async def open_service(
     """A service whose engine has loaded the store. Closes the store at the end."""
     service = build_service(store, clock, timing, make_id)
     try:
+        await check_complete(store)
         await service.engine.load()
         yield service
     finally:

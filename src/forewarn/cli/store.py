@@ -5,19 +5,25 @@ import os
 import secrets
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 
 import typer
 
 from forewarn.cli.exit_codes import Usage, needs_extra
-from forewarn.errors import StoreLost, StoreUnusable
+from forewarn.cli.options import read_config, with_options
+from forewarn.config import Config, options
+from forewarn.errors import Refused, StoreLost, StoreUnusable
 
 if TYPE_CHECKING:
     from forewarn.web.service import Service
 
 T = TypeVar("T")
+Work = Callable[["Service"], Awaitable[T]]
+DEFAULTS = Config()
 
-app = typer.Typer(help="The store, without a service: restore.", no_args_is_help=True)
+app = typer.Typer(help="The store, without a service: check, copy, restore.", no_args_is_help=True)
+ETCD_OPTIONS = [each.name for each in options(Config) if each.name.startswith("etcd_")]
 
 # fmt: off
 Backup = Annotated[str, typer.Argument(metavar="BACKUP", help="The file that a backup created.")]
@@ -25,6 +31,9 @@ Target = Annotated[str, typer.Argument(
     metavar="TARGET", help="The store, as in `serve --store`, or its file.")]
 Force = Annotated[bool, typer.Option(
     "--force", help="Replace an existing store. It is kept under another name.")]
+Url = Annotated[str, typer.Argument(metavar="URL", help="The store, as in `serve --store`.")]
+From = Annotated[str, typer.Argument(metavar="SOURCE", help="The store, as in `serve --store`.")]
+To = Annotated[str, typer.Argument(metavar="TARGET", help="An empty store, of any kind.")]
 KeepTokens = Annotated[bool, typer.Option(
     "--keep-tokens", help="Keep the tokens of the backup, even those revoked since.")]
 # fmt: on
@@ -40,11 +49,6 @@ class Restored(NamedTuple):
     number: int
     revoked: list[str]
     token: str
-
-
-@app.callback()
-def store() -> None:
-    """The store, without a service: restore."""
 
 
 @app.command()
@@ -72,7 +76,65 @@ def restore(
     _report(renewed, source, path, aside, keep_tokens=keep_tokens)
 
 
-def run_on_store(command: str, url: str, work: "Callable[[Service], Awaitable[T]]") -> T:
+@app.command()
+@with_options(Config, only=ETCD_OPTIONS)
+def check(context: typer.Context, url: Url) -> None:
+    """Read the whole store and report what is wrong with it. Servers may be using it."""
+    with needs_extra("store check"):
+        from forewarn.history.integrity import inspect
+    check_exists("URL", url)
+    config = read_config(context, Config).config
+    counts, problems = run_on_store(
+        "store check", url, lambda service: inspect(service.engine), config, may_upgrade=False
+    )
+    print("\n".join([*(f"{name}: {counts[name]}" for name in sorted(counts)), *problems]))
+    if problems:
+        raise Refused(f"{len(problems)} problems found; expected none")
+    print("ok")
+
+
+@app.command()
+@with_options(Config, only=ETCD_OPTIONS)
+def copy(context: typer.Context, source: From, target: To) -> None:
+    """Copy a store into an empty one, of any kind, and compare them. Stop the service first.
+
+    An interrupted copy cannot be served; copy again to continue it.
+    """
+    with needs_extra("store copy"):
+        from forewarn.history.transfer import copy_store
+        from forewarn.server import etcd_options
+        from forewarn.store.open import open_store
+    etcd = etcd_options(read_config(context, Config).config)
+
+    async def run() -> tuple[str, str]:
+        async with AsyncExitStack() as stack:
+            stores = []
+            for url in (source, target):
+                stores.append(await open_store(url, etcd=etcd))
+                stack.push_async_callback(stores[-1].close)
+            return await copy_store(*stores)
+
+    check_exists("SOURCE", source)
+    check_exists("TARGET", target, may_create=True)
+    in_source, in_target = asyncio.run(run())
+    print(f"source: {in_source}\ntarget: {in_target}")
+    if in_source != in_target:
+        raise Refused("the copy differs from the source; delete the target and copy again")
+    print("the copy is complete; start the service on it, and not on the source")
+
+
+def check_exists(argument: str, url: str, *, may_create: bool = False) -> None:
+    """A typing error must not create a new store."""
+    path = url.removeprefix("sqlite:///")
+    if url == "memory":
+        raise Usage(f"{argument}: a memory store belongs to one process; expected sqlite:///PATH")
+    if path != url and not may_create and not os.path.exists(path):
+        raise Usage(f"{argument}: no such file: {path}; expected the store of a service")
+
+
+def run_on_store(
+    command: str, url: str, work: "Work[T]", config: Config = DEFAULTS, *, may_upgrade: bool = True
+) -> T:
     """Call `work` with a service that has loaded the store.
 
     Servers may be using the store at the same time.
@@ -81,11 +143,11 @@ def run_on_store(command: str, url: str, work: "Callable[[Service], Awaitable[T]
         from forewarn.core.timing import Timing
         from forewarn.engine.clock import RealClock
         from forewarn.engine.migration import UPGRADE
-        from forewarn.server import make_id, open_service
+        from forewarn.server import etcd_options, make_id, open_service
         from forewarn.store.open import open_store
 
     async def run() -> T:
-        store = await open_store(url, UPGRADE)
+        store = await open_store(url, UPGRADE if may_upgrade else None, etcd_options(config))
         async with open_service(store, RealClock(), Timing(), make_id) as service:
             return await work(service)
 

@@ -6,17 +6,17 @@ With `--store` it works on the store itself, without a service.
 import json
 import secrets
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from forewarn.cli.api import connect
-from forewarn.cli.exit_codes import Usage
-from forewarn.cli.options import Json
+from forewarn.cli.options import Json, read_config, with_options
 from forewarn.cli.output import show_json, show_list
-from forewarn.cli.store import run_on_store
+from forewarn.cli.store import ETCD_OPTIONS, Work, check_exists, run_on_store
+from forewarn.config import Config
 
 if TYPE_CHECKING:
     from forewarn.web.service import Service
@@ -42,6 +42,7 @@ app = typer.Typer(
 
 
 @app.command()
+@with_options(Config, only=ETCD_OPTIONS)
 def create(
     context: typer.Context,
     name: Name,
@@ -59,7 +60,7 @@ def create(
     if store is None:
         response = connect(context).post("tokens", body=body)
     else:
-        response = _create_in(store, body)
+        response = _create_in(context, store, body)
     if as_json:
         show_json(response)
         return
@@ -68,9 +69,10 @@ def create(
 
 
 @app.command("list")
+@with_options(Config, only=ETCD_OPTIONS)
 def list_all(context: typer.Context, *, store: Store = None, as_json: Json = False) -> None:
     """List all tokens, without their secrets."""
-    response = connect(context).get("tokens") if store is None else _run_on(store, _list)
+    response = connect(context).get("tokens") if store is None else _run_on(context, store, _list)
     if as_json:
         show_json(response)
     else:
@@ -78,19 +80,20 @@ def list_all(context: typer.Context, *, store: Store = None, as_json: Json = Fal
 
 
 @app.command()
+@with_options(Config, only=ETCD_OPTIONS)
 def revoke(context: typer.Context, name: Name, *, store: Store = None) -> None:
     """Revoke a token, immediately. The last admin token can only be revoked last."""
     if store is None:
         connect(context).delete("tokens", name)
     else:
-        _run_on(store, lambda service: service.tokens.revoke(name, by=BY))
+        _run_on(context, store, lambda service: service.tokens.revoke(name, by=BY))
     print(f"{name} is revoked")
 
 
-def _create_in(store: str, body: Mapping[str, str | None]) -> Any:
+def _create_in(context: typer.Context, store: str, body: Mapping[str, str | None]) -> Any:
     if _is_missing(store):
         print(f"creating the store {store}", file=sys.stderr)
-    return _run_on(store, lambda service: _create(service, body), may_create=True)
+    return _run_on(context, store, lambda service: _create(service, body), may_create=True)
 
 
 def _is_missing(store: str) -> bool:
@@ -98,17 +101,9 @@ def _is_missing(store: str) -> bool:
     return path not in (store, "") and not Path(path).exists()
 
 
-def _run_on(
-    store: str, work: "Callable[[Service], Awaitable[T]]", *, may_create: bool = False
-) -> T:
-    if store == "memory":
-        raise Usage("--store: a memory store belongs to one process; expected sqlite:///PATH")
-    if not may_create and _is_missing(store):  # a typing error must not create a new store
-        raise Usage(
-            f"--store: no such file: {store.removeprefix('sqlite:///')}; "
-            "expected the store of a service"
-        )
-    return run_on_store("token --store", store, work)
+def _run_on(context: typer.Context, store: str, work: Work[T], *, may_create: bool = False) -> T:
+    check_exists("--store", store, may_create=may_create)
+    return run_on_store("token --store", store, work, read_config(context, Config).config)
 
 
 async def _create(service: "Service", body: Mapping[str, str | None]) -> Any:

@@ -1,7 +1,7 @@
 """Read the history with filters. The store knows only positions, so filters are applied here."""
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
@@ -89,6 +89,15 @@ async def read(
         end = values[-1].position
         await asyncio.sleep(0)  # let polls pass
     return HistoryPage(found, await _cursor(store, first_number(values[-1].position)))
+
+
+async def read_values(store: Store) -> AsyncIterator[HistoryValue]:
+    """The whole history, oldest first."""
+    after = 0
+    while values := await store.history(after):
+        for value in values:
+            yield value
+        after = values[-1].position
 
 
 async def _cursor(store: Store, number: int) -> int | None:
