@@ -1,8 +1,8 @@
 """Speed as ratios in one run: our server and nginx take turns on the same core, and the median of
 several rounds counts.
 
-`python -m tests.bench [--write docs/benchmarks.md] [--rounds N] [--seconds N]`. Exits 1 where a
-goal is missed.
+`python -m tests.bench [scale] [--write docs/benchmarks.md] [--rounds N] [--seconds N] [--vms N,N]`.
+With `scale`, only the growth with the fleet is measured. Exits 1 where a goal is missed.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.bench import agent, attack, wait
+from tests.bench import agent, attack, scale, scale_report, wait
 from tests.bench.load import (
     CLOSING,
     LOAD_CORE,
@@ -31,6 +31,7 @@ from tests.bench.load import (
     raise_limits,
     run_apart,
 )
+from tests.bench.table import table
 
 VMS = 100_000
 EVENTS = f"/metadata/scheduledevents?{QUERY}"
@@ -93,6 +94,13 @@ START_RATIO_MAX = 8
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("part", nargs="?", choices=["scale"], help="measure nothing else")
+    parser.add_argument(
+        "--vms",
+        type=lambda text: tuple(map(int, text.split(","))),
+        default=scale.SIZES,
+        help="the sizes of fleets that are compared, such as 10000,100000",
+    )
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument(
         "--seconds", type=int, default=1, help="how long wrk polls each subject in a round"
@@ -100,6 +108,8 @@ def main() -> int:
     parser.add_argument("--write", type=Path, help="write the report to this file too")
     arguments = parser.parse_args()
     raise_limits()
+    if arguments.part == "scale":
+        return measure_scale(arguments.vms, arguments.write)
     os.sched_setaffinity(0, {1} if (os.cpu_count() or 1) > 1 else {0})
     say(f"{VMS:,} VMs; {arguments.rounds} rounds of {arguments.seconds} s each")
     with ours(vms=VMS) as server, nginx() as other:
@@ -137,6 +147,18 @@ def main() -> int:
     missed += [row.name for row in guest if not row.is_met]
     missed += [row.name for row in attacks if not row.is_met]
     if missed:
+        say(f"missed: {'; '.join(missed)}")
+    os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    return max(1 if missed else 0, measure_scale(arguments.vms, arguments.write))
+
+
+def measure_scale(sizes: tuple[int, ...], written: Path | None) -> int:
+    """Growth with the fleet; its section of the page, with the charts next to the page."""
+    measured = scale.measure(sizes)
+    print("\n".join(scale_report.tables(measured)))
+    if written:
+        scale_report.write(measured, written, machine())
+    if missed := measured.missed():
         say(f"missed: {'; '.join(missed)}")
     return 1 if missed else 0
 
@@ -264,38 +286,13 @@ def table_of_attacks(rows: list[attack.Row]) -> list[str]:
     )
 
 
-def table(head: list[str], rows: list[list[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
-    lines = [
-        head,
-        [
-            ("-" * width if column == 0 else "-" * (width - 1) + ":")
-            for column, width in enumerate(widths)
-        ],
-        *rows,
-    ]
-    return [
-        "| "
-        + " | ".join(
-            cell.ljust(width) if column == 0 else cell.rjust(width)
-            for column, (cell, width) in enumerate(pairs)
-        )
-        + " |"
-        for pairs in (list(zip(line, widths, strict=True)) for line in lines)
-    ]
-
-
 def page(report: str) -> str:
     version = subprocess.run(
         ["nginx", "-v"], check=True, capture_output=True, text=True
     ).stderr.strip()
-    machine = (
-        f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release()}, Python"
-        f" {platform.python_version()}, {version}"
-    )
     return PAGE.format(
         day=f"{datetime.now(UTC):%Y-%m-%d}",
-        machine=machine,
+        machine=f"{machine()}, {version}",
         report=report,
         vms=VMS,
         paths=PATHS,
@@ -306,10 +303,18 @@ def page(report: str) -> str:
     )
 
 
+def machine() -> str:
+    return (
+        f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release()}, Python"
+        f" {platform.python_version()}"
+    )
+
+
 PAGE = """# Benchmarks
 
-How fast the metadata endpoint is compared with nginx, what the service and the agent cost, and what
-an attacker can do to others. `make bench` measures it. This page was written by
+How fast the metadata endpoint is compared with nginx, what the service and the agent cost, what an
+attacker can do to others, and how cost grows with the fleet. `make bench` measures it. Up to the
+last section, this page was written by
 `python -m tests.bench --write docs/benchmarks.md` on {day} ({machine}).
 
 Our server and nginx take turns on one core; wrk polls from another over 64 keep-alive connections.

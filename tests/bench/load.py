@@ -81,21 +81,44 @@ class Target(NamedTuple):
     port: int
 
 
+class Load(NamedTuple):
+    """What wrk counted."""
+
+    polls: int
+    seconds: float
+    p99_milliseconds: float
+
+
 def measure(target: Target, path: str, seconds: int, lines: str = "") -> Measured:
+    before = cpu_seconds(target.pid)
+    url = f"http://127.0.0.1:{target.port}{path}"
+    load = run_wrk(url, seconds, lines)
+    spent = cpu_seconds(target.pid) - before
+    return Measured(load.polls / load.seconds, load.p99_milliseconds, spent / load.polls * 1e6)
+
+
+def run_wrk(
+    url: str,
+    seconds: int,
+    lines: str = "",
+    *,
+    cores: str = LOAD_CORE,
+    threads: int = 1,
+) -> Load:
     with tempfile.NamedTemporaryFile("w", suffix=".lua") as script:
         script.write(SCRIPT % {"lines": lines})
         script.flush()
-        url = f"http://127.0.0.1:{target.port}{path}"
-        before = cpu_seconds(target.pid)
-        wrk = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{seconds}s", "-s", script.name, url]
+        amount = [f"-t{threads}", f"-c{CONNECTIONS}", f"-d{seconds}s"]
         output = subprocess.run(
-            ["taskset", "-c", LOAD_CORE, *wrk], check=True, capture_output=True, text=True
+            ["taskset", "-c", cores, "wrk", *amount, "-s", script.name, url],
+            check=True,
+            capture_output=True,
+            text=True,
         ).stdout
-        spent = cpu_seconds(target.pid) - before
     polls, microseconds, p99, failed = map(int, output[output.index("RESULT") :].split()[1:5])
     if failed or not polls:
         raise RuntimeError(f"{url}: {failed} of {polls} polls failed")
-    return Measured(polls / microseconds * 1e6, p99 / 1000, spent / polls * 1e6)
+    return Load(polls, microseconds / 1e6, p99 / 1000)
 
 
 def cpu_seconds(pid: int) -> float:
