@@ -162,8 +162,13 @@ class Tokens:
         The last admin can be revoked only if there is no other token.
         """
 
+        revoked: Token | None = None
+
         def decide(transaction: Transaction) -> Token:
+            nonlocal revoked
             token: Token | None = transaction.get(TOKEN_KEY.format(name))
+            if token is None and revoked is not None:
+                return revoked  # the reply to the first commit was lost
             if token is None:
                 raise UnknownToken(f"there is no token {name[:80]!r}", token=name[:80])
             others = [other for other in self.all() if other.name != name]
@@ -178,6 +183,7 @@ class Tokens:
                 transaction.get(TOKEN_KEY.format(admins[0].name))  # compared: it must stay
             transaction.put(TOKEN_KEY.format(name), None)
             transaction.record(_change(ChangeKind.TOKEN_REVOKED, token))
+            revoked = token
             return token
 
         return await self._engine.update([ALL_TOKENS], decide, by=by)

@@ -303,7 +303,7 @@ def not_before_of(
         not_before=requested,
     )
     try:
-        requested = requested.astimezone(UTC)
+        requested = round_up_to_second(requested.astimezone(UTC))
     except OverflowError:  # at either end of the calendar
         raise too_late from None
     if requested < earliest:
@@ -315,4 +315,4 @@ def not_before_of(
         )
     if requested > draft.now + NOT_BEFORE_MAX:
         raise too_late
-    return round_up_to_second(requested)
+    return requested

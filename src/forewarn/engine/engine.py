@@ -6,8 +6,7 @@ scope, several at a time. No other module calls `store.commit`.
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 from itertools import chain
 from typing import TypeVar
@@ -36,7 +35,7 @@ from forewarn.engine.replica import (
     name_of,
 )
 from forewarn.engine.transaction import LeaseLost, Transaction
-from forewarn.errors import Conflict, Error, StoreLost, StoreUnusable, Unavailable
+from forewarn.errors import Conflict, Error, Invalid, StoreLost, StoreUnusable, Unavailable
 from forewarn.log import log
 from forewarn.store.base import Lease, RevisionCheck, Store, Write
 
@@ -48,6 +47,8 @@ DECLARED_KEY = "declared/{}/"
 """Some of the declared hosts: the size of a record is limited."""
 TRIES_MAX = 10
 LOSSES_MAX = 2
+UPDATE_SECONDS_MAX = 8.0
+"""After this time the store counts as lost."""
 UNHEALTHY_FOR = timedelta(seconds=15)
 """How long after a failed commit the server reports itself not ready, unless one succeeds."""
 SEEN_SECONDS_MAX = 2.0
@@ -130,7 +131,12 @@ class Engine(Replica):
         raises is believed only after reading the store, because another server may know more.
         With a `lease` the commit happens only while this server holds it, else LeaseLost.
         """
-        losses, is_confirmed = 0, False
+        return await _within_limit(self._update(keys, decide, by, lease))
+
+    async def _update(
+        self, keys: Sequence[str], decide: Callable[[Transaction], T], by: str, lease: Lease | None
+    ) -> T:
+        losses, is_confirmed = list[StoreLost](), False
         for _ in range(TRIES_MAX):
             values = {key: await self._get(key) for key in keys if not self.is_cached(key)}
             transaction = Transaction(self, values, self.clock.now(), by, is_confirmed=is_confirmed)
@@ -138,25 +144,21 @@ class Engine(Replica):
                 if lease is not None:
                     self.require(transaction, lease)
                 result = decide(transaction)
-            except Error:
-                if is_confirmed:
-                    raise
-                with suppress(Unavailable):
-                    await self._read_again(keys, transaction)
-                is_confirmed = True
-                continue
-            if not transaction.writes:
-                return result
-            try:
-                await self._commit(transaction)
-            except Conflict:
-                self.metrics.conflicts += 1
-            except StoreLost:  # it may have been committed: check, at most LOSSES_MAX times
-                losses += 1
-                if losses == LOSSES_MAX:
+            except Error as error:
+                if is_confirmed or isinstance(error, Invalid):
                     raise
             else:
-                return result
+                if not transaction.writes:
+                    return result
+                if len(losses) == LOSSES_MAX:
+                    raise losses[-1]
+                try:
+                    await self._commit(transaction)
+                    return result
+                except Conflict:
+                    self.metrics.conflicts += 1
+                except StoreLost as error:  # it may have been committed: read before answering
+                    losses.append(error)
             await self._read_again(keys, transaction)
             is_confirmed = True
         raise Unavailable(f"too many clients change {describe(keys[0])} at once; try again")
@@ -263,7 +265,7 @@ class Engine(Replica):
         """
         if isinstance(command, Seen):
             return await self._record_poll(scope, by)
-        return await self._commands.submit(scope, command, by, lease)
+        return await _within_limit(self._commands.submit(scope, command, by, lease))
 
     def new_scope(self, name: str) -> Scope:
         return Scope(name=name, incarnation=self.floor + 1)
@@ -320,6 +322,15 @@ class Engine(Replica):
             task.cancel()
         await self.store.close()  # ends the commit in progress
         await self._commands.close()
+
+
+async def _within_limit(work: Awaitable[T]) -> T:
+    """The result of a write. A client waits for it, however many writes wait in front of it."""
+    try:
+        async with asyncio.timeout(UPDATE_SECONDS_MAX):
+            return await work
+    except TimeoutError:
+        raise StoreLost(f"the store did not answer within {UPDATE_SECONDS_MAX:g} s") from None
 
 
 def facts_of(entry: Entry) -> dict[str, str]:

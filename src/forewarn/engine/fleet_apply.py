@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Collection, Iterator, Sequence
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -132,8 +132,13 @@ class FleetApplier:
             if kind_of(key) == "scope":
                 engine.check_readable(key)
 
+        written: dict[str, Any] = {}
+
         def decide_all(transaction: Transaction) -> Transaction:
+            nonlocal written
             if transaction.revision(FLEET_KEY) != revision:
+                if written and all(transaction.get(key) == written[key] for key in written):
+                    return transaction  # the reply to the commit was lost
                 raise Unavailable("the fleet changed during the apply; apply it again")
             transaction.put(FLEET_KEY, hosts)
             for name, command in batch.commands:
@@ -148,10 +153,12 @@ class FleetApplier:
             for number, names in batch.declared:
                 transaction.put(DECLARED_KEY.format(number), names)
             transaction.record(*batch.changes)
+            written = transaction.writes
             return transaction
 
         keys = [FLEET_KEY, *(SCOPE_KEY.format(name) for name, _ in batch.commands)]
-        return (await engine.update(keys, decide_all, by=by)).committed_at
+        transaction = await engine.update(keys, decide_all, by=by)
+        return transaction.committed_at or transaction.revision(FLEET_KEY)
 
     async def _compare(self, fleet: Fleet, *, is_file: bool) -> tuple[Commands, Difference]:
         """The command for each scope that changes, and what changes.

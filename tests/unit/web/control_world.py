@@ -40,12 +40,12 @@ PLAIN_FLEET = FLEET.replace(b"hosts: [host-c]\n", b"")
 class World:
     """A service without sockets."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: MemoryStore | None = None) -> None:
         # Descending, so that an order by id is not mistaken for an order by age.
         numbers = count(9, -1)
         self.clock = VirtualClock(NOON)
         self.service = build_service(
-            MemoryStore(),
+            store or MemoryStore(),
             self.clock,
             Timing(),
             lambda: f"00000000-0000-4000-8000-{next(numbers):012X}",
@@ -83,8 +83,10 @@ def make_client(application: Any) -> httpx.AsyncClient:
 
 
 @asynccontextmanager
-async def start(fleet: bytes = FLEET, *, is_polled: bool = True) -> AsyncIterator[World]:
-    world = World()
+async def start(
+    fleet: bytes = FLEET, *, is_polled: bool = True, store: MemoryStore | None = None
+) -> AsyncIterator[World]:
+    world = World(store)
     await world.operations.apply(parse(fleet, "fleet"), by="test")
     for scope in list(world.engine.board.scopes) if is_polled else ():
         await world.engine.submit(scope, Seen(), by="test")

@@ -7,7 +7,7 @@ from litestar import MediaType, Request, Response
 from litestar.exceptions import HTTPException
 from litestar.types import ExceptionHandlersMap
 
-from forewarn.errors import Error, Invalid, NotFound, Unauthorized
+from forewarn.errors import Error, Invalid, NotFound, Unauthorized, Unavailable
 from forewarn.log import log
 from forewarn.web.http_status import BUG, TooManyRequests, WrongMethod, control_body, status_of
 
@@ -19,6 +19,8 @@ HEADERS: dict[type[Error], dict[str, str]] = {
 
 def _handle_error(_: Request[Any, Any, Any], error: Error) -> Response[bytes]:
     headers = HEADERS.get(type(error), {})
+    if isinstance(error, Unavailable):
+        headers = {"Retry-After": "1"}
     if isinstance(error, WrongMethod):
         headers = {"Allow": error.allow}
     return Response(
