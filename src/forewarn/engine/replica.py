@@ -6,9 +6,9 @@ once.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypeVar
 
 from forewarn.core.fleet import Scope
@@ -19,6 +19,7 @@ from forewarn.engine.log_throttle import ThrottledLog
 from forewarn.engine.metrics import Metrics
 from forewarn.engine.record import SCOPE, SEEN, RecordCodec
 from forewarn.errors import (
+    Compacted,
     Error,
     EventEnded,
     NotFound,
@@ -41,7 +42,8 @@ POLLS_PASS_EVERY = 200
 """How many records, hosts or list entries are handled before yielding to the event loop."""
 NO_KEY = "nothing"
 """A key that no record has: getting it gives the revision of the store."""
-RELOAD_PAUSE = timedelta(seconds=1)
+FOLLOW_PAUSE = timedelta(seconds=1)
+"""The least time between two attempts to follow the store."""
 
 OnChange = Callable[[Any, Any], None]
 """Called with the value before and after a change of a record; None: there is none."""
@@ -103,7 +105,8 @@ class Records:
 class Replica:
     """Keeps the board and the records up to date with the store.
 
-    States:  NOT LOADED -> FOLLOWING <-> RELOADING. `is_ready` is true while FOLLOWING.
+    States:  NOT FOLLOWING -> FOLLOWING <-> STALE. `is_ready` is true while FOLLOWING; STALE lasts
+    from the loss of the store, at `stale_since`, until all that was committed meanwhile is shown.
     A deletion is remembered until everything up to its revision is known.
     """
 
@@ -115,6 +118,7 @@ class Replica:
         self.records = Records()
         self.unreadable: dict[str, Unreadable] = {}
         self.is_ready = False
+        self.stale_since: datetime | None = None
         self.throttled_log = ThrottledLog(clock)
         self._kinds: dict[str, RecordKind] = {}
         self._subscribers: list[Callable[[Sequence[Entry]], None]] = []
@@ -161,10 +165,7 @@ class Replica:
                 self.throttled_log.warn("subscriber failed", problem=repr(error))
 
     async def load(self) -> None:
-        """Replace the cache with the contents of the store.
-
-        Also recovers after the store was lost.
-        """
+        """Replace the cache with the contents of the store."""
         async with self._loading:
             await self._load_all()
 
@@ -324,8 +325,8 @@ class Replica:
         try:
             async with asyncio.timeout(CATCH_UP_SECONDS_MAX):
                 present = (await self.store.get(NO_KEY)).revision
-                while self.is_ready and self.board.revision < present:  # `follow` advances it
-                    await self._advanced.wait()
+                while self.board.revision < present and self._is_followed():
+                    await self._advanced.wait()  # `follow` advances it
                 if self.board.revision < present:
                     async with self._loading:
                         if self.board.revision < present:  # else another load was sufficient
@@ -334,25 +335,62 @@ class Replica:
             return False
         return True
 
+    def _is_followed(self) -> bool:
+        return self.is_ready or self.stale_since is not None
+
     async def follow(self) -> None:
         """Show what other servers commit, until cancelled.
 
-        When the store is lost, read everything again as soon as it is back.
+        After the store was lost, the watch resumes where it ended. Everything is read again only
+        if the store no longer knows every change since then: a fleet may have a million VMs.
         """
+        self.is_ready, is_compacted = True, False
         while True:  # ends when cancelled
-            self.is_ready = True
-            await self._attempt("follow", self._watch)
-            self.is_ready, is_loaded = False, False
-            while not is_loaded:  # ends when the store answers
-                await self.clock.sleep_until(self.clock.now() + RELOAD_PAUSE)
-                is_loaded = await self._attempt("reload", self.load)
+            again_at = self.clock.now() + FOLLOW_PAUSE
+            try:
+                if is_compacted:
+                    await self.load()
+                    is_compacted = False
+                await self._watch()
+                problem = "the watch has ended"
+            except Error as error:
+                is_compacted = is_compacted or isinstance(error, Compacted)
+                problem = error.message
+            self._begin_stale(problem)
+            await self.clock.sleep_until(again_at)
 
     async def _watch(self) -> None:
+        present = (await self.store.get(NO_KEY)).revision
         async with aclosing(self.store.watch(self.board.revision)) as batches:
+            self._end_stale(present)
             async for batch in batches:
                 await self._learn_each(batch.records)
                 self._pass_revision(batch.revision)
                 self.publish()
+                self._end_stale(present)
+
+    def _begin_stale(self, problem: str) -> None:
+        self.is_ready = False
+        if self.stale_since is None:
+            self.stale_since = self.clock.now()
+            log.warning(
+                "store not reachable; polls are answered from memory",
+                since=self.stale_since.isoformat(timespec="seconds"),
+                problem=problem,
+            )
+
+    def _end_stale(self, present: int) -> None:
+        """Follow again, once all that was committed up to the present revision is shown."""
+        if self.stale_since is not None and self.board.revision >= present:
+            log.warning("store reachable again", stale_seconds=round(self.stale_seconds, 3))
+            self.is_ready, self.stale_since = True, None
+
+    @property
+    def stale_seconds(self) -> float:
+        """For how long the store has not been followed; 0 while it is."""
+        if self.stale_since is None:
+            return 0.0
+        return (self.clock.now() - self.stale_since).total_seconds()
 
     def _pass_revision(self, revision: int) -> None:
         """Everything up to this revision is known."""
@@ -361,14 +399,6 @@ class Replica:
             self._deleted = {key: at for key, at in self._deleted.items() if at > revision}
         self._advanced.set()
         self._advanced = asyncio.Event()
-
-    async def _attempt(self, step: str, work: Callable[[], Awaitable[None]]) -> bool:
-        try:
-            await work()
-        except Error as error:
-            self.throttled_log.warn("store error", during=step, problem=error.message)
-            return False
-        return True
 
 
 def kind_of(key: str) -> str:

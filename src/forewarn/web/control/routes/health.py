@@ -22,8 +22,13 @@ async def healthz() -> Health:
 @get("/readyz", tags=["Service"], is_public=True)
 async def readyz(call: Call) -> Health:
     """Responds with 200 while the store is read and followed, else with 503."""
-    if not call.service.engine.can_serve:
+    engine = call.service.engine
+    if engine.stale_since is not None:
+        since = engine.stale_since.isoformat(timespec="seconds")
         raise Unavailable(
-            "the store is not being followed, or rejected the latest commit; try again"
+            f"the store has not been reachable since {since}; polls are answered from memory",
+            since=since,
         )
+    if not engine.can_serve:
+        raise Unavailable("the store is not being followed, or rejected the latest commit")
     return Health("ready")

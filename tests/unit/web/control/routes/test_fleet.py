@@ -468,6 +468,15 @@ def test_only_readyz_waits_for_the_store() -> None:
         assert await world.json("GET", "/healthz") == {"status": "ok"}
         world.engine.is_ready = True
         assert await world.json("GET", "/readyz") == {"status": "ready"}
+        world.engine.stale_since = NOON
+        response = await world.request("GET", "/readyz")
+        assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+        assert response.json() == {
+            "error": "unavailable",
+            "message": "the store has not been reachable since 2030-01-31T12:00:00+00:00;"
+            " polls are answered from memory",
+            "facts": {"since": "2030-01-31T12:00:00+00:00"},
+        }
 
     main(act)
 

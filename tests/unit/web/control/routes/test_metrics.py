@@ -143,6 +143,16 @@ def test_clock_skew_of_another_server_is_measured() -> None:
     run(telling)
 
 
+def test_stale_time_of_the_store_is_measured() -> None:
+    async def telling(guest: Guest) -> None:
+        assert number(await read(guest), "forewarn_store_stale_seconds") == 0
+        guest.engine.stale_since = guest.clock.now()
+        await guest.clock.advance(90 * SECOND)
+        assert number(await read(guest), "forewarn_store_stale_seconds") == 90
+
+    run(telling)
+
+
 def test_end_is_counted_by_the_server_that_commits_it() -> None:
     """Of two servers on a store one may announce an event and the other cancel it."""
 
