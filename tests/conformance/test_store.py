@@ -9,7 +9,6 @@ import pytest
 from forewarn.errors import Compacted, Conflict, Invalid, StoreLost
 from forewarn.store.base import (
     CHANGES_MAX,
-    CHECKS_MAX,
     COMMIT_BYTES_MAX,
     VALUE_BYTES_MAX,
     WRITES_MAX,
@@ -385,10 +384,13 @@ def checks(count: int) -> list[RevisionCheck]:
 @on_every_store
 async def test_a_commit_at_every_limit_is_accepted(store: Store) -> None:
     """A caller that fits one store fits all of them."""
-    await store.commit(writes(WRITES_MAX), checks(CHECKS_MAX))
-    await store.commit([Write("large", b"x" * VALUE_BYTES_MAX, 0)], (), b"x" * VALUE_BYTES_MAX)
+    await store.commit(writes(WRITES_MAX))
+    await store.commit([Write("one", b"x", 0)], checks(WRITES_MAX - 1))
+    rest = COMMIT_BYTES_MAX - VALUE_BYTES_MAX
+    await store.commit([Write("large", b"x" * VALUE_BYTES_MAX, 0)], (), b"x" * rest)
+    await store.commit([Write("small", b"x" * rest, 0)], (), b"x" * VALUE_BYTES_MAX)
 
-    assert len((await store.load()).records) == WRITES_MAX + 1
+    assert len((await store.load()).records) == WRITES_MAX + 3
 
 
 @on_every_store
@@ -397,12 +399,13 @@ async def test_a_commit_above_a_limit_is_rejected(store: Store) -> None:
     new = await store.load()
     large = VALUE_BYTES_MAX + 1
     for commit, message in (
-        ((writes(WRITES_MAX + 1),), "101 writes; at most 100"),
-        ((writes(1), checks(CHECKS_MAX + 1)), "101 checks; at most 100"),
+        ((writes(WRITES_MAX + 1),), "121 writes and checks; at most 120"),
+        ((writes(1), checks(WRITES_MAX)), "121 writes and checks; at most 120"),
+        (([], checks(WRITES_MAX + 1)), "121 writes and checks; at most 120"),
         ((writes(1, large),), f"'k0' has {large} bytes; at most {VALUE_BYTES_MAX}"),
         ((writes(1), (), b"x" * large), f"history entries has {large} bytes"),
         (
-            (writes(2, VALUE_BYTES_MAX), (), b"x"),
+            (writes(2, COMMIT_BYTES_MAX // 2), (), b"x"),
             f"{COMMIT_BYTES_MAX + 1} bytes; at most {COMMIT_BYTES_MAX}",
         ),
         ((writes(2) + writes(1),), "'k0' twice"),

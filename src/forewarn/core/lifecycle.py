@@ -7,6 +7,7 @@ Also whether a scope is enabled, that is, polled by its VMs. The states are draw
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
+import msgspec
 from msgspec.structs import replace
 
 from forewarn.core.change import Change, ChangeKind
@@ -192,10 +193,13 @@ def shorten(problem: str) -> str:
     """The beginning of a problem, as the impact keeps it; the history has all of it.
 
     The record of a scope has a limit in bytes, and up to 1,000 impacts. A character that is not
-    printable takes six bytes in JSON.
+    printable takes six bytes in JSON, a quote two.
     """
     printable = "".join(char if char.isprintable() else " " for char in problem)
-    return printable.encode()[:PROBLEM_BYTES_MAX].decode(errors="ignore")
+    text = printable.encode()[:PROBLEM_BYTES_MAX].decode(errors="ignore")
+    while len(msgspec.json.encode(text)) > PROBLEM_BYTES_MAX + 2:  # its quotes
+        text = text[:-1]
+    return text
 
 
 def retry_at(impact: Impact, now: datetime, timing: Timing) -> datetime | None:

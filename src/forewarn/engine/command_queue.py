@@ -23,8 +23,10 @@ Result = Outcome | Exception
 
 GROUP_MAX = 256
 """How many commands for one scope are committed together."""
-ENTRIES_BYTES_MAX = 256 * 1024
-"""A group ends early when its history entries are larger than this: the store has a limit."""
+CHANGES_BYTES_MAX = 192 * 1024
+"""How large the changes of a group may be, unless it is one command. As history entries they are
+nearly twice as large, and with the record of the scope they must fit into a commit.
+"""
 QUEUE_MAX = 10_000
 """How many commands for one scope may wait."""
 
@@ -116,13 +118,13 @@ class CommandQueues:
     ) -> Iterator[Result]:
         """Apply each command to the result of the one before it.
 
-        Ends early after a command that creates or deletes the scope, and where the history entries
-        of one commit get too large.
+        Ends early after a command that creates or deletes the scope, and before one whose changes
+        would make the commit too large.
         """
         key, engine = SCOPE_KEY.format(name), self._engine
         before: Scope | None = transaction.get(key)
         scope = before or engine.new_scope(name)
-        together, entries_bytes = Group(scope), 0
+        together, changes_bytes = Group(scope), 0
         for one in group:
             try:
                 if before is None and not isinstance(one.command, SetMembers):
@@ -137,13 +139,16 @@ class CommandQueues:
                     raise
                 yield error
                 continue
+            size = len(msgspec.json.encode(outcome.changes))
+            if changes_bytes and changes_bytes + size > CHANGES_BYTES_MAX:
+                return
             if outcome.is_gone or outcome.scope != scope or before is None:
                 transaction.put(key, None if outcome.is_gone else outcome.scope)
                 transaction.record(*outcome.changes, scope=name, by=one.by)
             yield outcome
             scope = outcome.scope
-            entries_bytes += len(msgspec.json.encode(outcome.changes))
-            if before is None or outcome.is_gone or entries_bytes > ENTRIES_BYTES_MAX:
+            changes_bytes += size
+            if before is None or outcome.is_gone:
                 return
 
     async def close(self) -> None:

@@ -17,16 +17,21 @@ from forewarn.engine.engine import DECLARED_KEY, FLEET_KEY, Engine
 from forewarn.engine.record import Hosts
 from forewarn.engine.replica import ABSENT, SCOPE_KEY, SEEN_KEY, kind_of
 from forewarn.engine.transaction import Transaction
-from forewarn.errors import FleetChanged, Unavailable
+from forewarn.errors import FleetChanged, Invalid, Unavailable
 from forewarn.fleetfile.parser import Fleet, compute_etag, dump_json
-from forewarn.store.base import COMMIT_BYTES_MAX, WRITES_MAX
+from forewarn.store.base import COMMIT_BYTES_MAX, VALUE_BYTES_MAX, WRITES_MAX
 
 VMS_PER_TURN_MAX = 300
 """How many VMs are compared before polls run."""
 VMS_PER_COMMIT_MAX = 500
 """How many VMs are committed and published before polls run; one scope may have more."""
-VMS_BYTES_PER_COMMIT_MAX = COMMIT_BYTES_MAX // 4
-"""How large the definitions of these VMs may be: events, host names and history need space too."""
+BYTES_PER_COMMIT_MAX = COMMIT_BYTES_MAX // 4
+"""How large these scopes and the new definitions of their VMs may be: history needs space too."""
+STATE_BYTES = 176 * 1024
+STATE_BYTES_PER_VM = 420
+"""What events may add to the record of a scope, and for each VM, besides three times its name:
+in an impact that fails, in Resources and in approvals.
+"""
 RECORDS_PER_COMMIT_MAX = WRITES_MAX - 3
 """How many records of scopes and their polls: the fleet, declared hosts and the floor are three."""
 HOSTS_PER_RECORD = 500
@@ -179,6 +184,7 @@ class FleetApplier:
             after = decide(before, command, engine.clock.now(), engine.timing).scope
             if published is not None and after == before:
                 continue
+            _check_size(before, after)
             (changed if published else added).add(scope.name)
             names = {vm.name for vm in vms}
             coming |= names
@@ -221,12 +227,12 @@ class FleetApplier:
             joining = command.vms if isinstance(command, SetMembers) else ()
             count = max(len(joining), len(published.scope.vms) if published else 0)
             await turns.pass_after(count)
-            bytes_ = len(msgspec.json.encode(joining))
+            bytes_ = len(msgspec.json.encode((joining, published and published.scope)))
             is_polled = published is not None or self._engine.read(SEEN_KEY.format(name)) != ABSENT
             if batch and (
                 records + 1 + is_polled > RECORDS_PER_COMMIT_MAX
                 or vms + count > VMS_PER_COMMIT_MAX
-                or size + bytes_ > VMS_BYTES_PER_COMMIT_MAX
+                or size + bytes_ > BYTES_PER_COMMIT_MAX
             ):
                 batches.append(Batch(batch))
                 batch, records, vms, size = Commands(), 0, 0, 0
@@ -259,6 +265,27 @@ def _declared_changes(hosts: Sequence[str], detail: str) -> list[Change]:
     return [
         Change(what=ChangeKind.UPDATED, host=host, detail=detail.format(host)) for host in hosts
     ]
+
+
+def _check_size(before: Scope, after: Scope) -> None:
+    """Refuse a scope whose record could not hold all that may happen to its VMs.
+
+    One that an earlier version accepted may stay as large as it is.
+    """
+    size, name = _compute_size_max(after.vms), after.name
+    if size > VALUE_BYTES_MAX and size > _compute_size_max(before.vms):
+        raise Invalid(
+            f"scope {name} with {len(after.vms)} VMs and their events may need {size} bytes; at"
+            f" most {VALUE_BYTES_MAX} fit into its record: use fewer VMs, shorter names or less"
+            " user data",
+            scope=name,
+        )
+
+
+def _compute_size_max(vms: Sequence[Vm]) -> int:
+    names_bytes = sum(len(vm.name) for vm in vms)
+    state_bytes = STATE_BYTES + STATE_BYTES_PER_VM * len(vms) + 3 * names_bytes
+    return len(msgspec.json.encode(vms)) + state_bytes
 
 
 def definition(scope: Scope) -> Scope:

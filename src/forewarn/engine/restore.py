@@ -11,11 +11,11 @@ from msgspec.structs import replace
 from forewarn.core.change import Change, ChangeKind
 from forewarn.core.fleet import Scope
 from forewarn.engine.engine import FLOOR_KEY, Engine
-from forewarn.engine.record import Floor
+from forewarn.engine.record import SCOPE, Floor
 from forewarn.engine.replica import SCOPE_KEY
 from forewarn.engine.transaction import Transaction
 from forewarn.errors import Refused
-from forewarn.store.base import WRITES_MAX
+from forewarn.store.base import COMMIT_BYTES_MAX, WRITES_MAX
 
 BY = "store restore"
 JUMP = 1_000_000
@@ -23,6 +23,7 @@ JUMP = 1_000_000
 NUMBER_MAX = 2**31 - 1
 """Many clients read DocumentIncarnation into 32 bits, and a scope must be able to continue."""
 SCOPES_PER_COMMIT = WRITES_MAX // 2
+"""Each scope may need a second record, for polls that an earlier version stored in the scope."""
 
 
 def highest_incarnation(engine: Engine) -> int:
@@ -49,9 +50,15 @@ async def raise_incarnations(
             " for clients that read 32 bits",
             number=number,
         )
-    keys = [SCOPE_KEY.format(name) for name in engine.board.scopes]
-    for first in range(0, len(keys), SCOPES_PER_COMMIT):
-        await _raise_scopes(engine, keys[first : first + SCOPES_PER_COMMIT], number)
+    keys, size = list[str](), 0
+    for name, published in engine.board.scopes.items():
+        bytes_ = len(SCOPE.encode(published.scope))
+        if len(keys) == SCOPES_PER_COMMIT or (keys and size + bytes_ > COMMIT_BYTES_MAX // 2):
+            await _raise_scopes(engine, keys, number)
+            keys, size = [], 0
+        keys.append(SCOPE_KEY.format(name))
+        size += bytes_
+    await _raise_scopes(engine, keys, number)
 
     def finish(transaction: Transaction) -> None:
         transaction.put(FLOOR_KEY, Floor(number))

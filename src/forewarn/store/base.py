@@ -42,10 +42,11 @@ import msgspec
 
 from forewarn.errors import Compacted, Conflict, Invalid
 
-WRITES_MAX = 100
-CHECKS_MAX = 100
-VALUE_BYTES_MAX = 512 * 1024
-COMMIT_BYTES_MAX = 1024 * 1024
+WRITES_MAX = 120
+"""Writes and checks together: etcd compares and changes at most 128 keys in a transaction."""
+VALUE_BYTES_MAX = 1024 * 1024
+COMMIT_BYTES_MAX = 1408 * 1024
+"""All values. With their keys they are less than the 1.5 MiB that etcd accepts in a request."""
 CHANGES_MAX = 10_000
 """A watch that is at most this many changes behind is not compacted."""
 POSITION_MAX = 2**63 - 1
@@ -196,8 +197,7 @@ def check_commit(
     sizes["the history entries"] = len(entries or b"")
     largest = max(sizes, key=lambda name: sizes[name])
     for what, count, unit, limit in (
-        ("commit", len(writes), "writes", WRITES_MAX),
-        ("commit", len(checks), "checks", CHECKS_MAX),
+        ("commit", len(compared), "writes and checks", WRITES_MAX),
         (f"value of {largest}", sizes[largest], "bytes", VALUE_BYTES_MAX),
         ("commit", sum(sizes.values()), "bytes", COMMIT_BYTES_MAX),
     ):

@@ -25,9 +25,16 @@ from forewarn.errors import (
     UnknownScope,
 )
 from forewarn.fleetfile.parser import Fleet
-from forewarn.store.base import Record, RevisionCheck, Snapshot, Write
+from forewarn.store.base import (
+    COMMIT_BYTES_MAX,
+    VALUE_BYTES_MAX,
+    Record,
+    RevisionCheck,
+    Snapshot,
+    Write,
+)
 from forewarn.store.memory import MemoryStore
-from tests.builders import NOON, approve, guid, restart, vm
+from tests.builders import NOON, approve, guid, maintain, restart, vm
 from tests.history import entries_of
 from tests.unit.engine.test_engine import World, run_in_world
 
@@ -341,6 +348,35 @@ def test_a_group_has_a_limit() -> None:
         await asyncio.gather(*tasks)
 
         assert store.commits == 3
+
+    live_gated(main)
+
+
+def test_history_of_a_group_leaves_room_for_the_scope() -> None:
+    """Long problems of many VMs at once: the record of the scope may take 1 MiB of the commit."""
+
+    async def main(world: World) -> None:
+        engine, store = await ready(world)
+        await engine.submit("web", maintain("host-a"), by="ann")
+        (event,) = engine.board.scopes["web"].scope.events
+        await engine.submit("web", ask.Approve(event_ids=(event.id,)), by="ann")
+        for name in NAMES[:200]:
+            await engine.submit("web", ask.Claim(event_id=event.id, vm=name, worker="w"), by="w")
+        finishes = [
+            ask.Finish(
+                event_id=event.id, vm=name, worker="w", tries=1, problem="bad", detail="x" * 4000
+            )
+            for name in NAMES[:200]
+        ]
+        tasks = await behind_a_commit(engine, store, finishes)
+        store.gate.set()
+        await asyncio.gather(*tasks)
+
+        assert [impact.failures for impact in engine.board.scopes["web"].scope.impacts][:200] == (
+            [1] * 200
+        )
+        largest = max(len(value.value) for value in await store.history())
+        assert 100 * 1024 < largest < COMMIT_BYTES_MAX - VALUE_BYTES_MAX
 
     live_gated(main)
 

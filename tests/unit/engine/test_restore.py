@@ -7,9 +7,12 @@ import pytest
 from msgspec.structs import replace
 
 from forewarn.auth.tokens import Role
+from forewarn.core.fleet import Instance, Scope, ScopeKind
 from forewarn.core.timing import Timing
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
+from forewarn.engine.record import SCOPE
+from forewarn.engine.replica import SCOPE_KEY
 from forewarn.engine.restore import JUMP, highest_incarnation, raise_incarnations
 from forewarn.errors import RecordUnreadable, Refused
 from forewarn.fleetfile.parser import Fleet
@@ -17,6 +20,7 @@ from forewarn.history.query import EntryFilter, read
 from forewarn.history.webhooks import IDENTITY_KEY, get_identity
 from forewarn.store.base import Write
 from forewarn.web.service import Service, build_service
+from tests.builders import vm
 from tests.unit.engine.test_engine import FLEET, World, run_in_world
 
 SECRET = "5" * 64
@@ -60,6 +64,22 @@ def test_restored_documents_continue_above_all_numbers() -> None:
         fresh = await renewed(engine, above=40)
         assert numbers(fresh) == {"web": JUMP + 40, "db": JUMP + 40}
         assert len(fresh.board.scopes["web"].scope.events) == 1
+
+    story_of(act)
+
+
+def test_scopes_of_any_size_are_restored() -> None:
+    """Together they may be larger than one commit."""
+
+    async def act(world: World, operations: Operations, engine: Engine) -> None:
+        large = Instance(user_data="x" * 60_000)
+        for number in range(4):
+            names = [f"large-{number}-{each}" for each in range(10)]
+            vms = tuple(replace(vm(name), instance=large) for name in names)
+            scope = Scope(name=f"large-{number}", kind=ScopeKind.SCALE_SET, vms=vms)
+            await world.store.commit([Write(SCOPE_KEY.format(scope.name), SCOPE.encode(scope), 0)])
+        fresh = await renewed(engine, above=40)
+        assert set(numbers(fresh).values()) == {JUMP + 40}
 
     story_of(act)
 
