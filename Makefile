@@ -1,5 +1,5 @@
 # Every command of this repository. Each target sets up what it needs; a second run is quick.
-.PHONY: install demo test test-all test-system test-vm check agent bench sim size clean
+.PHONY: install demo test test-all test-system test-vm check agent bench sim chaos size clean
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
@@ -12,6 +12,7 @@ LIBVIRT := $(VENV)/.libvirt
 # Other seeds: make sim FIRST=1000 SEEDS=5000
 FIRST ?= 50
 SEEDS ?= 500
+MINUTES ?= 60
 
 install: $(READY)
 
@@ -64,6 +65,12 @@ bench: $(READY)
 sim: $(READY)
 	@echo "== $(SEEDS) simulations from seed $(FIRST)"
 	@$(BIN)/python -m tests.sim --first $(FIRST) --seeds $(SEEDS) 2> $(VENV)/sim.log || { tail -50 $(VENV)/sim.log; exit 1; }
+
+# As root. Another seed is chosen each time; to repeat a run: make chaos MINUTES=10 SEED=7
+chaos: $(READY)
+	@sh tools/need.sh etcd=etcd-server etcdctl=etcd-client ip=iproute2 nft=nftables faketime=faketime
+	@echo "== $(MINUTES) minutes of faults: three etcd members, three servers, a checker"
+	@$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 size:
 	@$(PYTHON) tools/size.py

@@ -1,0 +1,93 @@
+"""`forewarn serve` with a fault in the code, to show that the checker finds it.
+
+`python -m tests.chaos.planted FAULT serve ...`. Each fault is what a plausible mistake would do.
+"""
+
+import random
+import sys
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+from msgspec.structs import replace
+
+from forewarn.cli.main import main
+from forewarn.core import command as commands
+from forewarn.core import lifecycle, machine
+from forewarn.core.change import Change, ChangeKind
+from forewarn.core.draft import Draft
+from forewarn.core.event import Event, Impact, ImpactState
+from forewarn.core.fleet import Scope
+from forewarn.engine import worker
+from forewarn.engine.engine import Engine
+
+EARLY = timedelta(seconds=5)
+FORGOTTEN = 0.2
+
+
+def acknowledge_without_commit() -> None:
+    """Some restarts are answered as if they had been committed."""
+    submit = Engine.submit
+
+    async def forget(self: Engine, scope: str, command: Any, by: str, **more: Any) -> Any:
+        if isinstance(command, commands.Restart) and random.random() < FORGOTTEN:
+            found = self.board.find_scope(scope).scope
+            return machine.decide(found, command, self.clock.now(), self.timing)
+        return await submit(self, scope, command, by, **more)
+
+    Engine.submit = forget  # type: ignore[method-assign]
+
+
+def start_early() -> None:
+    """Events are due five seconds before NotBefore."""
+    ready_events, next_deadline = machine.ready_events, machine.next_deadline
+
+    def ready_early(scope: Scope, now: datetime) -> list[Event]:
+        return ready_events(scope, now + EARLY)
+
+    def wake_early(scope: Scope) -> datetime | None:
+        deadline = next_deadline(scope)
+        return deadline and deadline - EARLY
+
+    machine.ready_events = ready_early
+    vars(worker)["next_deadline"] = wake_early
+
+
+def ignore_claims() -> None:
+    """Every server carries out every impact, and records it, whoever has claimed it."""
+    finish = lifecycle.finish
+
+    def take(draft: Draft, command: commands.Claim) -> None:
+        impact = draft.impacts.get((command.event_id, command.vm))
+        if impact is not None and not impact.is_over:
+            claimed = replace(impact, state=ImpactState.CLAIMED, claimed_by=command.worker)
+            draft.put_impact(replace(claimed, tries=impact.tries + 1))
+
+    def record(draft: Draft, command: commands.Finish) -> None:
+        impact = draft.impacts.get((command.event_id, command.vm))
+        if impact is not None:
+            held = replace(impact, claimed_by=command.worker, tries=command.tries)
+            draft.put_impact(held)
+            finish(draft, command)
+            return
+        draft.changes.append(Change(ChangeKind.IMPACTED, event=command.event_id, vm=command.vm))
+        draft.scope = replace(draft.scope, seen_at=draft.now)  # so that it is committed
+
+    def is_due(impact: Impact, now: datetime) -> bool:
+        return impact.due_at <= now
+
+    machine.RULES[commands.Claim], machine.RULES[commands.Finish] = take, record
+    lifecycle.is_due = is_due
+    worker.Worker._is_ours = lambda *arguments: True  # type: ignore[method-assign]
+
+
+PLANTED: dict[str, Callable[[], None]] = {
+    "acknowledge-without-commit": acknowledge_without_commit,
+    "start-early": start_early,
+    "ignore-claims": ignore_claims,
+}
+
+
+if __name__ == "__main__":
+    PLANTED[sys.argv.pop(1)]()
+    main()
