@@ -198,6 +198,34 @@ def test_without_a_majority_every_call_is_lost_and_later_works_again(cluster: Et
     asyncio.run(main())
 
 
+def test_a_watch_that_is_cut_leaves_nothing_behind(tmp_path: Path) -> None:
+    """A request that gRPC still waits for would be collected later, with an error in the log."""
+    one = EtcdCluster(tmp_path)
+
+    async def main() -> list[str]:
+        problems: list[str] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: problems.append(context["message"]))
+        store = await open_store(one.url())
+        watch = store.watch((await store.load()).revision)
+        waiting = asyncio.ensure_future(anext(watch))
+        last = await store.commit([Write("a", b"", 0)])
+        assert (await waiting).revision == last
+        one.stop()
+        with pytest.raises(StoreLost):
+            await anext(watch)
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        problems += [repr(task) for task in tasks if "_consume_request_iterator" in repr(task)]
+        await store.close()
+        return problems
+
+    try:
+        one.start()
+        assert asyncio.run(main()) == []
+    finally:
+        one.stop()
+
+
 async def follow(store: Store, after: int) -> int:
     """The last revision that a watch has seen when the store is closed."""
     async for batch in store.watch(after):

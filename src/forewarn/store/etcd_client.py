@@ -74,7 +74,7 @@ class Endpoint:
 
     async def _renew_once(self, request: Any, **options: Any) -> Any:
         """etcd has only a stream for this."""
-        call = self._renew(_only(request), **options)
+        call = _open(self._renew, request, **options)
         try:
             return await call.read()
         finally:
@@ -127,7 +127,7 @@ class EtcdClient:
         """A stream of the present endpoint, on which the watch has been requested."""
         endpoint = self._endpoints[0]
         await self._authenticate(endpoint)
-        return endpoint.watch(_only(request), metadata=self._metadata())
+        return _open(endpoint.watch, request, metadata=self._metadata())
 
     def translate(self, error: grpc.RpcError, address: str = "") -> Error:
         """One of our errors, in words for the operator."""
@@ -196,10 +196,17 @@ class EtcdClient:
             self._endpoints.append(self._endpoints.pop(0))
 
 
-async def _only(request: Any) -> AsyncGenerator[Any, None]:
-    """The requests of a stream that has one. Ends when the call does."""
-    yield request
-    await asyncio.Event().wait()
+def _open(method: Any, request: Any, **options: Any) -> Any:
+    """A stream with one request. gRPC ends the requests itself only if the call is cancelled."""
+    ended = asyncio.Event()
+
+    async def requests() -> AsyncGenerator[Any, None]:
+        yield request
+        await ended.wait()
+
+    call = method(requests(), **options)
+    call.add_done_callback(lambda _: ended.set())
+    return call
 
 
 def _read(path: Path | None, option: str) -> bytes:
