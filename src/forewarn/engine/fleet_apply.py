@@ -111,10 +111,12 @@ class FleetApplier:
     async def _apply(self, fleet: Fleet, by: str, dry_run: bool, digest: str | None) -> Difference:  # noqa: FBT001
         engine = self._engine
         revision = engine.records.get(FLEET_KEY).revision
-        commands, difference = await self._compare(fleet, is_file=digest is not None)
+        leaving, arriving, difference = await self._compare(fleet, is_file=digest is not None)
         known = engine.applied
         applied = replace(known, names=(), digest=known.digest if digest is None else digest)
-        batches = await self._batches(commands)
+        batches = await self._batches(list(dict([*leaving, *arriving]).items()))
+        if len(batches) > 1:  # in one commit the order is irrelevant, and the last command enough
+            batches = [*await self._batches(leaving), *await self._batches(arriving)]
         for batch in _host_batches(engine.declared_parts(), fleet.hosts, difference):
             last = batches.pop() if batches and not batches[-1].declared else Batch()
             batches.append(batch._replace(commands=last.commands))
@@ -165,13 +167,18 @@ class FleetApplier:
         transaction = await engine.update(keys, decide_all, by=by)
         return transaction.committed_at or transaction.revision(FLEET_KEY)
 
-    async def _compare(self, fleet: Fleet, *, is_file: bool) -> tuple[Commands, Difference]:
-        """The command for each scope that changes, and what changes.
+    async def _compare(
+        self, fleet: Fleet, *, is_file: bool
+    ) -> tuple[Commands, Commands, Difference]:
+        """The commands for scopes that change, and what changes.
 
-        Scopes that VMs leave come first, so that no VM is ever in two scopes.
+        New VMs come first, then scopes lose VMs: an apply that is not completed has rather too
+        many. Last come the scopes that get a VM, an address or an id of another scope, so that none
+        is ever in two. Before that, such a scope gives up what it loses: it has two commands, and
+        the second is complete.
         """
         engine, board, turns = self._engine, self._engine.board, _Turns()
-        retired, losing, others = Commands(), Commands(), Commands()
+        retired, losing, gaining, arriving = (Commands() for _ in range(4))
         added, changed, joined, left = (SortedList() for _ in range(4))
         wanted, coming = set[str](), set[str]()
         for scope in fleet.scopes:
@@ -188,9 +195,15 @@ class FleetApplier:
             (changed if published else added).add(scope.name)
             names = {vm.name for vm in vms}
             coming |= names
-            joined.update(names - board.vms.keys())
+            joined.update(name for name in names if name not in board.vms)
+            free = tuple(self._free(scope.name, vms))
+            if free != vms:
+                arriving.append((scope.name, command))
+                if published is not None:
+                    losing.append((scope.name, replace(command, vms=free)))
+                continue
             is_losing = any(vm.name not in names for vm in before.vms)
-            (losing if is_losing else others).append((scope.name, command))
+            (losing if is_losing else gaining).append((scope.name, command))
         for name in board.scope_names[:]:
             await turns.pass_after(1)
             if name not in wanted:
@@ -209,7 +222,21 @@ class FleetApplier:
             hosts_added=tuple(sorted({*fleet.hosts} - {*board.declared_hosts})),
             hosts_removed=tuple(sorted({*board.declared_hosts} - {*fleet.hosts})),
         )
-        return [*retired, *losing, *others], difference
+        return [*gaining, *losing, *retired], arriving, difference
+
+    def _free(self, scope: str, vms: Sequence[Vm]) -> Iterator[Vm]:
+        """The VMs of a scope, without what present VMs of other scopes have."""
+        board = self._engine.board
+
+        def is_elsewhere(name: str) -> bool:
+            return name in board.vms and board.vms[name].scope.name != scope
+
+        for vm in vms:
+            holders = board.addresses.get(vm.address, ""), board.ids.get(vm.id, "")
+            if not any(map(is_elsewhere, (vm.name, *holders))):
+                yield vm
+            elif vm.name in board.vms and not is_elsewhere(vm.name):
+                yield replace(vm, address="", id="")
 
     def _with_power(self, scope: str, vm: Vm) -> Vm:
         """The VM as the fleet defines it, with the power state it had in its old scope."""
