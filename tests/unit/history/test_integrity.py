@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from forewarn.core.timing import Timing
 from forewarn.engine.engine import DECLARED_KEY
 from forewarn.engine.entry import first_number
-from forewarn.engine.record import DECLARED, SCOPE
+from forewarn.engine.record import DECLARED, SCOPE, SEEN
 from forewarn.engine.replica import SCOPE_KEY
 from forewarn.history.integrity import inspect
 from forewarn.history.webhooks import CURSOR, Cursor
@@ -80,6 +80,10 @@ def test_store_of_a_working_fleet_is_counted_and_fine() -> None:
         (
             Write("campaign-hosts/c7/0", b'{"format":1,"value":[]}', 0),
             "campaign-hosts c7/0 is left over: campaign c7 is missing",
+        ),
+        (
+            Write("seen/gone/", SEEN.encode(NOON), 0),
+            "seen gone is left over: scope gone is missing",
         ),
         (
             Write(DECLARED_KEY.format(2), DECLARED.encode(("host-z",)), 0),
