@@ -171,8 +171,8 @@ def render(recording: Recording, violations: Sequence[Violation]) -> str:
         f"{server} not ready, in total": f"{seconds:.0f} s"
         for server, seconds in numbers.not_ready_seconds.items()
     }
-    begin = f"{minutes:.1f} minutes, seed {run.seed}, {len(run.faults)} faults"
-    lines = [f"{begin}, {len(violations)} broken promises.", "", "| what | number |", "|---|---|"]
+    begin = f"{minutes:.1f} minutes, seed {run.seed}, faults: {len(run.faults)}"
+    lines = [f"{begin}, broken promises: {len(violations)}", "", "| what | number |", "|---|---|"]
     lines += [f"| {what} | {number} |" for what, number in rows.items()]
     lines += ["", "| fault | times | until ready again | longest without writes | stale |"]
     lines += ["|---|---|---|---|---|"]
