@@ -13,11 +13,13 @@ import pytest
 
 from tests.e2e.cli_service import FOREWARN, environment, forewarn, forewarn_process
 from tests.e2e.service import Service, running
+from tests.e2e.test_webhooks import restart, settled, telling
 from tests.e2e.waiting import eventually
+from tests.e2e.webhook_receiver import WebhookReceiver
 from tests.etcd_cluster import shared_etcd
 
 VMS = ("web-0", "web-1", "db")
-HISTORY_VALUES = 3000
+HISTORY_VALUES = 1500
 
 Shown = tuple[list[tuple[str, bytes]], list[dict[str, Any]]]
 
@@ -70,7 +72,7 @@ def move(folder: Path, *stores: str) -> None:
 
 def test_documents_and_history_survive_a_copy(tmp_path: Path) -> None:
     """The bytes and ETags are the same, so no guest notices, and new events follow."""
-    move(tmp_path, *(f"sqlite:///{tmp_path}/{name}.db" for name in "abc"))
+    move(tmp_path, *(f"sqlite:///{tmp_path}/{name}.db" for name in "ab"))
 
 
 @pytest.mark.system
@@ -149,18 +151,56 @@ def test_copy_that_was_killed_is_not_served_and_continues(tmp_path: Path) -> Non
         process.wait()
     assert copied() < HISTORY_VALUES
 
+    ports = ("--metadata=127.0.0.1:0", "--control=127.0.0.1:0")
+    refusals = [forewarn_process("serve", "--store=sqlite:///b.db", *ports, cwd=tmp_path)]
     for arguments in (
-        ("serve", "--store=sqlite:///b.db", "--metadata=127.0.0.1:0", "--control=127.0.0.1:0"),
         ("store", "check", "sqlite:///b.db"),
         ("token", "list", "--store=sqlite:///b.db"),
-        ("store", "copy", "sqlite:///b.db", "sqlite:///c.db"),
     ):
-        refused = forewarn_process(*arguments, cwd=tmp_path)
-        assert refused.returncode in (1, 4), arguments
-        assert "incomplete copy; run" in refused.stderr or "or both are the same" in refused.stderr
+        refusals.append(forewarn(*arguments, cwd=tmp_path))
+    for refused in refusals:
+        assert (refused.returncode, refused.stdout) == (4, "")
+        assert "the store is an incomplete copy; run `forewarn store copy`" in refused.stderr
     eventually(lambda: forewarn(*command, cwd=tmp_path).returncode == 0)
     checked = forewarn("store", "check", "sqlite:///b.db", cwd=tmp_path)
     assert checked.stdout == f"history: {HISTORY_VALUES + 1}\ntoken: 1\nok\n", checked.stderr
+
+
+def undelivered_after(folder: Path, store: str, receiver: WebhookReceiver) -> None:
+    """Deliver what happens, then let something happen that the receiver does not get."""
+    with telling(folder, receiver.url, more=("--store", store)) as service:
+        assert restart(service) == 202
+        receiver.wait_for(2)
+        settled(service)
+        receiver.status = 500
+        assert restart(service) == 202
+        settled(service)
+        eventually(lambda: len(receiver.requests) > 2)
+        service.stop()
+
+
+@pytest.mark.system
+def test_webhook_gets_each_change_once_although_the_store_moves(tmp_path: Path) -> None:
+    """The numbers of the entries are other ones in etcd."""
+    source, target = f"sqlite:///{tmp_path}/a.db", shared_etcd().url(f"copy-{uuid4().hex}")
+    with WebhookReceiver() as receiver:
+        undelivered_after(tmp_path, source, receiver)
+        assert forewarn("store", "copy", source, target).returncode == 0
+        receiver.status = 204
+        with telling(tmp_path, receiver.url, more=("--store", target)) as service:
+            receiver.wait_for(4)
+            assert restart(service) == 202
+            settled(service)
+            receiver.wait_for(6)
+            expected = [
+                entry["event"]
+                for entry in reversed(service.ask("GET", "/history?limit=1000")[1]["history"])
+                if entry["what"] in ("executed-silently", "completed")
+            ]
+        assert [event["data"]["event"] for event in receiver.events] == expected
+        assert len({event["id"] for event in receiver.events}) == 6
+        first, *_, last = (event["source"] for event in receiver.events)
+        assert first != last
 
 
 def test_check_lists_what_is_wrong(tmp_path: Path) -> None:
