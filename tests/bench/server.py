@@ -2,7 +2,7 @@
 board.
 
 It prints one JSON line when it listens, and one for each `rss` on stdin; `change` makes it change
-the caller's document. The end of its input ends it.
+the callers' document. The end of its input ends it.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from forewarn.web.metadata.app import Metadata
 from forewarn.web.metadata.fast_path import Polls
 
 CONNECTIONS_MAX = 20_000
-CALLER = Vm(name="caller", address="127.0.0.1")
+CALLERS = tuple(Vm(name=f"caller-{number}", address=f"127.0.0.{number}") for number in range(1, 5))
 EVENT_ID = "602D9444-D2CD-49C7-8624-8643E7171297"
 
 
@@ -61,7 +61,9 @@ async def serve(arguments: argparse.Namespace) -> None:
     fill(engine, vms=arguments.vms, vms_per_scope=arguments.vms_per_scope)
     filled = rss_bytes() - before
     await engine.submit(
-        "callers", SetMembers(kind=ScopeKind.VM, policy=Policy(), vms=(CALLER,)), by="bench"
+        "callers",
+        SetMembers(kind=ScopeKind.AVAILABILITY_SET, policy=Policy(), vms=CALLERS),
+        by="bench",
     )
     await engine.seen(engine.board.scopes["callers"])
     config = Config(identify=(Identify.ADDRESS, Identify.PATH), wait_seconds_max=600)
@@ -82,7 +84,9 @@ async def serve(arguments: argparse.Namespace) -> None:
         if line == "rss\n":
             act(rss=rss_bytes(), waiting=len(engine.board.scopes["callers"].waiters or ()))
         else:
-            await engine.submit("callers", Restart(vm=CALLER.name, event_id=EVENT_ID), by="bench")
+            await engine.submit(
+                "callers", Restart(vm=CALLERS[0].name, event_id=EVENT_ID), by="bench"
+            )
     await listener.stop()
 
 

@@ -25,7 +25,8 @@ class PublishedScope:
 
     `seen_revision` is that of the record of its polls; 0 if there is none. Until `fresh_until`
     (seconds since the epoch) polls need not be recorded; 0: record the next.
-    `waiters` are long polls: they wait for a change of the document or of the scope's VMs.
+    `waiters` are the callbacks of long polls: each is called once, at the next change of the
+    document or of the scope's VMs.
     """
 
     __slots__ = ("fresh_until", "pages", "revision", "scope", "seen_revision", "waiters")
@@ -35,8 +36,18 @@ class PublishedScope:
         self.revision = 0
         self.seen_revision = 0
         self.pages: dict[str, bytes] = {}
-        self.waiters: set[asyncio.Timeout] | None = None
+        self.waiters: set[Callable[[], None]] | None = None
         self.fresh_until = 0.0
+
+    def add_waiter(self, callback: Callable[[], None]) -> None:
+        self.waiters = self.waiters or set()
+        self.waiters.add(callback)
+
+    def remove_waiter(self, callback: Callable[[], None]) -> None:
+        """Do not call it any more, if it was not called yet."""
+        if self.waiters is not None:
+            self.waiters.discard(callback)
+            self.waiters = self.waiters or None
 
 
 class Board:
@@ -341,25 +352,25 @@ async def wait_for_change(
     """
     if published.scope.incarnation != incarnation or seconds <= 0:
         return True
-    if published.waiters is None:
-        published.waiters = set()
-    waiters = published.waiters
+    timeout = asyncio.timeout(seconds)
+
+    def expire() -> None:
+        if not timeout.expired():
+            timeout.reschedule(0)
+
     try:
-        async with asyncio.timeout(seconds) as timeout:
-            waiters.add(timeout)
+        async with timeout:
+            published.add_waiter(expire)
             await (disconnected or asyncio.Event().wait)()
     except TimeoutError:
         return True
     finally:
-        waiters.discard(timeout)
-        if not waiters and published.waiters is waiters:
-            published.waiters = None
+        published.remove_waiter(expire)
     return False
 
 
 def wake(published: PublishedScope) -> None:
-    """Expire the timeouts of all that wait for a change."""
+    """Call all that wait for a change. They only take note of it: there may be thousands."""
     waiters, published.waiters = published.waiters, None
-    for timeout in waiters or ():
-        if not timeout.expired():
-            timeout.reschedule(0)
+    for callback in waiters or ():
+        callback()

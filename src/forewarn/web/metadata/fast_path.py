@@ -5,17 +5,20 @@ are remembered with their meaning (`ParsedPoll`), and the same bytes mean the sa
 else is remembered: the client, its document, and whether the poll must be recorded are looked up
 each time.
 
-    PollConnection       only remembered bytes have arrived; between two requests, nothing in flight
+    PollConnection       only remembered bytes have arrived; between two requests, or a long poll
+                         waits
       -> MetadataConnection    at the first other bytes, or if the client does not read: parses
                                HTTP, remembers polls, and passes everything else to the application
+      -> PollConnection        to wait: a parser would cost more than all the rest
 
 All of them send the same bytes for the same request.
 """
 
 import asyncio
 import re
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -47,12 +50,13 @@ from forewarn.wire.versions import Version
 
 REQUEST_BYTES_MAX = 1024
 POLLS_MAX = 16_384
+TURN_ANSWERS = 256
+"""Long polls that are answered before other connections get their turn."""
 UNUSUAL_HEADERS = frozenset(
     (
         b"content-length",
         b"expect",
         b"origin",
-        b"prefer",
         b"transfer-encoding",
         b"upgrade",
         b"x-forwarded-for",
@@ -60,7 +64,7 @@ UNUSUAL_HEADERS = frozenset(
         SIGNATURE,
     )
 )
-_CLOSING = b"\r\n" + encode_headers([CLOSE]) + b"\r\n"
+_CLOSE = encode_headers([CLOSE])
 _INCARNATION = re.compile(r"[1-9][0-9]{0,17}")
 
 
@@ -85,19 +89,25 @@ def etag(scope: Scope) -> Header:
 
 @dataclass(frozen=True, slots=True)
 class ParsedPoll:
-    """`vm` is empty where the address identifies it; `known` are incarnations the client has."""
+    """`vm` is empty where the address identifies it; `known` are incarnations the client has.
+
+    `request` has its bytes, once they are remembered.
+    """
 
     vm: str
     version: Version
     known: frozenset[int]
     is_last: bool
+    wait_seconds: int = 0
+    request: bytes = b""
 
 
 class Polls(ConnectionPolicy):
     """What all connections of the metadata listener share.
 
     `parsed` holds the remembered polls by their bytes. `now` is the engine's time in seconds, read
-    once a second.
+    once a second. `waiting` counts the long polls in progress; `woken` are those of them that may
+    be over.
     """
 
     def __init__(self, engine: Engine, config: Config, limits: Limits) -> None:
@@ -105,24 +115,22 @@ class Polls(ConnectionPolicy):
         self.parsed: dict[bytes, ParsedPoll] = {}
         self.board = engine.board
         self.ok = self.unchanged = b""
-        self.documents_count = self.unchanged_count = 0
+        self.documents_count = self.unchanged_count = self.waiting = 0
         self.now = engine.clock.now().timestamp()
         self._clock = engine.clock
         self._config = config
         self._is_iso = config.not_before_format is NotBeforeFormat.DOCUMENTED
         self._is_by_address = set(config.identify) == {Identify.ADDRESS}
+        self.woken: deque[PollConnection] = deque()
 
     def is_unknown(self, address: str) -> bool:
         """Where VMs are identified by address alone, other addresses can only be refused."""
         return self._is_by_address and address not in self.board.addresses
 
     def connector(self, **arguments: Any) -> Callable[[], asyncio.Protocol]:
-        return partial(
-            PollConnection,
-            self,
-            arguments["server_state"].connections,
-            partial(MetadataConnection, self, **arguments),
-        )
+        self.connections: set[Any] = arguments["server_state"].connections
+        self.make_full = partial(MetadataConnection, self, **arguments)
+        return partial(PollConnection, self)
 
     def tick(self, state: ServerState, now: float) -> None:
         headers = encode_headers(state.default_headers)
@@ -130,19 +138,41 @@ class Polls(ConnectionPolicy):
         self.now = self._clock.now().timestamp()
         super().tick(state, now)
 
-    def respond(self, poll: ParsedPoll, address: str) -> bytes | None:
-        """The whole response; None if the client is unknown or the poll must be recorded first."""
+    def find(self, poll: ParsedPoll, address: str) -> PublishedScope | None:
+        """The scope of the client; None if it is unknown."""
         board = self.board
-        place = board.vms.get(poll.vm or board.addresses.get(address, ""))
+        return board.vms.get(poll.vm or board.addresses.get(address, ""))
+
+    def respond(self, poll: ParsedPoll, address: str) -> bytes | None:
+        """The whole response; empty if a long poll has to wait for it.
+
+        None if the client is unknown or the poll must be recorded first.
+        """
+        place = self.find(poll, address)
         if place is None or place.fresh_until <= self.now:
             return None
+        if poll.wait_seconds and place.scope.incarnation in poll.known:
+            return b""
+        return self.encode(poll, place)
+
+    def encode(self, poll: ParsedPoll, place: PublishedScope, more: bytes = b"") -> bytes:
+        """The response, with more header lines."""
         if poll.known and place.scope.incarnation in poll.known:
             self.unchanged_count += 1
             response = self.unchanged + encode_headers([etag(place.scope)]) + b"\r\n"
         else:
             self.documents_count += 1
             response = self.ok + render(place, poll.version, is_iso=self._is_iso)
-        return response.replace(BLANK_LINE, _CLOSING, 1) if poll.is_last else response
+        if poll.is_last:
+            more += _CLOSE
+        return response.replace(BLANK_LINE, b"\r\n%b\r\n" % more, 1) if more else response
+
+    def answer_some(self) -> None:
+        """Answer the first long polls in the queue; other connections get their turn in between."""
+        for _ in range(min(len(self.woken), TURN_ANSWERS)):
+            self.woken.popleft().answer()
+        if self.woken:
+            asyncio.get_running_loop().call_soon(self.answer_some)
 
     def parse(self, url: bytes, headers: list[Header], *, is_last: bool) -> ParsedPoll | None:
         """The meaning of a GET; None for anything but an ordinary poll.
@@ -167,66 +197,114 @@ class Polls(ConnectionPolicy):
         except Error:
             return None
         tags = document.read_tags(request.header(b"if-none-match"))
-        if "*" in tags:
-            return None
         known = frozenset(int(tag) for tag in tags if _INCARNATION.fullmatch(tag))
-        return ParsedPoll(vm, version, known, is_last)
+        seconds = requests.wait_seconds(request, self._config)
+        if "*" in tags or (b"prefer" in joined and not (seconds and known)):
+            return None
+        return ParsedPoll(vm, version, known, is_last, seconds)
 
     def remember(self, data: bytes, poll: ParsedPoll) -> None:
-        """Remember what arrived between two idle states, if it is exactly one request.
-
-        Then its only blank line is at its end.
-        """
-        if len(data) > REQUEST_BYTES_MAX or data.find(BLANK_LINE) != len(data) - len(BLANK_LINE):
-            return
         if len(self.parsed) >= POLLS_MAX:
             self.parsed.clear()
-        self.parsed[data] = poll
+        self.parsed[data] = replace(poll, request=data)
+
+
+def can_remember(data: bytes) -> bool:
+    """Whether what arrived on an idle connection can be remembered, if it is a poll.
+
+    It must be exactly one request. Then its only blank line is at its end.
+    """
+    is_small = len(data) <= REQUEST_BYTES_MAX
+    return is_small and data.find(BLANK_LINE) == len(data) - len(BLANK_LINE)
 
 
 class PollConnection(asyncio.Protocol):
-    """A connection on which only remembered polls have arrived: always idle."""
+    """A connection on which only remembered polls have arrived.
 
-    __slots__ = ("_connections", "_make_full", "_polls", "_transport", "address", "due_at")
+    state      what happens                             deadline
+    idle       between two requests                     idle_at: closed
+    waiting    `_poll` waits for a change of `_place`   as the client prefers: answered
 
-    def __init__(
-        self,
-        polls: Polls,
-        connections: set[Any],
-        make_full: Callable[[], "MetadataConnection"],
-    ) -> None:
+    idle -> waiting    data_received, of a long poll whose document is known
+    waiting -> idle    answer, when the document has changed or the deadline has passed
+    """
+
+    __slots__ = ("_place", "_poll", "_polls", "_transport", "address", "due_at")
+
+    def __init__(self, polls: Polls) -> None:
         self._polls = polls
-        self._connections = connections
-        self._make_full = make_full
+        self._poll: ParsedPoll | None = None
+        self._place: PublishedScope | None = None
         self.due_at = polls.idle_at
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         peer = transport.get_extra_info("peername")
         self.address = plain_address(peer[0]) if peer else ""
         self._transport = transport
-        self._connections.add(self)
+        self._polls.connections.add(self)
         if not self._polls.admit(self):
             transport.write(self._polls.too_many)
             transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._connections.discard(self)
+        self._polls.connections.discard(self)
         self._polls.release(self)
+        self._wait(None, None)
 
     def data_received(self, data: bytes) -> None:
+        if self._poll is not None:  # more input than one request: the application waits instead
+            data = self._poll.request + data
         poll = self._polls.parsed.get(data)
         response = None if poll is None else self._polls.respond(poll, self.address)
         if poll is None or response is None:
             self._replace().data_received(data)
-            return
+        elif response:
+            self._send(poll, response)
+        else:
+            self.due_at = asyncio.get_running_loop().time() + poll.wait_seconds
+            self._wait(poll, self._polls.find(poll, self.address))
+
+    def _send(self, poll: ParsedPoll, response: bytes) -> None:
         self.due_at = self._polls.idle_at
         self._transport.write(response)
         if poll.is_last:
             self._transport.close()
 
+    def _wait(self, poll: ParsedPoll | None, place: PublishedScope | None) -> None:
+        """Wait for the next change of this scope only, or of none any more."""
+        if self._place is not None:
+            self._place.remove_waiter(self.wake)
+        if place is not None:
+            place.add_waiter(self.wake)
+        self._polls.waiting += (poll is not None) - (self._poll is not None)
+        self._poll, self._place = poll, place
+
+    def wake(self) -> None:
+        if not self._polls.woken:
+            asyncio.get_running_loop().call_soon(self._polls.answer_some)
+        self._polls.woken.append(self)
+
+    def answer(self) -> None:
+        """Respond, unless this client's document has not changed and it still wants to wait.
+
+        The client is identified again: its VM may have moved to another scope.
+        """
+        poll = self._poll
+        if poll is None or self._transport.is_closing():
+            return
+        place = self._polls.find(poll, self.address)
+        if place is None:
+            self._replace().data_received(poll.request)
+        elif self.due_at and place.scope.incarnation in poll.known:
+            self._wait(poll, place)
+        else:
+            self._wait(None, None)
+            applied = b"preference-applied: wait=%d\r\n" % poll.wait_seconds
+            self._send(poll, self._polls.encode(poll, place, applied))
+
     def _replace(self) -> "MetadataConnection":
         self.connection_lost(None)
-        full = self._make_full()
+        full = self._polls.make_full()
         self._transport.set_protocol(full)
         full.connection_made(self._transport)
         return full
@@ -237,10 +315,13 @@ class PollConnection(asyncio.Protocol):
 
     @property
     def is_evictable(self) -> bool:
-        return not self._transport.get_write_buffer_size()
+        return self._poll is None and not self._transport.get_write_buffer_size()
 
     def time_out(self) -> None:
-        if self.is_evictable and not self._transport.is_closing():
+        if self._poll is not None:
+            self.due_at = 0
+            self.wake()
+        elif self.is_evictable and not self._transport.is_closing():
             self._transport.close()
         else:
             self._transport.abort()
@@ -250,36 +331,48 @@ class PollConnection(asyncio.Protocol):
 
     def shutdown(self) -> None:
         """Called by uvicorn when the server stops."""
+        self.due_at = 0
+        self.answer()
         self._transport.close()
 
 
 class MetadataConnection(Connection):
-    """A VM's connection that parses HTTP. `poll` is the latest request, if it was a poll."""
+    """A VM's connection that parses HTTP. `poll` is the latest request, if it was a poll.
+
+    `is_alone`: nothing but one request has arrived. If it has to wait, that is enough to wait for
+    the response in a PollConnection.
+    """
 
     def __init__(self, polls: Polls, **arguments: Any) -> None:
         super().__init__(polls, **arguments)
         self.polls = polls
         self.poll: ParsedPoll | None = None
+        self.is_alone = self.must_wait = False
 
     def data_received(self, data: bytes) -> None:
-        self.poll = None
-        was_idle = self.is_idle
-        poll = self.polls.parsed.get(data)
-        if was_idle and poll is not None and self._respond(poll):
-            return
-        super().data_received(data)
-        if was_idle and self.is_idle and self.poll is not None:
-            self.polls.remember(data, self.poll)
+        self.poll, self.must_wait = None, False
+        self.is_alone = self.is_idle and can_remember(data)
+        poll = self.polls.parsed.get(data) if self.is_alone else None
+        if poll is None or not self._respond(poll):
+            super().data_received(data)
+            if self.is_alone and self.poll is not None:
+                self.polls.remember(data, self.poll)
+        if self.must_wait:
+            self.connection_lost(ConnectionError())  # without an error uvicorn would close it
+            simple = PollConnection(self.polls)
+            self.transport.set_protocol(simple)
+            simple.connection_made(self.transport)
+            simple.data_received(data)
 
     def _respond(self, poll: ParsedPoll) -> bool:
         response = self.polls.respond(poll, self.address)
-        if response is None:
-            return False
-        self.due_at = self.polls.idle_at
-        self.transport.write(response)
-        if poll.is_last:
-            self.transport.close()
-        return True
+        self.must_wait = self.is_alone and response == b""
+        if response:
+            self.due_at = self.polls.idle_at
+            self.transport.write(response)
+            if poll.is_last:
+                self.transport.close()
+        return bool(response) or self.must_wait
 
     def start_request(self) -> None:
         self.poll = None

@@ -120,6 +120,18 @@ def test_response_is_the_document_of_the_clients_scope() -> None:
     assert ready.respond(knowing, "") == b'UNCHANGED\r\netag: "7"\r\n\r\n'
 
 
+def test_long_poll_waits_only_if_its_document_is_known() -> None:
+    ready = polls()
+    for tag, response in ((b'"7"', True), (b'"6"', False)):
+        headers = [*HEADERS, (b"if-none-match", tag), (b"prefer", b"respond-async, wait=30")]
+        plan = ready.parse(URL, headers, is_last=False)
+        assert plan is not None
+        assert plan.wait_seconds == 30
+        assert (ready.respond(plan, "10.0.0.1") == b"") == response
+    assert ready.parse(URL, [*HEADERS, (b"prefer", b"wait=30")], is_last=False) is None
+    assert ready.parse(URL, [*HEADERS, (b"prefer", b"x")], is_last=False) is None
+
+
 def test_unknown_client_is_left_to_the_application() -> None:
     assert polls().respond(PLAIN, "10.9.9.9") is None
     assert (
@@ -146,9 +158,8 @@ def test_poll_to_record_is_left_to_the_application() -> None:
     ],
 )
 def test_only_a_single_small_request_is_remembered(data: bytes) -> None:
-    ready = polls()
-    ready.remember(data, PLAIN)
-    assert ready.parsed == {}
+    assert not poll.can_remember(data)
+    assert poll.can_remember(b"GET / HTTP/1.1\r\n\r\n")
 
 
 def test_number_of_remembered_polls_is_limited() -> None:

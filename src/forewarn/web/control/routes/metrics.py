@@ -89,7 +89,8 @@ class ServiceCollector(Collector):
         counts["document", 304] += polls.unchanged_count
         text = "Requests of VMs, by kind and status of the response."
         yield _counter("requests", text, counts, "kind", "status")
-        yield _gauge("waits", "Long polls that wait for a change.", self._metadata.waiting)
+        waiting = self._metadata.waiting + polls.waiting
+        yield _gauge("waits", "Long polls that wait for a change.", waiting)
         yield _gauge("connections", "Open connections of VMs.", polls.connections_count)
         text = "Connections of VMs refused, or closed while idle, because a limit was reached."
         yield _counter("connection_limits_reached", text, polls.limits_reached, "limit")
