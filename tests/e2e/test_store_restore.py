@@ -9,9 +9,13 @@ import urllib.error
 import urllib.request
 from contextlib import closing
 from pathlib import Path
+from uuid import uuid4
+
+import pytest
 
 from tests.e2e.cli_service import forewarn
 from tests.e2e.service import Service, running
+from tests.etcd_cluster import shared_etcd
 
 TOKEN = re.compile(r"fw_[a-z0-9-]+_[0-9a-f]{64}")
 
@@ -53,14 +57,15 @@ def test_restore_invalidates_old_etags_and_tokens(tmp_path: Path) -> None:
         _, tag, _ = poll(service)
         assert poll(service, tag)[0] == 304
 
-        refused = forewarn("store", "restore", str(backup), f"sqlite:///{store}", "--force")
+        target = f"sqlite:///{store}"
+        refused = forewarn("store", "restore", str(backup), target)
         assert (refused.returncode, refused.stdout) == (1, "")
-        assert "is in use; expected that no service has it open" in refused.stderr
+        assert "expected an empty store: move an SQLite file away" in refused.stderr
         service.stop()
-        refused = forewarn("store", "restore", str(backup), f"sqlite:///{store}")
-        assert (refused.returncode, "exists; expected --force" in refused.stderr) == (1, True)
-
-        done = forewarn("store", "restore", str(backup), f"sqlite:///{store}", "--force")
+        store.rename(tmp_path / "old.db")
+        before = backup.read_bytes()
+        done = forewarn("store", "restore", str(backup), target)
+        assert backup.read_bytes() == before
         assert done.returncode == 0, done.stderr
         service.start()
         found = TOKEN.search(done.stdout)
@@ -68,7 +73,7 @@ def test_restore_invalidates_old_etags_and_tokens(tmp_path: Path) -> None:
         new = found[0]
 
         status, _, body = poll(service, tag)
-        assert (status, json.loads(body)) == (200, {"DocumentIncarnation": 1_000_002, "Events": []})
+        assert (status, json.loads(body)) == (200, {"DocumentIncarnation": 1_000_001, "Events": []})
         assert [result(service, token, "vm", "list").returncode for token in (boss, lost, new)] == [
             1,
             1,
@@ -78,9 +83,53 @@ def test_restore_invalidates_old_etags_and_tokens(tmp_path: Path) -> None:
         assert poll(service, '"2"')[0] == 200
         shown = result(service, new, "history", "--what", "restored", "--json").stdout
         assert [entry["detail"] for entry in json.loads(shown)["history"]] == [
-            f"from {backup}; document numbers continue at 1000002"
+            f"from sqlite:///{backup}; document numbers continue at 1000001"
         ]
 
-    (kept,) = tmp_path.glob("forewarn.db.replaced-*")
-    assert kept.name in done.stdout
     assert os.stat(store).st_mode & 0o777 == 0o600
+
+
+def test_a_backup_of_an_earlier_version_is_restored_and_stays_as_it_is(tmp_path: Path) -> None:
+    """It may be needed again, with the version that wrote it."""
+    backup = tmp_path / "backup.db"
+    backup.write_bytes(Path("tests/input/store-0.2.db").read_bytes())
+    before = backup.read_bytes()
+
+    done = forewarn("store", "restore", str(backup), f"sqlite:///{tmp_path}/new.db")
+
+    assert done.returncode == 0, done.stderr
+    assert backup.read_bytes() == before
+    checked = forewarn("store", "check", f"sqlite:///{tmp_path}/new.db")
+    assert checked.stdout.endswith("ok\n"), checked.stdout + checked.stderr
+
+
+@pytest.mark.parametrize("name", ["missing.db", "text.db", "cut.db"])
+def test_what_is_not_a_whole_backup_is_refused_and_no_store_is_created(
+    tmp_path: Path, name: str
+) -> None:
+    """A service must not start on half a backup."""
+    (tmp_path / "text.db").write_text("not a database")
+    whole = Path("tests/input/store-0.2.db").read_bytes()
+    (tmp_path / "cut.db").write_bytes(whole[: len(whole) // 2])
+
+    refused = forewarn("store", "restore", str(tmp_path / name), f"sqlite:///{tmp_path}/new.db")
+
+    assert refused.returncode != 0
+    assert name in refused.stderr
+    assert not (tmp_path / "new.db").exists()
+
+
+@pytest.mark.system
+def test_a_backup_of_sqlite_is_restored_into_etcd(tmp_path: Path) -> None:
+    """After the loss of an etcd cluster the copy in a file is what is left."""
+    backup, target = tmp_path / "backup.db", shared_etcd().url(uuid4().hex)
+    with running(tmp_path) as service:
+        poll(service)
+        back_up(tmp_path / "forewarn.db", backup)
+
+    done = forewarn("store", "restore", str(backup), target)
+
+    assert done.returncode == 0, done.stderr
+    assert "document numbers continue at 1000001" in done.stdout
+    with running(tmp_path, "--store", target) as service:
+        assert json.loads(poll(service)[2])["DocumentIncarnation"] == 1_000_001

@@ -3,19 +3,21 @@
 import asyncio
 import os
 import secrets
-import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from forewarn.cli.exit_codes import Usage, needs_extra
 from forewarn.cli.options import read_config, with_options
 from forewarn.config import Config, options
-from forewarn.errors import Refused, StoreLost, StoreUnusable
+from forewarn.errors import Refused
 
 if TYPE_CHECKING:
+    from forewarn.history.transfer import Finish
+    from forewarn.store.base import Store
     from forewarn.web.service import Service
 
 T = TypeVar("T")
@@ -26,54 +28,54 @@ app = typer.Typer(help="The store, without a service: check, copy, restore.", no
 ETCD_OPTIONS = [each.name for each in options(Config) if each.name.startswith("etcd_")]
 
 # fmt: off
-Backup = Annotated[str, typer.Argument(metavar="BACKUP", help="The file that a backup created.")]
-Target = Annotated[str, typer.Argument(
-    metavar="TARGET", help="The store, as in `serve --store`, or its file.")]
-Force = Annotated[bool, typer.Option(
-    "--force", help="Replace an existing store. It is kept under another name.")]
 Url = Annotated[str, typer.Argument(metavar="URL", help="The store, as in `serve --store`.")]
 From = Annotated[str, typer.Argument(metavar="SOURCE", help="The store, as in `serve --store`.")]
 To = Annotated[str, typer.Argument(metavar="TARGET", help="An empty store, of any kind.")]
+Backup = Annotated[str, typer.Argument(metavar="BACKUP", help="A backup's file, or any store.")]
 KeepTokens = Annotated[bool, typer.Option(
     "--keep-tokens", help="Keep the tokens of the backup, even those revoked since.")]
 # fmt: on
-COMMAND = "store restore"
+RESTORE = "store restore"
 SECRET_BYTES = 32
 ADMIN = "restored-{:%Y%m%d-%H%M%S}"
-REPLACED = "{}.replaced-{:%Y%m%dT%H%M%SZ}"
-
-
-class Restored(NamedTuple):
-    """The number of all documents, the revoked tokens, and the new admin's token, if any."""
-
-    number: int
-    revoked: list[str]
-    token: str
 
 
 @app.command()
+@with_options(Config, only=ETCD_OPTIONS)
 def restore(
-    backup: Backup, target: Target, *, force: Force = False, keep_tokens: KeepTokens = False
+    context: typer.Context, backup: Backup, target: To, *, keep_tokens: KeepTokens = False
 ) -> None:
-    """Replace the store with a backup. Stop the service first.
+    """Copy a backup into an empty store. Stop the service and move the old store away first.
 
     Do not just copy the file: old document numbers would return, so that clients miss events, and
     revoked tokens would be valid again. This command raises the numbers above all that clients have
     seen, revokes all tokens and creates a new admin token.
     """
-    with needs_extra(COMMAND):
-        from forewarn.engine.clock import RealClock
-        from forewarn.store.copy import restoring
-    source, path = _parse_path("BACKUP", backup), _parse_path("TARGET", target)
-    aside, secret = REPLACED.format(path, RealClock().now()), secrets.token_hex(SECRET_BYTES)
-    with restoring(source, path, aside=aside, may_replace=force) as copy:
-        above = _highest_number_in(path)
-        renewed = run_on_store(
-            COMMAND,
-            f"sqlite:///{copy}",
-            lambda service: _renew(service, above, source, "" if keep_tokens else secret),
-        )
-    _report(renewed, source, path, aside, keep_tokens=keep_tokens)
+    with needs_extra(RESTORE):
+        from forewarn.store.open import path_of
+        from forewarn.store.sqlite_file import back_up
+    backup = backup if "://" in backup else f"sqlite:///{backup}"
+    check_exists("BACKUP", backup)
+
+    report = list[str]()
+
+    async def finish(store: "Store") -> None:
+        secret = "" if keep_tokens else secrets.token_hex(SECRET_BYTES)
+        report.extend(await _renew(store, backup, secret))
+
+    with TemporaryDirectory() as folder:
+        source, path = backup, path_of(backup)
+        if path:  # a copy of an older version is upgraded, and the backup stays as it is
+            back_up(os.path.realpath(path), f"{folder}/backup.db")
+            source = f"sqlite:///{folder}/backup.db"
+        _copy(context, source, target, finish)
+    print(
+        f"{target} is restored from {backup}",
+        *report,
+        "next: start the service, and check `forewarn event list` and `forewarn vm list`: changes"
+        " made after the backup are missing",
+        sep="\n",
+    )
 
 
 @app.command()
@@ -100,27 +102,33 @@ def copy(context: typer.Context, source: From, target: To) -> None:
 
     An interrupted copy cannot be served; copy again to continue it.
     """
+    check_exists("SOURCE", source)
+    _copy(context, source, target)
+    print("the copy is complete; start the service on it, and not on the source")
+
+
+def _copy(context: typer.Context, source: str, target: str, finish: "Finish | None" = None) -> None:
+    """Copy, compare, and print what both stores hold."""
     with needs_extra("store copy"):
+        from forewarn.engine.migration import UPGRADE
         from forewarn.history.transfer import copy_store
         from forewarn.server import etcd_options
         from forewarn.store.open import open_store
+    check_exists("TARGET", target, may_create=True)
     etcd = etcd_options(read_config(context, Config).config)
 
     async def run() -> tuple[str, str]:
         async with AsyncExitStack() as stack:
-            stores = []
-            for url in (source, target):
-                stores.append(await open_store(url, etcd=etcd))
-                stack.push_async_callback(stores[-1].close)
-            return await copy_store(*stores)
+            original = await open_store(source, UPGRADE if finish else None, etcd)
+            stack.push_async_callback(original.close)
+            copied = await open_store(target, etcd=etcd)
+            stack.push_async_callback(copied.close)
+            return await copy_store(original, copied, finish)
 
-    check_exists("SOURCE", source)
-    check_exists("TARGET", target, may_create=True)
     in_source, in_target = asyncio.run(run())
     print(f"source: {in_source}\ntarget: {in_target}")
     if in_source != in_target:
         raise Refused("the copy differs from the source; delete the target and copy again")
-    print("the copy is complete; start the service on it, and not on the source")
 
 
 def check_exists(argument: str, url: str, *, may_create: bool = False) -> None:
@@ -154,68 +162,29 @@ def run_on_store(
     return asyncio.run(run())
 
 
-def _parse_path(argument: str, text: str) -> str:
-    from forewarn.store.open import path_of
+async def _renew(store: "Store", source: str, secret: str) -> list[str]:
+    """Change what must not return with a backup. Returns what the operator must know.
 
-    path = path_of(text)
-    if not path and (text in ("", "memory") or "://" in text):
-        raise Usage(f"{argument}: {text!r} is not a file; expected sqlite:///PATH or a file name")
-    return os.path.realpath(path or text)
-
-
-async def _renew(service: "Service", above: int, source: str, secret: str) -> Restored:
-    """Change what must not return with a backup.
-
-    Tokens that were revoked after the backup would be valid again, so all are revoked. New history
-    entries get positions that were used before, so webhooks get a new identity of the store.
+    Tokens that were revoked after the backup would be valid again, so all are revoked, unless there
+    is no secret for a new one.
     """
+    from forewarn.core.timing import Timing
+    from forewarn.engine.clock import RealClock
     from forewarn.engine.restore import raise_incarnations
-    from forewarn.history.webhooks import IDENTITY_KEY
+    from forewarn.server import make_id
+    from forewarn.web.service import build_service
 
-    number = await raise_incarnations(
-        service.engine, above=above, source=source, delete=[IDENTITY_KEY]
-    )
+    service = build_service(store, RealClock(), Timing(), make_id)
+    await service.engine.load()
+    number = await raise_incarnations(service.engine, source)
+    report = [f"document numbers continue at {number}, above those of the backup"]
     if not secret:
-        return Restored(number, [], "")
+        return [*report, "tokens are those of the backup: revoke again what was revoked since"]
     name = ADMIN.format(service.engine.clock.now())
-    return Restored(number, *await service.tokens.replace_all(name, secret=secret, by=COMMAND))
-
-
-def _highest_number_in(path: str) -> int:
-    """The highest document number that clients have seen; 0 if the store is missing or broken."""
-    from forewarn.engine.restore import highest_incarnation
-
-    async def read(service: "Service") -> int:
-        return highest_incarnation(service.engine)
-
-    if not os.path.exists(path):
-        return 0
-    try:
-        return run_on_store(COMMAND, f"sqlite:///{path}", read)
-    except (StoreUnusable, StoreLost) as error:
-        print(
-            "cannot read the store to be replaced, so only the numbers of the backup count: "
-            f"{error.message}",
-            file=sys.stderr,
-        )
-        return 0
-
-
-def _report(renewed: Restored, source: str, path: str, aside: str, *, keep_tokens: bool) -> None:
-    print(f"{path} is restored from {source}")
-    if os.path.exists(aside):
-        print(f"the previous store was saved as {aside}")
-    print(
-        f"document numbers continue at {renewed.number}, above those of the backup and of the "
-        "replaced store"
-    )
-    if keep_tokens:
-        print("tokens are those of the backup: revoke again what was revoked since")
-    if renewed.revoked:
-        print(f"revoked tokens: {', '.join(renewed.revoked)}")
-        print(f"new admin token, printed once: {renewed.token}")
-    tokens = ", create new tokens with this one" if renewed.token else ""
-    print(
-        f"next: start the service{tokens}, and check `forewarn event list` and `forewarn vm list`:"
-        " changes made after the backup are missing"
-    )
+    revoked, token = await service.tokens.replace_all(name, secret=secret, by=RESTORE)
+    if revoked:
+        report += [
+            f"revoked tokens: {', '.join(revoked)}",
+            f"new admin token, printed once: {token}",
+        ]
+    return report

@@ -26,24 +26,15 @@ SCOPES_PER_COMMIT = WRITES_MAX // 2
 """Each scope may need a second record, for polls that an earlier version stored in the scope."""
 
 
-def highest_incarnation(engine: Engine) -> int:
-    """The highest document number that this store can have shown."""
-    shown = (published.scope.incarnation for published in engine.board.scopes.values())
-    return max([engine.floor, *shown])
-
-
-async def raise_incarnations(
-    engine: Engine, *, above: int, source: str, delete: Sequence[str] = ()
-) -> int:
+async def raise_incarnations(engine: Engine, source: str) -> int:
     """Continue all documents at a number above all that was shown; return that number.
 
-    No other server may have the store open. `above` is a number shown since the backup. `delete`
-    names records that must not be restored. The floor of new scopes is written last, with the
-    history entry: a file without it was not restored completely.
+    No other server may have the store open.
     """
     for key in engine.unreadable:
         engine.check_readable(key)  # its number could not be raised
-    number = max(highest_incarnation(engine), above) + JUMP
+    shown = (published.scope.incarnation for published in engine.board.scopes.values())
+    number = max([engine.floor, *shown]) + JUMP
     if number > NUMBER_MAX - JUMP:
         raise Refused(
             f"document numbers would continue at {number}; at most {NUMBER_MAX - JUMP} is accepted,"
@@ -62,13 +53,10 @@ async def raise_incarnations(
 
     def finish(transaction: Transaction) -> None:
         transaction.put(FLOOR_KEY, Floor(number))
-        for key in delete:
-            if transaction.get(key) is not None:
-                transaction.put(key, None)
         detail = f"from {source}; document numbers continue at {number}"
         transaction.record(Change(what=ChangeKind.RESTORED, detail=detail))
 
-    await engine.update([FLOOR_KEY, *delete], finish, by=BY)
+    await engine.update([FLOOR_KEY], finish, by=BY)
     return number
 
 

@@ -9,7 +9,7 @@ them. The identity of the store is left out, because a message id must not stand
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from operator import itemgetter
 
 from msgspec.structs import replace
@@ -24,14 +24,16 @@ from forewarn.store.base import COMMIT_BYTES_MAX, WRITES_MAX, Record, Store, Wri
 
 COPY_KEY = "copy"
 
+Finish = Callable[[Store], Awaitable[None]]
 Moves = list[tuple[int, int]]
 """The position of each history value in the source and in the target."""
 
 
-async def copy_store(source: Store, target: Store) -> tuple[str, str]:
+async def copy_store(source: Store, target: Store, finish: Finish | None = None) -> tuple[str, str]:
     """Copy everything but leases. Returns what both hold; the copy is complete if that is equal.
 
-    No server may use the source. The target must be empty, or an interrupted copy.
+    The target must be empty, or an interrupted copy. No server may use the source, unless it is a
+    backup: `finish` makes the copy of it safe to serve.
     """
     for store in (source, target):  # in SQLite, this also deletes the leases that have expired
         if await store.lease(COPY_KEY, TTL_SECONDS) is None:
@@ -39,14 +41,18 @@ async def copy_store(source: Store, target: Store) -> tuple[str, str]:
                 "another process is copying one of these stores, or both are the same; if a copy"
                 f" was killed, try again in {TTL_SECONDS:.0f} seconds"
             )
-    await _read(source, [])  # refuses what cannot be copied, before the first write
+    is_backup, moves = finish is not None, Moves()
+    await _read(source, moves, is_backup=is_backup)  # refuses before the first write
     await _begin(target)
     moves = [move async for move in _copy_history(source, target)]
-    values = await _read(source, moves)
+    values = await _read(source, moves, is_backup=is_backup)
     await _commit_all(target, (Write(key, value, 0) for key, value in values.items()))
     copied = {record.key: record.value or b"" for record in await _load(target)}
-    held = await _summarize(source, await _read(source, moves)), await _summarize(target, copied)
+    values = await _read(source, moves, is_backup=is_backup)
+    held = await _summarize(source, values), await _summarize(target, copied)
     if held[0] == held[1]:
+        if finish is not None:
+            await finish(target)
         await target.commit([Write(COPY_KEY, None, (await target.get(COPY_KEY)).revision)])
     return held
 
@@ -71,10 +77,11 @@ def move_number(number: int, moves: Moves) -> int:
     return max(min(number + first_number(new - old), last_number(new)), 1)
 
 
-async def _read(source: Store, moves: Moves) -> dict[str, bytes]:
-    """The records that the target gets."""
+async def _read(source: Store, moves: Moves, *, is_backup: bool) -> dict[str, bytes]:
+    """The records that the target gets. A backup has leases of servers that were running then."""
     await check_complete(source)
-    if servers := (await source.load(lease_key(""))).records:
+    servers = (await source.load(lease_key(""))).records
+    if servers and not is_backup:
         raise Refused(
             f"the source is in use (servers: {len(servers)}); stop them first. The lease of a"
             f" server that was killed ends after {TTL_SECONDS:.0f} seconds"
@@ -100,7 +107,10 @@ async def _begin(target: Store) -> None:
     records = await _load(target)
     if (await target.get(COPY_KEY)).value is None:
         if records or await target.latest(limit=1):
-            raise Refused("the target has records or history; expected an empty store")
+            raise Refused(
+                "the target has records or history; expected an empty store: move an SQLite file"
+                " away, or choose another prefix of etcd"
+            )
         await target.commit([Write(COPY_KEY, b"incomplete", 0)])
     await _commit_all(target, (Write(record.key, None, record.revision) for record in records))
 

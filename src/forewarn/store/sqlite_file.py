@@ -240,7 +240,7 @@ def _names(user_id: int, group_id: int) -> str:
     return f"{user}:{group}"
 
 
-def copy_store(source: str, target: str) -> None:
+def back_up(source: str, target: str) -> None:
     """Copy a whole store with SQLite's own backup. The target must not exist."""
     # A log means that a server may have it open. Without one the file is read as it is, which also
     # works in a read-only folder.

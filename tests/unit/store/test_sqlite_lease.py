@@ -129,13 +129,17 @@ def test_a_lease_is_renewed_in_the_background(tmp_path: Path) -> None:
     """Holding a lease needs no help of its holder."""
 
     async def run() -> None:
-        store = await SqliteStore.open(str(tmp_path / "store.db"))
-        lease = await store.lease("a", 0.15)
+        time = FakeTime()
+        store = await SqliteStore.open(str(tmp_path / "store.db"), monotonic=time)
+        lease = await store.lease("a", 0.03)
         assert lease is not None
-        until = asyncio.get_running_loop().time() + 0.3
-        while asyncio.get_running_loop().time() < until:
-            assert lease.is_held()
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(60):
+            for _ in range(5):
+                before = lease._held_until
+                time.seconds += 0.01
+                while lease._held_until == before:
+                    await asyncio.sleep(0.001)
+        assert lease.is_held()
         await store.close()
 
     asyncio.run(run())
