@@ -23,7 +23,7 @@ def test_operator_tutorial_works_as_printed(tmp_path: Path) -> None:
     [
         ("Three of each, on one machine", 29),
         ("TLS and users", 20),
-        ("Backup and restore", 25),
+        ("Backup and restore", 22),
         ("Compaction and disk", 15),
     ],
 )
