@@ -1,6 +1,6 @@
 """The rules of a scope under random stories."""
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import msgspec
 from hypothesis import given, settings
@@ -103,6 +103,28 @@ def test_invariants_hold_after_every_command(scope: Scope, main: list[Move], rat
                 "repeated, it changes nothing"
             )
         scope = outcome.scope
+
+
+skews = st.integers(-7200, 7200).map(lambda seconds: timedelta(seconds=seconds))
+
+
+@settings(max_examples=300, deadline=None)
+@given(scope=scopes, main=st.lists(st.tuples(moves, skews), min_size=1, max_size=30))
+def test_promise_is_kept_whatever_the_clocks_of_servers_show(
+    scope: Scope, main: list[tuple[Move, timedelta]]
+) -> None:
+    """Each command is decided by a server with another clock: NotBefore never moves earlier, and
+    nothing starts before it by the clock that starts it.
+    """
+    now = NOON
+    for move, skew in main:
+        now += interval_of(move)
+        outcome = attempt(scope, command_of(move, scope), now + skew, TIMINGS[1])
+        if isinstance(outcome, Outcome):
+            check_step(scope, outcome.scope, now + skew)
+            if outcome.is_gone:
+                return
+            scope = outcome.scope
 
 
 ON_ONE_VM = (

@@ -33,6 +33,19 @@ def test_invariants_hold_for_every_seed(seed: int) -> None:
     assert len(world.witness.transcript) > 20
 
 
+@pytest.mark.parametrize("skew_seconds", [30, 3600])
+@pytest.mark.parametrize("seed", range(10))
+def test_invariants_hold_with_a_third_server_whose_clock_is_ahead(
+    seed: int, skew_seconds: float
+) -> None:
+    """By the true time, which two of the three servers have, nothing starts early."""
+    world = World(seed, skew_seconds=skew_seconds)
+
+    asyncio.run(world.run())
+
+    assert len(world.witness.transcript) > 20
+
+
 def test_simulation_reaches_every_kind_of_change() -> None:
     """A simulation in which nothing happens proves nothing: every kind of change occurs, takeovers
     included.

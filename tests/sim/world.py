@@ -55,6 +55,8 @@ from tests.rules import Broken, check_domains, check_members, check_state, check
 STEPS = 60
 HOSTS = ("h1", "h2", "h3")
 IMPACT_LIMIT = timedelta(minutes=5)
+COMPARE_CLOCKS_EVERY = timedelta(days=1)
+"""Rare, because ten simulated days pass until everything has settled."""
 SPANS = tuple(timedelta(seconds=seconds) for seconds in (0, 1, 5, 20, 60, 300, 900, 3600))
 
 
@@ -332,12 +334,27 @@ class FlakyPlatform:
         return ImpactResult(host=self._chance.choice(HOSTS) if moves else "")
 
 
+class OffClock(VirtualClock):
+    """The clock of a server that is some seconds ahead of the true time, or behind."""
+
+    def __init__(self, true: VirtualClock, seconds: float) -> None:
+        super().__init__(NOON)
+        self._true = true
+        self._off = timedelta(seconds=seconds)
+
+    def now(self) -> datetime:
+        return self._true.now() + self._off
+
+    async def sleep_until(self, time: datetime) -> None:
+        await self._true.sleep_until(time - self._off)
+
+
 class Server:
     """One process: an engine with its loops, until it is killed."""
 
     def __init__(self, world: "World", number: int) -> None:
         self.store = world.flaky()
-        self.engine = Engine(self.store, world.server_clock, world.timing)
+        self.engine = Engine(self.store, world.clock_of(number), world.timing)
         self.operations = Operations(self.engine, world.make_id)
         self._world = world
         self._number = number
@@ -353,7 +370,12 @@ class Server:
         )
         worker = f"server-{self._number}-{self._world.chance.randint(0, 10**6)}"
         loops = Worker(
-            self.engine, platform, worker=worker, impacts_max=3, impact_limit=IMPACT_LIMIT
+            self.engine,
+            platform,
+            worker=worker,
+            impacts_max=3,
+            impact_limit=IMPACT_LIMIT,
+            compare_clocks_every=COMPARE_CLOCKS_EVERY,
         )
         self._task = asyncio.create_task(loops.run())
 
@@ -395,12 +417,18 @@ class World:
     """
 
     def __init__(
-        self, seed: int, *, store: MemoryStore | None = None, manners: Manners | None = None
+        self,
+        seed: int,
+        *,
+        store: MemoryStore | None = None,
+        manners: Manners | None = None,
+        skew_seconds: float = 0,
     ) -> None:
         self.chance = random.Random(seed)
         self.manners = manners or Manners()
         self.clock = VirtualClock(NOON)
         self.server_clock = self.clock
+        self.skew_seconds = skew_seconds
         self.timing = Timing()
         self.witness = Witness(self.clock.now, self.timing)
         self.store = store or MemoryStore()
@@ -419,6 +447,10 @@ class World:
                 await store.expire(lease)
 
         self.expiries.add(asyncio.create_task(expire(list(store.leases))))
+
+    def clock_of(self, number: int) -> VirtualClock:
+        """The clock of a third server is off."""
+        return self.server_clock if number < 2 else OffClock(self.clock, self.skew_seconds)
 
     def flaky(self) -> FlakyStore:
         return FlakyStore(self.store, self.chance, self.manners, self.witness)
@@ -450,7 +482,7 @@ class World:
             task.cancel()
 
     async def _open(self) -> None:
-        for number in range(2):
+        for number in range(3 if self.skew_seconds else 2):
             server = Server(self, number)
             await server.start()
             self.servers.append(server)

@@ -23,7 +23,7 @@ from forewarn.engine.board import Board, PublishedScope
 from forewarn.engine.clock import Clock
 from forewarn.engine.command_queue import CommandQueues
 from forewarn.engine.entry import Entry, encode_all
-from forewarn.engine.record import DECLARED, FLOOR, HOSTS, RAW, Floor, Hosts
+from forewarn.engine.record import CLOCK, DECLARED, FLOOR, HOSTS, RAW, Floor, Hosts
 from forewarn.engine.replica import (
     ABSENT,
     SCOPE_KEY,
@@ -49,6 +49,8 @@ TRIES_MAX = 10
 LOSSES_MAX = 2
 UPDATE_SECONDS_MAX = 8.0
 """After this time the store counts as lost."""
+CLOCK_SKEW_SECONDS_MAX = 5.0
+"""How far the clock may be from those of the other servers; see `clock_skew.py`."""
 UNHEALTHY_FOR = timedelta(seconds=15)
 """How long after a failed commit the server reports itself not ready, unless one succeeds."""
 SEEN_SECONDS_MAX = 2.0
@@ -71,6 +73,7 @@ class Engine(Replica):
     def __init__(self, store: Store, clock: Clock, timing: Timing) -> None:
         super().__init__(store, clock, Board(timing.seen_interval.total_seconds()))
         self.timing = timing
+        self.clock_skew_seconds = 0.0
         self._lost_at: datetime | None = None
         self._commands = CommandQueues(self)
         self._background: dict[str, asyncio.Task[None]] = {}
@@ -81,6 +84,7 @@ class Engine(Replica):
         self.on_change("declared", declare)
         self.register(FLOOR_KEY, FLOOR)
         self.register("lease", RAW)
+        self.register("clock", CLOCK)
 
     def retime(self, timing: Timing) -> None:
         """Use other times from now on. Events keep their NotBefore."""
@@ -116,6 +120,19 @@ class Engine(Replica):
             self._lost_at is None or self.clock.now() - self._lost_at > UNHEALTHY_FOR
         )
 
+    @property
+    def is_clock_off(self) -> bool:
+        """Whether this server's clock is too far from those of the other servers."""
+        return abs(self.clock_skew_seconds) > CLOCK_SKEW_SECONDS_MAX
+
+    def _decision_time(self) -> datetime:
+        """The time by which the rules decide.
+
+        If this clock is off, that of the other servers: every command starts what is due, too.
+        """
+        now = self.clock.now()
+        return now - timedelta(seconds=self.clock_skew_seconds) if self.is_clock_off else now
+
     async def update(
         self,
         keys: Sequence[str],
@@ -139,7 +156,8 @@ class Engine(Replica):
         losses, is_confirmed = list[StoreLost](), False
         for _ in range(TRIES_MAX):
             values = {key: await self._get(key) for key in keys if not self.is_cached(key)}
-            transaction = Transaction(self, values, self.clock.now(), by, is_confirmed=is_confirmed)
+            now = self._decision_time()
+            transaction = Transaction(self, values, now, by, is_confirmed=is_confirmed)
             try:
                 if lease is not None:
                     self.require(transaction, lease)

@@ -1,14 +1,12 @@
 """Counters and histograms of this server's own commits. Labels are bounded: no event ids."""
 
 from bisect import bisect_left
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
-from datetime import datetime
 from itertools import accumulate
 
 from forewarn.core.change import ChangeKind
 from forewarn.core.event import EventType
-from forewarn.core.fleet import Scope
 from forewarn.engine.board import Board
 from forewarn.engine.entry import Entry
 
@@ -22,7 +20,6 @@ EVENT_CHANGES = (
 IMPACT_RESULT = {ChangeKind.IMPACTED: "done", ChangeKind.IMPACT_FAILED: "failed"}
 NOTICE_BOUNDS = (1, 5, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 21_600, 86_400, 604_800)
 OTHER_APPROVERS = ("operator", "policy")
-TIMESTAMPS_MAX = 64
 STORE_BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 
 
@@ -58,19 +55,6 @@ class Metrics:
         self.approval = {type_: Histogram(NOTICE_BOUNDS) for type_ in EventType}
         self.store = Histogram(STORE_BOUNDS)
         self.conflicts = 0
-        self._ahead: deque[float] = deque([0.0], maxlen=TIMESTAMPS_MAX)
-
-    @property
-    def skew_seconds(self) -> float:
-        """How far another server's clock is ahead of ours, by its latest commits."""
-        return max(self._ahead)
-
-    def compare(self, scope: Scope, now: datetime) -> None:
-        """Compare the timestamps of another server's commit: none should be in the future."""
-        latest = scope.seen_at or now
-        for event in scope.events:
-            latest = max(latest, event.started_at or event.created_at)
-        self._ahead.append((latest - now).total_seconds() if latest > now else 0.0)
 
     def count(self, entry: Entry) -> None:
         """Count a change that has been committed and published."""

@@ -36,6 +36,13 @@ class Floor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     incarnation: int = 0
 
 
+class ClockReading(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a server's clock showed when the server wrote this."""
+
+    server: str
+    at: datetime
+
+
 class _Stamp(msgspec.Struct):
     format: int
 
@@ -111,5 +118,6 @@ SEEN: RecordCodec[datetime] = RecordCodec("seen", Annotated[datetime, msgspec.Me
 """When a VM of the scope last polled. A large scope is not written once an hour for that."""
 HOSTS = RecordCodec("hosts", Hosts)
 FLOOR = RecordCodec("floor", Floor)
+CLOCK = RecordCodec("clock", ClockReading)
 DECLARED: RecordCodec[tuple[str, ...]] = RecordCodec("declared hosts", tuple[str, ...])
 RAW = BytesCodec()

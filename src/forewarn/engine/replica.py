@@ -11,7 +11,6 @@ from contextlib import aclosing
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypeVar
 
-from forewarn.core.fleet import Scope
 from forewarn.engine.board import Board, PublishedScope
 from forewarn.engine.clock import Clock
 from forewarn.engine.entry import Entry
@@ -225,8 +224,6 @@ class Replica:
             return
         if known is not None and revision > known.revision:
             del self.unreadable[key]
-        if isinstance(value, Scope):
-            self.metrics.compare(value, self.clock.now())
         self._show(kind, key, value, revision)
 
     def show(self, key: str, value: Any, revision: int) -> None:

@@ -16,6 +16,7 @@ from forewarn.core.lifecycle import WAIT_MAX
 from forewarn.core.machine import Outcome, due_impacts, next_deadline, next_impact_at
 from forewarn.engine.board import PublishedScope, SortedKeys
 from forewarn.engine.clock import wait_for, within
+from forewarn.engine.clock_skew import COMPARE_EVERY, ClockSkew
 from forewarn.engine.engine import Engine
 from forewarn.engine.lease import LEASE_NAME, ClaimReleaser, work_until_lost
 from forewarn.engine.replica import POLLS_PASS_EVERY, SCOPE_KEY
@@ -76,6 +77,7 @@ class Worker:
         impacts_max: int = 256,
         impact_limit: timedelta,
         stop_seconds_max: float = STOP_SECONDS_MAX,
+        compare_clocks_every: timedelta = COMPARE_EVERY,
     ) -> None:
         self._engine = engine
         self._platform = platform
@@ -95,6 +97,7 @@ class Worker:
         self._tasks: set[asyncio.Task[None]] = set()
         self._calls: set[asyncio.Future[ImpactResult]] = set()
         self._releaser = ClaimReleaser(engine)
+        self._clock_skew = ClockSkew(engine, self._changed.set, every=compare_clocks_every)
         engine.board.subscribe(self._on_scope_changed)
         for published in engine.board.scopes.values():
             self._on_scope_changed(published)
@@ -130,6 +133,7 @@ class Worker:
         self._lease = lease
         try:
             async with asyncio.TaskGroup() as group:
+                group.create_task(self._clock_skew.run(self._name, lease))
                 group.create_task(self._watch_deadlines())
                 group.create_task(self._releaser.run(self._name))
         finally:
@@ -169,8 +173,12 @@ class Worker:
             self._changed.set()
 
     async def _watch_deadlines(self) -> None:
+        """Start what is due, while this server's clock is right."""
         while True:  # ends when cancelled
             self._changed.clear()
+            if not self._clock_skew.is_right():
+                await self._changed.wait()
+                continue
             names = self._take_due()
             for first in range(0, len(names), SCOPES_AT_ONCE_MAX):
                 batch = names[first : first + SCOPES_AT_ONCE_MAX]

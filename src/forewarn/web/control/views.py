@@ -39,8 +39,11 @@ class ErrorView(msgspec.Struct, frozen=True):
     facts: dict[str, Any]
 
 
-class Health(msgspec.Struct, frozen=True):
+class Health(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`problem`: what this server cannot do although it responds."""
+
     status: str
+    problem: str = ""
 
 
 class Landing(msgspec.Struct, frozen=True):

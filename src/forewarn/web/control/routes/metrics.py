@@ -80,8 +80,10 @@ class ServiceCollector(Collector):
         yield _gauge("records_unreadable", text, len(engine.unreadable))
         text = "Difference between the machine's clock and ours after a jump."
         yield _gauge("clock_jump_seconds", text, engine.clock.jump_seconds)
-        text = "How far the clock of another server is ahead of ours, by its timestamps."
-        yield _gauge("clock_skew_seconds", text, engine.metrics.skew_seconds)
+        text = (
+            "How far this server's clock is ahead of the other servers' clocks; negative: behind."
+        )
+        yield _gauge("clock_skew_seconds", text, engine.clock_skew_seconds)
 
     def _requests(self) -> Iterator[Metric]:
         polls, counts = self._polls, Counter(self._metadata.counts)

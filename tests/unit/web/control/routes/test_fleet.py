@@ -468,6 +468,11 @@ def test_only_readyz_waits_for_the_store() -> None:
         assert await world.json("GET", "/healthz") == {"status": "ok"}
         world.engine.is_ready = True
         assert await world.json("GET", "/readyz") == {"status": "ready"}
+        world.engine.clock_skew_seconds = 30.04
+        assert await world.json("GET", "/readyz") == {
+            "status": "ready",
+            "problem": "starts no events: its clock is +30.0 s from the other servers'",
+        }
         world.engine.stale_since = NOON
         response = await world.request("GET", "/readyz")
         assert (response.status_code, response.headers["retry-after"]) == (503, "1")

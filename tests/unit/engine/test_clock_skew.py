@@ -1,0 +1,350 @@
+"""Servers compare their clocks. One whose clock is off starts nothing, and breaks no promise."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from forewarn.core.change import ChangeKind
+from forewarn.core.command import Seen
+from forewarn.core.event import Event
+from forewarn.core.timing import Timing
+from forewarn.engine.engine import Engine
+from forewarn.engine.entry import Entry
+from forewarn.engine.operations import Operations
+from forewarn.engine.worker import Worker
+from forewarn.lab.clock import VirtualClock
+from forewarn.platform.base import ImpactRequest, ImpactResult
+from forewarn.store.base import Store, Write
+from forewarn.store.memory import MemoryStore
+from forewarn.store.sqlite import SqliteStore
+from tests.builders import MINUTE, NOON, SECOND, guid
+from tests.history import entries_of
+from tests.unit.engine.test_engine import FLEET
+
+HOUR = timedelta(hours=1)
+
+
+class OffClock(VirtualClock):
+    """The clock of a server that is some seconds ahead of the true time, or behind."""
+
+    def __init__(self, true: VirtualClock, seconds: float) -> None:
+        super().__init__(NOON)
+        self._true = true
+        self.seconds = seconds
+
+    def now(self) -> datetime:
+        return self._true.now() + timedelta(seconds=self.seconds)
+
+    async def sleep_until(self, time: datetime) -> None:
+        await self._true.sleep_until(time - timedelta(seconds=self.seconds))
+
+
+class Server:
+    """A server with a clock of its own. `began_at` is when its impacts began, by the true time."""
+
+    def __init__(self, store: Store, true: VirtualClock, seconds: float) -> None:
+        self.clock = OffClock(true, seconds)
+        self.engine = Engine(store, self.clock, Timing())
+        self.operations = Operations(self.engine, lambda: guid(1))
+        self.began_at: list[datetime] = []
+        self._true = true
+
+    async def run_impact(self, _: ImpactRequest) -> ImpactResult:
+        self.began_at.append(self._true.now())
+        return ImpactResult()
+
+    @asynccontextmanager
+    async def at_work(self, name: str) -> AsyncIterator["Server"]:
+        await self.engine.load()
+        work = Worker(self.engine, self, worker=name, impact_limit=HOUR).run()
+        task = asyncio.create_task(work)
+        await self._true.advance(timedelta(0))
+        try:
+            yield self
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    @property
+    def skew(self) -> float:
+        return self.engine.clock_skew_seconds
+
+
+class World:
+    """One store, the true time, and servers whose clocks may be off."""
+
+    def __init__(self, store: Store | None = None) -> None:
+        self.store = store or MemoryStore()
+        self.clock = VirtualClock(NOON)
+        self.count = 0
+
+    def server(self, seconds: float = 0) -> Server:
+        return Server(self.store, self.clock, seconds)
+
+    @asynccontextmanager
+    async def servers(self, *seconds: float) -> AsyncIterator[list[Server]]:
+        async with AsyncExitStack() as stack:
+            servers = []
+            for each in seconds:
+                self.count += 1
+                working = self.server(each).at_work(f"s{self.count}")
+                servers.append(await stack.enter_async_context(working))
+            await self.clock.advance(timedelta(0))
+            yield servers
+
+    async def clock_keys(self) -> list[str]:
+        return [record.key for record in (await self.store.load("clock/")).records]
+
+
+async def restart(server: Server) -> Event:
+    """A restart of a VM that polls, announced by this server."""
+    await server.operations.apply(FLEET, by="ann")
+    await server.engine.submit("web", Seen(), by="poll")
+    outcome = await server.operations.restart("web-0", by="ann")
+    assert outcome is not None
+    return outcome.event
+
+
+@pytest.mark.parametrize(
+    ("clocks", "skews"),
+    [
+        ([0, 0], [0, 0]),
+        ([0, 30], [0, 30]),
+        ([0, -30], [30, 0]),
+        ([0, 2], [0, 2]),
+        ([0, 0, 30], [0, 0, 30]),
+        ([0, -30, 0], [0, -30, 0]),
+        ([1, 2, 3], [-1, 0, 1]),
+        ([0, 0, 30, 30], [0, 0, 30, 30]),
+    ],
+)
+def test_skew_is_the_distance_from_the_lower_median(
+    clocks: Sequence[float], skews: Sequence[float]
+) -> None:
+    """Of two servers the one that is ahead is off: late is safe, early is not."""
+
+    async def main() -> None:
+        async with World().servers(*clocks) as servers:
+            assert [server.skew for server in servers] == skews
+            is_off = [server.engine.is_clock_off for server in servers]
+            assert is_off == [abs(skew) > 5 for skew in skews]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("seconds", [30, 3600, -30, -3600])
+def test_server_whose_clock_is_off_starts_nothing(seconds: float) -> None:
+    """The others start the event, at its NotBefore."""
+
+    async def main() -> None:
+        world = World()
+        async with world.servers(0, 0, seconds) as (one, two, off):
+            event = await restart(one)
+            await world.clock.advance(2 * HOUR)
+
+            assert off.began_at == []
+            assert one.began_at + two.began_at == [event.not_before]
+
+    asyncio.run(main())
+
+
+def test_of_two_servers_the_later_clock_decides() -> None:
+    """Nobody knows which one is right. By both clocks nothing starts early."""
+
+    async def main() -> None:
+        world = World()
+        async with world.servers(0, -30) as (ahead, behind):
+            event = await restart(ahead)
+            await world.clock.advance(HOUR)
+
+            assert ahead.began_at == []
+            assert behind.began_at == [event.not_before + 30 * SECOND]
+
+    asyncio.run(main())
+
+
+def test_command_at_a_server_that_is_ahead_starts_nothing_early() -> None:
+    """Every command starts what is due in its scope, so it must not go by the wrong clock."""
+
+    async def main() -> None:
+        world = World()
+        async with world.servers(0, 0, 3600) as (one, _, off):
+            event = await restart(one)
+            later = await off.operations.maintain("host-b", type="Freeze", by="ann")  # type: ignore[arg-type]
+            await off.engine.submit("web", Seen(), by="poll")
+            await world.clock.advance(timedelta(0))
+
+            scope = one.engine.board.scopes["web"].scope
+            assert [each.status for each in scope.events] == ["Scheduled", "Scheduled"]
+            assert event.not_before == NOON + 15 * MINUTE
+            assert later[0].event.not_before == NOON + 15 * MINUTE
+
+    asyncio.run(main())
+
+
+def test_server_resumes_when_its_clock_is_right_again(caplog: pytest.LogCaptureFixture) -> None:
+    """One line when it begins, one when it ends, however often they compare."""
+
+    async def main() -> None:
+        world = World()
+        async with world.servers(30) as (off,):
+            async with world.servers(0, 0) as (one, _):
+                event = await restart(one)
+                await world.clock.advance(5 * MINUTE)
+                assert off.engine.is_clock_off
+                off.clock.seconds = 0
+                await world.clock.advance(2 * MINUTE)
+                assert not off.engine.is_clock_off
+            await world.clock.advance(HOUR)
+            assert off.began_at == [event.not_before]
+
+    caplog.set_level(logging.WARNING)
+    asyncio.run(main())
+    lines = [record for record in caplog.records if record.getMessage().startswith("clock ")]
+    assert [(line.levelname, line.getMessage()) for line in lines] == [
+        ("ERROR", "clock differs from the other servers; no events start here"),
+        ("WARNING", "clock agrees with the other servers again"),
+    ]
+    assert lines[0].__dict__["facts"] == {"seconds": 30.0, "seconds_max": 5.0}
+
+
+def test_server_that_starts_with_a_wrong_clock_never_ticks() -> None:
+    """An event is due by its clock in the moment in which it starts."""
+
+    async def main() -> None:
+        world = World()
+        async with world.servers(0, 0) as (one, _):
+            event = await restart(one)
+            async with world.servers(3600) as (off,):
+                await world.clock.advance(MINUTE)
+                assert off.began_at == []
+                assert not await started(world)
+            await world.clock.advance(HOUR)
+            assert [entry.at for entry in await started(world)] == [event.not_before]
+
+    asyncio.run(main())
+
+
+async def started(world: World) -> list[Entry]:
+    return [e for e in await entries_of(world.store) if e.what is ChangeKind.STARTED]
+
+
+def test_server_waits_five_seconds_for_one_that_does_not_answer() -> None:
+    """It may hang, or be of a version that does not compare."""
+
+    async def main() -> None:
+        world = World()
+        first = world.server()
+        await first.engine.load()
+        event = await restart(first)
+        await world.store.lease("server/silent", 10)
+        await world.clock.advance(15 * MINUTE)
+        async with world.servers(0) as (server,):
+            await world.clock.advance(4 * SECOND)
+            assert server.began_at == []
+            await world.clock.advance(2 * SECOND)
+            assert len(server.began_at) == 1
+            assert server.began_at[0] >= event.not_before
+
+    asyncio.run(main())
+
+
+def test_lone_server_writes_nothing() -> None:
+    """The lab, and most installations: no commit, and no timer in its virtual time."""
+
+    async def main() -> None:
+        world = World()
+        async with world.servers(0) as (server,):
+            await restart(server)
+            revision = (await world.store.load()).revision
+            await world.clock.advance(14 * MINUTE)
+            assert (await world.store.load()).revision == revision
+            assert await world.clock_keys() == []
+
+    asyncio.run(main())
+
+
+def test_servers_write_twice_a_minute_and_clean_up_after_the_dead() -> None:
+    async def main() -> None:
+        world = World()
+        async with world.servers(0, 0):
+            async with world.servers(0):
+                assert await world.clock_keys() == ["clock/s1/", "clock/s2/", "clock/s3/"]
+            await world.clock.advance(MINUTE)
+            assert await world.clock_keys() == ["clock/s1/", "clock/s2/"]
+            revision = (await world.store.load()).revision
+            await world.clock.advance(10 * MINUTE)
+            assert (await world.store.load()).revision == revision + 2 * 20
+
+    asyncio.run(main())
+
+
+def test_record_that_arrives_late_does_not_stop_a_server() -> None:
+    """A record that is 20 s old on arrival looks like a clock that is 20 s behind."""
+
+    async def main() -> None:
+        world = World()
+        async with world.servers(0, 0) as (one, two):
+            late = ClockRecord(world.store)
+            await late.age("clock/s2/", 20)
+            await world.clock.advance(timedelta(0))
+            assert (one.skew, two.skew) == (0, 0)
+            for _ in range(3):
+                await late.age("clock/s2/", 20)
+                await world.clock.advance(timedelta(0))
+            assert one.skew == 20
+
+    asyncio.run(main())
+
+
+def test_record_read_after_a_loss_of_the_store_is_not_compared() -> None:
+    """It is as old as the loss was long."""
+
+    async def main() -> None:
+        world = World()
+        async with world.servers(0, 0) as (one, _):
+            one.engine.is_ready = False
+            for _ in range(3):
+                await ClockRecord(world.store).age("clock/s2/", 20)
+                await world.clock.advance(timedelta(0))
+            assert one.skew == 0
+
+    asyncio.run(main())
+
+
+class ClockRecord:
+    """Writes the record of another server as if it came late."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def age(self, key: str, seconds: int) -> None:
+        record = await self._store.get(key)
+        assert record.value is not None
+        text = f"{NOON - seconds * SECOND:%Y-%m-%dT%H:%M:%SZ}"
+        head, _, _ = record.value.partition(b'"at":"')
+        value = head + b'"at":"' + text.encode() + b'"}}'
+        await self._store.commit([Write(key, value, record.revision)])
+
+
+def test_clocks_are_compared_through_a_file(tmp_path: Path) -> None:
+    """Servers on one machine share a clock; the delay of the store does not look like skew."""
+
+    async def main() -> None:
+        clock = VirtualClock(NOON)
+        stores = [await SqliteStore.open(str(tmp_path / "store.db")) for _ in range(2)]
+        one, two = (Server(store, clock, 30 * n) for n, store in enumerate(stores))
+        async with one.at_work("one"), two.at_work("two"):
+            async with asyncio.timeout(20):
+                while not two.engine.is_clock_off:
+                    await asyncio.sleep(0.01)
+            assert (one.skew, two.skew) == (0, 30)
+        for store in stores:
+            await store.close()
+
+    asyncio.run(main())
