@@ -1,0 +1,127 @@
+"""Two servers on a real etcd that goes away and comes back, and one whose clock is off."""
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from forewarn.core.command import Seen
+from forewarn.core.timing import Timing
+from forewarn.engine.clock import RealClock
+from forewarn.engine.engine import Engine
+from forewarn.engine.operations import Operations
+from forewarn.engine.worker import Worker
+from forewarn.errors import StoreLost, Unavailable
+from forewarn.platform.base import ImpactRequest, ImpactResult
+from forewarn.store.open import open_store
+from tests.builders import guid
+from tests.etcd_cluster import EtcdCluster
+from tests.unit.engine.test_engine import FLEET
+
+pytestmark = pytest.mark.system
+
+WAIT_SECONDS_MAX = 40
+RESPONSE_SECONDS_MAX = 10
+
+
+class Server:
+    """A server at work on the cluster. Its clock is some seconds ahead."""
+
+    def __init__(self, url: str, name: str, ahead_seconds: float = 0) -> None:
+        self._url, self._name = url, name
+        self._clock = RealClock(wall=lambda: time.time() + ahead_seconds)
+        self.began: list[str] = []
+
+    async def __aenter__(self) -> "Server":
+        self.engine = Engine(await open_store(self._url), self._clock, Timing())
+        await self.engine.load()
+        self.operations = Operations(self.engine, lambda: guid(1))
+        worker = Worker(self.engine, self, worker=self._name, impact_limit=timedelta(hours=1))
+        self._task = asyncio.create_task(worker.run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        await self.engine.close()
+
+    async def run_impact(self, order: ImpactRequest) -> ImpactResult:
+        self.began.append(order.event_id)
+        return ImpactResult()
+
+
+async def wait_until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(WAIT_SECONDS_MAX):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_servers_continue_after_etcd_was_out_of_reach(tmp_path: Path, how: signal.Signals) -> None:
+    """A dead etcd refuses connections; a stopped one answers nothing, which is slower."""
+    cluster = EtcdCluster(tmp_path)
+
+    async def main() -> None:
+        async with Server(cluster.url(), "one") as one, Server(cluster.url(), "two") as two:
+            await one.operations.apply(FLEET, by="ann")
+            await one.engine.submit("web", Seen(), by="poll")
+            await wait_until(lambda: "web" in two.engine.board.scopes)
+            (member,) = cluster.members
+            member.signal(how)
+            await wait_until(lambda: one.engine.stale_since and two.engine.stale_since)
+            began = time.monotonic()
+            with pytest.raises(StoreLost):
+                await one.operations.restart("web-0", by="ann")
+            with pytest.raises(Unavailable):
+                await two.operations.event(guid(9))
+            assert time.monotonic() - began <= RESPONSE_SECONDS_MAX
+            assert not one.engine.is_ready
+            assert "web-0" in one.engine.board.vms
+
+            if how is signal.SIGKILL:
+                member.kill()
+                cluster.launch(member)
+            else:
+                member.signal(signal.SIGCONT)
+            await wait_until(lambda: one.engine.is_ready and two.engine.is_ready)
+            outcome = await one.operations.restart("web-0", by="ann")
+            assert outcome is not None
+            await two.operations.approve(guid(1), by="ann")
+            await wait_until(lambda: one.began + two.began)
+            await wait_until(lambda: not one.engine.board.events and not two.engine.board.events)
+            assert one.began + two.began == [guid(1)]
+
+    cluster.start()
+    try:
+        asyncio.run(main())
+    finally:
+        cluster.stop()
+
+
+def test_server_on_etcd_whose_clock_is_off_starts_nothing(tmp_path: Path) -> None:
+    cluster = EtcdCluster(tmp_path)
+
+    async def main() -> None:
+        url = cluster.url()
+        async with (
+            Server(url, "one") as one,
+            Server(url, "two") as two,
+            Server(url, "off", ahead_seconds=3600) as off,
+        ):
+            await wait_until(lambda: off.engine.is_clock_off)
+            assert 3599 < off.engine.clock_skew_seconds < 3605
+            assert not one.engine.is_clock_off
+            await off.operations.apply(FLEET, by="ann")
+            await off.operations.fail("host-b", by="ann")
+            await wait_until(lambda: one.began + two.began)
+            assert off.began == []
+
+    cluster.start()
+    try:
+        asyncio.run(main())
+    finally:
+        cluster.stop()
